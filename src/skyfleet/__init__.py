@@ -1,0 +1,1 @@
+"""skyfleet: language-model agents trained by reinforcement learning, with evidence."""

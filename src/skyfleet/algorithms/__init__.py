@@ -1,0 +1,1 @@
+"""What to learn from it."""

@@ -1,0 +1,1 @@
+"""Tool calls, read out of a model's text."""

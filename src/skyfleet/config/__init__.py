@@ -1,0 +1,1 @@
+"""What a run is: one typed tree with SkyRL's key names."""

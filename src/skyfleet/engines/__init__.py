@@ -1,0 +1,1 @@
+"""Who speaks: tokens in, tokens out."""

@@ -1,0 +1,38 @@
+"""Engine: the policy as tokens in, tokens out. ChatModel: anyone else who talks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from skyfleet.chat.completion import Completion
+from skyfleet.chat.message import Message, ToolSpec
+from skyfleet.engines.sampling import SamplingParams
+
+
+class Engine(Protocol):
+    policy_version: int
+
+    async def generate(
+        self, token_ids: Sequence[int], sampling: SamplingParams, *, session: str
+    ) -> Completion:
+        """Continue `token_ids`. A session keeps its cache between calls until it is released."""
+        ...
+
+    async def release(self, session: str) -> None:
+        """The episode is over: its cache may go. Unknown sessions are fine."""
+        ...
+
+    async def sleep(self) -> None:
+        """Give memory back while the learner works."""
+        ...
+
+    async def wake(self) -> None: ...
+
+
+class ChatModel(Protocol):
+    """A teacher, a judge, a simulated user."""
+
+    async def reply(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: SamplingParams
+    ) -> Message: ...

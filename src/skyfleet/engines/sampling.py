@@ -1,0 +1,22 @@
+"""SamplingParams: how the next token is drawn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    max_generate_length: int = 1024
+    """Tokens a turn."""
+    temperature: float = 1.0
+    """0 takes the likeliest token."""
+    top_p: float = 1.0
+    top_k: int = -1
+    """-1 keeps the whole vocabulary."""
+    min_p: float = 0.0
+    stop: tuple[str, ...] = ()
+    """Strings that end the turn; kept in the output."""
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int | None = None
+    """Together with the session it decides every draw; None draws afresh."""

@@ -1,0 +1,1 @@
+"""Where it is done: one Env is one episode."""

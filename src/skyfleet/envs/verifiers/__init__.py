@@ -1,0 +1,1 @@
+"""How a verifier asks what changed."""

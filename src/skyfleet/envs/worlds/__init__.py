@@ -1,0 +1,1 @@
+"""The worlds that ship: a database, typed tools and task templates each."""

@@ -1,0 +1,69 @@
+"""Every failure has a name.
+
+A `SkyfleetError` stops the run with one sentence. An `EpisodeError` ends one episode: the loop
+records it on the trajectory and goes on, because a failed episode is data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class SkyfleetError(Exception):
+    """Base of everything this package raises on purpose."""
+
+
+class ConfigError(SkyfleetError, ValueError):
+    """A setting is unknown, missing, or contradicts another."""
+
+
+class TaskError(SkyfleetError, ValueError):
+    """A task row cannot be read or makes no sense."""
+
+
+class ModelError(SkyfleetError, RuntimeError):
+    """A model or tokenizer cannot be found, read or used."""
+
+
+class CheckpointError(SkyfleetError, RuntimeError):
+    """A checkpoint is absent, partial, or from another run."""
+
+
+class MissingExtraError(SkyfleetError, ImportError):
+    """An optional package is not installed."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(
+            f"{package} is not installed; it comes with: pip install 'skyfleet[{extra}]'"
+        )
+
+
+class EpisodeError(SkyfleetError):
+    """Ends one episode, never the run."""
+
+
+class EnvError(EpisodeError):
+    """The environment could not be opened or stepped."""
+
+
+class VerifierError(EpisodeError):
+    """The grade could not be computed."""
+
+
+class EngineError(EpisodeError):
+    """The engine returned no usable completion."""
+
+
+@contextmanager
+def blamed_on(kind: type[EpisodeError], doing: str) -> Iterator[None]:
+    """Name whatever escapes: `doing` failed, and `kind` says whose fault it was.
+
+    An error that already has a name keeps it. Cancellation passes through.
+    """
+    try:
+        yield
+    except EpisodeError:
+        raise
+    except Exception as error:
+        raise kind(f"{doing}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,1 @@
+"""What thinks: a decoder's weights and its forward pass."""

@@ -1,0 +1,1 @@
+"""Doing it: the agent loop."""

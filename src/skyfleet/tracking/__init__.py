@@ -1,0 +1,1 @@
+"""Telling: one log call a step."""

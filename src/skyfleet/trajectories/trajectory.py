@@ -1,0 +1,90 @@
+"""Trajectory: all that happened in one episode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from skyfleet.chat.message import Message
+from skyfleet.chat.transcript import Transcript
+from skyfleet.tasks.grade import Grade
+
+
+class Ending(StrEnum):
+    DONE = "done"
+    MAX_TURNS = "max_turns"
+    CONTEXT_FULL = "context_full"
+    LENGTH = "length"
+    TIMEOUT = "timeout"
+    FAILED = "failed"
+
+    @property
+    def truncated(self) -> bool:
+        return self in (Ending.MAX_TURNS, Ending.CONTEXT_FULL, Ending.LENGTH, Ending.TIMEOUT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """An exception, as a value that can be counted and stored."""
+
+    kind: str
+    detail: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        return cls(kind=type(error).__name__, detail=str(error))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    action: Message
+    replies: tuple[Message, ...]
+    reward: float
+    engine_seconds: float
+    env_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    task_key: str
+    env_key: str
+    sample: int
+    """Which of the group's attempts."""
+    opening: tuple[Message, ...]
+    turns: tuple[Turn, ...]
+    transcripts: tuple[Transcript, ...]
+    """Usually one; more when history was rewritten; none for a ChatModel."""
+    ending: Ending
+    grade: Grade | None
+    """None: unknown, so the attempt is in no mean, no loss and no pass@k; it is counted apart."""
+    failure: Failure | None = None
+    seconds: float = 0.0
+    """Wall time from opening to grade."""
+
+    @property
+    def reward(self) -> float | None:
+        """None: unknown. Never read an unknown grade as zero."""
+        return self.grade.reward if self.grade else None
+
+    @property
+    def success(self) -> bool | None:
+        return self.grade.success if self.grade else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """All attempts at one task, under one sampling."""
+
+    task_key: str
+    env_key: str
+    trajectories: tuple[Trajectory, ...] = field(default=())
+
+    @property
+    def graded(self) -> tuple[Trajectory, ...]:
+        """The attempts whose grade is known."""
+        return tuple(t for t in self.trajectories if t.grade is not None)
+
+    @property
+    def rewards(self) -> list[float]:
+        """One per graded attempt."""
+        return [t.grade.reward for t in self.trajectories if t.grade is not None]

@@ -1,0 +1,1 @@
+"""New weights reach the engines."""
