@@ -10,6 +10,9 @@ from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.tasks.grade import Grade
 from skyfleet.tasks.task import Task
 
+DONE = "<done>"
+"""What an agent says when it has finished."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:

@@ -11,4 +11,8 @@ class Limits:
     max_input_length: int
     """Tokens; a turn whose prompt is longer is not begun."""
     trajectory_timeout_seconds: float
-    """0 switches it off."""
+    """From opening to the last turn, and again for the grade; 0 switches it off."""
+
+    @property
+    def seconds_or_none(self) -> float | None:
+        return self.trajectory_timeout_seconds or None

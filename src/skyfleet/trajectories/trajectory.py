@@ -41,7 +41,7 @@ class Turn:
     replies: tuple[Message, ...]
     reward: float
     engine_seconds: float
-    env_seconds: float
+    env_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,9 @@
+"""Cross-entropy: imitate the chosen tokens."""
+
+from __future__ import annotations
+
+from skyfleet.algorithms.losses.loss import LossInputs, LossOutput
+
+
+def cross_entropy(inputs: LossInputs) -> LossOutput:
+    return LossOutput(loss_T=-inputs.logprobs_T * inputs.advantages_T)

@@ -1,0 +1,36 @@
+"""Probes: small conversations a chat template is tried on before it is trusted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from skyfleet.chat.message import Message, ToolCall, ToolSpec
+
+SYSTEM = Message(role="system", content="You know birds.")
+QUESTION = Message(role="user", content="What is a heron?")
+ANSWER = Message(role="assistant", content="A long-legged bird.")
+
+TOOLS = (
+    ToolSpec(
+        name="look_up",
+        description="Looks a word up.",
+        parameters={
+            "type": "object",
+            "properties": {"word": {"type": "string"}},
+            "required": ["word"],
+        },
+    ),
+)
+_FIRST = ToolCall(id="call_0", name="look_up", arguments={"word": "heron"})
+_SECOND = ToolCall(id="call_1", name="look_up", arguments={"word": "héron"})
+_ASK_BOTH = Message(role="assistant", content="Let me see.", tool_calls=(_FIRST, _SECOND))
+_ASK_AGAIN = Message(role="assistant", tool_calls=(_FIRST,))
+_RESULT = Message(role="tool", content="a wading bird", tool_call_id="call_0")
+_OTHER_RESULT = Message(role="tool", content="un échassier", tool_call_id="call_1")
+
+TALK = (QUESTION, ANSWER, QUESTION)
+WORK = (QUESTION, _ASK_BOTH, _RESULT, _OTHER_RESULT, ANSWER, QUESTION, _ASK_AGAIN, _RESULT)
+THOUGHTFUL_WORK = tuple(
+    replace(message, reasoning="I wonder.") if message.role == "assistant" else message
+    for message in WORK
+)

@@ -1,0 +1,75 @@
+"""Saving: a checkpoint appears whole, is named the latest, and only then do old ones go."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from skyfleet.checkpoints.checkpoint import (
+    MANIFEST,
+    Checkpoint,
+    FileRecord,
+    Manifest,
+    Saveable,
+    folder_of,
+)
+from skyfleet.checkpoints.resume import find_checkpoint
+from skyfleet.checkpoints.retention import prune
+from skyfleet.errors import CheckpointError
+from skyfleet.storage.local import publishing, sweep, write_atomically
+
+LATEST = "latest_ckpt_global_step.txt"
+
+
+def save_checkpoint(
+    root: Path,
+    step: int,
+    parts: Mapping[str, Saveable],
+    *,
+    max_to_keep: int = -1,
+    protect: Collection[int] = (),
+) -> Checkpoint:
+    """One process saves to a root at a time; what is saved here is never among the old ones."""
+    folder = folder_of(root, step)
+    try:
+        # A killed save may have left gigabytes, and this one needs the space.
+        sweep(root)
+        with publishing(folder) as draft:
+            manifest = _written(draft, step, parts)
+        write_atomically(root / LATEST, str(step))
+    # Not only OSError: torch and safetensors report a full disk with errors of their own.
+    except Exception as error:
+        raise CheckpointError(_failure(folder, error)) from error
+    prune(root, max_to_keep=max_to_keep, protect={*protect, step})
+    return Checkpoint(folder=folder, manifest=manifest)
+
+
+def _written(draft: Path, step: int, parts: Mapping[str, Saveable]) -> Manifest:
+    for name, part in parts.items():
+        (draft / name).mkdir()
+        part.save(draft / name)
+    files = sorted(path for path in draft.rglob("*") if path.is_file())
+    manifest = Manifest(
+        step=step,
+        skyfleet_version=_version(),
+        parts=tuple(parts),
+        files={path.relative_to(draft).as_posix(): FileRecord.of(path) for path in files},
+    )
+    (draft / MANIFEST).write_text(manifest.model_dump_json(indent=1))
+    return manifest
+
+
+def _version() -> str:
+    try:
+        return version("skyfleet")
+    except PackageNotFoundError:
+        return "not installed"  # run from its source folder
+
+
+def _failure(folder: Path, error: Exception) -> str:
+    previous = find_checkpoint(folder.parent, "latest")
+    left = (
+        f"the previous checkpoint {previous.folder.name} is intact" if previous else "none is kept"
+    )
+    return f"{folder} was not saved: {type(error).__name__}: {error}; mend that and resume: {left}"

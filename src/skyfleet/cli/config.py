@@ -1,0 +1,46 @@
+"""`skyfleet config`: show, explain and compare configurations."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from skyfleet.config.explain import as_yaml, diff, explain
+from skyfleet.config.loading import load_config, load_config_file
+from skyfleet.config.root import RunConfig
+from skyfleet.config.rules import unsupported
+
+config_app = typer.Typer(
+    name="config", help="Show, explain and compare configurations.", no_args_is_help=True
+)
+
+Words = Annotated[list[str] | None, typer.Argument(metavar="[FILE] [key=value]...")]
+
+
+@config_app.command("show")
+def show_command(words: Words = None) -> None:
+    """Print the whole configuration, and what in it cannot run yet."""
+    config = _load(words or [])
+    print(as_yaml(config), end="")
+    for sentence in unsupported(config):
+        print(f"# {sentence}")
+
+
+@config_app.command("explain")
+def explain_command(key: Annotated[str, typer.Argument()] = "") -> None:
+    """Print what a key means, or the keys of a section."""
+    print(explain(key))
+
+
+@config_app.command("diff")
+def diff_command(a: str, b: str) -> None:
+    """Print the keys in which two configuration files differ."""
+    for key, (one, other) in diff(load_config_file(a), load_config_file(b)).items():
+        print(f"{key}: {one!r} -> {other!r}")
+
+
+def _load(words: list[str]) -> RunConfig:
+    if words and "=" not in words[0]:
+        return load_config_file(words[0], words[1:])
+    return load_config("", words)

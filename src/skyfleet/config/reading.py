@@ -1,0 +1,113 @@
+"""Reading: YAML text and `key=value` overrides -> plain values by path."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import yaml
+
+Path = tuple[str, ...]
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which 1e-6 is a number and 2026-08-01 is text."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in forms if tag != "tag:yaml.org,2002:timestamp"]
+    for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
+
+
+def read(text: str, overrides: Sequence[str], problems: list[str]) -> dict[Path, Any]:
+    """Every value by the path it was given under; a later override wins."""
+    given = dict(leaves(_mapping(text, problems)))
+    for override in overrides:
+        key, equals, value = override.lstrip("+").partition("=")
+        if not equals or not key:
+            problems.append(f"{override!r} is not an override; write it as key=value")
+            continue
+        try:
+            _put(given, tuple(key.strip().split(".")), parse_value(value))
+        except yaml.YAMLError:
+            problems.append(f"{key}={value!r} is not a YAML value; quote it")
+    return given
+
+
+def parse_value(text: str) -> Any:
+    """One value by YAML's rules, and Hydra's `{key:value}` without a space."""
+    return _spaced(yaml.load(text, _Loader))  # a SafeLoader
+
+
+def nest(given: Mapping[Path, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path, value in given.items():
+        below = tree
+        for part in path[:-1]:
+            below = below.setdefault(part, {})
+        below[path[-1]] = value
+    return tree
+
+
+def overlay(base: Any, top: Any) -> Any:
+    """Mappings merge key by key; anything else is replaced."""
+    if not isinstance(base, dict) or not isinstance(top, dict):
+        return top
+    return {**base, **{name: overlay(base.get(name), value) for name, value in top.items()}}
+
+
+def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """The values below a mapping; an empty mapping is a value."""
+    if isinstance(value, dict) and (value or not path):
+        for name, item in value.items():
+            yield from leaves(item, (*path, str(name)))
+    else:
+        yield path, value
+
+
+def overlap(one: Path, other: Path) -> bool:
+    """Whether one is the other or lies below it."""
+    shared = min(len(one), len(other))
+    return one[:shared] == other[:shared]
+
+
+def _mapping(text: str, problems: list[str]) -> dict[Any, Any]:
+    try:
+        tree = yaml.load(text, _Loader)  # a SafeLoader
+    except yaml.YAMLError as error:
+        problems.append(f"not YAML: {' '.join(str(error).split())}")
+        return {}
+    if tree is None or isinstance(tree, dict):
+        return tree or {}
+    problems.append(f"a configuration is a mapping of keys; this is {tree!r}")
+    return {}
+
+
+def _put(given: dict[Path, Any], path: Path, value: Any) -> None:
+    """Set a value; a mapping merges, anything else replaces what was above or below."""
+    for leaf, item in leaves(value, path):
+        for other in [known for known in given if overlap(known, leaf)]:
+            del given[other]
+        given[leaf] = item
+
+
+def _spaced(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_spaced(item) for item in value]
+    if isinstance(value, dict):
+        return dict(_pair(name, item) for name, item in value.items())
+    return value
+
+
+def _pair(name: Any, item: Any) -> tuple[Any, Any]:
+    if item is None and isinstance(name, str) and ":" in name:
+        name, _, text = name.partition(":")
+        return name, parse_value(text)
+    return name, _spaced(item)

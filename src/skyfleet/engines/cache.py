@@ -1,0 +1,191 @@
+"""KeyValueCache: one row of keys and values per session, and who shares a beginning with whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from skyfleet.models.decoder import Decoder
+
+BLOCK = 16
+"""Tokens; beginnings are compared and shared in whole blocks."""
+
+
+@dataclass(slots=True)
+class Row:
+    index: int
+    token_ids: list[int] = field(default_factory=list)
+    """What the row's keys and values were computed from."""
+    digests: list[int] = field(default_factory=list)
+    """One per full block; a digest stands for everything up to its block's end."""
+
+
+class KeyValueCache:
+    def __init__(self, decoder: Decoder, *, rows: int, capacity: int) -> None:
+        shape = (decoder.n_layers, rows, decoder.n_kv_heads, capacity, decoder.head_dim)
+        self.keys = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
+        self.values = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
+        self.capacity = capacity
+        self._free = [Row(index) for index in range(rows)]
+        self._holder: dict[int, Row] = {}
+        """Digest of a beginning -> a row that has it, in use or given back and not yet reused."""
+
+    def take(self) -> Row | None:
+        """A free row, lowest index first: decoding runs over all rows up to the highest in use."""
+        if not self._free:
+            return None
+        row = min(self._free, key=lambda free: free.index)
+        self._free.remove(row)
+        self.forget(row)
+        return row
+
+    def give_back(self, row: Row) -> None:
+        self._free.append(row)
+
+    def forget_all(self) -> None:
+        """The weights changed: nothing computed so far is true any more. All rows must be free."""
+        for row in self._free:
+            self.forget(row)
+
+    def trim(self, row: Row, token_ids: Sequence[int]) -> int:
+        """Keep what `row` shares with `token_ids`, and say how many tokens that is.
+
+        One token is always left to compute, because its output predicts the next.
+        """
+        limit = min(len(row.token_ids), len(token_ids) - 1)
+        shared = 0
+        while shared < limit and row.token_ids[shared] == token_ids[shared]:
+            shared += 1
+        self.forget(row, keep=shared)
+        return shared
+
+    def borrow(self, row: Row, token_ids: Sequence[int]) -> None:
+        """Fill an empty row with the longest beginning of `token_ids` that another row holds."""
+        lender: Row | None = None
+        shared = 0
+        for n_blocks, digest in enumerate(_digests(token_ids[:-1], []), start=1):
+            holder = self._holder.get(digest)
+            if holder is None:
+                break
+            lender, shared = holder, n_blocks * BLOCK
+        # A digest may collide, tokens cannot.
+        if lender is None or lender.token_ids[:shared] != list(token_ids[:shared]):
+            return
+        for tensor in (self.keys, self.values):
+            tensor[:, row.index, :, :shared] = tensor[:, lender.index, :, :shared]
+        self.extend(row, token_ids[:shared])
+
+    def extend(self, row: Row, token_ids: Sequence[int]) -> None:
+        """Note that the row now holds keys and values of these tokens too."""
+        row.token_ids.extend(token_ids)
+        for digest in _digests(row.token_ids, row.digests):
+            row.digests.append(digest)
+            self._holder.setdefault(digest, row)
+
+    def forget(self, row: Row, *, keep: int = 0) -> None:
+        for digest in row.digests[keep // BLOCK :]:
+            if self._holder.get(digest) is row:
+                del self._holder[digest]
+        del row.digests[keep // BLOCK :], row.token_ids[keep:]
+
+
+def _digests(token_ids: Sequence[int], known: list[int]) -> list[int]:
+    """Digests of the full blocks past the known ones, each chained to the one before."""
+    digest = known[-1] if known else 0
+    fresh: list[int] = []
+    for start in range(len(known) * BLOCK, len(token_ids) - BLOCK + 1, BLOCK):
+        digest = hash((digest, *token_ids[start : start + BLOCK]))
+        fresh.append(digest)
+    return fresh
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """Consecutive tokens of one row that one forward pass computes."""
+
+    row: int
+    start: int
+    length: int
+
+
+class CachedAttention:
+    """Attention of one forward pass over the cache; its segments' keys and values are added to it.
+
+    Segments of one token (decoding) come first and run over whole cache rows in place; longer ones
+    (reading a prompt) are padded to a rectangle.
+    """
+
+    def __init__(self, cache: KeyValueCache, segments: Sequence[Segment]) -> None:
+        self._cache = cache
+        device = cache.keys.device
+        self._n_single = sum(s.length == 1 for s in segments)
+        single, self._long = segments[: self._n_single], segments[self._n_single :]
+        rows = [s.row for s in segments for _ in range(s.length)]
+        positions = [p for s in segments for p in range(s.start, s.start + s.length)]
+        self._rows_T = torch.tensor(rows, device=device)
+        self.positions_T = torch.tensor(positions, device=device)
+        if single:
+            self._single_rows = self._rows_T[: self._n_single]
+            self._n_rows = max(s.row for s in single) + 1
+            self._width = max(s.start for s in single) + 1
+            ends_R = torch.zeros(self._n_rows, dtype=torch.long, device=device)
+            ends_R[self._single_rows] = self.positions_T[: self._n_single]
+            visible_RL = torch.arange(self._width, device=device) <= ends_R.unsqueeze(1)
+            self._bias_R11L = torch.zeros(visible_RL.shape, dtype=cache.keys.dtype, device=device)
+            self._bias_R11L.masked_fill_(~visible_RL, -torch.inf)
+            self._bias_R11L = self._bias_R11L[:, None, None, :]
+        if self._long:
+            self._prepare_long(device)
+
+    def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
+        keys, values = self._cache.keys[layer], self._cache.values[layer]
+        keys[self._rows_T, :, self.positions_T] = k_TKD
+        values[self._rows_T, :, self.positions_T] = v_TKD
+        n = self._n_single
+        if not self._long:
+            return self._decode(q_THD, keys, values)
+        if n == 0:
+            return self._read(q_THD, keys, values)
+        return torch.cat(
+            (self._decode(q_THD[:n], keys, values), self._read(q_THD[n:], keys, values))
+        )
+
+    def _decode(self, q_NHD: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        n_heads, width = q_NHD.shape[1:]
+        n_kv = keys.shape[1]
+        q_RHD = q_NHD.new_zeros(self._n_rows, n_heads, width)
+        q_RHD[self._single_rows] = q_NHD * width**-0.5
+        q_RKGD = q_RHD.view(self._n_rows, n_kv, n_heads // n_kv, width)
+        k_RKLD = keys[: self._n_rows, :, : self._width]
+        v_RKLD = values[: self._n_rows, :, : self._width]
+        scores = torch.matmul(q_RKGD, k_RKLD.transpose(2, 3)) + self._bias_R11L
+        weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(v_RKLD.dtype)
+        out_RKGD = torch.matmul(weights, v_RKLD)
+        return out_RKGD[self._single_rows].flatten(1, 2)
+
+    def _prepare_long(self, device: torch.device) -> None:
+        lengths = torch.tensor([s.length for s in self._long], device=device)
+        starts = torch.tensor([s.start for s in self._long], device=device)
+        self._long_rows = torch.tensor([s.row for s in self._long], device=device)
+        self._long_width = max(s.start + s.length for s in self._long)
+        query = torch.arange(int(lengths.max()), device=device)
+        self._real_BQ = query < lengths.unsqueeze(1)
+        offsets = lengths.cumsum(0) - lengths
+        self._gather_BQ = offsets.unsqueeze(1) + torch.minimum(query, lengths.unsqueeze(1) - 1)
+        at_BQ = starts.unsqueeze(1) + torch.minimum(query, lengths.unsqueeze(1) - 1)
+        key = torch.arange(self._long_width, device=device)
+        self._visible_B1QL = (key <= at_BQ.unsqueeze(2)).unsqueeze(1)
+
+    def _read(self, q_THD: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        q_BHQD = q_THD[self._gather_BQ].transpose(1, 2)
+        out_BHQD = torch.nn.functional.scaled_dot_product_attention(
+            q_BHQD,
+            keys[self._long_rows, :, : self._long_width],
+            values[self._long_rows, :, : self._long_width],
+            attn_mask=self._visible_B1QL,
+            enable_gqa=q_THD.shape[1] != keys.shape[1],
+        )
+        return out_BHQD.transpose(1, 2)[self._real_BQ]

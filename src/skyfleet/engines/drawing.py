@@ -1,0 +1,45 @@
+"""Drawing: scores over the vocabulary -> one token a row, and the logprob it was drawn with."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from skyfleet.engines.sampling import SamplingParams
+
+
+def draw(logits_NV: Tensor, sampling: SamplingParams, uniforms_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens [N] and their logprobs [N] under the distribution actually sampled from.
+
+    One uniform number decides one token, so a draw does not depend on its neighbours in the
+    batch. Temperature 0 takes the likeliest token, with certainty: its logprob is 0.
+    """
+    if sampling.temperature == 0:
+        tokens_N = logits_NV.argmax(dim=-1)
+        return tokens_N, torch.zeros_like(tokens_N, dtype=torch.float32)
+    logprobs_NV = torch.log_softmax(logits_NV / sampling.temperature, dim=-1)
+    if sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0:
+        kept_NV = _kept(logprobs_NV, sampling)
+        logprobs_NV = torch.log_softmax(logprobs_NV.masked_fill(~kept_NV, -torch.inf), dim=-1)
+    # The cumulative sum runs in double: in single, 150,000 tiny terms drift past the last token.
+    cumulative_NV = logprobs_NV.double().exp().cumsum(dim=-1)
+    targets_N1 = uniforms_N.unsqueeze(1) * cumulative_NV[:, -1:]
+    tokens_N1 = torch.searchsorted(cumulative_NV, targets_N1, right=True)
+    tokens_N1 = tokens_N1.clamp(max=logits_NV.shape[-1] - 1)
+    return tokens_N1.squeeze(1), logprobs_NV.gather(1, tokens_N1).squeeze(1)
+
+
+def _kept(logprobs_NV: Tensor, sampling: SamplingParams) -> Tensor:
+    """Which tokens survive top-k, then top-p among them, then min-p: vLLM's order."""
+    sorted_NV, order_NV = logprobs_NV.sort(dim=-1, descending=True)
+    keep_NV = torch.ones_like(sorted_NV, dtype=torch.bool)
+    if sampling.top_k > 0:
+        keep_NV[:, sampling.top_k :] = False
+    if sampling.top_p < 1:
+        probs_NV = sorted_NV.exp() * keep_NV
+        probs_NV = probs_NV / probs_NV.sum(dim=-1, keepdim=True)
+        before_NV = probs_NV.cumsum(dim=-1) - probs_NV
+        keep_NV &= before_NV < sampling.top_p
+    if sampling.min_p > 0:
+        keep_NV &= sorted_NV.exp() >= sampling.min_p * sorted_NV[:, :1].exp()
+    return torch.zeros_like(keep_NV).scatter(1, order_NV, keep_NV)

@@ -1,0 +1,203 @@
+"""Difference: what changed between two states of a database, and whether it was what was wanted.
+
+Always compares every row of every table, so a change nobody asked for cannot hide in a table that
+the verifier does not name.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Kind = Literal["insert", "modify", "delete"]
+Spec = Mapping[str, Any]
+"""A change as verifiers write it: table, pk, type, and fields or resulting_fields."""
+
+
+@dataclass(frozen=True, slots=True)
+class IgnoreConfig:
+    """What a verifier does not look at."""
+
+    tables: set[str] = field(default_factory=set)
+    fields: set[str] = field(default_factory=set)
+    """Columns ignored in every table."""
+    table_fields: Mapping[str, set[str]] = field(default_factory=dict)
+
+    def hides(self, table: str, column: str) -> bool:
+        return column in self.fields or column in self.table_fields.get(table, ())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    table: str
+    pk: object
+    """The primary key; a tuple when it has several columns."""
+    kind: Kind
+    row: Mapping[str, Any]
+    """The row as it is now; for a delete, as it was."""
+    altered: frozenset[str] = frozenset()
+    """The columns that a modify changed."""
+
+    def __str__(self) -> str:
+        columns = sorted(self.altered) or list(self.row)
+        values = ", ".join(f"{column}={self.row[column]!r}" for column in columns)
+        return f"{self.kind} {self.table} {self.pk}: {values}"
+
+
+class Difference:
+    def __init__(
+        self,
+        before: sqlite3.Connection,
+        after: sqlite3.Connection,
+        ignore_config: IgnoreConfig | None = None,
+    ) -> None:
+        ignore = ignore_config or IgnoreConfig()
+        self._tables = table_names(before) | table_names(after)
+        self.changes = tuple(
+            change
+            for table in sorted(self._tables - ignore.tables)
+            for change in _compare(table, _read(before, table), _read(after, table), ignore)
+        )
+
+    def expect_exactly(self, expected_changes: Sequence[Spec]) -> Difference:
+        """Every change is expected, and everything expected happened; else AssertionError."""
+        wanted: dict[tuple[str, Kind, tuple[str, ...]], Spec] = {}
+        for spec in expected_changes:
+            if spec.get("type") not in ("insert", "modify", "delete") or "pk" not in spec:
+                raise ValueError(f"{spec}: expect_exactly wants table, pk and type in every spec")
+            wanted[spec["table"], spec["type"], _key(spec["pk"])] = spec
+        self._know_tables_of(expected_changes)
+        complaints = []
+        for change in self.changes:
+            key = (change.table, change.kind, _key(change.pk))
+            complaints += (
+                _faults(change, wanted.pop(key)) if key in wanted else [f"unexpected {change}"]
+            )
+        complaints += [f"missing {kind} {table} {', '.join(pk)}" for table, kind, pk in wanted]
+        return self._settled(complaints)
+
+    def expect_only(self, allowed_changes: Sequence[Spec]) -> Difference:
+        """Every change is allowed; not everything allowed must have happened."""
+        self._know_tables_of(allowed_changes)
+        complaints: list[str] = []
+        for change in self.changes:
+            specs = [
+                spec
+                for spec in allowed_changes
+                if spec["table"] == change.table and _key(spec["pk"]) == _key(change.pk)
+            ]
+            complaints += _unallowed(change, specs)
+        return self._settled(complaints)
+
+    expect_only_v2 = expect_only
+
+    def _know_tables_of(self, specs: Iterable[Spec]) -> None:
+        if unknown := {spec["table"] for spec in specs} - self._tables:
+            raise ValueError(f"no table {sorted(unknown)}; choose from {sorted(self._tables)}")
+
+    def _settled(self, complaints: Sequence[str]) -> Difference:
+        if complaints:
+            raise AssertionError("; ".join(complaints))
+        return self
+
+
+def table_names(connection: sqlite3.Connection) -> set[str]:
+    query = "select name from sqlite_master where type = 'table' and name not like 'sqlite_%'"
+    return {name for (name,) in connection.execute(query)}
+
+
+def _read(connection: sqlite3.Connection, table: str) -> dict[object, dict[str, Any]]:
+    """All rows by primary key; none where the table does not exist."""
+    info = connection.execute(f'pragma table_info("{table}")').fetchall()
+    if not info:
+        return {}
+    names = [column[1] for column in info]
+    keys = [names.index(c[1]) for c in sorted(info, key=lambda c: c[5]) if c[5]]
+    if not keys:
+        rows = connection.execute(f'select rowid, * from "{table}"')
+        return {row[0]: dict(zip(names, row[1:], strict=True)) for row in rows}
+    rows = connection.execute(f'select * from "{table}"')
+    if len(keys) == 1:
+        return {row[keys[0]]: dict(zip(names, row, strict=True)) for row in rows}
+    return {tuple(row[i] for i in keys): dict(zip(names, row, strict=True)) for row in rows}
+
+
+def _compare(
+    table: str,
+    before: Mapping[object, dict[str, Any]],
+    after: Mapping[object, dict[str, Any]],
+    ignore: IgnoreConfig,
+) -> Iterator[Change]:
+    def seen(row: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in row.items() if not ignore.hides(table, name)}
+
+    for pk, row in after.items():
+        old = before.get(pk)
+        if old is None:
+            yield Change(table=table, pk=pk, kind="insert", row=seen(row))
+        elif old != row:
+            altered = frozenset(n for n, v in seen(row).items() if not _same(v, old.get(n)))
+            if altered:
+                yield Change(table=table, pk=pk, kind="modify", row=seen(row), altered=altered)
+    for pk in before.keys() - after.keys():
+        yield Change(table=table, pk=pk, kind="delete", row=seen(before[pk]))
+
+
+def _faults(change: Change, spec: Spec) -> list[str]:
+    """How a change differs from the spec of its own row and kind."""
+    listed = spec.get("resulting_fields" if change.kind == "modify" else "fields")
+    if listed is None:
+        return []
+    wanted = dict(listed)
+    if change.kind == "modify" and not isinstance(spec.get("no_other_changes"), bool):
+        raise ValueError(f"{spec}: resulting_fields wants no_other_changes, True or False")
+    # Fleet compares only columns that changed; a wanted value that never came about is a fault too.
+    faults = [
+        f"{change.table} {change.pk}: {name} is {change.row[name]!r}, expected {value!r}"
+        for name, value in wanted.items()
+        if value is not ... and name in change.row and not _same(change.row[name], value)
+    ]
+    unlisted: set[str] = set()
+    if change.kind == "insert":
+        unlisted = change.row.keys() - wanted.keys()
+    elif spec.get("no_other_changes"):
+        unlisted = set(change.altered) - wanted.keys()
+    return faults + [f"{change.table} {change.pk}: unexpected {name}" for name in sorted(unlisted)]
+
+
+def _unallowed(change: Change, specs: Sequence[Spec]) -> list[str]:
+    for spec in specs:
+        if spec.get("type") == change.kind:
+            return _faults(change, spec)
+    if change.kind == "modify":
+        allowed = [(spec.get("field"), spec.get("after")) for spec in specs]
+        return [
+            f"unexpected {change}: {name}"
+            for name in sorted(change.altered)
+            if not any(name == field and _same(change.row[name], v) for field, v in allowed)
+        ]
+    marker = "__added__" if change.kind == "insert" else "__removed__"
+    if any(spec.get("after") == marker for spec in specs):
+        return []
+    return [f"unexpected {change}"]
+
+
+def _key(pk: object) -> tuple[str, ...]:
+    """Verifiers write 7 and "7" for the same key."""
+    parts = pk if isinstance(pk, list | tuple) else (pk,)
+    return tuple(str(part) for part in parts)
+
+
+def _same(a: object, b: object) -> bool:
+    """Equal, or two spellings of the same JSON object or list."""
+    if a == b:
+        return True
+    if isinstance(a, str) and isinstance(b, str) and a[:1] in ("{", "[") and b[:1] == a[:1]:
+        try:
+            return bool(json.loads(a) == json.loads(b))
+        except ValueError:
+            return False
+    return False

@@ -1,0 +1,145 @@
+"""Snapshot and Query: how a verifier asks a database what is in it."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from skyfleet.envs.verifiers.difference import Difference, IgnoreConfig, table_names
+
+
+class Snapshot:
+    """One state of a database, as verifiers see it."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def table(self, name: str) -> Query:
+        return Query(connection=self._connection, source=name)
+
+    def tables(self) -> list[str]:
+        return sorted(table_names(self._connection))
+
+    def diff(self, other: Snapshot, ignore_config: IgnoreConfig | None = None) -> Difference:
+        """What changed from this state to the other."""
+        return Difference(self._connection, other._connection, ignore_config)
+
+
+class Count(int):
+    """A number of rows that can be asserted on."""
+
+    def assert_eq(self, expected: int) -> Count:
+        _require(self == expected, f"expected {expected} rows, found {self}")
+        return self
+
+    def assert_gt(self, threshold: int) -> Count:
+        _require(self > threshold, f"expected more than {threshold} rows, found {self}")
+        return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """A question in the making: every call returns a narrower one.
+
+    Names of columns and tables go into the SQL as they are, so `select("count(*) as n")` works.
+    """
+
+    connection: sqlite3.Connection
+    source: str
+    columns: tuple[str, ...] = ("*",)
+    conditions: tuple[str, ...] = ()
+    values: tuple[Any, ...] = ()
+    order: str = ""
+    most: int | None = None
+
+    def select(self, *columns: str) -> Query:
+        return replace(self, columns=columns)
+
+    def sort(self, column: str, desc: bool = False) -> Query:
+        return replace(self, order=f" order by {column} {'desc' if desc else 'asc'}")
+
+    def limit(self, n: int) -> Query:
+        return replace(self, most=n)
+
+    def join(self, other_table: str, on: dict[str, str]) -> Query:
+        """`on` maps a column of this table to one of the other."""
+        pairs = " and ".join(f"{self.source}.{a} = {other_table}.{b}" for a, b in on.items())
+        return replace(self, source=f"{self.source} join {other_table} on {pairs}")
+
+    def eq(self, column: str, value: object) -> Query:
+        return self._where(f"{column} = ?", value)
+
+    def neq(self, column: str, value: object) -> Query:
+        return self._where(f"{column} != ?", value)
+
+    def gt(self, column: str, value: object) -> Query:
+        return self._where(f"{column} > ?", value)
+
+    def gte(self, column: str, value: object) -> Query:
+        return self._where(f"{column} >= ?", value)
+
+    def lt(self, column: str, value: object) -> Query:
+        return self._where(f"{column} < ?", value)
+
+    def lte(self, column: str, value: object) -> Query:
+        return self._where(f"{column} <= ?", value)
+
+    def in_(self, column: str, values: Sequence[object]) -> Query:
+        return self._where(f"{column} in ({', '.join('?' * len(values))})", *values)
+
+    def not_in(self, column: str, values: Sequence[object]) -> Query:
+        return self._where(f"{column} not in ({', '.join('?' * len(values))})", *values)
+
+    def is_null(self, column: str) -> Query:
+        return self._where(f"{column} is null")
+
+    def not_null(self, column: str) -> Query:
+        return self._where(f"{column} is not null")
+
+    def ilike(self, column: str, pattern: str) -> Query:
+        return self._where(f"{column} like ?", pattern)
+
+    def all(self) -> list[dict[str, Any]]:
+        where = f" where {' and '.join(self.conditions)}" if self.conditions else ""
+        limit = "" if self.most is None else f" limit {self.most}"
+        sql = f"select {', '.join(self.columns)} from {self.source}{where}{self.order}{limit}"
+        cursor = self.connection.execute(sql, self.values)
+        names = [column[0] for column in cursor.description]
+        return [dict(zip(names, row, strict=True)) for row in cursor]
+
+    def first(self) -> dict[str, Any] | None:
+        rows = self.limit(1).all()
+        return rows[0] if rows else None
+
+    def count(self) -> Count:
+        return Count(replace(self, columns=("count(*) as n",), most=None).all()[0]["n"])
+
+    def assert_exists(self) -> Query:
+        _require(self.first() is not None, f"no row in {self}")
+        return self
+
+    def assert_none(self) -> Query:
+        row = self.first()
+        _require(row is None, f"expected no row in {self}, found {row}")
+        return self
+
+    def assert_eq(self, column: str, value: object) -> Query:
+        found = (self.first() or {}).get(column, "absent")
+        _require(found == value, f"{column} is {found!r} in {self}, expected {value!r}")
+        return self
+
+    def _where(self, condition: str, *values: object) -> Query:
+        return replace(
+            self, conditions=(*self.conditions, condition), values=(*self.values, *values)
+        )
+
+    def __str__(self) -> str:
+        return f"{self.source} where {self.conditions} of {self.values}"
+
+
+def _require(condition: bool, otherwise: str) -> None:
+    # Not an assert statement: python -O would remove the judgement.
+    if not condition:
+        raise AssertionError(otherwise)

@@ -1,0 +1,53 @@
+"""Write a verifier: expected changes and an answer in, Python source in Fleet's idiom out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from skyfleet.envs.verifiers.difference import Change
+
+_SOURCE = """\
+def validate_task(env, final_answer=None):
+    error_accumulator = []
+    success_accumulator = []
+    env.instance.load()
+    seed = env.db("seed")
+    current = env.db("current")
+    expected_changes = [{changes}]
+    try:
+        seed.diff(current).expect_exactly(expected_changes)
+        success_accumulator.append("[C] Exactly the expected changes were made")
+    except AssertionError as error:
+        error_accumulator.append(f"[X] {{error}}")
+{answer}    if error_accumulator:
+        print(f">>> ERROR_ACCUMULATOR >>>\\n{{error_accumulator}}\\n<<< ERROR_ACCUMULATOR <<<")
+    print(f">>> SUCCESS_ACCUMULATOR >>>\\n{{success_accumulator}}\\n<<< SUCCESS_ACCUMULATOR <<<")
+    return TASK_FAILED_SCORE if error_accumulator else TASK_SUCCESSFUL_SCORE
+"""
+
+# Equality, not normalized_contains: an agent that lists every candidate would always contain it.
+_ANSWER = """\
+    if normalized_string_comparison({answer!r}, final_answer or ""):
+        success_accumulator.append("[C] The answer is right")
+    else:
+        error_accumulator.append(f"[X] The answer is {{final_answer!r}}, expected " + {answer!r})
+"""
+
+
+def write_verifier(changes: Iterable[Change], answer: str | None) -> str:
+    """Source that passes when exactly these changes were made and, if asked for, this was said."""
+    specs = "".join(f"\n        {_spec(change)!r}," for change in changes)
+    return _SOURCE.format(
+        changes=specs and specs + "\n    ",
+        answer="" if answer is None else _ANSWER.format(answer=answer),
+    )
+
+
+def _spec(change: Change) -> dict[str, object]:
+    spec: dict[str, object] = {"table": change.table, "pk": change.pk, "type": change.kind}
+    if change.kind == "insert":
+        spec["fields"] = list(change.row.items())
+    if change.kind == "modify":
+        spec["resulting_fields"] = [(name, change.row[name]) for name in sorted(change.altered)]
+        spec["no_other_changes"] = True
+    return spec

@@ -1,0 +1,130 @@
+"""Catalog: the worlds that ship with skyfleet, and as many tasks of theirs as you like."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from itertools import count as counting
+from itertools import islice
+from random import Random
+from typing import Literal, get_args
+from urllib.parse import parse_qsl
+
+from skyfleet.envs.worlds.booking import booking
+from skyfleet.envs.worlds.drawing import draw_task
+from skyfleet.envs.worlds.env import WorldEnv
+from skyfleet.envs.worlds.github import github
+from skyfleet.envs.worlds.outlook import outlook
+from skyfleet.envs.worlds.world import Template, World
+from skyfleet.errors import ConfigError
+from skyfleet.tasks.task import Task
+
+WorldSplit = Literal["train", "unseen_tasks", "unseen_templates", "all"]
+
+_WORLDS = {world.name: world for world in (github, booking, outlook)}
+WORLD_NAMES = tuple(_WORLDS)
+
+_OPTIONS = ("split", "count", "seed")
+_TRAIN_PERCENT = 80
+_MISSES = 200
+"""After so many draws in a row that gave nothing new, a template counts as used up."""
+
+
+def get_world(name: str) -> World:
+    if name not in _WORLDS:
+        raise ConfigError(f"world {name!r} is unknown; {_nearest(name, WORLD_NAMES)}")
+    return _WORLDS[name]
+
+
+async def open_world(task: Task) -> WorldEnv:
+    """The env of any task whose `env_key` names a world."""
+    return WorldEnv(get_world(task.env_key), task)
+
+
+def world_tasks(name: str, *, split: WorldSplit, count: int, seed: int = 0) -> list[Task]:
+    """The first `count` tasks of a world's split, its templates in rotation.
+
+    A task is on the same side of train and unseen_tasks whatever the seed: its key decides.
+    """
+    world = get_world(name)
+    streams = [
+        _stream(world, template, split, seed)
+        for template in world.templates
+        if split == "all" or template.held_out == (split == "unseen_templates")
+    ]
+    tasks = list(islice(_in_turn(streams), count))
+    if len(tasks) < count:
+        raise ConfigError(f"world {name!r}: count={count}, but split={split} has {len(tasks)}")
+    return tasks
+
+
+def tasks_from_source(source: str) -> list[Task]:
+    """The tasks that an address names: `world:github?split=train&count=400&seed=0`."""
+    address, _, query = source.partition("?")
+    scheme, _, name = address.partition(":")
+    if scheme != "world":
+        raise ConfigError(f"{source!r} names no world; write world:<name>?split=train&count=400")
+    options = {"split": "train", "seed": "0"} | dict(parse_qsl(query, keep_blank_values=True))
+    if unknown := sorted(options.keys() - set(_OPTIONS)):
+        raise ConfigError(
+            f"{source!r}: {unknown[0]!r} is unknown; {_nearest(unknown[0], _OPTIONS)}"
+        )
+    splits = get_args(WorldSplit)
+    split = next((known for known in splits if known == options["split"]), None)
+    if split is None:
+        raise ConfigError(
+            f"{source!r}: split={options['split']!r}; {_nearest(options['split'], splits)}"
+        )
+    return world_tasks(
+        name,
+        split=split,
+        count=_natural(source, "count", options.get("count", ""), least=1),
+        seed=_natural(source, "seed", options["seed"], least=0),
+    )
+
+
+def _stream(world: World, template: Template, split: WorldSplit, seed: int) -> Iterator[Task]:
+    seen: set[str] = set()
+
+    def wanted(key: str) -> bool:
+        if key in seen:
+            return False
+        bucket = int(hashlib.sha256(key.encode()).hexdigest(), 16) % 100
+        if split in ("train", "unseen_tasks"):
+            return (bucket < _TRAIN_PERCENT) == (split == "train")
+        return True
+
+    misses = 0
+    for draw in counting():
+        rng = Random(f"{world.name}/{template.name}/{seed}/{draw}")
+        task = draw_task(world, template, rng, wanted)
+        misses = misses + 1 if task is None else 0
+        if misses > _MISSES:
+            return
+        if task is not None:
+            seen.add(task.key)
+            yield task
+
+
+def _in_turn(streams: Sequence[Iterator[Task]]) -> Iterator[Task]:
+    """One of each in rotation, until all are used up."""
+    waiting = list(streams)
+    while waiting:
+        for stream in tuple(waiting):
+            task = next(stream, None)
+            if task is None:
+                waiting.remove(stream)
+            else:
+                yield task
+
+
+def _natural(source: str, key: str, text: str, *, least: int) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) >= least):
+        raise ConfigError(f"{source!r}: {key}={text!r}; write a whole number from {least} up")
+    return int(text)
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    close = get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else f"choose from {', '.join(known)}"

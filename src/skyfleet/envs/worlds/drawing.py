@@ -1,0 +1,76 @@
+"""Draw a task: one template on one seeded database, with the verifier its own solution implies."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from contextlib import closing
+from random import Random
+
+from skyfleet.envs.verifiers.difference import Change, Difference
+from skyfleet.envs.verifiers.writing import write_verifier
+from skyfleet.envs.worlds.database import Database
+from skyfleet.envs.worlds.toolkit import App, ToolError
+from skyfleet.envs.worlds.world import Draft, Template, World, call
+from skyfleet.tasks.task import RecordedCall, Task
+
+DATA_SEEDS = 64
+"""So many databases a world has: the same prompt on another has another answer."""
+
+
+def draw_task(
+    world: World, template: Template, rng: Random, wanted: Callable[[str], bool]
+) -> Task | None:
+    """A task whose key is `wanted`, or None: this draw was none."""
+    data_seed = rng.randrange(DATA_SEEDS)
+    variables = world.variables(data_seed)
+    app = world.open(data_seed, variables)
+    with closing(app.db):
+        draft = template.draft(app, rng)
+        if draft is None:
+            return None
+        prompt, solution = rng.choice(draft.prompts), list(draft.calls)
+        if draft.answer is not None:
+            prompt += f" Give submit_final_answer only the {draft.answer_kind}."
+            solution.append(call("submit_final_answer", answer=draft.answer))
+        key = _key(world, template, data_seed, prompt, solution)
+        if not wanted(key):
+            return None
+        changes = _play(world, app, draft, data_seed)
+    return Task(
+        key=key,
+        env_key=world.name,
+        prompt=prompt,
+        env_variables=variables,
+        data_key=f"seed-{data_seed}",
+        verifier_code=write_verifier(changes, draft.answer),
+        difficulty=template.difficulty,
+        solution=tuple(solution),
+        metadata={"template": template.name},
+    )
+
+
+def _key(
+    world: World, template: Template, data_seed: int, prompt: str, solution: list[RecordedCall]
+) -> str:
+    content = [data_seed, prompt, [one.model_dump() for one in solution]]
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return f"{world.name}-{template.name}-{digest[:8]}"
+
+
+def _play(world: World, app: App, draft: Draft, data_seed: int) -> tuple[Change, ...]:
+    """Make the reference calls; what they change is what the verifier expects."""
+    errors = []
+    for one in draft.calls:
+        try:
+            world.toolkit.call(app, one.name, one.arguments)
+        except ToolError as error:
+            errors.append(str(error))
+    if len(errors) != draft.expected_errors:
+        raise ValueError(
+            f"{world.name}: {draft.prompts[0]!r} met {errors}, not {draft.expected_errors} errors; "
+            "mend the template"
+        )
+    with closing(Database(world.image(data_seed))) as seed:
+        return Difference(seed.connection, app.db.connection).changes

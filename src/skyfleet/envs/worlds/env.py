@@ -1,0 +1,116 @@
+"""WorldEnv: one episode of one task in a world of its own, all in this process."""
+
+from __future__ import annotations
+
+import re
+from contextlib import closing
+from datetime import date
+
+from skyfleet.chat.message import Message, ToolCall
+from skyfleet.envs.env import DONE, Opening, Step
+from skyfleet.envs.verifiers.running import run_verifier
+from skyfleet.envs.worlds.database import Database
+from skyfleet.envs.worlds.observation import show
+from skyfleet.envs.worlds.toolkit import App, Tool, ToolError
+from skyfleet.envs.worlds.world import World
+from skyfleet.errors import EnvError, VerifierError
+from skyfleet.tasks.grade import Grade
+from skyfleet.tasks.task import Task
+
+_DONE = re.compile(rf"{re.escape(DONE)}|\[done\]", re.IGNORECASE)
+
+_SYSTEM = """\
+You help {user} in {world}. Today is {weekday}, {today}.
+Call a tool each turn. Say {done} when finished."""
+
+
+def submit_final_answer(app: App, answer: str) -> str:
+    """Give the answer and finish."""
+    return answer
+
+
+_SUBMIT = Tool.of(submit_final_answer)
+
+
+class WorldEnv:
+    def __init__(self, world: World, task: Task) -> None:
+        self._world = world
+        self._task = task
+        asks = _SUBMIT.spec.name in task.prompt
+        self._toolkit = world.toolkit.plus(_SUBMIT) if asks else world.toolkit
+        self._data_seed = _data_seed(task)
+        self._app: App | None = None
+        self._done = False
+        self._answer: str | None = None
+
+    async def reset(self) -> Opening:
+        await self.close()
+        self._done, self._answer = False, None
+        variables = self._world.variables(self._data_seed) | self._task.env_variables
+        self._app = self._world.open(self._data_seed, variables)
+        system = _SYSTEM.format(
+            user=self._app.user,
+            world=self._world.name,
+            weekday=date.fromisoformat(self._app.current_date).strftime("%A"),
+            today=self._app.current_date,
+            done=DONE,
+        )
+        messages = (
+            Message(role="system", content=system),
+            Message(role="user", content=self._task.prompt),
+        )
+        return Opening(messages=messages, tools=self._toolkit.specs)
+
+    async def step(self, action: Message) -> Step:
+        if self._done:
+            raise EnvError(f"task {self._task.key}: step after done; open another env")
+        app = self._opened
+        replies = []
+        for call in action.tool_calls:
+            replies.append(self._answer_to(app, call))
+            if self._done:
+                break
+        self._done = self._done or _DONE.search(action.text) is not None
+        if not self._done and action.malformed_calls:
+            text = "Error: the tool call is not valid JSON; give a name and arguments."
+            replies.append(Message(role="user", content=text))
+        elif not self._done and not replies:
+            text = f"Error: no tool call. Call a tool, or say {DONE} when finished."
+            replies.append(Message(role="user", content=text))
+        return Step(messages=tuple(replies), done=self._done)
+
+    async def grade(self) -> Grade:
+        code = self._task.verifier_code
+        if code is None:
+            raise VerifierError(f"task {self._task.key}: verifier_code is None; give it one")
+        current = self._opened.db.connection
+        with closing(Database(self._world.image(self._data_seed))) as seed:
+            return run_verifier(code, seed.connection, current, self._answer)
+
+    async def close(self) -> None:
+        if self._app is not None:
+            self._app.db.close()
+            self._app = None
+
+    @property
+    def _opened(self) -> App:
+        if self._app is None:
+            raise EnvError(f"task {self._task.key}: the env is not open; call reset first")
+        return self._app
+
+    def _answer_to(self, app: App, call: ToolCall) -> Message:
+        try:
+            result = self._toolkit.call(app, call.name, call.arguments)
+        except ToolError as error:
+            text = f"Error: {error}"
+            return Message(role="tool", content=text, tool_call_id=call.id, is_error=True)
+        if call.name == _SUBMIT.spec.name:
+            self._answer, self._done = str(result), True
+        return Message(role="tool", content=show(result), tool_call_id=call.id)
+
+
+def _data_seed(task: Task) -> int:
+    match = re.fullmatch(r"seed-(\d{1,9})", task.data_key or "")
+    if match is None:
+        raise EnvError(f"task {task.key}: data_key={task.data_key!r}; write seed-<number>")
+    return int(match[1])

@@ -1,0 +1,133 @@
+"""Toolkit: plain typed functions as tools, with their schema, their checks and their undo."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+
+from skyfleet.chat.message import ToolSpec
+from skyfleet.envs.worlds.database import Database
+
+ToolFunction = Callable[..., object]
+"""Takes an App, then the parameters that the agent sees."""
+
+_SHOWN_CHARACTERS = 40
+"""How much of a wrong value an error repeats."""
+
+
+class ToolError(Exception):
+    """What the agent did wrong and what would be right."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class App:
+    """What a tool works on."""
+
+    db: Database
+    current_date: str
+    """ISO; the only clock there is."""
+    user: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    spec: ToolSpec
+    function: ToolFunction
+    arguments: type[BaseModel]
+
+    @classmethod
+    def of(cls, function: ToolFunction) -> Tool:
+        """The name, the signature and the docstring say it all."""
+        hints = get_type_hints(function, include_extras=True)
+        _, *parameters = inspect.signature(function).parameters.values()
+        fields: dict[str, Any] = {
+            p.name: (hints[p.name], ... if p.default is p.empty else p.default) for p in parameters
+        }
+        model = create_model(function.__name__, __config__=ConfigDict(strict=True), **fields)
+        spec = ToolSpec(
+            name=function.__name__,
+            description=inspect.getdoc(function) or "",
+            parameters=_plain_schema(model),
+        )
+        return cls(spec=spec, function=function, arguments=model)
+
+    def read(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments, checked; ToolError names the first that is wrong."""
+        takes = f"it takes {', '.join(self.arguments.model_fields) or 'nothing'}"
+        for name, value in arguments.items():
+            if name not in self.arguments.model_fields:
+                raise ToolError(f"{self.spec.name} has no {shown(name)}; {takes}")
+            # SQLite stores 64 bits and UTF-8; a number of 5,000 digits cannot even be printed.
+            if isinstance(value, int) and value.bit_length() > 63:
+                raise ToolError(f"{name} is too large a number; use one from a listing")
+            if isinstance(value, str) and any("\ud800" <= sign <= "\udfff" for sign in value):
+                raise ToolError(f"{name} is {shown(value)}; write it without half characters")
+        try:
+            read = self.arguments.model_validate(dict(arguments))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            wrong, right = first["loc"][0], first["msg"][0].lower() + first["msg"][1:]
+            if first["type"] == "missing":
+                raise ToolError(f"{self.spec.name} needs {wrong}; {takes}") from error
+            raise ToolError(f"{wrong} is {shown(first['input'])}; {right}") from error
+        return {name: getattr(read, name) for name in self.arguments.model_fields}
+
+
+class Toolkit:
+    def __init__(self, tools: Iterable[Tool] = ()) -> None:
+        self._tools = {tool.spec.name: tool for tool in tools}
+
+    def add(self, function: ToolFunction) -> None:
+        self._tools[function.__name__] = Tool.of(function)
+
+    def plus(self, tool: Tool) -> Toolkit:
+        """Another toolkit that has one tool more."""
+        return Toolkit((*self._tools.values(), tool))
+
+    @property
+    def specs(self) -> tuple[ToolSpec, ...]:
+        return tuple(tool.spec for tool in self._tools.values())
+
+    def call(self, app: App, name: str, arguments: Mapping[str, Any]) -> object:
+        """Run one tool. On ToolError the database is as it was."""
+        if name not in self._tools:
+            raise ToolError(f"no tool {shown(name)}; tools: {', '.join(self._tools)}")
+        tool = self._tools[name]
+        values = tool.read(arguments)
+        with app.db.undone_on_error():
+            return tool.function(app, **values)
+
+
+def check_known(kind: str, name: str, known: Sequence[str]) -> None:
+    """ToolError unless `name` is one of the known ones, which the error lists."""
+    if name not in known:
+        raise ToolError(f"no {kind} {shown(name)}; choose from {', '.join(known)}")
+
+
+def shown(value: object) -> str:
+    """A value from the agent, safe and short enough to be repeated in an error."""
+    if isinstance(value, list | dict):
+        return "an array" if isinstance(value, list) else "an object"
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
+
+
+def _plain_schema(model: type[BaseModel]) -> dict[str, Any]:
+    schema = model.model_json_schema()
+    properties = {name: _plain(prop) for name, prop in schema.get("properties", {}).items()}
+    return {"type": "object", "properties": properties, "required": schema.get("required", [])}
+
+
+def _plain(prop: Mapping[str, Any]) -> dict[str, Any]:
+    """Without titles and defaults; what may be left out is said once, by not being required."""
+    plain = {key: value for key, value in prop.items() if key not in ("title", "default")}
+    for option in plain.pop("anyOf", ()):
+        if option != {"type": "null"}:
+            plain |= option
+    if "const" in plain:
+        plain["enum"] = [plain.pop("const")]
+    return plain

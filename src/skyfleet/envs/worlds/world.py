@@ -1,0 +1,103 @@
+"""World: a schema, seeded data, tools and task templates that one file of its own declares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, timedelta
+from random import Random
+from typing import Any, TypeVar
+
+from skyfleet.envs.worlds.database import Database
+from skyfleet.envs.worlds.toolkit import App, ToolFunction, Toolkit
+from skyfleet.envs.worlds.wording import PEOPLE
+from skyfleet.tasks.task import RecordedCall
+
+Seeder = Callable[[App, Random], None]
+T = TypeVar("T", bound=ToolFunction)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A wish and the calls that fulfil it."""
+
+    prompts: Sequence[str]
+    """The same wish in other words; a task has one of them."""
+    calls: Sequence[RecordedCall]
+    answer: str | None = None
+    """For questions: what submit_final_answer is to be given."""
+    answer_kind: str = ""
+    """Number, name, title: what the prompt asks to be given and nothing else."""
+    expected_errors: int = 0
+    """Reference calls that fail on purpose, because only the error tells the way."""
+
+
+Drafter = Callable[[App, Random], Draft | None]
+"""Reads the seeded data and drafts a task; None where chance offers nothing fitting."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    name: str
+    draft: Drafter
+    difficulty: int
+    held_out: bool
+    """Never trained on."""
+
+
+class World:
+    def __init__(self, name: str, schema: str) -> None:
+        self.name = name
+        self.toolkit = Toolkit()
+        self.templates: list[Template] = []
+        self._schema = schema
+        self._fill: Seeder
+        self._images: dict[int, bytes] = {}
+
+    def seeder(self, fill: Seeder) -> Seeder:
+        self._fill = fill
+        return fill
+
+    def tool(self, function: T) -> T:
+        self.toolkit.add(function)
+        return function
+
+    def template(self, *, difficulty: int, held_out: bool = False) -> Callable[[Drafter], Drafter]:
+        def keep(draft: Drafter) -> Drafter:
+            name = draft.__name__
+            self.templates.append(
+                Template(name=name, draft=draft, difficulty=difficulty, held_out=held_out)
+            )
+            return draft
+
+        return keep
+
+    def variables(self, data_seed: int) -> dict[str, str]:
+        """The env_variables that the data of this seed is made for."""
+        rng = Random(f"{self.name}/variables/{data_seed}")
+        today = date(2026, 1, 1) + timedelta(days=rng.randrange(365))
+        return {"CURRENT_DATE": today.isoformat(), "LOGGED_IN_USER": rng.choice(PEOPLE)}
+
+    def image(self, data_seed: int) -> bytes:
+        """The seeded database as bytes, built once."""
+        if data_seed not in self._images:
+            db = Database()
+            db.connection.executescript(self._schema)
+            db.write("begin")
+            self._fill(_app(db, self.variables(data_seed)), Random(f"{self.name}/{data_seed}"))
+            db.write("commit")
+            self._images[data_seed] = db.image()
+            db.close()
+        return self._images[data_seed]
+
+    def open(self, data_seed: int, variables: Mapping[str, Any]) -> App:
+        """A fresh copy of the seeded data, to be closed by the caller."""
+        return _app(Database(self.image(data_seed)), variables)
+
+
+def call(tool: str, /, **arguments: Any) -> RecordedCall:
+    return RecordedCall(name=tool, arguments=arguments)
+
+
+def _app(db: Database, variables: Mapping[str, Any]) -> App:
+    return App(db=db, current_date=variables["CURRENT_DATE"], user=variables["LOGGED_IN_USER"])

@@ -1,0 +1,102 @@
+"""Episodes: how they went, whatever they earned.
+
+An episode that failed before its first message was never played: it is counted as such and is in
+no mean. A number that would be taken over nothing has no key.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from statistics import fmean, pstdev
+
+from skyfleet.metrics.naming import key
+from skyfleet.trajectories.trajectory import Ending, Group, Trajectory
+
+
+def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Turns and tools per environment, sampled tokens, malformed calls, and how episodes ended."""
+    episodes = [trajectory for group in groups for trajectory in group.trajectories]
+    if not episodes:
+        return {}
+    metrics = {**_endings(episodes), **_tokens(episodes)}
+    if turns := [turn for episode in episodes for turn in episode.turns]:
+        malformed = fmean(bool(turn.action.malformed_calls) for turn in turns)
+        metrics[key("reward", "parse_failure_rate")] = malformed
+    by_env: dict[str, list[Trajectory]] = defaultdict(list)
+    for episode in episodes:
+        by_env[episode.env_key].append(episode)
+    for env_key, of_env in sorted(by_env.items()):
+        metrics |= {key("environment", env_key, n): v for n, v in _tool_use(of_env).items()}
+        if unopened := sum(map(_never_opened, of_env)):
+            metrics[key("environment", env_key, "env_init_failed")] = float(unopened)
+    overall = _tool_use(episodes)
+    overall["total_episodes"] = overall.pop("num_episodes")
+    overall["total_env_init_failed"] = float(sum(map(_never_opened, episodes)))
+    return metrics | {key("environment", name): value for name, value in overall.items()}
+
+
+def _endings(episodes: Sequence[Trajectory]) -> dict[str, float]:
+    counts = Counter(episode.ending for episode in episodes)
+    shares = {
+        key("generation", f"ending_{ending}"): counts[ending] / len(episodes) for ending in Ending
+    }
+    return shares | {
+        key("generate", "trajectory_timeouts"): float(counts[Ending.TIMEOUT]),
+        key("generate", "env_init_failures"): float(sum(map(_never_opened, episodes))),
+    }
+
+
+def _tokens(episodes: Sequence[Trajectory]) -> dict[str, float]:
+    """Tokens the policy sampled, an episode; a ChatModel's episodes have none to count."""
+    spoken = [(_sampled_tokens(e), e.reward) for e in episodes if e.transcripts]
+    if not spoken:
+        return {}
+    counts = [count for count, _ in spoken]
+    metrics = {
+        key("generate", "min_num_tokens"): float(min(counts)),
+        key("generate", "max_num_tokens"): float(max(counts)),
+        key("generate", "avg_num_tokens"): fmean(counts),
+        key("generate", "std_num_tokens"): pstdev(counts),
+    }
+    if non_zero := [count for count, reward in spoken if reward is not None and reward != 0]:
+        metrics[key("generate", "avg_tokens_non_zero_rewards")] = fmean(non_zero)
+    if zero := [count for count, reward in spoken if reward == 0]:
+        metrics[key("generate", "avg_tokens_zero_rewards")] = fmean(zero)
+    return metrics
+
+
+def _tool_use(episodes: Sequence[Trajectory]) -> dict[str, float]:
+    played = [episode for episode in episodes if not _never_opened(episode)]
+    metrics = {"num_episodes": float(len(played))}
+    if not played:
+        return metrics
+    turns = [len(episode.turns) for episode in played]
+    calls = sum(len(turn.action.tool_calls) for episode in played for turn in episode.turns)
+    errors = sum(_tool_errors(episode) for episode in played)
+    metrics |= {
+        "avg_turns": fmean(turns),
+        "min_turns": float(min(turns)),
+        "max_turns": float(max(turns)),
+        "avg_tool_calls": calls / len(played),
+        "avg_tool_errors": errors / len(played),
+        "total_tool_errors": float(errors),
+    }
+    if any(turns):
+        metrics["tool_calls_per_turn"] = calls / sum(turns)
+    if calls:
+        metrics["tool_error_rate"] = errors / calls
+    return metrics
+
+
+def _never_opened(episode: Trajectory) -> bool:
+    return episode.ending is Ending.FAILED and not episode.opening
+
+
+def _sampled_tokens(episode: Trajectory) -> int:
+    return sum(sum(transcript.loss_mask) for transcript in episode.transcripts)
+
+
+def _tool_errors(episode: Trajectory) -> int:
+    replies = (reply for turn in episode.turns for reply in turn.replies)
+    return sum(reply.role == "tool" and reply.is_error for reply in replies)

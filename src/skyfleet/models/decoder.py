@@ -1,0 +1,119 @@
+"""Decoder: one forward pass for the Llama family, over the weights of a Hugging Face module.
+
+Engine and learner run this same code on the same tensors and differ only in how a layer attends:
+over a key-value cache, or over packed sequences. That is why their logprobs agree.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, rms_norm, silu
+
+from skyfleet.errors import ModelError
+
+ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+
+
+class Attend(Protocol):
+    def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
+        """What each of T tokens takes from those it may see, as [T, H, D].
+
+        H query heads share K key-value heads of width D.
+        """
+        ...
+
+
+class Decoder:
+    def __init__(self, module: nn.Module, *, max_positions: int) -> None:
+        name = type(module).__name__
+        if name not in ARCHITECTURES:
+            raise ModelError(
+                f"{name} is not one of the architectures this version runs: {', '.join(ARCHITECTURES)}"
+            )
+        self.module = module
+        config: Any = module.config
+        body: Any = module.model
+        self.n_layers: int = config.num_hidden_layers
+        self.n_heads: int = config.num_attention_heads
+        self.n_kv_heads: int = config.num_key_value_heads
+        head_dim = getattr(config, "head_dim", None)
+        self.head_dim: int = head_dim or config.hidden_size // self.n_heads
+        self.vocab_size: int = config.vocab_size
+        self._eps: float = config.rms_norm_eps
+        self._body = body
+        self._head: nn.Linear = module.lm_head  # type: ignore[assignment]
+        self._layers: list[Any] = list(body.layers)
+        self._has_qk_norm = hasattr(self._layers[0].self_attn, "q_norm")
+        if max_positions > config.max_position_embeddings:
+            raise ModelError(
+                f"an episode may reach {max_positions} tokens (generator.max_input_length + "
+                f"max_generate_length) but the model knows {config.max_position_embeddings} positions"
+            )
+        self._cos_PD, self._sin_PD = self._rotary_tables(max_positions)
+
+    @property
+    def device(self) -> torch.device:
+        return self._head.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._head.weight.dtype
+
+    def hidden(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        """The last layer's output [T, E], normed and ready for `logits`."""
+        x_TE = self._body.embed_tokens(token_ids_T)
+        cos_T1D = self._cos_PD[positions_T].unsqueeze(1)
+        sin_T1D = self._sin_PD[positions_T].unsqueeze(1)
+        for index, layer in enumerate(self._layers):
+            x_TE = x_TE + self._attention(layer, index, x_TE, cos_T1D, sin_T1D, attend)
+            x_TE = x_TE + self._mlp(layer, x_TE)
+        return self._norm(x_TE, self._body.norm.weight)
+
+    def logits(self, hidden_NE: Tensor) -> Tensor:
+        """Float32 scores over the vocabulary [N, V]."""
+        return linear(hidden_NE, self._head.weight).float()
+
+    def _attention(
+        self, layer: Any, index: int, x_TE: Tensor, cos: Tensor, sin: Tensor, attend: Attend
+    ) -> Tensor:
+        block = layer.self_attn
+        y_TE = self._norm(x_TE, layer.input_layernorm.weight)
+        heads = (len(x_TE), -1, self.head_dim)
+        q_THD = _project(block.q_proj, y_TE).view(heads)
+        k_TKD = _project(block.k_proj, y_TE).view(heads)
+        v_TKD = _project(block.v_proj, y_TE).view(heads)
+        if self._has_qk_norm:
+            q_THD = self._norm(q_THD, block.q_norm.weight)
+            k_TKD = self._norm(k_TKD, block.k_norm.weight)
+        q_THD, k_TKD = _rotate(q_THD, cos, sin), _rotate(k_TKD, cos, sin)
+        out_THD = attend(index, q_THD, k_TKD, v_TKD)
+        return _project(block.o_proj, out_THD.reshape(len(x_TE), -1))
+
+    def _mlp(self, layer: Any, x_TE: Tensor) -> Tensor:
+        block = layer.mlp
+        y_TE = self._norm(x_TE, layer.post_attention_layernorm.weight)
+        gated = silu(_project(block.gate_proj, y_TE)) * _project(block.up_proj, y_TE)
+        return _project(block.down_proj, gated)
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return rms_norm(x, (x.shape[-1],), weight, self._eps)
+
+    def _rotary_tables(self, max_positions: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines as the module's own rotary embedding makes them, any scaling included."""
+        positions = torch.arange(max_positions, device=self.device).unsqueeze(0)
+        with torch.no_grad():
+            like = torch.zeros(1, device=self.device, dtype=self.dtype)
+            cos, sin = self._body.rotary_emb(like, positions)
+        return cos[0].contiguous(), sin[0].contiguous()
+
+
+def _project(layer: Any, x: Tensor) -> Tensor:
+    return linear(x, layer.weight, layer.bias)
+
+
+def _rotate(x_THD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> Tensor:
+    first, second = x_THD.chunk(2, dim=-1)
+    return x_THD * cos_T1D + torch.cat((-second, first), dim=-1) * sin_T1D

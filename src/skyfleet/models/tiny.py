@@ -1,0 +1,85 @@
+"""Tiny: a tokenizer and a transformer made from scratch, sized for a laptop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from skyfleet.errors import ConfigError
+
+MARKS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
+"""Single tokens, as in Qwen's own vocabulary."""
+
+# The glue of a tool call, names, single digits, runs of punctuation, white space: a name is one
+# token, a number is read digit by digit, and a call costs little more than what it says.
+PIECES = Regex(
+    r"""\{"name": "|", "arguments": \{|": "|", "|\}\}| ?[A-Za-z_]+|[0-9]| ?[^\sA-Za-z0-9_]+|\s+"""
+)
+
+DIMENSIONS: Mapping[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 4096,
+    "rope_theta": 10_000.0,
+    "tie_word_embeddings": True,
+    "vocab_size": 2048,
+}
+"""About a million parameters; `trainer.policy.model_config_kwargs` overrides each."""
+
+
+def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedTokenizerFast:
+    """Byte-level BPE over `texts`; with no texts, one token a byte."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(PIECES, behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[*MARKS, *TAGS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        # Tells make_renderer to write tools as signatures: a tiny model cannot afford JSON schemas.
+        skyfleet_tools="signatures",
+    )
+
+
+def build_tiny(
+    tokenizer: PreTrainedTokenizerFast, overrides: Mapping[str, Any], *, seed: int
+) -> Qwen3ForCausalLM:
+    """A Qwen3-shaped decoder with random weights drawn from `seed`."""
+    unknown = sorted(set(overrides) - set(DIMENSIONS))
+    if unknown:
+        raise ConfigError(
+            f"trainer.policy.model_config_kwargs.{unknown[0]}: a tiny model takes {sorted(DIMENSIONS)}"
+        )
+    dimensions = {**DIMENSIONS, **overrides, "vocab_size": len(tokenizer)}
+    theta = dimensions.pop("rope_theta")
+    config = Qwen3Config(
+        **dimensions,
+        rope_parameters={"rope_type": "default", "rope_theta": theta},
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Qwen3ForCausalLM(config)

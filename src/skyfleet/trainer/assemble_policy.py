@@ -1,0 +1,124 @@
+"""The policy: weights, words and engine, from configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from skyfleet.chat.renderer import Renderer
+from skyfleet.chat.renderers import make_renderer
+from skyfleet.config.generator import SamplingParams as SamplingConfig
+from skyfleet.config.root import RunConfig
+from skyfleet.engines.embedded import EmbeddedEngine
+from skyfleet.engines.engine import Engine
+from skyfleet.engines.sampling import SamplingParams
+from skyfleet.envs.env import EnvFactory, Opening
+from skyfleet.errors import ConfigError
+from skyfleet.models.decoder import Decoder
+from skyfleet.models.loading import Loaded, load_model
+from skyfleet.rollouts.conversation import Policy, TokenConversation
+from skyfleet.rollouts.limits import Limits
+from skyfleet.tasks.task import Task
+from skyfleet.trainer.scratch import make_policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speaker:
+    """Everything it takes to speak as the policy."""
+
+    loaded: Loaded
+    decoder: Decoder
+    renderer: Renderer
+    engine: Engine
+
+    def policy(self, sampling: SamplingParams) -> Policy:
+        sampling = replace(sampling, stop_token_ids=self.renderer.stop_token_ids)
+
+        def start(task: Task, opening: Opening, session: str) -> TokenConversation:
+            return TokenConversation(
+                opening,
+                engine=self.engine,
+                renderer=self.renderer,
+                sampling=sampling,
+                session=session,
+            )
+
+        return start
+
+
+async def assemble_speaker(
+    config: RunConfig, train_tasks: Sequence[Task], open_env: EnvFactory
+) -> Speaker:
+    """`train_tasks` only matter to a policy that is made from scratch for them."""
+    loaded = await _load(config, train_tasks, open_env)
+    longest = longest_episode(config)
+    decoder = Decoder(loaded.module, max_positions=longest)
+    renderer = make_renderer(
+        loaded.tokenizer, chat_template_kwargs=config.generator.chat_template_kwargs
+    )
+    engine = EmbeddedEngine(
+        decoder,
+        decode_text=renderer.text,
+        max_num_seqs=config.generator.max_num_seqs,
+        capacity=longest,
+        max_num_batched_tokens=config.generator.max_num_batched_tokens,
+    )
+    return Speaker(loaded=loaded, decoder=decoder, renderer=renderer, engine=engine)
+
+
+def limits_of(config: RunConfig) -> Limits:
+    return Limits(
+        max_turns=config.generator.max_turns,
+        max_input_length=config.generator.max_input_length,
+        trajectory_timeout_seconds=config.generator.trajectory_timeout_seconds,
+    )
+
+
+def sampling_of(section: SamplingConfig, *, seed: int) -> SamplingParams:
+    return SamplingParams(
+        max_generate_length=section.max_generate_length,
+        temperature=section.temperature,
+        top_p=section.top_p,
+        top_k=section.top_k,
+        min_p=section.min_p,
+        stop=tuple(section.stop),
+        seed=seed,
+    )
+
+
+def longest_episode(config: RunConfig) -> int:
+    """Tokens: a prompt at its limit, and the turn that may still follow it."""
+    generator = config.generator
+    turn = max(
+        generator.sampling_params.max_generate_length,
+        generator.eval_sampling_params.max_generate_length,
+    )
+    return generator.max_input_length + turn
+
+
+async def _load(config: RunConfig, train_tasks: Sequence[Task], open_env: EnvFactory) -> Loaded:
+    path = config.trainer.policy.model.path
+    device = _device(config.trainer.device)
+    dtype = torch.bfloat16 if config.trainer.bf16 else torch.float32
+    overrides = config.trainer.policy.model_config_kwargs
+    if path != "tiny":
+        return load_model(path, dtype=dtype, device=device, config_kwargs=overrides)
+    if not train_tasks:
+        raise ConfigError(
+            "trainer.policy.model.path='tiny' makes a model for the run's own tasks: "
+            "data.train_data is empty"
+        )
+    loaded = await make_policy(
+        train_tasks, open_env, limits_of(config), overrides, seed=config.trainer.seed
+    )
+    loaded.module.to(device=device, dtype=dtype)
+    return loaded
+
+
+def _device(name: str) -> torch.device:
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise ConfigError("trainer.device='cuda' and torch sees no CUDA device; set it to cpu")
+    return torch.device("cuda" if name != "cpu" and available else "cpu")

@@ -1,0 +1,38 @@
+"""Demonstrations: reference solutions as tokens to imitate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from skyfleet.algorithms.credit import credited
+from skyfleet.algorithms.sample import Sample
+from skyfleet.chat.renderer import Renderer
+from skyfleet.envs.env import EnvFactory
+from skyfleet.errors import TaskError
+from skyfleet.rollouts.collect import collect
+from skyfleet.rollouts.limits import Limits
+from skyfleet.rollouts.reference import reference_policy
+from skyfleet.tasks.task import Task
+
+
+async def demonstrate(
+    tasks: Sequence[Task], open_env: EnvFactory, renderer: Renderer, limits: Limits
+) -> list[Sample]:
+    """Play each task's own solution through its env and keep the tokens it took to say it.
+
+    A solution that does not pass is a broken task, and the run stops before learning from it.
+    """
+    groups = await collect(
+        tasks, open_env, reference_policy(renderer), limits, n_samples=1, max_concurrent=64
+    )
+    samples: list[Sample] = []
+    for group in groups:
+        (trajectory,) = group.trajectories
+        if not trajectory.success:
+            cause = trajectory.failure.detail if trajectory.failure else trajectory.ending.value
+            raise TaskError(
+                f"task {group.task_key}: its reference solution does not pass ({cause}); "
+                "mend or leave out the task, or set trainer.warm_start.steps=0"
+            )
+        samples.extend(credited(trajectory, t, 1.0) for t in trajectory.transcripts)
+    return samples

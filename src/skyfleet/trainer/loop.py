@@ -1,0 +1,82 @@
+"""The loop: warm start, then rollout, credit, learn, sync, evaluate, log, save."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from skyfleet.algorithms.credit import advantage_metrics, assign_credit
+from skyfleet.metrics.episodes import episode_metrics
+from skyfleet.metrics.rewards import reward_metrics
+from skyfleet.rollouts.collect import collect
+from skyfleet.trainer.evaluating import evaluate_all
+from skyfleet.trainer.run import Run
+from skyfleet.trainer.saving import save
+from skyfleet.trainer.warm_start import warm_start
+from skyfleet.trajectories.archive import step_path, write_groups
+from skyfleet.trajectories.trajectory import Group
+
+
+async def train(run: Run) -> None:
+    """From wherever the run stands to its last step. Cancelled, it saves what it has."""
+    position = run.sampler.state_dict()
+    try:
+        await warm_start(run)
+        await finish_step(run)
+        while run.state.step < run.schedule.total_steps:
+            position = run.sampler.state_dict()
+            await train_step(run, run.state.step + 1)
+            position = run.sampler.state_dict()
+            await finish_step(run)
+    except asyncio.CancelledError:
+        # Rollouts that were cut off are drawn again on resume.
+        run.sampler.load_state_dict(position)
+        run.state.pending_metrics = run.log.pending
+        save(run)
+        raise
+
+
+async def train_step(run: Run, step: int) -> None:
+    tasks = run.sampler.draw()
+    with run.log.timed("rollout"):
+        groups = await collect(
+            tasks,
+            run.open_env,
+            run.policy(step),
+            run.limits,
+            n_samples=run.n_samples,
+            max_concurrent=run.max_concurrent,
+        )
+    write_groups(step_path(run.folder / "trajectories" / "train", step), groups)
+    await learn(run, groups)
+    run.state.step = step
+
+
+async def learn(run: Run, groups: Sequence[Group]) -> None:
+    run.log.add(reward_metrics(groups, n_samples=run.n_samples) | episode_metrics(groups))
+    kept = run.sift(groups)
+    run.log.add({f"filter/{reason}": float(count) for reason, count in kept.dropped.items()})
+    samples = assign_credit(kept.groups, run.estimate, mask_unfinished=run.mask_unfinished)
+    run.log.add(advantage_metrics(samples))
+    if samples:
+        with run.log.timed("learn"):
+            report = await run.learner.step(samples)
+        run.log.add(report.metrics)
+        with run.log.timed("sync_weights"):
+            await run.sync.push(run.learner, run.engines)
+
+
+async def finish_step(run: Run) -> None:
+    """Evaluate if it is time, log the step's one row, save if it is time."""
+    step = run.state.step
+    if step <= run.state.logged_step:
+        return
+    if run.schedule.evaluates_at(step):
+        with run.log.timed("eval"):
+            await evaluate_all(run, step)
+    run.log.add({"trainer/global_step": float(step), "trainer/epoch": float(run.sampler.epoch)})
+    run.log.commit(step)
+    run.state.logged_step = step
+    if run.schedule.saves_at(step) or step == 0:
+        with run.log.timed("save_checkpoints"):
+            save(run)

@@ -1,0 +1,32 @@
+"""Scratch: a tokenizer and a tiny policy made for the run's own tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from skyfleet.chat.renderers import make_renderer
+from skyfleet.envs.env import EnvFactory
+from skyfleet.models.loading import Loaded
+from skyfleet.models.tiny import DIMENSIONS, build_tiny, train_tokenizer
+from skyfleet.rollouts.limits import Limits
+from skyfleet.tasks.task import Task
+from skyfleet.trainer.demonstrations import demonstrate
+
+
+async def make_policy(
+    tasks: Sequence[Task],
+    open_env: EnvFactory,
+    limits: Limits,
+    overrides: Mapping[str, Any],
+    *,
+    seed: int,
+) -> Loaded:
+    """The vocabulary is learned from how the tasks' solutions read; the weights are random."""
+    by_bytes = train_tokenizer([], vocab_size=0)
+    renderer = make_renderer(by_bytes)
+    samples = await demonstrate(tasks, open_env, renderer, limits)
+    texts = [renderer.text(sample.token_ids) for sample in samples]
+    vocab_size = int(overrides.get("vocab_size", DIMENSIONS["vocab_size"]))
+    tokenizer = train_tokenizer(texts, vocab_size=vocab_size)
+    return Loaded(module=build_tiny(tokenizer, overrides, seed=seed), tokenizer=tokenizer)

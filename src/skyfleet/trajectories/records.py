@@ -1,0 +1,160 @@
+"""Records: a trajectory as plain JSON values, and back, with nothing lost.
+
+A change to the shape of a record is a new `VERSION`; records of another version are refused.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+from skyfleet.chat.message import Image, Message, Part, Text, ToolCall
+from skyfleet.chat.transcript import Transcript
+from skyfleet.errors import SkyfleetError
+from skyfleet.tasks.grade import Grade
+from skyfleet.trajectories.trajectory import Ending, Failure, Trajectory, Turn
+
+VERSION = 1
+
+Record = dict[str, Any]
+
+
+class RecordError(SkyfleetError, ValueError):
+    """A record on disk cannot be read."""
+
+
+def to_record(trajectory: Trajectory) -> Record:
+    """Only dicts, lists, strings, numbers, booleans and None, ready for `json.dumps`."""
+    grade, failure = trajectory.grade, trajectory.failure
+    return {
+        "version": VERSION,
+        "task_key": trajectory.task_key,
+        "env_key": trajectory.env_key,
+        "sample": trajectory.sample,
+        "opening": [_message_record(message) for message in trajectory.opening],
+        "turns": [_turn_record(turn) for turn in trajectory.turns],
+        "transcripts": [_transcript_record(transcript) for transcript in trajectory.transcripts],
+        "ending": trajectory.ending.value,
+        "grade": grade and _grade_record(grade),
+        "failure": failure and {"kind": failure.kind, "detail": failure.detail},
+        "seconds": trajectory.seconds,
+    }
+
+
+def from_record(record: Mapping[str, Any]) -> Trajectory:
+    """The trajectory that `to_record` was given."""
+    if (version := record.get("version")) != VERSION:
+        raise RecordError(
+            f"version={version!r}; this skyfleet reads version {VERSION}: use the one that wrote it"
+        )
+    try:
+        return _trajectory(record)
+    except (KeyError, TypeError, ValueError) as error:
+        raise RecordError(
+            f"{type(error).__name__}: {error}; give a record that `to_record` wrote"
+        ) from None
+
+
+def _trajectory(record: Mapping[str, Any]) -> Trajectory:
+    grade, failure = record["grade"], record["failure"]
+    return Trajectory(
+        task_key=record["task_key"],
+        env_key=record["env_key"],
+        sample=record["sample"],
+        opening=tuple(_message(message) for message in record["opening"]),
+        turns=tuple(_turn(turn) for turn in record["turns"]),
+        transcripts=tuple(_transcript(transcript) for transcript in record["transcripts"]),
+        ending=Ending(record["ending"]),
+        grade=grade and Grade(**grade),
+        failure=failure and Failure(**failure),
+        seconds=record["seconds"],
+    )
+
+
+def _grade_record(grade: Grade) -> Record:
+    return {
+        "reward": grade.reward,
+        "success": grade.success,
+        "parts": dict(grade.parts),
+        "explanation": grade.explanation,
+    }
+
+
+def _turn_record(turn: Turn) -> Record:
+    return {
+        "action": _message_record(turn.action),
+        "replies": [_message_record(reply) for reply in turn.replies],
+        "reward": turn.reward,
+        "engine_seconds": turn.engine_seconds,
+        "env_seconds": turn.env_seconds,
+    }
+
+
+def _turn(record: Mapping[str, Any]) -> Turn:
+    return Turn(
+        action=_message(record["action"]),
+        replies=tuple(_message(reply) for reply in record["replies"]),
+        reward=record["reward"],
+        engine_seconds=record["engine_seconds"],
+        env_seconds=record["env_seconds"],
+    )
+
+
+def _transcript_record(transcript: Transcript) -> Record:
+    return {
+        "token_ids": list(transcript.token_ids),
+        "loss_mask": [int(chosen) for chosen in transcript.loss_mask],
+        "logprobs": list(transcript.logprobs),
+        "policy_versions": list(transcript.policy_versions),
+    }
+
+
+def _transcript(record: Mapping[str, Any]) -> Transcript:
+    return Transcript(
+        token_ids=list(record["token_ids"]),
+        loss_mask=[bool(chosen) for chosen in record["loss_mask"]],
+        logprobs=list(record["logprobs"]),
+        policy_versions=list(record["policy_versions"]),
+    )
+
+
+def _message_record(message: Message) -> Record:
+    content = message.content
+    return {
+        "role": message.role,
+        "content": content if isinstance(content, str) else [_part_record(p) for p in content],
+        "reasoning": message.reasoning,
+        "tool_calls": [
+            {"id": call.id, "name": call.name, "arguments": dict(call.arguments)}
+            for call in message.tool_calls
+        ],
+        "malformed_calls": list(message.malformed_calls),
+        "tool_call_id": message.tool_call_id,
+        "is_error": message.is_error,
+    }
+
+
+def _message(record: Mapping[str, Any]) -> Message:
+    content = record["content"]
+    return Message(
+        role=record["role"],
+        content=content if isinstance(content, str) else tuple(_part(part) for part in content),
+        reasoning=record["reasoning"],
+        tool_calls=tuple(ToolCall(**call) for call in record["tool_calls"]),
+        malformed_calls=tuple(record["malformed_calls"]),
+        tool_call_id=record["tool_call_id"],
+        is_error=record["is_error"],
+    )
+
+
+def _part_record(part: Part) -> Record:
+    if isinstance(part, Text):
+        return {"text": part.text}
+    return {"image": base64.b64encode(part.data).decode("ascii"), "media_type": part.media_type}
+
+
+def _part(record: Mapping[str, Any]) -> Part:
+    if "text" in record:
+        return Text(record["text"])
+    return Image(base64.b64decode(record["image"]), record["media_type"])

@@ -1,0 +1,161 @@
+"""ChatML by hand: the template's own tokens, and turns that join exactly."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.chat.small_tokenizer import chatml_template, small_tokenizer
+
+from skyfleet.chat.chatml import ChatMLRenderer
+from skyfleet.chat.jinja import JinjaRenderer
+from skyfleet.chat.message import Image, Message, Text, ToolCall, ToolSpec
+from skyfleet.chat.probes import QUESTION, SYSTEM, TALK, THOUGHTFUL_WORK, TOOLS, WORK
+from skyfleet.chat.tools_section import signature_tools
+from skyfleet.errors import ModelError
+
+TOKENIZER = small_tokenizer(chatml_template())
+RENDERER = ChatMLRenderer(TOKENIZER)
+(END_OF_TEXT,), (END,), (WORD, *_) = (
+    TOKENIZER.encode(text) for text in ("<|endoftext|>", "<|im_end|>", "bird")
+)
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=12) | st.sampled_from(
+    ["", "\n", " ", "\n\n", "<|im_start|>", "<|im_", "\nuser\n"]
+)
+
+
+@pytest.mark.parametrize("messages", [(QUESTION,), TALK, WORK, THOUGHTFUL_WORK])
+@pytest.mark.parametrize("system", [(), (SYSTEM,), (replace(SYSTEM, content=""),)])
+@pytest.mark.parametrize("tools", [(), TOOLS])
+def test_an_opening_is_what_the_template_gives(
+    messages: tuple[Message, ...], system: tuple[Message, ...], tools: tuple[ToolSpec, ...]
+) -> None:
+    template = JinjaRenderer(TOKENIZER)
+    assert RENDERER.open((*system, *messages), tools) == template.open((*system, *messages), tools)
+    for message in messages:
+        if message.role == "assistant":
+            assert RENDERER.write(message) == template.write(message)
+
+
+def test_the_pieces_of_an_episode_are_the_tokens_of_the_whole() -> None:
+    ask, answer = WORK[1], WORK[4]
+    pieces = [
+        *RENDERER.open(WORK[:1], TOOLS),
+        *RENDERER.write(ask),
+        *RENDERER.join(END, WORK[2:4]),
+        *RENDERER.write(answer),
+        *RENDERER.join(END, WORK[5:6]),
+    ]
+    assert pieces == RENDERER.open(WORK[:6], TOOLS)
+
+
+@settings(max_examples=500, derandomize=True, deadline=None)
+@given(TEXTS, TEXTS, st.booleans())
+def test_joining_after_any_words_is_tokenising_the_whole(said: str, heard: str, cut: bool) -> None:
+    before = TOKENIZER.encode(f"<|im_start|>assistant\n{said}{'' if cut else '<|im_end|>'}")
+    glue = RENDERER.join(before[-1], [Message(role="user", content=heard)])
+    whole = f"<|im_start|>assistant\n{said}<|im_end|>\n<|im_start|>user\n{heard}<|im_end|>\n"
+    assert before + glue == TOKENIZER.encode(whole + "<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize("last_token", [WORD, END_OF_TEXT])
+def test_a_turn_without_its_end_is_given_one(last_token: int) -> None:
+    glue = RENDERER.join(last_token, [QUESTION])
+    assert RENDERER.text(glue) == (
+        "<|im_end|>\n<|im_start|>user\nWhat is a heron?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert glue[1:] == RENDERER.join(END, [QUESTION])
+
+
+def test_tool_results_in_a_row_are_one_turn() -> None:
+    results = [Message(role="tool", content="1"), Message(role="tool", content="2")]
+    assert RENDERER.text(RENDERER.join(END, [*results, QUESTION])) == (
+        "\n<|im_start|>user\n<tool_response>\n1\n</tool_response>\n<tool_response>\n2\n"
+        "</tool_response><|im_end|>\n<|im_start|>user\nWhat is a heron?<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+@pytest.mark.parametrize("reasoning", [None, "", "Which one?"])
+@pytest.mark.parametrize("content", ["", "I look."])
+def test_what_is_written_is_what_is_parsed(reasoning: str | None, content: str) -> None:
+    calls = (
+        ToolCall(id="call_0", name="look_up", arguments={"word": "héron\n</tool_call>"}),
+        ToolCall(id="call_1", name='a "name"', arguments={}),
+    )
+    message = Message(
+        role="assistant",
+        content=content,
+        reasoning=reasoning,
+        tool_calls=calls,
+        malformed_calls=("<tool_call>oops</tool_call>",),
+    )
+    written = RENDERER.write(message)
+    assert written[-1] == END
+    assert RENDERER.parse(written) == message
+    assert RENDERER.parse(written[:-1]) == message
+
+
+def test_both_ways_a_model_ends_are_stops() -> None:
+    assert RENDERER.stop_token_ids == (END, END_OF_TEXT)
+    assert RENDERER.parse([WORD, END_OF_TEXT]) == RENDERER.parse([WORD, END])
+    assert RENDERER.parse([END]) == RENDERER.parse([]) == Message(role="assistant")
+
+
+def test_a_model_told_not_to_think_is_handed_an_empty_thought() -> None:
+    renderer = ChatMLRenderer(TOKENIZER, enable_thinking=False)
+    for token_ids in (renderer.open([QUESTION], ()), renderer.join(END, [QUESTION])):
+        assert renderer.text(token_ids).endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    assert RENDERER.text(RENDERER.open([QUESTION], ())).endswith("<|im_start|>assistant\n")
+
+
+def test_the_default_system_speaks_only_when_no_system_does() -> None:
+    renderer = ChatMLRenderer(TOKENIZER, default_system="You are small.")
+    assert renderer.open([QUESTION], TOOLS) == RENDERER.open(
+        [Message(role="system", content="You are small."), QUESTION], TOOLS
+    )
+    assert renderer.open([SYSTEM, QUESTION], ()) == RENDERER.open([SYSTEM, QUESTION], ())
+
+
+def test_signatures_take_a_line_a_tool() -> None:
+    move = ToolSpec(
+        name="move",
+        description="Moves a mail\nto a folder.",
+        parameters={"properties": {"id": {"type": "integer"}, "to": {"enum": ["inbox", "bin"]}}},
+    )
+    assert signature_tools(
+        [*TOOLS, move, ToolSpec(name="stop", description="", parameters={})]
+    ) == (
+        "Tools:\n"
+        "look_up(word) Looks a word up.\n"
+        'move(id, to: "inbox"|"bin") Moves a mail to a folder.\n'
+        "stop()\n"
+        'To call: <tool_call>{"name": ..., "arguments": {...}}</tool_call>'
+    )
+
+
+def test_parts_are_written_and_a_picture_is_refused() -> None:
+    parts = Message(role="user", content=(Text("What is "), Text("a heron?")))
+    assert RENDERER.open([parts], ()) == RENDERER.open([QUESTION], ())
+    picture = Message(role="tool", content=(Text("look"), Image(b"")))
+    with pytest.raises(ModelError, match="tool message holds an image"):
+        RENDERER.join(END, [picture])
+
+
+def test_half_a_surrogate_pair_in_a_tool_result_stops_nothing() -> None:
+    glue = RENDERER.join(END, [Message(role="tool", content="a\ud83d")])
+    assert "<tool_response>\na?\n</tool_response>" in RENDERER.text(glue)
+
+
+def test_a_tokenizer_that_splits_the_marks_is_refused() -> None:
+    class Bytes:
+        def encode(self, text: str, /, *, add_special_tokens: bool) -> list[int]:
+            return list(text.encode())
+
+        def decode(self, token_ids: list[int], /, *, skip_special_tokens: bool) -> str:
+            return bytes(token_ids).decode()
+
+    with pytest.raises(ModelError, match=r"splits <\|im_start\|>"):
+        ChatMLRenderer(Bytes())

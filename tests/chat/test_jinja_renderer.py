@@ -1,0 +1,136 @@
+"""Any chat template: used as it is, and trusted to join only after proof."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from tests.chat.small_tokenizer import chatml_template, small_tokenizer
+
+from skyfleet.chat.jinja import JinjaRenderer
+from skyfleet.chat.message import Message, ToolCall
+from skyfleet.chat.probes import ANSWER, QUESTION, SYSTEM, TOOLS, WORK
+from skyfleet.errors import ModelError
+
+PLAIN = small_tokenizer(chatml_template())
+(END,), (WORD, *_) = PLAIN.encode("<|im_end|>"), PLAIN.encode("bird")
+
+# Not ChatML: turns end in the end-of-text token, and a space stands before it.
+SPACED = (
+    "{{- tools | map(attribute='function.name') | join if tools }}{%- for m in messages %}"
+    "{{- '[' + m.role + '] ' + m.content + ' ' }}"
+    "{%- for call in m.tool_calls or [] %}{{- call.function.name }}{% endfor %}"
+    "{{- '<|endoftext|>' }}{% endfor %}{% if add_generation_prompt %}{{- '[assistant]' }}{% endif %}"
+)
+HIDES_TOOLS = SPACED.replace("if tools", "if false")
+# The space that ends the prompt belongs to the first word of the answer.
+MERGES_PROMPT = SPACED.replace("'[assistant]'", "'[assistant] '")
+MOVES_TOOLS = (
+    "{%- for m in messages %}"
+    "{%- if tools and m.role == 'user' and loop.last %}{{- tools | tojson }}{% endif %}"
+    "{{- m.role + ':' + m.content }}"
+    "{%- for call in m.tool_calls or [] %}{{- call.function.name }}{% endfor %}"
+    "{{- '<|im_end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{- 'assistant:' }}{% endif %}"
+)
+
+
+def test_an_append_only_template_joins_as_the_whole() -> None:
+    renderer = JinjaRenderer(PLAIN)
+    assert renderer.append_only
+    assert renderer.reason is None
+    glue = renderer.join(END, WORK[2:4])
+    assert glue is not None
+    pieces = renderer.open([SYSTEM, *WORK[:1]], TOOLS) + renderer.write(WORK[1]) + glue
+    assert pieces == renderer.open([SYSTEM, *WORK[:4]], TOOLS)
+    assert renderer.join(WORD, WORK[2:4]) == [END, *glue]
+
+
+def test_a_template_that_is_not_chatml_joins_too() -> None:
+    renderer = JinjaRenderer(PLAIN, chat_template=SPACED)
+    end_of_text = PLAIN.encode("<|endoftext|>")[0]
+    assert renderer.stop_token_ids == (end_of_text, END)
+    glue = renderer.join(end_of_text, [QUESTION])
+    assert glue is not None
+    assert renderer.text(glue) == "[user] What is a heron? <|endoftext|>[assistant]"
+    assert renderer.text(renderer.write(ANSWER)) == " A long-legged bird. <|endoftext|>"
+
+
+def test_a_template_that_forgets_thoughts_is_not_joined(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        renderer = JinjaRenderer(PLAIN, chat_template=chatml_template(keeps_thoughts=False))
+        assert renderer.join(END, [QUESTION]) is None
+        assert renderer.join(END, [QUESTION]) is None
+    assert not renderer.append_only
+    assert renderer.reason == (
+        "the chat template gives user, assistant, tool, tool other tokens than turn by turn"
+    )
+    assert [record.getMessage() for record in caplog.records] == [
+        f"every turn will open a new transcript: {renderer.reason}"
+    ]
+
+
+@pytest.mark.parametrize("template", [MOVES_TOOLS, MERGES_PROMPT])
+def test_a_template_whose_tokens_change_is_not_joined(template: str) -> None:
+    renderer = JinjaRenderer(PLAIN, chat_template=template)
+    assert not renderer.append_only
+    assert renderer.join(END, [QUESTION]) is None
+
+
+def test_a_template_that_refuses_tool_results_says_so() -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}"
+        "{% endif %}{% endfor %}" + chatml_template()
+    )
+    renderer = JinjaRenderer(PLAIN, chat_template=template)
+    assert renderer.reason is not None
+    assert "no tools here" in renderer.reason
+    with pytest.raises(ModelError, match=r"refuses a conversation of user, tool: no tools here"):
+        renderer.open([QUESTION, Message(role="tool", content="1")], ())
+
+
+def test_a_template_that_hides_the_tools_is_refused() -> None:
+    renderer = JinjaRenderer(PLAIN, chat_template=HIDES_TOOLS)
+    with pytest.raises(ModelError, match=r"does not show the tools \['look_up'\]"):
+        renderer.open([QUESTION], TOOLS)
+
+
+def test_a_template_without_an_end_of_turn_is_refused() -> None:
+    with pytest.raises(ModelError, match="no special token to stop at"):
+        JinjaRenderer(PLAIN, chat_template="{% for m in messages %}{{ m.content }}\n{% endfor %}")
+
+
+def test_a_thought_the_template_opened_is_a_thought() -> None:
+    renderer = JinjaRenderer(PLAIN, chat_template=chatml_template(prompt="<think>\\n"))
+    cut = 'Perhaps <tool_call>{"name": "x"}</tool_call>'
+    assert renderer.parse(PLAIN.encode(cut)).reasoning == cut
+    assert renderer.parse(PLAIN.encode("Hm.\n</think>\n\nA bird.<|im_end|>")) == Message(
+        role="assistant", reasoning="Hm.", content="A bird."
+    )
+
+
+@pytest.mark.parametrize("template", [chatml_template(), SPACED])
+def test_what_is_written_is_what_is_parsed(template: str) -> None:
+    renderer = JinjaRenderer(PLAIN, chat_template=template)
+    message = Message(
+        role="assistant",
+        content="A bird.",
+        reasoning="Hm.",
+        malformed_calls=("<tool_call>oops</tool_call>",),
+    )
+    assert renderer.parse(renderer.write(message)) == message
+
+
+def test_calls_are_written_as_the_template_writes_them() -> None:
+    renderer = JinjaRenderer(PLAIN)
+    call = ToolCall(id="call_0", name="look_up", arguments={"word": "héron"})
+    written = renderer.write(Message(role="assistant", tool_calls=(call,)))
+    assert renderer.text(written) == (
+        '<tool_call>\n{"name": "look_up", "arguments": {"word": "héron"}}\n</tool_call><|im_end|>'
+    )
+
+
+def test_template_settings_reach_the_template() -> None:
+    template = "{{- 'Style: ' + style }}" + chatml_template()
+    renderer = JinjaRenderer(PLAIN, chat_template=template, chat_template_kwargs={"style": "dry"})
+    assert renderer.text(renderer.open([QUESTION], ())).startswith("Style: dry<|im_start|>user")

@@ -1,0 +1,88 @@
+"""Which renderer a tokenizer gets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from tests.chat.small_tokenizer import chatml_template, small_tokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from skyfleet.chat.chatml import ChatMLRenderer
+from skyfleet.chat.jinja import JinjaRenderer
+from skyfleet.chat.probes import QUESTION, SYSTEM, TOOLS
+from skyfleet.chat.renderers import make_renderer
+from skyfleet.errors import ConfigError, ModelError
+
+DEFAULT_SYSTEM = (
+    "{%- if messages[0].role != 'system' and not tools %}"
+    "{{- '<|im_start|>system\nBe kind.<|im_end|>\n' }}{% endif %}"
+)
+NO_THOUGHT = "{%- if enable_thinking is false %}{{- '<think>\n\n</think>\n\n' }}{% endif %}"
+SAYS_HELLO = "Hello." + chatml_template()
+
+
+def without_marks(chat_template: str | None) -> Any:
+    tokenizer = small_tokenizer()
+    model = tokenizer.backend_tokenizer.from_str(
+        tokenizer.backend_tokenizer.to_str().replace("|im_", "|turn_")
+    )
+    return cast("Any", PreTrainedTokenizerFast)(
+        tokenizer_object=model, eos_token="<|turn_end|>", chat_template=chat_template
+    )
+
+
+@pytest.mark.parametrize(
+    "template", [None, chatml_template(), chatml_template(keeps_thoughts=False)]
+)
+def test_chatml_is_rendered_by_hand(template: str | None) -> None:
+    assert isinstance(make_renderer(small_tokenizer(template)), ChatMLRenderer)
+
+
+def test_another_format_is_rendered_by_its_template() -> None:
+    template = chatml_template().replace("|im_", "|turn_")
+    for tokenizer in (without_marks(template), small_tokenizer(SAYS_HELLO)):
+        renderer = make_renderer(tokenizer)
+        assert isinstance(renderer, JinjaRenderer)
+        assert renderer.append_only
+
+
+def test_the_template_decides_the_default_system_and_the_empty_thought() -> None:
+    tokenizer = small_tokenizer(DEFAULT_SYSTEM + chatml_template() + NO_THOUGHT)
+    renderer = make_renderer(
+        tokenizer, chat_template_kwargs={"enable_thinking": False}, tools_style="qwen"
+    )
+    assert isinstance(renderer, ChatMLRenderer)
+    assert renderer.text(renderer.open([QUESTION], ())) == (
+        "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nWhat is a heron?<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+
+
+def test_a_setting_the_template_ignores_changes_nothing() -> None:
+    tokenizer = small_tokenizer(chatml_template())
+    told = make_renderer(tokenizer, chat_template_kwargs={"enable_thinking": False})
+    assert told.open([QUESTION], TOOLS) == make_renderer(tokenizer).open([QUESTION], TOOLS)
+
+
+def test_a_tokenizer_carries_its_wish_for_signatures(tmp_path: Path) -> None:
+    small_tokenizer(chatml_template(), skyfleet_tools="signatures").save_pretrained(tmp_path)
+    renderer = make_renderer(AutoTokenizer.from_pretrained(tmp_path))
+    opening = renderer.text(renderer.open([SYSTEM, QUESTION], TOOLS))
+    assert "You know birds.\n\nTools:\nlook_up(word) Looks a word up.\nTo call:" in opening
+
+
+def test_an_unknown_tools_style_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"tools_style='tiny'; choose from \['qwen', 'sig"):
+        make_renderer(small_tokenizer(), tools_style="tiny")
+
+
+def test_a_tools_style_outside_chatml_is_refused() -> None:
+    with pytest.raises(ConfigError, match="tools_style='qwen' needs a tokenizer whose template"):
+        make_renderer(small_tokenizer(SAYS_HELLO), tools_style="qwen")
+
+
+def test_a_tokenizer_without_any_format_is_refused() -> None:
+    with pytest.raises(ModelError, match="neither a chat_template nor"):
+        make_renderer(without_marks(None))

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from skyfleet.cli.config import config_app
+from skyfleet.config.loading import load_config
+from skyfleet.errors import ConfigError
+
+
+def run(*words: str) -> str:
+    result = CliRunner().invoke(config_app, words, catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.output
+
+
+def test_show_prints_yaml_that_loads_with_what_cannot_run_as_comments(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("trainer: {seed: 7, epochs: 3}")
+    output = run("show", str(file), "trainer.epochs=4", "generator.backend=vllm")
+    shown = load_config(output)
+    assert (shown.trainer.seed, shown.trainer.epochs) == (7, 4)
+    assert output.splitlines()[-1].startswith("# generator.backend='vllm' does not run")
+
+
+def test_show_needs_no_file() -> None:
+    assert load_config(run("show", "trainer.seed=3")).trainer.seed == 3
+    assert load_config(run("show")) == load_config()
+
+
+def test_explain_takes_a_key_a_section_or_nothing() -> None:
+    assert run("explain", "trainer.seed") == "trainer.seed: int, at least 0 = 42\n"
+    assert "trainer.warm_start.steps" in run("explain", "trainer.warm_start")
+    assert "environment.env_class" in run("explain")
+
+
+def test_diff_prints_the_keys_that_differ(tmp_path: Path) -> None:
+    one, other = tmp_path / "a.yaml", tmp_path / "b.yaml"
+    one.write_text("trainer: {seed: 1}")
+    other.write_text("trainer: {seed: 2}")
+    assert run("diff", str(one), str(other)) == "trainer.seed: 1 -> 2\n"
+
+
+def test_a_mistake_rises_as_it_is_for_main_to_tell() -> None:
+    result = CliRunner().invoke(config_app, ["show", "trainer.sead=1"])
+    assert isinstance(result.exception, ConfigError)

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from skyfleet.config.loading import load_config, load_config_file
+from skyfleet.config.root import RunConfig
+from skyfleet.errors import ConfigError
+
+
+def refused(text: str = "", *overrides: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_config(text, overrides)
+    return str(caught.value).splitlines()
+
+
+def test_an_empty_text_is_the_defaults() -> None:
+    assert load_config() == RunConfig()
+
+
+def test_an_override_wins_over_the_text_and_a_later_one_over_an_earlier() -> None:
+    config = load_config("trainer: {seed: 1}", ["trainer.seed=2", "trainer.seed=3"])
+    assert config.trainer.seed == 3
+
+
+@pytest.mark.parametrize("prefix", ["", "+", "++"])
+def test_hydras_prefixes_change_nothing(prefix: str) -> None:
+    assert load_config("", [f"{prefix}generator.max_turns=7"]).generator.max_turns == 7
+
+
+def test_values_follow_yaml_and_an_exponent_is_a_number_even_without_a_point() -> None:
+    config = load_config(
+        "",
+        [
+            "trainer.policy.optimizer_config.lr=1e-6",
+            "data.train_data=['a.parquet', 'b.json']",
+            "trainer.policy.model_config_kwargs.rope_theta=1e6",
+            "trainer.run_name=2026-08-01",
+            "trainer.project_name=8e45abcd",
+            "trainer.max_training_steps=null",
+            "trainer.bf16=false",
+        ],
+    )
+    assert config.trainer.policy.optimizer_config.lr == 1e-6
+    assert config.data.train_data == ["a.parquet", "b.json"]
+    assert config.trainer.policy.model_config_kwargs == {"rope_theta": 1_000_000.0}
+    assert config.trainer.run_name == "2026-08-01"
+    assert config.trainer.project_name == "8e45abcd"
+    assert config.trainer.max_training_steps is None
+    assert config.trainer.bf16 is False
+
+
+@pytest.mark.parametrize("written", ["{enable_thinking: true}", "{enable_thinking:true}"])
+def test_a_mapping_is_read_with_or_without_hydras_missing_space(written: str) -> None:
+    config = load_config("", [f"+generator.chat_template_kwargs={written}"])
+    assert config.generator.chat_template_kwargs == {"enable_thinking": True}
+
+
+def test_a_mapping_merges_into_what_is_there() -> None:
+    text = "generator: {sampling_params: {top_p: 0.5}, chat_template_kwargs: {a: 1, b: 2}}"
+    config = load_config(
+        text,
+        ["generator.sampling_params={temperature: 0.7}", "generator.chat_template_kwargs={b: 3}"],
+    )
+    assert config.generator.sampling_params.top_p == 0.5
+    assert config.generator.sampling_params.temperature == 0.7
+    assert config.generator.chat_template_kwargs == {"a": 1, "b": 3}
+
+
+def test_a_list_or_null_replaces_what_is_there() -> None:
+    text = "{data: {val_data: {x: [a]}, test_data: null}, trainer: {rope_scaling: {factor: 4}}}"
+    config = load_config(text, ["data.val_data=[b]", "trainer.rope_scaling=null"])
+    assert config.data.val_data == ["b"]
+    assert config.data.test_data == {}
+    assert config.trainer.rope_scaling is None
+
+
+def test_what_nobody_sets_follows_skyrls_rules() -> None:
+    config = load_config(
+        "",
+        [
+            "trainer.policy.model.path=tiny",
+            "trainer.max_prompt_length=900",
+            "generator.sampling_params.temperature=0.9",
+            "generator.sampling_params.max_generate_length=64",
+            "generator.eval_sampling_params.stop=['</tool_call>']",
+            "generator.max_input_length=null",
+            "trainer.run_name=first",
+        ],
+    )
+    assert config.trainer.ref.model.path == "tiny"
+    assert config.generator.max_input_length == 900
+    assert config.trainer.algorithm.temperature == 0.9
+    assert config.generator.eval_sampling_params.temperature == 0.0
+    assert config.generator.eval_sampling_params.max_generate_length == 64
+    assert config.generator.eval_sampling_params.stop == ["</tool_call>"]
+    assert config.trainer.run_path == "runs/first"
+    assert config.trainer.ckpt_path == "runs/first/checkpoints"
+
+
+def test_evaluation_sets_have_names() -> None:
+    plain = load_config("", ["data.val_data=[a]", "data.test_data={retail: r.parquet}"])
+    assert plain.data.eval_sets == {"val": ["a"], "retail": ["r.parquet"]}
+    named = load_config("", ["data.val_data={easy: [a, b]}", "data.retail_val_data=c"])
+    assert named.data.eval_sets == {"easy": ["a", "b"], "retail_val": ["c"]}
+    assert load_config().data.eval_sets == {}
+
+
+def test_everything_wrong_is_said_at_once_a_sentence_each() -> None:
+    problems = refused(
+        "trainer: {seed: -1, critic: {model: {path: x}}}",
+        "trainer.policy.modle.path=b",
+        "trainer.max_turns=3",
+        "trainer.algorithm.advantage_estimator=gpro",
+        "trainer.ref=5",
+        "data.val_data=3",
+        "nonsense",
+    )
+    assert problems == [
+        "'nonsense' is not an override; write it as key=value",
+        "trainer.critic.model.path is not supported: "
+        "it belongs to a critic and grpo and rloo have none; drop it",
+        "trainer.policy.modle.path is unknown; did you mean trainer.policy.model.path?",
+        "trainer.max_turns is unknown; did you mean generator.max_turns?",
+        "trainer.ref=5: trainer.ref is a section; set a key in it, such as trainer.ref.model.path",
+        "data.val_data=3: it takes list[str] | dict[str, list[str]]",
+        "trainer.algorithm.advantage_estimator='gpro': "
+        "it takes grpo | rloo | gae | reinforce++ | maxrl",
+        "trainer.seed=-1: it takes int, at least 0",
+    ]
+
+
+def test_a_derived_value_that_does_not_fit_says_where_it_came_from() -> None:
+    assert refused("", "generator.sampling_params.temperature=0") == [
+        "trainer.algorithm.temperature=0: it takes float, above 0; "
+        "unset, it is ${generator.sampling_params.temperature}"
+    ]
+
+
+def test_an_interval_is_never_zero() -> None:
+    assert refused("", "trainer.max_ckpts_to_keep=0") == [
+        "trainer.max_ckpts_to_keep=0: it takes int, -1 or at least 1"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "sentence"),
+    [
+        ("- a", (), "a configuration is a mapping of keys; this is ['a']"),
+        ("", ("trainer.seed",), "'trainer.seed' is not an override; write it as key=value"),
+        ("", ("trainer.run_name=[",), "trainer.run_name='[' is not a YAML value; quote it"),
+        ("", ("zzz.qqq=1",), "zzz.qqq is unknown; `skyfleet config explain` lists the keys"),
+    ],
+)
+def test_what_cannot_be_read_is_one_sentence(
+    text: str, overrides: tuple[str, ...], sentence: str
+) -> None:
+    assert refused(text, *overrides) == [sentence]
+
+
+def test_broken_yaml_is_one_sentence() -> None:
+    (problem,) = refused("trainer: {seed: 1")
+    assert problem.startswith("not YAML: ")
+
+
+def test_a_file_is_read_and_a_missing_one_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("trainer: {seed: 5}")
+    assert load_config_file(file, ["trainer.epochs=2"]).trainer.seed == 5
+    with pytest.raises(ConfigError, match=r"absent\.yaml cannot be read"):
+        load_config_file(tmp_path / "absent.yaml")
+
+
+def test_configuration_needs_none_of_the_heavy_packages() -> None:
+    program = (
+        "import sys, skyfleet.config.explain; "
+        "print(sorted({'torch', 'scipy', 'pyarrow', 'transformers'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "[]\n"

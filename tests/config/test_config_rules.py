@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import pytest
+
+from skyfleet.config.gaps import GAPS
+from skyfleet.config.keys import known_keys
+from skyfleet.config.loading import load_config
+from skyfleet.config.rules import unsupported
+from skyfleet.errors import ConfigError
+
+VLLM = ("generator.backend=vllm", "trainer.micro_train_batch_size_per_gpu=1")
+
+# Taken by this version whatever they hold.
+RUNS = """
+data.train_data data.val_data data.test_data data.retail_val_data data.held_out_envs
+trainer.policy.model.path trainer.policy.model_config_kwargs
+trainer.policy.optimizer_config.lr trainer.policy.optimizer_config.adam_betas
+trainer.policy.optimizer_config.weight_decay trainer.policy.optimizer_config.max_grad_norm
+trainer.policy.optimizer_config.num_warmup_steps
+trainer.algorithm.grpo_norm_by_std trainer.algorithm.zero_variance_filter
+trainer.algorithm.zero_variance_filter_tol trainer.algorithm.max_seq_len
+trainer.algorithm.eps_clip_low trainer.algorithm.eps_clip_high
+trainer.algorithm.use_kl_loss trainer.algorithm.kl_loss_coef
+trainer.warm_start.steps trainer.warm_start.batch_size trainer.warm_start.lr
+trainer.warm_start.tasks trainer.device trainer.seed trainer.bf16 trainer.gradient_checkpointing
+trainer.epochs trainer.max_training_steps trainer.train_batch_size trainer.policy_mini_batch_size
+trainer.update_epochs_per_batch trainer.micro_train_batch_size_per_gpu
+trainer.micro_forward_batch_size_per_gpu trainer.max_tokens_per_microbatch
+trainer.max_prompt_length trainer.use_hybrid_env_sampling trainer.min_samples_per_env
+trainer.eval_batch_size trainer.eval_before_train trainer.eval_interval
+trainer.ckpt_interval trainer.max_ckpts_to_keep trainer.resume_mode trainer.resume_path
+trainer.project_name trainer.run_name trainer.run_path trainer.ckpt_path trainer.logger
+generator.n_samples_per_prompt generator.eval_n_samples_per_prompt generator.max_turns
+generator.max_input_length generator.trajectory_timeout_seconds generator.chat_template_kwargs
+generator.apply_overlong_filtering generator.zero_reward_on_non_stop
+generator.append_eos_token_after_stop_str_in_multi_turn generator.max_num_batched_tokens
+generator.max_num_seqs
+"""
+
+# Silent until another key switches them on, and that key has a gap.
+SILENT = """
+trainer.policy.model.lora. trainer.algorithm.dynamic_sampling. trainer.algorithm.kl_ctrl.
+trainer.algorithm.entropy_loss_coef trainer.rope_scaling. generator.chat_template.source
+generator.sampling_params. generator.eval_sampling_params.
+"""
+
+
+def broken(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config("", overrides)
+    return str(caught.value)
+
+
+def test_a_mini_batch_larger_than_the_batch_is_refused() -> None:
+    assert broken("trainer.train_batch_size=16", "trainer.policy_mini_batch_size=32") == (
+        "trainer.policy_mini_batch_size=32 is larger than trainer.train_batch_size=16: "
+        "no batch would fill a mini-batch; "
+        "set trainer.policy_mini_batch_size to a divisor of 16"
+    )
+
+
+def test_a_batch_is_whole_mini_batches() -> None:
+    assert broken("trainer.train_batch_size=10", "trainer.policy_mini_batch_size=4") == (
+        "trainer.train_batch_size=10 is not a multiple of trainer.policy_mini_batch_size=4: "
+        "2 prompts of each batch would be dropped; set trainer.train_batch_size to 8"
+    )
+
+
+def test_a_mini_batch_is_whole_micro_batches_unless_tokens_fill_them() -> None:
+    uneven = ("trainer.micro_train_batch_size_per_gpu=3",)  # 4 prompts x 4 attempts
+    assert broken(*uneven) == (
+        "trainer.policy_mini_batch_size=4 x generator.n_samples_per_prompt=4 = 16 sequences "
+        "do not divide into 1 GPUs x trainer.micro_train_batch_size_per_gpu=3; "
+        "set trainer.micro_train_batch_size_per_gpu=1 or another divisor"
+    )
+    load_config("", [*uneven, "trainer.max_tokens_per_microbatch=4096"])
+
+
+def test_the_context_holds_the_prompt_and_with_one_turn_nothing_more() -> None:
+    assert broken("generator.max_input_length=100") == (
+        "generator.max_input_length=100 is below trainer.max_prompt_length=512 "
+        "with generator.max_turns=50; set trainer.max_prompt_length=100"
+    )
+    assert "600 differs from" in broken("generator.max_turns=1", "generator.max_input_length=600")
+    load_config("", ["generator.max_turns=1"])
+
+
+def test_the_summed_reduction_needs_its_constant() -> None:
+    chosen = "trainer.algorithm.loss_reduction=seq_mean_token_sum_norm"
+    assert "for example to 1536:" in broken(chosen)  # 512 + 1024
+    load_config("", [chosen, "trainer.algorithm.max_seq_len=1536"])
+
+
+def test_kl_counts_once() -> None:
+    assert "count the KL twice" in broken("trainer.algorithm.use_kl_in_reward=true")
+    load_config(
+        "", ["trainer.algorithm.use_kl_in_reward=true", "trainer.algorithm.use_kl_loss=false"]
+    )
+
+
+def test_colocated_engines_fill_the_policys_gpus() -> None:
+    two_by_two = (
+        *VLLM,
+        "trainer.placement.policy_num_gpus_per_node=8",
+        "generator.num_inference_engines=2",
+        "generator.inference_engine_tensor_parallel_size=2",
+    )
+    assert broken(*two_by_two) == (
+        "trainer.placement.colocate_all=true shares 8 policy GPUs with "
+        "generator.num_inference_engines=2 x tensor 2 x pipeline 1 x data 1 = 4 engine GPUs; "
+        "make the two numbers equal"
+    )
+    load_config("", [*two_by_two, "generator.inference_engine_data_parallel_size=2"])
+    load_config("", [*two_by_two, "trainer.placement.colocate_all=false"])
+
+
+def test_resuming_from_a_path_needs_one() -> None:
+    assert "needs trainer.resume_path" in broken("trainer.resume_mode=from_path")
+
+
+def test_two_evaluation_sets_cannot_share_a_name() -> None:
+    named = ("data.val_data={retail: [a]}", "data.test_data={retail: b}")
+    assert broken(*named) == "data names 2 evaluation sets 'retail'; rename all but one"
+    load_config("", ["data.test_data={val: b}"])
+
+
+def test_every_broken_rule_is_named_at_once() -> None:
+    both = broken("trainer.train_batch_size=3", "trainer.resume_mode=from_path")
+    assert len(both.splitlines()) == 2
+
+
+def test_the_defaults_run_here() -> None:
+    assert unsupported(load_config()) == []
+
+
+def test_a_value_that_cannot_run_loads_and_is_named() -> None:
+    config = load_config(
+        "",
+        [
+            "trainer.algorithm.advantage_estimator=gae",
+            "trainer.rope_scaling.factor=4",
+            "trainer.ref.model.path=other",
+            "trainer.algorithm.temperature=0.5",
+        ],
+    )
+    assert unsupported(config) == [
+        "trainer.algorithm.advantage_estimator='gae' does not run in this version: "
+        "use grpo or rloo",
+        "trainer.algorithm.temperature=0.5 does not run in this version: "
+        "train at the sampling temperature: leave it out",
+        "trainer.rope_scaling={'rope_type': 'yarn', 'factor': 4.0, "
+        "'original_max_position_embeddings': 32768} does not run in this version: "
+        "stay within the model's own context",
+        "trainer.ref.model.path='other' does not run in this version: "
+        "the reference is the policy as it began; leave it out",
+    ]
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "trainer.algorithm.advantage_estimator=rloo",
+        "trainer.algorithm.loss_reduction=sequence_mean",
+        "trainer.algorithm.kl_estimator_type=k1",
+        "generator.sampling_params.temperature=0.9",
+        "trainer.policy.model.path=tiny",
+        "trainer.run_name=other",
+    ],
+)
+def test_what_this_version_runs_is_not_complained_about(override: str) -> None:
+    assert unsupported(load_config("", [override])) == []
+
+
+def test_every_key_runs_or_has_a_gap() -> None:
+    gaps = {gap.key for gap in GAPS}
+    assert len(gaps) == len(GAPS)
+    assert gaps.isdisjoint(RUNS.split())
+    accounted = gaps | set(RUNS.split())
+    unaccounted = [
+        key
+        for key in known_keys()
+        if key not in accounted and not key.startswith(tuple(SILENT.split()))
+    ]
+    assert unaccounted == []

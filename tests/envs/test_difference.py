@@ -1,0 +1,163 @@
+"""What changed in a database is found wherever it is, and judged to the field."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+
+import pytest
+
+from skyfleet.envs.verifiers.difference import Difference, IgnoreConfig, Spec
+
+SCHEMA = """
+create table pets (id integer primary key, name text, age integer, extras text);
+create table owners (pet_id integer, person text, primary key (pet_id, person));
+create table notes (body text);
+insert into pets values (1, 'rex', 3, '{"a": 1, "b": 2}'), (2, 'tom', 5, null);
+insert into owners values (1, 'amy');
+insert into notes values ('hello');
+"""
+
+
+@pytest.fixture
+def before() -> Iterator[sqlite3.Connection]:
+    yield from _database()
+
+
+@pytest.fixture
+def after() -> Iterator[sqlite3.Connection]:
+    yield from _database()
+
+
+def _database() -> Iterator[sqlite3.Connection]:
+    connection = sqlite3.connect(":memory:")
+    connection.executescript(SCHEMA)
+    yield connection
+    connection.close()
+
+
+AGED: Spec = {
+    "table": "pets",
+    "pk": 1,
+    "type": "modify",
+    "resulting_fields": [("age", 4)],
+    "no_other_changes": True,
+}
+BORN: Spec = {
+    "table": "pets",
+    "pk": 3,
+    "type": "insert",
+    "fields": [("id", 3), ("name", "kit"), ("age", ...), ("extras", None)],
+}
+SOLD: Spec = {"table": "owners", "pk": (1, "amy"), "type": "delete"}
+
+
+def test_nothing_done_is_no_difference(
+    before: sqlite3.Connection, after: sqlite3.Connection
+) -> None:
+    difference = Difference(before, after)
+    assert difference.changes == ()
+    assert difference.expect_exactly([]) is difference
+
+
+def test_insert_modify_and_delete_are_each_matched_by_their_spec(
+    before: sqlite3.Connection, after: sqlite3.Connection
+) -> None:
+    after.execute("update pets set age = 4 where id = 1")
+    after.execute("insert into pets values (3, 'kit', 0, null)")
+    after.execute("delete from owners")
+    Difference(before, after).expect_exactly([AGED, BORN, SOLD])
+    Difference(before, after).expect_only_v2([AGED, BORN, SOLD])
+
+
+@pytest.mark.parametrize(
+    ("sql", "complaint"),
+    [
+        ("update pets set age = 5 where id = 1", "age is 5, expected 4"),
+        ("update pets set age = 4, name = 'max' where id = 1", "pets 1: unexpected name"),
+        ("update pets set age = 4 where id = 2", "missing modify pets 1"),
+        ("delete from notes", "unexpected delete notes 1"),
+        ("select 1", "missing modify pets 1"),
+    ],
+)
+def test_exactly_means_no_more_no_less_and_nothing_else(
+    before: sqlite3.Connection, after: sqlite3.Connection, sql: str, complaint: str
+) -> None:
+    after.execute(sql)
+    with pytest.raises(AssertionError, match=complaint):
+        Difference(before, after).expect_exactly([AGED])
+
+
+def test_a_wanted_value_that_never_came_about_is_a_fault(
+    before: sqlite3.Connection, after: sqlite3.Connection
+) -> None:
+    after.execute("update pets set age = 4 where id = 1")
+    both = {**AGED, "resulting_fields": [("age", 4), ("name", "max")]}
+    with pytest.raises(AssertionError, match="name is 'rex', expected 'max'"):
+        Difference(before, after).expect_exactly([both])
+
+
+def test_an_insert_must_account_for_every_column(
+    before: sqlite3.Connection, after: sqlite3.Connection
+) -> None:
+    after.execute("insert into pets values (3, 'kit', 0, 'spots')")
+    with pytest.raises(AssertionError, match="extras is 'spots', expected None"):
+        Difference(before, after).expect_exactly([BORN])
+    with pytest.raises(AssertionError, match="unexpected age"):
+        Difference(before, after).expect_exactly([{**BORN, "fields": [("id", 3)]}])
+
+
+def test_what_is_allowed_need_not_happen_but_nothing_else_may(
+    before: sqlite3.Connection, after: sqlite3.Connection
+) -> None:
+    Difference(before, after).expect_only([AGED, BORN, SOLD])
+    after.execute("update notes set body = 'bye'")
+    with pytest.raises(AssertionError, match="notes"):
+        Difference(before, after).expect_only([AGED, BORN, SOLD])
+
+
+def test_allowed_changes_may_be_written_field_by_field(
+    before: sqlite3.Connection, after: sqlite3.Connection
+) -> None:
+    after.execute("update pets set age = 4 where id = 1")
+    after.execute("insert into pets values (3, 'kit', 0, null)")
+    allowed = [
+        {"table": "pets", "pk": "1", "field": "age", "after": 4},
+        {"table": "pets", "pk": 3, "field": None, "after": "__added__"},
+    ]
+    Difference(before, after).expect_only(allowed)
+    with pytest.raises(AssertionError, match="unexpected modify pets 1"):
+        Difference(before, after).expect_only(allowed[1:])
+    with pytest.raises(AssertionError, match="unexpected insert pets 3"):
+        Difference(before, after).expect_only(allowed[:1])
+
+
+def test_what_is_ignored_is_not_seen(before: sqlite3.Connection, after: sqlite3.Connection) -> None:
+    after.execute("update pets set age = 9")
+    after.execute("delete from notes")
+    ignore = IgnoreConfig(tables={"notes"}, table_fields={"pets": {"age"}})
+    Difference(before, after, ignore).expect_exactly([])
+    with pytest.raises(AssertionError):
+        Difference(before, after, IgnoreConfig(fields={"age"})).expect_exactly([])
+
+
+def test_json_that_says_the_same_is_no_change(
+    before: sqlite3.Connection, after: sqlite3.Connection
+) -> None:
+    after.execute("""update pets set extras = '{"b":2,"a":1}' where id = 1""")
+    assert Difference(before, after).changes == ()
+    after.execute("""update pets set extras = '{"b":2,"a":7}' where id = 1""")
+    assert [change.kind for change in Difference(before, after).changes] == ["modify"]
+
+
+def test_a_spec_that_makes_no_sense_is_a_broken_verifier(
+    before: sqlite3.Connection, after: sqlite3.Connection
+) -> None:
+    after.execute("update pets set age = 4 where id = 1")
+    difference = Difference(before, after)
+    with pytest.raises(ValueError, match="no table"):
+        difference.expect_exactly([{**AGED, "table": "cats"}])
+    with pytest.raises(ValueError, match="type"):
+        difference.expect_exactly([{"table": "pets", "pk": 1}])
+    with pytest.raises(ValueError, match="no_other_changes"):
+        difference.expect_exactly([{**AGED, "no_other_changes": None}])

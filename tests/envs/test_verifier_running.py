@@ -1,0 +1,109 @@
+"""A verifier's word becomes a grade, and a broken verifier never becomes a zero."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+
+import pytest
+
+from skyfleet.envs.verifiers.answers import (
+    contains_number,
+    extract_numbers,
+    normalized_contains,
+    normalized_string_comparison,
+)
+from skyfleet.envs.verifiers.running import run_verifier
+from skyfleet.errors import VerifierError
+from skyfleet.tasks.grade import Grade
+
+
+@pytest.fixture
+def database() -> Iterator[sqlite3.Connection]:
+    connection = sqlite3.connect(":memory:")
+    connection.execute("create table pets (id integer primary key, name text)")
+    yield connection
+    connection.close()
+
+
+def _grade(code: str, database: sqlite3.Connection, answer: str | None = None) -> Grade:
+    return run_verifier(code, database, database, answer)
+
+
+@pytest.mark.parametrize(
+    ("result", "reward", "success"),
+    [
+        ("1", 1.0, True),
+        ("True", 1.0, True),
+        ("None", 1.0, True),
+        ("0", 0.0, False),
+        ("False", 0.0, False),
+        ("0.5", 0.5, False),
+        ("TASK_SUCCESSFUL_SCORE", 1.0, True),
+    ],
+)
+def test_what_it_returns_is_the_reward(
+    database: sqlite3.Connection, result: str, reward: float, success: bool
+) -> None:
+    grade = _grade(f"def verify(env):\n    return {result}", database)
+    assert (grade.reward, grade.success) == (reward, success)
+
+
+@pytest.mark.parametrize(
+    ("code", "complaint"),
+    [
+        ("def validate_task(env:", "SyntaxError"),
+        ("score = 1", "no function"),
+        ("def validate_task(env): return 1 / 0", "ZeroDivisionError"),
+        ("def validate_task(env): assert False", "AssertionError"),
+        ("def validate_task(env): raise SystemExit(0)", "SystemExit"),
+        ("def validate_task(env): return 'yes'", "returned 'yes'"),
+        ("def validate_task(env): return float('nan')", "returned nan"),
+        ("def validate_task(env): return env.db('current').table('cats').first()", "no such table"),
+        ("def validate_task(env): env.db('current').table('pets').eq('age', 1).all()", "age"),
+        ("def validate_task(env): env.db('other')", "KeyError"),
+        ("import nothing_of_that_name", "ModuleNotFoundError"),
+    ],
+)
+def test_a_broken_verifier_is_an_error_and_not_a_zero(
+    database: sqlite3.Connection, code: str, complaint: str
+) -> None:
+    with pytest.raises(VerifierError, match=complaint):
+        _grade(code, database)
+
+
+def test_it_sees_the_answer_and_what_it_prints_is_kept(
+    database: sqlite3.Connection, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = """
+from fleet.verifiers import something
+
+def helper(text):
+    print("heard", text)
+    return text == "blue"
+
+def validate_task_abc_123(env: Environment, final_answer: str | None = None) -> int:
+    env.instance.load()
+    return TASK_SUCCESSFUL_SCORE if helper(final_answer) else TASK_FAILED_SCORE
+"""
+    grade = _grade(code, database, "blue")
+    assert (grade.success, grade.explanation) == (True, "heard blue\n")
+    assert not _grade(code, database, None).success
+    assert capsys.readouterr().out == ""
+
+
+def test_runs_do_not_see_each_other(database: sqlite3.Connection) -> None:
+    code = "runs = []\ndef verify(env):\n    runs.append(1)\n    return len(runs) == 1"
+    assert [_grade(code, database).success for _ in range(3)] == [True, True, True]
+
+
+def test_answers_are_compared_without_case_and_punctuation() -> None:
+    assert normalized_contains("Grand Inn", "it is the GRAND-inn.")
+    assert not normalized_contains("Grand Inn", "the Grand Palace")
+    assert normalized_contains("b", {"a": "B"})
+    assert normalized_string_comparison("Grand Inn", " grand inn! ")
+    assert not normalized_string_comparison("3", "13")
+    assert extract_numbers("1,200 of -3.5") == [1200.0, -3.5]
+    assert contains_number("costs 1,200", "1200")
+    assert not contains_number("costs 12", 2)
+    assert not contains_number("costs 12", "twelve")

@@ -1,0 +1,152 @@
+"""A comparison calls a change what the evidence allows, and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.trajectories.making import group
+
+from skyfleet.errors import TaskError
+from skyfleet.evaluation.compare import Verdict, compare
+from skyfleet.evaluation.report import EvalReport, TaskOutcome
+
+Rewards = Sequence[Sequence[float | None]]
+
+
+def report(step: int = 0, **rewards_by_env: Rewards) -> EvalReport:
+    """Each environment's tasks, each with its attempts' rewards."""
+    groups = [
+        group(rewards, task_key=f"{env_key}{i}", env_key=env_key)
+        for env_key, tasks in rewards_by_env.items()
+        for i, rewards in enumerate(tasks)
+    ]
+    return EvalReport.of("eval", groups, step=step)
+
+
+def arms(*, kept: int, gained: int, lost: int, failed: int) -> tuple[Rewards, Rewards]:
+    """Single attempts at tasks that pass in both arms, in the later, in the earlier, in none."""
+    before = [[1.0]] * kept + [[0.0]] * gained + [[1.0]] * lost + [[0.0]] * failed
+    after = [[1.0]] * kept + [[1.0]] * gained + [[0.0]] * lost + [[0.0]] * failed
+    return before, after
+
+
+def test_the_seeds_best_environment_is_not_shown_to_have_improved() -> None:
+    """github 14/30 -> 21/30, as if the two runs were unrelated: 11 gained, 4 lost."""
+    before, after = arms(kept=10, gained=11, lost=4, failed=5)
+    change = compare(report(github=before), report(80, github=after)).by_env["github"]
+    assert (change.before, change.after) == pytest.approx((14 / 30, 21 / 30))
+    assert change.difference == pytest.approx(7 / 30)
+    assert change.p_value == pytest.approx(2 * 1941 / 2**15)
+    assert change.interval[0] < 0 < change.interval[1]
+    assert change.verdict is Verdict.UNDERPOWERED
+    assert change.tasks_needed == 70
+
+
+def test_the_same_gain_without_a_loss_is_an_improvement() -> None:
+    before, after = arms(kept=14, gained=7, lost=0, failed=9)
+    change = compare(report(github=before), report(github=after)).overall
+    assert change.p_value == pytest.approx(2 / 2**7)
+    assert change.interval[0] > 0
+    assert change.verdict is Verdict.IMPROVED
+
+
+def test_a_loss_is_a_regression() -> None:
+    before, after = arms(kept=14, gained=0, lost=7, failed=9)
+    assert compare(report(a=before), report(a=after)).overall.verdict is Verdict.REGRESSED
+
+
+def test_one_hard_task_tried_28_times_is_one_task() -> None:
+    """The seed's ticketmaster: one unique task, 1/28 -> 2/28."""
+    before = [[1.0] + [0.0] * 27]
+    after = [[1.0] * 2 + [0.0] * 26]
+    change = compare(report(ticketmaster=before), report(ticketmaster=after)).overall
+    assert (change.n_tasks, change.p_value) == (1, 1.0)
+    assert change.detectable == float("inf")
+    assert change.verdict is Verdict.UNDERPOWERED
+
+
+@pytest.mark.parametrize(
+    ("kept", "failed", "verdict"),
+    [(19, 1, Verdict.SATURATED), (1, 19, Verdict.FAILING), (18, 2, Verdict.UNDERPOWERED)],
+)
+def test_the_ends_of_the_scale_have_names(kept: int, failed: int, verdict: Verdict) -> None:
+    before, after = arms(kept=kept, gained=0, lost=0, failed=failed)
+    assert compare(report(a=before), report(a=after)).overall.verdict is verdict
+
+
+def test_enough_tasks_without_a_change_are_no_evidence() -> None:
+    before, after = arms(kept=200, gained=12, lost=10, failed=78)
+    change = compare(report(a=before), report(a=after)).overall
+    assert change.detectable < 0.10
+    assert change.verdict is Verdict.NO_EVIDENCE
+
+
+def test_asking_many_environments_costs_certainty() -> None:
+    """7 gained and none lost is p = 1/64 alone, and 4/64 among four environments."""
+    before, after = arms(kept=14, gained=7, lost=0, failed=9)
+    same, _ = arms(kept=14, gained=0, lost=0, failed=9)
+    comparison = compare(
+        report(a=before, b=same, c=same, d=same), report(a=after, b=same, c=same, d=same)
+    )
+    assert comparison.by_env["a"].p_value == pytest.approx(1 / 64)
+    assert comparison.by_env["a"].corrected_p_value == pytest.approx(4 / 64)
+    assert comparison.by_env["a"].verdict is not Verdict.IMPROVED
+    assert comparison.overall.corrected_p_value == comparison.overall.p_value
+    assert comparison.overall.verdict is Verdict.IMPROVED
+
+
+def test_only_tasks_known_in_both_are_compared_and_the_rest_are_counted() -> None:
+    before = report(a=[[1.0], [0.0], [None], [0.0]], b=[[None]])
+    after = report(a=[[1.0], [1.0], [1.0], [None], [1.0]], b=[[1.0]])
+    comparison = compare(before, after)
+    assert list(comparison.by_env) == ["a"]
+    change = comparison.by_env["a"]
+    assert (change.n_tasks, change.n_left_out) == (2, 3)
+    assert (change.before, change.after) == (0.5, 1.0)
+    assert (comparison.overall.n_tasks, comparison.overall.n_left_out) == (2, 4)
+
+
+def test_thirds_that_cancel_are_no_difference() -> None:
+    before = [[1.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
+    after = [[1.0, 0.0, 0.0], [0.0, 0.0, 0.0], [1.0, 1.0, 0.0]]
+    change = compare(report(a=before), report(a=after)).overall
+    assert (change.difference, change.p_value, change.tasks_needed) == (0.0, 1.0, None)
+
+
+def test_every_task_gaining_the_same_is_no_trouble() -> None:
+    before, after = [[0.0] * 10] * 12, [[1.0] + [0.0] * 9] * 12
+    change = compare(report(a=before), report(a=after)).overall
+    assert change.p_value == pytest.approx(2 / 2**12)
+    assert change.verdict is Verdict.IMPROVED
+
+
+def test_reports_without_a_common_task_are_refused() -> None:
+    with pytest.raises(TaskError, match="'eval' at step 0 and 'eval' at step 5 have no task"):
+        compare(report(a=[[1.0]]), report(5, b=[[1.0]]))
+
+
+def test_a_policy_that_did_not_change_is_seldom_said_to_have() -> None:
+    """Three environments of 20 tasks: a false verdict on any of them in at most 6 of 100."""
+    rng = np.random.default_rng(8)
+    trials, alarms = 400, 0
+    for _ in range(trials):
+        hardness = rng.beta(1, 1, (3, 20))
+        before, after = (drawn_report(rng.binomial(3, hardness).tolist()) for _ in range(2))
+        verdicts = {change.verdict for change in compare(before, after).by_env.values()}
+        alarms += bool(verdicts & {Verdict.IMPROVED, Verdict.REGRESSED})
+    assert 0 < alarms / trials <= 0.06
+
+
+def drawn_report(successes: list[list[int]]) -> EvalReport:
+    """Three attempts a task; only the outcomes, for scores take time and are not compared."""
+    outcomes = {
+        f"{env}/{task}": TaskOutcome(
+            env_key=str(env), successes=c, rewards=(1.0,) * c + (0.0,) * (3 - c)
+        )
+        for env, tasks in enumerate(successes)
+        for task, c in enumerate(tasks)
+    }
+    return replace(EvalReport.of("eval", [], step=0), outcomes=outcomes)

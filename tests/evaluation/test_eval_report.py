@@ -1,0 +1,97 @@
+"""An evaluation report counts tasks once, and says how sure it is."""
+
+from __future__ import annotations
+
+import pytest
+from tests.trajectories.making import group
+
+from skyfleet.evaluation.report import EvalReport, TaskOutcome
+from skyfleet.metrics.intervals import cluster_bootstrap, wilson
+from skyfleet.trajectories.records import RecordError
+
+SINGLE = EvalReport.of(
+    "eval", [group([float(i < 14)], task_key=f"t{i:02d}") for i in range(30)], step=0
+)
+MIXED = EvalReport.of(
+    "held out",
+    [
+        group([1.0, 1.0, 0.0, 0.0], task_key="a"),
+        group([0.5, 0.0, 0.0, 0.0], task_key="b"),
+        group([1.0, None, None, None], task_key="c"),
+        group([None] * 4, task_key="d", env_key="mail/box"),
+    ],
+    step=80,
+)
+
+
+def test_single_attempts_have_wilsons_interval() -> None:
+    score = SINGLE.overall
+    assert (score.n_tasks, score.n_attempts, score.n_unknown) == (30, 30, 0)
+    assert score.success_rate == pytest.approx(14 / 30)
+    assert score.interval == wilson(14 / 30, 30)
+    assert score.pass_at_k == {1: pytest.approx(14 / 30)}
+
+
+def test_repeated_attempts_are_resampled_by_task() -> None:
+    assert MIXED.by_env["github"].interval == cluster_bootstrap([0.5, 0.0, 1.0])
+
+
+def test_a_task_counts_once_however_often_it_was_graded() -> None:
+    score = MIXED.by_env["github"]
+    assert (score.n_tasks, score.n_attempts, score.n_unknown) == (3, 9, 3)
+    assert score.success_rate == pytest.approx((0.5 + 0.0 + 1.0) / 3)
+    assert score.mean_reward == pytest.approx((0.5 + 0.125 + 1.0) / 3)
+
+
+def test_pass_at_k_is_over_tasks_with_k_graded_attempts() -> None:
+    """Of a's six pairs five hold a success and one holds two; c has one graded attempt."""
+    score = MIXED.by_env["github"]
+    assert score.pass_at_k == pytest.approx({1: 0.5, 2: (5 / 6 + 0) / 2, 4: 0.5})
+    assert score.pass_hat_k == pytest.approx({1: 0.5, 2: (1 / 6 + 0) / 2, 4: 0.0})
+
+
+def test_an_environment_nobody_could_grade_has_no_rate() -> None:
+    score = MIXED.by_env["mail/box"]
+    assert (score.n_tasks, score.n_unknown, score.success_rate) == (0, 4, None)
+    assert score.interval == (0.0, 1.0)
+    assert MIXED.metrics()["eval/mail_box/unknown_grades"] == 4.0
+    assert [key for key in MIXED.metrics() if "mail_box" in key] == ["eval/mail_box/unknown_grades"]
+
+
+def test_groups_of_one_task_are_one_task() -> None:
+    twice = EvalReport.of("eval", [group([1.0]), group([0.0, None])], step=0)
+    assert twice.outcomes == {
+        "t": TaskOutcome(env_key="github", successes=1, rewards=(1.0, 0.0), unknown=1)
+    }
+
+
+def test_metrics_are_named_by_environment_and_set() -> None:
+    metrics = MIXED.metrics("test-held out")
+    github = {
+        k.split("/")[2]: v for k, v in metrics.items() if k.startswith("test-held out/github")
+    }
+    assert set(github) == {
+        "avg_score", "pass_at_1", "pass_at_1_low", "pass_at_1_high", "pass_at_2", "pass_at_4",
+        "pass_hat_2", "pass_hat_4", "mean_positive_reward", "variance_per_prompt", "signal_ratio",
+        "unknown_grades",
+    }  # fmt: skip
+    assert github["mean_positive_reward"] == pytest.approx((1 + 1 + 0.5 + 1) / 4)
+    assert github["variance_per_prompt"] == pytest.approx((0.25 + 0.046875) / 2)
+    assert metrics["test-held out/all/pass_at_1"] == github["pass_at_1"]
+    assert metrics["test-held out/all/unknown_grades"] == 7.0
+
+
+def test_no_groups_are_a_report_of_nothing() -> None:
+    empty = EvalReport.of("eval", [], step=0)
+    assert (empty.overall.n_tasks, empty.overall.success_rate, dict(empty.by_env)) == (0, None, {})
+    assert empty.metrics() == {"eval/all/unknown_grades": 0.0}
+
+
+@pytest.mark.parametrize("report", [SINGLE, MIXED, EvalReport.of("none", [], step=3)])
+def test_a_report_returns_from_json_as_it_was(report: EvalReport) -> None:
+    assert EvalReport.from_json(report.to_json()) == report
+
+
+def test_a_broken_report_says_where() -> None:
+    with pytest.raises(RecordError, match=r"step: .*; give what to_json wrote"):
+        EvalReport.from_json(SINGLE.to_json().replace('"step": 0', '"step": "soon"'))

@@ -1,0 +1,111 @@
+"""Intervals cover what they promise, at the sizes we evaluate at."""
+
+from __future__ import annotations
+
+from math import comb
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skyfleet.metrics.intervals import cluster_bootstrap, paired_difference, wilson
+
+
+def test_wilson_on_the_seed_headline() -> None:
+    assert wilson(50 / 116, 116) == pytest.approx((0.345, 0.522), abs=5e-4)
+    assert wilson(59 / 116, 116) == pytest.approx((0.419, 0.598), abs=5e-4)
+
+
+def test_wilson_at_the_ends_is_not_a_point() -> None:
+    assert wilson(1.0, 19) == pytest.approx((19 / (19 + 1.959964**2), 1.0))
+    assert wilson(0.0, 19) == pytest.approx((0.0, 1.959964**2 / (19 + 1.959964**2)))
+
+
+def test_no_attempts_tell_nothing() -> None:
+    assert wilson(0.0, 0) == (0.0, 1.0)
+    assert cluster_bootstrap([]) == (0.0, 1.0)
+    assert paired_difference([]) == (-1.0, 1.0)
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.5, 0.8])
+def test_wilson_covers_95_percent(rate: float) -> None:
+    n = 76
+    covered = 0.0
+    for c in range(n + 1):
+        low, high = wilson(c / n, n)
+        if low <= rate <= high:
+            covered += comb(n, c) * rate**c * (1 - rate) ** (n - c)
+    assert 0.93 <= covered <= 0.97
+
+
+def test_the_bootstrap_is_seeded() -> None:
+    rates = [0.0, 0.25, 0.5, 1.0, 1.0, 0.75]
+    assert cluster_bootstrap(rates, seed=1) == cluster_bootstrap(rates, seed=1)
+    assert cluster_bootstrap(rates, seed=1) != cluster_bootstrap(rates, seed=2)
+
+
+def test_the_bootstrap_sees_tasks_not_attempts() -> None:
+    """40 tasks of one attempt each, or of ten like attempts: the same evidence."""
+    rates = [1.0] * 20 + [0.0] * 20
+    assert cluster_bootstrap(rates) == pytest.approx(wilson(0.5, 40), abs=0.02)
+
+
+def test_tasks_that_all_agree_are_not_certainty() -> None:
+    assert cluster_bootstrap([1.0] * 19) == wilson(1.0, 19)
+    assert cluster_bootstrap([0.5]) == wilson(0.5, 1)
+
+
+@pytest.mark.parametrize(("n_tasks", "rate"), [(30, 0.5), (40, 0.8)])
+def test_the_bootstrap_covers_95_percent_of_uneven_tasks(n_tasks: int, rate: float) -> None:
+    rng = np.random.default_rng(7)
+    trials = 1500
+    hardness = rng.beta(3 * rate, 3 * (1 - rate), (trials, n_tasks))
+    covered = 0
+    for rates in rng.binomial(4, hardness) / 4:
+        low, high = cluster_bootstrap(rates.tolist(), n_resamples=1000)
+        covered += low <= rate <= high
+    assert 0.93 <= covered / trials <= 0.97
+
+
+def test_the_paired_interval_is_bonett_and_price() -> None:
+    """11 gained, 4 lost of 30: 12/32 - 5/32, and s² = (17 - 7²/32) / 31."""
+    differences = [1.0] * 11 + [-1.0] * 4 + [0.0] * 15
+    half = 2.0395134 * ((17 - 49 / 32) / 31 / 32) ** 0.5
+    assert paired_difference(differences) == pytest.approx((7 / 32 - half, 7 / 32 + half))
+
+
+def test_no_change_seen_is_not_certainty() -> None:
+    low, high = paired_difference([0.0] * 19)
+    assert high == -low
+    assert high > 0.1
+    assert paired_difference([0.0] * 19, attempts=4)[1] == pytest.approx(high / 4)
+
+
+@pytest.mark.parametrize("attempts", [1, 4])
+@pytest.mark.parametrize(("before", "after"), [(0.5, 0.5), (0.45, 0.6)])
+def test_the_paired_interval_covers_95_percent(attempts: int, before: float, after: float) -> None:
+    rng = np.random.default_rng(11)
+    trials, n_tasks = 3000, 60
+    hardness = rng.beta(4 * before, 4 * (1 - before), (trials, n_tasks))
+    eased = hardness + (after - before) / (1 - before) * (1 - hardness)
+    changes = (rng.binomial(attempts, eased) - rng.binomial(attempts, hardness)) / attempts
+    covered = 0
+    for differences in changes:
+        low, high = paired_difference(differences.tolist(), attempts=attempts)
+        covered += low <= after - before <= high
+    assert 0.93 <= covered / trials <= 0.97
+
+
+def test_the_paired_interval_holds_near_the_ceiling_with_few_tasks() -> None:
+    rng = np.random.default_rng(5)
+    trials = 2000
+    changes = (rng.binomial(4, 0.97, (trials, 10)) - rng.binomial(4, 0.95, (trials, 10))) / 4
+    intervals = [paired_difference(row.tolist(), attempts=4) for row in changes]
+    assert sum(low <= 0.02 <= high for low, high in intervals) / trials >= 0.93
+
+
+@given(st.lists(st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0]), min_size=1, max_size=12))
+def test_an_interval_of_rates_lies_within_zero_and_one(rates: list[float]) -> None:
+    low, high = cluster_bootstrap(rates, n_resamples=200)
+    assert 0.0 <= low < high <= 1.0

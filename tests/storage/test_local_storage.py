@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from skyfleet.storage.local import discard, publishing, sweep, write_atomically
+
+
+@contextmanager
+def disk_full_after(n_bytes: int) -> Iterator[None]:
+    """No file may grow past `n_bytes`: the kernel refuses the write, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_text_and_bytes_replace_what_was_there(tmp_path: Path) -> None:
+    write_atomically(tmp_path / "a", "é")
+    assert (tmp_path / "a").read_bytes() == b"\xc3\xa9"
+    write_atomically(tmp_path / "a", b"\x00")
+    assert (tmp_path / "a").read_bytes() == b"\x00"
+    assert names(tmp_path) == ["a"]
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
+    write_atomically(tmp_path / "a", "old")
+    with disk_full_after(10), pytest.raises(OSError, match="too large"):
+        write_atomically(tmp_path / "a", "n" * 11)
+    assert (tmp_path / "a").read_text() == "old"
+    assert names(tmp_path) == ["a"]
+
+
+def test_a_folder_appears_only_when_its_block_ends(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "folder"
+    with publishing(folder) as draft:
+        (draft / "inside").mkdir()
+        (draft / "inside" / "a").write_text("new")
+        assert not folder.exists()
+    assert (folder / "inside" / "a").read_text() == "new"
+    assert names(folder.parent) == ["folder"]
+
+
+def test_a_published_folder_replaces_the_old_one_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    with publishing(folder) as draft:
+        (draft / "old").touch()
+    with publishing(folder) as draft:
+        (draft / "new").touch()
+    assert names(folder) == ["new"]
+    assert names(tmp_path) == ["folder"]
+
+
+def test_a_full_disk_leaves_the_old_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    with publishing(folder) as draft:
+        (draft / "a").write_text("old")
+    with (
+        disk_full_after(10),
+        pytest.raises(OSError, match="too large"),
+        publishing(folder) as draft,
+    ):
+        (draft / "a").write_text("n" * 11)
+    assert (folder / "a").read_text() == "old"
+    assert names(tmp_path) == ["folder"]
+
+
+def test_an_interrupt_leaves_the_old_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    with publishing(folder) as draft:
+        (draft / "a").write_text("old")
+    with pytest.raises(KeyboardInterrupt), publishing(folder):
+        raise KeyboardInterrupt
+    assert (folder / "a").read_text() == "old"
+    assert names(tmp_path) == ["folder"]
+
+
+def test_what_a_killed_writer_left_is_cleared_by_the_next(tmp_path: Path) -> None:
+    (tmp_path / ".folder.draft" / "half").mkdir(parents=True)
+    with publishing(tmp_path / "folder") as draft:
+        assert names(draft) == []
+    assert names(tmp_path) == ["folder"]
+
+
+def test_sweeping_brings_back_a_folder_whose_successor_never_came(tmp_path: Path) -> None:
+    (tmp_path / ".a.replaced" / "old").mkdir(parents=True)
+    (tmp_path / ".a.draft" / "new").mkdir(parents=True)
+    (tmp_path / ".b.replaced" / "old").mkdir(parents=True)
+    (tmp_path / "b" / "new").mkdir(parents=True)
+    (tmp_path / ".c.draft").mkdir()
+    sweep(tmp_path)
+    assert names(tmp_path) == ["a", "b"]
+    assert names(tmp_path / "a") == ["old"]
+    assert names(tmp_path / "b") == ["new"]
+
+
+def test_a_discarded_folder_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "folder" / "inside").mkdir(parents=True)
+    discard(tmp_path / "folder")
+    assert names(tmp_path) == []

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from skyfleet.errors import TaskError
+from skyfleet.tasks.loading import load_tasks, write_tasks
+from skyfleet.tasks.task import RecordedCall, Task
+
+PLAIN = Task(key="plain", env_key="github", prompt="Close issue 4.")
+FULL = Task(
+    key="full",
+    env_key="booking",
+    env_version="v0.0.65",
+    modality="browser_use",
+    prompt="Line one,\u2028line “two”.\nAnd \x85 three.",
+    env_variables={"CURRENT_DATE": "2025-01-01", "NOTHING": None, "DEEP": {"a": [1, 2.5, True]}},
+    data_key="kinesis",
+    data_version="v0.0.4",
+    verifier_code="def verify(env):\n    return 1\n",
+    difficulty=3,
+    solution=(RecordedCall(name="search", arguments={"q": "x", "n": None}), RecordedCall(name="e")),
+    metadata={"template": {"id": 7}},
+)
+SUFFIXES = (".json", ".jsonl", ".parquet")
+
+
+def written(path: Path, content: Any) -> Path:
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("tasks", [[PLAIN], [FULL], [FULL, PLAIN]])
+def test_what_is_written_is_read_back(tmp_path: Path, suffix: str, tasks: list[Task]) -> None:
+    path = tmp_path / "deep" / f"tasks{suffix}"
+    write_tasks(path, tasks)
+    assert load_tasks(path) == tasks
+    write_tasks(str(path), tasks[::-1])
+    assert load_tasks(str(path)) == tasks[::-1]
+
+
+def test_both_spellings_of_every_field_are_read(tmp_path: Path) -> None:
+    exported = {
+        "task_key": "k",
+        "env_id": "booking",
+        "version": "v1",
+        "task_modality": "computer_use",
+        "prompt": "p",
+        "data_id": "kinesis",
+        "verifier_func": "def f(): ...",
+        "verifier_sha": "ignored",
+    }
+    ours = Task(
+        key="k",
+        env_key="booking",
+        env_version="v1",
+        modality="computer_use",
+        prompt="p",
+        data_key="kinesis",
+        verifier_code="def f(): ...",
+    )
+    assert load_tasks(written(tmp_path / "a.json", [exported])) == [ours]
+    assert load_tasks(written(tmp_path / "b.json", {"tasks": [exported]})) == [ours]
+    pq.write_table(pa.Table.from_pylist([exported]), tmp_path / "c.parquet")
+    assert load_tasks(tmp_path / "c.parquet") == [ours]
+
+
+def test_null_means_not_given(tmp_path: Path) -> None:
+    row = {"key": "k", "task_key": None, "env_key": None, "env_id": "e", "prompt": "p"}
+    path = written(tmp_path / "a.json", [row | {"env_variables": None, "difficulty": None}])
+    assert load_tasks(path) == [Task(key="k", env_key="e", prompt="p")]
+
+
+def test_parquet_columns_may_be_native(tmp_path: Path) -> None:
+    row = {"key": "k", "env_key": "e", "prompt": "p", "env_variables": {"A": "1"}}
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "a.parquet")
+    assert load_tasks(tmp_path / "a.parquet")[0].env_variables == {"A": "1"}
+
+
+def test_blank_lines_and_a_byte_order_mark_do_not_matter(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('\ufeff\n{"key": "k", "env_key": "e", "prompt": "p"}\n\n', encoding="utf-8")
+    assert [task.key for task in load_tasks(path)] == ["k"]
+
+
+ROW = {"key": "k", "env_key": "e", "prompt": "p"}
+LONG = "x" * 5000
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.json", "", r"a\.json: not JSON \(Expecting value: line 1 column 1"),
+        ("a.json", "[]", r"a\.json: holds no task; write at least one"),
+        ("a.jsonl", "\n", r"a\.jsonl: holds no task; write at least one"),
+        ("a.json", '{"rows": []}', r"top level is \{'rows': \[\]\}; write an array"),
+        ("a.json", '{"tasks": 3}', r"top level is 3; write an array"),
+        ("a.json", [ROW, 7], r"a\.json row 2: 7 is not an object; write key, env_key"),
+        ("a.json", [ROW, ROW], r"row 2: key='k' is already row 1; give every task its own"),
+        ("a.json", [{"key": "k", "env_id": "e"}], r"row 1: prompt is missing; add it$"),
+        ("a.json", [{"prompt": "p"}], r"row 1: key is missing; add it; env_key is missing"),
+        ("a.json", [ROW | {"difficulty": "hard"}], r"row 1: difficulty='hard'; Input should be"),
+        ("a.json", [ROW | {"task_modality": "cu"}], r"row 1: task_modality='cu'; .*'browser_use'"),
+        ("a.json", [ROW | {"solution": [{}]}], r"row 1: solution\.0\.name is missing"),
+        ("a.jsonl", json.dumps(ROW) + '\n{"key"', r"a\.jsonl row 2: not JSON \(Expecting ':'"),
+        ("a.csv", "key", r"a\.csv: suffix '\.csv'; choose from \.json, \.jsonl, \.parquet"),
+        ("a.parquet", "key", r"a\.parquet: not parquet .*; write it again"),
+    ],
+)
+def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, content: Any, says: str) -> None:
+    with pytest.raises(TaskError, match=says) as caught:
+        load_tasks(written(tmp_path / name, content))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_long_value_is_shortened_in_the_message(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match=r"difficulty='xxx.*\.\.\.x*'") as caught:
+        load_tasks(written(tmp_path / "a.json", [ROW | {"difficulty": LONG}]))
+    assert len(str(caught.value)) < 300
+
+
+def test_a_parquet_cell_that_is_not_json_is_named(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_pylist([ROW | {"metadata": "{"}]), tmp_path / "a.parquet")
+    with pytest.raises(TaskError, match=r"row 1: metadata='\{': not JSON"):
+        load_tasks(tmp_path / "a.parquet")
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match=r"none\.json: no such file"):
+        load_tasks(tmp_path / "none.json")
+    with pytest.raises(TaskError, match=r"a\.csv: suffix '\.csv'"):
+        write_tasks(tmp_path / "a.csv", [PLAIN])
+
+
+def test_a_file_in_another_encoding_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes('{"key": "é"}'.encode("latin-1"))
+    with pytest.raises(TaskError, match="save the file as UTF-8"):
+        load_tasks(tmp_path / "a.jsonl")

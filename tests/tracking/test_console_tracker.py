@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import io
+import os
+import pty
+
+import pytest
+
+from skyfleet.tracking.console import ConsoleTracker, summary
+
+METRICS = {
+    "timing/learn": 3.04,
+    "reward/avg_raw_reward": 0.41234,
+    "timing/rollout": 12.1,
+    "reward/avg_pass_at_4": 0.5,
+    "timing/step": 20.0,
+    "reward/github/pass_at_4": 0.25,
+}
+SUMMARY = "reward 0.412  pass@4 0.500  rollout 12.1 s  learn 3.0 s"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def test_a_summary_says_what_is_there() -> None:
+    assert summary(METRICS) == SUMMARY
+    assert summary({"eval/all/pass_at_1": 1.0}) == ""
+
+
+def test_elsewhere_than_on_a_terminal_every_step_is_a_line() -> None:
+    stream, clock = io.StringIO(), Clock()
+    tracker = ConsoleTracker(total_steps=10, done_steps=4, stream=stream, clock=clock)
+    tracker.note("resuming [run] at step 4")
+    for step in (5, 6, 10):
+        clock.seconds += 60
+        tracker.log(METRICS, step)
+    tracker.close()
+    # One minute a step: after step 5 five are left, after step 6 four.
+    assert stream.getvalue().splitlines() == [
+        "resuming [run] at step 4",
+        f"step 5/10  eta 0:05:00  {SUMMARY}",
+        f"step 6/10  eta 0:04:00  {SUMMARY}",
+        f"step 10/10  {SUMMARY}",
+    ]
+
+
+def test_without_a_total_there_is_no_estimate() -> None:
+    stream = io.StringIO()
+    ConsoleTracker(stream=stream).log({}, 3)
+    assert stream.getvalue() == "step 3\n"
+
+
+def test_a_phase_tells_every_tenth() -> None:
+    stream = io.StringIO()
+    tracker = ConsoleTracker(stream=stream, clock=Clock())
+    with tracker.progress("warm start", 25) as advance:
+        for _ in range(25):
+            advance()
+    counts = [line.split()[2] for line in stream.getvalue().splitlines()]
+    # 3/25 is the first to reach a tenth.
+    assert counts == ["3/25", "6/25", "9/25", "12/25", "15/25", "18/25", "21/25", "24/25", "25/25"]
+
+
+def test_a_slow_phase_tells_every_fifteen_seconds() -> None:
+    stream, clock = io.StringIO(), Clock()
+    tracker = ConsoleTracker(stream=stream, clock=clock)
+    with tracker.progress("evaluation", 1000) as advance:
+        for _ in range(8):
+            clock.seconds += 5
+            advance()
+    assert stream.getvalue().splitlines() == [
+        "evaluation 3/1000  eta 1:23:05",  # 997 x 5 s
+        "evaluation 6/1000  eta 1:22:50",
+        "evaluation 8/1000  eta 1:22:40",
+    ]
+
+
+def test_a_phase_that_fails_tells_how_far_it_came() -> None:
+    stream = io.StringIO()
+    tracker = ConsoleTracker(stream=stream, clock=Clock())
+
+    def evaluate() -> None:
+        with tracker.progress("evaluation", 1000) as advance:
+            advance()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        evaluate()
+    assert stream.getvalue() == "evaluation 1/1000  eta 0:00:00\n"
+
+
+def test_on_a_terminal_there_are_bars_and_sentences_above(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w", encoding="utf-8") as stream:
+        tracker = ConsoleTracker(total_steps=10, stream=stream)
+        tracker.log(METRICS, 10)
+        tracker.note("a [sentence] above")
+        with tracker.progress("warm start", 1) as advance:
+            advance()
+        tracker.close()
+        stream.flush()
+        shown = os.read(ours, 100_000).decode()
+    os.close(ours)
+    assert "a [sentence] above" in shown
+    assert "━━━━" in shown
+    assert f"step 10/10  {SUMMARY}" in shown
+    assert "warm start 1/1" in shown
