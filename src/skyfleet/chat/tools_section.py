@@ -30,6 +30,9 @@ For each function call, return a json object with function name and arguments wi
 
 _CALL_FORMAT = 'To call: <tool_call>{"name": ..., "arguments": {...}}</tool_call>'
 
+_MOST_CHOICES = 3
+"""A signature lists the values of a parameter up to so many: a longer list is no longer short."""
+
 
 def qwen_tools(tools: Sequence[ToolSpec]) -> str:
     """Every tool with its whole schema, in Qwen's own words."""
@@ -64,5 +67,5 @@ def _signature(tool: ToolSpec) -> str:
 
 
 def _parameter(name: str, schema: Mapping[str, Any]) -> str:
-    choices = "|".join(json.dumps(choice, ensure_ascii=False) for choice in schema.get("enum", ()))
-    return f"{name}: {choices}" if choices else name
+    choices = [json.dumps(choice, ensure_ascii=False) for choice in schema.get("enum", ())]
+    return f"{name}: {'|'.join(choices)}" if 0 < len(choices) <= _MOST_CHOICES else name

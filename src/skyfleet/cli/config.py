@@ -6,22 +6,20 @@ from typing import Annotated
 
 import typer
 
+from skyfleet.cli.arguments import Words, config_from
 from skyfleet.config.explain import as_yaml, diff, explain
-from skyfleet.config.loading import load_config, load_config_file
-from skyfleet.config.root import RunConfig
+from skyfleet.config.loading import load_config_file
 from skyfleet.config.rules import unsupported
 
 config_app = typer.Typer(
     name="config", help="Show, explain and compare configurations.", no_args_is_help=True
 )
 
-Words = Annotated[list[str] | None, typer.Argument(metavar="[FILE] [key=value]...")]
-
 
 @config_app.command("show")
 def show_command(words: Words = None) -> None:
     """Print the whole configuration, and what in it cannot run yet."""
-    config = _load(words or [])
+    config = config_from(words)
     print(as_yaml(config), end="")
     for sentence in unsupported(config):
         print(f"# {sentence}")
@@ -38,9 +36,3 @@ def diff_command(a: str, b: str) -> None:
     """Print the keys in which two configuration files differ."""
     for key, (one, other) in diff(load_config_file(a), load_config_file(b)).items():
         print(f"{key}: {one!r} -> {other!r}")
-
-
-def _load(words: list[str]) -> RunConfig:
-    if words and "=" not in words[0]:
-        return load_config_file(words[0], words[1:])
-    return load_config("", words)

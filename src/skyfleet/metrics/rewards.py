@@ -25,6 +25,10 @@ def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
     if not graded:
         return metrics
     rewards = [reward for group in graded for reward in group.rewards]
+    metrics[key("generation", "avg_reward")] = fmean(rewards)
+    metrics[key("generation", "success_rate")] = fmean(
+        attempt.success is True for group in graded for attempt in group.graded
+    )
     metrics[key("reward", f"avg_pass_at_{n}")] = _share_passed(graded)
     metrics[key("reward", "avg_raw_reward")] = fmean(rewards)
     metrics[key("reward", "mean_positive_reward")] = mean_positive(rewards)
@@ -37,6 +41,18 @@ def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
         for name, value in signal_metrics(prompts).items():
             metrics[key("reward", env_key, name)] = value
     return metrics
+
+
+def trained_reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """`train/*`: the rewards of the groups that are learned from, after every filter."""
+    rewards = [reward for group in groups for reward in group.rewards]
+    if not rewards:
+        return {}
+    return {
+        key("train", "avg_reward"): fmean(rewards),
+        key("train", "min_reward"): min(rewards),
+        key("train", "max_reward"): max(rewards),
+    }
 
 
 def signal_metrics(rewards_by_prompt: Sequence[Sequence[float]]) -> dict[str, float]:

@@ -12,13 +12,22 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from skyfleet.errors import ConfigError
 
 MARKS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
+TAGS = (
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
+    "<done>",
+)
 """Single tokens, as in Qwen's own vocabulary."""
 
-# The glue of a tool call, names, single digits, runs of punctuation, white space: a name is one
-# token, a number is read digit by digit, and a call costs little more than what it says.
+# The glue of a tool call, names, numbers by two digits, runs of punctuation, white space: a name or
+# a small number is one token, and a call costs little more than what it says.
 PIECES = Regex(
-    r"""\{"name": "|", "arguments": \{|": "|", "|\}\}| ?[A-Za-z_]+|[0-9]| ?[^\sA-Za-z0-9_]+|\s+"""
+    r"""\{"name": "|", "arguments": \{|": "|", "|": |, "|\}\}| ?[A-Za-z_]+|[0-9]{1,2}"""
+    r"""| ?[^\sA-Za-z0-9_]+|\s+"""
 )
 
 DIMENSIONS: Mapping[str, Any] = {
@@ -30,6 +39,7 @@ DIMENSIONS: Mapping[str, Any] = {
     "head_dim": 32,
     "max_position_embeddings": 4096,
     "rope_theta": 10_000.0,
+    "initializer_range": 0.02,
     "tie_word_embeddings": True,
     "vocab_size": 2048,
 }

@@ -41,3 +41,7 @@ class StepLog:
         metrics, self._metrics, self._last_step = self._metrics, {}, step
         for tracker in self._trackers:
             tracker.log(metrics, step)
+
+    def close(self) -> None:
+        for tracker in self._trackers:
+            tracker.close()

@@ -11,26 +11,31 @@ from skyfleet.envs.registry import env_factory
 from skyfleet.errors import ConfigError
 from skyfleet.rollouts.conversation import Policy
 from skyfleet.tasks.sampling import TaskSampler
-from skyfleet.tasks.task import Task
 from skyfleet.tracking.console import ConsoleTracker
 from skyfleet.tracking.step_log import StepLog
 from skyfleet.tracking.tracker import make_trackers
 from skyfleet.trainer.assemble_learner import assemble_learner, estimate_of, sift_of
-from skyfleet.trainer.assemble_policy import assemble_speaker, limits_of, sampling_of
+from skyfleet.trainer.assemble_policy import assemble_speaker, sampling_of
 from skyfleet.trainer.demonstrations import demonstrate
-from skyfleet.trainer.run import Run, Schedule
+from skyfleet.trainer.limits import limits_of
+from skyfleet.trainer.run import Run
 from skyfleet.trainer.sources import load_sources
 from skyfleet.trainer.state import TrainerState
+from skyfleet.trainer.tasks import schedule_of, training_tasks
 from skyfleet.weight_sync.sync import InProcessSync
 
 
-async def assemble(config: RunConfig, *, resume_step: int | None) -> Run:
-    """`resume_step` is the last step whose metrics count; None starts afresh."""
+async def assemble(
+    config: RunConfig, *, policy_folder: Path | None = None, resume_step: int | None = None
+) -> Run:
+    """`policy_folder` holds weights to go on from, instead of what the configuration names.
+
+    `resume_step` is the last step whose metrics count; None starts the metrics afresh.
+    """
     if gaps := unsupported(config):
         raise ConfigError("\n".join(gaps))
     trainer, generator = config.trainer, config.generator
-    folder = Path(trainer.run_path).expanduser()
-    checkpoints = Path(trainer.ckpt_path).expanduser()
+    checkpoints = Path(trainer.ckpt_path)
     train_tasks = training_tasks(config)
     open_env = env_factory(config.environment.env_class)
     sampler = TaskSampler(
@@ -40,7 +45,7 @@ async def assemble(config: RunConfig, *, resume_step: int | None) -> Run:
         min_per_env=trainer.min_samples_per_env if trainer.use_hybrid_env_sampling else 0,
     )
     schedule = schedule_of(config, n_tasks=len(train_tasks))
-    speaker = await assemble_speaker(config, train_tasks, open_env)
+    speaker = await assemble_speaker(config, train_tasks, open_env, policy_folder=policy_folder)
     demonstrations = (
         await demonstrate(
             train_tasks[: trainer.warm_start.tasks]
@@ -55,7 +60,7 @@ async def assemble(config: RunConfig, *, resume_step: int | None) -> Run:
     )
     trackers = make_trackers(
         ["console", "jsonl", *(n for n in trainer.logger if n not in ("console", "jsonl"))],
-        run_folder=folder,
+        run_folder=Path(trainer.run_path),
         run_name=trainer.run_name,
         project_name=trainer.project_name,
         config=flatten(config),
@@ -69,7 +74,7 @@ async def assemble(config: RunConfig, *, resume_step: int | None) -> Run:
         return speaker.policy(sampling_of(generator.sampling_params, seed=seed))
 
     return Run(
-        folder=folder,
+        folder=Path(trainer.run_path),
         checkpoints=checkpoints,
         schedule=schedule,
         state=TrainerState(),
@@ -95,31 +100,4 @@ async def assemble(config: RunConfig, *, resume_step: int | None) -> Run:
         console=console,
         demonstrations=demonstrations,
         warm_start_batch_size=trainer.warm_start.batch_size,
-    )
-
-
-def training_tasks(config: RunConfig) -> list[Task]:
-    """What may be trained on. A held-out environment among them is refused, not dropped."""
-    tasks = load_sources(config.data.train_data, key="data.train_data")
-    held_out = sorted({t.env_key for t in tasks} & set(config.data.held_out_envs))
-    if held_out:
-        raise ConfigError(
-            f"data.train_data holds tasks of {held_out[0]!r}, which data.held_out_envs keeps out "
-            "of training; take it from one of the two"
-        )
-    return tasks
-
-
-def schedule_of(config: RunConfig, *, n_tasks: int) -> Schedule:
-    trainer = config.trainer
-    total = trainer.epochs * (n_tasks // trainer.train_batch_size)
-    if trainer.max_training_steps is not None:
-        total = min(total, trainer.max_training_steps)
-    return Schedule(
-        total_steps=total,
-        warm_start_steps=trainer.warm_start.steps,
-        eval_before_train=trainer.eval_before_train,
-        eval_interval=trainer.eval_interval,
-        ckpt_interval=trainer.ckpt_interval,
-        max_ckpts_to_keep=trainer.max_ckpts_to_keep,
     )

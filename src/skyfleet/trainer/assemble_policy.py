@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -19,8 +20,8 @@ from skyfleet.errors import ConfigError
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.loading import Loaded, load_model
 from skyfleet.rollouts.conversation import Policy, TokenConversation
-from skyfleet.rollouts.limits import Limits
 from skyfleet.tasks.task import Task
+from skyfleet.trainer.limits import limits_of
 from skyfleet.trainer.scratch import make_policy
 
 
@@ -49,10 +50,14 @@ class Speaker:
 
 
 async def assemble_speaker(
-    config: RunConfig, train_tasks: Sequence[Task], open_env: EnvFactory
+    config: RunConfig,
+    train_tasks: Sequence[Task],
+    open_env: EnvFactory,
+    *,
+    policy_folder: Path | None = None,
 ) -> Speaker:
     """`train_tasks` only matter to a policy that is made from scratch for them."""
-    loaded = await _load(config, train_tasks, open_env)
+    loaded = await _load(config, train_tasks, open_env, policy_folder)
     longest = longest_episode(config)
     decoder = Decoder(loaded.module, max_positions=longest)
     renderer = make_renderer(
@@ -66,14 +71,6 @@ async def assemble_speaker(
         max_num_batched_tokens=config.generator.max_num_batched_tokens,
     )
     return Speaker(loaded=loaded, decoder=decoder, renderer=renderer, engine=engine)
-
-
-def limits_of(config: RunConfig) -> Limits:
-    return Limits(
-        max_turns=config.generator.max_turns,
-        max_input_length=config.generator.max_input_length,
-        trajectory_timeout_seconds=config.generator.trajectory_timeout_seconds,
-    )
 
 
 def sampling_of(section: SamplingConfig, *, seed: int) -> SamplingParams:
@@ -98,23 +95,26 @@ def longest_episode(config: RunConfig) -> int:
     return generator.max_input_length + turn
 
 
-async def _load(config: RunConfig, train_tasks: Sequence[Task], open_env: EnvFactory) -> Loaded:
-    path = config.trainer.policy.model.path
+async def _load(
+    config: RunConfig, train_tasks: Sequence[Task], open_env: EnvFactory, folder: Path | None
+) -> Loaded:
+    path = str(folder) if folder else config.trainer.policy.model.path
     device = _device(config.trainer.device)
     dtype = torch.bfloat16 if config.trainer.bf16 else torch.float32
     overrides = config.trainer.policy.model_config_kwargs
-    if path != "tiny":
-        return load_model(path, dtype=dtype, device=device, config_kwargs=overrides)
-    if not train_tasks:
-        raise ConfigError(
-            "trainer.policy.model.path='tiny' makes a model for the run's own tasks: "
-            "data.train_data is empty"
+    if path == "tiny":
+        if not train_tasks:
+            raise ConfigError(
+                "trainer.policy.model.path='tiny' makes a model for the run's own tasks: "
+                "data.train_data is empty"
+            )
+        loaded = await make_policy(
+            train_tasks, open_env, limits_of(config), overrides, seed=config.trainer.seed
         )
-    loaded = await make_policy(
-        train_tasks, open_env, limits_of(config), overrides, seed=config.trainer.seed
-    )
-    loaded.module.to(device=device, dtype=dtype)
-    return loaded
+        loaded.module.to(device=device, dtype=dtype)
+        return loaded
+    # A saved policy already has its dimensions.
+    return load_model(path, dtype=dtype, device=device, config_kwargs={} if folder else overrides)
 
 
 def _device(name: str) -> torch.device:

@@ -8,7 +8,7 @@ from skyfleet.evaluation.evaluate import evaluate
 from skyfleet.evaluation.report import EvalReport
 from skyfleet.storage.local import write_atomically
 from skyfleet.trainer.run import Run
-from skyfleet.trajectories.archive import step_path, write_groups
+from skyfleet.trajectories.archive import eval_path, write_groups
 
 
 async def evaluate_all(run: Run, step: int) -> None:
@@ -26,11 +26,11 @@ async def evaluate_all(run: Run, step: int) -> None:
                 max_concurrent=run.max_concurrent,
                 on_finished=lambda _: advance(),
             )
-            write_groups(step_path(run.folder / "trajectories" / "eval" / name, step), groups)
+            write_groups(eval_path(run.folder / "trajectories", name, step), groups)
             path = report_path(run.folder, name, step)
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, report.to_json())
-            run.log.add(report.metrics(f"eval/{name}"))
+            run.log.add(report.metrics("eval" if name == "val" else f"test-{name}"))
 
 
 def report_path(folder: Path, name: str, step: int) -> Path:

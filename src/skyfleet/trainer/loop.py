@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from skyfleet.algorithms.credit import advantage_metrics, assign_credit
 from skyfleet.metrics.episodes import episode_metrics
-from skyfleet.metrics.rewards import reward_metrics
+from skyfleet.metrics.rewards import reward_metrics, trained_reward_metrics
 from skyfleet.rollouts.collect import collect
 from skyfleet.trainer.evaluating import evaluate_all
 from skyfleet.trainer.run import Run
 from skyfleet.trainer.saving import save
 from skyfleet.trainer.warm_start import warm_start
-from skyfleet.trajectories.archive import step_path, write_groups
+from skyfleet.trajectories.archive import train_path, write_groups
 from skyfleet.trajectories.trajectory import Group
 
 
@@ -47,14 +47,15 @@ async def train_step(run: Run, step: int) -> None:
             n_samples=run.n_samples,
             max_concurrent=run.max_concurrent,
         )
-    write_groups(step_path(run.folder / "trajectories" / "train", step), groups)
+    write_groups(train_path(run.folder / "trajectories", step), groups)
     await learn(run, groups)
     run.state.step = step
 
 
 async def learn(run: Run, groups: Sequence[Group]) -> None:
-    run.log.add(reward_metrics(groups, n_samples=run.n_samples) | episode_metrics(groups))
+    run.log.add(reward_metrics(groups) | episode_metrics(groups))
     kept = run.sift(groups)
+    run.log.add(trained_reward_metrics(kept.groups))
     run.log.add({f"filter/{reason}": float(count) for reason, count in kept.dropped.items()})
     samples = assign_credit(kept.groups, run.estimate, mask_unfinished=run.mask_unfinished)
     run.log.add(advantage_metrics(samples))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from skyfleet.chat.renderers import make_renderer
@@ -12,6 +14,9 @@ from skyfleet.models.tiny import DIMENSIONS, build_tiny, train_tokenizer
 from skyfleet.rollouts.limits import Limits
 from skyfleet.tasks.task import Task
 from skyfleet.trainer.demonstrations import demonstrate
+
+_ENOUGH = 1000
+"""Tasks that show every word there is, by far."""
 
 
 async def make_policy(
@@ -25,7 +30,9 @@ async def make_policy(
     """The vocabulary is learned from how the tasks' solutions read; the weights are random."""
     by_bytes = train_tokenizer([], vocab_size=0)
     renderer = make_renderer(by_bytes)
-    samples = await demonstrate(tasks, open_env, renderer, limits)
+    # A byte is a token here, so lengths mean nothing yet.
+    unlimited = replace(limits, max_input_length=sys.maxsize)
+    samples = await demonstrate(tasks[:_ENOUGH], open_env, renderer, unlimited)
     texts = [renderer.text(sample.token_ids) for sample in samples]
     vocab_size = int(overrides.get("vocab_size", DIMENSIONS["vocab_size"]))
     tokenizer = train_tokenizer(texts, vocab_size=vocab_size)

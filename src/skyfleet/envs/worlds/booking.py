@@ -172,6 +172,19 @@ def _cancel(stay: Row) -> list[RecordedCall]:
 
 
 @booking.template(difficulty=1)
+def act_on_id(app: App, rng: Random) -> Draft | None:
+    if rng.random() < 0.5:
+        hotel_id = _any_hotel(app, rng)["id"]
+        prompts = [f"Save hotel {hotel_id}.", f"I like hotel {hotel_id}. Save it for later."]
+        return Draft(prompts=prompts, calls=[call("save_hotel", hotel_id=hotel_id)])
+    room_id, day = rng.choice(app.db.column("select id from rooms")), rng.choice(wording.DAYS)
+    if app.db.row("select * from bookings where room_id = ? and day = ?", room_id, day):
+        return None
+    prompts = [f"Book room {room_id} for {day}.", f"I need room {room_id} on {day}. Book it."]
+    return Draft(prompts=prompts, calls=[call("create_booking", room_id=room_id, day=day)])
+
+
+@booking.template(difficulty=1)
 def save_best_rated(app: App, rng: Random) -> Draft:
     city, hotels = _hotels(app, rng)
     end, hotel = rng.choice([("best", hotels[0]), ("worst", hotels[-1])])

@@ -19,9 +19,13 @@ from skyfleet.tasks.task import Task
 
 _DONE = re.compile(rf"{re.escape(DONE)}|\[done\]", re.IGNORECASE)
 
-_SYSTEM = """\
+_SYSTEM = f"Call a tool each turn. Say {DONE} when finished."
+
+# Who and when stand with the wish, not in the system text: all tasks of a world then begin with
+# the same tokens, which engine and learner compute once.
+_WISH = """\
 You help {user} in {world}. Today is {weekday}, {today}.
-Call a tool each turn. Say {done} when finished."""
+{prompt}"""
 
 
 def submit_final_answer(app: App, answer: str) -> str:
@@ -48,17 +52,14 @@ class WorldEnv:
         self._done, self._answer = False, None
         variables = self._world.variables(self._data_seed) | self._task.env_variables
         self._app = self._world.open(self._data_seed, variables)
-        system = _SYSTEM.format(
+        wish = _WISH.format(
             user=self._app.user,
             world=self._world.name,
             weekday=date.fromisoformat(self._app.current_date).strftime("%A"),
             today=self._app.current_date,
-            done=DONE,
+            prompt=self._task.prompt,
         )
-        messages = (
-            Message(role="system", content=system),
-            Message(role="user", content=self._task.prompt),
-        )
+        messages = (Message(role="system", content=_SYSTEM), Message(role="user", content=wish))
         return Opening(messages=messages, tools=self._toolkit.specs)
 
     async def step(self, action: Message) -> Step:

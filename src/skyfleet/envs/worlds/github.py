@@ -149,6 +149,17 @@ def _shared_load(app: App, rng: Random) -> tuple[str, str, list[int]] | None:
 
 
 @github.template(difficulty=1)
+def update_by_number(app: App, rng: Random) -> Draft:
+    issue, person = _any_issue(app, rng), rng.choice(_names(app, "users"))
+    number = issue["number"]
+    if rng.random() < 0.5 or issue["assignee"] == person:
+        prompts = [f"Close issue {number}.", f"Issue {number} is solved. Close it."]
+        return Draft(prompts=prompts, calls=[call("update_issue", number=number, state="closed")])
+    prompts = [f"Assign issue {number} to {person}.", f"{person} takes issue {number}. Assign it."]
+    return Draft(prompts=prompts, calls=[call("update_issue", number=number, assignee=person)])
+
+
+@github.template(difficulty=1)
 def close_by_title(app: App, rng: Random) -> Draft:
     issue = _any_issue(app, rng)
     title, repo = issue["title"], issue["repo"]

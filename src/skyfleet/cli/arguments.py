@@ -1,0 +1,40 @@
+"""What commands share: where a configuration comes from, and extras that may be missing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Annotated
+
+import typer
+
+from skyfleet.config.loading import load_config, load_config_file
+from skyfleet.config.root import RunConfig
+from skyfleet.errors import MissingExtraError
+
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[FILE] [key=value]...", help="A YAML file, and keys to change."),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would happen, and stop.")]
+
+
+def config_from(words: list[str] | None) -> RunConfig:
+    """The first word may be a file; the rest are overrides."""
+    words = words or []
+    if words and "=" not in words[0]:
+        return load_config_file(words[0], words[1:])
+    return load_config("", words)
+
+
+@contextmanager
+def torch_needed() -> Iterator[None]:
+    """Names the extra where torch or transformers is missing."""
+    for package in ("torch", "transformers"):
+        if find_spec(package) is None:
+            raise MissingExtraError(package, "train")
+    # Idle OpenMP threads otherwise spin: on a busy machine two run many times slower than one.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    yield

@@ -1,0 +1,55 @@
+"""`skyfleet <verb>`: every command, none of which is imported before it is called."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from skyfleet.cli.config import config_app
+from skyfleet.cli.evaluate import evaluate_command
+from skyfleet.cli.rollout import rollout_command
+from skyfleet.cli.tasks import tasks_app
+from skyfleet.cli.train import train_command
+from skyfleet.errors import SkyfleetError
+
+app = typer.Typer(
+    name="skyfleet",
+    help="Train tool-using agents by reinforcement learning, with the evidence to believe it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("train")(train_command)
+app.command("evaluate")(evaluate_command)
+app.command("rollout")(rollout_command)
+app.add_typer(tasks_app)
+app.add_typer(config_app)
+
+
+def main() -> None:
+    """A user's mistake is one sentence and exit code 2, never a traceback."""
+    try:
+        app()
+    except SkyfleetError as error:
+        _fail([error])
+    except BaseExceptionGroup as group:
+        ours, others = group.split(SkyfleetError)
+        if ours is None or others is not None:
+            raise
+        _fail(_leaves(ours))
+
+
+def _fail(errors: Sequence[BaseException]) -> None:
+    for error in errors[:1]:
+        print(f"skyfleet: {error}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def _leaves(group: BaseExceptionGroup[SkyfleetError]) -> list[BaseException]:
+    """Episodes that fail together fail alike: the first tells."""
+    leaves: list[BaseException] = []
+    for error in group.exceptions:
+        leaves.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
+    return leaves

@@ -1,0 +1,102 @@
+"""`skyfleet rollout`: play one task and watch it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from skyfleet.cli.agents import Agent, CheckpointPath, policy_of
+from skyfleet.cli.arguments import DryRun, Words, config_from
+from skyfleet.config.root import RunConfig
+from skyfleet.errors import TaskError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from skyfleet.chat.message import Message
+    from skyfleet.rollouts.conversation import Conversation, Policy
+    from skyfleet.tasks.task import Task
+
+_COLOURS = {"system": "dim", "user": "cyan", "assistant": "bold green", "tool": "yellow"}
+
+
+def rollout_command(
+    source: Annotated[str, typer.Argument(help="A task file, or world:github?count=20.")],
+    words: Words = None,
+    key: Annotated[str | None, typer.Option(help="Which task; by default the first.")] = None,
+    agent: Agent = "policy",
+    checkpoint: CheckpointPath = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Play one task and watch it, turn by turn."""
+    from rich.console import Console
+
+    from skyfleet.trainer.sources import load_sources
+
+    config = config_from(words)
+    tasks = [t for t in load_sources([source], key="SOURCE") if key in (None, t.key)]
+    if not tasks:
+        raise TaskError(f"{source} has no task {key!r}; `skyfleet tasks list` shows its keys")
+    if dry_run:
+        print(f"would play {tasks[0].key} with {checkpoint or agent}")
+        return
+    asyncio.run(_play(config, tasks[0], agent, checkpoint, Console(highlight=False)))
+
+
+async def _play(
+    config: RunConfig, task: Task, agent: str, checkpoint: CheckpointPath, console: Console
+) -> None:
+    from skyfleet.envs.registry import env_factory
+    from skyfleet.rollouts.episode import run_episode
+    from skyfleet.trainer.limits import limits_of
+
+    policy = watched(await policy_of(config, agent, checkpoint), console)
+    open_env = env_factory(config.environment.env_class)
+    trajectory = await run_episode(task, open_env, policy, limits_of(config))
+    grade = trajectory.grade
+    verdict = "unknown" if grade is None else f"{grade.reward:g}"
+    console.print(
+        f"\n{task.key}: {trajectory.ending}, {len(trajectory.turns)} turns, "
+        f"{trajectory.seconds:.2f} s, grade {verdict}",
+        style="bold",
+        markup=False,
+    )
+    if trajectory.failure:
+        console.print(f"{trajectory.failure.kind}: {trajectory.failure.detail}", markup=False)
+
+
+def watched(policy: Policy, console: Console) -> Policy:
+    """The same policy, with everything it hears and says on the console."""
+    from skyfleet.envs.env import Opening
+
+    def start(task: Task, opening: Opening, session: str) -> Conversation:
+        _show(console, opening.messages)
+        conversation = policy(task, opening, session)
+        speak, hear = conversation.speak, conversation.hear
+
+        async def spoken() -> Message:
+            message = await speak()
+            _show(console, [message])
+            return message
+
+        def heard(messages: Sequence[Message]) -> None:
+            _show(console, messages)
+            hear(messages)
+
+        conversation.speak, conversation.hear = spoken, heard  # type: ignore[method-assign]
+        return conversation
+
+    return start
+
+
+def _show(console: Console, messages: Sequence[Message]) -> None:
+    for message in messages:
+        lines = [message.text] if message.text else []
+        lines += [f"-> {call.name}({dict(call.arguments)})" for call in message.tool_calls]
+        lines += [f"?? {text}" for text in message.malformed_calls]
+        colour = "red" if message.is_error else _COLOURS[message.role]
+        console.print(f"[{message.role}]", style="dim", markup=False)
+        console.print("\n".join(lines), style=colour, markup=False)

@@ -1,0 +1,49 @@
+"""`skyfleet tasks`: look at tasks, from a file or a world."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from skyfleet.cli.arguments import DryRun
+from skyfleet.errors import TaskError
+
+tasks_app = typer.Typer(name="tasks", help="Look at tasks.", no_args_is_help=True)
+
+Source = Annotated[str, typer.Argument(help="A task file, or world:github?split=train&count=20.")]
+
+
+@tasks_app.command("list")
+def list_command(source: Source, dry_run: DryRun = False) -> None:
+    """One line a task: key, difficulty, prompt."""
+    from skyfleet.trainer.sources import load_sources
+
+    tasks = load_sources([source], key="SOURCE")
+    if dry_run:
+        print(f"would list {len(tasks)} tasks")
+        return
+    width = max(len(task.key) for task in tasks)
+    for task in tasks:
+        prompt = " ".join(task.prompt.split())
+        print(f"{task.key:{width}}  {task.difficulty or '-'}  {prompt}")
+
+
+@tasks_app.command("show")
+def show_command(source: Source, key: str, dry_run: DryRun = False) -> None:
+    """A whole task: prompt, reference solution, verifier."""
+    from skyfleet.trainer.sources import load_sources
+
+    found = [task for task in load_sources([source], key="SOURCE") if task.key == key]
+    if not found:
+        raise TaskError(f"{source} has no task {key!r}; `skyfleet tasks list` shows its keys")
+    if dry_run:
+        print(f"would show {key}")
+        return
+    (task,) = found
+    print(f"{task.key}: {task.env_key}, {task.data_key}, difficulty {task.difficulty}\n")
+    print(f"{task.prompt}\n")
+    for call in task.solution:
+        arguments = ", ".join(f"{name}={value!r}" for name, value in call.arguments.items())
+        print(f"  {call.name}({arguments})")
+    print(f"\n{task.verifier_code or '(no verifier)'}")

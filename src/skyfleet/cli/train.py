@@ -1,0 +1,53 @@
+"""`skyfleet train`: run the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+from skyfleet.cli.arguments import DryRun, Words, config_from, torch_needed
+from skyfleet.config.explain import as_yaml
+from skyfleet.config.root import RunConfig
+from skyfleet.config.rules import unsupported
+
+
+def train_command(words: Words = None, dry_run: DryRun = False) -> None:
+    """Train a policy, or go on where an interrupted run stopped."""
+    config = config_from(words)
+    if dry_run:
+        print(as_yaml(config), end="")
+        print("\n".join(f"# {sentence}" for sentence in _plan(config)))
+        return
+    with torch_needed():
+        from skyfleet.trainer.session import run_training
+    try:
+        table = asyncio.run(run_training(config))
+    except KeyboardInterrupt:
+        again = " ".join(["skyfleet train", *(words or [])])
+        print(f"\nInterrupted; what was learned is in {config.trainer.ckpt_path}.")
+        print(f"To go on from there: {again}")
+        raise SystemExit(130) from None
+    if table:
+        print(f"\n{table}")
+    print(f"The run is in {config.trainer.run_path}: config, metrics, trajectories, checkpoints.")
+
+
+def _plan(config: RunConfig) -> list[str]:
+    """What a run of this configuration would do, without loading a model."""
+    from skyfleet.trainer.sources import load_sources
+    from skyfleet.trainer.tasks import schedule_of, training_tasks
+
+    tasks = training_tasks(config)
+    schedule = schedule_of(config, n_tasks=len(tasks))
+    envs = ", ".join(f"{n} {env}" for env, n in Counter(t.env_key for t in tasks).items())
+    rollouts = config.trainer.train_batch_size * config.generator.n_samples_per_prompt
+    plan = [
+        f"would train {config.trainer.policy.model.path} on {len(tasks)} tasks ({envs}):",
+        f"{schedule.warm_start_steps} warm-start steps, then {schedule.total_steps} steps of "
+        f"{config.trainer.train_batch_size} x {config.generator.n_samples_per_prompt} = {rollouts} "
+        "episodes",
+    ]
+    for name, sources in config.data.eval_sets.items():
+        n_tasks = len(load_sources(sources, key=f"data.val_data.{name}"))
+        plan.append(f"evaluating {name} on {n_tasks} tasks")
+    return plan + [f"it would not start: {gap}" for gap in unsupported(config)]

@@ -1,0 +1,14 @@
+"""What an episode may use, from configuration; needs no torch."""
+
+from __future__ import annotations
+
+from skyfleet.config.root import RunConfig
+from skyfleet.rollouts.limits import Limits
+
+
+def limits_of(config: RunConfig) -> Limits:
+    return Limits(
+        max_turns=config.generator.max_turns,
+        max_input_length=config.generator.max_input_length,
+        trajectory_timeout_seconds=config.generator.trajectory_timeout_seconds,
+    )

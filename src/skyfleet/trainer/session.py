@@ -1,0 +1,104 @@
+"""Session: one call of `skyfleet train`, from a configuration to a concluded run folder."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from skyfleet.checkpoints.checkpoint import Checkpoint, JsonPart
+from skyfleet.checkpoints.resume import find_checkpoint, load_checkpoint
+from skyfleet.config.explain import as_yaml, diff
+from skyfleet.config.loading import load_config_file
+from skyfleet.config.root import RunConfig
+from skyfleet.errors import ConfigError
+from skyfleet.evaluation.compare import Comparison, compare
+from skyfleet.evaluation.table import comparison_table
+from skyfleet.storage.local import write_atomically
+from skyfleet.trainer.assemble import assemble
+from skyfleet.trainer.evaluating import read_report
+from skyfleet.trainer.loop import train
+from skyfleet.trainer.run import Run
+from skyfleet.trainer.saving import load
+from skyfleet.trainer.state import TrainerState
+
+logger = logging.getLogger(__name__)
+
+# What may change between the sessions of one run: how long, how often, and who is told.
+FREE_KEYS = (
+    "trainer.epochs",
+    "trainer.max_training_steps",
+    "trainer.eval_interval",
+    "trainer.ckpt_interval",
+    "trainer.max_ckpts_to_keep",
+    "trainer.resume_mode",
+    "trainer.resume_path",
+    "trainer.logger",
+)
+
+
+async def run_training(config: RunConfig) -> str | None:
+    """Train, or go on training, and conclude. Returns the final table, if there is one."""
+    folder = Path(config.trainer.run_path)
+    checkpoint = find_checkpoint(
+        Path(config.trainer.ckpt_path), config.trainer.resume_mode, config.trainer.resume_path
+    )
+    prepare_folder(config, folder, resumed=checkpoint is not None)
+    run = await assemble(
+        config,
+        policy_folder=checkpoint.folder / "policy" if checkpoint else None,
+        resume_step=_logged_step(checkpoint) if checkpoint else None,
+    )
+    try:
+        if checkpoint:
+            load(run, checkpoint)
+            run.console.note(f"resuming {config.trainer.run_name} from {checkpoint.folder}")
+        await train(run)
+        return conclude(run)
+    finally:
+        run.log.close()
+
+
+def prepare_folder(config: RunConfig, folder: Path, *, resumed: bool) -> None:
+    """Write the configuration down; refuse to mix two runs in one folder."""
+    path = folder / "config.yaml"
+    if resumed and path.exists():
+        changed = {
+            key: values
+            for key, values in diff(load_config_file(str(path)), config).items()
+            if key not in FREE_KEYS
+        }
+        if changed:
+            key, (before, now) = next(iter(changed.items()))
+            raise ConfigError(
+                f"{folder} was begun with {key}={before!r} and this run says {now!r}; "
+                "give trainer.run_name another name, or trainer.resume_mode=none with an empty folder"
+            )
+    elif (folder / "metrics.jsonl").exists() and not resumed:
+        raise ConfigError(
+            f"{folder} holds a run already; give trainer.run_name another name, "
+            "move the folder away, or go on with trainer.resume_mode=latest"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, as_yaml(config))
+
+
+def conclude(run: Run) -> str | None:
+    """Compare every set before training with the same set now; the table is also kept."""
+    comparisons = [c for name in run.eval_sets if (c := _compared(run, name))]
+    if not comparisons:
+        return None
+    table = comparison_table(comparisons)
+    write_atomically(run.folder / "results.md", table)
+    return table
+
+
+def _compared(run: Run, name: str) -> Comparison | None:
+    before = read_report(run.folder, name, 0)
+    after = read_report(run.folder, name, run.state.step)
+    return compare(before, after) if before and after and run.state.step else None
+
+
+def _logged_step(checkpoint: Checkpoint) -> int:
+    state = TrainerState()
+    load_checkpoint(checkpoint, {"trainer": JsonPart(state)})
+    return state.logged_step

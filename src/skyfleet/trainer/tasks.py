@@ -1,0 +1,36 @@
+"""Which tasks a configuration trains on, and for how long; needs no torch."""
+
+from __future__ import annotations
+
+from skyfleet.config.root import RunConfig
+from skyfleet.errors import ConfigError
+from skyfleet.tasks.task import Task
+from skyfleet.trainer.schedule import Schedule
+from skyfleet.trainer.sources import load_sources
+
+
+def training_tasks(config: RunConfig) -> list[Task]:
+    """What may be trained on. A held-out environment among them is refused, not dropped."""
+    tasks = load_sources(config.data.train_data, key="data.train_data")
+    held_out = sorted({t.env_key for t in tasks} & set(config.data.held_out_envs))
+    if held_out:
+        raise ConfigError(
+            f"data.train_data holds tasks of {held_out[0]!r}, which data.held_out_envs keeps out "
+            "of training; take it from one of the two"
+        )
+    return tasks
+
+
+def schedule_of(config: RunConfig, *, n_tasks: int) -> Schedule:
+    trainer = config.trainer
+    total = trainer.epochs * (n_tasks // trainer.train_batch_size)
+    if trainer.max_training_steps is not None:
+        total = min(total, trainer.max_training_steps)
+    return Schedule(
+        total_steps=total,
+        warm_start_steps=trainer.warm_start.steps,
+        eval_before_train=trainer.eval_before_train,
+        eval_interval=trainer.eval_interval,
+        ckpt_interval=trainer.ckpt_interval,
+        max_ckpts_to_keep=trainer.max_ckpts_to_keep,
+    )
