@@ -41,8 +41,9 @@ async def test_the_opening_has_the_frozen_date_and_user_and_the_tools() -> None:
     opening = await env.reset()
     await env.close()
     system, user = opening.messages
-    assert system.text.startswith("You help zoe in github. Today is Monday, 2026-03-02.")
-    assert user.text == task.prompt
+    assert user.text.startswith("You help zoe in github. Today is Monday, 2026-03-02.\n")
+    assert user.text.endswith(task.prompt)
+    assert "zoe" not in system.text, "the system text is the same for every task of a world"
     assert [tool.name for tool in opening.tools] == [
         "list_issues",
         "get_issue",

@@ -96,7 +96,7 @@ async def test_a_world_asks_for_reading_for_answers_and_for_heeding_errors(name:
     played = [await _play(task) for task in tasks]
     assert any(one.errors for one in played)
     reads = [task for task in tasks if re.match("list_|get_", task.solution[0].name)]
-    assert len(reads) > 0.8 * len(tasks)
+    assert len(reads) > 0.7 * len(tasks)
 
 
 @every_world
@@ -116,7 +116,7 @@ def test_templates_are_balanced_and_some_are_never_trained_on(name: str) -> None
     held_out = {template.name for template in templates if template.held_out}
     assert len(templates) >= 6
     assert len(held_out) >= 2
-    train = world_tasks(name, split="train", count=70)
+    train = world_tasks(name, split="train", count=10 * (len(templates) - len(held_out)))
     drawn = [task.metadata["template"] for task in train]
     assert {drawn.count(template) for template in drawn} == {10}
     assert not held_out & set(drawn)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.trajectories.making import attempt, group
 
-from skyfleet.metrics.rewards import reward_metrics
+from skyfleet.metrics.rewards import reward_metrics, trained_reward_metrics
 from skyfleet.trajectories.trajectory import Group
 
 
@@ -41,6 +41,8 @@ def test_equal_rewards_give_no_signal_whatever_their_binary_digits() -> None:
 def test_unknown_grades_are_in_no_mean() -> None:
     metrics = reward_metrics([group([1.0, None, 0.5, None]), group([None] * 4)])
     assert metrics == {
+        "generation/avg_reward": 0.75,
+        "generation/success_rate": 0.5,
         "reward/unknown_grades": 6.0,
         "reward/avg_pass_at_4": 1.0,
         "reward/avg_raw_reward": 0.75,
@@ -82,3 +84,9 @@ def test_the_overall_pass_rate_is_the_environments_recombined() -> None:
     assert metrics["reward/github/pass_at_2"] == pytest.approx(2 / 3)
     assert metrics["reward/a_b/pass_at_2"] == 0.0
     assert metrics["reward/avg_pass_at_2"] == pytest.approx((3 * 2 / 3 + 1 * 0.0) / 4)
+
+
+def test_trained_rewards_are_those_of_the_groups_that_are_left() -> None:
+    metrics = trained_reward_metrics([group([1.0, 0.0, 0.5, None])])
+    assert metrics == {"train/avg_reward": 0.5, "train/min_reward": 0.0, "train/max_reward": 1.0}
+    assert trained_reward_metrics([]) == {}

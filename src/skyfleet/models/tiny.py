@@ -23,11 +23,11 @@ TAGS = (
 )
 """Single tokens, as in Qwen's own vocabulary."""
 
-# The glue of a tool call, names, numbers by two digits, runs of punctuation, white space: a name or
-# a small number is one token, and a call costs little more than what it says.
+# The glue of a tool call, names, dates, numbers by two digits, runs of punctuation, white space: a
+# name or a small number is one token, and a call costs little more than what it says.
 PIECES = Regex(
-    r"""\{"name": "|", "arguments": \{|": "|", "|": |, "|\}\}| ?[A-Za-z_]+|[0-9]{1,2}"""
-    r"""| ?[^\sA-Za-z0-9_]+|\s+"""
+    r"""\{"name": "|", "arguments": \{|": "|", "|": |, "|\}\}| ?[A-Za-z_]+"""
+    r"""| ?[0-9]{4}-[0-9]{2}-[0-9]{2}|[0-9]{1,2}| ?[^\sA-Za-z0-9_]+|\s+"""
 )
 
 DIMENSIONS: Mapping[str, Any] = {

@@ -27,8 +27,8 @@ booking = World(
 @booking.seeder
 def fill(app: App, rng: Random) -> None:
     names = iter(rng.sample(wording.HOTEL_NAMES, 12))
-    hotel_ids = iter(rng.sample(range(1, 100), 12))
-    room_ids = iter(rng.sample(range(1, 100), 48))
+    hotel_ids = iter(rng.sample(range(1, 50), 12))
+    room_ids = iter(rng.sample(range(1, 50), 48))
     for city in rng.sample(wording.CITIES, 3):
         for rating in rng.sample(range(50, 100), rng.randint(3, 4)):
             house = {"id": next(hotel_ids), "name": next(names), "city": city}

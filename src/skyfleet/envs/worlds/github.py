@@ -34,7 +34,7 @@ def fill(app: App, rng: Random) -> None:
     people = [app.user, *rng.sample([name for name in wording.PEOPLE if name != app.user], 4)]
     for name in people:
         app.db.insert("users", name=name)
-    numbers = iter(rng.sample(range(1, 100), 24))
+    numbers = iter(rng.sample(range(1, 50), 24))
     for repo in rng.sample(wording.REPOS, 3):
         app.db.insert("repos", name=repo)
         labels = rng.sample(wording.LABELS, 3)

