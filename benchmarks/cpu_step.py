@@ -1,10 +1,8 @@
-"""One GRPO step on one CPU core: skyfleet beside TRL, in CPU-seconds, as a table for docs/benchmarks.md.
-
-    python benchmarks/cpu_step.py --steps 7
+"""One GRPO step on one CPU core, in CPU-seconds: skyfleet beside TRL, as docs/benchmarks.md shows it.
 
 Both sides get the same random weights, tokenizer, prompts and optimiser, and sample the same number
-of tokens. A random model calls no tool, so what it samples in a turn that should call one is
-replaced, token by token, with a call; both sides pay for the sampling, neither for the replacing.
+of tokens. A random model calls no tool: where a turn should call one, a call takes the place of
+what was sampled, after it was sampled.
 """
 
 from __future__ import annotations
@@ -12,64 +10,291 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import sys
 import tempfile
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import date
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
-from io import StringIO
-from pathlib import Path
-from platform import machine, python_version
+from itertools import cycle, islice, pairwise
+from platform import machine, python_version, system
 from statistics import median
 from time import process_time
-from typing import Any
+from typing import Any, NamedTuple
 
-os.environ["OMP_NUM_THREADS"] = "1"
-os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+os.environ |= {"OMP_NUM_THREADS": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
 
 import torch
-from transformers import PreTrainedTokenizerFast
-from transformers.utils import get_json_schema
+from transformers.utils.chat_template_utils import get_json_schema
 
 from skyfleet.algorithms.advantages import grpo
-from skyfleet.algorithms.filters import keep_graded
+from skyfleet.algorithms.credit import assign_credit
 from skyfleet.algorithms.losses.ppo import ppo_clip
 from skyfleet.algorithms.reduction import token_mean
 from skyfleet.chat.chatml import ChatMLRenderer
 from skyfleet.chat.completion import Completion
-from skyfleet.chat.message import Message, ToolSpec
+from skyfleet.chat.message import Message, ToolCall, ToolSpec
+from skyfleet.chat.tools_section import qwen_tools
 from skyfleet.engines.embedded import EmbeddedEngine
 from skyfleet.engines.sampling import SamplingParams
 from skyfleet.envs.env import Opening, Step
 from skyfleet.envs.worlds.catalog import world_tasks
 from skyfleet.learner.optimizer import OptimizerSettings
 from skyfleet.learner.single import LearnerSettings, SingleLearner
+from skyfleet.metrics.episodes import episode_metrics
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.tiny import build_tiny, train_tokenizer
-from skyfleet.rollouts.conversation import Policy, TokenConversation
+from skyfleet.rollouts.collect import collect
+from skyfleet.rollouts.conversation import TokenConversation
 from skyfleet.rollouts.limits import Limits
 from skyfleet.tasks.grade import Grade
-from skyfleet.tasks.sampling import TaskSampler
 from skyfleet.tasks.task import Task
-from skyfleet.tracking.console import ConsoleTracker
-from skyfleet.tracking.step_log import StepLog
-from skyfleet.trainer.loop import train_step
-from skyfleet.trainer.run import Run
-from skyfleet.trainer.schedule import Schedule
-from skyfleet.trainer.state import TrainerState
-from skyfleet.weight_sync.sync import InProcessSync
 
 N_PROMPTS, N_SAMPLES = 4, 4
-TURN_LENGTH = 64
-"""Tokens; every turn samples exactly so many."""
-N_CALLS = 3
-"""Tool calls an episode, then one answer."""
-CAPACITY = 1024
-LR = 1e-6
+N_ROLLOUTS = N_PROMPTS * N_SAMPLES
+TURN_LENGTH, MAX_LENGTH = 64, 1024
+"""Tokens: every turn samples exactly so many, an episode has room for so many."""
+LR, WEIGHT_DECAY, EPS_CLIP = 1e-6, 0.01, 0.2
 WARM_UP_STEPS = 3
-PEER = "trl"
+
+
+class Notes:
+    """The tool environment as TRL wants one: its public methods are the tools."""
+
+    def reset(self, **_: object) -> None: ...
+
+    def look_up(self, topic: str) -> str:
+        """
+        Read what the notes say about a topic.
+
+        Args:
+            topic: What to look for.
+        """
+        return f"The notes on {topic}: solved on Tuesday, waits for review."
+
+
+# TRL would tell the model what a tool returns; without it both prompts are the same.
+del Notes.look_up.__annotations__["return"]
+TOOL = ToolSpec(**get_json_schema(Notes.look_up)["function"])
+
+
+def reward(answer: str) -> float:
+    return len(set(answer)) / 100
+
+
+class Work:
+    """What both sides are given."""
+
+    def __init__(self, *, n_calls: int) -> None:
+        tasks = world_tasks("github", split="train", count=200)
+        texts = [*(task.prompt for task in tasks), qwen_tools([TOOL])]
+        self.tokenizer: Any = train_tokenizer(texts, vocab_size=2048)
+        self.renderer = ChatMLRenderer(self.tokenizer)
+        self.tasks = tasks[:N_PROMPTS]
+        self.tools = (TOOL,) if n_calls else ()
+        self.n_calls = n_calls
+        """Tool calls an episode; one more turn answers."""
+        self.n_sampled = (n_calls + 1) * TURN_LENGTH
+
+    def make_model(self) -> Any:
+        return build_tiny(self.tokenizer, {"num_hidden_layers": 2}, seed=17)
+
+    def opening(self, task: Task) -> list[int]:
+        return self.renderer.open([Message(role="user", content=task.prompt)], self.tools)
+
+    def directed(self, prompt: Sequence[int], sampled: Sequence[int]) -> list[int]:
+        """What is said after `prompt` instead of `sampled`: a call; in the end `sampled`, ended."""
+        n_done = list(prompt).count(self.tokenizer.convert_tokens_to_ids("<tool_response>"))
+        if n_done == self.n_calls:
+            return [*sampled[:-1], self.tokenizer.eos_token_id]
+        call = ToolCall(id="", name=TOOL.name, arguments={"topic": f"topic {n_done}"})
+        said = self.renderer.write(Message(role="assistant", tool_calls=(call,)))
+        speech = self.tokenizer.encode(self.tasks[0].prompt)
+        return [*islice(cycle(speech), TURN_LENGTH - len(said)), *said]
+
+
+class CpuSeconds(NamedTuple):
+    step: float
+    rollout: float
+    learn: float
+
+
+class NotesEnv:
+    def __init__(self, task: Task, tools: tuple[ToolSpec, ...]) -> None:
+        question = Message(role="user", content=task.prompt)
+        self._opening = Opening(messages=(question,), tools=tools)
+        self._notes, self._answer = Notes(), ""
+
+    async def reset(self) -> Opening:
+        return self._opening
+
+    async def step(self, action: Message) -> Step:
+        self._answer = action.text
+        results = [self._notes.look_up(**call.arguments) for call in action.tool_calls]
+        replies = tuple(Message(role="tool", content=result) for result in results)
+        return Step(messages=replies, done=not replies)
+
+    async def grade(self) -> Grade:
+        return Grade(reward=reward(self._answer), success=False)
+
+    async def close(self) -> None: ...
+
+
+class DirectedEngine(EmbeddedEngine):
+    """Draws every token, then says what `work` directs; no stop token ends a turn early."""
+
+    def __init__(self, work: Work, decoder: Decoder) -> None:
+        text = work.renderer.text
+        super().__init__(decoder, decode_text=text, max_num_seqs=N_ROLLOUTS, capacity=MAX_LENGTH)
+        self._directed = work.directed
+        self._lines: dict[str, list[int]] = {}
+
+    async def generate(self, token_ids: Any, sampling: Any, *, session: str) -> Completion:
+        # -1 stands where the sampled token stays.
+        self._lines[session] = self._directed(token_ids, [-1] * TURN_LENGTH)
+        completion = await super().generate(token_ids, sampling, session=session)
+        return replace(completion, finish="stop")
+
+    def _say(self, request: Any, token: int, logprob: float) -> None:
+        line = self._lines[request.session][len(request.logprobs)]
+        super()._say(request, token if line < 0 else line, logprob)
+
+
+def make_learner(decoder: Decoder) -> SingleLearner:
+    optimizer = OptimizerSettings(lr=LR, weight_decay=WEIGHT_DECAY)
+    settings = LearnerSettings(
+        optimizer=optimizer,
+        warm_start_optimizer=optimizer,
+        policy_loss=partial(ppo_clip, eps_clip_low=EPS_CLIP, eps_clip_high=EPS_CLIP),
+        reduce=token_mean,
+        temperature=1.0,
+        policy_mini_batch_size=N_PROMPTS,
+        max_tokens_per_microbatch=N_ROLLOUTS * MAX_LENGTH,
+    )
+    return SingleLearner(decoder, settings, save_policy=lambda _: None, load_policy=lambda _: None)
+
+
+async def measure_skyfleet(work: Work, steps: int) -> CpuSeconds:
+    """What `skyfleet train` does in a step, less its log and its archive."""
+    decoder = Decoder(work.make_model(), max_positions=MAX_LENGTH)
+    engine, learner = DirectedEngine(work, decoder), make_learner(decoder)
+    sampling = SamplingParams(max_generate_length=TURN_LENGTH)
+    limits = Limits(max_turns=9, max_input_length=MAX_LENGTH, trajectory_timeout_seconds=900)
+
+    async def open_env(task: Task) -> NotesEnv:
+        return NotesEnv(task, work.tools)
+
+    def policy(task: Task, opening: Opening, session: str) -> TokenConversation:
+        return TokenConversation(
+            opening, engine=engine, renderer=work.renderer, sampling=sampling, session=session
+        )
+
+    async def step() -> CpuSeconds:
+        start = process_time()
+        groups = await collect(
+            work.tasks, open_env, policy, limits, n_samples=N_SAMPLES, max_concurrent=N_ROLLOUTS
+        )
+        collected = process_time()
+        told = episode_metrics(groups)
+        samples = assign_credit(groups, grpo)
+        credited = process_time()
+        engine.policy_version = (await learner.step(samples)).policy_version
+        end = process_time()
+        assert told["generate/min_num_tokens"] == work.n_sampled
+        assert told["environment/avg_tool_calls"] == work.n_calls
+        return CpuSeconds(step=end - start, rollout=collected - start, learn=end - credited)
+
+    costs = [await step() for _ in range(WARM_UP_STEPS + steps)]
+    return CpuSeconds(*map(median, zip(*costs[WARM_UP_STEPS:], strict=True)))
+
+
+def measure_trl(work: Work, steps: int) -> float:
+    """From the end of one step of `GRPOTrainer` to the end of the next, its logging switched off."""
+    from datasets import Dataset
+    from transformers import ProgressCallback, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+    from trl.chat_template_utils import qwen3_instruct_2507_chat_template
+
+    work.tokenizer.chat_template = qwen3_instruct_2507_chat_template
+    prompts = [[{"role": "user", "content": task.prompt}] for task in work.tasks]
+    tools = [Notes.look_up] if work.tools else None
+    theirs = work.tokenizer.apply_chat_template(
+        prompts, tools=tools, add_generation_prompt=True, return_dict=False
+    )
+    assert theirs == list(map(work.opening, work.tasks)), "the two sides read different prompts"
+    ends: list[float] = []
+
+    class Clock(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            ends.append(process_time())
+
+    class DirectedTrainer(GRPOTrainer):  # type: ignore[misc]
+        def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
+            sampled, logprobs = super()._generate_single_turn(prompt_ids, *args, **kwargs)
+            return list(map(work.directed, prompt_ids, sampled)), logprobs
+
+    def rewards(completions: list[Any], **_: Any) -> list[float]:
+        return [reward(completion[-1]["content"]) for completion in completions]
+
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = DirectedTrainer(
+            model=work.make_model(),
+            reward_funcs=rewards,
+            processing_class=work.tokenizer,
+            train_dataset=Dataset.from_dict({"prompt": prompts}),
+            environment_factory=Notes if work.tools else None,
+            callbacks=[Clock()],
+            args=GRPOConfig(
+                output_dir=folder,
+                max_steps=WARM_UP_STEPS + steps,
+                per_device_train_batch_size=N_ROLLOUTS,
+                num_generations=N_SAMPLES,
+                max_completion_length=MAX_LENGTH,
+                # A turn is shorter than an episode, and nothing ends it early.
+                generation_kwargs={"max_new_tokens": TURN_LENGTH, "min_new_tokens": TURN_LENGTH},
+                learning_rate=LR,
+                weight_decay=WEIGHT_DECAY,
+                epsilon=EPS_CLIP,
+                bf16=False,
+                gradient_checkpointing=False,
+                use_cpu=True,
+                logging_strategy="no",
+            ),
+        )
+        trainer.remove_callback(ProgressCallback)
+        trainer.train()
+    told = trainer.state.log_history[-1]
+    assert told["completions/min_length"] == told["completions/max_length"] == work.n_sampled
+    assert told.get("tools/call_frequency", 0) == work.n_calls
+    return median(end - start for start, end in pairwise(ends[WARM_UP_STEPS - 1 :]))
+
+
+def row(work: Work, steps: int) -> str:
+    ours = asyncio.run(measure_skyfleet(work, steps))
+    name = f"{work.n_calls} tool calls, then an answer" if work.tools else "no tools, one answer"
+    cells = [name, *(f"{seconds:.3f}" for seconds in (ours.step, ours.rollout, ours.learn))]
+    theirs = measure_trl(work, steps) if find_spec("trl") else None
+    cells += [f"{theirs:.3f}", f"{ours.step / theirs:.2f}"] if theirs else ["not installed", ""]
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=7, help="measured steps; the median counts")
+    steps: int = parser.parse_args().steps
+    torch.set_num_threads(1)
+    rows = [row(Work(n_calls=n_calls), steps) for n_calls in (0, 3)]
+    packages = [name for name in ("torch", "transformers", "trl") if find_spec(name)]
+    print(
+        f"`python benchmarks/cpu_step.py --steps {steps}` on {date.today()}: {system()} {machine()},"
+    )
+    print(
+        f"Python {python_version()}, {', '.join(f'{name} {version(name)}' for name in packages)}.\n"
+    )
+    print("| CPU-seconds a step | skyfleet | its rollout | its learn | TRL | skyfleet / TRL |")
+    print("|---|---|---|---|---|---|", *rows, sep="\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -30,13 +30,16 @@ def assign_credit(
 
 
 def credited(trajectory: Trajectory, transcript: Transcript, advantage: float) -> Sample:
+    """Up to the last chosen token: what an episode heard after it predicts nothing."""
+    end = max((at for at, chosen in enumerate(transcript.loss_mask, 1) if chosen), default=0)
+    loss_mask = tuple(transcript.loss_mask[:end])
     return Sample(
         task_key=trajectory.task_key,
         env_key=trajectory.env_key,
-        token_ids=tuple(transcript.token_ids),
-        loss_mask=tuple(transcript.loss_mask),
-        logprobs=tuple(transcript.logprobs),
-        advantages=tuple(advantage if chosen else 0.0 for chosen in transcript.loss_mask),
+        token_ids=tuple(transcript.token_ids[:end]),
+        loss_mask=loss_mask,
+        logprobs=tuple(transcript.logprobs[:end]),
+        advantages=tuple(advantage if chosen else 0.0 for chosen in loss_mask),
         # Weights may arrive between two turns; the oldest version decides how stale a sample is.
         policy_version=min(transcript.policy_versions, default=0),
     )

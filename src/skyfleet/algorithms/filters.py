@@ -13,7 +13,7 @@ from skyfleet.trajectories.trajectory import Ending, Group
 class Kept:
     groups: tuple[Group, ...]
     dropped: Counter[str]
-    """Reason -> how many: attempts for `unknown_grade`, `overlong`; groups for the rest."""
+    """Reason -> how many: attempts for `unknown_grade`, groups for the rest."""
 
 
 def keep_graded(groups: Iterable[Group]) -> Kept:
@@ -22,7 +22,7 @@ def keep_graded(groups: Iterable[Group]) -> Kept:
     An unknown grade read as zero would shift its siblings' mean; one attempt compares with nobody.
     """
     kept: list[Group] = []
-    dropped: Counter[str] = Counter()
+    dropped: Counter[str] = Counter(unknown_grade=0, too_few_graded=0)
     for group in groups:
         graded = group.graded
         dropped["unknown_grade"] += len(group.trajectories) - len(graded)

@@ -128,15 +128,15 @@ class CachedAttention:
         self._rows_T = torch.tensor(rows, device=device)
         self.positions_T = torch.tensor(positions, device=device)
         if single:
-            self._single_rows = self._rows_T[: self._n_single]
-            self._n_rows = max(s.row for s in single) + 1
+            self._n_rows = max(rows[: self._n_single]) + 1
             self._width = max(s.start for s in single) + 1
-            ends_R = torch.zeros(self._n_rows, dtype=torch.long, device=device)
-            ends_R[self._single_rows] = self.positions_T[: self._n_single]
-            visible_RL = torch.arange(self._width, device=device) <= ends_R.unsqueeze(1)
-            self._bias_R11L = torch.zeros(visible_RL.shape, dtype=cache.keys.dtype, device=device)
-            self._bias_R11L.masked_fill_(~visible_RL, -torch.inf)
-            self._bias_R11L = self._bias_R11L[:, None, None, :]
+            # Usually every row decodes, in order: then queries need not be moved to their rows.
+            in_place = rows[: self._n_single] == list(range(self._n_rows))
+            self._single_rows = None if in_place else self._rows_T[: self._n_single]
+            ends_R = self._at_rows(self.positions_T[: self._n_single])
+            hidden_RL = torch.arange(self._width, device=device) > ends_R.unsqueeze(1)
+            bias_RL = torch.zeros(hidden_RL.shape, dtype=cache.keys.dtype, device=device)
+            self._bias_R11L = bias_RL.masked_fill_(hidden_RL, -torch.inf)[:, None, None, :]
         if self._long:
             self._prepare_long(device)
 
@@ -156,15 +156,22 @@ class CachedAttention:
     def _decode(self, q_NHD: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         n_heads, width = q_NHD.shape[1:]
         n_kv = keys.shape[1]
-        q_RHD = q_NHD.new_zeros(self._n_rows, n_heads, width)
-        q_RHD[self._single_rows] = q_NHD * width**-0.5
+        q_RHD = self._at_rows(q_NHD * width**-0.5)
         q_RKGD = q_RHD.view(self._n_rows, n_kv, n_heads // n_kv, width)
         k_RKLD = keys[: self._n_rows, :, : self._width]
         v_RKLD = values[: self._n_rows, :, : self._width]
         scores = torch.matmul(q_RKGD, k_RKLD.transpose(2, 3)) + self._bias_R11L
         weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(v_RKLD.dtype)
-        out_RKGD = torch.matmul(weights, v_RKLD)
-        return out_RKGD[self._single_rows].flatten(1, 2)
+        out_RHD = torch.matmul(weights, v_RKLD).flatten(1, 2)
+        return out_RHD if self._single_rows is None else out_RHD[self._single_rows]
+
+    def _at_rows(self, x_N: Tensor) -> Tensor:
+        """What decodes, laid out by cache row; zeros for rows that rest."""
+        if self._single_rows is None:
+            return x_N
+        x_R = x_N.new_zeros(self._n_rows, *x_N.shape[1:])
+        x_R[self._single_rows] = x_N
+        return x_R
 
     def _prepare_long(self, device: torch.device) -> None:
         lengths = torch.tensor([s.length for s in self._long], device=device)

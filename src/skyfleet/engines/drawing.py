@@ -22,7 +22,7 @@ def draw(logits_NV: Tensor, sampling: SamplingParams, uniforms_N: Tensor) -> tup
         kept_NV = _kept(logprobs_NV, sampling)
         logprobs_NV = torch.log_softmax(logprobs_NV.masked_fill(~kept_NV, -torch.inf), dim=-1)
     # The cumulative sum runs in double: in single, 150,000 tiny terms drift past the last token.
-    cumulative_NV = logprobs_NV.double().exp().cumsum(dim=-1)
+    cumulative_NV = logprobs_NV.exp().cumsum(dim=-1, dtype=torch.float64)
     targets_N1 = uniforms_N.unsqueeze(1) * cumulative_NV[:, -1:]
     tokens_N1 = torch.searchsorted(cumulative_NV, targets_N1, right=True)
     tokens_N1 = tokens_N1.clamp(max=logits_NV.shape[-1] - 1)
@@ -30,16 +30,15 @@ def draw(logits_NV: Tensor, sampling: SamplingParams, uniforms_N: Tensor) -> tup
 
 
 def _kept(logprobs_NV: Tensor, sampling: SamplingParams) -> Tensor:
-    """Which tokens survive top-k, then top-p among them, then min-p: vLLM's order."""
+    """Which tokens survive min-p, then top-k, then top-p among those left: vLLM's order."""
     sorted_NV, order_NV = logprobs_NV.sort(dim=-1, descending=True)
-    keep_NV = torch.ones_like(sorted_NV, dtype=torch.bool)
+    probs_NV = sorted_NV.exp()
+    keep_NV = probs_NV >= sampling.min_p * probs_NV[:, :1]
     if sampling.top_k > 0:
         keep_NV[:, sampling.top_k :] = False
     if sampling.top_p < 1:
-        probs_NV = sorted_NV.exp() * keep_NV
+        probs_NV = probs_NV * keep_NV
         probs_NV = probs_NV / probs_NV.sum(dim=-1, keepdim=True)
         before_NV = probs_NV.cumsum(dim=-1) - probs_NV
         keep_NV &= before_NV < sampling.top_p
-    if sampling.min_p > 0:
-        keep_NV &= sorted_NV.exp() >= sampling.min_p * sorted_NV[:, :1].exp()
     return torch.zeros_like(keep_NV).scatter(1, order_NV, keep_NV)

@@ -73,10 +73,6 @@ class EmbeddedEngine:
     @policy_version.setter
     def policy_version(self, version: int) -> None:
         if version != self._policy_version:
-            for request in self._running:
-                request.row = None
-            self._waiting = self._running + self._waiting
-            self._running = []
             self._drop_cache()
         self._policy_version = version
 
@@ -161,18 +157,18 @@ class EmbeddedEngine:
     def _admit(self) -> None:
         """Give waiting requests a cache row each, as long as there are rows."""
         still_waiting: list[_Request] = []
-        being_read: set[tuple[int, ...]] = set()
+        reading = (r for r in self._running if self._waiting and _reads(r))
+        being_read = {_beginning(request) for request in reading}
         for request in self._waiting:
-            beginning = tuple(request.token_ids[:-1])
-            # A sibling of a prompt that is about to be read waits one step, then borrows it.
-            must_wait = request.session not in self._rows and beginning in being_read
+            # A sibling of a prompt that is being read waits until it can borrow it.
+            must_wait = request.session not in self._rows and _beginning(request) in being_read
             request.row = None if must_wait else self._row_for(request)
             if request.row is None:
                 still_waiting.append(request)
                 continue
             self._running.append(request)
-            if len(request.token_ids) - len(request.row.token_ids) > BLOCK:
-                being_read.add(beginning)
+            if _reads(request):
+                being_read.add(_beginning(request))
         self._waiting = still_waiting
 
     def _row_for(self, request: _Request) -> Row | None:
@@ -208,7 +204,7 @@ class EmbeddedEngine:
                 segment = Segment(row=request.row.index, start=start, length=length)
                 (single if length == 1 else longer).append((request, segment))
                 budget -= length
-        return single + longer
+        return sorted(single, key=lambda pair: pair[1].row) + longer
 
     def _speak(self, requests: Sequence[_Request], hidden_NE: torch.Tensor) -> None:
         logits_NV = self._decoder.logits(hidden_NE)
@@ -252,16 +248,30 @@ class EmbeddedEngine:
         return None
 
     def _said_stop(self, request: _Request) -> bool:
-        # A stop string of k characters ends within the last k tokens, a few more for split bytes.
-        tail = request.sampled[-(max(map(len, request.sampling.stop)) + 4) :]
+        # A token is at least a byte, so a stop string of n bytes ends within the last n tokens.
+        n_bytes = max(len(stop.encode()) for stop in request.sampling.stop)
+        # A few more, because some tokenizers strip what they decode first.
+        tail = request.sampled[-(n_bytes + 4) :]
         text = self._decode_text(tail)
         return any(stop in text for stop in request.sampling.stop)
 
     def _drop_cache(self) -> None:
+        """Requests that run go on after they have been read again."""
+        self._waiting, self._running = self._running + self._waiting, []
         for row in self._rows.values():
             self._cache.give_back(row)
         self._rows = {}
         self._cache.forget_all()
+
+
+def _beginning(request: _Request) -> tuple[int, ...]:
+    return tuple(request.token_ids[:-1])
+
+
+def _reads(request: _Request) -> bool:
+    """Whether enough of its prompt is still to be computed that a sibling would gain by waiting."""
+    assert request.row is not None
+    return len(request.token_ids) - len(request.row.token_ids) > BLOCK
 
 
 def _randomness(seed: int | None, session: str, position: int) -> np.random.Generator:

@@ -25,7 +25,7 @@ def env_factory(env_class: str) -> EnvFactory:
         )
     try:
         factory: EnvFactory = getattr(import_module(module_name), function)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ConfigError(
             f"environment.env_class={env_class!r} cannot be imported: {error}"
         ) from error

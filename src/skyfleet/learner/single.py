@@ -93,7 +93,9 @@ class SingleLearner:
 
     def load(self, folder: Path) -> None:
         self._load_policy(folder)
-        state: dict[str, Any] = torch.load(folder / "optimizer.pt", weights_only=True)
+        state: dict[str, Any] = torch.load(
+            folder / "optimizer.pt", weights_only=True, map_location=self._decoder.device
+        )
         self._begin(state["phase"])
         self._optimizer.load_state_dict(state["optimizer"])
         self.policy_version = state["policy_version"]

@@ -35,6 +35,7 @@ class Decoder:
             )
         self.module = module
         config: Any = module.config
+        _check_layers(config)
         body: Any = module.model
         self.n_layers: int = config.num_hidden_layers
         self.n_heads: int = config.num_attention_heads
@@ -102,12 +103,24 @@ class Decoder:
         return rms_norm(x, (x.shape[-1],), weight, self._eps)
 
     def _rotary_tables(self, max_positions: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines as the module's own rotary embedding makes them, any scaling included."""
+        """Cosines and sines as the module's own rotary embedding makes them, any scaling included.
+
+        The first half of the sines is negated, as `_rotate` wants it.
+        """
         positions = torch.arange(max_positions, device=self.device).unsqueeze(0)
         with torch.no_grad():
             like = torch.zeros(1, device=self.device, dtype=self.dtype)
             cos, sin = self._body.rotary_emb(like, positions)
+        sin[..., : self.head_dim // 2].neg_()
         return cos[0].contiguous(), sin[0].contiguous()
+
+
+def _check_layers(config: Any) -> None:
+    """Every layer attends to all that came before it, and its gate is a SiLU."""
+    if odd := set(getattr(config, "layer_types", None) or ()) - {"full_attention"}:
+        raise ModelError(f"the model has layers of {min(odd)}; only full_attention runs here")
+    if config.hidden_act != "silu":
+        raise ModelError(f"the model has hidden_act={config.hidden_act!r}; only silu runs here")
 
 
 def _project(layer: Any, x: Tensor) -> Tensor:
@@ -115,5 +128,5 @@ def _project(layer: Any, x: Tensor) -> Tensor:
 
 
 def _rotate(x_THD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> Tensor:
-    first, second = x_THD.chunk(2, dim=-1)
-    return x_THD * cos_T1D + torch.cat((-second, first), dim=-1) * sin_T1D
+    """Each half turns into the other; that the second turns back negated is in the sines."""
+    return x_THD * cos_T1D + x_THD.roll(x_THD.shape[-1] // 2, dims=-1) * sin_T1D

@@ -48,14 +48,17 @@ def load_weights(module: nn.Module, folder: Path) -> None:
     weights: dict[str, torch.Tensor] = {}
     for shard in sorted(folder.glob("*.safetensors")):
         weights |= load_file(shard)
-    missing, unexpected = module.load_state_dict(weights, strict=False)
+    own = module.state_dict()
     # A tied head is saved once, under the embedding's name.
     tied = set(getattr(module, "all_tied_weights_keys", None) or {"lm_head.weight": ""})
-    if unexpected or set(missing) - tied:
+    missing = sorted(own.keys() - weights.keys() - tied)
+    misfits = sorted(n for n in weights if n not in own or own[n].shape != weights[n].shape)
+    if missing or misfits:
         raise ModelError(
-            f"{folder} holds another model: missing {sorted(set(missing) - tied)[:3]}, "
-            f"unexpected {sorted(unexpected)[:3]}"
+            f"{folder} holds another model: missing {missing[:3]}, unfitting {misfits[:3]}; "
+            "give the folder that this model was saved in"
         )
+    module.load_state_dict(weights, strict=False)
 
 
 def _load_pretrained(path: str, dtype: torch.dtype, config_kwargs: Mapping[str, Any]) -> Loaded:

@@ -17,6 +17,10 @@ from skyfleet.tasks.task import Task
 from skyfleet.trajectories.trajectory import Ending, Failure, Trajectory, Turn
 
 
+class OvertimeError(TimeoutError):
+    """The episode's own time is over; a timeout of anyone else's is not this one."""
+
+
 class _Episode:
     """What has happened so far, so that a failure at any point loses nothing before it."""
 
@@ -69,7 +73,7 @@ async def run_episode(
 @asynccontextmanager
 async def _env_in_time(open_env: EnvFactory, task: Task, limits: Limits) -> AsyncIterator[Env]:
     async def in_time(task: Task) -> Env:
-        async with asyncio.timeout(limits.seconds_or_none):
+        async with _in_time(limits):
             return await open_env(task)
 
     async with opened(in_time, task) as env:
@@ -85,18 +89,29 @@ async def _play_in_time(
     sample: int,
     start: float,
 ) -> None:
-    allowed = limits.seconds_or_none
-    left = None if allowed is None else max(0.0, allowed - (perf_counter() - start))
     try:
-        async with asyncio.timeout(left):
+        async with _in_time(limits, used_seconds=perf_counter() - start):
             with blamed_on(EnvError, "reset"):
                 episode.opening = await env.reset()
             episode.conversation = policy(task, episode.opening, f"{task.key}/{sample}")
             episode.ending = await _play(env, episode.conversation, limits, episode.turns)
+    except OvertimeError as error:
+        episode.ending, episode.failure = Ending.TIMEOUT, Failure.of(error)
+
+
+@asynccontextmanager
+async def _in_time(limits: Limits, *, used_seconds: float = 0.0) -> AsyncIterator[None]:
+    allowed = limits.seconds_or_none
+    left = None if allowed is None else max(0.0, allowed - used_seconds)
+    try:
+        async with asyncio.timeout(left) as deadline:
+            yield
     except TimeoutError:
-        detail = f"not finished after {allowed:g} s (generator.trajectory_timeout_seconds)"
-        episode.ending = Ending.TIMEOUT
-        episode.failure = Failure(kind="TimeoutError", detail=detail)
+        if not deadline.expired():
+            raise
+        raise OvertimeError(
+            f"not finished after {allowed:g} s (generator.trajectory_timeout_seconds)"
+        ) from None
 
 
 async def _play(env: Env, conversation: Conversation, limits: Limits, turns: list[Turn]) -> Ending:
@@ -130,7 +145,7 @@ async def _grade(episode: _Episode, env: Env, limits: Limits) -> None:
     """A grade that cannot be had stays unknown, with its cause; it is never zero."""
     try:
         with blamed_on(VerifierError, "grade"):
-            async with asyncio.timeout(limits.seconds_or_none):
+            async with _in_time(limits):
                 episode.grade = await env.grade()
     except VerifierError as error:
         episode.failure = Failure.of(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -82,7 +83,8 @@ def sift_of(config: RunConfig) -> Callable[[Sequence[Group]], Kept]:
         if not algorithm.zero_variance_filter:
             return kept
         varied = drop_zero_variance(kept.groups, tolerance=algorithm.zero_variance_filter_tol)
-        return Kept(varied.groups, kept.dropped + varied.dropped)
+        # Not `+`, which leaves out what was counted zero times.
+        return Kept(varied.groups, Counter({**kept.dropped, **varied.dropped}))
 
     return sift
 

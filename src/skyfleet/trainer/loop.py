@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from skyfleet.algorithms.credit import advantage_metrics, assign_credit
 from skyfleet.metrics.episodes import episode_metrics
@@ -19,21 +20,27 @@ from skyfleet.trajectories.trajectory import Group
 
 async def train(run: Run) -> None:
     """From wherever the run stands to its last step. Cancelled, it saves what it has."""
-    position = run.sampler.state_dict()
+    reached = _place(run)
     try:
         await warm_start(run)
+        reached = _place(run)
         await finish_step(run)
         while run.state.step < run.schedule.total_steps:
-            position = run.sampler.state_dict()
+            reached = _place(run)
             await train_step(run, run.state.step + 1)
-            position = run.sampler.state_dict()
+            reached = _place(run)
             await finish_step(run)
     except asyncio.CancelledError:
-        # Rollouts that were cut off are drawn again on resume.
+        # What was cut off is done again on resume: its tasks are drawn and its numbers taken anew.
+        position, run.state.pending_metrics = reached
         run.sampler.load_state_dict(position)
-        run.state.pending_metrics = run.log.pending
         save(run)
         raise
+
+
+def _place(run: Run) -> tuple[Mapping[str, Any], dict[str, float]]:
+    """Where the data stands and what the next row holds, between two parts of a step."""
+    return run.sampler.state_dict(), run.log.pending
 
 
 async def train_step(run: Run, step: int) -> None:

@@ -11,9 +11,10 @@ from skyfleet.chat.renderers import make_renderer
 from skyfleet.envs.env import EnvFactory
 from skyfleet.models.loading import Loaded
 from skyfleet.models.tiny import DIMENSIONS, build_tiny, train_tokenizer
+from skyfleet.rollouts.collect import collect
 from skyfleet.rollouts.limits import Limits
+from skyfleet.rollouts.reference import reference_policy
 from skyfleet.tasks.task import Task
-from skyfleet.trainer.demonstrations import demonstrate
 
 _ENOUGH = 1000
 """Tasks that show every word there is, by far."""
@@ -32,8 +33,17 @@ async def make_policy(
     renderer = make_renderer(by_bytes)
     # A byte is a token here, so lengths mean nothing yet.
     unlimited = replace(limits, max_input_length=sys.maxsize)
-    samples = await demonstrate(tasks[:_ENOUGH], open_env, renderer, unlimited)
-    texts = [renderer.text(sample.token_ids) for sample in samples]
+    # Not `demonstrate`: a solution that does not pass shows words all the same.
+    groups = await collect(
+        tasks[:_ENOUGH],
+        open_env,
+        reference_policy(renderer),
+        unlimited,
+        n_samples=1,
+        max_concurrent=64,
+    )
+    attempts = [attempt for group in groups for attempt in group.trajectories]
+    texts = [renderer.text(t.token_ids) for attempt in attempts for t in attempt.transcripts]
     vocab_size = int(overrides.get("vocab_size", DIMENSIONS["vocab_size"]))
     tokenizer = train_tokenizer(texts, vocab_size=vocab_size)
     return Loaded(module=build_tiny(tokenizer, overrides, seed=seed), tokenizer=tokenizer)

@@ -73,7 +73,7 @@ def prepare_folder(config: RunConfig, folder: Path, *, resumed: bool) -> None:
                 f"{folder} was begun with {key}={before!r} and this run says {now!r}; "
                 "give trainer.run_name another name, or trainer.resume_mode=none with an empty folder"
             )
-    elif (folder / "metrics.jsonl").exists() and not resumed:
+    elif not resumed and _has_rows(folder / "metrics.jsonl"):
         raise ConfigError(
             f"{folder} holds a run already; give trainer.run_name another name, "
             "move the folder away, or go on with trainer.resume_mode=latest"
@@ -96,6 +96,10 @@ def _compared(run: Run, name: str) -> Comparison | None:
     before = read_report(run.folder, name, 0)
     after = read_report(run.folder, name, run.state.step)
     return compare(before, after) if before and after and run.state.step else None
+
+
+def _has_rows(metrics: Path) -> bool:
+    return metrics.exists() and metrics.stat().st_size > 0
 
 
 def _logged_step(checkpoint: Checkpoint) -> int:

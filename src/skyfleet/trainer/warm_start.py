@@ -16,20 +16,21 @@ async def warm_start(run: Run) -> None:
         return
     with run.console.progress("warm start", total - run.state.warm_start_step) as advance:
         while run.state.warm_start_step < total:
-            batch = _batch(run.demonstrations, run.warm_start_batch_size, run.state.warm_start_step)
+            # Where Ctrl-C is heard: before a step, so that the last one's numbers are never lost.
+            await asyncio.sleep(0)
+            step = run.state.warm_start_step
+            batch = lesson(run.demonstrations, run.warm_start_batch_size, step)
             report = await run.learner.imitate(batch)
-            run.state.warm_start_step += 1
+            run.state.warm_start_step = step + 1
             advance()
-            await asyncio.sleep(0)  # where Ctrl-C is heard
     run.log.add({f"warm_start/{name}": value for name, value in report.metrics.items()})
     await run.sync.push(run.learner, run.engines)
 
 
-def _batch(samples: Sequence[Sample], size: int, step: int) -> list[Sample]:
-    """Every demonstration once an epoch, in an order that only the epoch decides."""
+def lesson(samples: Sequence[Sample], size: int, step: int) -> list[Sample]:
+    """What to imitate at a step: every demonstration once an epoch, in the epoch's own order."""
     size = min(size, len(samples))
-    per_epoch = len(samples) // size
-    epoch, place = divmod(step, per_epoch)
+    epoch, place = divmod(step, len(samples) // size)
     order = list(range(len(samples)))
     Random(epoch).shuffle(order)
     return [samples[i] for i in order[place * size : (place + 1) * size]]

@@ -27,8 +27,8 @@ booking = World(
 @booking.seeder
 def fill(app: App, rng: Random) -> None:
     names = iter(rng.sample(wording.HOTEL_NAMES, 12))
-    hotel_ids = iter(rng.sample(range(1, 50), 12))
-    room_ids = iter(rng.sample(range(1, 50), 48))
+    hotel_ids = iter(rng.sample(range(1, 13), 12))
+    room_ids = iter(rng.sample(range(1, 37), 36))
     for city in rng.sample(wording.CITIES, 3):
         for rating in rng.sample(range(50, 100), rng.randint(3, 4)):
             house = {"id": next(hotel_ids), "name": next(names), "city": city}
@@ -56,23 +56,27 @@ def fill(app: App, rng: Random) -> None:
 
 @booking.tool
 def list_hotels(app: App, city: str) -> list[Row]:
-    """List hotels of a city."""
+    """List hotels of a city, best first."""
     check_known("city", city, app.db.column("select distinct city from hotels order by city"))
-    return app.db.rows("select id, name, rating from hotels where city = ? order by name", city)
+    return app.db.rows(
+        "select name, id, rating from hotels where city = ? order by rating desc", city
+    )
 
 
 @booking.tool
 def list_rooms(app: App, hotel_id: int) -> list[Row]:
-    """List rooms of a hotel."""
+    """List rooms of a hotel, cheapest first."""
     _hotel(app, hotel_id)
-    return app.db.rows("select id, kind, price from rooms where hotel_id = ? order by id", hotel_id)
+    return app.db.rows(
+        "select kind, id, price from rooms where hotel_id = ? order by price", hotel_id
+    )
 
 
 @booking.tool
 def list_bookings(app: App) -> list[Row]:
     """List your bookings."""
     return app.db.rows(
-        "select bookings.id, name as hotel, kind, day from bookings"
+        "select name as hotel, day, bookings.id, kind from bookings"
         " join rooms on rooms.id = room_id join hotels on hotels.id = hotel_id"
         " where guest = ? and status = 'active' order by bookings.id",
         app.user,
@@ -141,10 +145,10 @@ def _check_free(app: App, room_id: int, day: wording.Day) -> None:
     room = app.db.row("select * from rooms where id = ?", room_id)
     if room is None:
         raise ToolError(f"no room {room_id}; list_rooms shows the ids")
-    free = sorted(room["id"] for room in _free_rooms(app, room["hotel_id"], day))
+    free = [room["id"] for room in _free_rooms(app, room["hotel_id"], day)]
     if room_id not in free:
         others = ", ".join(map(str, free)) or "none"
-        raise ToolError(f"room {room_id} is taken on {day}; free: {others}")
+        raise ToolError(f"room {room_id} is taken on {day}; free, cheapest first: {others}")
 
 
 def _any_hotel(app: App, rng: Random) -> Row:
@@ -173,7 +177,7 @@ def _cancel(stay: Row) -> list[RecordedCall]:
 
 @booking.template(difficulty=1)
 def act_on_id(app: App, rng: Random) -> Draft | None:
-    if rng.random() < 0.5:
+    if rng.random() < 0.3:
         hotel_id = _any_hotel(app, rng)["id"]
         prompts = [f"Save hotel {hotel_id}.", f"I like hotel {hotel_id}. Save it for later."]
         return Draft(prompts=prompts, calls=[call("save_hotel", hotel_id=hotel_id)])

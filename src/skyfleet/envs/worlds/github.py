@@ -34,7 +34,7 @@ def fill(app: App, rng: Random) -> None:
     people = [app.user, *rng.sample([name for name in wording.PEOPLE if name != app.user], 4)]
     for name in people:
         app.db.insert("users", name=name)
-    numbers = iter(rng.sample(range(1, 50), 24))
+    numbers = iter(rng.sample(range(1, 25), 24))
     for repo in rng.sample(wording.REPOS, 3):
         app.db.insert("repos", name=repo)
         labels = rng.sample(wording.LABELS, 3)
@@ -57,7 +57,7 @@ def fill(app: App, rng: Random) -> None:
 def list_issues(app: App, repo: str, state: State = "open") -> list[Row]:
     """List issues, oldest first."""
     check_known("repo", repo, _names(app, "repos"))
-    columns = ("number", "title", "assignee")
+    columns = ("title", "number", "assignee")
     return [{name: issue[name] for name in columns} for issue in _issues(app, repo, state)]
 
 
@@ -149,10 +149,13 @@ def _shared_load(app: App, rng: Random) -> tuple[str, str, list[int]] | None:
 
 
 @github.template(difficulty=1)
-def update_by_number(app: App, rng: Random) -> Draft:
+def act_on_number(app: App, rng: Random) -> Draft:
     issue, person = _any_issue(app, rng), rng.choice(_names(app, "users"))
-    number = issue["number"]
-    if rng.random() < 0.5 or issue["assignee"] == person:
+    number, remark = issue["number"], rng.choice(wording.REMARKS)
+    if rng.random() < 0.4:
+        prompts = [f"Comment '{remark}' on issue {number}.", f"Tell issue {number}: '{remark}'."]
+        return Draft(prompts=prompts, calls=[call("create_comment", number=number, body=remark)])
+    if rng.random() < 0.4 or issue["assignee"] == person:
         prompts = [f"Close issue {number}.", f"Issue {number} is solved. Close it."]
         return Draft(prompts=prompts, calls=[call("update_issue", number=number, state="closed")])
     prompts = [f"Assign issue {number} to {person}.", f"{person} takes issue {number}. Assign it."]

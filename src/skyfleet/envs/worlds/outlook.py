@@ -37,7 +37,7 @@ def fill(app: App, rng: Random) -> None:
     for name in people:
         app.db.insert("contacts", name=name)
     subjects = iter(rng.sample(wording.SUBJECTS, 17))
-    ids = iter(rng.sample(range(1, 50), 17))
+    ids = iter(rng.sample(range(1, 18), 17))
     for folder, size in [("Inbox", 5), *((name, rng.randint(2, 3)) for name in wording.FOLDERS)]:
         app.db.insert("folders", name=folder)
         senders = rng.sample(people, 3)
@@ -62,7 +62,7 @@ def fill(app: App, rng: Random) -> None:
 def list_messages(app: App, folder: str = "Inbox") -> list[Row]:
     """List mail, oldest first."""
     check_known("folder", folder, app.db.column("select name from folders order by name"))
-    sql = "select id, sender, subject from messages where folder = ? order by id"
+    sql = "select subject, id, sender from messages where folder = ? order by id"
     return app.db.rows(sql, folder)
 
 
@@ -93,7 +93,7 @@ def create_message(app: App, to: str, body: str) -> None:
 @outlook.tool
 def list_events(app: App, day: wording.Day) -> list[Row]:
     """List events, first to last."""
-    return app.db.rows("select id, title, hour from events where day = ? order by hour", day)
+    return app.db.rows("select title, hour, id from events where day = ? order by hour", day)
 
 
 @outlook.tool

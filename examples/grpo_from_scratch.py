@@ -1,0 +1,174 @@
+"""The whole idea in one file: an agent learns to use tools by trying, in about a minute on one core.
+
+A tiny transformer works in `github`, a world of issues that ships with skyfleet. It imitates solved
+tasks until it succeeds now and then. From there it teaches itself: it tries each task several times,
+a verifier says which attempts did it, and what those said becomes likelier than what the others
+said. That is GRPO (arXiv 2402.03300), and skyfleet is this loop with real models and much care.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from skyfleet.chat.message import Message, ToolCall
+from skyfleet.envs.env import Env
+from skyfleet.envs.worlds.catalog import open_world, world_tasks
+from skyfleet.tasks.task import Task
+
+N_ATTEMPTS = 8  # at each task: the group that an attempt is compared with
+MAX_TURNS, MAX_TOKENS = 4, 144  # what one attempt may use
+CLIP = 0.2  # how far one batch may move a token's probability
+
+# 1. Words. An attempt reads like a terminal: the world writes lines, the agent answers after ">".
+
+
+class Vocabulary:
+    """Words, runs of punctuation and line ends, numbered as they are met. Spaces are left out."""
+
+    def __init__(self) -> None:
+        self._pieces = {"\n": 0}
+
+    def encode(self, text: str) -> list[int]:
+        pieces = re.findall(r"\w+|[^\w\s]+|\n", text)
+        return [self._pieces.setdefault(piece, len(self._pieces)) for piece in pieces]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        known = dict(enumerate(self._pieces))
+        return re.sub(r"(?<=\W) | (?=\W)", "", " ".join(known.get(token, "?") for token in tokens))
+
+
+def read_action(line: str) -> Message:
+    """`["get_issue",{"number":7}]` is a tool call; what does not parse is said, not done."""
+    try:
+        name, arguments = json.loads(line)
+        call = ToolCall(id="call", name=str(name), arguments=dict(arguments))
+    except (ValueError, TypeError):
+        return Message(role="assistant", content=line)
+    return Message(role="assistant", tool_calls=(call,))
+
+
+# 2. An attempt at a task. Tokens are only ever appended: what is learned is what was said.
+
+
+@dataclass(slots=True)
+class Attempt:
+    env: Env
+    vocabulary: Vocabulary
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    """What the agent gave each token when it wrote it."""
+    chosen: list[bool] = field(default_factory=list)
+    """True where the agent wrote the token: the only ones it learns from."""
+    turn_start: int = 0
+    n_turns: int = 0
+    reward: float | None = None
+    """None while it goes on."""
+
+    def hear(self, messages: Sequence[Message]) -> None:
+        for token in self.vocabulary.encode("\n".join(m.text for m in messages) + "\n>"):
+            self._append(token, 0.0, chosen=False)
+        self.turn_start = len(self.tokens)
+
+    async def write(self, token: int, logprob: float = 0.0) -> None:
+        """One token. The end of a line ends the turn, and the world answers."""
+        self._append(token, logprob, chosen=True)
+        if token == 0:
+            line = self.vocabulary.decode(self.tokens[self.turn_start : -1])
+            step = await self.env.step(read_action(line))
+            self.n_turns += 1
+            self.hear(step.messages)
+            if step.done or self.n_turns == MAX_TURNS:
+                await self.finish()
+
+    async def finish(self) -> None:
+        """The verifier looks at the database that the agent leaves behind, not at its words."""
+        grade = await self.env.grade()
+        self.reward = grade.reward if grade else 0.0
+        await self.env.close()
+
+    def _append(self, token: int, logprob: float, *, chosen: bool) -> None:
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        self.chosen.append(chosen)
+
+
+async def begin(task: Task, vocabulary: Vocabulary) -> Attempt:
+    attempt = Attempt(env=await open_world(task), vocabulary=vocabulary)
+    attempt.hear((await attempt.env.reset()).messages)
+    return attempt
+
+
+async def demonstrate(task: Task, vocabulary: Vocabulary) -> Attempt:
+    """The task's reference solution, as if the agent had written it."""
+    attempt = await begin(task, vocabulary)
+    calls = [json.dumps([c.name, c.arguments], separators=(",", ":")) for c in task.solution]
+    for line in (*calls, "<done>"):
+        for token in vocabulary.encode(f"{line}\n") if attempt.reward is None else ():
+            await attempt.write(token)
+    return attempt
+
+
+async def play(model: Qwen3ForCausalLM, attempts: Sequence[Attempt]) -> None:
+    """All attempts side by side: each tick moves every one by a token, given or sampled."""
+    cache = None
+    for tick in range(MAX_TOKENS):
+        token_B1 = torch.tensor([a.tokens[tick : tick + 1] or [0] for a in attempts])
+        with torch.no_grad():
+            output = model(token_B1, past_key_values=cache, use_cache=True)
+        cache = output.past_key_values
+        logprobs_BV = output.logits[:, -1].log_softmax(-1)
+        sampled_B1 = torch.multinomial(logprobs_BV.exp(), 1)
+        for attempt, token, logprobs_V in zip(attempts, sampled_B1, logprobs_BV, strict=True):
+            if attempt.reward is None and tick == len(attempt.tokens) - 1:
+                await attempt.write(int(token), float(logprobs_V[token]))
+    for attempt in attempts:
+        if attempt.reward is None:  # out of room: graded as it stands
+            await attempt.finish()
+
+
+# 3. Learning: attempts in, better weights out. Without advantages it is imitation.
+
+
+def grpo_advantages(rewards_GA: Tensor) -> Tensor:
+    """Each attempt against the others at its task. All alike: zero, nothing to learn."""
+    centred_GA = rewards_GA - rewards_GA.mean(dim=1, keepdim=True)
+    return centred_GA / (rewards_GA.std(dim=1, keepdim=True) + 1e-6)
+
+
+class Learner:
+    def __init__(self, model: Qwen3ForCausalLM, *, lr: float) -> None:
+        self._model = model
+        self._optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
+
+    def step(self, attempts: Sequence[Attempt], advantages_B: Tensor | None = None) -> float:
+        """One step of AdamW on the tokens that the agent chose, and no others."""
+        tokens_BT = pad_sequence([torch.tensor(a.tokens) for a in attempts], batch_first=True)
+        chosen_BT = pad_sequence([torch.tensor(a.chosen) for a in attempts], batch_first=True)
+        before_BT = pad_sequence([torch.tensor(a.logprobs) for a in attempts], batch_first=True)
+        logprobs_BTV = self._model(tokens_BT[:, :-1]).logits.log_softmax(-1)
+        gain_BT = logprobs_BT = logprobs_BTV.gather(2, tokens_BT[:, 1:, None]).squeeze(2)
+        if advantages_B is not None:  # PPO's clipped objective (arXiv 1707.06347)
+            ratio_BT = (logprobs_BT - before_BT[:, 1:]).exp()
+            clipped_BT = ratio_BT.clamp(1 - CLIP, 1 + CLIP)
+            gain_BT = torch.minimum(
+                ratio_BT * advantages_B[:, None], clipped_BT * advantages_B[:, None]
+            )
+        loss = -gain_BT[chosen_BT[:, 1:]].mean()
+        self._optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
+        self._optimizer.step()
+        return loss.item()
+
+
+# 4. The story.

@@ -1,0 +1,145 @@
+"""Only what the policy chose gets credit, and only where its grade is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.trajectories.making import attempt, group, transcript
+
+from skyfleet.algorithms.advantages import grpo
+from skyfleet.algorithms.credit import advantage_metrics, assign_credit
+from skyfleet.algorithms.filters import drop_zero_variance, keep_graded, zero_unfinished
+from skyfleet.algorithms.sample import Sample
+from skyfleet.chat.transcript import Transcript
+from skyfleet.trajectories.trajectory import Ending, Group
+
+TWO_TURNS = Transcript(
+    token_ids=[1, 2, 3, 4, 5, 6],
+    loss_mask=[False, False, True, False, True, True],
+    logprobs=[0.0, 0.0, -0.1, 0.0, -0.2, -0.3],
+    policy_versions=[4, 3],
+)
+
+
+def groups(*rewards: float | None, ending: Ending = Ending.DONE) -> list[Group]:
+    attempts = [attempt(r, transcripts=(transcript(2),), ending=ending) for r in rewards]
+    return [Group(task_key="t", env_key="github", trajectories=tuple(attempts))]
+
+
+def chosen_advantages(samples: list[Sample]) -> list[list[float]]:
+    return [
+        [a for a, chosen in zip(s.advantages, s.loss_mask, strict=True) if chosen] for s in samples
+    ]
+
+
+def test_the_advantage_stands_on_chosen_tokens_and_zero_elsewhere() -> None:
+    won = attempt(1.0, transcripts=(TWO_TURNS,))
+    (sample,) = assign_credit(
+        [Group(task_key="t", env_key="github", trajectories=(won,))], lambda _: [2.0]
+    )
+    assert sample.token_ids == (1, 2, 3, 4, 5, 6)
+    assert sample.advantages == (0.0, 0.0, 2.0, 0.0, 2.0, 2.0)
+    assert sample.logprobs == (0.0, 0.0, -0.1, 0.0, -0.2, -0.3)
+    assert sample.policy_version == 3  # the oldest that spoke
+    assert sample.n_chosen == 3
+
+
+def test_what_follows_the_last_chosen_token_is_left_out() -> None:
+    heard_more = replace(TWO_TURNS, token_ids=[*TWO_TURNS.token_ids, 7, 8])
+    heard_more.loss_mask = [*TWO_TURNS.loss_mask, False, False]
+    heard_more.logprobs = [*TWO_TURNS.logprobs, 0.0, 0.0]
+    cut = attempt(0.0, transcripts=(heard_more,), ending=Ending.CONTEXT_FULL)
+    (sample,) = assign_credit(
+        [Group(task_key="t", env_key="github", trajectories=(cut,))], lambda _: [1.0]
+    )
+    assert sample.token_ids == (1, 2, 3, 4, 5, 6)
+
+
+def test_an_unknown_grade_is_in_no_mean_and_no_sample() -> None:
+    samples = assign_credit(groups(1.0, None, 0.0, None, 0.0, 0.0), grpo)
+    expected = [[1.5, 1.5], [-0.5, -0.5], [-0.5, -0.5], [-0.5, -0.5]]
+    for got, want in zip(chosen_advantages(samples), expected, strict=True):
+        assert got == pytest.approx(want, abs=1e-5)
+
+
+def test_every_transcript_of_an_attempt_gets_its_advantage() -> None:
+    rewritten = attempt(1.0, transcripts=(transcript(1), transcript(3)))
+    lost = attempt(0.0, transcripts=(transcript(2),))
+    pair = Group(task_key="t", env_key="github", trajectories=(rewritten, lost))
+    samples = assign_credit([pair], lambda rewards: [r - 0.5 for r in rewards])
+    assert chosen_advantages(samples) == [[0.5], [0.5, 0.5, 0.5], [-0.5, -0.5]]
+
+
+def test_a_transcript_without_a_chosen_token_teaches_nothing() -> None:
+    silent = attempt(0.0, transcripts=(transcript(0),), ending=Ending.CONTEXT_FULL)
+    won = attempt(1.0, transcripts=(transcript(1),))
+    pair = Group(task_key="t", env_key="github", trajectories=(silent, won))
+    assert len(assign_credit([pair], grpo)) == 1
+
+
+def test_an_unfinished_attempt_counts_in_the_mean_and_teaches_nothing_when_masked() -> None:
+    (done,), (cut,) = groups(1.0), groups(0.0, ending=Ending.LENGTH)
+    pair = Group(
+        task_key="t", env_key="github", trajectories=(*done.trajectories, *cut.trajectories)
+    )
+    samples = assign_credit([pair], grpo, mask_unfinished=True)
+    assert chosen_advantages(samples) == [[pytest.approx(0.7071, abs=1e-4)] * 2]
+    assert len(assign_credit([pair], grpo)) == 2
+
+
+def test_advantage_metrics_are_means_over_chosen_tokens() -> None:
+    samples = assign_credit(groups(1.0, 0.0), lambda _: [3.0, -1.0])
+    assert advantage_metrics(samples) == {
+        "loss/num_samples": 2.0,
+        "loss/avg_raw_advantages": 1.0,
+        "loss/avg_raw_advantages_abs": 2.0,
+    }
+    assert advantage_metrics([]) == {"loss/num_samples": 0.0}
+
+
+def test_a_group_with_fewer_than_two_known_grades_is_dropped_and_counted() -> None:
+    kept = keep_graded([group([1.0, None, 0.0]), group([1.0, None]), group([None]), group([0.0])])
+    assert [g.rewards for g in kept.groups] == [[1.0, 0.0]]
+    assert kept.dropped == {"unknown_grade": 3, "too_few_graded": 3}
+
+
+def test_a_filter_that_drops_nothing_counts_zero() -> None:
+    full = [group([1.0, 0.0])]
+    assert dict(keep_graded(full).dropped) == {"unknown_grade": 0, "too_few_graded": 0}
+    assert dict(drop_zero_variance(full).dropped) == {"zero_variance": 0}
+
+
+def test_a_group_that_earned_the_same_throughout_is_dropped_and_counted() -> None:
+    kept = drop_zero_variance([group([1, 1]), group([0, 0, 0]), group([1, 0]), group([0.3, 0.4])])
+    assert [g.rewards for g in kept.groups] == [[1, 0], [0.3, 0.4]]
+    assert kept.dropped == {"zero_variance": 2}
+    assert drop_zero_variance([group([0.3, 0.4])], tolerance=0.2).groups == ()
+
+
+def test_an_unfinished_attempt_earns_nothing_when_asked_and_stays_unknown_when_unknown() -> None:
+    for ending in (Ending.LENGTH, Ending.MAX_TURNS, Ending.CONTEXT_FULL, Ending.TIMEOUT):
+        (zeroed,) = zero_unfinished(groups(1.0, None, ending=ending))
+        assert [t.reward for t in zeroed.trajectories] == [0.0, None]
+        assert zeroed.trajectories[0].success is False
+    (kept,) = zero_unfinished(groups(1.0, None))
+    assert [t.reward for t in kept.trajectories] == [1.0, None]
+
+
+def test_a_sample_whose_parts_disagree_is_refused() -> None:
+    with pytest.raises(ValueError, match="task t: tokens, mask, logprobs, advantages disagree"):
+        _sample(token_ids=(1, 2), loss_mask=(False,))
+    with pytest.raises(ValueError, match="task t: the first token has nothing to predict it"):
+        _sample(token_ids=(1,), loss_mask=(True,))
+
+
+def _sample(*, token_ids: tuple[int, ...], loss_mask: tuple[bool, ...]) -> Sample:
+    return Sample(
+        task_key="t",
+        env_key="github",
+        token_ids=token_ids,
+        loss_mask=loss_mask,
+        logprobs=(-1.0,) * len(token_ids),
+        advantages=(1.0,) * len(token_ids),
+        policy_version=0,
+    )

@@ -1,0 +1,148 @@
+"""The front door: every command opens quickly, says what it would do, and does it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.fakes.small_runs import SETTINGS
+from typer.testing import CliRunner
+
+from skyfleet.cli.main import app, main
+from skyfleet.config.loading import load_config
+
+SOURCE = "world:github?split=train&count=3"
+
+
+def run(*words: str) -> str:
+    result = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> str:
+    file = tmp_path / "run.yaml"
+    file.write_text(f"{SETTINGS}\n")
+    return str(file)
+
+
+def keys() -> list[str]:
+    return [line.split()[0] for line in run("tasks", "list", SOURCE).splitlines()]
+
+
+def test_the_front_door_imports_nothing_heavy() -> None:
+    code = "import sys, skyfleet.cli.main; print(*sorted({m.split('.')[0] for m in sys.modules}))"
+    command = [sys.executable, "-c", code]
+    loaded = subprocess.run(command, capture_output=True, check=True, text=True).stdout.split()
+    assert "typer" in loaded
+    assert not {"torch", "scipy", "pyarrow", "transformers", "tokenizers", "numpy"} & set(loaded)
+
+
+def test_tasks_list_has_a_line_for_each_task() -> None:
+    lines = run("tasks", "list", SOURCE).splitlines()
+    assert len(lines) == 3
+    assert all(line.startswith("github-") for line in lines)
+    assert run("tasks", "list", SOURCE, "--dry-run") == "would list 3 tasks\n"
+
+
+def test_tasks_show_prints_prompt_solution_and_verifier() -> None:
+    shown = run("tasks", "show", SOURCE, keys()[0])
+    assert shown.startswith(f"{keys()[0]}: github, seed-")
+    assert "def " in shown
+    assert run("tasks", "show", SOURCE, keys()[0], "--dry-run") == f"would show {keys()[0]}\n"
+
+
+def test_train_dry_run_prints_the_configuration_and_the_plan(settings: str) -> None:
+    output = run("train", settings, "trainer.seed=7", "--dry-run")
+    assert load_config(output).trainer.seed == 7
+    plan = [line for line in output.splitlines() if line.startswith("# ")]
+    assert plan == [
+        "# would train tiny on 4 tasks (4 github):",
+        "# 3 warm-start steps, then 3 steps of 2 x 4 = 8 episodes",
+        "# evaluating unseen on 3 tasks",
+        "# evaluating elsewhere on 2 tasks",
+    ]
+
+
+def test_train_dry_run_says_what_would_not_start(settings: str) -> None:
+    output = run("train", settings, "generator.backend=vllm", "--dry-run")
+    assert output.splitlines()[-1].startswith("# it would not start: generator.backend='vllm'")
+
+
+def test_rollout_shows_every_turn_of_the_oracle() -> None:
+    output = run("rollout", SOURCE, "--agent", "oracle", "--key", keys()[1])
+    assert "[user]" in output
+    assert "-> " in output
+    assert f"{keys()[1]}: done" in output
+    assert output.rstrip().endswith("grade 1")
+
+
+def test_rollout_of_an_agent_that_does_nothing_earns_nothing() -> None:
+    assert run("rollout", SOURCE, "--agent", "null").rstrip().endswith("grade 0")
+    assert run("rollout", SOURCE, "--agent", "null", "--dry-run") == (
+        f"would play {keys()[0]} with null\n"
+    )
+
+
+@pytest.mark.parametrize(("agent", "rate"), [("oracle", "100.0%"), ("null", "0.0%")])
+def test_evaluate_scores_a_scripted_agent_on_every_set(
+    settings: str, tmp_path: Path, agent: str, rate: str
+) -> None:
+    reports = tmp_path / "reports"
+    output = run("evaluate", settings, "--agent", agent, "--output", str(reports))
+    scored = [line for line in output.splitlines() if " tasks  " in line]
+    assert [line.split()[:3] for line in scored] == [
+        ["unseen", "github", "3"],
+        ["unseen", "all", "3"],
+        ["elsewhere", "outlook", "2"],
+        ["elsewhere", "all", "2"],
+    ]
+    assert all(f" {rate} " in line for line in scored)
+    assert json.loads((reports / "unseen.json").read_text())["name"] == "unseen"
+
+
+def test_evaluate_takes_one_set_by_name(settings: str) -> None:
+    output = run("evaluate", settings, "--agent", "null", "--set", "elsewhere", "--dry-run")
+    assert output == "would score null on elsewhere\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["train", "trainer.sead=1"], "trainer.sead is unknown; did you mean trainer.seed?"),
+        (["tasks", "show", SOURCE, "nobody"], f"{SOURCE} has no task 'nobody'"),
+        (["evaluate", "--agent", "null"], "data.val_data is empty"),
+        (["rollout", SOURCE, "trainer.policy.model.path=tiny"], "holds no checkpoint yet"),
+        (["train", "no_such_file.yaml"], "no_such_file.yaml cannot be read as a configuration"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_two(
+    words: list[str],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)  # no run of ours lies there
+    monkeypatch.setattr(sys, "argv", ["skyfleet", *words])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    told = capsys.readouterr().err
+    assert told.startswith("skyfleet: ")
+    assert sentence in told
+    assert len(told.splitlines()) == 1
+
+
+def test_a_policy_is_trained_resumed_scored_and_watched(settings: str, tmp_path: Path) -> None:
+    words = [settings, f"trainer.run_path={tmp_path}/run"]
+    trained = run("train", *words, "trainer.max_training_steps=1")
+    assert f"The run is in {tmp_path}/run" in trained
+    assert "resuming test_run from" in run("train", *words, "trainer.max_training_steps=2")
+    assert "unseen" in run("evaluate", *words, "--set", "unseen")
+    checkpoint = f"{tmp_path}/run/checkpoints/global_step_0"
+    assert "grade 0" in run("rollout", SOURCE, *words, "--checkpoint", checkpoint)

@@ -1,0 +1,64 @@
+"""ScriptedEngine: says its lines, whoever asks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from tests.fakes.chars import END, CharRenderer
+
+from skyfleet.chat.completion import Completion, Finish
+from skyfleet.engines.engine import Engine
+from skyfleet.engines.sampling import SamplingParams
+from skyfleet.envs.env import Opening
+from skyfleet.rollouts.conversation import Policy, TokenConversation
+from skyfleet.tasks.task import Task
+
+
+class ScriptedEngine:
+    """Every session hears the lines from the first; an exception among them is raised."""
+
+    def __init__(self, *lines: str | Exception, finish: Finish = "stop", delay: float = 0) -> None:
+        self.policy_version = 0
+        self.released: list[str] = []
+        self._lines, self._finish, self._delay = lines, finish, delay
+        self._spoken: dict[str, int] = {}
+
+    async def generate(
+        self, token_ids: Sequence[int], sampling: SamplingParams, *, session: str
+    ) -> Completion:
+        await asyncio.sleep(self._delay)
+        turn = self._spoken.get(session, 0)
+        self._spoken[session] = turn + 1
+        line = self._lines[turn]
+        if isinstance(line, Exception):
+            raise line
+        said = (*map(ord, line), *((END,) if self._finish == "stop" else ()))
+        return Completion(
+            token_ids=said,
+            logprobs=(-0.5,) * len(said),
+            finish=self._finish,
+            policy_version=self.policy_version,
+        )
+
+    async def release(self, session: str) -> None:
+        self.released.append(session)
+
+    async def sleep(self) -> None: ...
+
+    async def wake(self) -> None: ...
+
+
+def speaking(engine: Engine) -> Policy:
+    """A policy that speaks in characters through `engine`."""
+
+    def start(task: Task, opening: Opening, session: str) -> TokenConversation:
+        return TokenConversation(
+            opening,
+            engine=engine,
+            renderer=CharRenderer(),
+            sampling=SamplingParams(),
+            session=session,
+        )
+
+    return start

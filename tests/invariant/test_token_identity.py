@@ -1,0 +1,189 @@
+"""What the learner trains on is what the engine sampled, token for token, logprob for logprob."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+
+import torch
+
+from skyfleet.algorithms.credit import assign_credit
+from skyfleet.algorithms.sample import Sample
+from skyfleet.chat.chatml import ChatMLRenderer
+from skyfleet.chat.completion import Completion
+from skyfleet.chat.message import Message
+from skyfleet.chat.renderers import make_renderer
+from skyfleet.engines.embedded import EmbeddedEngine
+from skyfleet.engines.sampling import SamplingParams
+from skyfleet.envs.env import Opening, Step
+from skyfleet.envs.worlds.catalog import WORLD_NAMES, get_world, world_tasks
+from skyfleet.envs.worlds.env import WorldEnv
+from skyfleet.learner.logprobs import chosen_logprobs
+from skyfleet.learner.packing import pack
+from skyfleet.models.decoder import Decoder
+from skyfleet.models.tiny import build_tiny, train_tokenizer
+from skyfleet.rollouts.collect import collect
+from skyfleet.rollouts.conversation import TokenConversation
+from skyfleet.rollouts.limits import Limits
+from skyfleet.tasks.grade import Grade
+from skyfleet.tasks.task import Task
+from skyfleet.trajectories.trajectory import Ending, Group
+
+N_TASKS = 50
+N_SAMPLES = 20
+LIMITS = Limits(max_turns=3, max_input_length=520, trajectory_timeout_seconds=0)
+DIMENSIONS = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "max_position_embeddings": 1024,
+    "initializer_range": 0.2,
+}
+
+
+class FailingWorld(WorldEnv):
+    """A real world that now and then breaks in a step, talks too long, or grades as unknown."""
+
+    def __init__(self, task: Task, chance: Random) -> None:
+        super().__init__(get_world(task.env_key), task)
+        self._chance = chance
+
+    async def step(self, action: Message) -> Step:
+        await asyncio.sleep(0)  # others get ahead
+        mood = self._chance.random()
+        if mood < 0.03:
+            raise OSError("injected")
+        step = await super().step(action)
+        if mood < 0.1:
+            return replace(step, messages=(Message(role="user", content="no <|im_end|>\n" * 60),))
+        return step
+
+    async def grade(self) -> Grade:
+        if self._chance.random() < 0.05:
+            raise ValueError("injected")
+        return Grade(reward=self._chance.random(), success=False)
+
+
+@dataclass(slots=True)
+class Recorder:
+    """An engine that writes down what it was asked and what it said."""
+
+    engine: EmbeddedEngine
+    said: dict[str, list[Completion]] = field(default_factory=lambda: defaultdict(list))
+    policy_version: int = 0
+
+    async def generate(
+        self, token_ids: Sequence[int], sampling: SamplingParams, *, session: str
+    ) -> Completion:
+        completion = await self.engine.generate(token_ids, sampling, session=session)
+        self.said[session].append(completion)
+        return completion
+
+    async def release(self, session: str) -> None:
+        await self.engine.release(session)
+
+    async def sleep(self) -> None: ...
+
+    async def wake(self) -> None: ...
+
+
+def random_sampling(chance: Random, renderer: ChatMLRenderer, temperature: float) -> SamplingParams:
+    """All but the temperature, which the learner has to know, differs from episode to episode."""
+    return SamplingParams(
+        max_generate_length=chance.choice((1, 2, 8, 16)),
+        temperature=temperature,
+        stop=chance.choice(((), ("e",), ("<tool", "}}"), ("é\n",))),
+        stop_token_ids=renderer.stop_token_ids,
+        seed=chance.randrange(1000),
+    )
+
+
+def chosen(sample: Sample) -> list[tuple[int, float]]:
+    triples = zip(sample.token_ids, sample.logprobs, sample.loss_mask, strict=True)
+    return [(token, logprob) for token, logprob, is_chosen in triples if is_chosen]
+
+
+def relearned(decoder: Decoder, samples: Sequence[Sample], temperature: float) -> float:
+    """The largest gap between a recorded logprob and the learner's own."""
+    gap = 0.0
+    for batch in pack(samples, [1.0] * len(samples), max_tokens=16_384, device=decoder.device):
+        with torch.no_grad():
+            logprobs_N, _ = chosen_logprobs(
+                decoder, batch, temperature=temperature, chunk_size=1024
+            )
+        gap = max(gap, float((logprobs_N - batch.behaviour_logprobs_N).abs().max()))
+    return gap
+
+
+async def played(
+    tasks: Sequence[Task], decoder: Decoder, renderer: ChatMLRenderer, chance: Random
+) -> tuple[list[Group], Recorder, float]:
+    engine = EmbeddedEngine(
+        decoder,
+        decode_text=renderer.text,
+        max_num_seqs=chance.choice((7, 24)),
+        capacity=LIMITS.max_input_length + 16,
+        max_num_batched_tokens=chance.choice((333, 8192)),
+    )
+    recorder, temperature = Recorder(engine), chance.uniform(0.5, 1.5)
+
+    async def open_env(task: Task) -> FailingWorld:
+        return FailingWorld(task, Random(chance.random()))
+
+    def start(task: Task, opening: Opening, session: str) -> TokenConversation:
+        return TokenConversation(
+            opening,
+            engine=recorder,
+            renderer=renderer,
+            sampling=random_sampling(chance, renderer, temperature),
+            session=session,
+        )
+
+    groups = await collect(tasks, open_env, start, LIMITS, n_samples=N_SAMPLES, max_concurrent=32)
+    return groups, recorder, temperature
+
+
+async def test_the_learner_sees_exactly_what_the_engine_sampled() -> None:
+    chance = Random(0)
+    every = [t for name in WORLD_NAMES for t in world_tasks(name, split="all", count=17)]
+    texts = [task.prompt + str(task.solution) for task in every]
+    tokenizer = train_tokenizer(texts, vocab_size=500)
+    renderer = make_renderer(tokenizer)
+    assert isinstance(renderer, ChatMLRenderer)
+    n_episodes, n_tokens, endings = 0, 0, set[Ending]()
+    for seed in range(N_TASKS // 5):
+        model = build_tiny(tokenizer, DIMENSIONS, seed=seed)
+        decoder = Decoder(model, max_positions=LIMITS.max_input_length + 16)
+        tasks = chance.sample(every, 5)
+        groups, recorder, temperature = await played(tasks, decoder, renderer, chance)
+        samples: list[Sample] = []
+        for group in groups:
+            credited = iter(assign_credit([group], list))
+            for trajectory in group.trajectories:
+                n_episodes += 1
+                endings.add(trajectory.ending)
+                said = recorder.said[f"{trajectory.task_key}/{trajectory.sample}"]
+                spoken = [pair for c in said for pair in zip(c.token_ids, c.logprobs, strict=True)]
+                if trajectory.grade is None or not spoken:
+                    continue
+                sample = next(credited)
+                assert chosen(sample) == spoken
+                samples.append(sample)
+                n_tokens += len(spoken)
+            assert next(credited, None) is None
+        assert relearned(decoder, samples, temperature) < 1e-5
+    assert n_episodes == N_TASKS * N_SAMPLES == 1000
+    assert n_tokens > 5000
+    assert endings == {
+        Ending.DONE,
+        Ending.MAX_TURNS,
+        Ending.CONTEXT_FULL,
+        Ending.LENGTH,
+        Ending.FAILED,
+    }

@@ -1,0 +1,99 @@
+"""However samples are cut into micro-batches, every chosen token is in exactly one of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.fakes.samples import random_groups, sample
+
+from skyfleet.algorithms.sample import Sample
+from skyfleet.learner.packing import pack, plan
+from skyfleet.learner.single import mini_batches
+
+CPU = torch.device("cpu")
+
+
+def numbered(samples: list[Sample]) -> list[Sample]:
+    """Each chosen token has a logprob of its own, by which it is known again."""
+    numbers = count(1)
+    return [
+        replace(s, logprobs=tuple(float(-next(numbers)) if c else 0.0 for c in s.loss_mask))
+        for s in samples
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 400))
+def test_every_chosen_token_is_in_exactly_one_micro_batch(
+    n_groups: int, size: int, max_tokens: int
+) -> None:
+    samples = numbered(random_groups(n_groups, size=size))
+    batches = pack(samples, [1.0] * len(samples), max_tokens=max_tokens, device=CPU)
+    got = sorted(
+        (logprob, token, advantage)
+        for batch in batches
+        for logprob, token, advantage in zip(
+            batch.behaviour_logprobs_N.tolist(),
+            batch.chosen_N.tolist(),
+            batch.advantages_N.tolist(),
+            strict=True,
+        )
+    )
+    expected = sorted(
+        (logprob, token, pytest.approx(advantage))
+        for s in samples
+        for logprob, token, advantage, chosen in zip(
+            s.logprobs, s.token_ids, s.advantages, s.loss_mask, strict=True
+        )
+        if chosen
+    )
+    assert got == expected
+
+
+def test_a_chosen_token_is_predicted_from_the_token_before_it() -> None:
+    samples = [sample([5, 6, 7, 8], [False, False, True, True]), sample([5, 9], [False, True])]
+    (batch,) = pack(samples, [1.0, 1.0], max_tokens=100, device=CPU)
+    before = batch.attention.token_ids_T[batch.before_N]
+    pairs = zip(before.tolist(), batch.chosen_N.tolist(), strict=True)
+    assert sorted(pairs) == [(5, 9), (6, 7), (7, 8)]
+
+
+def test_weights_are_given_per_sample_and_kl_is_a_mean_over_sequences() -> None:
+    samples = [sample([5, 6, 7, 8], [False, False, True, True]), sample([5, 9], [False, True])]
+    (batch,) = pack(samples, [0.3, 0.7], max_tokens=100, device=CPU)
+    assert batch.weights_N.tolist() == pytest.approx([0.3, 0.3, 0.7])
+    assert batch.kl_weights_N.tolist() == pytest.approx([0.25, 0.25, 0.5])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 6), st.integers(1, 200))
+def test_no_micro_batch_is_over_budget_unless_one_sample_is(n_groups: int, max_tokens: int) -> None:
+    samples = random_groups(n_groups)
+    members = plan(samples, max_tokens=max_tokens)
+    assert sorted(i for batch in members for i in batch) == list(range(len(samples)))
+    for batch in members:
+        padded = len(batch) * max(len(samples[i].token_ids) for i in batch)
+        assert padded <= max_tokens or len(batch) == 1
+
+
+def test_attempts_at_one_task_stay_together_when_they_fit() -> None:
+    samples = random_groups(3)
+    shuffled = samples[::2] + samples[1::2]
+    for batch in plan(shuffled, max_tokens=4 * max(len(s.token_ids) for s in samples)):
+        keys = [shuffled[i].task_key for i in batch]
+        assert keys == sorted(keys, key=keys.index)
+
+
+def test_mini_batches_keep_a_task_together() -> None:
+    samples = random_groups(5, size=3)
+    cut = mini_batches(samples, 2)
+    assert [[s.task_key for s in batch] for batch in cut] == [
+        ["task-0"] * 3 + ["task-1"] * 3,
+        ["task-2"] * 3 + ["task-3"] * 3,
+        ["task-4"] * 3,
+    ]

@@ -1,0 +1,240 @@
+"""One update is one update, however the mini-batch is cut; and it can be put down and taken up."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.fakes.samples import random_groups, sample
+from tests.fakes.small_models import logprobs_of, small_decoder
+from torch import nn
+
+from skyfleet.algorithms.kl import k3
+from skyfleet.algorithms.losses.ppo import ppo_clip
+from skyfleet.algorithms.reduction import (
+    Reduction,
+    seq_mean_token_sum_norm,
+    sequence_mean,
+    token_mean,
+)
+from skyfleet.algorithms.sample import Sample
+from skyfleet.learner.logprobs import chosen_logprobs
+from skyfleet.learner.optimizer import OptimizerSettings
+from skyfleet.learner.packing import pack
+from skyfleet.learner.single import LearnerSettings, SingleLearner
+from skyfleet.models.decoder import Decoder
+
+SETTINGS = LearnerSettings(
+    optimizer=OptimizerSettings(lr=1e-4),
+    warm_start_optimizer=OptimizerSettings(lr=1e-2),
+    policy_loss=partial(ppo_clip, eps_clip_low=0.2, eps_clip_high=0.2),
+    reduce=token_mean,
+    temperature=0.9,
+    policy_mini_batch_size=100,
+    max_tokens_per_microbatch=10_000,
+)
+
+
+def learner(
+    decoder: Decoder,
+    settings: LearnerSettings = SETTINGS,
+    *,
+    make_reference: Callable[[], Decoder] | None = None,
+) -> SingleLearner:
+    def save(folder: Path) -> None:
+        torch.save(decoder.module.state_dict(), folder / "weights.pt")
+
+    def load(folder: Path) -> None:
+        decoder.module.load_state_dict(torch.load(folder / "weights.pt", weights_only=True))
+
+    return SingleLearner(
+        decoder, settings, make_reference=make_reference, save_policy=save, load_policy=load
+    )
+
+
+def on_policy(decoder: Decoder, samples: Sequence[Sample], *, off_by: float = 0.0) -> list[Sample]:
+    """The same samples with the logprobs this decoder gives them, in turn too high and too low."""
+    truthful, off = [], itertools.cycle((off_by, -off_by))
+    for s in samples:
+        every = logprobs_of(
+            decoder, s.token_ids, len(s.token_ids) - 1, temperature=SETTINGS.temperature
+        )
+        pairs = zip([0.0, *every.tolist()], s.loss_mask, strict=True)
+        truthful.append(replace(s, logprobs=tuple(p + next(off) if c else 0.0 for p, c in pairs)))
+    return truthful
+
+
+async def updated(
+    settings: LearnerSettings, samples: Sequence[Sample], *, reference: bool
+) -> tuple[list[torch.Tensor], list[nn.Parameter], dict[str, float]]:
+    """Gradients, weights and metrics of one step from the same beginning."""
+    decoder = small_decoder(seed=1)
+    parameters = list(decoder.module.parameters())
+    gradients: dict[int, torch.Tensor] = {}
+    for index, parameter in enumerate(parameters):
+
+        def keep(p: torch.Tensor, index: int = index) -> None:
+            assert p.grad is not None
+            gradients[index] = p.grad.clone()
+
+        parameter.register_post_accumulate_grad_hook(keep)  # type: ignore[no-untyped-call]
+    student = learner(
+        decoder,
+        settings,
+        make_reference=partial(small_decoder, seed=2) if reference else None,
+    )
+    report = await student.step(samples)
+    return [gradients[i] for i in range(len(parameters))], parameters, dict(report.metrics)
+
+
+@pytest.mark.parametrize("with_kl", [False, True])
+@pytest.mark.parametrize(
+    "reduce", [token_mean, sequence_mean, partial(seq_mean_token_sum_norm, max_seq_len=32)]
+)
+async def test_the_update_does_not_depend_on_the_micro_batches(
+    reduce: Reduction, with_kl: bool
+) -> None:
+    samples = on_policy(small_decoder(seed=1), random_groups(3), off_by=0.25)
+    # Adam makes a rate's worth of noise where a gradient is nearly zero.
+    settings = replace(SETTINGS, reduce=reduce, optimizer=OptimizerSettings(lr=1e-5))
+    if with_kl:
+        settings = replace(settings, kl=k3, kl_loss_coef=0.5)
+    whole = await updated(settings, samples, reference=with_kl)
+    assert ("policy/policy_kl" in whole[2]) == with_kl
+    for max_tokens in (1, 60, 150):
+        cut = await updated(
+            replace(settings, max_tokens_per_microbatch=max_tokens), samples, reference=with_kl
+        )
+        for one, other in zip(cut[0], whole[0], strict=True):
+            torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
+        for one, other in zip(cut[1], whole[1], strict=True):
+            torch.testing.assert_close(one, other, atol=1e-6, rtol=0)
+        assert cut[2] == pytest.approx(whole[2], abs=1e-6, rel=1e-5)
+
+
+async def test_the_loss_is_the_weighted_sum_of_its_tokens() -> None:
+    decoder = small_decoder()
+    pair = [
+        sample([1, 2, 3, 4], [False, False, True, True], advantage=2.0),
+        sample([1, 5], [False, True], advantage=-3.0),
+    ]
+    report = await learner(decoder).step(on_policy(decoder, pair))
+    # The ratio is 1 everywhere: minus the mean of 2, 2, -3.
+    assert report.metrics["policy/policy_loss"] == pytest.approx(-1 / 3, abs=1e-5)
+    assert report.metrics["policy/rollout_train_logprobs_abs_diff_mean"] < 1e-5
+    assert report.metrics["policy/ppo_clip_ratio"] == 0.0
+    assert report.policy_version == 1
+
+
+@pytest.mark.parametrize("chunk_size", [1, 5])
+def test_logprobs_and_gradients_do_not_depend_on_the_chunk(chunk_size: int) -> None:
+    decoder, samples = small_decoder(), random_groups(2)
+    (batch,) = pack(samples, [1.0] * len(samples), max_tokens=10_000, device=decoder.device)
+    whole, cut = (
+        chosen_logprobs(decoder, batch, temperature=0.7, chunk_size=size)
+        for size in (10_000, chunk_size)
+    )
+    truth = torch.cat(
+        [
+            logprobs_of(decoder, s.token_ids, len(s.token_ids) - 1, temperature=0.7)[
+                torch.tensor(s.loss_mask[1:])
+            ]
+            for s in samples
+        ]
+    )
+    torch.testing.assert_close(cut[0].detach(), truth, atol=1e-5, rtol=0)
+    torch.testing.assert_close(cut[1], whole[1], atol=1e-5, rtol=0)
+    parameters = list(decoder.module.parameters())
+    one, other = (torch.autograd.grad(x[0].sum(), parameters) for x in (whole, cut))
+    for a, b in zip(one, other, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+
+
+async def test_imitating_makes_the_loss_fall() -> None:
+    student, samples = learner(small_decoder()), random_groups(2)
+    demonstrations = [
+        replace(s, advantages=tuple(float(chosen) for chosen in s.loss_mask)) for s in samples
+    ]
+    losses = [(await student.imitate(demonstrations)).metrics["loss"] for _ in range(20)]
+    assert losses[-1] < losses[0] / 2
+    assert student.policy_version == 20
+
+
+async def test_reinforcing_makes_the_good_likelier_and_the_bad_rarer() -> None:
+    decoder = small_decoder()
+    good, bad = [7, 8, 9, 10], [7, 8, 20, 30]
+    pair = [
+        sample(good, [False, False, True, True], advantage=1.0),
+        sample(bad, [False, False, True, True], advantage=-1.0),
+    ]
+    before = [float(logprobs_of(decoder, ids, 2).sum()) for ids in (good, bad)]
+    await learner(decoder).step(on_policy(decoder, pair))
+    after = [float(logprobs_of(decoder, ids, 2).sum()) for ids in (good, bad)]
+    assert after[0] > before[0]
+    assert after[1] < before[1]
+
+
+async def test_a_loss_that_is_not_finite_leaves_the_weights() -> None:
+    decoder = small_decoder()
+    before = [p.clone() for p in decoder.module.parameters()]
+    broken = sample([1, 2, 3], [False, True, True], advantage=math.inf)
+    report = await learner(decoder).step([broken])
+    assert not math.isfinite(report.metrics["policy/grad_norm"])
+    for parameter, old in zip(decoder.module.parameters(), before, strict=True):
+        assert torch.equal(parameter, old)
+
+
+async def test_a_step_is_one_update_per_mini_batch_and_epoch() -> None:
+    samples = random_groups(4)
+    settings = replace(SETTINGS, policy_mini_batch_size=2, update_epochs_per_batch=3)
+    warming = replace(settings, optimizer=OptimizerSettings(lr=1.0e-4, num_warmup_steps=9))
+    report = await learner(small_decoder(), warming).step(samples)
+    # Six updates at 1/10 to 6/10 of the rate.
+    assert report.metrics["policy/policy_lr"] == pytest.approx(0.35e-4)
+
+
+async def test_the_kl_is_to_the_policy_as_reinforcement_began() -> None:
+    decoder = small_decoder()
+    made: list[Decoder] = []
+
+    def reference() -> Decoder:
+        twin = small_decoder()
+        twin.module.load_state_dict(decoder.module.state_dict())
+        made.append(twin)
+        return twin
+
+    settings = replace(SETTINGS, kl=k3, kl_loss_coef=0.1)
+    student, samples = learner(decoder, settings, make_reference=reference), random_groups(2)
+    await student.imitate(samples)
+    assert made == []
+    first = await student.step(samples)
+    second = await student.step(samples)
+    assert len(made) == 1
+    assert first.metrics["policy/policy_kl"] == pytest.approx(0.0, abs=1e-6)
+    assert second.metrics["policy/policy_kl"] > 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("phase", ["imitate", "step"])
+async def test_a_loaded_learner_goes_on_bit_for_bit(
+    tmp_path: Path, phase: str, dtype: torch.dtype
+) -> None:
+    samples: Any = random_groups(2)
+    decoders = [small_decoder(seed=seed, dtype=dtype) for seed in (1, 2)]
+    straight, resumed = map(learner, decoders)
+    for _ in range(2):
+        await getattr(straight, phase)(samples)
+    straight.save(tmp_path)
+    resumed.load(tmp_path)
+    assert resumed.policy_version == straight.policy_version == 2
+    reports = [[await getattr(s, phase)(samples) for _ in range(3)] for s in (straight, resumed)]
+    assert reports[0] == reports[1]
+    for one, other in zip(*(d.module.parameters() for d in decoders), strict=True):
+        assert torch.equal(one, other)

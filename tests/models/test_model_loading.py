@@ -1,0 +1,77 @@
+"""Weights go to a folder and come back, into the same tensors where asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.fakes.small_models import small_decoder
+
+from skyfleet.chat.renderers import make_renderer
+from skyfleet.errors import ModelError
+from skyfleet.models.loading import Loaded, load_model, load_weights, save_model
+from skyfleet.models.tiny import build_tiny, train_tokenizer
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 16}
+CPU = torch.device("cpu")
+
+
+def tiny(*, seed: int, tied: bool = True) -> Loaded:
+    tokenizer = train_tokenizer(["a tool call"], vocab_size=300)
+    overrides = {**SMALL, "tie_word_embeddings": tied}
+    return Loaded(module=build_tiny(tokenizer, overrides, seed=seed), tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_weights_come_back_into_the_tensors_that_are_held(tmp_path: Path, tied: bool) -> None:
+    saved, other = tiny(seed=1, tied=tied), tiny(seed=2, tied=tied)
+    save_model(saved, tmp_path)
+    held = dict(other.module.named_parameters())
+    load_weights(other.module, tmp_path)
+    for name, parameter in saved.module.named_parameters():
+        assert dict(other.module.named_parameters())[name] is held[name]
+        torch.testing.assert_close(held[name], parameter, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_saved_model_loads_as_it_was(tmp_path: Path, dtype: torch.dtype) -> None:
+    saved = tiny(seed=1)
+    saved.module.to(dtype=dtype)
+    save_model(saved, tmp_path)
+    loaded = load_model(str(tmp_path), dtype=dtype, device=CPU, config_kwargs={})
+    weights = loaded.module.state_dict()
+    for name, weight in saved.module.state_dict().items():
+        assert weights[name].dtype == dtype
+        torch.testing.assert_close(weights[name], weight, atol=0, rtol=0)
+    renderers = make_renderer(saved.tokenizer), make_renderer(loaded.tokenizer)
+    text = '<|im_start|>user\nclose issue 42<|im_end|>{"name": "close"}'
+    one, other = (
+        r.text(tokenizer.encode(text))
+        for r, tokenizer in zip(renderers, (saved.tokenizer, loaded.tokenizer), strict=True)
+    )
+    assert one == other == text
+    assert saved.tokenizer.encode(text) == loaded.tokenizer.encode(text)
+
+
+def test_another_models_weights_are_refused(tmp_path: Path) -> None:
+    save_model(tiny(seed=1), tmp_path)
+    with pytest.raises(
+        ModelError,
+        match=r"holds another model: missing \['model.layers.1.*unfitting \['model.embed",
+    ):
+        load_weights(small_decoder(vocab_size=300).module, tmp_path)
+
+
+@pytest.mark.parametrize("content", [None, "{}"])
+def test_a_folder_without_a_model_is_one_sentence(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ModelError, match=r"^trainer.policy.model.path='.*': no|cannot") as caught:
+        load_model(str(tmp_path), dtype=torch.float32, device=CPU, config_kwargs={})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_folder_names_what_may_be_given_instead(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"no model folder there .* 'tiny' or 'smollm2'"):
+        load_model(str(tmp_path / "none"), dtype=torch.float32, device=CPU, config_kwargs={})

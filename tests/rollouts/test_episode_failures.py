@@ -1,0 +1,189 @@
+"""Whatever breaks, one episode ends and is recorded; only the engine's own bugs stop the run."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.fakes.counter_env import PRESS, TASK, CounterEnv, Place, opening
+from tests.fakes.scripted_engine import ScriptedEngine, speaking
+
+from skyfleet.errors import EngineError, EnvError, VerifierError
+from skyfleet.rollouts.collect import collect
+from skyfleet.rollouts.episode import run_episode
+from skyfleet.rollouts.limits import Limits
+from skyfleet.tasks.grade import Grade
+from skyfleet.tasks.task import Task
+from skyfleet.trajectories.trajectory import Ending, Trajectory
+
+LIMITS = Limits(max_turns=8, max_input_length=1000, trajectory_timeout_seconds=5)
+HASTY = Limits(max_turns=8, max_input_length=1000, trajectory_timeout_seconds=0.05)
+LINES = (PRESS % 3, "done")
+OVERTIME = "not finished after 0.05 s (generator.trajectory_timeout_seconds)"
+
+
+async def played(
+    env: CounterEnv, limits: Limits = LIMITS, engine: ScriptedEngine | None = None
+) -> Trajectory:
+    trajectory = await run_episode(
+        TASK, opening(env), speaking(engine or ScriptedEngine(*LINES)), limits
+    )
+    for transcript in trajectory.transcripts:
+        n_tokens = len(transcript.token_ids)
+        assert len(transcript.loss_mask) == len(transcript.logprobs) == n_tokens
+    return trajectory
+
+
+def outcome(trajectory: Trajectory) -> tuple[Ending, float | None, str | None, str | None]:
+    failure = trajectory.failure
+    kind, detail = (failure.kind, failure.detail) if failure else (None, None)
+    return trajectory.ending, trajectory.reward, kind, detail
+
+
+@pytest.mark.parametrize(
+    ("place", "detail", "n_turns"),
+    [
+        ("open", "opening counter: OSError: it broke", 0),
+        ("reset", "reset: OSError: it broke", 0),
+        ("step", "step: OSError: it broke", 0),
+    ],
+)
+async def test_an_env_that_raises_fails_its_episode(
+    place: Place, detail: str, n_turns: int
+) -> None:
+    env = CounterEnv(breaks=place)
+    trajectory = await played(env)
+    assert outcome(trajectory) == (Ending.FAILED, None, "EnvError", detail)
+    assert len(trajectory.turns) == n_turns
+    assert env.closed == (0 if place == "open" else 1)
+
+
+async def test_an_error_that_has_a_name_keeps_it() -> None:
+    trajectory = await played(CounterEnv(breaks="step", error=EnvError("the button fell off")))
+    assert outcome(trajectory)[2:] == ("EnvError", "the button fell off")
+
+
+async def test_what_was_said_before_a_failure_is_kept() -> None:
+    trajectory = await played(CounterEnv(breaks="step"))
+    (transcript,) = trajectory.transcripts
+    assert sum(transcript.loss_mask) == len(PRESS % 3) + 1
+    assert [message.text for message in trajectory.opening] == ["reach 3"]
+
+
+async def test_an_env_that_will_not_close_is_logged_and_its_grade_stands(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert outcome(await played(CounterEnv(breaks="close"))) == (Ending.DONE, 1.0, None, None)
+    assert "closing counter for task t: OSError('it broke')" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "detail"),
+    [
+        (VerifierError("no such table"), "no such table"),
+        (ZeroDivisionError("by zero"), "grade: ZeroDivisionError: by zero"),
+    ],
+)
+async def test_a_broken_verifier_leaves_the_grade_unknown_not_zero(
+    error: Exception, detail: str
+) -> None:
+    trajectory = await played(CounterEnv(breaks="grade", error=error))
+    assert outcome(trajectory) == (Ending.DONE, None, "VerifierError", detail)
+    assert trajectory.success is None
+
+
+async def test_a_grade_that_is_none_is_unknown_not_zero() -> None:
+    class Undecided(CounterEnv):
+        async def grade(self) -> Grade | None:
+            return None
+
+    assert outcome(await played(Undecided())) == (Ending.DONE, None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        ("open", (Ending.FAILED, None, "EnvError", f"opening counter: OvertimeError: {OVERTIME}")),
+        ("reset", (Ending.TIMEOUT, 0.0, "OvertimeError", OVERTIME)),
+        ("step", (Ending.TIMEOUT, 0.0, "OvertimeError", OVERTIME)),
+        ("grade", (Ending.DONE, None, "VerifierError", f"grade: OvertimeError: {OVERTIME}")),
+    ],
+)
+async def test_an_env_that_hangs_is_given_its_time_and_graded_if_it_can_be(
+    place: Place, expected: tuple[Any, ...]
+) -> None:
+    env = CounterEnv(breaks=place, hangs=True)
+    assert outcome(await played(env, HASTY)) == expected
+    assert env.closed == (0 if place == "open" else 1)
+
+
+async def test_an_engine_that_takes_too_long_ends_its_episode_only() -> None:
+    engine = ScriptedEngine(*LINES, delay=60)
+    trajectory = await played(CounterEnv(), HASTY, engine)
+    assert outcome(trajectory) == (Ending.TIMEOUT, 0.0, "OvertimeError", OVERTIME)
+    assert engine.released == ["t/0"]
+
+
+async def test_no_completion_fails_the_episode() -> None:
+    engine = ScriptedEngine(EngineError("too long"))
+    assert outcome(await played(CounterEnv(), engine=engine))[2:] == ("EngineError", "too long")
+    assert engine.released == ["t/0"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("CUDA error"), TimeoutError("from elsewhere")])
+@pytest.mark.parametrize("seconds", [0.0, 5.0])
+async def test_an_engines_own_bug_stops_the_run_after_closing_the_env(
+    error: Exception, seconds: float
+) -> None:
+    env, engine = CounterEnv(), ScriptedEngine(error)
+    limits = Limits(max_turns=8, max_input_length=1000, trajectory_timeout_seconds=seconds)
+    with pytest.raises(type(error), match=str(error)):
+        await played(env, limits, engine)
+    assert (env.closed, engine.released) == (1, ["t/0"])
+    with pytest.raises(ExceptionGroup) as caught:
+        await collect(
+            [TASK],
+            opening(CounterEnv()),
+            speaking(ScriptedEngine(error)),
+            limits,
+            n_samples=2,
+            max_concurrent=1,
+        )
+    assert caught.group_contains(type(error))
+
+
+async def test_one_failing_episode_does_not_touch_its_siblings() -> None:
+    envs = [CounterEnv(breaks=place) for place in (None, "open", "step", "grade", None, "reset")]
+    waiting = iter(envs)
+
+    async def open_next(task: Task) -> CounterEnv:
+        env = next(waiting)
+        await env.passing("open")
+        return env
+
+    (group,) = await collect(
+        [TASK],
+        open_next,
+        speaking(ScriptedEngine(*LINES)),
+        LIMITS,
+        n_samples=6,
+        max_concurrent=6,
+    )
+    assert [t.reward for t in group.trajectories] == [1.0, None, None, None, 1.0, None]
+    assert [t.sample for t in group.trajectories] == list(range(6))
+
+
+@pytest.mark.parametrize("place", ["open", "reset", "step", "grade"])
+async def test_cancellation_closes_the_env_and_leaves_no_task(place: Place) -> None:
+    env, engine = CounterEnv(breaks=place, hangs=True), ScriptedEngine(*LINES)
+    episodes = asyncio.create_task(
+        collect([TASK], opening(env), speaking(engine), LIMITS, n_samples=1, max_concurrent=1)
+    )
+    await asyncio.sleep(0.02)
+    episodes.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await episodes
+    assert env.closed == (0 if place == "open" else 1)
+    assert engine.released == (["t/0"] if place in ("step", "grade") else [])
+    assert asyncio.all_tasks() == {asyncio.current_task()}

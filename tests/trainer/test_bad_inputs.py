@@ -1,0 +1,83 @@
+"""A run that cannot work is refused in one sentence, before anything is paid for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.fakes.small_runs import small_config
+
+from skyfleet.envs.worlds.catalog import world_tasks
+from skyfleet.errors import ConfigError, ModelError, SkyfleetError, TaskError
+from skyfleet.trainer.session import run_training
+
+
+async def refusal(folder: Path, *overrides: str) -> SkyfleetError:
+    with pytest.raises(SkyfleetError) as caught:
+        await run_training(small_config(folder, *overrides))
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+async def test_a_held_out_env_is_never_trained_on(tmp_path: Path) -> None:
+    error = await refusal(tmp_path, "data.train_data=world:outlook?split=all&count=4")
+    assert isinstance(error, ConfigError)
+    assert str(error).startswith(
+        "data.train_data holds tasks of 'outlook', which data.held_out_envs"
+    )
+
+
+def test_a_mini_batch_larger_than_the_batch_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="policy_mini_batch_size=4 is larger than"):
+        small_config(tmp_path, "trainer.policy_mini_batch_size=4")
+
+
+@pytest.mark.parametrize("content", ["", "[]"])
+async def test_an_empty_task_file_is_refused(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "tasks.json"
+    file.write_text(content)
+    error = await refusal(tmp_path / "run", f"data.train_data=[{file}]")
+    assert str(file) in str(error) or "data.train_data is empty" in str(error)
+
+
+async def test_no_training_data_is_refused(tmp_path: Path) -> None:
+    error = await refusal(tmp_path, "data.train_data=[]")
+    assert str(error).startswith("data.train_data is empty: name task files or worlds")
+
+
+async def test_a_missing_model_folder_is_refused(tmp_path: Path) -> None:
+    error = await refusal(tmp_path, f"trainer.policy.model.path={tmp_path}/no_model")
+    assert isinstance(error, ModelError)
+    assert "no model folder there" in str(error)
+
+
+async def test_more_tasks_a_batch_than_there_are_is_refused(tmp_path: Path) -> None:
+    error = await refusal(
+        tmp_path, "trainer.train_batch_size=5", "trainer.policy_mini_batch_size=5"
+    )
+    assert str(error).startswith("trainer.train_batch_size=5 wants 5 different tasks")
+
+
+async def test_a_solution_that_does_not_pass_is_refused_before_it_is_imitated(
+    tmp_path: Path,
+) -> None:
+    tasks = [
+        task.model_copy(update={"solution": ()})
+        for task in world_tasks("github", split="train", count=4)
+    ]
+    file = tmp_path / "tasks.json"
+    file.write_text(json.dumps([task.model_dump() for task in tasks]))
+    error = await refusal(tmp_path / "run", f"data.train_data=[{file}]")
+    assert isinstance(error, TaskError)
+    assert "its reference solution does not pass" in str(error)
+
+
+async def test_a_demonstration_longer_than_an_episode_may_be_is_refused(tmp_path: Path) -> None:
+    error = await refusal(tmp_path, "generator.max_input_length=40", "trainer.max_prompt_length=40")
+    assert "its reference solution does not pass (context_full)" in str(error)
+
+
+async def test_what_cannot_run_yet_is_said_at_once(tmp_path: Path) -> None:
+    error = await refusal(tmp_path, "generator.backend=vllm")
+    assert str(error).startswith("generator.backend='vllm' does not run in this version")

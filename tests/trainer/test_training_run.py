@@ -1,0 +1,148 @@
+"""A whole run, from a configuration to a folder that tells everything about it."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from tests.fakes.small_runs import rows, small_config
+
+from skyfleet.config.loading import load_config_file
+from skyfleet.envs import registry
+from skyfleet.envs.worlds.catalog import world_tasks
+from skyfleet.trainer.session import run_training
+from skyfleet.trajectories.archive import read_trajectories
+from skyfleet.trajectories.trajectory import Ending
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    target = f"tests.fakes.moody_world:{request.param}"
+    monkeypatch.setitem(registry.ENV_CLASSES, "world", target)
+
+
+def attempts(folder: Path, step: int) -> list[tuple[Ending, float | None, str | None]]:
+    path = folder / "trajectories" / "train" / f"step_{step:06d}.jsonl"
+    return [
+        (t.ending, t.reward, t.failure.detail if t.failure else None)
+        for t in read_trajectories(path)
+    ]
+
+
+async def test_a_run_leaves_its_configuration_metrics_episodes_checkpoints_and_results(
+    tmp_path: Path,
+) -> None:
+    config = small_config(tmp_path)
+    table = await run_training(config)
+    assert load_config_file(tmp_path / "config.yaml") == config
+    assert [row["step"] for row in rows(tmp_path)] == [0, 1, 2, 3]
+    assert [len(attempts(tmp_path, step)) for step in (1, 2, 3)] == [8, 8, 8]
+    evaluated = {(p.parent.name, p.stem) for p in (tmp_path / "trajectories/eval").rglob("*.jsonl")}
+    steps = ("step_000000", "step_000002", "step_000003")
+    assert evaluated == {(name, step) for name in ("unseen", "elsewhere") for step in steps}
+    saved = {path.name for path in (tmp_path / "checkpoints").glob("global_step_*")}
+    assert saved == {"global_step_0", "global_step_2", "global_step_3"}
+    assert table == (tmp_path / "results.md").read_text()
+    assert table is not None
+    assert "unseen" in table
+    assert "elsewhere" in table
+
+
+@pytest.mark.parametrize("world", ["open_moody"], indirect=True)
+@pytest.mark.usefixtures("world")
+async def test_weights_move_and_versions_advance(tmp_path: Path) -> None:
+    await run_training(small_config(tmp_path))
+    checkpoints = [tmp_path / "checkpoints" / f"global_step_{step}" for step in (0, 2, 3)]
+    weights = [load_file(c / "policy" / "model.safetensors") for c in checkpoints]
+    for before, after in pairwise(weights):
+        assert any(not before[name].equal(after[name]) for name in before)
+    versions = [
+        min(version for t in trajectory.transcripts for version in t.policy_versions)
+        for step in (1, 2, 3)
+        for trajectory in read_trajectories(
+            tmp_path / "trajectories" / "train" / f"step_{step:06d}.jsonl"
+        )
+    ]
+    # Three warm-start steps, then one version a step.
+    assert versions == [3] * 8 + [4] * 8 + [5] * 8
+    assert all(row["policy/grad_norm"] > 0 for row in rows(tmp_path)[1:])
+    assert rows(tmp_path)[1]["policy/policy_kl"] >= 0
+
+
+async def test_the_metrics_of_a_step_do_not_tell_how_fast_the_machine_was(tmp_path: Path) -> None:
+    await run_training(small_config(tmp_path))
+    for row in rows(tmp_path):
+        assert not [key for key in row if key.startswith("timing/")]
+    timing = [json.loads(line) for line in (tmp_path / "timing.jsonl").read_text().splitlines()]
+    assert {"timing/rollout", "timing/learn", "timing/sync_weights"} <= timing[1].keys()
+
+
+async def test_what_a_filter_left_out_is_counted_every_step(tmp_path: Path) -> None:
+    await run_training(small_config(tmp_path, "trainer.algorithm.zero_variance_filter=true"))
+    counts = ("filter/unknown_grade", "filter/too_few_graded", "filter/zero_variance")
+    for row in rows(tmp_path)[1:]:
+        assert set(counts) <= row.keys()
+
+
+async def test_a_batch_with_nothing_to_learn_leaves_the_policy_as_it_is(tmp_path: Path) -> None:
+    # A random policy never solves a real task: every group earned zero throughout.
+    await run_training(small_config(tmp_path, "trainer.algorithm.zero_variance_filter=true"))
+    first, last = (
+        load_file(tmp_path / f"checkpoints/global_step_{step}/policy/model.safetensors")
+        for step in (0, 3)
+    )
+    assert all(first[name].equal(last[name]) for name in first)
+    assert [row["loss/num_samples"] for row in rows(tmp_path)[1:]] == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("world", ["open_breaking"], indirect=True)
+@pytest.mark.usefixtures("world")
+async def test_a_world_that_breaks_in_a_step_is_recorded_and_the_run_goes_on(
+    tmp_path: Path,
+) -> None:
+    await run_training(small_config(tmp_path))
+    every = [attempt for step in (1, 2, 3) for attempt in attempts(tmp_path, step)]
+    broken = (Ending.FAILED, None, "step: OSError: the database is gone")
+    assert broken in every
+    assert any(reward is not None for _, reward, _ in every)
+    unknown = sum(row["filter/unknown_grade"] for row in rows(tmp_path)[1:])
+    assert unknown == sum(reward is None for _, reward, _ in every)
+
+
+@pytest.mark.parametrize("world", ["open_ungradable"], indirect=True)
+@pytest.mark.usefixtures("world")
+async def test_a_broken_verifier_makes_unknown_grades_and_the_run_goes_on(tmp_path: Path) -> None:
+    await run_training(small_config(tmp_path))
+    every = [attempt for step in (1, 2, 3) for attempt in attempts(tmp_path, step)]
+    unknown = [ending for ending, _, detail in every if detail == "the verifier is broken"]
+    assert unknown
+    assert all(reward is None for _, reward, detail in every if detail)
+    counted = sum(row["reward/unknown_grades"] for row in rows(tmp_path)[1:])
+    assert counted == len(unknown)
+
+
+@pytest.mark.parametrize("world", ["open_chatty"], indirect=True)
+@pytest.mark.usefixtures("world")
+async def test_a_reply_longer_than_the_context_ends_the_episode_and_the_rest_is_learned(
+    tmp_path: Path,
+) -> None:
+    await run_training(small_config(tmp_path))
+    every = [attempt for step in (1, 2, 3) for attempt in attempts(tmp_path, step)]
+    assert any(ending is Ending.CONTEXT_FULL for ending, _, _ in every)
+    assert all(row["loss/num_samples"] == 8 for row in rows(tmp_path)[1:])
+
+
+async def test_tasks_that_nobody_can_grade_are_played_and_counted(tmp_path: Path) -> None:
+    tasks = [
+        task.model_copy(update={"verifier_code": "def verify(env): return 1 / 0"})
+        for task in world_tasks("github", split="train", count=4)
+    ]
+    file = tmp_path / "tasks.jsonl"
+    file.write_text("\n".join(task.model_dump_json() for task in tasks))
+    await run_training(
+        small_config(tmp_path / "run", f"data.train_data=[{file}]", "trainer.warm_start.steps=0")
+    )
+    assert [row["reward/unknown_grades"] for row in rows(tmp_path / "run")[1:]] == [8.0] * 3
