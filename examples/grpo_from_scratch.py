@@ -28,6 +28,18 @@ from skyfleet.tasks.task import Task
 N_ATTEMPTS = 8  # at each task: the group that an attempt is compared with
 MAX_TURNS, MAX_TOKENS = 4, 144  # what one attempt may use
 CLIP = 0.2  # how far one batch may move a token's probability
+WISHES = ("act_on_number", "assign_oldest")  # two of the world's templates: a minute is short
+SHAPE = {
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "initializer_range": 0.08,
+    "tie_word_embeddings": True,
+}
 
 # 1. Words. An attempt reads like a terminal: the world writes lines, the agent answers after ">".
 
@@ -104,7 +116,9 @@ class Attempt:
 
 async def begin(task: Task, vocabulary: Vocabulary) -> Attempt:
     attempt = Attempt(env=await open_world(task), vocabulary=vocabulary)
-    attempt.hear((await attempt.env.reset()).messages)
+    attempt.hear(
+        (await attempt.env.reset()).messages[-1:]
+    )  # the wish; demonstrations show the rest
     return attempt
 
 
@@ -172,3 +186,38 @@ class Learner:
 
 
 # 4. The story.
+
+
+async def main(
+    *, n_tasks: int = 2000, imitation_steps: int = 120, steps: int = 40, tasks_per_step: int = 16
+) -> tuple[list[float], list[float]]:
+    """Returns the loss of every imitated step and the mean reward of every reinforced one."""
+    torch.manual_seed(0)
+    rng, vocabulary, losses, rewards = Random(0), Vocabulary(), list[float](), list[float]()
+    drawn = world_tasks("github", split="train", count=n_tasks)
+    tasks = [task for task in drawn if task.metadata["template"] in WISHES]
+    solved = [await demonstrate(task, vocabulary) for task in tasks]
+    model = Qwen3ForCausalLM(Qwen3Config(**SHAPE))
+
+    learner = Learner(model, lr=3e-3)
+    for step in range(1, imitation_steps + 1):
+        losses.append(learner.step(rng.sample(solved, 16)))
+        print(f"imitate {step:3}  loss {losses[-1]:.3f}")
+
+    learner = Learner(model, lr=1e-3)
+    for step in range(1, steps + 1):
+        batch = rng.sample(tasks, tasks_per_step)
+        attempts = [await begin(task, vocabulary) for task in batch for _ in range(N_ATTEMPTS)]
+        await play(model, attempts)
+        rewards_GA = torch.tensor([a.reward for a in attempts]).view(-1, N_ATTEMPTS)
+        advantages_B = grpo_advantages(rewards_GA).flatten()
+        for rows in torch.randperm(len(attempts)).split(32):
+            learner.step([attempts[row] for row in rows], advantages_B[rows])
+        rewards.append(rewards_GA.mean().item())
+        print(f"reinforce {step:3}  reward {rewards[-1]:.3f}")
+    return losses, rewards
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    asyncio.run(main())

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from skyfleet.envs.worlds.catalog import WORLD_NAMES, get_world
+
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "skyfleet"
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
@@ -44,6 +46,19 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
     links = [link.partition("#")[0] for link in _LINK.findall(page.read_text())]
     relative = [link for link in links if link and not re.match(r"[a-z]+:", link)]
     assert [link for link in relative if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("name", WORLD_NAMES)
+def test_the_worlds_page_names_every_tool_and_every_template_with_its_difficulty(name: str) -> None:
+    world = get_world(name)
+    page = (ROOT / "docs" / "worlds.md").read_text()
+    tools, templates = page.partition("## Templates")[::2]
+    (row,) = [line for line in tools.splitlines() if line.startswith(f"| `{name}` |")]
+    assert set(re.findall(r"`(\w+)`", row)) - {name} == {spec.name for spec in world.toolkit.specs}
+    for template in world.templates:
+        (row,) = [line for line in templates.splitlines() if f"`{template.name}`" in line]
+        _, difficulty, note = row.removesuffix("|").rsplit("|", 2)
+        assert (int(difficulty), "held out" in note) == (template.difficulty, template.held_out)
 
 
 def _tree(page: Path) -> list[str]:

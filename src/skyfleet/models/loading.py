@@ -102,4 +102,6 @@ def _load_smollm2() -> Loaded:
     }
     module = type(quantised)(type(quantised.config)(**kept))
     module.load_state_dict(quantised.state_dict())
+    # Its own template leaves tools out; it is ChatML, so they can be written in.
+    tokenizer.init_kwargs["skyfleet_tools"] = "signatures"
     return Loaded(module=module, tokenizer=tokenizer)
