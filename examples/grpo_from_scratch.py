@@ -14,6 +14,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
+from statistics import fmean
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,25 +27,13 @@ from skyfleet.envs.env import Env
 from skyfleet.envs.worlds.catalog import open_world, world_tasks
 from skyfleet.tasks.task import Task
 
-N_ATTEMPTS = 8  # at each task: the group that an attempt is compared with
-MAX_TURNS, MAX_TOKENS = 4, 144  # what one attempt may use
-CLIP = 0.2  # how far one batch may move a token's probability
 WISHES = ("act_on_number", "assign_oldest")  # two of the world's templates: a minute is short
-SHAPE = {
-    "vocab_size": 256,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "head_dim": 16,
-    "initializer_range": 0.08,
-    "tie_word_embeddings": True,
-}
+N_ATTEMPTS = 8  # at each task: the group that an attempt is compared with
+MAX_TOKENS = 112  # that an attempt may take
+CLIP = 0.2  # how far one batch may move a token's probability
+
 
 # 1. Words. An attempt reads like a terminal: the world writes lines, the agent answers after ">".
-
-
 class Vocabulary:
     """Words, runs of punctuation and line ends, numbered as they are met. Spaces are left out."""
 
@@ -70,19 +60,16 @@ def read_action(line: str) -> Message:
 
 
 # 2. An attempt at a task. Tokens are only ever appended: what is learned is what was said.
-
-
 @dataclass(slots=True)
 class Attempt:
     env: Env
     vocabulary: Vocabulary
     tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    """What the agent gave each token when it wrote it."""
     chosen: list[bool] = field(default_factory=list)
     """True where the agent wrote the token: the only ones it learns from."""
+    logprobs: list[float] = field(default_factory=list)
+    """What the agent gave each token when it wrote it."""
     turn_start: int = 0
-    n_turns: int = 0
     reward: float | None = None
     """None while it goes on."""
 
@@ -94,31 +81,27 @@ class Attempt:
     async def write(self, token: int, logprob: float = 0.0) -> None:
         """One token. The end of a line ends the turn, and the world answers."""
         self._append(token, logprob, chosen=True)
+        done = len(self.tokens) >= MAX_TOKENS
         if token == 0:
             line = self.vocabulary.decode(self.tokens[self.turn_start : -1])
             step = await self.env.step(read_action(line))
-            self.n_turns += 1
             self.hear(step.messages)
-            if step.done or self.n_turns == MAX_TURNS:
-                await self.finish()
-
-    async def finish(self) -> None:
-        """The verifier looks at the database that the agent leaves behind, not at its words."""
-        grade = await self.env.grade()
-        self.reward = grade.reward if grade else 0.0
-        await self.env.close()
+            done = done or step.done
+        if done:  # The verifier looks at the database the agent leaves behind, not at its words.
+            grade = await self.env.grade()
+            self.reward = grade.reward if grade else 0.0
+            await self.env.close()
 
     def _append(self, token: int, logprob: float, *, chosen: bool) -> None:
         self.tokens.append(token)
-        self.logprobs.append(logprob)
         self.chosen.append(chosen)
+        self.logprobs.append(logprob)
 
 
 async def begin(task: Task, vocabulary: Vocabulary) -> Attempt:
     attempt = Attempt(env=await open_world(task), vocabulary=vocabulary)
-    attempt.hear(
-        (await attempt.env.reset()).messages[-1:]
-    )  # the wish; demonstrations show the rest
+    *_, wish = (await attempt.env.reset()).messages
+    attempt.hear([wish])
     return attempt
 
 
@@ -126,33 +109,27 @@ async def demonstrate(task: Task, vocabulary: Vocabulary) -> Attempt:
     """The task's reference solution, as if the agent had written it."""
     attempt = await begin(task, vocabulary)
     calls = [json.dumps([c.name, c.arguments], separators=(",", ":")) for c in task.solution]
-    for line in (*calls, "<done>"):
-        for token in vocabulary.encode(f"{line}\n") if attempt.reward is None else ():
-            await attempt.write(token)
+    for token in vocabulary.encode("\n".join([*calls, "<done>\n"])):
+        await attempt.write(token)
     return attempt
 
 
 async def play(model: Qwen3ForCausalLM, attempts: Sequence[Attempt]) -> None:
     """All attempts side by side: each tick moves every one by a token, given or sampled."""
-    cache = None
-    for tick in range(MAX_TOKENS):
+    tick, cache = 0, None
+    while any(attempt.reward is None for attempt in attempts):
         token_B1 = torch.tensor([a.tokens[tick : tick + 1] or [0] for a in attempts])
         with torch.no_grad():
             output = model(token_B1, past_key_values=cache, use_cache=True)
-        cache = output.past_key_values
         logprobs_BV = output.logits[:, -1].log_softmax(-1)
         sampled_B1 = torch.multinomial(logprobs_BV.exp(), 1)
         for attempt, token, logprobs_V in zip(attempts, sampled_B1, logprobs_BV, strict=True):
             if attempt.reward is None and tick == len(attempt.tokens) - 1:
                 await attempt.write(int(token), float(logprobs_V[token]))
-    for attempt in attempts:
-        if attempt.reward is None:  # out of room: graded as it stands
-            await attempt.finish()
+        tick, cache = tick + 1, output.past_key_values
 
 
 # 3. Learning: attempts in, better weights out. Without advantages it is imitation.
-
-
 def grpo_advantages(rewards_GA: Tensor) -> Tensor:
     """Each attempt against the others at its task. All alike: zero, nothing to learn."""
     centred_GA = rewards_GA - rewards_GA.mean(dim=1, keepdim=True)
@@ -164,30 +141,26 @@ class Learner:
         self._model = model
         self._optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
 
-    def step(self, attempts: Sequence[Attempt], advantages_B: Tensor | None = None) -> float:
+    def step(self, attempts: Sequence[Attempt], advantages_B1: Tensor | None = None) -> float:
         """One step of AdamW on the tokens that the agent chose, and no others."""
         tokens_BT = pad_sequence([torch.tensor(a.tokens) for a in attempts], batch_first=True)
         chosen_BT = pad_sequence([torch.tensor(a.chosen) for a in attempts], batch_first=True)
         before_BT = pad_sequence([torch.tensor(a.logprobs) for a in attempts], batch_first=True)
         logprobs_BTV = self._model(tokens_BT[:, :-1]).logits.log_softmax(-1)
         gain_BT = logprobs_BT = logprobs_BTV.gather(2, tokens_BT[:, 1:, None]).squeeze(2)
-        if advantages_B is not None:  # PPO's clipped objective (arXiv 1707.06347)
+        if advantages_B1 is not None:  # PPO's clipped objective (arXiv 1707.06347)
             ratio_BT = (logprobs_BT - before_BT[:, 1:]).exp()
             clipped_BT = ratio_BT.clamp(1 - CLIP, 1 + CLIP)
-            gain_BT = torch.minimum(
-                ratio_BT * advantages_B[:, None], clipped_BT * advantages_B[:, None]
-            )
+            gain_BT = torch.minimum(ratio_BT * advantages_B1, clipped_BT * advantages_B1)
         loss = -gain_BT[chosen_BT[:, 1:]].mean()
         self._optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
         self._optimizer.step()
-        return loss.item()
+        return float(loss.detach())
 
 
 # 4. The story.
-
-
 async def main(
     *, n_tasks: int = 2000, imitation_steps: int = 120, steps: int = 40, tasks_per_step: int = 16
 ) -> tuple[list[float], list[float]]:
@@ -197,7 +170,10 @@ async def main(
     drawn = world_tasks("github", split="train", count=n_tasks)
     tasks = [task for task in drawn if task.metadata["template"] in WISHES]
     solved = [await demonstrate(task, vocabulary) for task in tasks]
-    model = Qwen3ForCausalLM(Qwen3Config(**SHAPE))
+    shape: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    shape |= {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16, "vocab_size": 256}
+    config = Qwen3Config(initializer_range=0.08, tie_word_embeddings=True, **shape)
+    model = Qwen3ForCausalLM(config)
 
     learner = Learner(model, lr=3e-3)
     for step in range(1, imitation_steps + 1):
@@ -210,11 +186,11 @@ async def main(
         attempts = [await begin(task, vocabulary) for task in batch for _ in range(N_ATTEMPTS)]
         await play(model, attempts)
         rewards_GA = torch.tensor([a.reward for a in attempts]).view(-1, N_ATTEMPTS)
-        advantages_B = grpo_advantages(rewards_GA).flatten()
-        for rows in torch.randperm(len(attempts)).split(32):
-            learner.step([attempts[row] for row in rows], advantages_B[rows])
+        advantages_B1 = grpo_advantages(rewards_GA).view(-1, 1)
+        for rows in torch.randperm(len(attempts)).view(4, -1):
+            learner.step([attempts[row] for row in rows.tolist()], advantages_B1[rows])
         rewards.append(rewards_GA.mean().item())
-        print(f"reinforce {step:3}  reward {rewards[-1]:.3f}")
+        print(f"reinforce {step:3}  reward {rewards[-1]:.3f}  last ten {fmean(rewards[-10:]):.3f}")
     return losses, rewards
 
 
