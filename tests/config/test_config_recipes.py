@@ -140,7 +140,6 @@ def test_fleets_8b_recipe_loads() -> None:
 
 def test_what_fleets_8b_recipe_asks_beyond_this_version_is_named() -> None:
     assert unsupported_keys("", FLEET_8B) == {
-        "environment.env_class",
         "environment.skyrl_gym.fleet_task.tasks_file",
         "trainer.rope_scaling",
         "trainer.placement.policy_num_gpus_per_node",
@@ -178,7 +177,6 @@ def test_the_tau_bench_recipe_loads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_the_tau_bench_recipe_asks_beyond_this_version_is_named() -> None:
     assert unsupported_keys(TAU_BENCH, TAU_BENCH_LINE) == {
-        "environment.env_class",
         "environment.skyrl_gym.tau_bench.use_native_tool_calling",
         "generator.use_native_tool_calling",
         "trainer.algorithm.value_clip",

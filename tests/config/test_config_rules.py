@@ -12,6 +12,7 @@ VLLM = ("generator.backend=vllm", "trainer.micro_train_batch_size_per_gpu=1")
 
 # Taken by this version whatever they hold.
 RUNS = """
+environment.env_class
 data.train_data data.val_data data.test_data data.retail_val_data data.held_out_envs
 trainer.policy.model.path trainer.policy.model_config_kwargs
 trainer.policy.optimizer_config.lr trainer.policy.optimizer_config.adam_betas

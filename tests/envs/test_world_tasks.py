@@ -178,3 +178,14 @@ def test_asking_for_more_tasks_than_there_are_says_how_many_there_are(
     monkeypatch.setattr(catalog, "_MISSES", 0)
     with pytest.raises(ConfigError, match=r"count=100000, but split=unseen_templates has \d+$"):
         world_tasks("booking", split="unseen_templates", count=100_000)
+
+
+def test_a_source_may_keep_to_easy_tasks() -> None:
+    easy = tasks_from_source("world:github?count=40&max_difficulty=1")
+    assert {task.difficulty for task in easy} == {1}
+
+
+def test_nearly_every_task_has_data_of_its_own() -> None:
+    """Answers that repeat would be remembered, not looked up."""
+    tasks = world_tasks("booking", split="train", count=300)
+    assert len({task.data_key for task in tasks}) > 290

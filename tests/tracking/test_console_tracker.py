@@ -49,6 +49,16 @@ def test_elsewhere_than_on_a_terminal_every_step_is_a_line() -> None:
     ]
 
 
+def test_what_came_before_the_first_step_is_not_in_the_estimate() -> None:
+    stream, clock = io.StringIO(), Clock()
+    tracker = ConsoleTracker(total_steps=10, stream=stream, clock=clock)
+    clock.seconds += 3600  # a warm start
+    tracker.log({}, 0)
+    clock.seconds += 60
+    tracker.log({}, 1)
+    assert stream.getvalue().splitlines()[-1] == "step 1/10  eta 0:09:00"
+
+
 def test_without_a_total_there_is_no_estimate() -> None:
     stream = io.StringIO()
     ConsoleTracker(stream=stream).log({}, 3)

@@ -53,3 +53,7 @@ def _leaves(group: BaseExceptionGroup[SkyfleetError]) -> list[BaseException]:
     for error in group.exceptions:
         leaves.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
     return leaves
+
+
+if __name__ == "__main__":
+    main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections import Counter
 
 from skyfleet.cli.arguments import DryRun, Words, config_from, torch_needed
@@ -23,7 +24,7 @@ def train_command(words: Words = None, dry_run: DryRun = False) -> None:
     try:
         table = asyncio.run(run_training(config))
     except KeyboardInterrupt:
-        again = " ".join(["skyfleet train", *(words or [])])
+        again = shlex.join(["skyfleet", "train", *(words or [])])
         print(f"\nInterrupted; what was learned is in {config.trainer.ckpt_path}.")
         print(f"To go on from there: {again}")
         raise SystemExit(130) from None

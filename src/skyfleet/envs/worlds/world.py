@@ -79,8 +79,10 @@ class World:
         return {"CURRENT_DATE": today.isoformat(), "LOGGED_IN_USER": rng.choice(PEOPLE)}
 
     def image(self, data_seed: int) -> bytes:
-        """The seeded database as bytes, built once."""
+        """The seeded database as bytes, built once while it is in use."""
         if data_seed not in self._images:
+            if len(self._images) >= _MOST_IMAGES:
+                del self._images[next(iter(self._images))]
             db = Database()
             db.connection.executescript(self._schema)
             db.write("begin")
@@ -93,6 +95,10 @@ class World:
     def open(self, data_seed: int, variables: Mapping[str, Any]) -> App:
         """A fresh copy of the seeded data, to be closed by the caller."""
         return _app(Database(self.image(data_seed)), variables)
+
+
+_MOST_IMAGES = 1000
+"""Kept in memory, some 40 kB each; a millisecond builds one again."""
 
 
 def call(tool: str, /, **arguments: Any) -> RecordedCall:
