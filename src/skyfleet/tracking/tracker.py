@@ -34,7 +34,9 @@ def make_trackers(
 ) -> list[Tracker]:
     """One tracker a name, in that order; `resume_step` is the last step that counts."""
     makers: dict[str, Callable[[], Tracker]] = {
-        "console": lambda: ConsoleTracker(total_steps=total_steps, done_steps=max(resume_step or 0, 0)),
+        "console": lambda: ConsoleTracker(
+            total_steps=total_steps, done_steps=max(resume_step or 0, 0)
+        ),
         "jsonl": lambda: JsonlTracker(run_folder, resume_step=resume_step),
         "tensorboard": lambda: TensorboardTracker(
             run_folder / "tensorboard", resume_step=resume_step
