@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from skyfleet.cli.arguments import torch_needed
-from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError
 
 if TYPE_CHECKING:
+    from skyfleet.config.root import RunConfig
     from skyfleet.rollouts.conversation import Policy
 
 Agent = Annotated[

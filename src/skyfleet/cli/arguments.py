@@ -6,13 +6,14 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skyfleet.config.loading import load_config, load_config_file
-from skyfleet.config.root import RunConfig
 from skyfleet.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from skyfleet.config.root import RunConfig
 
 Words = Annotated[
     list[str] | None,
@@ -23,6 +24,8 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would happen, 
 
 def config_from(words: list[str] | None) -> RunConfig:
     """The first word may be a file; the rest are overrides."""
+    from skyfleet.config.loading import load_config, load_config_file
+
     words = words or []
     if words and "=" not in words[0]:
         return load_config_file(words[0], words[1:])

@@ -7,9 +7,6 @@ from typing import Annotated
 import typer
 
 from skyfleet.cli.arguments import Words, config_from
-from skyfleet.config.explain import as_yaml, diff, explain
-from skyfleet.config.loading import load_config_file
-from skyfleet.config.rules import unsupported
 
 config_app = typer.Typer(
     name="config", help="Show, explain and compare configurations.", no_args_is_help=True
@@ -19,6 +16,9 @@ config_app = typer.Typer(
 @config_app.command("show")
 def show_command(words: Words = None) -> None:
     """Print the whole configuration, and what in it cannot run yet."""
+    from skyfleet.config.explain import as_yaml
+    from skyfleet.config.rules import unsupported
+
     config = config_from(words)
     print(as_yaml(config), end="")
     for sentence in unsupported(config):
@@ -28,11 +28,16 @@ def show_command(words: Words = None) -> None:
 @config_app.command("explain")
 def explain_command(key: Annotated[str, typer.Argument()] = "") -> None:
     """Print what a key means, or the keys of a section."""
+    from skyfleet.config.explain import explain
+
     print(explain(key))
 
 
 @config_app.command("diff")
 def diff_command(a: str, b: str) -> None:
     """Print the keys in which two configuration files differ."""
+    from skyfleet.config.explain import diff
+    from skyfleet.config.loading import load_config_file
+
     for key, (one, other) in diff(load_config_file(a), load_config_file(b)).items():
         print(f"{key}: {one!r} -> {other!r}")

@@ -10,10 +10,10 @@ import typer
 
 from skyfleet.cli.agents import Agent, CheckpointPath, policy_of
 from skyfleet.cli.arguments import DryRun, Words, config_from
-from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError
 
 if TYPE_CHECKING:
+    from skyfleet.config.root import RunConfig
     from skyfleet.evaluation.report import EvalReport
 
 

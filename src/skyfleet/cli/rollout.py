@@ -10,13 +10,13 @@ import typer
 
 from skyfleet.cli.agents import Agent, CheckpointPath, policy_of
 from skyfleet.cli.arguments import DryRun, Words, config_from
-from skyfleet.config.root import RunConfig
 from skyfleet.errors import TaskError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from skyfleet.chat.message import Message
+    from skyfleet.config.root import RunConfig
     from skyfleet.rollouts.conversation import Conversation, Policy
     from skyfleet.tasks.task import Task
 

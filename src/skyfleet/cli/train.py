@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import shlex
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from skyfleet.cli.arguments import DryRun, Words, config_from, torch_needed
-from skyfleet.config.explain import as_yaml
-from skyfleet.config.root import RunConfig
-from skyfleet.config.rules import unsupported
+
+if TYPE_CHECKING:
+    from skyfleet.config.root import RunConfig
 
 
 def train_command(words: Words = None, dry_run: DryRun = False) -> None:
     """Train a policy, or go on where an interrupted run stopped."""
     config = config_from(words)
     if dry_run:
+        from skyfleet.config.explain import as_yaml
+
         print(as_yaml(config), end="")
         print("\n".join(f"# {sentence}" for sentence in _plan(config)))
         return
@@ -35,6 +38,7 @@ def train_command(words: Words = None, dry_run: DryRun = False) -> None:
 
 def _plan(config: RunConfig) -> list[str]:
     """What a run of this configuration would do, without loading a model."""
+    from skyfleet.config.rules import unsupported
     from skyfleet.trainer.sources import load_sources
     from skyfleet.trainer.tasks import schedule_of, training_tasks
 
