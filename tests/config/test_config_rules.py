@@ -23,8 +23,7 @@ trainer.algorithm.zero_variance_filter_tol trainer.algorithm.max_seq_len
 trainer.algorithm.eps_clip_low trainer.algorithm.eps_clip_high
 trainer.algorithm.use_kl_loss trainer.algorithm.kl_loss_coef
 trainer.warm_start.steps trainer.warm_start.batch_size trainer.warm_start.lr
-trainer.warm_start.tasks trainer.device trainer.seed trainer.bf16 trainer.gradient_checkpointing
-trainer.epochs trainer.max_training_steps trainer.train_batch_size trainer.policy_mini_batch_size
+trainer.warm_start.tasks trainer.device trainer.seed trainer.bf16 trainer.epochs trainer.max_training_steps trainer.train_batch_size trainer.policy_mini_batch_size
 trainer.update_epochs_per_batch trainer.micro_train_batch_size_per_gpu
 trainer.micro_forward_batch_size_per_gpu trainer.max_tokens_per_microbatch
 trainer.max_prompt_length trainer.use_hybrid_env_sampling trainer.min_samples_per_env

@@ -6,6 +6,7 @@ import json
 import re
 import statistics
 from dataclasses import dataclass
+from typing import Literal
 
 import pytest
 
@@ -189,3 +190,12 @@ def test_nearly_every_task_has_data_of_its_own() -> None:
     """Answers that repeat would be remembered, not looked up."""
     tasks = world_tasks("booking", split="train", count=300)
     assert len({task.data_key for task in tasks}) > 290
+
+
+@every_world
+def test_no_wish_with_the_same_solution_is_both_trained_on_and_unseen(name: str) -> None:
+    def wishes(split: Literal["train", "unseen_tasks"]) -> set[str]:
+        tasks = world_tasks(name, split=split, count=400, max_difficulty=1)
+        return {f"{task.prompt} {task.solution}" for task in tasks}
+
+    assert not wishes("train") & wishes("unseen_tasks")

@@ -25,12 +25,15 @@ CheckpointPath = Annotated[
 
 
 async def policy_of(config: RunConfig, agent: str, checkpoint: Path | None) -> Policy:
+    from skyfleet.config.rules import unsupported
     from skyfleet.rollouts.reference import null_policy, oracle_policy
 
     if agent == "oracle":
         return oracle_policy
     if agent == "null":
         return null_policy
+    if gaps := unsupported(config):
+        raise ConfigError("\n".join(gaps))
     with torch_needed():
         from skyfleet.envs.registry import env_factory
         from skyfleet.trainer.assemble_policy import assemble_speaker, sampling_of
@@ -46,6 +49,8 @@ def _policy_folder(config: RunConfig, checkpoint: Path | None) -> Path | None:
     """None leaves the model that the configuration names."""
     from skyfleet.checkpoints.resume import find_checkpoint
 
+    if checkpoint is not None and not checkpoint.is_dir():
+        raise ConfigError(f"--checkpoint {checkpoint}: no such folder")
     if checkpoint is not None:
         return checkpoint / "policy" if (checkpoint / "policy").exists() else checkpoint
     newest = find_checkpoint(Path(config.trainer.ckpt_path), "latest")

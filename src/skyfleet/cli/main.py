@@ -34,6 +34,10 @@ def main() -> None:
         app()
     except SkyfleetError as error:
         _fail([error])
+    except OSError as error:
+        if error.filename is None:
+            raise
+        _fail([OSError(f"{error.filename}: {error.strerror}")])
     except BaseExceptionGroup as group:
         ours, others = group.split(SkyfleetError)
         if ours is None or others is not None:

@@ -44,6 +44,7 @@ _DEVICE_KEYS = (
 )
 
 _SPEED_KEYS = (
+    "trainer.gradient_checkpointing",
     "trainer.flash_attn",
     "trainer.remove_microbatch_padding",
     "trainer.loss_chunk_size",

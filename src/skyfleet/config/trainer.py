@@ -58,8 +58,8 @@ class Trainer(Section):
     """auto takes CUDA when there is one."""
     seed: int = Field(42, ge=0)
     bf16: bool = True
-    gradient_checkpointing: bool = True
-    """Recompute activations in the backward pass to save memory."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass to save memory. SkyRL's default is true."""
     flash_attn: bool = True
     """FlashAttention 2 rather than PyTorch's own."""
     remove_microbatch_padding: bool = True
@@ -79,7 +79,7 @@ class Trainer(Section):
     micro_train_batch_size_per_gpu: int = Field(1, ge=1)
     """Sequences a forward and backward pass."""
     micro_forward_batch_size_per_gpu: int = Field(1, ge=1)
-    """Sequences a pass that only computes log-probabilities."""
+    """Sequences a pass that only computes log-probabilities; no effect here, there is none."""
     max_tokens_per_microbatch: PositiveOrMinusOne = -1
     """Fill micro-batches up to so many tokens instead; -1 counts sequences."""
     max_prompt_length: int = Field(512, ge=1)
@@ -92,7 +92,7 @@ class Trainer(Section):
     """The reference model becomes the policy after each epoch."""
 
     eval_batch_size: int = Field(1024, ge=1)
-    """Prompts evaluated at once."""
+    """Prompts evaluated at once; no effect here, generator.max_num_seqs decides."""
     eval_before_train: bool = True
     eval_interval: PositiveOrMinusOne = 5
     """Steps; -1 never."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 
 from skyfleet.config.explain import flatten
 from skyfleet.config.root import RunConfig
@@ -11,6 +13,7 @@ from skyfleet.envs.registry import env_factory
 from skyfleet.errors import ConfigError
 from skyfleet.rollouts.conversation import Policy
 from skyfleet.tasks.sampling import TaskSampler
+from skyfleet.tasks.task import Task
 from skyfleet.tracking.console import ConsoleTracker
 from skyfleet.tracking.step_log import StepLog
 from skyfleet.tracking.tracker import make_trackers
@@ -52,9 +55,7 @@ async def assemble(
     speaker = await assemble_speaker(config, train_tasks, open_env, policy_folder=policy_folder)
     demonstrations = (
         await demonstrate(
-            train_tasks[: trainer.warm_start.tasks]
-            if trainer.warm_start.tasks > 0
-            else train_tasks,
+            _shown(train_tasks, trainer.warm_start.tasks, seed=trainer.seed),
             open_env,
             speaker.renderer,
             limits_of(config),
@@ -80,6 +81,7 @@ async def assemble(
     return Run(
         folder=Path(trainer.run_path),
         checkpoints=checkpoints,
+        seed=trainer.seed,
         schedule=schedule,
         state=TrainerState(),
         sampler=sampler,
@@ -102,3 +104,8 @@ async def assemble(
         demonstrations=demonstrations,
         warm_start_batch_size=trainer.warm_start.batch_size,
     )
+
+
+def _shown(tasks: Sequence[Task], most: int, *, seed: int) -> Sequence[Task]:
+    """The tasks a warm start may see; -1 is all of them."""
+    return tasks if most < 0 or most >= len(tasks) else Random(seed).sample(list(tasks), most)

@@ -34,5 +34,6 @@ async def demonstrate(
                 f"task {group.task_key}: its reference solution does not pass ({cause}); "
                 "mend or leave out the task, or set trainer.warm_start.steps=0"
             )
-        samples.extend(credited(trajectory, t, 1.0) for t in trajectory.transcripts)
+        said = (credited(trajectory, t, 1.0) for t in trajectory.transcripts)
+        samples.extend(sample for sample in said if sample.n_chosen)
     return samples

@@ -28,6 +28,7 @@ from skyfleet.weight_sync.sync import WeightSync
 class Run:
     folder: Path
     checkpoints: Path
+    seed: int
     schedule: Schedule
     state: TrainerState
     sampler: TaskSampler

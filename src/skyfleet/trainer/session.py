@@ -10,7 +10,7 @@ from skyfleet.checkpoints.resume import find_checkpoint, load_checkpoint
 from skyfleet.config.explain import as_yaml, diff
 from skyfleet.config.loading import load_config_file
 from skyfleet.config.root import RunConfig
-from skyfleet.errors import ConfigError
+from skyfleet.errors import ConfigError, TaskError
 from skyfleet.evaluation.compare import Comparison, compare
 from skyfleet.evaluation.table import comparison_table
 from skyfleet.storage.local import write_atomically
@@ -95,7 +95,13 @@ def conclude(run: Run) -> str | None:
 def _compared(run: Run, name: str) -> Comparison | None:
     before = read_report(run.folder, name, 0)
     after = read_report(run.folder, name, run.state.step)
-    return compare(before, after) if before and after and run.state.step else None
+    if not before or not after or run.state.step == 0:
+        return None
+    try:
+        return compare(before, after)
+    except TaskError as error:  # nothing graded in common: the other sets still count
+        run.console.note(f"{name} is not in the table: {error}")
+        return None
 
 
 def _has_rows(metrics: Path) -> bool:

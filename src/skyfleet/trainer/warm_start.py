@@ -19,7 +19,7 @@ async def warm_start(run: Run) -> None:
             # Where Ctrl-C is heard: before a step, so that the last one's numbers are never lost.
             await asyncio.sleep(0)
             step = run.state.warm_start_step
-            batch = lesson(run.demonstrations, run.warm_start_batch_size, step)
+            batch = lesson(run.demonstrations, run.warm_start_batch_size, step, seed=run.seed)
             report = await run.learner.imitate(batch)
             run.state.warm_start_step = step + 1
             advance()
@@ -27,10 +27,10 @@ async def warm_start(run: Run) -> None:
     await run.sync.push(run.learner, run.engines)
 
 
-def lesson(samples: Sequence[Sample], size: int, step: int) -> list[Sample]:
+def lesson(samples: Sequence[Sample], size: int, step: int, *, seed: int) -> list[Sample]:
     """What to imitate at a step: every demonstration once an epoch, in the epoch's own order."""
     size = min(size, len(samples))
     epoch, place = divmod(step, len(samples) // size)
     order = list(range(len(samples)))
-    Random(epoch).shuffle(order)
+    Random(f"{seed}/{epoch}").shuffle(order)
     return [samples[i] for i in order[place * size : (place + 1) * size]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from itertools import count as counting
@@ -47,7 +46,8 @@ def world_tasks(
 ) -> list[Task]:
     """The first `count` tasks of a world's split, its templates in rotation.
 
-    A task is on the same side of train and unseen_tasks whatever the seed: its key decides.
+    What is wished and how it is done decide the side of train and unseen_tasks, whatever the data
+    and the seed: no wish with the same solution is on both.
     """
     world = get_world(name)
     streams = [
@@ -92,10 +92,10 @@ def tasks_from_source(source: str) -> list[Task]:
 def _stream(world: World, template: Template, split: WorldSplit, seed: int) -> Iterator[Task]:
     seen: set[str] = set()
 
-    def wanted(key: str) -> bool:
+    def wanted(key: str, wish: str) -> bool:
         if key in seen:
             return False
-        bucket = int(hashlib.sha256(key.encode()).hexdigest(), 16) % 100
+        bucket = int(wish, 16) % 100
         if split in ("train", "unseen_tasks"):
             return (bucket < _TRAIN_PERCENT) == (split == "train")
         return True

@@ -13,16 +13,16 @@ from skyfleet.envs.verifiers.writing import write_verifier
 from skyfleet.envs.worlds.database import Database
 from skyfleet.envs.worlds.toolkit import App, ToolError
 from skyfleet.envs.worlds.world import Draft, Template, World, call
-from skyfleet.tasks.task import RecordedCall, Task
+from skyfleet.tasks.task import Task
 
 DATA_SEEDS = 1_000_000
 """So many databases a world has: nearly every task has its own, so answers must be looked up."""
 
 
 def draw_task(
-    world: World, template: Template, rng: Random, wanted: Callable[[str], bool]
+    world: World, template: Template, rng: Random, wanted: Callable[[str, str], bool]
 ) -> Task | None:
-    """A task whose key is `wanted`, or None: this draw was none."""
+    """A task whose key and wish are `wanted`, or None: this draw was none."""
     data_seed = rng.randrange(DATA_SEEDS)
     variables = world.variables(data_seed)
     app = world.open(data_seed, variables)
@@ -34,8 +34,9 @@ def draw_task(
         if draft.answer is not None:
             prompt += f" Give submit_final_answer only the {draft.answer_kind}."
             solution.append(call("submit_final_answer", answer=draft.answer))
-        key = _key(world, template, data_seed, prompt, solution)
-        if not wanted(key):
+        wish = _digest([prompt, [one.model_dump() for one in solution]])
+        key = f"{world.name}-{template.name}-{_digest([data_seed, wish])[:8]}"
+        if not wanted(key, wish):
             return None
         changes = _play(world, app, draft, data_seed)
     return Task(
@@ -51,12 +52,8 @@ def draw_task(
     )
 
 
-def _key(
-    world: World, template: Template, data_seed: int, prompt: str, solution: list[RecordedCall]
-) -> str:
-    content = [data_seed, prompt, [one.model_dump() for one in solution]]
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    return f"{world.name}-{template.name}-{digest[:8]}"
+def _digest(content: object) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _play(world: World, app: App, draft: Draft, data_seed: int) -> tuple[Change, ...]:
