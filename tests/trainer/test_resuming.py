@@ -11,7 +11,7 @@ from tests.fakes.small_runs import rows, small_config
 from tests.trainer.interrupting import interrupted
 
 from skyfleet.envs import registry
-from skyfleet.errors import ConfigError
+from skyfleet.errors import CheckpointError, ConfigError
 from skyfleet.trainer.session import run_training
 
 WARM_START = "skyfleet.learner.single:SingleLearner.imitate"
@@ -119,3 +119,22 @@ async def test_a_run_that_died_before_its_first_row_begins_again(tmp_path: Path)
     (tmp_path / "metrics.jsonl").write_text("")
     await run_training(small_config(tmp_path))
     assert [row["step"] for row in rows(tmp_path)] == [0, 1, 2, 3]
+
+
+async def test_going_back_behind_a_later_checkpoint_is_refused(
+    straight: Path, tmp_path: Path
+) -> None:
+    """Else the next resume would go on from a future the run had left."""
+    earlier = straight / "checkpoints" / "global_step_2"
+    overrides = ("trainer.resume_mode=from_path", f"trainer.resume_path={earlier}")
+    with pytest.raises(ConfigError, match="global_step_3 is later"):
+        await run_training(small_config(straight, *overrides))
+
+
+async def test_a_run_moved_elsewhere_without_its_reference_is_refused(
+    straight: Path, tmp_path: Path
+) -> None:
+    earlier = straight / "checkpoints" / "global_step_2"
+    overrides = ("trainer.resume_mode=from_path", f"trainer.resume_path={earlier}")
+    with pytest.raises(CheckpointError, match="use_kl_loss"):
+        await run_training(small_config(tmp_path / "elsewhere", *overrides))

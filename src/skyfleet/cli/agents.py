@@ -45,6 +45,13 @@ async def policy_of(config: RunConfig, agent: str, checkpoint: Path | None) -> P
     return speaker.policy(sampling)
 
 
+def step_of(config: RunConfig, agent: str, checkpoint: Path | None) -> int:
+    """The step whose policy plays; 0 for whatever was not trained here."""
+    folder = _policy_folder(config, checkpoint) if agent == "policy" else None
+    number = folder.parent.name.removeprefix("global_step_") if folder else ""
+    return int(number) if number.isdecimal() else 0
+
+
 def _policy_folder(config: RunConfig, checkpoint: Path | None) -> Path | None:
     """None leaves the model that the configuration names."""
     from skyfleet.checkpoints.resume import find_checkpoint

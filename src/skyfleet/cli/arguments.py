@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated
@@ -30,6 +30,14 @@ def config_from(words: list[str] | None) -> RunConfig:
     if words and "=" not in words[0]:
         return load_config_file(words[0], words[1:])
     return load_config("", words)
+
+
+def show_plan(config: RunConfig, sentences: Iterable[str]) -> None:
+    """A dry run: the resolved configuration, and what would happen."""
+    from skyfleet.config.explain import as_yaml
+
+    print(as_yaml(config), end="")
+    print("\n".join(f"# {sentence}" for sentence in sentences))
 
 
 @contextmanager

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skyfleet.cli.agents import Agent, CheckpointPath, policy_of
-from skyfleet.cli.arguments import DryRun, Words, config_from
+from skyfleet.cli.agents import Agent, CheckpointPath, policy_of, step_of
+from skyfleet.cli.arguments import DryRun, Words, config_from, show_plan
 from skyfleet.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def evaluate_command(
     if not chosen:
         raise ConfigError("data.val_data is empty: name the sets to evaluate on")
     if dry_run:
-        print(f"would score {checkpoint or agent} on {', '.join(chosen)}")
+        show_plan(config, [f"would score {checkpoint or agent} on {', '.join(chosen)}"])
         return
     for report in asyncio.run(_evaluate(config, chosen, agent, checkpoint)):
         for env_key, score in {**report.by_env, "all": report.overall}.items():
@@ -69,7 +69,7 @@ async def _evaluate(
                 env_factory(config.environment.env_class),
                 policy,
                 limits_of(config),
-                step=0,
+                step=step_of(config, agent, checkpoint),
                 n_samples=n_samples,
                 max_concurrent=config.generator.max_num_seqs,
                 on_finished=lambda _: advance(),

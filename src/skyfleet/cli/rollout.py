@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from skyfleet.cli.agents import Agent, CheckpointPath, policy_of
-from skyfleet.cli.arguments import DryRun, Words, config_from
+from skyfleet.cli.arguments import DryRun, Words, config_from, show_plan
 from skyfleet.errors import TaskError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def rollout_command(
     if not tasks:
         raise TaskError(f"{source} has no task {key!r}; `skyfleet tasks list` shows its keys")
     if dry_run:
-        print(f"would play {tasks[0].key} with {checkpoint or agent}")
+        show_plan(config, [f"would play {tasks[0].key} with {checkpoint or agent}"])
         return
     asyncio.run(_play(config, tasks[0], agent, checkpoint, Console(highlight=False)))
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+import sys
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from skyfleet.cli.arguments import DryRun, Words, config_from, torch_needed
+from skyfleet.cli.arguments import DryRun, Words, config_from, show_plan, torch_needed
 
 if TYPE_CHECKING:
     from skyfleet.config.root import RunConfig
@@ -17,23 +19,27 @@ def train_command(words: Words = None, dry_run: DryRun = False) -> None:
     """Train a policy, or go on where an interrupted run stopped."""
     config = config_from(words)
     if dry_run:
-        from skyfleet.config.explain import as_yaml
-
-        print(as_yaml(config), end="")
-        print("\n".join(f"# {sentence}" for sentence in _plan(config)))
+        show_plan(config, _plan(config))
         return
     with torch_needed():
         from skyfleet.trainer.session import run_training
     try:
         table = asyncio.run(run_training(config))
     except KeyboardInterrupt:
-        again = shlex.join(["skyfleet", "train", *(words or [])])
-        print(f"\nInterrupted; what was learned is in {config.trainer.ckpt_path}.")
-        print(f"To go on from there: {again}")
+        print(f"\n{_farewell(config)}")
         raise SystemExit(130) from None
     if table:
         print(f"\n{table}")
     print(f"The run is in {config.trainer.run_path}: config, metrics, trajectories, checkpoints.")
+
+
+def _farewell(config: RunConfig) -> str:
+    from skyfleet.checkpoints.resume import find_checkpoint
+
+    saved = find_checkpoint(Path(config.trainer.ckpt_path), "latest")
+    if saved is None:
+        return "Interrupted before there was anything to save."
+    return f"Interrupted; saved in {saved.folder}. To go on from there: {shlex.join(sys.argv)}"
 
 
 def _plan(config: RunConfig) -> list[str]:

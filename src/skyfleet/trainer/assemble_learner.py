@@ -14,6 +14,7 @@ from skyfleet.algorithms.kl import kl_estimator
 from skyfleet.algorithms.losses.ppo import ppo_clip
 from skyfleet.algorithms.reduction import reduction
 from skyfleet.config.root import RunConfig
+from skyfleet.errors import CheckpointError
 from skyfleet.learner.optimizer import OptimizerSettings
 from skyfleet.learner.single import LearnerSettings, SingleLearner
 from skyfleet.models.decoder import Decoder
@@ -91,8 +92,12 @@ def sift_of(config: RunConfig) -> Callable[[Sequence[Group]], Kept]:
 
 def _reference(config: RunConfig, speaker: Speaker, folder: Path) -> Decoder:
     """A frozen copy of the policy as it was before the first reinforcement step."""
+    if not folder.exists():
+        raise CheckpointError(
+            f"{folder} is missing: trainer.algorithm.use_kl_loss compares with the policy before "
+            "reinforcement; copy that checkpoint there or switch the KL loss off"
+        )
     module = copy.deepcopy(speaker.loaded.module)
-    if folder.exists():
-        load_weights(module, folder)
+    load_weights(module, folder)
     module.requires_grad_(False)
     return Decoder(module, max_positions=longest_episode(config))

@@ -42,6 +42,8 @@ async def run_training(config: RunConfig) -> str | None:
     checkpoint = find_checkpoint(
         Path(config.trainer.ckpt_path), config.trainer.resume_mode, config.trainer.resume_path
     )
+    if checkpoint:
+        _refuse_later_checkpoints(config, checkpoint)
     prepare_folder(config, folder, resumed=checkpoint is not None)
     run = await assemble(
         config,
@@ -56,6 +58,16 @@ async def run_training(config: RunConfig) -> str | None:
         return conclude(run)
     finally:
         run.log.close()
+
+
+def _refuse_later_checkpoints(config: RunConfig, checkpoint: Checkpoint) -> None:
+    """Else the next `latest` would go on from a future that this run has left."""
+    newest = find_checkpoint(Path(config.trainer.ckpt_path), "latest")
+    if newest is not None and newest.step > checkpoint.step:
+        raise ConfigError(
+            f"trainer.resume_path={config.trainer.resume_path!r} is step {checkpoint.step} and "
+            f"{newest.folder} is later; move it away, or give trainer.run_name another name"
+        )
 
 
 def prepare_folder(config: RunConfig, folder: Path, *, resumed: bool) -> None:
