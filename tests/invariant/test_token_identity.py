@@ -48,7 +48,7 @@ DIMENSIONS = {
 
 
 class FailingWorld(WorldEnv):
-    """A real world that now and then breaks in a step, talks too long, or grades as unknown."""
+    """A real world that now and then breaks, talks too long, is done, or grades as unknown."""
 
     def __init__(self, task: Task, chance: Random) -> None:
         super().__init__(get_world(task.env_key), task)
@@ -62,7 +62,7 @@ class FailingWorld(WorldEnv):
         step = await super().step(action)
         if mood < 0.1:
             return replace(step, messages=(Message(role="user", content="no <|im_end|>\n" * 60),))
-        return step
+        return replace(step, done=step.done or mood > 0.95)
 
     async def grade(self) -> Grade:
         if self._chance.random() < 0.05:
