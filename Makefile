@@ -8,6 +8,10 @@ INSTALL = $(VENV)/pip install --quiet --disable-pip-version-check --constraint c
 
 .PHONY: train test check bench clean
 
+ifndef CONFIG_$(MODEL)
+$(error MODEL=$(MODEL) is unknown; choose tiny or smollm2)
+endif
+
 train: .venv/$(MODEL)
 	$(VENV)/skyfleet train $(CONFIG_$(MODEL)) $(ARGS)
 

@@ -74,7 +74,8 @@ def _load_pretrained(path: str, dtype: torch.dtype, config_kwargs: Mapping[str, 
         config = AutoConfig.from_pretrained(folder, **config_kwargs)
         module = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype)
         tokenizer = AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError) as error:
+    # Not only OSError: a torn weight file or a missing tokenizer package raises what it likes.
+    except Exception as error:
         reason = str(error).strip().split("\n")[0]
         raise ModelError(
             f"trainer.policy.model.path={path!r} cannot be loaded: {reason}"
