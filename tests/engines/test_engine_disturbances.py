@@ -130,4 +130,7 @@ async def test_an_error_inside_a_step_reaches_everyone_who_waits(
 
 
 async def test_releasing_a_session_nobody_knows_is_fine() -> None:
-    await engine().release("nobody")
+    speaker = engine()
+    await speaker.release("nobody")
+    expected = await engine().generate(PROMPT, SAMPLING, session="s0")
+    assert await speaker.generate(PROMPT, SAMPLING, session="s0") == expected

@@ -66,8 +66,9 @@ def test_insert_modify_and_delete_are_each_matched_by_their_spec(
     after.execute("update pets set age = 4 where id = 1")
     after.execute("insert into pets values (3, 'kit', 0, null)")
     after.execute("delete from owners")
-    Difference(before, after).expect_exactly([AGED, BORN, SOLD])
-    Difference(before, after).expect_only_v2([AGED, BORN, SOLD])
+    difference = Difference(before, after)
+    assert difference.expect_exactly([AGED, BORN, SOLD]) is difference
+    assert difference.expect_only_v2([AGED, BORN, SOLD]) is difference
 
 
 @pytest.mark.parametrize(
