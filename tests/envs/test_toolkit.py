@@ -28,7 +28,7 @@ def rename_pet(
 @pytest.fixture
 def toolkit() -> Toolkit:
     toolkit = Toolkit()
-    toolkit.add(rename_pet)
+    toolkit.add(rename_pet, writes=True)
     return toolkit
 
 

@@ -26,7 +26,7 @@ booking = World(
 
 @booking.seeder
 def fill(app: App, rng: Random) -> None:
-    names = iter(rng.sample(wording.HOTEL_NAMES, 12))
+    names = iter(rng.sample(wording.HOTEL_NAMES.of(app.family), 12))
     hotel_ids = iter(rng.sample(range(1, 13), 12))
     room_ids = iter(rng.sample(range(1, 37), 36))
     for city in rng.sample(wording.CITIES, 3):
@@ -54,7 +54,7 @@ def fill(app: App, rng: Random) -> None:
         app.db.insert("saved_properties", guest=guest, hotel_id=hotel)
 
 
-@booking.tool
+@booking.reads
 def list_hotels(app: App, city: str) -> list[Row]:
     """List hotels of a city, best first."""
     check_known("city", city, app.db.column("select distinct city from hotels order by city"))
@@ -63,7 +63,7 @@ def list_hotels(app: App, city: str) -> list[Row]:
     )
 
 
-@booking.tool
+@booking.reads
 def list_rooms(app: App, hotel_id: int) -> list[Row]:
     """List rooms of a hotel, cheapest first."""
     _hotel(app, hotel_id)
@@ -72,7 +72,7 @@ def list_rooms(app: App, hotel_id: int) -> list[Row]:
     )
 
 
-@booking.tool
+@booking.reads
 def list_bookings(app: App) -> list[Row]:
     """List your bookings."""
     return app.db.rows(
@@ -83,14 +83,14 @@ def list_bookings(app: App) -> list[Row]:
     )
 
 
-@booking.tool
+@booking.writes
 def create_booking(app: App, room_id: int, day: wording.Day) -> Row:
     """Book a room."""
     _check_free(app, room_id, day)
     return {"id": _insert_booking(app, room_id, app.user, day)}
 
 
-@booking.tool
+@booking.writes
 def update_booking(
     app: App,
     booking_id: int,
@@ -111,7 +111,7 @@ def update_booking(
         app.db.write("update bookings set status = ? where id = ?", status, booking_id)
 
 
-@booking.tool
+@booking.writes
 def save_hotel(app: App, hotel_id: int) -> None:
     """Save a hotel for later."""
     _hotel(app, hotel_id)

@@ -13,8 +13,10 @@ from urllib.parse import parse_qsl
 from skyfleet.envs.worlds.booking import booking
 from skyfleet.envs.worlds.drawing import draw_task
 from skyfleet.envs.worlds.env import WorldEnv
+from skyfleet.envs.worlds.errands import two_errands
 from skyfleet.envs.worlds.github import github
 from skyfleet.envs.worlds.outlook import outlook
+from skyfleet.envs.worlds.wording import FAMILIES
 from skyfleet.envs.worlds.world import Template, World
 from skyfleet.errors import ConfigError
 from skyfleet.tasks.task import Task
@@ -47,12 +49,13 @@ def world_tasks(
     """The first `count` tasks of a world's split, its templates in rotation.
 
     What is wished and how it is done decide the side of train and unseen_tasks, whatever the data
-    and the seed: no wish with the same solution is on both.
+    and the seed: no wish with the same solution is on both. Seeds that differ modulo four also
+    share no names: see `wording.Names`.
     """
     world = get_world(name)
     streams = [
         _stream(world, template, split, seed)
-        for template in world.templates
+        for template in _templates(world)
         if template.difficulty <= max_difficulty
         and (split == "all" or template.held_out == (split == "unseen_templates"))
     ]
@@ -60,6 +63,10 @@ def world_tasks(
     if len(tasks) < count:
         raise ConfigError(f"world {name!r}: count={count}, but split={split} has {len(tasks)}")
     return tasks
+
+
+def _templates(world: World) -> list[Template]:
+    return [*world.templates, *filter(None, [two_errands(world)])]
 
 
 def tasks_from_source(source: str) -> list[Task]:
@@ -103,7 +110,7 @@ def _stream(world: World, template: Template, split: WorldSplit, seed: int) -> I
     misses = 0
     for draw in counting():
         rng = Random(f"{world.name}/{template.name}/{seed}/{draw}")
-        task = draw_task(world, template, rng, wanted)
+        task = draw_task(world, template, rng, wanted, family=seed % FAMILIES)
         misses = misses + 1 if task is None else 0
         if misses > _MISSES:
             return

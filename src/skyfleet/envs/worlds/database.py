@@ -49,6 +49,25 @@ class Database:
         finally:
             self.connection.execute("release undo")
 
+    @contextmanager
+    def undone(self) -> Iterator[None]:
+        """Whatever is written in here is gone afterwards."""
+        self.connection.execute("savepoint trial")
+        try:
+            yield
+        finally:
+            self.connection.execute("rollback to trial")
+            self.connection.execute("release trial")
+
+    @contextmanager
+    def read_only(self) -> Iterator[None]:
+        """A write in here is a bug of the world's, and raises."""
+        self.connection.execute("pragma query_only = on")
+        try:
+            yield
+        finally:
+            self.connection.execute("pragma query_only = off")
+
     def image(self) -> bytes:
         return self.connection.serialize()
 

@@ -12,6 +12,7 @@ from skyfleet.envs.verifiers.difference import Change, Difference
 from skyfleet.envs.verifiers.writing import write_verifier
 from skyfleet.envs.worlds.database import Database
 from skyfleet.envs.worlds.toolkit import App, ToolError
+from skyfleet.envs.worlds.wording import FAMILIES
 from skyfleet.envs.worlds.world import Draft, Template, World, call
 from skyfleet.tasks.task import Task
 
@@ -20,10 +21,15 @@ DATA_SEEDS = 1_000_000
 
 
 def draw_task(
-    world: World, template: Template, rng: Random, wanted: Callable[[str, str], bool]
+    world: World,
+    template: Template,
+    rng: Random,
+    wanted: Callable[[str, str], bool],
+    *,
+    family: int,
 ) -> Task | None:
     """A task whose key and wish are `wanted`, or None: this draw was none."""
-    data_seed = rng.randrange(DATA_SEEDS)
+    data_seed = rng.randrange(0, DATA_SEEDS, FAMILIES) + family
     variables = world.variables(data_seed)
     app = world.open(data_seed, variables)
     with closing(app.db):
@@ -39,6 +45,8 @@ def draw_task(
         if not wanted(key, wish):
             return None
         changes = _play(world, app, draft, data_seed)
+    if not changes and draft.answer is None:
+        return None  # two errands that undo each other: who does nothing would pass
     return Task(
         key=key,
         env_key=world.name,

@@ -43,7 +43,7 @@ def fill(app: App, rng: Random) -> None:
         team = rng.sample(people, 3)
         states = ["open"] * rng.randint(3, 5) + ["closed"] * rng.randint(2, 3)
         rng.shuffle(states)
-        titles = rng.sample(wording.ISSUE_TITLES, len(states))
+        titles = rng.sample(wording.ISSUE_TITLES.of(app.family), len(states))
         for title, state in zip(titles, states, strict=True):
             issue = {"number": next(numbers), "repo": repo, "title": title, "state": state}
             number = app.db.insert("issues", **issue, assignee=rng.choice([*team, None]))
@@ -53,7 +53,7 @@ def fill(app: App, rng: Random) -> None:
                 _insert_comment(app, number, rng.choice(people), rng.choice(wording.REMARKS))
 
 
-@github.tool
+@github.reads
 def list_issues(app: App, repo: str, state: State = "open") -> list[Row]:
     """List issues, oldest first."""
     check_known("repo", repo, _names(app, "repos"))
@@ -61,7 +61,7 @@ def list_issues(app: App, repo: str, state: State = "open") -> list[Row]:
     return [{name: issue[name] for name in columns} for issue in _issues(app, repo, state)]
 
 
-@github.tool
+@github.reads
 def get_issue(app: App, number: int) -> Row:
     """Show an issue."""
     _issue(app, number)
@@ -74,7 +74,7 @@ def get_issue(app: App, number: int) -> Row:
     )[0]
 
 
-@github.tool
+@github.writes
 def update_issue(
     app: App, number: int, state: State | None = None, assignee: str | None = None
 ) -> None:
@@ -89,14 +89,14 @@ def update_issue(
         app.db.write("update issues set assignee = ? where number = ?", assignee, number)
 
 
-@github.tool
+@github.writes
 def create_comment(app: App, number: int, body: str) -> None:
     """Comment on an issue."""
     _issue(app, number)
     _insert_comment(app, number, app.user, body)
 
 
-@github.tool
+@github.writes
 def add_label(app: App, number: int, label: str) -> None:
     """Label an issue."""
     repo = _issue(app, number)["repo"]
@@ -107,7 +107,7 @@ def add_label(app: App, number: int, label: str) -> None:
     app.db.insert("issue_labels", number=number, label=label)
 
 
-@github.tool
+@github.writes
 def create_label(app: App, repo: str, name: str) -> None:
     """Create a label."""
     check_known("repo", repo, _names(app, "repos"))

@@ -36,7 +36,7 @@ def fill(app: App, rng: Random) -> None:
     people = rng.sample([name for name in wording.PEOPLE if name != app.user], 5)
     for name in people:
         app.db.insert("contacts", name=name)
-    subjects = iter(rng.sample(wording.SUBJECTS, 17))
+    subjects = iter(rng.sample(wording.SUBJECTS.of(app.family), 17))
     ids = iter(rng.sample(range(1, 18), 17))
     for folder, size in [("Inbox", 5), *((name, rng.randint(2, 3)) for name in wording.FOLDERS)]:
         app.db.insert("folders", name=folder)
@@ -58,7 +58,7 @@ def fill(app: App, rng: Random) -> None:
             app.db.insert("events", title=title, day=day, hour=hour)
 
 
-@outlook.tool
+@outlook.reads
 def list_messages(app: App, folder: str = "Inbox") -> list[Row]:
     """List mail, oldest first."""
     check_known("folder", folder, app.db.column("select name from folders order by name"))
@@ -66,7 +66,7 @@ def list_messages(app: App, folder: str = "Inbox") -> list[Row]:
     return app.db.rows(sql, folder)
 
 
-@outlook.tool
+@outlook.reads
 def get_message(app: App, message_id: int) -> Row:
     """Show a mail."""
     message = app.db.row("select * from messages where id = ?", message_id)
@@ -75,7 +75,7 @@ def get_message(app: App, message_id: int) -> Row:
     return message
 
 
-@outlook.tool
+@outlook.writes
 def update_message(app: App, message_id: int, folder: str) -> None:
     """Move a mail."""
     get_message(app, message_id)
@@ -83,20 +83,20 @@ def update_message(app: App, message_id: int, folder: str) -> None:
     app.db.write("update messages set folder = ? where id = ?", folder, message_id)
 
 
-@outlook.tool
+@outlook.writes
 def create_message(app: App, to: str, body: str) -> None:
     """Send a mail."""
     check_known("contact", to, app.db.column("select name from contacts order by name"))
     app.db.insert("sent_messages", recipient=to, body=body, sent_on=app.current_date)
 
 
-@outlook.tool
+@outlook.reads
 def list_events(app: App, day: wording.Day) -> list[Row]:
     """List events, first to last."""
     return app.db.rows("select title, hour, id from events where day = ? order by hour", day)
 
 
-@outlook.tool
+@outlook.writes
 def create_event(app: App, title: str, day: wording.Day, hour: Hour) -> Row:
     """Plan an event."""
     free = _free_hours(app, day)

@@ -31,6 +31,8 @@ class App:
     current_date: str
     """ISO; the only clock there is."""
     user: str
+    family: int = 0
+    """Which of the disjoint families of names the data is made of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +40,11 @@ class Tool:
     spec: ToolSpec
     function: ToolFunction
     arguments: type[BaseModel]
+    writes: bool
+    """May change the database; what only reads is kept from doing so."""
 
     @classmethod
-    def of(cls, function: ToolFunction) -> Tool:
+    def of(cls, function: ToolFunction, *, writes: bool = False) -> Tool:
         """The name, the signature and the docstring say it all."""
         hints = get_type_hints(function, include_extras=True)
         _, *parameters = inspect.signature(function).parameters.values()
@@ -53,7 +57,7 @@ class Tool:
             description=inspect.getdoc(function) or "",
             parameters=_plain_schema(model),
         )
-        return cls(spec=spec, function=function, arguments=model)
+        return cls(spec=spec, function=function, arguments=model, writes=writes)
 
     def read(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments, checked; ToolError names the first that is wrong."""
@@ -81,12 +85,17 @@ class Toolkit:
     def __init__(self, tools: Iterable[Tool] = ()) -> None:
         self._tools = {tool.spec.name: tool for tool in tools}
 
-    def add(self, function: ToolFunction) -> None:
-        self._tools[function.__name__] = Tool.of(function)
+    def add(self, function: ToolFunction, *, writes: bool) -> None:
+        self._tools[function.__name__] = Tool.of(function, writes=writes)
 
     def plus(self, tool: Tool) -> Toolkit:
         """Another toolkit that has one tool more."""
         return Toolkit((*self._tools.values(), tool))
+
+    @property
+    def writing(self) -> frozenset[str]:
+        """The names of the tools that may change something."""
+        return frozenset(name for name, tool in self._tools.items() if tool.writes)
 
     @property
     def specs(self) -> tuple[ToolSpec, ...]:
@@ -98,7 +107,7 @@ class Toolkit:
             raise ToolError(f"no tool {shown(name)}; tools: {', '.join(self._tools)}")
         tool = self._tools[name]
         values = tool.read(arguments)
-        with app.db.undone_on_error():
+        with app.db.undone_on_error() if tool.writes else app.db.read_only():
             return tool.function(app, **values)
 
 

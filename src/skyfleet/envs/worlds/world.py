@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from skyfleet.envs.worlds.database import Database
 from skyfleet.envs.worlds.toolkit import App, ToolFunction, Toolkit
-from skyfleet.envs.worlds.wording import PEOPLE
+from skyfleet.envs.worlds.wording import FAMILIES, PEOPLE
 from skyfleet.tasks.task import RecordedCall
 
 Seeder = Callable[[App, Random], None]
@@ -58,8 +58,14 @@ class World:
         self._fill = fill
         return fill
 
-    def tool(self, function: T) -> T:
-        self.toolkit.add(function)
+    def reads(self, function: T) -> T:
+        """A tool that only looks."""
+        self.toolkit.add(function, writes=False)
+        return function
+
+    def writes(self, function: T) -> T:
+        """A tool that changes something."""
+        self.toolkit.add(function, writes=True)
         return function
 
     def template(self, *, difficulty: int, held_out: bool = False) -> Callable[[Drafter], Drafter]:
@@ -86,7 +92,8 @@ class World:
             db = Database()
             db.connection.executescript(self._schema)
             db.write("begin")
-            self._fill(_app(db, self.variables(data_seed)), Random(f"{self.name}/{data_seed}"))
+            app = _app(db, self.variables(data_seed), data_seed)
+            self._fill(app, Random(f"{self.name}/{data_seed}"))
             db.write("commit")
             self._images[data_seed] = db.image()
             db.close()
@@ -94,7 +101,7 @@ class World:
 
     def open(self, data_seed: int, variables: Mapping[str, Any]) -> App:
         """A fresh copy of the seeded data, to be closed by the caller."""
-        return _app(Database(self.image(data_seed)), variables)
+        return _app(Database(self.image(data_seed)), variables, data_seed)
 
 
 _MOST_IMAGES = 1000
@@ -105,5 +112,10 @@ def call(tool: str, /, **arguments: Any) -> RecordedCall:
     return RecordedCall(name=tool, arguments=arguments)
 
 
-def _app(db: Database, variables: Mapping[str, Any]) -> App:
-    return App(db=db, current_date=variables["CURRENT_DATE"], user=variables["LOGGED_IN_USER"])
+def _app(db: Database, variables: Mapping[str, Any], data_seed: int) -> App:
+    return App(
+        db=db,
+        current_date=variables["CURRENT_DATE"],
+        user=variables["LOGGED_IN_USER"],
+        family=data_seed % FAMILIES,
+    )
