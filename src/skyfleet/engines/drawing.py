@@ -17,22 +17,23 @@ def draw(logits_NV: Tensor, sampling: SamplingParams, uniforms_N: Tensor) -> tup
     if sampling.temperature == 0:
         tokens_N = logits_NV.argmax(dim=-1)
         return tokens_N, torch.zeros_like(tokens_N, dtype=torch.float32)
-    logprobs_NV = torch.log_softmax(logits_NV / sampling.temperature, dim=-1)
+    if sampling.temperature != 1:
+        logits_NV = logits_NV / sampling.temperature
+    probs_NV = torch.softmax(logits_NV, dim=-1)
     if sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0:
-        kept_NV = _kept(logprobs_NV, sampling)
-        logprobs_NV = torch.log_softmax(logprobs_NV.masked_fill(~kept_NV, -torch.inf), dim=-1)
+        probs_NV = probs_NV * _kept(probs_NV, sampling)
+        probs_NV /= probs_NV.sum(dim=-1, keepdim=True)
     # The cumulative sum runs in double: in single, 150,000 tiny terms drift past the last token.
-    cumulative_NV = logprobs_NV.exp().cumsum(dim=-1, dtype=torch.float64)
+    cumulative_NV = probs_NV.cumsum(dim=-1, dtype=torch.float64)
     targets_N1 = uniforms_N.unsqueeze(1) * cumulative_NV[:, -1:]
     tokens_N1 = torch.searchsorted(cumulative_NV, targets_N1, right=True)
     tokens_N1 = tokens_N1.clamp(max=logits_NV.shape[-1] - 1)
-    return tokens_N1.squeeze(1), logprobs_NV.gather(1, tokens_N1).squeeze(1)
+    return tokens_N1.squeeze(1), probs_NV.gather(1, tokens_N1).squeeze(1).log()
 
 
-def _kept(logprobs_NV: Tensor, sampling: SamplingParams) -> Tensor:
+def _kept(probs_NV: Tensor, sampling: SamplingParams) -> Tensor:
     """Which tokens survive min-p, then top-k, then top-p among those left: vLLM's order."""
-    sorted_NV, order_NV = logprobs_NV.sort(dim=-1, descending=True)
-    probs_NV = sorted_NV.exp()
+    probs_NV, order_NV = probs_NV.sort(dim=-1, descending=True)
     keep_NV = probs_NV >= sampling.min_p * probs_NV[:, :1]
     if sampling.top_k > 0:
         keep_NV[:, sampling.top_k :] = False

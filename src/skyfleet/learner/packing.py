@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -81,24 +82,26 @@ def _micro_batch(
     device: torch.device,
 ) -> MicroBatch:
     attention = PackedAttention([s.token_ids for s in samples], device)
-    chosen = [
-        (row, at)
-        for row, sample in enumerate(samples)
-        for at, is_chosen in enumerate(sample.loss_mask)
-        if is_chosen
-    ]
-    rows_N = torch.tensor([row for row, _ in chosen], device=device)
-    at_N = torch.tensor([at for _, at in chosen], device=device)
+    masks = [np.asarray(s.loss_mask, dtype=bool) for s in samples]
+    counts = [mask.sum() for mask in masks]
 
-    def values(of: Callable[[int, int], float]) -> Tensor:
-        return torch.tensor([of(row, at) for row, at in chosen], device=device)
+    def chosen(values: Iterable[Sequence[float]], dtype: type) -> Tensor:
+        """Of one sequence of values a sample, those at chosen tokens."""
+        parts = [np.asarray(v, dtype)[mask] for v, mask in zip(values, masks, strict=True)]
+        return torch.from_numpy(np.concatenate(parts)).to(device)
 
+    def repeated(values: Sequence[float], dtype: type) -> Tensor:
+        """One value a sample, for each of its chosen tokens."""
+        return torch.from_numpy(np.repeat(np.asarray(values, dtype), counts)).to(device)
+
+    rows_N = repeated(range(len(samples)), np.int64)
+    at_N = chosen((range(len(mask)) for mask in masks), np.int64)
     return MicroBatch(
         attention=attention,
         before_N=attention.rows_BL[rows_N, at_N - 1],
-        chosen_N=torch.tensor([samples[row].token_ids[at] for row, at in chosen], device=device),
-        behaviour_logprobs_N=values(lambda row, at: samples[row].logprobs[at]),
-        advantages_N=values(lambda row, at: samples[row].advantages[at]),
-        weights_N=values(lambda row, _: weights[row]),
-        kl_weights_N=values(lambda row, _: kl_weights[row]),
+        chosen_N=chosen((s.token_ids for s in samples), np.int64),
+        behaviour_logprobs_N=chosen((s.logprobs for s in samples), np.float32),
+        advantages_N=chosen((s.advantages for s in samples), np.float32),
+        weights_N=repeated(weights, np.float32),
+        kl_weights_N=repeated(kl_weights, np.float32),
     )

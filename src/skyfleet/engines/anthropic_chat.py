@@ -1,0 +1,102 @@
+"""AnthropicChat: a ChatModel behind Anthropic's messages endpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from skyfleet.chat.message import Message, ToolCall, ToolSpec
+from skyfleet.chat.text_only import text_of
+from skyfleet.engines.posting import Endpoint
+from skyfleet.engines.sampling import SamplingParams
+from skyfleet.errors import EngineError
+
+VERSION = "2023-06-01"
+
+
+class AnthropicChat(Endpoint):
+    def __init__(
+        self, url: str, *, model: str, api_key: str | None = None, timeout_seconds: float = 300
+    ) -> None:
+        """`url` ends where /v1/messages begins: https://api.anthropic.com."""
+        headers = {"anthropic-version": VERSION} | ({"x-api-key": api_key} if api_key else {})
+        address = f"{url.rstrip('/')}/v1/messages"
+        super().__init__(address, headers, timeout_seconds=timeout_seconds)
+        self._model = model
+
+    async def reply(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: SamplingParams
+    ) -> Message:
+        body: dict[str, Any] = {
+            "model": self._model,
+            "messages": _turns(messages),
+            "max_tokens": sampling.max_generate_length,
+            "temperature": min(1.0, sampling.temperature),
+        }
+        if system := "\n\n".join(text_of(one) for one in messages if one.role == "system"):
+            body["system"] = system
+        if tools:
+            body["tools"] = [_tool(spec) for spec in tools]
+        if sampling.top_p < 1:
+            body["top_p"] = sampling.top_p
+        if sampling.stop:
+            body["stop_sequences"] = list(sampling.stop)
+        answer = await self.post(body)
+        match answer:
+            case {"content": list() as blocks}:
+                return _read(blocks)
+        raise EngineError(f"{self._model} answered without content: {str(answer)[:300]}")
+
+
+def _turns(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """User and assistant by turns: the answers to one message's calls are one user message."""
+    turns: list[dict[str, Any]] = []
+    for message in messages:
+        if message.role == "system":
+            continue
+        role = "assistant" if message.role == "assistant" else "user"
+        if not turns or turns[-1]["role"] != role:
+            turns.append({"role": role, "content": []})
+        turns[-1]["content"] += _blocks(message)
+    return turns
+
+
+def _blocks(message: Message) -> list[dict[str, Any]]:
+    text = text_of(message)
+    if message.role == "tool":
+        return [
+            {
+                "type": "tool_result",
+                "tool_use_id": message.tool_call_id,
+                "content": text,
+                "is_error": message.is_error,
+            }
+        ]
+    calls = [
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": dict(call.arguments)}
+        for call in message.tool_calls
+    ]
+    # An empty text block is refused, and so is a message without any block.
+    said = text if text.strip() or calls else "(nothing)"
+    return [*([{"type": "text", "text": said}] if said.strip() else []), *calls]
+
+
+def _tool(spec: ToolSpec) -> dict[str, Any]:
+    schema = dict(spec.parameters)
+    return {"name": spec.name, "description": spec.description, "input_schema": schema}
+
+
+def _read(blocks: Sequence[Mapping[str, Any]]) -> Message:
+    def joined(kind: str) -> str:
+        return "".join(str(block[kind]) for block in blocks if block.get("type") == kind)
+
+    return Message(
+        role="assistant",
+        content=joined("text"),
+        reasoning=joined("thinking") or None,
+        tool_calls=tuple(
+            ToolCall(id=block["id"], name=block["name"], arguments=block["input"])
+            for block in blocks
+            if block.get("type") == "tool_use"
+        ),
+    )
