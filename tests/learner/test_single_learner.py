@@ -200,6 +200,21 @@ async def test_a_step_is_one_update_per_mini_batch_and_epoch() -> None:
     assert report.metrics["policy/policy_lr"] == pytest.approx(0.35e-4)
 
 
+async def test_after_truncated_sampling_the_ratio_starts_from_the_policys_own_logprobs() -> None:
+    samples = random_groups(3)
+    recorded = replace(SETTINGS, max_tokens_per_microbatch=40)
+    own = replace(recorded, truncated_sampling=True)
+    ratios = []
+    for settings in (recorded, own):
+        report = await learner(small_decoder(), settings).step(samples)
+        ratios.append(report.metrics["policy/ppo_clip_ratio"])
+        assert ("policy/rollout_train_logprobs_abs_diff_mean" in report.metrics) == (
+            settings is recorded
+        )
+    assert ratios[0] > 0.5  # recorded as -4 each, which this policy does not say
+    assert ratios[1] == 0
+
+
 async def test_the_kl_is_to_the_policy_as_reinforcement_began() -> None:
     decoder = small_decoder()
     made: list[Decoder] = []

@@ -17,6 +17,8 @@ from skyfleet.models.packed import PackedAttention
 class MicroBatch:
     """The tensors of one forward pass. T runs over packed tokens, N over the chosen ones."""
 
+    members: tuple[int, ...]
+    """Which samples, in the order of N."""
     attention: PackedAttention
     before_N: Tensor
     """Where in T the token just before each chosen one stands: its output predicts it."""
@@ -66,6 +68,7 @@ def pack(
     kl_weights = [1 / (len(samples) * max(s.n_chosen, 1)) for s in samples]
     return [
         _micro_batch(
+            tuple(members),
             [samples[i] for i in members],
             [weights[i] for i in members],
             [kl_weights[i] for i in members],
@@ -76,6 +79,7 @@ def pack(
 
 
 def _micro_batch(
+    members: tuple[int, ...],
     samples: Sequence[Sample],
     weights: Sequence[float],
     kl_weights: Sequence[float],
@@ -97,6 +101,7 @@ def _micro_batch(
     rows_N = repeated(range(len(samples)), np.int64)
     at_N = chosen((range(len(mask)) for mask in masks), np.int64)
     return MicroBatch(
+        members=members,
         attention=attention,
         before_N=attention.rows_BL[rows_N, at_N - 1],
         chosen_N=chosen((s.token_ids for s in samples), np.int64),

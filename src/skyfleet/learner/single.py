@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,9 @@ class LearnerSettings:
     update_epochs_per_batch: int = 1
     max_tokens_per_microbatch: int
     logprobs_chunk_size: int = 1024
+    truncated_sampling: bool = False
+    """Rollouts drew from a part of the vocabulary (top-p, top-k, min-p). Their logprobs are of that
+    part, the policy's of the whole: the two cannot be compared, so the policy's own are taken."""
     kl: KlEstimator | None = None
     kl_loss_coef: float = 0.0
 
@@ -62,6 +65,8 @@ class SingleLearner:
 
     async def step(self, samples: Sequence[Sample]) -> StepReport:
         self._begin("policy")
+        if self._settings.truncated_sampling:
+            samples = self._with_own_logprobs(samples)
         totals: dict[str, list[float]] = defaultdict(list)
         for _ in range(self._settings.update_epochs_per_batch):
             for mini_batch in mini_batches(samples, self._settings.policy_mini_batch_size):
@@ -121,12 +126,7 @@ class SingleLearner:
         counts = [s.n_chosen for s in samples]
         n_tokens = sum(counts)
         sums: dict[str, float] = defaultdict(float)
-        for batch in pack(
-            samples,
-            reduce(counts),
-            max_tokens=self._settings.max_tokens_per_microbatch,
-            device=self._decoder.device,
-        ):
+        for batch in self._pack(samples, reduce(counts)):
             for name, value in self._accumulate(batch, policy_loss, n_tokens).items():
                 sums[name] += value
         sums["policy_lr"] = self._optimizer.lr
@@ -154,14 +154,33 @@ class SingleLearner:
             loss = loss + self._settings.kl_loss_coef * kl
             shares["policy_kl"] = kl
         loss.backward()  # type: ignore[no-untyped-call]
-        gap_N = (logprobs_N.detach() - batch.behaviour_logprobs_N).abs()
-        shares |= {
-            "final_loss": loss,
-            "policy_entropy": entropy_N.sum() / n_tokens,
-            "rollout_train_logprobs_abs_diff_mean": gap_N.sum() / n_tokens,
-        }
+        shares |= {"final_loss": loss, "policy_entropy": entropy_N.sum() / n_tokens}
+        if not self._settings.truncated_sampling:
+            gap_N = (logprobs_N.detach() - batch.behaviour_logprobs_N).abs()
+            shares["rollout_train_logprobs_abs_diff_mean"] = gap_N.sum() / n_tokens
         shares |= {name: x.sum() / n_tokens for name, x in output.metrics_T.items()}
         return {name: float(share.detach()) for name, share in shares.items()}
+
+    def _with_own_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
+        """What the policy as it stands gives to the tokens that were sampled."""
+        own = list(samples)
+        for batch in self._pack(samples, [0.0] * len(samples)):
+            with torch.no_grad():
+                logprobs_N, _ = self._logprobs(self._decoder, batch)
+            values = iter(logprobs_N.tolist())
+            for index in batch.members:
+                mask = samples[index].loss_mask
+                logprobs = tuple(next(values) if chosen else 0.0 for chosen in mask)
+                own[index] = replace(samples[index], logprobs=logprobs)
+        return own
+
+    def _pack(self, samples: Sequence[Sample], weights: Sequence[float]) -> list[MicroBatch]:
+        return pack(
+            samples,
+            weights,
+            max_tokens=self._settings.max_tokens_per_microbatch,
+            device=self._decoder.device,
+        )
 
     def _logprobs(self, decoder: Decoder, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         return chosen_logprobs(

@@ -39,6 +39,7 @@ def assemble_learner(config: RunConfig, speaker: Speaker, reference_folder: Path
 def learner_settings(config: RunConfig) -> LearnerSettings:
     trainer, algorithm = config.trainer, config.trainer.algorithm
     optimizer = trainer.policy.optimizer_config
+    sampling = config.generator.sampling_params
     return LearnerSettings(
         optimizer=OptimizerSettings(
             lr=optimizer.lr,
@@ -62,6 +63,7 @@ def learner_settings(config: RunConfig) -> LearnerSettings:
         max_tokens_per_microbatch=trainer.max_tokens_per_microbatch
         if trainer.max_tokens_per_microbatch > 0
         else trainer.micro_train_batch_size_per_gpu * longest_episode(config),
+        truncated_sampling=sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0,
         kl=kl_estimator(algorithm.kl_estimator_type) if algorithm.use_kl_loss else None,
         kl_loss_coef=algorithm.kl_loss_coef,
     )
