@@ -12,6 +12,7 @@ from skyfleet.cli.evaluate import evaluate_command
 from skyfleet.cli.rollout import rollout_command
 from skyfleet.cli.tasks import tasks_app
 from skyfleet.cli.train import train_command
+from skyfleet.cli.worlds import worlds_app
 from skyfleet.errors import SkyfleetError
 
 app = typer.Typer(
@@ -25,6 +26,7 @@ app.command("train")(train_command)
 app.command("evaluate")(evaluate_command)
 app.command("rollout")(rollout_command)
 app.add_typer(tasks_app)
+app.add_typer(worlds_app)
 app.add_typer(config_app)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
-from importlib import import_module
 
+from skyfleet.config.imports import import_named
 from skyfleet.envs.env import EnvFactory
 from skyfleet.errors import ConfigError
 
@@ -15,18 +15,12 @@ ENV_CLASSES: dict[str, str] = {"world": "skyfleet.envs.worlds.catalog:open_world
 def env_factory(env_class: str) -> EnvFactory:
     """A registered name, or any `module:function` of your own."""
     target = ENV_CLASSES.get(env_class, env_class)
-    module_name, colon, function = target.partition(":")
-    if not colon:
+    if ":" not in target:
         near = get_close_matches(env_class, list(ENV_CLASSES), n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {sorted(ENV_CLASSES)}"
         raise ConfigError(
             f"environment.env_class={env_class!r} is unknown; {hint} "
             "Or name a factory of your own as module:function"
         )
-    try:
-        factory: EnvFactory = getattr(import_module(module_name), function)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"environment.env_class={env_class!r} cannot be imported: {error}"
-        ) from error
+    factory: EnvFactory = import_named(target, key="environment.env_class")
     return factory

@@ -10,6 +10,7 @@ from random import Random
 from typing import Literal, get_args
 from urllib.parse import parse_qsl
 
+from skyfleet.config.imports import import_named
 from skyfleet.envs.worlds.booking import booking
 from skyfleet.envs.worlds.drawing import draw_task
 from skyfleet.envs.worlds.env import WorldEnv
@@ -23,8 +24,10 @@ from skyfleet.tasks.task import Task
 
 WorldSplit = Literal["train", "unseen_tasks", "unseen_templates", "all"]
 
-_WORLDS = {world.name: world for world in (github, booking, outlook)}
-WORLD_NAMES = tuple(_WORLDS)
+WORLDS = (github, booking, outlook)
+WORLD_NAMES = tuple(world.name for world in WORLDS)
+_known = {world.name: world for world in WORLDS}
+"""By name: those above, and whatever this process was told of."""
 
 _OPTIONS = ("split", "count", "seed", "max_difficulty")
 _TRAIN_PERCENT = 80
@@ -33,9 +36,22 @@ _MISSES = 200
 
 
 def get_world(name: str) -> World:
-    if name not in _WORLDS:
-        raise ConfigError(f"world {name!r} is unknown; {_nearest(name, WORLD_NAMES)}")
-    return _WORLDS[name]
+    if name not in _known:
+        raise ConfigError(f"world {name!r} is unknown; {_nearest(name, tuple(_known))}")
+    return _known[name]
+
+
+def add_world(target: str, *, key: str) -> World:
+    """A world of your own, `module:name`. From now on its tasks are opened like all others.
+
+    Only what a person wrote comes here, never a task's row: to import is to run.
+    """
+    world = import_named(target, key=key)
+    if not isinstance(world, World):
+        raise ConfigError(f"{key}={target!r} is {world!r:.60}; name a World")
+    if _known.setdefault(world.name, world) is not world:
+        raise ConfigError(f"{key}={target!r}: there is a world {world.name!r} already; rename it")
+    return world
 
 
 async def open_world(task: Task) -> WorldEnv:
@@ -70,11 +86,16 @@ def _templates(world: World) -> list[Template]:
 
 
 def tasks_from_source(source: str) -> list[Task]:
-    """The tasks that an address names: `world:github?split=train&count=400&seed=0`."""
+    """The tasks that an address names: `world:github?split=train&count=400&seed=0`.
+
+    `world:shop:shop?...` is the world `shop` of your own module `shop`.
+    """
     address, _, query = source.partition("?")
     scheme, _, name = address.partition(":")
     if scheme != "world":
         raise ConfigError(f"{source!r} names no world; write world:<name>?split=train&count=400")
+    if ":" in name:
+        name = add_world(name, key="world").name
     defaults = {"split": "train", "seed": "0", "max_difficulty": "3"}
     options = defaults | dict(parse_qsl(query, keep_blank_values=True))
     if unknown := sorted(options.keys() - set(_OPTIONS)):

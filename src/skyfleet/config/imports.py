@@ -1,0 +1,23 @@
+"""Imports: what a user names as `module:name`, found where they stand or where it is installed."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+from skyfleet.errors import ConfigError
+
+
+def import_named(target: str, *, key: str) -> Any:
+    """The object `target` names; `key` says in the error where it was named."""
+    module_name, colon, name = target.partition(":")
+    if not colon:
+        raise ConfigError(f"{key}={target!r} names no object; write module:name")
+    # A console script does not look where it was started; `python -m` would.
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        return getattr(import_module(module_name), name)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(f"{key}={target!r} cannot be imported: {error}") from error

@@ -1,0 +1,65 @@
+"""`skyfleet worlds new` writes a world that works, and a world of one's own is like any other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from skyfleet.cli.main import app
+from skyfleet.envs.worlds.catalog import add_world, get_world
+from skyfleet.envs.worlds.skeleton import write_world
+from skyfleet.errors import ConfigError
+
+
+def test_the_new_world_passes_the_test_that_comes_with_it(tmp_path: Path) -> None:
+    written = write_world("shop", tmp_path)
+    assert [path.name for path in written] == ["shop.py", "test_shop.py"]
+    assert len(written[0].read_text().splitlines()) <= 50
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_shop.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "1 passed" in done.stdout, done.stdout
+
+
+def test_the_command_says_how_to_look_at_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    app(["worlds", "new", "kiosk"], standalone_mode=False)
+    assert "skyfleet tasks list 'world:kiosk:kiosk?count=5'" in capsys.readouterr().out
+    app(["tasks", "list", "world:kiosk:kiosk?count=5"], standalone_mode=False)
+    assert capsys.readouterr().out.count("kiosk-restock-") == 5
+    assert get_world("kiosk").name == "kiosk"
+
+
+def test_nothing_that_exists_is_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "test_shop.py").write_text("mine")
+    with pytest.raises(ConfigError, match=r"test_shop\.py exists already"):
+        write_world("shop", tmp_path)
+    assert not (tmp_path / "shop.py").exists()
+
+
+@pytest.mark.parametrize("name", ["Shop", "my-shop", "1shop", ""])
+def test_a_name_that_python_would_not_take_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a Python name in small letters"):
+        write_world(name, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("target", "complaint"),
+    [
+        ("json", "names no object; write module:name"),
+        ("no_such_module_here:world", "cannot be imported"),
+        ("json:dumps", "name a World"),
+    ],
+)
+def test_what_is_no_world_is_refused_by_name(target: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        add_world(target, key="world")
