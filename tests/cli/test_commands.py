@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from skyfleet.cli.main import app, main
 from skyfleet.config.loading import load_config
+from skyfleet.errors import CheckpointError
 
 SOURCE = "world:github?split=train&count=3"
 
@@ -146,3 +147,7 @@ def test_a_policy_is_trained_resumed_scored_and_watched(settings: str, tmp_path:
     assert "unseen" in run("evaluate", *words, "--set", "unseen")
     checkpoint = f"{tmp_path}/run/checkpoints/global_step_0"
     assert "grade 0" in run("rollout", SOURCE, *words, "--checkpoint", checkpoint)
+    weights = Path(checkpoint, "policy", "model.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-1] + b"!")
+    with pytest.raises(CheckpointError, match="has changed since it was saved"):
+        run("rollout", SOURCE, *words, "--checkpoint", checkpoint)

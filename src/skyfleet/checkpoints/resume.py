@@ -52,11 +52,18 @@ def load_checkpoint(checkpoint: Checkpoint, parts: Mapping[str, Saveable]) -> No
             f"{checkpoint.folder} has no part {missing[0]!r}; it holds {list(held)}, so resume with "
             "the configuration that saved it"
         )
-    for name, record in checkpoint.manifest.files.items():
-        if name.split("/")[0] in parts:
-            _verify(checkpoint.folder, name, record)
+    for name in parts:
+        verified(checkpoint, name)
     for name, part in parts.items():
         part.load(checkpoint.folder / name)
+
+
+def verified(checkpoint: Checkpoint, part: str) -> Path:
+    """The folder of a part, every file in it as it was saved."""
+    for name, record in checkpoint.manifest.files.items():
+        if name.split("/")[0] == part:
+            _verify(checkpoint.folder, name, record)
+    return checkpoint.folder / part
 
 
 def _verify(folder: Path, name: str, record: FileRecord) -> None:

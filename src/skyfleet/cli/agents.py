@@ -54,15 +54,18 @@ def step_of(config: RunConfig, agent: str, checkpoint: Path | None) -> int:
 
 def _policy_folder(config: RunConfig, checkpoint: Path | None) -> Path | None:
     """None leaves the model that the configuration names."""
-    from skyfleet.checkpoints.resume import find_checkpoint
+    from skyfleet.checkpoints.checkpoint import read_checkpoint
+    from skyfleet.checkpoints.resume import find_checkpoint, verified
 
     if checkpoint is not None and not checkpoint.is_dir():
         raise ConfigError(f"--checkpoint {checkpoint}: no such folder")
+    if checkpoint is not None and not (checkpoint / "policy").exists():
+        return checkpoint
     if checkpoint is not None:
-        return checkpoint / "policy" if (checkpoint / "policy").exists() else checkpoint
+        return verified(read_checkpoint(checkpoint), "policy")
     newest = find_checkpoint(Path(config.trainer.ckpt_path), "latest")
     if newest is not None:
-        return newest.folder / "policy"
+        return verified(newest, "policy")
     if config.trainer.policy.model.path == "tiny":
         raise ConfigError(
             f"{config.trainer.ckpt_path} holds no checkpoint yet, and a tiny policy is made by "
