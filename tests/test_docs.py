@@ -55,10 +55,23 @@ def test_the_worlds_page_names_every_tool_and_every_template_with_its_difficulty
     tools, templates = page.partition("## Templates")[::2]
     (row,) = [line for line in tools.splitlines() if line.startswith(f"| `{name}` |")]
     assert set(re.findall(r"`(\w+)`", row)) - {name} == {spec.name for spec in world.toolkit.specs}
+    rows = _rows_of(name, templates)
     for template in world.templates:
-        (row,) = [line for line in templates.splitlines() if f"`{template.name}`" in line]
+        (row,) = [line for line in rows if f"`{template.name}`" in line]
         _, difficulty, note = row.removesuffix("|").rsplit("|", 2)
         assert (int(difficulty), "held out" in note) == (template.difficulty, template.held_out)
+
+
+def _rows_of(world: str, table: str) -> list[str]:
+    """A world's own rows: the one with its name, and those below it without any."""
+    rows: list[str] = []
+    mine = False
+    for line in table.splitlines():
+        if line.startswith("| `"):
+            mine = line.startswith(f"| `{world}` |")
+        if mine and line.startswith("| "):
+            rows.append(line)
+    return rows
 
 
 def _tree(page: Path) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.envs.env import Opening, Step
+from skyfleet.errors import EnvError
 from skyfleet.tasks.grade import Grade
 from skyfleet.tasks.task import Task
 
@@ -22,13 +23,16 @@ class SafeEnv:
     def __init__(self, task: Task) -> None:
         self._prompt = task.prompt
         self._secret = int(task.env_variables["SECRET"])
-        self._is_open = False
+        self._is_there = self._is_open = False
 
     async def reset(self) -> Opening:
+        self._is_there, self._is_open = True, False
         return Opening(messages=(Message(role="user", content=self._prompt),), tools=(TURN_DIAL,))
 
     async def step(self, action: Message) -> Step:
         """Every call is answered; what the agent does wrong is said, not raised."""
+        if not self._is_there:
+            raise EnvError("the safe is not there; call reset first")
         if not action.tool_calls:
             return Step(messages=(Message(role="user", content="Turn the dial."),))
         (call, *_) = action.tool_calls
@@ -44,7 +48,7 @@ class SafeEnv:
         return Grade(reward=float(self._is_open), success=self._is_open)
 
     async def close(self) -> None:
-        """Nothing is held that would have to be given back."""
+        self._is_there = False
 
     def _click(self, number: int) -> str:
         self._is_open = number == self._secret

@@ -158,7 +158,6 @@ def test_fleets_variants_load_and_add_to_it() -> None:
         "generator.step_wise_trajectories",
         "generator.tool_call_parser",
         "trainer.algorithm.dynamic_sampling.type",
-        "data.env_filter",
     } <= added
     assert "trainer.policy.model_config_kwargs" not in added
 

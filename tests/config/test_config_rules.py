@@ -12,7 +12,16 @@ VLLM = ("generator.backend=vllm", "trainer.micro_train_batch_size_per_gpu=1")
 
 # Taken by this version whatever they hold.
 RUNS = """
-environment.env_class
+environment.env_class environment.env_classes environment.worlds
+environment.openenv.base_url environment.openenv.message_timeout_seconds
+environment.openenv.capacity_wait_seconds
+environment.mcp.url environment.mcp.command environment.mcp.headers
+environment.mcp.call_timeout_seconds environment.mcp.reward environment.mcp.grade_url
+environment.mcp.seed_uri environment.mcp.current_uri
+environment.skyrl_gym.env_id environment.skyrl_gym.env_config environment.skyrl_gym.max_env_workers
+environment.skyrl_gym.fleet_task.api_key environment.skyrl_gym.fleet_task.ttl_seconds
+environment.skyrl_gym.fleet_task.partial_reward
+data.env_filter data.quarantine data.allow_quarantined data.allow_unmanifested
 data.train_data data.val_data data.test_data data.retail_val_data data.held_out_envs
 trainer.policy.model.path trainer.policy.model_config_kwargs
 trainer.policy.optimizer_config.lr trainer.policy.optimizer_config.adam_betas

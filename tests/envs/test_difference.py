@@ -133,6 +133,50 @@ def test_allowed_changes_may_be_written_field_by_field(
         Difference(before, after).expect_only(allowed[:1])
 
 
+def test_a_type_says_nothing_to_the_older_spelling(
+    before: sqlite3.Connection, after: sqlite3.Connection
+) -> None:
+    after.execute("update pets set age = 4 where id = 1")
+    Difference(before, after).expect_only_v2([AGED])
+    with pytest.raises(AssertionError, match="unexpected modify pets 1"):
+        Difference(before, after).expect_only([AGED])
+
+
+def test_a_spec_without_a_key_allows_nothing(
+    before: sqlite3.Connection, after: sqlite3.Connection
+) -> None:
+    after.execute("update pets set age = 4 where id = 1")
+    with pytest.raises(AssertionError, match="unexpected modify pets 1"):
+        Difference(before, after).expect_only([{"table": "pets", "field": "age", "after": 4}])
+
+
+def test_columns_may_be_allowed_and_forbidden(
+    before: sqlite3.Connection, after: sqlite3.Connection
+) -> None:
+    after.execute("update pets set age = 4 where id = 1")
+    after.execute("delete from owners")
+    difference = Difference(before, after)
+    difference.expect(allow=[{"table": "pets", "field": "age"}], forbid=[{"table": "pets"}])
+    with pytest.raises(AssertionError, match="unexpected modify pets 1"):
+        difference.expect(allow=[{"table": "pets", "field": "name"}])
+    with pytest.raises(AssertionError, match="unexpected modify pets 1"):
+        difference.expect(forbid=[{"table": "pets", "field": "age"}])
+    with pytest.raises(AssertionError, match="unexpected delete owners"):
+        difference.expect(forbid=[{"table": "owners"}])
+
+
+def test_rows_without_a_primary_key_go_by_their_id_while_it_is_their_own(
+    before: sqlite3.Connection, after: sqlite3.Connection
+) -> None:
+    for state in (before, after):
+        state.executescript("create table tags (id, label); insert into tags values (7, 'old')")
+    after.execute("update tags set label = 'new'")
+    assert [change.pk for change in Difference(before, after).changes] == [7]
+    after.execute("insert into tags values (7, 'hidden')")
+    kinds = sorted(change.kind for change in Difference(before, after).changes)
+    assert kinds == ["delete", "insert", "insert"]
+
+
 def test_what_is_ignored_is_not_seen(before: sqlite3.Connection, after: sqlite3.Connection) -> None:
     after.execute("update pets set age = 9")
     after.execute("delete from notes")

@@ -6,9 +6,7 @@ import pytest
 from tests.fakes.counter_env import TASK, CounterEnv, opening
 
 from skyfleet.envs.lifecycle import opened
-from skyfleet.envs.registry import env_factory
-from skyfleet.envs.worlds.catalog import open_world
-from skyfleet.errors import ConfigError, EnvError, VerifierError, blamed_on
+from skyfleet.errors import EnvError, VerifierError, blamed_on
 
 
 async def test_an_env_is_closed_after_an_error_inside() -> None:
@@ -41,25 +39,3 @@ def test_blame_names_the_deed_and_keeps_names_already_given() -> None:
         raise VerifierError("mine")
     with pytest.raises(KeyboardInterrupt), blamed_on(EnvError, "step"):
         raise KeyboardInterrupt
-
-
-def test_an_env_class_is_a_known_name_or_a_function_of_your_own() -> None:
-    assert env_factory("world") is open_world
-    own: object = env_factory("tests.fakes.counter_env:opening")
-    assert own is opening
-
-
-@pytest.mark.parametrize(
-    ("env_class", "sentence"),
-    [
-        ("wrold", "environment.env_class='wrold' is unknown; did you mean 'world'?"),
-        ("zzz", r"environment.env_class='zzz' is unknown; known: \['world'\]"),
-        ("tests.no_such_room:f", "'tests.no_such_room:f' cannot be imported: No module"),
-        ("tests.fakes.counter_env:f", "'tests.fakes.counter_env:f' cannot be imported: module"),
-        (":f", "environment.env_class=':f' cannot be imported"),
-        (".worlds:f", "environment.env_class='.worlds:f' cannot be imported"),
-    ],
-)
-def test_an_env_class_that_cannot_be_found_is_one_sentence(env_class: str, sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        env_factory(env_class)

@@ -19,6 +19,8 @@ def hotels() -> Iterator[Snapshot]:
         insert into hotels values
             (1, 'London', 5, null), (2, 'Paris', 3, 'old'), (3, 'London', 4, 'new');
         insert into rooms values (10, 1, 90), (11, 3, 70);
+        create table photos (hotel_id integer, file text);
+        insert into photos values (1, 'a.png'), (2, 'b.png');
     """)
     yield Snapshot(connection)
     connection.close()
@@ -35,6 +37,8 @@ def hotels() -> Iterator[Snapshot]:
         (lambda q: q.lte("stars", 4), [2, 3]),
         (lambda q: q.in_("id", [1, 2]), [1, 2]),
         (lambda q: q.in_("id", []), []),
+        (lambda q: q.in_("id", (id for id in (1, 2))), [1, 2]),
+        (lambda q: q.select(), [1, 2, 3]),
         (lambda q: q.not_in("id", [1, 2]), [3]),
         (lambda q: q.is_null("note"), [1]),
         (lambda q: q.not_null("note"), [2, 3]),
@@ -57,7 +61,29 @@ def test_select_first_count_and_join(hotels: Snapshot) -> None:
     assert london.limit(1).count() == 2
     joined = hotels.table("hotels").join("rooms", {"id": "hotel_id"}).lt("price", 80)
     assert [row["city"] for row in joined.all()] == ["London"]
-    assert hotels.tables() == ["hotels", "rooms"]
+    assert [row["id"] for row in joined.all()] == [3], "the first table's id, not the room's"
+    assert hotels.tables() == ["hotels", "photos", "rooms"]
+
+
+def test_every_join_is_to_the_first_table(hotels: Snapshot) -> None:
+    rooms = hotels.table("hotels").join("rooms", {"id": "hotel_id"})
+    assert rooms.join("photos", {"id": "hotel_id"}).select("file").all() == [{"file": "a.png"}]
+
+
+def test_a_snapshot_may_be_asked_for_whole_rows(hotels: Snapshot) -> None:
+    hotels.expect_row("hotels", {"city": "Paris"}, {"stars": 3, "note": "old"})
+    hotels.expect_rows("hotels", {"city": "London"}, count=2, contains=[{"stars": 4}])
+    hotels.expect_absent_row("hotels", {"city": "Rome"})
+    failing: list[Callable[[], Snapshot]] = [
+        lambda: hotels.expect_row("hotels", {"city": "Paris"}, {"stars": 4}),
+        lambda: hotels.expect_row("hotels", {"city": "Rome"}, {}),
+        lambda: hotels.expect_rows("hotels", {}, count=2),
+        lambda: hotels.expect_rows("hotels", {}, contains=[{"city": "London", "stars": 3}]),
+        lambda: hotels.expect_absent_row("hotels", {"city": "Paris"}),
+    ]
+    for fails in failing:
+        with pytest.raises(AssertionError):
+            fails()
 
 
 def test_a_narrower_query_leaves_the_wider_as_it_was(hotels: Snapshot) -> None:
@@ -69,13 +95,14 @@ def test_a_narrower_query_leaves_the_wider_as_it_was(hotels: Snapshot) -> None:
 def test_assertions_pass_or_raise(hotels: Snapshot) -> None:
     first = hotels.table("hotels").eq("id", 1)
     first.assert_exists().assert_eq("stars", 5)
-    first.count().assert_eq(1).assert_gt(0)
+    first.count().assert_eq(1).assert_gt(0).assert_between(1, 2)
     hotels.table("hotels").eq("id", 9).assert_none()
     for fails in (
         first.assert_none,
         lambda: first.assert_eq("stars", 4),
         lambda: first.count().assert_eq(2),
         lambda: first.count().assert_gt(1),
+        lambda: first.count().assert_between(2, 3),
         hotels.table("hotels").eq("id", 9).assert_exists,
         lambda: hotels.table("hotels").eq("id", 9).assert_eq("stars", 5),
     ):

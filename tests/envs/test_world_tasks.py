@@ -198,7 +198,7 @@ def test_a_source_names_its_tasks() -> None:
     ("source", "complaint"),
     [
         ("world:gihub?count=3", "'gihub' is unknown; did you mean github?"),
-        ("world:xyz?count=3", "choose from github, booking, outlook"),
+        ("world:xyz?count=3", "choose from booking, github, outlook"),
         ("world:github?cuont=3", "'cuont' is unknown; did you mean count?"),
         ("world:github?count=many", "count='many'; write a whole number from 1 up"),
         ("world:github?count=0", "count='0'"),

@@ -7,6 +7,7 @@ from pathlib import Path
 from examples.add_an_env.env import SafeEnv, open_env
 
 from skyfleet.chat.message import Message, ToolCall
+from skyfleet.config.loading import load_config
 from skyfleet.envs.registry import env_factory
 from skyfleet.rollouts.episode import run_episode
 from skyfleet.rollouts.limits import Limits
@@ -16,6 +17,7 @@ from skyfleet.trajectories.trajectory import Ending
 
 FOLDER = Path(__file__).parents[2] / "examples" / "add_an_env"
 LIMITS = Limits(max_turns=4, max_input_length=512, trajectory_timeout_seconds=5)
+ENV = "examples.add_an_env.env:open_env"
 TASKS = load_tasks(FOLDER / "tasks.jsonl")
 
 
@@ -25,7 +27,7 @@ def _dial(number: object) -> Message:
 
 
 async def test_every_task_is_solved_by_its_solution_and_not_by_doing_nothing() -> None:
-    factory = env_factory("examples.add_an_env.env:open_env")
+    factory = env_factory(load_config("", [f"environment.env_class={ENV}"]))
     for task in TASKS:
         solved = await run_episode(task, factory, oracle_policy, LIMITS)
         idle = await run_episode(task, factory, null_policy, LIMITS)
@@ -36,6 +38,7 @@ async def test_every_task_is_solved_by_its_solution_and_not_by_doing_nothing() -
 
 async def test_a_wrong_number_is_answered_with_the_way() -> None:
     env = await open_env(TASKS[0])
+    await env.reset()
     low, high = await env.step(_dial(49)), await env.step(_dial(51))
     assert [step.messages[0].text for step in (low, high)] == ["Too low.", "Too high."]
     assert not low.done
@@ -44,6 +47,7 @@ async def test_a_wrong_number_is_answered_with_the_way() -> None:
 
 async def test_a_call_that_makes_no_sense_is_an_error_the_agent_can_read() -> None:
     env = SafeEnv(TASKS[0])
+    await env.reset()
     (reply,) = (await env.step(_dial("fifty"))).messages
     assert reply.is_error
     assert "turn_dial" in reply.text

@@ -142,3 +142,30 @@ def test_a_file_in_another_encoding_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes('{"key": "é"}'.encode("latin-1"))
     with pytest.raises(TaskError, match="save the file as UTF-8"):
         load_tasks(tmp_path / "a.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"task_key": "l"}, r"row 1: key='k' and task_key='l' are the same field; keep one"),
+        ({"env_key": "x", "env_id": "y"}, r"row 1: env_key='x' and env_id='y' are the same"),
+        ({"verifier_code": "a", "verifier_func": "b"}, r"row 1: verifier_code='a' and verif"),
+        ({"prompt": [{"role": "system", "content": "s"}]}, r"row 1: prompt=.*one user message"),
+    ],
+)
+def test_spellings_that_disagree_are_refused(
+    tmp_path: Path, fields: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(TaskError, match=says):
+        load_tasks(written(tmp_path / "a.json", [ROW | fields]))
+
+
+def test_spellings_that_agree_are_one(tmp_path: Path) -> None:
+    row = {"key": "k", "task_key": "k", "env_id": "e", "env_key": "e", "prompt": "p"}
+    (task,) = load_tasks(written(tmp_path / "a.json", [row]))
+    assert (task.key, task.env_key) == ("k", "e")
+
+
+def test_a_prompt_of_five_megabytes_is_a_prompt(tmp_path: Path) -> None:
+    (task,) = load_tasks(written(tmp_path / "a.json", [ROW | {"prompt": "x" * 5_000_000}]))
+    assert len(task.prompt) == 5_000_000

@@ -1,47 +1,69 @@
+"""The seeds' rule, with hashes worked by hand.
+
+The first eight bytes of MD5 over 2**64: a 0.0498, h 0.1448, c 0.2912, d 0.5096, f 0.5611, b 0.5739,
+g 0.6991, e 0.8805.
+"""
+
 from __future__ import annotations
 
-from skyfleet.tasks.splits import SplitRule, split_tasks
+import pytest
+
+from skyfleet.tasks.splits import SplitRule, place, split_tasks
 from skyfleet.tasks.task import Task
+
+QUARTER = SplitRule(eval_fraction=0.25, min_eval_tasks=1)
 
 
 def tasks(env_key: str, n: int) -> list[Task]:
     return [Task(key=f"{env_key}-{i}", env_key=env_key, prompt="p") for i in range(n)]
 
 
-def keys(rows: tuple[Task, ...]) -> set[str]:
-    return {task.key for task in rows}
+def letters(text: str) -> list[Task]:
+    return [Task(key=key, env_key="e", prompt="p") for key in text]
 
 
-def test_a_task_keeps_its_side_when_rows_move_or_more_arrive() -> None:
-    rule = SplitRule(eval_fraction=0.2)
-    before = split_tasks(tasks("github", 200), rule)
-    assert keys(split_tasks(tasks("github", 200)[::-1], rule).eval) == keys(before.eval)
-    after = split_tasks(tasks("github", 400) + tasks("booking", 50), rule)
-    assert keys(before.eval) <= keys(after.eval)
-    assert keys(before.train) <= keys(after.train)
+def keys(rows: tuple[Task, ...]) -> str:
+    return "".join(sorted(task.key for task in rows))
 
 
-def test_the_side_is_drawn_by_the_md5_of_the_key() -> None:
-    # md5("a") is 6497 and md5("b") is 5343 modulo 10000.
-    rows = [Task(key=key, env_key="e", prompt="p") for key in "ab"]
-    split = split_tasks(rows, SplitRule(eval_fraction=0.6, min_eval_tasks=1))
-    assert (keys(split.eval), keys(split.train)) == ({"b"}, {"a"})
+def test_the_place_of_a_key_is_the_beginning_of_its_md5() -> None:
+    # md5("a") begins 0cc175b9c0f1b6a8.
+    assert place("a") == 0x0CC175B9C0F1B6A8 / 2**64
+    assert place("h") == pytest.approx(0.14479, abs=1e-5)
 
 
-def test_about_the_fraction_is_evaluated() -> None:
-    split = split_tasks(tasks("github", 1865), SplitRule(eval_fraction=0.02))
-    assert len(split.train) + len(split.eval) == 1865
-    assert 20 <= len(split.eval) <= 56  # 37.3 expected, three standard deviations of 6.0
+def test_an_envs_size_decides_its_threshold() -> None:
+    eight = split_tasks(letters("abcdefgh"), QUARTER)  # int(8 x 0.25) = 2 of 8: 0.25
+    assert (keys(eight.eval), keys(eight.train), eight.thresholds) == ("ah", "bcdefg", {"e": 0.25})
+    seven = split_tasks(letters("abcdfgh"), QUARTER)  # int(1.75) = 1 of 7: 0.1429, so h moves
+    assert (keys(seven.eval), keys(seven.train)) == ("a", "bcdfgh")
+
+
+def test_a_fixed_threshold_keeps_every_task_on_its_side() -> None:
+    fixed = SplitRule(eval_fraction=0.25, min_eval_tasks=1, thresholds={"e": 0.25})
+    assert keys(split_tasks(letters("abcdfgh"), fixed).eval) == "ah"
+    assert keys(split_tasks(letters("ha"), fixed).eval) == "ah"
+
+
+def test_order_moves_no_task() -> None:
+    assert keys(split_tasks(letters("hgfedcba"), QUARTER).eval) == "ah"
+
+
+def test_the_published_counts_of_the_seeds_come_out() -> None:
+    # int(1089 x 0.02) = 21, int(1865 x 0.02) = 37; int(188 x 0.02) = 3 is too few.
+    rows = tasks("booking", 1089) + tasks("github", 1865) + tasks("reddit", 188)
+    thresholds = split_tasks(rows, SplitRule()).thresholds
+    assert thresholds == {"booking": 21 / 1089, "github": 37 / 1865, "reddit": 0.0}
 
 
 def test_an_env_with_too_few_to_tell_trains_on_all() -> None:
-    # 188 x 0.02 = 3.76 is below five; 250 x 0.02 = 5 is not.
-    assert split_tasks(tasks("reddit", 188), SplitRule()).eval == ()
-    assert split_tasks(tasks("reddit", 250), SplitRule()).eval != ()
+    # 249 x 0.02 = 4.98 makes 4; 250 x 0.02 makes 5.
+    assert split_tasks(tasks("reddit", 249), SplitRule()).thresholds == {"reddit": 0.0}
+    assert split_tasks(tasks("reddit", 250), SplitRule()).thresholds == {"reddit": 0.02}
 
 
 def test_a_held_out_env_is_never_trained_on() -> None:
-    rule = SplitRule(held_out_envs=frozenset({"outlook"}))
+    rule = SplitRule(held_out_envs=frozenset({"outlook"}), thresholds={"outlook": 0.0})
     split = split_tasks(tasks("outlook", 3) + tasks("github", 3), rule)
-    assert keys(split.eval) == {"outlook-0", "outlook-1", "outlook-2"}
-    assert keys(split.train) == {"github-0", "github-1", "github-2"}
+    assert {task.env_key for task in split.eval} == {"outlook"}
+    assert {task.env_key for task in split.train} == {"github"}

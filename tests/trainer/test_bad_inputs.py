@@ -6,10 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.fakes.small_runs import small_config
+from tests.fakes.small_runs import TRAIN, small_config
 
-from skyfleet.envs.worlds.catalog import world_tasks
+from skyfleet.curation.quarantine import Quarantine, write_quarantine
+from skyfleet.curation.verdict import Reason, Verdict
+from skyfleet.envs.worlds.catalog import tasks_from_source, world_tasks
 from skyfleet.errors import ConfigError, ModelError, SkyfleetError, TaskError
+from skyfleet.tasks.loading import write_tasks
 from skyfleet.trainer.session import run_training
 
 
@@ -68,9 +71,33 @@ async def test_a_solution_that_does_not_pass_is_refused_before_it_is_imitated(
     ]
     file = tmp_path / "tasks.json"
     file.write_text(json.dumps([task.model_dump() for task in tasks]))
-    error = await refusal(tmp_path / "run", f"data.train_data=[{file}]")
+    error = await refusal(
+        tmp_path / "run", f"data.train_data=[{file}]", "data.allow_unmanifested=true"
+    )
     assert isinstance(error, TaskError)
     assert "its reference solution does not pass" in str(error)
+
+
+async def test_a_file_that_nothing_vouches_for_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "tasks.jsonl"
+    write_tasks(file, world_tasks("github", split="train", count=4))
+    error = await refusal(tmp_path / "run", f"data.train_data=[{file}]")
+    assert "has no manifest.json beside it" in str(error)
+    assert "data.allow_unmanifested=true" in str(error)
+
+
+async def test_a_task_in_quarantine_is_refused(tmp_path: Path) -> None:
+    task = tasks_from_source(TRAIN)[0]
+    verdict = Verdict.on(task, (Reason.VACUOUS, "seen"))
+    file = tmp_path / "quarantine.jsonl"
+    write_quarantine(file, Quarantine().updated([verdict]))
+    error = await refusal(tmp_path / "run", f"data.quarantine={file}")
+    assert f"1 tasks in quarantine, such as {task.key!r} (vacuous)" in str(error)
+
+
+async def test_a_filter_that_names_an_unknown_environment_is_refused(tmp_path: Path) -> None:
+    error = await refusal(tmp_path, "data.env_filter=[gitlab]")
+    assert str(error).startswith("data.env_filter names 'gitlab'")
 
 
 async def test_a_demonstration_longer_than_an_episode_may_be_is_refused(tmp_path: Path) -> None:

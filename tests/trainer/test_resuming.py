@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.fakes.moody_world import open_moody
 from tests.fakes.small_runs import rows, small_config
 from tests.trainer.interrupting import interrupted
 
@@ -23,7 +24,7 @@ EVALUATION = "skyfleet.evaluation.evaluate:collect"
 def _moody() -> Iterator[None]:
     """Rewards that differ inside a group, so that every step moves the weights."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(registry.ENV_CLASSES, "world", "tests.fakes.moody_world:open_moody")
+        patch.setitem(registry.ENV_CLASSES, "world", lambda _: open_moody)
         yield
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from tests.fakes import moody_world
 from tests.fakes.small_runs import rows, small_config
 
 from skyfleet.config.loading import load_config_file
@@ -20,8 +21,8 @@ from skyfleet.trajectories.trajectory import Ending
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    target = f"tests.fakes.moody_world:{request.param}"
-    monkeypatch.setitem(registry.ENV_CLASSES, "world", target)
+    open_env = getattr(moody_world, request.param)
+    monkeypatch.setitem(registry.ENV_CLASSES, "world", lambda _: open_env)
 
 
 def attempts(folder: Path, step: int) -> list[tuple[Ending, float | None, str | None]]:
@@ -143,6 +144,11 @@ async def test_tasks_that_nobody_can_grade_are_played_and_counted(tmp_path: Path
     file = tmp_path / "tasks.jsonl"
     file.write_text("\n".join(task.model_dump_json() for task in tasks))
     await run_training(
-        small_config(tmp_path / "run", f"data.train_data=[{file}]", "trainer.warm_start.steps=0")
+        small_config(
+            tmp_path / "run",
+            f"data.train_data=[{file}]",
+            "data.allow_unmanifested=true",
+            "trainer.warm_start.steps=0",
+        )
     )
     assert [row["reward/unknown_grades"] for row in rows(tmp_path / "run")[1:]] == [8.0] * 3

@@ -38,9 +38,7 @@ async def policy_of(config: RunConfig, agent: str, checkpoint: Path | None) -> P
         from skyfleet.envs.registry import env_factory
         from skyfleet.trainer.assemble_policy import assemble_speaker, sampling_of
     folder = _policy_folder(config, checkpoint)
-    speaker = await assemble_speaker(
-        config, [], env_factory(config.environment.env_class), policy_folder=folder
-    )
+    speaker = await assemble_speaker(config, [], env_factory(config), policy_folder=folder)
     sampling = sampling_of(config.generator.eval_sampling_params, seed=config.trainer.seed)
     return speaker.policy(sampling)
 

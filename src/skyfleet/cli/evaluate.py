@@ -66,7 +66,7 @@ async def _evaluate(
             report, _ = await evaluate(
                 name,
                 tasks,
-                env_factory(config.environment.env_class),
+                env_factory(config),
                 policy,
                 limits_of(config),
                 step=step_of(config, agent, checkpoint),

@@ -54,7 +54,7 @@ async def _play(
     from skyfleet.trainer.limits import limits_of
 
     policy = watched(await policy_of(config, agent, checkpoint), console)
-    open_env = env_factory(config.environment.env_class)
+    open_env = env_factory(config)
     trajectory = await run_episode(task, open_env, policy, limits_of(config))
     grade = trajectory.grade
     verdict = "unknown" if grade is None else f"{grade.reward:g}"

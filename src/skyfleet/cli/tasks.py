@@ -1,4 +1,4 @@
-"""`skyfleet tasks`: look at tasks, from a file or a world."""
+"""`skyfleet tasks`: look at tasks, from a file or a world; the rest is in files beside this one."""
 
 from __future__ import annotations
 
@@ -7,9 +7,16 @@ from typing import Annotated
 import typer
 
 from skyfleet.cli.arguments import DryRun
+from skyfleet.cli.tasks_data import stats_command, validate_command
+from skyfleet.cli.tasks_prepare import prepare_command
 from skyfleet.errors import TaskError
 
-tasks_app = typer.Typer(name="tasks", help="Look at tasks.", no_args_is_help=True)
+tasks_app = typer.Typer(
+    name="tasks", help="Look at tasks, check them, make datasets of them.", no_args_is_help=True
+)
+tasks_app.command("prepare")(prepare_command)
+tasks_app.command("validate")(validate_command)
+tasks_app.command("stats")(stats_command)
 
 Source = Annotated[str, typer.Argument(help="A task file, or world:github?split=train&count=20.")]
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from skyfleet.cli.arguments import DryRun
+from skyfleet.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from skyfleet.tasks.task import Task
 
 worlds_app = typer.Typer(
     name="worlds", help="See, make and serve embedded worlds.", no_args_is_help=True
@@ -44,3 +50,55 @@ def new_command(
     for path in write_world(name, folder):
         print(f"wrote {path}")
     print(f"try: skyfleet tasks list 'world:{name}:{name}?count=5'")
+
+
+@worlds_app.command("serve")
+def serve_command(
+    sources: Annotated[
+        list[str], typer.Argument(help="Task files, or world:github?split=train&count=20.")
+    ],
+    protocol: Annotated[Literal["openenv", "mcp", "fleet"], typer.Option()] = "openenv",
+    host: Annotated[str, typer.Option(help="0.0.0.0 listens to everyone.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    max_sessions: Annotated[int, typer.Option(min=1, help="Episodes at once.")] = 1024,
+    ttl_seconds: Annotated[
+        int, typer.Option(min=1, help="After which an idle episode is given up.")
+    ] = 900,
+    dry_run: DryRun = False,
+) -> None:
+    """Serve embedded worlds to agents that speak OpenEnv, MCP or Fleet's API."""
+    from skyfleet.trainer.sources import load_sources
+
+    tasks = load_sources(sources, key="SOURCE")
+    if dry_run:
+        print(f"would serve {len(tasks)} tasks at http://{host}:{port} by {protocol}")
+        return
+    app = _app(protocol, tasks, max_sessions=max_sessions, ttl_seconds=ttl_seconds)
+    try:
+        import uvicorn
+    except ImportError:
+        raise MissingExtraError("uvicorn", "serve") from None
+    print(f"serving {len(tasks)} tasks at http://{host}:{port} by {protocol}; Ctrl-C ends it")
+    uvicorn.run(app, host=host, port=port, log_level="warning")
+
+
+def _app(protocol: str, tasks: list[Task], *, max_sessions: int, ttl_seconds: int) -> Any:
+    from skyfleet.envs.worlds.catalog import open_world
+
+    if protocol == "openenv":
+        from skyfleet.envs.openenv.server import openenv_app
+
+        return openenv_app(tasks, open_world, max_sessions=max_sessions)
+    if protocol == "mcp":
+        from skyfleet.envs.mcp.server import mcp_app
+
+        return mcp_app(
+            tasks, open_world, max_sessions=max_sessions, idle_timeout_seconds=ttl_seconds
+        )
+    from skyfleet.envs.fleet.server import fleet_app
+
+    api_key = os.environ.get("FLEET_API_KEY")
+    if api_key is None:
+        api_key = secrets.token_urlsafe(16)
+        print(f"FLEET_API_KEY is not set; clients need FLEET_API_KEY={api_key}")
+    return fleet_app(tasks, api_key=api_key, ttl_seconds=ttl_seconds, max_instances=max_sessions)

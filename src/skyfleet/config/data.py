@@ -22,6 +22,12 @@ class Data(Section):
     """Environments that are never trained on."""
     env_filter: StrList = Field([])
     """Keep only the tasks of these environments; empty keeps all."""
+    quarantine: str | None = None
+    """The file that `skyfleet tasks validate` wrote; its tasks are not trained on."""
+    allow_quarantined: bool = False
+    """Train on them all the same."""
+    allow_unmanifested: bool = False
+    """Train on files that `skyfleet tasks prepare` did not write, or that changed since."""
 
     @property
     def eval_sets(self) -> dict[str, list[str]]:

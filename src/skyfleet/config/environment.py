@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field, SecretStr
 
-from skyfleet.config.section import Section
+from skyfleet.config.section import Section, StrList
 
 
 class FleetTask(Section):
@@ -28,13 +30,49 @@ class TauBench(Section):
 
 
 class SkyrlGym(Section):
+    env_id: str | None = None
+    """For env_class=skyrl_gym: a registered name such as gsm8k, or module:Class."""
+    env_config: dict[str, Any] = Field({})
+    """What its constructor gets as env_config."""
     max_env_workers: int = Field(32, ge=0)
     """Threads for environments that block; 0 runs them inline."""
     fleet_task: FleetTask = FleetTask()
     tau_bench: TauBench = TauBench()
 
 
+class OpenEnv(Section):
+    base_url: str | None = None
+    """An OpenEnv server, http://host:port."""
+    message_timeout_seconds: float = Field(60, gt=0)
+    capacity_wait_seconds: float = Field(300, ge=0)
+    """How long a server that is full or restarting is tried again."""
+
+
+class Mcp(Section):
+    url: str | None = None
+    """A server over streamable HTTP; {task_key} in it is the task's."""
+    command: StrList = Field([])
+    """Or one over stdio, started for every episode."""
+    headers: dict[str, str] = Field({})
+    """Sent to the url with every request."""
+    call_timeout_seconds: float = Field(60, gt=0)
+    reward: str | None = None
+    """Your own module:function(task, messages) that gives a reward, a Grade or None."""
+    grade_url: str | None = None
+    """Or where the server itself tells the grade of a session."""
+    seed_uri: str | None = None
+    """Or, for the task's verifier: the resource that is the database before,"""
+    current_uri: str | None = None
+    """and the one that is the database now."""
+
+
 class Environment(Section):
     env_class: str = "world"
-    """What runs a task whose row names none; SkyRL's default is gsm8k."""
+    """What runs tasks: world, fleet_task, openenv, mcp, skyrl_gym, agentdojo, or module:function."""
+    env_classes: dict[str, str] = Field({})
+    """The same for single environments, by env_key, where a run mixes several kinds."""
+    worlds: StrList = Field([])
+    """Worlds of your own, module:name."""
+    openenv: OpenEnv = OpenEnv()
+    mcp: Mcp = Mcp()
     skyrl_gym: SkyrlGym = SkyrlGym()

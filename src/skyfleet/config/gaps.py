@@ -50,15 +50,6 @@ _SPEED_KEYS = (
     "trainer.loss_chunk_size",
 )
 
-_FLEET_KEYS = (
-    "tasks_file",
-    "api_key",
-    "ttl_seconds",
-    "enable_context_tools",
-    "partial_reward",
-    "enable_hints",
-)
-
 
 def _gap(key: str, *works: object, instead: str) -> Gap:
     return Gap(key=key, works=works, instead=instead)
@@ -115,8 +106,15 @@ _GENERATOR = (
 )
 
 _WORLD = (
-    _gap("data.env_filter", instead="name only the wanted sources in data.train_data"),
-    _gap("environment.skyrl_gym.max_env_workers", instead="environments need no threads"),
+    _gap(
+        "environment.skyrl_gym.fleet_task.tasks_file",
+        instead="rows carry their verifiers; name the file in data.train_data",
+    ),
+    _gap(
+        "environment.skyrl_gym.fleet_task.enable_context_tools",
+        instead="history is never cut; use false",
+    ),
+    _gap("environment.skyrl_gym.fleet_task.enable_hints", instead="nobody is told more; use false"),
     _gap(
         "environment.skyrl_gym.tau_bench.use_native_tool_calling",
         instead="calls are parsed here; use false",
@@ -133,9 +131,5 @@ GAPS: tuple[Gap, ...] = (
     *(
         _gap(f"generator.{key}", instead="the embedded engine has no use for it; leave it out")
         for key in _ENGINE_KEYS
-    ),
-    *(
-        _gap(f"environment.skyrl_gym.fleet_task.{key}", instead="no hosted tasks; leave it out")
-        for key in _FLEET_KEYS
     ),
 )

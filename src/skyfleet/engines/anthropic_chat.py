@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
-from skyfleet.chat.text_only import text_of
+from skyfleet.chat.text_only import text_only
 from skyfleet.engines.posting import Endpoint
 from skyfleet.engines.sampling import SamplingParams
 from skyfleet.errors import EngineError
@@ -33,7 +33,7 @@ class AnthropicChat(Endpoint):
             "max_tokens": sampling.max_generate_length,
             "temperature": min(1.0, sampling.temperature),
         }
-        if system := "\n\n".join(text_of(one) for one in messages if one.role == "system"):
+        if system := "\n\n".join(text_only(one) for one in messages if one.role == "system"):
             body["system"] = system
         if tools:
             body["tools"] = [_tool(spec) for spec in tools]
@@ -62,7 +62,7 @@ def _turns(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def _blocks(message: Message) -> list[dict[str, Any]]:
-    text = text_of(message)
+    text = text_only(message)
     if message.role == "tool":
         return [
             {

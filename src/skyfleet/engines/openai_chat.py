@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
-from skyfleet.chat.text_only import text_of
+from skyfleet.chat.text_only import text_only
 from skyfleet.engines.posting import Endpoint
 from skyfleet.engines.sampling import SamplingParams
 from skyfleet.errors import EngineError
@@ -47,7 +47,7 @@ class OpenAIChat(Endpoint):
 
 
 def _written(message: Message) -> dict[str, Any]:
-    written: dict[str, Any] = {"role": message.role, "content": text_of(message)}
+    written: dict[str, Any] = {"role": message.role, "content": text_only(message)}
     if message.tool_calls:
         written["tool_calls"] = [
             {

@@ -1,26 +1,143 @@
-"""Registry: the name in `environment.env_class` -> what opens an env for a task."""
+"""Registry: what `environment` names -> what opens an env for a task."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from difflib import get_close_matches
 
 from skyfleet.config.imports import import_named
-from skyfleet.envs.env import EnvFactory
+from skyfleet.config.root import RunConfig
+from skyfleet.envs.env import Env, EnvFactory
 from skyfleet.errors import ConfigError
+from skyfleet.tasks.task import Task
 
-# "module:function", imported on first use: a room's doors may need packages of their own.
-ENV_CLASSES: dict[str, str] = {"world": "skyfleet.envs.worlds.catalog:open_world"}
+# Doors are imported where they are opened: most need packages of their own.
 
 
-def env_factory(env_class: str) -> EnvFactory:
+def env_factory(config: RunConfig) -> EnvFactory:
+    """Opens each task's env by the class of its env_key, or else by the run's."""
+    environment = config.environment
+    default = _factory(environment.env_class, config, key="environment.env_class")
+    special = {
+        env_key: _factory(name, config, key=f"environment.env_classes.{env_key}")
+        for env_key, name in environment.env_classes.items()
+    }
+
+    async def open_env(task: Task) -> Env:
+        return await special.get(task.env_key, default)(task)
+
+    return open_env
+
+
+def _factory(env_class: str, config: RunConfig, *, key: str) -> EnvFactory:
     """A registered name, or any `module:function` of your own."""
-    target = ENV_CLASSES.get(env_class, env_class)
-    if ":" not in target:
+    if ":" in env_class:
+        factory: EnvFactory = import_named(env_class, key=key)
+        return factory
+    if env_class not in ENV_CLASSES:
         near = get_close_matches(env_class, list(ENV_CLASSES), n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {sorted(ENV_CLASSES)}"
+        hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(ENV_CLASSES)}."
         raise ConfigError(
-            f"environment.env_class={env_class!r} is unknown; {hint} "
+            f"{key}={env_class!r} is unknown; {hint} "
             "Or name a factory of your own as module:function"
         )
-    factory: EnvFactory = import_named(target, key="environment.env_class")
-    return factory
+    return ENV_CLASSES[env_class](config)
+
+
+def _world(config: RunConfig) -> EnvFactory:
+    from skyfleet.envs.worlds.catalog import add_world, open_world
+
+    for target in config.environment.worlds:
+        add_world(target, key="environment.worlds")
+    return open_world
+
+
+def _fleet(config: RunConfig) -> EnvFactory:
+    from skyfleet.envs.fleet.env import fleet_factory
+    from skyfleet.envs.fleet.settings import FleetSettings
+
+    asked = config.environment.skyrl_gym.fleet_task
+    api_key = asked.api_key.get_secret_value() if asked.api_key else None
+    return fleet_factory(
+        FleetSettings(
+            api_key=api_key or os.environ.get("FLEET_API_KEY", ""),
+            ttl_seconds=asked.ttl_seconds,
+            partial_reward=asked.partial_reward,
+        )
+    )
+
+
+def _openenv(config: RunConfig) -> EnvFactory:
+    from skyfleet.envs.openenv.client import openenv_factory
+    from skyfleet.envs.openenv.session import OpenEnvSettings
+
+    asked = config.environment.openenv
+    if asked.base_url is None:
+        raise ConfigError("environment.openenv.base_url is not set; write http://host:port")
+    return openenv_factory(
+        OpenEnvSettings(
+            base_url=asked.base_url,
+            message_timeout_seconds=asked.message_timeout_seconds,
+            capacity_wait_seconds=asked.capacity_wait_seconds,
+        )
+    )
+
+
+def _mcp(config: RunConfig) -> EnvFactory:
+    from skyfleet.envs.mcp.client import MCPSettings, mcp_factory
+    from skyfleet.envs.mcp.grading import by_function, by_url, by_verifier
+
+    asked = config.environment.mcp
+    if asked.reward is not None:
+        grade = by_function(asked.reward)
+    elif asked.grade_url is not None:
+        grade = by_url(asked.grade_url)
+    elif asked.seed_uri is not None and asked.current_uri is not None:
+        grade = by_verifier(seed_uri=asked.seed_uri, current_uri=asked.current_uri)
+    else:
+        raise ConfigError(
+            "environment.mcp says nothing of grades; set reward, or grade_url, "
+            "or seed_uri and current_uri for the tasks' verifiers"
+        )
+    return mcp_factory(
+        MCPSettings(
+            url=asked.url,
+            command=tuple(asked.command),
+            headers=asked.headers,
+            call_timeout_seconds=asked.call_timeout_seconds,
+            grade=grade,
+        )
+    )
+
+
+def _skyrl_gym(config: RunConfig) -> EnvFactory:
+    from skyfleet.envs.skyrl_gym import SkyrlGymSettings, skyrl_gym_factory
+
+    asked = config.environment.skyrl_gym
+    if asked.env_id is None:
+        raise ConfigError("environment.skyrl_gym.env_id is not set; write a name such as gsm8k")
+    return skyrl_gym_factory(
+        SkyrlGymSettings(
+            env_id=asked.env_id,
+            max_turns=config.generator.max_turns,
+            env_config=asked.env_config,
+            max_env_workers=asked.max_env_workers,
+        )
+    )
+
+
+def _agentdojo(config: RunConfig) -> EnvFactory:
+    from skyfleet.envs.agentdojo.env import open_agentdojo
+
+    return open_agentdojo
+
+
+ENV_CLASSES: dict[str, Callable[[RunConfig], EnvFactory]] = {
+    "world": _world,
+    "fleet_task": _fleet,
+    "openenv": _openenv,
+    "mcp": _mcp,
+    "skyrl_gym": _skyrl_gym,
+    "agentdojo": _agentdojo,
+}

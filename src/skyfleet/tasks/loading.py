@@ -1,100 +1,118 @@
-"""Tasks on disk: .json, .jsonl and .parquet in and out, with errors that name the row."""
+"""Tasks on disk or in S3: .json, .jsonl and .parquet in and out, with errors that name the row."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from reprlib import Repr
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import AliasChoices, ValidationError
 
 from skyfleet.errors import TaskError
-from skyfleet.storage.local import write_atomically
+from skyfleet.storage.store import is_remote, read_bytes, write_bytes
 from skyfleet.tasks.task import Task
 
 NESTED = ("env_variables", "solution", "metadata")
 """JSON text in parquet: a struct column would give every row the union of all rows' keys."""
+
+_SPELLINGS = [
+    [str(spelling) for spelling in field.validation_alias.choices]
+    for field in Task.model_fields.values()
+    if isinstance(field.validation_alias, AliasChoices)
+]
 
 _shown = Repr()
 _shown.maxstring = _shown.maxother = 60
 _shown.maxdict = _shown.maxlist = 3
 
 
-def load_tasks(path: Path | str) -> list[Task]:
-    """Every row of the file, in order."""
-    path = Path(path)
-    read = {".json": _json_rows, ".jsonl": _jsonl_rows, ".parquet": _parquet_rows}.get(path.suffix)
-    if read is None:
-        raise _unknown_suffix(path)
-    if not path.is_file():
-        raise TaskError(f"{path}: no such file; give the path of a task file")
-    try:
-        tasks = [(number, _task(row, f"{path} row {number}")) for number, row in read(path)]
-    except UnicodeDecodeError as error:
-        raise TaskError(f"{path}: {error}; save the file as UTF-8") from None
-    if not tasks:
-        raise TaskError(f"{path}: holds no task; write at least one row")
+def load_tasks(address: Path | str) -> list[Task]:
+    """Every row of the file, in order; a key that is there twice is refused."""
     first: dict[str, int] = {}
-    for number, task in tasks:
+    numbered = read_tasks(address)
+    for number, task in numbered:
         if first.setdefault(task.key, number) != number:
             raise TaskError(
-                f"{path} row {number}: key={task.key!r} is already row {first[task.key]}; "
+                f"{address} row {number}: key={task.key!r} is already row {first[task.key]}; "
                 "give every task its own key"
             )
-    return [task for _, task in tasks]
+    return [task for _, task in numbered]
 
 
-def write_tasks(path: Path | str, tasks: Iterable[Task]) -> None:
-    """`load_tasks(path)` gives the same tasks back; an existing file is replaced whole."""
-    path = Path(path)
+def read_tasks(address: Path | str) -> list[tuple[int, Task]]:
+    """Every row with its number, from 1; a key may be there twice."""
+    suffix = Path(address).suffix
+    rows = {".json": _json_rows, ".jsonl": _jsonl_rows, ".parquet": _parquet_rows}.get(suffix)
+    if rows is None:
+        raise _unknown_suffix(address)
+    if not is_remote(address) and not Path(address).is_file():
+        raise TaskError(f"{address}: no such file; give the path of a task file")
+    data = read_bytes(address)
+    try:
+        tasks = [(number, _task(row, where)) for number, row, where in rows(data, str(address))]
+    except UnicodeDecodeError as error:
+        raise TaskError(f"{address}: {error}; save the file as UTF-8") from None
+    if not tasks:
+        raise TaskError(f"{address}: holds no task; write at least one row")
+    return tasks
+
+
+def write_tasks(address: Path | str, tasks: Iterable[Task]) -> None:
+    """`load_tasks(address)` gives the same tasks back; an existing file is replaced whole."""
     rows = [task.model_dump() for task in tasks]
-    match path.suffix:
+    match Path(address).suffix:
         case ".json":
-            data: bytes | str = json.dumps(rows, ensure_ascii=False, indent=1) + "\n"
+            data = (json.dumps(rows, ensure_ascii=False, indent=1) + "\n").encode()
         case ".jsonl":
-            data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
         case ".parquet":
             data = _parquet_bytes(rows)
         case _:
-            raise _unknown_suffix(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, data)
+            raise _unknown_suffix(address)
+    write_bytes(address, data)
 
 
-def _json_rows(path: Path) -> Iterator[tuple[int, Any]]:
-    top = _decoded(path.read_text(encoding="utf-8-sig"), str(path))
+_Rows = Iterator[tuple[int, Any, str]]
+"""Number, row, and where it is, for errors."""
+
+
+def _json_rows(data: bytes, address: str) -> _Rows:
+    top = _decoded(data.decode("utf-8-sig"), address)
     if isinstance(top, dict) and "tasks" in top:
         top = top["tasks"]
     if not isinstance(top, list):
         raise TaskError(
-            f"{path}: top level is {_shown.repr(top)}; "
+            f"{address}: top level is {_shown.repr(top)}; "
             'write an array of tasks, or {"tasks": [...]} around it'
         )
-    return enumerate(top, start=1)
+    for number, row in enumerate(top, start=1):
+        yield number, row, f"{address} row {number}"
 
 
-def _jsonl_rows(path: Path) -> Iterator[tuple[int, Any]]:
-    with path.open(encoding="utf-8-sig") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                yield number, _decoded(line, f"{path} row {number}")
+def _jsonl_rows(data: bytes, address: str) -> _Rows:
+    for number, line in enumerate(TextIOWrapper(BytesIO(data), encoding="utf-8-sig"), start=1):
+        if line.strip():
+            where = f"{address} row {number}"
+            yield number, _decoded(line, where), where
 
 
-def _parquet_rows(path: Path) -> Iterator[tuple[int, Any]]:
+def _parquet_rows(data: bytes, address: str) -> _Rows:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        rows = pq.read_table(path).to_pylist()
+        rows = pq.read_table(pa.BufferReader(data)).to_pylist()
     except pa.ArrowException as error:
-        raise TaskError(f"{path}: not parquet ({error}); write it again") from None
+        raise TaskError(f"{address}: not parquet ({error}); write it again") from None
     for number, row in enumerate(rows, start=1):
+        where = f"{address} row {number}"
         for field in NESTED:
             if isinstance(text := row.get(field), str):
-                row[field] = _decoded(text, f"{path} row {number}: {field}={_shown.repr(text)}")
-        yield number, row
+                row[field] = _decoded(text, f"{where}: {field}={_shown.repr(text)}")
+        yield number, row, where
 
 
 def _parquet_bytes(rows: list[dict[str, Any]]) -> bytes:
@@ -123,12 +141,37 @@ def _decoded(text: str, where: str) -> Any:
 def _task(row: Any, where: str) -> Task:
     if not isinstance(row, dict):
         raise TaskError(f"{where}: {_shown.repr(row)} is not an object; write key, env_key, prompt")
+    # A table has every column in every row: null means that this row does not give it.
+    given = {name: value for name, value in row.items() if value is not None}
+    _check_spellings(given, where)
+    if isinstance(given.get("prompt"), list):
+        given["prompt"] = _only_message(given["prompt"], where)
+    if "data_source" in given and not {"env_key", "env_id"} & given.keys():
+        given["env_key"] = given["data_source"]
     try:
-        # A table has every column in every row: null means that this row does not give it.
-        return Task.model_validate({name: v for name, v in row.items() if v is not None})
+        return Task.model_validate(given)
     except ValidationError as error:
         problems = "; ".join(_explained(problem) for problem in error.errors())
         raise TaskError(f"{where}: {problems}") from None
+
+
+def _check_spellings(row: Mapping[str, Any], where: str) -> None:
+    for spellings in _SPELLINGS:
+        first, *others = [name for name in spellings if name in row] or [""]
+        for other in others:
+            if row[first] != row[other]:
+                raise TaskError(
+                    f"{where}: {first}={_shown.repr(row[first])} and "
+                    f"{other}={_shown.repr(row[other])} are the same field; keep one"
+                )
+
+
+def _only_message(messages: list[Any], where: str) -> object:
+    """SkyRL's tables hold the prompt as a conversation of one user message."""
+    match messages:
+        case [{"role": "user", "content": content}]:
+            return content
+    raise TaskError(f"{where}: prompt={_shown.repr(messages)}; write text, or one user message")
 
 
 def _explained(problem: Mapping[str, Any]) -> str:
@@ -138,5 +181,6 @@ def _explained(problem: Mapping[str, Any]) -> str:
     return f"{field}={_shown.repr(problem['input'])}; {problem['msg']}"
 
 
-def _unknown_suffix(path: Path) -> TaskError:
-    return TaskError(f"{path}: suffix {path.suffix!r}; choose from .json, .jsonl, .parquet")
+def _unknown_suffix(address: Path | str) -> TaskError:
+    suffix = Path(address).suffix
+    return TaskError(f"{address}: suffix {suffix!r}; choose from .json, .jsonl, .parquet")

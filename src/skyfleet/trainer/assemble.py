@@ -44,7 +44,7 @@ async def assemble(
         name: load_sources(sources, key=f"data.val_data.{name}")
         for name, sources in config.data.eval_sets.items()
     }
-    open_env = env_factory(config.environment.env_class)
+    open_env = env_factory(config)
     sampler = TaskSampler(
         train_tasks,
         batch_size=trainer.train_batch_size,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from skyfleet.config.root import RunConfig
+from skyfleet.curation.allowed import check_allowed
+from skyfleet.curation.quarantine import read_quarantine
 from skyfleet.errors import ConfigError
 from skyfleet.tasks.task import Task
 from skyfleet.trainer.schedule import Schedule
@@ -11,13 +13,29 @@ from skyfleet.trainer.sources import load_sources
 
 def training_tasks(config: RunConfig) -> list[Task]:
     """What may be trained on. A held-out environment among them is refused, not dropped."""
-    tasks = load_sources(config.data.train_data, key="data.train_data")
-    held_out = sorted({t.env_key for t in tasks} & set(config.data.held_out_envs))
+    data = config.data
+    tasks = load_sources(data.train_data, key="data.train_data")
+    known = {task.env_key for task in tasks}
+    if unknown := sorted(set(data.env_filter) - known):
+        raise ConfigError(
+            f"data.env_filter names {unknown[0]!r}, of which data.train_data has no task; "
+            f"choose from {sorted(known)}"
+        )
+    tasks = [task for task in tasks if not data.env_filter or task.env_key in data.env_filter]
+    held_out = sorted({t.env_key for t in tasks} & set(data.held_out_envs))
     if held_out:
         raise ConfigError(
             f"data.train_data holds tasks of {held_out[0]!r}, which data.held_out_envs keeps out "
             "of training; take it from one of the two"
         )
+    check_allowed(
+        tasks,
+        data.train_data,
+        allow_unmanifested=data.allow_unmanifested,
+        quarantine=None
+        if data.quarantine is None or data.allow_quarantined
+        else read_quarantine(data.quarantine),
+    )
     return tasks
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import string
+
+_SPACE_FOR_PUNCTUATION = str.maketrans(string.punctuation, " " * len(string.punctuation))
 
 
 def normalized_contains(target: str, blob: object) -> bool:
-    """Whether `target` occurs in `blob`, case, punctuation and spaces aside."""
-    return _normalized(target) in _normalized(blob)
+    """Whether `target` occurs in `blob`, case, ASCII punctuation and spaces aside."""
+    return _normalized(target) in _normalized(_text(blob))
 
 
 def normalized_string_comparison(target: str, blob: object) -> bool:
-    """Whether both say the same, case, punctuation and spaces aside."""
-    return _normalized(target) == _normalized(blob)
+    """Whether both say the same, case, ASCII punctuation and spaces aside."""
+    return _normalized(target) == _normalized(_text(blob))
 
 
 def extract_numbers(text: str) -> list[float]:
@@ -22,14 +25,19 @@ def extract_numbers(text: str) -> list[float]:
 
 
 def contains_number(text: str, target_number: float | str) -> bool:
-    """Whether one of the numbers in `text` is the target; a target that is no number never is."""
+    """Whether one of the numbers in `text` is the target; a text that is no number never is."""
+    numbers = extract_numbers(text)
+    if isinstance(target_number, str):
+        target_number = target_number.replace(",", "")
     try:
-        target = float(str(target_number).replace(",", ""))
+        return float(target_number) in numbers
     except ValueError:
         return False
-    return target in extract_numbers(text)
 
 
-def _normalized(content: object) -> str:
-    text = json.dumps(content, sort_keys=True) if isinstance(content, dict | list) else str(content)
-    return "".join(character for character in text.lower() if character.isalnum())
+def _text(content: object) -> str:
+    return json.dumps(content, sort_keys=True) if isinstance(content, dict | list) else str(content)
+
+
+def _normalized(text: str) -> str:
+    return "".join(text.lower().translate(_SPACE_FOR_PUNCTUATION).split())

@@ -1,11 +1,11 @@
 """Run a verifier: Fleet's Python source and two states of a database in, a grade out.
 
-The source runs in this process with all of Python at hand, so it must come from someone trusted;
-a jail will stand here before tasks of strangers are graded.
+The source runs in this process with all of Python at hand: strangers' source only inside a jail.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import re
@@ -22,8 +22,9 @@ from skyfleet.envs.verifiers.answers import (
     normalized_contains,
     normalized_string_comparison,
 )
-from skyfleet.envs.verifiers.difference import Difference, IgnoreConfig
-from skyfleet.envs.verifiers.tables import Snapshot
+from skyfleet.envs.verifiers.difference import IgnoreConfig
+from skyfleet.envs.verifiers.partial import partial_reward
+from skyfleet.envs.verifiers.tables import Snapshot, snapshot_diff
 from skyfleet.errors import VerifierError
 from skyfleet.tasks.grade import Grade
 
@@ -49,7 +50,7 @@ VOCABULARY: dict[str, Any] = {
     "TASK_FAILED_SCORE": 0,
     "Environment": Verified,
     "DatabaseSnapshot": Snapshot,
-    "SnapshotDiff": Difference,
+    "SnapshotDiff": snapshot_diff,
     "IgnoreConfig": IgnoreConfig,
     "normalized_contains": normalized_contains,
     "normalized_string_comparison": normalized_string_comparison,
@@ -62,41 +63,65 @@ VOCABULARY: dict[str, Any] = {
 """The names a verifier may use without importing them."""
 
 
+class BrokenVerifierError(VerifierError):
+    """The source cannot be run at all, so trying again gives the same."""
+
+
+def load_state(image: bytes) -> sqlite3.Connection:
+    """A database in memory, to be closed by the caller."""
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    # In a jail there is no file that a large sort could spill into.
+    connection.execute("pragma temp_store = memory")
+    if image:
+        connection.deserialize(image)
+    return connection
+
+
 def run_verifier(
     code: str,
     seed_db: sqlite3.Connection,
     current_db: sqlite3.Connection,
     final_answer: str | None,
+    *,
+    conversation: str | None = None,
+    partial_credit: bool = False,
 ) -> Grade:
     """Grade `current_db` by `code`. What the verifier prints becomes the explanation.
 
-    A verifier that crashes or returns no number has graded nothing: VerifierError, never a zero.
+    A verifier that crashes, returns no number or could not ask its judge has graded nothing:
+    VerifierError, never a zero. `partial_credit` puts the share of checks that passed in the
+    place of a zero.
     """
     printed = StringIO()
     try:
         # A print of its own, because redirecting stdout would catch what other episodes say.
         names = {**VOCABULARY, "print": partial(print, file=printed)}
         exec(_compiled(code), names)
-        verify = _find_function(names)
         env = Verified(seed_db, current_db)
-        result = verify(env, final_answer) if verify.__code__.co_argcount > 1 else verify(env)
-        reward = _read_reward(result)
+        told = {"final_answer": final_answer, "conversation": conversation}
+        reward = _read_reward(_call(_find_function(names), env, told))
+        _check_judge(printed.getvalue())
+    except VerifierError:
+        raise
     except (Exception, SystemExit) as error:
-        raise VerifierError(
-            f"verifier_code failed with {type(error).__name__}: {error}; "
-            "the grade is unknown until the verifier is mended"
-        ) from error
+        raise VerifierError(_complaint(error, printed.getvalue())) from error
+    if partial_credit and reward == 0:
+        reward = _credit(printed.getvalue())
     return Grade(reward=reward, success=reward >= SUCCESS_REWARD, explanation=printed.getvalue())
 
 
 @lru_cache(maxsize=4096)
 def _compiled(code: str) -> CodeType:
-    return compile(_without_fleet(code), "<verifier_code>", "exec", dont_inherit=True)
+    try:
+        return compile(_without_fleet(code), "<verifier_code>", "exec", dont_inherit=True)
+    except Exception as error:
+        raise BrokenVerifierError(_complaint(error, "")) from error
 
 
 def _without_fleet(code: str) -> str:
     """Fleet's own imports and decorator name a package that need not be here."""
-    return re.sub(r"^(@verifier\b.*|from fleet\b.*|import fleet\b.*)$", "", code, flags=re.M)
+    named = r"^(@verifier|from fleet|import fleet)\b[^\n(]*(\([^)]*\))?.*$"
+    return re.sub(named, "", code, flags=re.M)
 
 
 def _find_function(names: dict[str, Any]) -> FunctionType:
@@ -107,8 +132,24 @@ def _find_function(names: dict[str, Any]) -> FunctionType:
     ]
     named = [f for f in defined if re.match(r"validate_task|(main|verify)$", f.__name__)]
     if not defined:
-        raise NameError("no function; define validate_task(env, final_answer=None)")
+        raise BrokenVerifierError(
+            "verifier_code has no function; define validate_task(env, final_answer=None)"
+        )
     return (named or defined)[0]
+
+
+def _call(verify: FunctionType, env: Verified, told: dict[str, str | None]) -> object:
+    """By name what it names; else what stands second is the answer, as Fleet has it."""
+    parameters = list(inspect.signature(verify).parameters.values())
+    if not parameters:
+        return verify()
+    others = parameters[1:]
+    named = {each.name: told[each.name] for each in others if each.name in told}
+    if not others or "final_answer" in named or others[0].name in named:
+        return verify(env, **named)
+    if others[0].kind in (others[0].KEYWORD_ONLY, others[0].VAR_KEYWORD):
+        return verify(env, final_answer=told["final_answer"], **named)
+    return verify(env, told["final_answer"], **named)
 
 
 def _read_reward(result: object) -> float:
@@ -117,3 +158,23 @@ def _read_reward(result: object) -> float:
     if not isinstance(result, int | float) or not math.isfinite(result):
         raise TypeError(f"returned {result!r}; return a number")
     return float(result)
+
+
+def _credit(stdout: str) -> float:
+    """In the place of a zero; never so much that what failed would pass."""
+    share = partial_reward(stdout)
+    return share if share is not None and share < SUCCESS_REWARD else 0.0
+
+
+def _check_judge(stdout: str) -> None:
+    """A verifier that asks a model says so when it got no answer, and then grades nothing."""
+    if found := re.search(r"^JUDGE ERROR:.*", stdout, re.M):
+        raise VerifierError(f"verifier_code printed {found[0][:200]!r}; the grade is unknown")
+
+
+def _complaint(error: BaseException, stdout: str) -> str:
+    printed = f" after it printed {stdout[-200:]!r}" if stdout else ""
+    return (
+        f"verifier_code failed with {type(error).__name__}: {str(error)[:500]}{printed}; "
+        "the grade is unknown until the verifier is mended"
+    )

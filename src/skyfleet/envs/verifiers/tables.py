@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,9 +26,55 @@ class Snapshot:
         """What changed from this state to the other."""
         return Difference(self._connection, other._connection, ignore_config)
 
+    def expect_row(
+        self, table: str, where: Mapping[str, object], expect: Mapping[str, object]
+    ) -> Snapshot:
+        query = self._matching(table, where).assert_exists()
+        for column, value in expect.items():
+            query.assert_eq(column, value)
+        return self
+
+    def expect_rows(
+        self,
+        table: str,
+        where: Mapping[str, object],
+        *,
+        count: int | None = None,
+        contains: Sequence[Mapping[str, object]] | None = None,
+    ) -> Snapshot:
+        query = self._matching(table, where)
+        if count is not None:
+            query.count().assert_eq(count)
+        rows = query.all() if contains else []
+        for wanted in contains or ():
+            found = any(all(row.get(k) == v for k, v in wanted.items()) for row in rows)
+            _require(found, f"no row like {wanted} in {query.explain()}")
+        return self
+
+    def expect_absent_row(self, table: str, where: Mapping[str, object]) -> Snapshot:
+        self._matching(table, where).assert_none()
+        return self
+
+    def _matching(self, table: str, where: Mapping[str, object]) -> Query:
+        query = self.table(table)
+        for column, value in where.items():
+            query = query.eq(column, value)
+        return query
+
+
+def snapshot_diff(
+    before: Snapshot, after: Snapshot, ignore_config: IgnoreConfig | None = None
+) -> Difference:
+    """`before.diff(after)` for verifiers that build a SnapshotDiff themselves."""
+    return before.diff(after, ignore_config)
+
 
 class Count(int):
     """A number of rows that can be asserted on."""
+
+    @property
+    def value(self) -> int:
+        return int(self)
 
     def assert_eq(self, expected: int) -> Count:
         _require(self == expected, f"expected {expected} rows, found {self}")
@@ -36,6 +82,10 @@ class Count(int):
 
     def assert_gt(self, threshold: int) -> Count:
         _require(self > threshold, f"expected more than {threshold} rows, found {self}")
+        return self
+
+    def assert_between(self, low: int, high: int) -> Count:
+        _require(low <= self <= high, f"expected {low} to {high} rows, found {self}")
         return self
 
 
@@ -48,6 +98,7 @@ class Query:
 
     connection: sqlite3.Connection
     source: str
+    joins: str = ""
     columns: tuple[str, ...] = ("*",)
     conditions: tuple[str, ...] = ()
     values: tuple[Any, ...] = ()
@@ -55,7 +106,7 @@ class Query:
     most: int | None = None
 
     def select(self, *columns: str) -> Query:
-        return replace(self, columns=columns)
+        return replace(self, columns=columns or ("*",))
 
     def sort(self, column: str, desc: bool = False) -> Query:
         return replace(self, order=f" order by {column} {'desc' if desc else 'asc'}")
@@ -66,7 +117,7 @@ class Query:
     def join(self, other_table: str, on: dict[str, str]) -> Query:
         """`on` maps a column of this table to one of the other."""
         pairs = " and ".join(f"{self.source}.{a} = {other_table}.{b}" for a, b in on.items())
-        return replace(self, source=f"{self.source} join {other_table} on {pairs}")
+        return replace(self, joins=f"{self.joins} join {other_table} on {pairs}")
 
     def eq(self, column: str, value: object) -> Query:
         return self._where(f"{column} = ?", value)
@@ -86,11 +137,13 @@ class Query:
     def lte(self, column: str, value: object) -> Query:
         return self._where(f"{column} <= ?", value)
 
-    def in_(self, column: str, values: Sequence[object]) -> Query:
-        return self._where(f"{column} in ({', '.join('?' * len(values))})", *values)
+    def in_(self, column: str, values: Iterable[object]) -> Query:
+        options = tuple(values)
+        return self._where(f"{column} in ({', '.join('?' * len(options))})", *options)
 
-    def not_in(self, column: str, values: Sequence[object]) -> Query:
-        return self._where(f"{column} not in ({', '.join('?' * len(values))})", *values)
+    def not_in(self, column: str, values: Iterable[object]) -> Query:
+        options = tuple(values)
+        return self._where(f"{column} not in ({', '.join('?' * len(options))})", *options)
 
     def is_null(self, column: str) -> Query:
         return self._where(f"{column} is null")
@@ -102,12 +155,12 @@ class Query:
         return self._where(f"{column} like ?", pattern)
 
     def all(self) -> list[dict[str, Any]]:
-        where = f" where {' and '.join(self.conditions)}" if self.conditions else ""
-        limit = "" if self.most is None else f" limit {self.most}"
-        sql = f"select {', '.join(self.columns)} from {self.source}{where}{self.order}{limit}"
-        cursor = self.connection.execute(sql, self.values)
-        names = [column[0] for column in cursor.description]
-        return [dict(zip(names, row, strict=True)) for row in cursor]
+        cursor = self.connection.execute(self._sql, self.values)
+        places: dict[str, int] = {}
+        for place, column in enumerate(cursor.description):
+            # Of two columns of one name in a join, the first table's is meant.
+            places.setdefault(column[0], place)
+        return [{name: row[place] for name, place in places.items()} for row in cursor]
 
     def first(self) -> dict[str, Any] | None:
         rows = self.limit(1).all()
@@ -117,26 +170,34 @@ class Query:
         return Count(replace(self, columns=("count(*) as n",), most=None).all()[0]["n"])
 
     def assert_exists(self) -> Query:
-        _require(self.first() is not None, f"no row in {self}")
+        _require(self.first() is not None, f"no row in {self.explain()}")
         return self
 
     def assert_none(self) -> Query:
         row = self.first()
-        _require(row is None, f"expected no row in {self}, found {row}")
+        _require(row is None, f"expected no row in {self.explain()}, found {row}")
         return self
 
     def assert_eq(self, column: str, value: object) -> Query:
-        found = (self.first() or {}).get(column, "absent")
-        _require(found == value, f"{column} is {found!r} in {self}, expected {value!r}")
+        self.assert_exists()
+        found = (self.first() or {}).get(column)
+        _require(found == value, f"{column} is {found!r} in {self.explain()}, expected {value!r}")
         return self
+
+    def explain(self) -> str:
+        return f"{self._sql} with {self.values}"
+
+    @property
+    def _sql(self) -> str:
+        where = f" where {' and '.join(self.conditions)}" if self.conditions else ""
+        limit = "" if self.most is None else f" limit {self.most}"
+        columns = ", ".join(self.columns)
+        return f"select {columns} from {self.source}{self.joins}{where}{self.order}{limit}"
 
     def _where(self, condition: str, *values: object) -> Query:
         return replace(
             self, conditions=(*self.conditions, condition), values=(*self.values, *values)
         )
-
-    def __str__(self) -> str:
-        return f"{self.source} where {self.conditions} of {self.values}"
 
 
 def _require(condition: bool, otherwise: str) -> None:

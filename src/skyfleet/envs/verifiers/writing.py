@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Sequence
 
 from skyfleet.envs.verifiers.difference import Change
 
@@ -16,7 +17,7 @@ def validate_task(env, final_answer=None):
     expected_changes = [{changes}]
     try:
         seed.diff(current).expect_exactly(expected_changes)
-        success_accumulator.append("[C] Exactly the expected changes were made")
+{rows}        success_accumulator.append("[C] Exactly the expected changes were made")
     except AssertionError as error:
         error_accumulator.append(f"[X] {{error}}")
 {answer}    if error_accumulator:
@@ -34,13 +35,42 @@ _ANSWER = """\
 """
 
 
-def write_verifier(changes: Iterable[Change], answer: str | None) -> str:
+def write_verifier(changes: Sequence[Change], answer: str | None) -> str:
     """Source that passes when exactly these changes were made and, if asked for, this was said."""
     specs = "".join(f"\n        {_spec(change)!r}," for change in changes)
-    return _SOURCE.format(
+    # Under Fleet's executor expect_exactly lets pass a row of which one of two changes is missing.
+    rows = [
+        _row(change) for change in changes if change.kind == "modify" and len(change.altered) > 1
+    ]
+    code = _SOURCE.format(
         changes=specs and specs + "\n    ",
+        rows="".join(f"        {row}.assert_exists()\n" for row in rows),
         answer="" if answer is None else _ANSWER.format(answer=answer),
     )
+    _written.add(_digest(code))
+    return code
+
+
+def written_here(code: str) -> bool:
+    """Whether this very process wrote it, letter by letter: then it is safe to run outside a jail."""
+    return _digest(code) in _written
+
+
+_written: set[bytes] = set()
+
+
+def _digest(code: str) -> bytes:
+    # Surrogates survive JSON, and a strict encoder would stop at them.
+    return hashlib.sha256(code.encode(errors="surrogatepass")).digest()
+
+
+def _row(change: Change) -> str:
+    """The changed row as a query."""
+    found = [f"current.table({change.table!r})"]
+    for name in (*change.key_columns, *sorted(change.altered)):
+        value = change.row[name]
+        found.append(f"is_null({name!r})" if value is None else f"eq({name!r}, {value!r})")
+    return ".".join(found)
 
 
 def _spec(change: Change) -> dict[str, object]:

@@ -1,169 +1,47 @@
-"""Booking: hotels, their rooms, one guest's stays and the hotels saved for later."""
+"""Booking: what one guest wishes of hotels, their rooms, stays, cards and wishlists.
+
+The tools are in booking_tools.py, the tables in booking_tables.py.
+"""
 
 from __future__ import annotations
 
 from random import Random
-from typing import Literal
 
 from skyfleet.envs.worlds import wording
+from skyfleet.envs.worlds.booking_stays import free_rooms, has_expired, refund_of
+from skyfleet.envs.worlds.booking_tables import AMENITIES, WISHLISTS
+from skyfleet.envs.worlds.booking_tools import (
+    booking,
+    get_hotel,
+    hotels_of,
+    list_bookings,
+    list_cards,
+    wishlists_with,
+)
 from skyfleet.envs.worlds.database import Row
-from skyfleet.envs.worlds.toolkit import App, ToolError, check_known
-from skyfleet.envs.worlds.world import Draft, World, call
+from skyfleet.envs.worlds.toolkit import App
+from skyfleet.envs.worlds.world import Draft, call
 from skyfleet.tasks.task import RecordedCall
 
-booking = World(
-    "booking",
-    """
-    create table hotels (id integer primary key, name text, city text, rating integer);
-    create table rooms (id integer primary key, hotel_id integer, kind text, price integer);
-    create table bookings (
-        id integer primary key, room_id integer, guest text, day text, status text, booked_on text
-    );
-    create table saved_properties (guest text, hotel_id integer, primary key (guest, hotel_id));
-    """,
-)
+__all__ = ["booking"]
 
 
-@booking.seeder
-def fill(app: App, rng: Random) -> None:
-    names = iter(rng.sample(wording.HOTEL_NAMES.of(app.family), 12))
-    hotel_ids = iter(rng.sample(range(1, 13), 12))
-    room_ids = iter(rng.sample(range(1, 37), 36))
-    for city in rng.sample(wording.CITIES, 3):
-        for rating in rng.sample(range(50, 100), rng.randint(3, 4)):
-            house = {"id": next(hotel_ids), "name": next(names), "city": city}
-            hotel = app.db.insert("hotels", **house, rating=rating)
-            kinds = rng.sample(wording.ROOM_KINDS, 3)
-            for kind, price in zip(kinds, rng.sample(range(40, 100), 3), strict=True):
-                app.db.insert("rooms", id=next(room_ids), hotel_id=hotel, kind=kind, price=price)
-    rooms = app.db.rows("select id, hotel_id from rooms")
-    others = [name for name in wording.PEOPLE if name != app.user]
-    own = iter(rng.sample(app.db.column("select id from hotels"), 3))
-    own_days = rng.sample(wording.DAYS, 3)
-    for day in wording.DAYS:
-        taken = {room["id"] for room in rng.sample(rooms, 9)}
-        if day in own_days:
-            hotel = next(own)
-            room = rng.choice([room["id"] for room in rooms if room["hotel_id"] == hotel])
-            taken.discard(room)
-            _insert_booking(app, room, app.user, day)
-        for room in sorted(taken):
-            _insert_booking(app, room, rng.choice(others), day)
-    for guest in others[:3]:
-        hotel = rng.choice(app.db.column("select id from hotels"))
-        app.db.insert("saved_properties", guest=guest, hotel_id=hotel)
-
-
-@booking.reads
-def list_hotels(app: App, city: str) -> list[Row]:
-    """List hotels of a city, best first."""
-    check_known("city", city, app.db.column("select distinct city from hotels order by city"))
-    return app.db.rows(
-        "select name, id, rating from hotels where city = ? order by rating desc", city
-    )
-
-
-@booking.reads
-def list_rooms(app: App, hotel_id: int) -> list[Row]:
-    """List rooms of a hotel, cheapest first."""
-    _hotel(app, hotel_id)
-    return app.db.rows(
-        "select kind, id, price from rooms where hotel_id = ? order by price", hotel_id
-    )
-
-
-@booking.reads
-def list_bookings(app: App) -> list[Row]:
-    """List your bookings."""
-    return app.db.rows(
-        "select name as hotel, day, bookings.id, kind from bookings"
-        " join rooms on rooms.id = room_id join hotels on hotels.id = hotel_id"
-        " where guest = ? and status = 'active' order by bookings.id",
-        app.user,
-    )
-
-
-@booking.writes
-def create_booking(app: App, room_id: int, day: wording.Day) -> Row:
-    """Book a room."""
-    _check_free(app, room_id, day)
-    return {"id": _insert_booking(app, room_id, app.user, day)}
-
-
-@booking.writes
-def update_booking(
-    app: App,
-    booking_id: int,
-    day: wording.Day | None = None,
-    status: Literal["cancelled"] | None = None,
-) -> None:
-    """Move or cancel a booking."""
-    sql = "select * from bookings where id = ? and guest = ? and status = 'active'"
-    stay = app.db.row(sql, booking_id, app.user)
-    if stay is None:
-        raise ToolError(f"no booking {booking_id} of yours; list_bookings shows them")
-    if (day is None) == (status is None):
-        raise ToolError("give either day or status")
-    if day is not None:
-        _check_free(app, stay["room_id"], day)
-        app.db.write("update bookings set day = ? where id = ?", day, booking_id)
-    else:
-        app.db.write("update bookings set status = ? where id = ?", status, booking_id)
-
-
-@booking.writes
-def save_hotel(app: App, hotel_id: int) -> None:
-    """Save a hotel for later."""
-    _hotel(app, hotel_id)
-    sql = "select * from saved_properties where guest = ? and hotel_id = ?"
-    if app.db.row(sql, app.user, hotel_id):
-        raise ToolError(f"hotel {hotel_id} is already saved")
-    app.db.insert("saved_properties", guest=app.user, hotel_id=hotel_id)
-
-
-def _insert_booking(app: App, room_id: int, guest: str, day: wording.Day) -> int:
-    stay = {"room_id": room_id, "guest": guest, "day": day, "status": "active"}
-    return app.db.insert("bookings", **stay, booked_on=app.current_date)
-
-
-def _hotel(app: App, hotel_id: int) -> None:
-    if app.db.row("select * from hotels where id = ?", hotel_id) is None:
-        raise ToolError(f"no hotel {hotel_id}; list_hotels shows the ids")
-
-
-def _free_rooms(app: App, hotel_id: int, day: str) -> list[Row]:
-    """The rooms of a hotel that nobody has on that day, cheapest first."""
-    return app.db.rows(
-        "select * from rooms where hotel_id = ? and id not in"
-        " (select room_id from bookings where day = ? and status = 'active') order by price",
-        hotel_id,
-        day,
-    )
-
-
-def _check_free(app: App, room_id: int, day: wording.Day) -> None:
-    room = app.db.row("select * from rooms where id = ?", room_id)
-    if room is None:
-        raise ToolError(f"no room {room_id}; list_rooms shows the ids")
-    free = [room["id"] for room in _free_rooms(app, room["hotel_id"], day)]
-    if room_id not in free:
-        others = ", ".join(map(str, free)) or "none"
-        raise ToolError(f"room {room_id} is taken on {day}; free, cheapest first: {others}")
+def _any_city(app: App, rng: Random) -> str:
+    cities: list[str] = app.db.column("select distinct city from hotels")
+    return rng.choice(cities)
 
 
 def _any_hotel(app: App, rng: Random) -> Row:
     return rng.choice(app.db.rows("select * from hotels"))
 
 
-def _hotels(app: App, rng: Random) -> tuple[str, list[Row]]:
-    """A city and its hotels, best first."""
-    city = rng.choice(app.db.column("select distinct city from hotels"))
-    return city, app.db.rows("select * from hotels where city = ? order by rating desc", city)
+def _any_room(app: App, rng: Random, hotel: Row) -> Row:
+    return rng.choice(app.db.rows("select * from rooms where hotel_id = ?", hotel["id"]))
 
 
-def _cheapest_if_free(app: App, hotel: Row, day: str) -> Row | None:
-    room = app.db.row("select * from rooms where hotel_id = ? order by price", hotel["id"])
-    return room if room in _free_rooms(app, hotel["id"], day) else None
+def _cheapest_if_free(app: App, hotel: Row, day: wording.Day) -> Row | None:
+    room = app.db.row("select * from rooms where hotel_id = ? order by base_price", hotel["id"])
+    return room if room in free_rooms(app, hotel["id"], day) else None
 
 
 def _look_up_rooms(hotel: Row) -> list[RecordedCall]:
@@ -177,20 +55,21 @@ def _cancel(stay: Row) -> list[RecordedCall]:
 
 @booking.template(difficulty=1)
 def act_on_id(app: App, rng: Random) -> Draft | None:
+    hotel = _any_hotel(app, rng)
     if rng.random() < 0.3:
-        hotel_id = _any_hotel(app, rng)["id"]
-        prompts = [f"Save hotel {hotel_id}.", f"I like hotel {hotel_id}. Save it for later."]
-        return Draft(prompts=prompts, calls=[call("save_hotel", hotel_id=hotel_id)])
-    room_id, day = rng.choice(app.db.column("select id from rooms")), rng.choice(wording.DAYS)
-    if app.db.row("select * from bookings where room_id = ? and day = ?", room_id, day):
+        prompts = [f"Save hotel {hotel['id']}.", f"I like hotel {hotel['id']}. Save it for later."]
+        return Draft(prompts=prompts, calls=[call("save_hotel", hotel_id=hotel["id"])])
+    room, day = _any_room(app, rng, hotel), rng.choice(wording.DAYS)
+    if room not in free_rooms(app, hotel["id"], day):
         return None
-    prompts = [f"Book room {room_id} for {day}.", f"I need room {room_id} on {day}. Book it."]
-    return Draft(prompts=prompts, calls=[call("create_booking", room_id=room_id, day=day)])
+    prompts = [f"Book room {room['id']} for {day}.", f"I need room {room['id']} on {day}. Book it."]
+    return Draft(prompts=prompts, calls=[call("create_booking", room_id=room["id"], day=day)])
 
 
 @booking.template(difficulty=1)
 def save_best_rated(app: App, rng: Random) -> Draft:
-    city, hotels = _hotels(app, rng)
+    city = _any_city(app, rng)
+    hotels = hotels_of(app, city)
     end, hotel = rng.choice([("best", hotels[0]), ("worst", hotels[-1])])
     prompts = [
         f"Save the {end} rated hotel in {city}.",
@@ -204,11 +83,10 @@ def save_best_rated(app: App, rng: Random) -> Draft:
 @booking.template(difficulty=3)
 def book_by_kind(app: App, rng: Random) -> Draft | None:
     hotel, day = _any_hotel(app, rng), rng.choice(wording.DAYS)
-    room = rng.choice(app.db.rows("select * from rooms where hotel_id = ?", hotel["id"]))
-    free = _free_rooms(app, hotel["id"], day)
+    room, free = _any_room(app, rng, hotel), free_rooms(app, hotel["id"], day)
     if not free:
         return None
-    kind, place = room["kind"], f"{hotel['name']} in {hotel['city']}"
+    kind, place = room["room_type"], f"{hotel['name']} in {hotel['city']}"
     prompts = [
         f"Book the {kind} at {place} for {day}. If taken, the cheapest free room.",
         f"I want the {kind} of {place} on {day}, or else its cheapest free room.",
@@ -249,8 +127,9 @@ def cancel_booking(app: App, rng: Random) -> Draft:
 @booking.template(difficulty=2)
 def move_booking(app: App, rng: Random) -> Draft | None:
     stay, day = rng.choice(list_bookings(app)), rng.choice(wording.DAYS)
-    room = app.db.column("select room_id from bookings where id = ?", stay["id"])[0]
-    if app.db.row("select * from bookings where room_id = ? and day = ?", room, day):
+    sql = "select rooms.* from rooms join bookings on room_id = rooms.id where bookings.id = ?"
+    (room,) = app.db.rows(sql, stay["id"])
+    if room not in free_rooms(app, room["hotel_id"], day):
         return None
     prompts = [
         f"Move my booking at {stay['hotel']} to {day}.",
@@ -263,28 +142,75 @@ def move_booking(app: App, rng: Random) -> Draft | None:
 @booking.template(difficulty=2)
 def price_of_room(app: App, rng: Random) -> Draft:
     hotel = _any_hotel(app, rng)
-    room = rng.choice(app.db.rows("select * from rooms where hotel_id = ?", hotel["id"]))
+    room = _any_room(app, rng, hotel)
     prompts = [
-        f"What does the {room['kind']} at {hotel['name']} in {hotel['city']} cost?",
-        f"In {hotel['city']}, what is the price of the {room['kind']} at {hotel['name']}?",
+        f"What does the {room['room_type']} at {hotel['name']} in {hotel['city']} cost?",
+        f"In {hotel['city']}, what is the price of the {room['room_type']} at {hotel['name']}?",
     ]
-    calls = _look_up_rooms(hotel)
-    return Draft(prompts=prompts, calls=calls, answer=str(room["price"]), answer_kind="number")
+    price = str(room["base_price"])
+    return Draft(prompts=prompts, calls=_look_up_rooms(hotel), answer=price, answer_kind="number")
+
+
+@booking.template(difficulty=2)
+def refund_of_booking(app: App, rng: Random) -> Draft:
+    stay = rng.choice(list_bookings(app))
+    prompts = [
+        f"Cancel my {stay['day']} booking. How much do I get back?",
+        f"I cannot go to {stay['hotel']}. Cancel it and say how much is paid back.",
+    ]
+    refund = str(refund_of(app, stay["id"]))
+    return Draft(prompts=prompts, calls=_cancel(stay), answer=refund, answer_kind="number")
+
+
+@booking.template(difficulty=2)
+def pay_by_card(app: App, rng: Random) -> Draft | None:
+    hotel, day = _any_hotel(app, rng), rng.choice(wording.DAYS)
+    room = _any_room(app, rng, hotel)
+    if room not in free_rooms(app, hotel["id"], day):
+        return None
+    first, second = rng.sample(list_cards(app), 2)
+    kinds = f"my {first['card']}, or with my {second['card']} if it has expired"
+    prompts = [
+        f"Book room {room['id']} for {day} with {kinds}.",
+        f"I need room {room['id']} on {day}. Pay with {kinds}.",
+    ]
+    paid = [
+        call("create_booking", room_id=room["id"], day=day, card_id=card["id"])
+        for card in (first, second)
+    ]
+    if not has_expired(app, first["id"]):
+        return Draft(prompts=prompts, calls=[call("list_cards"), paid[0]])
+    return Draft(prompts=prompts, calls=[call("list_cards"), *paid], expected_errors=1)
+
+
+@booking.template(difficulty=2)
+def rule_of_hotel(app: App, rng: Random) -> Draft:
+    name = _any_hotel(app, rng)["name"]
+    rules = get_hotel(app, name)
+    rule, question, kind = rng.choice(
+        [
+            ("check_in", f"From when can I check in at {name}?", "time"),
+            ("pets", f"Are pets allowed or forbidden at {name}?", "word"),
+            ("cancellation", f"Which kind of cancellation does {name} have?", "word"),
+        ]
+    )
+    calls = [call("get_hotel", name=name)]
+    return Draft(prompts=[question], calls=calls, answer=rules[rule], answer_kind=kind)
 
 
 @booking.template(difficulty=3)
-def save_all_above(app: App, rng: Random) -> Draft | None:
-    city, hotels = _hotels(app, rng)
-    floor = rng.choice([60, 70, 80])
-    good = sorted((h for h in hotels if h["rating"] > floor), key=lambda hotel: str(hotel["name"]))
-    if not 2 <= len(good) <= 3:
+def save_all_with(app: App, rng: Random) -> Draft | None:
+    city, amenity, wishlist = _any_city(app, rng), rng.choice(AMENITIES), rng.choice(WISHLISTS)
+    fitting = sorted(hotels_of(app, city, amenity), key=lambda hotel: str(hotel["name"]))
+    saved = any(wishlist in wishlists_with(app, hotel["id"]) for hotel in fitting)
+    if saved or not 2 <= len(fitting) <= 3:
         return None
     prompts = [
-        f"Save every hotel in {city} rated above {floor}.",
-        f"Save all hotels of {city} with a rating over {floor}.",
+        f"Save every hotel in {city} that has a {amenity} to my wishlist {wishlist}.",
+        f"Put all hotels of {city} with a {amenity} on the wishlist {wishlist}.",
     ]
-    calls = [call("list_hotels", city=city)]
-    calls += [call("save_hotel", hotel_id=hotel["id"]) for hotel in good]
+    calls = [call("list_hotels", city=city, amenity=amenity)]
+    calls += [call("save_hotel", hotel_id=hotel["id"], wishlist=wishlist) for hotel in fitting]
     return Draft(prompts=prompts, calls=calls)
 
 
@@ -297,6 +223,18 @@ def where_on_day(app: App, rng: Random) -> Draft:
     ]
     calls = [call("list_bookings")]
     return Draft(prompts=prompts, calls=calls, answer=stay["hotel"], answer_kind="hotel")
+
+
+@booking.template(difficulty=2, held_out=True)
+def check_in_on_day(app: App, rng: Random) -> Draft:
+    stay = rng.choice(list_bookings(app))
+    prompts = [
+        f"From when can I check in on {stay['day']}?",
+        f"When does check in begin at my {stay['day']} hotel?",
+    ]
+    time = get_hotel(app, stay["hotel"])["check_in"]
+    calls = [call("list_bookings"), call("get_hotel", name=stay["hotel"])]
+    return Draft(prompts=prompts, calls=calls, answer=time, answer_kind="time")
 
 
 @booking.template(difficulty=3, held_out=True)

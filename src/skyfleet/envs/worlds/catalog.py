@@ -13,18 +13,36 @@ from urllib.parse import parse_qsl
 from skyfleet.config.imports import import_named
 from skyfleet.envs.worlds.booking import booking
 from skyfleet.envs.worlds.drawing import draw_task
+from skyfleet.envs.worlds.dropbox import dropbox
 from skyfleet.envs.worlds.env import WorldEnv
 from skyfleet.envs.worlds.errands import two_errands
+from skyfleet.envs.worlds.fira import fira
 from skyfleet.envs.worlds.github import github
+from skyfleet.envs.worlds.google_maps import google_maps
+from skyfleet.envs.worlds.hubspot import hubspot
 from skyfleet.envs.worlds.outlook import outlook
+from skyfleet.envs.worlds.reddit import reddit
+from skyfleet.envs.worlds.ticketmaster import ticketmaster
 from skyfleet.envs.worlds.wording import FAMILIES
 from skyfleet.envs.worlds.world import Template, World
+from skyfleet.envs.worlds.zillow import zillow
 from skyfleet.errors import ConfigError
 from skyfleet.tasks.task import Task
 
 WorldSplit = Literal["train", "unseen_tasks", "unseen_templates", "all"]
 
-WORLDS = (github, booking, outlook)
+WORLDS = (
+    booking,
+    github,
+    outlook,
+    reddit,
+    ticketmaster,
+    zillow,
+    hubspot,
+    dropbox,
+    fira,
+    google_maps,
+)
 WORLD_NAMES = tuple(world.name for world in WORLDS)
 _known = {world.name: world for world in WORLDS}
 """By name: those above, and whatever this process was told of."""

@@ -56,7 +56,7 @@ def draw_task(
         verifier_code=write_verifier(changes, draft.answer),
         difficulty=template.difficulty,
         solution=tuple(solution),
-        metadata={"template": template.name},
+        metadata={"template": template.name, "expected_errors": draft.expected_errors},
     )
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from contextlib import closing
 from datetime import date
 
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.envs.env import DONE, Opening, Step
-from skyfleet.envs.verifiers.running import run_verifier
-from skyfleet.envs.worlds.database import Database
+from skyfleet.envs.verifiers.grading import grade_state
 from skyfleet.envs.worlds.observation import show
 from skyfleet.envs.worlds.toolkit import App, Tool, ToolError
 from skyfleet.envs.worlds.world import World
@@ -84,9 +82,8 @@ class WorldEnv:
         code = self._task.verifier_code
         if code is None:
             raise VerifierError(f"task {self._task.key}: verifier_code is None; give it one")
-        current = self._opened.db.connection
-        with closing(Database(self._world.image(self._data_seed))) as seed:
-            return run_verifier(code, seed.connection, current, self._answer)
+        seed = self._world.image(self._data_seed)
+        return await grade_state(code, seed, self._opened.db.connection, self._answer)
 
     async def close(self) -> None:
         if self._app is not None:

@@ -51,6 +51,7 @@ class World:
         self.toolkit = Toolkit()
         self.templates: list[Template] = []
         self._schema = schema
+        self._empty: bytes | None = None
         self._fill: Seeder
         self._images: dict[int, bytes] = {}
 
@@ -89,8 +90,7 @@ class World:
         if data_seed not in self._images:
             if len(self._images) >= _MOST_IMAGES:
                 del self._images[next(iter(self._images))]
-            db = Database()
-            db.connection.executescript(self._schema)
+            db = Database(self._empty_image())
             db.write("begin")
             app = _app(db, self.variables(data_seed), data_seed)
             self._fill(app, Random(f"{self.name}/{data_seed}"))
@@ -99,13 +99,22 @@ class World:
             db.close()
         return self._images[data_seed]
 
+    def _empty_image(self) -> bytes:
+        """The tables without rows: parsing a long schema costs as much as filling it."""
+        if self._empty is None:
+            db = Database()
+            db.connection.executescript(self._schema)
+            self._empty = db.image()
+            db.close()
+        return self._empty
+
     def open(self, data_seed: int, variables: Mapping[str, Any]) -> App:
         """A fresh copy of the seeded data, to be closed by the caller."""
         return _app(Database(self.image(data_seed)), variables, data_seed)
 
 
 _MOST_IMAGES = 1000
-"""Kept in memory, some 40 kB each; a millisecond builds one again."""
+"""Kept in memory, some 40 kB each; a millisecond or two builds one again."""
 
 
 def call(tool: str, /, **arguments: Any) -> RecordedCall:

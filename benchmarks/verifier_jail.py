@@ -1,0 +1,75 @@
+"""Milliseconds a verification: in this process, in the jail, and in the subprocess without walls."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sqlite3
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from datetime import date
+from platform import machine, python_version, system
+from statistics import quantiles
+from time import perf_counter
+
+from skyfleet.envs.verifiers.grading import grade_state
+from skyfleet.envs.verifiers.jail import Jail
+from skyfleet.envs.verifiers.running import load_state
+from skyfleet.envs.worlds.catalog import get_world, world_tasks
+
+WARM_UP = 10
+
+
+async def measure(verify: Callable[[], Awaitable[object]], n_times: int) -> tuple[float, float]:
+    """The median and the 95th percentile."""
+    taken = []
+    for _ in range(WARM_UP + n_times):
+        begin = perf_counter()
+        await verify()
+        taken.append(1000 * (perf_counter() - begin))
+    cuts = quantiles(taken[WARM_UP:], n=20)
+    return cuts[9], cuts[18]
+
+
+async def measure_all(n_times: int) -> None:
+    (task,) = world_tasks("booking", split="all", count=1)
+    code, world = task.verifier_code, get_world("booking")
+    assert code is not None
+    assert task.data_key is not None
+    seed = world.image(int(task.data_key.removeprefix("seed-")))
+    strange = code + "# by a stranger\n"
+    with (
+        closing(load_state(seed)) as current,
+        Jail(n_workers=1) as jail,
+        Jail(n_workers=1, bwrap="/not/installed/bwrap") as plain,
+    ):
+
+        def graded(source: str, where: Jail | None) -> Callable[[], Awaitable[object]]:
+            return lambda: grade_state(source, seed, current, None, jail=where)
+
+        trivial = "def verify(env): return 1"
+        print(f"Two booking databases of {len(seed) / 1000:.0f} kB.\n")
+        print("| verification | p50 ms | p95 ms |", "|---|---|---|", sep="\n")
+        for name, source, where in (
+            ("own verifier, in process", code, None),
+            ("same, in the jail", strange, jail),
+            ("same, subprocess without bubblewrap", strange, plain),
+            ("`return 1`, in the jail", trivial, jail),
+        ):
+            p50, p95 = await measure(graded(source, where), n_times)
+            print(f"| {name} | {p50:.2f} | {p95:.2f} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--times", type=int, default=200, help="measured verifications a row")
+    n_times: int = parser.parse_args().times
+    print(
+        f"`python benchmarks/verifier_jail.py --times {n_times}` on {date.today()}: "
+        f"{system()} {machine()}, Python {python_version()}, SQLite {sqlite3.sqlite_version}."
+    )
+    asyncio.run(measure_all(n_times))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""`skyfleet tasks validate | stats`: which tasks are worth training on, and what they look like."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from skyfleet.cli.arguments import DryRun
+from skyfleet.cli.tables import table
+from skyfleet.errors import ConfigError
+
+if TYPE_CHECKING:
+    from skyfleet.curation.teacher import Teacher
+    from skyfleet.curation.verdict import Verdict
+    from skyfleet.tasks.task import Task
+
+Sources = Annotated[
+    list[str], typer.Argument(help="Task files, or world:github?split=train&count=20.")
+]
+
+
+def validate_command(
+    sources: Sources,
+    quarantine: Annotated[str, typer.Option(help="Where what fails is kept.")] = "quarantine.jsonl",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A key=value, such as environment.env_class=openenv."),
+    ] = None,
+    teacher: Annotated[str | None, typer.Option(help="URL of a model to try the tasks.")] = None,
+    teacher_model: Annotated[str | None, typer.Option(help="Its name there.")] = None,
+    teacher_api: Annotated[
+        Literal["openai", "anthropic"], typer.Option(help="Key in OPENAI_ or ANTHROPIC_API_KEY.")
+    ] = "openai",
+    attempts: Annotated[int, typer.Option(min=1, help="Of the teacher at each task.")] = 4,
+    band: Annotated[
+        tuple[float, float], typer.Option(help="Lowest and highest pass rate of the teacher.")
+    ] = (0.25, 1.0),
+    workers: Annotated[int, typer.Option(min=1, help="Tasks at once.")] = 16,
+    timeout_seconds: Annotated[float, typer.Option(min=1, help="For each episode.")] = 120,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the journal.")] = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Check that each task can be done, and by nothing less; quarantine what fails."""
+    from skyfleet.trainer.sources import load_sources
+
+    if (teacher is None) != (teacher_model is None):
+        raise ConfigError("--teacher and --teacher-model go together; give both or neither")
+    if not 0 <= band[0] <= band[1] <= 1:
+        raise ConfigError(
+            f"--band {band[0]} {band[1]}: give two rates from 0 to 1, the lower first"
+        )
+    tasks = {source: load_sources([source], key="SOURCE") for source in sources}
+    if dry_run:
+        print(f"would check {sum(map(len, tasks.values()))} tasks of {', '.join(sources)}")
+        return
+    asked: dict[str, Any] = {"settings": settings or []}
+    if teacher is not None:
+        asked |= {"teacher": teacher, "model": teacher_model, "api": teacher_api}
+        asked |= {"attempts": attempts, "band": list(band)}
+    checking = _validate(
+        tasks,
+        asked,
+        quarantine=quarantine,
+        workers=workers,
+        timeout_seconds=timeout_seconds,
+        resume=resume,
+    )
+    _print_verdicts(asyncio.run(checking))
+    print(f"quarantine: {quarantine}")
+
+
+def stats_command(
+    sources: Sources,
+    html: Annotated[Path | None, typer.Option(help="Write an HTML section here, too.")] = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Per env: tasks, difficulties, reference calls, prompt length, tools."""
+    from skyfleet.curation.stats import HEADER, stats_cells, stats_html, stats_of
+    from skyfleet.trainer.sources import load_sources
+
+    tasks = load_sources(sources, key="SOURCE")
+    if dry_run:
+        print(f"would show {len(tasks)} tasks")
+        return
+    stats = stats_of(tasks)
+    print(table(HEADER, stats_cells(stats)))
+    if html is not None:
+        html.write_text(stats_html(", ".join(sources), stats), encoding="utf-8")
+
+
+async def _validate(
+    sources: Mapping[str, Sequence[Task]],
+    asked: Mapping[str, Any],
+    *,
+    quarantine: str,
+    workers: int,
+    timeout_seconds: float,
+    resume: bool,
+) -> list[Verdict]:
+    from skyfleet.config.loading import load_config
+    from skyfleet.curation.inspecting import inspecting_factory
+    from skyfleet.curation.journal import keeping_journal
+    from skyfleet.curation.quarantine import Quarantine, read_quarantine, write_quarantine
+    from skyfleet.curation.validate import validate
+    from skyfleet.storage.store import is_remote
+    from skyfleet.tracking.console import ConsoleTracker
+
+    try:
+        known = read_quarantine(quarantine)
+    except FileNotFoundError:
+        known = Quarantine()
+    local = Path(quarantine).name if is_remote(quarantine) else quarantine
+    console = ConsoleTracker()
+    async with _teacher(asked) as teacher:
+        with (
+            keeping_journal(Path(f"{local}.journal"), asked, resume=resume) as journal,
+            console.progress("validate", sum(map(len, sources.values()))) as advance,
+        ):
+            verdicts = await validate(
+                sources,
+                inspecting_factory(load_config("", asked["settings"])),
+                journal=journal,
+                teacher=teacher,
+                workers=workers,
+                timeout_seconds=timeout_seconds,
+                on_finished=lambda _: advance(),
+            )
+    console.close()
+    write_quarantine(quarantine, known.updated(verdicts))
+    return verdicts
+
+
+@asynccontextmanager
+async def _teacher(asked: Mapping[str, Any]) -> AsyncIterator[Teacher | None]:
+    from skyfleet.curation.teacher import Band, Teacher
+    from skyfleet.engines.anthropic_chat import AnthropicChat
+    from skyfleet.engines.openai_chat import OpenAIChat
+
+    if "teacher" not in asked:
+        yield None
+        return
+    chat = AnthropicChat if asked["api"] == "anthropic" else OpenAIChat
+    api_key = os.environ.get(f"{asked['api'].upper()}_API_KEY")
+    async with chat(asked["teacher"], model=asked["model"], api_key=api_key) as model:
+        low, high = asked["band"]
+        yield Teacher(
+            name=asked["model"],
+            model=model,
+            attempts=asked["attempts"],
+            band=Band(low=low, high=high),
+        )
+
+
+def _print_verdicts(verdicts: Sequence[Verdict]) -> None:
+    from skyfleet.curation.verdict import Reason
+
+    failed = [verdict for verdict in verdicts if verdict.reason is not None]
+    rows = [("ok", str(len(verdicts) - len(failed)), "", "")]
+    for reason in Reason:
+        caught = [verdict for verdict in failed if verdict.reason is reason]
+        if caught:
+            rows.append((reason.value, str(len(caught)), reason.meaning, caught[0].task_key))
+    print(table(("verdict", "tasks", "meaning", "such as"), rows))

@@ -1,0 +1,161 @@
+"""`skyfleet tasks prepare`: raw rows into a split and signed dataset."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from skyfleet.cli.arguments import DryRun
+from skyfleet.cli.tables import table
+from skyfleet.errors import ConfigError
+
+if TYPE_CHECKING:
+    from skyfleet.tasks.manifest import Manifest
+    from skyfleet.tasks.preparing import Prepared, Preparing
+
+Names = Annotated[str, typer.Option(help="Commas between them; empty takes all.")]
+
+
+def prepare_command(
+    tasks_json: Annotated[str, typer.Option(help="Rows: .json, .jsonl or .parquet; s3:// too.")],
+    output_dir: Annotated[str, typer.Option(help="A folder of its own, or s3://.")] = "data/fleet",
+    modality: Annotated[
+        Literal["tool_use", "computer_use", "browser_use", "all"], typer.Option()
+    ] = "tool_use",
+    eval_ratio: Annotated[float, typer.Option(min=0, max=1, help="Of each env.")] = 0.02,
+    env_filter: Names = "",
+    difficulty_filter: Names = "",
+    max_tasks: Annotated[int | None, typer.Option(min=1, help="Take the first.")] = None,
+    max_env_ratio: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Largest share of training an env has.")
+    ] = None,
+    max_eval_prompts: Annotated[int | None, typer.Option(min=1)] = None,
+    held_out: Annotated[
+        str, typer.Option(help="Envs that are only measured.")
+    ] = "outlook,instacart",
+    quarantine: Annotated[
+        str | None, typer.Option(help="Rows to leave out, as validate wrote them.")
+    ] = None,
+    earlier: Annotated[
+        str | None, typer.Option(help="Manifest to compare with; else the one in --output-dir.")
+    ] = None,
+    keep_sides: Annotated[
+        bool, typer.Option("--keep-sides", help="Split at the earlier manifest's thresholds.")
+    ] = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Split raw tasks into train.parquet and validation.parquet, with a manifest."""
+    from skyfleet.curation.quarantine import Quarantine, read_quarantine
+    from skyfleet.tasks.loading import read_tasks
+    from skyfleet.tasks.preparing import Preparing, prepare
+    from skyfleet.tasks.splits import SplitRule
+
+    before = _earlier_manifest(earlier, output_dir, needed=keep_sides)
+    asked = Preparing(
+        modality=None if modality == "all" else modality,
+        env_filter=_names(env_filter),
+        difficulty_filter=_difficulties(difficulty_filter),
+        max_tasks=max_tasks,
+        split=SplitRule(
+            eval_fraction=eval_ratio,
+            held_out_envs=frozenset(_names(held_out)),
+            thresholds=before.thresholds if before and keep_sides else {},
+        ),
+        max_env_ratio=max_env_ratio,
+        max_eval_prompts=max_eval_prompts,
+    )
+    excluded = read_quarantine(quarantine) if quarantine else Quarantine()
+    rows = read_tasks(tasks_json)
+    prepared = prepare(rows, asked, in_quarantine=lambda task: task in excluded)
+    if dry_run:
+        _print_counts(prepared)
+        print(f"would write {output_dir}")
+        return
+    _publish(prepared, _options(asked, quarantine), before, tasks_json, output_dir, keep_sides)
+
+
+def _publish(
+    prepared: Prepared,
+    options: dict[str, Any],
+    before: Manifest | None,
+    source: str,
+    folder: str,
+    keep_sides: bool,
+) -> None:
+    from skyfleet.storage.store import read_bytes
+    from skyfleet.tasks.manifest import make_manifest, sha256_of
+    from skyfleet.tasks.publishing import dataset_files, publish
+
+    files = dataset_files(prepared)
+    manifest = make_manifest(
+        prepared,
+        files,
+        source=source,
+        source_sha256=sha256_of(read_bytes(source)),
+        options=options,
+        split_by="earlier thresholds" if keep_sides else "ratio",
+        earlier=before,
+    )
+    publish(folder, files, manifest)
+    _print_counts(prepared)
+    prompts = manifest.unique_prompts
+    print(f"unique prompts: train {prompts['train']}, validation {prompts['validation']}")
+    if manifest.moved:
+        keys = ", ".join(list(manifest.moved)[:3])
+        print(f"moved since the earlier manifest: {len(manifest.moved)} ({keys}, ...)")
+    print(f"wrote {folder}: {', '.join([*files, 'manifest.json'])}")
+
+
+def _print_counts(prepared: Prepared) -> None:
+    sides = (prepared.train, prepared.validation)
+    by_side = [Counter(task.env_key for task in side) for side in sides]
+    counts = {env: [side[env] for side in by_side] for env in sorted(set().union(*by_side))}
+    counts["all"] = [len(side) for side in sides]
+    rows = [(env, *map(str, pair), str(sum(pair))) for env, pair in counts.items()]
+    print(table(("environment", "train", "validation", "total"), rows))
+    for reason in sorted(set(prepared.dropped.values())):
+        dropped = [row for row, why in prepared.dropped.items() if why == reason]
+        more = ", ..." if len(dropped) > 3 else ""
+        print(f"left out, {reason}: {len(dropped)}: {', '.join(dropped[:3])}{more}")
+
+
+def _options(asked: Preparing, quarantine: str | None) -> dict[str, Any]:
+    return {
+        "modality": asked.modality or "all",
+        "eval_ratio": asked.split.eval_fraction,
+        "min_eval_tasks": asked.split.min_eval_tasks,
+        "env_filter": list(asked.env_filter),
+        "difficulty_filter": list(asked.difficulty_filter),
+        "max_tasks": asked.max_tasks,
+        "max_env_ratio": asked.max_env_ratio,
+        "max_eval_prompts": asked.max_eval_prompts,
+        "held_out": sorted(asked.split.held_out_envs),
+        "quarantine": quarantine,
+    }
+
+
+def _earlier_manifest(earlier: str | None, folder: str, *, needed: bool) -> Manifest | None:
+    from skyfleet.tasks.manifest import MANIFEST, read_manifest
+
+    try:
+        return read_manifest(earlier or f"{folder.rstrip('/')}/{MANIFEST}")
+    except FileNotFoundError:
+        if earlier or needed:
+            raise ConfigError(
+                f"{earlier or folder} holds no earlier manifest; name one with --earlier, "
+                "or leave --keep-sides out"
+            ) from None
+    return None
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _difficulties(text: str) -> tuple[int, ...]:
+    for name in _names(text):
+        if not name.isdecimal():
+            raise ConfigError(f"--difficulty-filter {text!r}: {name!r}; write numbers, such as 1,2")
+    return tuple(int(name) for name in _names(text))

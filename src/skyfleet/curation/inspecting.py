@@ -1,0 +1,83 @@
+"""Inspecting: envs whose state can be compared, and that know which of their tools write."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from skyfleet.chat.message import Message
+from skyfleet.config.root import RunConfig
+from skyfleet.envs.env import Env, EnvFactory, Opening, Step
+from skyfleet.envs.registry import env_factory
+from skyfleet.envs.worlds.catalog import get_world
+from skyfleet.envs.worlds.env import WorldEnv
+from skyfleet.envs.worlds.world import World
+from skyfleet.tasks.grade import Grade
+from skyfleet.tasks.task import Task
+
+ANSWERING = "submit_final_answer"
+
+
+@runtime_checkable
+class Inspectable(Protocol):
+    writing: frozenset[str]
+    """The tools that may change the state."""
+
+    def state(self) -> str:
+        """Equal texts are equal states, the answer that was given included."""
+        ...
+
+
+class InspectedWorld(WorldEnv):
+    def __init__(self, world: World, task: Task) -> None:
+        super().__init__(world, task)
+        self.writing = world.toolkit.writing | {ANSWERING}
+
+    def state(self) -> str:
+        rows = "\n".join(self._opened.db.connection.iterdump())
+        return f"{rows}\n{self._answer!r}"
+
+
+class Watched:
+    """Any env, with what can be told of it; None where it cannot be told."""
+
+    def __init__(self, env: Env) -> None:
+        self._env = env
+        self.writing = env.writing if isinstance(env, Inspectable) else None
+        self.before: str | None = None
+        """The state just before the grade."""
+        self.after: str | None = None
+
+    async def reset(self) -> Opening:
+        return await self._env.reset()
+
+    async def step(self, action: Message) -> Step:
+        return await self._env.step(action)
+
+    async def grade(self) -> Grade | None:
+        self.before = self._state()
+        grade = await self._env.grade()
+        self.after = self._state()
+        return grade
+
+    async def close(self) -> None:
+        await self._env.close()
+
+    def _state(self) -> str | None:
+        return self._env.state() if isinstance(self._env, Inspectable) else None
+
+
+def inspecting_factory(config: RunConfig) -> EnvFactory:
+    """As `env_factory`, except that an embedded world can be looked into."""
+    open_env = env_factory(config)
+    environment = config.environment
+
+    async def open_either(task: Task) -> Env:
+        if environment.env_classes.get(task.env_key, environment.env_class) == "world":
+            return await open_inspected(task)
+        return await open_env(task)
+
+    return open_either
+
+
+async def open_inspected(task: Task) -> InspectedWorld:
+    return InspectedWorld(get_world(task.env_key), task)

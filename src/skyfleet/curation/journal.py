@@ -1,0 +1,59 @@
+"""Journal: verdicts as they come, so that a validation that was stopped goes on where it was."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+from pydantic import ValidationError
+
+from skyfleet.curation.verdict import Verdict
+from skyfleet.errors import ConfigError
+from skyfleet.storage.local import write_atomically
+from skyfleet.tasks.manifest import row_sha256
+from skyfleet.tasks.task import Task
+
+
+class Journal:
+    """What was judged of which row; edited rows are judged again."""
+
+    def __init__(self, file: TextIO, known: Mapping[tuple[str, str], Verdict]) -> None:
+        self._file, self._known = file, known
+
+    def find(self, task: Task) -> Verdict | None:
+        return self._known.get((task.key, row_sha256(task)))
+
+    def add(self, verdict: Verdict) -> None:
+        self._file.write(verdict.model_dump_json() + "\n")
+        self._file.flush()
+
+
+@contextmanager
+def keeping_journal(path: Path, checks: Mapping[str, Any], *, resume: bool) -> Iterator[Journal]:
+    """`checks` says what is checked: verdicts of other checks are not taken over."""
+    heading = json.dumps(dict(checks), sort_keys=True)
+    verdicts = _read(path, heading) if resume and path.exists() else []
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [heading, *(verdict.model_dump_json() for verdict in verdicts)]
+    write_atomically(path, "".join(f"{line}\n" for line in lines))
+    with path.open("a", encoding="utf-8") as file:
+        yield Journal(file, {(one.task_key, one.row_sha256): one for one in verdicts})
+
+
+def _read(path: Path, heading: str) -> list[Verdict]:
+    first, *lines = path.read_text(encoding="utf-8").split("\n")
+    if first != heading:
+        raise ConfigError(
+            f"{path} was begun with {first[:200]} and now {heading[:200]} is asked; "
+            "ask the same, or begin again without --resume"
+        )
+    verdicts = []
+    for line in lines:
+        try:
+            verdicts.append(Verdict.model_validate_json(line))
+        except ValidationError:
+            continue  # the line that was being written when the last run was stopped
+    return verdicts

@@ -1,0 +1,118 @@
+"""Mutate: a reference solution with one argument of one call made wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import date, timedelta
+from random import Random
+from typing import Any
+
+from skyfleet.chat.message import ToolSpec
+from skyfleet.tasks.task import RecordedCall, Task
+
+_SYLLABLES = ("zor", "qua", "bex", "tiv", "lum", "gry", "pax", "neb")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Argument:
+    """One argument of one reference call."""
+
+    place: int
+    tool: str
+    name: str
+    value: object
+    schema: Mapping[str, Any]
+
+    def changed(self, task: Task, wrong: object) -> Task:
+        call = task.solution[self.place]
+        mutated = RecordedCall(name=call.name, arguments={**call.arguments, self.name: wrong})
+        calls = (*task.solution[: self.place], mutated, *task.solution[self.place + 1 :])
+        return task.model_copy(update={"solution": calls})
+
+    def told(self, wrong: object) -> str:
+        """`update_issue(state='closed' -> 'open')`"""
+        return f"{self.tool}({self.name}={self.value!r} -> {wrong!r})"
+
+    def wrong_values(self, heard: list[str]) -> Iterator[object]:
+        """One made up, then such as stand in `heard`, which may grow in between: the last said
+        first, because a refusal ends with what would be right."""
+        made_up = other_value(self.value, self.schema)
+        if made_up is None:
+            return
+        yield made_up
+        if isinstance(self.value, bool) or not isinstance(self.value, str | int):
+            return
+        kind, pattern = (int, r"\b\d{1,9}\b") if isinstance(self.value, int) else (str, r"[\w-]+")
+        found = [kind(word) for text in reversed(heard) for word in re.findall(pattern, text)[::-1]]
+        yield from (word for word in dict.fromkeys(found) if word not in (self.value, made_up))
+
+
+def writing_arguments(
+    task: Task, tools: Mapping[str, ToolSpec], writing: frozenset[str] | None
+) -> Iterator[Argument]:
+    """Of the calls that write; of every call where nobody says which do."""
+    for place, call in enumerate(task.solution):
+        if writing is not None and call.name not in writing:
+            continue
+        schema = tools[call.name].parameters if call.name in tools else {}
+        for name, value in call.arguments.items():
+            yield Argument(
+                place=place,
+                tool=call.name,
+                name=name,
+                value=value,
+                schema=schema.get("properties", {}).get(name, {}),
+            )
+
+
+def other_value(value: object, schema: Mapping[str, Any]) -> object:
+    """A value of the same kind that says something else; None where there is none."""
+    if choices := [one for one in schema.get("enum", ()) if one != value]:
+        return choices[0]
+    match value:
+        case bool():
+            return not value
+        case int() | float():
+            return value + 1
+        case str():
+            return _other_text(value)
+        case [first, *rest]:
+            return [other_value(first, schema.get("items", {})), *rest]
+    return None
+
+
+def _other_text(text: str) -> str:
+    if text.isdecimal():
+        return str(int(text) + 1)
+    try:
+        return (date.fromisoformat(text) + timedelta(days=1)).isoformat()
+    except (ValueError, OverflowError):
+        # In front, because some verifiers compare only beginnings.
+        return f"zorqua {text}"
+
+
+def random_call(tools: list[ToolSpec], rng: Random) -> RecordedCall:
+    """Some tool with arguments that its schema allows."""
+    tool = rng.choice(tools)
+    properties = tool.parameters.get("properties", {})
+    required = tool.parameters.get("required", ())
+    names = [name for name in properties if name in required or rng.random() < 0.5]
+    arguments = {name: _random_value(properties[name], rng) for name in names}
+    return RecordedCall(name=tool.name, arguments=arguments)
+
+
+def _random_value(schema: Mapping[str, Any], rng: Random) -> object:
+    if choices := schema.get("enum"):
+        return rng.choice(choices)
+    kind = schema.get("type")
+    if kind == "array":
+        return [_random_value(schema.get("items", {}), rng)]
+    if kind == "integer":
+        return rng.randint(1, 100)
+    if kind == "number":
+        return rng.randint(1, 1000) / 10
+    if kind == "boolean":
+        return rng.random() < 0.5
+    return {} if kind == "object" else "".join(rng.choices(_SYLLABLES, k=2))

@@ -1,0 +1,92 @@
+"""Stats: what a set of tasks looks like, env by env, as a table and as HTML."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from statistics import median
+
+from skyfleet.tasks.task import Task
+
+HEADER = ("env", "tasks", "unique prompts", "difficulty", "calls", "prompt words", "tools used")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    low: int
+    middle: float
+    high: int
+
+    @classmethod
+    def of(cls, values: Sequence[int]) -> Spread:
+        return cls(low=min(values), middle=median(values), high=max(values))
+
+    def __str__(self) -> str:
+        return f"{self.low} / {self.middle:g} / {self.high}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvStats:
+    env_key: str
+    n_tasks: int
+    n_prompts: int
+    difficulties: tuple[tuple[int | None, int], ...]
+    calls: Spread
+    """Of the reference solutions."""
+    prompt_words: Spread
+    tools: tuple[tuple[str, int], ...]
+    """Each with the number of tasks whose reference calls it, the most used first."""
+
+
+def stats_of(tasks: Iterable[Task]) -> list[EnvStats]:
+    by_env: dict[str, list[Task]] = {}
+    for task in tasks:
+        by_env.setdefault(task.env_key, []).append(task)
+    return [_of_env(env_key, rows) for env_key, rows in sorted(by_env.items())]
+
+
+def stats_cells(stats: Iterable[EnvStats]) -> list[tuple[str, ...]]:
+    """One row an env, under HEADER."""
+    return [
+        (
+            one.env_key,
+            str(one.n_tasks),
+            str(one.n_prompts),
+            ", ".join(f"{level or 'none'}: {n}" for level, n in one.difficulties),
+            str(one.calls),
+            str(one.prompt_words),
+            ", ".join(f"{tool} {n}" for tool, n in one.tools),
+        )
+        for one in stats
+    ]
+
+
+def stats_html(title: str, stats: Sequence[EnvStats]) -> str:
+    """A section that stands in any page: one table, no script, no style of its own."""
+    head = "".join(f"<th>{escape(name)}</th>" for name in HEADER)
+    body = "\n".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
+        for row in stats_cells(stats)
+    )
+    return (
+        f"<section>\n<h2>{escape(title)}</h2>\n<table>\n<thead><tr>{head}</tr></thead>\n"
+        f"<tbody>\n{body}\n</tbody>\n</table>\n"
+        "<p>Calls and words: fewest, median, most. Tools: how many tasks call them.</p>\n"
+        "</section>\n"
+    )
+
+
+def _of_env(env_key: str, tasks: Sequence[Task]) -> EnvStats:
+    tools = Counter(name for task in tasks for name in {call.name for call in task.solution})
+    difficulties = Counter(task.difficulty for task in tasks)
+    return EnvStats(
+        env_key=env_key,
+        n_tasks=len(tasks),
+        n_prompts=len({task.prompt for task in tasks}),
+        difficulties=tuple(sorted(difficulties.items(), key=lambda pair: pair[0] or 0)),
+        calls=Spread.of([len(task.solution) for task in tasks]),
+        prompt_words=Spread.of([len(task.prompt.split()) for task in tasks]),
+        tools=tuple(sorted(tools.items(), key=lambda pair: (-pair[1], pair[0]))),
+    )

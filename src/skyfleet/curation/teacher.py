@@ -1,0 +1,74 @@
+"""Teacher: a strong model solves the task, neither never nor more often than wanted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from skyfleet.curation.verdict import Fault, Reason
+from skyfleet.engines.engine import ChatModel
+from skyfleet.engines.sampling import SamplingParams
+from skyfleet.envs.env import EnvFactory, Opening
+from skyfleet.errors import EngineError, ModelError
+from skyfleet.rollouts.collect import collect
+from skyfleet.rollouts.conversation import MessageConversation
+from skyfleet.rollouts.limits import Limits
+from skyfleet.tasks.task import Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Band:
+    """Pass rates that a task may have, both ends included."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Teacher:
+    name: str
+    model: ChatModel
+    attempts: int
+    band: Band
+    max_turns: int = 30
+    sampling: SamplingParams = field(
+        default_factory=lambda: SamplingParams(max_generate_length=4096)
+    )
+
+
+async def teach(
+    task: Task, open_env: EnvFactory, teacher: Teacher, *, timeout_seconds: float
+) -> Fault | None:
+    """Attempts without a grade count neither way.
+
+    A teacher that cannot be asked says nothing about the task: ModelError.
+    """
+
+    def start(task: Task, opening: Opening, session: str) -> MessageConversation:
+        return MessageConversation(opening, model=teacher.model, sampling=teacher.sampling)
+
+    limits = Limits(
+        max_turns=teacher.max_turns,
+        max_input_length=0,  # the endpoint counts its own tokens
+        trajectory_timeout_seconds=timeout_seconds,
+    )
+    n_samples = teacher.attempts
+    (group,) = await collect(
+        [task], open_env, start, limits, n_samples=n_samples, max_concurrent=n_samples
+    )
+    failures = [t.failure for t in group.trajectories if t.failure is not None]
+    for failure in failures:
+        if failure.kind == EngineError.__name__:
+            raise ModelError(
+                f"the teacher {teacher.name} could not be asked about {task.key}: "
+                f"{failure.detail}; when it answers again, go on with --resume"
+            )
+    if not group.graded:
+        return Reason.UNGRADED, failures[0].detail if failures else "no attempt has a grade"
+    n_passed = sum(t.success is True for t in group.graded)
+    rate = n_passed / len(group.graded)
+    told = f"{teacher.name} passes {n_passed} of {len(group.graded)}"
+    if rate < teacher.band.low:
+        return Reason.TOO_HARD, f"{told}, wanted at least {teacher.band.low:.0%}"
+    if rate > teacher.band.high:
+        return Reason.TOO_EASY, f"{told}, wanted at most {teacher.band.high:.0%}"
+    return None

@@ -1,0 +1,1 @@
+"""AgentDojo: four suites of tasks that nobody here wrote."""

@@ -1,0 +1,35 @@
+"""Tasks: AgentDojo's user tasks as rows, each with the suite's own solution."""
+
+from __future__ import annotations
+
+from skyfleet.envs.agentdojo.env import SUBMIT
+from skyfleet.envs.agentdojo.scene import VERSION, find_suite, find_suites, set_scene
+from skyfleet.tasks.task import RecordedCall, Task
+
+
+def agentdojo_tasks(suite: str | None = None, *, version: str = VERSION) -> list[Task]:
+    """Every user task of one suite, or of all four; none with an injection."""
+    return [
+        _task(name, version, user_task_id)
+        for name in ([suite] if suite else find_suites(version))
+        for user_task_id in find_suite(name, version).user_tasks
+    ]
+
+
+def _task(suite_name: str, version: str, user_task_id: str) -> Task:
+    scene = set_scene(suite_name, version, user_task_id)
+    calls = [
+        RecordedCall(name=call.function, arguments=dict(call.args))
+        for call in scene.user_task.ground_truth(scene.now)
+    ]
+    if answer := scene.user_task.GROUND_TRUTH_OUTPUT:
+        calls.append(RecordedCall(name=SUBMIT.name, arguments={"answer": answer}))
+    return Task(
+        key=f"agentdojo-{suite_name}-{user_task_id}",
+        env_key=f"agentdojo-{suite_name}",
+        env_version=version,
+        prompt=scene.user_task.PROMPT,
+        difficulty=scene.user_task.DIFFICULTY.value,
+        solution=tuple(calls),
+        metadata={"suite": suite_name, "user_task": user_task_id},
+    )

@@ -1,0 +1,1 @@
+"""MCP, both ways: its servers as envs, our envs as its servers."""

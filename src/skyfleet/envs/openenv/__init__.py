@@ -1,0 +1,1 @@
+"""OpenEnv, both ways: its servers as envs, our envs as its servers."""

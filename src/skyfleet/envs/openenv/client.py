@@ -1,0 +1,179 @@
+"""OpenEnv servers as envs: any of them, over the WebSocket session that keeps its state.
+
+A task's `metadata["reset"]` holds keywords for the server's reset, next to `task_key` and a `seed`
+that is the same for all attempts at a task. The reward of the last observation is the grade; a
+tool named `done` that needs no arguments is kept from the agent and called when it has finished.
+A server whose actions are no tool calls has one tool, `step`, that takes an action.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from zlib import crc32
+
+import httpx
+from pydantic import BaseModel, Field, ValidationError
+
+from skyfleet.chat.message import Message, Part, ToolCall, ToolSpec
+from skyfleet.envs.blocks import content_of, text_of
+from skyfleet.envs.certificates import certificates
+from skyfleet.envs.env import EnvFactory, Opening, Step
+from skyfleet.envs.openenv.session import Observed, OpenEnvSettings, RefusedError, Session
+from skyfleet.envs.turns import SYSTEM, take_turn
+from skyfleet.envs.verifiers.running import SUCCESS_REWARD
+from skyfleet.errors import EnvError, VerifierError
+from skyfleet.tasks.grade import Grade
+from skyfleet.tasks.task import Task
+
+END_TOOL = "done"
+
+
+class _Tool(BaseModel):
+    name: str
+    description: str = ""
+    input_schema: dict[str, Any] = Field(default_factory=dict)
+
+
+class _Tools(BaseModel):
+    tools: list[_Tool]
+
+
+class _Schemas(BaseModel):
+    action: dict[str, Any]
+
+
+def openenv_factory(settings: OpenEnvSettings) -> EnvFactory:
+    actions = _ActionSchema(settings)
+
+    async def open_env(task: Task) -> OpenEnvEnv:
+        return OpenEnvEnv(task, settings, actions)
+
+    return open_env
+
+
+class OpenEnvEnv:
+    def __init__(self, task: Task, settings: OpenEnvSettings, actions: _ActionSchema) -> None:
+        self._task, self._settings, self._actions = task, settings, actions
+        self._session = Session(settings)
+        self._last = Observed(observation={})
+        self._calls_tools = self._has_end = False
+
+    async def reset(self) -> Opening:
+        await self.close()
+        keywords = {"task_key": self._task.key, "seed": crc32(self._task.key.encode()) >> 1}
+        self._last = await self._session.open(keywords | self._task.metadata.get("reset", {}))
+        metadata = self._last.metadata
+        messages = (
+            Message(role="system", content=str(metadata.get("system_prompt") or SYSTEM)),
+            Message(role="user", content=str(metadata.get("prompt") or self._task.prompt)),
+        )
+        return Opening(messages=messages, tools=await self._tools())
+
+    async def step(self, action: Message) -> Step:
+        return await take_turn(action, self._answer)
+
+    async def grade(self) -> Grade | None:
+        if self._has_end and not self._last.done:
+            try:
+                end = {"type": "call_tool", "tool_name": END_TOOL}
+                self._last = await self._session.ask("step", end)
+            except EnvError as error:
+                raise VerifierError(str(error)) from error
+        reward, metadata = self._last.reward, self._last.metadata
+        if reward is None and "grade_error" in metadata:
+            raise VerifierError(str(metadata["grade_error"]))
+        if reward is None:
+            return None
+        return Grade(
+            reward=reward,
+            success=reward >= SUCCESS_REWARD,
+            explanation=str(metadata.get("explanation", "")),
+        )
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def _tools(self) -> tuple[ToolSpec, ...]:
+        schema = await self._actions.get()
+        self._calls_tools = _calls_tools(schema)
+        if not self._calls_tools:
+            return (_step_tool(schema),)
+        listed = await self._session.ask("step", {"type": "list_tools"})
+        try:
+            tools = _Tools.model_validate(listed.observation).tools
+        except ValidationError as error:
+            raise EnvError(f"{self._settings.base_url}: list_tools gives no tools") from error
+        self._has_end = any(map(_ends, tools))
+        return tuple(
+            ToolSpec(name=tool.name, description=tool.description, parameters=tool.input_schema)
+            for tool in tools
+            if not _ends(tool)
+        )
+
+    async def _answer(self, call: ToolCall) -> Step:
+        action = dict(call.arguments)
+        if self._calls_tools:
+            action = {"type": "call_tool", "tool_name": call.name, "arguments": action}
+        content: str | tuple[Part, ...]
+        try:
+            self._last = seen = await self._session.ask("step", action)
+            content, is_error = self._shown(seen.observation)
+        except RefusedError as error:
+            seen, content, is_error = Observed(observation={}), f"Error: {error}", True
+        reply = Message(role="tool", content=content, tool_call_id=call.id, is_error=is_error)
+        return Step(messages=(reply,), done=seen.done, reward=seen.reward or 0.0)
+
+    def _shown(self, observation: Mapping[str, Any]) -> tuple[str | tuple[Part, ...], bool]:
+        """What the agent reads, and whether it is an error."""
+        limit = self._settings.max_result_characters
+        if not self._calls_tools:
+            shown = {name: value for name, value in observation.items() if name != "metadata"}
+            return text_of(shown, max_characters=limit), False
+        result, error = observation.get("result"), observation.get("error")
+        if isinstance(error, dict):
+            return text_of(error.get("message", error), max_characters=limit), True
+        if isinstance(result, dict) and isinstance(result.get("content"), list):
+            content = content_of(result["content"], max_characters=limit)
+            return content, bool(result.get("is_error"))
+        return text_of(result, max_characters=limit), False
+
+
+class _ActionSchema:
+    """What the server takes as an action: asked for once, not by every episode."""
+
+    def __init__(self, settings: OpenEnvSettings) -> None:
+        self._settings = settings
+        self._schema: Mapping[str, Any] | None = None
+
+    async def get(self) -> Mapping[str, Any]:
+        if self._schema is None:
+            url, seconds = self._settings.url("/schema"), self._settings.connect_timeout_seconds
+            try:
+                async with httpx.AsyncClient(verify=certificates(), timeout=seconds) as http:
+                    answer = (await http.get(url)).raise_for_status()
+                self._schema = _Schemas.model_validate_json(answer.content).action
+            except (httpx.HTTPError, ValidationError) as error:
+                raise EnvError(f"{url}: {type(error).__name__}: {error}") from error
+        return self._schema
+
+
+def _calls_tools(schema: Mapping[str, Any]) -> bool:
+    """Whether an action is a tool call; a server that says nothing of its actions means that."""
+    properties = schema.get("properties", {})
+    kind = properties.get("type", {}).get("const")
+    return kind in ("call_tool", "list_tools") or properties.keys() <= {"metadata"}
+
+
+def _step_tool(schema: Mapping[str, Any]) -> ToolSpec:
+    parameters = {
+        name: part for name, part in schema.items() if name not in ("title", "description")
+    }
+    properties = schema.get("properties", {})
+    parameters["properties"] = {n: part for n, part in properties.items() if n != "metadata"}
+    description = str(schema.get("description", "Act in the environment."))
+    return ToolSpec(name="step", description=description, parameters=parameters)
+
+
+def _ends(tool: _Tool) -> bool:
+    return tool.name == END_TOOL and not tool.input_schema.get("required")

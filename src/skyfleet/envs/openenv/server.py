@@ -1,0 +1,198 @@
+"""Our envs as an OpenEnv server: `reset(task_key=...)`, list tools, call tools, reward at the end.
+
+An episode ends by the env's own end, by the tool `done`, or after `max_steps`; its last observation
+carries the reward, or none and `metadata.grade_error` where the grade could not be had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from functools import partial
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from skyfleet.chat.message import Message, ToolCall
+from skyfleet.envs.blocks import blocks_of
+from skyfleet.envs.env import DONE, Env, EnvFactory, Opening, Step
+from skyfleet.envs.openenv.client import END_TOOL
+from skyfleet.errors import (
+    EnvError,
+    EpisodeError,
+    MissingExtraError,
+    TaskError,
+    VerifierError,
+    blamed_on,
+)
+from skyfleet.tasks.task import Task
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+
+@contextmanager
+def _unimportable(name: str) -> Iterator[None]:
+    """Importing `name` fails in here, as if it were not installed."""
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+
+
+# openenv shows its web page with gradio where it finds it: four seconds for a page nobody asked for.
+with _unimportable("gradio"):
+    try:
+        from openenv.core.env_server import (
+            CallToolAction,
+            CallToolObservation,
+            Environment,
+            ListToolsAction,
+            ListToolsObservation,
+            Observation,
+            State,
+            Tool,
+            ToolError,
+            ToolErrorType,
+            create_app,
+        )
+    except ImportError:
+        raise MissingExtraError("openenv", "openenv") from None
+
+_CLOSE_SECONDS = 10
+
+
+def openenv_app(
+    tasks: Sequence[Task], open_env: EnvFactory, *, max_sessions: int, max_steps: int = 50
+) -> ASGIApp:
+    """Serves any of `tasks`, one env a WebSocket, at most `max_sessions` at once."""
+    by_key = {task.key: task for task in tasks}
+    app: ASGIApp = create_app(
+        partial(ServedEnv, by_key, open_env, max_steps),
+        CallToolAction,
+        CallToolObservation,
+        env_name="skyfleet",
+        max_concurrent_envs=max_sessions,
+    )
+    return app
+
+
+class ServedEnv(Environment):  # type: ignore[misc]  # openenv has no types
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self, tasks: Mapping[str, Task], open_env: EnvFactory, max_steps: int) -> None:
+        super().__init__()
+        self._tasks, self._open_env, self._max_steps = tasks, open_env, max_steps
+        self._env: Env | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0
+        self._opening = Opening(messages=())
+        self._state = State()
+        self._done = False
+
+    async def reset_async(
+        self, episode_id: str | None = None, task_key: object = None, **ignored: object
+    ) -> Observation:
+        task = self._tasks.get(str(task_key))
+        if task is None:
+            raise TaskError(_unknown(task_key, self._tasks))
+        env, self._env = self._env, None
+        if env is not None:
+            await env.close()
+        self._thread, self._loop = get_ident(), asyncio.get_running_loop()
+        self._env = await self._open_env(task)
+        self._opening, self._done = await self._env.reset(), False
+        self._state = State(episode_id=episode_id or str(uuid4()), step_count=0)
+        said = {message.role: message.text for message in self._opening.messages}
+        metadata = {
+            "task_key": task.key,
+            "prompt": said.get("user", task.prompt),
+            "system_prompt": said.get("system", ""),
+        }
+        return Observation(metadata=metadata)
+
+    async def step_async(
+        self, action: CallToolAction | ListToolsAction, **ignored: object
+    ) -> Observation:
+        if self._env is None:
+            raise EnvError("no episode is open; call reset with a task_key first")
+        if isinstance(action, ListToolsAction):
+            return ListToolsObservation(tools=self._tools())
+        if self._done:
+            raise EnvError("the episode is over; call reset for another")
+        self._state.step_count += 1
+        call = ToolCall(id="call_0", name=action.tool_name, arguments=action.arguments)
+        if action.tool_name == END_TOOL:
+            step = await self._env.step(Message(role="assistant", content=DONE))
+        else:
+            step = await self._env.step(Message(role="assistant", tool_calls=(call,)))
+        self._done = step.done or self._state.step_count >= self._max_steps
+        graded = await _grade(self._env) if self._done else {}
+        return CallToolObservation(tool_name=call.name, done=self._done, **_result(step), **graded)
+
+    def reset(self, *args: object, **keywords: object) -> Observation:
+        raise NotImplementedError("openenv awaits reset_async where there is one")
+
+    def step(self, *args: object, **keywords: object) -> Observation:
+        raise NotImplementedError("openenv awaits step_async where there is one")
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    def close(self) -> None:
+        """Called in a thread of the session's, or on the loop for a request without a session."""
+        env, self._env = self._env, None
+        if env is None or self._loop is None:
+            return
+        closing = asyncio.run_coroutine_threadsafe(env.close(), self._loop)
+        if get_ident() != self._thread:
+            closing.result(_CLOSE_SECONDS)
+
+    def _tools(self) -> list[Tool]:
+        end = Tool(
+            name=END_TOOL,
+            description="Say that you have finished.",
+            input_schema={"type": "object", "properties": {}},
+        )
+        tools = [
+            Tool(name=spec.name, description=spec.description, input_schema=dict(spec.parameters))
+            for spec in self._opening.tools
+        ]
+        return [*tools, end]
+
+
+async def _grade(env: Env) -> dict[str, Any]:
+    try:
+        with blamed_on(VerifierError, "grade"):
+            grade = await env.grade()
+    except EpisodeError as error:
+        return {"metadata": {"grade_error": str(error)}}
+    if grade is None:
+        return {"metadata": {"grade_error": "the env gives no grade"}}
+    metadata = {"success": grade.success, "explanation": grade.explanation}
+    return {"reward": grade.reward, "metadata": metadata}
+
+
+def _result(step: Step) -> dict[str, Any]:
+    """The tool's answer and whatever else was said."""
+    if any(message.is_error for message in step.messages):
+        text = "\n".join(message.text for message in step.messages)
+        return {"error": ToolError(error_type=ToolErrorType.EXECUTION_ERROR, message=text)}
+    if all(isinstance(message.content, str) for message in step.messages):
+        return {"result": "\n".join(message.text for message in step.messages)}
+    blocks = [block for message in step.messages for block in blocks_of(message.content)]
+    return {"result": {"content": blocks}}
+
+
+def _unknown(task_key: object, known: Mapping[str, Task]) -> str:
+    near = get_close_matches(str(task_key), known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"{len(known)} tasks, such as {[*known][:3]}"
+    return f"task_key={task_key!r} is unknown; {hint}"

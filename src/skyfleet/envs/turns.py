@@ -1,0 +1,34 @@
+"""Turns: what an env of tools does with the agent's message, whoever answers the calls."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+
+from skyfleet.chat.message import Message, ToolCall
+from skyfleet.envs.env import DONE, Step
+
+SYSTEM = f"Call a tool each turn. Say {DONE} when finished."
+"""What the agent is told where the env has no words of its own."""
+
+_DONE = re.compile(rf"{re.escape(DONE)}|\[done\]", re.IGNORECASE)
+
+
+async def take_turn(action: Message, answer: Callable[[ToolCall], Awaitable[Step]]) -> Step:
+    """Answer the calls in order until one ends the episode; a turn without a call is told so."""
+    replies: list[Message] = []
+    reward, done = 0.0, False
+    for call in action.tool_calls:
+        step = await answer(call)
+        replies.extend(step.messages)
+        reward, done = reward + step.reward, step.done
+        if done:
+            break
+    done = done or _DONE.search(action.text) is not None
+    if not done and action.malformed_calls:
+        text = "Error: the tool call is not valid JSON; give a name and arguments."
+        replies.append(Message(role="user", content=text))
+    elif not done and not replies:
+        text = f"Error: no tool call. Call a tool, or say {DONE} when finished."
+        replies.append(Message(role="user", content=text))
+    return Step(messages=tuple(replies), done=done, reward=reward)

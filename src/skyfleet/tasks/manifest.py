@@ -1,0 +1,136 @@
+"""Manifest: what a prepared dataset is made of, so that a run can say exactly what it trained on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from skyfleet.errors import TaskError
+from skyfleet.storage.store import read_bytes
+from skyfleet.tasks.preparing import Prepared, words
+from skyfleet.tasks.splits import Side
+from skyfleet.tasks.task import Task
+
+MANIFEST = "manifest.json"
+
+SplitBy = Literal["ratio", "earlier thresholds"]
+
+
+class Entry(BaseModel):
+    """One task of the dataset."""
+
+    model_config = ConfigDict(frozen=True)
+
+    side: Side
+    sha256: str
+
+
+class Manifest(BaseModel):
+    """No clock and no host name is in it: the same rows and options give the same bytes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    format_version: Literal[1] = 1
+    skyfleet_version: str = Field(default_factory=lambda: version("skyfleet"))
+    python_version: str = Field(default_factory=platform.python_version)
+    source: str
+    source_sha256: str
+    options: dict[str, Any]
+    split_by: SplitBy
+    """By the ratio, an env's size decides its threshold; by earlier thresholds, no task moves."""
+    thresholds: dict[str, float]
+    counts: dict[str, dict[Side, int]]
+    """Tasks by env and side."""
+    unique_prompts: dict[Side, int]
+    dropped: dict[str, int]
+    """Rows left out, by reason."""
+    moved: dict[str, Side]
+    """Tasks that were on the other side in the earlier manifest, with the side they are on now."""
+    files: dict[str, str]
+    """The sha256 of each file."""
+    tasks: dict[str, Entry]
+
+    def to_bytes(self) -> bytes:
+        return (self.model_dump_json(indent=1) + "\n").encode()
+
+
+def make_manifest(
+    prepared: Prepared,
+    files: Mapping[str, bytes],
+    *,
+    source: str,
+    source_sha256: str,
+    options: Mapping[str, Any],
+    split_by: SplitBy,
+    earlier: Manifest | None,
+) -> Manifest:
+    sides: dict[Side, tuple[Task, ...]] = {
+        "train": prepared.train,
+        "validation": prepared.validation,
+    }
+    tasks = {
+        task.key: Entry(side=side, sha256=row_sha256(task))
+        for side, rows in sides.items()
+        for task in rows
+    }
+    return Manifest(
+        source=source,
+        source_sha256=source_sha256,
+        options=dict(options),
+        split_by=split_by,
+        thresholds=prepared.thresholds,
+        counts=_counts(sides),
+        unique_prompts={
+            side: len({words(task.prompt) for task in rows}) for side, rows in sides.items()
+        },
+        dropped=dict(sorted(Counter(prepared.dropped.values()).items())),
+        moved=_moved(tasks, earlier),
+        files={name: sha256_of(data) for name, data in files.items()},
+        tasks=tasks,
+    )
+
+
+def read_manifest(address: Path | str) -> Manifest:
+    """FileNotFoundError where there is none."""
+    data = read_bytes(address)
+    try:
+        return Manifest.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(map(str, first["loc"])) or "the file"
+        raise TaskError(
+            f"{address}: {field}: {first['msg']}; run `skyfleet tasks prepare` again"
+        ) from None
+
+
+def row_sha256(task: Task) -> str:
+    """Of everything the row says, in whatever file and order it stands."""
+    row = json.dumps(task.model_dump(mode="json"), sort_keys=True, ensure_ascii=False)
+    return sha256_of(row.encode("utf-8", "surrogatepass"))
+
+
+def sha256_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _counts(sides: Mapping[Side, Iterable[Task]]) -> dict[str, dict[Side, int]]:
+    by_side = {side: Counter(task.env_key for task in rows) for side, rows in sides.items()}
+    envs = sorted(set().union(*by_side.values()))
+    return {env: {side: counts[env] for side, counts in by_side.items()} for env in envs}
+
+
+def _moved(tasks: Mapping[str, Entry], earlier: Manifest | None) -> dict[str, Side]:
+    before = earlier.tasks if earlier else {}
+    return {
+        key: entry.side
+        for key, entry in sorted(tasks.items())
+        if key in before and before[key].side != entry.side
+    }

@@ -1,0 +1,101 @@
+"""Publish a prepared dataset: SkyRL's tables with Fleet's columns, and the manifest last."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from skyfleet.errors import ConfigError
+from skyfleet.storage.local import publishing
+from skyfleet.storage.store import is_remote, write_bytes
+from skyfleet.tasks.manifest import MANIFEST, Manifest
+from skyfleet.tasks.preparing import Prepared
+from skyfleet.tasks.task import Task
+
+TRAIN, VALIDATION = "train.parquet", "validation.parquet"
+
+_OURS = {TRAIN, VALIDATION, MANIFEST}
+_TEXTS = (
+    "env_class",
+    "task_key",
+    "data_source",
+    "data_key",
+    "data_version",
+    "env_version",
+    "env_variables",
+    "env_variable_keys",
+    "task_modality",
+    "verifier_code",
+    "solution",
+    "metadata",
+)
+
+
+def dataset_files(prepared: Prepared) -> dict[str, bytes]:
+    return {TRAIN: fleet_table(prepared.train), VALIDATION: fleet_table(prepared.validation)}
+
+
+def fleet_table(tasks: Sequence[Task]) -> bytes:
+    """Parquet that SkyRL's dataset reads, and `load_tasks` back into the same tasks."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    message = pa.struct([("role", pa.string()), ("content", pa.string())])
+    schema = pa.schema(
+        [
+            ("prompt", pa.list_(message)),
+            *((name, pa.string()) for name in _TEXTS),
+            ("difficulty", pa.int64()),
+        ]
+    )
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist([_fleet_row(task) for task in tasks], schema=schema), sink)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def publish(folder: str, files: Mapping[str, bytes], manifest: Manifest) -> None:
+    """A folder changes in one step; in S3 the manifest comes last, and its hashes tell the rest."""
+    whole = {**files, MANIFEST: manifest.to_bytes()}
+    if is_remote(folder):
+        for name, data in whole.items():
+            write_bytes(f"{folder.rstrip('/')}/{name}", data)
+        return
+    check_replaceable(Path(folder))
+    with publishing(Path(folder)) as draft:
+        for name, data in whole.items():
+            (draft / name).write_bytes(data)
+
+
+def check_replaceable(folder: Path) -> None:
+    """The folder is replaced whole, so nothing else may be in it."""
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"output_dir={str(folder)!r} is a file; name a folder")
+    others = sorted({path.name for path in folder.glob("*")} - _OURS) if folder.exists() else []
+    if others:
+        raise ConfigError(
+            f"output_dir={str(folder)!r} holds {others[0]!r}, which would be lost; "
+            "name a folder of its own"
+        )
+
+
+def _fleet_row(task: Task) -> dict[str, Any]:
+    row = task.model_dump()
+    return {
+        "prompt": [{"role": "user", "content": task.prompt}],
+        "env_class": "fleet_task",
+        "task_key": task.key,
+        "data_source": task.env_key,
+        "data_key": task.data_key,
+        "data_version": task.data_version,
+        "env_version": task.env_version,
+        "env_variables": json.dumps(row["env_variables"], ensure_ascii=False),
+        "env_variable_keys": json.dumps(sorted(task.env_variables), ensure_ascii=False),
+        "task_modality": task.modality,
+        "verifier_code": task.verifier_code,
+        "solution": json.dumps(row["solution"], ensure_ascii=False),
+        "metadata": json.dumps(row["metadata"], ensure_ascii=False),
+        "difficulty": task.difficulty,
+    }

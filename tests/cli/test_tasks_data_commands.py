@@ -1,0 +1,151 @@
+"""`skyfleet tasks prepare | validate | stats`, from raw rows to a dataset that may be trained on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from skyfleet.cli.tasks_data import stats_command, validate_command
+from skyfleet.cli.tasks_prepare import prepare_command
+from skyfleet.envs.worlds.catalog import world_tasks
+from skyfleet.errors import ConfigError, SkyfleetError, TaskError
+from skyfleet.tasks.loading import load_tasks, write_tasks
+from skyfleet.tasks.manifest import read_manifest
+
+app = typer.Typer()
+app.command("prepare")(prepare_command)
+app.command("validate")(validate_command)
+app.command("stats")(stats_command)
+
+
+def run(*words: object) -> str:
+    result = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def rows(n: int, **fields: Any) -> list[dict[str, Any]]:
+    return [
+        {"task_key": f"k{i}", "env_id": "github", "prompt": f"do {i}", **fields} for i in range(n)
+    ]
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    held_out = [{"key": "o", "env_key": "outlook", "prompt": "p"}]
+    (tmp_path / "raw.json").write_text(json.dumps({"tasks": rows(300) + held_out}))
+    return tmp_path / "raw.json"
+
+
+def test_prepare_writes_a_dataset_with_the_seeds_defaults(tmp_path: Path, raw: Path) -> None:
+    output = run("prepare", "--tasks-json", raw, "--output-dir", tmp_path / "out")
+    manifest = read_manifest(tmp_path / "out" / "manifest.json")
+    assert manifest.thresholds == {"github": 6 / 300, "outlook": 1.0}
+    counts = manifest.counts["github"]
+    assert counts["train"] + counts["validation"] == 300
+    assert manifest.options["held_out"] == ["instacart", "outlook"]
+    validation = load_tasks(tmp_path / "out" / "validation.parquet")
+    assert len(validation) == counts["validation"] + 1
+    assert "| outlook     |     0 |          1 |     1 |" in output
+    assert "wrote " in output
+
+
+def test_prepare_twice_writes_the_same_and_keeps_sides_when_told(tmp_path: Path, raw: Path) -> None:
+    out = tmp_path / "out"
+    run("prepare", "--tasks-json", raw, "--output-dir", out, "--eval-ratio", 0.2)
+    before = (out / "manifest.json").read_bytes()
+    run("prepare", "--tasks-json", raw, "--output-dir", out, "--eval-ratio", 0.2)
+    assert (out / "manifest.json").read_bytes() == before
+    raw.write_text(json.dumps(rows(97)))
+    options = ("--tasks-json", raw, "--output-dir", out, "--eval-ratio", 0.2)
+    run("prepare", *options, "--keep-sides")
+    kept = read_manifest(out / "manifest.json")
+    assert (kept.moved, kept.split_by, kept.thresholds) == (
+        {},
+        "earlier thresholds",
+        {"github": 0.2},
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "says"),
+    [
+        (rows(3), (), "no task is left to measure with: of 3 github tasks"),
+        ([{"key": "k", "env_key": "e"}], (), "raw.json row 1: prompt is missing; add it"),
+        (rows(2, task_modality="cu"), (), "row 1: task_modality='cu'"),
+        (rows(1, key="other"), (), "row 1: key='other' and task_key='k0' are the same field"),
+        (rows(9), ("--env-filter", "githb"), "env_filter names 'githb'"),
+        (rows(9), ("--difficulty-filter", "hard"), "--difficulty-filter 'hard'"),
+        (rows(9), ("--keep-sides",), "holds no earlier manifest"),
+    ],
+)
+def test_prepare_refuses_and_writes_nothing(
+    tmp_path: Path, content: Any, options: tuple[str, ...], says: str
+) -> None:
+    (tmp_path / "raw.json").write_text(json.dumps(content))
+    with pytest.raises(SkyfleetError, match=says):
+        run(
+            "prepare",
+            "--tasks-json",
+            tmp_path / "raw.json",
+            "--output-dir",
+            tmp_path / "o",
+            *options,
+        )
+    assert [path.name for path in tmp_path.iterdir()] == ["raw.json"]
+
+
+def test_validate_fills_the_quarantine_that_prepare_honours(tmp_path: Path) -> None:
+    good, bad = world_tasks("github", split="all", count=2)
+    always = "def validate_task(env):\n    return 1\n"
+    write_tasks(tmp_path / "raw.jsonl", [good, bad.model_copy(update={"verifier_code": always})])
+    quarantine = tmp_path / "quarantine.jsonl"
+    output = run("validate", tmp_path / "raw.jsonl", "--quarantine", quarantine)
+    assert "| ok      |     1 |" in output
+    assert f"doing nothing passes | {bad.key} |" in output
+    assert f"quarantine: {quarantine}" in output
+    assert json.loads(quarantine.read_text())["key"] == bad.key
+    options = ("--output-dir", tmp_path / "out", "--quarantine", quarantine)
+    with pytest.raises(TaskError, match="no task is left to measure with: of 1 github"):
+        run("prepare", "--tasks-json", tmp_path / "raw.jsonl", *options)
+
+
+def test_validate_resumes_from_its_journal(tmp_path: Path) -> None:
+    quarantine = tmp_path / "q.jsonl"
+    source = "world:github?split=all&count=2"
+    run("validate", source, "--quarantine", quarantine)
+    journal = tmp_path / "q.jsonl.journal"
+    before = journal.read_text()
+    run("validate", source, "--quarantine", quarantine, "--resume")
+    assert journal.read_text() == before
+    assert len(before.splitlines()) == 3
+
+
+def test_validate_refuses_half_a_teacher(tmp_path: Path) -> None:
+    source = "world:github?split=all&count=1"
+    with pytest.raises(ConfigError, match="--teacher and --teacher-model go together"):
+        run("validate", source, "--teacher", "http://127.0.0.1:1")
+    with pytest.raises(ConfigError, match=r"--band 0\.9 0\.1: give two rates"):
+        run("validate", source, "--band", "0.9", "0.1")
+
+
+def test_stats_shows_a_table_and_writes_html(tmp_path: Path) -> None:
+    output = run("stats", "world:github?split=all&count=12", "--html", tmp_path / "s.html")
+    assert "| github |    12 |" in output
+    assert (tmp_path / "s.html").read_text().startswith("<section>")
+
+
+def test_dry_runs_only_say_what_they_would_do(tmp_path: Path, raw: Path) -> None:
+    out = tmp_path / "out"
+    assert f"would write {out}" in run(
+        "prepare", "--tasks-json", raw, "--output-dir", out, "--dry-run"
+    )
+    assert not out.exists()
+    source = "world:github?split=all&count=2"
+    assert run("validate", source, "--dry-run") == f"would check 2 tasks of {source}\n"
+    assert run("stats", source, "--dry-run") == "would show 2 tasks\n"

@@ -1,0 +1,118 @@
+"""Planted: good tasks of the worlds, and bad ones made from them, each with the reason it deserves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+from skyfleet.curation.inspecting import InspectedWorld
+from skyfleet.curation.verdict import Reason
+from skyfleet.envs.worlds.catalog import get_world, world_tasks
+from skyfleet.tasks.grade import Grade
+from skyfleet.tasks.task import RecordedCall, Task
+
+ALWAYS = "def validate_task(env, final_answer=None):\n    return 1\n"
+NEVER = "def validate_task(env, final_answer=None):\n    return 0\n"
+CRASHES = (
+    "def validate_task(env, final_answer=None):\n    return env.db('current').table('no').all()\n"
+)
+UNREADABLE = "def validate_task(env:\n"
+ANY_CHANGE = """\
+def validate_task(env, final_answer=None):
+    try:
+        env.db("seed").diff(env.db("current")).expect_exactly([])
+    except AssertionError:
+        return 1
+    return 0
+"""
+
+
+class FlakyWorld(InspectedWorld):
+    async def grade(self) -> Grade:
+        """Passes the first replay of a reference and fails the next."""
+        grade = await super().grade()
+        passed = grade.success and not FLAKES.get(self._task.key)
+        FLAKES[self._task.key] = FLAKES.get(self._task.key, False) or grade.success
+        return Grade(reward=float(passed), success=passed)
+
+
+FLAKES: dict[str, bool] = {}
+
+
+class TidyingWorld(InspectedWorld):
+    async def grade(self) -> Grade:
+        grade = await super().grade()
+        self._opened.db.write("create table graded (at text)")
+        return grade
+
+
+async def open_planted(task: Task) -> InspectedWorld:
+    kinds = {Reason.FLAKY: FlakyWorld, Reason.CHANGED_BY_GRADING: TidyingWorld}
+    kind = kinds.get(task.metadata.get("planted", ""), InspectedWorld)
+    return kind(get_world(task.env_key), task)
+
+
+def good_tasks(**n_by_world: int) -> list[Task]:
+    return [
+        task
+        for name, count in n_by_world.items()
+        for task in world_tasks(name, split="all", count=count)
+    ]
+
+
+def bad_tasks() -> tuple[dict[str, list[Task]], dict[str, Reason]]:
+    """Two sources that hold sixty bad tasks, and the reason for each by its key."""
+    good = good_tasks(github=160, outlook=80)
+    doing = [task for task in good if task.solution[-1].name != "submit_final_answer"]
+    asking = [task for task in good if task.solution[-1].name == "submit_final_answer"]
+    in_words = [task for task in asking if not _answer(task).isdecimal()]
+    fresh, fresh_words = iter(doing), iter(in_words)
+    planted: list[tuple[Reason, Task]] = []
+
+    def plant(
+        reason: Reason, count: int, spoil: Callable[[Task], Task], tasks: Iterator[Task]
+    ) -> None:
+        for task in islice(tasks, count):
+            marked = {**task.metadata, "planted": reason}
+            planted.append((reason, spoil(task).model_copy(update={"metadata": marked})))
+
+    plant(Reason.VACUOUS, 8, _judged_by(ALWAYS), fresh)
+    plant(Reason.IMPOSSIBLE, 8, _judged_by(NEVER), fresh)
+    plant(Reason.UNGRADED, 2, _judged_by(CRASHES), fresh)
+    plant(Reason.UNGRADED, 2, _judged_by(UNREADABLE), fresh)
+    plant(Reason.MUTANT_PASSES, 6, _judged_by(ANY_CHANGE), fresh)
+    plant(Reason.FLAKY, 5, lambda task: task, fresh)
+    plant(Reason.CHANGED_BY_GRADING, 5, lambda task: task, fresh)
+    plant(Reason.WRONG_CALL, 7, _miscalled, fresh)
+    plant(Reason.ANSWER_IN_PROMPT, 6, _blurted, fresh_words)
+    plant(Reason.ENV_FAILS, 1, lambda t: t.model_copy(update={"data_key": "kinesis"}), fresh)
+    plant(Reason.NO_REFERENCE, 1, lambda t: t.model_copy(update={"solution": ()}), fresh)
+    originals = list(islice(fresh, 9))
+    plant(Reason.DUPLICATE, 6, _reworded, iter(originals[:6]))
+    sources = {"train": [*originals, *(task for _, task in planted)]}
+    n_before = len(planted)
+    plant(Reason.OVERLAP, 3, _reworded, iter(originals[6:]))
+    sources["validation"] = [task for _, task in planted[n_before:]]
+    return sources, {task.key: reason for reason, task in planted}
+
+
+def _judged_by(code: str) -> Callable[[Task], Task]:
+    return lambda task: task.model_copy(update={"verifier_code": code})
+
+
+def _miscalled(task: Task) -> Task:
+    first, *others = task.solution
+    wrong = RecordedCall(name=first.name, arguments={**first.arguments, "nmber": 1})
+    return task.model_copy(update={"solution": (wrong, *others)})
+
+
+def _answer(task: Task) -> str:
+    return str(task.solution[-1].arguments["answer"])
+
+
+def _blurted(task: Task) -> Task:
+    return task.model_copy(update={"prompt": f"{task.prompt} (It is {_answer(task)}.)"})
+
+
+def _reworded(task: Task) -> Task:
+    return task.model_copy(update={"key": f"{task.key}-again", "prompt": f"{task.prompt.upper()}!"})

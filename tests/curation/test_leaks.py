@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+
+from skyfleet.curation.leaks import answer_in_prompt, repeated
+from skyfleet.curation.verdict import Reason
+from skyfleet.tasks.task import RecordedCall, Task
+
+
+def asking(prompt: str, answer: str) -> Task:
+    call = RecordedCall(name="submit_final_answer", arguments={"answer": answer})
+    return Task(key="k", env_key="e", prompt=prompt, solution=(call,))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer", "leaks"),
+    [
+        ("Who has it? (It is ANA Ruiz!)", "Ana Ruiz", True),
+        ("Who has it?", "Ana Ruiz", False),
+        ("Which banana?", "Ana", False),
+        ("How many of the 4?", "4", False),
+        ("What is the code? Not 123.", "123", True),
+        ("Are pets allowed or forbidden?", "Forbidden", False),
+        ("Are pets allowed or forbidden? Forbidden.", "forbidden", True),
+        ("What?", "?", False),
+    ],
+)
+def test_an_answer_that_stands_in_the_prompt_is_caught(
+    prompt: str, answer: str, leaks: bool
+) -> None:
+    fault = answer_in_prompt(asking(prompt, answer))
+    assert (fault is not None) == leaks
+    assert fault is None or fault[0] is Reason.ANSWER_IN_PROMPT
+
+
+def test_tasks_that_ask_the_same_are_named_with_the_first() -> None:
+    def task(key: str, prompt: str) -> Task:
+        return Task(key=key, env_key="e", prompt=prompt)
+
+    sources = {
+        "train": [task("a", "Close #4."), task("b", "close 4"), task("c", "other")],
+        "eval": [task("d", "Other!"), task("a", "a new prompt"), task("e", "its own")],
+    }
+    assert repeated(sources) == {
+        ("train", "b"): (Reason.DUPLICATE, "the same as a"),
+        ("eval", "d"): (Reason.OVERLAP, "the same as c of train"),
+        ("eval", "a"): (Reason.OVERLAP, "the same as a of train"),
+    }

@@ -1,0 +1,99 @@
+"""Quarantine and manifest: what a run may train on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from skyfleet.curation.allowed import check_allowed
+from skyfleet.curation.quarantine import Quarantine, read_quarantine, write_quarantine
+from skyfleet.curation.verdict import Reason, Verdict
+from skyfleet.errors import ConfigError, TaskError
+from skyfleet.tasks.loading import load_tasks, write_tasks
+from skyfleet.tasks.manifest import make_manifest
+from skyfleet.tasks.preparing import Preparing, prepare
+from skyfleet.tasks.publishing import dataset_files, publish
+from skyfleet.tasks.splits import SplitRule
+from skyfleet.tasks.task import Task
+
+A, B = (Task(key=key, env_key="e", prompt="p") for key in "ab")
+BAD = Quarantine().updated([Verdict.on(A, (Reason.VACUOUS, "reward 1")), Verdict.on(B, None)])
+
+
+def dataset(folder: Path) -> str:
+    rows = [(i, Task(key=key, env_key="e", prompt=key)) for i, key in enumerate("abcdefgh")]
+    rule = SplitRule(eval_fraction=0.25, min_eval_tasks=1)
+    prepared = prepare(rows, Preparing(split=rule))
+    files = dataset_files(prepared)
+    manifest = make_manifest(
+        prepared,
+        files,
+        source="raw",
+        source_sha256="",
+        options={},
+        split_by="ratio",
+        earlier=None,
+    )
+    publish(str(folder), files, manifest)
+    return str(folder / "train.parquet")
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    write_quarantine(tmp_path / "q.jsonl", BAD)
+    assert read_quarantine(tmp_path / "q.jsonl") == BAD
+    write_quarantine(tmp_path / "q.jsonl", Quarantine())
+    assert read_quarantine(tmp_path / "q.jsonl") == Quarantine()
+
+
+def test_a_row_is_in_quarantine_as_it_stood() -> None:
+    assert A in BAD
+    assert B not in BAD
+    assert BAD.reason_for(A) is Reason.VACUOUS
+    assert A.model_copy(update={"verifier_code": "mended"}) not in BAD
+
+
+def test_a_new_verdict_takes_the_place_of_the_old_one() -> None:
+    more = BAD.updated([Verdict.on(B, (Reason.FLAKY, "1, then 0"))])
+    assert (more.reason_for(A), more.reason_for(B)) == (Reason.VACUOUS, Reason.FLAKY)
+    assert A not in more.updated([Verdict.on(A, None)])
+
+
+def test_a_line_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "q.jsonl").write_text('{"key": "a", "row_sha256": "0", "reason": "dull"}\n')
+    with pytest.raises(TaskError, match=r"q.jsonl row 1: reason: Input should be"):
+        read_quarantine(tmp_path / "q.jsonl")
+
+
+def test_a_prepared_file_may_be_trained_on(tmp_path: Path) -> None:
+    source = dataset(tmp_path / "data")
+    check_allowed(load_tasks(source), [source], allow_unmanifested=False, quarantine=BAD)
+
+
+def test_a_world_needs_no_manifest() -> None:
+    check_allowed([], ["world:github?count=3"], allow_unmanifested=False, quarantine=None)
+
+
+def test_a_file_without_a_manifest_needs_a_word(tmp_path: Path) -> None:
+    source = str(tmp_path / "tasks.jsonl")
+    write_tasks(source, [A])
+    with pytest.raises(ConfigError, match=r"has no manifest.json beside it; .*allow_unmanifested"):
+        check_allowed([A], [source], allow_unmanifested=False, quarantine=None)
+    check_allowed([A], [source], allow_unmanifested=True, quarantine=None)
+
+
+def test_a_file_that_changed_or_came_later_is_not_vouched_for(tmp_path: Path) -> None:
+    source = dataset(tmp_path / "data")
+    later = str(tmp_path / "data" / "more.jsonl")
+    write_tasks(later, [A])
+    with pytest.raises(ConfigError, match=r"more.jsonl' is not in the manifest.json beside it"):
+        check_allowed([], [later], allow_unmanifested=False, quarantine=None)
+    write_tasks(source, [A])
+    with pytest.raises(ConfigError, match=r"has changed since its manifest.json was written"):
+        check_allowed([], [source], allow_unmanifested=False, quarantine=None)
+
+
+def test_a_quarantined_task_needs_a_word() -> None:
+    with pytest.raises(ConfigError, match=r"1 tasks in quarantine, such as 'a' \(vacuous\)"):
+        check_allowed([A, B], ["world:e"], allow_unmanifested=True, quarantine=BAD)
+    check_allowed([B], ["world:e"], allow_unmanifested=True, quarantine=BAD)

@@ -1,0 +1,124 @@
+"""What a replay can and cannot hold against a task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from tests.curation.planted import good_tasks
+
+from skyfleet.chat.message import Message, ToolSpec
+from skyfleet.curation.inspecting import open_inspected
+from skyfleet.curation.mutating import other_value
+from skyfleet.curation.replay import EXPECTED_ERRORS, replay
+from skyfleet.curation.verdict import Fault, Reason
+from skyfleet.envs.env import Opening, Step
+from skyfleet.tasks.grade import Grade
+from skyfleet.tasks.task import RecordedCall, Task
+
+NOTE = ToolSpec(
+    name="note",
+    description="",
+    parameters={"properties": {"text": {"type": "string"}, "page": {"type": "integer"}}},
+)
+
+
+@dataclass
+class Notebook:
+    """Passes whoever notes what `wanted` accepts; nobody can look into it."""
+
+    wanted: str
+    noted: list[str] = field(default_factory=list)
+
+    async def reset(self) -> Opening:
+        return Opening(messages=(Message(role="user", content="note it"),), tools=(NOTE,))
+
+    async def step(self, action: Message) -> Step:
+        self.noted += [str(call.arguments.get("text")) for call in action.tool_calls]
+        return Step(messages=(Message(role="tool", content="ok"),), done="<done>" in action.text)
+
+    async def grade(self) -> Grade:
+        passed = any(self.wanted in note for note in self.noted)
+        return Grade(reward=float(passed), success=passed)
+
+    async def close(self) -> None: ...
+
+
+def noting(text: str) -> Task:
+    call = RecordedCall(name="note", arguments={"text": text, "page": 2})
+    return Task(key="n", env_key="notebook", prompt="p", solution=(call,))
+
+
+async def replayed(task: Task, wanted: str) -> Fault | None:
+    async def open_notebook(task: Task) -> Notebook:
+        return Notebook(wanted)
+
+    return await replay(task, open_notebook, timeout_seconds=5)
+
+
+async def test_an_argument_that_does_not_matter_is_no_fault_where_ends_cannot_be_compared() -> None:
+    # Another page passes; another date does not.
+    assert await replayed(noting("2026-03-04"), wanted="2026-03-04") is None
+
+
+async def test_a_verifier_that_notices_no_wrong_argument_is_caught_without_a_state() -> None:
+    fault = await replayed(noting("2026-03-04"), wanted="2026")
+    assert fault == (Reason.MUTANT_PASSES, "note(text='2026-03-04' -> '2026-03-05')")
+
+
+async def test_whatever_a_random_caller_passes_is_caught() -> None:
+    fault = await replayed(noting("one two"), wanted="")
+    assert fault is not None
+    assert fault[0] in (Reason.MUTANT_PASSES, Reason.RANDOM_PASSES)
+
+
+async def test_an_error_that_is_expected_is_no_fault_and_a_missing_one_is() -> None:
+    tasks = good_tasks(github=60)
+    expecting = next(task for task in tasks if task.metadata[EXPECTED_ERRORS])
+    assert await replay(expecting, open_inspected, timeout_seconds=5) is None
+    told_otherwise = expecting.model_copy(update={"metadata": {}})
+    fault = await replay(told_otherwise, open_inspected, timeout_seconds=5)
+    assert fault is not None
+    assert fault[0] is Reason.WRONG_CALL
+    assert fault[1].startswith("0 errors expected, met: Error: ")
+    plain = next(task for task in tasks if not task.metadata[EXPECTED_ERRORS])
+    fault = await replay(
+        plain.model_copy(update={"metadata": {EXPECTED_ERRORS: 1}}),
+        open_inspected,
+        timeout_seconds=5,
+    )
+    assert fault == (Reason.WRONG_CALL, "1 errors expected, met: no error")
+
+
+async def test_a_mutant_that_ends_where_the_reference_does_is_no_fault() -> None:
+    # The first assignment is overwritten by the second: no verifier could tell what it was.
+    task = next(
+        task
+        for task in good_tasks(github=60)
+        if task.metadata["template"] == "assign_oldest" and len(task.solution) == 2
+    )
+    look, write = task.solution
+    assert "assignee" in write.arguments
+    twice = task.model_copy(update={"solution": (look, write, write)})
+    assert await replay(twice, open_inspected, timeout_seconds=5) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "schema", "wrong"),
+    [
+        ("open", {"enum": ["open", "closed"]}, "closed"),
+        (True, {}, False),
+        (7, {}, 8),
+        (1.5, {}, 2.5),
+        ("41", {}, "42"),
+        ("2026-02-28", {}, "2026-03-01"),
+        ("Ana", {}, "zorqua Ana"),
+        (["a", "b"], {}, ["zorqua a", "b"]),
+        (None, {}, None),
+        ({}, {}, None),
+    ],
+)
+def test_a_wrong_value_is_of_the_same_kind(
+    value: object, schema: dict[str, object], wrong: object
+) -> None:
+    assert other_value(value, schema) == wrong

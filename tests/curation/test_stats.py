@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from skyfleet.curation.stats import Spread, stats_cells, stats_html, stats_of
+from skyfleet.tasks.task import RecordedCall, Task
+
+LOOK, WRITE = RecordedCall(name="look"), RecordedCall(name="write")
+TASKS = [
+    Task(key="a", env_key="<e>", prompt="one two", difficulty=1, solution=(LOOK, WRITE)),
+    Task(key="b", env_key="<e>", prompt="one two", difficulty=1, solution=(LOOK, LOOK, WRITE)),
+    Task(key="c", env_key="<e>", prompt="one two three four", solution=(LOOK,)),
+    Task(key="d", env_key="d", prompt="one"),
+]
+
+
+def test_each_env_is_described() -> None:
+    e, plain = stats_of(TASKS)
+    assert (plain.env_key, plain.n_tasks, plain.tools) == ("d", 1, ())
+    assert (e.n_tasks, e.n_prompts) == (3, 2)
+    assert e.difficulties == ((None, 1), (1, 2))
+    assert e.calls == Spread(low=1, middle=2, high=3)
+    assert e.prompt_words == Spread(low=2, middle=2, high=4)
+    assert e.tools == (("look", 3), ("write", 2))
+
+
+def test_cells_read_well_and_html_is_escaped() -> None:
+    cells = stats_cells(stats_of(TASKS))[0]
+    assert cells == (
+        "<e>",
+        "3",
+        "2",
+        "none: 1, 1: 2",
+        "1 / 2 / 3",
+        "2 / 2 / 4",
+        "look 3, write 2",
+    )
+    section = stats_html("a & b", stats_of(TASKS))
+    assert "<h2>a &amp; b</h2>" in section
+    assert "<td>&lt;e&gt;</td>" in section
+    assert section.count("<tr>") == 3

@@ -1,0 +1,84 @@
+"""A teacher's pass rate decides; a teacher that cannot be asked decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from tests.curation.planted import good_tasks
+
+from skyfleet.chat.message import Message, ToolSpec
+from skyfleet.curation.inspecting import open_inspected
+from skyfleet.curation.teacher import Band, Teacher, teach
+from skyfleet.curation.validate import check
+from skyfleet.curation.verdict import Fault, Reason
+from skyfleet.engines.sampling import SamplingParams
+from skyfleet.errors import EngineError, ModelError
+from skyfleet.rollouts.reference import ReferenceModel
+from skyfleet.tasks.task import Task
+
+
+class Pupil:
+    """Knows the solution of the first `right` conversations that it is in."""
+
+    def __init__(self, task: Task, right: int) -> None:
+        self._task, self._right, self._begun = task, right, 0
+        self._minds: dict[int, ReferenceModel] = {}
+
+    async def reply(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: SamplingParams
+    ) -> Message:
+        # Every conversation has a list of its own, which stays the same one.
+        if id(messages) not in self._minds:
+            knows = self._begun < self._right
+            self._begun += 1
+            self._minds[id(messages)] = ReferenceModel(self._task.solution if knows else ())
+        return await self._minds[id(messages)].reply(messages, tools, sampling)
+
+
+class Silent:
+    async def reply(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: SamplingParams
+    ) -> Message:
+        raise EngineError("503")
+
+
+async def taught(right: int, low: float, high: float) -> Fault | None:
+    (task,) = good_tasks(github=1)
+    teacher = Teacher(
+        name="pupil", model=Pupil(task, right), attempts=4, band=Band(low=low, high=high)
+    )
+    return await teach(task, open_inspected, teacher, timeout_seconds=5)
+
+
+async def test_a_pass_rate_within_the_band_is_fine() -> None:
+    assert await taught(1, 0.25, 1.0) is None
+    assert await taught(4, 0.25, 1.0) is None
+
+
+async def test_a_pass_rate_outside_the_band_is_told() -> None:
+    assert await taught(0, 0.25, 1.0) == (
+        Reason.TOO_HARD,
+        "pupil passes 0 of 4, wanted at least 25%",
+    )
+    assert await taught(4, 0.25, 0.75) == (
+        Reason.TOO_EASY,
+        "pupil passes 4 of 4, wanted at most 75%",
+    )
+
+
+async def test_a_teacher_that_does_not_answer_condemns_nothing() -> None:
+    (task,) = good_tasks(github=1)
+    teacher = Teacher(name="silent", model=Silent(), attempts=2, band=Band(low=0.5, high=1))
+    with pytest.raises(ModelError, match=r"silent could not be asked about github-.*503.*--resume"):
+        await teach(task, open_inspected, teacher, timeout_seconds=5)
+
+
+async def test_a_teacher_stands_in_for_a_missing_reference() -> None:
+    (task,) = good_tasks(github=1)
+    teacher = Teacher(name="p", model=Pupil(task, 2), attempts=2, band=Band(low=0.5, high=1))
+    bare = task.model_copy(update={"solution": ()})
+    assert await check(bare, open_inspected, teacher, timeout_seconds=5) is None
+    fault = await check(bare, open_inspected, None, timeout_seconds=5)
+    assert fault is not None
+    assert fault[0] is Reason.NO_REFERENCE

@@ -1,0 +1,92 @@
+"""Sixty bad tasks are quarantined with the right reason, two hundred good ones pass."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tests.curation.planted import FLAKES, bad_tasks, good_tasks, open_planted
+
+from skyfleet.curation.inspecting import open_inspected
+from skyfleet.curation.journal import keeping_journal
+from skyfleet.curation.validate import validate
+from skyfleet.curation.verdict import Reason, Verdict
+from skyfleet.envs.env import Env
+from skyfleet.errors import ConfigError
+from skyfleet.tasks.task import Task
+
+
+async def test_sixty_planted_tasks_are_caught_each_for_its_reason(tmp_path: Path) -> None:
+    FLAKES.clear()
+    sources, planted = bad_tasks()
+    with keeping_journal(tmp_path / "journal", {}, resume=False) as journal:
+        verdicts = await validate(sources, open_planted, journal=journal)
+    assert len(planted) == 60
+    assert len(set(planted.values())) == 12
+    assert {v.task_key: v.reason for v in verdicts if not v.ok} == planted
+    assert all(v.evidence for v in verdicts if not v.ok)
+    assert sum(v.ok for v in verdicts) == 9  # the originals of what is there twice
+
+
+@pytest.mark.slow
+async def test_two_hundred_good_tasks_pass(tmp_path: Path) -> None:
+    tasks = good_tasks(github=80, outlook=80, booking=40)
+    with keeping_journal(tmp_path / "journal", {}, resume=False) as journal:
+        verdicts = await validate({"good": tasks}, open_inspected, journal=journal)
+    assert [(v.task_key, v.reason, v.evidence) for v in verdicts if not v.ok] == []
+    assert [v.task_key for v in verdicts] == [task.key for task in tasks]
+
+
+async def test_good_tasks_of_every_template_pass(tmp_path: Path) -> None:
+    tasks = good_tasks(github=24, outlook=24)
+    with keeping_journal(tmp_path / "journal", {}, resume=False) as journal:
+        verdicts = await validate({"good": tasks}, open_inspected, journal=journal)
+    assert Counter(v.reason for v in verdicts) == {None: 48}
+
+
+async def test_a_stopped_validation_goes_on_where_it_was(tmp_path: Path) -> None:
+    tasks, path = good_tasks(github=6), tmp_path / "journal"
+    opened: list[str] = []
+
+    async def open_counted(task: Task) -> Env:
+        opened.append(task.key)
+        return await open_inspected(task)
+
+    with keeping_journal(path, {}, resume=False) as journal:
+        first = await validate({"a": tasks[:3]}, open_counted, journal=journal)
+    path.write_text(path.read_text() + '{"task_key": "cut o')  # stopped in the middle of a line
+    assert set(opened) == {task.key for task in tasks[:3]}
+    opened.clear()
+    finished: list[Verdict] = []
+    with keeping_journal(path, {}, resume=True) as journal:
+        all_six = await validate(
+            {"a": tasks}, open_counted, journal=journal, on_finished=finished.append
+        )
+    assert set(opened) == {task.key for task in tasks[3:]}
+    assert all_six[:3] == first
+    assert len(all_six) == len(finished) == 6
+    heading, *lines = path.read_text().splitlines()
+    assert heading == "{}"
+    assert [json.loads(line)["task_key"] for line in lines] == [task.key for task in tasks]
+
+
+async def test_an_edited_row_is_checked_again(tmp_path: Path) -> None:
+    (task,) = good_tasks(github=1)
+    with keeping_journal(tmp_path / "journal", {}, resume=False) as journal:
+        (before,) = await validate({"a": [task]}, open_inspected, journal=journal)
+    edited = task.model_copy(update={"solution": ()})
+    with keeping_journal(tmp_path / "journal", {}, resume=True) as journal:
+        (after,) = await validate({"a": [edited]}, open_inspected, journal=journal)
+    assert (before.reason, after.reason) == (None, Reason.NO_REFERENCE)
+
+
+def test_a_journal_of_other_checks_is_not_taken_over(tmp_path: Path) -> None:
+    with keeping_journal(tmp_path / "journal", {"attempts": 4}, resume=False):
+        pass
+    with (
+        pytest.raises(ConfigError, match=r"begun with .*4.* and now .*8.*without --resume"),
+        keeping_journal(tmp_path / "journal", {"attempts": 8}, resume=True),
+    ):
+        pass

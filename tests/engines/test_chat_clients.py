@@ -1,0 +1,167 @@
+"""ChatModels over HTTP, against a server on loopback that checks what it is sent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from tests.fakes.serving import serving
+
+from skyfleet.chat.message import Message, ToolCall, ToolSpec
+from skyfleet.engines import posting
+from skyfleet.engines.anthropic_chat import AnthropicChat
+from skyfleet.engines.openai_chat import OpenAIChat
+from skyfleet.engines.sampling import SamplingParams
+from skyfleet.errors import EngineError
+
+TOOL = ToolSpec(name="look", description="Look.", parameters={"type": "object"})
+SAMPLING = SamplingParams(max_generate_length=64, temperature=0.5, top_p=0.9, stop=("X",), seed=3)
+TALK = [
+    Message(role="system", content="be brief"),
+    Message(role="user", content="hi"),
+    Message(
+        role="assistant",
+        tool_calls=(
+            ToolCall(id="1", name="look", arguments={"at": 1}),
+            ToolCall(id="2", name="look", arguments={}),
+        ),
+    ),
+    Message(role="tool", content="a", tool_call_id="1"),
+    Message(role="tool", content="b", tool_call_id="2", is_error=True),
+]
+
+
+class Server:
+    """Answers in turn, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.answers: list[Response] = []
+        self.bodies: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.url = ""
+
+    async def answer(self, request: Request) -> Response:
+        self.bodies.append(await request.json())
+        self.headers.append(dict(request.headers))
+        return self.answers.pop(0)
+
+
+@pytest_asyncio.fixture
+async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
+    monkeypatch.setattr(posting, "FIRST_PAUSE_SECONDS", 0.01)
+    server = Server()
+    paths = ("/v1/chat/completions", "/v1/messages")
+    app = Starlette(routes=[Route(path, server.answer, methods=["POST"]) for path in paths])
+    async with serving(app) as url:
+        server.url = url
+        yield server
+
+
+def said(**message: Any) -> Response:
+    return JSONResponse({"choices": [{"message": {"role": "assistant", **message}}]})
+
+
+def call(name: str, arguments: str) -> dict[str, Any]:
+    return {"id": "9", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+async def ask_openai(server: Server) -> Message:
+    async with OpenAIChat(f"{server.url}/v1/", model="m", api_key="k") as model:
+        return await model.reply(TALK, [TOOL], SAMPLING)
+
+
+async def ask_anthropic(server: Server) -> Message:
+    async with AnthropicChat(server.url, model="m", api_key="k") as model:
+        return await model.reply(TALK, [TOOL], SAMPLING)
+
+
+async def test_openai_is_sent_the_conversation_and_answers_with_a_call(server: Server) -> None:
+    server.answers = [said(content=None, tool_calls=[call("look", '{"at": 2}')])]
+    message = await ask_openai(server)
+    assert message.tool_calls == (ToolCall(id="9", name="look", arguments={"at": 2}),)
+    assert message.text == ""
+    (body,) = server.bodies
+    assert body["messages"][0] == {"role": "system", "content": "be brief"}
+    assert json.loads(body["messages"][2]["tool_calls"][0]["function"]["arguments"]) == {"at": 1}
+    assert body["messages"][4] == {"role": "tool", "content": "b", "tool_call_id": "2"}
+    assert body["tools"][0]["function"]["name"] == "look"
+    sampled = [body[name] for name in ("max_tokens", "temperature", "top_p", "stop", "seed")]
+    assert sampled == [64, 0.5, 0.9, ["X"], 3]
+    assert server.headers[0]["authorization"] == "Bearer k"
+
+
+async def test_openai_calls_that_do_not_parse_are_kept(server: Server) -> None:
+    server.answers = [said(content="so", tool_calls=[call("look", '{"at"'), call("look", "[1]")])]
+    message = await ask_openai(server)
+    assert message.tool_calls == ()
+    assert len(message.malformed_calls) == 2
+    assert message.text == "so"
+
+
+async def test_anthropic_is_sent_turns_and_answers_with_a_call(server: Server) -> None:
+    blocks = [
+        {"type": "thinking", "thinking": "hm"},
+        {"type": "text", "text": "so"},
+        {"type": "tool_use", "id": "9", "name": "look", "input": {"at": 2}},
+    ]
+    server.answers = [JSONResponse({"content": blocks})]
+    message = await ask_anthropic(server)
+    assert message.tool_calls == (ToolCall(id="9", name="look", arguments={"at": 2}),)
+    assert (message.text, message.reasoning) == ("so", "hm")
+    (body,) = server.bodies
+    assert body["system"] == "be brief"
+    assert [turn["role"] for turn in body["messages"]] == ["user", "assistant", "user"]
+    assert [block["tool_use_id"] for block in body["messages"][2]["content"]] == ["1", "2"]
+    assert body["messages"][2]["content"][1]["is_error"] is True
+    assert body["messages"][1]["content"][0]["type"] == "tool_use"
+    assert body["tools"][0]["input_schema"] == {"type": "object"}
+    assert body["stop_sequences"] == ["X"]
+    assert server.headers[0]["x-api-key"] == "k"
+    assert server.headers[0]["anthropic-version"] == "2023-06-01"
+
+
+@pytest.mark.parametrize("ask", [ask_openai, ask_anthropic])
+async def test_what_passes_by_itself_is_tried_again(server: Server, ask: Any) -> None:
+    both = {"choices": [{"message": {"content": "at last"}}], "content": []}
+    server.answers = [
+        PlainTextResponse("busy", 529),
+        PlainTextResponse("", 502),
+        JSONResponse(both),
+    ]
+    await ask(server)
+    assert len(server.bodies) == 3
+
+
+@pytest.mark.parametrize("ask", [ask_openai, ask_anthropic])
+@pytest.mark.parametrize(
+    ("answers", "says"),
+    [
+        ([PlainTextResponse("no such model", 404)], r"refused with 404: no such model"),
+        ([PlainTextResponse("hello")], r"answered no JSON object but 200: hello"),
+        ([JSONResponse({"error": "?"})], r"m answered without .*error"),
+        ([PlainTextResponse("down", 503)] * 4, r"failed 4 times, last with 503: down"),
+    ],
+)
+async def test_what_does_not_pass_is_one_engine_error(
+    server: Server, ask: Any, answers: list[Response], says: str
+) -> None:
+    server.answers = list(answers)
+    with pytest.raises(EngineError, match=says):
+        await ask(server)
+
+
+async def test_a_server_that_is_not_there_is_one_engine_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(posting, "FIRST_PAUSE_SECONDS", 0.01)
+    nobody = Server()
+    nobody.url = "http://127.0.0.1:1"
+    with pytest.raises(EngineError, match=r"127.0.0.1:1/v1/messages failed 4 times.*ConnectError"):
+        await ask_anthropic(nobody)

@@ -1,0 +1,264 @@
+"""Every Env keeps these rules, whoever wrote it.
+
+To hold a door to them: write an async context manager that yields a `Case` and is given a folder
+to work in, and add it to `KINDS` in one line. Servers, databases and keys live in the manager.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+
+import pytest
+from jsonschema import Draft202012Validator
+from tests.fakes.gym_tasks import CASES, gym_case
+from tests.fakes.page_example import module_on, task_on
+
+from skyfleet.chat.message import Message, ToolCall
+from skyfleet.envs.agentdojo.env import open_agentdojo
+from skyfleet.envs.agentdojo.tasks import agentdojo_tasks
+from skyfleet.envs.env import DONE, Env, EnvFactory, Step
+from skyfleet.envs.skyrl_gym import skyrl_gym_factory
+from skyfleet.envs.worlds.catalog import open_world, world_tasks
+from skyfleet.errors import EnvError, VerifierError
+from skyfleet.tasks.grade import Grade
+from skyfleet.tasks.task import Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    open_env: EnvFactory
+    task: Task
+    solution: tuple[Message, ...]
+    """What the agent says, turn by turn, until it is done."""
+
+    async def opened(self) -> Env:
+        env = await self.open_env(self.task)
+        await env.reset()
+        return env
+
+
+Kind = Callable[[Path], AbstractAsyncContextManager[Case]]
+
+
+def says(text: str) -> Message:
+    return Message(role="assistant", content=text)
+
+
+def calls(name: str, **arguments: object) -> Message:
+    call = ToolCall(id="call_0", name=name, arguments=arguments)
+    return Message(role="assistant", tool_calls=(call,))
+
+
+def solution_of(task: Task) -> tuple[Message, ...]:
+    """The reference calls, one a turn; the last ends the episode, or `<done>` does."""
+    spoken = [calls(call.name, **call.arguments) for call in task.solution]
+    answered = task.solution[-1].name == "submit_final_answer"
+    return tuple(spoken) if answered else (*spoken, says(DONE))
+
+
+@asynccontextmanager
+async def world(folder: Path) -> AsyncIterator[Case]:
+    (task,) = world_tasks("github", split="train", count=1)
+    yield Case(open_env=open_world, task=task, solution=solution_of(task))
+
+
+@asynccontextmanager
+async def agentdojo(key: str, folder: Path) -> AsyncIterator[Case]:
+    task = dojo_tasks()[key]
+    yield Case(open_env=open_agentdojo, task=task, solution=solution_of(task))
+
+
+@cache
+def dojo_tasks() -> dict[str, Task]:
+    return {task.key: task for task in agentdojo_tasks()}
+
+
+@asynccontextmanager
+async def skyrl_gym(env_id: str, folder: Path) -> AsyncIterator[Case]:
+    with gym_case(env_id, folder) as (settings, task):
+        solution = tuple(map(says, CASES[env_id].says))
+        yield Case(open_env=skyrl_gym_factory(settings), task=task, solution=solution)
+
+
+@asynccontextmanager
+async def the_page(folder: Path) -> AsyncIterator[Case]:
+    page = "bring_your_own_environment.md"
+    task = task_on(page)
+    yield Case(open_env=module_on(page).open_button, task=task, solution=solution_of(task))
+
+
+# Of each suite one that changes something.
+DOJO_KEYS = (
+    "agentdojo-workspace-user_task_7",
+    "agentdojo-travel-user_task_0",
+    "agentdojo-banking-user_task_0",
+    "agentdojo-slack-user_task_1",
+)
+
+KINDS: dict[str, Kind] = {
+    "world": world,
+    "the_page": the_page,
+    **{key: partial(agentdojo, key) for key in DOJO_KEYS},
+    **{f"skyrl_gym-{env_id}": partial(skyrl_gym, env_id) for env_id in CASES},
+}
+
+pytestmark = [
+    # lcb forks, which Python 3.12 warns of where there are threads.
+    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
+    pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS),
+]
+
+
+@pytest.fixture
+async def case(kind: Kind, tmp_path: Path) -> AsyncIterator[Case]:
+    async with kind(tmp_path) as case:
+        yield case
+
+
+async def test_an_episode_opens_with_words_and_with_tools_that_can_be_told_apart(
+    case: Case,
+) -> None:
+    env = await case.open_env(case.task)
+    opening = await env.reset()
+    assert any(message.text for message in opening.messages)
+    names = [tool.name for tool in opening.tools]
+    assert len(set(names)) == len(names)
+    for tool in opening.tools:
+        Draft202012Validator.check_schema(tool.parameters)
+        assert tool.parameters["type"] == "object"
+    await env.close()
+
+
+async def test_its_solution_ends_it_and_passes_and_doing_nothing_does_not(case: Case) -> None:
+    env = await case.opened()
+    assert not passes(await graded(env))
+    *before, last = [await env.step(action) for action in case.solution]
+    assert [step.done for step in before] == [False] * len(before)
+    assert last.done
+    assert passes(await graded(env))
+    await env.close()
+
+
+async def test_a_step_before_reset_or_after_close_is_an_env_error(case: Case) -> None:
+    env = await case.open_env(case.task)
+    with pytest.raises(EnvError):
+        await env.step(case.solution[0])
+    await env.reset()
+    await env.close()
+    with pytest.raises(EnvError):
+        await env.step(case.solution[0])
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        says(""),
+        says("Let me think."),
+        Message(role="assistant", malformed_calls=('<tool_call>{"name": ',)),
+        calls("no_such_tool", path="\N{SNOWMAN}" * 100),
+        calls("", nested={"list": [None, 1e300]}),
+    ],
+    ids=["empty", "only words", "malformed", "unknown tool", "no name"],
+)
+async def test_whatever_the_agent_says_is_answered(case: Case, action: Message) -> None:
+    env = await case.opened()
+    assert answered(await env.step(action))
+    await env.close()
+
+
+async def test_wrong_arguments_are_answered_by_every_tool(case: Case) -> None:
+    env = await case.open_env(case.task)
+    for tool in (await env.reset()).tools:
+        one = await case.opened()
+        assert answered(await one.step(calls(tool.name, no_such_argument=[{}])))
+        await one.close()
+    await env.close()
+
+
+async def test_it_can_be_graded_at_any_point_and_grading_changes_nothing(case: Case) -> None:
+    env = await case.opened()
+    untouched = await graded(env)
+    assert await graded(env) == untouched
+    for action in case.solution[:-1]:
+        await env.step(action)
+        assert await graded(env) == await graded(env)
+    assert (await env.step(case.solution[-1])).done
+    await env.close()
+
+
+async def test_it_may_be_closed_twice_and_unopened(case: Case) -> None:
+    for env in (await case.opened(), await case.open_env(case.task)):
+        await env.close()
+        await env.close()
+
+
+async def test_two_envs_of_one_task_share_nothing(case: Case) -> None:
+    one, other = await case.open_env(case.task), await case.open_env(case.task)
+    assert await one.reset() == await other.reset()
+    untouched = await graded(other)
+    assert not passes(untouched)
+    for action in case.solution:
+        await one.step(action)
+    assert passes(await graded(one))
+    assert await graded(other) == untouched
+    later = await case.opened()
+    assert await graded(later) == untouched
+    for env in (one, other, later):
+        await env.close()
+
+
+async def test_nothing_is_left_behind(case: Case) -> None:
+    await play_and_close(case)  # what is made once for all episodes is made here
+    before = held()
+    for _ in range(3):
+        await play_and_close(case)
+    for _ in range(100):  # a thread that has been told to end still ends
+        if not (more := held() - before):
+            break
+        await asyncio.sleep(0.01)
+    assert not more
+
+
+async def play_and_close(case: Case) -> None:
+    """One episode to its end, and one that is left in the middle."""
+    for turns in (len(case.solution), len(case.solution) // 2):
+        env = await case.opened()
+        for action in case.solution[:turns]:
+            await env.step(action)
+        await graded(env)
+        await env.close()
+
+
+def answered(step: Step) -> bool:
+    return step.done or bool(step.messages)
+
+
+async def graded(env: Env) -> Grade | str | None:
+    try:
+        return await env.grade()
+    except VerifierError as error:
+        return str(error)
+
+
+def passes(grade: Grade | str | None) -> bool:
+    return isinstance(grade, Grade) and grade.success
+
+
+def held() -> Counter[str]:
+    # The loop's own pool of threads belongs to the loop and ends with it.
+    threads = [one for one in threading.enumerate() if not one.name.startswith("asyncio_")]
+    return Counter(
+        {
+            "tasks": len(asyncio.all_tasks()),
+            "threads": len(threads),
+            "file descriptors": len(os.listdir("/proc/self/fd")),
+        }
+    )

@@ -1,0 +1,169 @@
+"""OpenEnv servers that misbehave: one clear record each, and nothing left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
+from tests.fakes.counter_env import TASK, CounterEnv, opening
+from tests.fakes.serving import nothing_left, serving
+from tests.fakes.shouting_env import open_shouting
+
+from skyfleet.chat.message import Message, ToolCall
+from skyfleet.envs.openenv.client import openenv_factory
+from skyfleet.envs.openenv.server import openenv_app
+from skyfleet.envs.openenv.session import OpenEnvSettings
+from skyfleet.envs.worlds.catalog import open_world, world_tasks
+from skyfleet.errors import EnvError
+from skyfleet.rollouts.episode import run_episode
+from skyfleet.rollouts.limits import Limits
+from skyfleet.rollouts.reference import oracle_policy
+from skyfleet.tasks.task import Task
+from skyfleet.trajectories.trajectory import Ending
+
+LIMITS = Limits(max_turns=12, max_input_length=10**6, trajectory_timeout_seconds=30)
+
+
+def _settings(url: str, **others: Any) -> OpenEnvSettings:
+    quick: dict[str, Any] = {"message_timeout_seconds": 5, "capacity_wait_seconds": 0.2}
+    return OpenEnvSettings(base_url=url, **(quick | others))
+
+
+async def _complaint(url: str, task: Task, **others: Any) -> str:
+    """Why an episode fails."""
+    open_env = openenv_factory(_settings(url, **others))
+    trajectory = await run_episode(task, open_env, oracle_policy, LIMITS)
+    assert (trajectory.grade, trajectory.ending) == (None, Ending.FAILED)
+    assert trajectory.failure is not None
+    assert trajectory.failure.kind == "EnvError"
+    return trajectory.failure.detail
+
+
+def _says(name: str, **arguments: Any) -> Message:
+    call = ToolCall(id="c0", name=name, arguments=arguments)
+    return Message(role="assistant", tool_calls=(call,))
+
+
+async def test_fifty_megabytes_are_cut_and_a_frame_over_the_limit_ends_the_episode() -> None:
+    app = openenv_app([TASK], open_shouting, max_sessions=2)
+    async with nothing_left(), serving(app) as url:
+        env = await openenv_factory(_settings(url))(TASK)
+        await env.reset()
+        (reply,) = (await env.step(_says("shout", length=50_000_000))).messages
+        note = "\n(cut: the first 20,000 of 50,000,000 characters; ask for less)"
+        assert reply.text == "a" * 20_000 + note
+        await env.close()
+        small = await openenv_factory(_settings(url, max_frame_bytes=10_000))(TASK)
+        await small.reset()
+        with pytest.raises(EnvError, match=r"step: the answer is over max_frame_bytes=10000$"):
+            await small.step(_says("shout", length=20_000))
+        with pytest.raises(EnvError, match="no session is open; call reset first"):
+            await small.step(_says("shout", length=1))
+        await small.close()
+
+
+async def test_a_server_that_hangs_costs_one_episode_its_deadline() -> None:
+    app = openenv_app([TASK], opening(CounterEnv(breaks="step", hangs=True)), max_sessions=1)
+    call = TASK.model_validate(TASK.model_dump() | {"solution": [{"name": "press"}]})
+    async with nothing_left(), serving(app) as url:
+        complaint = await _complaint(url, call, message_timeout_seconds=0.2)
+    assert complaint.endswith("step not answered in 0.2 s (message_timeout_seconds)")
+
+
+async def test_a_server_that_vanishes_in_the_middle_costs_one_episode() -> None:
+    task = world_tasks("github", split="all", count=1)[0]
+    async with nothing_left():
+        async with serving(openenv_app([task], open_world, max_sessions=1)) as url:
+            env = await openenv_factory(_settings(url))(task)
+            await env.reset()
+        with pytest.raises(EnvError, match="step: the socket closed, received 1012"):
+            await env.step(_says("list_issues"))
+        await env.close()
+        gone = await _complaint(url, task)
+    assert gone.endswith("tried for 0.2 s")
+    assert "/ws: [Errno 111] Connect call failed" in gone
+
+
+async def _bad_gateway(scope: Any, receive: Any, send: Any) -> None:
+    kind = "websocket.http.response" if scope["type"] == "websocket" else "http.response"
+    await receive()
+    await send({"type": f"{kind}.start", "status": scope["app_status"], "headers": []})
+    await send({"type": f"{kind}.body", "body": b"bad"})
+
+
+@pytest.mark.parametrize(("status", "ending"), [(502, "502; tried for 0.2 s"), (401, "401")])
+async def test_a_gateway_without_a_server_is_tried_again_and_a_refusal_is_not(
+    status: int, ending: str
+) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await _bad_gateway(scope | {"app_status": status}, receive, send)
+
+    async with nothing_left(), serving(app) as url:
+        assert (await _complaint(url, TASK)).endswith(f"/ws: answers HTTP {ending}")
+
+
+def _script(answer: Callable[[WebSocket, dict[str, Any]], Awaitable[None]]) -> Starlette:
+    """A server that answers every frame as told."""
+
+    async def talk(socket: WebSocket) -> None:
+        await socket.accept()
+        try:
+            while True:
+                await answer(socket, await socket.receive_json())
+        except (WebSocketDisconnect, RuntimeError):
+            return
+
+    async def schema(request: Request) -> Response:
+        return JSONResponse({"action": {}})
+
+    return Starlette(routes=[WebSocketRoute("/ws", talk), Route("/schema", schema)])
+
+
+_EMPTY = {"type": "observation", "data": {"observation": {"tools": []}}}
+
+
+async def test_a_socket_closed_before_the_first_reset_is_opened_again() -> None:
+    frames: list[str] = []
+
+    async def answer(socket: WebSocket, frame: dict[str, Any]) -> None:
+        frames.append(frame["type"])
+        if len(frames) < 3:
+            await socket.close(1011)
+        elif frame["type"] != "close":
+            await socket.send_json(_EMPTY)
+
+    async with nothing_left(), serving(_script(answer)) as url:
+        env = await openenv_factory(_settings(url))(TASK)
+        assert (await env.reset()).tools == ()
+        await env.close()
+    assert frames == ["reset", "reset", "reset", "step", "close"]
+
+
+async def test_a_socket_closed_later_is_not() -> None:
+    async def answer(socket: WebSocket, frame: dict[str, Any]) -> None:
+        if frame["data"].get("type") == "call_tool":
+            await socket.close(1011)
+        await socket.send_json(_EMPTY)
+
+    async with nothing_left(), serving(_script(answer)) as url:
+        env = await openenv_factory(_settings(url))(TASK)
+        await env.reset()
+        with pytest.raises(EnvError, match="step: the socket closed, received 1011"):
+            await env.step(_says("press"))
+        await env.close()
+
+
+async def test_what_is_no_frame_is_shown() -> None:
+    async def answer(socket: WebSocket, frame: dict[str, Any]) -> None:
+        await socket.send_text("<html>" + "x" * 1000)
+
+    async with nothing_left(), serving(_script(answer)) as url:
+        complaint = await _complaint(url, TASK)
+    assert complaint.endswith("x', which is no OpenEnv frame")
+    assert len(complaint) < 200

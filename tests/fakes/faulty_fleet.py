@@ -1,0 +1,106 @@
+"""A Fleet-compatible server behind a network that is not to be relied on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from tests.fakes.serving import nothing_left, serving
+
+from skyfleet.envs.env import EnvFactory
+from skyfleet.envs.fleet.env import fleet_factory
+from skyfleet.envs.fleet.server import fleet_app
+from skyfleet.envs.fleet.settings import FleetSettings
+from skyfleet.envs.worlds.catalog import world_tasks
+from skyfleet.rollouts.episode import run_episode
+from skyfleet.rollouts.limits import Limits
+from skyfleet.rollouts.reference import oracle_policy
+from skyfleet.tasks.task import Task
+from skyfleet.trajectories.trajectory import Trajectory
+
+KEY = "local-key"
+LIMITS = Limits(max_turns=20, max_input_length=10**6, trajectory_timeout_seconds=20)
+TASKS = world_tasks("github", split="all", count=12)
+WRITING = next(task for task in TASKS if task.metadata["template"] == "close_by_title")
+
+Fault = Callable[[str, bytes], str | None]
+"""What goes wrong with a request, by its path and body: refuse, hang, cut, or forget."""
+
+
+class Faulty:
+    """A server whose network is not to be relied on."""
+
+    def __init__(self, app: Any, fault: Fault) -> None:
+        self._app, self._fault = app, fault
+        self.seen: list[str] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        body = await request.body()
+        self.seen.append(f"{scope['path']} {body.decode()}")
+        fault = self._fault(scope["path"], body)
+        if fault == "refuse":
+            await Response("bad gateway", 502)(scope, receive, send)
+        elif fault == "hang":
+            await asyncio.sleep(30)
+        elif fault == "cut":
+            await _cut(send)
+        else:
+            await self._app(scope, _replayed(body), _silent if fault == "forget" else send)
+            if fault == "forget":
+                await _cut(send)
+
+
+async def _silent(message: Any) -> None:
+    """The work is done, and nobody hears of it."""
+
+
+async def _cut(send: Any) -> None:
+    """Close the connection in the middle of an answer."""
+    headers = [(b"content-length", b"100")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": b"{", "more_body": False})
+
+
+def _replayed(body: bytes) -> Any:
+    async def receive() -> Any:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive
+
+
+def quick_settings(base_url: str, **changes: Any) -> FleetSettings:
+    quick: dict[str, Any] = {
+        "first_wait_seconds": 0.01,
+        "call_deadline_seconds": 0.4,
+        "tools_deadline_seconds": 0.6,
+        "provisioning_timeout_seconds": 0.4,
+        "provisioning_tries": 3,
+        "verifier_timeout_seconds": 5,
+        "verifier_tries": 2,
+    }
+    return FleetSettings(api_key=KEY, base_url=base_url, **quick | changes)
+
+
+@asynccontextmanager
+async def faulty_fleet(
+    fault: Fault = lambda path, body: None, **changes: Any
+) -> AsyncIterator[tuple[EnvFactory, Any, Faulty]]:
+    """A factory, the server's instances, its faulty front. All that is made must be deleted."""
+    app = fleet_app(TASKS, api_key=KEY)
+    faulty = Faulty(app, fault)
+    async with nothing_left(), serving(faulty) as base_url:
+        yield fleet_factory(quick_settings(base_url, **changes)), app.state.instances, faulty
+        instances = app.state.instances
+        assert instances.created == instances.deleted
+
+
+async def played(task: Task, open_env: EnvFactory) -> Trajectory:
+    return await run_episode(task, open_env, oracle_policy, LIMITS)

@@ -1,0 +1,127 @@
+"""What prepare writes: tables that SkyRL and load_tasks read, and a manifest that vouches for them."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from skyfleet.errors import ConfigError, TaskError
+from skyfleet.tasks.loading import load_tasks
+from skyfleet.tasks.manifest import Manifest, make_manifest, read_manifest, row_sha256
+from skyfleet.tasks.preparing import Prepared, Preparing, prepare
+from skyfleet.tasks.publishing import dataset_files, fleet_table, publish
+from skyfleet.tasks.splits import SplitRule
+from skyfleet.tasks.task import RecordedCall, Task
+
+FULL = Task(
+    key="full",
+    env_key="booking",
+    env_version="v0.0.65",
+    modality="browser_use",
+    prompt="Line one,\u2028“two”.\nThree.",
+    env_variables={"USER": "Ana", "CURRENT_DATE": "2025-01-01", "NOTHING": None},
+    data_key="kinesis",
+    data_version="v0.0.4",
+    verifier_code="def verify(env):\n    return 1\n",
+    difficulty=3,
+    solution=(RecordedCall(name="search", arguments={"q": "x", "n": None}),),
+    metadata={"template": {"id": 7}},
+)
+
+
+def made(keys: str, earlier: Manifest | None = None) -> tuple[Prepared, Manifest]:
+    rows = [(i, Task(key=key, env_key="e", prompt=f"do {key}")) for i, key in enumerate(keys)]
+    rule = SplitRule(eval_fraction=0.25, min_eval_tasks=1)
+    prepared = prepare(rows, Preparing(split=rule))
+    manifest = make_manifest(
+        prepared,
+        dataset_files(prepared),
+        source="raw.json",
+        source_sha256="0" * 64,
+        options={"eval_ratio": 0.25},
+        split_by="ratio",
+        earlier=earlier,
+    )
+    return prepared, manifest
+
+
+def test_the_tables_have_fleets_columns_and_the_prompt_as_one_user_message(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(fleet_table([FULL]))
+    (row,) = pq.read_table(tmp_path / "a.parquet").to_pylist()
+    assert row["prompt"] == [{"role": "user", "content": FULL.prompt}]
+    assert (row["env_class"], row["task_key"], row["data_source"]) == (
+        "fleet_task",
+        "full",
+        "booking",
+    )
+    assert row["env_variable_keys"] == '["CURRENT_DATE", "NOTHING", "USER"]'
+
+
+def test_the_tables_are_read_back_as_the_same_tasks(tmp_path: Path) -> None:
+    plain = Task(key="plain", env_key="github", prompt="p")
+    (tmp_path / "a.parquet").write_bytes(fleet_table([FULL, plain]))
+    tasks = load_tasks(tmp_path / "a.parquet")
+    assert tasks == [FULL, plain]
+    assert [row_sha256(task) for task in tasks] == [row_sha256(FULL), row_sha256(plain)]
+
+
+def test_the_manifest_counts_and_hashes_what_was_written(tmp_path: Path) -> None:
+    prepared, manifest = made("abcdefgh")
+    files = dataset_files(prepared)
+    publish(str(tmp_path / "out"), files, manifest)
+    assert read_manifest(tmp_path / "out" / "manifest.json") == manifest
+    assert manifest.counts == {"e": {"train": 6, "validation": 2}}
+    assert manifest.unique_prompts == {"train": 6, "validation": 2}
+    assert manifest.thresholds == {"e": 0.25}
+    for name, digest in manifest.files.items():
+        written = (tmp_path / "out" / name).read_bytes()
+        assert hashlib.sha256(written).hexdigest() == digest
+    assert [key for key, entry in manifest.tasks.items() if entry.side == "validation"] == [
+        "a",
+        "h",
+    ]
+    assert [task.key for task in load_tasks(tmp_path / "out" / "validation.parquet")] == ["a", "h"]
+
+
+def test_the_same_rows_give_the_same_bytes() -> None:
+    assert made("abcdefgh")[1].to_bytes() == made("abcdefgh")[1].to_bytes()
+
+
+def test_the_manifest_names_the_tasks_that_moved() -> None:
+    _, before = made("abcdefgh")
+    _, after = made("abcdfgh", earlier=before)  # without e, h moves: see test_task_splits
+    assert after.moved == {"h": "train"}
+    assert before.moved == {}
+
+
+def test_a_rows_hash_is_of_all_it_says() -> None:
+    edited = FULL.model_copy(update={"verifier_code": "def verify(env):\n    return 0\n"})
+    assert row_sha256(edited) != row_sha256(FULL)
+    assert row_sha256(Task.model_validate(FULL.model_dump())) == row_sha256(FULL)
+
+
+def test_a_folder_with_other_things_in_it_is_not_replaced(tmp_path: Path) -> None:
+    prepared, manifest = made("abcdefgh")
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match=r"holds 'notes.txt', which would be lost"):
+        publish(str(tmp_path), dataset_files(prepared), manifest)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    with pytest.raises(ConfigError, match="is a file; name a folder"):
+        publish(str(tmp_path / "notes.txt"), dataset_files(prepared), manifest)
+
+
+def test_a_dataset_is_replaced_whole(tmp_path: Path) -> None:
+    for keys in ("abcdefgh", "abcdfgh"):
+        prepared, manifest = made(keys)
+        publish(str(tmp_path / "out"), dataset_files(prepared), manifest)
+    assert len(load_tasks(tmp_path / "out" / "train.parquet")) == 6
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_manifest_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text('{"format_version": 1}')
+    with pytest.raises(TaskError, match=r"manifest.json: source: Field required.*prepare"):
+        read_manifest(tmp_path / "manifest.json")

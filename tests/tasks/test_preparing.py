@@ -1,0 +1,139 @@
+"""Prepare's rules, on keys whose places are worked by hand: see test_task_splits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from skyfleet.errors import TaskError
+from skyfleet.tasks.preparing import Prepared, Preparing, fingerprint, prepare, words
+from skyfleet.tasks.splits import SplitRule
+from skyfleet.tasks.task import Task
+
+QUARTER = SplitRule(eval_fraction=0.25, min_eval_tasks=1)
+
+
+def task(key: str, env_key: str = "e", **fields: Any) -> Task:
+    return Task(key=key, env_key=env_key, prompt=fields.pop("prompt", f"do {key}"), **fields)
+
+
+def numbered(*tasks: Task) -> list[tuple[int, Task]]:
+    return list(enumerate(tasks, start=1))
+
+
+def letters(text: str, env_key: str = "e") -> list[Task]:
+    return [task(key, env_key) for key in text]
+
+
+def keys(tasks: tuple[Task, ...]) -> str:
+    return "".join(one.key for one in tasks)
+
+
+def prepared(*tasks: Task, **asked: Any) -> Prepared:
+    return prepare(numbered(*tasks), Preparing(**{"split": QUARTER} | asked))
+
+
+def test_a_quarter_is_measured_and_the_rest_is_trained_on() -> None:
+    result = prepared(*letters("abcdefgh"))
+    assert (keys(result.train), keys(result.validation)) == ("bcdefg", "ah")
+    assert (result.thresholds, result.dropped) == ({"e": 0.25}, {})
+
+
+def test_filters_choose_before_the_first_are_taken() -> None:
+    rows = [
+        task("x", modality="computer_use"),
+        task("y", "other"),
+        task("z", difficulty=3),
+        *(task(key, difficulty=1) for key in "abcdefgh"),
+    ]
+    result = prepared(*rows, env_filter=("e",), difficulty_filter=(1, 2), max_tasks=8)
+    assert (keys(result.train), keys(result.validation)) == ("bcdefg", "ah")
+    assert len(prepared(*rows, modality=None).train) > 6
+
+
+def test_a_key_that_is_there_again_is_kept_once_and_named() -> None:
+    result = prepared(*letters("abcdefgh"), task("c"))
+    assert keys(result.train) == "bcdefg"
+    assert result.dropped == {"row 9 (c)": "key again"}
+
+
+def test_a_key_with_two_contents_is_refused() -> None:
+    with pytest.raises(TaskError, match=r"row 3: key='a' is already row 1, with other content"):
+        prepared(task("a"), task("b"), task("a", prompt="another"))
+
+
+def test_nearly_the_same_prompt_on_the_same_data_is_kept_once() -> None:
+    again = task("i", prompt="Do:  C!")
+    elsewhere = task("j", prompt="do c", data_key="seed-2")
+    result = prepared(*letters("abcdefgh"), again, elsewhere)
+    assert result.dropped == {"row 9 (i)": "same prompt"}
+    assert "j" in keys(result.train) + keys(result.validation)
+
+
+def test_case_punctuation_and_spaces_make_no_other_task() -> None:
+    assert words("Close  issue #4!\n") == "close issue 4"
+    assert fingerprint(task("a", prompt="Close #4.")) == fingerprint(task("b", prompt="close 4"))
+    assert fingerprint(task("a", prompt="Close #4")) != fingerprint(task("b", prompt="close 5"))
+    for other in ({"data_key": "x"}, {"env_variables": {"USER": "x"}}):
+        assert fingerprint(task("a", prompt="p", **other)) != fingerprint(task("a", prompt="p"))
+
+
+def test_quarantined_rows_are_left_out_before_the_split() -> None:
+    rows = numbered(*letters("abcdefgh"))
+    result = prepare(rows, Preparing(split=QUARTER), in_quarantine=lambda one: one.key == "e")
+    # Seven are left: one of them is measured, at 1/7 = 0.1429, below which only a is.
+    assert (keys(result.train), keys(result.validation)) == ("bcdfgh", "a")
+    assert result.dropped == {"row 5 (e)": "quarantined"}
+
+
+def test_the_evaluation_cap_takes_four_of_each_env_and_then_one_of_each_in_turn() -> None:
+    held_out = SplitRule(held_out_envs=frozenset({"x", "y"}))
+    rows = [*letters("abcdefgh", "x"), *(task(f"y{i}", "y") for i in range(5)), task("t")]
+    result = prepared(*rows, split=held_out, max_eval_prompts=10)
+    of_x = keys(tuple(one for one in result.validation if one.env_key == "x"))
+    assert of_x == "acdfh"  # by place: a h c d, then f
+    assert len(result.validation) == 10
+    assert set(result.dropped.values()) == {"evaluation cap"}
+    assert sorted(result.dropped) == ["row 2 (b)", "row 5 (e)", "row 7 (g)"]
+
+
+def test_four_of_each_env_stay_even_above_the_cap() -> None:
+    held_out = SplitRule(held_out_envs=frozenset({"x"}))
+    result = prepared(*letters("abcdefgh", "x"), task("t"), split=held_out, max_eval_prompts=1)
+    assert keys(result.validation) == "acdh"
+
+
+def test_no_env_has_more_than_its_share_of_what_is_left() -> None:
+    held_out = SplitRule(held_out_envs=frozenset({"v"}))
+    rows = [
+        *letters("abcdefgh", "big"),
+        *(task(f"m{i}", "mid") for i in range(4)),
+        *(task(f"s{i}", "small") for i in range(3)),
+        task("v", "v"),
+    ]
+    result = prepared(*rows, split=held_out, max_env_ratio=0.4)
+    # 15 x 0.4 = 6 would leave 6 of 13; 13 x 0.4 = 5.2 leaves 5 of 12; 12 x 0.4 = 4.8: 4 of 11.
+    assert keys(tuple(one for one in result.train if one.env_key == "big")) == "acdh"
+    assert len(result.train) == 11
+    assert set(result.dropped.values()) == {"share cap"}
+
+
+def test_a_share_that_cannot_hold_is_refused() -> None:
+    with pytest.raises(TaskError, match=r"max_env_ratio=0.2 cannot hold for 1 envs; give at least"):
+        prepared(*letters("abcdefgh"), max_env_ratio=0.2)
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"split": SplitRule()}, r"to measure with: of 8 e tasks eval_ratio=0.02 makes 0, and 5"),
+        ({"split": SplitRule(held_out_envs=frozenset("e"))}, r"no task is left to train on"),
+        ({"modality": "computer_use"}, r"modality=computer_use.*most rows are 8 x e tool_use None"),
+        ({"env_filter": ("f",)}, r"env_filter names 'f', of which there is no task.*\['e'\]"),
+        ({"difficulty_filter": (3,)}, r"no task has .*difficulty_filter=\[3\]"),
+    ],
+)
+def test_what_would_leave_nothing_is_refused(asked: dict[str, Any], says: str) -> None:
+    with pytest.raises(TaskError, match=says):
+        prepared(*letters("abcdefgh"), **asked)
