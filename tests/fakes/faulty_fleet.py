@@ -15,6 +15,7 @@ from skyfleet.envs.env import EnvFactory
 from skyfleet.envs.fleet.env import fleet_factory
 from skyfleet.envs.fleet.server import fleet_app
 from skyfleet.envs.fleet.settings import FleetSettings
+from skyfleet.envs.verifiers.grading import shared_jail
 from skyfleet.envs.worlds.catalog import world_tasks
 from skyfleet.rollouts.episode import run_episode
 from skyfleet.rollouts.limits import Limits
@@ -104,3 +105,8 @@ async def faulty_fleet(
 
 async def played(task: Task, open_env: EnvFactory) -> Trajectory:
     return await run_episode(task, open_env, oracle_policy, LIMITS)
+
+
+async def start_jail() -> None:
+    """It stays when a test is over, so it is not to begin inside of one."""
+    await shared_jail().verify("def main(env): return 1", b"", b"", None)

@@ -6,7 +6,8 @@ import re
 from datetime import date
 
 from skyfleet.chat.message import Message, ToolCall
-from skyfleet.envs.env import DONE, Opening, Step
+from skyfleet.envs.env import Opening, Step
+from skyfleet.envs.turns import SYSTEM, take_turn
 from skyfleet.envs.verifiers.grading import grade_state
 from skyfleet.envs.worlds.observation import show
 from skyfleet.envs.worlds.toolkit import App, Tool, ToolError
@@ -14,10 +15,6 @@ from skyfleet.envs.worlds.world import World
 from skyfleet.errors import EnvError, VerifierError
 from skyfleet.tasks.grade import Grade
 from skyfleet.tasks.task import Task
-
-_DONE = re.compile(rf"{re.escape(DONE)}|\[done\]", re.IGNORECASE)
-
-_SYSTEM = f"Call a tool each turn. Say {DONE} when finished."
 
 # Who and when stand with the wish, not in the system text: all tasks of a world then begin with
 # the same tokens, which engine and learner compute once.
@@ -57,26 +54,20 @@ class WorldEnv:
             today=self._app.current_date,
             prompt=self._task.prompt,
         )
-        messages = (Message(role="system", content=_SYSTEM), Message(role="user", content=wish))
+        messages = (Message(role="system", content=SYSTEM), Message(role="user", content=wish))
         return Opening(messages=messages, tools=self._toolkit.specs)
 
     async def step(self, action: Message) -> Step:
         if self._done:
             raise EnvError(f"task {self._task.key}: step after done; open another env")
         app = self._opened
-        replies = []
-        for call in action.tool_calls:
-            replies.append(self._answer_to(app, call))
-            if self._done:
-                break
-        self._done = self._done or _DONE.search(action.text) is not None
-        if not self._done and action.malformed_calls:
-            text = "Error: the tool call is not valid JSON; give a name and arguments."
-            replies.append(Message(role="user", content=text))
-        elif not self._done and not replies:
-            text = f"Error: no tool call. Call a tool, or say {DONE} when finished."
-            replies.append(Message(role="user", content=text))
-        return Step(messages=tuple(replies), done=self._done)
+
+        async def answer(call: ToolCall) -> Step:
+            return self._answer_to(app, call)
+
+        step = await take_turn(action, answer)
+        self._done = step.done
+        return step
 
     async def grade(self) -> Grade:
         code = self._task.verifier_code
@@ -96,15 +87,18 @@ class WorldEnv:
             raise EnvError(f"task {self._task.key}: the env is not open; call reset first")
         return self._app
 
-    def _answer_to(self, app: App, call: ToolCall) -> Message:
+    def _answer_to(self, app: App, call: ToolCall) -> Step:
         try:
             result = self._toolkit.call(app, call.name, call.arguments)
         except ToolError as error:
             text = f"Error: {error}"
-            return Message(role="tool", content=text, tool_call_id=call.id, is_error=True)
-        if call.name == _SUBMIT.spec.name:
-            self._answer, self._done = str(result), True
-        return Message(role="tool", content=show(result), tool_call_id=call.id)
+            reply = Message(role="tool", content=text, tool_call_id=call.id, is_error=True)
+            return Step(messages=(reply,))
+        submitted = call.name == _SUBMIT.spec.name
+        if submitted:
+            self._answer = str(result)
+        reply = Message(role="tool", content=show(result), tool_call_id=call.id)
+        return Step(messages=(reply,), done=submitted)
 
 
 def _data_seed(task: Task) -> int:

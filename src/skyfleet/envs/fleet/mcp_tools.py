@@ -1,0 +1,182 @@
+"""McpTools: the tools of one instance, over JSON-RPC on the shared connections.
+
+The official client opens a transport of its own for each session; a plain request on a connection
+that is already there takes a fraction of the time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from itertools import count
+from typing import Any
+
+import httpx
+
+from skyfleet.chat.message import ToolSpec
+from skyfleet.envs.fleet.service import FleetService
+from skyfleet.errors import EnvError
+
+_PROTOCOL = "2025-06-18"
+_NOT_NOW = (429, 503)
+"""Refused before anything was done, so that asking again is safe."""
+_POLL_SECONDS = 0.25
+
+
+class _RefusedError(EnvError):
+    """The server read the request and will not do it."""
+
+
+class McpTools:
+    """Union of what the endpoints offer; the first that offers a name owns it."""
+
+    def __init__(self, service: FleetService, urls: Sequence[str]) -> None:
+        self._service, self._urls = service, tuple(urls)
+        self._owners: dict[str, str] = {}
+        self._read_only: set[str] = set()
+        self._sessions: dict[str, dict[str, str]] = {}
+        self._ids = count(1)
+
+    async def offered(self) -> tuple[ToolSpec, ...]:
+        """All tools, as soon as there are any; a new instance may need a while."""
+        problems: dict[str, str] = {}
+        seconds = self._service.settings.tools_deadline_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                while True:
+                    specs = await self._listed(problems)
+                    if specs:
+                        return specs
+                    await asyncio.sleep(_POLL_SECONDS)
+        except TimeoutError:
+            raise EnvError(f"no tools after {seconds:g} s: {problems or self._urls}") from None
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The tool's result. EnvError once its outcome cannot be known.
+
+        A call that may have changed something is not made twice.
+        """
+        seconds = self._service.settings.call_deadline_seconds
+        params = {"name": name, "arguments": dict(arguments)}
+        wait_seconds, problem = self._service.settings.first_wait_seconds, "it hangs"
+        try:
+            async with asyncio.timeout(seconds):
+                while True:
+                    try:
+                        return await self._ask(self._owners[name], "tools/call", params)
+                    except _RefusedError as error:
+                        return {"content": [{"type": "text", "text": str(error)}], "isError": True}
+                    except (httpx.HTTPStatusError, httpx.TransportError) as error:
+                        if not (name in self._read_only or _nothing_done(error)):
+                            raise EnvError(f"tool {name}: {_described(error)}") from error
+                        problem = _described(error)
+                    await asyncio.sleep(wait_seconds)
+                    wait_seconds *= 2
+        except TimeoutError:
+            raise EnvError(f"tool {name}: no answer after {seconds:g} s; {problem}") from None
+
+    async def _listed(self, problems: dict[str, str]) -> tuple[ToolSpec, ...]:
+        specs: dict[str, ToolSpec] = {}
+        for url in self._urls:
+            try:
+                tools = await self._tools_of(url)
+            except (httpx.HTTPError, EnvError) as error:
+                self._sessions.pop(url, None)
+                problems[url] = _described(error)
+                continue
+            for tool in tools:
+                name = str(tool["name"])
+                if name in specs:
+                    continue
+                specs[name], self._owners[name] = _spec(tool), url
+                if (tool.get("annotations") or {}).get("readOnlyHint"):
+                    self._read_only.add(name)
+        return tuple(specs.values())
+
+    async def _tools_of(self, url: str) -> list[dict[str, Any]]:
+        tools: list[dict[str, Any]] = []
+        params: dict[str, Any] = {}
+        while True:
+            page = await self._ask(url, "tools/list", params)
+            tools += page.get("tools", [])
+            if not page.get("nextCursor"):
+                return tools
+            params = {"cursor": page["nextCursor"]}
+
+    async def _ask(self, url: str, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        if url not in self._sessions:
+            await self._greet(url)
+        _, result = await self._request(url, method, params)
+        return result
+
+    async def _greet(self, url: str) -> None:
+        hello = {
+            "protocolVersion": _PROTOCOL,
+            "capabilities": {},
+            "clientInfo": {"name": "skyfleet", "version": "1"},
+        }
+        answer, result = await self._request(url, "initialize", hello)
+        headers = {"MCP-Protocol-Version": str(result.get("protocolVersion", _PROTOCOL))}
+        if session := answer.headers.get("mcp-session-id"):
+            headers["Mcp-Session-Id"] = session
+        await self._post(url, {"method": "notifications/initialized"}, headers)
+        self._sessions[url] = headers
+
+    async def _request(
+        self, url: str, method: str, params: Mapping[str, Any]
+    ) -> tuple[httpx.Response, dict[str, Any]]:
+        message_id = next(self._ids)
+        body = {"id": message_id, "method": method, "params": params}
+        answer = await self._post(url, body, self._sessions.get(url, {}))
+        reply = next((m for m in _messages(answer) if m.get("id") == message_id), None)
+        if reply is not None and isinstance(refusal := reply.get("error"), dict):
+            raise _RefusedError(str(refusal.get("message")))
+        if reply is None or not isinstance(reply.get("result"), dict):
+            raise EnvError(f"{url}: {method} was answered with {answer.text[:200]!r}")
+        return answer, reply["result"]
+
+    async def _post(
+        self, url: str, message: Mapping[str, Any], headers: Mapping[str, str]
+    ) -> httpx.Response:
+        accepted = {"Accept": "application/json, text/event-stream"}
+        answer = await self._service.send(
+            "POST",
+            url,
+            seconds=self._service.settings.call_deadline_seconds,
+            headers={**await self._service.instance_headers(), **accepted, **headers},
+            json={"jsonrpc": "2.0", **message},
+        )
+        return answer.raise_for_status()
+
+
+def _messages(answer: httpx.Response) -> list[dict[str, Any]]:
+    """A server answers with one JSON object, or with a stream of events that holds it."""
+    texts = [answer.text]
+    if answer.headers.get("content-type", "").startswith("text/event-stream"):
+        texts = [line[5:] for line in answer.text.splitlines() if line.startswith("data:")]
+    try:
+        found = [json.loads(text) for text in texts]
+    except ValueError:
+        return []
+    return [message for message in found if isinstance(message, dict)]
+
+
+def _spec(tool: Mapping[str, Any]) -> ToolSpec:
+    return ToolSpec(
+        name=str(tool["name"]),
+        description=tool.get("description") or "",
+        parameters=tool.get("inputSchema") or {"type": "object", "properties": {}},
+    )
+
+
+def _nothing_done(error: httpx.HTTPError) -> bool:
+    if isinstance(error, httpx.HTTPStatusError):
+        return error.response.status_code in _NOT_NOW
+    return isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
+
+
+def _described(error: Exception) -> str:
+    if isinstance(error, httpx.HTTPStatusError):
+        return f"{error.response.status_code} {error.response.text[:200]}"
+    return str(error) or type(error).__name__

@@ -1,0 +1,186 @@
+"""What goes wrong on the way to Fleet is one failed episode or an unknown grade, and no more."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from tests.fakes.faulty_fleet import (
+    KEY,
+    TASKS,
+    WRITING,
+    faulty_fleet,
+    played,
+    quick_settings,
+    start_jail,
+)
+from tests.fakes.serving import nothing_left, serving
+
+from skyfleet.envs.fleet.env import fleet_factory
+from skyfleet.envs.fleet.server import fleet_app
+from skyfleet.envs.fleet.settings import FleetSettings
+from skyfleet.rollouts.episode import run_episode
+from skyfleet.rollouts.limits import Limits
+from skyfleet.rollouts.reference import oracle_policy
+from skyfleet.trajectories.trajectory import Ending
+
+
+@pytest.mark.parametrize("fault", ["refuse", "hang", "cut"])
+@pytest.mark.parametrize("place", ["/v1/env/instances", "tools/list", "tools/call"])
+async def test_a_fault_of_the_server_is_one_failed_episode_and_the_next_one_is_well(
+    place: str, fault: str
+) -> None:
+    broken = True
+
+    def goes_wrong(path: str, body: bytes) -> str | None:
+        return fault if broken and (path == place or place.encode() in body) else None
+
+    async with faulty_fleet(goes_wrong) as (open_env, _, _):
+        trajectory = await played(WRITING, open_env)
+        assert trajectory.ending is Ending.FAILED
+        assert trajectory.grade is None
+        assert trajectory.failure is not None
+        assert trajectory.failure.kind == "EnvError"
+        broken = False
+        well = await played(WRITING, open_env)
+        assert well.grade is not None
+        assert well.grade.reward == 1.0
+
+
+async def test_a_lost_answer_repeats_what_only_reads_and_never_what_writes() -> None:
+    lost: list[str] = []
+
+    def forget_once(path: str, body: bytes) -> str | None:
+        called = json.loads(body or b"{}").get("params", {}).get("name")
+        if called is None or called in lost:
+            return None
+        lost.append(called)
+        return "forget"
+
+    async with faulty_fleet(forget_once) as (open_env, _, faulty):
+        trajectory = await played(WRITING, open_env)
+        assert trajectory.failure is not None
+        assert trajectory.failure.detail.startswith("tool update_issue: ")
+    calls = [json.loads(seen.split(" ", 1)[1]) for seen in faulty.seen if "tools/call" in seen]
+    names = [call["params"]["name"] for call in calls]
+    assert names == ["list_issues", "list_issues", "update_issue"]
+
+
+async def test_an_instance_whose_making_was_not_heard_of_is_the_one_that_is_used() -> None:
+    lost: list[str] = []
+
+    def forget_once(path: str, body: bytes) -> str | None:
+        if path != "/v1/env/instances" or lost:
+            return None
+        lost.append(path)
+        return "forget"
+
+    async with faulty_fleet(forget_once) as (open_env, instances, _):
+        trajectory = await played(WRITING, open_env)
+        assert trajectory.grade is not None
+        assert instances.created == 1
+
+
+async def test_an_episode_cut_while_its_instance_is_made_leaves_none_behind() -> None:
+    app = fleet_app(TASKS, api_key=KEY)
+
+    async def made_slowly(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and scope["path"] == "/v1/env/instances":
+            await asyncio.sleep(0.3)
+        await app(scope, receive, send)
+
+    async with nothing_left(), serving(made_slowly) as base_url:
+        open_env = fleet_factory(quick_settings(base_url, provisioning_timeout_seconds=5))
+        short = Limits(max_turns=5, max_input_length=10**6, trajectory_timeout_seconds=0.1)
+        trajectory = await run_episode(WRITING, open_env, oracle_policy, short)
+        assert trajectory.ending is Ending.TIMEOUT
+        playing = asyncio.create_task(played(WRITING, open_env))
+        await asyncio.sleep(0.1)
+        playing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await playing
+        assert app.state.instances.created == app.state.instances.deleted == 2
+
+
+async def test_a_close_that_is_cancelled_still_deletes_the_instance() -> None:
+    async with faulty_fleet() as (open_env, instances, _):
+        env = await open_env(WRITING)
+        await env.reset()
+        closing = asyncio.create_task(env.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        await asyncio.sleep(0.2)
+        assert instances.deleted == 1
+
+
+async def test_a_full_server_is_waited_for_and_a_wrong_key_is_not() -> None:
+    app = fleet_app(TASKS, api_key=KEY, max_instances=1)
+    async with nothing_left(), serving(app) as base_url:
+        open_env = fleet_factory(quick_settings(base_url, first_wait_seconds=0.1))
+        first = await open_env(WRITING)
+        await first.reset()
+        waiting = asyncio.create_task(played(WRITING, open_env))
+        await asyncio.sleep(0.05)
+        await first.close()
+        assert (await waiting).grade is not None
+        stranger = fleet_factory(FleetSettings(api_key="other", base_url=base_url))
+        trajectory = await played(WRITING, stranger)
+        assert trajectory.failure is not None
+        assert "401" in trajectory.failure.detail
+        assert "check FLEET_API_KEY" in trajectory.failure.detail
+
+
+async def test_an_answer_that_is_no_instance_is_a_failed_episode() -> None:
+    async def login(request: Request) -> Response:
+        return Response("<html>please log in</html>")
+
+    app = Starlette(routes=[Route("/{path:path}", login, methods=["GET", "POST", "DELETE"])])
+    async with nothing_left(), serving(app) as base_url:
+        trajectory = await played(WRITING, fleet_factory(quick_settings(base_url)))
+    assert trajectory.failure is not None
+    assert trajectory.failure.kind == "EnvError"
+    assert "please log in" in trajectory.failure.detail
+
+
+CRASHING = "def validate_task(env):\n    return env.db('current').table('nowhere').all()\n"
+UNJUDGED = "def validate_task(env):\n    print('JUDGE ERROR: no answer')\n    return 0\n"
+BROKEN = "def validate_task(env) return 1\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [(CRASHING, "nowhere"), (UNJUDGED, "JUDGE ERROR"), (BROKEN, "cannot be read"), (None, "None")],
+    ids=["crashing", "unjudged", "broken", "none"],
+)
+async def test_a_verifier_that_gives_no_verdict_leaves_the_grade_unknown(
+    code: str | None, said: str
+) -> None:
+    task = WRITING.model_copy(update={"verifier_code": code})
+    await start_jail()
+    async with faulty_fleet() as (open_env, _, _):
+        trajectory = await played(task, open_env)
+    assert trajectory.ending is Ending.DONE
+    assert trajectory.grade is None
+    assert trajectory.failure is not None
+    assert trajectory.failure.kind == "VerifierError"
+    assert said in trajectory.failure.detail
+
+
+async def test_a_verdict_is_asked_for_again_when_the_service_stumbles() -> None:
+    stumbles = iter(["refuse"])
+
+    def stumble(path: str, body: bytes) -> str | None:
+        return next(stumbles, None) if path == "/v1/verifiers/execute" else None
+
+    async with faulty_fleet(stumble) as (open_env, _, _):
+        trajectory = await played(WRITING, open_env)
+    assert trajectory.grade is not None
+    assert trajectory.grade.reward == 1.0

@@ -1,0 +1,300 @@
+"""Our Fleet-compatible server, asked by an unmodified fleet-python and the official MCP client."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from importlib import import_module
+from typing import Any
+
+import httpx
+import pytest
+from mcp import ClientSession
+from mcp.client.streamable_http import streamable_http_client
+from tests.fakes.serving import serving
+
+from skyfleet.envs.fleet.server import fleet_app
+from skyfleet.envs.worlds.catalog import get_world, world_tasks
+from skyfleet.errors import ConfigError
+from skyfleet.tasks.task import Task
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # it speaks to pydantic as of version 1
+    fleet: Any = import_module("fleet")
+
+# fleet-python asks for the time in a way that Python 3.12 warns of.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+KEY = "local-key"
+TASKS = world_tasks("github", split="all", count=12)
+WRITING = next(task for task in TASKS if task.metadata["template"] == "close_by_title")
+HEADERS = {"Authorization": f"Bearer {KEY}"}
+
+
+@asynccontextmanager
+async def _served(**options: Any) -> AsyncIterator[tuple[str, Any]]:
+    """The base URL, and what the server knows of its instances."""
+    app = fleet_app(TASKS, api_key=KEY, **options)
+    async with serving(app) as base_url:
+        yield base_url, app.state.instances
+
+
+@asynccontextmanager
+async def _client(base_url: str, api_key: str = KEY) -> AsyncIterator[Any]:
+    client = fleet.AsyncFleet(api_key=api_key, base_url=base_url)
+    try:
+        yield client
+    finally:
+        await client._httpx_client.aclose()  # it never does so itself
+
+
+@contextmanager
+def _sync_client(base_url: str | None = None, api_key: str | None = None) -> Iterator[Any]:
+    client = fleet.Fleet(api_key=api_key, base_url=base_url)
+    try:
+        yield client
+    finally:
+        client._httpx_client.close()
+
+
+def _made(client: Any, task: Task = WRITING, **options: Any) -> Any:
+    return client.make(
+        task.env_key, data_key=task.data_key, env_variables=task.env_variables, **options
+    )
+
+
+@asynccontextmanager
+async def _tools(url: str) -> AsyncIterator[ClientSession]:
+    async with (
+        httpx.AsyncClient(headers=HEADERS) as http,
+        streamable_http_client(url, http_client=http) as (read, write, _),
+        ClientSession(read, write) as session,
+    ):
+        await session.initialize()
+        yield session
+
+
+async def _play(url: str, task: Task) -> None:
+    async with _tools(url) as session:
+        for call in task.solution:
+            result = await session.call_tool(call.name, call.arguments)
+            assert not result.isError
+
+
+@pytest.mark.parametrize("endpoint", ["mcp", "api/v1/mcp"])
+async def test_an_unmodified_async_client_plays_to_reward_one_and_does_nothing_to_zero(
+    endpoint: str,
+) -> None:
+    async with _served() as (base_url, instances), _client(base_url) as client:
+        (task,) = await client.load_tasks(keys=[WRITING.key])
+        assert task.prompt == WRITING.prompt
+        env = await _made(client)
+        assert (await env.reset()).success
+        assert await task.verify_async(env) == 0.0
+        async with _tools(f"{env.urls.root}{endpoint}") as session:
+            listed = {tool.name: tool for tool in (await session.list_tools()).tools}
+            wrong = await session.call_tool("get_issue", {"number": 10**6})
+        assert wrong.isError
+        toolkit = get_world("github").toolkit
+        assert listed.keys() == {spec.name for spec in toolkit.specs}
+        hints = {name for name, tool in listed.items() if tool.annotations.readOnlyHint}  # type: ignore[union-attr]
+        assert hints == listed.keys() - toolkit.writing
+        await _play(f"{env.urls.root}{endpoint}", WRITING)
+        assert await task.verify_async(env) == 1.0
+        assert (await env.close()).status == "stopped"
+        assert (instances.created, instances.deleted) == (1, 1)
+
+
+async def test_an_unmodified_sync_client_asks_for_everything_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def ask() -> None:
+        with _sync_client() as client:
+            talk(client)
+
+    def talk(client: Any) -> None:
+        (task,) = client.load_tasks(env_key="github", keys=[WRITING.key])
+        env = _made(client, run_id="run-7", ttl_seconds=60, heartbeat_interval=30)
+        assert task.data_key == WRITING.data_key
+        assert env.env_variables == WRITING.env_variables
+        assert env.data_key == WRITING.data_key
+        assert [one.instance_id for one in client.instances(run_id="run-7")] == [env.instance_id]
+        assert client.instances(run_id="run-8") == []
+        assert client.instance(env.instance_id).status == "running"
+        assert env.heartbeat().interval_seconds == 30
+        assert client.account().instance_count == 1
+        assert client.environment("github").env_key == "github"
+        assert "outlook" in [world.env_key for world in client.list_envs()]
+        assert client.list_regions() == ["local"]
+        assert env.instance.manager_health_check().status == "healthy"
+        assert client.get_task(WRITING.key).prompt == WRITING.prompt
+        assert env.verify_raw(WRITING.verifier_code).result == 0.0, "the older way of verifying"
+        assert [one.instance_id for one in client.close_all(run_id="run-7")] == [env.instance_id]
+
+    async with _served() as (base_url, instances):
+        monkeypatch.setenv("FLEET_BASE_URL", base_url)
+        monkeypatch.setenv("FLEET_API_KEY", KEY)
+        await asyncio.to_thread(ask)
+        assert (instances.created, instances.deleted) == (1, 1)
+
+
+async def test_databases_are_described_queried_and_compared() -> None:
+    def ask(base_url: str) -> None:
+        with _sync_client(base_url, KEY) as client:
+            talk(_made(client))
+
+    def talk(env: Any) -> None:
+        env.instance.load()
+        current, seed = env.db("current"), env.db("seed")
+        (issues,) = [table for table in current.describe().tables if table.name == "issues"]
+        assert [c["name"] for c in issues.columns if c["primary_key"]] == ["number"]
+        first = "select title from issues where number = ?"
+        title = seed.query(first, [1]).rows[0][0]
+        changed = current.exec("update issues set title = 'new' where number = ?", [1])
+        assert changed.rows_affected == 1
+        assert current.query(first, [1]).rows == [["new"]]
+        assert seed.query(first, [1]).rows == [[title]]
+        refused = seed.exec("delete from issues")
+        assert not refused.success
+        assert "readonly" in refused.error
+        diff = seed.snapshot().diff(current.snapshot(), use_structured_diff=True)
+        spec = {"table": "issues", "pk": 1, "type": "modify", "no_other_changes": True}
+        diff.expect_exactly([{**spec, "resulting_fields": [("title", "new")]}])
+        with pytest.raises(AssertionError):
+            diff.expect_exactly([{**spec, "resulting_fields": [("title", "old")]}])
+        assert env.reset().success
+        assert current.query(first, [1]).rows == [[title]]
+        env.close()
+
+    async with _served() as (base_url, _):
+        await asyncio.to_thread(ask, base_url)
+
+
+async def test_without_the_key_nothing_is_answered() -> None:
+    routes = ["/v1/tasks", "/v1/env/instances", "/v1/runner-auth/token", "/instances/x/mcp", "/no"]
+    async with _served() as (base_url, instances), httpx.AsyncClient() as http:
+        for headers in ({}, {"Authorization": "Bearer other"}, {"X-Runner-Token": ""}):
+            for route in routes:
+                answer = await http.get(base_url + route, headers=headers)
+                assert answer.status_code == 401, route
+        token = (await http.get(f"{base_url}/v1/runner-auth/token", headers=HEADERS)).json()
+        by_token = {"X-Runner-Token": token["token"]}
+        assert (await http.get(f"{base_url}/v1/tasks", headers=by_token)).status_code == 401
+        async with _client(base_url, "other") as client:
+            with pytest.raises(Exception, match="send Bearer") as raised:
+                await _made(client)
+        assert type(raised.value).__name__ == "FleetAuthenticationError"
+        assert instances.created == 0
+    with pytest.raises(ConfigError, match="api_key"):
+        fleet_app(TASKS, api_key="")
+
+
+async def test_what_is_not_there_is_said_at_once_and_never_by_404() -> None:
+    asked = [
+        ("GET", "/v1/jobs", 400),
+        ("GET", "/v1/tasks/none", 400),
+        ("GET", "/v1/env/instances/none", 410),
+        ("DELETE", "/v1/env/instances/none", 410),
+        ("POST", "/instances/none/mcp", 410),
+        ("GET", "/instances/none/mcp", 405),
+    ]
+    async with _served() as (base_url, _), httpx.AsyncClient(headers=HEADERS) as http:
+        for method, path, status in asked:
+            answer = await http.request(method, base_url + path)
+            assert answer.status_code == status, path
+        bodies: list[tuple[dict[str, Any], str]] = [
+            ({"env_key": "gitub"}, "environment 'gitub' not found"),
+            ({"env_key": "github", "data_key": "default"}, "data_key='default'; write seed-"),
+            ({"env_key": "github", "image_type": "mcp"}, "no screen"),
+            (
+                {"env_key": "github", "env_variables": {"CURRENT_DATE": "today"}},
+                "Invalid isoformat",
+            ),
+            ({"env_key": "github", "ttl_seconds": 0}, "ttl_seconds=0; "),
+            ({}, "env_key="),
+        ]
+        for body, said in bodies:
+            answer = await http.post(f"{base_url}/v1/env/instances", json=body)
+            assert answer.status_code == 400
+            assert said in answer.json()["detail"]
+
+
+async def test_data_key_selects_the_data_and_variables_the_clock() -> None:
+    async with _served() as (base_url, instances), httpx.AsyncClient(headers=HEADERS) as http:
+        for data_key in ("seed-3", "seed-4", None):
+            await _manager(http, base_url, data_key=data_key)
+        await _manager(http, base_url, env_variables={"CURRENT_DATE": "2026-02-03"})
+        three, four, usual, dated = instances
+        images = {one.data_seed: one.app.db.image() for one in instances}
+        assert images == {seed: get_world("github").image(seed) for seed in (3, 4, 0)}
+        assert (three.data_seed, four.data_seed, usual.data_seed) == (3, 4, 0)
+        assert dated.app.current_date == "2026-02-03"
+
+
+async def test_instances_end_at_their_time_or_when_no_heartbeat_comes() -> None:
+    async with _served(ttl_seconds=1) as (base_url, instances), _client(base_url) as client:
+        await _made(client)
+        long = await _made(client, ttl_seconds=60)
+        await _made(client, ttl_seconds=60, heartbeat_interval=1)
+        alive = await _made(client, ttl_seconds=60, heartbeat_interval=2)
+        for _ in range(5):
+            await asyncio.sleep(0.5)
+            await alive.heartbeat()
+        assert instances.deleted == 2, "reaped without anyone asking"
+        assert {one.id for one in instances} == {long.instance_id, alive.instance_id}
+    assert instances.created == instances.deleted == 4, "a server that stops closes the rest"
+
+
+async def test_a_full_server_says_so_in_the_clients_own_words() -> None:
+    async with _served(max_instances=1) as (base_url, instances), _client(base_url) as client:
+        first = await _made(client)
+        with pytest.raises(Exception, match="1 of 1 are open") as raised:
+            await _made(client)
+        assert type(raised.value).__name__ == "FleetInstanceLimitError"
+        await first.close()
+        await (await _made(client)).close()
+        assert instances.created == 2
+
+
+async def test_a_request_sent_again_gets_the_instance_it_already_made() -> None:
+    async with _served() as (base_url, instances), httpx.AsyncClient(headers=HEADERS) as http:
+        asked = {"json": {"env_key": "github"}, "headers": {"X-Request-ID": "r1"}}
+        first = (await http.post(f"{base_url}/v1/env/instances", **asked)).json()  # type: ignore[arg-type]
+        again = (await http.post(f"{base_url}/v1/env/instances", **asked)).json()  # type: ignore[arg-type]
+        assert first["instance_id"] == again["instance_id"]
+        assert instances.created == 1
+
+
+FOREIGN = """
+def helper(env):
+    return env.db("current").table("issues").count()
+
+def validate_task(env, final_answer=None, conversation=None):
+    print("asked")
+    return 1 if final_answer == "42" and conversation == "[]" and helper(env) > 0 else 0
+"""
+
+
+async def test_a_strangers_verifier_is_given_the_answer_and_runs_in_the_jail() -> None:
+    async with _served() as (base_url, _), _client(base_url) as client:
+        row = {"key": "k", "prompt": "p", "env_id": "github", "verifier_func": FOREIGN}
+        task = await client.load_task_from_json(row)
+        env = await _made(client)
+        right = await task.verify_detailed_async(env, final_answer="42", conversation="[]")
+        assert (right.success, right.result, right.stdout) == (True, 1.0, "asked\n")
+        wrong = await task.verify_detailed_async(env, final_answer="41", conversation="[]")
+        assert (wrong.success, wrong.result) == (True, 0.0)
+        crashing = {**row, "verifier_func": "def main(env):\n    return 1 / 0\n"}
+        task = await client.load_task_from_json(crashing)
+        failed = await task.verify_detailed_async(env)
+        assert (failed.success, failed.result) == (False, None)
+        assert "ZeroDivisionError" in failed.error["message"]
+        await env.close()
+
+
+async def _manager(http: httpx.AsyncClient, base_url: str, **asked: Any) -> str:
+    """A new instance's own API."""
+    answer = await http.post(f"{base_url}/v1/env/instances", json={"env_key": "github", **asked})
+    return str(answer.json()["urls"]["manager"]["api"])

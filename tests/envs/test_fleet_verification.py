@@ -1,0 +1,80 @@
+"""What a client sends to be verified is read, never unpickled, and run in the jail alone."""
+
+from __future__ import annotations
+
+import base64
+import os
+import pickle
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+from zipfile import ZIP_DEFLATED, ZipFile
+
+import httpx
+import pytest
+from tests.fakes.serving import serving
+
+from skyfleet.envs.fleet.plain_pickle import read_plain
+from skyfleet.envs.fleet.server import fleet_app
+
+KEY = "local-key"
+HEADERS = {"Authorization": f"Bearer {KEY}"}
+
+
+async def test_nothing_that_is_sent_to_be_verified_can_run_outside_the_jail(tmp_path: Path) -> None:
+    class Bomb:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (Path.touch, (tmp_path / "unpickled",))
+
+    huge = BytesIO()
+    with ZipFile(huge, "w", ZIP_DEFLATED) as bundle:
+        bundle.writestr("verifier.py", "#" * 2_000_000)
+    plain = _pickled({"args": (None,), "kwargs": {}})
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"args": _pickled({"kwargs": Bomb()})}, "texts, numbers, lists and dicts only"),
+        ({"args": _pickled({"kwargs": {"expected": 5}})}, "takes final_answer and conversation"),
+        ({"args": _pickled({"kwargs": {"final_answer": 5}})}, "send strings"),
+        ({"args": "AAAA"}, "args: "),
+        ({"args": "?"}, "args is not base64"),
+        ({"args": plain, "bundle": base64.b64encode(b"PK no zip").decode()}, "no readable zip"),
+        ({"args": plain, "bundle": base64.b64encode(huge.getvalue()).decode()}, "more than"),
+        ({"args": plain, "sha256": "00"}, "bundle not found"),
+        ({"args": plain, "args_array": [5]}, "names no instance"),
+    ]
+    app = fleet_app((), api_key=KEY)
+    async with serving(app) as base_url, httpx.AsyncClient(headers=HEADERS) as http:
+        await http.post(f"{base_url}/v1/env/instances", json={"env_key": "github"})
+        (instance,) = app.state.instances
+        for body, said in cases:
+            body = {"args_array": [{"env": instance.id}]} | body
+            answer = await http.post(f"{base_url}/v1/verifiers/execute", json=body)
+            assert answer.status_code == 400, body
+            assert said in answer.json()["detail"]
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_plain_pickle_reads_as_pickle_would() -> None:
+    shared = ["twice"]
+    value = {
+        "args": (None, True, False, 1, 300, 70_000, -5, 10**20, 2.5, "text", "é" * 300),
+        "kwargs": {
+            "empty": [{}, (), []],
+            "pair": ((1,), (1, 2), (1, 2, 3)),
+            "a": shared,
+            "b": shared,
+        },
+    }
+    assert read_plain(pickle.dumps(value, protocol=5)) == value
+    assert read_plain(pickle.dumps("x" * 70_000, protocol=4)) == "x" * 70_000
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b".", b"\x80\x05", b"\x80\x05}s.", b"N" * 9, b"\x80\x05]\x86."]
+)
+def test_what_is_no_pickle_is_a_value_error(data: bytes) -> None:
+    with pytest.raises(ValueError, match="pickle"):
+        read_plain(data)
+
+
+def _pickled(value: object) -> str:
+    return base64.b64encode(pickle.dumps(value)).decode()
