@@ -35,7 +35,7 @@ trainer.warm_start.steps trainer.warm_start.batch_size trainer.warm_start.lr
 trainer.warm_start.tasks trainer.device trainer.seed trainer.bf16 trainer.epochs trainer.max_training_steps trainer.train_batch_size trainer.policy_mini_batch_size
 trainer.update_epochs_per_batch trainer.micro_train_batch_size_per_gpu
 trainer.micro_forward_batch_size_per_gpu trainer.max_tokens_per_microbatch
-trainer.max_prompt_length trainer.use_hybrid_env_sampling trainer.min_samples_per_env
+trainer.max_prompt_length trainer.use_hybrid_env_sampling trainer.min_samples_per_env trainer.curriculum
 trainer.eval_batch_size trainer.eval_before_train trainer.eval_interval
 trainer.ckpt_interval trainer.max_ckpts_to_keep trainer.resume_mode trainer.resume_path
 trainer.project_name trainer.run_name trainer.run_path trainer.ckpt_path trainer.logger

@@ -17,18 +17,30 @@ from functools import cache, partial
 from pathlib import Path
 
 import pytest
+from examples.add_an_env.env import open_env as open_safe
 from jsonschema import Draft202012Validator
 from tests.fakes.gym_tasks import CASES, gym_case
 from tests.fakes.page_example import module_on, task_on
+from tests.fakes.serving import serving
 
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.envs.agentdojo.env import open_agentdojo
 from skyfleet.envs.agentdojo.tasks import agentdojo_tasks
 from skyfleet.envs.env import DONE, Env, EnvFactory, Step
+from skyfleet.envs.fleet.env import fleet_factory
+from skyfleet.envs.fleet.server import fleet_app
+from skyfleet.envs.fleet.settings import FleetSettings
+from skyfleet.envs.mcp.client import MCPSettings, mcp_factory
+from skyfleet.envs.mcp.grading import by_url
+from skyfleet.envs.mcp.server import mcp_app
+from skyfleet.envs.openenv.client import openenv_factory
+from skyfleet.envs.openenv.server import openenv_app
+from skyfleet.envs.openenv.session import OpenEnvSettings
 from skyfleet.envs.skyrl_gym import skyrl_gym_factory
 from skyfleet.envs.worlds.catalog import open_world, world_tasks
 from skyfleet.errors import EnvError, VerifierError
 from skyfleet.tasks.grade import Grade
+from skyfleet.tasks.loading import load_tasks
 from skyfleet.tasks.task import Task
 
 
@@ -38,6 +50,8 @@ class Case:
     task: Task
     solution: tuple[Message, ...]
     """What the agent says, turn by turn, until it is done."""
+    grade_ends: bool = False
+    """Some protocols tell a grade only by ending the episode: nothing is said after it."""
 
     async def opened(self) -> Env:
         env = await self.open_env(self.task)
@@ -45,6 +59,7 @@ class Case:
         return env
 
 
+ROOT = Path(__file__).parents[2]
 Kind = Callable[[Path], AbstractAsyncContextManager[Case]]
 
 
@@ -66,7 +81,7 @@ def solution_of(task: Task) -> tuple[Message, ...]:
 
 @asynccontextmanager
 async def world(folder: Path) -> AsyncIterator[Case]:
-    (task,) = world_tasks("github", split="train", count=1)
+    task = world_task()
     yield Case(open_env=open_world, task=task, solution=solution_of(task))
 
 
@@ -95,6 +110,44 @@ async def the_page(folder: Path) -> AsyncIterator[Case]:
     yield Case(open_env=module_on(page).open_button, task=task, solution=solution_of(task))
 
 
+@asynccontextmanager
+async def safe(folder: Path) -> AsyncIterator[Case]:
+    task = load_tasks(ROOT / "examples" / "add_an_env" / "tasks.jsonl")[0]
+    spoken = tuple(calls(call.name, **call.arguments) for call in task.solution)
+    yield Case(open_env=open_safe, task=task, solution=spoken)
+
+
+def world_task() -> Task:
+    return world_tasks("github", split="train", count=1)[0]
+
+
+@asynccontextmanager
+async def openenv(folder: Path) -> AsyncIterator[Case]:
+    task = world_task()
+    async with serving(openenv_app([task], open_world, max_sessions=64)) as url:
+        open_env = openenv_factory(OpenEnvSettings(base_url=url))
+        yield Case(open_env=open_env, task=task, solution=solution_of(task), grade_ends=True)
+
+
+@asynccontextmanager
+async def mcp(folder: Path) -> AsyncIterator[Case]:
+    task = world_task()
+    async with serving(mcp_app([task], open_world)) as url:
+        settings = MCPSettings(
+            url=f"{url}/{{task_key}}/mcp", grade=by_url(f"{url}/{{task_key}}/grade")
+        )
+        open_env = mcp_factory(settings)
+        yield Case(open_env=open_env, task=task, solution=solution_of(task), grade_ends=True)
+
+
+@asynccontextmanager
+async def fleet(folder: Path) -> AsyncIterator[Case]:
+    task = world_task()
+    async with serving(fleet_app([task], api_key="key")) as url:
+        open_env = fleet_factory(FleetSettings(api_key="key", base_url=url))
+        yield Case(open_env=open_env, task=task, solution=solution_of(task))
+
+
 # Of each suite one that changes something.
 DOJO_KEYS = (
     "agentdojo-workspace-user_task_7",
@@ -106,6 +159,10 @@ DOJO_KEYS = (
 KINDS: dict[str, Kind] = {
     "world": world,
     "the_page": the_page,
+    "safe": safe,
+    "openenv": openenv,
+    "mcp": mcp,
+    "fleet": fleet,
     **{key: partial(agentdojo, key) for key in DOJO_KEYS},
     **{f"skyrl_gym-{env_id}": partial(skyrl_gym, env_id) for env_id in CASES},
 }
@@ -138,8 +195,10 @@ async def test_an_episode_opens_with_words_and_with_tools_that_can_be_told_apart
 
 
 async def test_its_solution_ends_it_and_passes_and_doing_nothing_does_not(case: Case) -> None:
+    idle = await case.opened()
+    assert not passes(await graded(idle))
+    await idle.close()
     env = await case.opened()
-    assert not passes(await graded(env))
     *before, last = [await env.step(action) for action in case.solution]
     assert [step.done for step in before] == [False] * len(before)
     assert last.done
@@ -184,14 +243,17 @@ async def test_wrong_arguments_are_answered_by_every_tool(case: Case) -> None:
 
 
 async def test_it_can_be_graded_at_any_point_and_grading_changes_nothing(case: Case) -> None:
-    env = await case.opened()
-    untouched = await graded(env)
-    assert await graded(env) == untouched
-    for action in case.solution[:-1]:
-        await env.step(action)
-        assert await graded(env) == await graded(env)
-    assert (await env.step(case.solution[-1])).done
-    await env.close()
+    for turns in range(len(case.solution)):
+        env = await case.opened()
+        for action in case.solution[:turns]:
+            await env.step(action)
+        first = await graded(env)
+        assert await graded(env) == first
+        if not case.grade_ends:
+            *_, last = [await env.step(action) for action in case.solution[turns:]]
+            assert last.done
+            assert passes(await graded(env))
+        await env.close()
 
 
 async def test_it_may_be_closed_twice_and_unopened(case: Case) -> None:

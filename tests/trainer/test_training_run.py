@@ -152,3 +152,10 @@ async def test_tasks_that_nobody_can_grade_are_played_and_counted(tmp_path: Path
         )
     )
     assert [row["reward/unknown_grades"] for row in rows(tmp_path / "run")[1:]] == [8.0] * 3
+
+
+async def test_a_curriculum_sees_how_every_attempt_went(tmp_path: Path) -> None:
+    await run_training(small_config(tmp_path, "trainer.curriculum=true"))
+    saved = json.loads((tmp_path / "checkpoints/global_step_3/data/state.json").read_text())
+    assert saved["n_batches"] == 3
+    assert sum(map(sum, saved["curriculum"]["counts"].values())) > 0

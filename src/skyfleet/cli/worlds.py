@@ -78,7 +78,8 @@ def serve_command(
         import uvicorn
     except ImportError:
         raise MissingExtraError("uvicorn", "serve") from None
-    print(f"serving {len(tasks)} tasks at http://{host}:{port} by {protocol}; Ctrl-C ends it")
+    what = f"serving {len(tasks)} tasks at http://{host}:{port} by {protocol}; Ctrl-C ends it"
+    print(what, flush=True)
     uvicorn.run(app, host=host, port=port, log_level="warning")
 
 

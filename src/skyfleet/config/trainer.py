@@ -88,6 +88,8 @@ class Trainer(Section):
     """Every batch draws from every environment."""
     min_samples_per_env: int = Field(1, ge=0)
     """Prompts of each environment in a batch."""
+    curriculum: bool = False
+    """Draw oftener what has lately been solved sometimes, seldom what always or never is."""
     update_ref_every_epoch: bool = False
     """The reference model becomes the policy after each epoch."""
 

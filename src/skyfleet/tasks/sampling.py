@@ -5,14 +5,33 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 from skyfleet.errors import CheckpointError, ConfigError
 from skyfleet.tasks.task import Task
 from skyfleet.tasks.task_set import TaskSet
+
+
+class Sampler(Protocol):
+    """Batches of tasks; its state is its place."""
+
+    @property
+    def epoch(self) -> int:
+        """Epochs that are complete."""
+        ...
+
+    def draw(self) -> list[Task]: ...
+
+    def observe(self, task_key: str, *, passed: int, failed: int) -> None:
+        """How the attempts at a drawn task went; those without a grade are in neither number."""
+        ...
+
+    def state_dict(self) -> Mapping[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 class TaskSampler:
@@ -35,7 +54,7 @@ class TaskSampler:
     ) -> None:
         self._tasks = sorted(TaskSet(tasks), key=lambda task: task.key)
         self._batch_size, self._seed, self._min_per_env = batch_size, seed, min_per_env
-        _check_fit(self._tasks, batch_size, min_per_env)
+        check_fit(self._tasks, batch_size, min_per_env)
         self._begin(epoch=0, carried=[])
 
     @property
@@ -57,24 +76,20 @@ class TaskSampler:
         return self._identity() | place
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name, value in self._identity().items():
-            if state.get(name) != value:
-                raise CheckpointError(
-                    f"the sampler was saved with {name}={state.get(name)!r} and now has {value!r}; "
-                    "resume with what it was saved with, or start with trainer.resume_mode=none"
-                )
+        check_identity(state, self._identity())
         self._begin(epoch=state["epoch"], carried=state["carried"])
         self._position = state["position"]
 
+    def observe(self, task_key: str, *, passed: int, failed: int) -> None:
+        """An epoch draws every task, however it went."""
+
     def _identity(self) -> dict[str, Any]:
-        """What decides the draws, besides the place."""
-        rows = json.dumps([[task.key, task.env_key] for task in self._tasks])
-        return {
-            "tasks_sha256": hashlib.sha256(rows.encode()).hexdigest(),
-            "batch_size": self._batch_size,
-            "seed": self._seed,
-            "min_per_env": self._min_per_env,
-        }
+        return identity_of(
+            self._tasks,
+            batch_size=self._batch_size,
+            seed=self._seed,
+            min_per_env=self._min_per_env,
+        )
 
     def _begin(self, *, epoch: int, carried: list[int]) -> None:
         self._epoch, self._carried = epoch, carried
@@ -104,13 +119,35 @@ class TaskSampler:
         return plan
 
 
+def identity_of(
+    tasks: Sequence[Task], *, batch_size: int, seed: int, min_per_env: int
+) -> dict[str, Any]:
+    """What decides the draws, besides the place."""
+    rows = json.dumps([[task.key, task.env_key] for task in tasks])
+    return {
+        "tasks_sha256": hashlib.sha256(rows.encode()).hexdigest(),
+        "batch_size": batch_size,
+        "seed": seed,
+        "min_per_env": min_per_env,
+    }
+
+
+def check_identity(saved: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+    for name, value in identity.items():
+        if saved.get(name) != value:
+            raise CheckpointError(
+                f"the sampler was saved with {name}={saved.get(name)!r} and now has {value!r}; "
+                "resume with what it was saved with, or start with trainer.resume_mode=none"
+            )
+
+
 def _dealt(deck: deque[int]) -> int:
     """The top card, which goes to the bottom."""
     deck.rotate(-1)
     return deck[-1]
 
 
-def _check_fit(tasks: list[Task], batch_size: int, min_per_env: int) -> None:
+def check_fit(tasks: list[Task], batch_size: int, min_per_env: int) -> None:
     if batch_size > len(tasks):
         raise ConfigError(
             f"trainer.train_batch_size={batch_size} wants {batch_size} different tasks and there "

@@ -12,7 +12,8 @@ from skyfleet.config.rules import unsupported
 from skyfleet.envs.registry import env_factory
 from skyfleet.errors import ConfigError
 from skyfleet.rollouts.conversation import Policy
-from skyfleet.tasks.sampling import TaskSampler
+from skyfleet.tasks.curriculum_sampling import CurriculumSampler
+from skyfleet.tasks.sampling import Sampler, TaskSampler
 from skyfleet.tasks.task import Task
 from skyfleet.tracking.console import ConsoleTracker
 from skyfleet.tracking.step_log import StepLog
@@ -45,7 +46,7 @@ async def assemble(
         for name, sources in config.data.eval_sets.items()
     }
     open_env = env_factory(config)
-    sampler = TaskSampler(
+    sampler: Sampler = (CurriculumSampler if trainer.curriculum else TaskSampler)(
         train_tasks,
         batch_size=trainer.train_batch_size,
         seed=trainer.seed,

@@ -55,6 +55,8 @@ async def train_step(run: Run, step: int) -> None:
             max_concurrent=run.max_concurrent,
         )
     write_groups(train_path(run.folder / "trajectories", step), groups)
+    for group in groups:
+        run.sampler.observe(group.task_key, passed=group.n_passed, failed=group.n_failed)
     await learn(run, groups)
     run.state.step = step
 

@@ -14,7 +14,7 @@ from skyfleet.envs.env import EnvFactory
 from skyfleet.learner.learner import Learner
 from skyfleet.rollouts.conversation import Policy
 from skyfleet.rollouts.limits import Limits
-from skyfleet.tasks.sampling import TaskSampler
+from skyfleet.tasks.sampling import Sampler
 from skyfleet.tasks.task import Task
 from skyfleet.tracking.console import ConsoleTracker
 from skyfleet.tracking.step_log import StepLog
@@ -31,7 +31,7 @@ class Run:
     seed: int
     schedule: Schedule
     state: TrainerState
-    sampler: TaskSampler
+    sampler: Sampler
     eval_sets: Mapping[str, Sequence[Task]]
     open_env: EnvFactory
     policy: Callable[[int], Policy]

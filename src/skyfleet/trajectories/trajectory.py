@@ -85,6 +85,15 @@ class Group:
         return tuple(t for t in self.trajectories if t.grade is not None)
 
     @property
+    def n_passed(self) -> int:
+        return sum(t.grade.success for t in self.trajectories if t.grade is not None)
+
+    @property
+    def n_failed(self) -> int:
+        """Graded and not passed; what has no grade is in neither number."""
+        return len(self.graded) - self.n_passed
+
+    @property
     def rewards(self) -> list[float]:
         """One per graded attempt."""
         return [t.grade.reward for t in self.trajectories if t.grade is not None]

@@ -1,0 +1,218 @@
+"""Environments: what a world's steps cost, and whole scripted episodes a second through every door.
+
+Every episode is a reference solution played to reward 1: reset, calls, verification, close. Server
+and client share this process and its one event loop, so a door's figure is the cost of both ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import resource
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
+from datetime import date
+from itertools import cycle, islice
+from platform import machine, python_version, system
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import uvicorn
+
+from skyfleet.envs.env import EnvFactory
+from skyfleet.envs.fleet.env import fleet_factory
+from skyfleet.envs.fleet.server import fleet_app
+from skyfleet.envs.fleet.settings import FleetSettings
+from skyfleet.envs.mcp.client import MCPSettings, mcp_factory
+from skyfleet.envs.mcp.grading import by_url
+from skyfleet.envs.mcp.server import mcp_app
+from skyfleet.envs.openenv.client import openenv_factory
+from skyfleet.envs.openenv.server import openenv_app
+from skyfleet.envs.openenv.session import OpenEnvSettings
+from skyfleet.envs.verifiers import writing
+from skyfleet.envs.verifiers.running import load_state, run_verifier
+from skyfleet.envs.worlds.catalog import WORLD_NAMES, get_world, open_world, world_tasks
+from skyfleet.envs.worlds.toolkit import ToolError
+from skyfleet.rollouts.collect import collect
+from skyfleet.rollouts.limits import Limits
+from skyfleet.rollouts.reference import oracle_policy
+from skyfleet.tasks.task import Task
+
+AT_ONCE = (1, 16, 64)
+SESSIONS = 1000
+LIMITS = Limits(max_turns=20, max_input_length=0, trajectory_timeout_seconds=300)
+
+Door = Callable[[list[Task]], AbstractAsyncContextManager[EnvFactory]]
+
+
+@asynccontextmanager
+async def serving(app: Any) -> AsyncIterator[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error"))
+    task = asyncio.create_task(server.serve())
+    while not server.started:  # noqa: ASYNC110 - uvicorn tells it in no other way
+        await asyncio.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        await task
+
+
+@asynccontextmanager
+async def in_process(tasks: list[Task]) -> AsyncIterator[EnvFactory]:
+    yield open_world
+
+
+@asynccontextmanager
+async def openenv(tasks: list[Task]) -> AsyncIterator[EnvFactory]:
+    async with serving(openenv_app(tasks, open_world, max_sessions=2048)) as url:
+        yield openenv_factory(OpenEnvSettings(base_url=url))
+
+
+@asynccontextmanager
+async def fleet(tasks: list[Task]) -> AsyncIterator[EnvFactory]:
+    async with serving(fleet_app(tasks, api_key="key", max_instances=2048)) as url:
+        yield fleet_factory(FleetSettings(api_key="key", base_url=url))
+
+
+@asynccontextmanager
+async def mcp(tasks: list[Task]) -> AsyncIterator[EnvFactory]:
+    async with serving(mcp_app(tasks, open_world, max_sessions=2048)) as url:
+        grade = by_url(f"{url}/{{task_key}}/grade")
+        yield mcp_factory(MCPSettings(url=f"{url}/{{task_key}}/mcp", grade=grade))
+
+
+DOORS: dict[str, Door] = {
+    "in process": in_process,
+    "OpenEnv": openenv,
+    "Fleet-compatible server": fleet,
+    "MCP": mcp,
+}
+
+
+async def episodes_per_second(door: Door, tasks: list[Task], at_once: int, seconds: float) -> float:
+    async with door(tasks) as open_env:
+        await play(open_env, tasks[:8], at_once)  # imports, certificates, the jail's first worker
+        n_played, start = 0, perf_counter()
+        while (spent := perf_counter() - start) < seconds:
+            n_played += await play(open_env, tasks, at_once)
+    return n_played / spent
+
+
+async def play(open_env: EnvFactory, tasks: list[Task], at_once: int) -> int:
+    groups = await collect(
+        tasks, open_env, oracle_policy, LIMITS, n_samples=1, max_concurrent=at_once
+    )
+    rewards = [attempt.reward for group in groups for attempt in group.trajectories]
+    assert rewards == [1.0] * len(tasks), "a reference solution did not pass"
+    return len(tasks)
+
+
+def without_trust(tasks: list[Task]) -> list[Task]:
+    """The same tasks as if from a stranger: their verifiers run in the jail."""
+    return [
+        task.model_copy(update={"verifier_code": f"{task.verifier_code}\n# a stranger's\n"})
+        for task in tasks
+    ]
+
+
+def world_row(name: str, tasks: list[Task]) -> str:
+    """Medians over the reference calls of all tasks, each on a fresh database."""
+    world = get_world(name)
+    resets: list[float] = []
+    reads: list[float] = []
+    writes: list[float] = []
+    verifications: list[float] = []
+    for task in tasks:
+        seed = int((task.data_key or "").removeprefix("seed-"))
+        image = world.image(seed)
+        start = perf_counter()
+        app = world.open(seed, task.env_variables)
+        resets.append(perf_counter() - start)
+        with closing(app.db):
+            answer = None
+            for call in task.solution:
+                if call.name == "submit_final_answer":
+                    answer = call.arguments["answer"]
+                    continue
+                start = perf_counter()
+                try:
+                    world.toolkit.call(app, call.name, call.arguments)
+                except ToolError:
+                    continue
+                spent = perf_counter() - start
+                (writes if call.name in world.toolkit.writing else reads).append(spent)
+            code = task.verifier_code or ""
+            start = perf_counter()
+            with closing(load_state(image)) as before:
+                assert run_verifier(code, before, app.db.connection, answer).success
+            verifications.append(perf_counter() - start)
+    prompts = len({task.prompt for task in tasks})
+    cells = (f"{1000 * median(times):.3f}" for times in (resets, reads, writes, verifications))
+    return f"| {name} | {len(tasks)} | {prompts} | {len(image) / 1024:.0f} | {' | '.join(cells)} |"
+
+
+async def memory_row(name: str, door: Door, tasks: list[Task]) -> str:
+    """Growth while so many episodes are open at once, both ends of each in this process."""
+    async with door(tasks) as open_env:
+        await play(open_env, tasks[:8], 8)
+        before = resident_mebibytes()
+        envs = []
+        for task in islice(cycle(tasks), SESSIONS):
+            env = await open_env(task)
+            await env.reset()
+            envs.append(env)
+        grown = resident_mebibytes() - before
+        for env in envs:
+            await env.close()
+    return f"| {name} | {grown:.0f} | {1024 * grown / SESSIONS:.0f} |"
+
+
+def resident_mebibytes() -> float:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tasks", type=int, default=200, help="of each world")
+    parser.add_argument(
+        "--seconds", type=float, default=5, help="for each cell of the second table"
+    )
+    asked = parser.parse_args()
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    # 1,000 episodes have two ends each.
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (8192, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    )
+    print(f"`python benchmarks/environments.py --tasks {asked.tasks} --seconds {asked.seconds:g}`")
+    print(f"on {date.today()}: {system()} {machine()}, Python {python_version()}.\n")
+    print(
+        "| world | tasks | distinct prompts | image KiB | reset ms | read ms | write ms | verify ms |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    for name in WORLD_NAMES:
+        print(world_row(name, world_tasks(name, split="all", count=asked.tasks)), flush=True)
+    tasks = world_tasks("github", split="all", count=128)
+    print("\n| episodes a second | 1 at once | 16 | 64 |\n|---|---|---|---|")
+    for jailed in (False, True):
+        played = without_trust(tasks) if jailed else tasks
+        assert any(writing.written_here(task.verifier_code or "") for task in played) != jailed
+        for name, door in DOORS.items():
+            rates = [await episodes_per_second(door, played, n, asked.seconds) for n in AT_ONCE]
+            cells = " | ".join(f"{rate:.0f}" for rate in rates)
+            print(f"| {name}{', jailed verifier' if jailed else ''} | {cells} |", flush=True)
+    print(f"\n| {SESSIONS:,} open sessions | MiB | KiB a session |\n|---|---|---|")
+    for name, door in DOORS.items():
+        print(await memory_row(name, door, tasks), flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
