@@ -24,7 +24,7 @@ try:
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
 except ImportError:
-    raise MissingExtraError("starlette", "mcp") from None
+    raise MissingExtraError("starlette", "serve") from None
 
 SESSION_HEADER = "mcp-session-id"
 
