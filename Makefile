@@ -26,6 +26,8 @@ check: .venv/dev
 
 bench: .venv/dev
 	$(VENV)/python benchmarks/cpu_step.py
+	$(VENV)/python benchmarks/environments.py
+	$(VENV)/python benchmarks/verifier_jail.py
 
 .venv/base: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
