@@ -12,7 +12,7 @@ VLLM = ("generator.backend=vllm", "trainer.micro_train_batch_size_per_gpu=1")
 
 # Taken by this version whatever they hold.
 RUNS = """
-environment.env_class environment.env_classes environment.worlds
+environment.env_class environment.env_classes environment.worlds environment.partial_reward
 environment.openenv.base_url environment.openenv.message_timeout_seconds
 environment.openenv.capacity_wait_seconds
 environment.mcp.url environment.mcp.command environment.mcp.headers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
@@ -109,3 +110,16 @@ def test_an_error_repeats_no_novel(toolkit: Toolkit, app: App) -> None:
 )
 def test_results_are_shown_as_what_they_are_in_few_tokens(result: object, text: str) -> None:
     assert show(result) == text
+
+
+def test_a_tool_that_says_it_only_reads_cannot_write(app: App) -> None:
+    def adopt(app: App) -> None:
+        """Look at the pets."""
+        app.db.insert("pets", number=2, name="tom")
+
+    toolkit = Toolkit()
+    toolkit.add(adopt, writes=False)
+    with pytest.raises(sqlite3.OperationalError, match="readonly"):
+        toolkit.call(app, "adopt", {})
+    assert app.db.column("select name from pets") == ["rex"]
+    app.db.insert("pets", number=3, name="kit")  # writing is possible again afterwards

@@ -204,3 +204,39 @@ async def test_no_call_can_break_a_world(world: str, name: str, arguments: dict[
     assert reply.text.encode()
     assert reply.is_error == reply.text.startswith("Error: ")
     await env.close()
+
+
+CONVERSING = """
+def validate_task(env, final_answer=None, conversation=None):
+    import json
+    said = [(turn["role"], turn["content"]) for turn in json.loads(conversation)]
+    asked = ("assistant", '{"name": "list_issues", "arguments": {"repo": "nowhere"}}')
+    return 1 if asked in said and said[-1] == ("assistant", "<done>") else 0
+"""
+
+IN_PARTS = """
+def validate_task(env):
+    print(">>> ERROR_ACCUMULATOR >>>\\n['no label']\\n<<< ERROR_ACCUMULATOR <<<")
+    print(">>> SUCCESS_ACCUMULATOR >>>\\n['one', 'two', 'three']\\n<<< SUCCESS_ACCUMULATOR <<<")
+    return 0
+"""
+
+
+async def test_a_verifier_that_asks_for_the_conversation_is_given_it() -> None:
+    env = _env(_task("close_by_title").model_copy(update={"verifier_code": CONVERSING}))
+    await env.reset()
+    await env.step(_calls(("list_issues", {"repo": "nowhere"})))
+    await env.step(Message(role="assistant", content="<done>"))
+    assert (await env.grade()).success
+    await env.close()
+
+
+async def test_partial_credit_is_the_share_of_checks_passed_where_it_is_asked_for() -> None:
+    task = _task("close_by_title").model_copy(update={"verifier_code": IN_PARTS})
+    rewards = []
+    for partial_credit in (False, True):
+        env = WorldEnv(get_world("github"), task, partial_credit=partial_credit)
+        await env.reset()
+        rewards.append((await env.grade()).reward)
+        await env.close()
+    assert rewards == [0.0, 0.75]

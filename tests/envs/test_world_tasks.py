@@ -166,7 +166,7 @@ def test_data_of_another_family_has_other_names(name: str) -> None:
 
 
 @every_world
-def test_a_tool_that_only_reads_cannot_write(name: str) -> None:
+def test_some_tools_write_and_some_only_read(name: str) -> None:
     world = get_world(name)
     assert world.toolkit.writing
     assert world.toolkit.writing < {spec.name for spec in world.toolkit.specs}

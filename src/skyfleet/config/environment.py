@@ -73,6 +73,8 @@ class Environment(Section):
     """The same for single environments, by env_key, where a run mixes several kinds."""
     worlds: StrList = Field([])
     """Worlds of your own, module:name."""
+    partial_reward: bool = False
+    """In worlds: reward the share of checks passed rather than all or nothing."""
     openenv: OpenEnv = OpenEnv()
     mcp: Mcp = Mcp()
     skyrl_gym: SkyrlGym = SkyrlGym()

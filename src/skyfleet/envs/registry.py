@@ -46,11 +46,11 @@ def _factory(env_class: str, config: RunConfig, *, key: str) -> EnvFactory:
 
 
 def _world(config: RunConfig) -> EnvFactory:
-    from skyfleet.envs.worlds.catalog import add_world, open_world
+    from skyfleet.envs.worlds.catalog import add_world, open_world, open_world_for_parts
 
     for target in config.environment.worlds:
         add_world(target, key="environment.worlds")
-    return open_world
+    return open_world_for_parts if config.environment.partial_reward else open_world
 
 
 def _fleet(config: RunConfig) -> EnvFactory:

@@ -77,6 +77,11 @@ async def open_world(task: Task) -> WorldEnv:
     return WorldEnv(get_world(task.env_key), task)
 
 
+async def open_world_for_parts(task: Task) -> WorldEnv:
+    """The same with partial credit."""
+    return WorldEnv(get_world(task.env_key), task, partial_credit=True)
+
+
 def world_tasks(
     name: str, *, split: WorldSplit, count: int, seed: int = 0, max_difficulty: int = 3
 ) -> list[Task]:

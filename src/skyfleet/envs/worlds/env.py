@@ -8,6 +8,7 @@ from datetime import date
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.envs.env import Opening, Step
 from skyfleet.envs.turns import SYSTEM, take_turn
+from skyfleet.envs.verifiers.conversation import conversation_json
 from skyfleet.envs.verifiers.grading import grade_state
 from skyfleet.envs.worlds.observation import show
 from skyfleet.envs.worlds.toolkit import App, Tool, ToolError
@@ -32,8 +33,9 @@ _SUBMIT = Tool.of(submit_final_answer)
 
 
 class WorldEnv:
-    def __init__(self, world: World, task: Task) -> None:
-        self._world = world
+    def __init__(self, world: World, task: Task, *, partial_credit: bool = False) -> None:
+        """`partial_credit`: a failed task is worth the share of its checks that passed."""
+        self._world, self._partial_credit = world, partial_credit
         self._task = task
         asks = _SUBMIT.spec.name in task.prompt
         self._toolkit = world.toolkit.plus(_SUBMIT) if asks else world.toolkit
@@ -41,6 +43,7 @@ class WorldEnv:
         self._app: App | None = None
         self._done = False
         self._answer: str | None = None
+        self._said: list[Message] = []
 
     async def reset(self) -> Opening:
         await self.close()
@@ -55,6 +58,7 @@ class WorldEnv:
             prompt=self._task.prompt,
         )
         messages = (Message(role="system", content=SYSTEM), Message(role="user", content=wish))
+        self._said = list(messages)
         return Opening(messages=messages, tools=self._toolkit.specs)
 
     async def step(self, action: Message) -> Step:
@@ -67,6 +71,7 @@ class WorldEnv:
 
         step = await take_turn(action, answer)
         self._done = step.done
+        self._said += (action, *step.messages)
         return step
 
     async def grade(self) -> Grade:
@@ -74,7 +79,15 @@ class WorldEnv:
         if code is None:
             raise VerifierError(f"task {self._task.key}: verifier_code is None; give it one")
         seed = self._world.image(self._data_seed)
-        return await grade_state(code, seed, self._opened.db.connection, self._answer)
+        return await grade_state(
+            code,
+            seed,
+            self._opened.db.connection,
+            self._answer,
+            # Few verifiers ask for it, and it is as long as the episode.
+            conversation=conversation_json(self._said) if "conversation" in code else None,
+            partial_credit=self._partial_credit,
+        )
 
     async def close(self) -> None:
         if self._app is not None:
