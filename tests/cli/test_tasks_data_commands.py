@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,12 @@ from typer.testing import CliRunner
 
 from skyfleet.cli.tasks_data import stats_command, validate_command
 from skyfleet.cli.tasks_prepare import prepare_command
+from skyfleet.curation.quarantine import Quarantine, write_quarantine
+from skyfleet.curation.verdict import Reason, Verdict
+from skyfleet.engines import posting
 from skyfleet.envs.worlds.catalog import world_tasks
-from skyfleet.errors import ConfigError, SkyfleetError, TaskError
+from skyfleet.errors import ConfigError, ModelError, SkyfleetError, TaskError
+from skyfleet.tasks import loading
 from skyfleet.tasks.loading import load_tasks, write_tasks
 from skyfleet.tasks.manifest import read_manifest
 
@@ -149,3 +154,56 @@ def test_dry_runs_only_say_what_they_would_do(tmp_path: Path, raw: Path) -> None
     source = "world:github?split=all&count=2"
     assert run("validate", source, "--dry-run") == f"would check 2 tasks of {source}\n"
     assert run("stats", source, "--dry-run") == "would show 2 tasks\n"
+
+
+def test_prepare_honours_the_quarantine_nearby_and_the_manifest_tells_of_it(
+    tmp_path: Path, raw: Path
+) -> None:
+    options = ("--tasks-json", raw, "--output-dir", tmp_path / "out")
+    assert "quarantine: none\n" in run("prepare", *options)
+    assert read_manifest(tmp_path / "out" / "manifest.json").options["quarantine"] == {}
+    quarantine = tmp_path / "quarantine.jsonl"
+    first = load_tasks(raw)[0]
+    write_quarantine(
+        quarantine, Quarantine().updated([Verdict.on(first, (Reason.VACUOUS, "seen"))])
+    )
+    output = run("prepare", *options)
+    assert f"quarantine: {quarantine}\n" in output
+    assert "left out, quarantined: 1: row 1 (k0)" in output
+    manifest = read_manifest(tmp_path / "out" / "manifest.json")
+    digest = hashlib.sha256(quarantine.read_bytes()).hexdigest()
+    assert manifest.options["quarantine"] == {str(quarantine): digest}
+    assert manifest.source_sha256 == hashlib.sha256(raw.read_bytes()).hexdigest()
+    (tmp_path / "none").write_text("")
+    assert "quarantined" not in run("prepare", *options, "--quarantine", tmp_path / "none")
+
+
+def test_prepare_reads_its_source_once(
+    tmp_path: Path, raw: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = raw.read_bytes()
+
+    def read_and_change(address: Path | str) -> bytes:
+        data = Path(address).read_bytes()
+        raw.write_text("changed meanwhile")
+        return data
+
+    monkeypatch.setattr(loading, "read_bytes", read_and_change)
+    run("prepare", "--tasks-json", raw, "--output-dir", tmp_path / "out")
+    manifest = read_manifest(tmp_path / "out" / "manifest.json")
+    assert manifest.source_sha256 == hashlib.sha256(before).hexdigest()
+
+
+def test_a_validation_that_is_stopped_keeps_what_it_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(posting, "FIRST_PAUSE_SECONDS", 0.01)
+    bad, good = world_tasks("github", split="all", count=2)
+    always = "def validate_task(env):\n    return 1\n"
+    write_tasks(tmp_path / "raw.jsonl", [bad.model_copy(update={"verifier_code": always}), good])
+    quarantine = tmp_path / "q.jsonl"
+    teacher = ("--teacher", "http://127.0.0.1:1", "--teacher-model", "nobody", "--workers", 1)
+    with pytest.raises(ExceptionGroup) as caught:
+        run("validate", tmp_path / "raw.jsonl", "--quarantine", quarantine, *teacher)
+    assert caught.group_contains(ModelError, match=f"could not be asked about {good.key}")
+    assert json.loads(quarantine.read_text())["key"] == bad.key

@@ -46,3 +46,15 @@ def test_tasks_that_ask_the_same_are_named_with_the_first() -> None:
         ("eval", "d"): (Reason.OVERLAP, "the same as c of train"),
         ("eval", "a"): (Reason.OVERLAP, "the same as a of train"),
     }
+
+
+def test_tasks_that_ask_nearly_the_same_are_named_with_the_first() -> None:
+    def task(key: str, first: str) -> Task:
+        prompt = f"{first} move every open ticket of the billing queue to Ana and tell her why"
+        return Task(key=key, env_key="e", prompt=prompt, verifier_code="v")
+
+    sources = {"train": [task("a", "Please"), task("b", "Kindly")], "eval": [task("c", "Now")]}
+    assert repeated(sources) == {
+        ("train", "b"): (Reason.DUPLICATE, "nearly the same as a"),
+        ("eval", "c"): (Reason.OVERLAP, "nearly the same as a of train"),
+    }

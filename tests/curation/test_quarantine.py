@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 
 from skyfleet.curation.allowed import check_allowed
-from skyfleet.curation.quarantine import Quarantine, read_quarantine, write_quarantine
+from skyfleet.curation.quarantine import (
+    Quarantine,
+    quarantine_for,
+    read_quarantine,
+    write_quarantine,
+)
 from skyfleet.curation.verdict import Reason, Verdict
 from skyfleet.errors import ConfigError, TaskError
 from skyfleet.tasks.loading import load_tasks, write_tasks
@@ -97,3 +102,78 @@ def test_a_quarantined_task_needs_a_word() -> None:
     with pytest.raises(ConfigError, match=r"1 tasks in quarantine, such as 'a' \(vacuous\)"):
         check_allowed([A, B], ["world:e"], allow_unmanifested=True, quarantine=BAD)
     check_allowed([B], ["world:e"], allow_unmanifested=True, quarantine=BAD)
+
+
+@pytest.mark.parametrize("allow_unmanifested", [False, True])
+def test_what_is_measured_with_is_never_trained_on(
+    tmp_path: Path, allow_unmanifested: bool
+) -> None:
+    train = dataset(tmp_path / "data")
+    validation = str(tmp_path / "data" / "validation.parquet")
+    leaked = str(tmp_path / "leaked.jsonl")
+    write_tasks(leaked, load_tasks(validation))
+    says = r"holds 2 tasks, such as 'a', that the manifest.json beside .* has on the validation"
+    with pytest.raises(ConfigError, match=says):
+        check_allowed(
+            load_tasks(validation),
+            [validation],
+            allow_unmanifested=allow_unmanifested,
+            quarantine=None,
+        )
+    with pytest.raises(ConfigError, match=says):
+        check_allowed(
+            [*load_tasks(train), *load_tasks(leaked)],
+            [train],
+            allow_unmanifested=allow_unmanifested,
+            quarantine=None,
+        )
+
+
+def test_a_file_that_no_manifest_lists_is_not_judged_by_the_one_beside_it(tmp_path: Path) -> None:
+    source = str(tmp_path / "tasks.jsonl")
+    write_tasks(source, [A])
+    (tmp_path / "manifest.json").write_text('{"name": "of something else"}')
+    check_allowed([A], [source], allow_unmanifested=True, quarantine=None)
+
+
+def test_without_a_name_the_quarantines_nearby_are_honoured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder in (here, there):
+        folder.mkdir()
+    monkeypatch.chdir(here)
+    sources = ["world:github?count=3", str(there / "tasks.jsonl")]
+    assert quarantine_for(sources, None) == Quarantine()
+    write_quarantine(there / "quarantine.jsonl", BAD)
+    assert quarantine_for(sources, None) == BAD
+    worse = Quarantine().updated([Verdict.on(B, (Reason.FLAKY, "1, then 0"))])
+    write_quarantine(here / "quarantine.jsonl", worse)
+    both = quarantine_for(sources, None)
+    assert A in both
+    assert B in both
+    assert list(both.files) == [str(there / "quarantine.jsonl"), "quarantine.jsonl"]
+    assert quarantine_for(sources, "quarantine.jsonl") == worse
+    with pytest.raises(FileNotFoundError):
+        quarantine_for(sources, "none.jsonl")
+
+
+def test_a_file_that_is_there_by_two_names_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_quarantine("quarantine.jsonl", BAD)
+    found = quarantine_for(["a.jsonl", str(tmp_path / "b.jsonl")], None)
+    assert list(found.files) == ["quarantine.jsonl"]
+
+
+def test_a_row_stays_that_fails_in_one_source_and_passes_in_another() -> None:
+    fails, passes = Verdict.on(A, (Reason.OVERLAP, "the same as a of eval")), Verdict.on(A, None)
+    assert A in Quarantine().updated([fails, passes])
+    assert A in Quarantine().updated([passes, fails])
+
+
+def test_a_quarantine_in_another_encoding_is_named(tmp_path: Path) -> None:
+    (tmp_path / "q.jsonl").write_bytes('{"key": "é"}'.encode("latin-1"))
+    with pytest.raises(TaskError, match=r"q.jsonl: 'utf-8' codec .*skyfleet tasks validate"):
+        read_quarantine(tmp_path / "q.jsonl")

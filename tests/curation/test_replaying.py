@@ -114,7 +114,11 @@ async def test_a_mutant_that_ends_where_the_reference_does_is_no_fault() -> None
         ("2026-02-28", {}, "2026-03-01"),
         ("Ana", {}, "zorqua Ana"),
         (["a", "b"], {}, ["zorqua a", "b"]),
+        ([{"a": None}, {"a": 1}], {}, [{"a": None}, {"a": 2}]),
+        ({"to": {"name": "Ana"}, "n": 1}, {}, {"to": {"name": "zorqua Ana"}, "n": 1}),
+        ({"s": "on"}, {"properties": {"s": {"enum": ["on", "off"]}}}, {"s": "off"}),
         (None, {}, None),
+        ([None], {}, None),
         ({}, {}, None),
     ],
 )

@@ -12,6 +12,7 @@ from skyfleet.curation.inspecting import open_inspected
 from skyfleet.curation.teacher import Band, Teacher, teach
 from skyfleet.curation.validate import check
 from skyfleet.curation.verdict import Fault, Reason
+from skyfleet.engines.posting import RefusedError
 from skyfleet.engines.sampling import SamplingParams
 from skyfleet.errors import EngineError, ModelError
 from skyfleet.rollouts.reference import ReferenceModel
@@ -41,6 +42,24 @@ class Silent:
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: SamplingParams
     ) -> Message:
         raise EngineError("503")
+
+
+class Choosy(Pupil):
+    """Refuses every conversation after the first, as too long."""
+
+    async def reply(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: SamplingParams
+    ) -> Message:
+        if self._begun and id(messages) not in self._minds:
+            raise RefusedError("refused with 400: context too long")
+        return await super().reply(messages, tools, sampling)
+
+
+class Full(Silent):
+    async def reply(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: SamplingParams
+    ) -> Message:
+        raise RefusedError("refused with 400: context too long")
 
 
 async def taught(right: int, low: float, high: float) -> Fault | None:
@@ -82,3 +101,12 @@ async def test_a_teacher_stands_in_for_a_missing_reference() -> None:
     fault = await check(bare, open_inspected, None, timeout_seconds=5)
     assert fault is not None
     assert fault[0] is Reason.NO_REFERENCE
+
+
+async def test_an_attempt_that_the_teacher_refuses_counts_neither_way() -> None:
+    (task,) = good_tasks(github=1)
+    teacher = Teacher(name="c", model=Choosy(task, 1), attempts=3, band=Band(low=0.9, high=1))
+    assert await teach(task, open_inspected, teacher, timeout_seconds=5) is None
+    teacher = Teacher(name="f", model=Full(), attempts=3, band=Band(low=0.9, high=1))
+    fault = await teach(task, open_inspected, teacher, timeout_seconds=5)
+    assert fault == (Reason.UNGRADED, "refused with 400: context too long")

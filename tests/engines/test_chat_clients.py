@@ -18,6 +18,7 @@ from skyfleet.chat.message import Message, ToolCall, ToolSpec
 from skyfleet.engines import posting
 from skyfleet.engines.anthropic_chat import AnthropicChat
 from skyfleet.engines.openai_chat import OpenAIChat
+from skyfleet.engines.posting import RefusedError
 from skyfleet.engines.sampling import SamplingParams
 from skyfleet.errors import EngineError
 
@@ -165,3 +166,29 @@ async def test_a_server_that_is_not_there_is_one_engine_error(
     nobody.url = "http://127.0.0.1:1"
     with pytest.raises(EngineError, match=r"127.0.0.1:1/v1/messages failed 4 times.*ConnectError"):
         await ask_anthropic(nobody)
+
+
+@pytest.mark.parametrize("ask", [ask_openai, ask_anthropic])
+@pytest.mark.parametrize(
+    ("answers", "alone"),
+    [
+        ([PlainTextResponse("context too long", 400)], True),
+        ([PlainTextResponse("too large", 413)], True),
+        ([PlainTextResponse("cannot", 422)], True),
+        ([JSONResponse({"error": "?"})], True),
+        ([PlainTextResponse("who?", 401)], False),
+        ([PlainTextResponse("no credit", 402)], False),
+        ([PlainTextResponse("not you", 403)], False),
+        ([PlainTextResponse("no such model", 404)], False),
+        ([PlainTextResponse("slower", 429)] * 4, False),
+        ([PlainTextResponse("never", 501)], False),
+        ([PlainTextResponse("<html>")], False),
+    ],
+)
+async def test_a_refusal_of_one_request_is_told_from_a_refusal_of_all(
+    server: Server, ask: Any, answers: list[Response], alone: bool
+) -> None:
+    server.answers = list(answers)
+    with pytest.raises(EngineError) as caught:
+        await ask(server)
+    assert isinstance(caught.value, RefusedError) is alone

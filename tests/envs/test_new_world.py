@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +51,49 @@ def test_nothing_that_exists_is_overwritten(tmp_path: Path) -> None:
 def test_a_name_that_python_would_not_take_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a Python name in small letters"):
         write_world(name, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["class", "github", "count", "set_stock", "list", "random"])
+def test_a_name_that_something_else_has_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"NAME='{name}' is .*; choose another .* my_{name}$"):
+        write_world(name, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_world_has_a_name_that_its_own_file_binds(tmp_path: Path) -> None:
+    (path, _) = write_world("shop", tmp_path)
+    bound = {
+        name
+        for node in ast.parse(path.read_text()).body
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.ImportFrom)
+            else [node.name]
+            if isinstance(node, ast.FunctionDef)
+            else []
+        )
+    }
+    assert {"call", "count", "restock"} <= bound
+    for name in bound:
+        with pytest.raises(ConfigError):
+            write_world(name, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("def f(:\n", r"cannot be imported: SyntaxError: invalid syntax"),
+        ("1 / 0\n", r"cannot be imported: ZeroDivisionError: division by zero; correct it"),
+        ("raise RuntimeError('two\\nlines')\n", r"cannot be imported: RuntimeError: two lines;"),
+    ],
+)
+def test_a_module_that_cannot_be_run_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, complaint: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken_module.py").write_text(text)
+    with pytest.raises(ConfigError, match=complaint):
+        add_world("broken_module:world", key="world")
 
 
 @pytest.mark.parametrize(

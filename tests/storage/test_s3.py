@@ -6,6 +6,7 @@ import json
 import socket
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 
@@ -80,11 +81,35 @@ def test_a_dataset_goes_from_one_address_to_another(bucket: str) -> None:
 
 
 def test_a_faltering_service_is_asked_again(account: pytest.MonkeyPatch) -> None:
+    busy = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    with answering(account, busy, WHOLE):
+        assert read_bytes("s3://tasks/a") == b"data"
+
+
+def test_a_body_that_breaks_off_is_read_again_from_the_start(account: pytest.MonkeyPatch) -> None:
+    account.setattr(s3, "FIRST_PAUSE_SECONDS", 0.01)
+    with answering(account, WHOLE[:-2], WHOLE[:-3], WHOLE):
+        assert read_bytes("s3://tasks/a") == b"data"
+
+
+def test_a_body_that_always_breaks_off_is_named(account: pytest.MonkeyPatch) -> None:
+    account.setattr(s3, "FIRST_PAUSE_SECONDS", 0.01)
+    account.setattr(s3, "TRIES", 2)
+    with (
+        answering(account, WHOLE[:-2], WHOLE[:-2]),
+        pytest.raises(OSError, match="2") as caught,
+    ):
+        read_bytes("s3://tasks/a")
+    assert caught.value.filename == "s3://tasks/a"
+
+
+WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\nConnection: close\r\n\r\ndata"
+
+
+@contextmanager
+def answering(account: pytest.MonkeyPatch, *answers: bytes) -> Iterator[None]:
+    """A service that gives these answers, one a connection."""
     listener = socket.create_server(("127.0.0.1", 0))
-    answers = [
-        b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\nConnection: close\r\n\r\ndata",
-    ]
 
     def serve() -> None:
         for answer in answers:
@@ -96,7 +121,7 @@ def test_a_faltering_service_is_asked_again(account: pytest.MonkeyPatch) -> None
     thread = Thread(target=serve)
     thread.start()
     account.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{listener.getsockname()[1]}")
-    assert read_bytes("s3://tasks/a") == b"data"
+    yield
     thread.join(timeout=5)
     listener.close()
     assert not thread.is_alive()

@@ -137,3 +137,11 @@ def test_a_share_that_cannot_hold_is_refused() -> None:
 def test_what_would_leave_nothing_is_refused(asked: dict[str, Any], says: str) -> None:
     with pytest.raises(TaskError, match=says):
         prepared(*letters("abcdefgh"), **asked)
+
+
+def test_nearly_the_same_prompt_that_is_judged_alike_is_kept_once() -> None:
+    said = "Please move every open ticket of the billing queue to Ana and tell her why it was done"
+    again = said.replace("Please", "Kindly")
+    rows = [task("i", prompt=said, verifier_code="v"), task("j", prompt=again, verifier_code="v")]
+    result = prepared(*letters("abcdefgh"), *rows)
+    assert result.dropped == {"row 10 (j)": "nearly the same prompt"}

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from skyfleet.errors import TaskError
-from skyfleet.tasks.loading import load_tasks, write_tasks
+from skyfleet.tasks.loading import load_tasks, parse_tasks, read_source, write_tasks
 from skyfleet.tasks.task import RecordedCall, Task
 
 PLAIN = Task(key="plain", env_key="github", prompt="Close issue 4.")
@@ -169,3 +169,29 @@ def test_spellings_that_agree_are_one(tmp_path: Path) -> None:
 def test_a_prompt_of_five_megabytes_is_a_prompt(tmp_path: Path) -> None:
     (task,) = load_tasks(written(tmp_path / "a.json", [ROW | {"prompt": "x" * 5_000_000}]))
     assert len(task.prompt) == 5_000_000
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
+@pytest.mark.parametrize(
+    ("metadata", "says"),
+    [
+        ("9" * 5000, r"more than can be read \(.*digits.*\); write a shorter number"),
+        ("[" * 100_000 + "]" * 100_000, r"more than can be read \(.*recursion.*nest it less"),
+        ("[" * 150 + "1" + "]" * 150, r"row 1: more than 100 levels deep; nest it less"),
+    ],
+)
+def test_what_is_too_long_or_too_deep_is_named(
+    tmp_path: Path, name: str, metadata: str, says: str
+) -> None:
+    row = json.dumps(ROW)[:-1] + f', "metadata": {{"a": {metadata}}}}}'
+    path = written(tmp_path / name, f"[{row}]" if name == "a.json" else row)
+    with pytest.raises(TaskError, match=says) as caught:
+        load_tasks(path)
+    assert len(str(caught.value)) < 400
+
+
+def test_rows_and_hash_can_be_of_the_same_bytes(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.json", [ROW])
+    data = read_source(path)
+    path.unlink()
+    assert [(number, task.key) for number, task in parse_tasks(data, path)] == [(1, "k")]

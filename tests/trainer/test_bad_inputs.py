@@ -14,6 +14,7 @@ from skyfleet.envs.worlds.catalog import tasks_from_source, world_tasks
 from skyfleet.errors import ConfigError, ModelError, SkyfleetError, TaskError
 from skyfleet.tasks.loading import write_tasks
 from skyfleet.trainer.session import run_training
+from skyfleet.trainer.tasks import training_tasks
 
 
 async def refusal(folder: Path, *overrides: str) -> SkyfleetError:
@@ -92,7 +93,20 @@ async def test_a_task_in_quarantine_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "quarantine.jsonl"
     write_quarantine(file, Quarantine().updated([verdict]))
     error = await refusal(tmp_path / "run", f"data.quarantine={file}")
-    assert f"1 tasks in quarantine, such as {task.key!r} (vacuous)" in str(error)
+    assert f"1 tasks in quarantine ({file}), such as {task.key!r} (vacuous)" in str(error)
+
+
+async def test_a_quarantine_in_the_current_folder_is_honoured_without_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    task = tasks_from_source(TRAIN)[0]
+    verdict = Verdict.on(task, (Reason.VACUOUS, "seen"))
+    write_quarantine("quarantine.jsonl", Quarantine().updated([verdict]))
+    error = await refusal(tmp_path / "run")
+    assert "1 tasks in quarantine (quarantine.jsonl), such as" in str(error)
+    config = small_config(tmp_path / "run", "data.allow_quarantined=true")
+    assert task in training_tasks(config)
 
 
 async def test_a_filter_that_names_an_unknown_environment_is_refused(tmp_path: Path) -> None:

@@ -117,22 +117,32 @@ async def _validate(
         known = Quarantine()
     local = Path(quarantine).name if is_remote(quarantine) else quarantine
     console = ConsoleTracker()
+    open_env = inspecting_factory(load_config("", asked["settings"]))
+    verdicts: list[Verdict] = []
     async with _teacher(asked) as teacher:
         with (
             keeping_journal(Path(f"{local}.journal"), asked, resume=resume) as journal,
             console.progress("validate", sum(map(len, sources.values()))) as advance,
         ):
-            verdicts = await validate(
-                sources,
-                inspecting_factory(load_config("", asked["settings"])),
-                journal=journal,
-                teacher=teacher,
-                workers=workers,
-                timeout_seconds=timeout_seconds,
-                on_finished=lambda _: advance(),
-            )
+
+            def finish(verdict: Verdict) -> None:
+                verdicts.append(verdict)
+                advance()
+
+            try:
+                verdicts = await validate(
+                    sources,
+                    open_env,
+                    journal=journal,
+                    teacher=teacher,
+                    workers=workers,
+                    timeout_seconds=timeout_seconds,
+                    on_finished=finish,
+                )
+            finally:
+                # What was found before it was stopped holds all the same.
+                write_quarantine(quarantine, known.updated(verdicts))
     console.close()
-    write_quarantine(quarantine, known.updated(verdicts))
     return verdicts
 
 

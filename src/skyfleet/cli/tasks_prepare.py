@@ -36,7 +36,8 @@ def prepare_command(
         str, typer.Option(help="Envs that are only measured.")
     ] = "outlook,instacart",
     quarantine: Annotated[
-        str | None, typer.Option(help="Rows to leave out, as validate wrote them.")
+        str | None,
+        typer.Option(help="Rows to leave out; else quarantine.jsonl beside them or here."),
     ] = None,
     earlier: Annotated[
         str | None, typer.Option(help="Manifest to compare with; else the one in --output-dir.")
@@ -47,9 +48,11 @@ def prepare_command(
     dry_run: DryRun = False,
 ) -> None:
     """Split raw tasks into train.parquet and validation.parquet, with a manifest."""
-    from skyfleet.curation.quarantine import Quarantine, read_quarantine
-    from skyfleet.tasks.loading import read_tasks
+    from skyfleet.curation.quarantine import quarantine_for
+    from skyfleet.tasks.loading import parse_tasks, read_source
+    from skyfleet.tasks.manifest import sha256_of
     from skyfleet.tasks.preparing import Preparing, prepare
+    from skyfleet.tasks.publishing import publish
     from skyfleet.tasks.splits import SplitRule
 
     before = _earlier_manifest(earlier, output_dir, needed=keep_sides)
@@ -66,46 +69,61 @@ def prepare_command(
         max_env_ratio=max_env_ratio,
         max_eval_prompts=max_eval_prompts,
     )
-    excluded = read_quarantine(quarantine) if quarantine else Quarantine()
-    rows = read_tasks(tasks_json)
+    excluded = quarantine_for([tasks_json], quarantine)
+    data = read_source(tasks_json)
+    rows = parse_tasks(data, tasks_json)
     prepared = prepare(rows, asked, in_quarantine=lambda task: task in excluded)
+    print(f"quarantine: {', '.join(excluded.files) or 'none'}")
     if dry_run:
         _print_counts(prepared)
         print(f"would write {output_dir}")
         return
-    _publish(prepared, _options(asked, quarantine), before, tasks_json, output_dir, keep_sides)
+    manifest, files = _manifest(
+        prepared,
+        _options(asked, excluded.files),
+        before,
+        source=tasks_json,
+        source_sha256=sha256_of(data),
+        keep_sides=keep_sides,
+    )
+    publish(output_dir, files, manifest)
+    _print_counts(prepared)
+    _print_manifest(manifest)
+    print(f"wrote {output_dir}: {', '.join([*files, 'manifest.json'])}")
 
 
-def _publish(
+def _manifest(
     prepared: Prepared,
     options: dict[str, Any],
     before: Manifest | None,
+    *,
     source: str,
-    folder: str,
+    source_sha256: str,
     keep_sides: bool,
-) -> None:
-    from skyfleet.storage.store import read_bytes
-    from skyfleet.tasks.manifest import make_manifest, sha256_of
-    from skyfleet.tasks.publishing import dataset_files, publish
+) -> tuple[Manifest, dict[str, bytes]]:
+    """With the files that it vouches for."""
+    from skyfleet.tasks.manifest import make_manifest
+    from skyfleet.tasks.publishing import dataset_files
 
     files = dataset_files(prepared)
     manifest = make_manifest(
         prepared,
         files,
         source=source,
-        source_sha256=sha256_of(read_bytes(source)),
+        source_sha256=source_sha256,
         options=options,
         split_by="earlier thresholds" if keep_sides else "ratio",
         earlier=before,
     )
-    publish(folder, files, manifest)
-    _print_counts(prepared)
+    return manifest, files
+
+
+def _print_manifest(manifest: Manifest) -> None:
     prompts = manifest.unique_prompts
     print(f"unique prompts: train {prompts['train']}, validation {prompts['validation']}")
     if manifest.moved:
         keys = ", ".join(list(manifest.moved)[:3])
         print(f"moved since the earlier manifest: {len(manifest.moved)} ({keys}, ...)")
-    print(f"wrote {folder}: {', '.join([*files, 'manifest.json'])}")
 
 
 def _print_counts(prepared: Prepared) -> None:
@@ -121,7 +139,8 @@ def _print_counts(prepared: Prepared) -> None:
         print(f"left out, {reason}: {len(dropped)}: {', '.join(dropped[:3])}{more}")
 
 
-def _options(asked: Preparing, quarantine: str | None) -> dict[str, Any]:
+def _options(asked: Preparing, quarantine: dict[str, str]) -> dict[str, Any]:
+    """`quarantine` holds the sha256 of each file that was honoured: empty, none was."""
     return {
         "modality": asked.modality or "all",
         "eval_ratio": asked.split.eval_fraction,

@@ -23,7 +23,8 @@ class Data(Section):
     env_filter: StrList = Field([])
     """Keep only the tasks of these environments; empty keeps all."""
     quarantine: str | None = None
-    """The file that `skyfleet tasks validate` wrote; its tasks are not trained on."""
+    """The file that `skyfleet tasks validate` wrote; its tasks are not trained on. Unset, it is
+    each quarantine.jsonl beside a task file or in the current folder, if there is one."""
     allow_quarantined: bool = False
     """Train on them all the same."""
     allow_unmanifested: bool = False

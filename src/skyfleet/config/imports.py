@@ -19,5 +19,8 @@ def import_named(target: str, *, key: str) -> Any:
         sys.path.insert(0, "")
     try:
         return getattr(import_module(module_name), name)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
+    except (ImportError, AttributeError) as error:
         raise ConfigError(f"{key}={target!r} cannot be imported: {error}") from error
+    except Exception as error:  # the module is the user's: it may raise anything
+        told = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"{key}={target!r} cannot be imported: {told}; correct it") from error

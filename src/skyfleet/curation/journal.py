@@ -44,7 +44,7 @@ def keeping_journal(path: Path, checks: Mapping[str, Any], *, resume: bool) -> I
 
 
 def _read(path: Path, heading: str) -> list[Verdict]:
-    first, *lines = path.read_text(encoding="utf-8").split("\n")
+    first, *lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     if first != heading:
         raise ConfigError(
             f"{path} was begun with {first[:200]} and now {heading[:200]} is asked; "

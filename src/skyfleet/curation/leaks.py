@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from skyfleet.curation.inspecting import ANSWERING
 from skyfleet.curation.verdict import Fault, Reason
+from skyfleet.tasks.near import near_twins
 from skyfleet.tasks.preparing import fingerprint, words
 from skyfleet.tasks.task import Task
 
@@ -31,7 +32,7 @@ def _says(prompt: str, answer: str) -> bool:
 
 
 def repeated(sources: Mapping[str, Sequence[Task]]) -> dict[tuple[str, str], Fault]:
-    """By source and key: the tasks that ask what an earlier one asks, or share its key."""
+    """By source and key: the tasks that ask what an earlier one asks, nearly, or share its key."""
     first: dict[str, tuple[str, str]] = {}
     faults: dict[tuple[str, str], Fault] = {}
     for source, tasks in sources.items():
@@ -40,8 +41,16 @@ def repeated(sources: Mapping[str, Sequence[Task]]) -> dict[tuple[str, str], Fau
                 there, key = first.setdefault(mark, (source, task.key))
                 if (there, key) == (source, task.key):
                     continue
-                if there == source:
-                    faults[source, task.key] = Reason.DUPLICATE, f"the same as {key}"
-                else:
-                    faults[source, task.key] = Reason.OVERLAP, f"the same as {key} of {there}"
+                faults[source, task.key] = _same(source, there, f"the same as {key}")
+    placed = [(source, task) for source, tasks in sources.items() for task in tasks]
+    for place, earlier in near_twins([task for _, task in placed]).items():
+        (source, task), (there, twin) = placed[place], placed[earlier]
+        fault = _same(source, there, f"nearly the same as {twin.key}")
+        faults.setdefault((source, task.key), fault)
     return faults
+
+
+def _same(source: str, there: str, told: str) -> Fault:
+    if there == source:
+        return Reason.DUPLICATE, told
+    return Reason.OVERLAP, f"{told} of {there}"

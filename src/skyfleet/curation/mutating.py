@@ -78,8 +78,22 @@ def other_value(value: object, schema: Mapping[str, Any]) -> object:
             return value + 1
         case str():
             return _other_text(value)
-        case [first, *rest]:
-            return [other_value(first, schema.get("items", {})), *rest]
+        case list():
+            schemas = dict.fromkeys(range(len(value)), schema.get("items", {}))
+            changed = _other_leaf(dict(enumerate(value)), schemas)
+            return list(changed.values()) if changed else None
+        case dict():
+            return _other_leaf(value, schema.get("properties", {}))
+    return None
+
+
+def _other_leaf(
+    values: Mapping[Any, object], schemas: Mapping[Any, Mapping[str, Any]]
+) -> dict[Any, object] | None:
+    """The first that can be said otherwise, however deep it lies; the others stay."""
+    for key, value in values.items():
+        if (wrong := other_value(value, schemas.get(key, {}))) is not None:
+            return {**values, key: wrong}
     return None
 
 

@@ -38,9 +38,9 @@ class Teacher:
 async def teach(
     task: Task, open_env: EnvFactory, teacher: Teacher, *, timeout_seconds: float
 ) -> Fault | None:
-    """Attempts without a grade count neither way.
+    """Attempts without a grade count neither way, and one that the teacher refuses has none.
 
-    A teacher that cannot be asked says nothing about the task: ModelError.
+    A teacher that cannot be asked at all says nothing about the task: ModelError.
     """
 
     def start(task: Task, opening: Opening, session: str) -> MessageConversation:

@@ -7,9 +7,8 @@ from typing import Any
 
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
 from skyfleet.chat.text_only import text_only
-from skyfleet.engines.posting import Endpoint
+from skyfleet.engines.posting import Endpoint, RefusedError
 from skyfleet.engines.sampling import SamplingParams
-from skyfleet.errors import EngineError
 
 VERSION = "2023-06-01"
 
@@ -45,7 +44,7 @@ class AnthropicChat(Endpoint):
         match answer:
             case {"content": list() as blocks}:
                 return _read(blocks)
-        raise EngineError(f"{self._model} answered without content: {str(answer)[:300]}")
+        raise RefusedError(f"{self._model} answered without content: {str(answer)[:300]}")
 
 
 def _turns(messages: Sequence[Message]) -> list[dict[str, Any]]:

@@ -8,9 +8,8 @@ from typing import Any
 
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
 from skyfleet.chat.text_only import text_only
-from skyfleet.engines.posting import Endpoint
+from skyfleet.engines.posting import Endpoint, RefusedError
 from skyfleet.engines.sampling import SamplingParams
-from skyfleet.errors import EngineError
 
 
 class OpenAIChat(Endpoint):
@@ -43,7 +42,7 @@ class OpenAIChat(Endpoint):
         match answer:
             case {"choices": [{"message": dict() as said}, *_]}:
                 return _read(said)
-        raise EngineError(f"{self._model} answered without a message: {str(answer)[:300]}")
+        raise RefusedError(f"{self._model} answered without a message: {str(answer)[:300]}")
 
 
 def _written(message: Message) -> dict[str, Any]:

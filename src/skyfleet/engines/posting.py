@@ -1,4 +1,7 @@
-"""Post JSON to a model's endpoint, again after what passes by itself; EngineError after that."""
+"""Post JSON to a model's endpoint, again after what passes by itself; EngineError after that.
+
+RefusedError where only this request is refused: the endpoint may well take the next one.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,13 @@ TRIES = 4
 FIRST_PAUSE_SECONDS = 0.5
 
 _PASSING = frozenset({408, 409, 429, 500, 502, 503, 504, 529})
+_TO_ALL = frozenset({401, 402, 403, 404, 405, 407})
+"""Refusals that every request would meet: key, credit, address."""
 _SHOWN_CHARACTERS = 300
+
+
+class RefusedError(EngineError):
+    """The endpoint has no answer to this one request, such as a conversation too long for it."""
 
 
 class Endpoint:
@@ -54,7 +63,9 @@ class Endpoint:
 
     def _read(self, response: httpx.Response, problem: str) -> dict[str, Any]:
         if response.is_error:
-            raise EngineError(f"{self._url} refused with {problem}")
+            alone = response.is_client_error and response.status_code not in _TO_ALL
+            kind = RefusedError if alone else EngineError
+            raise kind(f"{self._url} refused with {problem}")
         try:
             answer = response.json()
         except ValueError:

@@ -11,12 +11,14 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from time import sleep
 from typing import Any
 
 from skyfleet.errors import ConfigError, MissingExtraError
 
 SCHEME = "s3://"
 TRIES = 5
+FIRST_PAUSE_SECONDS = 0.2
 
 _ABSENT = ("NoSuchKey", "NoSuchBucket", "404")
 
@@ -24,8 +26,7 @@ _ABSENT = ("NoSuchKey", "NoSuchBucket", "404")
 def read_object(address: str) -> bytes:
     bucket, key = _parts(address)
     with _named(address):
-        data: bytes = _client().get_object(Bucket=bucket, Key=key)["Body"].read()
-    return data
+        return _read_whole(bucket, key)
 
 
 def write_object(address: str, data: bytes) -> None:
@@ -33,6 +34,23 @@ def write_object(address: str, data: bytes) -> None:
     bucket, key = _parts(address)
     with _named(address):
         _client().put_object(Bucket=bucket, Key=key, Body=data)
+
+
+def _read_whole(bucket: str, key: str) -> bytes:
+    """boto3 asks again only until the body begins; one that breaks off is asked for from the start."""
+    from botocore.exceptions import HTTPClientError, IncompleteReadError
+
+    attempt, pause = 1, FIRST_PAUSE_SECONDS
+    while True:
+        body = _client().get_object(Bucket=bucket, Key=key)["Body"]
+        try:
+            data: bytes = body.read()
+            return data
+        except (HTTPClientError, IncompleteReadError):
+            if attempt == TRIES:
+                raise
+        sleep(pause)
+        attempt, pause = attempt + 1, 2 * pause
 
 
 def _parts(address: str) -> tuple[str, str]:

@@ -18,6 +18,9 @@ from skyfleet.tasks.task import Task
 NESTED = ("env_variables", "solution", "metadata")
 """JSON text in parquet: a struct column would give every row the union of all rows' keys."""
 
+DEEPEST = 100
+"""Levels of a row: what reads them here takes more than what writes them again."""
+
 _SPELLINGS = [
     [str(spelling) for spelling in field.validation_alias.choices]
     for field in Task.model_fields.values()
@@ -44,13 +47,21 @@ def load_tasks(address: Path | str) -> list[Task]:
 
 def read_tasks(address: Path | str) -> list[tuple[int, Task]]:
     """Every row with its number, from 1; a key may be there twice."""
-    suffix = Path(address).suffix
-    rows = {".json": _json_rows, ".jsonl": _jsonl_rows, ".parquet": _parquet_rows}.get(suffix)
-    if rows is None:
+    return parse_tasks(read_source(address), address)
+
+
+def read_source(address: Path | str) -> bytes:
+    """A task file as it stands, for whoever wants its hash and its rows to be of the same bytes."""
+    if Path(address).suffix not in _READERS:
         raise _unknown_suffix(address)
     if not is_remote(address) and not Path(address).is_file():
         raise TaskError(f"{address}: no such file; give the path of a task file")
-    data = read_bytes(address)
+    return read_bytes(address)
+
+
+def parse_tasks(data: bytes, address: Path | str) -> list[tuple[int, Task]]:
+    """As `read_tasks`, of bytes that are already here; the address says their format."""
+    rows = _READERS[Path(address).suffix]
     try:
         tasks = [(number, _task(row, where)) for number, row, where in rows(data, str(address))]
     except UnicodeDecodeError as error:
@@ -115,6 +126,9 @@ def _parquet_rows(data: bytes, address: str) -> _Rows:
         yield number, row, where
 
 
+_READERS = {".json": _json_rows, ".jsonl": _jsonl_rows, ".parquet": _parquet_rows}
+
+
 def _parquet_bytes(rows: list[dict[str, Any]]) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -136,11 +150,17 @@ def _decoded(text: str, where: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise TaskError(f"{where}: not JSON ({error}); correct it or write it again") from None
+    except (ValueError, RecursionError) as error:
+        raise TaskError(
+            f"{where}: more than can be read ({error}); write a shorter number or nest it less"
+        ) from None
 
 
 def _task(row: Any, where: str) -> Task:
     if not isinstance(row, dict):
         raise TaskError(f"{where}: {_shown.repr(row)} is not an object; write key, env_key, prompt")
+    if _deeper_than(DEEPEST, row):
+        raise TaskError(f"{where}: more than {DEEPEST} levels deep; nest it less")
     # A table has every column in every row: null means that this row does not give it.
     given = {name: value for name, value in row.items() if value is not None}
     _check_spellings(given, where)
@@ -153,6 +173,13 @@ def _task(row: Any, where: str) -> Task:
     except ValidationError as error:
         problems = "; ".join(_explained(problem) for problem in error.errors())
         raise TaskError(f"{where}: {problems}") from None
+
+
+def _deeper_than(levels: int, value: Any) -> bool:
+    inside = value.values() if isinstance(value, dict) else value
+    if not isinstance(value, dict | list) or not inside:
+        return False
+    return levels == 0 or any(_deeper_than(levels - 1, one) for one in inside)
 
 
 def _check_spellings(row: Mapping[str, Any], where: str) -> None:

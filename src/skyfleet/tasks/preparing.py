@@ -15,13 +15,21 @@ from itertools import zip_longest
 from typing import Literal
 
 from skyfleet.errors import TaskError
+from skyfleet.tasks.near import near_twins
 from skyfleet.tasks.splits import SplitRule, place, split_tasks
 from skyfleet.tasks.task import Modality, Task
 
 MIN_EVAL_PROMPTS_PER_ENV = 4
 """What the evaluation cap leaves every env, even where that is more than the cap."""
 
-Dropped = Literal["key again", "same prompt", "quarantined", "evaluation cap", "share cap"]
+Dropped = Literal[
+    "key again",
+    "same prompt",
+    "nearly the same prompt",
+    "quarantined",
+    "evaluation cap",
+    "share cap",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +131,7 @@ def _filtered(rows: list[tuple[int, Task]], asked: Preparing) -> list[tuple[int,
 def _unique(
     rows: Sequence[tuple[int, Task]], dropped: dict[str, Dropped]
 ) -> list[tuple[int, Task]]:
-    """The first row of each key and of each fingerprint."""
+    """The first row of each key, of each fingerprint, and of those that nearly repeat each other."""
     by_key: dict[str, tuple[int, Task]] = {}
     prints: set[str] = set()
     kept = []
@@ -141,7 +149,9 @@ def _unique(
         else:
             prints.add(mark)
             kept.append((number, task))
-    return kept
+    twins = near_twins([task for _, task in kept])
+    dropped |= {_row(*kept[place]): "nearly the same prompt" for place in twins}
+    return [row for place, row in enumerate(kept) if place not in twins]
 
 
 def _cap_eval(tasks: tuple[Task, ...], most: int | None) -> tuple[Task, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from skyfleet.config.root import RunConfig
 from skyfleet.curation.allowed import check_allowed
-from skyfleet.curation.quarantine import read_quarantine
+from skyfleet.curation.quarantine import quarantine_for
 from skyfleet.errors import ConfigError
 from skyfleet.tasks.task import Task
 from skyfleet.trainer.schedule import Schedule
@@ -33,8 +33,8 @@ def training_tasks(config: RunConfig) -> list[Task]:
         data.train_data,
         allow_unmanifested=data.allow_unmanifested,
         quarantine=None
-        if data.quarantine is None or data.allow_quarantined
-        else read_quarantine(data.quarantine),
+        if data.allow_quarantined
+        else quarantine_for(data.train_data, data.quarantine),
     )
     return tasks
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import builtins
+import keyword
+import sys
 from pathlib import Path
 
+from skyfleet.envs.worlds.catalog import WORLD_NAMES
 from skyfleet.errors import ConfigError
 
 _WORLD = '''\
@@ -74,13 +78,31 @@ def test_solutions_pass_and_doing_nothing_does_not() -> None:
 '''
 
 
+_OWN = frozenset({"call", "count", "fill", "list_items", "restock", "set_stock"})
+"""What the skeleton itself defines: a world of that name would be overwritten by it."""
+
+
 def write_world(name: str, folder: Path) -> list[Path]:
     """`name.py` and `test_name.py` in `folder`; nothing that exists is overwritten."""
     if not (name.isidentifier() and name.islower()):
         raise ConfigError(f"NAME={name!r}: a world is a Python name in small letters, such as shop")
+    if taken_by := _taken_by(name):
+        raise ConfigError(f"NAME={name!r} is {taken_by}; choose another name, such as my_{name}")
     paths = [folder / f"{name}.py", folder / f"test_{name}.py"]
     if taken := [path for path in paths if path.exists()]:
         raise ConfigError(f"NAME={name!r}: {taken[0]} exists already; choose another name")
     for path, text in zip(paths, (_WORLD, _TEST), strict=True):
         path.write_text(text.format(name=name, title=name.capitalize()))
     return paths
+
+
+def _taken_by(name: str) -> str | None:
+    if keyword.iskeyword(name):
+        return "a word of Python's own"
+    if name in WORLD_NAMES:
+        return "a world that ships with skyfleet"
+    if name in _OWN:
+        return "a name that the new file defines itself"
+    if hasattr(builtins, name) or name in sys.stdlib_module_names or name == "skyfleet":
+        return "a name that the new file would hide from Python"
+    return None
