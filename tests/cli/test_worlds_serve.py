@@ -10,7 +10,16 @@ import sys
 import time
 
 import httpx
+import psutil
 import pytest
+from tests.fakes.serving import serving
+
+from skyfleet.chat.message import Message, ToolCall
+from skyfleet.cli.worlds import _app
+from skyfleet.envs.openenv.client import openenv_factory
+from skyfleet.envs.openenv.session import OpenEnvSettings
+from skyfleet.errors import EnvError
+from skyfleet.trainer.sources import load_sources
 
 SOURCE = "world:github?split=train&count=2"
 
@@ -19,7 +28,9 @@ SOURCE = "world:github?split=train&count=2"
     ("protocol", "path", "status"),
     [("openenv", "/health", 200), ("mcp", "/some_task/mcp", 405), ("fleet", "/v1/account", 200)],
 )
-def test_a_server_answers_and_ends_on_an_interrupt(protocol: str, path: str, status: int) -> None:
+def test_a_server_answers_this_machine_alone_and_ends_on_an_interrupt(
+    protocol: str, path: str, status: int
+) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -37,9 +48,36 @@ def test_a_server_answers_and_ends_on_an_interrupt(protocol: str, path: str, sta
         )
         headers = {"Authorization": "Bearer local"}
         assert _answer(f"http://127.0.0.1:{port}{path}", headers).status_code == status
+        assert _listening(server.pid) == {("127.0.0.1", port)}
     finally:
         server.send_signal(signal.SIGINT)
         server.communicate(timeout=20)
+
+
+@pytest.mark.slow  # openenv looks for idle sessions every five seconds
+async def test_an_idle_episode_over_openenv_makes_room_after_its_time() -> None:
+    tasks = load_sources([SOURCE], key="SOURCE")
+    app = _app("openenv", tasks, max_sessions=1, ttl_seconds=1)
+    async with serving(app) as url:
+        waits = {"capacity_wait_seconds": 0.1}, {"capacity_wait_seconds": 10}
+        idle, refused, patient = [
+            await openenv_factory(OpenEnvSettings(base_url=url, **wait))(tasks[0])
+            for wait in (waits[0], *waits)
+        ]
+        await idle.reset()
+        with pytest.raises(EnvError, match="at capacity: 1/1 sessions active"):
+            await refused.reset()
+        await patient.reset()
+        call = ToolCall(id="call_0", name="list_issues", arguments={})
+        with pytest.raises(EnvError, match="was idle too long; connect again"):
+            await idle.step(Message(role="assistant", tool_calls=(call,)))
+        for env in (idle, refused, patient):
+            await env.close()
+
+
+def _listening(pid: int) -> set[tuple[str, int]]:
+    found = psutil.Process(pid).net_connections(kind="inet")
+    return {tuple(one.laddr) for one in found if one.status == psutil.CONN_LISTEN}
 
 
 def _answer(url: str, headers: dict[str, str]) -> httpx.Response:

@@ -15,7 +15,7 @@ RUNS = """
 environment.env_class environment.env_classes environment.worlds environment.partial_reward
 environment.openenv.base_url environment.openenv.message_timeout_seconds
 environment.openenv.capacity_wait_seconds
-environment.mcp.url environment.mcp.command environment.mcp.headers
+environment.mcp.url environment.mcp.command environment.mcp.headers environment.mcp.environment
 environment.mcp.call_timeout_seconds environment.mcp.reward environment.mcp.grade_url
 environment.mcp.seed_uri environment.mcp.current_uri
 environment.skyrl_gym.env_id environment.skyrl_gym.env_config environment.skyrl_gym.max_env_workers

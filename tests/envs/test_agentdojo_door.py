@@ -102,6 +102,19 @@ async def test_a_tool_answers_in_words_and_says_what_is_wrong() -> None:
         assert words in reply.text
 
 
+async def test_only_a_turn_without_a_call_ends_an_episode() -> None:
+    env = await _opened(_task("slack", 0))
+    call = ToolCall(id="call_0", name="get_channels", arguments={})
+    beside = Message(role="assistant", content="Step one [done] <done>", tool_calls=(call,))
+    assert not (await env.step(beside)).done
+    step = await env.step(Message(role="assistant", malformed_calls=("<tool_call>{",)))
+    assert not step.done
+    assert "not valid JSON" in step.messages[0].text
+    assert (await env.step(Message(role="assistant", content="Well."))).done
+    with pytest.raises(EnvError, match="step after done"):
+        await env.step(beside)
+
+
 async def test_an_episode_writes_in_its_own_copy_of_the_world() -> None:
     task = _task("banking", 15)
     busy, idle = await _opened(task), await _opened(task)

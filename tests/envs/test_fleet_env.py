@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import closing
 from datetime import date
 from typing import Any
 
@@ -19,19 +20,22 @@ from tests.fakes.faulty_fleet import (
     faulty_fleet,
     played,
     quick_settings,
-    start_jail,
 )
 from tests.fakes.serving import nothing_left, serving
 
 from skyfleet.chat.message import Image, Message, ToolCall
+from skyfleet.config.environment import FleetTask
 from skyfleet.envs.fleet.env import fleet_factory
-from skyfleet.envs.fleet.judging import read_verdict
+from skyfleet.envs.fleet.judging import judge, read_verdict
 from skyfleet.envs.fleet.prompt import opening_messages
+from skyfleet.envs.fleet.service import Arguments, FleetService, RemoteInstance, RunnerToken
 from skyfleet.envs.fleet.settings import FLEET_URL, FleetSettings
+from skyfleet.envs.verifiers.running import load_state, run_verifier
 from skyfleet.envs.worlds.catalog import WORLD_NAMES, world_tasks
 from skyfleet.errors import ConfigError, EnvError, VerifierError
 from skyfleet.rollouts.episode import run_episode
 from skyfleet.rollouts.reference import null_policy
+from skyfleet.tasks.task import Task
 from skyfleet.trajectories.trajectory import Ending
 
 
@@ -115,15 +119,6 @@ async def test_an_agents_mistakes_are_answered_and_its_answer_ends_the_episode()
         assert not any("submit_final_answer" in seen for seen in faulty.seen if "/mcp" in seen)
 
 
-async def test_the_env_ends_an_episode_after_its_own_number_of_steps() -> None:
-    async with faulty_fleet(max_steps=2) as (open_env, _, _):
-        env = await open_env(WRITING)
-        await env.reset()
-        assert not (await env.step(Message(role="assistant", content="hm"))).done
-        assert (await env.step(Message(role="assistant", content="hm"))).done
-        await env.close()
-
-
 async def test_a_verifier_that_asks_for_the_conversation_is_given_it() -> None:
     code = (
         "def validate_task(env, final_answer=None, conversation=None):\n"
@@ -131,11 +126,52 @@ async def test_a_verifier_that_asks_for_the_conversation_is_given_it() -> None:
         "    return 1 if [t['role'] for t in turns[:3]] == ['system', 'user', 'assistant'] else 0\n"
     )
     task = WRITING.model_copy(update={"verifier_code": code})
-    await start_jail()
     async with faulty_fleet() as (open_env, _, _):
         trajectory = await played(task, open_env)
     assert trajectory.grade is not None
     assert trajectory.grade.reward == 1.0
+
+
+@pytest.mark.parametrize(
+    "signature",
+    [
+        "env, answer",
+        "env, answer=None, *, conversation",
+        "env, *given",
+        "env, *, final_answer",
+        "env, **given",
+        "env, other=1, final_answer='unset'",
+        "env, conversation",
+        "env",
+    ],
+)
+@pytest.mark.parametrize("said", ["42", None])
+async def test_a_verifier_is_given_the_same_by_the_service_as_by_our_own_executor(
+    signature: str, said: str | None
+) -> None:
+    code = f"def validate_task({signature}):\n    given = dict(locals())\n    del given['env']\n"
+    code += "    print(sorted(map(str, given.items())))\n    return 1\n"
+    task = WRITING.model_copy(update={"verifier_code": code})
+    sent: list[tuple[Any, Any]] = []
+
+    class Service(FleetService):
+        async def execute_verifier(
+            self, instance: RemoteInstance, task: Task, code: str, function: str, said: Arguments
+        ) -> dict[str, Any]:
+            sent.append(said)
+            return {"success": True, "result": 1}
+
+    service = Service(FleetSettings(api_key="k"), RunnerToken())
+    instance = RemoteInstance(id="i", root="http://r/", manager="http://m")
+    await judge(service, instance, task, final_answer=said, conversation=())
+    ((positional, named),) = sent
+    names: dict[str, Any] = {}
+    printed: list[str] = []
+    exec(code, names | {"print": printed.append}, names)
+    names["validate_task"](None, *positional, **named)
+    with closing(load_state(b"")) as empty:
+        ours = run_verifier(code, empty, empty, said, conversation="[]").explanation
+    assert f"{printed[0]}\n" == ours
 
 
 def test_a_verdict_is_a_number_and_partial_credit_betters_only_a_zero() -> None:
@@ -150,7 +186,7 @@ def test_a_verdict_is_a_number_and_partial_credit_betters_only_a_zero() -> None:
     assert read_verdict({**failed, "result": 1}, partial=True).reward == 1.0
     assert read_verdict({"success": True, "result": None}, partial=False).reward == 1.0
     assert read_verdict({"success": True, "result": {"score": 0.5}}, partial=False).reward == 0.5
-    for odd in ("1", float("nan"), [1], {"score": "high"}):
+    for odd in ("1", float("nan"), 10**400, [1], {"score": "high"}):
         with pytest.raises(VerifierError, match="return a number"):
             read_verdict({"success": True, "result": odd}, partial=False)
 
@@ -241,6 +277,7 @@ def test_settings_name_fleet_and_refuse_to_go_without_a_key(
     assert FleetSettings(api_key="k").base_url == FLEET_URL
     monkeypatch.setenv("FLEET_BASE_URL", "http://127.0.0.1:9300")
     assert FleetSettings(api_key="k").base_url == "http://127.0.0.1:9300"
+    assert FleetSettings(api_key="k").ttl_seconds == FleetTask().ttl_seconds
     assert "secret" not in repr(FleetSettings(api_key="secret"))
     with pytest.raises(ConfigError, match="set FLEET_API_KEY"):
         FleetSettings(api_key="")

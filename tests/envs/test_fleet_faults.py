@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from tests.fakes.faulty_fleet import (
     KEY,
@@ -24,11 +24,14 @@ from tests.fakes.serving import nothing_left, serving
 
 from skyfleet.envs.fleet.env import fleet_factory
 from skyfleet.envs.fleet.server import fleet_app
+from skyfleet.envs.fleet.service import FleetService, RunnerToken
 from skyfleet.envs.fleet.settings import FleetSettings
 from skyfleet.rollouts.episode import run_episode
 from skyfleet.rollouts.limits import Limits
 from skyfleet.rollouts.reference import oracle_policy
 from skyfleet.trajectories.trajectory import Ending
+
+_TOKEN = "/v1/runner-auth/token"
 
 
 @pytest.mark.parametrize("fault", ["refuse", "hang", "cut"])
@@ -122,6 +125,7 @@ async def test_a_close_that_is_cancelled_still_deletes_the_instance() -> None:
 
 
 async def test_a_full_server_is_waited_for_and_a_wrong_key_is_not() -> None:
+    await start_jail()
     app = fleet_app(TASKS, api_key=KEY, max_instances=1)
     async with nothing_left(), serving(app) as base_url:
         open_env = fleet_factory(quick_settings(base_url, first_wait_seconds=0.1))
@@ -164,7 +168,6 @@ async def test_a_verifier_that_gives_no_verdict_leaves_the_grade_unknown(
     code: str | None, said: str
 ) -> None:
     task = WRITING.model_copy(update={"verifier_code": code})
-    await start_jail()
     async with faulty_fleet() as (open_env, _, _):
         trajectory = await played(task, open_env)
     assert trajectory.ending is Ending.DONE
@@ -184,3 +187,58 @@ async def test_a_verdict_is_asked_for_again_when_the_service_stumbles() -> None:
         trajectory = await played(WRITING, open_env)
     assert trajectory.grade is not None
     assert trajectory.grade.reward == 1.0
+
+
+async def test_a_runner_token_that_was_not_given_once_is_asked_for_again() -> None:
+    stumbles = iter(["refuse"])
+
+    def stumble(path: str, body: bytes) -> str | None:
+        return next(stumbles, None) if path == _TOKEN else None
+
+    async with faulty_fleet(stumble) as (open_env, _, faulty):
+        for _ in range(2):
+            assert (await played(WRITING, open_env)).grade is not None
+    assert [seen.split()[0] for seen in faulty.seen].count(_TOKEN) == 2
+    tokens = [t for seen, t in zip(faulty.seen, faulty.tokens, strict=True) if "tools/" in seen]
+    assert len(set(tokens)) == 1
+    assert tokens[0]
+
+
+@pytest.mark.parametrize("status", [401, 404])
+async def test_a_runner_token_that_has_been_replaced_is_renewed_within_the_episode(
+    status: int,
+) -> None:
+    valid, asked = "old", []
+
+    async def answer(request: Request) -> Response:
+        if request.url.path == _TOKEN:
+            asked.append(valid)
+            return JSONResponse({"token": valid})
+        given = request.headers.get("x-runner-token")
+        return JSONResponse({"given": given}, 200 if given == valid else status)
+
+    app = Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST"])])
+    async with nothing_left(), serving(app) as base_url:
+        token = RunnerToken()
+        one, other = (FleetService(quick_settings(base_url), token) for _ in range(2))
+        one.open()
+        other.open()
+        for service in (one, other, one):
+            sent = await service.send_to_instance("/instances/i/mcp", seconds=5, json={})
+            assert sent.json() == {"given": valid}
+            if service is other:
+                valid = "new"
+        valid = ""
+        lost = await one.send_to_instance("/instances/i/mcp", seconds=5, json={})
+        assert lost.status_code == status, "no token helps, and that is said"
+        await one.close()
+        await other.close()
+    assert asked == ["old", "new", ""]
+
+
+async def test_a_fleet_without_runner_tokens_is_asked_for_one_once() -> None:
+    async with faulty_fleet(lambda path, _: "deny" if path == _TOKEN else None) as opened:
+        open_env, _, faulty = opened
+        for _ in range(2):
+            assert (await played(WRITING, open_env)).grade is not None
+    assert [seen.split()[0] for seen in faulty.seen].count(_TOKEN) == 1

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import os
 import pickle
 from io import BytesIO
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 from zipfile import ZIP_DEFLATED, ZipFile
 
@@ -14,8 +16,10 @@ import httpx
 import pytest
 from tests.fakes.serving import serving
 
+from skyfleet.envs.fleet.bundles import pack
 from skyfleet.envs.fleet.plain_pickle import read_plain
 from skyfleet.envs.fleet.server import fleet_app
+from skyfleet.envs.verifiers.writing import write_verifier
 
 KEY = "local-key"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
@@ -34,6 +38,8 @@ async def test_nothing_that_is_sent_to_be_verified_can_run_outside_the_jail(tmp_
         ({"args": _pickled({"kwargs": Bomb()})}, "texts, numbers, lists and dicts only"),
         ({"args": _pickled({"kwargs": {"expected": 5}})}, "takes final_answer and conversation"),
         ({"args": _pickled({"kwargs": {"final_answer": 5}})}, "send strings"),
+        ({"args": _pickled({"kwargs": {"expected": 5, 5: 5}})}, "takes final_answer and"),
+        ({"args": _pickled({"kwargs": ["final_answer"]})}, "kwargs is a list and no dict"),
         ({"args": "AAAA"}, "args: "),
         ({"args": "?"}, "args is not base64"),
         ({"args": plain, "bundle": base64.b64encode(b"PK no zip").decode()}, "no readable zip"),
@@ -51,6 +57,39 @@ async def test_nothing_that_is_sent_to_be_verified_can_run_outside_the_jail(tmp_
             assert answer.status_code == 400, body
             assert said in answer.json()["detail"]
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("route", ["v1/verifiers/execute", "execute_verifier_function"])
+async def test_source_that_this_process_wrote_runs_in_the_jail_too(route: str) -> None:
+    code = write_verifier((), None)
+    trap = "with recursive n(i) as (select 1 union all select i + 1 from n limit 500) "
+    # Each row costs milliseconds to read, in one step that no clock of SQLite's interrupts.
+    costly = "length(replace(hex(zeroblob(1000000 + i)), '0', 'ab'))"
+    app = fleet_app((), api_key=KEY)
+    async with serving(app) as base_url, httpx.AsyncClient(headers=HEADERS, timeout=60) as http:
+        made = await http.post(f"{base_url}/v1/env/instances", json={"env_key": "github"})
+        (instance,), manager = app.state.instances, made.json()["urls"]["manager"]["api"]
+        for sql in (
+            "create table trap (i integer primary key)",
+            f"insert into trap {trap} select i from n",
+            f"alter table trap add column cost as ({costly})",
+        ):
+            asked = {"query": sql, "read_only": False}
+            answer = await http.post(f"{manager}/resources/sqlite/current/query", json=asked)
+            assert answer.json()["success"]
+        body: dict[str, Any] = {"function_code": code, "function_name": "validate_task"}
+        url = f"{manager}/{route}"
+        if route.startswith("v1"):
+            bundle = base64.b64encode(pack(code)).decode()
+            body = {"args_array": [{"env": instance.id}], "bundle": bundle, "timeout": 1}
+            url = f"{base_url}/{route}"
+        start = perf_counter()
+        verifying = asyncio.create_task(http.post(url, json=body))
+        await asyncio.sleep(0.2)
+        health = await http.get(f"{manager}/health")
+        assert health.status_code == 200
+        assert perf_counter() - start < 1.5, "others are served meanwhile"
+        verifying.cancel()
 
 
 def test_a_plain_pickle_reads_as_pickle_would() -> None:

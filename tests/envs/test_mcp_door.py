@@ -261,5 +261,7 @@ def test_settings_that_contradict_are_refused() -> None:
         MCPSettings(grade=_unknown)
     with pytest.raises(ConfigError, match=r"url='http://a', command=\('b',\); give one of them"):
         MCPSettings(grade=_unknown, url="http://a", command=("b",))
-    with pytest.raises(ConfigError, match=r"environment\.mcp\.reward='nowhere:f' cannot be imported"):
+    with pytest.raises(
+        ConfigError, match=r"environment\.mcp\.reward='nowhere:f' cannot be imported"
+    ):
         by_function("nowhere:f")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -16,8 +17,9 @@ from tests.fakes.serving import nothing_left, serving
 from tests.fakes.shouting_env import open_shouting
 
 from skyfleet.chat.message import Message, ToolCall
+from skyfleet.envs.env import Step
 from skyfleet.envs.openenv.client import openenv_factory
-from skyfleet.envs.openenv.server import openenv_app
+from skyfleet.envs.openenv.server import ServedEnv, openenv_app
 from skyfleet.envs.openenv.session import OpenEnvSettings
 from skyfleet.envs.worlds.catalog import open_world, world_tasks
 from skyfleet.errors import EnvError
@@ -26,6 +28,9 @@ from skyfleet.rollouts.limits import Limits
 from skyfleet.rollouts.reference import oracle_policy
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.trajectory import Ending
+
+# After our server, which keeps gradio out.
+from openenv.core.env_server import CallToolAction  # isort: skip
 
 LIMITS = Limits(max_turns=12, max_input_length=10**6, trajectory_timeout_seconds=30)
 
@@ -157,6 +162,70 @@ async def test_a_socket_closed_later_is_not() -> None:
         with pytest.raises(EnvError, match="step: the socket closed, received 1011"):
             await env.step(_says("press"))
         await env.close()
+
+
+@pytest.mark.parametrize("tools", [["press", "done"], ["press"]])
+async def test_the_late_answer_of_a_step_that_was_cut_short_is_nobodys_grade(
+    tools: list[str],
+) -> None:
+    async def answer(socket: WebSocket, frame: dict[str, Any]) -> None:
+        if frame["data"].get("tool_name") == "press":
+            await asyncio.sleep(0.5)
+        observation = {"tools": [{"name": name} for name in tools]}
+        reward = float(frame["data"].get("tool_name") == "done")
+        data = {"observation": observation, "reward": reward}
+        await socket.send_json({"type": "observation", "data": data})
+
+    call = TASK.model_validate(TASK.model_dump() | {"solution": [{"name": "press"}]})
+    limits = Limits(max_turns=2, max_input_length=10**6, trajectory_timeout_seconds=0.3)
+    async with nothing_left(), serving(_script(answer)) as url:
+        played = await run_episode(call, openenv_factory(_settings(url)), oracle_policy, limits)
+    assert (played.grade, played.ending) == (None, Ending.TIMEOUT)
+    assert played.failure is not None
+    assert played.failure.kind == "VerifierError"
+    assert "the session ended before the episode" in played.failure.detail
+
+
+@pytest.mark.parametrize("code", ["VALIDATION_ERROR", "EXECUTION_ERROR"])
+async def test_a_refusal_is_cut_like_any_other_result(code: str) -> None:
+    async def answer(socket: WebSocket, frame: dict[str, Any]) -> None:
+        refusal = {"type": "error", "data": {"code": code, "message": "a" * 50_000}}
+        calls = frame["data"].get("type") == "call_tool"
+        await socket.send_json(refusal if calls else _EMPTY)
+
+    async with nothing_left(), serving(_script(answer)) as url:
+        env = await openenv_factory(_settings(url))(TASK)
+        await env.reset()
+        if code == "VALIDATION_ERROR":
+            (reply,) = (await env.step(_says("press"))).messages
+            assert reply.is_error
+            assert "a\n(cut: the first 20,000 of 50,0" in reply.text
+            assert len(reply.text) < 20_100
+        else:
+            with pytest.raises(EnvError, match=r"a\n\(cut: the first 1,000 of 50,000"):
+                await env.step(_says("press"))
+        await env.close()
+
+
+async def test_a_step_in_hand_ends_before_its_env_is_closed() -> None:
+    class Slow(CounterEnv):
+        async def step(self, action: Message) -> Step:
+            await asyncio.sleep(0.1)
+            assert self.closed == 0
+            return await super().step(action)
+
+    env = Slow()
+    served = ServedEnv({"t": TASK}, opening(env), 9)
+    await served.reset_async(task_key="t")
+    press = CallToolAction(tool_name="press", arguments={"by": 3})
+    stepping = asyncio.create_task(served.step_async(press))
+    await asyncio.sleep(0)
+    await asyncio.to_thread(served.close)
+    assert (await stepping).result == "3"
+    assert env.closed == 1
+    for again in (served.step_async(press), served.reset_async(task_key="t")):
+        with pytest.raises(EnvError, match="was idle too long; connect again"):
+            await again
 
 
 async def test_what_is_no_frame_is_shown() -> None:

@@ -76,6 +76,14 @@ async def test_a_world_of_ones_own_can_be_named() -> None:
         (["environment.env_class=skyrl_gym"], r"skyrl_gym\.env_id is not set"),
         (["environment.env_class=fleet_task"], "api_key is empty; set FLEET_API_KEY"),
         (["environment.worlds=[math:pi]"], "name a World"),
+        (
+            [
+                "environment.env_class=fleet_task",
+                "environment.skyrl_gym.fleet_task.api_key=key",
+                "environment.skyrl_gym.fleet_task.ttl_seconds=60",
+            ],
+            r"ttl_seconds=60 is below generator\.trajectory_timeout_seconds=900",
+        ),
     ],
 )
 def test_an_env_that_cannot_be_found_is_one_sentence(

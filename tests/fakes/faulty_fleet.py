@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -29,7 +30,7 @@ TASKS = world_tasks("github", split="all", count=12)
 WRITING = next(task for task in TASKS if task.metadata["template"] == "close_by_title")
 
 Fault = Callable[[str, bytes], str | None]
-"""What goes wrong with a request, by its path and body: refuse, hang, cut, or forget."""
+"""What goes wrong with a request, by its path and body: refuse, deny, hang, cut, or forget."""
 
 
 class Faulty:
@@ -38,6 +39,8 @@ class Faulty:
     def __init__(self, app: Any, fault: Fault) -> None:
         self._app, self._fault = app, fault
         self.seen: list[str] = []
+        self.tokens: list[str | None] = []
+        """The runner token of each request seen."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -46,9 +49,12 @@ class Faulty:
         request = Request(scope, receive)
         body = await request.body()
         self.seen.append(f"{scope['path']} {body.decode()}")
+        self.tokens.append(request.headers.get("x-runner-token"))
         fault = self._fault(scope["path"], body)
         if fault == "refuse":
             await Response("bad gateway", 502)(scope, receive, send)
+        elif fault == "deny":
+            await Response("not found", 404)(scope, receive, send)
         elif fault == "hang":
             await asyncio.sleep(30)
         elif fault == "cut":
@@ -95,6 +101,7 @@ async def faulty_fleet(
     fault: Fault = lambda path, body: None, **changes: Any
 ) -> AsyncIterator[tuple[EnvFactory, Any, Faulty]]:
     """A factory, the server's instances, its faulty front. All that is made must be deleted."""
+    await start_jail()
     app = fleet_app(TASKS, api_key=KEY)
     faulty = Faulty(app, fault)
     async with nothing_left(), serving(faulty) as base_url:
@@ -108,5 +115,7 @@ async def played(task: Task, open_env: EnvFactory) -> Trajectory:
 
 
 async def start_jail() -> None:
-    """It stays when a test is over, so it is not to begin inside of one."""
-    await shared_jail().verify("def main(env): return 1", b"", b"", None)
+    """All its workers stay when a test is over, so none is to begin inside of one."""
+    async with asyncio.TaskGroup() as group:
+        for _ in range(os.cpu_count() or 1):
+            group.create_task(shared_jail().verify("def main(env): return 1", b"", b"", None))

@@ -62,7 +62,12 @@ def serve_command(
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
     max_sessions: Annotated[int, typer.Option(min=1, help="Episodes at once.")] = 1024,
     ttl_seconds: Annotated[
-        int, typer.Option(min=1, help="After which an idle episode is given up.")
+        int,
+        typer.Option(
+            min=1,
+            help="After which an episode is given up: by openenv and mcp when idle for so long, "
+            "by fleet when so old, unless its client asked for another age.",
+        ),
     ] = 900,
     dry_run: DryRun = False,
 ) -> None:
@@ -89,7 +94,9 @@ def _app(protocol: str, tasks: list[Task], *, max_sessions: int, ttl_seconds: in
     if protocol == "openenv":
         from skyfleet.envs.openenv.server import openenv_app
 
-        return openenv_app(tasks, open_world, max_sessions=max_sessions)
+        return openenv_app(
+            tasks, open_world, max_sessions=max_sessions, idle_timeout_seconds=ttl_seconds
+        )
     if protocol == "mcp":
         from skyfleet.envs.mcp.server import mcp_app
 

@@ -53,8 +53,10 @@ class Mcp(Section):
     """A server over streamable HTTP; {task_key} in it is the task's."""
     command: StrList = Field([])
     """Or one over stdio, started for every episode."""
-    headers: dict[str, str] = Field({})
-    """Sent to the url with every request."""
+    environment: dict[str, SecretStr] = Field({})
+    """Variables for the command, such as {TOKEN: ${oc.env:TOKEN}}; they are never shown."""
+    headers: dict[str, SecretStr] = Field({})
+    """Sent to the url with every request; never shown."""
     call_timeout_seconds: float = Field(60, gt=0)
     reward: str | None = None
     """Your own module:function(task, messages) that gives a reward, a Grade or None."""

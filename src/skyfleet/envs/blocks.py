@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from skyfleet.chat.message import Image, Part, Text
 
 DONE_META = "skyfleet/done"
 """In the `_meta` of an MCP result: the episode is over."""
+
+MAX_PICTURE_BYTES = 20 * 2**20
+"""Of all pictures in one result together."""
 
 
 def blocks_of(content: str | tuple[Part, ...]) -> list[dict[str, str]]:
@@ -27,16 +30,11 @@ def blocks_of(content: str | tuple[Part, ...]) -> list[dict[str, str]]:
     ]
 
 
-def content_of(
-    blocks: Sequence[Mapping[str, Any]], *, max_characters: int
-) -> str | tuple[Part, ...]:
+def content_of(blocks: Sequence[Any], *, max_characters: int) -> str | tuple[Part, ...]:
     """Text and pictures. What a message cannot hold is named; text beyond the limit is cut."""
-    parts = tuple(map(_part, blocks))
+    parts = _without_excess_pictures(map(_part, blocks))
     if any(isinstance(part, Image) for part in parts):
-        return tuple(
-            Text(shortened(part.text, max_characters)) if isinstance(part, Text) else part
-            for part in parts
-        )
+        return _within(parts, max_characters)
     text = "\n".join(part.text for part in parts if isinstance(part, Text))
     return shortened(text, max_characters)
 
@@ -50,11 +48,46 @@ def text_of(value: object, *, max_characters: int) -> str:
 def shortened(text: str, max_characters: int) -> str:
     if len(text) <= max_characters:
         return text
-    note = f"(cut: the first {max_characters:,} of {len(text):,} characters; ask for less)"
-    return f"{text[:max_characters]}\n{note}"
+    return text[:max_characters] + _cut(max_characters, len(text))
 
 
-def _part(block: Mapping[str, Any]) -> Part:
+def _cut(kept: int, total: int) -> str:
+    return f"\n(cut: the first {kept:,} of {total:,} characters; ask for less)"
+
+
+def _without_excess_pictures(parts: Iterable[Part]) -> list[Part]:
+    shown: list[Part] = []
+    left = MAX_PICTURE_BYTES
+    for part in parts:
+        size = len(part.data) if isinstance(part, Image) else 0
+        if size <= left:
+            shown.append(part)
+            left -= size
+        else:
+            limit = f"{MAX_PICTURE_BYTES:,} a result; ask for less"
+            shown.append(Text(f"(image not shown: {size:,} bytes, over {limit})"))
+    return shown
+
+
+def _within(parts: Sequence[Part], max_characters: int) -> tuple[Part, ...]:
+    """One budget for all texts together; the note about it comes last."""
+    total = sum(len(part.text) for part in parts if isinstance(part, Text))
+    if total <= max_characters:
+        return tuple(parts)
+    kept: list[Part] = []
+    left = max_characters
+    for part in parts:
+        if isinstance(part, Image):
+            kept.append(part)
+        elif text := part.text[:left]:
+            kept.append(Text(text))
+            left -= len(text)
+    return (*kept, Text(_cut(max_characters, total)))
+
+
+def _part(block: Any) -> Part:
+    if not isinstance(block, Mapping):
+        return Text(block if isinstance(block, str) else json.dumps(block, ensure_ascii=False))
     kind, inside = block.get("type"), block.get("resource")
     if kind == "text":
         return Text(str(block.get("text", "")))
@@ -62,5 +95,6 @@ def _part(block: Mapping[str, Any]) -> Part:
         return Image(b64decode(str(block.get("data", ""))), str(block.get("mimeType", "image/png")))
     if isinstance(inside, Mapping) and "text" in inside:
         return Text(str(inside["text"]))
-    what = block.get("uri") or (inside or block).get("mimeType") or "no description"
+    described = inside if isinstance(inside, Mapping) else block
+    what = block.get("uri") or described.get("mimeType") or "no description"
     return Text(f"({kind} not shown: {what})")

@@ -6,11 +6,14 @@ import os
 from collections.abc import Callable
 from difflib import get_close_matches
 
+from skyfleet.config.environment import FleetTask
 from skyfleet.config.imports import import_named
 from skyfleet.config.root import RunConfig
 from skyfleet.envs.env import Env, EnvFactory
 from skyfleet.errors import ConfigError
 from skyfleet.tasks.task import Task
+
+_GRADING_SECONDS = 300
 
 # Doors are imported where they are opened: most need packages of their own.
 
@@ -62,10 +65,25 @@ def _fleet(config: RunConfig) -> EnvFactory:
     return fleet_factory(
         FleetSettings(
             api_key=api_key or os.environ.get("FLEET_API_KEY", ""),
-            ttl_seconds=asked.ttl_seconds,
+            ttl_seconds=_ttl_seconds(config),
             partial_reward=asked.partial_reward,
         )
     )
+
+
+def _ttl_seconds(config: RunConfig) -> int:
+    """An instance outlives its episode and the grading after it."""
+    ttl_seconds = config.environment.skyrl_gym.fleet_task.ttl_seconds
+    limit = config.generator.trajectory_timeout_seconds
+    if ttl_seconds == FleetTask().ttl_seconds:
+        return max(ttl_seconds, int(limit) + _GRADING_SECONDS)
+    if ttl_seconds < limit:
+        raise ConfigError(
+            f"environment.skyrl_gym.fleet_task.ttl_seconds={ttl_seconds} is below "
+            f"generator.trajectory_timeout_seconds={limit:g}: an instance would end before its "
+            "episode; raise the one or lower the other"
+        )
+    return ttl_seconds
 
 
 def _openenv(config: RunConfig) -> EnvFactory:
@@ -104,7 +122,10 @@ def _mcp(config: RunConfig) -> EnvFactory:
         MCPSettings(
             url=asked.url,
             command=tuple(asked.command),
-            headers=asked.headers,
+            headers={name: value.get_secret_value() for name, value in asked.headers.items()},
+            environment={
+                name: value.get_secret_value() for name, value in asked.environment.items()
+            },
             call_timeout_seconds=asked.call_timeout_seconds,
             grade=grade,
         )

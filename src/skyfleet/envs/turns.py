@@ -5,11 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable
 
-from skyfleet.chat.message import Message, ToolCall
+from skyfleet.chat.message import Message, ToolCall, ToolSpec
 from skyfleet.envs.env import DONE, Step
 
 SYSTEM = f"Call a tool each turn. Say {DONE} when finished."
 """What the agent is told where the env has no words of its own."""
+
+SUBMIT_NAME = "submit_final_answer"
+SUBMIT = ToolSpec(
+    name=SUBMIT_NAME,
+    description="Give the answer and finish.",
+    parameters={
+        "type": "object",
+        "properties": {"answer": {"type": "string"}},
+        "required": ["answer"],
+    },
+)
+"""What an env adds to its tools where a task asks a question."""
 
 _DONE = re.compile(rf"{re.escape(DONE)}|\[done\]", re.IGNORECASE)
 

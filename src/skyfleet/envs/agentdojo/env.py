@@ -7,25 +7,17 @@ without a call is the last one, as in AgentDojo.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
-from skyfleet.chat.message import Message, ToolCall, ToolSpec
+from skyfleet.chat.message import Message, ToolCall
 from skyfleet.envs.agentdojo.package import load_dojo
 from skyfleet.envs.agentdojo.scene import VERSION, Scene, set_scene
 from skyfleet.envs.env import DONE, Opening, Step
+from skyfleet.envs.turns import SUBMIT, SUBMIT_NAME, take_turn
 from skyfleet.errors import EnvError, VerifierError, blamed_on
 from skyfleet.tasks.grade import Grade
 from skyfleet.tasks.task import Task
-
-SUBMIT = ToolSpec(
-    name="submit_final_answer",
-    description="Give the answer and finish.",
-    parameters={
-        "type": "object",
-        "properties": {"answer": {"type": "string"}},
-        "required": ["answer"],
-    },
-)
 
 
 async def open_agentdojo(task: Task) -> AgentDojoEnv:
@@ -60,16 +52,15 @@ class AgentDojoEnv:
         if self._done:
             raise EnvError(f"task {self._task.key}: step after done; open another env")
         self._said = action.text.replace(DONE, "").strip()
-        replies = []
-        for call in action.tool_calls:
-            replies.append(self._answer_to(scene, call))
-            if self._done:
-                break
-        if action.malformed_calls and not self._done:
-            text = "Error: the tool call is not valid JSON; give a name and arguments."
-            replies.append(Message(role="user", content=text))
-        self._done = self._done or not replies
-        return Step(messages=tuple(replies), done=self._done)
+        if not action.tool_calls and not action.malformed_calls:
+            self._done = True
+            return Step(done=True)
+
+        async def answer(call: ToolCall) -> Step:
+            return Step(messages=(self._answer_to(scene, call),), done=self._done)
+
+        # Words beside a call end nothing in AgentDojo, not even <done>.
+        return await take_turn(replace(action, content=""), answer)
 
     async def grade(self) -> Grade:
         # Comparing two worlds in depth takes up to a tenth of a second.
@@ -86,13 +77,13 @@ class AgentDojoEnv:
         return self._scene
 
     def _answer_to(self, scene: Scene, call: ToolCall) -> Message:
-        if call.name != SUBMIT.name:
+        if call.name != SUBMIT_NAME:
             text, error = self._run(scene, call)
         elif isinstance(answer := call.arguments.get("answer"), str):
             self._said, self._done = answer, True
             text, error = answer, None
         else:
-            text, error = "", f"{SUBMIT.name} needs answer, a string"
+            text, error = "", f"{SUBMIT_NAME} needs answer, a string"
         said = text if error is None else f"Error: {error}"
         return Message(role="tool", content=said, tool_call_id=call.id, is_error=error is not None)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from skyfleet.envs.agentdojo.env import SUBMIT
 from skyfleet.envs.agentdojo.scene import VERSION, find_suite, find_suites, set_scene
+from skyfleet.envs.turns import SUBMIT_NAME
 from skyfleet.tasks.task import RecordedCall, Task
 
 
@@ -23,7 +23,7 @@ def _task(suite_name: str, version: str, user_task_id: str) -> Task:
         for call in scene.user_task.ground_truth(scene.now)
     ]
     if answer := scene.user_task.GROUND_TRUTH_OUTPUT:
-        calls.append(RecordedCall(name=SUBMIT.name, arguments={"answer": answer}))
+        calls.append(RecordedCall(name=SUBMIT_NAME, arguments={"answer": answer}))
     return Task(
         key=f"agentdojo-{suite_name}-{user_task_id}",
         env_key=f"agentdojo-{suite_name}",

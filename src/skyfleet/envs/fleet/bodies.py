@@ -18,6 +18,8 @@ async def read_json(request: Request) -> Any:
         return json.loads(await request.body() or b"{}")
     except ValueError as error:
         raise RefusalError(400, f"the body is not JSON: {error}") from error
+    except RecursionError as error:
+        raise RefusalError(400, "the body is nested too deeply; send it flatter") from error
 
 
 async def read_body(request: Request, model: type[M]) -> M:

@@ -43,11 +43,14 @@ class DiffRequest(BaseModel):
 
 
 def describe(instance: Instance, name: str) -> dict[str, Any]:
-    with _opened(instance, name) as db:
-        tables = [
-            {"name": table, "sql": _sql(db, table), "columns": _columns(db, table)}
-            for table in sorted(table_names(db.connection))
-        ]
+    try:
+        with _opened(instance, name) as db, _bounded(db.connection):
+            tables = [
+                {"name": table, "sql": _sql(db, table), "columns": _columns(db, table)}
+                for table in sorted(table_names(db.connection))
+            ]
+    except sqlite3.Error as error:
+        return {"resource_name": name, **_failed("the description", error)}
     return {"success": True, "resource_name": name, "tables": tables, "message": "ok"}
 
 
@@ -60,7 +63,7 @@ def query(instance: Instance, name: str, request: QueryRequest) -> dict[str, Any
                 cursor = db.connection.execute(request.query, request.args or ())
                 rows = [[_cell(value) for value in row] for row in cursor]
     except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
-        return {"success": False, "error": str(error), "message": f"the query failed: {error}"}
+        return _failed("the query", error)
     return {
         "success": True,
         "columns": [column[0] for column in cursor.description or ()],
@@ -74,16 +77,23 @@ def query(instance: Instance, name: str, request: QueryRequest) -> dict[str, Any
 def difference(instance: Instance, request: DiffRequest) -> dict[str, Any]:
     """Every changed row of every table, in the shape that fleet-python validates."""
     ignored, after = request.ignore_config, instance.app.db
-    with _opened(instance, "seed") as before:
-        changes = Difference(
-            before.connection, after.connection, IgnoreConfig(**ignored.model_dump())
-        ).changes
-        tables = sorted(table_names(after.connection) - ignored.tables)
-        diff = {
-            table: _table_diff(table, [c for c in changes if c.table == table], before, after)
-            for table in tables
-        }
+    try:
+        with _opened(instance, "seed") as before, _bounded(after.connection):
+            changes = Difference(
+                before.connection, after.connection, IgnoreConfig(**ignored.model_dump())
+            ).changes
+            tables = sorted(table_names(after.connection) - ignored.tables)
+            diff = {
+                table: _table_diff(table, [c for c in changes if c.table == table], before, after)
+                for table in tables
+            }
+    except sqlite3.Error as error:
+        return _failed("the comparison", error)
     return {"success": True, "diff": diff, "message": "ok"}
+
+
+def _failed(what: str, error: Exception) -> dict[str, Any]:
+    return {"success": False, "error": str(error), "message": f"{what} failed: {error}"}
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from skyfleet.envs.fleet.mcp_tools import McpTools
 from skyfleet.envs.fleet.prompt import opening_messages
 from skyfleet.envs.fleet.service import FleetService, RemoteInstance, RunnerToken
 from skyfleet.envs.fleet.settings import FleetSettings
-from skyfleet.envs.turns import take_turn
+from skyfleet.envs.turns import SUBMIT, SUBMIT_NAME, take_turn
 from skyfleet.errors import EnvError, EpisodeError, VerifierError
 from skyfleet.tasks.grade import Grade
 from skyfleet.tasks.task import Task
@@ -25,15 +25,6 @@ from skyfleet.tasks.task import Task
 logger = logging.getLogger(__name__)
 
 _COMPUTER = "computer"
-_SUBMIT = ToolSpec(
-    name="submit_final_answer",
-    description="Give the answer and finish.",
-    parameters={
-        "type": "object",
-        "properties": {"answer": {"type": "string"}},
-        "required": ["answer"],
-    },
-)
 _CREATION_GRACE_SECONDS = 20
 """How long a close waits for an instance that is still being made, so as to delete it."""
 _closing: set[asyncio.Task[None]] = set()
@@ -59,7 +50,6 @@ class _Episode:
     tools: dict[str, ToolSpec]
     conversation: list[Message]
     answer: str | None = None
-    steps: int = 0
     done: bool = False
 
 
@@ -96,10 +86,9 @@ class FleetEnv:
             return await self._answer(episode, call)
 
         step = await take_turn(action, answer)
-        episode.steps += 1
-        episode.done = step.done or episode.steps == self._service.settings.max_steps
+        episode.done = step.done
         episode.conversation += [action, *step.messages]
-        return Step(messages=step.messages, done=episode.done)
+        return step
 
     async def grade(self) -> Grade:
         if self._episode is None:
@@ -152,14 +141,14 @@ class FleetEnv:
                 f"task {self._task.key}: modality={self._task.modality} leaves none of the tools "
                 f"{[spec.name for spec in specs]}; correct the task's modality"
             )
-        if _SUBMIT.name in self._task.prompt:
-            tools[_SUBMIT.name] = _SUBMIT
+        if SUBMIT_NAME in self._task.prompt:
+            tools[SUBMIT_NAME] = SUBMIT
         return tools
 
     async def _answer(self, episode: _Episode, call: ToolCall) -> Step:
         if call.name not in episode.tools:
             return _told(call, f"no tool {call.name!r:.60}; tools: {', '.join(episode.tools)}")
-        if call.name == _SUBMIT.name:
+        if call.name == SUBMIT_NAME:
             return _submitted(episode, call)
         result = await episode.remote.call(call.name, call.arguments)
         limit = self._service.settings.max_result_characters
@@ -175,7 +164,7 @@ class FleetEnv:
 def _submitted(episode: _Episode, call: ToolCall) -> Step:
     answer = call.arguments.get("answer")
     if not isinstance(answer, str):
-        return _told(call, "submit_final_answer takes answer, a text")
+        return _told(call, f"{SUBMIT_NAME} takes answer, a text")
     episode.answer = answer
     reply = Message(role="tool", content=answer or '""', tool_call_id=call.id)
     return Step(messages=(reply,), done=True)

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import json
-import math
-import re
 from collections.abc import Mapping, Sequence
+from inspect import Parameter, Signature
 from typing import Any
 
 import httpx
 
 from skyfleet.chat.message import Message
-from skyfleet.envs.fleet.service import FleetService, RemoteInstance
-from skyfleet.envs.verifiers.partial import partial_reward
+from skyfleet.envs.fleet.service import Arguments, FleetService, RemoteInstance
+from skyfleet.envs.verifiers.conversation import conversation_json
+from skyfleet.envs.verifiers.running import (
+    SUCCESS_REWARD,
+    VERIFIER_NAME,
+    call_verifier,
+    check_judge,
+    credit_of,
+    read_reward,
+)
 from skyfleet.errors import VerifierError
 from skyfleet.tasks.grade import Grade
 from skyfleet.tasks.task import Task
-
-_JUDGE_ERROR = re.compile(r"^JUDGE ERROR:.*", re.M)
-_SUCCESS = 1.0
 
 
 async def judge(
@@ -55,17 +58,18 @@ def read_verdict(answer: Mapping[str, Any], *, partial: bool) -> Grade:
     stdout = str(answer.get("stdout") or "")
     if not answer.get("success"):
         raise VerifierError(f"the verifier failed: {answer.get('error')}")
-    if found := _JUDGE_ERROR.search(stdout):
-        raise VerifierError(found[0])
+    check_judge(stdout)
     result = answer.get("result")
     if isinstance(result, Mapping):
         result = result.get("score")
-    reward = _SUCCESS if result is None else _number(result)
+    try:
+        reward = read_reward(result)
+    except (TypeError, OverflowError) as error:
+        said = f"the verifier returned {result!r:.100}; return a number"
+        raise VerifierError(said) from error
     if partial and reward == 0:
-        share = partial_reward(stdout) or 0.0
-        # What failed does not pass, whatever its checks add up to.
-        reward = share if share < _SUCCESS else 0.0
-    return Grade(reward=reward, success=reward >= _SUCCESS, explanation=stdout)
+        reward = credit_of(stdout)
+    return Grade(reward=reward, success=reward >= SUCCESS_REWARD, explanation=stdout)
 
 
 def verifier_function(code: str) -> ast.FunctionDef:
@@ -77,25 +81,35 @@ def verifier_function(code: str) -> ast.FunctionDef:
     functions = [node for node in body if isinstance(node, ast.FunctionDef)]
     if not functions:
         raise VerifierError("verifier_code has no function; define validate_task(env)")
-    named = [f for f in functions if re.match(r"validate_task|(main|verify)$", f.name)]
+    named = [f for f in functions if VERIFIER_NAME.match(f.name)]
     return (named or functions)[0]
 
 
 def _arguments(
     function: ast.FunctionDef, final_answer: str | None, conversation: Sequence[Message]
-) -> dict[str, str]:
-    """What the verifier's signature asks for."""
-    taken = {a.arg for a in (*function.args.args, *function.args.kwonlyargs)}
-    said: dict[str, str] = {}
-    if final_answer is not None and ("final_answer" in taken or function.args.kwarg):
-        said["final_answer"] = final_answer
-    if "conversation" in taken:
-        turns = [{"role": message.role, "content": message.text} for message in conversation]
-        said["conversation"] = json.dumps(turns, ensure_ascii=False)
-    return said
+) -> Arguments:
+    """What our own executor would call it with: a row is graded alike here and there."""
+    told = {"final_answer": final_answer, "conversation": conversation_json(conversation)}
+    given: Arguments = ((), {})
+
+    def stand_in(env: object = None, *positional: str | None, **named: str | None) -> None:
+        nonlocal given
+        given = positional, named
+
+    stand_in.__dict__["__signature__"] = _signature(function)
+    # Any, because of the function only its signature counts, and of the env nothing.
+    call: Any = call_verifier
+    call(stand_in, None, told)
+    return given
 
 
-def _number(result: object) -> float:
-    if not isinstance(result, int | float) or not math.isfinite(result):
-        raise VerifierError(f"the verifier returned {result!r:.100}; return a number")
-    return float(result)
+def _signature(function: ast.FunctionDef) -> Signature:
+    taken = function.args
+    kinds = (
+        (Parameter.POSITIONAL_ONLY, taken.posonlyargs),
+        (Parameter.POSITIONAL_OR_KEYWORD, taken.args),
+        (Parameter.VAR_POSITIONAL, [taken.vararg]),
+        (Parameter.KEYWORD_ONLY, taken.kwonlyargs),
+        (Parameter.VAR_KEYWORD, [taken.kwarg]),
+    )
+    return Signature([Parameter(one.arg, kind) for kind, found in kinds for one in found if one])

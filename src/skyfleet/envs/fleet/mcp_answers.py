@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError
@@ -26,6 +27,9 @@ def answer(instance: Instance, message: object) -> dict[str, Any] | None:
     if "id" not in message:
         return None
     params = message.get("params") or {}
+    if not isinstance(params, dict):
+        said = f"params={params!r:.100}; send an object"
+        return _failed(message["id"], _INVALID_PARAMS, said)
     match message["method"]:
         case "initialize":
             result = _introduction(params)
@@ -68,8 +72,15 @@ def _called(instance: Instance, call: Call) -> dict[str, Any]:
     try:
         text = show(instance.world.toolkit.call(instance.app, call.name, call.arguments))
     except ToolError as error:
-        return {"content": [{"type": "text", "text": str(error)}], "isError": True}
-    return {"content": [{"type": "text", "text": text}], "isError": False}
+        return _content(str(error), is_error=True)
+    except sqlite3.Error as error:
+        # A client may have rewritten the very tables that the tool works on.
+        return _content(f"{call.name} failed: {error}; reset the instance", is_error=True)
+    return _content(text, is_error=False)
+
+
+def _content(text: str, *, is_error: bool) -> dict[str, Any]:
+    return {"content": [{"type": "text", "text": text}], "isError": is_error}
 
 
 def _failed(message_id: object, code: int, text: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""McpTools: the tools of one instance, over JSON-RPC on the shared connections.
+"""McpTools: the tools of one instance, over JSON-RPC on its episode's own connections.
 
 The official client opens a transport of its own for each session; a plain request on a connection
 that is already there takes a fraction of the time.
@@ -140,11 +140,10 @@ class McpTools:
         self, url: str, message: Mapping[str, Any], headers: Mapping[str, str]
     ) -> httpx.Response:
         accepted = {"Accept": "application/json, text/event-stream"}
-        answer = await self._service.send(
-            "POST",
+        answer = await self._service.send_to_instance(
             url,
             seconds=self._service.settings.call_deadline_seconds,
-            headers={**await self._service.instance_headers(), **accepted, **headers},
+            headers={**accepted, **headers},
             json={"jsonrpc": "2.0", **message},
         )
         return answer.raise_for_status()

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import logging
 import pickle
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -19,6 +20,9 @@ from skyfleet.errors import EnvError
 from skyfleet.tasks.task import Task
 
 logger = logging.getLogger(__name__)
+
+Arguments = tuple[tuple[str | None, ...], dict[str, str | None]]
+"""What a verifier is called with beside its env: by place, then by name."""
 
 _TRANSIENT_STATUS = (429, 502, 503, 504)
 _TRANSIENT_WORDS = (
@@ -38,6 +42,8 @@ _SHORT_SECONDS = 30
 _VERIFIER_SECONDS = 60
 """What the service gives a verifier; the settings say how long we wait for its answer."""
 _GONE = (404, 410)
+_TOKEN_REFUSED = (401, 404)
+"""How an instance's routes answer whoever lacks the token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +66,15 @@ class RemoteInstance:
 
 @dataclass(slots=True)
 class RunnerToken:
-    """What Fleet may want on an instance's own routes: asked for once, then used by all episodes."""
+    """What Fleet may want on an instance's own routes, shared by all episodes."""
 
     value: str | None = None
+    """None until Fleet has said; empty where it has none."""
+
+    def forget(self, refused: str) -> None:
+        """Unless another episode has already renewed it."""
+        if self.value == refused:
+            self.value = None
 
 
 class FleetService:
@@ -96,6 +108,27 @@ class FleetService:
         timeout = httpx.Timeout(seconds, connect=min(seconds, _CONNECT_SECONDS))
         return await self._http.request(method, url, timeout=timeout, **options)
 
+    async def send_to_instance(
+        self, url: str, *, seconds: float, json: Any, headers: Mapping[str, str] | None = None
+    ) -> httpx.Response:
+        """A POST with the runner token; sent again where that turns out to have been replaced."""
+
+        async def post(token: str) -> httpx.Response:
+            given = {"X-Runner-Token": token} if token else {}
+            return await self.send(
+                "POST", url, seconds=seconds, json=json, headers={**given, **(headers or {})}
+            )
+
+        token = await self._runner_token()
+        answer = await post(token)
+        if answer.status_code in _TOKEN_REFUSED:
+            self._token.forget(token)
+            renewed = await self._runner_token()
+            # Who was refused at the door has done nothing yet, so that asking again is safe.
+            if renewed not in ("", token):
+                return await post(renewed)
+        return answer
+
     async def provision(self, task: Task) -> RemoteInstance:
         """Make an instance. Only what may pass by itself is tried again."""
         settings, request_id, problem = self.settings, str(uuid4()), ""
@@ -120,23 +153,20 @@ class FleetService:
     async def reset(self, instance: RemoteInstance) -> None:
         """Best effort: an instance that was just made is as seeded anyway."""
         try:
-            answer = await self.send(
-                "POST",
-                f"{instance.manager}/reset",
-                seconds=_RESET_SECONDS,
-                headers=await self.instance_headers(),
-                json={},
+            answer = await self.send_to_instance(
+                f"{instance.manager}/reset", seconds=_RESET_SECONDS, json={}
             )
             answer.raise_for_status()
         except httpx.HTTPError as error:
             logger.warning("instance %s was not reset: %r", instance.id, error)
 
     async def execute_verifier(
-        self, instance: RemoteInstance, task: Task, code: str, function: str, said: dict[str, str]
+        self, instance: RemoteInstance, task: Task, code: str, function: str, said: Arguments
     ) -> dict[str, Any]:
         """One execution on the service; httpx.HTTPError where it gives no verdict."""
-        bundle, args_array = pack(code), [{"env": instance.id}]
-        arguments = pickle.dumps({"args": (None, *args_array), "kwargs": said}, protocol=4)
+        positional, named = said
+        bundle, args_array = pack(code), [*positional, {"env": instance.id}]
+        arguments = pickle.dumps({"args": (None, *args_array), "kwargs": named}, protocol=4)
         answer = await self.send(
             "POST",
             "/v1/verifiers/execute",
@@ -170,15 +200,17 @@ class FleetService:
                 await asyncio.sleep(wait_seconds)
         raise EnvError(f"instance {instance.id} was not deleted, its ttl will end it: {problem}")
 
-    async def instance_headers(self) -> dict[str, str]:
-        """Without the token, where there is one, an instance's routes answer 404."""
+    async def _runner_token(self) -> str:
+        """Empty where there is none, or for now where Fleet does not say."""
         if self._token.value is None:
             try:
                 answer = await self.send("GET", "/v1/runner-auth/token", seconds=_SHORT_SECONDS)
-                self._token.value = str(answer.raise_for_status().json().get("token") or "")
-            except (httpx.HTTPError, ValueError):
-                self._token.value = ""
-        return {"X-Runner-Token": self._token.value} if self._token.value else {}
+                # A Fleet without this route has no tokens, and need not be asked at every call.
+                said = {} if answer.status_code == 404 else answer.raise_for_status().json()
+                self._token.value = str(said.get("token") or "")
+            except (httpx.HTTPError, ValueError, AttributeError) as error:
+                logger.warning("Fleet gave no runner token, asking again later: %r", error)
+        return self._token.value or ""
 
     async def _ask_for_instance(self, task: Task, request_id: str) -> httpx.Response:
         seconds = self.settings.provisioning_timeout_seconds

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
+from skyfleet.config.environment import FleetTask
 from skyfleet.errors import ConfigError
 
 FLEET_URL = "https://orchestrator.fleetai.com"
@@ -19,10 +20,8 @@ class FleetSettings:
     api_key: str = field(repr=False)
     base_url: str = field(default_factory=_base_url)
     """FLEET_BASE_URL where that is set, as in Fleet's own client."""
-    ttl_seconds: int = 900
+    ttl_seconds: int = FleetTask().ttl_seconds
     """How long Fleet keeps an instance that nobody closed."""
-    max_steps: int | None = None
-    """Turns after which the env itself ends the episode; None leaves it to the rollout's limits."""
     partial_reward: bool = False
     """A failed task is worth the share of its checks that passed."""
     provisioning_tries: int = 5

@@ -20,7 +20,7 @@ from skyfleet.envs.fleet.bundles import digest, unpack
 from skyfleet.envs.fleet.instances import Instance
 from skyfleet.envs.fleet.plain_pickle import read_plain
 from skyfleet.envs.fleet.refusal import RefusalError
-from skyfleet.envs.verifiers.grading import grade_state
+from skyfleet.envs.verifiers.grading import shared_jail
 from skyfleet.errors import VerifierError
 from skyfleet.tasks.grade import Grade
 
@@ -91,18 +91,12 @@ def instance_id(request: ExecuteRequest) -> str:
 def said(request: ExecuteRequest) -> Said:
     """The arguments for the verifier; others than texts it could not be given."""
     positional = [a for a in request.args_array if not (isinstance(a, dict) and "env" in a)]
-    named: dict[str, Any] = {}
-    if request.args is not None:
-        try:
-            named = read_plain(_decoded("args", request.args))["kwargs"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise RefusalError(
-                400, f"args: {error}; pickle {{'args': ..., 'kwargs': ...}}"
-            ) from error
+    named = {} if request.args is None else _keywords(request.args)
     given = dict(zip(("final_answer", "conversation"), positional, strict=False)) | named
     if given.keys() - {"final_answer", "conversation"} or len(positional) > 2:
         raise RefusalError(
-            400, f"arguments {sorted(given)}; a verifier takes final_answer and conversation"
+            400,
+            f"arguments {sorted(map(str, given))}; a verifier takes final_answer and conversation",
         )
     if not all(value is None or isinstance(value, str) for value in given.values()):
         raise RefusalError(400, "final_answer and conversation are texts; send strings")
@@ -132,25 +126,30 @@ async def execute_raw(instance: Instance, request: RawRequest) -> dict[str, Any]
         if _takes_two_databases(code, request.function_name):
             code = _taking_an_env(code, request.function_name)
         grade = await _grade(instance, code, Said(final_answer=request.text_solution), _RAW_SECONDS)
-    except (VerifierError, SyntaxError, ValueError) as error:
+    except VerifierError as error:
         return {"success": False, "error": str(error), "message": "the verifier failed"}
     return {"success": True, "result": grade.reward, "message": grade.explanation or "ok"}
 
 
 async def _grade(instance: Instance, code: str, spoken: Said, timeout_seconds: float) -> Grade:
-    return await grade_state(
+    # Even source that this process wrote: a client may have made the tables it reads a trap.
+    return await shared_jail().verify(
         code,
         instance.world.image(instance.data_seed),
-        instance.app.db.connection,
+        instance.app.db.image(),
         spoken.final_answer,
-        conversation=spoken.conversation,
-        retries=0,  # clients ask again themselves
+        spoken.conversation,
         timeout_seconds=timeout_seconds,
     )
 
 
 def _takes_two_databases(code: str, name: str) -> bool:
-    functions = [n for n in ast.parse(code).body if isinstance(n, ast.FunctionDef)]
+    try:
+        body = ast.parse(code).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        said = f"{type(error).__name__}: {error}"
+        raise VerifierError(f"function_code cannot be read, {said:.200}; mend it") from error
+    functions = [node for node in body if isinstance(node, ast.FunctionDef)]
     return any(
         [a.arg for a in f.args.args][:2] == ["before", "after"] for f in functions if f.name == name
     )
@@ -164,6 +163,16 @@ def _taking_an_env(code: str, name: str) -> str:
         "def main(env, final_answer=None):\n"
         '    return kept[0](env.db("seed"), env.db("current"), final_answer)\n'
     )
+
+
+def _keywords(args: str) -> dict[Any, Any]:
+    try:
+        named = read_plain(_decoded("args", args))["kwargs"]
+        if not isinstance(named, dict):
+            raise TypeError(f"kwargs is a {type(named).__name__} and no dict")
+    except (ValueError, KeyError, TypeError) as error:
+        raise RefusalError(400, f"args: {error}; pickle {{'args': ..., 'kwargs': ...}}") from error
+    return named
 
 
 def _decoded(key: str, text: str) -> bytes:

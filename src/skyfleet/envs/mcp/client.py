@@ -100,7 +100,7 @@ class MCPEnv:
         try:
             result = await self._opened.call(call.name, call.arguments)
         except RefusedError as error:
-            content, is_error = f"Error: {error}", True
+            content, is_error = text_of(f"Error: {error}", max_characters=limit), True
         else:
             done = bool((result.meta or {}).get(DONE_META))
             blocks = [block.model_dump(mode="json") for block in result.content]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from inspect import isawaitable
 from math import isfinite
 from urllib.parse import quote
 
@@ -16,6 +18,8 @@ from skyfleet.chat.message import Message
 from skyfleet.config.imports import import_named
 from skyfleet.envs.certificates import certificates
 from skyfleet.envs.mcp.session import Session
+from skyfleet.envs.turns import SUBMIT_NAME
+from skyfleet.envs.verifiers.conversation import conversation_json
 from skyfleet.envs.verifiers.grading import grade_state
 from skyfleet.envs.verifiers.running import SUCCESS_REWARD, load_state
 from skyfleet.errors import VerifierError
@@ -37,20 +41,22 @@ class Played:
 
 Grader = Callable[[Played], Awaitable[Grade | None]]
 
-RewardFunction = Callable[[Task, Sequence[Message]], float | Grade | None]
+Reward = float | Grade | None
+RewardFunction = Callable[[Task, Sequence[Message]], Reward | Awaitable[Reward]]
 
 
 def by_function(target: str) -> Grader:
-    """Your own `module:function(task, messages)`; it returns a reward, a Grade, or None."""
+    """Your own `module:function(task, messages)`; it returns a reward, a Grade, or None.
+
+    One that is not `async def` runs in a thread, so that it may take its time.
+    """
     reward_of: RewardFunction = import_named(target, key="environment.mcp.reward")
 
     async def grade(played: Played) -> Grade | None:
-        result = reward_of(played.task, played.messages)
-        if result is None or isinstance(result, Grade):
-            return result
-        if not isfinite(result):
-            raise VerifierError(f"{target} gave {result!r}; give a number, a Grade or None")
-        return Grade(reward=float(result), success=result >= SUCCESS_REWARD)
+        result = await asyncio.to_thread(reward_of, played.task, played.messages)
+        if isawaitable(result):
+            result = await result
+        return _grade_from(result, target)
 
     return grade
 
@@ -63,8 +69,11 @@ def by_verifier(*, seed_uri: str, current_uri: str) -> Grader:
         if code is None:
             raise VerifierError(f"task {played.task.key}: verifier_code is None; give it one")
         seed, current = await _image(played, seed_uri), await _image(played, current_uri)
+        # Few verifiers ask for it, and it is as long as the episode.
+        said = conversation_json(played.messages) if "conversation" in code else None
         with closing(load_state(current)) as state:
-            return await grade_state(code, seed, state, _answer(played.messages))
+            answer = _answer(played.messages)
+            return await grade_state(code, seed, state, answer, conversation=said)
 
     return grade
 
@@ -104,11 +113,29 @@ async def _image(played: Played, uri: str) -> bytes:
     raise VerifierError(f"task {played.task.key}: resource {uri} is no SQLite image")
 
 
+def _grade_from(result: Reward, target: str) -> Grade | None:
+    if result is None:
+        return None
+    reward = result.reward if isinstance(result, Grade) else result
+    try:
+        finite = isfinite(reward)
+    except (TypeError, OverflowError):
+        finite = False
+    if not finite:
+        raise VerifierError(
+            f"environment.mcp.reward={target!r} gave {result!r:.200}; "
+            "give a finite number, a Grade with one, or None"
+        )
+    if isinstance(result, Grade):
+        return result
+    return Grade(reward=float(reward), success=reward >= SUCCESS_REWARD)
+
+
 def _answer(messages: Sequence[Message]) -> str | None:
     """What was submitted, or else the last words."""
     said = [message for message in messages if message.role == "assistant"]
     calls = [call for message in said for call in message.tool_calls]
-    submitted = [call for call in calls if call.name == "submit_final_answer"]
+    submitted = [call for call in calls if call.name == SUBMIT_NAME]
     if submitted:
         return str(submitted[-1].arguments.get("answer"))
     return said[-1].text if said else None

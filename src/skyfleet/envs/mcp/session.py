@@ -16,6 +16,7 @@ import httpx
 from pydantic import AnyUrl
 
 from skyfleet.chat.message import ToolSpec
+from skyfleet.envs.blocks import shortened
 from skyfleet.envs.certificates import certificates
 from skyfleet.errors import EnvError, MissingExtraError
 
@@ -29,6 +30,7 @@ except ImportError:
     raise MissingExtraError("mcp", "mcp") from None
 
 _CLOSE_SECONDS = 10
+_COMPLAINT_CHARACTERS = 1_000
 _LAST_WORDS_CHARACTERS = 300
 
 T = TypeVar("T")
@@ -159,7 +161,10 @@ class Session:
         error = _cause(asking.exception() if asking in done else self._keeper.exception())
         if asking in done and isinstance(error, McpError) and error.error.code == INVALID_PARAMS:
             raise RefusedError(str(error)) from error
-        raise EnvError(f"{where}: {type(error).__name__}: {error}{self._last_words()}") from error
+        complaint = shortened(str(error), _COMPLAINT_CHARACTERS)
+        raise EnvError(
+            f"{where}: {type(error).__name__}: {complaint}{self._last_words()}"
+        ) from error
 
     def _last_words(self) -> str:
         self._complaints.seek(0)

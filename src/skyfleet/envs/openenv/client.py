@@ -74,6 +74,9 @@ class OpenEnvEnv:
         return await take_turn(action, self._answer)
 
     async def grade(self) -> Grade | None:
+        if not self._last.done and not self._session.is_open:
+            url = self._settings.base_url
+            raise VerifierError(f"{url}: the session ended before the episode; no reward is known")
         if self._has_end and not self._last.done:
             try:
                 end = {"type": "call_tool", "tool_name": END_TOOL}
@@ -120,7 +123,9 @@ class OpenEnvEnv:
             self._last = seen = await self._session.ask("step", action)
             content, is_error = self._shown(seen.observation)
         except RefusedError as error:
-            seen, content, is_error = Observed(observation={}), f"Error: {error}", True
+            limit = self._settings.max_result_characters
+            content, is_error = text_of(f"Error: {error}", max_characters=limit), True
+            seen = Observed(observation={})
         reply = Message(role="tool", content=content, tool_call_id=call.id, is_error=is_error)
         return Step(messages=(reply,), done=seen.done, reward=seen.reward or 0.0)
 

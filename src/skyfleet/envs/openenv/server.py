@@ -53,6 +53,7 @@ with _unimportable("gradio"):
         from openenv.core.env_server import (
             CallToolAction,
             CallToolObservation,
+            ConcurrencyConfig,
             Environment,
             ListToolsAction,
             ListToolsObservation,
@@ -67,19 +68,30 @@ with _unimportable("gradio"):
         raise MissingExtraError("openenv", "openenv") from None
 
 _CLOSE_SECONDS = 10
+_CLOSED = "the session was closed, or was idle too long; connect again"
 
 
 def openenv_app(
-    tasks: Sequence[Task], open_env: EnvFactory, *, max_sessions: int, max_steps: int = 50
+    tasks: Sequence[Task],
+    open_env: EnvFactory,
+    *,
+    max_sessions: int,
+    max_steps: int = 50,
+    idle_timeout_seconds: float | None = None,
 ) -> ASGIApp:
-    """Serves any of `tasks`, one env a WebSocket, at most `max_sessions` at once."""
+    """Serves any of `tasks`, one env a WebSocket, at most `max_sessions` at once.
+
+    Openenv looks for idle sessions no oftener than every five seconds.
+    """
     by_key = {task.key: task for task in tasks}
     app: ASGIApp = create_app(
         partial(ServedEnv, by_key, open_env, max_steps),
         CallToolAction,
         CallToolObservation,
         env_name="skyfleet",
-        max_concurrent_envs=max_sessions,
+        concurrency_config=ConcurrencyConfig(
+            max_concurrent_envs=max_sessions, session_timeout=idle_timeout_seconds
+        ),
     )
     return app
 
@@ -95,11 +107,18 @@ class ServedEnv(Environment):  # type: ignore[misc]  # openenv has no types
         self._thread = 0
         self._opening = Opening(messages=())
         self._state = State()
-        self._done = False
+        self._done = self._closed = False
+        self._turn = asyncio.Lock()
 
     async def reset_async(
         self, episode_id: str | None = None, task_key: object = None, **ignored: object
     ) -> Observation:
+        async with self._turn:
+            return await self._reset(episode_id, task_key)
+
+    async def _reset(self, episode_id: str | None, task_key: object) -> Observation:
+        if self._closed:
+            raise EnvError(_CLOSED)
         task = self._tasks.get(str(task_key))
         if task is None:
             raise TaskError(_unknown(task_key, self._tasks))
@@ -121,6 +140,12 @@ class ServedEnv(Environment):  # type: ignore[misc]  # openenv has no types
     async def step_async(
         self, action: CallToolAction | ListToolsAction, **ignored: object
     ) -> Observation:
+        async with self._turn:
+            return await self._step(action)
+
+    async def _step(self, action: CallToolAction | ListToolsAction) -> Observation:
+        if self._closed:
+            raise EnvError(_CLOSED)
         if self._env is None:
             raise EnvError("no episode is open; call reset with a task_key first")
         if isinstance(action, ListToolsAction):
@@ -149,12 +174,19 @@ class ServedEnv(Environment):  # type: ignore[misc]  # openenv has no types
 
     def close(self) -> None:
         """Called in a thread of the session's, or on the loop for a request without a session."""
-        env, self._env = self._env, None
-        if env is None or self._loop is None:
+        self._closed = True
+        if self._loop is None:
             return
-        closing = asyncio.run_coroutine_threadsafe(env.close(), self._loop)
+        closing = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
         if get_ident() != self._thread:
             closing.result(_CLOSE_SECONDS)
+
+    async def _close(self) -> None:
+        # Openenv notes a step when it ends, so a session may count as idle in the midst of one.
+        async with self._turn:
+            env, self._env = self._env, None
+            if env is not None:
+                await env.close()
 
     def _tools(self) -> list[Tool]:
         end = Tool(

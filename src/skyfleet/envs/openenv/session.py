@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
+from skyfleet.envs.blocks import shortened
 from skyfleet.envs.certificates import certificates
 from skyfleet.errors import ConfigError, EnvError, MissingExtraError
 
@@ -29,6 +30,7 @@ except ImportError:
 _CLOSE_SECONDS = 2.0
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 2.0
 _TOO_BIG = 1009
+_COMPLAINT_CHARACTERS = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,17 +112,26 @@ class Session:
     async def ask(self, kind: Literal["reset", "step"], data: Mapping[str, Any]) -> Observed:
         """One frame out, its answer back.
 
-        A wait that fails costs the socket: the late answer would be taken for the next one's.
+        A wait that fails or is cut short costs the socket: the late answer would be taken for the
+        next one's.
         """
         if self._socket is None:
             raise EnvError(f"{self._settings.base_url}: no session is open; call reset first")
+        frame = json.dumps({"type": kind, "data": dict(data)})
         try:
             async with asyncio.timeout(self._settings.message_timeout_seconds):
-                raw = await _exchange(self._socket, json.dumps({"type": kind, "data": dict(data)}))
+                raw = await _exchange(self._socket, frame)
         except (TimeoutError, ConnectionClosed) as error:
-            await self.close()
+            self._drop()
             raise self._failure(kind, error) from error
+        except BaseException:
+            self._drop()
+            raise
         return self._read(kind, raw)
+
+    @property
+    def is_open(self) -> bool:
+        return self._socket is not None
 
     async def close(self) -> None:
         socket, self._socket = self._socket, None
@@ -129,6 +140,12 @@ class Session:
                 async with asyncio.timeout(_CLOSE_SECONDS):
                     await socket.send('{"type": "close"}')
             await socket.close()
+
+    def _drop(self) -> None:
+        """Without a goodbye: whoever is being cancelled must not wait for one."""
+        socket, self._socket = self._socket, None
+        if socket is not None:
+            socket.transport.abort()
 
     async def _connect(self) -> ClientConnection:
         url = self._settings.url("/ws").replace("http", "ws", 1)
@@ -168,11 +185,12 @@ class Session:
             refusal = _Refusal.model_validate(frame.data)
         except ValidationError as error:
             raise EnvError(f"{where}: answered {raw[:80]!r}, which is no OpenEnv frame") from error
+        complaint = shortened(refusal.message, _COMPLAINT_CHARACTERS)
         if refusal.code == "CAPACITY_REACHED":
-            raise _LostError(f"{where}: {refusal.message}")
+            raise _LostError(f"{where}: {complaint}")
         if refusal.code == "VALIDATION_ERROR":
             raise RefusedError(f"{refusal.message}. {refusal.details}")
-        raise EnvError(f"{where}: {refusal.code}: {refusal.message}")
+        raise EnvError(f"{where}: {refusal.code}: {complaint}")
 
 
 async def _exchange(socket: ClientConnection, frame: str) -> str | bytes:

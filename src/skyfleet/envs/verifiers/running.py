@@ -29,6 +29,8 @@ from skyfleet.errors import VerifierError
 from skyfleet.tasks.grade import Grade
 
 SUCCESS_REWARD = 1.0
+VERIFIER_NAME = re.compile(r"validate_task|(main|verify)$")
+"""Of several functions, the one to be called."""
 
 
 class Verified:
@@ -99,14 +101,14 @@ def run_verifier(
         exec(_compiled(code), names)
         env = Verified(seed_db, current_db)
         told = {"final_answer": final_answer, "conversation": conversation}
-        reward = _read_reward(_call(_find_function(names), env, told))
-        _check_judge(printed.getvalue())
+        reward = read_reward(call_verifier(_find_function(names), env, told))
+        check_judge(printed.getvalue())
     except VerifierError:
         raise
     except (Exception, SystemExit) as error:
         raise VerifierError(_complaint(error, printed.getvalue())) from error
     if partial_credit and reward == 0:
-        reward = _credit(printed.getvalue())
+        reward = credit_of(printed.getvalue())
     return Grade(reward=reward, success=reward >= SUCCESS_REWARD, explanation=printed.getvalue())
 
 
@@ -130,7 +132,7 @@ def _find_function(names: dict[str, Any]) -> FunctionType:
         for name, value in names.items()
         if isinstance(value, FunctionType) and name not in VOCABULARY
     ]
-    named = [f for f in defined if re.match(r"validate_task|(main|verify)$", f.__name__)]
+    named = [f for f in defined if VERIFIER_NAME.match(f.__name__)]
     if not defined:
         raise BrokenVerifierError(
             "verifier_code has no function; define validate_task(env, final_answer=None)"
@@ -138,7 +140,7 @@ def _find_function(names: dict[str, Any]) -> FunctionType:
     return (named or defined)[0]
 
 
-def _call(verify: FunctionType, env: Verified, told: dict[str, str | None]) -> object:
+def call_verifier(verify: FunctionType, env: Verified, told: dict[str, str | None]) -> object:
     """By name what it names; else what stands second is the answer, as Fleet has it."""
     parameters = list(inspect.signature(verify).parameters.values())
     if not parameters:
@@ -152,7 +154,7 @@ def _call(verify: FunctionType, env: Verified, told: dict[str, str | None]) -> o
     return verify(env, told["final_answer"], **named)
 
 
-def _read_reward(result: object) -> float:
+def read_reward(result: object) -> float:
     if result is None:
         return SUCCESS_REWARD
     if not isinstance(result, int | float) or not math.isfinite(result):
@@ -160,13 +162,13 @@ def _read_reward(result: object) -> float:
     return float(result)
 
 
-def _credit(stdout: str) -> float:
+def credit_of(stdout: str) -> float:
     """In the place of a zero; never so much that what failed would pass."""
     share = partial_reward(stdout)
     return share if share is not None and share < SUCCESS_REWARD else 0.0
 
 
-def _check_judge(stdout: str) -> None:
+def check_judge(stdout: str) -> None:
     """A verifier that asks a model says so when it got no answer, and then grades nothing."""
     if found := re.search(r"^JUDGE ERROR:.*", stdout, re.M):
         raise VerifierError(f"verifier_code printed {found[0][:200]!r}; the grade is unknown")

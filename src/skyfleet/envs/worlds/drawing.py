@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import closing
 from random import Random
 
+from skyfleet.envs.turns import SUBMIT_NAME
 from skyfleet.envs.verifiers.difference import Change, Difference
 from skyfleet.envs.verifiers.writing import write_verifier
 from skyfleet.envs.worlds.database import Database
@@ -38,8 +39,8 @@ def draw_task(
             return None
         prompt, solution = rng.choice(draft.prompts), list(draft.calls)
         if draft.answer is not None:
-            prompt += f" Give submit_final_answer only the {draft.answer_kind}."
-            solution.append(call("submit_final_answer", answer=draft.answer))
+            prompt += f" Give {SUBMIT_NAME} only the {draft.answer_kind}."
+            solution.append(call(SUBMIT_NAME, answer=draft.answer))
         wish = _digest([prompt, [one.model_dump() for one in solution]])
         key = f"{world.name}-{template.name}-{_digest([data_seed, wish])[:8]}"
         if not wanted(key, wish):

@@ -1,0 +1,65 @@
+"""Blocks are text and pictures within two limits, whatever a server sends."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from typing import Any
+
+import pytest
+
+from skyfleet.chat.message import Image, Text
+from skyfleet.envs import blocks
+from skyfleet.envs.blocks import blocks_of, content_of
+
+PICTURE = {"type": "image", "data": b64encode(b"\x89PNG").decode(), "mimeType": "image/png"}
+SHOWN = Image(b"\x89PNG")
+
+
+def _text(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+def test_what_was_sent_is_what_is_read() -> None:
+    content = (Text("a"), SHOWN, Text("b"))
+    assert content_of(blocks_of(content), max_characters=2) == content
+    assert content_of(blocks_of("a"), max_characters=1) == "a"
+
+
+def test_texts_beside_a_picture_have_one_budget_together() -> None:
+    sent = [_text("aaaa"), PICTURE, *[_text("bbbb")] * 500]
+    note = Text("\n(cut: the first 6 of 2,004 characters; ask for less)")
+    assert content_of(sent, max_characters=6) == (Text("aaaa"), SHOWN, Text("bb"), note)
+    assert content_of(sent, max_characters=4) == (
+        Text("aaaa"),
+        SHOWN,
+        Text("\n(cut: the first 4 of 2,004 characters; ask for less)"),
+    )
+
+
+def test_pictures_have_one_budget_together_and_the_rest_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(blocks, "MAX_PICTURE_BYTES", 9)
+    named = Text("(image not shown: 4 bytes, over 9 a result; ask for less)")
+    assert content_of([PICTURE] * 3, max_characters=99) == (SHOWN, SHOWN, named)
+    many = content_of([PICTURE] * 99, max_characters=10)
+    assert many[:3] == (SHOWN, SHOWN, Text("(image not"))
+    assert len(many) == 4, "what is said of them is cut like any other text"
+    monkeypatch.setattr(blocks, "MAX_PICTURE_BYTES", 3)
+    assert str(content_of([PICTURE], max_characters=10)).startswith("(image not\n(cut: the first")
+
+
+@pytest.mark.parametrize(
+    ("block", "text"),
+    [
+        ({"type": "resource", "resource": {"text": "inside"}}, "inside"),
+        ({"type": "resource", "resource": "file:///a"}, "(resource not shown: no description)"),
+        ({"type": "resource", "resource": {"mimeType": "a/b"}}, "(resource not shown: a/b)"),
+        ({"type": "audio", "mimeType": "audio/wav"}, "(audio not shown: audio/wav)"),
+        ({"type": "resource_link", "uri": "file:///a"}, "(resource_link not shown: file:///a)"),
+        ("bare", "bare"),
+        (["a", 1], '["a", 1]'),
+    ],
+)
+def test_what_a_message_cannot_hold_is_named(block: Any, text: str) -> None:
+    assert content_of([block], max_characters=99) == text
