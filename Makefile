@@ -34,7 +34,7 @@ bench: .venv/dev
 	touch $@
 
 .venv/tiny: .venv/base
-	@echo "Setting up .venv (once, a few minutes)"
+	@echo "Setting up .venv (once, about a minute)"
 	$(INSTALL) --editable '.[train]'
 	touch $@
 

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from skyfleet.cli.main import app, main
 from skyfleet.config.loading import load_config
-from skyfleet.errors import CheckpointError
+from skyfleet.errors import CheckpointError, ConfigError
+from skyfleet.tasks.loading import load_tasks
 
 SOURCE = "world:github?split=train&count=3"
 
@@ -151,3 +152,22 @@ def test_a_policy_is_trained_resumed_scored_and_watched(settings: str, tmp_path:
     weights.write_bytes(weights.read_bytes()[:-1] + b"!")
     with pytest.raises(CheckpointError, match="has changed since it was saved"):
         run("rollout", SOURCE, *words, "--checkpoint", checkpoint)
+
+
+def test_the_version_is_told() -> None:
+    assert run("--version").startswith("skyfleet 0.")
+
+
+def test_tasks_of_a_world_are_exported_as_raw_rows(tmp_path: Path) -> None:
+    file = tmp_path / "raw.jsonl"
+    assert run("tasks", "export", SOURCE, "--output", str(file)) == f"wrote 3 tasks to {file}\n"
+    assert [task.key for task in load_tasks(file)] == keys()
+
+
+def test_a_file_that_is_no_configuration_is_not_printed(tmp_path: Path) -> None:
+    file = tmp_path / "raw.yaml"
+    file.write_text(json.dumps([{"key": "x" * 10_000}]))
+    with pytest.raises(ConfigError) as caught:
+        run("train", str(file))
+    assert "a configuration is a mapping of keys" in str(caught.value)
+    assert len(str(caught.value)) < 400

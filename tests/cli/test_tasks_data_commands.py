@@ -112,7 +112,7 @@ def test_validate_fills_the_quarantine_that_prepare_honours(tmp_path: Path) -> N
     quarantine = tmp_path / "quarantine.jsonl"
     output = run("validate", tmp_path / "raw.jsonl", "--quarantine", quarantine)
     assert "| ok      |     1 |" in output
-    assert f"doing nothing passes | {bad.key} |" in output
+    assert f"doing nothing passes | {bad.key}: reward 1" in output
     assert f"quarantine: {quarantine}" in output
     assert json.loads(quarantine.read_text())["key"] == bad.key
     options = ("--output-dir", tmp_path / "out", "--quarantine", quarantine)

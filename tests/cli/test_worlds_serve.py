@@ -15,10 +15,11 @@ import pytest
 from tests.fakes.serving import serving
 
 from skyfleet.chat.message import Message, ToolCall
+from skyfleet.cli.main import app
 from skyfleet.cli.worlds import _app
 from skyfleet.envs.openenv.client import openenv_factory
 from skyfleet.envs.openenv.session import OpenEnvSettings
-from skyfleet.errors import EnvError
+from skyfleet.errors import ConfigError, EnvError
 from skyfleet.trainer.sources import load_sources
 
 SOURCE = "world:github?split=train&count=2"
@@ -87,3 +88,20 @@ def _answer(url: str, headers: dict[str, str]) -> httpx.Response:
         except httpx.ConnectError:
             time.sleep(0.1)
     raise AssertionError(f"{url} never answered")
+
+
+def test_a_port_in_use_is_one_sentence() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        words = [
+            "worlds",
+            "serve",
+            SOURCE,
+            "--protocol",
+            "mcp",
+            "--port",
+            str(taken.getsockname()[1]),
+        ]
+        with pytest.raises(ConfigError, match="Address already in use; choose another"):
+            app(words, standalone_mode=False)

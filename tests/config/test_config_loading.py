@@ -151,7 +151,11 @@ def test_an_interval_is_never_zero() -> None:
     [
         ("- a", (), "a configuration is a mapping of keys; this is ['a']"),
         ("", ("trainer.seed",), "'trainer.seed' is not an override; write it as key=value"),
-        ("", ("trainer.run_name=[",), "trainer.run_name='[' is not a YAML value; quote it"),
+        (
+            "",
+            ("trainer.run_name=[",),
+            "trainer.run_name='[' is not a YAML value; put quotes inside, as in trainer.run_name='[\"a\", \"b\"]'",
+        ),
         ("", ("zzz.qqq=1",), "zzz.qqq is unknown; `skyfleet config explain` lists the keys"),
     ],
 )
@@ -181,3 +185,10 @@ def test_configuration_needs_none_of_the_heavy_packages() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "[]\n"
+
+
+def test_addresses_in_a_list_need_no_quotes() -> None:
+    config = load_config(
+        "", ["data.train_data=[world:github?count=3&seed=1, world:booking?count=2]"]
+    )
+    assert config.data.train_data == ["world:github?count=3&seed=1", "world:booking?count=2"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
@@ -19,9 +20,23 @@ app = typer.Typer(
     name="skyfleet",
     help="Train tool-using agents by reinforcement learning, with the evidence to believe it.",
     no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        print(f"skyfleet {installed('skyfleet')}")
+        raise typer.Exit
+
+
 app.command("train")(train_command)
 app.command("evaluate")(evaluate_command)
 app.command("rollout")(rollout_command)

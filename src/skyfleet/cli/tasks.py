@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -34,6 +35,24 @@ def list_command(source: Source, dry_run: DryRun = False) -> None:
     for task in tasks:
         prompt = " ".join(task.prompt.split())
         print(f"{task.key:{width}}  {task.difficulty or '-'}  {prompt}")
+
+
+@tasks_app.command("export")
+def export_command(
+    sources: Annotated[list[str], typer.Argument(help="Task files, or world:github?count=20.")],
+    output: Annotated[Path, typer.Option(help="A .json, .jsonl or .parquet file.")],
+    dry_run: DryRun = False,
+) -> None:
+    """Write tasks to a file, as raw rows."""
+    from skyfleet.tasks.loading import write_tasks
+    from skyfleet.trainer.sources import load_sources
+
+    tasks = load_sources(sources, key="SOURCE")
+    if dry_run:
+        print(f"would write {len(tasks)} tasks to {output}")
+        return
+    write_tasks(output, tasks)
+    print(f"wrote {len(tasks)} tasks to {output}")
 
 
 @tasks_app.command("show")

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from skyfleet.curation.verdict import Verdict
     from skyfleet.tasks.task import Task
 
+_SEEN_CHARACTERS = 120
+
 Sources = Annotated[
     list[str], typer.Argument(help="Task files, or world:github?split=train&count=20.")
 ]
@@ -175,5 +177,6 @@ def _print_verdicts(verdicts: Sequence[Verdict]) -> None:
     for reason in Reason:
         caught = [verdict for verdict in failed if verdict.reason is reason]
         if caught:
-            rows.append((reason.value, str(len(caught)), reason.meaning, caught[0].task_key))
+            seen = f"{caught[0].task_key}: {' '.join(caught[0].evidence.split())}"
+            rows.append((reason.value, str(len(caught)), reason.meaning, seen[:_SEEN_CHARACTERS]))
     print(table(("verdict", "tasks", "meaning", "such as"), rows))

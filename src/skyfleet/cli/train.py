@@ -23,6 +23,7 @@ def train_command(words: Words = None, dry_run: DryRun = False) -> None:
         return
     with torch_needed():
         from skyfleet.trainer.session import run_training
+    print("setting up: tasks, environments, the policy", flush=True)
     try:
         table = asyncio.run(run_training(config))
     except KeyboardInterrupt:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from skyfleet.cli.arguments import DryRun
-from skyfleet.errors import MissingExtraError
+from skyfleet.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
     from skyfleet.tasks.task import Task
@@ -83,9 +84,21 @@ def serve_command(
         import uvicorn
     except ImportError:
         raise MissingExtraError("uvicorn", "serve") from None
+    _check_free(host, port)
     what = f"serving {len(tasks)} tasks at http://{host}:{port} by {protocol}; Ctrl-C ends it"
     print(what, flush=True)
     uvicorn.run(app, host=host, port=port, log_level="warning")
+
+
+def _check_free(host: str, port: int) -> None:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"--host {host} --port {port}: {error.strerror}; choose another"
+            ) from None
 
 
 def _app(protocol: str, tasks: list[Task], *, max_sessions: int, ttl_seconds: int) -> Any:

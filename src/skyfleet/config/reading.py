@@ -37,13 +37,21 @@ def read(text: str, overrides: Sequence[str], problems: list[str]) -> dict[Path,
         try:
             _put(given, tuple(key.strip().split(".")), parse_value(value))
         except yaml.YAMLError:
-            problems.append(f"{key}={value!r} is not a YAML value; quote it")
+            problems.append(
+                f'{key}={value!r} is not a YAML value; put quotes inside, as in {key}=\'["a", "b"]\''
+            )
     return given
 
 
 def parse_value(text: str) -> Any:
-    """One value by YAML's rules, and Hydra's `{key:value}` without a space."""
-    return _spaced(yaml.load(text, _Loader))  # a SafeLoader
+    """One value by YAML's rules, Hydra's `{key:value}` without a space, and `[world:x?count=9]`."""
+    try:
+        return _spaced(yaml.load(text, _Loader))  # a SafeLoader
+    except yaml.YAMLError:
+        # In a list YAML takes the question mark of an address for a key.
+        if match := re.fullmatch(r"\[([^\[\]{}'\"]*\?[^\[\]{}'\"]*)\]", text.strip()):
+            return [item.strip() for item in match[1].split(",")]
+        raise
 
 
 def nest(given: Mapping[Path, Any]) -> dict[str, Any]:
@@ -86,7 +94,9 @@ def _mapping(text: str, problems: list[str]) -> dict[Any, Any]:
         return {}
     if tree is None or isinstance(tree, dict):
         return tree or {}
-    problems.append(f"a configuration is a mapping of keys; this is {tree!r}")
+    shown = repr(tree)
+    shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
+    problems.append(f"a configuration is a mapping of keys; this is {shown}")
     return {}
 
 

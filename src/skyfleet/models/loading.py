@@ -62,14 +62,22 @@ def load_weights(module: nn.Module, folder: Path) -> None:
     module.load_state_dict(weights, strict=False)
 
 
-def _load_pretrained(path: str, dtype: torch.dtype, config_kwargs: Mapping[str, Any]) -> Loaded:
-    looks_local = path.startswith((".", "/", "~")) or Path(path).exists()
-    folder = str(Path(path).expanduser()) if looks_local else path
-    if looks_local and not (Path(folder) / "config.json").is_file():
+def check_model_path(path: str) -> None:
+    """ModelError for a folder that holds no model; names of other kinds wait until they are loaded."""
+    if _looks_local(path) and not (Path(path).expanduser() / "config.json").is_file():
         raise ModelError(
             f"trainer.policy.model.path={path!r}: no model folder there (config.json is missing); "
             "give a folder made by save_pretrained, a Hugging Face name, 'tiny' or 'smollm2'"
         )
+
+
+def _looks_local(path: str) -> bool:
+    return path.startswith((".", "/", "~")) or Path(path).exists()
+
+
+def _load_pretrained(path: str, dtype: torch.dtype, config_kwargs: Mapping[str, Any]) -> Loaded:
+    check_model_path(path)
+    folder = str(Path(path).expanduser()) if _looks_local(path) else path
     try:
         config = AutoConfig.from_pretrained(folder, **config_kwargs)
         module = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype)

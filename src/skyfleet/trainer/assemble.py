@@ -11,6 +11,7 @@ from skyfleet.config.root import RunConfig
 from skyfleet.config.rules import unsupported
 from skyfleet.envs.registry import env_factory
 from skyfleet.errors import ConfigError
+from skyfleet.models.loading import check_model_path
 from skyfleet.rollouts.conversation import Policy
 from skyfleet.tasks.curriculum_sampling import CurriculumSampler
 from skyfleet.tasks.sampling import Sampler, TaskSampler
@@ -40,12 +41,14 @@ async def assemble(
         raise ConfigError("\n".join(gaps))
     trainer, generator = config.trainer, config.generator
     checkpoints = Path(trainer.ckpt_path)
+    # What is only named wrongly is said before minutes are spent on drawing tasks.
+    open_env = env_factory(config)
+    check_model_path(trainer.policy.model.path)
     train_tasks = training_tasks(config)
     eval_sets = {
         name: load_sources(sources, key=f"data.val_data.{name}")
         for name, sources in config.data.eval_sets.items()
     }
-    open_env = env_factory(config)
     sampler: Sampler = (CurriculumSampler if trainer.curriculum else TaskSampler)(
         train_tasks,
         batch_size=trainer.train_batch_size,

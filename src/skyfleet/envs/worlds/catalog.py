@@ -48,6 +48,8 @@ _known = {world.name: world for world in WORLDS}
 """By name: those above, and whatever this process was told of."""
 
 _OPTIONS = ("split", "count", "seed", "max_difficulty")
+_MOST_TASKS = 20_000
+"""A task is drawn in some milliseconds: more at once would look like a hang."""
 _TRAIN_PERCENT = 80
 _MISSES = 200
 """After so many draws in a row that gave nothing new, a template counts as used up."""
@@ -134,7 +136,7 @@ def tasks_from_source(source: str) -> list[Task]:
     return world_tasks(
         name,
         split=split,
-        count=_natural(source, "count", options.get("count", ""), least=1),
+        count=_natural(source, "count", options.get("count", ""), least=1, most=_MOST_TASKS),
         seed=_natural(source, "seed", options["seed"], least=0),
         max_difficulty=_natural(source, "max_difficulty", options["max_difficulty"], least=1),
     )
@@ -175,9 +177,11 @@ def _in_turn(streams: Sequence[Iterator[Task]]) -> Iterator[Task]:
                 yield task
 
 
-def _natural(source: str, key: str, text: str, *, least: int) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) >= least):
+def _natural(source: str, key: str, text: str, *, least: int, most: int | None = None) -> int:
+    if not (text.isascii() and text.isdigit() and int(text[:20]) >= least):
         raise ConfigError(f"{source!r}: {key}={text!r}; write a whole number from {least} up")
+    if most is not None and int(text[:20]) > most:
+        raise ConfigError(f"{source!r}: {key}={text[:20]}; at most {most:,}, more by another seed")
     return int(text)
 
 
