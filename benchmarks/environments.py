@@ -182,23 +182,7 @@ def resident_mebibytes() -> float:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-async def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--memory", choices=DOORS, help="only the row of this door")
-    parser.add_argument("--tasks", type=int, default=200, help="of each world")
-    parser.add_argument(
-        "--seconds", type=float, default=5, help="for each cell of the second table"
-    )
-    asked = parser.parse_args()
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    # 1,000 episodes have two ends each.
-    resource.setrlimit(
-        resource.RLIMIT_NOFILE, (8192, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
-    )
-    tasks = world_tasks("github", split="all", count=128)
-    if asked.memory:
-        print(await memory_row(asked.memory, DOORS[asked.memory], tasks))
-        return
+async def measure_all(asked: argparse.Namespace, tasks: list[Task]) -> None:
     print(f"`python benchmarks/environments.py --tasks {asked.tasks} --seconds {asked.seconds:g}`")
     print(f"on {date.today()}: {system()} {machine()}, Python {python_version()}.\n")
     print(
@@ -215,11 +199,28 @@ async def main() -> None:
             rates = [await episodes_per_second(door, played, n, asked.seconds) for n in AT_ONCE]
             cells = " | ".join(f"{rate:.0f}" for rate in rates)
             print(f"| {name}{', jailed verifier' if jailed else ''} | {cells} |", flush=True)
-    print(f"\n| {SESSIONS:,} open sessions | MiB | KiB a session |\n|---|---|---|")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--memory", choices=DOORS, help="only the row of this door")
+    parser.add_argument("--tasks", type=int, default=200, help="of each world")
+    parser.add_argument("--seconds", type=float, default=5, help="for each rate")
+    asked = parser.parse_args()
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    # 1,000 episodes have two ends each.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (8192, most))
+    tasks = world_tasks("github", split="all", count=128)
+    if asked.memory:
+        print(asyncio.run(memory_row(asked.memory, DOORS[asked.memory], tasks)))
+        return
+    asyncio.run(measure_all(asked, tasks))
+    print(f"\n| {SESSIONS:,} open sessions | MiB | KiB a session |\n|---|---|---|", flush=True)
     for name in DOORS:
         # A process of its own: what one door gave back, the next would use again unseen.
         subprocess.run([sys.executable, __file__, "--memory", name], check=True)
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    main()
