@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -253,3 +254,33 @@ async def test_a_loaded_learner_goes_on_bit_for_bit(
     assert reports[0] == reports[1]
     for one, other in zip(*(d.module.parameters() for d in decoders), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_gradients_are_the_same_bits_every_time_with_several_threads() -> None:
+    """Gradients of shared beginnings are sums over a group; their order must not be chance."""
+    draw = Random(1)
+    samples = []
+    for group in range(8):
+        beginning = [draw.randrange(60) for _ in range(150)]
+        for _ in range(8):
+            tokens = beginning + [draw.randrange(60) for _ in range(60)]
+            mask = [False] * 150 + [True] * 60
+            samples.append(sample(tokens, mask, task_key=f"t{group}"))
+    decoder = small_decoder()
+    first: list[torch.Tensor] = []
+    for _ in range(6):
+        (batch,) = pack(samples, [1e-3] * 64, max_tokens=64 * 210, device=decoder.device)
+        logprobs_N, _ = chosen_logprobs(decoder, batch, temperature=1.0, chunk_size=1024)
+        parameters = list(decoder.module.parameters())
+        gradients = torch.autograd.grad(logprobs_N.sum(), parameters)
+        first = first or list(gradients)
+        assert all(map(torch.equal, gradients, first))

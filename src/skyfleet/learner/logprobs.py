@@ -8,6 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from skyfleet.learner.packing import MicroBatch
 from skyfleet.models.decoder import Decoder
+from skyfleet.models.packed import take_rows
 
 
 def chosen_logprobs(
@@ -19,7 +20,7 @@ def chosen_logprobs(
     """
     attention = batch.attention
     hidden_TE = decoder.hidden(attention.token_ids_T, attention.positions_T, attention)
-    hidden_NE = hidden_TE[batch.before_N]
+    hidden_NE = take_rows(hidden_TE, batch.before_N)
 
     def scored(hidden_CE: Tensor, chosen_C: Tensor) -> tuple[Tensor, Tensor]:
         logprobs_CV = torch.log_softmax(decoder.logits(hidden_CE) / temperature, dim=-1)
