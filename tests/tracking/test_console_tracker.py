@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import os
 import pty
+import select
 
 import pytest
 
@@ -119,9 +120,17 @@ def test_on_a_terminal_there_are_bars_and_sentences_above(
             advance()
         tracker.close()
         stream.flush()
-        shown = os.read(ours, 100_000).decode()
+        shown = _read_all(ours)
     os.close(ours)
     assert "a [sentence] above" in shown
     assert "━━━━" in shown
     assert f"step 10/10  {SUMMARY}" in shown
     assert "warm start 1/1" in shown
+
+
+def _read_all(terminal: int) -> str:
+    """A terminal hands out what was written piece by piece."""
+    pieces = []
+    while select.select([terminal], [], [], 0.5)[0]:
+        pieces.append(os.read(terminal, 100_000))
+    return b"".join(pieces).decode()
