@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -90,6 +91,11 @@ def test_wandb_keeps_a_run_in_the_folder_when_offline(
     tracker.log({"reward/all": 0.123456}, 7)
     tracker.close()
     (record,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    # Another process writes the file, and on a busy machine is not done when `finish` returns.
+    for _ in range(100):
+        if b"0.123456" in record.read_bytes():
+            break
+        time.sleep(0.1)
     assert b"reward/all" in record.read_bytes()
     assert b"0.123456" in record.read_bytes()
 
