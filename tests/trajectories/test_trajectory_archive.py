@@ -1,80 +1,159 @@
-"""The archive keeps whole files, and reads what a crash left."""
+"""The archive keeps whole episodes, is read while it grows, and survives what a crash left."""
 
 from __future__ import annotations
 
+import gzip
+import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.trajectories.making import attempt, group
 
-from skyfleet.trajectories.archive import eval_path, read_trajectories, train_path, write_groups
+from skyfleet.chat.message import Message
+from skyfleet.trajectories.archive import (
+    EpisodeWriter,
+    eval_path,
+    load,
+    members,
+    read_trajectories,
+    train_path,
+    write_groups,
+)
+from skyfleet.trajectories.entry import index_path
+from skyfleet.trajectories.index import entries_of, find_entry, list_entries, search
 from skyfleet.trajectories.records import RecordError
-from skyfleet.trajectories.trajectory import Group
 
 GROUPS = [group([1.0, 0.0], task_key="a"), group([None], task_key="b", env_key="mail")]
 ATTEMPTS = [trajectory for one in GROUPS for trajectory in one.trajectories]
 
 
+def in_members(path: Path) -> None:
+    """Each attempt in a member of its own."""
+    with EpisodeWriter(path) as writer:
+        for trajectory in ATTEMPTS:
+            writer.add(trajectory)
+            writer.flush()
+
+
 def test_each_step_and_kind_has_its_file(tmp_path: Path) -> None:
-    assert train_path(tmp_path, 12) == tmp_path / "train/step_000012.jsonl"
-    assert eval_path(tmp_path, "held/out", 0) == tmp_path / "eval/held_out/step_000000.jsonl"
+    assert train_path(tmp_path, 12) == tmp_path / "train/step_000012.jsonl.gz"
+    assert eval_path(tmp_path, "held/out", 0) == tmp_path / "eval/held_out/step_000000.jsonl.gz"
 
 
-def test_what_is_written_is_read_in_order(tmp_path: Path) -> None:
+def test_what_is_written_is_read_in_order_and_by_any_gzip(tmp_path: Path) -> None:
     path = train_path(tmp_path, 1)
     write_groups(path, GROUPS)
     assert list(read_trajectories(path)) == ATTEMPTS
-    assert list(path.parent.iterdir()) == [path]
+    assert sorted(path.parent.iterdir()) == sorted([path, index_path(path)])
+    rows = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+    assert [row["task_key"] for row in rows] == ["a", "a", "b"]
 
 
 def test_no_groups_are_an_empty_file(tmp_path: Path) -> None:
-    write_groups(tmp_path / "x.jsonl", [])
-    assert list(read_trajectories(tmp_path / "x.jsonl")) == []
+    path = train_path(tmp_path, 1)
+    write_groups(path, [])
+    assert list(read_trajectories(path)) == []
+    assert entries_of(path) == []
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
-    path = tmp_path / "x.jsonl"
+def test_writing_a_step_again_replaces_it(tmp_path: Path) -> None:
+    path = train_path(tmp_path, 1)
     write_groups(path, GROUPS)
-    unwritable = attempt(1.0, task_key=b"not text")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="bytes"):
-        write_groups(path, [Group(task_key="c", env_key="e", trajectories=(unwritable,))])
-    assert list(read_trajectories(path)) == ATTEMPTS
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_writing_again_is_a_new_file_for_whoever_still_reads_the_old(tmp_path: Path) -> None:
-    path, old = tmp_path / "x.jsonl", tmp_path / "old.jsonl"
-    write_groups(path, GROUPS)
-    old.hardlink_to(path)
     write_groups(path, GROUPS[:1])
-    assert list(read_trajectories(old)) == ATTEMPTS
     assert list(read_trajectories(path)) == ATTEMPTS[:2]
+    assert len(entries_of(path)) == 2
 
 
-@pytest.mark.parametrize("kept_of_last_line", [1, 40, 100])
-def test_a_torn_last_line_is_left_out_and_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, kept_of_last_line: int
-) -> None:
-    path = tmp_path / "x.jsonl"
-    write_groups(path, GROUPS)
-    *whole, last = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(whole) + last[:kept_of_last_line])
-    with caplog.at_level(logging.WARNING):
-        assert list(read_trajectories(path)) == ATTEMPTS[:2]
-    assert f"{path}:3 was cut short" in caplog.text
+def test_an_episode_can_be_read_while_later_ones_are_still_played(tmp_path: Path) -> None:
+    path = train_path(tmp_path, 1)
+    with EpisodeWriter(path) as writer:
+        writer.add(ATTEMPTS[0])
+        assert entries_of(path) == []
+        writer.flush()
+        (entry,) = entries_of(path)
+        assert load(entry) == ATTEMPTS[0]
+        writer.add(ATTEMPTS[1])
+    assert [load(entry) for entry in entries_of(path)] == ATTEMPTS[:2]
 
 
-def test_a_broken_line_in_the_middle_names_its_place(tmp_path: Path) -> None:
-    path = tmp_path / "x.jsonl"
-    write_groups(path, GROUPS)
-    first, second, third = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(first + second[:30] + b"\n" + third)
-    with pytest.raises(RecordError, match=r"x\.jsonl:2: .*; copy the file again"):
+def test_an_episode_that_cannot_be_written_loses_none_before_it(tmp_path: Path) -> None:
+    path = train_path(tmp_path, 1)
+    with EpisodeWriter(path) as writer:
+        writer.add(ATTEMPTS[0])
+        with pytest.raises(TypeError, match="bytes"):
+            writer.add(attempt(1.0, task_key=b"not text"))  # type: ignore[arg-type]
+    assert list(read_trajectories(path)) == ATTEMPTS[:1]
+
+
+def test_every_entry_finds_its_episode_and_tells_of_it_without_reading_it(tmp_path: Path) -> None:
+    path = eval_path(tmp_path, "val", 40)
+    in_members(path)
+    entries = list_entries(tmp_path)
+    assert [load(entry) for entry in entries] == ATTEMPTS
+    assert [entry.id for entry in entries] == [f"eval/val/40/{n}" for n in range(3)]
+    assert [(e.task_key, e.env_key, e.reward, e.success) for e in entries] == [
+        (t.task_key, t.env_key, t.reward, t.success) for t in ATTEMPTS
+    ]
+    assert find_entry(tmp_path, "eval/val/40/2") == entries[2]
+
+
+def test_an_index_that_is_lost_is_read_from_the_episodes(tmp_path: Path) -> None:
+    path = train_path(tmp_path, 3)
+    in_members(path)
+    entries = entries_of(path)
+    index_path(path).unlink()
+    assert entries_of(path) == entries
+
+
+@pytest.mark.parametrize("entry_id", ["", "train/1", "train/1/99", "train/x/0", "eval/no/1/0"])
+def test_an_unknown_episode_is_one_sentence(tmp_path: Path, entry_id: str) -> None:
+    in_members(train_path(tmp_path, 1))
+    with pytest.raises(RecordError, match="holds no such episode; give one like train/1/0"):
+        find_entry(tmp_path, entry_id)
+
+
+def test_a_torn_end_is_left_out_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = train_path(tmp_path, 1)
+    in_members(path)
+    *_, (last, _) = members(path)
+    whole = path.read_bytes()
+    for size in (last + 1, last + 15, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with caplog.at_level(logging.WARNING):
+            assert list(read_trajectories(path)) == ATTEMPTS[:2]
+        assert f"{path} was cut short at byte {last}" in caplog.text
+        caplog.clear()
+    index = index_path(path)
+    index.write_bytes(index.read_bytes()[:-5])
+    assert len(entries_of(path)) == 2
+
+
+def test_a_member_broken_in_the_middle_names_its_place(tmp_path: Path) -> None:
+    path = train_path(tmp_path, 1)
+    in_members(path)
+    data = bytearray(path.read_bytes())
+    data[40] ^= 0xFF
+    path.write_bytes(data)
+    with pytest.raises(RecordError, match=r"step_000001.jsonl.gz at byte 0: .*; copy the file"):
         list(read_trajectories(path))
 
 
-def test_a_line_of_another_version_names_its_place(tmp_path: Path) -> None:
-    (tmp_path / "x.jsonl").write_text('{"version": 9}\n')
-    with pytest.raises(RecordError, match=r"x\.jsonl:1: version=9"):
-        list(read_trajectories(tmp_path / "x.jsonl"))
+def test_a_record_of_another_version_names_its_place(tmp_path: Path) -> None:
+    path = train_path(tmp_path, 1)
+    path.parent.mkdir()
+    path.write_bytes(gzip.compress(b'{"version": 9}\n'))
+    with pytest.raises(RecordError, match=r"at byte 0: version=9"):
+        list(read_trajectories(path))
+
+
+def test_search_finds_what_an_episode_says_in_any_case_and_script(tmp_path: Path) -> None:
+    said = replace(ATTEMPTS[1], opening=(Message(role="user", content='Grüße an "Ümit"'),))
+    path = train_path(tmp_path, 1)
+    with EpisodeWriter(path) as writer:
+        for trajectory in (ATTEMPTS[0], said, ATTEMPTS[2]):
+            writer.add(trajectory)
+    entries = list_entries(tmp_path)
+    assert list(search(entries, 'AN "Ümit')) == [entries[1]]
+    assert list(search(entries, "nowhere")) == []

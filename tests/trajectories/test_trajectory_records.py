@@ -59,8 +59,8 @@ def test_types_survive_too() -> None:
 
 
 def test_a_record_of_another_version_is_refused() -> None:
-    with pytest.raises(RecordError, match=r"version=2; this skyfleet reads version 1"):
-        from_record({**to_record(FULL), "version": 2})
+    with pytest.raises(RecordError, match=r"version=1; this skyfleet reads version 2"):
+        from_record({**to_record(FULL), "version": 1})
 
 
 def test_a_record_with_a_hole_says_what_is_missing() -> None:

@@ -1,60 +1,143 @@
-"""Archive: every trajectory of a run on disk, one JSONL file per step and kind.
+"""Archive: every episode of a run on disk, compressed, appended as it ends, read meanwhile.
 
-A file appears whole or not at all; writing a step again replaces its file.
+A step's episodes are a `.jsonl.gz` file, one record a line: any gzip reads it. It is written in
+members of a few episodes, each whole on disk before its lines reach the index beside it, so that
+a reader never meets half an episode and finds the one it wants without reading the others.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
 import os
+import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from types import TracebackType
 
+from skyfleet.trajectories.entry import COLUMNS, Entry, index_path, index_values
 from skyfleet.trajectories.records import RecordError, from_record, to_record
 from skyfleet.trajectories.trajectory import Group, Trajectory
 
 logger = logging.getLogger(__name__)
 
+SUFFIX = ".jsonl.gz"
+_MEMBER_BYTES = 256 * 1024
+"""Of text; what has to be unpacked to read one episode."""
+
 
 def train_path(folder: Path, step: int) -> Path:
-    """`train_path(run, 12)` is `run/train/step_000012.jsonl`."""
-    return folder / "train" / f"step_{step:06d}.jsonl"
+    """`train_path(run, 12)` is `run/train/step_000012.jsonl.gz`."""
+    return folder / "train" / f"step_{step:06d}{SUFFIX}"
 
 
 def eval_path(folder: Path, name: str, step: int) -> Path:
-    """`eval_path(run, "held_out", 0)` is `run/eval/held_out/step_000000.jsonl`."""
-    return folder / "eval" / name.replace("/", "_") / f"step_{step:06d}.jsonl"
+    """`eval_path(run, "held_out", 0)` is `run/eval/held_out/step_000000.jsonl.gz`."""
+    return folder / "eval" / name.replace("/", "_") / f"step_{step:06d}{SUFFIX}"
+
+
+class EpisodeWriter:
+    """Appends episodes to one file; what was there from an earlier try is replaced."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # The index goes first: an index without its file is nothing, the reverse is only slow.
+        for old in (index_path(path), path):
+            old.unlink(missing_ok=True)
+        self._files = ExitStack()
+        self._data = self._files.enter_context(path.open("ab"))
+        self._index = self._files.enter_context(index_path(path).open("a", encoding="ascii"))
+        self._index.write(json.dumps(COLUMNS) + "\n")
+        self._index.flush()
+        self._lines: list[bytes] = []
+        self._pending: list[Trajectory] = []
+        self._pending_bytes = 0
+
+    def add(self, trajectory: Trajectory) -> None:
+        # ASCII, because a model may put half a surrogate pair into its arguments.
+        line = json.dumps(to_record(trajectory), separators=(",", ":")).encode("ascii") + b"\n"
+        self._lines.append(line)
+        self._pending.append(trajectory)
+        self._pending_bytes += len(line)
+        if self._pending_bytes >= _MEMBER_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """What was added so far can be read from here on, by anyone."""
+        if not self._lines:
+            return
+        offset = self._data.tell()
+        self._data.write(gzip.compress(b"".join(self._lines), compresslevel=3, mtime=0))
+        self._data.flush()
+        for line, trajectory in enumerate(self._pending):
+            self._index.write(json.dumps([*index_values(trajectory), offset, line]) + "\n")
+        self._index.flush()
+        self._lines, self._pending, self._pending_bytes = [], [], 0
+
+    def __enter__(self) -> EpisodeWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with self._files:
+            self.flush()
+            for file in (self._data, self._index):
+                os.fsync(file.fileno())
 
 
 def write_groups(path: Path, groups: Sequence[Group]) -> None:
-    """One line per attempt, in the groups' order."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with unfinished.open("w", encoding="ascii") as file:
-            for group in groups:
-                for trajectory in group.trajectories:
-                    # ASCII, because a model may put half a surrogate pair into its arguments.
-                    file.write(json.dumps(to_record(trajectory), separators=(",", ":")) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    """Every attempt, in the groups' order."""
+    with EpisodeWriter(path) as writer:
+        for group in groups:
+            for trajectory in group.trajectories:
+                writer.add(trajectory)
 
 
 def read_trajectories(path: Path) -> Iterator[Trajectory]:
-    """The attempts in the order written; a last line that was cut short is left out, and said."""
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                trajectory = from_record(json.loads(line))
-            except RecordError as error:
-                raise RecordError(f"{path}:{number}: {error}") from None
-            except ValueError as error:
-                if not line.endswith(b"\n"):
-                    logger.warning("%s:%d was cut short; its attempt is left out", path, number)
-                    return
-                raise RecordError(f"{path}:{number}: {error}; copy the file again") from None
-            yield trajectory
+    """The episodes in the order written, up to where a crash cut the file."""
+    for offset, text in members(path):
+        for line in text.splitlines():
+            yield _parsed(line, f"{path} at byte {offset}")
+
+
+def load(entry: Entry) -> Trajectory:
+    """The one episode, without reading those beside it."""
+    for _, text in members(entry.path, start=entry.offset):
+        return _parsed(text.splitlines()[entry.line], entry.id)
+    raise RecordError(f"{entry.path} ends before {entry.id}; copy the file again")
+
+
+def members(path: Path, *, start: int = 0) -> Iterator[tuple[int, bytes]]:
+    """Where each member begins, and its text; a last one that was cut short is left out, and said."""
+    with path.open("rb") as file:
+        file.seek(start)
+        chunk = file.read(_MEMBER_BYTES)
+        while chunk:
+            unpack, text, size = zlib.decompressobj(wbits=31), [], 0
+            while chunk and not unpack.eof:
+                try:
+                    text.append(unpack.decompress(chunk))
+                except zlib.error as error:
+                    raise RecordError(
+                        f"{path} at byte {start}: {error}; copy the file again"
+                    ) from None
+                size += len(chunk) - len(unpack.unused_data)
+                chunk = unpack.unused_data or file.read(_MEMBER_BYTES)
+            if not unpack.eof:
+                logger.warning("%s was cut short at byte %d; the rest is left out", path, start)
+                return
+            yield start, b"".join(text)
+            start += size
+
+
+def _parsed(line: bytes, where: str) -> Trajectory:
+    try:
+        return from_record(json.loads(line))
+    except ValueError as error:
+        raise RecordError(f"{where}: {error}; copy the file again") from None

@@ -6,7 +6,9 @@ A change to the shape of a record is a new `VERSION`; records of another version
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from array import array
+from collections.abc import Mapping, Sequence
+from itertools import compress, groupby, islice
 from typing import Any
 
 from skyfleet.chat.message import Image, Message, Part, Text, ToolCall
@@ -15,7 +17,7 @@ from skyfleet.errors import SkyfleetError
 from skyfleet.tasks.grade import Grade
 from skyfleet.trajectories.trajectory import Ending, Failure, Trajectory, Turn
 
-VERSION = 1
+VERSION = 2
 
 Record = dict[str, Any]
 
@@ -102,21 +104,48 @@ def _turn(record: Mapping[str, Any]) -> Turn:
 
 
 def _transcript_record(transcript: Transcript) -> Record:
+    chosen = transcript.loss_mask
     return {
         "token_ids": list(transcript.token_ids),
-        "loss_mask": [int(chosen) for chosen in transcript.loss_mask],
-        "logprobs": list(transcript.logprobs),
+        "chosen": _runs(chosen),
+        "logprobs": _packed(list(compress(transcript.logprobs, chosen))),
         "policy_versions": list(transcript.policy_versions),
     }
 
 
 def _transcript(record: Mapping[str, Any]) -> Transcript:
+    token_ids = list(record["token_ids"])
+    loss_mask, logprobs = [False] * len(token_ids), [0.0] * len(token_ids)
+    chosen = iter(_unpacked(record["logprobs"]))
+    for start, stop in record["chosen"]:
+        loss_mask[start:stop] = [True] * (stop - start)
+        logprobs[start:stop] = islice(chosen, stop - start)
     return Transcript(
-        token_ids=list(record["token_ids"]),
-        loss_mask=[bool(chosen) for chosen in record["loss_mask"]],
-        logprobs=list(record["logprobs"]),
+        token_ids=token_ids,
+        loss_mask=loss_mask,
+        logprobs=logprobs,
         policy_versions=list(record["policy_versions"]),
     )
+
+
+def _runs(mask: Sequence[bool]) -> list[list[int]]:
+    """Where the mask is true: `_runs([0, 1, 1])` is [[1, 3]]."""
+    runs, at = [], 0
+    for chosen, run in groupby(mask):
+        start, at = at, at + sum(1 for _ in run)
+        if chosen:
+            runs.append([start, at])
+    return runs
+
+
+def _packed(values: list[float]) -> list[float] | str:
+    """An engine's logprobs are 32 bits wide and are kept as such; others digit by digit."""
+    narrow = array("f", values)
+    return base64.b64encode(narrow.tobytes()).decode("ascii") if list(narrow) == values else values
+
+
+def _unpacked(values: list[float] | str) -> list[float]:
+    return array("f", base64.b64decode(values)).tolist() if isinstance(values, str) else values
 
 
 def _message_record(message: Message) -> Record:

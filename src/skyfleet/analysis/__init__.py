@@ -1,0 +1,1 @@
+"""Why: what a run did, read offline and without torch."""

@@ -1,0 +1,91 @@
+"""Entry: what can be said of an episode without reading it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from skyfleet.trajectories.trajectory import Ending, Trajectory
+
+Kind = Literal["train", "eval"]
+
+COLUMNS = (
+    "env_key",
+    "task_key",
+    "sample",
+    "ending",
+    "reward",
+    "success",
+    "turns",
+    "tool_calls",
+    "tool_errors",
+    "malformed_calls",
+    "sampled_tokens",
+    "seconds",
+    "failure",
+    "offset",
+    "line",
+)
+"""Of an index line, in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    path: Path
+    """The file that holds the episode."""
+    number: int
+    """Its place in the file, from 0."""
+    kind: Kind
+    set_name: str
+    """Empty for training."""
+    step: int
+    env_key: str
+    task_key: str
+    sample: int
+    ending: Ending
+    reward: float | None
+    """None, like success: unknown."""
+    success: bool | None
+    turns: int
+    tool_calls: int
+    tool_errors: int
+    malformed_calls: int
+    sampled_tokens: int
+    seconds: float
+    failure: str | None
+    """The kind of what went wrong, such as VerifierError."""
+    offset: int
+    """Bytes: where its member begins."""
+    line: int
+    """Its line in the member, from 0."""
+
+    @property
+    def id(self) -> str:
+        """`eval/unseen_tasks/40/3`: the fourth episode of that set at step 40."""
+        place = ("train",) if self.kind == "train" else ("eval", self.set_name)
+        return "/".join((*place, str(self.step), str(self.number)))
+
+
+def index_path(path: Path) -> Path:
+    return path.with_name(path.name.removesuffix(".jsonl.gz") + ".index.jsonl")
+
+
+def index_values(trajectory: Trajectory) -> list[Any]:
+    """The columns that the episode itself decides."""
+    actions = [turn.action for turn in trajectory.turns]
+    return [
+        trajectory.env_key,
+        trajectory.task_key,
+        trajectory.sample,
+        trajectory.ending.value,
+        trajectory.reward,
+        trajectory.success,
+        len(actions),
+        sum(len(action.tool_calls) for action in actions),
+        sum(reply.is_error for turn in trajectory.turns for reply in turn.replies),
+        sum(len(action.malformed_calls) for action in actions),
+        sum(sum(transcript.loss_mask) for transcript in trajectory.transcripts),
+        round(trajectory.seconds, 4),
+        trajectory.failure and trajectory.failure.kind,
+    ]

@@ -1,0 +1,92 @@
+"""Index: which episodes an archive holds, and which of them say a given text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from skyfleet.trajectories.archive import SUFFIX, members
+from skyfleet.trajectories.entry import COLUMNS, Entry, Kind, index_path, index_values
+from skyfleet.trajectories.records import RecordError, from_record
+from skyfleet.trajectories.trajectory import Ending
+
+
+def list_entries(folder: Path) -> list[Entry]:
+    """Every episode below a run's `trajectories` folder: training first, each in order of steps."""
+    paths = sorted(folder.glob(f"train/*{SUFFIX}")) + sorted(folder.glob(f"eval/*/*{SUFFIX}"))
+    return [entry for path in paths for entry in entries_of(path)]
+
+
+def entries_of(path: Path) -> list[Entry]:
+    """The episodes of one file. Without its index, the file itself is read."""
+    index = index_path(path)
+    rows = _indexed(index, path) if index.exists() else _scanned(path)
+    kind, set_name, step = _place(path)
+    return [
+        Entry(
+            path=path,
+            number=number,
+            kind=kind,
+            set_name=set_name,
+            step=step,
+            **{**row, "ending": Ending(row["ending"])},
+        )
+        for number, row in enumerate(rows)
+    ]
+
+
+def find_entry(folder: Path, entry_id: str) -> Entry:
+    """The episode of an id such as `eval/unseen_tasks/40/3`."""
+    *place, step, number = entry_id.split("/") if entry_id.count("/") >= 2 else ("", "", "")
+    path = folder.joinpath(*place, f"step_{int(step):06d}{SUFFIX}") if step.isdecimal() else folder
+    entries = entries_of(path) if path.is_file() else []
+    if not number.isdecimal() or int(number) >= len(entries):
+        raise RecordError(
+            f"{entry_id!r}: {folder} holds no such episode; give one like train/1/0 or eval/val/1/0"
+        )
+    return entries[int(number)]
+
+
+def search(entries: Iterable[Entry], text: str) -> Iterator[Entry]:
+    """The entries whose record says `text`, in the order given; a-z is A-Z."""
+    # Records are ASCII JSON, so the text is looked for as it is escaped there.
+    wanted = json.dumps(text)[1:-1].encode("ascii").lower()
+    for path, of_path in groupby(entries, key=lambda entry: entry.path):
+        by_offset: dict[int, list[Entry]] = {}
+        for entry in of_path:
+            by_offset.setdefault(entry.offset, []).append(entry)
+        for offset, member in members(path):
+            if (here := by_offset.get(offset)) and wanted in (lowered := member.lower()):
+                lines = lowered.splitlines()
+                yield from (entry for entry in here if wanted in lines[entry.line])
+
+
+def _place(path: Path) -> tuple[Kind, str, int]:
+    step = path.name.removesuffix(SUFFIX).removeprefix("step_")
+    number = int(step) if step.isdecimal() else 0
+    return (
+        ("train", "", number) if path.parent.name == "train" else ("eval", path.parent.name, number)
+    )
+
+
+def _indexed(index: Path, path: Path) -> Iterator[dict[str, Any]]:
+    size = path.stat().st_size if path.exists() else 0
+    with index.open(encoding="ascii") as lines:
+        header = next(lines, "")
+        columns = json.loads(header) if header.endswith("\n") else list(COLUMNS)
+        for line in lines:
+            if not line.endswith("\n"):
+                return  # still on its way
+            row = dict(zip(columns, json.loads(line), strict=True))
+            if row["offset"] < size:
+                yield row
+
+
+def _scanned(path: Path) -> Iterator[dict[str, Any]]:
+    for offset, member in members(path):
+        for number, line in enumerate(member.splitlines()):
+            values = [*index_values(from_record(json.loads(line))), offset, number]
+            yield dict(zip(COLUMNS, values, strict=True))
