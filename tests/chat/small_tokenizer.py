@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, cast
 
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
@@ -16,6 +16,9 @@ CORPUS = [
     'assistant\nuser\nsystem\ntool\n\n\n  <tool_response>\n{"name": "look_up", "arguments": {}}}',
     "What is a heron? A long-legged bird. You may call one or more functions.\n\n# Tools\n\n",
 ] * 4
+
+# As in Llama 3 and Qwen: line breaks stay together, whatever follows them.
+WORDS = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 CHATML = r"""
 {%- set ns = namespace(system=none) %}
@@ -64,13 +67,18 @@ def chatml_template(*, keeps_thoughts: bool = True, prompt: str = "") -> str:
 
 
 @cache
-def small_tokenizer(chat_template: str | None = None, **kwargs: Any) -> Any:
+def small_tokenizer(
+    chat_template: str | None = None, *, marks: tuple[str, ...] = (), **kwargs: Any
+) -> Any:
+    """`marks` are special tokens beside ChatML's."""
     model = Tokenizer(BPE())
-    model.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    by_words: Any = Split(Regex(WORDS), "isolated")
+    by_bytes: Any = ByteLevel(add_prefix_space=False, use_regex=False)
+    model.pre_tokenizer = Sequence([by_words, by_bytes])
     model.decoder = ByteLevelDecoder()
     trainer = BpeTrainer(
         vocab_size=400,
-        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        special_tokens=list(dict.fromkeys(["<|endoftext|>", "<|im_start|>", "<|im_end|>", *marks])),
         initial_alphabet=ByteLevel.alphabet(),
         show_progress=False,
     )

@@ -10,7 +10,8 @@ from tests.chat.small_tokenizer import chatml_template, small_tokenizer
 from skyfleet.chat.jinja import JinjaRenderer
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.chat.probes import ANSWER, QUESTION, SYSTEM, TOOLS, WORK
-from skyfleet.errors import ModelError
+from skyfleet.chat.template import Template
+from skyfleet.errors import EngineError, ModelError
 
 PLAIN = small_tokenizer(chatml_template())
 (END,), (WORD, *_) = PLAIN.encode("<|im_end|>"), PLAIN.encode("bird")
@@ -35,8 +36,13 @@ MOVES_TOOLS = (
 )
 
 
+def jinja(source: str | None = None, *, close_turns: bool = True, **kwargs: str) -> JinjaRenderer:
+    template = Template(tokenizer=PLAIN, source=source, kwargs=kwargs)
+    return JinjaRenderer(template, close_turns=close_turns)
+
+
 def test_an_append_only_template_joins_as_the_whole() -> None:
-    renderer = JinjaRenderer(PLAIN)
+    renderer = jinja()
     assert renderer.append_only
     assert renderer.reason is None
     glue = renderer.join(END, WORK[2:4])
@@ -47,7 +53,7 @@ def test_an_append_only_template_joins_as_the_whole() -> None:
 
 
 def test_a_template_that_is_not_chatml_joins_too() -> None:
-    renderer = JinjaRenderer(PLAIN, chat_template=SPACED)
+    renderer = jinja(SPACED)
     end_of_text = PLAIN.encode("<|endoftext|>")[0]
     assert renderer.stop_token_ids == (end_of_text, END)
     glue = renderer.join(end_of_text, [QUESTION])
@@ -58,7 +64,7 @@ def test_a_template_that_is_not_chatml_joins_too() -> None:
 
 def test_a_template_that_forgets_thoughts_is_not_joined(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        renderer = JinjaRenderer(PLAIN, chat_template=chatml_template(keeps_thoughts=False))
+        renderer = jinja(chatml_template(keeps_thoughts=False))
         assert renderer.join(END, [QUESTION]) is None
         assert renderer.join(END, [QUESTION]) is None
     assert not renderer.append_only
@@ -72,7 +78,7 @@ def test_a_template_that_forgets_thoughts_is_not_joined(caplog: pytest.LogCaptur
 
 @pytest.mark.parametrize("template", [MOVES_TOOLS, MERGES_PROMPT])
 def test_a_template_whose_tokens_change_is_not_joined(template: str) -> None:
-    renderer = JinjaRenderer(PLAIN, chat_template=template)
+    renderer = jinja(template)
     assert not renderer.append_only
     assert renderer.join(END, [QUESTION]) is None
 
@@ -82,26 +88,60 @@ def test_a_template_that_refuses_tool_results_says_so() -> None:
         "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}"
         "{% endif %}{% endfor %}" + chatml_template()
     )
-    renderer = JinjaRenderer(PLAIN, chat_template=template)
+    renderer = jinja(template)
     assert renderer.reason is not None
     assert "no tools here" in renderer.reason
     with pytest.raises(ModelError, match=r"refuses a conversation of user, tool: no tools here"):
         renderer.open([QUESTION, Message(role="tool", content="1")], ())
 
 
+ONE_CALL = (
+    "{% for m in messages %}{% if m.tool_calls and (m.content or m.tool_calls | length > 1) %}"
+    "{{ raise_exception('one call, no words') }}{% endif %}{% endfor %}" + chatml_template()
+)
+
+
+def test_a_template_that_takes_one_call_a_turn_joins_what_two_calls_gave() -> None:
+    renderer = jinja(ONE_CALL)
+    assert renderer.append_only
+    assert renderer.join(END, WORK[2:4]) == jinja().join(END, WORK[2:4])
+
+
+def test_what_the_model_said_and_the_template_refuses_ends_one_episode() -> None:
+    with pytest.raises(EngineError, match="one call, no words"):
+        jinja(ONE_CALL).open(WORK[:4], TOOLS)
+
+
+def test_a_template_that_repeats_the_name_of_the_call_is_not_joined() -> None:
+    names_it = (
+        "{%- set ns = namespace(name='') %}{{- tools | tojson if tools }}{%- for m in messages %}"
+        "{{- m.role + (ns.name if m.role == 'tool' else '') + ':' + m.content }}"
+        "{%- for call in m.tool_calls or [] %}"
+        "{% set ns.name = call.function.name %}{{- ns.name }}{% endfor %}"
+        "{{- '<|im_end|>' }}{% endfor %}{{- 'assistant:' if add_generation_prompt }}"
+    )
+    assert "other tokens than turn by turn" in (jinja(names_it).reason or "")
+
+
+def test_a_turn_is_left_open_where_that_is_wanted() -> None:
+    renderer = jinja(close_turns=False)
+    assert renderer.join(WORD, [QUESTION]) == renderer.join(END, [QUESTION])
+    assert renderer.join(END, [QUESTION]) == jinja().join(END, [QUESTION])
+
+
 def test_a_template_that_hides_the_tools_is_refused() -> None:
-    renderer = JinjaRenderer(PLAIN, chat_template=HIDES_TOOLS)
+    renderer = jinja(HIDES_TOOLS)
     with pytest.raises(ModelError, match=r"does not show the tools \['look_up'\]"):
         renderer.open([QUESTION], TOOLS)
 
 
 def test_a_template_without_an_end_of_turn_is_refused() -> None:
     with pytest.raises(ModelError, match="no special token to stop at"):
-        JinjaRenderer(PLAIN, chat_template="{% for m in messages %}{{ m.content }}\n{% endfor %}")
+        jinja("{% for m in messages %}{{ m.content }}\n{% endfor %}")
 
 
 def test_a_thought_the_template_opened_is_a_thought() -> None:
-    renderer = JinjaRenderer(PLAIN, chat_template=chatml_template(prompt="<think>\\n"))
+    renderer = jinja(chatml_template(prompt="<think>\\n"))
     cut = 'Perhaps <tool_call>{"name": "x"}</tool_call>'
     assert renderer.parse(PLAIN.encode(cut)).reasoning == cut
     assert renderer.parse(PLAIN.encode("Hm.\n</think>\n\nA bird.<|im_end|>")) == Message(
@@ -111,7 +151,7 @@ def test_a_thought_the_template_opened_is_a_thought() -> None:
 
 @pytest.mark.parametrize("template", [chatml_template(), SPACED])
 def test_what_is_written_is_what_is_parsed(template: str) -> None:
-    renderer = JinjaRenderer(PLAIN, chat_template=template)
+    renderer = jinja(template)
     message = Message(
         role="assistant",
         content="A bird.",
@@ -122,7 +162,7 @@ def test_what_is_written_is_what_is_parsed(template: str) -> None:
 
 
 def test_calls_are_written_as_the_template_writes_them() -> None:
-    renderer = JinjaRenderer(PLAIN)
+    renderer = jinja()
     call = ToolCall(id="call_0", name="look_up", arguments={"word": "héron"})
     written = renderer.write(Message(role="assistant", tool_calls=(call,)))
     assert renderer.text(written) == (
@@ -132,5 +172,5 @@ def test_calls_are_written_as_the_template_writes_them() -> None:
 
 def test_template_settings_reach_the_template() -> None:
     template = "{{- 'Style: ' + style }}" + chatml_template()
-    renderer = JinjaRenderer(PLAIN, chat_template=template, chat_template_kwargs={"style": "dry"})
+    renderer = jinja(template, style="dry")
     assert renderer.text(renderer.open([QUESTION], ())).startswith("Style: dry<|im_start|>user")

@@ -66,6 +66,11 @@ def test_a_setting_the_template_ignores_changes_nothing() -> None:
     assert told.open([QUESTION], TOOLS) == make_renderer(tokenizer).open([QUESTION], TOOLS)
 
 
+def test_a_setting_that_rendering_needs_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"chat_template_kwargs has \['tokenize'\], which"):
+        make_renderer(small_tokenizer(), chat_template_kwargs={"tokenize": True})
+
+
 def test_a_tokenizer_carries_its_wish_for_signatures(tmp_path: Path) -> None:
     small_tokenizer(chatml_template(), skyfleet_tools="signatures").save_pretrained(tmp_path)
     renderer = make_renderer(AutoTokenizer.from_pretrained(tmp_path))
@@ -86,3 +91,20 @@ def test_a_tools_style_outside_chatml_is_refused() -> None:
 def test_a_tokenizer_without_any_format_is_refused() -> None:
     with pytest.raises(ModelError, match="neither a chat_template nor"):
         make_renderer(without_marks(None))
+
+
+def test_calls_are_read_as_the_template_writes_them() -> None:
+    template = SAYS_HELLO + "{#- <tool_call><function=name><parameter=key> #}"
+    renderer = make_renderer(small_tokenizer(template))
+    said = "<tool_call>\n<function=stop>\n</function>\n</tool_call>"
+    message = renderer.parse(small_tokenizer().encode(said))
+    assert [call.name for call in message.tool_calls] == ["stop"]
+
+
+def test_a_parser_that_is_asked_for_reads_the_calls() -> None:
+    renderer = make_renderer(small_tokenizer(chatml_template()), tool_call_parser="json_object")
+    assert isinstance(renderer, JinjaRenderer)
+    message = renderer.parse(small_tokenizer().encode('{"name": "stop", "arguments": {}}'))
+    assert [call.name for call in message.tool_calls] == ["stop"]
+    same = make_renderer(small_tokenizer(chatml_template()), tool_call_parser="hermes")
+    assert isinstance(same, ChatMLRenderer)

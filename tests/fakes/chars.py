@@ -20,7 +20,7 @@ class CharRenderer:
     def join(self, last_token: int, messages: Sequence[Message]) -> list[int] | None:
         return ([] if last_token == END else [END]) + self.open(messages, ())
 
-    def parse(self, token_ids: Sequence[int]) -> Message:
+    def parse(self, token_ids: Sequence[int], tools: Sequence[ToolSpec] = ()) -> Message:
         text = self.text(token_ids)
         try:
             call = json.loads(text)

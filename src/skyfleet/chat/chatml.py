@@ -1,29 +1,30 @@
-"""ChatMLRenderer: Qwen's chat format, written by hand so that every turn can be joined.
+"""ChatMLRenderer: the format of Qwen2.5, Qwen3 and SmolLM2.
 
-`<|im_end|>` is one token and no text merges with it, so what stands before it and what stands
-after it tokenise alone to the ids they have in the whole. Each sampled turn ends in that token,
-or is given it; from there the conversation goes on, and sampled tokens are never rendered again.
+Qwen3's template drops the thoughts before the last question, so its past changes while the agent
+works. Here they stay as they were sampled, with and without `enable_thinking`, and every turn
+joins; on a conversation without thoughts the tokens are the template's.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from skyfleet.chat.message import Message, ToolCall, ToolSpec
+from skyfleet.chat.by_hand import HandWrittenRenderer
+from skyfleet.chat.message import Message, ToolSpec
+from skyfleet.chat.pieces import Mark
 from skyfleet.chat.text_only import text_only
-from skyfleet.chat.tokenizer import Tokenizer, decode, encode, single_token
-from skyfleet.chat.tool_calls.hermes import parse_hermes
+from skyfleet.chat.tokenizer import Tokenizer
+from skyfleet.chat.tool_calls.hermes import parse_hermes, write_hermes
 from skyfleet.chat.tool_calls.parser import ToolCallParser
 from skyfleet.chat.tools_section import WriteTools, qwen_tools
-from skyfleet.errors import ModelError
 
-START, END, END_OF_TEXT = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
-NO_THOUGHT = "<think>\n\n</think>\n\n"
+START, END, END_OF_TEXT = Mark("<|im_start|>"), Mark("<|im_end|>"), Mark("<|endoftext|>")
+THINK, END_THINK = Mark("<think>"), Mark("</think>")
+NO_THOUGHT = (THINK, "\n\n", END_THINK, "\n\n")
 
 
-class ChatMLRenderer:
+class ChatMLRenderer(HandWrittenRenderer):
     def __init__(
         self,
         tokenizer: Tokenizer,
@@ -32,84 +33,69 @@ class ChatMLRenderer:
         parse: ToolCallParser = parse_hermes,
         default_system: str | None = None,
         enable_thinking: bool | None = None,
+        close_turns: bool = True,
     ) -> None:
         """`default_system` speaks when no system message does, as in Qwen2.5.
 
         `enable_thinking=False` hands the model an empty thought, as Qwen3's template does.
         """
-        end = single_token(tokenizer, END)
-        if end is None or single_token(tokenizer, START) is None:
-            raise ModelError(
-                f"the tokenizer splits {START} or {END}, which ChatML needs whole; "
-                "use JinjaRenderer with the model's own template"
-            )
-        # A base model ends its texts, not its turns.
-        end_of_text = single_token(tokenizer, END_OF_TEXT)
-        self.stop_token_ids: tuple[int, ...] = (end,) if end_of_text is None else (end, end_of_text)
-        self._end = end
-        self._tokenizer = tokenizer
-        self._write_tools = write_tools
-        self._parse = parse
-        self._default_system = default_system
-        self._prompt = f"{START}assistant\n{NO_THOUGHT if enable_thinking is False else ''}"
+        super().__init__(
+            tokenizer,
+            parse=parse,
+            marks=(START, END),
+            # A base model ends its texts, not its turns.
+            stops=(END, END_OF_TEXT),
+            closers=(END,),
+            close_turns=close_turns,
+        )
+        self._write_tools, self._default_system = write_tools, default_system
+        self._handed = NO_THOUGHT if enable_thinking is False else ()
 
-    def open(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
+    def _opening(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Iterator[str]:
         system, rest = self._default_system, messages
         if messages and messages[0].role == "system":
             system, rest = text_only(messages[0]), messages[1:]
         if tools:
             section = self._write_tools(tools)
             system = section if system is None else f"{system}\n\n{section}"
-        opening = "" if system is None else _turn("system", system)
-        return encode(self._tokenizer, opening + _turns(rest) + self._prompt)
+        if system is not None:
+            yield from (START, "system\n", system, END, "\n")
+        yield from _turns(rest)
 
-    def join(self, last_token: int, messages: Sequence[Message]) -> list[int]:
-        """Always joins: a turn cut by length or by a stop string is given its missing end."""
-        glue = encode(self._tokenizer, f"{END}\n{_turns(messages)}{self._prompt}")
-        return glue[1:] if last_token == self._end else glue
+    def _following(self, messages: Sequence[Message]) -> Iterator[str]:
+        yield "\n"
+        yield from _turns(messages)
 
-    def parse(self, token_ids: Sequence[int]) -> Message:
-        ended = bool(token_ids) and token_ids[-1] in self.stop_token_ids
-        return self._parse(self.text(token_ids[:-1] if ended else token_ids)).message
+    def _prompt(self) -> tuple[str, ...]:
+        return (START, "assistant\n", *self._handed)
 
-    def write(self, message: Message) -> list[int]:
-        return encode(self._tokenizer, _assistant(message) + END)
-
-    def text(self, token_ids: Sequence[int]) -> str:
-        return decode(self._tokenizer, token_ids)
+    def _speech(self, message: Message) -> Iterator[str]:
+        return _speech(message)
 
 
-def _turns(messages: Sequence[Message]) -> str:
-    turns: list[str] = []
-    for are_results, run in groupby(messages, lambda message: message.role == "tool"):
-        if are_results:
-            turns.append(_turn("user", "\n".join(map(_tool_result, run))))
+def _turns(messages: Sequence[Message]) -> Iterator[str]:
+    for role, run in groupby(messages, lambda message: message.role):
+        if role == "tool":
+            yield from (START, "user\n", "\n".join(map(_tool_result, run)), END, "\n")
+        elif role == "assistant":
+            for message in run:
+                yield from (START, "assistant\n", *_speech(message), "\n")
         else:
-            turns.extend(_turn(message.role, _body(message)) for message in run)
-    return "".join(turns)
-
-
-def _turn(role: str, body: str) -> str:
-    return f"{START}{role}\n{body}{END}\n"
-
-
-def _body(message: Message) -> str:
-    return _assistant(message) if message.role == "assistant" else text_only(message)
+            for message in run:
+                yield from (START, role, "\n", text_only(message), END, "\n")
 
 
 def _tool_result(message: Message) -> str:
     return f"<tool_response>\n{text_only(message)}\n</tool_response>"
 
 
-def _assistant(message: Message) -> str:
-    parts = (text_only(message), *map(_call, message.tool_calls), *message.malformed_calls)
-    speech = "\n".join(filter(None, parts))
-    if message.reasoning is None:
-        return speech
-    return f"<think>\n{message.reasoning}\n</think>\n\n{speech}"
-
-
-def _call(call: ToolCall) -> str:
-    arguments = json.dumps(dict(call.arguments), ensure_ascii=False)
-    name = json.dumps(call.name, ensure_ascii=False)
-    return f'<tool_call>\n{{"name": {name}, "arguments": {arguments}}}\n</tool_call>'
+def _speech(message: Message) -> Iterator[str]:
+    if message.reasoning is not None:
+        yield from (THINK, "\n", message.reasoning, "\n", END_THINK, "\n\n")
+    text = text_only(message)
+    yield text
+    if message.tool_calls:
+        yield from ("\n" if text else "", *write_hermes(message.tool_calls))
+    malformed = "\n".join(message.malformed_calls)
+    yield f"\n{malformed}" if malformed and (text or message.tool_calls) else malformed
+    yield END

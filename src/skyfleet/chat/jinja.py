@@ -8,61 +8,20 @@ to the last question. The renderer tries it on probes, and where the past does n
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
 
-from jinja2 import TemplateError
-
+from skyfleet.chat.append_only import why_not_append_only
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
-from skyfleet.chat.probes import ANSWER, QUESTION, TALK, THOUGHTFUL_WORK, TOOLS, WORK
-from skyfleet.chat.text_only import text_only
-from skyfleet.chat.tokenizer import Tokenizer, decode, encode
+from skyfleet.chat.probes import ANSWER, CALL_BY_CALL, QUESTION, WORK
+from skyfleet.chat.template import RefusedConversationError, Template
+from skyfleet.chat.text_only import thought_aloud
+from skyfleet.chat.tokenizer import decode, encode
 from skyfleet.chat.tool_calls.hermes import THINK, parse_hermes
 from skyfleet.chat.tool_calls.parser import ToolCallParser
-from skyfleet.chat.tools_section import function_schema
-from skyfleet.errors import ModelError
+from skyfleet.errors import EngineError, ModelError
 
 logger = logging.getLogger(__name__)
-
-CONVERSATIONS = ((TALK, ()), (WORK, TOOLS), (THOUGHTFUL_WORK, TOOLS))
-
-
-class TemplateTokenizer(Tokenizer, Protocol):
-    @property
-    def chat_template(self) -> Any: ...
-
-    @property
-    def eos_token_id(self) -> int | None: ...
-
-    @property
-    def added_tokens_decoder(self) -> Mapping[int, object]: ...
-
-    @property
-    def apply_chat_template(self) -> Callable[..., Any]: ...
-
-
-def render_template(
-    tokenizer: TemplateTokenizer,
-    messages: Sequence[Message],
-    tools: Sequence[ToolSpec] = (),
-    **kwargs: Any,
-) -> str:
-    """The text the tokenizer's template gives; `kwargs` go to the template."""
-    try:
-        text: str = tokenizer.apply_chat_template(
-            [_as_dict(message) for message in messages],
-            tools=[function_schema(tool) for tool in tools] or None,
-            tokenize=False,
-            **kwargs,
-        )
-    except TemplateError as error:
-        roles = ", ".join(message.role for message in messages)
-        raise ModelError(
-            f"the chat template refuses a conversation of {roles}: {error}; "
-            "give a chat_template that takes it"
-        ) from error
-    return text
 
 
 class JinjaRenderer:
@@ -72,31 +31,35 @@ class JinjaRenderer:
 
     def __init__(
         self,
-        tokenizer: TemplateTokenizer,
+        template: Template,
         *,
-        chat_template: str | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
         parse: ToolCallParser = parse_hermes,
+        close_turns: bool = True,
     ) -> None:
-        self._tokenizer = tokenizer
-        self._kwargs = {**(chat_template_kwargs or {}), "chat_template": chat_template}
-        self._parse = parse
-        thoughtful = replace(ANSWER, reasoning="Birds.")
-        self._writes_reasoning = "Birds." in render_template(
-            tokenizer, [QUESTION, thoughtful], **self._kwargs
+        self._template, self._tokenizer = template, template.tokenizer
+        self._parse, self._close_turns = parse, close_turns
+        self._writes_reasoning = "Birds." in template.render(
+            [QUESTION, replace(ANSWER, reasoning="Birds.")], prompt=False
         )
-        self._opens_thought = self._render([QUESTION], prompt=True).rstrip().endswith(THINK)
+        self._opens_thought = self._render([QUESTION]).rstrip().endswith(THINK)
         self._end = self._find_end()
-        self._end_text = decode(tokenizer, [self._end])
-        ends = (self._end, tokenizer.eos_token_id)
+        self._end_text = decode(self._tokenizer, [self._end])
+        ends = (self._end, self._tokenizer.eos_token_id)
         self.stop_token_ids = tuple(dict.fromkeys(end for end in ends if end is not None))
-        self.reason = self._why_not_append_only()
+        self.append_only = True  # until tried: the proof joins as everyone will
+        self.reason = why_not_append_only(self, CALL_BY_CALL if self._refuses(WORK) else WORK)
         self.append_only = self.reason is None
         if not self.append_only:
             logger.warning("every turn will open a new transcript: %s", self.reason)
 
     def open(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
-        text = self._render(messages, tools, prompt=True)
+        try:
+            text = self._render(messages, tools)
+        except RefusedConversationError as error:
+            # Two calls in a turn, say: what a model says may end its episode, never the run.
+            if any(message.role == "assistant" for message in messages):
+                raise EngineError(str(error)) from error
+            raise
         hidden = [tool.name for tool in tools if tool.name not in text]
         if hidden:
             raise ModelError(
@@ -106,15 +69,17 @@ class JinjaRenderer:
         return encode(self._tokenizer, text)
 
     def join(self, last_token: int, messages: Sequence[Message]) -> list[int] | None:
-        return self._glue(last_token, messages) if self.append_only else None
+        glue = self._glue(messages) if self.append_only else None
+        is_closed = last_token == self._end or not self._close_turns
+        return glue[1:] if glue and is_closed else glue
 
-    def parse(self, token_ids: Sequence[int]) -> Message:
+    def parse(self, token_ids: Sequence[int], tools: Sequence[ToolSpec] = ()) -> Message:
         ended = bool(token_ids) and token_ids[-1] in self.stop_token_ids
         text = self.text(token_ids[:-1] if ended else token_ids)
-        return self._parse(THINK + text if self._opens_thought else text).message
+        return self._parse(THINK + text if self._opens_thought else text, tools).message
 
     def write(self, message: Message) -> list[int]:
-        prompt = self._render([QUESTION], prompt=True)
+        prompt = self._render([QUESTION])
         text = self._up_to_end([QUESTION, message])
         if not text.startswith(prompt):
             raise ModelError(
@@ -127,13 +92,14 @@ class JinjaRenderer:
         return decode(self._tokenizer, token_ids)
 
     def _render(
-        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, prompt: bool
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, prompt: bool = True
     ) -> str:
         if not self._writes_reasoning:
-            messages = [_thinking_aloud(message) for message in messages]
-        return render_template(
-            self._tokenizer, messages, tools, add_generation_prompt=prompt, **self._kwargs
-        )
+            messages = [
+                replace(message, reasoning=None, content=thought_aloud(message))
+                for message in messages
+            ]
+        return self._template.render(messages, tools, prompt=prompt)
 
     def _find_end(self) -> int:
         after = self._render([QUESTION, ANSWER], prompt=False).rpartition(ANSWER.text)[2]
@@ -151,59 +117,26 @@ class JinjaRenderer:
         before, end, _ = self._render(messages, prompt=False).rpartition(self._end_text)
         return before + end
 
-    def _glue(self, last_token: int, messages: Sequence[Message]) -> list[int] | None:
-        """What the template adds to a conversation that ends in some assistant turn."""
+    def _glue(self, messages: Sequence[Message]) -> list[int] | None:
+        """The end of some assistant turn, and what the template adds after it."""
+        # No tool of anybody's: a template that repeats the name of the call cannot be joined.
         calls = tuple(
-            ToolCall(id=message.tool_call_id or f"call_{i}", name="look_up", arguments={})
+            ToolCall(id=message.tool_call_id or f"call_{i}", name="some_tool", arguments={})
             for i, message in enumerate(messages)
             if message.role == "tool"
         )
         base = [QUESTION, replace(ANSWER, tool_calls=calls)]
+        if self._refuses(base):
+            base = [QUESTION, Message(role="assistant", tool_calls=calls[:1])]
         before = self._up_to_end(base)
-        whole = self._render([*base, *messages], prompt=True)
+        whole = self._render([*base, *messages])
         if not whole.startswith(before):
             return None
-        glue = encode(self._tokenizer, self._end_text + whole.removeprefix(before))
-        return glue[1:] if last_token == self._end else glue
+        return encode(self._tokenizer, self._end_text + whole.removeprefix(before))
 
-    def _why_not_append_only(self) -> str | None:
-        """Play each probe turn by turn: the pieces must be the tokens of the whole."""
+    def _refuses(self, messages: Sequence[Message]) -> bool:
         try:
-            for messages, tools in CONVERSATIONS:
-                spoken = [i for i, message in enumerate(messages) if message.role == "assistant"]
-                for start, stop in zip(spoken, [*spoken[1:], len(messages)], strict=True):
-                    glue = self._glue(self._end, messages[start + 1 : stop])
-                    said = self.open(messages[:start], tools) + self.write(messages[start])
-                    if glue is None or said + glue != self.open(messages[:stop], tools):
-                        heard = ", ".join(message.role for message in messages[:stop])
-                        return f"the chat template gives {heard} other tokens than turn by turn"
-        except ModelError as error:
-            return str(error)
-        return None
-
-
-def _as_dict(message: Message) -> dict[str, Any]:
-    content = "\n".join(filter(None, (text_only(message), *message.malformed_calls)))
-    fields: dict[str, Any] = {"role": message.role, "content": content}
-    if message.reasoning is not None:
-        fields["reasoning_content"] = message.reasoning
-    if message.tool_call_id is not None:
-        fields["tool_call_id"] = message.tool_call_id
-    if message.tool_calls:
-        fields["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": dict(call.arguments)},
-            }
-            for call in message.tool_calls
-        ]
-    return fields
-
-
-def _thinking_aloud(message: Message) -> Message:
-    """The thought as part of the speech, for templates that would drop it."""
-    if message.reasoning is None:
-        return message
-    aloud = f"<think>\n{message.reasoning}\n</think>\n\n{text_only(message)}"
-    return replace(message, reasoning=None, content=aloud)
+            self._render(messages, prompt=False)
+        except RefusedConversationError:
+            return True
+        return False

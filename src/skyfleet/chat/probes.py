@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
@@ -30,7 +31,17 @@ _OTHER_RESULT = Message(role="tool", content="un échassier", tool_call_id="call
 
 TALK = (QUESTION, ANSWER, QUESTION)
 WORK = (QUESTION, _ASK_BOTH, _RESULT, _OTHER_RESULT, ANSWER, QUESTION, _ASK_AGAIN, _RESULT)
-THOUGHTFUL_WORK = tuple(
-    replace(message, reasoning="I wonder.") if message.role == "assistant" else message
-    for message in WORK
-)
+CALL_BY_CALL = (QUESTION, _ASK_AGAIN, _RESULT, ANSWER, QUESTION, _ASK_AGAIN, _RESULT)
+"""For templates that take one call a turn, and no word beside it."""
+
+Probe = tuple[Sequence[Message], Sequence[ToolSpec]]
+
+
+def thoughtful(messages: Sequence[Message]) -> tuple[Message, ...]:
+    return tuple(
+        replace(message, reasoning="I wonder.") if message.role == "assistant" else message
+        for message in messages
+    )
+
+
+THOUGHTFUL_WORK = thoughtful(WORK)

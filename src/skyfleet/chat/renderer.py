@@ -22,8 +22,11 @@ class Renderer(Protocol):
         """
         ...
 
-    def parse(self, token_ids: Sequence[int]) -> Message:
-        """What the sampled tokens say. Never raises on bad model output."""
+    def parse(self, token_ids: Sequence[int], tools: Sequence[ToolSpec] = ()) -> Message:
+        """What the sampled tokens say. Never raises on bad model output.
+
+        `tools` tell a format without types which arguments are numbers.
+        """
         ...
 
     def write(self, message: Message) -> list[int]:

@@ -3,55 +3,87 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from skyfleet.chat.chatml import END, NO_THOUGHT, START, ChatMLRenderer
-from skyfleet.chat.jinja import JinjaRenderer, TemplateTokenizer, render_template
-from skyfleet.chat.message import Message, ToolSpec
-from skyfleet.chat.probes import QUESTION, SYSTEM, TALK, TOOLS, WORK
+from skyfleet.chat.by_hand import HandWrittenRenderer
+from skyfleet.chat.chatml import END, START, ChatMLRenderer
+from skyfleet.chat.families import CHATML, FAMILIES, Family, fit_chatml, fitted
+from skyfleet.chat.generation_marks import why_marks_differ
+from skyfleet.chat.jinja import JinjaRenderer
+from skyfleet.chat.probes import QUESTION, TALK, Probe, thoughtful
 from skyfleet.chat.renderer import Renderer
-from skyfleet.chat.tokenizer import encode, single_token
+from skyfleet.chat.template import Template, TemplateTokenizer
+from skyfleet.chat.tool_calls.formats import detect_parser, parser_named
+from skyfleet.chat.tool_calls.parser import ToolCallParser
 from skyfleet.chat.tools_section import TOOLS_STYLES
 from skyfleet.errors import ConfigError, ModelError
 
 logger = logging.getLogger(__name__)
 
-_SYSTEM_TURN = re.compile(rf"{re.escape(START)}system\n(.*?){re.escape(END)}\n", re.DOTALL)
-
 
 def make_renderer(
     tokenizer: TemplateTokenizer,
     *,
+    chat_template: str | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    tool_call_parser: str | None = None,
     tools_style: str | None = None,
+    close_turns: bool = True,
 ) -> Renderer:
-    """ChatML by hand where it gives the template's own tokens, the template elsewhere.
+    """By hand where that gives the template's own tokens, through the template elsewhere.
 
-    `tools_style` replaces how the template shows tools, ChatML only; a tokenizer may carry its
-    own wish as `skyfleet_tools`.
+    `chat_template` stands in for the tokenizer's own. `tool_call_parser` reads the calls; left out,
+    the template tells which. `tools_style` replaces how the template shows tools, ChatML only; a
+    tokenizer may carry its own wish as `skyfleet_tools`. With `close_turns=False` a turn that its
+    length or a stop string ended stays without its end.
     """
     kwargs = dict(chat_template_kwargs or {})
+    template = Template(tokenizer=tokenizer, source=chat_template, kwargs=kwargs)
+    parser = tool_call_parser or detect_parser(template.text) or "hermes"
+    parse = parser_named(parser)
     style = tools_style or _wished_style(tokenizer)
     if style is not None and style not in TOOLS_STYLES:
         raise ConfigError(f"tools_style={style!r}; choose from {sorted(TOOLS_STYLES)}")
-    chatml = _chatml(tokenizer, kwargs, style)
-    if chatml is not None:
-        logger.info("rendering ChatML by hand, tools as %s: every turn joins", style or "qwen")
-        return chatml
+    if not template.text:
+        return _without_template(template, style or "qwen", parse, close_turns=close_turns)
     if style is not None:
+        families: Sequence[Family] = (_styled(style, parse),)
+    else:
+        families = [f for f in FAMILIES if tool_call_parser is None or f.parse == parse]
+    renderer: Renderer | None = _by_hand(families, template, close_turns=close_turns)
+    if renderer is None and style is not None:
         raise ConfigError(
             f"tools_style={style!r} needs a tokenizer whose template is ChatML, and this one's "
             "is not; leave tools_style out and the template shows the tools"
         )
-    if tokenizer.chat_template is None:
-        raise ModelError(
-            f"the tokenizer has neither a chat_template nor {START} and {END}; "
-            "take an instruct model or set tokenizer.chat_template"
-        )
-    logger.info("rendering with the tokenizer's own chat template")
-    return JinjaRenderer(tokenizer, chat_template_kwargs=kwargs)
+    if renderer is None:
+        logger.info("rendering with the chat template itself, calls read as %s", parser)
+        renderer = JinjaRenderer(template, parse=parse, close_turns=close_turns)
+    difference = why_marks_differ(template, renderer)
+    if difference:
+        logger.warning("%s", difference)
+    return renderer
+
+
+def _by_hand(
+    families: Sequence[Family], template: Template, *, close_turns: bool
+) -> HandWrittenRenderer | None:
+    for family in families:
+        if template.source is not None:
+            # Whoever brings a template means what it does with old thoughts, too.
+            family = replace(family, probes=_with_thoughts(family.probes))
+        renderer = fitted(family, template, close_turns=close_turns)
+        if renderer is not None:
+            logger.info("rendering %s by hand: every turn joins", family.name)
+            return renderer
+    return None
+
+
+def _with_thoughts(probes: Sequence[Probe]) -> tuple[Probe, ...]:
+    return (*probes, *((thoughtful(messages), tools) for messages, tools in probes))
 
 
 def _wished_style(tokenizer: TemplateTokenizer) -> str | None:
@@ -60,35 +92,26 @@ def _wished_style(tokenizer: TemplateTokenizer) -> str | None:
     return wish
 
 
-def _chatml(
-    tokenizer: TemplateTokenizer, kwargs: Mapping[str, Any], style: str | None
-) -> ChatMLRenderer | None:
-    """A ChatMLRenderer that says what the template says, or None if there is none."""
-    if single_token(tokenizer, START) is None or single_token(tokenizer, END) is None:
-        return None
-    write_tools = TOOLS_STYLES[style or "qwen"]
-    if tokenizer.chat_template is None:
-        enable_thinking = kwargs.get("enable_thinking")
-        return ChatMLRenderer(tokenizer, write_tools=write_tools, enable_thinking=enable_thinking)
-    probes: list[tuple[Sequence[Message], Sequence[ToolSpec]]] = [((QUESTION,), ()), (TALK, ())]
-    if style is None:
-        probes += [(WORK, ()), (WORK, TOOLS)]
-    prompted = {**kwargs, "add_generation_prompt": True}
+def _styled(style: str, parse: ToolCallParser) -> Family:
+    """ChatML with tools shown in our way: the template is only asked about the rest."""
+    fit = partial(fit_chatml, write_tools=TOOLS_STYLES[style], parse=parse)
+    name = f"ChatML with tools as {style}"
+    return replace(CHATML, name=name, fit=fit, probes=(((QUESTION,), ()), (TALK, ())))
+
+
+def _without_template(
+    template: Template, style: str, parse: ToolCallParser, *, close_turns: bool
+) -> ChatMLRenderer:
     try:
-        opening = render_template(tokenizer, [QUESTION], **prompted)
-        default_system = _SYSTEM_TURN.match(opening)
-        renderer = ChatMLRenderer(
-            tokenizer,
-            write_tools=write_tools,
-            default_system=default_system[1] if default_system else None,
-            enable_thinking=False if opening.endswith(NO_THOUGHT) else None,
+        return ChatMLRenderer(
+            template.tokenizer,
+            write_tools=TOOLS_STYLES[style],
+            parse=parse,
+            enable_thinking=template.kwargs.get("enable_thinking"),
+            close_turns=close_turns,
         )
-        same = all(
-            renderer.open(messages, tools)
-            == encode(tokenizer, render_template(tokenizer, messages, tools, **prompted))
-            for probe, tools in probes
-            for messages in (probe, (SYSTEM, *probe))
-        )
-    except ModelError:
-        return None
-    return renderer if same else None
+    except ModelError as error:
+        raise ModelError(
+            f"the tokenizer has neither a chat_template nor {START} and {END}; "
+            "take an instruct model or set generator.chat_template.name_or_path"
+        ) from error

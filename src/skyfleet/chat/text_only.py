@@ -16,3 +16,11 @@ def text_only(message: Message) -> str:
             "take a tool_use task or an env that describes what it shows"
         )
     return message.text
+
+
+def thought_aloud(message: Message) -> str:
+    """The message's text after its thought, for formats that have no place for one."""
+    text = text_only(message)
+    if message.reasoning is None:
+        return text
+    return f"<think>\n{message.reasoning}\n</think>\n\n{text}"

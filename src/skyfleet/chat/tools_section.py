@@ -11,7 +11,7 @@ from skyfleet.chat.message import ToolSpec
 WriteTools = Callable[[Sequence[ToolSpec]], str]
 
 # Qwen was trained on these words: not one character of them is ours to improve.
-_QWEN_BEFORE = """\
+QWEN_BEFORE = """\
 # Tools
 
 You may call one or more functions to assist with the user query.
@@ -19,7 +19,7 @@ You may call one or more functions to assist with the user query.
 You are provided with function signatures within <tools></tools> XML tags:
 <tools>
 """
-_QWEN_AFTER = """
+QWEN_AFTER = """
 </tools>
 
 For each function call, return a json object with function name and arguments within \
@@ -37,7 +37,7 @@ _MOST_CHOICES = 3
 def qwen_tools(tools: Sequence[ToolSpec]) -> str:
     """Every tool with its whole schema, in Qwen's own words."""
     schemas = "\n".join(json.dumps(function_schema(tool), ensure_ascii=False) for tool in tools)
-    return _QWEN_BEFORE + schemas + _QWEN_AFTER
+    return QWEN_BEFORE + schemas + QWEN_AFTER
 
 
 def signature_tools(tools: Sequence[ToolSpec]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -64,12 +65,20 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedToken
     )
     backend.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
+        tokenizer_object=_with_plain_tags(backend),
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
         # Tells make_renderer to write tools as signatures: a tiny model cannot afford JSON schemas.
         skyfleet_tools="signatures",
     )
+
+
+def _with_plain_tags(backend: Tokenizer) -> Tokenizer:
+    """Tags are text that anyone may say, as in Qwen's vocabulary; only marks are special."""
+    described = json.loads(backend.to_str())
+    for token in described["added_tokens"]:
+        token["special"] = token["content"] not in TAGS
+    return Tokenizer.from_str(json.dumps(described))
 
 
 def build_tiny(

@@ -68,7 +68,7 @@ class TokenConversation:
         completion = await self._complete(transcript.token_ids)
         transcript.say(completion)
         self.finish = completion.finish
-        message = self._renderer.parse(completion.token_ids)
+        message = self._renderer.parse(completion.token_ids, self._tools)
         self._messages.append(message)
         return message
 

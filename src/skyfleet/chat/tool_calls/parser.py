@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from skyfleet.chat.message import Message, ToolCall
+from skyfleet.chat.message import Message, ToolCall, ToolSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +17,7 @@ class Parsed:
     tool_calls: tuple[ToolCall, ...]
     malformed_calls: tuple[str, ...]
     repaired_calls: int = 0
-    """How many of `tool_calls` were given the closing braces they lacked."""
+    """How many of `tool_calls` were given the closing brackets they lacked."""
 
     @property
     def message(self) -> Message:
@@ -26,10 +27,21 @@ class Parsed:
             reasoning=self.reasoning,
             tool_calls=self.tool_calls,
             malformed_calls=self.malformed_calls,
+            repaired_calls=self.repaired_calls,
         )
 
 
 class ToolCallParser(Protocol):
-    def __call__(self, text: str, /) -> Parsed:
-        """Every call is parsed or counted, never guessed. Never raises."""
+    def __call__(self, text: str, /, tools: Sequence[ToolSpec] = ()) -> Parsed:
+        """Every call is parsed or counted, never guessed. Never raises.
+
+        `tools` type the arguments of formats that write them as bare text; without them such an
+        argument is a string.
+        """
+        ...
+
+
+class ToolCallWriter(Protocol):
+    def __call__(self, calls: Sequence[ToolCall], /) -> Iterable[str]:
+        """The calls as the model would say them, its marks as `Mark`s; joined it is the text."""
         ...

@@ -1,0 +1,98 @@
+"""HarmonyRenderer: the channels of gpt-oss, thought apart from calls apart from answers.
+
+The template drops a thought once an answer has followed it and ends old answers with `<|end|>`;
+here both the thought and the `<|return|>` stay as they were sampled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+from skyfleet.chat.by_hand import HandWrittenRenderer
+from skyfleet.chat.call_ids import called_name, with_answered_ids
+from skyfleet.chat.harmony_reading import parse_harmony
+from skyfleet.chat.harmony_tools import harmony_tools
+from skyfleet.chat.message import Message, ToolSpec
+from skyfleet.chat.pieces import Mark
+from skyfleet.chat.text_only import text_only
+from skyfleet.chat.tokenizer import Tokenizer
+from skyfleet.errors import ModelError
+
+START, CHANNEL, MESSAGE = Mark("<|start|>"), Mark("<|channel|>"), Mark("<|message|>")
+END, CALL, RETURN = Mark("<|end|>"), Mark("<|call|>"), Mark("<|return|>")
+END_OF_TEXT = Mark("<|endoftext|>")
+
+_WHERE_CALLS_GO = "\nCalls to these tools must go to the commentary channel: 'functions'."
+
+
+class HarmonyRenderer(HandWrittenRenderer):
+    def __init__(self, tokenizer: Tokenizer, *, identity: str, close_turns: bool = True) -> None:
+        """`identity` is the system message without tools: who speaks, the date, the effort."""
+        super().__init__(
+            tokenizer,
+            parse=parse_harmony,
+            marks=(START, CHANNEL, MESSAGE, END, CALL, RETURN),
+            stops=(RETURN, CALL, END_OF_TEXT),
+            closers=(END, CALL, RETURN),
+            close_turns=close_turns,
+        )
+        self._identity = identity
+
+    def _opening(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Iterator[str]:
+        yield from (START, "system", MESSAGE, self._identity, _WHERE_CALLS_GO if tools else "", END)
+        told, rest = "", messages
+        if messages and messages[0].role == "system":
+            told, rest = text_only(messages[0]), messages[1:]
+        if told or tools:
+            yield from (START, "developer", MESSAGE)
+            yield f"# Instructions\n\n{told}\n\n" if told else ""
+            yield f"# Tools\n\n{harmony_tools(tools)}" if tools else ""
+            yield END
+        yield from self._following(rest)
+
+    def _following(self, messages: Sequence[Message]) -> Iterator[str]:
+        for message, answered in with_answered_ids(messages):
+            if message.role == "assistant":
+                yield from (*self._prompt(), *_said(message, end=END))
+            elif message.role == "tool":
+                yield from _tool_result(message, called_name(answered))
+            else:
+                yield from (START, message.role, MESSAGE, text_only(message), END)
+
+    def _prompt(self) -> tuple[str, ...]:
+        return (START, "assistant")
+
+    def _speech(self, message: Message) -> Iterator[str]:
+        return _said(message, end=RETURN)
+
+
+def _tool_result(message: Message, name: str) -> tuple[str, ...]:
+    if not name:
+        raise ModelError(
+            f"a tool message has tool_call_id={message.tool_call_id!r}, and gpt-oss is told which "
+            "function answers; set it to the id of the call"
+        )
+    quoted = json.dumps(text_only(message), ensure_ascii=False)
+    return (START, f"functions.{name} to=assistant", CHANNEL, "commentary", MESSAGE, quoted, END)
+
+
+def _said(message: Message, *, end: Mark) -> Iterator[str]:
+    """One message a channel; all but the first name their speaker again."""
+    parts = list(_parts(message, end))
+    yield from parts[0]
+    for part in parts[1:]:
+        yield from (START, "assistant", *part)
+
+
+def _parts(message: Message, end: Mark) -> Iterator[tuple[str, ...]]:
+    if message.reasoning is not None:
+        yield (CHANNEL, "analysis", MESSAGE, message.reasoning, END)
+    text = "\n".join(filter(None, (text_only(message), *message.malformed_calls)))
+    if text and message.tool_calls:
+        yield (CHANNEL, "commentary", MESSAGE, text, END)
+    for call in message.tool_calls:
+        arguments = json.dumps(dict(call.arguments), ensure_ascii=False)
+        yield (f" to=functions.{call.name}", CHANNEL, "commentary json", MESSAGE, arguments, CALL)
+    if not message.tool_calls:
+        yield (CHANNEL, "final", MESSAGE, text, end)

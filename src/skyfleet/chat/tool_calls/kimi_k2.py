@@ -1,0 +1,67 @@
+"""Kimi K2 tool calls: a section of calls, each with its id and its arguments as JSON.
+
+`<|tool_call_begin|>functions.NAME:INDEX<|tool_call_argument_begin|>{...}<|tool_call_end|>`: the id
+names the tool, and the chat template repeats it above the result.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from skyfleet.chat.message import ToolCall, ToolSpec
+from skyfleet.chat.pieces import Mark
+from skyfleet.chat.tool_calls.blocks import Block, marks, read_turn
+from skyfleet.chat.tool_calls.json_blocks import read_json_block
+from skyfleet.chat.tool_calls.parser import Parsed
+from skyfleet.chat.tool_calls.strict_json import encode, sound_call
+
+_SECTION = Mark("<|tool_calls_section_begin|>")
+_END_SECTION = Mark("<|tool_calls_section_end|>")
+_CALL, _END_CALL = Mark("<|tool_call_begin|>"), Mark("<|tool_call_end|>")
+_ARGUMENTS = Mark("<|tool_call_argument_begin|>")
+
+_MARKS = marks(rf"{re.escape(_SECTION)}|{re.escape(_CALL)}")
+_ID = re.compile(r"(?:functions\.)?(?P<name>[^\s<|]+):\d+")
+_HEADER = re.compile(rf"\s*(?P<id>{_ID.pattern})\s*{re.escape(_ARGUMENTS)}")
+_FIRST_CALL = re.compile(rf"\s*{re.escape(_CALL)}")
+_END_OF_SECTION = re.compile(rf"\s*{re.escape(_END_SECTION)}")
+_BOUNDARY = re.compile(r"</?think>|<\|tool_call(?:_begin|_end|s_section_begin|s_section_end)\|>")
+
+
+def parse_kimi_k2(text: str, /, tools: Sequence[ToolSpec] = ()) -> Parsed:
+    return read_turn(text, _MARKS, _read_block)
+
+
+def write_kimi_k2(calls: Sequence[ToolCall], /) -> Iterator[str]:
+    yield _SECTION
+    for i, call in enumerate(calls):
+        said = _ID.fullmatch(call.id)
+        id = call.id if said and said["name"] == call.name else f"functions.{call.name}:{i}"
+        yield from (_CALL, id, _ARGUMENTS, encode(dict(call.arguments)), _END_CALL)
+    yield _END_SECTION
+
+
+def _read_block(text: str, mark: re.Match[str]) -> Block:
+    first = _FIRST_CALL.match(text, mark.end()) if mark[0] == _SECTION else mark
+    header = _HEADER.match(text, first.end()) if first else None
+    if header is None:
+        stop = _BOUNDARY.search(text, first.end() if first else mark.end())
+        end = len(text) if stop is None else stop.start()
+        end += len(_END_CALL) if stop and stop[0] == _END_CALL else 0
+        return _with_end_of_section(text, Block(end=end, malformed=True))
+    block = read_json_block(
+        text,
+        header.end(),
+        lambda arguments: sound_call(header["name"], arguments, id=header["id"]),
+        closing=_END_CALL,
+        boundary=_BOUNDARY,
+        wrapper=0,
+    )
+    return _with_end_of_section(text, block)
+
+
+def _with_end_of_section(text: str, block: Block) -> Block:
+    end = _END_OF_SECTION.match(text, block.end)
+    return replace(block, end=end.end()) if end else block

@@ -1,0 +1,100 @@
+"""Strict JSON: a call's name and arguments, exactly as written or not at all."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, NoReturn
+
+from skyfleet.chat.message import ToolCall
+from skyfleet.chat.tool_calls.brackets import find_close
+
+UNREADABLE = (ValueError, RecursionError)
+"""What reading a model's text may raise."""
+
+MAX_MISSING = 3
+"""Closing brackets that may be added to a block whose end is known."""
+MAX_DEPTH = 100
+"""Deeper values would break whoever writes them down with less of the stack left."""
+
+NAME_KEYS = ("name", "tool")
+ARGUMENT_KEYS = ("arguments", "parameters", "params")
+
+_TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise ValueError("a key is given twice")
+    return value
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+_STRICT = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse)
+
+
+def decode(text: str) -> Any:
+    return _STRICT.decode(text)
+
+
+def decode_at(text: str, position: int) -> tuple[Any, int]:
+    """The value that begins at `position`, and where it ends."""
+    return _STRICT.raw_decode(text, position)
+
+
+def encode(value: object) -> str:
+    """JSON as chat templates write it."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def decode_repaired(body: str, *, closed: bool, wrapper: int) -> Any:
+    """The value `body` is once it has the closing brackets it lacks; at most one row of them fits.
+
+    `closed` says the model ended the block. If it did not, more may have been to come, so only the
+    last `wrapper` brackets, which hold nothing but finished arguments, may be added.
+    """
+    _, missing = find_close(body, 0, _TOKENS)
+    cut_in_wrapper = len(missing) <= wrapper and body.rstrip().endswith("}")
+    if not missing or not (len(missing) <= MAX_MISSING if closed else cut_in_wrapper):
+        raise ValueError("more than closing brackets is missing")
+    value = decode(body + missing)
+    if not closed and isinstance(value, dict) and not value.keys() & set(ARGUMENT_KEYS):
+        raise ValueError("the arguments may have been to come")
+    return value
+
+
+def call_from(value: object, *, needs_arguments: bool = False) -> ToolCall:
+    """The call an object says, whichever of the usual keys it uses."""
+    if not isinstance(value, dict):
+        raise ValueError("a call is an object")
+    names = [value[key] for key in NAME_KEYS if key in value]
+    given = [value[key] for key in ARGUMENT_KEYS if key in value]
+    if len(names) != 1 or len(given) > 1 or (needs_arguments and not given):
+        raise ValueError("a call has one name and one object of arguments")
+    arguments = given[0] if given else {}
+    if isinstance(arguments, str):
+        arguments = decode(arguments)
+    return sound_call(names[0], arguments, id=value.get("id"))
+
+
+def sound_call(name: object, arguments: object, *, id: object = None) -> ToolCall:
+    """The call, if its name and arguments can be written down again."""
+    if not isinstance(name, str) or not name.strip() or not isinstance(arguments, dict):
+        raise ValueError("a call has a name and an object of arguments")
+    if _deeper_than(arguments, MAX_DEPTH):
+        raise ValueError(f"arguments are nested more than {MAX_DEPTH} deep")
+    id = id if isinstance(id, str) else ""
+    # 1e999, lone surrogates and endless integers pass a decoder but break whoever is called.
+    json.dumps([id, name, arguments], ensure_ascii=False, allow_nan=False).encode()
+    return ToolCall(id=id, name=name, arguments=arguments)
+
+
+def _deeper_than(value: object, depth: int) -> bool:
+    if not isinstance(value, dict | list):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return depth == 0 or any(_deeper_than(item, depth - 1) for item in inner)

@@ -1,0 +1,206 @@
+"""The formats written by hand: their templates' own tokens, turns that join, nothing to inject."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.chat.family_templates import (
+    GLM,
+    GLM_MARKS,
+    HARMONY,
+    HARMONY_MARKS,
+    KIMI_K2_MARKS,
+    LLAMA3,
+    LLAMA3_MARKS,
+    kimi_k2_template,
+)
+from tests.chat.small_tokenizer import chatml_template, small_tokenizer
+
+from skyfleet.chat.chatml import ChatMLRenderer
+from skyfleet.chat.glm import GLMRenderer
+from skyfleet.chat.harmony import HarmonyRenderer
+from skyfleet.chat.kimi_k2 import KimiK2Renderer
+from skyfleet.chat.llama3 import Llama3Renderer
+from skyfleet.chat.message import Message, ToolCall
+from skyfleet.chat.probes import ANSWER, QUESTION, SYSTEM, TOOLS
+from skyfleet.chat.renderers import make_renderer
+from skyfleet.errors import ModelError
+
+CHATML_TOKENIZER = small_tokenizer(chatml_template())
+LLAMA3_TOKENIZER = small_tokenizer(LLAMA3, marks=LLAMA3_MARKS)
+KIMI_K2_TOKENIZER = small_tokenizer(
+    kimi_k2_template(thinks=True, compact=False), marks=KIMI_K2_MARKS
+)
+GLM_TOKENIZER = small_tokenizer(GLM, marks=GLM_MARKS)
+HARMONY_TOKENIZER = small_tokenizer(HARMONY, marks=HARMONY_MARKS)
+EVERY = [
+    pytest.param(CHATML_TOKENIZER, ChatMLRenderer, id="chatml"),
+    pytest.param(LLAMA3_TOKENIZER, Llama3Renderer, id="llama3"),
+    pytest.param(KIMI_K2_TOKENIZER, KimiK2Renderer, id="kimi_k2"),
+    pytest.param(GLM_TOKENIZER, GLMRenderer, id="glm"),
+    pytest.param(HARMONY_TOKENIZER, HarmonyRenderer, id="harmony"),
+]
+CALL = ToolCall(id="functions.look_up:0", name="look_up", arguments={"word": "héron"})
+RESULT = Message(role="tool", content="a wading bird", tool_call_id=CALL.id)
+
+
+def single(tokenizer: Any, mark: str) -> int:
+    (token,) = tokenizer.encode(mark, add_special_tokens=False)
+    return int(token)
+
+
+@pytest.mark.parametrize(("tokenizer", "kind"), EVERY)
+def test_a_format_is_known_by_its_template(tokenizer: Any, kind: type) -> None:
+    assert isinstance(make_renderer(tokenizer), kind)
+
+
+@pytest.mark.parametrize("thinks", [True, False])
+@pytest.mark.parametrize("compact", [True, False])
+def test_every_kimi_k2_is_known(thinks: bool, compact: bool) -> None:
+    template = kimi_k2_template(thinks=thinks, compact=compact)
+    renderer = make_renderer(small_tokenizer(template, marks=KIMI_K2_MARKS))
+    assert isinstance(renderer, KimiK2Renderer)
+    opening = renderer.text(renderer.open([QUESTION, ANSWER, QUESTION], TOOLS))
+    assert ("<think></think>" in opening) is thinks
+    assert ('[{"type":"function"' in opening) is compact
+
+
+@pytest.mark.parametrize(("tokenizer", "kind"), EVERY)
+def test_the_pieces_of_an_episode_are_the_tokens_of_the_whole(tokenizer: Any, kind: type) -> None:
+    renderer = make_renderer(tokenizer)
+    ask = Message(role="assistant", reasoning="Hm.", tool_calls=(CALL,))
+    said = renderer.write(ask)
+    glue = renderer.join(said[-1], [RESULT, QUESTION])
+    assert glue is not None
+    pieces = renderer.open([SYSTEM, QUESTION], TOOLS) + said + glue
+    assert pieces == renderer.open([SYSTEM, QUESTION, ask, RESULT, QUESTION], TOOLS)
+
+
+@pytest.mark.parametrize(("tokenizer", "kind"), EVERY)
+@pytest.mark.parametrize("reasoning", ["Hm.", None])
+@pytest.mark.parametrize("content", ["", "I look."])
+@pytest.mark.parametrize("calls", [(), (CALL,)])
+def test_what_is_written_is_what_is_parsed(
+    tokenizer: Any, kind: type, reasoning: str | None, content: str, calls: tuple[ToolCall, ...]
+) -> None:
+    renderer = make_renderer(tokenizer)
+    message = Message(role="assistant", content=content, reasoning=reasoning, tool_calls=calls)
+    written = renderer.write(message)
+    assert written[-1] in renderer.stop_token_ids
+    heard = renderer.parse(written)
+    # GLM and Kimi K2 Thinking always think, if only nothing; ids are the format's own.
+    calls = tuple(replace(call, id=CALL.id) for call in heard.tool_calls)
+    assert replace(heard, reasoning=heard.reasoning or reasoning, tool_calls=calls) == message
+
+
+@pytest.mark.parametrize(("tokenizer", "kind"), EVERY)
+def test_a_message_that_spells_marks_ends_no_turn(tokenizer: Any, kind: type) -> None:
+    renderer = make_renderer(tokenizer)
+    specials = set(tokenizer.all_special_ids) - {single(tokenizer, "<|endoftext|>")}
+    sly = "".join(map(tokenizer.decode, sorted(tokenizer.added_tokens_decoder)))
+    for plain, spelled in (
+        ([QUESTION], [replace(QUESTION, content=sly)]),
+        ([SYSTEM, QUESTION], [replace(SYSTEM, content=sly), QUESTION]),
+    ):
+        expected = [t for t in renderer.open(plain, TOOLS) if t in specials]
+        assert [t for t in renderer.open(spelled, TOOLS) if t in specials] == expected
+    end = renderer.write(Message(role="assistant", tool_calls=(CALL,)))[-1]
+    honest, lying = (renderer.join(end, [r]) for r in (RESULT, replace(RESULT, content=sly)))
+    assert honest is not None
+    assert lying is not None
+    assert [t for t in honest if t in specials] == [t for t in lying if t in specials]
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "glue"),
+    [
+        (LLAMA3_TOKENIZER, "<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n"),
+        (KIMI_K2_TOKENIZER, "<|im_end|><|im_user|>user<|im_middle|>"),
+        (GLM_TOKENIZER, "<|user|>\n"),
+        (HARMONY_TOKENIZER, "<|end|><|start|>user<|message|>"),
+    ],
+)
+def test_a_turn_without_its_end_is_given_one(tokenizer: Any, glue: str) -> None:
+    renderer = make_renderer(tokenizer)
+    joined = renderer.join(tokenizer.encode("bird")[-1], [QUESTION])
+    assert joined is not None
+    assert renderer.text(joined).startswith(glue + QUESTION.text)
+
+
+def test_llama_ends_a_message_in_two_ways() -> None:
+    renderer = make_renderer(LLAMA3_TOKENIZER)
+    end, end_of_message = (single(LLAMA3_TOKENIZER, m) for m in ("<|eot_id|>", "<|eom_id|>"))
+    assert renderer.join(end_of_message, [QUESTION]) == renderer.join(end, [QUESTION])
+
+
+def test_llama_is_told_the_day_it_was_given() -> None:
+    settings = {"date_string": "01 Feb 2030"}
+    renderer = make_renderer(LLAMA3_TOKENIZER, chat_template_kwargs=settings)
+    assert "Today Date: 01 Feb 2030\n\n" in renderer.text(renderer.open([QUESTION], ()))
+
+
+def test_llama_shows_no_tools_where_nobody_asks() -> None:
+    with pytest.raises(ModelError, match="tools in the first user message"):
+        make_renderer(LLAMA3_TOKENIZER).open([SYSTEM], TOOLS)
+
+
+def test_glm_joins_only_with_the_speaker_it_named() -> None:
+    renderer = make_renderer(GLM_TOKENIZER)
+    user, observation = (single(GLM_TOKENIZER, m) for m in ("<|user|>", "<|observation|>"))
+    glue = renderer.join(user, [QUESTION])
+    assert glue is not None
+    assert renderer.text(glue) == "\nWhat is a heron?<|assistant|>"
+    assert renderer.join(observation, [QUESTION]) is None
+    assert renderer.join(user, [RESULT]) is None
+
+
+def test_glm_is_told_not_to_think() -> None:
+    renderer = make_renderer(GLM_TOKENIZER, chat_template_kwargs={"enable_thinking": False})
+    assert isinstance(renderer, GLMRenderer)
+    opening = renderer.text(renderer.open([QUESTION], ()))
+    assert opening.endswith("What is a heron?/nothink<|assistant|>\n<think></think>")
+    assert renderer.text(renderer.write(ANSWER)) == "\nA long-legged bird.<|user|>"
+
+
+def test_kimi_k2_keeps_the_ids_of_its_calls() -> None:
+    renderer = make_renderer(KIMI_K2_TOKENIZER)
+    later = replace(CALL, id="functions.look_up:7")
+    heard = renderer.parse(renderer.write(Message(role="assistant", tool_calls=(later,))))
+    assert heard.tool_calls == (later,)
+    end = single(KIMI_K2_TOKENIZER, "<|im_end|>")
+    glue = renderer.join(end, [replace(RESULT, tool_call_id=later.id)])
+    assert glue is not None
+    assert "## Return of functions.look_up:7\na wading bird" in renderer.text(glue)
+
+
+def test_a_history_with_other_ids_is_told_in_kimis_own() -> None:
+    renderer = make_renderer(KIMI_K2_TOKENIZER)
+    ask = Message(role="assistant", tool_calls=(replace(CALL, id="x"),))
+    opening = renderer.open([QUESTION, ask, replace(RESULT, tool_call_id="x")], ())
+    assert opening == renderer.open([QUESTION, replace(ask, tool_calls=(CALL,)), RESULT], ())
+
+
+def test_gpt_oss_says_thought_words_and_call_in_channels_of_their_own() -> None:
+    renderer = make_renderer(HARMONY_TOKENIZER)
+    message = Message(role="assistant", content="I look.", reasoning="Hm.", tool_calls=(CALL,))
+    assert renderer.text(renderer.write(message)) == (
+        "<|channel|>analysis<|message|>Hm.<|end|>"
+        "<|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
+        "<|start|>assistant to=functions.look_up<|channel|>commentary json<|message|>"
+        '{"word": "héron"}<|call|>'
+    )
+
+
+def test_gpt_oss_is_told_which_function_answers() -> None:
+    renderer = make_renderer(HARMONY_TOKENIZER)
+    end = single(HARMONY_TOKENIZER, "<|call|>")
+    glue = renderer.join(end, [RESULT])
+    assert glue is not None
+    assert renderer.text(glue) == (
+        "<|start|>functions.look_up to=assistant<|channel|>commentary<|message|>"
+        '"a wading bird"<|end|><|start|>assistant'
+    )
+    with pytest.raises(ModelError, match="tool_call_id=None, and gpt-oss is told which"):
+        renderer.join(end, [replace(RESULT, tool_call_id=None)])

@@ -1,0 +1,90 @@
+"""gpt-oss: what it says in its channels is heard, whatever it says."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skyfleet.chat.harmony_reading import parse_harmony
+from skyfleet.chat.harmony_tools import harmony_tools
+from skyfleet.chat.message import ToolCall, ToolSpec
+
+SHARDS = st.sampled_from(
+    [
+        *("<|channel|>", "<|message|>", "<|start|>assistant", "<|end|>", "<|call|>", "<|return|>"),
+        *("analysis", "commentary", "final", " to=functions.x", " to=", " to=functions.", "json"),
+        *('{"a": 1}', '{"a": ', "[1]", "NaN", "\x00", "\ud800", "9" * 5000, "[" * 20_000, " ", "é"),
+    ]
+)
+
+
+def test_channels_are_told_apart() -> None:
+    parsed = parse_harmony(
+        "<|channel|>analysis<|message|>Which one?<|end|>"
+        "<|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
+        "<|start|>assistant<|channel|>commentary to=functions.look_up <|constrain|>json<|message|>"
+        '{"word": "heron"}<|call|>'
+        '<|start|>assistant to=functions.stop<|channel|>commentary json<|message|>{"now": true}'
+    )
+    assert parsed.reasoning == "Which one?"
+    assert parsed.content == "I look."
+    assert parsed.tool_calls == (
+        ToolCall(id="functions.look_up:0", name="look_up", arguments={"word": "heron"}),
+        ToolCall(id="functions.stop:1", name="stop", arguments={"now": True}),
+    )
+    assert parsed.malformed_calls == ()
+
+
+def test_an_answer_is_speech_with_its_end_and_without() -> None:
+    for end in ("", "<|return|>"):
+        parsed = parse_harmony(f"<|channel|>final<|message|>A bird.{end}")
+        assert (parsed.content, parsed.reasoning) == ("A bird.", None)
+
+
+def test_a_call_in_a_thought_is_thought() -> None:
+    parsed = parse_harmony('<|channel|>analysis<|message|>to=functions.x {"a": 1}')
+    assert parsed.tool_calls == ()
+    assert parsed.reasoning == 'to=functions.x {"a": 1}'
+
+
+@pytest.mark.parametrize("body", ["", "[1]", '"{}"', '{"a": NaN}', '{"a": 1', "9" * 5000])
+def test_a_call_that_is_no_object_is_counted(body: str) -> None:
+    text = f" to=functions.x<|channel|>commentary json<|message|>{body}"
+    parsed = parse_harmony(text)
+    assert parsed.tool_calls == ()
+    assert parsed.malformed_calls == (text,)
+
+
+def test_words_outside_every_channel_are_speech() -> None:
+    assert parse_harmony("A bird.").content == "A bird."
+    assert parse_harmony("").content == ""
+
+
+@settings(max_examples=300, derandomize=True, deadline=None)
+@given(st.lists(SHARDS, max_size=12))
+def test_nothing_a_model_says_raises(shards: list[str]) -> None:
+    parsed = parse_harmony("".join(shards))
+    assert all(call.id and call.name for call in parsed.tool_calls)
+
+
+def test_tools_are_shown_as_typescript() -> None:
+    move = ToolSpec(
+        name="move",
+        description="Moves a mail.",
+        parameters={
+            "properties": {
+                "id": {"type": "integer", "description": "Whose."},
+                "to": {"type": "string", "enum": ["inbox", "bin"], "default": "bin"},
+                "tags": {"type": "array", "items": {"type": "string"}},
+            },
+            "required": ["id"],
+        },
+    )
+    stop = ToolSpec(name="stop", description="Stops.", parameters={})
+    assert harmony_tools([move, stop]) == (
+        "## functions\n\nnamespace functions {\n\n"
+        "// Moves a mail.\ntype move = (_: {\n// Whose.\nid: number,\n"
+        'to?: "inbox" | "bin", // default: bin,\ntags?: string[],\n}) => any;\n\n'
+        "// Stops.\ntype stop = () => any;\n\n} // namespace functions"
+    )

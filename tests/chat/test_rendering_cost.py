@@ -1,0 +1,48 @@
+"""What rendering costs: a turn pays for its own words, however long the episode is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.chat.small_tokenizer import chatml_template, small_tokenizer
+
+from skyfleet.chat.message import Message
+from skyfleet.chat.probes import QUESTION, TOOLS, WORK
+from skyfleet.chat.renderers import make_renderer
+
+NOT_CHATML = "Hello." + chatml_template()
+
+
+class CountingTokenizer:
+    """Counts the characters it is asked to encode."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer, self.n_characters = tokenizer, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def encode(self, text: str, /, **options: bool) -> list[int]:
+        self.n_characters += len(text)
+        token_ids: list[int] = self._tokenizer.encode(text, **options)
+        return token_ids
+
+
+@pytest.mark.parametrize("template", [chatml_template(), NOT_CHATML], ids=["by hand", "jinja"])
+def test_a_hundred_turns_encode_each_character_once(template: str) -> None:
+    tokenizer = CountingTokenizer(small_tokenizer(template))
+    renderer = make_renderer(tokenizer)
+    transcript = renderer.open([QUESTION], TOOLS)
+    said = renderer.write(WORK[1])
+    tokenizer.n_characters = 0
+    for turn in range(100):
+        result = Message(role="tool", content=f"{turn:04} " * 50, tool_call_id="call_0")
+        glue = renderer.join(said[-1], [result])
+        assert glue is not None
+        transcript += said + glue
+    added = "\n<|im_start|>user\n<tool_response>\n" + "0000 " * 50
+    added += "\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.n_characters <= 100 * (len(added) + len("<|im_end|>"))
+    assert tokenizer.n_characters > 100 * len("0000 " * 50)
+    assert len(transcript) > 100 * 50
