@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from skyfleet.algorithms.advantages import estimator, grpo, rloo
+from skyfleet.algorithms.advantages import WholeBatch, grpo, maxrl, rloo
+from skyfleet.algorithms.estimators import estimator_of
+from skyfleet.algorithms.returns import discounted, gae, standardized, whitened
+from skyfleet.config.algorithm import ADVANTAGE_ESTIMATORS, Algorithm
 from skyfleet.errors import ConfigError
 
 
@@ -22,14 +25,51 @@ def test_rloo_compares_each_attempt_with_the_others() -> None:
     assert rloo([1.0, 0.0, 0.0]) == [1.0, -0.5, -0.5]
 
 
-@pytest.mark.parametrize("name", ["grpo", "rloo"])
+def test_maxrl_counts_means_from_the_mean() -> None:
+    assert maxrl([1, 0, 0, 0]) == pytest.approx([3, -1, -1, -1], abs=2e-5)
+    assert maxrl([1, 1, 1, 0]) == pytest.approx([1 / 3, 1 / 3, 1 / 3, -1], abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo", "maxrl"])
 def test_nothing_is_learned_where_there_is_nothing_to_compare(name: str) -> None:
-    estimate = estimator(name)
+    """SkyRL gives a group of one its raw score as its advantage, under grpo and maxrl."""
+    estimate = estimator_of(Algorithm(advantage_estimator=name))
+    assert not isinstance(estimate, WholeBatch)
     assert estimate([]) == []
     assert estimate([1.0]) == [0.0]
     assert estimate([1.0, 1.0, 1.0]) == [0.0, 0.0, 0.0]
 
 
-def test_an_unknown_estimator_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"advantage_estimator='gpro'; .*\['grpo', 'rloo'\]"):
-        estimator("gpro")
+def test_every_estimator_a_configuration_may_name_is_there_but_the_one_with_a_critic() -> None:
+    for name in set(ADVANTAGE_ESTIMATORS) - {"gae"}:
+        estimator_of(Algorithm(advantage_estimator=name))
+    with pytest.raises(ConfigError, match=r"advantage_estimator='gae'; choose from \['distil"):
+        estimator_of(Algorithm(advantage_estimator="gae"))
+
+
+def test_an_estimator_of_ones_own_is_named_by_module_and_function() -> None:
+    own = estimator_of(Algorithm(advantage_estimator="skyfleet.algorithms.advantages:rloo"))
+    assert own is rloo
+    with pytest.raises(ConfigError, match="'nowhere:rloo' cannot be imported"):
+        estimator_of(Algorithm(advantage_estimator="nowhere:rloo"))
+
+
+def test_a_return_is_what_follows_nearer_rewards_counting_more() -> None:
+    # From the right: 1; 0 + 1/2; 2 + 1/4.
+    assert discounted([2.0, 0.0, 1.0], gamma=0.5) == [2.25, 0.5, 1.0]
+
+
+def test_gae_sums_the_surprises_that_follow() -> None:
+    advantages, targets = gae([0.0, 0.0, 1.0], [0.5, 0.4, 0.8], gamma=0.9, lambd=0.5)
+    # Surprises r + 0.9 V' - V: -0.14, 0.32, 0.2. From the right with 0.45: 0.2, 0.41, 0.0445.
+    assert advantages == pytest.approx([0.0445, 0.41, 0.2])
+    assert targets == pytest.approx([0.5445, 0.81, 1.0])
+
+
+def test_whitening_is_by_the_sample_deviation_and_standardising_by_the_populations() -> None:
+    # Mean 2, squares 1, 1, 4, 4: variance 10/3 of the sample, 10/4 of the population.
+    values = [1.0, 3.0, 0.0, 4.0]
+    assert whitened(values) == pytest.approx([-0.54772, 0.54772, -1.09545, 1.09545], abs=1e-5)
+    assert standardized(values) == pytest.approx([-0.63246, 0.63246, -1.26491, 1.26491], abs=1e-5)
+    assert whitened([7.0]).tolist() == [0.0]
+    assert standardized([]).tolist() == []

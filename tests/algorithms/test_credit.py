@@ -98,10 +98,23 @@ def test_advantage_metrics_are_means_over_chosen_tokens() -> None:
     assert advantage_metrics([]) == {"loss/num_samples": 0.0}
 
 
-def test_a_group_with_fewer_than_two_known_grades_is_dropped_and_counted() -> None:
-    kept = keep_graded([group([1.0, None, 0.0]), group([1.0, None]), group([None]), group([0.0])])
+def test_a_group_is_by_task_and_not_by_position() -> None:
+    apart = [*groups(1.0), group([0.0], task_key="other"), *groups(0.0)]
+    assert chosen_advantages(assign_credit(apart, lambda rewards: [r - 0.5 for r in rewards])) == [
+        [0.5, 0.5],
+        [-0.5, -0.5],
+    ]
+
+
+def test_a_group_with_fewer_than_two_known_grades_is_dropped_counted_and_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    played = [group([1.0, None, 0.0]), group([1.0, None]), group([None]), group([0.0])]
+    kept = keep_graded(played)
     assert [g.rewards for g in kept.groups] == [[1.0, 0.0]]
     assert kept.dropped == {"unknown_grade": 3, "too_few_graded": 3}
+    assert "3 groups have fewer than 2 known grades" in caplog.text
+    assert keep_graded(played, at_least=1).dropped == {"unknown_grade": 3, "too_few_graded": 1}
 
 
 def test_a_filter_that_drops_nothing_counts_zero() -> None:

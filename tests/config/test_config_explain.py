@@ -15,8 +15,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "skyrl_keys.md"
 def test_a_key_is_explained_with_its_bounds_default_and_other_spelling() -> None:
     assert explain("generator.inference_engine.gpu_memory_utilization") == (
         "generator.gpu_memory_utilization: float, above 0, at most 1 = 0.8\n"
-        "Also spelled generator.inference_engine.gpu_memory_utilization.\n"
-        "Runs with 0.8; otherwise: the embedded engine has no use for it; leave it out."
+        "Also spelled generator.inference_engine.gpu_memory_utilization."
     )
     assert explain("generator.max_input_length") == (
         "generator.max_input_length: int, at least 1 = ${trainer.max_prompt_length}\n"

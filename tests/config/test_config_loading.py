@@ -128,7 +128,8 @@ def test_everything_wrong_is_said_at_once_a_sentence_each() -> None:
         "trainer.ref=5: trainer.ref is a section; set a key in it, such as trainer.ref.model.path",
         "data.val_data=3: it takes list[str] | dict[str, list[str]]",
         "trainer.algorithm.advantage_estimator='gpro': "
-        "it takes grpo | rloo | gae | reinforce++ | maxrl",
+        "it takes str, grpo, rloo, maxrl, reinforce++, gae, distillation, "
+        "or module:function of your own",
         "trainer.seed=-1: it takes int, at least 0",
     ]
 

@@ -148,17 +148,13 @@ def test_what_fleets_8b_recipe_asks_beyond_this_version_is_named() -> None:
         "trainer.dump_data_batch",
         "generator.num_inference_engines",
         "generator.backend",
-        "generator.gpu_memory_utilization",
+        "generator.eval_n_samples_per_prompt",
     }
 
 
 def test_fleets_variants_load_and_add_to_it() -> None:
     added = unsupported_keys("", FLEET_8B + FLEET_VARIANTS) - unsupported_keys("", FLEET_8B)
-    assert {
-        "generator.step_wise_trajectories",
-        "generator.tool_call_parser",
-        "trainer.algorithm.dynamic_sampling.type",
-    } <= added
+    assert "trainer.policy.track_extra_gradient_metrics" in added
     assert "trainer.policy.model_config_kwargs" not in added
 
 

@@ -23,6 +23,8 @@ environment.skyrl_gym.fleet_task.api_key environment.skyrl_gym.fleet_task.ttl_se
 environment.skyrl_gym.fleet_task.partial_reward
 data.env_filter data.quarantine data.allow_quarantined data.allow_unmanifested
 data.train_data data.val_data data.test_data data.retail_val_data data.held_out_envs
+trainer.export_path trainer.dump_eval_results
+generator.chat_template.name_or_path generator.tool_call_parser generator.gpu_memory_utilization
 trainer.policy.model.path trainer.policy.model_config_kwargs
 trainer.policy.optimizer_config.lr trainer.policy.optimizer_config.adam_betas
 trainer.policy.optimizer_config.weight_decay trainer.policy.optimizer_config.max_grad_norm
@@ -30,7 +32,35 @@ trainer.policy.optimizer_config.num_warmup_steps
 trainer.algorithm.grpo_norm_by_std trainer.algorithm.zero_variance_filter
 trainer.algorithm.zero_variance_filter_tol trainer.algorithm.max_seq_len
 trainer.algorithm.eps_clip_low trainer.algorithm.eps_clip_high
-trainer.algorithm.use_kl_loss trainer.algorithm.kl_loss_coef
+trainer.algorithm.use_kl_loss trainer.algorithm.kl_loss_coef trainer.algorithm.use_kl_in_reward
+trainer.algorithm.kl_estimator_type trainer.algorithm.kl_ctrl.type
+trainer.algorithm.kl_ctrl.kl_target trainer.algorithm.kl_ctrl.horizon
+trainer.algorithm.use_entropy_loss trainer.algorithm.entropy_loss_coef
+trainer.algorithm.policy_loss_type trainer.algorithm.loss_reduction trainer.algorithm.gamma
+trainer.algorithm.advantage_batch_normalize trainer.algorithm.clip_ratio_c
+trainer.algorithm.sapo.tau_pos trainer.algorithm.sapo.tau_neg
+trainer.algorithm.clip_cov.clip_ratio trainer.algorithm.clip_cov.clip_cov_lb
+trainer.algorithm.clip_cov.clip_cov_ub
+trainer.algorithm.kl_cov.kl_cov_frac trainer.algorithm.kl_cov.ppo_kl_coef
+trainer.algorithm.cispo.cispo_eps_clip_low trainer.algorithm.cispo.cispo_eps_clip_high
+trainer.algorithm.cispo.cispo_anchor
+trainer.algorithm.dppo.dppo_type trainer.algorithm.dppo.delta_low trainer.algorithm.dppo.delta_high
+trainer.algorithm.off_policy_correction.tis_ratio_type
+trainer.algorithm.off_policy_correction.token_tis_ratio_clip_high
+trainer.algorithm.off_policy_correction.sequence_tis_ratio_clip_high
+trainer.algorithm.off_policy_correction.sequence_mask_metric
+trainer.algorithm.off_policy_correction.geo_mask_high
+trainer.algorithm.off_policy_correction.geo_mask_low
+trainer.algorithm.off_policy_correction.product_mask_high
+trainer.algorithm.off_policy_correction.product_mask_low
+trainer.algorithm.off_policy_correction.outlier_token_is_threshold_low
+trainer.algorithm.off_policy_correction.outlier_token_is_threshold_high
+trainer.algorithm.off_policy_correction.token_mask_is_threshold_low
+trainer.algorithm.off_policy_correction.token_mask_is_threshold_high
+trainer.algorithm.dynamic_sampling.type trainer.algorithm.dynamic_sampling.max_sample_batches
+trainer.algorithm.dynamic_sampling.min_replace_ratio
+trainer.algorithm.overlong_buffer_len trainer.algorithm.overlong_buffer_penalty_factor
+trainer.algorithm.overlong_max_len trainer.ref.model.path generator.step_wise_trajectories
 trainer.warm_start.steps trainer.warm_start.batch_size trainer.warm_start.lr
 trainer.warm_start.tasks trainer.device trainer.seed trainer.bf16 trainer.epochs trainer.max_training_steps trainer.train_batch_size trainer.policy_mini_batch_size
 trainer.update_epochs_per_batch trainer.micro_train_batch_size_per_gpu
@@ -48,8 +78,7 @@ generator.max_num_seqs
 
 # Silent until another key switches them on, and that key has a gap.
 SILENT = """
-trainer.policy.model.lora. trainer.algorithm.dynamic_sampling. trainer.algorithm.kl_ctrl.
-trainer.algorithm.entropy_loss_coef trainer.rope_scaling. generator.chat_template.source
+trainer.policy.model.lora. trainer.rope_scaling. generator.chat_template.source
 generator.sampling_params. generator.eval_sampling_params.
 """
 
@@ -107,6 +136,49 @@ def test_kl_counts_once() -> None:
     )
 
 
+def test_distillation_needs_the_kl_to_its_teacher() -> None:
+    teacher = ("trainer.algorithm.advantage_estimator=distillation",)
+    in_reward = (
+        "trainer.algorithm.use_kl_loss=false",
+        "trainer.algorithm.use_kl_in_reward=true",
+    )
+    assert "set trainer.algorithm.use_kl_loss=false, use_kl_in_reward=true" in broken(*teacher)
+    assert "kl_estimator_type=k1" in broken(*teacher, *in_reward)
+    load_config("", [*teacher, *in_reward, "trainer.algorithm.kl_estimator_type=k1"])
+
+
+def test_an_off_policy_correction_fits_its_loss() -> None:
+    weighed = "trainer.algorithm.off_policy_correction.tis_ratio_type=token"
+    clip_cov = "trainer.algorithm.policy_loss_type=clip_cov"
+    assert "policy_loss_type=clip_cov compares tokens as they are" in broken(weighed, clip_cov)
+    anchored = (
+        "trainer.algorithm.policy_loss_type=cispo",
+        "trainer.algorithm.cispo.cispo_anchor=rollout",
+    )
+    assert "both weigh by the engine's logprobs" in broken(weighed, *anchored)
+    low = "trainer.algorithm.off_policy_correction.token_mask_is_threshold_low=0.5"
+    assert "has one bound; set both or neither" in broken(low)
+
+
+def test_logprobs_of_truncated_sampling_are_compared_with_nothing() -> None:
+    top_p = "generator.sampling_params.top_p=0.9"
+    for compares in (
+        "trainer.algorithm.policy_loss_type=rollout_is",
+        "trainer.algorithm.policy_loss_type=dppo",
+        "trainer.algorithm.off_policy_correction.sequence_mask_metric=geometric",
+    ):
+        assert "set generator.sampling_params.top_p=1" in broken(compares, top_p)
+        load_config("", [compares])
+    load_config("", [top_p, "trainer.algorithm.policy_loss_type=gspo"])
+
+
+def test_length_over_several_turns_needs_a_limit_to_be_punished() -> None:
+    buffer = "trainer.algorithm.overlong_buffer_len=64"
+    assert "say in trainer.algorithm.overlong_max_len how many" in broken(buffer)
+    load_config("", [buffer, "trainer.algorithm.overlong_max_len=512"])
+    load_config("", [buffer, "generator.max_turns=1"])
+
+
 def test_colocated_engines_fill_the_policys_gpus() -> None:
     two_by_two = (
         *VLLM,
@@ -148,20 +220,17 @@ def test_a_value_that_cannot_run_loads_and_is_named() -> None:
         [
             "trainer.algorithm.advantage_estimator=gae",
             "trainer.rope_scaling.factor=4",
-            "trainer.ref.model.path=other",
             "trainer.algorithm.temperature=0.5",
         ],
     )
     assert unsupported(config) == [
         "trainer.algorithm.advantage_estimator='gae' does not run in this version: "
-        "use grpo or rloo",
+        "gae needs a critic, and no critic is trained here; use grpo or reinforce++",
         "trainer.algorithm.temperature=0.5 does not run in this version: "
         "train at the sampling temperature: leave it out",
         "trainer.rope_scaling={'rope_type': 'yarn', 'factor': 4.0, "
         "'original_max_position_embeddings': 32768} does not run in this version: "
         "stay within the model's own context",
-        "trainer.ref.model.path='other' does not run in this version: "
-        "the reference is the policy as it began; leave it out",
     ]
 
 
@@ -169,6 +238,12 @@ def test_a_value_that_cannot_run_loads_and_is_named() -> None:
     "override",
     [
         "trainer.algorithm.advantage_estimator=rloo",
+        "trainer.algorithm.advantage_estimator=my.module:estimate",
+        "trainer.algorithm.policy_loss_type=my.module:loss",
+        "trainer.algorithm.policy_loss_type=gspo",
+        "trainer.algorithm.dynamic_sampling.type=filter",
+        "trainer.ref.model.path=other",
+        "generator.step_wise_trajectories=true",
         "trainer.algorithm.loss_reduction=sequence_mean",
         "trainer.algorithm.kl_estimator_type=k1",
         "generator.sampling_params.temperature=0.9",

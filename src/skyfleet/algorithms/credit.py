@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from math import fsum
 
-from skyfleet.algorithms.advantages import Estimator
+from skyfleet.algorithms.advantages import Estimator, WholeBatch
 from skyfleet.algorithms.sample import Sample
 from skyfleet.chat.transcript import Transcript
 from skyfleet.trajectories.trajectory import Group, Trajectory
@@ -14,19 +15,42 @@ from skyfleet.trajectories.trajectory import Group, Trajectory
 def assign_credit(
     groups: Iterable[Group], estimate: Estimator, *, mask_unfinished: bool = False
 ) -> list[Sample]:
-    """One sample per transcript of every graded attempt.
+    """One sample per transcript of every graded attempt; attempts at one task are one group.
 
     `mask_unfinished` is DAPO's overlong filter: an episode cut short counts in its group's mean
     and teaches nothing itself.
     """
-    samples: list[Sample] = []
+    by_task: dict[str, list[Trajectory]] = {}
     for group in groups:
-        advantages = estimate(group.rewards)
-        for trajectory, advantage in zip(group.graded, advantages, strict=True):
+        by_task.setdefault(group.task_key, []).extend(group.graded)
+    samples: list[Sample] = []
+    for graded in by_task.values():
+        rewards = tuple(t.grade.reward for t in graded if t.grade is not None)
+        for attempt, trajectory in enumerate(graded):
             if mask_unfinished and trajectory.ending.truncated:
                 continue
-            samples.extend(credited(trajectory, t, advantage) for t in trajectory.transcripts)
-    return [sample for sample in samples if sample.n_chosen]
+            samples.extend(
+                replace(sample, attempt=attempt, group_rewards=rewards)
+                for transcript in trajectory.transcripts
+                if (sample := credited(trajectory, transcript, 0.0)).n_chosen
+            )
+    return credit(samples, estimate)
+
+
+def credit(samples: Sequence[Sample], estimate: Estimator) -> list[Sample]:
+    """The same samples with the advantages of their rewards, less their penalties."""
+    if isinstance(estimate, WholeBatch):
+        return estimate.credit(samples)
+    rewards_by_task: dict[str, list[float]] = {}
+    for sample in samples:
+        rewards = rewards_by_task.setdefault(sample.task_key, list(sample.group_rewards))
+        if sample.penalties:
+            rewards[sample.attempt] -= fsum(sample.penalties)
+    advantages = {task: estimate(rewards) for task, rewards in rewards_by_task.items()}
+    return [
+        replace(s, advantages=_spread(advantages[s.task_key][s.attempt], s.loss_mask))
+        for s in samples
+    ]
 
 
 def credited(trajectory: Trajectory, transcript: Transcript, advantage: float) -> Sample:
@@ -39,10 +63,16 @@ def credited(trajectory: Trajectory, transcript: Transcript, advantage: float) -
         token_ids=tuple(transcript.token_ids[:end]),
         loss_mask=loss_mask,
         logprobs=tuple(transcript.logprobs[:end]),
-        advantages=tuple(advantage if chosen else 0.0 for chosen in loss_mask),
+        advantages=_spread(advantage, loss_mask),
         # Weights may arrive between two turns; the oldest version decides how stale a sample is.
         policy_version=min(transcript.policy_versions, default=0),
     )
+
+
+def _spread(advantage: float, loss_mask: tuple[bool, ...]) -> tuple[float, ...]:
+    if not advantage:
+        return (0.0,) * len(loss_mask)
+    return tuple(advantage if chosen else 0.0 for chosen in loss_mask)
 
 
 def advantage_metrics(samples: Sequence[Sample]) -> dict[str, float]:

@@ -1,12 +1,15 @@
-"""Filters: which attempts and groups may teach."""
+"""Filters: which attempts and groups may teach, and what an attempt's length costs it."""
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from skyfleet.trajectories.trajectory import Ending, Group
+from skyfleet.trajectories.trajectory import Ending, Group, Trajectory
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,10 +17,12 @@ class Kept:
     groups: tuple[Group, ...]
     dropped: Counter[str]
     """Reason -> how many: attempts for `unknown_grade`, groups for the rest."""
+    wants_more: bool = False
+    """Too few yet: play another batch, and sift all of them again."""
 
 
-def keep_graded(groups: Iterable[Group]) -> Kept:
-    """Leave out attempts whose grade is unknown, and groups of which none or one is left.
+def keep_graded(groups: Iterable[Group], *, at_least: int = 2) -> Kept:
+    """Leave out attempts whose grade is unknown, and groups of which fewer than `at_least` are left.
 
     An unknown grade read as zero would shift its siblings' mean; one attempt compares with nobody.
     """
@@ -26,20 +31,30 @@ def keep_graded(groups: Iterable[Group]) -> Kept:
     for group in groups:
         graded = group.graded
         dropped["unknown_grade"] += len(group.trajectories) - len(graded)
-        if len(graded) < 2:
+        if len(graded) < at_least:
             dropped["too_few_graded"] += 1
         else:
             kept.append(replace(group, trajectories=graded))
+    if too_few := dropped["too_few_graded"]:
+        logger.warning(
+            "%d groups have fewer than %d known grades: nothing to compare, so nothing is learned; "
+            "raise generator.n_samples_per_prompt or see why grades are missing",
+            too_few,
+            at_least,
+        )
     return Kept(tuple(kept), dropped)
 
 
 def drop_zero_variance(groups: Iterable[Group], *, tolerance: float = 1e-6) -> Kept:
-    """Leave out groups whose attempts all earned the same: they carry no comparison."""
+    """Leave out groups whose attempts all earned the same: they carry no comparison.
+
+    A single attempt stays: where it came this far, it is compared with the batch.
+    """
     kept: list[Group] = []
     dropped: Counter[str] = Counter(zero_variance=0)
     for group in groups:
         rewards = group.rewards
-        if max(rewards) - min(rewards) <= tolerance:
+        if len(rewards) > 1 and max(rewards) - min(rewards) <= tolerance:
             dropped["zero_variance"] += 1
         else:
             kept.append(group)
@@ -48,15 +63,34 @@ def drop_zero_variance(groups: Iterable[Group], *, tolerance: float = 1e-6) -> K
 
 def zero_unfinished(groups: Iterable[Group]) -> tuple[Group, ...]:
     """Give no reward to an episode that was cut short (`generator.zero_reward_on_non_stop`)."""
-    return tuple(
-        replace(
-            group,
-            trajectories=tuple(
-                replace(t, grade=replace(t.grade, reward=0.0, success=False))
-                if t.grade is not None and t.ending is not Ending.DONE
-                else t
-                for t in group.trajectories
-            ),
-        )
-        for group in groups
-    )
+
+    def zeroed(trajectory: Trajectory) -> Trajectory:
+        if trajectory.grade is None or trajectory.ending is Ending.DONE:
+            return trajectory
+        return replace(trajectory, grade=replace(trajectory.grade, reward=0.0, success=False))
+
+    return _each(groups, zeroed)
+
+
+def punish_overlong(
+    groups: Iterable[Group], *, max_len: int, buffer_len: int, penalty_factor: float
+) -> tuple[Group, ...]:
+    """DAPO's soft overlong punishment (arXiv 2503.14476, eq. 13), on all an attempt has said.
+
+    The reward falls over the last `buffer_len` tokens before `max_len`, by `penalty_factor` at
+    `max_len` and beyond. Success is not touched.
+    """
+
+    def punished(trajectory: Trajectory) -> Trajectory:
+        if trajectory.grade is None:
+            return trajectory
+        said = sum(sum(transcript.loss_mask) for transcript in trajectory.transcripts)
+        share = min(max((said - (max_len - buffer_len)) / buffer_len, 0.0), 1.0)
+        reward = trajectory.grade.reward - penalty_factor * share
+        return replace(trajectory, grade=replace(trajectory.grade, reward=reward))
+
+    return _each(groups, punished)
+
+
+def _each(groups: Iterable[Group], change: Callable[[Trajectory], Trajectory]) -> tuple[Group, ...]:
+    return tuple(replace(g, trajectories=tuple(map(change, g.trajectories))) for g in groups)

@@ -6,41 +6,68 @@ does not depend on the cut.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from skyfleet.errors import ConfigError
 
-Reduction = Callable[[Sequence[int]], list[float]]
-"""Chosen tokens per sequence -> the weight of one token, per sequence."""
+Reduction = Callable[[Sequence[int], Sequence[str]], list[float]]
+"""Chosen tokens and prompt of each sequence -> the weight of one of its tokens."""
 
 
-def token_mean(counts: Sequence[int]) -> list[float]:
+def token_mean(counts: Sequence[int], prompts: Sequence[str] = ()) -> list[float]:
     """Every token alike. `token_mean([1, 3])` is `[0.25, 0.25]`."""
     return [1 / max(sum(counts), 1)] * len(counts)
 
 
-def sequence_mean(counts: Sequence[int]) -> list[float]:
+def sequence_mean(counts: Sequence[int], prompts: Sequence[str] = ()) -> list[float]:
     """Every sequence alike. `sequence_mean([1, 3])` is `[1/2, 1/6]`."""
     return [1 / (len(counts) * max(count, 1)) for count in counts]
 
 
-def seq_mean_token_sum_norm(counts: Sequence[int], *, max_seq_len: int) -> list[float]:
+def seq_mean_token_sum_norm(
+    counts: Sequence[int], prompts: Sequence[str] = (), *, max_seq_len: int
+) -> list[float]:
     """Dr. GRPO (arXiv 2503.20783): a constant length in the denominator, so length is not rewarded."""
     return [1 / (len(counts) * max_seq_len)] * len(counts)
 
 
-def reduction(name: str, *, max_seq_len: int | None) -> Reduction:
-    if name == "token_mean":
-        return token_mean
-    if name == "sequence_mean":
-        return sequence_mean
+def prompt_mean(counts: Sequence[int], prompts: Sequence[str]) -> list[float]:
+    """Every prompt alike. `prompt_mean([1, 3, 4], "aab")` is `[1/8, 1/8, 1/8]`."""
+    tokens: Counter[str] = Counter()
+    for count, prompt in zip(counts, prompts, strict=True):
+        tokens[prompt] += count
+    return [1 / (len(tokens) * max(tokens[prompt], 1)) for prompt in prompts]
+
+
+def token_mean_legacy(
+    counts: Sequence[int], prompts: Sequence[str] = (), *, block_size: int
+) -> list[float]:
+    """Older SkyRL's: a token mean in each block of sequences, then the mean of the blocks.
+
+    With blocks of one it is `sequence_mean`, which is what Fleet's runs trained with. Blocks are
+    counted off in the order of the samples, not in that of our micro-batches.
+    """
+    blocks = [counts[at : at + block_size] for at in range(0, len(counts), block_size)]
+    return [1 / (max(sum(block), 1) * len(blocks)) for block in blocks for _ in block]
+
+
+def reduction(name: str, *, max_seq_len: int | None, block_size: int = 1) -> Reduction:
     if name == "seq_mean_token_sum_norm":
         if max_seq_len is None:
             raise ConfigError(
                 "trainer.algorithm.loss_reduction=seq_mean_token_sum_norm divides by a constant "
                 "length: set trainer.algorithm.max_seq_len"
             )
-        length = max_seq_len
-        return lambda counts: seq_mean_token_sum_norm(counts, max_seq_len=length)
-    choices = ["seq_mean_token_sum_norm", "sequence_mean", "token_mean"]
-    raise ConfigError(f"trainer.algorithm.loss_reduction={name!r}; choose from {choices}")
+        return partial(seq_mean_token_sum_norm, max_seq_len=max_seq_len)
+    named: dict[str, Reduction] = {
+        "token_mean": token_mean,
+        "sequence_mean": sequence_mean,
+        "prompt_mean": prompt_mean,
+        "token_mean_legacy": partial(token_mean_legacy, block_size=block_size),
+    }
+    if name not in named:
+        choices = sorted([*named, "seq_mean_token_sum_norm"])
+        raise ConfigError(f"trainer.algorithm.loss_reduction={name!r}; choose from {choices}")
+    return named[name]

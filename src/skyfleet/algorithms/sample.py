@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,9 +16,17 @@ class Sample:
     """True where the policy chose the token."""
     logprobs: tuple[float, ...]
     """Of the policy that sampled; zero where it did not."""
+    old_logprobs: tuple[float, ...] = ()
+    """Of the policy as the step began; empty where `logprobs` stand for them."""
     advantages: tuple[float, ...]
     policy_version: int
     """The oldest that spoke in it."""
+    attempt: int = 0
+    """Which of its group's graded attempts it is of."""
+    group_rewards: tuple[float, ...] = ()
+    """Of every graded attempt at the task, those that teach nothing themselves included."""
+    penalties: tuple[float, ...] = ()
+    """What each token takes off the reward; empty where nothing is taken off."""
 
     def __post_init__(self) -> None:
         lengths = {
@@ -33,3 +43,12 @@ class Sample:
     @property
     def n_chosen(self) -> int:
         return sum(self.loss_mask)
+
+    def at_chosen(self, values: Sequence[float]) -> list[float]:
+        """Of one value a token, those of the chosen ones."""
+        return list(compress(values, self.loss_mask))
+
+    def spread(self, values: Iterable[float]) -> tuple[float, ...]:
+        """From one value a chosen token, one a token: zero where the policy did not choose."""
+        each = iter(values)
+        return tuple(next(each) if chosen else 0.0 for chosen in self.loss_mask)

@@ -10,6 +10,8 @@ class Gap:
     key: str
     works: tuple[object, ...] = ()
     """Values that run; empty stands for the default alone."""
+    or_named: bool = False
+    """Whatever is named as `module:function` runs too."""
     instead: str
 
 
@@ -19,14 +21,12 @@ _ENGINE_KEYS = (
     "async_engine",
     "weight_sync_backend",
     "model_dtype",
-    "gpu_memory_utilization",
     "enforce_eager",
     "enable_prefix_caching",
     "enable_chunked_prefill",
     "language_model_only",
     "engine_init_kwargs",
     "reasoning_parser",
-    "tool_call_parser",
 )
 
 _DEVICE_KEYS = (
@@ -51,23 +51,17 @@ _SPEED_KEYS = (
 )
 
 
-def _gap(key: str, *works: object, instead: str) -> Gap:
-    return Gap(key=key, works=works, instead=instead)
+def _gap(key: str, *works: object, instead: str, or_named: bool = False) -> Gap:
+    return Gap(key=key, works=works, instead=instead, or_named=or_named)
 
 
 _ALGORITHM = (
-    _gap("trainer.algorithm.advantage_estimator", "grpo", "rloo", instead="use grpo or rloo"),
-    _gap("trainer.algorithm.policy_loss_type", "regular", instead="use regular"),
     _gap(
-        "trainer.algorithm.loss_reduction",
-        *("token_mean", "sequence_mean", "seq_mean_token_sum_norm"),
-        instead="use token_mean, sequence_mean or seq_mean_token_sum_norm",
+        "trainer.algorithm.advantage_estimator",
+        *("grpo", "rloo", "maxrl", "reinforce++", "distillation"),
+        or_named=True,
+        instead="gae needs a critic, and no critic is trained here; use grpo or reinforce++",
     ),
-    _gap("trainer.algorithm.kl_estimator_type", "k1", "k2", "k3", instead="use k1, k2 or k3"),
-    _gap("trainer.algorithm.use_kl_in_reward", instead="put the KL in the loss: use_kl_loss=true"),
-    _gap("trainer.algorithm.use_entropy_loss", instead="train without an entropy bonus"),
-    _gap("trainer.algorithm.advantage_batch_normalize", instead="use grpo_norm_by_std"),
-    _gap("trainer.algorithm.dynamic_sampling.type", instead="use zero_variance_filter=true"),
     _gap("trainer.algorithm.value_clip", instead="it belongs to a critic; leave it out"),
     _gap(
         "trainer.algorithm.temperature", instead="train at the sampling temperature: leave it out"
@@ -77,7 +71,6 @@ _ALGORITHM = (
 _TRAINER = (
     _gap("trainer.strategy", "single", instead="one device trains; use single"),
     _gap("trainer.rope_scaling", None, instead="stay within the model's own context"),
-    _gap("trainer.ref.model.path", instead="the reference is the policy as it began; leave it out"),
     _gap("trainer.policy.model.lora.rank", instead="train every weight: use 0"),
     _gap("trainer.policy.language_model_only", instead="models have no vision tower; leave it out"),
     _gap("trainer.ref.language_model_only", instead="models have no vision tower; leave it out"),
@@ -85,10 +78,8 @@ _TRAINER = (
     _gap("trainer.policy.track_extra_gradient_metrics", instead="read the global norm; use false"),
     _gap("trainer.update_ref_every_epoch", instead="the reference stays; use false"),
     _gap("trainer.hf_save_interval", instead="read the checkpoints; use -1"),
-    _gap("trainer.export_path", instead="everything is under trainer.run_path; leave it out"),
     _gap("trainer.print_example_interval", instead="read the run's episodes; use -1"),
     _gap("trainer.dump_data_batch", instead="read the run's episodes; use false"),
-    _gap("trainer.dump_eval_results", instead="evaluation episodes are always kept; use true"),
     _gap(
         "trainer.dump_training_trajectories", instead="training episodes are always kept; use false"
     ),
@@ -97,10 +88,8 @@ _TRAINER = (
 _GENERATOR = (
     _gap("generator.backend", "embedded", instead="use embedded"),
     _gap("generator.use_native_tool_calling", instead="calls are parsed here; use false"),
-    _gap("generator.step_wise_trajectories", instead="an episode is one sequence; use false"),
     _gap("generator.batched", instead="episodes run side by side; use false"),
     _gap("generator.use_conversation_multi_turn", instead="each turn is a message; use true"),
-    _gap("generator.chat_template.name_or_path", instead="the model's own template is used"),
     _gap("generator.inject_context_status", instead="use false"),
     _gap("generator.context_warning_threshold", instead="nobody is warned; leave it out"),
 )

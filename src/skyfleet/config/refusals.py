@@ -8,13 +8,7 @@ _ENGINE_SERVERS = "it reaches engines in other processes; drop it: the engine ru
 _VLLM_TUNING = "it tunes vLLM; drop it, or put it in generator.engine_init_kwargs"
 _MEGATRON = "it belongs to Megatron; drop it: trainer.strategy=single trains on one device"
 _CRITIC = "it belongs to a critic and grpo and rloo have none; drop it"
-_OTHER_LOSS = (
-    "it tunes a policy loss other than regular; drop it or tune trainer.algorithm.eps_clip_*"
-)
-_CORRECTION = (
-    "it corrects for an engine that samples with other weights or numerics than the learner's; "
-    "drop it: the embedded engine samples with the learner's own"
-)
+_OLD_TIS = "removed; set trainer.algorithm.off_policy_correction.tis_ratio_type=token"
 _MEMORY = "it trades memory on large GPUs; drop it, or bound trainer.max_tokens_per_microbatch"
 _OTHER_GYM = "it belongs to an environment that is not here; drop it and set environment.env_class"
 
@@ -25,9 +19,6 @@ REFUSED: dict[str, str] = {
     "trainer.placement.critic_*": _CRITIC,
     "trainer.algorithm.value_head_prefix": _CRITIC,
     "trainer.algorithm.lambd": _CRITIC,
-    "trainer.algorithm.gamma": (
-        "it discounts rewards token by token; drop it: grpo and rloo credit whole attempts"
-    ),
     "trainer.*.megatron_config": _MEGATRON,
     "trainer.mtp": "it trains draft heads under Megatron; drop it",
     "trainer.vocab_entropy_chunk_*": _MEGATRON,
@@ -55,16 +46,11 @@ REFUSED: dict[str, str] = {
     "trainer.fully_async": (
         "it trains on stale episodes while new ones are played; drop it: steps take turns here"
     ),
-    "trainer.recompute_old_logprobs_per_minibatch": _CORRECTION,
-    "trainer.algorithm.use_tis": _CORRECTION,
-    "trainer.algorithm.tis_imp_ratio_cap": _CORRECTION,
-    "trainer.algorithm.off_policy_correction": _CORRECTION,
-    "trainer.algorithm.clip_ratio_c": _OTHER_LOSS,
-    "trainer.algorithm.sapo": _OTHER_LOSS,
-    "trainer.algorithm.clip_cov": _OTHER_LOSS,
-    "trainer.algorithm.kl_cov": _OTHER_LOSS,
-    "trainer.algorithm.cispo": _OTHER_LOSS,
-    "trainer.algorithm.dppo": _OTHER_LOSS,
+    "trainer.recompute_old_logprobs_per_minibatch": (
+        "old logprobs do not depend on how a batch is cut here; drop it"
+    ),
+    "trainer.algorithm.use_tis": _OLD_TIS,
+    "trainer.algorithm.tis_imp_ratio_cap": _OLD_TIS,
     "trainer.algorithm.use_kl_estimator_k3": "removed; set trainer.algorithm.kl_estimator_type=k3",
     "trainer.algorithm.use_abs_kl": "removed; set trainer.algorithm.kl_estimator_type=abs",
     "trainer.log_path": "it placed Ray's logs; set trainer.run_path, which holds everything",

@@ -8,7 +8,7 @@ from functools import reduce
 from operator import getitem
 from typing import Any
 
-from skyfleet.config.gaps import GAPS
+from skyfleet.config.gaps import GAPS, Gap
 from skyfleet.config.keys import known_keys
 from skyfleet.config.references import resolve
 from skyfleet.config.root import RunConfig
@@ -24,13 +24,31 @@ def check(config: RunConfig) -> None:
 
 
 def unsupported(config: RunConfig) -> list[str]:
-    """A sentence for each value that is understood but cannot run yet."""
+    """A sentence for each value that is understood and does not run."""
     tree = config.model_dump(mode="json")
     return [
         f"{gap.key}={value!r} does not run in this version: {gap.instead}"
         for gap in GAPS
-        if (value := _value(tree, gap.key)) not in (gap.works or (_default(tree, gap.key),))
-    ]
+        if not _runs(gap, value := _value(tree, gap.key), tree)
+    ] + list(greedy_attempts(config))
+
+
+def greedy_attempts(config: RunConfig) -> Iterator[str]:
+    """Loads, because SkyRL's recipes have it; a policy is not measured by it."""
+    n, sampling = config.generator.eval_n_samples_per_prompt, config.generator.eval_sampling_params
+    if n > 1 and (sampling.temperature == 0 or sampling.top_k == 1):
+        greedy = "temperature=0" if sampling.temperature == 0 else "top_k=1"
+        yield (
+            f"generator.eval_n_samples_per_prompt={n} with "
+            f"generator.eval_sampling_params.{greedy} would play one attempt {n} times, and "
+            f"pass@{n} would be pass@1; set generator.eval_n_samples_per_prompt=1, or "
+            "generator.eval_sampling_params.temperature=1 without top_k"
+        )
+
+
+def _runs(gap: Gap, value: Any, tree: Mapping[str, Any]) -> bool:
+    works = gap.works or (_default(tree, gap.key),)
+    return value in works or (gap.or_named and ":" in value)
 
 
 def _value(tree: Mapping[str, Any], key: str) -> Any:
@@ -104,6 +122,64 @@ def _kl_counts_once(config: RunConfig) -> Iterator[str]:
         )
 
 
+def _distillation_has_its_kl(config: RunConfig) -> Iterator[str]:
+    algorithm = config.trainer.algorithm
+    if algorithm.advantage_estimator != "distillation":
+        return
+    if not algorithm.use_kl_in_reward or algorithm.kl_estimator_type != "k1":
+        yield (
+            "trainer.algorithm.advantage_estimator=distillation learns from the KL to "
+            "trainer.ref.model.path, token by token; set trainer.algorithm.use_kl_loss=false, "
+            "use_kl_in_reward=true, kl_estimator_type=k1 and kl_loss_coef=1"
+        )
+
+
+def _corrections_fit_the_loss(config: RunConfig) -> Iterator[str]:
+    algorithm = config.trainer.algorithm
+    loss, rules = algorithm.policy_loss_type, algorithm.off_policy_correction
+    prefix = "trainer.algorithm.off_policy_correction"
+    if rules.active and loss in ("clip_cov", "kl_cov"):
+        yield (
+            f"{prefix} is set and trainer.algorithm.policy_loss_type={loss} compares tokens as "
+            "they are; unset the one or choose another loss"
+        )
+    if (rules.token_mask_is_threshold_low is None) != (rules.token_mask_is_threshold_high is None):
+        yield f"{prefix}.token_mask_is_threshold_* has one bound; set both or neither"
+    if loss == "cispo" and algorithm.cispo.cispo_anchor == "rollout" and rules.tis_ratio_type:
+        yield (
+            f"{prefix}.tis_ratio_type={rules.tis_ratio_type} and "
+            "trainer.algorithm.cispo.cispo_anchor=rollout both weigh by the engine's logprobs; "
+            "unset the one or set the other to old"
+        )
+
+
+def _engine_logprobs_compare(config: RunConfig) -> Iterator[str]:
+    """After top-p and its like the engine's logprobs are of a part of the vocabulary."""
+    algorithm, sampling = config.trainer.algorithm, config.generator.sampling_params
+    if sampling.top_p == 1 and sampling.top_k < 0 and sampling.min_p == 0:
+        return
+    loss = algorithm.policy_loss_type
+    anchored = loss == "cispo" and algorithm.cispo.cispo_anchor == "rollout"
+    if anchored or loss in ("rollout_is", "dppo") or algorithm.off_policy_correction.active:
+        yield (
+            f"trainer.algorithm.policy_loss_type={loss} or its off_policy_correction compares the "
+            "learner's logprobs with the engine's, which sampled from a part of the vocabulary; "
+            "set generator.sampling_params.top_p=1, top_k=-1 and min_p=0"
+        )
+
+
+def _overlong_has_its_limit(config: RunConfig) -> Iterator[str]:
+    algorithm, turns = config.trainer.algorithm, config.generator.max_turns
+    if algorithm.overlong_buffer_len is None:
+        return
+    if algorithm.overlong_max_len is None and turns > 1:
+        yield (
+            f"trainer.algorithm.overlong_buffer_len={algorithm.overlong_buffer_len} with "
+            f"generator.max_turns={turns}: say in trainer.algorithm.overlong_max_len how many "
+            "tokens an attempt may say in all its turns"
+        )
+
+
 def _engines_fill_the_gpus(config: RunConfig) -> Iterator[str]:
     generator = config.generator
     if generator.backend != "vllm" or not config.trainer.placement.colocate_all:
@@ -148,6 +224,10 @@ RULES: tuple[Rule, ...] = (
     _context_fits,
     _reduction_has_its_constant,
     _kl_counts_once,
+    _distillation_has_its_kl,
+    _corrections_fit_the_loss,
+    _engine_logprobs_compare,
+    _overlong_has_its_limit,
     _engines_fill_the_gpus,
     _resuming_has_a_path,
     _evaluation_names_differ,

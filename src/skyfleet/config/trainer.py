@@ -57,7 +57,8 @@ class Trainer(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes CUDA when there is one."""
     seed: int = Field(42, ge=0)
-    bf16: bool = True
+    bf16: bool | Literal["auto"] = "auto"
+    """auto: bfloat16 on CUDA, float32 on a CPU, which is seldom fast in bfloat16."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass to save memory. SkyRL's default is true."""
     flash_attn: bool = True

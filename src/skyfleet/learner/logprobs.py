@@ -12,9 +12,14 @@ from skyfleet.models.packed import take_rows
 
 
 def chosen_logprobs(
-    decoder: Decoder, batch: MicroBatch, *, temperature: float, chunk_size: int
+    decoder: Decoder,
+    batch: MicroBatch,
+    *,
+    temperature: float,
+    chunk_size: int,
+    entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Logprob (with gradient) and entropy (without) of each chosen token [N], [N].
+    """Logprob (with gradient) and entropy (with one if asked) of each chosen token [N], [N].
 
     `temperature` is the one the tokens were sampled at: the policy is the tempered distribution.
     """
@@ -24,7 +29,7 @@ def chosen_logprobs(
 
     def scored(hidden_CE: Tensor, chosen_C: Tensor) -> tuple[Tensor, Tensor]:
         logprobs_CV = torch.log_softmax(decoder.logits(hidden_CE) / temperature, dim=-1)
-        with torch.no_grad():
+        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             entropy_C = -(logprobs_CV.exp() * logprobs_CV).sum(dim=-1)
         return logprobs_CV.gather(1, chosen_C.unsqueeze(1)).squeeze(1), entropy_C
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from skyfleet.algorithms.losses.loss import LossInputs
 from skyfleet.algorithms.sample import Sample
 from skyfleet.models.packed import PackedAttention
 
@@ -23,7 +24,10 @@ class MicroBatch:
     before_N: Tensor
     """Where in T the token just before each chosen one stands: its output predicts it."""
     chosen_N: Tensor
+    lengths_B: Tensor
+    """How many of N are each member's."""
     behaviour_logprobs_N: Tensor
+    old_logprobs_N: Tensor
     advantages_N: Tensor
     weights_N: Tensor
     """What each token counts in the mini-batch's loss."""
@@ -78,6 +82,23 @@ def pack(
     ]
 
 
+def in_sample_order(
+    parts: Sequence[LossInputs], members: Sequence[tuple[int, ...]]
+) -> tuple[LossInputs, Tensor]:
+    """Micro-batches as one, the same however they were cut; and where each token was before."""
+    lengths_B = torch.cat([part.lengths_B for part in parts])
+    owners_B = torch.tensor([i for batch in members for i in batch], device=lengths_B.device)
+    order_N = torch.argsort(owners_B.repeat_interleave(lengths_B), stable=True)
+    whole = LossInputs(
+        logprobs_T=torch.cat([part.logprobs_T for part in parts])[order_N],
+        old_logprobs_T=torch.cat([part.old_logprobs_T for part in parts])[order_N],
+        behaviour_logprobs_T=torch.cat([part.behaviour_logprobs_T for part in parts])[order_N],
+        advantages_T=torch.cat([part.advantages_T for part in parts])[order_N],
+        lengths_B=lengths_B[torch.argsort(owners_B)],
+    )
+    return whole, order_N
+
+
 def _micro_batch(
     members: tuple[int, ...],
     samples: Sequence[Sample],
@@ -105,7 +126,9 @@ def _micro_batch(
         attention=attention,
         before_N=attention.rows_BL[rows_N, at_N - 1],
         chosen_N=chosen((s.token_ids for s in samples), np.int64),
+        lengths_B=torch.from_numpy(np.asarray(counts, np.int64)).to(device),
         behaviour_logprobs_N=chosen((s.logprobs for s in samples), np.float32),
+        old_logprobs_N=chosen((s.old_logprobs or s.logprobs for s in samples), np.float32),
         advantages_N=chosen((s.advantages for s in samples), np.float32),
         weights_N=repeated(weights, np.float32),
         kl_weights_N=repeated(kl_weights, np.float32),

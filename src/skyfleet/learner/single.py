@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,14 @@ from torch import Tensor
 
 from skyfleet.algorithms.kl import KlEstimator
 from skyfleet.algorithms.losses.cross_entropy import cross_entropy
-from skyfleet.algorithms.losses.loss import LossInputs, PolicyLoss
+from skyfleet.algorithms.losses.loss import LossInputs, PolicyLoss, Selector
 from skyfleet.algorithms.reduction import Reduction, token_mean
+from skyfleet.algorithms.reward_kl import RewardKl, penalised
 from skyfleet.algorithms.sample import Sample
 from skyfleet.learner.learner import StepReport
 from skyfleet.learner.logprobs import chosen_logprobs
 from skyfleet.learner.optimizer import Optimizer, OptimizerSettings
-from skyfleet.learner.packing import MicroBatch, pack
+from skyfleet.learner.packing import MicroBatch, in_sample_order, pack
 from skyfleet.models.decoder import Decoder
 
 
@@ -29,6 +29,8 @@ class LearnerSettings:
     optimizer: OptimizerSettings
     warm_start_optimizer: OptimizerSettings
     policy_loss: PolicyLoss
+    select: Selector | None = None
+    """For a loss that compares a mini-batch's tokens; costs a forward pass more."""
     reduce: Reduction
     temperature: float
     """The rollouts' own: logprobs are those of the tempered policy."""
@@ -40,8 +42,12 @@ class LearnerSettings:
     truncated_sampling: bool = False
     """Rollouts drew from a part of the vocabulary (top-p, top-k, min-p). Their logprobs are of that
     part, the policy's of the whole: the two cannot be compared, so the policy's own are taken."""
+    recompute_old_logprobs: bool = False
+    """Ask the policy itself, as the step begins, instead of taking the engine's word."""
     kl: KlEstimator | None = None
     kl_loss_coef: float = 0.0
+    entropy_loss_coef: float = 0.0
+    reward_kl: RewardKl | None = None
 
 
 class SingleLearner:
@@ -59,22 +65,30 @@ class SingleLearner:
         """Called when reinforcement begins: the reference is the policy as it stands then."""
         self._reference: Decoder | None = None
         self._save_policy, self._load_policy = save_policy, load_policy
+        self._reward_kl_coef = settings.reward_kl.coef if settings.reward_kl else 0.0
         self.policy_version = 0
         self._phase = ""
-        self._optimizer = self._begin("warm_start")
+        self._optimizer: Optimizer
+        self._begin("warm_start")
 
     async def step(self, samples: Sequence[Sample]) -> StepReport:
-        self._begin("policy")
-        if self._settings.truncated_sampling:
-            samples = self._with_own_logprobs(samples)
+        settings = self._begin("policy")
+        if settings.truncated_sampling or settings.recompute_old_logprobs:
+            own = self._chosen_logprobs(self._decoder, samples)
+            samples = [
+                replace(s, old_logprobs=s.spread(row)) for s, row in zip(samples, own, strict=True)
+            ]
+        samples, metrics = self._penalised(samples)
         totals: dict[str, list[float]] = defaultdict(list)
-        for _ in range(self._settings.update_epochs_per_batch):
-            for mini_batch in mini_batches(samples, self._settings.policy_mini_batch_size):
-                report = self._update(mini_batch, self._settings.policy_loss, self._settings.reduce)
+        for _ in range(settings.update_epochs_per_batch):
+            for mini_batch in mini_batches(samples, settings.policy_mini_batch_size):
+                report = self._update(
+                    mini_batch, settings.policy_loss, settings.reduce, settings.select
+                )
                 for name, value in report.items():
                     totals[f"policy/{name}"].append(value)
         self.policy_version += 1
-        metrics = {name: sum(values) / len(values) for name, values in totals.items()}
+        metrics |= {name: sum(values) / len(values) for name, values in totals.items()}
         return StepReport(policy_version=self.policy_version, metrics=metrics)
 
     async def imitate(self, samples: Sequence[Sample]) -> StepReport:
@@ -93,6 +107,7 @@ class SingleLearner:
             "phase": self._phase,
             "optimizer": self._optimizer.state_dict(),
             "policy_version": self.policy_version,
+            "reward_kl_coef": self._reward_kl_coef,
         }
         torch.save(state, folder / "optimizer.pt")
 
@@ -104,8 +119,10 @@ class SingleLearner:
         self._begin(state["phase"])
         self._optimizer.load_state_dict(state["optimizer"])
         self.policy_version = state["policy_version"]
+        # Checkpoints from before there was such a coefficient have none.
+        self._reward_kl_coef = state.get("reward_kl_coef", self._reward_kl_coef)
 
-    def _begin(self, phase: str) -> Optimizer:
+    def _begin(self, phase: str) -> LearnerSettings:
         """Each phase has an optimiser of its own: moments of one mean nothing to the other."""
         if phase != self._phase:
             settings = (
@@ -117,34 +134,65 @@ class SingleLearner:
             self._phase = phase
         if phase == "policy" and self._reference is None and self._make_reference is not None:
             self._reference = self._make_reference()
-        return self._optimizer
+        return self._settings
+
+    def _penalised(self, samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, float]]:
+        """With `use_kl_in_reward`: credit once more, for what the rewards are less the KL."""
+        rules, coef = self._settings.reward_kl, self._reward_kl_coef
+        if rules is None or self._reference is None:
+            return list(samples), {}
+        reference = self._chosen_logprobs(self._reference, samples)
+        result = penalised(samples, reference, rules.estimate, coef=coef)
+        self._reward_kl_coef = rules.control(coef, result.kl, len(samples))
+        metrics = {
+            "loss/avg_kl": result.kl,
+            "loss/avg_kl_max": result.kl_max,
+            "loss/kl_loss_coef": coef,
+        }
+        return rules.credit(result.samples), metrics
 
     def _update(
-        self, samples: Sequence[Sample], policy_loss: PolicyLoss, reduce: Reduction
+        self,
+        samples: Sequence[Sample],
+        policy_loss: PolicyLoss,
+        reduce: Reduction,
+        select: Selector | None = None,
     ) -> dict[str, float]:
         """One optimiser step. Sums run over the whole mini-batch, however it is cut."""
         counts = [s.n_chosen for s in samples]
-        n_tokens = sum(counts)
+        batches = self._pack(samples, reduce(counts, [s.task_key for s in samples]))
+        selected = self._selected(batches, select) if select else [None] * len(batches)
         sums: dict[str, float] = defaultdict(float)
-        for batch in self._pack(samples, reduce(counts)):
-            for name, value in self._accumulate(batch, policy_loss, n_tokens).items():
+        for batch, selected_N in zip(batches, selected, strict=True):
+            shares = self._accumulate(batch, policy_loss, selected_N, sum(counts), len(samples))
+            for name, value in shares.items():
                 sums[name] += value
         sums["policy_lr"] = self._optimizer.lr
         sums["grad_norm"] = self._optimizer.apply()
         return dict(sums)
 
+    def _selected(self, batches: Sequence[MicroBatch], select: Selector) -> list[Tensor | None]:
+        """Judge all tokens of the mini-batch together, in the samples' own order."""
+        parts: list[LossInputs] = []
+        for batch in batches:
+            with torch.no_grad():
+                parts.append(_inputs(batch, self._logprobs(self._decoder, batch)[0]))
+        whole, order_N = in_sample_order(parts, [b.members for b in batches])
+        selected_N = torch.empty_like(order_N, dtype=torch.bool)
+        selected_N[order_N] = select(whole)
+        return list(torch.split(selected_N, [len(b.chosen_N) for b in batches]))
+
     def _accumulate(
-        self, batch: MicroBatch, policy_loss: PolicyLoss, n_tokens: int
+        self,
+        batch: MicroBatch,
+        policy_loss: PolicyLoss,
+        selected_N: Tensor | None,
+        n_tokens: int,
+        n_sequences: int,
     ) -> dict[str, float]:
         """Add one micro-batch's gradients; its share of every metric comes back."""
         logprobs_N, entropy_N = self._logprobs(self._decoder, batch)
-        output = policy_loss(
-            LossInputs(
-                logprobs_T=logprobs_N,
-                behaviour_logprobs_T=batch.behaviour_logprobs_N,
-                advantages_T=batch.advantages_N,
-            )
-        )
+        output = policy_loss(_inputs(batch, logprobs_N, selected_N))
         policy_part = loss = (output.loss_T * batch.weights_N).sum()
         shares = {"policy_loss": policy_part}
         if self._settings.kl is not None and self._reference is not None:
@@ -153,26 +201,28 @@ class SingleLearner:
             kl = (self._settings.kl(logprobs_N, ref_logprobs_N) * batch.kl_weights_N).sum()
             loss = loss + self._settings.kl_loss_coef * kl
             shares["policy_kl"] = kl
-        loss.backward()  # type: ignore[no-untyped-call]
-        shares |= {"final_loss": loss, "policy_entropy": entropy_N.sum() / n_tokens}
+        entropy = entropy_N.sum() / n_tokens
+        if self._settings.entropy_loss_coef:
+            loss = loss - self._settings.entropy_loss_coef * entropy
+        loss.backward()
+        shares |= {"final_loss": loss, "policy_entropy": entropy}
         if not self._settings.truncated_sampling:
             gap_N = (logprobs_N.detach() - batch.behaviour_logprobs_N).abs()
             shares["rollout_train_logprobs_abs_diff_mean"] = gap_N.sum() / n_tokens
         shares |= {name: x.sum() / n_tokens for name, x in output.metrics_T.items()}
+        shares |= {name: x.sum() / n_sequences for name, x in output.metrics_B.items()}
         return {name: float(share.detach()) for name, share in shares.items()}
 
-    def _with_own_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
-        """What the policy as it stands gives to the tokens that were sampled."""
-        own = list(samples)
+    def _chosen_logprobs(self, decoder: Decoder, samples: Sequence[Sample]) -> list[list[float]]:
+        """What `decoder` gives to the tokens that were sampled."""
+        rows: list[list[float]] = [[] for _ in samples]
         for batch in self._pack(samples, [0.0] * len(samples)):
             with torch.no_grad():
-                logprobs_N, _ = self._logprobs(self._decoder, batch)
-            values = iter(logprobs_N.tolist())
-            for index in batch.members:
-                mask = samples[index].loss_mask
-                logprobs = tuple(next(values) if chosen else 0.0 for chosen in mask)
-                own[index] = replace(samples[index], logprobs=logprobs)
-        return own
+                logprobs_N, _ = self._logprobs(decoder, batch)
+            parts = torch.split(logprobs_N, batch.lengths_B.tolist())
+            for index, part_N in zip(batch.members, parts, strict=True):
+                rows[index] = part_N.tolist()
+        return rows
 
     def _pack(self, samples: Sequence[Sample], weights: Sequence[float]) -> list[MicroBatch]:
         return pack(
@@ -188,13 +238,28 @@ class SingleLearner:
             batch,
             temperature=self._settings.temperature,
             chunk_size=self._settings.logprobs_chunk_size,
+            entropy_gradient=self._settings.entropy_loss_coef > 0,
         )
+
+
+def _inputs(batch: MicroBatch, logprobs_N: Tensor, selected_N: Tensor | None = None) -> LossInputs:
+    return LossInputs(
+        logprobs_T=logprobs_N,
+        old_logprobs_T=batch.old_logprobs_N,
+        behaviour_logprobs_T=batch.behaviour_logprobs_N,
+        advantages_T=batch.advantages_N,
+        lengths_B=batch.lengths_B,
+        selected_T=selected_N,
+    )
 
 
 def mini_batches(samples: Sequence[Sample], prompts: int) -> list[list[Sample]]:
     """Runs of `prompts` tasks, every sample of a task in one; the last run may be shorter."""
-    by_task = [list(group) for _, group in groupby(samples, key=lambda s: s.task_key)]
+    by_task: dict[str, list[Sample]] = {}
+    for sample in samples:
+        by_task.setdefault(sample.task_key, []).append(sample)
+    groups = list(by_task.values())
     return [
-        [sample for group in by_task[start : start + prompts] for sample in group]
-        for start in range(0, len(by_task), prompts)
+        [sample for group in groups[start : start + prompts] for sample in group]
+        for start in range(0, len(groups), prompts)
     ]

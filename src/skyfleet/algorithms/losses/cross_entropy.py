@@ -1,4 +1,4 @@
-"""Cross-entropy: imitate the chosen tokens."""
+"""Cross-entropy: imitate the chosen tokens, whatever they earned."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from skyfleet.algorithms.losses.loss import LossInputs, LossOutput
 
 
 def cross_entropy(inputs: LossInputs) -> LossOutput:
-    return LossOutput(loss_T=-inputs.logprobs_T * inputs.advantages_T)
+    return LossOutput(loss_T=-inputs.logprobs_T)

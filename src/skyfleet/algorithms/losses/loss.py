@@ -10,13 +10,20 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossInputs:
-    """The chosen tokens of a micro-batch, one entry each; what the policy was given is not here."""
+    """The chosen tokens of whole sequences, one entry each; what the policy was given is not here."""
 
     logprobs_T: Tensor
     """Under the weights being trained; carries the gradient."""
+    old_logprobs_T: Tensor
+    """Under the policy as the step began: how far it may go is measured from there."""
     behaviour_logprobs_T: Tensor
-    """Under the policy that sampled."""
+    """Under the policy that sampled, as the engine told them."""
     advantages_T: Tensor
+    """As the estimator gave them: what a token weighs in the mini-batch is applied afterwards."""
+    lengths_B: Tensor
+    """How many of the tokens are each sequence's; sequences stand one after another."""
+    selected_T: Tensor | None = None
+    """What the loss's `Selector` said of each token, if it has one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +32,11 @@ class LossOutput:
     """Per token; the learner weighs and sums."""
     metrics_T: dict[str, Tensor] = field(default_factory=dict)
     """Name -> a value per token, averaged over all chosen tokens."""
+    metrics_B: dict[str, Tensor] = field(default_factory=dict)
+    """Name -> a value per sequence, averaged over all sequences."""
 
 
 PolicyLoss = Callable[[LossInputs], LossOutput]
+
+Selector = Callable[[LossInputs], Tensor]
+"""Which tokens of a whole mini-batch are treated apart, for a loss that compares all of them."""

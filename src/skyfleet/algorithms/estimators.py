@@ -1,0 +1,31 @@
+"""Estimators by name: those of the package, and any other as `module:function`."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from skyfleet.algorithms.advantages import Estimator, WholeBatch, grpo, maxrl, rloo
+from skyfleet.algorithms.token_credit import distillation, reinforce_plus_plus
+from skyfleet.config.algorithm import Algorithm
+from skyfleet.config.imports import import_named
+from skyfleet.errors import ConfigError
+
+_KEY = "trainer.algorithm.advantage_estimator"
+
+
+def estimator_of(algorithm: Algorithm) -> Estimator:
+    """One's own takes a group's rewards and returns an advantage each, or is a `WholeBatch`."""
+    name = algorithm.advantage_estimator
+    if ":" in name:
+        own: Estimator = import_named(name, key=_KEY)
+        return own
+    named: dict[str, Estimator] = {
+        "grpo": partial(grpo, norm_by_std=algorithm.grpo_norm_by_std),
+        "rloo": rloo,
+        "maxrl": maxrl,
+        "reinforce++": WholeBatch(partial(reinforce_plus_plus, gamma=algorithm.gamma)),
+        "distillation": WholeBatch(distillation),
+    }
+    if name not in named:
+        raise ConfigError(f"{_KEY}={name!r}; choose from {sorted(named)}, or module:function")
+    return named[name]

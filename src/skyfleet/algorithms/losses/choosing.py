@@ -1,0 +1,64 @@
+"""Policy losses by name: those of the package, and any other as `module:function`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from skyfleet.algorithms.losses.cispo import cispo
+from skyfleet.algorithms.losses.covariance import (
+    clip_cov,
+    kl_cov,
+    select_clip_cov,
+    select_kl_cov,
+)
+from skyfleet.algorithms.losses.cross_entropy import cross_entropy
+from skyfleet.algorithms.losses.dppo import dppo
+from skyfleet.algorithms.losses.importance import importance_sampling, rollout_is
+from skyfleet.algorithms.losses.loss import PolicyLoss, Selector
+from skyfleet.algorithms.losses.off_policy import with_correction
+from skyfleet.algorithms.losses.ppo import dual_clip, gspo, ppo_clip
+from skyfleet.algorithms.losses.sapo import sapo
+from skyfleet.config.algorithm import Algorithm
+from skyfleet.config.imports import import_named
+
+
+def policy_loss_of(algorithm: Algorithm) -> PolicyLoss:
+    """The loss a configuration names, with its settings and its off-policy correction."""
+    name = algorithm.policy_loss_type
+    loss: PolicyLoss
+    if ":" in name:
+        loss = import_named(name, key="trainer.algorithm.policy_loss_type")
+    else:
+        loss = _named(algorithm)[name]
+    return with_correction(loss, algorithm.off_policy_correction)
+
+
+def selector_of(algorithm: Algorithm) -> Selector | None:
+    """For a loss that compares the tokens of a whole mini-batch, the one that does."""
+    if algorithm.policy_loss_type == "clip_cov":
+        return partial(select_clip_cov, **algorithm.clip_cov.model_dump(), **_clip(algorithm))
+    if algorithm.policy_loss_type == "kl_cov":
+        return partial(select_kl_cov, kl_cov_frac=algorithm.kl_cov.kl_cov_frac)
+    return None
+
+
+def _named(algorithm: Algorithm) -> dict[str, PolicyLoss]:
+    clip = _clip(algorithm)
+    return {
+        "regular": partial(ppo_clip, **clip),
+        "dual_clip": partial(dual_clip, **clip, clip_ratio_c=algorithm.clip_ratio_c),
+        "gspo": partial(gspo, **clip),
+        "cispo": partial(cispo, **algorithm.cispo.model_dump()),
+        "sapo": partial(sapo, **algorithm.sapo.model_dump()),
+        "dppo": partial(dppo, **algorithm.dppo.model_dump()),
+        "clip_cov": partial(clip_cov, **clip),
+        "kl_cov": partial(kl_cov, ppo_kl_coef=algorithm.kl_cov.ppo_kl_coef),
+        "rollout_is": partial(rollout_is, **clip),
+        "importance_sampling": importance_sampling,
+        "cross_entropy": cross_entropy,
+    }
+
+
+def _clip(algorithm: Algorithm) -> dict[str, Any]:
+    return {"eps_clip_low": algorithm.eps_clip_low, "eps_clip_high": algorithm.eps_clip_high}

@@ -1,0 +1,89 @@
+"""Token credit: estimators and changes of credit that look at tokens, over a whole batch.
+
+Every function takes a batch's samples and gives samples back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+
+import numpy as np
+
+from skyfleet.algorithms.returns import Floats, discounted, standardized, whitened
+from skyfleet.algorithms.sample import Sample
+
+
+def reinforce_plus_plus(samples: Sequence[Sample], *, gamma: float) -> list[Sample]:
+    """Discounted returns, whitened over all chosen tokens of the batch (arXiv 2501.03262).
+
+    The reward stands on the last chosen token; penalties stand where they arose.
+    """
+    returns = [discounted(_token_rewards(sample), gamma=gamma) for sample in samples]
+    return _with_advantages(samples, whitened([r for row in returns for r in row]))
+
+
+def distillation(samples: Sequence[Sample]) -> list[Sample]:
+    """On-policy distillation: a token is as good as the teacher thinks it better than the policy.
+
+    The penalty is the policy's logprob less the teacher's (KL in reward, k1); rewards are not
+    looked at. https://thinkingmachines.ai/blog/on-policy-distillation
+    """
+    return [replace(s, advantages=tuple(-p for p in s.penalties) or s.advantages) for s in samples]
+
+
+def normalize_batch(samples: Sequence[Sample]) -> list[Sample]:
+    """Standardise over the chosen tokens of the batch, and over no others."""
+    given = [a for sample in samples for a in sample.at_chosen(sample.advantages)]
+    return _with_advantages(samples, standardized(given))
+
+
+def split_turns(samples: Sequence[Sample]) -> list[Sample]:
+    """Each turn a sample of its own: all that came before it, and credit on its own tokens only."""
+    return [turn for sample in samples for turn in _turns(sample)]
+
+
+def _turns(sample: Sample) -> list[Sample]:
+    turns: list[Sample] = []
+    end = 0
+    for chosen, run in groupby(sample.loss_mask):
+        begin, end = end, end + len(list(run))
+        if not chosen:
+            continue
+        mask = (False,) * begin + (True,) * (end - begin)
+
+        def only(
+            values: tuple[float, ...], begin: int = begin, end: int = end
+        ) -> tuple[float, ...]:
+            return (0.0,) * begin + values[begin:end] if values else ()
+
+        turns.append(
+            replace(
+                sample,
+                token_ids=sample.token_ids[:end],
+                loss_mask=mask,
+                logprobs=only(sample.logprobs),
+                old_logprobs=only(sample.old_logprobs),
+                advantages=only(sample.advantages),
+                penalties=only(sample.penalties),
+            )
+        )
+    return turns
+
+
+def _token_rewards(sample: Sample) -> list[float]:
+    penalties = sample.at_chosen(sample.penalties) if sample.penalties else [0.0] * sample.n_chosen
+    rewards = [-penalty for penalty in penalties]
+    rewards[-1] += sample.group_rewards[sample.attempt]
+    return rewards
+
+
+def _with_advantages(samples: Sequence[Sample], values_N: Floats) -> list[Sample]:
+    """`values_N` holds one for each chosen token, sample after sample."""
+    ends = np.cumsum([sample.n_chosen for sample in samples])
+    rows = np.split(values_N, ends[:-1]) if samples else []
+    return [
+        replace(sample, advantages=sample.spread(row.tolist()))
+        for sample, row in zip(samples, rows, strict=True)
+    ]

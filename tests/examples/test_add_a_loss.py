@@ -1,0 +1,45 @@
+"""The loss of examples/add_a_loss is found, computed and trained with as its README says."""
+
+from __future__ import annotations
+
+from math import tanh
+from pathlib import Path
+
+import pytest
+import torch
+from examples.add_a_loss.loss import against_the_best, smooth_clip
+from tests.algorithms.test_losses import inputs
+from tests.fakes.moody_world import open_moody
+from tests.fakes.small_runs import rows, small_config
+
+from skyfleet.envs import registry
+from skyfleet.trainer.session import run_training
+
+
+def test_the_loss_bends_where_ppo_breaks() -> None:
+    output = smooth_clip(inputs([1.0, 1.2, 3.0], [1.0, -1.0, 1.0]))
+    expected = [-1.0, 1 + 0.2 * tanh(1), -1.2]
+    assert output.loss_T.tolist() == pytest.approx(expected, abs=1e-5)
+    assert torch.equal(output.metrics_T["smooth_clip_ratio"][2], torch.tensor(1.0))
+
+
+def test_the_estimator_sums_to_zero() -> None:
+    assert against_the_best([1.0, 0.0, 0.0, 0.0]) == [0.75, -0.25, -0.25, -0.25]
+    assert against_the_best([0.5]) == [0.0]
+
+
+async def test_a_run_trains_with_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry.ENV_CLASSES, "world", lambda _: open_moody)
+    config = small_config(
+        tmp_path,
+        "trainer.algorithm.policy_loss_type=examples.add_a_loss.loss:smooth_clip",
+        "trainer.algorithm.advantage_estimator=examples.add_a_loss.loss:against_the_best",
+        "trainer.max_training_steps=1",
+        "trainer.eval_interval=-1",
+        "trainer.eval_before_train=false",
+        "trainer.algorithm.use_kl_loss=false",
+    )
+    await run_training(config)
+    row = rows(tmp_path)[-1]
+    assert "policy/smooth_clip_ratio" in row
+    assert row["policy/grad_norm"] > 0

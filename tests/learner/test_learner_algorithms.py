@@ -1,0 +1,169 @@
+"""Every loss and every kind of credit, in the learner that uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from tests.fakes.samples import random_groups, sample
+from tests.fakes.small_models import logits_of, small_decoder
+from tests.learner.test_single_learner import SETTINGS, learner, on_policy, updated
+
+from skyfleet.algorithms.advantages import WholeBatch, grpo
+from skyfleet.algorithms.credit import credit
+from skyfleet.algorithms.kl import adaptive_control, fixed_control, k1
+from skyfleet.algorithms.losses.choosing import policy_loss_of, selector_of
+from skyfleet.algorithms.losses.importance import importance_sampling
+from skyfleet.algorithms.reduction import Reduction, prompt_mean, sequence_mean, token_mean
+from skyfleet.algorithms.reward_kl import RewardKl
+from skyfleet.algorithms.sample import Sample
+from skyfleet.algorithms.token_credit import distillation
+from skyfleet.config.algorithm import POLICY_LOSSES, Algorithm, ClipCov, OffPolicyCorrection
+from skyfleet.learner.optimizer import OptimizerSettings
+
+
+@pytest.mark.parametrize("name", POLICY_LOSSES)
+async def test_no_loss_depends_on_the_micro_batches(name: str) -> None:
+    samples = [
+        replace(s, old_logprobs=own.logprobs)
+        for s, own in zip(
+            on_policy(small_decoder(seed=1), random_groups(3), off_by=0.1),
+            on_policy(small_decoder(seed=1), random_groups(3), off_by=-0.2),
+            strict=True,
+        )
+    ]
+    algorithm = Algorithm(
+        policy_loss_type=name,
+        clip_cov=ClipCov(clip_ratio=0.1, clip_cov_lb=0.1, clip_cov_ub=50.0),
+        off_policy_correction=OffPolicyCorrection()
+        if name.endswith("_cov")
+        else OffPolicyCorrection(tis_ratio_type="sequence", outlier_token_is_threshold_high=9.0),
+    )
+    settings = replace(
+        SETTINGS,
+        policy_loss=policy_loss_of(algorithm),
+        select=selector_of(algorithm),
+        reduce=prompt_mean,
+        optimizer=OptimizerSettings(lr=1e-5),
+    )
+    whole = await updated(settings, samples, reference=False)
+    cut = await updated(replace(settings, max_tokens_per_microbatch=40), samples, reference=False)
+    for one, other in zip(cut[0], whole[0], strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
+    assert cut[2] == pytest.approx(whole[2], abs=1e-6, rel=1e-5)
+
+
+@pytest.mark.parametrize("reduce", [token_mean, sequence_mean])
+async def test_clip_cov_acts_whatever_the_reduction(reduce: Reduction) -> None:
+    """SkyRL judges advantages that a token mean has made too small to pass any bound."""
+    samples = on_policy(small_decoder(), random_groups(3))
+    n_chosen = sum(s.n_chosen for s in samples)
+    algorithm = Algorithm(policy_loss_type="clip_cov")
+    settings = replace(
+        SETTINGS,
+        policy_loss=policy_loss_of(algorithm),
+        select=selector_of(algorithm),
+        reduce=reduce,
+    )
+    report = await learner(small_decoder(), settings).step(samples)
+    assert report.metrics["policy/clip_cov_ratio"] == pytest.approx(1 / n_chosen)
+
+
+async def test_kl_in_the_reward_credits_again_and_adapts_its_coefficient(tmp_path: Path) -> None:
+    attempts = [
+        replace(
+            s, attempt=i, group_rewards=(1.0, 0.0, 0.0, 0.0), advantages=(0.0,) * len(s.token_ids)
+        )
+        for i, s in enumerate(random_groups(1))
+    ]
+    credited: list[Sample] = []
+
+    def credit_again(samples: Sequence[Sample]) -> list[Sample]:
+        credited[:] = credit(samples, grpo)
+        return credited
+
+    rules = RewardKl(
+        estimate=k1,
+        coef=0.5,
+        control=partial(adaptive_control, kl_target=1e-3, horizon=8),
+        credit=credit_again,
+    )
+    decoder = small_decoder(seed=1)
+    settings = replace(SETTINGS, reward_kl=rules, recompute_old_logprobs=True)
+    reference = partial(small_decoder, seed=2)
+    student = learner(decoder, settings, make_reference=reference)
+    own, theirs = on_policy(decoder, attempts), on_policy(small_decoder(seed=2), attempts)
+    first = (await student.step(attempts)).metrics
+    penalties = [
+        0.5 * (sum(mine.logprobs) - sum(other.logprobs))
+        for mine, other in zip(own, theirs, strict=True)
+    ]
+    left = grpo([1.0 - penalties[0], *(-p for p in penalties[1:])])
+    assert [s.at_chosen(s.advantages)[0] for s in credited] == pytest.approx(left, abs=1e-4)
+    means = [p / 0.5 / s.n_chosen for p, s in zip(penalties, attempts, strict=True)]
+    assert first["loss/avg_kl"] == pytest.approx(sum(means) / 4, abs=1e-4)
+    assert first["loss/kl_loss_coef"] == 0.5
+    student.save(tmp_path)
+    resumed = learner(small_decoder(), settings, make_reference=reference)
+    resumed.load(tmp_path)
+    second = (await resumed.step(attempts)).metrics
+    # The error is cut to a fifth, and four sequences are half the horizon.
+    direction = 1 if first["loss/avg_kl"] > 0 else -1
+    assert second["loss/kl_loss_coef"] == pytest.approx(0.5 * (1 + direction * 0.1))
+
+
+async def test_a_student_comes_nearer_to_its_teacher() -> None:
+    rules = RewardKl(
+        estimate=k1,
+        coef=1.0,
+        control=fixed_control,
+        credit=partial(credit, estimate=WholeBatch(distillation)),
+    )
+    settings = replace(
+        SETTINGS,
+        temperature=1.0,
+        policy_loss=importance_sampling,
+        reward_kl=rules,
+        recompute_old_logprobs=True,
+    )
+    decoder, teacher = small_decoder(seed=1), small_decoder(seed=2)
+    student = learner(decoder, settings, make_reference=lambda: teacher)
+
+    def gap() -> float:
+        """The whole KL of the next token after 3."""
+        own, theirs = (logits_of(d, [3])[-1].log_softmax(-1) for d in (decoder, teacher))
+        return float((own.exp() * (own - theirs)).sum().detach())
+
+    before = gap()
+    for _ in range(3):
+        chances = logits_of(decoder, [3])[-1].detach().softmax(-1)
+        draw = torch.Generator().manual_seed(0)
+        said = torch.multinomial(chances, 200, replacement=True, generator=draw).tolist()
+        await student.step([sample([3, token], [False, True], advantage=0.0) for token in said])
+    assert gap() < 0.95 * before
+
+
+@pytest.mark.parametrize("chunk_size", [1024, 5])
+async def test_the_entropy_term_spreads_the_policy_however_it_is_cut(chunk_size: int) -> None:
+    """Its mean is over the mini-batch's tokens; SkyRL's is one mean a micro-batch."""
+    flat = [replace(s, advantages=(0.0,) * len(s.token_ids)) for s in random_groups(3)]
+    samples = on_policy(small_decoder(seed=1), flat)
+    settings = replace(
+        SETTINGS,
+        entropy_loss_coef=0.5,
+        logprobs_chunk_size=chunk_size,
+        optimizer=OptimizerSettings(lr=1e-4),
+    )
+    whole = await updated(settings, samples, reference=False)
+    cut = await updated(replace(settings, max_tokens_per_microbatch=40), samples, reference=False)
+    for one, other in zip(cut[0], whole[0], strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
+    # Nothing else pulls: the loss is minus half the entropy.
+    assert whole[2]["policy/final_loss"] == pytest.approx(-0.5 * whole[2]["policy/policy_entropy"])
+    student = learner(small_decoder(seed=1), settings)
+    entropies = [(await student.step(samples)).metrics["policy/policy_entropy"] for _ in range(3)]
+    assert entropies[0] < entropies[1] < entropies[2]

@@ -1,0 +1,115 @@
+"""What the configuration says of algorithms is what a whole run does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.fakes.moody_world import open_moody
+from tests.fakes.small_runs import rows, small_config
+
+from skyfleet.envs import registry
+from skyfleet.errors import ConfigError, ModelError, SkyfleetError
+from skyfleet.trainer.assemble_learner import assemble_learner
+from skyfleet.trainer.assemble_policy import assemble_speaker
+from skyfleet.trainer.session import run_training
+from skyfleet.trainer.tasks import training_tasks
+from skyfleet.trajectories.archive import read_trajectories, train_path
+
+SHORT = (
+    *(
+        "trainer.max_training_steps=1",
+        "trainer.eval_interval=-1",
+        "trainer.eval_before_train=false",
+    ),
+    *("trainer.warm_start.steps=1", "trainer.algorithm.use_kl_loss=false"),
+)
+IN_REWARD = ("trainer.algorithm.use_kl_in_reward=true", "trainer.algorithm.kl_estimator_type=k1")
+
+
+@pytest.fixture(autouse=True)
+def _moody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rewards that differ inside a group, so that every step moves the weights."""
+    monkeypatch.setitem(registry.ENV_CLASSES, "world", lambda _: open_moody)
+
+
+async def last_row(folder: Path, *overrides: str) -> dict[str, float]:
+    await run_training(small_config(folder, *SHORT, *overrides))
+    return rows(folder)[-1]
+
+
+async def test_a_filtered_batch_is_played_until_it_is_full(tmp_path: Path) -> None:
+    row = await last_row(
+        tmp_path,
+        "trainer.algorithm.dynamic_sampling.type=filter",
+        "generator.n_samples_per_prompt=2",
+        "trainer.seed=1",
+    )
+    played = list(read_trajectories(train_path(tmp_path / "trajectories", 1)))
+    rewards: dict[str, list[float]] = {}
+    for attempt in played:
+        rewards.setdefault(attempt.task_key, []).append(attempt.reward or 0.0)
+    informative = [r for r in rewards.values() if len(set(r)) > 1]
+    assert len(played) > 4  # more than one batch of two tasks and two attempts
+    assert row["filter/zero_variance"] == len(rewards) - len(informative)
+    assert row["loss/num_samples"] == sum(len(r) for r in informative[:2])
+
+
+async def test_a_step_that_never_fills_its_batch_ends_the_run_with_a_sentence(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(SkyfleetError, match="max_sample_batches=2 batches did not hold enough"):
+        await last_row(
+            tmp_path,
+            "trainer.algorithm.dynamic_sampling.type=filter",
+            "trainer.algorithm.dynamic_sampling.max_sample_batches=2",
+            "trainer.algorithm.zero_variance_filter_tol=100",
+        )
+
+
+async def test_a_turn_is_a_sample_when_trajectories_are_step_wise(tmp_path: Path) -> None:
+    row = await last_row(tmp_path, "generator.step_wise_trajectories=true")
+    played = read_trajectories(train_path(tmp_path / "trajectories", 1))
+    assert row["loss/num_samples"] == sum(len(t.turns) for t in played if t.grade is not None)
+
+
+async def test_the_kl_is_taken_off_the_rewards_and_a_run_without_it_differs(tmp_path: Path) -> None:
+    plain = await last_row(tmp_path / "plain", "trainer.max_training_steps=2")
+    priced = await last_row(
+        tmp_path / "priced",
+        *IN_REWARD,
+        "trainer.max_training_steps=2",
+        "trainer.algorithm.kl_loss_coef=0.5",
+    )
+    assert priced["loss/kl_loss_coef"] == 0.5
+    assert abs(priced["loss/avg_kl"]) > 1e-6
+    assert priced["policy/grad_norm"] != plain["policy/grad_norm"]
+
+
+async def test_a_policy_learns_from_a_teacher_and_needs_no_group(tmp_path: Path) -> None:
+    await last_row(tmp_path / "teacher", "trainer.warm_start.steps=20")
+    teacher = tmp_path / "teacher/checkpoints/global_step_1/policy"
+    row = await last_row(
+        tmp_path / "student",
+        *IN_REWARD,
+        f"trainer.ref.model.path={teacher}",
+        "trainer.algorithm.advantage_estimator=distillation",
+        "trainer.algorithm.policy_loss_type=importance_sampling",
+        "trainer.algorithm.kl_loss_coef=1",
+        "generator.n_samples_per_prompt=1",
+    )
+    assert row["loss/num_samples"] == 2
+    assert row["loss/avg_kl"] > 0
+    assert row["policy/grad_norm"] > 0
+
+
+async def test_a_reference_that_cannot_be_read_is_refused_by_its_own_key(tmp_path: Path) -> None:
+    config = small_config(tmp_path, "trainer.ref.model.path=/nowhere")
+    speaker = await assemble_speaker(config, training_tasks(config), open_moody)
+    with pytest.raises(ModelError, match=r"^trainer\.ref\.model\.path='/nowhere': "):
+        assemble_learner(config, speaker, tmp_path)
+
+
+async def test_gae_is_refused_before_anything_is_played(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="gae needs a critic"):
+        await last_row(tmp_path, "trainer.algorithm.advantage_estimator=gae")
