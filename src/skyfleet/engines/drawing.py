@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,7 +23,7 @@ def draw(logits_NV: Tensor, sampling: SamplingParams, uniforms_N: Tensor) -> tup
     if sampling.temperature != 1:
         logits_NV = logits_NV / sampling.temperature
     probs_NV = torch.softmax(logits_NV, dim=-1)
-    if sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0:
+    if sampling.truncates:
         probs_NV = probs_NV * _kept(probs_NV, sampling)
         probs_NV /= probs_NV.sum(dim=-1, keepdim=True)
     # The cumulative sum runs in double: in single, 150,000 tiny terms drift past the last token.
@@ -43,3 +46,11 @@ def _kept(probs_NV: Tensor, sampling: SamplingParams) -> Tensor:
         before_NV = probs_NV.cumsum(dim=-1) - probs_NV
         keep_NV &= before_NV < sampling.top_p
     return torch.zeros_like(keep_NV).scatter(1, order_NV, keep_NV)
+
+
+def randomness_of(seed: int | None, session: str, position: int) -> np.random.Generator:
+    """The same seed, session and position draw the same tokens, whatever else is in the batch."""
+    if seed is None:
+        return np.random.default_rng()
+    digest = blake2b(f"{seed}|{session}|{position}".encode(), digest_size=16).digest()
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest)))

@@ -10,15 +10,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 
 import numpy as np
 import torch
 
 from skyfleet.chat.completion import Completion, Finish
 from skyfleet.engines.cache import BLOCK, CachedAttention, KeyValueCache, Row, Segment
-from skyfleet.engines.drawing import draw
+from skyfleet.engines.drawing import draw, randomness_of
 from skyfleet.engines.sampling import SamplingParams
+from skyfleet.engines.stopping import said_stop
 from skyfleet.errors import EngineError
 from skyfleet.models.decoder import Decoder
 
@@ -94,7 +94,7 @@ class EmbeddedEngine:
             future=future,
             n_prompt=len(token_ids),
             policy_version=self._policy_version,
-            randomness=_randomness(sampling.seed, session, len(token_ids)),
+            randomness=randomness_of(sampling.seed, session, len(token_ids)),
         )
         self._waiting.append(request)
         if self._worker is None or self._worker.done():
@@ -241,19 +241,11 @@ class EmbeddedEngine:
         sampling = request.sampling
         if token in sampling.stop_token_ids:
             return "stop"
-        if sampling.stop and self._said_stop(request):
+        if sampling.stop and said_stop(sampling.stop, request.sampled, self._decode_text):
             return "stop"
         if len(request.logprobs) >= sampling.max_generate_length:
             return "length"
         return None
-
-    def _said_stop(self, request: _Request) -> bool:
-        # A token is at least a byte, so a stop string of n bytes ends within the last n tokens.
-        n_bytes = max(len(stop.encode()) for stop in request.sampling.stop)
-        # A few more, because some tokenizers strip what they decode first.
-        tail = request.sampled[-(n_bytes + 4) :]
-        text = self._decode_text(tail)
-        return any(stop in text for stop in request.sampling.stop)
 
     def _drop_cache(self) -> None:
         """Requests that run go on after they have been read again."""
@@ -272,11 +264,3 @@ def _reads(request: _Request) -> bool:
     """Whether enough of its prompt is still to be computed that a sibling would gain by waiting."""
     assert request.row is not None
     return len(request.token_ids) - len(request.row.token_ids) > BLOCK
-
-
-def _randomness(seed: int | None, session: str, position: int) -> np.random.Generator:
-    """The same seed, session and position draw the same tokens, whatever else is in the batch."""
-    if seed is None:
-        return np.random.default_rng()
-    digest = blake2b(f"{seed}|{session}|{position}".encode(), digest_size=16).digest()
-    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest)))

@@ -20,3 +20,8 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     seed: int | None = None
     """Together with the session it decides every draw; None draws afresh."""
+
+    @property
+    def truncates(self) -> bool:
+        """Whether some tokens cannot be drawn at all."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0

@@ -43,17 +43,17 @@ class Decoder:
         head_dim = getattr(config, "head_dim", None)
         self.head_dim: int = head_dim or config.hidden_size // self.n_heads
         self.vocab_size: int = config.vocab_size
-        self._eps: float = config.rms_norm_eps
+        self.eps: float = config.rms_norm_eps
         self._body = body
         self._head: nn.Linear = module.lm_head  # type: ignore[assignment]
-        self._layers: list[Any] = list(body.layers)
-        self._has_qk_norm = hasattr(self._layers[0].self_attn, "q_norm")
+        self.layers: list[Any] = list(body.layers)
+        self._has_qk_norm = hasattr(self.layers[0].self_attn, "q_norm")
         if max_positions > config.max_position_embeddings:
             raise ModelError(
                 f"an episode may reach {max_positions} tokens (generator.max_input_length + "
                 f"max_generate_length) but the model knows {config.max_position_embeddings} positions"
             )
-        self._cos_PD, self._sin_PD = self._rotary_tables(max_positions)
+        self.cos_PD, self.sin_PD = self._rotary_tables(max_positions)
 
     @property
     def device(self) -> torch.device:
@@ -63,15 +63,29 @@ class Decoder:
     def dtype(self) -> torch.dtype:
         return self._head.weight.dtype
 
+    @property
+    def embedding_weight(self) -> Tensor:
+        weight: Tensor = self._body.embed_tokens.weight
+        return weight
+
+    @property
+    def norm_weight(self) -> Tensor:
+        weight: Tensor = self._body.norm.weight
+        return weight
+
+    @property
+    def head_weight(self) -> Tensor:
+        return self._head.weight
+
     def hidden(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         """The last layer's output [T, E], normed and ready for `logits`."""
         x_TE = self._body.embed_tokens(token_ids_T)
-        cos_T1D = self._cos_PD[positions_T].unsqueeze(1)
-        sin_T1D = self._sin_PD[positions_T].unsqueeze(1)
-        for index, layer in enumerate(self._layers):
+        cos_T1D = self.cos_PD[positions_T].unsqueeze(1)
+        sin_T1D = self.sin_PD[positions_T].unsqueeze(1)
+        for index, layer in enumerate(self.layers):
             x_TE = x_TE + self._attention(layer, index, x_TE, cos_T1D, sin_T1D, attend)
             x_TE = x_TE + self._mlp(layer, x_TE)
-        return self._norm(x_TE, self._body.norm.weight)
+        return self._norm(x_TE, self.norm_weight)
 
     def logits(self, hidden_NE: Tensor) -> Tensor:
         """Float32 scores over the vocabulary [N, V]."""
@@ -100,7 +114,7 @@ class Decoder:
         return _project(block.down_proj, gated)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return rms_norm(x, (x.shape[-1],), weight, self._eps)
+        return rms_norm(x, (x.shape[-1],), weight, self.eps)
 
     def _rotary_tables(self, max_positions: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines as the module's own rotary embedding makes them, any scaling included.

@@ -58,6 +58,26 @@ class PackedAttention:
         return take_rows(x_THD, self.rows_BL).transpose(1, 2)
 
 
+def flash_varlen(
+    q_THD: Tensor,
+    k_LKD: Tensor,
+    v_LKD: Tensor,
+    q_ends: Tensor,
+    k_ends: Tensor,
+    max_q: int,
+    max_k: int,
+) -> Tensor:
+    """Causal attention of sequences laid end to end, without padding; 16-bit types on CUDA.
+
+    `q_ends` and `k_ends` are where each sequence ends, after a leading 0. A sequence with more
+    keys than queries is read from its end: the last query sees every key.
+    """
+    out: Tensor = torch.ops.aten._flash_attention_forward(
+        q_THD, k_LKD, v_LKD, q_ends, k_ends, max_q, max_k, 0.0, True, False
+    )[0]
+    return out
+
+
 def take_rows(x: Tensor, rows: Tensor) -> Tensor:
     """`x[rows]`, whose gradient is the same sum in the same order every time.
 

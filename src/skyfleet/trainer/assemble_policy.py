@@ -8,10 +8,13 @@ from pathlib import Path
 
 import torch
 
+from skyfleet.chat.custom_templates import read_template
 from skyfleet.chat.renderer import Renderer
 from skyfleet.chat.renderers import make_renderer
+from skyfleet.config.generator import Generator as GeneratorConfig
 from skyfleet.config.generator import SamplingParams as SamplingConfig
 from skyfleet.config.root import RunConfig
+from skyfleet.engines.cuda.engine import CudaEngine
 from skyfleet.engines.embedded import EmbeddedEngine
 from skyfleet.engines.engine import Engine
 from skyfleet.engines.sampling import SamplingParams
@@ -60,16 +63,8 @@ async def assemble_speaker(
     loaded = await _load(config, train_tasks, open_env, policy_folder)
     longest = longest_episode(config)
     decoder = Decoder(loaded.module, max_positions=longest)
-    renderer = make_renderer(
-        loaded.tokenizer, chat_template_kwargs=config.generator.chat_template_kwargs
-    )
-    engine = EmbeddedEngine(
-        decoder,
-        decode_text=renderer.text,
-        max_num_seqs=config.generator.max_num_seqs,
-        capacity=longest,
-        max_num_batched_tokens=config.generator.max_num_batched_tokens,
-    )
+    renderer = _renderer(config.generator, loaded)
+    engine = _engine(config.generator, decoder, renderer, capacity=longest)
     return Speaker(loaded=loaded, decoder=decoder, renderer=renderer, engine=engine)
 
 
@@ -95,12 +90,51 @@ def longest_episode(config: RunConfig) -> int:
     return generator.max_input_length + turn
 
 
+def _renderer(generator: GeneratorConfig, loaded: Loaded) -> Renderer:
+    template = generator.chat_template
+    return make_renderer(
+        loaded.tokenizer,
+        chat_template=read_template(template.source, template.name_or_path),
+        chat_template_kwargs=generator.chat_template_kwargs,
+        tool_call_parser=generator.tool_call_parser,
+        close_turns=generator.append_eos_token_after_stop_str_in_multi_turn,
+    )
+
+
+def _engine(
+    generator: GeneratorConfig, decoder: Decoder, renderer: Renderer, *, capacity: int
+) -> Engine:
+    """The embedded engine, as the device wants it."""
+    if decoder.device.type != "cuda":
+        return EmbeddedEngine(
+            decoder,
+            decode_text=renderer.text,
+            max_num_seqs=generator.max_num_seqs,
+            capacity=capacity,
+            max_num_batched_tokens=generator.max_num_batched_tokens,
+        )
+    free_bytes, _ = torch.cuda.mem_get_info(decoder.device)
+    return CudaEngine(
+        decoder,
+        decode_text=renderer.text,
+        max_num_seqs=generator.max_num_seqs,
+        capacity=capacity,
+        max_num_batched_tokens=generator.max_num_batched_tokens,
+        memory_bytes=int(free_bytes * generator.gpu_memory_utilization),
+    )
+
+
 async def _load(
     config: RunConfig, train_tasks: Sequence[Task], open_env: EnvFactory, folder: Path | None
 ) -> Loaded:
     path = str(folder) if folder else config.trainer.policy.model.path
     device = _device(config.trainer.device)
-    dtype = torch.bfloat16 if config.trainer.bf16 else torch.float32
+    bf16 = config.trainer.bf16
+    dtype = (
+        torch.bfloat16
+        if bf16 is True or (bf16 == "auto" and device.type == "cuda")
+        else torch.float32
+    )
     overrides = config.trainer.policy.model_config_kwargs
     if path == "tiny":
         if not train_tasks:

@@ -1,0 +1,1 @@
+"""The embedded engine on CUDA: paged keys and values, decoding in CUDA graphs."""

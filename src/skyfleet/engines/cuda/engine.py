@@ -1,0 +1,326 @@
+"""CudaEngine: the learner's own weights on a GPU, many sequences at once, nothing copied.
+
+A round admits who waits, reads their prompts, and moves everyone on by a few tokens in CUDA
+graphs; stopping is decided on the device, and the host looks once a round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from skyfleet.chat.completion import Completion, Finish
+from skyfleet.engines.cuda.pages import PAGE, PagePool, page_digests, pages_for
+from skyfleet.engines.cuda.reading import PagedReading, Span
+from skyfleet.engines.cuda.request import Request
+from skyfleet.engines.cuda.slots import MOST_STEPS, N_STOPS, Slots
+from skyfleet.engines.drawing import randomness_of
+from skyfleet.engines.sampling import SamplingParams
+from skyfleet.engines.stopping import said_stop
+from skyfleet.errors import EngineError
+from skyfleet.models.decoder import Decoder
+
+
+class CudaEngine:
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        decode_text: Callable[[Sequence[int]], str],
+        max_num_seqs: int,
+        capacity: int,
+        max_num_batched_tokens: int = 8192,
+        memory_bytes: int | None = None,
+        steps_a_round: int = 8,
+    ) -> None:
+        """`capacity` is a sequence's most tokens; `memory_bytes` is what pages may take."""
+        self._decoder, self._decode_text = decoder, decode_text
+        self._capacity = capacity
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._steps_a_round = min(steps_a_round, MOST_STEPS)
+        n_pages = _pool_size(decoder, max_num_seqs * capacity, memory_bytes)
+        shape = (decoder.n_layers, n_pages, PAGE, decoder.n_kv_heads, decoder.head_dim)
+        self._keys = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
+        self._values = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
+        self._pool = PagePool(n_pages)
+        self._slots = Slots(
+            decoder, self._keys, self._values, n_slots=max_num_seqs, capacity=capacity, page=PAGE
+        )
+        self._table = np.zeros(tuple(self._slots.table.shape), dtype=np.int32)
+        self._free_slots = set(range(max_num_seqs))
+        self._resting: list[int] = []
+        """Slots whose sequence ended on the host's word."""
+        self._waiting: list[Request] = []
+        self._running: list[Request] = []
+        self._worker: asyncio.Task[None] | None = None
+        self._policy_version = 0
+        self._stale = False
+        """What was computed under other weights is still in the pages."""
+        self.tokens_computed = 0
+        """Tokens the network has read or decoded so far: what prefix sharing saves shows here."""
+
+    @property
+    def policy_version(self) -> int:
+        return self._policy_version
+
+    @policy_version.setter
+    def policy_version(self, version: int) -> None:
+        self._stale |= version != self._policy_version
+        self._policy_version = version
+
+    async def generate(
+        self, token_ids: Sequence[int], sampling: SamplingParams, *, session: str
+    ) -> Completion:
+        if not token_ids:
+            raise EngineError(f"session {session}: an empty prompt has nothing to continue")
+        if len(token_ids) + sampling.max_generate_length > self._capacity:
+            raise EngineError(
+                f"session {session}: {len(token_ids)} prompt tokens + max_generate_length="
+                f"{sampling.max_generate_length} exceed the engine's {self._capacity}"
+            )
+        if len(sampling.stop_token_ids) > N_STOPS:
+            raise EngineError(f"{len(sampling.stop_token_ids)} stop tokens; give at most {N_STOPS}")
+        randomness = randomness_of(sampling.seed, session, len(token_ids))
+        request = Request(
+            session=session,
+            token_ids=list(token_ids),
+            sampling=sampling,
+            future=asyncio.get_running_loop().create_future(),
+            n_prompt=len(token_ids),
+            policy_version=self._policy_version,
+            uniforms=randomness.random(sampling.max_generate_length),
+            digests=page_digests(token_ids),
+        )
+        self._waiting.append(request)
+        if self._worker is None or self._worker.done():
+            self._worker = asyncio.create_task(self._work())
+        return await request.future
+
+    async def release(self, session: str) -> None:
+        """Pages outlive their sequence anyway, until others need them."""
+
+    async def sleep(self) -> None:
+        self._stale = True
+
+    async def wake(self) -> None: ...
+
+    async def _work(self) -> None:
+        """Go round until nobody waits. An error is the run's, so every waiting episode raises it."""
+        try:
+            while self._waiting or self._running:
+                await self._round()
+        except BaseException as error:
+            for request in (*self._waiting, *self._running):
+                if not request.future.done():
+                    request.future.set_exception(error)
+            self._waiting, self._running = [], []
+            if not isinstance(error, Exception):
+                raise
+
+    async def _round(self) -> None:
+        n_slots, steps = self._launch()
+        self._note(*await self._slots.said_so_far(n_slots, steps))
+
+    @torch.inference_mode()
+    def _launch(self) -> tuple[int, int]:
+        """Queue one round's work: for how many slots, and how many tokens after the first."""
+        if self._stale:
+            self._start_over()
+        for request in [r for r in self._running if r.future.done()]:
+            self._leave(request)
+        self._waiting = [r for r in self._waiting if not r.future.done()]
+        self._admit()
+        self._slots.begin()
+        self._read()
+        speaking = [r for r in self._running if r.speaks]
+        steps = min(self._steps_a_round, max((r.n_left for r in speaking), default=0))
+        if len(speaking) < len(self._running):
+            steps = 0  # a token costs the same for many as for few: read all first
+        self._make_room(speaking, steps)
+        n_slots = 1 + max((r.slot for r in self._running), default=-1)
+        if steps and any(r.speaks for r in self._running):
+            self._slots.decode(n_slots, steps, truncated=self._truncated)
+        return n_slots, steps
+
+    @property
+    def _truncated(self) -> bool:
+        return any(r.sampling.truncates for r in self._running)
+
+    def _admit(self) -> None:
+        """Give those who wait a slot and pages, as long as there are any."""
+        being_read = {r.beginning for r in self._running if not r.speaks}
+        still_waiting: list[Request] = []
+        admitted: list[Request] = []
+        for request in self._waiting:
+            # A sibling of a prompt that is being read waits until it can share its pages.
+            if request.beginning in being_read or not self._settle(request):
+                still_waiting.append(request)
+                continue
+            admitted.append(request)
+            if request.digests and request.n_known < request.n_shareable:
+                being_read.add(request.beginning)
+        self._waiting = still_waiting
+        self._running += admitted
+        self._let_rest()
+        self._slots.take(admitted)
+
+    def _settle(self, request: Request) -> bool:
+        if not self._free_slots:
+            return False
+        pages = self._pool.hold_known(request.digests[: request.n_shareable])
+        fresh = self._pool.hold_new(pages_for(len(request.token_ids)) - len(pages))
+        if fresh is None:
+            self._pool.let_go(pages)
+            return False
+        request.n_read, request.n_known = len(pages) * PAGE, len(pages)
+        request.pages = pages + fresh
+        request.slot = min(self._free_slots)
+        self._free_slots.remove(request.slot)
+        return True
+
+    def _read(self) -> None:
+        """Prompts, new tokens only, within the token budget; who is read to the end speaks."""
+        budget = self._max_num_batched_tokens
+        batch: list[Request] = []
+        spans: list[Span] = []
+        for request in self._running:
+            stop = min(len(request.token_ids), request.n_read + budget)
+            if request.speaks or stop == request.n_read:
+                continue
+            budget -= stop - request.n_read
+            batch.append(request)
+            spans.append(Span(pages=request.pages, start=request.n_read, stop=stop))
+        if not batch:
+            return
+        token_ids = [
+            token
+            for request, span in zip(batch, spans, strict=True)
+            for token in request.token_ids[span.start : span.stop]
+        ]
+        attend = PagedReading(self._keys, self._values, spans)
+        token_ids_T = torch.tensor(token_ids).to(self._decoder.device, non_blocking=True)
+        hidden_TE = self._decoder.hidden(token_ids_T, attend.positions_T, attend)
+        self.tokens_computed += len(token_ids)
+        last, begun, rows = -1, [], []
+        for request, span in zip(batch, spans, strict=True):
+            last += span.stop - span.start
+            request.n_read = span.stop
+            self._publish(request)
+            if span.stop == len(request.token_ids):
+                begun.append(request)
+                rows.append(last)
+        if begun:
+            at = torch.tensor([r.slot for r in begun], device=hidden_TE.device)
+            self._slots.active[at] = 1
+            self._slots.speak(
+                hidden_TE[torch.tensor(rows, device=hidden_TE.device)],
+                [r.slot for r in begun],
+                truncated=self._truncated,
+            )
+            for request in begun:
+                request.speaks = True
+
+    def _make_room(self, speaking: Sequence[Request], steps: int) -> None:
+        """Pages for everyone's next tokens; who came last goes back to waiting if there are none."""
+        left = list(speaking)
+        for request in speaking:
+            while request in left:
+                n_tokens = min(len(request.token_ids) + 1 + steps, self._capacity)
+                fresh = self._pool.hold_new(pages_for(n_tokens) - len(request.pages))
+                if fresh is not None:
+                    request.pages += fresh
+                    self._table[request.slot, : len(request.pages)] = request.pages
+                    break
+                last = left.pop()
+                if last is request and len(self._running) == 1:
+                    raise EngineError(
+                        f"session {request.session}: {n_tokens} tokens do not fit in the engine's "
+                        "memory; lower generator.max_input_length or raise gpu_memory_utilization"
+                    )
+                self._put_back(last)
+        self._slots.table.copy_(torch.from_numpy(self._table), non_blocking=True)
+        self._let_rest()
+
+    def _let_rest(self) -> None:
+        self._slots.let_rest(self._resting)
+        self._resting = []
+
+    def _note(self, tokens_SK: list[list[int]], logprobs_SK: list[list[float]]) -> None:
+        """Give every sequence what it said in this round, and end those that finished."""
+        for request in list(self._running):
+            if not request.speaks:
+                continue
+            for token, logprob in zip(
+                tokens_SK[request.slot], logprobs_SK[request.slot], strict=True
+            ):
+                if token < 0:
+                    continue
+                request.token_ids.append(token)
+                request.logprobs.append(logprob)
+                self.tokens_computed += 1
+                if finish := self._finish(request, token):
+                    self._end(request, finish)
+                    break
+            request.n_read = len(request.token_ids) - 1
+
+    def _finish(self, request: Request, token: int) -> Finish | None:
+        sampling = request.sampling
+        if token in sampling.stop_token_ids:
+            return "stop"
+        if sampling.stop and said_stop(
+            sampling.stop, request.token_ids[request.n_prompt :], self._decode_text
+        ):
+            return "stop"
+        return "length" if request.n_left == 0 else None
+
+    def _end(self, request: Request, finish: Finish) -> None:
+        request.n_read = len(request.token_ids) - 1
+        request.digests = page_digests(request.token_ids, request.digests)
+        self._publish(request)
+        self._leave(request)
+        if not request.future.done():
+            request.future.set_result(
+                Completion(
+                    token_ids=tuple(request.token_ids[request.n_prompt :]),
+                    logprobs=tuple(request.logprobs),
+                    finish=finish,
+                    policy_version=request.policy_version,
+                )
+            )
+
+    def _publish(self, request: Request) -> None:
+        """Others may share every page that is full and computed."""
+        n_full = min(request.n_read // PAGE, len(request.digests))
+        for at in range(request.n_known, n_full):
+            self._pool.know(request.pages[at], request.digests[at])
+        request.n_known = max(request.n_known, n_full)
+
+    def _leave(self, request: Request) -> None:
+        self._running.remove(request)
+        self._pool.let_go(request.pages)
+        self._free_slots.add(request.slot)
+        self._resting.append(request.slot)
+        request.pages, request.slot, request.speaks = [], -1, False
+
+    def _put_back(self, request: Request) -> None:
+        """It goes on where it was, once it has been read again."""
+        self._leave(request)
+        request.digests = page_digests(request.token_ids, request.digests)
+        self._waiting.insert(0, request)
+
+    def _start_over(self) -> None:
+        """The weights changed: whoever speaks is read again under the new ones."""
+        self._stale = False
+        for request in reversed(list(self._running)):
+            self._put_back(request)
+        self._pool.forget_all()
+
+
+def _pool_size(decoder: Decoder, n_tokens: int, memory_bytes: int | None) -> int:
+    """Pages for so many tokens, or as many as the memory holds; one more, which is nobody's."""
+    width = decoder.n_layers * 2 * decoder.n_kv_heads * decoder.head_dim * decoder.dtype.itemsize
+    wanted = pages_for(n_tokens)
+    return 1 + (wanted if memory_bytes is None else min(wanted, memory_bytes // (width * PAGE)))

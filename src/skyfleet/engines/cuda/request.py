@@ -1,0 +1,51 @@
+"""Request: one turn that is being sampled."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from skyfleet.chat.completion import Completion
+from skyfleet.engines.cuda.pages import PAGE
+from skyfleet.engines.sampling import SamplingParams
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    session: str
+    token_ids: list[int]
+    """The prompt, then what was sampled."""
+    sampling: SamplingParams
+    future: asyncio.Future[Completion]
+    n_prompt: int
+    policy_version: int
+    """When it began: weights may arrive while it runs, and the oldest decides how stale it is."""
+    uniforms: np.ndarray
+    digests: list[int]
+    slot: int = -1
+    pages: list[int] = field(default_factory=list)
+    n_read: int = 0
+    """Tokens whose keys and values are in its pages."""
+    n_known: int = 0
+    """Pages that others can find."""
+    logprobs: list[float] = field(default_factory=list)
+
+    speaks: bool = False
+    """Its prompt has been read."""
+
+    @property
+    def n_left(self) -> int:
+        """Tokens it may still say."""
+        return self.sampling.max_generate_length - len(self.logprobs)
+
+    @property
+    def n_shareable(self) -> int:
+        """Pages that may be another's: one token is always left to compute, to predict the next."""
+        return (len(self.token_ids) - 1) // PAGE
+
+    @property
+    def beginning(self) -> int:
+        """What it can share with siblings; unlike anyone's where that is nothing."""
+        return self.digests[self.n_shareable - 1] if self.n_shareable else id(self)

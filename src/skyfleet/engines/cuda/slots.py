@@ -1,0 +1,192 @@
+"""Slots: the device's side of the sequences that decode, and the CUDA graphs that move them on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, rms_norm
+
+from skyfleet.engines.cuda.fused import FusedLayer
+from skyfleet.engines.cuda.request import Request
+from skyfleet.engines.cuda.truncation import truncate
+from skyfleet.models.decoder import Decoder
+
+BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+N_STOPS = 8
+MOST_STEPS = 32
+"""Tokens between two looks at what was said."""
+
+
+class Slots:
+    def __init__(
+        self,
+        decoder: Decoder,
+        keys: Tensor,
+        values: Tensor,
+        *,
+        n_slots: int,
+        capacity: int,
+        page: int,
+    ) -> None:
+        self._decoder, self._keys, self._values = decoder, keys, values
+        self._layers = [FusedLayer(layer) for layer in decoder.layers]
+        device = decoder.device
+
+        def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.tokens = zeros(n_slots, dtype=torch.int64)
+        self.lengths = zeros(n_slots, dtype=torch.int32)
+        self.active = zeros(n_slots, dtype=torch.int32)
+        self.said = zeros(n_slots, dtype=torch.int32)
+        self.most = zeros(n_slots, dtype=torch.int32)
+        self.temperatures = torch.ones(n_slots, device=device)
+        self.top_p = torch.ones(n_slots, device=device)
+        self.top_k = zeros(n_slots, dtype=torch.int32)
+        self.min_p = zeros(n_slots, dtype=torch.float32)
+        self.stops = zeros(n_slots, N_STOPS, dtype=torch.int32) - 1
+        self.uniforms = zeros(n_slots, capacity, dtype=torch.float64)
+        self.table = zeros(n_slots, -(-capacity // page), dtype=torch.int32)
+        self._step = zeros(1, dtype=torch.int32)
+        self._out_tokens = zeros(MOST_STEPS + 1, n_slots, dtype=torch.int32)
+        self._out_logprobs = zeros(MOST_STEPS + 1, n_slots, dtype=torch.float32)
+        self._every = torch.arange(n_slots, device=device, dtype=torch.int32)
+        self._kernels: Any = _kernels(device)
+        self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
+        self._pool: Any = None
+
+    def take(self, requests: Sequence[Request]) -> None:
+        """Each request's slot becomes what its sampling says; nobody speaks yet."""
+        if not requests:
+            return
+        device = self.tokens.device
+        at = torch.tensor([r.slot for r in requests], device=device)
+
+        def put(target: Tensor, values: Sequence[float] | np.ndarray) -> None:
+            target[at] = torch.as_tensor(values, dtype=target.dtype).to(device, non_blocking=True)
+
+        # Speaking counts the token before it as placed.
+        put(self.lengths, [len(r.token_ids) - 1 for r in requests])
+        put(self.said, [len(r.logprobs) for r in requests])
+        put(self.most, [r.sampling.max_generate_length for r in requests])
+        put(self.temperatures, [r.sampling.temperature for r in requests])
+        put(self.top_p, [r.sampling.top_p for r in requests])
+        put(self.top_k, [r.sampling.top_k for r in requests])
+        put(self.min_p, [r.sampling.min_p for r in requests])
+        stops = np.full((len(requests), N_STOPS), -1)
+        uniforms = np.zeros((len(requests), self.uniforms.shape[1]))
+        for row, request in enumerate(requests):
+            stops[row, : len(request.sampling.stop_token_ids)] = request.sampling.stop_token_ids
+            uniforms[row, : len(request.uniforms)] = request.uniforms
+        put(self.stops, stops)
+        put(self.uniforms, uniforms)
+
+    def let_rest(self, slots: Sequence[int]) -> None:
+        if slots:
+            self.active[torch.tensor(slots, device=self.active.device)] = 0
+
+    def begin(self) -> None:
+        """Nothing has been said in this round."""
+        self._out_tokens.fill_(-1)
+        self._step.zero_()
+
+    def speak(self, hidden_ME: Tensor, slots: Sequence[int], *, truncated: bool) -> None:
+        """The first token of sequences whose prompt was just read."""
+        slots_M = torch.tensor(slots, dtype=torch.int32, device=hidden_ME.device)
+        self._draw(linear(hidden_ME, self._decoder.head_weight), slots_M, truncated)
+
+    def decode(self, n_slots: int, steps: int, *, truncated: bool) -> None:
+        """`steps` more tokens for the first `n_slots` slots; queued, not waited for."""
+        bucket = next((b for b in BUCKETS if b >= n_slots), n_slots)
+        bucket = min(bucket, len(self.tokens))
+        move_on = self._graph(bucket, truncated)
+        self._step.fill_(1)
+        for _ in range(steps):
+            move_on()
+
+    async def said_so_far(
+        self, n_slots: int, steps: int
+    ) -> tuple[list[list[int]], list[list[float]]]:
+        """Tokens and logprobs, a row a slot; others go on while the device works."""
+        if self.tokens.is_cuda:
+            done = torch.cuda.Event()
+            done.record()
+            while not done.query():  # noqa: ASYNC110 - the device raises no asyncio event
+                await asyncio.sleep(0)
+        tokens = self._out_tokens[: steps + 1, :n_slots].T.tolist()
+        return tokens, self._out_logprobs[: steps + 1, :n_slots].T.tolist()
+
+    def _graph(self, bucket: int, truncated: bool) -> Callable[[], None]:
+        if not self.tokens.is_cuda:
+            return partial(self._forward, bucket, truncated)
+        graph = self._graphs.get((bucket, truncated)) or self._capture(bucket, truncated)
+        return graph.replay
+
+    def _capture(self, bucket: int, truncated: bool) -> torch.cuda.CUDAGraph:
+        """Recorded with every slot at rest, so that trying it moves nobody."""
+        kept = self.active.clone()
+        self.active.zero_()
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                self._step.fill_(1)
+                self._forward(bucket, truncated)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            self._forward(bucket, truncated)
+        self._pool = self._pool or graph.pool()
+        self._graphs[bucket, truncated] = graph
+        self.active.copy_(kept)
+        return graph
+
+    def _forward(self, n: int, truncated: bool) -> None:
+        decoder = self._decoder
+        lengths, active, table = self.lengths[:n], self.active[:n], self.table[:n]
+        x_NE = decoder.embedding_weight[self.tokens[:n]]
+        y_NE = rms_norm(x_NE, (x_NE.shape[-1],), self._layers[0].input_norm, decoder.eps)
+        norms = [layer.input_norm for layer in self._layers[1:]] + [decoder.norm_weight]
+        for index, (layer, next_norm) in enumerate(zip(self._layers, norms, strict=True)):
+            keys, values = self._keys[index], self._values[index]
+            q_NHD = self._kernels.place(
+                linear(y_NE, *layer.qkv), keys, values, decoder.cos_PD, decoder.sin_PD,
+                layer.qk_norms, lengths, active, table, eps=decoder.eps,
+            )  # fmt: skip
+            out_NHD = self._kernels.attend(q_NHD, keys, values, lengths, active, table)
+            y_NE = self._kernels.add_norm(
+                x_NE, linear(out_NHD.flatten(1), *layer.out), layer.post_norm, decoder.eps
+            )
+            gated_NF = self._kernels.gate(linear(y_NE, *layer.gate_up))
+            y_NE = self._kernels.add_norm(
+                x_NE, linear(gated_NF, *layer.down), next_norm, decoder.eps
+            )
+        self._draw(linear(y_NE, decoder.head_weight), self._every[:n], truncated)
+        self._step += 1
+
+    def _draw(self, logits_MV: Tensor, slots_M: Tensor, truncated: bool) -> None:
+        if truncated:
+            logits_MV = truncate(
+                logits_MV.float(), self.temperatures[slots_M], self.top_p[slots_M],
+                self.top_k[slots_M], self.min_p[slots_M],
+            )  # fmt: skip
+        self._kernels.speak(
+            logits_MV, slots_M,
+            temperatures_S=self.temperatures, uniforms_SW=self.uniforms, stops_SZ=self.stops,
+            tokens_S=self.tokens, lengths_S=self.lengths, active_S=self.active, said_S=self.said,
+            most_S=self.most, step_1=self._step, out_tokens_KS=self._out_tokens,
+            out_logprobs_KS=self._out_logprobs,
+        )  # fmt: skip
+
+
+def _kernels(device: torch.device) -> Any:
+    """Triton comes with torch for CUDA only."""
+    name = "triton_kernels" if device.type == "cuda" else "torch_kernels"
+    return import_module(f"skyfleet.engines.cuda.{name}")

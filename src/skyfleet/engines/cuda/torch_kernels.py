@@ -1,0 +1,109 @@
+"""The Triton kernels' work in plain torch: what they must equal, and what runs without a GPU."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import rms_norm, silu
+
+
+def add_norm(x_NE: Tensor, delta_NE: Tensor, weight_E: Tensor, eps: float) -> Tensor:
+    x_NE += delta_NE
+    return rms_norm(x_NE, (x_NE.shape[-1],), weight_E, eps)
+
+
+def gate(gate_up_NF: Tensor) -> Tensor:
+    gate_NF, up_NF = gate_up_NF.chunk(2, dim=-1)
+    return silu(gate_NF) * up_NF
+
+
+def place(
+    qkv_NX: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    cos_PD: Tensor,
+    sin_PD: Tensor,
+    norms: tuple[Tensor, Tensor] | None,
+    lengths_N: Tensor,
+    active_N: Tensor,
+    table_NM: Tensor,
+    *,
+    eps: float,
+) -> Tensor:
+    page, n_kv, width = keys.shape[1:]
+    qkv_NXD = qkv_NX.view(len(qkv_NX), -1, width)
+    n_heads = qkv_NXD.shape[1] - 2 * n_kv
+    q_NHD, k_NKD, v_NKD = torch.split(qkv_NXD, [n_heads, n_kv, n_kv], dim=1)
+    if norms is not None:
+        q_NHD = rms_norm(q_NHD, (width,), norms[0], eps)
+        k_NKD = rms_norm(k_NKD, (width,), norms[1], eps)
+    positions_N = lengths_N.long()
+    cos_N1D, sin_N1D = cos_PD[positions_N].unsqueeze(1), sin_PD[positions_N].unsqueeze(1)
+    q_NHD = q_NHD * cos_N1D + q_NHD.roll(width // 2, dims=-1) * sin_N1D
+    k_NKD = k_NKD * cos_N1D + k_NKD.roll(width // 2, dims=-1) * sin_N1D
+    pages_N = table_NM.long().gather(1, (positions_N // page).unsqueeze(1)).squeeze(1)
+    cells_N = torch.where(active_N > 0, pages_N * page + positions_N % page, 0)
+    keys.flatten(0, 1)[cells_N] = k_NKD
+    values.flatten(0, 1)[cells_N] = v_NKD
+    return q_NHD
+
+
+def attend(
+    q_NHD: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    lengths_N: Tensor,
+    active_N: Tensor,
+    table_NM: Tensor,
+) -> Tensor:
+    n, n_heads, width = q_NHD.shape
+    page, n_kv, _ = keys.shape[1:]
+    tokens_L = torch.arange(table_NM.shape[1] * page, device=q_NHD.device)
+    cells_NL = table_NM.long()[:, tokens_L // page] * page + tokens_L % page
+    k_NLKD, v_NLKD = keys.flatten(0, 1)[cells_NL], values.flatten(0, 1)[cells_NL]
+    q_NKGD = q_NHD.reshape(n, n_kv, n_heads // n_kv, width).float()
+    scores_NKGL = torch.einsum("nkgd,nlkd->nkgl", q_NKGD, k_NLKD.float()) * width**-0.5
+    seen_NL = (tokens_L <= lengths_N.unsqueeze(1)) & (active_N > 0).unsqueeze(1)
+    scores_NKGL = scores_NKGL.masked_fill(~seen_NL[:, None, None], -1e30)
+    weights_NKGL = torch.softmax(scores_NKGL, dim=-1)
+    out = torch.einsum("nkgl,nlkd->nkgd", weights_NKGL, v_NLKD.float())
+    return out.reshape(n, n_heads, width).to(q_NHD.dtype)
+
+
+def speak(
+    logits_MV: Tensor,
+    slots_M: Tensor,
+    *,
+    temperatures_S: Tensor,
+    uniforms_SW: Tensor,
+    stops_SZ: Tensor,
+    tokens_S: Tensor,
+    lengths_S: Tensor,
+    active_S: Tensor,
+    said_S: Tensor,
+    most_S: Tensor,
+    step_1: Tensor,
+    out_tokens_KS: Tensor,
+    out_logprobs_KS: Tensor,
+) -> None:
+    at = slots_M.long()
+    temperatures_M, said_M = temperatures_S[at], said_S[at].long()
+    greedy_M = temperatures_M == 0
+    scaled_MV = logits_MV.float() / torch.where(greedy_M, 1.0, temperatures_M).unsqueeze(1)
+    logprobs_MV = torch.log_softmax(scaled_MV, dim=-1)
+    reached_MV = logprobs_MV.exp().cumsum(dim=-1, dtype=torch.float64)
+    uniforms_M1 = uniforms_SW[at].gather(1, said_M.unsqueeze(1))
+    drawn_M = torch.searchsorted(reached_MV, uniforms_M1 * reached_MV[:, -1:], right=True)[:, 0]
+    drawn_M = drawn_M.clamp(max=logits_MV.shape[1] - 1)
+    tokens_M = torch.where(greedy_M, scaled_MV.argmax(dim=-1), drawn_M)
+    chosen_M = logprobs_MV.gather(1, tokens_M.unsqueeze(1)).squeeze(1)
+    active_M = active_S[at] > 0
+    step = int(step_1)
+    out_tokens_KS[step, at] = torch.where(active_M, tokens_M, -1).to(out_tokens_KS.dtype)
+    out_logprobs_KS[step, at] = torch.where(greedy_M, 0.0, chosen_M)
+    going = at[active_M]
+    tokens_S[going] = tokens_M[active_M]
+    lengths_S[going] += 1
+    said_S[going] += 1
+    stopped_M = (stops_SZ[at] == tokens_M.unsqueeze(1)).any(dim=1) | (said_S[at] >= most_S[at])
+    active_S[at] = (active_M & ~stopped_M).to(active_S.dtype)

@@ -1,0 +1,181 @@
+"""The CUDA engine's rounds, pages and stops, on plain torch where there is no GPU."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+from tests.fakes.small_models import logprobs_of, small_decoder
+
+from skyfleet.chat.completion import Completion
+from skyfleet.engines.cuda.engine import CudaEngine
+from skyfleet.engines.cuda.truncation import truncate
+from skyfleet.engines.drawing import draw
+from skyfleet.engines.embedded import EmbeddedEngine
+from skyfleet.engines.sampling import SamplingParams
+from skyfleet.errors import EngineError
+from skyfleet.models.decoder import Decoder
+
+PROMPT = [(7 * i) % 61 for i in range(40)]
+SAMPLING = SamplingParams(max_generate_length=12, temperature=0.8, seed=1)
+KINDS = [
+    SAMPLING,
+    SamplingParams(max_generate_length=12, temperature=0.0, seed=1),
+    SamplingParams(max_generate_length=12, top_p=0.7, top_k=9, min_p=0.02, seed=1),
+    SamplingParams(max_generate_length=1, seed=1),
+]
+
+
+def engine(decoder: Decoder | None = None, **settings: int) -> CudaEngine:
+    return CudaEngine(
+        decoder or small_decoder(),
+        decode_text=lambda token_ids: "".join(chr(32 + token) for token in token_ids),
+        **{"max_num_seqs": 8, "capacity": 160, "steps_a_round": 4, **settings},
+    )
+
+
+async def crowd(speaker: CudaEngine | EmbeddedEngine, sampling: SamplingParams) -> list[Completion]:
+    """Twelve prompts, half of which begin alike, through eight slots."""
+    prompts = [PROMPT + [n] * n if n % 2 else PROMPT[n:] for n in range(12)]
+    return await asyncio.gather(
+        *(speaker.generate(p, sampling, session=f"s{n}") for n, p in enumerate(prompts))
+    )
+
+
+@pytest.mark.parametrize("sampling", KINDS)
+async def test_it_says_what_the_engine_for_cpus_says(sampling: SamplingParams) -> None:
+    decoder = small_decoder()
+    plain = EmbeddedEngine(decoder, decode_text=str, max_num_seqs=64, capacity=160)
+    expected = await crowd(plain, sampling)
+    said = await crowd(engine(decoder), sampling)
+    assert [c.token_ids for c in said] == [c.token_ids for c in expected]
+    for one, other in zip(said, expected, strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+        assert one.finish == other.finish
+
+
+async def test_a_turn_reads_only_pages_that_are_new() -> None:
+    speaker = engine()
+    first = await speaker.generate(PROMPT, SAMPLING, session="s")
+    assert speaker.tokens_computed == 40 + 12
+    before = speaker.tokens_computed
+    token_ids = [*PROMPT, *first.token_ids, 1, 2, 3]
+    second = await speaker.generate(token_ids, SAMPLING, session="s")
+    # Of 55 tokens, three whole pages of 16 are known.
+    assert speaker.tokens_computed - before == 55 - 48 + 12
+    whole = [*token_ids, *second.token_ids]
+    expected = logprobs_of(speaker._decoder, whole, 12, temperature=0.8)
+    assert second.logprobs == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+async def test_a_groups_prompt_is_read_once() -> None:
+    speaker = engine()
+    await asyncio.gather(*(speaker.generate(PROMPT, SAMPLING, session=f"s{n}") for n in range(6)))
+    assert speaker.tokens_computed == 40 + 5 * (40 - 32) + 6 * 12
+
+
+async def test_new_weights_leave_nothing_of_the_old() -> None:
+    decoder = small_decoder()
+    speaker = engine(decoder)
+    await speaker.generate(PROMPT, SAMPLING, session="s")
+    with torch.no_grad():
+        for parameter in decoder.module.parameters():
+            parameter.mul_(1.1)
+    speaker.policy_version = 1
+    said = await speaker.generate(PROMPT, SAMPLING, session="s")
+    fresh = await engine(decoder).generate(PROMPT, SAMPLING, session="s")
+    assert said.token_ids == fresh.token_ids
+    assert said.logprobs == pytest.approx(fresh.logprobs, abs=1e-6)
+    assert said.policy_version == 1
+
+
+async def test_weights_that_arrive_amid_a_turn_are_read_under_and_the_oldest_version_stays() -> (
+    None
+):
+    speaker = engine()
+    turn = asyncio.ensure_future(speaker.generate(PROMPT, SAMPLING, session="s"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    speaker.policy_version = 5
+    said = await turn
+    assert (len(said.token_ids), said.policy_version) == (12, 0)
+
+
+async def test_who_does_not_fit_waits_and_loses_nothing() -> None:
+    # Nine pages in all: three sequences of 52 tokens need twelve.
+    decoder = small_decoder()
+    width = decoder.n_layers * 2 * decoder.n_kv_heads * decoder.head_dim * 4 * 16
+    tight = engine(decoder, memory_bytes=9 * width)
+    prompts = [[n, *PROMPT[1:]] for n in range(3)]
+    said = await asyncio.gather(
+        *(tight.generate(p, SAMPLING, session=f"s{n}") for n, p in enumerate(prompts))
+    )
+    alone = [
+        await engine(decoder).generate(p, SAMPLING, session=f"s{n}") for n, p in enumerate(prompts)
+    ]
+    assert [c.token_ids for c in said] == [c.token_ids for c in alone]
+
+
+async def test_a_sequence_larger_than_the_memory_is_an_error_not_a_hang() -> None:
+    decoder = small_decoder()
+    width = decoder.n_layers * 2 * decoder.n_kv_heads * decoder.head_dim * 4 * 16
+    with pytest.raises(EngineError, match="do not fit in the engine's memory"):
+        async with asyncio.timeout(20):
+            await engine(decoder, memory_bytes=3 * width).generate(PROMPT, SAMPLING, session="s")
+
+
+async def test_a_cancelled_turn_gives_its_slot_and_pages_back() -> None:
+    speaker = engine(max_num_seqs=1)
+    turn = asyncio.ensure_future(
+        speaker.generate(PROMPT, SamplingParams(max_generate_length=100, seed=1), session="s")
+    )
+    await asyncio.sleep(0)
+    turn.cancel()
+    said = await speaker.generate(PROMPT, SAMPLING, session="t")
+    assert len(said.token_ids) == 12
+    assert speaker._pool.n_available == 80 // 8  # 160 tokens, all pages free again
+
+
+@pytest.mark.parametrize("batched_tokens", [8, 17, 64])
+async def test_a_prompt_read_in_parts_is_the_prompt(batched_tokens: int) -> None:
+    decoder = small_decoder()
+    whole = await crowd(engine(decoder), SAMPLING)
+    parts = await crowd(engine(decoder, max_num_batched_tokens=batched_tokens), SAMPLING)
+    assert [c.token_ids for c in parts] == [c.token_ids for c in whole]
+
+
+async def test_a_stop_string_ends_the_turn_at_its_token() -> None:
+    speaker = engine()
+    free = await speaker.generate(PROMPT, SAMPLING, session="s")
+    stop = chr(32 + free.token_ids[6])
+    cut = free.token_ids[: free.token_ids.index(free.token_ids[6]) + 1]
+    sampling = SamplingParams(max_generate_length=12, temperature=0.8, seed=1, stop=(stop,))
+    said = await speaker.generate(PROMPT, sampling, session="s")
+    assert (said.token_ids, said.finish) == (cut, "stop")
+    token = SamplingParams(
+        max_generate_length=12, temperature=0.8, seed=1, stop_token_ids=(free.token_ids[6],)
+    )
+    assert (await speaker.generate(PROMPT, token, session="s")).token_ids == cut
+
+
+def test_truncation_keeps_what_drawing_keeps() -> None:
+    torch.manual_seed(0)
+    logits_MV = torch.randn(5, 40)
+    rows = [SamplingParams(temperature=0.7, top_p=p, top_k=k, min_p=m) for p, k, m in [
+        (1.0, -1, 0.0), (0.5, -1, 0.0), (1.0, 3, 0.0), (1.0, -1, 0.3), (0.8, 10, 0.05),
+    ]]  # fmt: skip
+    cut_MV = truncate(
+        logits_MV,
+        torch.tensor([r.temperature for r in rows]),
+        torch.tensor([r.top_p for r in rows]),
+        torch.tensor([r.top_k for r in rows]),
+        torch.tensor([r.min_p for r in rows]),
+    )
+    for row, sampling in enumerate(rows):
+        likely = {
+            int(draw(logits_MV[row : row + 1], sampling, torch.tensor([u]))[0])
+            for u in torch.linspace(0, 0.9999, 3000, dtype=torch.float64)
+        }
+        assert likely <= set(cut_MV[row].isfinite().nonzero()[:, 0].tolist())
+        assert len(likely) >= 0.9 * int(cut_MV[row].isfinite().sum())
