@@ -89,23 +89,6 @@ def test_rollout_of_an_agent_that_does_nothing_earns_nothing() -> None:
     assert planned.endswith(f"\n# would play {keys()[0]} with null\n")
 
 
-@pytest.mark.parametrize(("agent", "rate"), [("oracle", "100.0%"), ("null", "0.0%")])
-def test_evaluate_scores_a_scripted_agent_on_every_set(
-    settings: str, tmp_path: Path, agent: str, rate: str
-) -> None:
-    reports = tmp_path / "reports"
-    output = run("evaluate", settings, "--agent", agent, "--output", str(reports))
-    scored = [line for line in output.splitlines() if " tasks  " in line]
-    assert [line.split()[:3] for line in scored] == [
-        ["unseen", "github", "3"],
-        ["unseen", "all", "3"],
-        ["elsewhere", "outlook", "2"],
-        ["elsewhere", "all", "2"],
-    ]
-    assert all(f" {rate} " in line for line in scored)
-    assert json.loads((reports / "unseen.json").read_text())["name"] == "unseen"
-
-
 def test_evaluate_takes_one_set_by_name(settings: str) -> None:
     output = run("evaluate", settings, "--agent", "null", "--set", "elsewhere", "--dry-run")
     assert output.startswith("data:\n")

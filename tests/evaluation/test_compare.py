@@ -11,7 +11,8 @@ from tests.trajectories.making import group
 
 from skyfleet.errors import TaskError
 from skyfleet.evaluation.compare import Verdict, compare
-from skyfleet.evaluation.report import EvalReport, TaskOutcome
+from skyfleet.evaluation.report import EvalReport
+from skyfleet.evaluation.score import TaskOutcome
 
 Rewards = Sequence[Sequence[float | None]]
 
@@ -126,6 +127,21 @@ def test_every_task_gaining_the_same_is_no_trouble() -> None:
 def test_reports_without_a_common_task_are_refused() -> None:
     with pytest.raises(TaskError, match="'eval' at step 0 and 'eval' at step 5 have no task"):
         compare(report(a=[[1.0]]), report(5, b=[[1.0]]))
+
+
+def test_reports_with_different_thresholds_are_refused() -> None:
+    one = report(a=[[1.0]])
+    with pytest.raises(
+        TaskError, match="counts a reward of 1 as a pass and 'eval' at step 0 one of"
+    ):
+        compare(one, replace(one, pass_threshold=0.5))
+
+
+def test_rollouts_needed_are_tasks_times_attempts() -> None:
+    before, after = [[0.0, 0.0]] * 12, [[1.0, 0.0]] * 6 + [[0.0, 0.0]] * 6
+    change = compare(report(a=before), report(a=after)).overall
+    assert change.tasks_needed is not None
+    assert change.rollouts_needed == 2 * change.tasks_needed
 
 
 def test_a_policy_that_did_not_change_is_seldom_said_to_have() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from tests.trajectories.making import group
 
+from skyfleet.evaluation.baselines import Baseline
 from skyfleet.evaluation.compare import compare
 from skyfleet.evaluation.report import EvalReport
-from skyfleet.evaluation.table import comparison_table
+from skyfleet.evaluation.table import comparison_table, evidence_table, score_table
+from skyfleet.tasks.task import Task
 from skyfleet.trajectories.trajectory import Group
 
 
@@ -60,3 +62,60 @@ def test_sets_of_one_environment_have_no_all_row() -> None:
 
 def test_nothing_compared_is_a_header() -> None:
     assert len(comparison_table([]).splitlines()) == 2
+
+
+def test_the_evidence_stands_beside_the_verdict() -> None:
+    """9 gained of 9 is p = 2/512, twice that among two environments, and 1.96² = 3.84 tasks show it.
+
+    20 tasks that agree could show 0.348: (1.960 + 0.842 * 0.652 ** 0.5) ** 2 / 0.348 is 20.
+    """
+    header, _, saturated, improved, overall, *_ = evidence_table(
+        [compare(BEFORE, AFTER)]
+    ).splitlines()
+    assert [cell.strip() for cell in header.strip("|").split("|")][7:] == [
+        "p", "verdict", "detectable", "needed",
+    ]  # fmt: skip
+    assert saturated.endswith("|      1 | SATURATED |       34.8 |        |")
+    assert improved.endswith("| 0.0078 | IMPROVED  |       81.6 |      4 |")
+    assert "| 0.0039 | IMPROVED" in overall
+
+
+def test_several_attempts_multiply_what_is_needed() -> None:
+    before = EvalReport.of("eval", [group([0.0, 0.0], task_key=str(i)) for i in range(9)], step=0)
+    after = EvalReport.of("eval", [group([1.0, 1.0], task_key=str(i)) for i in range(9)], step=1)
+    assert evidence_table([compare(before, after)]).splitlines()[2].endswith("|  4 x 2 |")
+
+
+def test_scores_have_a_row_for_every_part_and_unknown_grades_apart() -> None:
+    report = EvalReport.of(
+        "eval",
+        [
+            group([1.0, 0.0], task_key="a"),
+            group([1.0, None], task_key="b"),
+            group([None], task_key="c", env_key="mail"),
+        ],
+        step=0,
+        tasks=[Task(key="a", env_key="github", prompt="p", difficulty=3)],
+        trained_envs=["mail"],
+        baselines={"github": Baseline(null_rate=0.0, oracle_rate=None, vacuous=(), impossible=())},
+    )
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in score_table([report]).splitlines()
+    ]
+    assert rows[0] == [
+        "set", "part", "tasks", "pass@1", "95 % interval", "pass@2", "pass^2", "mean score",
+        "unknown", "null", "oracle",
+    ]  # fmt: skip
+    assert [row[1] for row in rows[2:]] == [
+        "github", "mail", "3 hard", "unstated", "held out", "trained", "all",
+    ]  # fmt: skip
+    assert rows[2][2:4] + rows[2][5:] == [
+        "2", "75.0 %", "100.0 %", "0.0 %", "0.750", "1", "0.0 %", "",
+    ]  # fmt: skip
+    assert rows[3][2:] == ["0", "", "", "", "", "", "1", "", ""]
+    assert rows[-1][-3:] == ["2", "", ""]
+
+
+def test_single_attempts_have_no_column_for_more() -> None:
+    assert "pass@1 | 95 % interval | mean score" in score_table([BEFORE])

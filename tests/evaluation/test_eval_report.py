@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
-from tests.trajectories.making import group
+import json
+from collections.abc import Mapping
 
-from skyfleet.evaluation.report import EvalReport, TaskOutcome
+import pytest
+from tests.trajectories.making import attempt, group, played
+
+from skyfleet.evaluation.baselines import Baseline
+from skyfleet.evaluation.report import EvalReport
+from skyfleet.evaluation.score import EnvScore, TaskOutcome
 from skyfleet.metrics.intervals import cluster_bootstrap, wilson
+from skyfleet.tasks.task import Task
 from skyfleet.trajectories.records import RecordError
 
 SINGLE = EvalReport.of(
@@ -87,7 +93,16 @@ def test_no_groups_are_a_report_of_nothing() -> None:
     assert empty.metrics() == {"eval/all/unknown_grades": 0.0}
 
 
-@pytest.mark.parametrize("report", [SINGLE, MIXED, EvalReport.of("none", [], step=3)])
+BASED = EvalReport.of(
+    "based",
+    [group([1.0])],
+    step=3,
+    baselines={"github": Baseline(null_rate=0.5, oracle_rate=None, vacuous=("t",), impossible=())},
+    pass_threshold=0.5,
+)
+
+
+@pytest.mark.parametrize("report", [SINGLE, MIXED, EvalReport.of("none", [], step=3), BASED])
 def test_a_report_returns_from_json_as_it_was(report: EvalReport) -> None:
     assert EvalReport.from_json(report.to_json()) == report
 
@@ -95,3 +110,70 @@ def test_a_report_returns_from_json_as_it_was(report: EvalReport) -> None:
 def test_a_broken_report_says_where() -> None:
     with pytest.raises(RecordError, match=r"step: .*; give what to_json wrote"):
         EvalReport.from_json(SINGLE.to_json().replace('"step": 0', '"step": "soon"'))
+
+
+MANY = EvalReport.of(
+    "eval",
+    [
+        group([1.0, 0.0], task_key="a"),
+        group([1.0, None], task_key="b"),
+        group([0.0, 0.0], task_key="c", env_key="mail"),
+        group([1.0, 1.0], task_key="d", env_key="mail"),
+        group([None, None], task_key="e", env_key="mail"),
+        group([0.6, 0.4], task_key="f", env_key="shop"),
+    ],
+    step=0,
+    tasks=[
+        Task(key=key, env_key="-", prompt="p", difficulty=difficulty)
+        for key, difficulty in zip("abcdef", (1, 2, None, 2, 3, 7), strict=True)
+    ],
+    trained_envs={"github", "shop"},
+)
+
+
+def recombined(parts: Mapping[str, EnvScore], number: str) -> float:
+    """Weighted by tasks."""
+    weighed = [(p.n_tasks, float(getattr(p, number))) for p in parts.values() if p.n_tasks]
+    return sum(n * value for n, value in weighed) / sum(n for n, _ in weighed)
+
+
+@pytest.mark.parametrize("parts", [MANY.by_env, MANY.by_difficulty, MANY.by_exposure])
+def test_every_grouping_recombines_to_the_whole(parts: Mapping[str, EnvScore]) -> None:
+    assert len(parts) > 1
+    for number in ("success_rate", "mean_reward"):
+        assert recombined(parts, number) == pytest.approx(getattr(MANY.overall, number))
+    for number in ("n_tasks", "n_attempts", "n_unknown"):
+        assert sum(getattr(p, number) for p in parts.values()) == getattr(MANY.overall, number)
+
+
+def test_trained_and_held_out_environments_are_apart() -> None:
+    assert list(MANY.by_exposure) == ["held out", "trained"]
+    assert MANY.by_exposure["held out"] == MANY.by_env["mail"]
+    assert MANY.by_exposure["trained"].success_rate == pytest.approx((0.5 + 1 + 0) / 3)
+    assert SINGLE.by_exposure == {}
+
+
+def test_difficulties_are_apart_where_a_task_says_its_own() -> None:
+    assert list(MANY.by_difficulty) == ["1 easy", "2 medium", "3 hard", "7", "unstated"]
+    assert MANY.by_difficulty["2 medium"].success_rate == 1.0
+    assert MANY.by_difficulty["3 hard"].n_unknown == 2
+    assert SINGLE.by_difficulty == {}
+
+
+def test_a_lower_threshold_lets_partial_rewards_pass() -> None:
+    groups = [group([0.6, 0.4])]
+    assert EvalReport.of("eval", groups, step=0).overall.success_rate == 0.0
+    assert EvalReport.of("eval", groups, step=0, pass_threshold=0.5).overall.success_rate == 0.5
+
+
+def test_at_the_default_threshold_the_environments_word_counts() -> None:
+    said = played(attempt(0.7, success=True))
+    assert EvalReport.of("eval", said, step=0).overall.success_rate == 1.0
+    assert EvalReport.of("eval", said, step=0, pass_threshold=0.8).overall.success_rate == 0.0
+
+
+def test_a_report_of_an_older_version_is_read() -> None:
+    fields = json.loads(SINGLE.to_json())
+    for added in ("by_difficulty", "by_exposure", "baselines", "pass_threshold"):
+        del fields[added]
+    assert EvalReport.from_json(json.dumps(fields)) == SINGLE

@@ -9,7 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skyfleet.metrics.intervals import cluster_bootstrap, paired_difference, wilson
+from skyfleet.metrics.intervals import (
+    cluster_bootstrap,
+    newcombe,
+    paired_difference,
+    wilson,
+)
 
 
 def test_wilson_on_the_seed_headline() -> None:
@@ -68,18 +73,33 @@ def test_the_bootstrap_covers_95_percent_of_uneven_tasks(n_tasks: int, rate: flo
     assert 0.93 <= covered / trials <= 0.97
 
 
-def test_the_paired_interval_is_bonett_and_price() -> None:
-    """11 gained, 4 lost of 30: 12/32 - 5/32, and s² = (17 - 7²/32) / 31."""
+def test_the_paired_interval_is_students_with_half_a_task_more() -> None:
+    """11 gained, 4 lost of 30: a mean of 7/30.5, and s² = (15.5 - 49/30.5) / 29.5; t is 2.0437."""
     differences = [1.0] * 11 + [-1.0] * 4 + [0.0] * 15
-    half = 2.0395134 * ((17 - 49 / 32) / 31 / 32) ** 0.5
-    assert paired_difference(differences) == pytest.approx((7 / 32 - half, 7 / 32 + half))
+    half = 2.0437250 * ((15.5 - 49 / 30.5) / 29.5 / 30.5) ** 0.5
+    assert paired_difference(differences) == pytest.approx((7 / 30.5 - half, 7 / 30.5 + half))
 
 
 def test_no_change_seen_is_not_certainty() -> None:
     low, high = paired_difference([0.0] * 19)
-    assert high == -low
-    assert high > 0.1
-    assert paired_difference([0.0] * 19, attempts=4)[1] == pytest.approx(high / 4)
+    assert high == -low == pytest.approx(1.959964**2 / (19 + 1.959964**2))
+    assert paired_difference([0.0] * 19, attempts=4)[1] == wilson(0.0, 76)[1]
+
+
+def test_a_gain_where_nothing_passed_before_is_covered() -> None:
+    rng = np.random.default_rng(6)
+    trials = 2000
+    changes = rng.binomial(1, 0.1, (trials, 20)).astype(float)
+    intervals = [paired_difference(row.tolist()) for row in changes]
+    assert sum(low <= 0.1 <= high for low, high in intervals) / trials >= 0.94
+
+
+def test_newcombe_on_the_seed_headline() -> None:
+    """50 and 59 of 116: from Wilson's ends 0.3446, 0.5220 and 0.4188, 0.5979."""
+    low, high = newcombe(50 / 116, 59 / 116, 116)
+    assert low == pytest.approx(9 / 116 - (0.0898**2 + 0.0910**2) ** 0.5, abs=2e-4)
+    assert high == pytest.approx(9 / 116 + (0.0893**2 + 0.0864**2) ** 0.5, abs=2e-4)
+    assert newcombe(59 / 116, 50 / 116, 116) == pytest.approx((-high, -low))
 
 
 @pytest.mark.parametrize("attempts", [1, 4])

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from skyfleet.metrics.significance import (
     detectable_difference,
+    fisher_exact,
     holm,
     mcnemar_exact,
     sign_flip,
@@ -56,6 +57,24 @@ def test_too_many_sizes_to_list_are_drawn_and_come_near_the_exact_share() -> Non
 
 def test_twenty_eight_attempts_at_one_task_prove_nothing() -> None:
     assert sign_flip([1.0]) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "n", "p"),
+    [
+        (1, 6, 7, 2 * (49 + 1) / 3432),
+        (0, 0, 5, 1.0),
+        (3, 3, 9, 1.0),
+        (0, 4, 4, 2 / 70),
+    ],
+)
+def test_fisher_counts_the_ways_to_draw(before: int, after: int, n: int, p: float) -> None:
+    assert fisher_exact(before, after, n) == pytest.approx(p)
+
+
+def test_the_seeds_headline_is_not_significant_by_fisher() -> None:
+    assert fisher_exact(50, 59, 116) == pytest.approx(0.2926, abs=1e-4)
+    assert fisher_exact(14, 21, 30) == pytest.approx(0.1154, abs=1e-4)
 
 
 def test_false_alarms_stay_below_five_percent() -> None:

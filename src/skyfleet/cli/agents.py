@@ -1,9 +1,14 @@
-"""Who plays: the policy of a checkpoint, or a scripted agent to compare with."""
+"""Who plays: the policy of a checkpoint, a model behind an endpoint, or a scripted agent."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
+from zlib import crc32
 
 import typer
 
@@ -12,28 +17,40 @@ from skyfleet.errors import ConfigError
 
 if TYPE_CHECKING:
     from skyfleet.config.root import RunConfig
-    from skyfleet.rollouts.conversation import Policy
+    from skyfleet.engines.engine import ChatModel
+    from skyfleet.envs.env import Opening
+    from skyfleet.rollouts.conversation import MessageConversation, Policy
+    from skyfleet.tasks.task import Task
 
 Agent = Annotated[
-    Literal["policy", "oracle", "null"],
-    typer.Option(help="The policy, the reference solution, or an agent that does nothing."),
+    Literal["policy", "oracle", "null", "random"],
+    typer.Option(
+        help="The policy, the reference solution, one that does nothing, or one that calls tools "
+        "at random."
+    ),
 ]
 CheckpointPath = Annotated[
     Path | None,
-    typer.Option(help="A global_step_N folder or a model folder; by default the run's newest."),
+    typer.Option(
+        help="A global_step_N folder or a model folder; by default the run's newest, or with "
+        "trainer.resume_mode=none the base model."
+    ),
 ]
 
 
 async def policy_of(config: RunConfig, agent: str, checkpoint: Path | None) -> Policy:
     from skyfleet.config.rules import unsupported
+    from skyfleet.rollouts.random_policy import random_policy
     from skyfleet.rollouts.reference import null_policy, oracle_policy
 
     if agent == "oracle":
         return oracle_policy
     if agent == "null":
         return null_policy
-    if gaps := unsupported(config):
-        raise ConfigError("\n".join(gaps))
+    if agent == "random":
+        return random_policy(seed=config.trainer.seed)
+    if refused := unsupported(config):
+        raise ConfigError("\n".join(refused))
     with torch_needed():
         from skyfleet.envs.registry import env_factory
         from skyfleet.trainer.assemble_policy import assemble_speaker, sampling_of
@@ -41,6 +58,38 @@ async def policy_of(config: RunConfig, agent: str, checkpoint: Path | None) -> P
     speaker = await assemble_speaker(config, [], env_factory(config), policy_folder=folder)
     sampling = sampling_of(config.generator.eval_sampling_params, seed=config.trainer.seed)
     return speaker.policy(sampling)
+
+
+@asynccontextmanager
+async def endpoint_policy(config: RunConfig, url: str, model: str) -> AsyncIterator[Policy]:
+    """A model behind an endpoint that speaks OpenAI's chat completions; needs no torch."""
+    from skyfleet.config.rules import greedy_attempts
+    from skyfleet.engines.openai_chat import OpenAIChat
+
+    if refused := list(greedy_attempts(config)):
+        raise ConfigError("\n".join(refused))
+    async with OpenAIChat(url, model=model, api_key=os.environ.get("OPENAI_API_KEY")) as chat:
+        yield _chatting(config, chat)
+
+
+def _chatting(config: RunConfig, chat: ChatModel) -> Policy:
+    from skyfleet.engines.sampling import SamplingParams
+    from skyfleet.rollouts.conversation import MessageConversation
+
+    asked = config.generator.eval_sampling_params
+    sampling = SamplingParams(
+        max_generate_length=asked.max_generate_length,
+        temperature=asked.temperature,
+        top_p=asked.top_p,
+        stop=tuple(asked.stop),
+    )
+
+    def start(task: Task, opening: Opening, session: str) -> MessageConversation:
+        # One seed for all would make every attempt at a task the same.
+        seed = crc32(f"{config.trainer.seed}/{session}".encode()) >> 1
+        return MessageConversation(opening, model=chat, sampling=replace(sampling, seed=seed))
+
+    return start
 
 
 def step_of(config: RunConfig, agent: str, checkpoint: Path | None) -> int:
@@ -61,12 +110,18 @@ def _policy_folder(config: RunConfig, checkpoint: Path | None) -> Path | None:
         return checkpoint
     if checkpoint is not None:
         return verified(read_checkpoint(checkpoint), "policy")
-    newest = find_checkpoint(Path(config.trainer.ckpt_path), "latest")
-    if newest is not None:
-        return verified(newest, "policy")
-    if config.trainer.policy.model.path == "tiny":
+    trainer = config.trainer
+    found = find_checkpoint(Path(trainer.ckpt_path), trainer.resume_mode, trainer.resume_path)
+    if found is not None:
+        return verified(found, "policy")
+    if trainer.policy.model.path == "tiny" and trainer.resume_mode == "none":
         raise ConfigError(
-            f"{config.trainer.ckpt_path} holds no checkpoint yet, and a tiny policy is made by "
+            "trainer.resume_mode='none' plays the base model, and a tiny policy has none: it is "
+            "made by training; leave trainer.resume_mode out"
+        )
+    if trainer.policy.model.path == "tiny":
+        raise ConfigError(
+            f"{trainer.ckpt_path} holds no checkpoint yet, and a tiny policy is made by "
             "training: run `skyfleet train` first, or choose --agent oracle"
         )
     return None

@@ -6,13 +6,10 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date, timedelta
-from random import Random
 from typing import Any
 
 from skyfleet.chat.message import ToolSpec
 from skyfleet.tasks.task import RecordedCall, Task
-
-_SYLLABLES = ("zor", "qua", "bex", "tiv", "lum", "gry", "pax", "neb")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,28 +102,3 @@ def _other_text(text: str) -> str:
     except (ValueError, OverflowError):
         # In front, because some verifiers compare only beginnings.
         return f"zorqua {text}"
-
-
-def random_call(tools: list[ToolSpec], rng: Random) -> RecordedCall:
-    """Some tool with arguments that its schema allows."""
-    tool = rng.choice(tools)
-    properties = tool.parameters.get("properties", {})
-    required = tool.parameters.get("required", ())
-    names = [name for name in properties if name in required or rng.random() < 0.5]
-    arguments = {name: _random_value(properties[name], rng) for name in names}
-    return RecordedCall(name=tool.name, arguments=arguments)
-
-
-def _random_value(schema: Mapping[str, Any], rng: Random) -> object:
-    if choices := schema.get("enum"):
-        return rng.choice(choices)
-    kind = schema.get("type")
-    if kind == "array":
-        return [_random_value(schema.get("items", {}), rng)]
-    if kind == "integer":
-        return rng.randint(1, 100)
-    if kind == "number":
-        return rng.randint(1, 1000) / 10
-    if kind == "boolean":
-        return rng.random() < 0.5
-    return {} if kind == "object" else "".join(rng.choices(_SYLLABLES, k=2))

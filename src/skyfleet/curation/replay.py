@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from random import Random
 
-from skyfleet.chat.message import Message, ToolCall, ToolSpec
+from skyfleet.chat.message import ToolSpec
 from skyfleet.curation.inspecting import Watched
-from skyfleet.curation.mutating import random_call, writing_arguments
+from skyfleet.curation.mutating import writing_arguments
 from skyfleet.curation.verdict import Fault, Reason
-from skyfleet.engines.sampling import SamplingParams
-from skyfleet.envs.env import DONE, EnvFactory, Opening
-from skyfleet.rollouts.conversation import Conversation, MessageConversation, Policy
+from skyfleet.envs.env import EnvFactory, Opening
+from skyfleet.rollouts.conversation import Conversation, Policy
 from skyfleet.rollouts.episode import run_episode
 from skyfleet.rollouts.limits import Limits
+from skyfleet.rollouts.random_policy import RANDOM_CALLS, random_policy
 from skyfleet.rollouts.reference import null_policy, oracle_policy
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.trajectory import Ending, Trajectory
@@ -26,7 +24,6 @@ EXPECTED_ERRORS = "expected_errors"
 MOST_MUTANTS = 12
 WRONG_VALUES = 5
 """Tried for one argument, until the tool takes one."""
-RANDOM_CALLS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +122,7 @@ async def _fault_of_others(task: Task, reference: Played, player: _Player) -> Fa
     """Whoever passes and ends elsewhere than the reference shows that the verifier lets it."""
     if fault := await _fault_of_mutants(task, reference, player):
         return fault
-    played = await player.play(task, random_policy(seed=task.key))
+    played = await player.play(task, random_policy(seed=0))
     if played.passed and not played.same_end(reference):
         return Reason.RANDOM_PASSES, _told(played)
     return None
@@ -152,31 +149,6 @@ async def _fault_of_mutants(task: Task, reference: Played, player: _Player) -> F
     if passing and (reference.end is not None or not noticed):
         return Reason.MUTANT_PASSES, passing[0]
     return None
-
-
-def random_policy(*, seed: str) -> Policy:
-    """Calls tools at random, the same ones for the same seed, then says it is done."""
-
-    def start(task: Task, opening: Opening, session: str) -> MessageConversation:
-        model = _RandomModel(Random(f"random caller/{seed}"))
-        return MessageConversation(opening, model=model, sampling=SamplingParams())
-
-    return start
-
-
-class _RandomModel:
-    def __init__(self, rng: Random) -> None:
-        self._rng, self._left = rng, RANDOM_CALLS
-
-    async def reply(
-        self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: SamplingParams
-    ) -> Message:
-        self._left -= 1
-        if self._left < 0 or not tools:
-            return Message(role="assistant", content=DONE)
-        call = random_call(list(tools), self._rng)
-        made = ToolCall(id=f"call_{self._left}", name=call.name, arguments=call.arguments)
-        return Message(role="assistant", tool_calls=(made,))
 
 
 def _score(played: Played) -> tuple[float | None, bool | None]:

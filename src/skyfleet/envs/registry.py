@@ -13,6 +13,9 @@ from skyfleet.envs.env import Env, EnvFactory
 from skyfleet.errors import ConfigError
 from skyfleet.tasks.task import Task
 
+ELSEWHERE = ("fleet_task", "openenv", "mcp")
+"""Doors behind which every episode costs an instance of somebody's."""
+
 _GRADING_SECONDS = 300
 
 # Doors are imported where they are opened: most need packages of their own.
@@ -31,6 +34,11 @@ def env_factory(config: RunConfig) -> EnvFactory:
         return await special.get(task.env_key, default)(task)
 
     return open_env
+
+
+def is_elsewhere(config: RunConfig, env_key: str) -> bool:
+    environment = config.environment
+    return environment.env_classes.get(env_key, environment.env_class) in ELSEWHERE
 
 
 def _factory(env_class: str, config: RunConfig, *, key: str) -> EnvFactory:

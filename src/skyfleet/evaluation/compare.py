@@ -9,7 +9,8 @@ from enum import StrEnum
 from statistics import fmean
 
 from skyfleet.errors import TaskError
-from skyfleet.evaluation.report import EvalReport, TaskOutcome
+from skyfleet.evaluation.report import EvalReport
+from skyfleet.evaluation.score import TaskOutcome
 from skyfleet.metrics.intervals import paired_difference
 from skyfleet.metrics.significance import (
     detectable_difference,
@@ -62,6 +63,13 @@ class Change:
     """The smallest true difference these tasks would show with 80 % power."""
     tasks_needed: int | None
     """Tasks that would show the observed difference with 80 % power; None for no difference."""
+    attempts: int = 1
+    """At a task, the most in either report."""
+
+    @property
+    def rollouts_needed(self) -> int | None:
+        """Of each of the two policies, with as many attempts at a task as here."""
+        return None if self.tasks_needed is None else self.tasks_needed * self.attempts
 
     @property
     def verdict(self) -> Verdict:
@@ -77,8 +85,9 @@ class Change:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     name: str
-    step_before: int
-    step_after: int
+    step_before: int | None
+    step_after: int | None
+    """None where published rates do not say."""
     overall: Change
     by_env: Mapping[str, Change]
     """Only environments with a task to compare."""
@@ -86,6 +95,12 @@ class Comparison:
 
 def compare(before: EvalReport, after: EvalReport) -> Comparison:
     """Pair the two reports by task, and say what changed overall and in each environment."""
+    if before.pass_threshold != after.pass_threshold:
+        raise TaskError(
+            f"{before.name!r} at step {before.step} counts a reward of {before.pass_threshold:g} "
+            f"as a pass and {after.name!r} at step {after.step} one of {after.pass_threshold:g}; "
+            "evaluate both with the same threshold"
+        )
     pairs: dict[str, list[Pair]] = defaultdict(list)
     left_out: dict[str, int] = defaultdict(int)
     for task_key in sorted(before.outcomes.keys() | after.outcomes.keys()):
@@ -100,17 +115,22 @@ def compare(before: EvalReport, after: EvalReport) -> Comparison:
             "no task graded in both; evaluate both on the same tasks"
         )
     changes = {env_key: _change(pairs[env_key], left_out[env_key]) for env_key in sorted(pairs)}
-    corrected = holm([change.p_value for change in changes.values()])
     return Comparison(
         name=after.name,
         step_before=before.step,
         step_after=after.step,
         overall=_change([p for of_env in pairs.values() for p in of_env], sum(left_out.values())),
-        by_env={
-            env_key: replace(change, corrected_p_value=p_value)
-            for (env_key, change), p_value in zip(changes.items(), corrected, strict=True)
-        },
+        by_env=corrected(changes),
     )
+
+
+def corrected(changes: Mapping[str, Change]) -> dict[str, Change]:
+    """The same changes, each p corrected for having asked about all (Holm)."""
+    p_values = holm([change.p_value for change in changes.values()])
+    return {
+        env_key: replace(change, corrected_p_value=p_value)
+        for (env_key, change), p_value in zip(changes.items(), p_values, strict=True)
+    }
 
 
 def _change(pairs: Sequence[Pair], n_left_out: int) -> Change:
@@ -136,4 +156,5 @@ def _change(pairs: Sequence[Pair], n_left_out: int) -> Change:
         corrected_p_value=p_value,
         detectable=detectable_difference(len(pairs), discordance, attempts=attempts),
         tasks_needed=tasks_needed(difference, discordance) if difference else None,
+        attempts=attempts,
     )

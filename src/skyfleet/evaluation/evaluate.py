@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from skyfleet.envs.env import EnvFactory
+from skyfleet.evaluation.baselines import Baseline
 from skyfleet.evaluation.report import EvalReport
+from skyfleet.evaluation.score import PASS_THRESHOLD
 from skyfleet.rollouts.collect import collect
 from skyfleet.rollouts.conversation import Policy
 from skyfleet.rollouts.limits import Limits
@@ -23,8 +25,12 @@ async def evaluate(
     step: int,
     n_samples: int,
     max_concurrent: int,
+    trained_envs: Collection[str] | None = None,
+    baselines: Mapping[str, Baseline] | None = None,
+    pass_threshold: float = PASS_THRESHOLD,
     on_finished: Callable[[Trajectory], None] = lambda _: None,
 ) -> tuple[EvalReport, list[Group]]:
+    """`baselines` do not change while the tasks do not: measure them once, hand them to all."""
     groups = await collect(
         tasks,
         open_env,
@@ -34,4 +40,13 @@ async def evaluate(
         max_concurrent=max_concurrent,
         on_finished=on_finished,
     )
-    return EvalReport.of(name, groups, step=step), groups
+    report = EvalReport.of(
+        name,
+        groups,
+        step=step,
+        tasks=tasks,
+        trained_envs=trained_envs,
+        baselines=baselines,
+        pass_threshold=pass_threshold,
+    )
+    return report, groups

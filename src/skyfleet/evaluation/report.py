@@ -1,83 +1,25 @@
 """EvalReport: how good a policy was on one set of tasks, with the evidence task by task.
 
-A rate or a mean is taken over tasks, each task's attempts averaged first, so a task counts once
-however often it was attempted. Attempts of unknown grade are counted and otherwise left out.
+Every grouping splits all the tasks: weighted by its tasks, each recombines to the overall score.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from statistics import fmean
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from pydantic import TypeAdapter, ValidationError
 
-from skyfleet.metrics.intervals import cluster_bootstrap, wilson
+from skyfleet.evaluation.baselines import Baseline
+from skyfleet.evaluation.score import PASS_THRESHOLD, EnvScore, TaskOutcome
 from skyfleet.metrics.naming import key
-from skyfleet.metrics.pass_at_k import pass_at_k, pass_hat_k
 from skyfleet.metrics.rewards import signal_metrics
+from skyfleet.tasks.task import Task
 from skyfleet.trajectories.records import RecordError
 from skyfleet.trajectories.trajectory import Group
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskOutcome:
-    env_key: str
-    successes: int
-    rewards: tuple[float, ...]
-    """One per graded attempt."""
-    unknown: int = 0
-    """Attempts that could not be graded."""
-
-    @property
-    def attempts(self) -> int:
-        return len(self.rewards)
-
-    @property
-    def success_rate(self) -> float:
-        """Ask only where there is a graded attempt."""
-        return self.successes / self.attempts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvScore:
-    n_tasks: int
-    """Tasks with a graded attempt; the other numbers are over these."""
-    n_attempts: int
-    n_unknown: int
-    success_rate: float | None
-    """None, like the mean reward: nothing was graded."""
-    mean_reward: float | None
-    pass_at_k: Mapping[int, float]
-    """Over the tasks with at least k graded attempts."""
-    pass_hat_k: Mapping[int, float]
-    interval: tuple[float, float]
-    """95 % of the success rate: Wilson for single attempts, otherwise resampling tasks."""
-
-    @classmethod
-    def of(cls, outcomes: Sequence[TaskOutcome]) -> EnvScore:
-        graded = [outcome for outcome in outcomes if outcome.rewards]
-        rates = [outcome.success_rate for outcome in graded]
-        rate = fmean(rates) if rates else None
-        most = max((outcome.attempts for outcome in graded), default=0)
-        tried = {k: [o for o in graded if o.attempts >= k] for k in _ks(most)}
-        return cls(
-            n_tasks=len(graded),
-            n_attempts=sum(outcome.attempts for outcome in graded),
-            n_unknown=sum(outcome.unknown for outcome in outcomes),
-            success_rate=rate,
-            mean_reward=fmean(fmean(o.rewards) for o in graded) if graded else None,
-            pass_at_k={
-                k: fmean(pass_at_k(o.attempts, o.successes, k) for o in tasks)
-                for k, tasks in tried.items()
-            },
-            pass_hat_k={
-                k: fmean(pass_hat_k(o.attempts, o.successes, k) for o in tasks)
-                for k, tasks in tried.items()
-            },
-            interval=cluster_bootstrap(rates) if most > 1 else wilson(rate or 0.0, len(rates)),
-        )
+TRAINED, HELD_OUT = "trained", "held out"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,27 +30,63 @@ class EvalReport:
     by_env: Mapping[str, EnvScore]
     outcomes: Mapping[str, TaskOutcome]
     """By task key."""
+    by_difficulty: Mapping[str, EnvScore] = field(default_factory=dict)
+    """1 easy, 2 medium, 3 hard, unstated; empty where no task says how difficult it is."""
+    by_exposure: Mapping[str, EnvScore] = field(default_factory=dict)
+    """Environments trained on and held out; empty where nobody said which are."""
+    baselines: Mapping[str, Baseline] = field(default_factory=dict)
+    """By environment; empty where they were not measured."""
+    pass_threshold: float = PASS_THRESHOLD
 
     @classmethod
-    def of(cls, name: str, groups: Sequence[Group], *, step: int) -> EvalReport:
-        """What the groups say; groups of the same task are one task."""
+    def of(
+        cls,
+        name: str,
+        groups: Sequence[Group],
+        *,
+        step: int,
+        tasks: Sequence[Task] = (),
+        trained_envs: Collection[str] | None = None,
+        baselines: Mapping[str, Baseline] | None = None,
+        pass_threshold: float = PASS_THRESHOLD,
+    ) -> EvalReport:
+        """What the groups say; groups of the same task are one task.
+
+        `tasks` say how difficult each is, `trained_envs` which environments a policy has seen.
+        """
+        difficulties = {task.key: task.difficulty for task in tasks}
         by_task: dict[str, list[Group]] = defaultdict(list)
         for group in groups:
             by_task[group.task_key].append(group)
-        outcomes = {task_key: _outcome(same) for task_key, same in sorted(by_task.items())}
+        outcomes = {
+            task_key: TaskOutcome.of(
+                same, pass_threshold=pass_threshold, difficulty=difficulties.get(task_key)
+            )
+            for task_key, same in sorted(by_task.items())
+        }
+        everything = list(outcomes.values())
+        stated = any(outcome.difficulty is not None for outcome in everything)
         return cls(
             name=name,
             step=step,
-            overall=EnvScore.of(list(outcomes.values())),
-            by_env={env_key: EnvScore.of(o) for env_key, o in _by_env(outcomes).items()},
+            overall=EnvScore.of(everything),
+            by_env=_scores(everything, lambda outcome: outcome.env_key),
             outcomes=outcomes,
+            by_difficulty=_scores(everything, lambda o: o.difficulty_name) if stated else {},
+            by_exposure=_scores(
+                everything, lambda o: TRAINED if o.env_key in trained_envs else HELD_OUT
+            )
+            if trained_envs is not None
+            else {},
+            baselines=baselines or {},
+            pass_threshold=pass_threshold,
         )
 
     def metrics(self, prefix: str = "eval") -> dict[str, float]:
         """`{prefix}/{env}/avg_score` and so on, and the same under `{prefix}/all`."""
         everything = list(self.outcomes.values())
         metrics = _scope_metrics(prefix, "all", self.overall, everything)
-        for env_key, outcomes in _by_env(self.outcomes).items():
+        for env_key, outcomes in _split(everything, lambda outcome: outcome.env_key).items():
             metrics |= _scope_metrics(prefix, env_key, self.by_env[env_key], outcomes)
         return metrics
 
@@ -128,27 +106,19 @@ class EvalReport:
 _REPORT = TypeAdapter(EvalReport)
 
 
-def _ks(most: int) -> list[int]:
-    """1, 2, 4, … and `most` itself: `_ks(3)` is [1, 2, 3]."""
-    return sorted({2**power for power in range(most.bit_length())} | {most}) if most else []
+def _split(
+    outcomes: Sequence[TaskOutcome], part: Callable[[TaskOutcome], str]
+) -> dict[str, list[TaskOutcome]]:
+    parts: dict[str, list[TaskOutcome]] = defaultdict(list)
+    for outcome in outcomes:
+        parts[part(outcome)].append(outcome)
+    return dict(sorted(parts.items()))
 
 
-def _outcome(groups: Sequence[Group]) -> TaskOutcome:
-    graded = [attempt for group in groups for attempt in group.graded]
-    attempts = sum(len(group.trajectories) for group in groups)
-    return TaskOutcome(
-        env_key=groups[0].env_key,
-        successes=sum(attempt.success is True for attempt in graded),
-        rewards=tuple(reward for group in groups for reward in group.rewards),
-        unknown=attempts - len(graded),
-    )
-
-
-def _by_env(outcomes: Mapping[str, TaskOutcome]) -> dict[str, list[TaskOutcome]]:
-    by_env: dict[str, list[TaskOutcome]] = defaultdict(list)
-    for outcome in outcomes.values():
-        by_env[outcome.env_key].append(outcome)
-    return dict(sorted(by_env.items()))
+def _scores(
+    outcomes: Sequence[TaskOutcome], part: Callable[[TaskOutcome], str]
+) -> dict[str, EnvScore]:
+    return {name: EnvScore.of(of_part) for name, of_part in _split(outcomes, part).items()}
 
 
 def _scope_metrics(

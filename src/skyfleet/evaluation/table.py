@@ -1,12 +1,15 @@
-"""The comparison table: markdown that reads as well in a terminal."""
+"""Tables of scores and of changes: markdown that reads as well in a terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from math import isinf
 
+from skyfleet.evaluation.baselines import Baseline
 from skyfleet.evaluation.compare import Change, Comparison
+from skyfleet.evaluation.report import EvalReport
 
-_TEXT = ("set", "environment", "verdict")
+_TEXT = ("set", "environment", "part", "verdict")
 _HEADER = (
     "set",
     "environment",
@@ -17,6 +20,24 @@ _HEADER = (
     "95 % interval",
     "verdict",
 )
+_EVIDENCE_HEADER = (
+    "set",
+    "environment",
+    "tasks",
+    "before",
+    "after",
+    "difference",
+    "95 % interval",
+    "p",
+    "verdict",
+    "detectable",
+    "needed",
+)
+_NOTE = (
+    "Differences are in percentage points; p is corrected over the environments (Holm). "
+    "detectable: the\nsmallest true change that so many tasks show four times in five; "
+    "needed: tasks (x attempts) that would so\nshow the difference seen."
+)
 
 
 def comparison_table(comparisons: Sequence[Comparison]) -> str:
@@ -24,47 +45,121 @@ def comparison_table(comparisons: Sequence[Comparison]) -> str:
 
     Differences and their intervals are in percentage points.
     """
-    rows = [row for comparison in comparisons for row in _rows(comparison)]
-    widths = [max(map(len, column)) for column in zip(_HEADER, *rows, strict=True)]
-    rule = [
-        "-" * width if name in _TEXT else "-" * (width - 1) + ":"
-        for name, width in zip(_HEADER, widths, strict=True)
-    ]
-    lines = [_line(cells, widths) for cells in (_HEADER, rule, *rows)]
+    table = _markdown(_HEADER, list(_rows(comparisons, _row)))
     if left_out := sum(comparison.overall.n_left_out for comparison in comparisons):
-        lines += ["", f"Tasks left out, for want of a known grade before and after: {left_out}."]
-    return "\n".join(lines) + "\n"
+        table += f"\nTasks left out, for want of a known grade before and after: {left_out}.\n"
+    return table
 
 
-def _rows(comparison: Comparison) -> Iterator[tuple[str, ...]]:
-    for env_key, change in comparison.by_env.items():
-        yield _row(comparison.name, env_key, change)
-    if len(comparison.by_env) > 1:
-        yield _row(comparison.name, "all", comparison.overall)
+def evidence_table(comparisons: Sequence[Comparison]) -> str:
+    """The same rows with p, the smallest change they could have shown, and what it would take."""
+    return f"{_markdown(_EVIDENCE_HEADER, list(_rows(comparisons, _evidence_row)))}\n{_NOTE}\n"
+
+
+def score_table(reports: Sequence[EvalReport]) -> str:
+    """Every environment of every set, then its other parts, then the whole; unknown grades apart.
+
+    k is the most attempts at a task; a set of single attempts has no pass@k column.
+    """
+    k = max((max(report.overall.pass_at_k, default=1) for report in reports), default=1)
+    many = (f"pass@{k}", f"pass^{k}") if k > 1 else ()
+    header = ("set", "part", "tasks", "pass@1", "95 % interval", *many, "mean score", "unknown")
+    rows = [row for report in reports for row in _score_rows(report, k)]
+    return _markdown((*header, "null", "oracle"), rows)
+
+
+def _score_rows(report: EvalReport, k: int) -> Iterator[tuple[str, ...]]:
+    parts = [
+        *(
+            (env_key, score, report.baselines.get(env_key))
+            for env_key, score in report.by_env.items()
+        ),
+        *((part, score, None) for part, score in report.by_difficulty.items()),
+        *((part, score, None) for part, score in report.by_exposure.items()),
+        ("all", report.overall, None),
+    ]
+    for part, score, baseline in parts:
+        many = (_share(score.pass_at_k.get(k)), _share(score.pass_hat_k.get(k))) if k > 1 else ()
+        low, high = score.interval
+        yield (
+            report.name,
+            part,
+            str(score.n_tasks),
+            _share(score.success_rate),
+            f"{100 * low:.1f} to {100 * high:.1f}" if score.n_tasks else "",
+            *many,
+            "" if score.mean_reward is None else f"{score.mean_reward:.3f}",
+            str(score.n_unknown),
+            *_baseline_cells(baseline),
+        )
+
+
+def _baseline_cells(baseline: Baseline | None) -> tuple[str, str]:
+    if baseline is None:
+        return "", ""
+    return _share(baseline.null_rate), _share(baseline.oracle_rate)
+
+
+def _rows(
+    comparisons: Sequence[Comparison], row: Callable[[str, str, Change], tuple[str, ...]]
+) -> Iterator[tuple[str, ...]]:
+    for comparison in comparisons:
+        for env_key, change in comparison.by_env.items():
+            yield row(comparison.name, env_key, change)
+        if len(comparison.by_env) > 1:
+            yield row(comparison.name, "all", comparison.overall)
 
 
 def _row(name: str, env_key: str, change: Change) -> tuple[str, ...]:
     low, high = change.interval
     return (
-        name.replace("|", r"\|"),
-        env_key.replace("|", r"\|"),
+        name,
+        env_key,
         str(change.n_tasks),
-        f"{100 * change.before:.1f} %",
-        f"{100 * change.after:.1f} %",
-        _points(change.difference),
-        f"{_points(low)} to {_points(high)}",
+        _share(change.before),
+        _share(change.after),
+        points(change.difference),
+        f"{points(low)} to {points(high)}",
         change.verdict.value,
     )
 
 
-def _points(difference: float) -> str:
+def _evidence_row(name: str, env_key: str, change: Change) -> tuple[str, ...]:
+    *cells, verdict = _row(name, env_key, change)
+    needed = "" if change.tasks_needed is None else f"{change.tasks_needed:,}"
+    if change.tasks_needed is not None and change.attempts > 1:
+        needed += f" x {change.attempts}"
+    return (
+        *cells,
+        f"{change.corrected_p_value:.2g}",
+        verdict,
+        "none" if isinf(change.detectable) else f"{100 * change.detectable:.1f}",
+        needed,
+    )
+
+
+def points(difference: float) -> str:
     # Adding zero makes -0.0 a plain zero.
     return f"{round(100 * difference, 1) + 0.0:+.1f}"
 
 
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    padded = (
-        cell.ljust(width) if name in _TEXT else cell.rjust(width)
-        for name, cell, width in zip(_HEADER, cells, widths, strict=True)
+def _share(rate: float | None) -> str:
+    return "" if rate is None else f"{100 * rate:.1f} %"
+
+
+def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Numbers are set to the right."""
+    escaped = [[cell.replace("|", r"\|") for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(header, *escaped, strict=True)]
+    rule = [
+        "-" * width if name in _TEXT else "-" * (width - 1) + ":"
+        for name, width in zip(header, widths, strict=True)
+    ]
+    lines = (
+        " | ".join(
+            cell.ljust(width) if name in _TEXT else cell.rjust(width)
+            for name, cell, width in zip(header, cells, widths, strict=True)
+        )
+        for cells in (header, rule, *escaped)
     )
-    return f"| {' | '.join(padded)} |"
+    return "".join(f"| {line} |\n" for line in lines)

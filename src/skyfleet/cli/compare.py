@@ -1,0 +1,87 @@
+"""`skyfleet compare`: what changed between two evaluations, and whether it could be chance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from skyfleet.cli.arguments import DryRun
+from skyfleet.errors import ConfigError, TaskError
+
+if TYPE_CHECKING:
+    from skyfleet.evaluation.compare import Comparison
+
+
+def compare_command(
+    before: Annotated[
+        Path,
+        typer.Argument(
+            help="A report, a folder of reports, a run folder, or a YAML or CSV table of "
+            "published rates."
+        ),
+    ],
+    after: Annotated[
+        Path | None,
+        typer.Argument(help="What to compare it with; a run folder alone is its first and last."),
+    ] = None,
+    step: Annotated[int | None, typer.Option(help="Of a run folder; by default the last.")] = None,
+    fail_on_regression: Annotated[
+        bool, typer.Option("--fail-on-regression", help="Exit with 1 where one is REGRESSED.")
+    ] = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Compare task by task: difference, interval, p, verdict, and what it would take to see it."""
+    from skyfleet.evaluation.compare import Verdict
+    from skyfleet.evaluation.conclusion import conclude
+    from skyfleet.evaluation.table import evidence_table
+
+    comparisons, notes = _comparisons(before, after, step)
+    if dry_run:
+        print(f"would compare {', '.join(comparison.name for comparison in comparisons)}")
+        return
+    print(evidence_table(comparisons))
+    print(*(conclude(comparison) for comparison in comparisons), *notes, sep="\n")
+    verdicts = {
+        change.verdict
+        for comparison in comparisons
+        for change in (comparison.overall, *comparison.by_env.values())
+    }
+    if fail_on_regression and Verdict.REGRESSED in verdicts:
+        raise typer.Exit(1)
+
+
+def _comparisons(
+    before: Path, after: Path | None, step: int | None
+) -> tuple[Sequence[Comparison], Sequence[str]]:
+    """And a sentence for each set that could not be compared."""
+    from skyfleet.evaluation.compare import compare
+    from skyfleet.evaluation.published import SUFFIXES, read_published
+    from skyfleet.evaluation.reports import match_reports
+
+    for path in filter(None, (before, after)):
+        if not path.exists():
+            raise ConfigError(f"{path}: there is no such file or folder; name a report or a run")
+    if before.suffix in SUFFIXES:
+        if after is not None:
+            raise ConfigError(f"{before} holds both columns; leave {after} out")
+        return [read_published(before)], [
+            "The table does not say which tasks passed, so the columns count as unrelated samples "
+            "(Fisher, Newcombe)."
+        ]
+    matched = match_reports(before, after, step=step)
+    comparisons = []
+    notes = [f"{name} is on one side only." for name in matched.unmatched]
+    for one, other in matched.pairs:
+        try:
+            comparisons.append(compare(one, other))
+        except TaskError as error:  # the other sets still count
+            notes.append(f"{error}.")
+    if not comparisons:
+        raise TaskError(notes[-1].removesuffix("."))
+    left_out = sum(comparison.overall.n_left_out for comparison in comparisons)
+    if left_out:
+        notes.append(f"Left out, for want of a grade on both sides: {left_out} tasks.")
+    return comparisons, notes

@@ -1,0 +1,110 @@
+"""Score: what the attempts at some tasks come to.
+
+A rate or a mean is taken over tasks, each task's attempts averaged first, so a task counts once
+however often it was attempted. Attempts of unknown grade are counted and otherwise left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from skyfleet.metrics.intervals import cluster_bootstrap, wilson
+from skyfleet.metrics.pass_at_k import pass_at_k, pass_hat_k
+from skyfleet.tasks.grade import Grade
+from skyfleet.trajectories.trajectory import Group
+
+PASS_THRESHOLD = 1.0
+"""The reward of a pass. At this value the environment's own word counts."""
+
+_DIFFICULTIES = {None: "unstated", 1: "1 easy", 2: "2 medium", 3: "3 hard"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskOutcome:
+    env_key: str
+    successes: int
+    rewards: tuple[float, ...]
+    """One per graded attempt."""
+    unknown: int = 0
+    """Attempts that could not be graded."""
+    difficulty: int | None = None
+
+    @classmethod
+    def of(
+        cls, groups: Sequence[Group], *, pass_threshold: float, difficulty: int | None
+    ) -> TaskOutcome:
+        """All groups are of one task."""
+        attempts = [attempt for group in groups for attempt in group.trajectories]
+        grades = [attempt.grade for attempt in attempts if attempt.grade is not None]
+        return cls(
+            env_key=groups[0].env_key,
+            successes=sum(passes(grade, pass_threshold) for grade in grades),
+            rewards=tuple(grade.reward for grade in grades),
+            unknown=len(attempts) - len(grades),
+            difficulty=difficulty,
+        )
+
+    @property
+    def attempts(self) -> int:
+        return len(self.rewards)
+
+    @property
+    def success_rate(self) -> float:
+        """Ask only where there is a graded attempt."""
+        return self.successes / self.attempts
+
+    @property
+    def difficulty_name(self) -> str:
+        return _DIFFICULTIES.get(self.difficulty, str(self.difficulty))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvScore:
+    n_tasks: int
+    """Tasks with a graded attempt; the other numbers are over these."""
+    n_attempts: int
+    n_unknown: int
+    success_rate: float | None
+    """None, like the mean reward: nothing was graded."""
+    mean_reward: float | None
+    pass_at_k: Mapping[int, float]
+    """Over the tasks with at least k graded attempts."""
+    pass_hat_k: Mapping[int, float]
+    interval: tuple[float, float]
+    """95 % of the success rate: Wilson for single attempts, otherwise resampling tasks."""
+
+    @classmethod
+    def of(cls, outcomes: Sequence[TaskOutcome]) -> EnvScore:
+        graded = [outcome for outcome in outcomes if outcome.rewards]
+        rates = [outcome.success_rate for outcome in graded]
+        rate = fmean(rates) if rates else None
+        most = max((outcome.attempts for outcome in graded), default=0)
+        tried = {k: [o for o in graded if o.attempts >= k] for k in _ks(most)}
+        return cls(
+            n_tasks=len(graded),
+            n_attempts=sum(outcome.attempts for outcome in graded),
+            n_unknown=sum(outcome.unknown for outcome in outcomes),
+            success_rate=rate,
+            mean_reward=fmean(fmean(o.rewards) for o in graded) if graded else None,
+            pass_at_k={
+                k: fmean(pass_at_k(o.attempts, o.successes, k) for o in tasks)
+                for k, tasks in tried.items()
+            },
+            pass_hat_k={
+                k: fmean(pass_hat_k(o.attempts, o.successes, k) for o in tasks)
+                for k, tasks in tried.items()
+            },
+            interval=cluster_bootstrap(rates) if most > 1 else wilson(rate or 0.0, len(rates)),
+        )
+
+
+def passes(grade: Grade, pass_threshold: float) -> bool:
+    """The one place that says what a pass is."""
+    return grade.success if pass_threshold == PASS_THRESHOLD else grade.reward >= pass_threshold
+
+
+def _ks(most: int) -> list[int]:
+    """1, 2, 4, … and `most` itself: `_ks(3)` is [1, 2, 3]."""
+    return sorted({2**power for power in range(most.bit_length())} | {most}) if most else []

@@ -1,0 +1,81 @@
+"""`skyfleet compare` prints the evidence, and fails on a regression only when asked to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import typer
+from tests.trajectories.making import group
+from typer.testing import CliRunner, Result
+
+from skyfleet.cli.compare import compare_command
+from skyfleet.errors import ConfigError, TaskError
+from skyfleet.evaluation.report import EvalReport
+
+PUBLISHED = Path(__file__).parents[2] / "examples" / "published_rates.yaml"
+
+app = typer.Typer()
+app.command()(compare_command)
+
+
+def run(*words: Path | str) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+
+
+def keep(folder: Path, step: int, name: str, rewards: list[float | None]) -> None:
+    groups = [group([reward], task_key=f"t{i}") for i, reward in enumerate(rewards)]
+    path = folder / "reports" / f"step_{step:06d}" / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(EvalReport.of(name, groups, step=step).to_json())
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    keep(tmp_path / "better", 0, "unseen", [0.0] * 12)
+    keep(tmp_path / "better", 40, "unseen", [1.0] * 11 + [None])
+    keep(tmp_path / "better", 40, "late", [1.0])
+    keep(tmp_path / "worse", 0, "unseen", [0.0] * 12)
+    return tmp_path
+
+
+def test_a_run_is_compared_with_its_beginning(runs: Path) -> None:
+    result = run(runs / "better")
+    assert result.exit_code == 0
+    assert "| unseen | github      |    11 |  0.0 % | 100.0 % |     +100.0 |" in result.output
+    assert result.output.endswith(
+        "\nunseen: IMPROVED: github. Overall +100.0 points on 11 tasks, p = 0.00098: IMPROVED.\n"
+        "late is on one side only.\n"
+        "Left out, for want of a grade on both sides: 1 tasks.\n"
+    )
+
+
+def test_a_regression_fails_only_when_asked_to(runs: Path) -> None:
+    assert run(runs / "better", runs / "worse").exit_code == 0
+    failed = run(runs / "better", runs / "worse", "--fail-on-regression")
+    assert failed.exit_code == 1
+    assert "REGRESSED" in failed.output
+    assert run(runs / "better", "--fail-on-regression").exit_code == 0
+
+
+def test_the_published_table_of_the_seeds_is_not_believed() -> None:
+    output = run(PUBLISHED).output
+    assert output.count("UNDERPOWERED") == 5
+    assert "No environment is shown to have changed." in output
+    assert "unrelated samples (Fisher, Newcombe)" in output
+
+
+def test_a_dry_run_names_the_sets(runs: Path) -> None:
+    assert run(runs / "better", "--dry-run").output == "would compare unseen\n"
+
+
+def test_mistakes_are_said(runs: Path) -> None:
+    with pytest.raises(ConfigError, match="nowhere: there is no such file or folder"):
+        run(runs / "nowhere")
+    with pytest.raises(ConfigError, match="holds both columns; leave"):
+        run(PUBLISHED, runs)
+    keep(runs / "blind", 0, "unseen", [None])
+    with pytest.raises(
+        TaskError, match=r"no task graded in both; evaluate both on the same tasks$"
+    ):
+        run(runs / "blind", runs / "worse")

@@ -1,0 +1,173 @@
+"""`skyfleet evaluate` scores whoever is named, with baselines beside it, and without torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from tests.fakes.small_runs import SETTINGS
+from typer.testing import CliRunner
+
+from skyfleet.cli.main import app
+from skyfleet.engines import posting
+from skyfleet.errors import ConfigError
+from skyfleet.evaluation.report import EvalReport
+
+
+def run(*words: str) -> str:
+    result = CliRunner().invoke(app, ["evaluate", *words], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def cells(output: str) -> list[list[str]]:
+    lines = [line for line in output.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> str:
+    file = tmp_path / "run.yaml"
+    file.write_text(f"{SETTINGS}\n")
+    return str(file)
+
+
+@pytest.mark.parametrize(("agent", "rate"), [("oracle", "100.0 %"), ("null", "0.0 %")])
+def test_a_scripted_agent_is_scored_on_every_part_of_every_set(
+    settings: str, tmp_path: Path, agent: str, rate: str
+) -> None:
+    rows = cells(run(settings, "--agent", agent, "--output", str(tmp_path / "reports")))
+    assert [row[:3] for row in rows if row[1] in ("github", "outlook", "trained", "held out")] == [
+        ["unseen", "github", "3"],
+        ["unseen", "trained", "3"],
+        ["elsewhere", "outlook", "2"],
+        ["elsewhere", "held out", "2"],
+    ]
+    assert {row[3] for row in rows} == {rate}
+    assert {tuple(row[-2:]) for row in rows if row[1] == "github"} == {("0.0 %", "100.0 %")}
+    report = EvalReport.from_json((tmp_path / "reports" / "unseen.json").read_text())
+    assert report.baselines["github"].null_rate == 0.0
+    assert report.baselines["github"].oracle_rate == 1.0
+
+
+def test_a_random_caller_may_try_as_often_as_asked(settings: str) -> None:
+    words = (
+        "generator.eval_n_samples_per_prompt=2",
+        "generator.eval_sampling_params.temperature=1",
+    )
+    output = run(settings, *words, "--agent", "random", "--set", "unseen")
+    assert "| pass@2 | pass^2 |" in output
+    assert cells(output)[0][:3] == ["unseen", "github", "3"]
+
+
+def test_a_threshold_that_doing_nothing_reaches_shows_itself(settings: str) -> None:
+    output = run(settings, "--agent", "null", "--set", "unseen", "--pass-threshold", "0")
+    assert cells(output)[0][3] == "100.0 %"
+    assert "\nunseen: github is vacuous: doing nothing passes 100.0% of it (" in output
+
+
+def test_greedy_attempts_are_refused_with_the_reason(settings: str) -> None:
+    greedy = (settings, "generator.eval_n_samples_per_prompt=3")
+    sentence = "would play one attempt 3 times, and pass@3 would be pass@1"
+    for who in ((), ("--endpoint", "http://127.0.0.1:9", "--model", "m")):
+        with pytest.raises(ConfigError, match=sentence):
+            run(*greedy, *who)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--endpoint", "http://x"), "--endpoint and --model go together"),
+        (("--endpoint", "http://x", "--model", "m", "--agent", "null"), "leave them out"),
+        (("trainer.resume_mode=none",), "plays the base model, and a tiny policy has none"),
+    ],
+)
+def test_contradictions_are_refused(settings: str, words: tuple[str, ...], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        run(settings, *words)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Says it is done to whoever brings the key, and keeps what it was asked."""
+
+    asked: ClassVar[list[dict[str, Any]]]
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        known = self.headers["Authorization"] == "Bearer secret"
+        self.asked.append(body)
+        answer = {"choices": [{"message": {"role": "assistant", "content": "<done>"}}]}
+        text = json.dumps(answer if known else {"error": "who are you?"}).encode()
+        self.send_response(200 if known else 401)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+
+@contextmanager
+def endpoint() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    class Kept(Handler):
+        asked: ClassVar[list[dict[str, Any]]] = []
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Kept) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/v1", Kept.asked
+        finally:
+            server.shutdown()
+
+
+def test_a_model_behind_an_endpoint_is_scored(
+    settings: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    words = (
+        "generator.eval_n_samples_per_prompt=2",
+        "generator.eval_sampling_params.temperature=1",
+    )
+    with endpoint() as (url, asked):
+        output = run(settings, *words, "--endpoint", url, "--model", "m", "--set", "unseen")
+    assert cells(output)[0][:4] == ["unseen", "github", "3", "0.0 %"]
+    assert {body["model"] for body in asked} == {"m"}
+    assert len({body["seed"] for body in asked}) == 6  # attempts at one task are not one attempt
+
+
+def test_an_endpoint_that_refuses_leaves_grades_unknown_and_says_why(
+    settings: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(posting, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with endpoint() as (url, _):
+        output = run(settings, "--endpoint", url, "--model", "m", "--set", "unseen")
+    assert cells(output)[0][2:4] == ["0", ""]
+    assert "unseen: 3 of 3 attempts have no grade; the first: EngineError: " in output
+    assert "refused with 401" in output
+
+
+def test_scripted_agents_and_comparisons_need_no_torch(settings: str, tmp_path: Path) -> None:
+    code = f"""
+import sys
+from typer.testing import CliRunner
+from skyfleet.cli.compare import compare_command
+from skyfleet.cli.main import app
+app.command("compare_")(compare_command)
+for agent in ("null", "oracle"):
+    words = ["evaluate", {settings!r}, "--agent", agent, "--set", "unseen", "--output", agent]
+    assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
+result = CliRunner().invoke(app, ["compare_", "null", "oracle"], catch_exceptions=False)
+assert "unseen" in result.output, result.output
+print(*sorted({{"torch", "transformers"}} & set(sys.modules)))
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr

@@ -1,0 +1,81 @@
+"""A set that doing nothing passes, or that its own solutions fail, says so."""
+
+from __future__ import annotations
+
+from tests.fakes.counter_env import CounterEnv
+
+from skyfleet.envs.env import Env
+from skyfleet.envs.worlds.catalog import open_world, world_tasks
+from skyfleet.evaluation.baselines import Baseline, baseline_faults, measure_baselines
+from skyfleet.rollouts.limits import Limits
+from skyfleet.tasks.grade import Grade
+from skyfleet.tasks.task import RecordedCall, Task
+
+LIMITS = Limits(max_turns=8, max_input_length=0, trajectory_timeout_seconds=0)
+
+
+class Lenient(CounterEnv):
+    """Passes whoever leaves it at `wanted`, for half the reward."""
+
+    def __init__(self, wanted: int) -> None:
+        super().__init__()
+        self._wanted = wanted
+
+    async def grade(self) -> Grade | None:
+        return Grade(reward=0.5 * (self.count == self._wanted), success=False)
+
+
+def press(key: str, *, by: int | None, env_key: str = "counter") -> Task:
+    calls = () if by is None else (RecordedCall(name="press", arguments={"by": by}),)
+    return Task(key=key, env_key=env_key, prompt="reach 3", solution=calls)
+
+
+async def open_counter(task: Task) -> Env:
+    match task.env_key:
+        case "lenient":
+            return Lenient(int(task.key))
+        case "broken":
+            return CounterEnv(breaks="grade")
+    return CounterEnv()
+
+
+async def measured(*tasks: Task, pass_threshold: float = 1.0) -> dict[str, Baseline]:
+    return await measure_baselines(
+        tasks, open_counter, LIMITS, max_concurrent=4, pass_threshold=pass_threshold
+    )
+
+
+async def test_a_world_is_neither_vacuous_nor_impossible() -> None:
+    tasks = world_tasks("github", split="all", count=6)
+    baselines = await measure_baselines(tasks, open_world, LIMITS, max_concurrent=6)
+    assert baselines == {
+        "github": Baseline(null_rate=0.0, oracle_rate=1.0, vacuous=(), impossible=())
+    }
+    assert list(baseline_faults(baselines)) == []
+
+
+async def test_tasks_whose_solution_fails_are_named() -> None:
+    baselines = await measured(press("right", by=3), press("wrong", by=2), press("worse", by=1))
+    assert baselines["counter"].oracle_rate == 1 / 3
+    assert baselines["counter"].impossible == ("wrong", "worse")
+    assert list(baseline_faults(baselines)) == [
+        "counter is impossible in part: its reference solutions pass 33.3% (wrong and 1 more "
+        "fail); raise generator.max_turns or repair these tasks"
+    ]
+
+
+async def test_a_pass_without_doing_anything_is_vacuous_at_the_threshold_asked_for() -> None:
+    tasks = (press("0", by=None, env_key="lenient"), press("1", by=None, env_key="lenient"))
+    baseline = (await measured(*tasks, pass_threshold=0.5))["lenient"]
+    assert (baseline.null_rate, baseline.oracle_rate, baseline.vacuous) == (0.5, None, ("0",))
+    assert list(baseline_faults({"lenient": baseline})) == [
+        "lenient is vacuous: doing nothing passes 50.0% of it (0); quarantine these tasks with "
+        "`skyfleet tasks validate`"
+    ]
+    assert (await measured(*tasks))["lenient"].vacuous == ()
+
+
+async def test_what_cannot_be_graded_is_in_no_rate() -> None:
+    assert (await measured(press("a", by=3, env_key="broken")))["broken"] == Baseline(
+        null_rate=None, oracle_rate=None, vacuous=(), impossible=()
+    )

@@ -1,0 +1,66 @@
+"""A table of percentages supports what it supports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from skyfleet.errors import ConfigError
+from skyfleet.evaluation.compare import Verdict
+from skyfleet.evaluation.conclusion import conclude
+from skyfleet.evaluation.published import read_published
+
+SEEDS = Path(__file__).parents[2] / "examples" / "published_rates.yaml"
+
+
+def test_the_seeds_table_shows_no_change_at_all() -> None:
+    comparison = read_published(SEEDS)
+    overall = comparison.overall
+    assert (overall.n_tasks, overall.before, overall.after) == (116, 50 / 116, 59 / 116)
+    assert overall.p_value == pytest.approx(0.2926, abs=1e-4)
+    assert overall.interval == pytest.approx((-0.050, 0.202), abs=1e-3)
+    assert overall.detectable == pytest.approx(0.182, abs=1e-3)
+    assert overall.tasks_needed == 652
+    assert {change.verdict for change in comparison.by_env.values()} == {Verdict.UNDERPOWERED}
+    github = comparison.by_env["github"]
+    assert github.p_value == pytest.approx(0.1154, abs=1e-4)
+    assert github.corrected_p_value == pytest.approx(4 * 0.11537, abs=1e-4)
+    assert conclude(comparison) == (
+        "published_rates: No environment is shown to have changed. Overall +7.8 points on 116 "
+        "tasks, p = 0.29: so many reliably show a true change of 18.2 points or more; the one "
+        "seen would need 652 tasks."
+    )
+
+
+def test_a_change_that_is_there_is_found(tmp_path: Path) -> None:
+    table = tmp_path / "rates.csv"
+    table.write_text("env,n,before_percent,after_percent\na,200,10,30\nb,200,60,40\nc,50,96,98\n")
+    comparison = read_published(table)
+    assert [change.verdict for change in comparison.by_env.values()] == [
+        Verdict.IMPROVED,
+        Verdict.REGRESSED,
+        Verdict.SATURATED,
+    ]
+    assert "IMPROVED: a. REGRESSED: b. Overall +0.2 points on 450 tasks" in conclude(comparison)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("- {env: a, n: 29, before_percent: 46.7, after_percent: 50}", "46.7 % of n=29 is no"),
+        ("- {env: a, n: 10, before_percent: 50}", "0.after_percent: Field required"),
+        ("- {env: a, n: 10, before_percent: 50, after_percent: 120}", "0.after_percent: Input"),
+        ("env: a", "table: Input should be a valid list"),
+        ("[]", "has no row"),
+        ("- {env: [", "is no table"),
+        ("- &r {env: a, n: 10, before_percent: 50, after_percent: 50}\n- *r", "'a' is there twice"),
+    ],
+)
+def test_a_table_that_cannot_be_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
+    table = tmp_path / "rates.yaml"
+    table.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_published(table)
+    assert sentence in str(caught.value)
+    assert "rates.yaml" in str(caught.value)

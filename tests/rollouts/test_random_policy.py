@@ -1,0 +1,105 @@
+"""The random caller says what the tools' schemas allow, and the same for the same seed."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import jsonschema
+import pytest
+from tests.fakes.counter_env import TASK, CounterEnv, opening
+
+from skyfleet.chat.message import Message, ToolCall
+from skyfleet.envs.agentdojo.env import open_agentdojo
+from skyfleet.envs.agentdojo.tasks import agentdojo_tasks
+from skyfleet.envs.worlds.catalog import WORLD_NAMES, get_world, open_world, world_tasks
+from skyfleet.rollouts.collect import collect
+from skyfleet.rollouts.limits import Limits
+from skyfleet.rollouts.random_policy import RANDOM_CALLS, random_object, random_policy
+from skyfleet.trajectories.trajectory import Ending, Trajectory
+
+LIMITS = Limits(max_turns=12, max_input_length=0, trajectory_timeout_seconds=0)
+PERSON: dict[str, Any] = {
+    "type": "object",
+    "required": ["name", "age", "kind", "born", "friends", "mood"],
+    "properties": {
+        "name": {"type": "string", "minLength": 9, "maxLength": 10},
+        "age": {"type": "integer", "minimum": 3, "maximum": 5},
+        "height": {"type": "number", "exclusiveMinimum": 0.5, "maximum": 0.6},
+        "low": {"type": "integer", "maximum": -2},
+        "kind": {"const": "person"},
+        "born": {"type": "string", "format": "date", "pattern": r"^\d{4}-\d\d-\d\d$"},
+        "friends": {"type": "array", "minItems": 2, "items": {"$ref": "#/$defs/friend"}},
+        "mood": {"anyOf": [{"type": "null"}, {"enum": ["good", "bad"]}]},
+        "note": {"type": ["string", "null"]},
+    },
+    "$defs": {
+        "friend": {
+            "type": "object",
+            "required": ["close"],
+            "properties": {"close": {"type": "boolean"}, "of": {"$ref": "#/$defs/friend"}},
+        }
+    },
+}
+
+
+async def played(seed: int, n_samples: int = 1) -> list[Trajectory]:
+    tasks = world_tasks("github", split="all", count=2)
+    policy = random_policy(seed=seed)
+    groups = await collect(tasks, open_world, policy, LIMITS, n_samples=n_samples, max_concurrent=4)
+    return [trajectory for group in groups for trajectory in group.trajectories]
+
+
+def calls(trajectory: Trajectory) -> list[tuple[ToolCall, ...]]:
+    return [turn.action.tool_calls for turn in trajectory.turns]
+
+
+@pytest.mark.parametrize("world", WORLD_NAMES)
+def test_arguments_keep_to_the_schema_of_every_tool_of_a_world(world: str) -> None:
+    rng = Random(1)
+    for tool in get_world(world).toolkit.specs:
+        for _ in range(20):
+            jsonschema.validate(random_object(tool.parameters, rng), dict(tool.parameters))
+
+
+async def test_arguments_keep_to_the_schemas_of_agentdojos_tools() -> None:
+    rng = Random(2)
+    (task, *_) = agentdojo_tasks("workspace")
+    for tool in (await (await open_agentdojo(task)).reset()).tools:
+        for _ in range(20):
+            jsonschema.validate(random_object(tool.parameters, rng), dict(tool.parameters))
+
+
+def test_arguments_keep_to_bounds_choices_and_references() -> None:
+    rng = Random(3)
+    made = [random_object(PERSON, rng) for _ in range(200)]
+    for person in made:
+        jsonschema.validate(person, PERSON)
+    assert {person["age"] for person in made} == {3, 4, 5}
+    assert {"note" in person for person in made} == {True, False}
+
+
+async def test_it_calls_eight_times_and_says_it_is_done() -> None:
+    for trajectory in await played(seed=0):
+        if trajectory.ending is Ending.DONE and len(trajectory.turns) == RANDOM_CALLS + 1:
+            assert calls(trajectory)[-1] == ()
+            break
+    else:
+        pytest.fail("no episode went on to its end")
+
+
+async def test_the_same_seed_makes_the_same_calls_and_attempts_differ() -> None:
+    first, again, other = await played(seed=4, n_samples=2), await played(4, 2), await played(5, 2)
+    assert [calls(t) for t in first] == [calls(t) for t in again]
+    assert [calls(t) for t in first] != [calls(t) for t in other]
+    assert calls(first[0]) != calls(first[1])
+
+
+async def test_without_tools_it_says_it_is_done() -> None:
+
+    (group,) = await collect(
+        [TASK], opening(CounterEnv()), random_policy(seed=0), LIMITS, n_samples=1, max_concurrent=1
+    )
+    assert [turn.action for turn in group.trajectories[0].turns] == [
+        Message(role="assistant", content="<done>")
+    ]
