@@ -159,6 +159,7 @@ def _message_record(message: Message) -> Record:
             for call in message.tool_calls
         ],
         "malformed_calls": list(message.malformed_calls),
+        "repaired_calls": message.repaired_calls,
         "tool_call_id": message.tool_call_id,
         "is_error": message.is_error,
     }
@@ -172,6 +173,7 @@ def _message(record: Mapping[str, Any]) -> Message:
         reasoning=record["reasoning"],
         tool_calls=tuple(ToolCall(**call) for call in record["tool_calls"]),
         malformed_calls=tuple(record["malformed_calls"]),
+        repaired_calls=record["repaired_calls"],
         tool_call_id=record["tool_call_id"],
         is_error=record["is_error"],
     )

@@ -1,0 +1,142 @@
+"""Before and after: the same tasks at two steps or of two runs, and how the behaviour changed."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from itertools import zip_longest
+from statistics import fmean
+
+from skyfleet.chat.message import Message
+from skyfleet.metrics.intervals import cluster_bootstrap
+from skyfleet.trajectories.trajectory import Trajectory, Turn
+
+Row = tuple[Turn | None, Turn | None]
+"""Two turns side by side; None where the other episode has one more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BehaviourChange:
+    env_key: str
+    quantity: str
+    """An episode: turns, tool calls, …, or `calls of <tool>`."""
+    n_tasks: int
+    before: float
+    after: float
+    difference: float
+    interval: tuple[float, float]
+    """95 %, resampling tasks; a task's attempts are averaged first."""
+
+    @property
+    def clear(self) -> bool:
+        """Not by chance. Five tasks that all agree are still one in sixteen (sign test)."""
+        low, high = self.interval
+        return self.n_tasks > 5 and (low > 0 or high < 0)
+
+
+def behaviour_changes(
+    before: Iterable[Trajectory], after: Iterable[Trajectory]
+) -> list[BehaviourChange]:
+    """By environment and quantity, over the tasks that both have."""
+    one, other = _means(before), _means(after)
+    tasks: dict[str, list[str]] = defaultdict(list)
+    for env_key, task_key in sorted(one.keys() & other.keys()):
+        tasks[env_key].append(task_key)
+    changes = []
+    for env_key, keys in tasks.items():
+        pairs = [(one[env_key, key], other[env_key, key]) for key in keys]
+        quantities = dict.fromkeys(name for pair in pairs for side in pair for name in side)
+        changes += [_change(env_key, name, pairs) for name in _in_order(quantities)]
+    return changes
+
+
+def aligned(before: Trajectory, after: Trajectory) -> list[Row]:
+    """Turns that do the same side by side, and what stands between them paired in order."""
+    one = [action_text(turn.action) for turn in before.turns]
+    other = [action_text(turn.action) for turn in after.turns]
+    rows: list[Row] = []
+    for _, a, b, c, d in SequenceMatcher(None, one, other, autojunk=False).get_opcodes():
+        rows += zip_longest(before.turns[a:b], after.turns[c:d])
+    return rows
+
+
+def first_divergence(before: Trajectory, after: Trajectory) -> int | None:
+    """The turn, from 0, whose action differs first; None where all are the same.
+
+    Up to there both met the same world: what follows differs for that action's sake.
+    """
+    for number, (one, other) in enumerate(zip_longest(before.turns, after.turns)):
+        if one is None or other is None or action_text(one.action) != action_text(other.action):
+            return number
+    return None
+
+
+def action_text(action: Message) -> str:
+    """What is said and done: `list_issues({"repo": "api"})`."""
+    calls = [
+        f"{call.name}({json.dumps(dict(call.arguments), sort_keys=True, ensure_ascii=False)})"
+        for call in action.tool_calls
+    ]
+    return "\n".join(filter(None, (action.text, *calls, *action.malformed_calls)))
+
+
+def _means(trajectories: Iterable[Trajectory]) -> dict[tuple[str, str], dict[str, float]]:
+    """By environment and task: each quantity, averaged over the attempts."""
+    attempts: dict[tuple[str, str], list[Counter[str]]] = defaultdict(list)
+    for trajectory in trajectories:
+        attempts[trajectory.env_key, trajectory.task_key].append(_quantities(trajectory))
+    return {
+        place: {name: fmean(one[name] for one in counts) for name in set().union(*counts)}
+        for place, counts in attempts.items()
+    }
+
+
+PLAIN_QUANTITIES = ("turns", "tool calls", "tool errors", "malformed calls", "sampled tokens")
+
+
+def _quantities(trajectory: Trajectory) -> Counter[str]:
+    actions = [turn.action for turn in trajectory.turns]
+    replies = [reply for turn in trajectory.turns for reply in turn.replies]
+    calls = [call.name for action in actions for call in action.tool_calls]
+    plain = (
+        len(actions),
+        len(calls),
+        sum(reply.is_error for reply in replies),
+        sum(len(action.malformed_calls) for action in actions),
+        sum(sum(transcript.loss_mask) for transcript in trajectory.transcripts),
+    )
+    counts = Counter(f"calls of {name}" for name in calls)
+    counts.update(dict(zip(PLAIN_QUANTITIES, plain, strict=True)))
+    return counts
+
+
+def _in_order(quantities: Iterable[str]) -> list[str]:
+    return [*PLAIN_QUANTITIES, *sorted(set(quantities) - set(PLAIN_QUANTITIES))]
+
+
+def _change(
+    env_key: str, quantity: str, pairs: Sequence[tuple[dict[str, float], dict[str, float]]]
+) -> BehaviourChange:
+    before = [one.get(quantity, 0.0) for one, _ in pairs]
+    after = [other.get(quantity, 0.0) for _, other in pairs]
+    # Rounded, so that thirds which cancel are a plain zero.
+    differences = [round(b - a, 12) for a, b in zip(before, after, strict=True)]
+    return BehaviourChange(
+        env_key=env_key,
+        quantity=quantity,
+        n_tasks=len(pairs),
+        before=fmean(before),
+        after=fmean(after),
+        difference=fmean(differences),
+        interval=_interval(differences),
+    )
+
+
+def _interval(differences: Sequence[float]) -> tuple[float, float]:
+    # Tasks that all agree leave nothing to resample, and these are no proportions.
+    if min(differences) == max(differences):
+        return differences[0], differences[0]
+    return cluster_bootstrap(differences, n_resamples=2000)

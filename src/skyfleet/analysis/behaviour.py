@@ -1,0 +1,166 @@
+"""Behaviour: what the episodes of a run did and why they failed, env by env, in one pass.
+
+Episodes are read one after the other and none is kept, so a run of any length fits in memory.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from skyfleet.analysis.failure_class import FailureClass
+from skyfleet.analysis.failures import classify
+from skyfleet.analysis.tool_answers import answers_of
+from skyfleet.trajectories.archive import read_trajectories
+from skyfleet.trajectories.entry import Entry
+from skyfleet.trajectories.trajectory import Ending, Trajectory
+
+_EXAMPLES = 3
+"""Of each class and env, by id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvBehaviour:
+    """Sums over the episodes of one env."""
+
+    env_key: str
+    n_episodes: int
+    n_passed: int
+    n_unknown: int
+    """Without a grade."""
+    turns: int
+    malformed_calls: int
+    sampled_tokens: int
+    """0 where a ChatModel spoke: it tells none."""
+    seconds: float
+    """From opening to grade."""
+    engine_seconds: float
+    env_seconds: float
+    endings: Mapping[Ending, int]
+    tool_calls: Mapping[str, int]
+    """By the name that was called, whether there is such a tool or not; the most called first."""
+    tool_errors: Mapping[str, int]
+    failures: Mapping[FailureClass, int]
+    examples: Mapping[FailureClass, tuple[str, ...]]
+    """Ids of episodes to open."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFailures:
+    """An evaluation set at one step."""
+
+    n_episodes: int
+    failures: Mapping[FailureClass, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Behaviour:
+    by_env: Mapping[str, EnvBehaviour]
+    by_set: Mapping[str, Mapping[int, StepFailures]]
+    """Evaluation sets, then steps; training has neither."""
+
+
+def behaviour_of(
+    entries: Iterable[Entry], *, on_read: Callable[[], None] = lambda: None
+) -> Behaviour:
+    """`entries` in the order of `RunFolder.entries`, all of them or some."""
+    envs: dict[str, _Tally] = defaultdict(_Tally)
+    sets: dict[str, dict[int, _StepTally]] = defaultdict(lambda: defaultdict(_StepTally))
+    for entry, trajectory in read_entries(entries):
+        failure = classify(trajectory)
+        envs[entry.env_key].add(entry, trajectory, failure)
+        if entry.kind == "eval":
+            sets[entry.set_name][entry.step].add(failure)
+        on_read()
+    return Behaviour(
+        by_env={env_key: envs[env_key].summed(env_key) for env_key in sorted(envs)},
+        by_set={
+            name: {step: steps[step].summed() for step in sorted(steps)}
+            for name, steps in sets.items()
+        },
+    )
+
+
+def read_entries(entries: Iterable[Entry]) -> Iterator[tuple[Entry, Trajectory]]:
+    """The episodes of these entries; each file is read once, and no further than needed."""
+    for path, of_path in groupby(entries, key=lambda entry: entry.path):
+        wanted = {entry.number: entry for entry in of_path}
+        for number, trajectory in enumerate(read_trajectories(path)):
+            if number in wanted:
+                yield wanted.pop(number), trajectory
+            if not wanted:
+                break
+
+
+@dataclass(slots=True)
+class _Tally:
+    n_episodes: int = 0
+    n_passed: int = 0
+    n_unknown: int = 0
+    turns: int = 0
+    malformed_calls: int = 0
+    sampled_tokens: int = 0
+    seconds: float = 0.0
+    engine_seconds: float = 0.0
+    env_seconds: float = 0.0
+    endings: Counter[Ending] = field(default_factory=Counter)
+    tool_calls: Counter[str] = field(default_factory=Counter)
+    tool_errors: Counter[str] = field(default_factory=Counter)
+    failures: Counter[FailureClass] = field(default_factory=Counter)
+    examples: dict[FailureClass, list[str]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, entry: Entry, trajectory: Trajectory, failure: FailureClass | None) -> None:
+        self.n_episodes += 1
+        self.n_passed += entry.success is True
+        self.n_unknown += entry.success is None
+        self.turns += entry.turns
+        self.malformed_calls += entry.malformed_calls
+        self.sampled_tokens += entry.sampled_tokens
+        self.seconds += entry.seconds
+        self.endings[entry.ending] += 1
+        for turn in trajectory.turns:
+            self.engine_seconds += turn.engine_seconds
+            self.env_seconds += turn.env_seconds
+            self.tool_calls.update(call.name for call in turn.action.tool_calls)
+        self.tool_errors.update(
+            answer.name for answer in answers_of(trajectory) if answer.name and answer.is_error
+        )
+        if failure is not None:
+            self.failures[failure] += 1
+            if len(self.examples[failure]) < _EXAMPLES:
+                self.examples[failure].append(entry.id)
+
+    def summed(self, env_key: str) -> EnvBehaviour:
+        return EnvBehaviour(
+            env_key=env_key,
+            n_episodes=self.n_episodes,
+            n_passed=self.n_passed,
+            n_unknown=self.n_unknown,
+            turns=self.turns,
+            malformed_calls=self.malformed_calls,
+            sampled_tokens=self.sampled_tokens,
+            seconds=self.seconds,
+            engine_seconds=self.engine_seconds,
+            env_seconds=self.env_seconds,
+            endings=dict(self.endings.most_common()),
+            tool_calls=dict(self.tool_calls.most_common()),
+            tool_errors=dict(self.tool_errors.most_common()),
+            failures=dict(self.failures.most_common()),
+            examples={kind: tuple(ids) for kind, ids in self.examples.items()},
+        )
+
+
+@dataclass(slots=True)
+class _StepTally:
+    n_episodes: int = 0
+    failures: Counter[FailureClass] = field(default_factory=Counter)
+
+    def add(self, failure: FailureClass | None) -> None:
+        self.n_episodes += 1
+        if failure is not None:
+            self.failures[failure] += 1
+
+    def summed(self) -> StepFailures:
+        return StepFailures(n_episodes=self.n_episodes, failures=dict(self.failures.most_common()))

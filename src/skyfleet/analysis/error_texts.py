@@ -1,0 +1,93 @@
+"""Error texts: what a tool's complaint is about, in the words of the doors we know.
+
+Our worlds, MCP and FastMCP, OpenEnv, Fleet, tau-bench, AgentDojo and plain HTTP services; the
+first kind of words that is found decides, and a complaint in other words is about the arguments.
+"""
+
+from __future__ import annotations
+
+import re
+
+from skyfleet.analysis.failure_class import FailureClass
+
+
+def _status(*codes: int) -> str:
+    """An HTTP status as complaints give it: first, or after a word that says it is one."""
+    numbers = "|".join(map(str, codes))
+    return (
+        rf"^\W*(?:error:?\s*)?(?:{numbers})\b"
+        rf"|\b(?:status(?:[ _]code)?|code|http(?:/\S+)?|error)\b\W{{0,3}}(?:{numbers})\b"
+    )
+
+
+_WORDS = (
+    (
+        FailureClass.LIMIT,
+        r"rate.?limit|too many (?:\S+ )?requests|too many in-flight|throttl|quota|slow ?down"
+        r"|timed? ?out\b|timeout|deadline|not (?:answered|finished) (?:in|after)|no answer after"
+        r"|(?:instance|request|usage|call)s? limit|at capacity|capacity_reached"
+        r"|temporarily unavailable|sessions are open|" + _status(408, 429, 503, 504),
+    ),
+    (
+        FailureClass.ENVIRONMENT_FAULT,
+        r"internal (?:server )?error|traceback \(|bad gateway|server error|service error"
+        r"|connection (?:was )?(?:refused|reset|closed|aborted|lost)|broken pipe|unhandled"
+        r"|disconnect|connect(?:ion)? error"
+        r"|unexpected error|something went wrong|database is locked|no space left"
+        r"|is not open; call reset|the env raised|" + _status(500, 502),
+    ),
+    (
+        FailureClass.MALFORMED_CALL,
+        r"\bno tool ['\"\w]|(?:unknown|invalid|no such|undefined) (?:tool|function|action|method)\b"
+        r"|tool_not_found|method not found|not a (?:valid|known) tool"
+        r"|\b(?:tool|function|action) \S+ (?:was |is |does )?not (?:found|exist|available|defined)"
+        r"|not valid json|(?:invalid|malformed) json|json ?decode|parse error",
+    ),
+    (
+        FailureClass.WRONG_ARGUMENTS,
+        r"; it takes |input should be|validation errors?|field required|unexpected keyword"
+        r"|missing (?:\d+ )?required|additional propert|extra inputs|is not of type"
+        r"|not one of|" + _status(422),
+    ),
+    (
+        FailureClass.UNAUTHORISED,
+        r"unauthori[sz]ed|not authori[sz]ed|forbidden|permission|access (?:was |is )?denied"
+        r"|authenticat|credential|api key|privilege|insufficient (?:scope|right|access)"
+        r"|(?:not|isn't|aren't) (?:allowed|permitted|accessible)|may not\b|not (?:yours|your own)"
+        r"|(?:not|must be|only|aren't|isn't) (?:a |an |the |its )?"
+        r"(?:members?|owners?|admins?|administrators?|moderators?|organi[sz]ers?|collaborators?)\b"
+        r"|has no account|(?:log|sign)(?:ged)? ?in\b|moderates .*where you do"
+        r"|belongs to (?:another|someone)"
+        r"|(?:don't|do not|doesn't|does not) (?:own|have (?:access|the rights?))"
+        r"|(?:token|session) (?:is |has )?(?:invalid|expired)|(?:invalid|expired) token"
+        r"|scopes?\b|" + _status(401, 403),
+    ),
+    (
+        FailureClass.NOT_FOUND,
+        r"not.?found|no such|(?:not|n't) exist|non-?existent"
+        r"|(?:not|n't|unable to|failed to) (?:find|locate|resolve)"
+        r"|\bno [a-z][\w ]{0,40}?['\"(#\d]|\b(?:no|any) [\w ]{1,40} (?:with|named|called|matching)\b"
+        r"|unknown [\w ]{0,30}\b(?:id|user|name|customer|order|repo\w*|channel|resource)\b"
+        r"|no longer (?:exists?|available)|was deleted|no (?:results?|matches)|"
+        + _status(404, 410),
+    ),
+)
+_KINDS = tuple((kind, re.compile(words, re.IGNORECASE)) for kind, words in _WORDS)
+
+_TOLD = re.compile(
+    r"\s*(?:error:|error (?:executing|calling) "
+    r"|\{\s*['\"]error['\"]\s*:(?!\s*(?:null|none|false|\"\"|''|\{\s*\}|\[\s*\])))",
+    re.IGNORECASE,
+)
+
+
+def complaint_kind(text: str) -> FailureClass:
+    """`complaint_kind("Error: no issue 20; list_issues shows the numbers")` is NOT_FOUND."""
+    return next(
+        (kind for kind, words in _KINDS if words.search(text)), FailureClass.WRONG_ARGUMENTS
+    )
+
+
+def is_complaint(text: str) -> bool:
+    """Whether a reply that nobody marked as an error begins as one, as tau-bench's do."""
+    return _TOLD.match(text) is not None

@@ -1,0 +1,47 @@
+"""Imported dumps: SkyRL's `dumped_evals` of an old run as a run folder that every command reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from skyfleet.config.explain import as_yaml
+from skyfleet.config.loading import load_config
+from skyfleet.errors import ConfigError
+from skyfleet.evaluation.report import EvalReport
+from skyfleet.storage.local import write_atomically
+from skyfleet.trajectories.archive import eval_path, write_groups
+from skyfleet.trajectories.skyrl_dump import read_dump
+
+_STEP = re.compile(r"global_step_(\d+)(?:_evals)?")
+
+
+def find_dumps(dumped_evals: Path) -> Iterator[tuple[str, int, Path]]:
+    """Set, step and folder; what lies directly in a step's folder is the set `val`."""
+    found = False
+    for folder in sorted(dumped_evals.glob("global_step_*")):
+        if match := _STEP.fullmatch(folder.name):
+            for place in (folder, *sorted(folder.iterdir())):
+                if place.is_dir() and any(place.glob("*.jsonl")):
+                    found = True
+                    yield "val" if place == folder else place.name, int(match[1]), place
+    if not found:
+        raise ConfigError(
+            f"{dumped_evals} holds no global_step_N_evals with a .jsonl file; "
+            "give SkyRL's dumped_evals folder"
+        )
+
+
+def import_dumps(dumped_evals: Path, run: Path) -> None:
+    """Writes the archive, the reports, and a configuration that only names the run."""
+    if run.exists():
+        raise ConfigError(f"{run} exists; name a folder that does not")
+    for name, step, place in find_dumps(dumped_evals):
+        groups = read_dump(place)
+        write_groups(eval_path(run / "trajectories", name, step), groups)
+        report = run / "reports" / f"step_{step:06d}" / f"{name}.json"
+        report.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(report, EvalReport.of(name, groups, step=step).to_json())
+    settings = [f"trainer.run_name={run.name}", f"trainer.run_path={run}"]
+    write_atomically(run / "config.yaml", as_yaml(load_config("", settings)))

@@ -1,0 +1,180 @@
+"""Signal: what each environment had to teach over a run, and what to do about it.
+
+A group is the attempts at one task in one step. GRPO learns from a group whose rewards differ and
+from no other. Attempts of unknown grade are in no number but their own and the wasted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from statistics import fmean, pvariance
+
+from skyfleet.analysis.mixed_groups import Counts, mixed_share
+from skyfleet.trajectories.entry import Entry
+
+GROUP_SIZES = (4, 8, 16, 32, 64)
+_LATELY = 0.25
+"""The last quarter of an environment's steps: advice is about the policy as it is now."""
+_SATURATED = 0.95
+_MANY_UNKNOWN = 0.1
+_WELL_MIXED = 0.5
+_MOST_TIMES = 4
+"""A group larger by more than this costs more than it is likely to teach."""
+
+Groups = Mapping[tuple[int, str], Sequence[Entry]]
+"""By step and task."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signal:
+    n_steps: int
+    n_groups: int
+    """With two known grades or more; the shares of groups are of these."""
+    n_attempts: int
+    n_unknown: int
+    n_wasted: int
+    """Attempts nothing was learned from: of unknown grade, or in a group whose rewards agree."""
+    n_passed: int
+    pass_rate: float
+    """Of the attempts with a known grade; 0 where there is none."""
+    variance_per_prompt: float
+    """Mean over groups of the population variance of the rewards."""
+    mixed_groups: float
+    """Share of groups whose rewards differ."""
+    all_passed: float
+    none_passed: float
+    steps_with_signal: float
+    """Share of steps with at least one such group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvSignal:
+    env_key: str
+    group_size: int
+    """Attempts of the commonest group."""
+    over_run: Signal
+    lately: Signal
+    """Over the last quarter of the steps."""
+    mixed_at: Mapping[int, float]
+    """Expected share of mixed groups by group size, as the policy passed lately."""
+
+    @property
+    def advice(self) -> str:
+        """One sentence to act on; the first that applies."""
+        name, lately = self.env_key, self.lately
+        if lately.n_attempts and lately.n_unknown / lately.n_attempts > _MANY_UNKNOWN:
+            share = lately.n_unknown / lately.n_attempts
+            return (
+                f"{name}: {percent(share)} of its grades are unknown: mend the environment first."
+            )
+        if not lately.n_groups:
+            return f"{name}: no group has two known grades: raise generator.n_samples_per_prompt."
+        if lately.pass_rate >= _SATURATED:
+            return (
+                f"{name} is saturated (p = {lately.pass_rate:.2f}): "
+                "drop it or raise its difficulty."
+            )
+        if lately.mixed_groups >= _WELL_MIXED:
+            return (
+                f"{name} teaches: p = {lately.pass_rate:.2f}, "
+                f"{percent(lately.mixed_groups)} of its groups are mixed."
+            )
+        if not lately.n_passed and lately.mixed_groups == 0:
+            return (
+                f"{name} was never passed in its last {lately.n_attempts} attempts: "
+                "begin with easier tasks or a longer warm start."
+            )
+        return self._advice_on_size()
+
+    def _advice_on_size(self) -> str:
+        now = (
+            f"{self.env_key} p = {self.lately.pass_rate:.2f}, "
+            f"{percent(self.lately.mixed_groups)} of its groups are mixed"
+        )
+        larger = {
+            size: share
+            for size, share in self.mixed_at.items()
+            if self.group_size < size <= _MOST_TIMES * self.group_size
+        }
+        if enough := [size for size, share in larger.items() if share >= _WELL_MIXED]:
+            share = percent(larger[enough[0]])
+            return f"{now}: a group of {enough[0]} would be mixed {share} of the time."
+        reach = ""
+        if larger:
+            reach = f"even a group of {max(larger)} would be so {percent(larger[max(larger)])} of the time: "
+        return f"{now}; {reach}draw the tasks that are sometimes passed (trainer.curriculum=true)."
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def env_signals(entries: Sequence[Entry]) -> dict[str, EnvSignal]:
+    """By environment, from the training entries among those given."""
+    by_env: dict[str, dict[tuple[int, str], list[Entry]]] = defaultdict(lambda: defaultdict(list))
+    for entry in entries:
+        if entry.kind == "train":
+            by_env[entry.env_key][entry.step, entry.task_key].append(entry)
+    return {env_key: _env_signal(env_key, groups) for env_key, groups in sorted(by_env.items())}
+
+
+def _env_signal(env_key: str, groups: Groups) -> EnvSignal:
+    steps = sorted({step for step, _ in groups})
+    first = steps[-ceil(_LATELY * len(steps))]
+    late = {place: group for place, group in groups.items() if place[0] >= first}
+    counts = _counts(late)
+    return EnvSignal(
+        env_key=env_key,
+        group_size=Counter(map(len, groups.values())).most_common(1)[0][0],
+        over_run=_signal(groups),
+        lately=_signal(late),
+        mixed_at={size: mixed_share(counts, size) for size in GROUP_SIZES} if counts else {},
+    )
+
+
+def _signal(groups: Groups) -> Signal:
+    rewards = {
+        place: [entry.reward for entry in group if entry.reward is not None]
+        for place, group in groups.items()
+    }
+    # statistics.pvariance is exact: three rewards of 0.1 have no variance, as they should.
+    variances = {place: pvariance(known) for place, known in rewards.items() if len(known) > 1}
+    steps = {step for step, _ in groups}
+    entries = [entry for group in groups.values() for entry in group]
+    graded = sum(map(len, rewards.values()))
+    passed = sum(entry.success is True for entry in entries)
+    passes = [
+        [entry.success is True for entry in groups[p] if entry.reward is not None]
+        for p in variances
+    ]
+    return Signal(
+        n_steps=len(steps),
+        n_groups=len(variances),
+        n_attempts=len(entries),
+        n_unknown=len(entries) - graded,
+        n_wasted=len(entries) - sum(len(rewards[p]) for p, v in variances.items() if v > 0),
+        n_passed=passed,
+        pass_rate=passed / graded if graded else 0.0,
+        variance_per_prompt=_mean(list(variances.values())),
+        mixed_groups=_mean([v > 0 for v in variances.values()]),
+        all_passed=_mean([all(group) for group in passes]),
+        none_passed=_mean([not any(group) for group in passes]),
+        steps_with_signal=len({step for (step, _), v in variances.items() if v > 0}) / len(steps),
+    )
+
+
+def _counts(groups: Groups) -> list[Counts]:
+    """Of each task, over all its groups; a task drawn twice is one task."""
+    attempts: Counter[str] = Counter()
+    passed: Counter[str] = Counter()
+    for (_, task_key), group in groups.items():
+        attempts[task_key] += sum(entry.success is not None for entry in group)
+        passed[task_key] += sum(entry.success is True for entry in group)
+    return [(n, passed[task_key]) for task_key, n in attempts.items() if n > 1]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else 0.0

@@ -1,0 +1,168 @@
+"""Mistakes: what a scripted agent can be made to do wrong, each with the class it belongs to.
+
+A mistake is written into a task's reference solution. The label follows from what was written and
+from whether the world refused it; it never comes from the words of the refusal.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from tests.analysis.scripted import Script
+from tests.analysis.wordings import ASIDES, CANNOT, CLAIMS
+
+from skyfleet.chat.message import Message, ToolCall, ToolSpec
+from skyfleet.chat.tool_calls.hermes import parse_hermes
+from skyfleet.curation.mutating import other_value
+from skyfleet.envs.env import DONE
+from skyfleet.envs.turns import SUBMIT, SUBMIT_NAME
+from skyfleet.envs.worlds.catalog import get_world
+from skyfleet.tasks.task import RecordedCall, Task
+
+NAMED = re.compile(r"(.*_id|number|repo|subreddit|city|venue|area|project|place|file|folder)")
+"""Arguments that name something which is there or is not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """A task to go wrong in, and the dice that say how."""
+
+    task: Task
+    rng: Random
+    held_out: bool
+
+    @property
+    def calls(self) -> list[RecordedCall]:
+        return list(self.task.solution)
+
+    @property
+    def tools(self) -> dict[str, ToolSpec]:
+        specs = (*get_world(self.task.env_key).toolkit.specs, SUBMIT)
+        return {spec.name: spec for spec in specs}
+
+    @property
+    def writing(self) -> frozenset[str]:
+        return get_world(self.task.env_key).toolkit.writing | {SUBMIT_NAME}
+
+    def says(self, lists: tuple[Sequence[str], Sequence[str]]) -> str:
+        return self.rng.choice(lists[self.held_out])
+
+    def act(self, call: RecordedCall) -> Message:
+        said = ToolCall(id="call_0", name=call.name, arguments=call.arguments)
+        return Message(role="assistant", content=self.says(ASIDES), tool_calls=(said,))
+
+    def stop(self) -> Message:
+        return Message(role="assistant", content=f"{self.says(CLAIMS)} {DONE}".strip())
+
+    def stop_in_words(self) -> Message:
+        claim = next(filter(None, iter(lambda: self.says(CLAIMS), None)))
+        return Message(role="assistant", content=f"{claim} {DONE}")
+
+    def refuse(self) -> Message:
+        return Message(role="assistant", content=f"{self.says(CANNOT)} {DONE}")
+
+    def look(self, call: RecordedCall | None = None) -> Message:
+        """A call that only reads, and works."""
+        reading = [spec for name, spec in self.tools.items() if name not in self.writing]
+        free = [spec for spec in reading if not spec.parameters["required"]]
+        calls = [one for one in self.calls if one.name not in self.writing]
+        options = [*calls, *(RecordedCall(name=spec.name, arguments={}) for spec in free)]
+        return self.act(call or self.rng.choice(options)) if options else self.act(self.calls[0])
+
+    def before(self, place: int) -> list[Message]:
+        """The reference up to a place, sometimes after a slip that it made good at once."""
+        proper = [self.act(call) for call in self.calls[:place]]
+        if not proper or self.rng.random() < 0.6:
+            return proper
+        return [self.rng.choice([self.slip_of_id, self.slip_of_form, self.slip_of_name])(), *proper]
+
+    def slip_of_id(self) -> Message:
+        return self.act(absent(self, self.calls[0]) or unreal(self, self.calls[0]))
+
+    def slip_of_form(self) -> Message:
+        return broken(self, self.calls[0])
+
+    def slip_of_name(self) -> Message:
+        return self.act(unreal(self, self.calls[0]))
+
+    def last_write(self) -> int:
+        places = [n for n, call in enumerate(self.calls) if call.name in self.writing]
+        return places[-1]
+
+
+Write = Callable[[Scene], Script | None]
+"""None where the task offers no way to go wrong like this."""
+
+
+def changed(call: RecordedCall, **arguments: Any) -> RecordedCall:
+    return RecordedCall(name=call.name, arguments={**call.arguments, **arguments})
+
+
+def absent(scene: Scene, call: RecordedCall) -> RecordedCall | None:
+    """The call with the name of something that is nowhere."""
+    for name, value in call.arguments.items():
+        if NAMED.fullmatch(name) is None:
+            continue
+        other: object = 900_000 + scene.rng.randrange(99_999)
+        if isinstance(value, str):
+            other = scene.rng.choice(["Zorqua", "Quimbel", "Vexatia", "Brundlow"])
+        return changed(call, **{name: other})
+    return None
+
+
+def unreal(scene: Scene, call: RecordedCall) -> RecordedCall:
+    """The call of a tool that does not exist."""
+    verb, _, thing = call.name.partition("_")
+    names = [f"{verb}{thing.title()}", f"{thing or verb}_tool", f"api.{call.name}", f"do_{thing}"]
+    return RecordedCall(name=scene.rng.choice(names), arguments=call.arguments)
+
+
+def other(scene: Scene, call: RecordedCall) -> RecordedCall | None:
+    """The call with another value of the same kind."""
+    schemas = scene.tools[call.name].parameters["properties"]
+    items = list(call.arguments.items())
+    scene.rng.shuffle(items)
+    for name, value in items:
+        wrong = other_value(value, schemas.get(name, {}))
+        if wrong is not None:
+            return changed(call, **{name: wrong})
+    return None
+
+
+def unfit(scene: Scene, call: RecordedCall) -> RecordedCall | None:
+    """The call with arguments that its schema does not allow."""
+    schema = scene.tools[call.name].parameters
+    options = [changed(call, **{scene.rng.choice(["when", "note", "target", "priority"]): "x"})]
+    for name, value in call.arguments.items():
+        part = schema["properties"].get(name, {})
+        if name in schema["required"]:
+            left = {key: kept for key, kept in call.arguments.items() if key != name}
+            options.append(RecordedCall(name=call.name, arguments=left))
+        if part.get("enum"):
+            options.append(changed(call, **{name: scene.rng.choice(["soon", "any", "none"])}))
+        elif part.get("type") == "integer":
+            options.append(changed(call, **{name: f"#{value}"}))
+        else:
+            options.append(changed(call, **{name: [value]}))
+    return scene.rng.choice(options)
+
+
+def broken(scene: Scene, call: RecordedCall) -> Message:
+    """The call in text that no parser reads as one."""
+    said = json.dumps({"name": call.name, "arguments": dict(call.arguments)})
+    pieces = [f"{name}={value!r}" for name, value in call.arguments.items()]
+    options = [
+        f"<tool_call>\n{said.replace(': {', ': {{')}\n</tool_call>",
+        f"<tool_call>\n{said[: -len(said) // 3]}",
+        f"<tool_call>\n{said.replace(chr(34), chr(39))}\n</tool_call>",
+        f"<tool_call>\n{call.name}({', '.join(pieces)})\n</tool_call>",
+        f"```json\n{said}\n```",
+        f"{said}\n</tool_call>",
+    ]
+    message = parse_hermes(scene.rng.choice(options)).message
+    return message if not message.tool_calls else broken(scene, call)

@@ -1,0 +1,131 @@
+"""Scripted: an agent that says what it was told to say, and worlds that fail on request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, cycle
+
+from skyfleet.chat.completion import Finish
+from skyfleet.chat.message import Message, ToolCall
+from skyfleet.chat.transcript import Transcript
+from skyfleet.envs.env import Env, EnvFactory, Opening, Step
+from skyfleet.envs.worlds.catalog import open_world
+from skyfleet.rollouts.episode import run_episode
+from skyfleet.rollouts.limits import Limits
+from skyfleet.tasks.grade import Grade
+from skyfleet.tasks.task import Task
+from skyfleet.trajectories.trajectory import Ending, Trajectory
+
+Line = Message | Exception
+"""What the agent says; an exception is what its engine raises instead."""
+Fault = Callable[[ToolCall], str | Exception | float | None]
+"""How a call goes wrong: an error's text, a crash, seconds of waiting, or not at all."""
+
+_CHARACTERS_PER_TOKEN = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    task: Task
+    lines: Sequence[Line]
+    forever: Sequence[Line] = ()
+    """Said again and again once the lines are over."""
+    open_env: EnvFactory = open_world
+    max_turns: int = 12
+    max_input_length: int = 100_000
+    seconds: float = 0.0
+    cut_short: bool = False
+    """The last line is as long as an answer may be."""
+    refused: Sequence[int] = ()
+    """The lines that the world has to refuse; an episode in which it does not is none of ours."""
+    taken: Sequence[int] = ()
+    """Those that it has to take."""
+    ending: Ending | None = None
+    """How it has to end; None where that is open."""
+
+
+async def play(script: Script) -> Trajectory | None:
+    """The episode, or None where the world did not do its part: it took what it should refuse, or
+    the task was solved all the same."""
+    limits = Limits(
+        max_turns=script.max_turns,
+        max_input_length=script.max_input_length,
+        trajectory_timeout_seconds=script.seconds,
+    )
+    episode = await run_episode(
+        script.task, script.open_env, lambda _task, opening, _: _Agent(script, opening), limits
+    )
+    refused = [any(reply.is_error for reply in turn.replies) for turn in episode.turns]
+    as_meant = all(refused[n] for n in script.refused) and not any(refused[n] for n in script.taken)
+    as_meant = as_meant and script.ending in (None, episode.ending)
+    return episode if as_meant and not episode.success else None
+
+
+class _Agent:
+    def __init__(self, script: Script, opening: Opening) -> None:
+        self._lines: Iterator[Line] = chain(script.lines, cycle(script.forever))
+        self._left, self._cut_short = len(script.lines), script.cut_short
+        self._heard = sum(len(message.text) for message in opening.messages)
+        self.finish: Finish = "stop"
+
+    @property
+    def transcripts(self) -> tuple[Transcript, ...]:
+        return ()
+
+    @property
+    def prompt_length(self) -> int:
+        return self._heard // _CHARACTERS_PER_TOKEN
+
+    async def speak(self) -> Message:
+        line, self._left = next(self._lines), self._left - 1
+        if isinstance(line, Exception):
+            raise line
+        self.finish = "length" if self._cut_short and self._left == 0 else "stop"
+        self._heard += len(line.text)
+        return line
+
+    def hear(self, messages: Sequence[Message]) -> None:
+        self._heard += sum(len(message.text) for message in messages)
+
+    async def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class FaultyEnv:
+    """A world behind a door that breaks, slows down or refuses."""
+
+    inner: Env
+    fault: Fault
+    at_reset: Exception | None = None
+
+    async def reset(self) -> Opening:
+        if self.at_reset is not None:
+            raise self.at_reset
+        return await self.inner.reset()
+
+    async def step(self, action: Message) -> Step:
+        for call in action.tool_calls:
+            wrong = self.fault(call)
+            if isinstance(wrong, Exception):
+                raise wrong
+            if isinstance(wrong, float):
+                await asyncio.sleep(wrong)
+            elif wrong is not None:
+                reply = Message(role="tool", content=wrong, tool_call_id=call.id, is_error=True)
+                return Step(messages=(reply,))
+        return await self.inner.step(action)
+
+    async def grade(self) -> Grade | None:
+        return await self.inner.grade()
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+
+def faulty(fault: Fault, at_reset: Exception | None = None) -> EnvFactory:
+    async def open_env(task: Task) -> FaultyEnv:
+        return FaultyEnv(await open_world(task), fault, at_reset)
+
+    return open_env

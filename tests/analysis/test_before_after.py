@@ -1,0 +1,119 @@
+"""The same tasks before and after: what is done differently, task by task and on the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from tests.trajectories.making import attempt, transcript
+
+from skyfleet.analysis.before_after import (
+    BehaviourChange,
+    action_text,
+    aligned,
+    behaviour_changes,
+    first_divergence,
+)
+from skyfleet.chat.message import Message, ToolCall
+from skyfleet.trajectories.trajectory import Trajectory, Turn
+
+
+def turn(name: str, *, is_error: bool = False, **arguments: object) -> Turn:
+    action = Message(
+        role="assistant", tool_calls=(ToolCall(id="0", name=name, arguments=arguments),)
+    )
+    reply = Message(role="tool", content="ok", is_error=is_error)
+    return Turn(action=action, replies=(reply,), reward=0.0, engine_seconds=0.0)
+
+
+def episode(*names: str, task_key: str = "t") -> Trajectory:
+    return attempt(0.0, task_key=task_key, turns=tuple(map(turn, names)))
+
+
+def named(changes: Sequence[BehaviourChange], quantity: str) -> BehaviourChange:
+    (change,) = [change for change in changes if change.quantity == quantity]
+    return change
+
+
+def test_turns_that_do_the_same_stand_side_by_side() -> None:
+    before, after = episode("look", "close", "done"), episode("look", "ask", "ask", "done")
+    rows = [
+        (one and action_text(one.action), other and action_text(other.action))
+        for one, other in aligned(before, after)
+    ]
+    assert rows == [
+        ("look({})", "look({})"),
+        ("close({})", "ask({})"),
+        (None, "ask({})"),
+        ("done({})", "done({})"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "at"),
+    [
+        (("a", "b"), ("a", "c"), 1),
+        (("a", "b"), ("a",), 1),
+        ((), ("a",), 0),
+        (("a", "b"), ("a", "b"), None),
+    ],
+)
+def test_the_first_divergence_is_the_first_action_that_differs(
+    before: tuple[str, ...], after: tuple[str, ...], at: int | None
+) -> None:
+    assert first_divergence(episode(*before), episode(*after)) == at
+
+
+def test_other_arguments_are_another_action_and_their_order_is_not() -> None:
+    one, other = turn("a", x=1, y=2), turn("a", y=2, x=1)
+    assert action_text(one.action) == action_text(other.action) == 'a({"x": 1, "y": 2})'
+    assert action_text(turn("a", x=2, y=2).action) != action_text(one.action)
+
+
+def test_attempts_of_a_task_are_averaged_and_tasks_of_one_side_left_out() -> None:
+    before = [episode("a"), episode("a", "b", "b"), episode("a", task_key="only before")]
+    after = [episode("b", "b", "b", "b")]
+    changes = behaviour_changes(before, after)
+    assert [change.quantity for change in changes] == [
+        "turns",
+        "tool calls",
+        "tool errors",
+        "malformed calls",
+        "sampled tokens",
+        "calls of a",
+        "calls of b",
+    ]
+    turns = named(changes, "turns")
+    assert (turns.n_tasks, turns.before, turns.after, turns.difference) == (1, 2.0, 4.0, 2.0)
+    assert (named(changes, "calls of a").before, named(changes, "calls of a").after) == (1.0, 0.0)
+    assert (named(changes, "calls of b").before, named(changes, "calls of b").after) == (1.0, 4.0)
+
+
+def test_errors_malformed_calls_and_tokens_are_counted() -> None:
+    faulty = attempt(0.0, turns=(turn("a", is_error=True),), transcripts=(transcript(5),))
+    torn = Message(role="assistant", malformed_calls=("{", "{"))
+    silent = Turn(action=torn, replies=(), reward=0.0, engine_seconds=0.0)
+    changes = behaviour_changes([faulty], [attempt(0.0, turns=(silent,))])
+    assert (named(changes, "tool errors").before, named(changes, "tool errors").after) == (1, 0)
+    assert named(changes, "malformed calls").difference == 2
+    assert named(changes, "sampled tokens").difference == -5
+
+
+def test_a_change_in_every_task_is_clear_and_one_here_and_there_is_not() -> None:
+    before = [episode("a", task_key=f"t{n}") for n in range(20)]
+    longer = [episode("a", *(["a"] * (1 + n % 3)), task_key=f"t{n}") for n in range(20)]
+    mixed = [episode(*(["a"] * (2 * (n % 2))), task_key=f"t{n}") for n in range(20)]
+    up = named(behaviour_changes(before, longer), "turns")
+    # 1, 2, 3 in turn: seven tasks by 1, seven by 2, six by 3.
+    assert up.difference == pytest.approx(39 / 20)
+    assert up.clear
+    assert 1 < up.interval[0] < 39 / 20 < up.interval[1] < 3
+    assert not named(behaviour_changes(before, mixed), "turns").clear
+
+
+def test_a_change_that_is_the_same_everywhere_has_no_width_and_few_tasks_are_not_clear() -> None:
+    before = [episode("a", task_key=f"t{n}") for n in range(3)]
+    after = [episode("a", "a", task_key=f"t{n}") for n in range(3)]
+    change = named(behaviour_changes(before, after), "turns")
+    assert change.interval == (1.0, 1.0)
+    assert not change.clear

@@ -1,0 +1,115 @@
+"""What the episodes of a run did, summed env by env, and how the command shows it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import typer
+from tests.trajectories.making import attempt, call_turn, transcript
+from typer.testing import CliRunner
+
+from skyfleet.analysis.behaviour import behaviour_of
+from skyfleet.analysis.failure_class import FailureClass
+from skyfleet.chat.message import Message, ToolCall
+from skyfleet.cli.analyze import analyze_command
+from skyfleet.errors import ConfigError
+from skyfleet.trajectories.archive import EpisodeWriter, eval_path, train_path
+from skyfleet.trajectories.index import list_entries
+from skyfleet.trajectories.trajectory import Ending, Trajectory
+
+PASSED = attempt(1.0, turns=(call_turn(), call_turn()), transcripts=(transcript(5),))
+ERRED = attempt(
+    0.0, turns=(call_turn(is_error=True),), transcripts=(transcript(3),), ending=Ending.MAX_TURNS
+)
+UNREAD = attempt(0.0, turns=(call_turn(malformed=True), replace(call_turn(), replies=())))
+UNKNOWN = attempt(None, env_key="reddit", turns=(call_turn(),))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Training: all four. `val` before: two that failed; after: one that passed, one that did not."""
+    (tmp_path / "config.yaml").write_text("{}\n")
+    trajectories = tmp_path / "trajectories"
+    _write(train_path(trajectories, 1), PASSED, ERRED, UNREAD, UNKNOWN)
+    _write(eval_path(trajectories, "val", 0), ERRED, UNREAD)
+    _write(eval_path(trajectories, "val", 40), PASSED, UNREAD)
+    return tmp_path
+
+
+def _write(path: Path, *episodes: Trajectory) -> None:
+    with EpisodeWriter(path) as writer:
+        for episode in episodes:
+            writer.add(episode)
+
+
+def test_an_env_sums_its_episodes(run: Path) -> None:
+    entries = [one for one in list_entries(run / "trajectories") if one.kind == "train"]
+    github = behaviour_of(entries).by_env["github"]
+    assert (github.n_episodes, github.n_passed, github.n_unknown) == (3, 1, 0)
+    assert (github.turns, github.malformed_calls, github.sampled_tokens) == (5, 1, 8)
+    assert (github.tool_calls, github.tool_errors) == ({"press": 4}, {"press": 1})
+    assert (github.engine_seconds, github.env_seconds) == (5.0, 2.5)
+    assert github.endings == {Ending.DONE: 2, Ending.MAX_TURNS: 1}
+
+
+def test_failures_are_counted_by_class_with_ids_to_open(run: Path) -> None:
+    entries = [one for one in list_entries(run / "trajectories") if one.kind == "train"]
+    behaviour = behaviour_of(entries)
+    github, reddit = behaviour.by_env["github"], behaviour.by_env["reddit"]
+    assert github.failures == {FailureClass.OUT_OF_TURNS: 1, FailureClass.MALFORMED_CALL: 1}
+    assert github.examples[FailureClass.OUT_OF_TURNS] == ("train/1/1",)
+    assert reddit.failures == {FailureClass.VERIFIER_FAULT: 1}
+    assert behaviour.by_set == {}
+
+
+def test_an_evaluation_set_is_counted_step_by_step(run: Path) -> None:
+    steps = behaviour_of(list_entries(run / "trajectories")).by_set["val"]
+    assert list(steps) == [0, 40]
+    assert steps[0].failures[FailureClass.OUT_OF_TURNS] == 1
+    assert (steps[40].n_episodes, sum(steps[40].failures.values())) == (2, 1)
+
+
+def test_only_the_entries_asked_for_are_read(run: Path) -> None:
+    entries = list_entries(run / "trajectories")
+    read: list[None] = []
+    behaviour = behaviour_of([entries[1], entries[3]], on_read=lambda: read.append(None))
+    assert len(read) == 2
+    assert {env.n_episodes for env in behaviour.by_env.values()} == {1}
+
+
+def _analyze(*words: str) -> str:
+    app = typer.Typer()
+    app.command()(analyze_command)
+    result = CliRunner().invoke(app, list(words), catch_exceptions=False)
+    return result.stdout
+
+
+def test_the_command_shows_tables_examples_and_the_shift(run: Path) -> None:
+    shown = _analyze(str(run))
+    assert f"{run.name}: 8 episodes, 6 did not pass" in shown
+    assert "| press " in shown
+    assert "train/1/3" in shown
+    assert "| val | out of turns   | 0: 50.0%   | 40: 0.0%  | -50.0  |" in shown
+
+
+def test_the_command_writes_json_for_programs(run: Path) -> None:
+    told = json.loads(_analyze(str(run), "--set", "val", "--step", "40", "--json"))
+    assert told["by_env"]["github"]["failures"] == {"malformed call": 1}
+    assert told["by_set"]["val"]["40"]["n_episodes"] == 2
+
+
+def test_a_set_or_step_that_is_not_there_is_answered_with_those_that_are(run: Path) -> None:
+    with pytest.raises(ConfigError, match="--set test: the run has train, val"):
+        _analyze(str(run), "--set", "test")
+    with pytest.raises(ConfigError, match="--step 7: the run has steps 0 to 40"):
+        _analyze(str(run), "--set", "val", "--step", "7")
+
+
+def test_a_name_that_a_model_made_up_cannot_move_the_cursor(run: Path) -> None:
+    call = ToolCall(id="0", name="\x1b[2Jpress", arguments={})
+    turn = replace(call_turn(), action=Message(role="assistant", tool_calls=(call,)))
+    _write(train_path(run / "trajectories", 1), attempt(0.0, turns=(turn,)))
+    assert "\x1b" not in _analyze(str(run), "--set", "train")

@@ -1,0 +1,154 @@
+"""The experiment entry says what a run's folder holds, also of a run that SkyRL made."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.fakes.small_runs import small_config
+from tests.trajectories.making import attempt, call_turn, group
+
+from skyfleet.analysis.advice import next_steps
+from skyfleet.analysis.before_after import BehaviourChange
+from skyfleet.analysis.experiment_log import experiment_entry
+from skyfleet.analysis.failures import FailureClass
+from skyfleet.analysis.imported_dumps import import_dumps
+from skyfleet.analysis.run_folder import open_run
+from skyfleet.config.explain import as_yaml
+from skyfleet.errors import ConfigError
+from skyfleet.evaluation.compare import compare
+from skyfleet.evaluation.report import EvalReport
+from skyfleet.trajectories.archive import eval_path, train_path, write_groups
+from skyfleet.trajectories.trajectory import Group
+
+OLD = Path(__file__).parents[1] / "assets" / "dumped_evals"
+
+
+def evaluated(run: Path, step: int, rewards: list[float]) -> None:
+    groups = [
+        Group(
+            task_key=f"t{number}",
+            env_key="github",
+            trajectories=(attempt(r, task_key=f"t{number}", turns=(call_turn(),) * (1 + step)),),
+        )
+        for number, r in enumerate(rewards)
+    ]
+    write_groups(eval_path(run / "trajectories", "unseen", step), groups)
+    folder = run / "reports" / f"step_{step:06d}"
+    folder.mkdir(parents=True)
+    (folder / "unseen.json").write_text(EvalReport.of("unseen", groups, step=step).to_json())
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "small"
+    evaluated(folder, 0, [0.0] * 10)
+    evaluated(folder, 2, [1.0] * 8 + [0.0] * 2)
+    trained = [group([1.0, 1.0], task_key="a"), group([1.0, 0.0], task_key="b")]
+    write_groups(train_path(folder / "trajectories", 1), trained)
+    (folder / "config.yaml").write_text(as_yaml(small_config(folder)))
+    (folder / "metrics.jsonl").write_text('{"step": 0}\n{"step": 2}\n')
+    return folder
+
+
+def sections(entry: str) -> dict[str, str]:
+    title, *rest = entry.split("\n## ")
+    assert title.startswith("# ")
+    return dict(section.split("\n\n", 1) for section in rest)
+
+
+def row(text: str, *cells: str) -> bool:
+    """A line of the table begins with these cells."""
+    lines = ([cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines())
+    return any(line[: len(cells)] == list(cells) for line in lines)
+
+
+def test_the_entry_has_every_section_with_the_numbers_of_the_run(run: Path) -> None:
+    found = sections(experiment_entry(open_run(run)))
+    assert list(found) == [
+        "Dataset",
+        "Method",
+        "Results",
+        "Behaviour",
+        "Training signal",
+        "Error patterns",
+        "What to do next",
+    ]
+    assert row(found["Dataset"], "training", "github", "2", "4")
+    assert row(found["Dataset"], "unseen", "github", "10", "20")
+    assert row(found["Method"], "steps", "2, after 3 of warm start")
+    assert row(found["Method"], "batch", "2 tasks x 4 attempts")
+    assert row(found["Results"], "unseen", "github", "10", "0.0 %", "80.0 %", "+80.0")
+    assert row(found["Behaviour"], "unseen", "github", "1.00 → 3.00 *", "1.00 → 3.00 *")
+    assert row(found["Training signal"], "github", "0.1250", "100 %", "50 %", "2 of 4")
+    (errors,) = [line for line in found["Error patterns"].splitlines() if "eval/unseen/2/8" in line]
+    assert "100 %" in errors
+    assert "- github teaches: p = 0.75, 50 % of its groups are mixed." in found["What to do next"]
+
+
+def test_a_run_that_has_only_begun_has_an_entry_too(run: Path, tmp_path: Path) -> None:
+    new = tmp_path / "new"
+    new.mkdir()
+    (new / "config.yaml").write_text((run / "config.yaml").read_text())
+    found = sections(experiment_entry(open_run(new)))
+    assert found["Results"].strip() == "Evaluated at no two steps."
+    assert found["What to do next"].strip() == "Nothing stands out."
+
+
+def test_a_set_with_nothing_graded_twice_does_not_take_the_entry_with_it(run: Path) -> None:
+    ungraded = EvalReport.of("odd", [group([None], task_key="t0")], step=0)
+    for step in (0, 2):
+        path = run / "reports" / f"step_{step:06d}" / "odd.json"
+        path.write_text(replace(ungraded, step=step).to_json())
+    found = sections(experiment_entry(open_run(run)))
+    assert row(found["Results"], "unseen", "github", "10")
+    assert "odd" not in found["Results"]
+
+
+def test_the_next_steps_begin_with_what_got_worse() -> None:
+    lost = compare(_report([1.0] * 12, 0), _report([0.0] * 12, 9))
+    torn = BehaviourChange(
+        env_key="github",
+        quantity="malformed calls",
+        n_tasks=12,
+        before=0.0,
+        after=2.0,
+        difference=2.0,
+        interval=(1.5, 2.5),
+    )
+    rare = replace(torn, difference=0.1, interval=(0.05, 0.2))
+    failures = {FailureClass.CONTEXT_OVERFLOW: 8, FailureClass.LOOP: 2}
+    assert next_steps({}, [lost], {"unseen": [torn], "other": [rare]}, failures) == [
+        "github in unseen regressed: read the tasks it lost before anything else.",
+        "unseen: malformed calls an episode rose in github (0.0 to 2.0): "
+        "see what it does in `skyfleet diff`.",
+        "80 % of the failures are context overflow: "
+        "raise generator.max_input_length or max_generate_length.",
+    ]
+
+
+def _report(rewards: list[float], step: int) -> EvalReport:
+    groups = [group([reward], task_key=f"t{n}") for n, reward in enumerate(rewards)]
+    return EvalReport.of("unseen", groups, step=step)
+
+
+def test_an_old_run_of_skyrl_becomes_a_run_folder_that_can_be_written_up(tmp_path: Path) -> None:
+    import_dumps(OLD, tmp_path / "old")
+    run = open_run(tmp_path / "old")
+    assert [entry.id for entry in run.entries()] == [
+        *(f"eval/val/0/{number}" for number in range(4)),
+        "eval/val/20/0",
+        "eval/val/20/1",
+    ]
+    assert run.reports()["val"][20].overall.success_rate == 1.0
+    found = sections(experiment_entry(run))
+    assert row(found["Results"], "val", "github", "2", "25.0 %", "100.0 %")
+    with pytest.raises(ConfigError, match="exists; name a folder that does not"):
+        import_dumps(OLD, tmp_path / "old")
+
+
+def test_a_folder_that_holds_no_dumps_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no global_step_N_evals"):
+        import_dumps(tmp_path, tmp_path / "new")
+    assert not (tmp_path / "new").exists()

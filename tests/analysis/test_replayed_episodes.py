@@ -1,0 +1,204 @@
+"""A recorded episode can be played again, and gone on with from any of its turns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.fakes.chars import END
+from tests.fakes.counter_env import PRESS, TASK, CounterEnv, opening
+from tests.fakes.scripted_engine import ScriptedEngine, speaking
+
+from skyfleet.analysis.replay import first_difference, replay
+from skyfleet.chat.message import Message
+from skyfleet.chat.renderers import make_renderer
+from skyfleet.envs.env import Env, Step
+from skyfleet.envs.worlds.catalog import WORLD_NAMES, open_world, world_tasks
+from skyfleet.errors import EngineError, TaskError
+from skyfleet.models.tiny import train_tokenizer
+from skyfleet.rollouts.collect import collect
+from skyfleet.rollouts.episode import run_episode
+from skyfleet.rollouts.fork import forked_policy, same_tokens
+from skyfleet.rollouts.limits import Limits
+from skyfleet.rollouts.random_policy import random_policy
+from skyfleet.rollouts.reference import oracle_policy, reference_policy
+from skyfleet.tasks.grade import Grade
+from skyfleet.trajectories.trajectory import Ending, Trajectory
+
+LIMITS = Limits(max_turns=6, max_input_length=1000, trajectory_timeout_seconds=0)
+
+
+class OtherCounterEnv(CounterEnv):
+    """Presses count for more than they did."""
+
+    async def step(self, action: Message) -> Step:
+        step = await super().step(action)
+        self.count += bool(action.tool_calls)
+        return step
+
+
+class ForgivingEnv(CounterEnv):
+    async def grade(self) -> Grade:
+        return Grade(reward=1.0, success=True)
+
+
+async def played(
+    *lines: str, limits: Limits = LIMITS, engine: ScriptedEngine | None = None
+) -> Trajectory:
+    policy = speaking(engine or ScriptedEngine(*lines))
+    return await run_episode(TASK, opening(CounterEnv()), policy, limits)
+
+
+async def replayed(trajectory: Trajectory, env: Env) -> str | None:
+    return (await replay(trajectory, TASK, opening(env))).difference
+
+
+@pytest.mark.parametrize("world", WORLD_NAMES)
+async def test_every_world_answers_the_same_actions_the_same_way(world: str) -> None:
+    tasks = world_tasks(world, split="all", count=5)
+    for policy in (oracle_policy, random_policy(seed=1)):
+        groups = await collect(tasks, open_world, policy, LIMITS, n_samples=1, max_concurrent=5)
+        for task, group in zip(tasks, groups, strict=True):
+            (recorded,) = group.trajectories
+            again = await replay(recorded, task, open_world)
+            assert again.difference is None
+            assert again.replayed.grade == recorded.grade
+            assert again.replayed.ending == recorded.ending
+
+
+async def test_every_ending_is_replayed_as_it_was() -> None:
+    done = await played(PRESS % 3, "done")
+    cut = await played(PRESS % 3, limits=replace(LIMITS, max_turns=1))
+    full = await played(PRESS % 3, limits=replace(LIMITS, max_input_length=20))
+    long = await played(engine=ScriptedEngine(PRESS % 3, finish="length"))
+    endings = [episode.ending for episode in (done, cut, full, long)]
+    assert endings == [Ending.DONE, Ending.MAX_TURNS, Ending.CONTEXT_FULL, Ending.LENGTH]
+    for episode in (done, cut, full, long):
+        again = await replay(episode, TASK, opening(CounterEnv()))
+        assert again.difference is None
+        assert again.replayed.ending is episode.ending
+
+
+async def test_an_episode_that_broke_off_is_the_same_up_to_there() -> None:
+    broken = await played(engine=ScriptedEngine(PRESS % 1, EngineError("it is gone")))
+    assert (broken.ending, len(broken.turns)) == (Ending.FAILED, 1)
+    assert await replayed(broken, CounterEnv()) is None
+    difference = await replayed(broken, CounterEnv(breaks="step"))
+    assert difference == "turns: recorded 1, replayed '0, failed: step: OSError: it broke'"
+
+
+async def test_the_first_difference_is_named_with_both_sides() -> None:
+    recorded = await played(PRESS % 1, PRESS % 1, PRESS % 1, "done")
+    assert recorded.success
+    difference = await replayed(recorded, OtherCounterEnv())
+    assert difference is not None
+    assert difference.startswith("replies of turn 1: recorded ")
+    assert "content='2'" in difference.partition(", replayed ")[0]
+    assert "content='3'" in difference.partition(", replayed ")[2]
+
+
+async def test_another_grade_is_a_difference_and_so_is_one_that_cannot_be_had() -> None:
+    recorded = await played(PRESS % 1, "done")
+    assert "grade: " in str(await replayed(recorded, ForgivingEnv()))
+    broken = await replayed(recorded, CounterEnv(breaks="grade"))
+    assert "it broke" in str(broken)
+
+
+async def test_a_world_that_no_longer_opens_is_told_apart_from_one_that_answers() -> None:
+    recorded = await played(PRESS % 1, "done")
+    assert str(await replayed(recorded, CounterEnv(breaks="reset"))).startswith("opening: ")
+
+
+async def test_a_longer_replay_is_a_difference() -> None:
+    recorded = await played(PRESS % 1, "done")
+    assert first_difference(replace(recorded, turns=recorded.turns[:1]), recorded) == (
+        "turns: recorded 1, replayed '2, done'"
+    )
+
+
+async def test_a_fork_says_what_was_said_and_then_what_the_other_policy_says() -> None:
+    recorded = await played(PRESS % 1, PRESS % 5, "done")
+    other = speaking(ScriptedEngine(PRESS % 2, "done"))
+    policy = forked_policy(recorded, other, turn=1)
+    forked = await run_episode(TASK, opening(CounterEnv()), policy, LIMITS)
+    assert [turn.action.text for turn in forked.turns][-1] == "done"
+    assert [reply.text for turn in forked.turns for reply in turn.replies] == ["1", "3"]
+    assert (recorded.success, forked.success) == (False, True)
+
+
+async def test_a_fork_goes_on_from_the_very_tokens_that_were_sampled() -> None:
+    # The spaces say nothing, so that writing the message anew would lose them.
+    recorded = await played(f"  {PRESS % 1}", PRESS % 5, "done")
+    engine = ScriptedEngine(PRESS % 2, "done")
+    policy = forked_policy(recorded, speaking(engine), turn=1)
+    forked = await run_episode(TASK, opening(CounterEnv()), policy, LIMITS)
+    before = [*map(ord, "reach 3"), END, *map(ord, f"  {PRESS % 1}"), END, ord("1"), END]
+    (transcript,) = forked.transcripts
+    assert transcript.token_ids[: len(before)] == before
+    assert not any(transcript.loss_mask[: len(before)])
+    assert transcript.loss_mask[len(before)]
+    (whole,) = recorded.transcripts
+    assert whole.token_ids[: len(before)] == before
+    assert same_tokens(recorded, forked, turn=1)
+    assert engine.released == ["t/0"]
+
+
+async def test_a_fork_in_chatml_begins_with_the_recorded_tokens_of_its_turn() -> None:
+    limits = replace(LIMITS, max_input_length=100_000)
+    tasks = world_tasks("github", split="train", count=5)
+    policy = reference_policy(make_renderer(train_tokenizer([], vocab_size=0)))
+    for task in tasks:
+        recorded = await run_episode(task, open_world, policy, limits)
+        turn = len(recorded.turns) - 1
+        forked = await run_episode(
+            task, open_world, forked_policy(recorded, policy, turn=turn), limits
+        )
+        (whole,), (part,) = recorded.transcripts, forked.transcripts
+        given = part.loss_mask.index(True)
+        assert part.token_ids[:given] == whole.token_ids[:given]
+        assert sum(whole.loss_mask[given:]) == len(whole.token_ids[given:])
+
+
+async def test_a_policy_of_other_tokens_is_handed_the_conversation_in_words() -> None:
+    recorded = await played(f"  {PRESS % 1}", PRESS % 5, "done")
+    strange = replace(recorded.transcripts[0], token_ids=[7] * len(recorded.transcripts[0]))
+    recorded = replace(recorded, transcripts=(strange,))
+    policy = forked_policy(recorded, speaking(ScriptedEngine(PRESS % 2, "done")), turn=1)
+    forked = await run_episode(TASK, opening(CounterEnv()), policy, LIMITS)
+    assert forked.success
+    assert not same_tokens(recorded, forked, turn=1)
+    # CharRenderer writes the text of a message, and a call has none.
+    assert forked.transcripts[0].token_ids[:10] == [*map(ord, "reach 3"), END, END, ord("1")]
+
+
+async def test_a_fork_at_the_first_turn_is_the_other_policy_alone() -> None:
+    recorded = await played(PRESS % 1, "done")
+    policy = forked_policy(recorded, speaking(ScriptedEngine(PRESS % 3, "done")), turn=0)
+    forked = await run_episode(TASK, opening(CounterEnv()), policy, LIMITS)
+    assert forked.success
+
+
+async def test_a_world_that_answers_otherwise_is_not_forked_from() -> None:
+    recorded = await played(PRESS % 1, PRESS % 1, PRESS % 1, "done")
+    policy = forked_policy(recorded, speaking(ScriptedEngine("done")), turn=2)
+    forked = await run_episode(TASK, opening(OtherCounterEnv()), policy, LIMITS)
+    assert (forked.ending, forked.grade) == (Ending.FAILED, None)
+    assert forked.failure is not None
+    assert forked.failure.kind == "ReplayDiffersError"
+    assert "'3'" in forked.failure.detail
+
+
+async def test_a_fork_is_at_a_turn_that_there_is() -> None:
+    recorded = await played(PRESS % 1, "done")
+    for turn in (-1, 2):
+        with pytest.raises(TaskError, match=rf"turn={turn}: the episode has 2 turns"):
+            forked_policy(recorded, oracle_policy, turn=turn)
+
+
+async def test_the_oracle_finishes_what_another_began() -> None:
+    (task,) = world_tasks("github", split="train", count=1)
+    (group,) = await collect(
+        [task], open_world, random_policy(seed=0), LIMITS, n_samples=1, max_concurrent=1
+    )
+    policy = forked_policy(group.trajectories[0], oracle_policy, turn=0)
+    assert (await run_episode(task, open_world, policy, LIMITS)).success
