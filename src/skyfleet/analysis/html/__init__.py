@@ -1,0 +1,1 @@
+"""The report: what a run did, as one page to look at."""

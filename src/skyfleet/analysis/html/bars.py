@@ -1,0 +1,150 @@
+"""Bars: distributions as charts, and the small bars that stand inside tables."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil, floor
+
+from skyfleet.analysis.html.charts import figure, svg
+from skyfleet.analysis.html.markup import Html, join, tag
+from skyfleet.analysis.html.scale import Scale, round_range, round_step, ticks
+from skyfleet.analysis.html.wording import PERCENT, number, percent, points
+
+_WIDTH, _HEIGHT = 380.0, 166.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 44.0, 8.0, 10.0, 24.0
+_CELL_WIDTH, _CELL_HEIGHT = 120.0, 16.0
+_MAX_BARS = 12
+_WIDEST = 44.0
+"""A bar, where two values would leave room for more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """Values to be shown beside others of their kind."""
+
+    label: str
+    style: str
+    """A class: `slot_class`, or `before`."""
+    values: tuple[float, ...]
+
+
+def histogram(title: str, samples: Sequence[Sample]) -> Html:
+    """The share of each sample's values at each value, or in each of a few equal ranges."""
+    known = [sample for sample in samples if sample.values]
+    if not known:
+        return figure(title, tag("p", "No values.", class_="none"))
+    everything = [value for sample in known for value in sample.values]
+    edges = _edges(everything)
+    shares = [_shares(sample.values, edges) for sample in known]
+    _, top = round_range(share for of_sample in shares for share in of_sample)
+    y = Scale(low=0.0, high=top, start=_HEIGHT - _BOTTOM, end=_TOP)
+    room = (_WIDTH - _LEFT - _RIGHT) / len(edges)
+    width = min(_WIDEST, room * 0.8 / len(known))
+    parts = [_y_axis(y)]
+    for place, name in enumerate(_names(everything, edges)):
+        middle = _LEFT + (place + 0.5) * room
+        # Every second where all would not fit.
+        if len(edges) <= 8 or place % 2 == 0:
+            edge = number(edges[place])
+            parts.append(tag("text", edge, x=round(middle, 1), y=_HEIGHT - 8, class_="tick middle"))
+        for turn, (sample, of_sample) in enumerate(zip(known, shares, strict=True)):
+            left = middle + (turn - len(known) / 2) * width
+            said = f"{sample.label}, {name}: {percent(of_sample[place])}"
+            parts.append(_bar(said, left, width, y(of_sample[place]), sample.style))
+    label = f"{title}: {', '.join(sample.label for sample in known)}"
+    return figure(title, svg(label, join(parts), width=_WIDTH, height=_HEIGHT, walked=True))
+
+
+def interval_cell(low: float, middle: float, high: float, *, reach: float) -> Html:
+    """An interval around its middle, with zero in the centre and `reach` at either side."""
+    x = Scale(low=-reach, high=reach, start=4.0, end=_CELL_WIDTH - 4.0)
+    centre, half = x(0.0), _CELL_HEIGHT / 2
+    side = "up" if low > 0 else "down" if high < 0 else "flat"
+    body = join(
+        tag("line", x1=centre, x2=centre, y1=0.0, y2=_CELL_HEIGHT, class_="zero"),
+        tag("line", x1=x(low), x2=x(high), y1=half, y2=half, class_="whisker"),
+        tag("circle", cx=x(middle), cy=half, r=3.5, class_="dot"),
+    )
+    said = f"{points(middle)}, from {points(low)} to {points(high)}"
+    return tag("span", _cell(said, body), class_=f"cell {side}")
+
+
+def share_cell(share: float) -> Html:
+    """A bar as long as the share."""
+    width = max(0.0, min(1.0, share)) * _CELL_WIDTH
+    body = join(
+        tag("rect", x=0.0, y=4.0, width=_CELL_WIDTH, height=8.0, class_="track"),
+        tag("rect", x=0.0, y=4.0, width=round(width, 1), height=8.0, class_="fill"),
+    )
+    return tag("span", _cell(percent(share), body), class_="cell")
+
+
+def shift_cell(difference: float, *, reach: float) -> Html:
+    """A bar to the left for less, to the right for more."""
+    x = Scale(low=-reach, high=reach, start=0.0, end=_CELL_WIDTH)
+    ends = sorted((x(0.0), x(difference)))
+    body = join(
+        tag("rect", x=ends[0], y=4.0, width=round(ends[1] - ends[0], 1), height=8.0, class_="fill"),
+        tag("line", x1=x(0.0), x2=x(0.0), y1=0.0, y2=_CELL_HEIGHT, class_="zero"),
+    )
+    return tag("span", _cell(f"{points(difference)} points", body), class_="cell")
+
+
+def _cell(said: str, body: Html) -> Html:
+    return svg(said, join(tag("title", said), body), width=_CELL_WIDTH, height=_CELL_HEIGHT)
+
+
+def _edges(values: Sequence[float]) -> list[float]:
+    """The values themselves where they are few, otherwise where equal ranges begin."""
+    distinct = sorted(set(values))
+    if len(distinct) <= _MAX_BARS:
+        return distinct
+    # The longest hundredth shares the last range, so that one outlier does not flatten the rest.
+    low, high = distinct[0], sorted(values)[ceil(0.99 * len(values)) - 1]
+    if high <= low:
+        return [low, distinct[1]]
+    step = round_step(high - low, _MAX_BARS - 2)
+    return [n * step for n in range(floor(low / step), floor(high / step) + 1)]
+
+
+def _names(values: Sequence[float], edges: Sequence[float]) -> list[str]:
+    """`3` for a value; `20 to 40`, and at last `40 or more`, for ranges."""
+    starts = [number(edge) for edge in edges]
+    if set(values) == set(edges):
+        return starts
+    ranges = [f"{start} to {end}" for start, end in pairwise(starts)]
+    return [*ranges, f"{starts[-1]} or more"]
+
+
+def _shares(values: Sequence[float], edges: Sequence[float]) -> list[float]:
+    counts = [0] * len(edges)
+    for value in values:
+        # A hair's breadth, so that 0.3 lies in the range that begins at 3 x 0.1.
+        counts[max(0, bisect_right(edges, value + 1e-9) - 1)] += 1
+    return [n / len(values) for n in counts]
+
+
+def _y_axis(y: Scale) -> Html:
+    parts = []
+    for value in ticks(y.low, y.high):
+        at = y(value)
+        parts.append(tag("line", x1=_LEFT, x2=_WIDTH - _RIGHT, y1=at, y2=at, class_="mesh"))
+        parts.append(tag("text", PERCENT.tick(value), x=_LEFT - 6, y=at + 4, class_="tick end"))
+    return join(parts)
+
+
+def _bar(said: str, left: float, width: float, top: float, style: str) -> Html:
+    return tag(
+        "rect",
+        tag("title", said),
+        x=round(left, 1),
+        y=top,
+        width=round(width, 1),
+        height=round(_HEIGHT - _BOTTOM - top, 1),
+        class_=f"bar {style}",
+        tabindex="-1",
+        role="img",
+    )

@@ -1,0 +1,101 @@
+"""Blocks: what sections are built of: tables, folds, grids, commands to copy."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from skyfleet.analysis.html.markup import Child, Html, join, tag
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    name: str
+    style: str
+    """`num` for numbers, `text` for words, `prose` for sentences, `value` for settings, `draw`
+    for a small chart."""
+
+
+def columns(
+    *names: str,
+    text: Collection[str] = (),
+    prose: Collection[str] = (),
+    value: Collection[str] = (),
+    draw: Collection[str] = (),
+) -> list[Column]:
+    """Numbers, but for those named."""
+    styles = {
+        **dict.fromkeys(text, "text"),
+        **dict.fromkeys(prose, "prose"),
+        **dict.fromkeys(value, "value"),
+        **dict.fromkeys(draw, "draw"),
+    }
+    return [Column(name=name, style=styles.get(name, "num")) for name in names]
+
+
+def table(
+    caption: str,
+    head: Sequence[Column],
+    rows: Iterable[Sequence[Child]],
+    *,
+    strong: Collection[int] = (),
+) -> Html:
+    """The first cell of a row names it; `strong` rows sum up those above them."""
+    body = [
+        tag("tr", _cells(head, row), class_="strong" if number in strong else None)
+        for number, row in enumerate(rows)
+    ]
+    names = [tag("th", column.name, scope="col", class_=column.style) for column in head]
+    inner = tag(
+        "table",
+        tag("caption", caption),
+        tag("thead", tag("tr", names)),
+        tag("tbody", body),
+    )
+    # A table wider than the screen scrolls by itself, also by keyboard.
+    return tag("div", inner, class_="wide", tabindex="0", role="group", aria_label=caption)
+
+
+def section(anchor: str, title: str, *body: Child) -> Html:
+    heading = tag("h2", title, id=f"{anchor}-title")
+    return tag("section", heading, *body, id=anchor, aria_labelledby=f"{anchor}-title")
+
+
+def note(*text: Child) -> Html:
+    return tag("p", *text, class_="note")
+
+
+def fold(summary: Child, *body: Child, opened: bool = False, style: str | None = None) -> Html:
+    return tag("details", tag("summary", summary), *body, open=opened, class_=style)
+
+
+def grid(items: Iterable[Html], *, span: int) -> Html:
+    """Each item takes `span` of twelve columns on a wide screen."""
+    cells = [tag("div", item, class_=f"span-{span}") for item in items]
+    return tag("div", cells, class_="grid")
+
+
+def command(text: str) -> Html:
+    """A command line with a button that copies it; without script it can be marked by hand."""
+    button = tag(
+        "button", "Copy", type="button", class_="copy", hidden=True, aria_label="Copy the command"
+    )
+    return tag("span", tag("code", text), button, class_="command")
+
+
+def legend(items: Iterable[tuple[str, str]]) -> Html:
+    """Pairs of a class that colours and what it stands for."""
+    keys = [tag("li", tag("span", class_=f"key {style}"), name) for style, name in items]
+    return tag("ul", keys, class_="legend")
+
+
+def paragraphs(sentences: Iterable[str]) -> Html:
+    return join(note(sentence) for sentence in sentences)
+
+
+def _cells(head: Sequence[Column], row: Sequence[Child]) -> Html:
+    first, *others = zip(head, row, strict=True)
+    return join(
+        tag("th", first[1], scope="row", class_=first[0].style),
+        [tag("td", child, class_=column.style) for column, child in others],
+    )

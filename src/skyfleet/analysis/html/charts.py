@@ -1,0 +1,168 @@
+"""Charts: lines with bands over steps, as inline SVG.
+
+A chart takes focus and its points are walked with the arrow keys; each says its values in a
+`<title>`. Colours and fonts are the style sheet's, by class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import isfinite
+
+from skyfleet.analysis.html.markup import Html, join, tag
+from skyfleet.analysis.html.scale import Scale, ticks
+from skyfleet.analysis.html.wording import Unit
+
+_WIDTH, _HEIGHT = 280.0, 166.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 40.0, 58.0, 12.0, 24.0
+_LABEL_HEIGHT = 13.0
+_FEW = 12
+"""With so few points, each is drawn with its own interval."""
+_SLOTS = 6
+
+Range = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    step: int
+    value: float
+    interval: Range | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    label: str
+    """Empty where there is only one."""
+    slot: int
+    """Which colour and dash."""
+    points: tuple[Point, ...]
+
+
+def slot_class(slot: int) -> str:
+    return f"s{slot % _SLOTS}"
+
+
+def line_chart(title: str, series: Sequence[Series], *, y_range: Range, unit: Unit) -> Html:
+    """A figure; series without a finite point are left out."""
+    drawn = [known for one in series if (known := _finite(one)).points]
+    if not drawn:
+        return figure(title, tag("p", "No values.", class_="none"))
+    steps = [point.step for one in drawn for point in one.points]
+    x = Scale(low=min(steps), high=max(steps), start=_LEFT, end=_WIDTH - _RIGHT)
+    y = Scale(low=y_range[0], high=y_range[1], start=_HEIGHT - _BOTTOM, end=_TOP)
+    last = ", ".join(f"{one.label} {unit.value(one.points[-1].value)}".strip() for one in drawn)
+    body = join(
+        _axes(x, y, unit),
+        [_line(one, x, y, unit) for one in drawn],
+        _end_labels(drawn, x, y, unit),
+    )
+    return figure(title, svg(f"{title}: last {last}", body, walked=True))
+
+
+def figure(title: str, body: Html) -> Html:
+    return tag("figure", tag("figcaption", title), body, class_="chart")
+
+
+def svg(
+    label: str,
+    body: Html,
+    *,
+    width: float = _WIDTH,
+    height: float = _HEIGHT,
+    walked: bool = False,
+) -> Html:
+    """`walked`: it takes focus, and the arrow keys go through its points."""
+    return tag(
+        "svg",
+        body,
+        viewBox=f"0 0 {width:g} {height:g}",
+        role="group" if walked else "img",
+        aria_label=label,
+        tabindex="0" if walked else None,
+        class_="walked" if walked else None,
+    )
+
+
+def _finite(series: Series) -> Series:
+    points = tuple(point for point in series.points if isfinite(point.value))
+    return Series(label=series.label, slot=series.slot, points=points)
+
+
+def _axes(x: Scale, y: Scale, unit: Unit) -> Html:
+    parts = []
+    for value in ticks(y.low, y.high):
+        at = y(value)
+        parts.append(tag("line", x1=_LEFT, x2=_WIDTH - _RIGHT, y1=at, y2=at, class_="mesh"))
+        parts.append(tag("text", unit.tick(value), x=_LEFT - 6, y=at + 4, class_="tick end"))
+    below = _HEIGHT - _BOTTOM + 16
+    steps = (
+        tag("text", f"{value:g}", x=x(value), y=below, class_="tick middle")
+        for value in ticks(x.low, x.high, whole=True)
+    )
+    return join(parts, tag("text", "step", x=_LEFT - 10, y=below, class_="tick end"), steps)
+
+
+def _line(series: Series, x: Scale, y: Scale, unit: Unit) -> Html:
+    few = len(series.points) <= _FEW
+    path = " L".join(f"{x(p.step):g} {y(p.value):g}" for p in series.points)
+    dots = (_dot(point, series.label, x, y, unit, few=few) for point in series.points)
+    return tag(
+        "g",
+        _band(series.points, x, y),
+        [_whisker(p, x, y) for p in series.points if few and p.interval],
+        tag("path", d=f"M{path}", class_="line"),
+        dots,
+        class_=slot_class(series.slot),
+    )
+
+
+def _band(points: Sequence[Point], x: Scale, y: Scale) -> Html:
+    """Between neighbours that both have an interval; a gap elsewhere."""
+    parts = []
+    for one, other in pairwise(points):
+        if one.interval and other.interval:
+            (low, high), (next_low, next_high) = one.interval, other.interval
+            at, then = f"{x(one.step):g}", f"{x(other.step):g}"
+            parts.append(f"M{at} {y(low):g}V{y(high):g}L{then} {y(next_high):g}V{y(next_low):g}Z")
+    return tag("path", d="".join(parts), class_="band") if parts else Html()
+
+
+def _whisker(point: Point, x: Scale, y: Scale) -> Html:
+    low, high = point.interval or (point.value, point.value)
+    at = x(point.step)
+    return tag("line", x1=at, x2=at, y1=y(low), y2=y(high), class_="whisker")
+
+
+def _dot(point: Point, label: str, x: Scale, y: Scale, unit: Unit, *, few: bool) -> Html:
+    said = f"{label + ', ' if label else ''}step {point.step}: {unit.value(point.value)}"
+    if point.interval:
+        said += f" ({unit.value(point.interval[0])} to {unit.value(point.interval[1])})"
+    return tag(
+        "circle",
+        tag("title", said + point.note),
+        cx=x(point.step),
+        cy=y(point.value),
+        r=3.0,
+        class_="dot" if few else "dot quiet",
+        tabindex="-1",
+        role="img",
+    )
+
+
+def _end_labels(series: Sequence[Series], x: Scale, y: Scale, unit: Unit) -> Html:
+    """The last values beside the lines' ends, moved apart where they would overlap."""
+    labels = []
+    below = float("inf")
+    for one in sorted(series, key=lambda one: y(one.points[-1].value), reverse=True):
+        last = one.points[-1]
+        at = min(y(last.value) + 4, below - _LABEL_HEIGHT)
+        below = at
+        text = f"{one.label} {unit.value(last.value)}".strip()
+        labels.append(
+            tag("text", text, x=x(x.high) + 7, y=at, class_=f"label {slot_class(one.slot)}")
+        )
+    return join(labels)

@@ -1,0 +1,140 @@
+"""Page: the report of one run or several, whole in one file.
+
+Nothing is fetched: style and script stand in the page, and its policy allows only these two.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+
+from skyfleet.analysis.html.blocks import note
+from skyfleet.analysis.html.charts import slot_class
+from skyfleet.analysis.html.comparisons import between_runs, within_runs
+from skyfleet.analysis.html.curves import curve_section
+from skyfleet.analysis.html.episodes import episode_section
+from skyfleet.analysis.html.failure_shifts import failure_section
+from skyfleet.analysis.html.markup import Html, join, tag
+from skyfleet.analysis.html.phases import phase_section, total_seconds
+from skyfleet.analysis.html.sentinels import sentinel_section
+from skyfleet.analysis.html.settings import settings_section
+from skyfleet.analysis.html.shown_run import ShownRun, read_runs
+from skyfleet.analysis.html.signals import signal_section
+from skyfleet.analysis.html.spreads import spread_section
+from skyfleet.analysis.html.verdicts import headline, verdict_section
+from skyfleet.analysis.html.wording import count, seconds
+from skyfleet.analysis.run_folder import RunFolder
+from skyfleet.storage.local import write_atomically
+
+_SECTIONS = {
+    "verdicts": "Verdicts",
+    "curves": "Curves",
+    "spreads": "Spreads",
+    "signal": "Signal",
+    "failures": "Failures",
+    "time": "Time",
+    "sentinels": "Sentinels",
+    "settings": "Configuration",
+    "episodes": "Episodes",
+}
+
+
+def write_report(runs: Sequence[RunFolder], output: Path) -> None:
+    """One HTML file that needs nothing else; what was there is replaced."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    # A model may say half a surrogate pair, which UTF-8 cannot.
+    write_atomically(output, report_page(runs).encode("utf-8", "backslashreplace"))
+
+
+def report_page(folders: Sequence[RunFolder]) -> str:
+    runs = read_runs(folders)
+    title = f"{', '.join(run.title for run in runs)} · skyfleet report"
+    style, script = _asset("style.css"), _asset("script.js")
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=_policy(style, script)),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("title", title),
+        tag("style", style),
+    )
+    body = tag(
+        "body",
+        tag("a", "Skip to the verdicts", href="#verdicts", class_="skip"),
+        tag(
+            "header",
+            tag("h1", ", ".join(run.title for run in runs)),
+            tag("button", "Theme", type="button", id="theme", hidden=True),
+        ),
+        _navigation(),
+        tag("main", _sections(runs)),
+        tag("footer", note("Written by ", tag("code", "skyfleet report"), ".")),
+        tag("script", script),
+    )
+    return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
+
+
+def _sections(runs: Sequence[ShownRun]) -> Html:
+    within, between = within_runs(runs), between_runs(runs)
+    return join(
+        _summary(runs),
+        headline(between or within),
+        verdict_section(runs, [*between, *within]),
+        curve_section(runs),
+        spread_section(runs),
+        signal_section(runs),
+        failure_section(runs),
+        phase_section(runs),
+        sentinel_section(runs),
+        settings_section(runs),
+        episode_section(runs),
+    )
+
+
+def _navigation() -> Html:
+    links = [tag("li", tag("a", name, href=f"#{at}")) for at, name in _SECTIONS.items()]
+    return tag("nav", tag("ul", links), aria_label="Sections")
+
+
+def _summary(runs: Sequence[ShownRun]) -> Html:
+    """What each run was, in a line; with several, also which colour it has."""
+    lines = [
+        tag(
+            "li",
+            None if run.alone else tag("span", class_=f"key {slot_class(run.slot)}"),
+            None if run.alone else tag("strong", f"{run.title}: "),
+            _said(run),
+        )
+        for run in runs
+    ]
+    return tag("ul", lines, class_="summary")
+
+
+def _said(run: ShownRun) -> str:
+    unknown = sum(entry.success is None for entry in (*run.training, *run.evaluation))
+    return (
+        f"{run.folder.config.trainer.policy.model.path}, {count(run.last_step)} steps, "
+        f"{count(len(run.training))} training and {count(len(run.evaluation))} evaluation "
+        f"episodes, {count(unknown)} of unknown grade, {seconds(total_seconds(run))}."
+    )
+
+
+def _asset(name: str) -> Html:
+    """Our own files, which hold no text of a run."""
+    return Html(files("skyfleet.analysis.html").joinpath(name).read_text(encoding="utf-8"))
+
+
+def _policy(style: str, script: str) -> str:
+    return (
+        f"default-src 'none'; style-src {_hashed(style)}; script-src {_hashed(script)}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _hashed(text: str) -> str:
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"

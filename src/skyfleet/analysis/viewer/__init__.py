@@ -1,0 +1,1 @@
+"""A page in the browser to leaf through a run's episodes."""

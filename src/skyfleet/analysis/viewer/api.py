@@ -1,0 +1,168 @@
+"""Viewer: every question the page asks, answered with values ready for JSON."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
+from typing import Any
+
+from skyfleet.analysis.run_folder import RunFolder
+from skyfleet.analysis.viewer.classes import Classes
+from skyfleet.analysis.viewer.difference import difference
+from skyfleet.analysis.viewer.episode import episode, picture, row
+from skyfleet.analysis.viewer.listing import Listing, Snapshot
+from skyfleet.analysis.viewer.query import (
+    ORDERS,
+    Query,
+    chosen,
+    ordered,
+    outcome_of,
+    whole_number,
+)
+from skyfleet.analysis.viewer.searching import FINDS_AT_MOST, Search, Searches
+from skyfleet.analysis.viewer.tokens import Decode, decoder_of, tokens
+from skyfleet.trajectories.archive import load
+from skyfleet.trajectories.entry import Entry
+from skyfleet.trajectories.records import RecordError
+
+PAGE_ROWS = 200
+_ATTEMPTS_SHOWN = 40
+
+Params = Mapping[str, str]
+
+_load = lru_cache(maxsize=8)(load)
+
+
+class Viewer:
+    """One run, opened for reading."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self._run = run
+        self._listing = Listing(run.trajectories)
+        self._searches = Searches()
+        self._classes = Classes()
+
+    def run(self) -> dict[str, Any]:
+        """The run's name and what its episodes can be filtered by."""
+        snapshot = self._listing.now()
+        self._classes.look_at(snapshot)
+        return {
+            "name": self._run.path.resolve().name,
+            "model": self._run.config.trainer.policy.model.path,
+            "page_rows": PAGE_ROWS,
+            "sorts": list(ORDERS),
+            "classes": dict(self._classes.counts().most_common()),
+            "unclassified": self._classes.waiting,
+            **_facets(snapshot),
+        }
+
+    def episodes(self, params: Params) -> dict[str, Any]:
+        """One page of the episodes asked for; with a text, those found so far."""
+        query = Query.of(params)
+        revision = whole_number(params, "revision")
+        snapshot = self._listing.now() if revision is None else self._listing.at(revision)
+        text = params.get("text", "").strip()
+        search = self._searches.get(snapshot, query, text) if text else None
+        # Before the finds: a search that is over has no more of them.
+        progress = _progress(search) if search else None
+        finds = dict(search.finds) if search else {}
+        entries = ordered(finds, query.sort) if search else chosen(snapshot, query)
+        if wanted := params.get("class"):
+            entries = [entry for entry in entries if self._classes.of(entry) == wanted]
+        start = (whole_number(params, "page") or 0) * PAGE_ROWS
+        return {
+            "revision": snapshot.revision,
+            "total": len(entries),
+            "rows": [
+                self._row(entry, finds.get(entry, "") if finds else "")
+                for entry in entries[start : start + PAGE_ROWS]
+            ],
+            "search": progress,
+        }
+
+    def episode(self, entry_id: str) -> dict[str, Any]:
+        """All that is read of one episode, and where the other attempts at its task are."""
+        snapshot = self._listing.now()
+        entry = snapshot.find(entry_id)
+        trajectory = _load(entry)
+        self._classes.read(entry, trajectory)
+        same = [e for e in snapshot.entries if e.task_key == entry.task_key]
+        return {
+            **self._row(entry),
+            **episode(trajectory),
+            "attempts": [row(other) for other in _around(same, entry)],
+            "attempts_total": len(same),
+        }
+
+    def tokens(self, entry_id: str) -> dict[str, Any]:
+        trajectory = _load(self._listing.now().find(entry_id))
+        return {"transcripts": tokens(trajectory, self._decode)}
+
+    def compare(self, params: Params) -> dict[str, Any]:
+        """Two episodes side by side, and where they part."""
+        snapshot = self._listing.now()
+        left, right = (snapshot.find(params.get(side, "")) for side in ("a", "b"))
+        return {
+            "left": self._row(left),
+            "right": self._row(right),
+            **difference(_load(left), _load(right)),
+        }
+
+    def picture(self, entry_id: str, number: int) -> tuple[str, bytes]:
+        """The media type and bytes of an episode's n-th picture."""
+        shown = picture(_load(self._listing.now().find(entry_id)), number)
+        if shown is None:
+            raise RecordError(f"{entry_id!r} has no picture {number} that a browser can show")
+        return shown
+
+    def close(self) -> None:
+        self._searches.close()
+        self._classes.close()
+
+    @cached_property
+    def _decode(self) -> Decode | None:
+        return decoder_of(self._run.path)
+
+    def _row(self, entry: Entry, passage: str = "") -> dict[str, Any]:
+        return row(entry, failure_class=self._classes.of(entry), passage=passage)
+
+
+@lru_cache(maxsize=2)
+def _facets(snapshot: Snapshot) -> dict[str, Any]:
+    entries = snapshot.entries
+    return {
+        "revision": snapshot.revision,
+        "total": len(entries),
+        "envs": dict(sorted(Counter(entry.env_key for entry in entries).items())),
+        "outcomes": dict(Counter(outcome_of(entry.success) for entry in entries)),
+        "steps": dict(sorted(Counter(entry.step for entry in entries).items())),
+        "sets": dict(sorted(Counter(e.set_name for e in entries if e.kind == "eval").items())),
+        "by_env": _by_env(entries),
+        "training": sum(entry.kind == "train" for entry in entries),
+    }
+
+
+def _by_env(entries: Sequence[Entry]) -> dict[str, Counter[str]]:
+    """How often each environment was passed, failed, or left unknown."""
+    counts = Counter((entry.env_key, outcome_of(entry.success)) for entry in entries)
+    by_env: dict[str, Counter[str]] = defaultdict(Counter)
+    for (env_key, outcome), n in sorted(counts.items()):
+        by_env[env_key][outcome] = n
+    return by_env
+
+
+def _around(same: Sequence[Entry], entry: Entry) -> Sequence[Entry]:
+    """The nearest attempts, when a task has more than are shown."""
+    start = max(0, same.index(entry) - _ATTEMPTS_SHOWN // 2)
+    return same[start : start + _ATTEMPTS_SHOWN]
+
+
+def _progress(search: Search) -> dict[str, Any]:
+    return {
+        "running": search.running,
+        "seen": search.seen,
+        "total": search.total,
+        "at_most": FINDS_AT_MOST if search.full else None,
+        "error": search.error,
+    }

@@ -1,0 +1,145 @@
+"""The viewer's server: this machine only, reading only, and nothing a page could be made to run."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from skyfleet.analysis.viewer.api import Viewer
+from skyfleet.errors import ConfigError, SkyfleetError
+from skyfleet.trajectories.records import RecordError
+
+logger = logging.getLogger(__name__)
+
+HOST = "127.0.0.1"
+_LOCAL_NAMES = ("127.0.0.1", "localhost")
+_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+Answer = tuple[HTTPStatus, str, bytes]
+
+
+class ViewerServer(ThreadingHTTPServer):
+    """Serves one viewer; each request in a thread of its own."""
+
+    daemon_threads = True
+
+    def __init__(self, viewer: Viewer, port: int = 0) -> None:
+        self.viewer = viewer
+        folder = files("skyfleet.analysis.viewer") / "static"
+        self.static = {file.name: file.read_bytes() for file in folder.iterdir()}
+        try:
+            super().__init__((HOST, port), _Handler)
+        except OSError as error:
+            raise ConfigError(f"--port {port}: {error.strerror}; choose another") from None
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.server_port}/"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that hangs up early is no news."""
+        logger.debug("a request was cut off", exc_info=True)
+
+
+@contextmanager
+def opened(viewer: Viewer, port: int = 0) -> Iterator[ViewerServer]:
+    """Listening from here on; whoever is given it calls `serve_forever`."""
+    with ViewerServer(viewer, port) as server:
+        try:
+            yield server
+        finally:
+            viewer.close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: ViewerServer
+    protocol_version = "HTTP/1.1"
+    server_version = "skyfleet"
+    sys_version = ""
+    timeout = 60
+    # Otherwise a small answer waits 40 ms for the browser to confirm its headers.
+    disable_nagle_algorithm = True
+
+    def do_GET(self) -> None:
+        self._send(*self._answer())
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What http.server itself refuses, such as POST, with the same headers as all else."""
+        self.close_connection = True  # what follows may be the body of what was refused
+        self._send(*_refusal(HTTPStatus(code), message or HTTPStatus(code).phrase))
+
+    def log_message(self, format: str, *args: Any) -> None:
+        logger.debug(format, *args)
+
+    def _answer(self) -> Answer:
+        # A page elsewhere may give its own name our address; it cannot choose this header.
+        if (host := self.headers.get("Host", "")).partition(":")[0] not in _LOCAL_NAMES:
+            return _refusal(HTTPStatus.FORBIDDEN, f"Host {host!r}; use {self.server.url}")
+        try:
+            return self._found(urlsplit(self.path).path)
+        except SkyfleetError as error:
+            absent = isinstance(error, RecordError)
+            status = HTTPStatus.NOT_FOUND if absent else HTTPStatus.BAD_REQUEST
+            return _refusal(status, str(error))
+        except OSError as error:
+            return _refusal(HTTPStatus.NOT_FOUND, f"{error.filename}: {error.strerror}; reload")
+        except Exception:
+            logger.exception("%s could not be answered", self.path)
+            return _refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "the viewer's terminal says why")
+
+    def _found(self, path: str) -> Answer:
+        viewer = self.server.viewer
+        params = dict(parse_qsl(urlsplit(self.path).query))
+        match unquote(path).split("/")[1:]:
+            case ["api", "run"]:
+                return _json(viewer.run())
+            case ["api", "episodes"]:
+                return _json(viewer.episodes(params))
+            case ["api", "compare"]:
+                return _json(viewer.compare(params))
+            case ["api", "episode", *entry_id]:
+                return _json(viewer.episode("/".join(entry_id)))
+            case ["api", "tokens", *entry_id]:
+                return _json(viewer.tokens("/".join(entry_id)))
+            case ["api", "picture", *entry_id, number] if number.isdecimal():
+                return HTTPStatus.OK, *viewer.picture("/".join(entry_id), int(number))
+            case [name] if (page := self.server.static.get(name or "index.html")) is not None:
+                kind = _TYPES[(name or "index.html").rpartition(".")[2]]
+                return HTTPStatus.OK, f"{kind}; charset=utf-8", page
+        return _refusal(HTTPStatus.NOT_FOUND, f"{path!r} is not here; begin at {self.server.url}")
+
+    def _send(self, status: HTTPStatus, kind: str, body: bytes) -> None:
+        self.send_response(status)
+        headers = _HEADERS | {"Content-Type": kind, "Content-Length": str(len(body))}
+        if self.close_connection:
+            headers["Connection"] = "close"
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def _json(value: Any) -> Answer:
+    # ASCII, because a model may put half a surrogate pair into what it says.
+    body = json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii")
+    return HTTPStatus.OK, "application/json", body
+
+
+def _refusal(status: HTTPStatus, sentence: str) -> Answer:
+    return status, "application/json", json.dumps({"error": sentence}).encode("ascii")

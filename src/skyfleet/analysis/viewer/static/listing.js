@@ -1,0 +1,190 @@
+// The list: as many rows as the run has, as few elements as fit on the screen.
+
+import { ask, count, el, find, outcomeMark, place, reward } from "./dom.js";
+
+const ROW = 50, ROW_WITH_PASSAGE = 70, ROWS_BEYOND = 6;
+// Browsers end an element near 33 million pixels.
+const ROWS_AT_MOST = 400_000;
+const SEARCH_LOOK_MS = 300;
+
+export class List {
+  constructor({ onOpen, pageRows = 200 }) {
+    this.box = find("list");
+    this.inner = find("list-inner");
+    this.shown = find("list-rows");
+    this.pageRows = pageRows;
+    this.onOpen = onOpen;
+    this.cursor = -1;
+    this.openId = this.chosenId = "";
+    this.total = 0;
+    this.revision = 0;
+    this.pages = new Map();
+    this.asked = new AbortController();
+    this.drawn = false;
+    this.box.addEventListener("scroll", () => this.draw(), { passive: true });
+    new ResizeObserver(() => this.draw()).observe(this.box);
+    this.box.addEventListener("click", (event) => {
+      const row = event.target.closest("[data-index]");
+      if (row) this.onOpen(this.moveTo(Number(row.dataset.index)));
+    });
+  }
+
+  // Other filters: everything is asked for anew, from the top.
+  async load(params) {
+    this.asked.abort();
+    this.asked = new AbortController();
+    this.params = params;
+    this.rowHeight = params.get("text") ? ROW_WITH_PASSAGE : ROW;
+    this.box.classList.toggle("with-passage", Boolean(params.get("text")));
+    this.box.setAttribute("aria-busy", "true");
+    try {
+      let first = await ask(`/api/episodes?${params}`, this.asked.signal);
+      this.revision = first.revision;
+      this.cursor = -1;
+      this.box.scrollTop = 0;
+      this.take(first);
+      while (first.search?.running) {
+        await new Promise((resolve) => setTimeout(resolve, SEARCH_LOOK_MS));
+        first = await this.askPage(0);
+        this.take(first);
+      }
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      find("count").textContent = error.message;
+    }
+    this.box.setAttribute("aria-busy", "false");
+  }
+
+  // The same rows again, where something about them may have become known.
+  async refresh() {
+    if (!this.params) return;
+    const wanted = new Set([0, ...this.window().map((at) => Math.floor(at / this.pageRows))]);
+    for (const page of wanted) {
+      const answer = await this.askPage(page).catch(() => null);
+      if (answer) {
+        this.pages.set(page, answer.rows);
+        this.resize(answer);
+      }
+    }
+    this.draw();
+  }
+
+  askPage(page) {
+    const query = `${this.params}&page=${page}&revision=${this.revision}`;
+    return ask(`/api/episodes?${query}`, this.asked.signal);
+  }
+
+  take(first) {
+    this.pages = new Map([[0, first.rows]]);
+    this.resize(first);
+    if (this.openId && this.cursor < 0) {
+      this.cursor = first.rows.findIndex((row) => row.id === this.openId);
+    }
+    this.draw();
+  }
+
+  resize(answer) {
+    this.total = Math.min(answer.total, ROWS_AT_MOST);
+    this.inner.style.height = `${this.total * this.rowHeight}px`;
+    find("count").textContent = sentence(answer);
+  }
+
+  row(index) {
+    const page = Math.floor(index / this.pageRows);
+    if (!this.pages.has(page)) {
+      this.pages.set(page, []);
+      this.askPage(page).then(
+        (answer) => { this.pages.set(page, answer.rows); this.draw(); },
+        () => this.pages.delete(page),
+      );
+    }
+    return this.pages.get(page)[index % this.pageRows];
+  }
+
+  window() {
+    const first = Math.max(0, Math.floor(this.box.scrollTop / this.rowHeight) - ROWS_BEYOND);
+    const fits = Math.ceil(this.box.clientHeight / this.rowHeight) + 2 * ROWS_BEYOND;
+    const last = Math.min(this.total, first + fits);
+    return Array.from({ length: Math.max(0, last - first) }, (_, n) => first + n);
+  }
+
+  draw() {
+    if (this.drawn || !this.rowHeight) return;
+    this.drawn = true;
+    requestAnimationFrame(() => {
+      this.drawn = false;
+      const window = this.window();
+      this.shown.style.transform = `translateY(${(window[0] ?? 0) * this.rowHeight}px)`;
+      this.shown.replaceChildren(...window.map((index) => this.element(index)));
+      if (window.includes(this.cursor)) this.box.setAttribute("aria-activedescendant", `row-${this.cursor}`);
+      else this.box.removeAttribute("aria-activedescendant");
+    });
+  }
+
+  element(index) {
+    const row = this.row(index);
+    const at = {
+      id: `row-${index}`, class: "row", role: "option", "data-index": index,
+      "aria-posinset": index + 1, "aria-setsize": this.total,
+      "aria-selected": index === this.cursor ? "true" : "false",
+    };
+    if (!row) return el("div", { ...at, class: "row waiting" });
+    if (row.id === this.openId) at.class += " open";
+    if (row.id === this.chosenId) at.class += " chosen";
+    return el("div", at,
+      outcomeMark(row.outcome),
+      el("span", { class: "task", title: row.task }, row.task),
+      el("span", { class: "reward" }, reward(row.reward)),
+      facts(row),
+      row.passage ? el("span", { class: "passage" }, row.passage) : null);
+  }
+
+  // The row there, scrolled into view; undefined beyond either end.
+  moveTo(index) {
+    if (index < 0 || index >= this.total) return undefined;
+    this.cursor = index;
+    const top = index * this.rowHeight, bottom = top + this.rowHeight;
+    if (top < this.box.scrollTop) this.box.scrollTop = top;
+    else if (bottom > this.box.scrollTop + this.box.clientHeight) {
+      this.box.scrollTop = bottom - this.box.clientHeight;
+    }
+    this.draw();
+    return this.row(index);
+  }
+
+  current() {
+    return this.cursor < 0 ? undefined : this.row(this.cursor);
+  }
+
+  mark({ openId, chosenId }) {
+    Object.assign(this, { openId, chosenId });
+    if (this.current()?.id !== openId && openId) {
+      for (const [page, rows] of this.pages) {
+        const at = rows.findIndex((row) => row.id === openId);
+        if (at >= 0) this.moveTo(page * this.pageRows + at);
+      }
+    }
+    this.draw();
+  }
+}
+
+function facts(row) {
+  const said = [
+    row.task.startsWith(row.env) ? "" : row.env, place(row), count(row.n_turns, "turn"),
+    row.errors ? count(row.errors, "error") : "",
+  ].filter(Boolean).join(" · ");
+  const tag = row.class || row.failure || (row.ending === "done" ? "" : row.ending.replace("_", " "));
+  return el("span", { class: "facts" }, el("span", { class: "line-end" }, said),
+    tag ? el("span", { class: row.outcome === "passed" ? "tag calm" : "tag" }, tag) : null);
+}
+
+function sentence({ total, search }) {
+  const episodes = count(total, "episode");
+  if (!search) return total ? episodes : "No episode is like this. Widen the filters.";
+  if (search.error) return `${episodes} found; the search ended early: ${search.error}`;
+  if (search.running) {
+    return `Searching, ${Math.round((100 * search.seen) / Math.max(1, search.total))} % · ${episodes} found`;
+  }
+  if (search.at_most) return `The first ${search.at_most.toLocaleString("en")} finds; narrow the search`;
+  return total ? `${episodes} found` : "Nobody says this here.";
+}

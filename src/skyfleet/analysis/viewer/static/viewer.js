@@ -1,0 +1,229 @@
+// The page: what is open, what a key does, and what the run has added meanwhile.
+
+import { ask, count, el, find, place } from "./dom.js";
+import * as address from "./address.js";
+import * as filters from "./filters.js";
+import { comparison } from "./comparing.js";
+import { conversation, heading } from "./conversation.js";
+import { List } from "./listing.js";
+import { tokenView } from "./tokens.js";
+
+const LOOK_MS = 3000;
+
+const reader = find("reader");
+const list = new List({ onOpen: (row) => row && open(row.id, { push: true, focus: true }) });
+let state = address.read();
+let chosen = null;
+let opened = null;
+let asked = new AbortController();
+let run = null;
+let totalRead = 0;
+
+const linkTo = (id) => address.hashOf({ ...state, episode: id, with: "", tokens: "" });
+
+function go(change, { push = false } = {}) {
+  state = { ...state, ...change };
+  address.write(state, { push });
+}
+
+function open(id, { push = false, focus = false } = {}) {
+  go({ episode: id, with: "", tokens: "" }, { push });
+  return show(focus);
+}
+
+// What the address names, on the right.
+async function show(focus = false) {
+  asked.abort();
+  asked = new AbortController();
+  const { signal } = asked;
+  const { episode, with: other, tokens } = state;
+  document.body.classList.toggle("reading", Boolean(episode));
+  list.mark({ openId: episode, chosenId: chosen?.id ?? "" });
+  tray();
+  if (!episode) {
+    opened = null;
+    overview();
+    return;
+  }
+  const path = address.episodePath(episode);
+  const slow = setTimeout(() => reader.setAttribute("aria-busy", "true"), 150);
+  try {
+    if (other) {
+      const both = await ask(`/api/compare?${new URLSearchParams({ a: episode, b: other })}`, signal);
+      fill(comparison(both, linkTo), "Comparison");
+      find("parting")?.scrollIntoView({ block: "nearest" });
+    } else {
+      if (opened?.id !== episode) opened = await ask(`/api/episode/${path}`, signal);
+      const body = tokens ? tokenView(await ask(`/api/tokens/${path}`, signal)) : conversation(opened);
+      fill([heading(opened, buttons(), linkTo), ...body], opened.task);
+    }
+    if (focus) reader.focus({ preventScroll: true });
+  } catch (error) {
+    if (error.name !== "AbortError") fill([el("p", { class: "empty", role: "alert" }, error.message)], "Error");
+  } finally {
+    clearTimeout(slow);
+    if (!signal.aborted) reader.removeAttribute("aria-busy");
+  }
+}
+
+// Before anything is open: how each environment fared, as a way into the list.
+function overview() {
+  if (!run) return;
+  document.title = `${run.name} · skyfleet`;
+  const outcomes = ["passed", "failed", "unknown"];
+  const rows = Object.entries(run.by_env).map(([env, counts]) => el("tr", {},
+    el("th", { scope: "row" }, env),
+    ...outcomes.map((outcome) => el("td", {}, counts[outcome]
+      ? el("a", { href: address.hashOf({ env, outcome }) }, counts[outcome].toLocaleString("en")) : "–"))));
+  reader.replaceChildren(el("div", { class: "overview" },
+    el("h2", {}, run.total ? "Episodes" : "This run has no episode yet"),
+    run.total ? el("table", {},
+      el("thead", {}, el("tr", {}, ...["environment", ...outcomes].map((name) => el("th", { scope: "col" }, name)))),
+      el("tbody", {}, ...rows)) : null,
+    el("p", { class: "muted" }, "Choose one on the left, or press ", el("kbd", {}, "j"), " and ", el("kbd", {}, "Enter"), ".")));
+}
+
+function fill(content, title) {
+  const back = el("button", { type: "button", class: "back", onclick: goBack }, "← Episodes");
+  reader.replaceChildren(back, ...content.filter(Boolean));
+  reader.scrollTop = 0;
+  document.title = `${title} · ${run?.name ?? ""} · skyfleet`;
+}
+
+function buttons() {
+  const button = (label, key, onclick, pressed) =>
+    el("button", { type: "button", onclick, "aria-pressed": pressed }, label, " ", el("kbd", {}, key));
+  return [
+    button(state.tokens ? "Conversation" : "Tokens", "t", ACTIONS.t),
+    state.tokens ? null : button("Unfold all", "f", ACTIONS.f),
+    button("Choose to compare", "c", ACTIONS.c, String(chosen?.id === opened?.id)),
+  ].filter(Boolean);
+}
+
+function tray() {
+  const box = find("tray");
+  box.hidden = !chosen;
+  if (!chosen) return;
+  const other = current();
+  box.replaceChildren(
+    el("p", {}, "Chosen: ", el("b", {}, chosen.task), ` ${place(chosen)}, attempt ${chosen.sample + 1}`),
+    el("button", { type: "button", onclick: ACTIONS.x, disabled: !other || other.id === chosen.id },
+      "Compare with this one ", el("kbd", {}, "x")),
+    el("button", { type: "button", onclick: () => choose(null) }, "Forget"));
+}
+
+function choose(row) {
+  chosen = row;
+  list.mark({ openId: state.episode, chosenId: chosen?.id ?? "" });
+  tray();
+  for (const button of reader.querySelectorAll("[aria-pressed]")) {
+    button.setAttribute("aria-pressed", String(chosen?.id === opened?.id));
+  }
+}
+
+const current = () => (state.episode && !state.with && opened?.id === state.episode ? opened : list.current());
+
+function move(by) {
+  const row = list.moveTo(list.cursor + by);
+  if (row && state.episode) open(row.id);
+  else tray();
+}
+
+function goBack() {
+  if (state.with) go({ with: "" }, { push: true });
+  else if (state.tokens) go({ tokens: "" }, { push: true });
+  else go({ episode: "" }, { push: true });
+  show();
+  if (!state.episode) find("list").focus();
+}
+
+const ACTIONS = {
+  j: () => move(1),
+  k: () => move(-1),
+  ArrowDown: () => move(1),
+  ArrowUp: () => move(-1),
+  Enter: () => list.current() && open(list.current().id, { push: true, focus: true }),
+  "/": () => filters.focusText(),
+  t: () => {
+    if (!state.episode || state.with) return;
+    go({ tokens: state.tokens ? "" : "1" }, { push: true });
+    show();
+  },
+  f: () => {
+    const folds = [...reader.querySelectorAll("details")];
+    const closed = folds.some((fold) => !fold.open);
+    for (const fold of folds) fold.open = closed;
+  },
+  c: () => {
+    const row = current();
+    if (row) choose(row.id === chosen?.id ? null : row);
+  },
+  x: () => {
+    const row = current();
+    if (!chosen || !row || row.id === chosen.id) return;
+    go({ episode: chosen.id, with: row.id, tokens: "" }, { push: true });
+    show(true);
+  },
+  r: () => look({ reload: true }),
+  "?": () => find("help").showModal(),
+  Escape: () => state.episode && goBack(),
+};
+
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || find("help").open) return;
+  const typing = event.target.matches("input, select, textarea");
+  if (typing) {
+    if (event.key === "Escape") { event.target.blur(); find("list").focus(); }
+    return;
+  }
+  const pressing = event.target.matches("button, a, summary");
+  if (event.key === "Enter" && pressing) return;
+  // Arrows scroll what is read; in the list they choose.
+  if (event.key.startsWith("Arrow") && event.target !== find("list")) return;
+  const action = ACTIONS[event.key];
+  if (!action) return;
+  event.preventDefault();
+  action();
+});
+
+async function look({ reload = false } = {}) {
+  try {
+    const before = run;
+    run = await ask("/api/run");
+    find("run-name").textContent = run.name;
+    const busy = run.unclassified ? ` · finding why ${count(run.unclassified, "episode")} failed` : "";
+    find("run-facts").textContent = `${run.model} · ${count(run.total, "episode")}${busy}`;
+    if (!state.episode && (!before || before.revision !== run.revision)) overview();
+    list.pageRows = run.page_rows;
+    filters.fill(run, state);
+    if (reload) await list.load(address.params(state));
+    else if (before && JSON.stringify(before.classes) !== JSON.stringify(run.classes)) await list.refresh();
+    if (reload || !before) totalRead = run.total;
+    const added = run.total - totalRead;
+    find("new-episodes").hidden = added <= 0;
+    find("new-episodes").textContent = `Read ${count(added, "new episode")}`;
+  } catch (error) {
+    find("run-facts").textContent = `The viewer does not answer: ${error.message}`;
+  }
+}
+
+find("new-episodes").addEventListener("click", () => look({ reload: true }));
+find("help-button").addEventListener("click", () => find("help").showModal());
+window.addEventListener("popstate", () => {
+  const before = address.params(state).toString();
+  state = address.read();
+  filters.show(state);
+  if (address.params(state).toString() !== before) list.load(address.params(state));
+  show();
+});
+filters.listen((values) => {
+  go({ ...values, sort: values.sort === "newest" ? "" : values.sort });
+  filters.show(state);
+  list.load(address.params(state));
+});
+list.load(address.params(state));
+show();
+await look();
+filters.show(state);
+find("list").focus();
+setInterval(() => document.visibilityState === "visible" && look(), LOOK_MS);

@@ -1,0 +1,31 @@
+"""`skyfleet report`: one page to look at, from one run or several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from skyfleet.cli.arguments import DryRun
+
+
+def report_command(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    output: Annotated[
+        Path | None, typer.Option(help="The file to write; report.html in the first run.")
+    ] = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Write a run's report as one HTML file; several runs are compared with the first."""
+    from skyfleet.analysis.html.page import write_report
+    from skyfleet.analysis.run_folder import open_run
+
+    folders = [open_run(path) for path in runs]
+    page = output or runs[0] / "report.html"
+    if dry_run:
+        names = ", ".join(folder.name for folder in folders)
+        print(f"would write the report of {names} to {page}")
+        return
+    write_report(folders, page)
+    print(f"The report is in {page} ({page.stat().st_size / 1000:.0f} kB): open it in a browser.")

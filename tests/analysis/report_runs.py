@@ -1,0 +1,117 @@
+"""Small run folders, written by the parts that write real ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.trajectories.making import attempt
+
+from skyfleet.analysis.run_folder import RunFolder, open_run
+from skyfleet.chat.message import Image, Message, Text, ToolCall
+from skyfleet.config.explain import as_yaml
+from skyfleet.config.loading import load_config
+from skyfleet.evaluation.report import EvalReport
+from skyfleet.tasks.grade import Grade
+from skyfleet.trajectories.archive import eval_path, train_path, write_groups
+from skyfleet.trajectories.trajectory import Ending, Failure, Group, Trajectory, Turn
+
+Rows = Sequence[Mapping[str, float]]
+
+
+def empty_run(folder: Path, *overrides: str) -> RunFolder:
+    """A configuration, and nothing done yet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = load_config("", overrides)
+    (folder / "config.yaml").write_text(as_yaml(config))
+    return open_run(folder)
+
+
+def add_rows(run: RunFolder, metrics: Rows, timing: Rows) -> None:
+    for name, rows in (("metrics", metrics), ("timing", timing)):
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (run.path / f"{name}.jsonl").write_text(lines)
+
+
+def add_training(run: RunFolder, step: int, groups: Sequence[Group]) -> None:
+    write_groups(train_path(run.trajectories, step), groups)
+
+
+def add_evaluation(run: RunFolder, name: str, step: int, groups: Sequence[Group]) -> None:
+    write_groups(eval_path(run.trajectories, name, step), groups)
+    folder = run.path / "reports" / f"step_{step:06d}"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(EvalReport.of(name, groups, step=step).to_json())
+
+
+def rewarded(rewards: Sequence[float | None], *, n_tasks: int, env_key: str) -> list[Group]:
+    """The same rewards at each of some tasks."""
+    return [
+        Group(
+            task_key=f"{env_key}-{n}",
+            env_key=env_key,
+            trajectories=tuple(
+                attempt(reward, task_key=f"{env_key}-{n}", env_key=env_key) for reward in rewards
+            ),
+        )
+        for n in range(n_tasks)
+    ]
+
+
+def small_run(folder: Path, *, n_steps: int = 8, lifts: bool = True) -> RunFolder:
+    """Two environments; twenty tasks of one set, all lost at first and, if it lifts, won at last."""
+    run = empty_run(folder, "trainer.seed=7")
+    for step in range(1, n_steps + 1):
+        groups = rewarded([1.0, 0.0], n_tasks=2, env_key="mail")
+        add_training(run, step, [*groups, *rewarded([0.0, None], n_tasks=1, env_key="maps")])
+    last = 1.0 if lifts else 0.0
+    add_evaluation(run, "unseen", 0, rewarded([0.0], n_tasks=20, env_key="mail"))
+    add_evaluation(run, "unseen", n_steps, rewarded([last], n_tasks=20, env_key="mail"))
+    steps = range(n_steps + 1)
+    add_rows(
+        run,
+        [{"step": step, "sentinel/gap": 0.5 * step} for step in steps],
+        [{"step": step, "timing/rollout": 30.0, "timing/learn": 10.0} for step in steps],
+    )
+    return run
+
+
+def telling(text: str, *, won: bool) -> Trajectory:
+    """An episode that says the text in every field that can."""
+    call = ToolCall(id="0", name=text, arguments={text: text})
+    action = Message(
+        role="assistant",
+        content=(Text(text), Image(text.encode())),
+        reasoning=text,
+        tool_calls=(call,),
+        malformed_calls=(text,),
+    )
+    reply = Message(role="tool", content=text, tool_call_id="0", is_error=True)
+    return Trajectory(
+        task_key=text,
+        env_key=text,
+        sample=0,
+        opening=(Message(role="system", content=text), Message(role="user", content=text)),
+        turns=(Turn(action=action, replies=(reply,), reward=0.0, engine_seconds=1.0),),
+        transcripts=(),
+        ending=Ending.DONE,
+        grade=Grade(reward=float(won), success=won, parts={text: 1.0}, explanation=text),
+        failure=Failure(kind=text, detail=text),
+    )
+
+
+def telling_run(folder: Path, text: str) -> RunFolder:
+    """A run whose every name, and every word, is the text; it holds no slash: it names files."""
+    run = empty_run(
+        folder / text,
+        f"trainer.policy.model.path={json.dumps(text)}",
+        f"data.train_data=[{json.dumps(text)}]",
+    )
+    both = [telling(text, won=True), telling(text, won=False)]
+    group = Group(task_key=text, env_key=text, trajectories=tuple(both))
+    add_training(run, 1, [group])
+    add_evaluation(run, text, 0, [group])
+    add_evaluation(run, text, 1, [group])
+    add_rows(run, [{"step": 1, f"sentinel/{text}": 1.0}], [{"step": 1, f"timing/{text}": 1.0}])
+    return run

@@ -1,0 +1,94 @@
+"""Charts and the text around them: round ticks, honest bands, and nothing unescaped."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from skyfleet.analysis.html.bars import Sample, histogram
+from skyfleet.analysis.html.charts import Point, Series, line_chart
+from skyfleet.analysis.html.markup import join, tag
+from skyfleet.analysis.html.scale import Scale, round_range, ticks
+from skyfleet.analysis.html.windows import windowed
+from skyfleet.analysis.html.wording import PERCENT, count, percent, points, seconds, written
+
+
+def test_a_plain_string_is_text_wherever_it_stands() -> None:
+    inner = tag("b", "<i>", title='"><script>')
+    assert inner == '<b title="&quot;&gt;&lt;script&gt;">&lt;i&gt;</b>'
+    assert join("<", [inner, "&"], None) == f"&lt;{inner}&amp;"
+    assert tag("meta", http_equiv="x", hidden=True, id=None) == '<meta http-equiv="x" hidden>'
+
+
+def test_ticks_stand_at_round_numbers() -> None:
+    assert ticks(0.0, 1.0) == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert ticks(0, 3, whole=True) == [0.0, 1.0, 2.0, 3.0]
+    assert ticks(5, 5) == [5]
+    assert round_range([0.31, 0.57]) == pytest.approx((0.0, 0.6))
+    assert round_range([-3.0, float("nan"), 5.0]) == (-4.0, 6.0)
+    assert round_range([]) == (0.0, 1.0)
+    assert Scale(low=0, high=10, start=100, end=0)(2.5) == 75.0
+
+
+def test_numbers_are_written_for_people() -> None:
+    assert percent(0.4876) == "48.8\N{NO-BREAK SPACE}%"
+    assert [points(0.0891), points(-0.02), points(-1e-9)] == ["+8.9", "\N{MINUS SIGN}2.0", "+0.0"]
+    assert count(20480) == "20\N{NARROW NO-BREAK SPACE}480"
+    assert [seconds(s).replace("\N{NO-BREAK SPACE}", " ") for s in (2.134, 75.2, 3720)] == [
+        "2.13 s",
+        "1 min 15 s",
+        "1 h 02 min",
+    ]
+    assert written(["a", "b"]) == "a\nb"
+    assert written({"x": [1]}) == "x: [1]"
+
+
+def test_a_window_averages_its_prompts_with_students_interval() -> None:
+    (one,) = windowed({3: [0.0, 1.0, 0.0, 1.0]})
+    # t of 0.975 with 3 degrees is 3.182, the deviation 0.577, so 0.5 ± 0.919: cut at what was seen.
+    assert (one.step, one.value, one.interval) == (3, 0.5, (0.0, 1.0))
+    (alone,) = windowed({1: [0.25]})
+    assert alone.interval is None
+    # Sixteen steps make a window of one to either side.
+    points_of = windowed({step: [float(step), 0.0] for step in range(16)})
+    assert [points_of[at].value for at in (0, 5, 15)] == [0.25, 2.5, 7.25]
+    assert windowed({}) == ()
+
+
+def test_a_long_run_is_a_short_list_that_ends_at_the_last_step() -> None:
+    steps = [point.step for point in windowed({step: [1.0] for step in range(1, 1002)})]
+    assert len(steps) == 60
+    assert steps[-1] == 1001
+
+
+def test_a_line_chart_says_every_point_and_labels_the_ends() -> None:
+    points_of = (
+        Point(step=0, value=0.25, interval=(0.2, 0.3)),
+        Point(step=10, value=0.5, interval=(0.4, 0.6), note=", 9 tasks"),
+        Point(step=20, value=float("nan")),
+    )
+    both = [Series(label=label, slot=at, points=points_of) for at, label in enumerate("AB")]
+    chart = line_chart("mail", both, y_range=(0.0, 1.0), unit=PERCENT).replace("\xa0", " ")
+    assert "<title>A, step 0: 25.0 % (20.0 % to 30.0 %)</title>" in chart
+    assert "<title>B, step 10: 50.0 % (40.0 % to 60.0 %), 9 tasks</title>" in chart
+    assert chart.count("<circle") == 4
+    assert "nan" not in chart
+    ends = [float(y) for y in re.findall(r'y="([\d.]+)" class="label', chart)]
+    assert abs(ends[0] - ends[1]) >= 13
+    assert "No values." in line_chart("none", [], y_range=(0.0, 1.0), unit=PERCENT)
+
+
+def test_a_histogram_has_a_bar_for_each_of_few_values_and_ranges_for_many() -> None:
+    few = histogram("reward", [Sample(label="late", style="s0", values=(0.0, 1.0, 1.0, 1.0))])
+    assert re.findall(r"<title>(.*?)</title>", few.replace("\xa0", " ")) == [
+        "late, 0: 25.0 %",
+        "late, 1: 75.0 %",
+    ]
+    # 0 to 99 and one outlier: ranges of ten, the outlier in the last.
+    many = histogram(
+        "tokens", [Sample(label="late", style="s0", values=(*map(float, range(99)), 5000.0))]
+    )
+    titles = re.findall(r"<title>(.*?)</title>", many.replace("\xa0", " "))
+    assert titles[:2] == ["late, 0 to 10: 10.0 %", "late, 10 to 20: 10.0 %"]
+    assert titles[-1] == "late, 90 or more: 10.0 %"

@@ -1,0 +1,77 @@
+"""What models and environments say is only text in a real browser, and could do nothing if it were not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.analysis.viewer_browser import at_the_list, chromium, go, says
+from tests.analysis.viewer_run import HOSTILE, PAYLOAD, RICH, viewing, write_run
+
+from skyfleet.analysis.viewer.server import ViewerServer
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ViewerServer]:
+    with viewing(write_run(tmp_path_factory.mktemp("runs"))) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def page(browser: Any, server: ViewerServer) -> Iterator[Any]:
+    with at_the_list(browser, server) as page:
+        yield page
+
+
+def test_what_models_and_environments_say_is_only_text(page: Any, server: ViewerServer) -> None:
+    own = page.locator("script").count()
+    go(page, server, "where=eval:hostile&text=onerror")
+    says(page, ".row .task", PAYLOAD)
+    says(page, ".row .passage", "</script><img src=x onerror=")
+    views = (
+        f"episode={HOSTILE}",
+        f"episode={HOSTILE}&tokens=1",
+        f"episode={HOSTILE}&with={RICH}",
+    )
+    for view in views:
+        go(page, server, view)
+        page.wait_for_selector(".heading")
+        page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+        says(page, "#reader", "<script>window.broken=1;alert(1)</script>")
+        assert page.locator("script").count() == own
+        assert page.locator("iframe, object, embed, svg").count() == 0
+        assert page.locator("img[src='x'], [onerror], [onload]").count() == 0
+        assert page.locator("[href^='javascript'], [src^='javascript']").count() == 0
+        assert page.evaluate("window.broken") is None
+    # No menu either, nor what a mistaken address makes the server say.
+    assert PAYLOAD in " ".join(page.locator("[name=env] option").all_text_contents())
+
+
+def test_even_markup_that_got_in_could_run_and_send_nothing(
+    browser: Any, server: ViewerServer
+) -> None:
+    page = browser.new_page()
+    refused: list[str] = []
+    page.on("console", lambda said: refused.append(said.text))
+    page.goto(server.url)
+    page.evaluate(
+        """() => {
+            const script = document.createElement("script");
+            script.textContent = "window.broken = 1";
+            document.body.append(script);
+            document.body.insertAdjacentHTML("beforeend", "<img src=x onerror='window.broken = 1'>");
+            return fetch("http://127.0.0.1:9/").catch(() => null);
+        }"""
+    )
+    assert page.evaluate("window.broken") is None
+    assert len([text for text in refused if "Content Security Policy" in text]) >= 3
+    page.close()

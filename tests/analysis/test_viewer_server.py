@@ -1,0 +1,296 @@
+"""The viewer's server answers this machine's own page, truthfully, and nobody else's."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.analysis.viewer_run import (
+    HOSTILE,
+    PAYLOAD,
+    RICH,
+    add_step,
+    plain_episode,
+    png,
+    viewing,
+    write,
+    write_run,
+)
+from tests.trajectories.making import attempt
+
+from skyfleet.analysis.run_folder import open_run
+from skyfleet.analysis.viewer import listing, searching
+from skyfleet.analysis.viewer.api import PAGE_ROWS, Viewer
+from skyfleet.analysis.viewer.server import ViewerServer
+from skyfleet.chat.message import Message
+from skyfleet.errors import ConfigError
+from skyfleet.trajectories.archive import train_path
+from skyfleet.trajectories.index import search
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def client(run: Path) -> Iterator[httpx.Client]:
+    with viewing(run) as server, httpx.Client(base_url=server.url) as client:
+        yield client
+
+
+def ask(client: httpx.Client, path: str, **params: str | int) -> Any:
+    return client.get(path, params=params).raise_for_status().json()
+
+
+def finished(client: httpx.Client, **params: str | int) -> Any:
+    """A search's answer when it is done."""
+    while (answer := ask(client, "/api/episodes", **params))["search"]["running"]:
+        pass
+    return answer
+
+
+def test_only_loopback_is_listened_to(run: Path) -> None:
+    with viewing(run) as server:
+        assert server.socket.getsockname()[0] == "127.0.0.1"
+        assert server.url == f"http://127.0.0.1:{server.server_port}/"
+
+
+def test_a_name_that_only_points_here_is_refused(client: httpx.Client) -> None:
+    for name in ("evil.example", "127.0.0.1.evil.example:80", "", "localhost.evil.example"):
+        answer = client.get("/api/run", headers={"Host": name})
+        assert answer.status_code == 403
+        assert f"Host {name!r}; use http://127.0.0.1:" in answer.json()["error"]
+    # Another port is a tunnel, and not another site.
+    assert client.get("/api/run", headers={"Host": "localhost:9000"}).status_code == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "HEAD"])
+def test_there_is_nothing_but_get(client: httpx.Client, method: str) -> None:
+    answer = client.request(method, "/api/run")
+    assert answer.status_code == 501
+    assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../config.yaml",
+        "/..%2f..%2fserver.py",
+        "/static/viewer.js",
+        "/%2e%2e/api.py",
+        "//etc/passwd",
+        "/api/episode/../../config.yaml",
+        "/api/episode/eval/../train/1/0",
+        "/api/episode/train/..%2f..%2f/0",
+        "/api/tokens/",
+        "/api/picture/train/1/0/0",
+        "/api/nothing",
+    ],
+)
+def test_nothing_outside_the_run_can_be_named(client: httpx.Client, path: str) -> None:
+    # As it is: httpx would tidy the dots away.
+    with socket.create_connection((client.base_url.host, client.base_url.port or 0)) as raw:
+        request = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        raw.sendall(request.encode())
+        answer = b"".join(iter(lambda: raw.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 404 ")
+    assert b'{"error": ' in answer
+
+
+def test_every_answer_forbids_the_browser_what_the_page_does_not_need(
+    client: httpx.Client,
+) -> None:
+    for path in ("/", "/viewer.js", "/viewer.css", "/api/run", "/absent"):
+        headers = client.get(path).headers
+        policy = headers["Content-Security-Policy"]
+        assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'; ")
+        assert "unsafe" not in policy
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert "Access-Control-Allow-Origin" not in headers
+
+
+def test_a_port_in_use_is_one_sentence(run: Path) -> None:
+    with viewing(run) as server:
+        port = server.server_port
+        with pytest.raises(ConfigError, match=f"--port {port}: .*; choose another"):
+            ViewerServer(Viewer(open_run(run)), port)
+
+
+def test_the_run_tells_what_can_be_filtered_by(client: httpx.Client) -> None:
+    told = ask(client, "/api/run")
+    assert told["name"] == "night_run"
+    assert told["total"] == 604
+    assert told["training"] == 600
+    assert told["sets"] == {"hostile": 1, "unseen_tasks": 3}
+    assert told["steps"] == {"0": 1, "1": 300, "40": 303}
+    assert told["outcomes"] == {"passed": 201, "failed": 402, "unknown": 1}
+    # Of 300 plain ones 152 are github's, and three divides 51 of their numbers.
+    assert told["by_env"]["github"] == {"passed": 2 * 51 + 1, "failed": 2 * 101 + 1}
+
+
+@pytest.mark.parametrize(
+    ("params", "total"),
+    [
+        ({}, 604),
+        ({"env": "github"}, 306),
+        ({"outcome": "unknown"}, 1),
+        ({"kind": "eval"}, 4),
+        ({"set": "unseen_tasks", "step": "40"}, 2),
+        ({"kind": "train", "step": "1", "outcome": "passed"}, 100),
+        ({"env": "github", "outcome": "failed", "kind": "eval"}, 1),
+        ({"env": "absent"}, 0),
+    ],
+)
+def test_filters_hold_together(client: httpx.Client, params: dict[str, str], total: int) -> None:
+    assert ask(client, "/api/episodes", **params)["total"] == total
+
+
+def test_pages_follow_each_other_and_lose_nothing(client: httpx.Client) -> None:
+    pages = [ask(client, "/api/episodes", page=page)["rows"] for page in range(5)]
+    assert [len(page) for page in pages] == [PAGE_ROWS, PAGE_ROWS, PAGE_ROWS, 4, 0]
+    assert len({row["id"] for page in pages for row in page}) == 604
+    assert [row["step"] for row in pages[0][:1] + pages[3]] == [40, 1, 1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("sort", "first"), [("oldest", "eval/unseen_tasks/0/0"), ("turns", RICH), ("errors", RICH)]
+)
+def test_the_order_asked_for_decides_what_comes_first(
+    client: httpx.Client, sort: str, first: str
+) -> None:
+    assert ask(client, "/api/episodes", sort=sort)["rows"][0]["id"] == first
+
+
+@pytest.mark.parametrize(
+    ("params", "sentence"),
+    [
+        ({"outcome": "won"}, "outcome='won'; choose from ['passed', 'failed', 'unknown']"),
+        ({"step": "x"}, "step='x'; give a whole number such as 40"),
+        ({"page": "-1"}, "page='-1'; give a whole number such as 40"),
+        ({"sort": "best"}, "sort='best'; choose from ['newest', "),
+    ],
+)
+def test_a_filter_that_is_none_is_one_sentence(
+    client: httpx.Client, params: dict[str, str], sentence: str
+) -> None:
+    answer = client.get("/api/episodes", params=params)
+    assert answer.status_code == 400
+    assert answer.json()["error"].startswith(sentence)
+
+
+def test_a_search_shows_the_passage_and_reads_no_tokens(run: Path, client: httpx.Client) -> None:
+    found = finished(client, text="NUMBER 17 in")
+    assert [row["id"] for row in found["rows"]] == ["train/40/17", "train/1/17"]
+    assert found["rows"][0]["passage"] == "Close the issue number 17 in maps."
+    assert found["search"]["seen"] == found["search"]["total"] == 604
+    # A logprob of three records, and nothing that anybody said.
+    assert len(list(search(open_run(run).entries(), "-0.6"))) == 3
+    assert finished(client, text="-0.6")["total"] == 0
+
+
+def test_a_search_keeps_to_the_filters_and_finds_quotes_in_arguments(client: httpx.Client) -> None:
+    assert finished(client, text='onerror="window', set="hostile")["total"] == 1
+    assert finished(client, text='onerror="window', kind="train")["total"] == 0
+
+
+def test_a_search_ends_at_its_bound(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(searching, "FINDS_AT_MOST", 10)
+    found = finished(client, text="Close the issue")
+    assert (found["total"], found["search"]["running"]) == (10, False)
+    # The newest steps were read first.
+    assert {row["step"] for row in found["rows"]} == {40}
+
+
+def test_failures_are_classified_in_the_background(client: httpx.Client) -> None:
+    while (told := ask(client, "/api/run"))["unclassified"]:
+        pass
+    assert told["classes"]["verifier fault"] == 1
+    assert sum(told["classes"].values()) == 403
+    rows = ask(client, "/api/episodes", **{"class": "verifier fault"})["rows"]
+    assert [(row["id"], row["class"]) for row in rows] == [
+        ("eval/unseen_tasks/40/1", "verifier fault")
+    ]
+
+
+def test_an_episode_is_told_exactly(client: httpx.Client) -> None:
+    told = ask(client, f"/api/episode/{RICH}")
+    assert [len(told["opening"]), len(told["turns"]), told["n_turns"]] == [2, 6, 6]
+    (call,) = told["turns"][4]["action"]["calls"]
+    # A browser's own numbers would make it ...992.
+    assert '"wait_ms": 9007199254740993' in call["arguments"]
+    assert told["turns"][1]["replies"][0]["is_error"] is True
+    assert told["grade"]["parts"] == {"issue closed": 1.0, "nothing else changed": 1.0}
+    assert [row["id"] for row in told["attempts"]] == ["eval/unseen_tasks/0/0", RICH]
+    assert told["why"] == []
+
+
+def test_a_failed_episode_tells_why(client: httpx.Client) -> None:
+    told = ask(client, "/api/episode/train/1/1")
+    assert told["why"][0]["class"] == told["class"] == "false completion"
+
+
+def test_pictures_are_served_and_what_could_run_is_not(client: httpx.Client) -> None:
+    answer = client.get(f"/api/picture/{RICH}/0")
+    assert (answer.headers["Content-Type"], answer.content) == ("image/png", png(480, 270))
+    assert client.get(f"/api/picture/{RICH}/1").status_code == 404
+    assert client.get(f"/api/picture/{HOSTILE}/0").status_code == 404
+    (_, user) = ask(client, f"/api/episode/{HOSTILE}")["opening"]
+    assert user["parts"][1]["picture"] is None
+
+
+def test_tokens_come_with_mask_logprobs_and_words(client: httpx.Client) -> None:
+    (told,) = ask(client, f"/api/tokens/{RICH}")["transcripts"]
+    assert told["ids"] == [0, 1, 2, 3, 4, 5, 0, 6, 2, 7, 8, 9, 10, 5]
+    assert told["chosen"] == [0] * 6 + [1] * 8
+    assert told["logprobs"][5:9] == [0.0, -0.01, -0.2, -1.0]
+    assert told["texts"][:3] == ["<|im_start|>", "user", "\n"]
+
+
+def test_markup_stays_the_text_it_is(client: httpx.Client) -> None:
+    told = ask(client, f"/api/episode/{HOSTILE}")
+    assert told["task"] == f"hostile-{PAYLOAD}"
+    assert told["turns"][0]["action"]["calls"][0]["name"] == PAYLOAD
+
+
+def test_numbers_that_json_lacks_and_half_a_character_break_nothing(tmp_path: Path) -> None:
+    run = write_run(tmp_path, plain=1)
+    odd = attempt(float("nan"), opening=(Message(role="user", content="half \ud83d of it"),))
+    write(train_path(run / "trajectories", 7), [odd])
+    with viewing(run) as server, httpx.Client(base_url=server.url) as client:
+        (row,) = ask(client, "/api/episodes", step=7)["rows"]
+        assert row["reward"] is None
+        assert b"half \\ud83d of it" in client.get("/api/episode/train/7/0").content
+
+
+def test_a_run_is_read_while_it_grows_and_pages_begun_stay_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "_LOOK_SECONDS", 0.0)
+    run = write_run(tmp_path)
+    with viewing(run) as server, httpx.Client(base_url=server.url) as client:
+        first = ask(client, "/api/episodes")
+        add_step(run, 41, 8)
+        told = ask(client, "/api/run")
+        assert (told["total"], told["revision"]) == (612, first["revision"] + 1)
+        later = ask(client, "/api/episodes", page=1, revision=first["revision"])
+        assert later["total"] == 604
+        assert ask(client, "/api/episodes")["rows"][0]["step"] == 41
+        # A step that is played again after a resume replaces the old one.
+        write(train_path(run / "trajectories", 41), [replace(plain_episode(0, 41), task_key="new")])
+        assert ask(client, "/api/episode/train/41/0")["task"] == "new"
+        assert client.get("/api/episode/train/41/1").status_code == 404
+
+
+def test_a_run_without_episodes_is_an_empty_list(tmp_path: Path) -> None:
+    run = write_run(tmp_path, plain=0)
+    for file in run.glob("trajectories/**/*.gz"):
+        file.unlink()
+    with viewing(run) as server, httpx.Client(base_url=server.url) as client:
+        assert ask(client, "/api/run")["total"] == 0
+        assert ask(client, "/api/episodes")["rows"] == []

@@ -1,0 +1,49 @@
+"""`skyfleet view` serves a run on this machine until it is told to stop."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.analysis.viewer_run import write_run
+
+from skyfleet.cli.view import view_command
+from skyfleet.errors import ConfigError
+
+ALONE = "import typer; from skyfleet.cli.view import view_command; typer.run(view_command)"
+
+
+def test_it_tells_its_address_answers_and_ends_on_an_interrupt(tmp_path: Path) -> None:
+    run = write_run(tmp_path, plain=4)
+    command = [sys.executable, "-c", ALONE, str(run)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as viewer:
+        assert viewer.stdout is not None
+        told = viewer.stdout.readline()
+        url = re.search(r"http://127\.0\.0\.1:\d+/", told)
+        assert url is not None
+        assert told == f"reading {run} at {url[0]}; Ctrl-C ends it\n"
+        assert httpx.get(f"{url[0]}api/run").json()["total"] == 12
+        viewer.send_signal(signal.SIGINT)
+        assert viewer.wait(timeout=20) == 0
+
+
+def test_a_dry_run_serves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path, plain=4)
+    view_command(run, dry_run=True)
+    assert capsys.readouterr().out == f"would show 12 episodes of {run} on this machine\n"
+
+
+def test_a_folder_that_is_no_run_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not a run folder"):
+        view_command(tmp_path)
+
+
+def test_the_viewer_needs_no_torch() -> None:
+    code = "import sys, skyfleet.analysis.viewer.server; print('torch' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "False\n"
