@@ -16,7 +16,7 @@ train: .venv/$(MODEL)
 	$(VENV)/skyfleet train $(CONFIG_$(MODEL)) $(ARGS)
 
 test: .venv/dev
-	$(VENV)/pytest -m 'not gpu and not browser and not network'
+	$(VENV)/pytest -m 'not gpu and not network'
 
 check: .venv/dev
 	$(VENV)/ruff format --check
@@ -28,6 +28,10 @@ bench: .venv/dev
 	$(VENV)/python benchmarks/cpu_step.py
 	$(VENV)/python benchmarks/environments.py
 	$(VENV)/python benchmarks/verifier_jail.py
+	$(VENV)/python benchmarks/intervals.py
+	$(VENV)/python benchmarks/failure_classes.py
+	$(VENV)/python benchmarks/archive.py
+	$(VENV)/python benchmarks/viewer.py
 
 .venv/base: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -46,7 +50,7 @@ bench: .venv/dev
 
 # Alone, because openenv would bring gradio and agentdojo four vendors' clients; neither is imported.
 .venv/dev: .venv/tiny
-	$(INSTALL) --editable '.[train,tensorboard,wandb,s3,mcp,serve,skyrl-gym,dev]'
+	$(INSTALL) --editable '.[train,tensorboard,wandb,s3,mcp,serve,skyrl-gym,browser,dev]'
 	$(INSTALL) --no-deps openenv==0.10.0 agentdojo==0.1.35
 	touch $@
 

@@ -14,6 +14,7 @@ from tests.trainer.interrupting import interrupted
 from skyfleet.envs import registry
 from skyfleet.errors import CheckpointError, ConfigError
 from skyfleet.trainer.session import run_training
+from skyfleet.trajectories.index import entries_of
 
 WARM_START = "skyfleet.learner.single:SingleLearner.imitate"
 ROLLOUT = "skyfleet.trainer.loop:collect"
@@ -44,8 +45,8 @@ def episodes(folder: Path) -> dict[str, int]:
     """How many attempts each file of trajectories holds."""
     root = folder / "trajectories"
     return {
-        str(path.relative_to(root)): len(path.read_text().splitlines())
-        for path in sorted(root.rglob("*.jsonl"))
+        str(path.relative_to(root)): len(entries_of(path))
+        for path in sorted(root.rglob("*.jsonl.gz"))
     }
 
 

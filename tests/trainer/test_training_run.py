@@ -26,7 +26,7 @@ def world(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> No
 
 
 def attempts(folder: Path, step: int) -> list[tuple[Ending, float | None, str | None]]:
-    path = folder / "trajectories" / "train" / f"step_{step:06d}.jsonl"
+    path = folder / "trajectories" / "train" / f"step_{step:06d}.jsonl.gz"
     return [
         (t.ending, t.reward, t.failure.detail if t.failure else None)
         for t in read_trajectories(path)
@@ -41,7 +41,8 @@ async def test_a_run_leaves_its_configuration_metrics_episodes_checkpoints_and_r
     assert load_config_file(tmp_path / "config.yaml") == config
     assert [row["step"] for row in rows(tmp_path)] == [0, 1, 2, 3]
     assert [len(attempts(tmp_path, step)) for step in (1, 2, 3)] == [8, 8, 8]
-    evaluated = {(p.parent.name, p.stem) for p in (tmp_path / "trajectories/eval").rglob("*.jsonl")}
+    kept = (tmp_path / "trajectories/eval").rglob("*.jsonl.gz")
+    evaluated = {(path.parent.name, path.name.split(".")[0]) for path in kept}
     steps = ("step_000000", "step_000002", "step_000003")
     assert evaluated == {(name, step) for name in ("unseen", "elsewhere") for step in steps}
     saved = {path.name for path in (tmp_path / "checkpoints").glob("global_step_*")}
@@ -50,6 +51,9 @@ async def test_a_run_leaves_its_configuration_metrics_episodes_checkpoints_and_r
     assert table is not None
     assert "unseen" in table
     assert "elsewhere" in table
+    assert "<h1" in (tmp_path / "report.html").read_text()
+    dumped = tmp_path / "exports/dumped_evals/global_step_3_evals/unseen"
+    assert {path.name for path in dumped.iterdir()} == {"github.jsonl", "aggregated_results.jsonl"}
 
 
 @pytest.mark.parametrize("world", ["open_moody"], indirect=True)
@@ -64,7 +68,7 @@ async def test_weights_move_and_versions_advance(tmp_path: Path) -> None:
         min(version for t in trajectory.transcripts for version in t.policy_versions)
         for step in (1, 2, 3)
         for trajectory in read_trajectories(
-            tmp_path / "trajectories" / "train" / f"step_{step:06d}.jsonl"
+            tmp_path / "trajectories" / "train" / f"step_{step:06d}.jsonl.gz"
         )
     ]
     # Three warm-start steps, then one version a step.

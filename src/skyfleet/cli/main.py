@@ -8,11 +8,20 @@ from typing import Annotated
 
 import typer
 
+from skyfleet.cli.analyze import analyze_command
+from skyfleet.cli.audit import audit_command
+from skyfleet.cli.compare import compare_command
 from skyfleet.cli.config import config_app
+from skyfleet.cli.diff import diff_command
 from skyfleet.cli.evaluate import evaluate_command
+from skyfleet.cli.import_dumps import import_dumps_command
+from skyfleet.cli.log import log_command
+from skyfleet.cli.replay import replay_command
+from skyfleet.cli.report import report_command
 from skyfleet.cli.rollout import rollout_command
 from skyfleet.cli.tasks import tasks_app
 from skyfleet.cli.train import train_command
+from skyfleet.cli.view import view_command
 from skyfleet.cli.worlds import worlds_app
 from skyfleet.errors import SkyfleetError
 
@@ -39,7 +48,16 @@ def options(
 
 app.command("train")(train_command)
 app.command("evaluate")(evaluate_command)
+app.command("compare")(compare_command)
+app.command("report")(report_command)
+app.command("view")(view_command)
+app.command("analyze")(analyze_command)
+app.command("diff")(diff_command)
+app.command("audit")(audit_command)
+app.command("log")(log_command)
 app.command("rollout")(rollout_command)
+app.command("replay")(replay_command)
+app.command("import-dumps")(import_dumps_command)
 app.add_typer(tasks_app)
 app.add_typer(worlds_app)
 app.add_typer(config_app)

@@ -31,7 +31,11 @@ def train_command(words: Words = None, dry_run: DryRun = False) -> None:
         raise SystemExit(130) from None
     if table:
         print(f"\n{table}")
-    print(f"The run is in {config.trainer.run_path}: config, metrics, trajectories, checkpoints.")
+    folder = config.trainer.run_path
+    print(
+        f"The run is in {folder}: config, metrics, trajectories, checkpoints.\n"
+        f"Its report: {folder}/report.html. Its episodes: skyfleet view {folder}"
+    )
 
 
 def _farewell(config: RunConfig) -> str:

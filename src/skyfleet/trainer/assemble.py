@@ -19,6 +19,7 @@ from skyfleet.tasks.task import Task
 from skyfleet.tracking.console import ConsoleTracker
 from skyfleet.tracking.step_log import StepLog
 from skyfleet.tracking.tracker import make_trackers
+from skyfleet.trainer.assemble_evals import assemble_evals
 from skyfleet.trainer.assemble_learner import assemble_learner, estimate_of, sift_of
 from skyfleet.trainer.assemble_policy import assemble_speaker, sampling_of
 from skyfleet.trainer.demonstrations import demonstrate
@@ -67,6 +68,9 @@ async def assemble(
         if trainer.warm_start.steps
         else []
     )
+    # Before a tracker opens a file: a loss or a reference may be named wrongly.
+    learner = assemble_learner(config, speaker, checkpoints / "global_step_0" / "policy")
+    sift, estimate = sift_of(config), estimate_of(config)
     trackers = make_trackers(
         ["console", "jsonl", *(n for n in trainer.logger if n not in ("console", "jsonl"))],
         run_folder=Path(trainer.run_path),
@@ -89,18 +93,16 @@ async def assemble(
         schedule=schedule,
         state=TrainerState(),
         sampler=sampler,
-        eval_sets=eval_sets,
+        evals=assemble_evals(config, speaker, eval_sets, {task.env_key for task in train_tasks}),
         open_env=open_env,
         policy=policy,
-        eval_policy=speaker.policy(sampling_of(generator.eval_sampling_params, seed=trainer.seed)),
         limits=limits_of(config),
         n_samples=generator.n_samples_per_prompt,
-        eval_n_samples=generator.eval_n_samples_per_prompt,
         max_concurrent=generator.max_num_seqs,
-        sift=sift_of(config),
-        estimate=estimate_of(config),
+        sift=sift,
+        estimate=estimate,
         mask_unfinished=generator.apply_overlong_filtering,
-        learner=assemble_learner(config, speaker, checkpoints / "global_step_0" / "policy"),
+        learner=learner,
         engines=[speaker.engine],
         sync=InProcessSync(),
         log=StepLog(*trackers),

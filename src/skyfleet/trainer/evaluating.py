@@ -2,35 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from skyfleet.evaluation.baselines import Baseline, baseline_faults, measure_baselines
+from skyfleet.evaluation.best import best_step
 from skyfleet.evaluation.evaluate import evaluate
 from skyfleet.evaluation.report import EvalReport
 from skyfleet.storage.local import write_atomically
+from skyfleet.tasks.task import Task
 from skyfleet.trainer.run import Run
 from skyfleet.trajectories.archive import eval_path, write_groups
 
 
 async def evaluate_all(run: Run, step: int) -> None:
-    total = sum(len(tasks) for tasks in run.eval_sets.values()) * run.eval_n_samples
+    evals = run.evals
+    total = sum(len(tasks) for tasks in evals.sets.values()) * evals.n_samples
     with run.console.progress(f"evaluate at step {step}", total) as advance:
-        for name, tasks in run.eval_sets.items():
+        for name, tasks in evals.sets.items():
             report, groups = await evaluate(
                 name,
                 tasks,
                 run.open_env,
-                run.eval_policy,
+                evals.policy,
                 run.limits,
                 step=step,
-                n_samples=run.eval_n_samples,
+                n_samples=evals.n_samples,
                 max_concurrent=run.max_concurrent,
+                trained_envs=evals.trained_envs,
+                baselines=await _baselines(run, name, tasks),
                 on_finished=lambda _: advance(),
             )
+            metrics = report.metrics("eval" if name == "val" else f"test-{name}")
             write_groups(eval_path(run.folder / "trajectories", name, step), groups)
+            if evals.dump is not None:
+                evals.dump(name, step, groups, metrics)
             path = report_path(run.folder, name, step)
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, report.to_json())
-            run.log.add(report.metrics("eval" if name == "val" else f"test-{name}"))
+            run.log.add(metrics)
+    run.state.best_step = _best_step(run, step)
+    run.log.add({"trainer/best_step": float(run.state.best_step)})
 
 
 def report_path(folder: Path, name: str, step: int) -> Path:
@@ -40,3 +52,26 @@ def report_path(folder: Path, name: str, step: int) -> Path:
 def read_report(folder: Path, name: str, step: int) -> EvalReport | None:
     path = report_path(folder, name, step)
     return EvalReport.from_json(path.read_text()) if path.exists() else None
+
+
+async def _baselines(run: Run, name: str, tasks: Sequence[Task]) -> Mapping[str, Baseline]:
+    evals = run.evals
+    if name not in evals.baselines:
+        evals.baselines[name] = await measure_baselines(
+            [task for task in tasks if task.env_key not in evals.costly_envs],
+            run.open_env,
+            run.limits,
+            max_concurrent=run.max_concurrent,
+        )
+        for sentence in baseline_faults(evals.baselines[name]):
+            run.console.note(f"{name}: {sentence}")
+    return evals.baselines[name]
+
+
+def _best_step(run: Run, step: int) -> int:
+    """By a test over all evaluations so far; what an abandoned future left is not among them."""
+    deciding = next(iter(run.evals.sets))
+    steps = [at for at in range(step + 1) if run.schedule.evaluates_at(at)]
+    reports = [r for at in steps if (r := read_report(run.folder, deciding, at))]
+    graded = any(outcome.rewards for r in reports for outcome in r.outcomes.values())
+    return best_step(reports).step if graded else step

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from itertools import count
 from typing import Any
 
 from skyfleet.algorithms.credit import advantage_metrics, assign_credit
+from skyfleet.algorithms.filters import Kept
 from skyfleet.metrics.episodes import episode_metrics
 from skyfleet.metrics.rewards import reward_metrics, trained_reward_metrics
 from skyfleet.rollouts.collect import collect
@@ -16,6 +18,8 @@ from skyfleet.trainer.saving import save
 from skyfleet.trainer.warm_start import warm_start
 from skyfleet.trajectories.archive import train_path, write_groups
 from skyfleet.trajectories.trajectory import Group
+
+BATCH_STRIDE = 100_000  # steps: more than a run has, so that no two batches draw alike
 
 
 async def train(run: Run) -> None:
@@ -44,28 +48,38 @@ def _place(run: Run) -> tuple[Mapping[str, Any], dict[str, float]]:
 
 
 async def train_step(run: Run, step: int) -> None:
-    tasks = run.sampler.draw()
     with run.log.timed("rollout"):
-        groups = await collect(
-            tasks,
+        groups, kept = await play(run, step)
+    write_groups(train_path(run.folder / "trajectories", step), groups)
+    for group in groups:
+        run.sampler.observe(group.task_key, passed=group.n_passed, failed=group.n_failed)
+    await learn(run, groups, kept)
+    run.state.step = step
+
+
+async def play(run: Run, step: int) -> tuple[list[Group], Kept]:
+    """One batch, or as many as it takes until there is enough to learn from."""
+    groups: list[Group] = []
+    for batch in count():
+        groups += await collect(
+            run.sampler.draw(),
             run.open_env,
-            run.policy(step),
+            # A task that is drawn again in the same step is tried with other tokens.
+            run.policy(step + batch * BATCH_STRIDE),
             run.limits,
             n_samples=run.n_samples,
             max_concurrent=run.max_concurrent,
         )
-    write_groups(train_path(run.folder / "trajectories", step), groups)
-    for group in groups:
-        run.sampler.observe(group.task_key, passed=group.n_passed, failed=group.n_failed)
-    await learn(run, groups)
-    run.state.step = step
+        kept = run.sift(groups)
+        if not kept.wants_more:
+            break
+    return groups, kept
 
 
-async def learn(run: Run, groups: Sequence[Group]) -> None:
+async def learn(run: Run, groups: Sequence[Group], kept: Kept) -> None:
     run.log.add(reward_metrics(groups) | episode_metrics(groups))
-    kept = run.sift(groups)
     run.log.add(trained_reward_metrics(kept.groups))
-    run.log.add({f"filter/{reason}": float(count) for reason, count in kept.dropped.items()})
+    run.log.add({f"filter/{reason}": float(number) for reason, number in kept.dropped.items()})
     samples = assign_credit(kept.groups, run.estimate, mask_unfinished=run.mask_unfinished)
     run.log.add(advantage_metrics(samples))
     if samples:
@@ -87,6 +101,6 @@ async def finish_step(run: Run) -> None:
     run.log.add({"trainer/global_step": float(step), "trainer/epoch": float(run.sampler.epoch)})
     run.log.commit(step)
     run.state.logged_step = step
-    if run.schedule.saves_at(step) or step == 0:
+    if run.schedule.saves_at(step) or step == 0 or step == run.state.best_step:
         with run.log.timed("save_checkpoints"):
             save(run)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,9 +15,9 @@ from skyfleet.learner.learner import Learner
 from skyfleet.rollouts.conversation import Policy
 from skyfleet.rollouts.limits import Limits
 from skyfleet.tasks.sampling import Sampler
-from skyfleet.tasks.task import Task
 from skyfleet.tracking.console import ConsoleTracker
 from skyfleet.tracking.step_log import StepLog
+from skyfleet.trainer.evals import Evals
 from skyfleet.trainer.schedule import Schedule
 from skyfleet.trainer.state import TrainerState
 from skyfleet.trajectories.trajectory import Group
@@ -32,14 +32,12 @@ class Run:
     schedule: Schedule
     state: TrainerState
     sampler: Sampler
-    eval_sets: Mapping[str, Sequence[Task]]
+    evals: Evals
     open_env: EnvFactory
     policy: Callable[[int], Policy]
     """The policy as it samples at a given step: the same step draws the same tokens."""
-    eval_policy: Policy
     limits: Limits
     n_samples: int
-    eval_n_samples: int
     max_concurrent: int
     """Episodes at once."""
     sift: Callable[[Sequence[Group]], Kept]

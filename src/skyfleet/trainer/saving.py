@@ -23,7 +23,7 @@ def save(run: Run) -> Checkpoint:
         parts(run),
         max_to_keep=run.schedule.max_ckpts_to_keep,
         # The policy before reinforcement is what every later one is compared with.
-        protect=(0,),
+        protect=(0, run.state.best_step),
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from skyfleet.analysis.html.page import write_report
+from skyfleet.analysis.run_folder import open_run
 from skyfleet.checkpoints.checkpoint import Checkpoint, JsonPart
 from skyfleet.checkpoints.resume import find_checkpoint, load_checkpoint
 from skyfleet.config.explain import as_yaml, diff
@@ -22,6 +24,8 @@ from skyfleet.trainer.saving import load
 from skyfleet.trainer.state import TrainerState
 
 logger = logging.getLogger(__name__)
+
+REPORT = "report.html"
 
 # What may change between the sessions of one run: how long, how often, and who is told.
 FREE_KEYS = (
@@ -55,9 +59,11 @@ async def run_training(config: RunConfig) -> str | None:
             load(run, checkpoint)
             run.console.note(f"resuming {config.trainer.run_name} from {checkpoint.folder}")
         await train(run)
-        return conclude(run)
+        table = conclude(run)
     finally:
         run.log.close()
+    write_report([open_run(folder)], folder / REPORT)
+    return table
 
 
 def _refuse_later_checkpoints(config: RunConfig, checkpoint: Checkpoint) -> None:
@@ -96,7 +102,7 @@ def prepare_folder(config: RunConfig, folder: Path, *, resumed: bool) -> None:
 
 def conclude(run: Run) -> str | None:
     """Compare every set before training with the same set now; the table is also kept."""
-    comparisons = [c for name in run.eval_sets if (c := _compared(run, name))]
+    comparisons = [c for name in run.evals.sets if (c := _compared(run, name))]
     if not comparisons:
         return None
     table = comparison_table(comparisons)

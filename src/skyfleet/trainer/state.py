@@ -14,6 +14,8 @@ class TrainerState:
     warm_start_step: int = 0
     logged_step: int = -1
     """The last row in the metrics; 0 is the evaluation before training."""
+    best_step: int = 0
+    """Of those evaluated."""
     pending_metrics: dict[str, float] = field(default_factory=dict)
     """What an interrupted step had measured before it could be logged."""
 
