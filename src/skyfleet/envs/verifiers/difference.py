@@ -12,6 +12,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from skyfleet.envs.verifiers.frozen import remembered, same_bytes
+
 Kind = Literal["insert", "modify", "delete"]
 Spec = Mapping[str, Any]
 """A change as verifiers write it: table, pk, type, and fields or resulting_fields."""
@@ -59,14 +61,20 @@ class Difference:
         after: sqlite3.Connection,
         ignore_config: IgnoreConfig | None = None,
     ) -> None:
+        self.changes: tuple[Change, ...] = ()
+        self._tables = table_names(before)
+        if same_bytes(before, after):
+            return
         ignore = ignore_config or IgnoreConfig()
-        self._tables = table_names(before) | table_names(after)
+        self._tables = self._tables | table_names(after)
         self.changes = tuple(
             change
             for table in sorted(self._tables)
             if not ignore.should_ignore_table(table)
             if not _untouched(before, after, table)
-            for change in _compare(table, _read(before, table), _read(after, table), ignore)
+            for change in _compare(
+                table, remembered(before, _read, table), _read(after, table), ignore
+            )
         )
 
     def expect_exactly(self, expected_changes: Sequence[Spec]) -> Difference:
@@ -134,7 +142,11 @@ class Difference:
 
 
 def table_names(connection: sqlite3.Connection) -> set[str]:
-    query = "select name from sqlite_master where type = 'table' and name not like 'sqlite_%'"
+    return remembered(connection, _table_names, "sqlite_master")
+
+
+def _table_names(connection: sqlite3.Connection, catalogue: str) -> set[str]:
+    query = f"select name from {catalogue} where type = 'table' and name not like 'sqlite_%'"
     return {name for (name,) in connection.execute(query)}
 
 
@@ -153,10 +165,14 @@ class _Rows:
 def _untouched(before: sqlite3.Connection, after: sqlite3.Connection, table: str) -> bool:
     """Most tables are: two equal lists of rows need no keys and no names."""
     try:
-        one, other = (c.execute(f'select * from "{table}"') for c in (before, after))
+        return remembered(before, _listed, table) == remembered(after, _listed, table)
     except sqlite3.OperationalError:
         return False  # it is in one of the two only
-    return one.description == other.description and one.fetchall() == other.fetchall()
+
+
+def _listed(connection: sqlite3.Connection, table: str) -> tuple[object, list[tuple[Any, ...]]]:
+    cursor = connection.execute(f'select * from "{table}"')
+    return cursor.description, cursor.fetchall()
 
 
 def _read(connection: sqlite3.Connection, table: str) -> _Rows:

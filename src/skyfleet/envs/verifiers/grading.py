@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import atexit
 import sqlite3
-from contextlib import closing
 from functools import cache
 
+from skyfleet.envs.verifiers.frozen import frozen_state
 from skyfleet.envs.verifiers.jail import Jail
-from skyfleet.envs.verifiers.running import BrokenVerifierError, load_state, run_verifier
+from skyfleet.envs.verifiers.running import BrokenVerifierError, run_verifier
 from skyfleet.envs.verifiers.writing import written_here
 from skyfleet.errors import VerifierError
 from skyfleet.tasks.grade import Grade
@@ -43,15 +43,14 @@ async def grade_state(
     again, unless the source is such that it never runs.
     """
     if written_here(code):
-        with closing(load_state(seed)) as before:
-            return run_verifier(
-                code,
-                before,
-                current,
-                final_answer,
-                conversation=conversation,
-                partial_credit=partial_credit,
-            )
+        return run_verifier(
+            code,
+            frozen_state(seed),
+            current,
+            final_answer,
+            conversation=conversation,
+            partial_credit=partial_credit,
+        )
     jail, image = jail or shared_jail(), current.serialize()
     while True:
         try:

@@ -1,0 +1,49 @@
+"""FrozenState: a database that nobody can change, so what was read of it once need not be again."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class FrozenState(sqlite3.Connection):
+    """Remembers answers as long as it lives."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.known: dict[object, Any] = {}
+        self.image = b""
+
+
+@lru_cache(maxsize=256)
+def frozen_state(image: bytes) -> FrozenState:
+    """The state of an image: the same one for everybody who asks, closed when long unasked for."""
+    state = sqlite3.connect(
+        ":memory:", isolation_level=None, check_same_thread=False, factory=FrozenState
+    )
+    state.deserialize(image)
+    state.image = image
+    state.execute("pragma query_only = on")
+    return state
+
+
+def same_bytes(before: sqlite3.Connection, after: sqlite3.Connection) -> bool:
+    """True: nothing changed. False may still mean that: it says nothing."""
+    return isinstance(before, FrozenState) and after.serialize() == before.image
+
+
+def remembered(
+    connection: sqlite3.Connection, ask: Callable[[sqlite3.Connection, str], T], about: str
+) -> T:
+    """What `ask(connection, about)` says; of a frozen state it is asked once."""
+    if not isinstance(connection, FrozenState):
+        return ask(connection, about)
+    key = (ask, about)
+    if key not in connection.known:
+        connection.known[key] = ask(connection, about)
+    answer: T = connection.known[key]
+    return answer

@@ -1,0 +1,66 @@
+"""A frozen state answers from memory, and what it remembers cannot become untrue."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import pytest
+
+from skyfleet.envs.verifiers.difference import Difference
+from skyfleet.envs.verifiers.frozen import frozen_state, same_bytes
+from skyfleet.envs.verifiers.running import load_state
+
+
+def image(*names: str) -> bytes:
+    connection = sqlite3.connect(":memory:")
+    connection.execute("create table users (id integer primary key, name text)")
+    connection.execute("create table empty (id integer primary key)")
+    connection.executemany("insert into users (name) values (?)", [(name,) for name in names])
+    connection.commit()
+    return connection.serialize()
+
+
+def test_the_same_image_is_the_same_state() -> None:
+    assert frozen_state(image("ada")) is frozen_state(image("ada"))
+    assert frozen_state(image("ada")) is not frozen_state(image("bob"))
+
+
+def test_nobody_can_write_to_it() -> None:
+    with pytest.raises(sqlite3.OperationalError, match="readonly"):
+        frozen_state(image("ada")).execute("insert into users (name) values ('eve')")
+
+
+def test_bytes_that_are_the_same_are_no_difference() -> None:
+    before, after = frozen_state(image("ada")), load_state(image("ada"))
+    after.execute("select * from users").fetchall()
+    assert same_bytes(before, after)
+    assert Difference(before, after).changes == ()
+
+
+@pytest.mark.parametrize(
+    ("sql", "said"),
+    [
+        ("insert into users (name) values ('eve')", ["insert users 2: id=2, name='eve'"]),
+        ("update users set name = 'eve'", ["modify users 1: name='eve'"]),
+        ("delete from users", ["delete users 1: id=1, name='ada'"]),
+        ("create table more (id integer)", []),
+        ("insert into empty values (7)", ["insert empty 7: id=7"]),
+    ],
+)
+def test_what_is_remembered_of_one_comparison_is_right_in_the_next(
+    sql: str, said: list[str]
+) -> None:
+    before = frozen_state(image("ada"))
+    for _ in range(2):
+        after = load_state(image("ada"))
+        after.execute(sql)
+        assert list(map(str, Difference(before, after).changes)) == said
+        plain = Difference(load_state(image("ada")), after)
+        assert list(map(str, plain.changes)) == said
+
+
+def test_a_row_that_was_taken_out_and_put_back_is_no_change() -> None:
+    after = load_state(image("ada", "bob"))
+    after.execute("delete from users where id = 1")
+    after.execute("insert into users values (1, 'ada')")
+    assert Difference(frozen_state(image("ada", "bob")), after).changes == ()
