@@ -23,13 +23,21 @@ def test_a_key_is_explained_with_its_bounds_default_and_other_spelling() -> None
     )
 
 
-def test_a_section_lists_its_keys_and_nothing_lists_all() -> None:
+def test_a_section_lists_its_keys_with_their_meanings_and_nothing_lists_all() -> None:
     assert explain("trainer.algorithm.kl_ctrl").splitlines() == [
         "trainer.algorithm.kl_ctrl.type: fixed | adaptive = fixed",
         "trainer.algorithm.kl_ctrl.kl_target: float, above 0 = 0.1",
+        "    Where adaptive steers the KL of a token.",
         "trainer.algorithm.kl_ctrl.horizon: int, at least 1 = 10000",
+        "    Sequences over which the adaptive coefficient reacts.",
     ]
-    assert len(explain().splitlines()) == len(known_keys())
+    keys = [line for line in explain().splitlines() if not line.startswith(" ")]
+    assert len(keys) == len(known_keys())
+
+
+def test_a_misspelt_section_is_answered_with_the_section() -> None:
+    with pytest.raises(ConfigError, match=r"did you mean trainer\.algorithm\?"):
+        explain("trainer.algoritm")
 
 
 def test_a_refused_key_is_explained_and_an_unknown_one_is_an_error() -> None:

@@ -33,6 +33,21 @@ def test_a_summary_says_what_is_there() -> None:
     assert summary({"eval/all/pass_at_1": 1.0}) == ""
 
 
+def test_a_step_that_taught_nothing_says_so() -> None:
+    assert summary({"loss/num_samples": 0.0, "timing/rollout": 2.0}) == (
+        "nothing to learn from  rollout 2.0 s"
+    )
+    assert summary({"loss/num_samples": 8.0}) == ""
+
+
+def test_a_resumed_phase_counts_on_from_where_it_stood() -> None:
+    stream = io.StringIO()
+    with ConsoleTracker(stream=stream).progress("warm start", 10, done=8) as advance:
+        advance()
+        advance()
+    assert stream.getvalue().splitlines()[-1] == "warm start 10/10"
+
+
 def test_elsewhere_than_on_a_terminal_every_step_is_a_line() -> None:
     stream, clock = io.StringIO(), Clock()
     tracker = ConsoleTracker(total_steps=10, done_steps=4, stream=stream, clock=clock)

@@ -10,7 +10,7 @@ import typer
 
 from skyfleet.cli.agents import Agent, CheckpointPath, policy_of
 from skyfleet.cli.arguments import DryRun, Words, config_from, show_plan
-from skyfleet.errors import TaskError
+from skyfleet.errors import ConfigError, TaskError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,6 +36,10 @@ def rollout_command(
 
     from skyfleet.trainer.sources import load_sources
 
+    if not words and agent == "policy" and checkpoint is None:
+        raise ConfigError(
+            "nobody to play: give a configuration file, --checkpoint FOLDER, or --agent oracle"
+        )
     config = config_from(words)
     tasks = [t for t in load_sources([source], key="SOURCE") if key in (None, t.key)]
     if not tasks:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import yaml
@@ -26,13 +27,13 @@ spelling; the other spelling of a key is read too. `${…}` follows another key.
 
 
 def explain(key: str = "") -> str:
-    """A key's type, default, bounds and meaning; a section's keys, one a line; "" lists all."""
+    """A key's type, default, bounds and meaning; all of a section's keys; "" lists every one."""
     name = ".".join(our_spelling(tuple(key.split("."))))
     known = known_keys()
     if name in known:
         return _paragraph(known[name])
     if below := [known[child] for child in known if not name or child.startswith(f"{name}.")]:
-        return "\n".join(map(_line, below))
+        return "\n".join(map(_line_with_meaning, below))
     if reason := refusal(name):
         return f"{key} is not supported: {reason}"
     raise ConfigError(f"{key} is unknown; {nearest(key)}")
@@ -92,6 +93,10 @@ def _flat(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 def _line(key: Key) -> str:
     return f"{key.name}: {_takes(key)} = {_written(key.default)}"
+
+
+def _line_with_meaning(key: Key) -> str:
+    return "\n".join(filter(None, (_line(key), indent(key.meaning, "    "))))
 
 
 def _paragraph(key: Key) -> str:

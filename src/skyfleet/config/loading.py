@@ -96,7 +96,9 @@ def _at_and_above(path: reading.Path) -> list[str]:
 
 def nearest(name: str) -> str:
     """A question or a pointer for someone who wrote a key that does not exist."""
-    every = [*known_keys(), *SPELLINGS]
+    keys = [*known_keys(), *SPELLINGS]
+    sections = {key.rsplit(".", depth)[0] for key in keys for depth in range(1, key.count("."))}
+    every = [*keys, *sorted(sections)]
     # A right name in a wrong place says more than a similar one in the right place.
     displaced = [key for key in every if key.split(".")[-1] == name.split(".")[-1]]
     near = get_close_matches(name, displaced, n=1, cutoff=0) or get_close_matches(name, every, n=1)

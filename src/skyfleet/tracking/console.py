@@ -44,9 +44,9 @@ class ConsoleTracker:
         self._screen.note(text)
 
     @contextmanager
-    def progress(self, name: str, total: int) -> Iterator[Callable[[], None]]:
+    def progress(self, name: str, total: int, *, done: int = 0) -> Iterator[Callable[[], None]]:
         """`with console.progress("warm start", 64) as advance:` and `advance()` after each."""
-        phase = _Phase(name, total=total, clock=self._clock)
+        phase = _Phase(name, total=total, done=done, clock=self._clock)
         self._screen.open(phase)
 
         def advance() -> None:
@@ -63,7 +63,10 @@ class ConsoleTracker:
 
 
 def summary(metrics: Mapping[str, float]) -> str:
-    """`reward 0.412  pass@4 0.500  rollout 12.1 s  learn 3.0 s`, or as much of it as there is."""
+    """`reward 0.412  pass@4 0.500  rollout 12.1 s  learn 3.0 s`, or as much of it as there is.
+
+    A step in which no attempts could be told apart says so.
+    """
     words = []
     if "reward/avg_raw_reward" in metrics:
         words.append(f"reward {metrics['reward/avg_raw_reward']:.3f}")
@@ -72,6 +75,8 @@ def summary(metrics: Mapping[str, float]) -> str:
         for key, value in metrics.items()
         if key.startswith(PASS_AT)
     ]
+    if metrics.get("loss/num_samples") == 0:
+        words.append("nothing to learn from")
     words += [
         f"{phase} {metrics[f'timing/{phase}']:.1f} s"
         for phase in ("rollout", "learn")

@@ -11,10 +11,10 @@ from skyfleet.trainer.run import Run
 
 
 async def warm_start(run: Run) -> None:
-    total = run.schedule.warm_start_steps
-    if run.state.warm_start_step >= total:
+    total, done = run.schedule.warm_start_steps, run.state.warm_start_step
+    if done >= total:
         return
-    with run.console.progress("warm start", total - run.state.warm_start_step) as advance:
+    with run.console.progress("warm start", total, done=done) as advance:
         while run.state.warm_start_step < total:
             # Where Ctrl-C is heard: before a step, so that the last one's numbers are never lost.
             await asyncio.sleep(0)
