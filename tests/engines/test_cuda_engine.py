@@ -117,12 +117,27 @@ async def test_who_does_not_fit_waits_and_loses_nothing() -> None:
     assert [c.token_ids for c in said] == [c.token_ids for c in alone]
 
 
-async def test_a_sequence_larger_than_the_memory_is_an_error_not_a_hang() -> None:
+async def test_a_sequence_larger_than_the_memory_is_refused_alone() -> None:
     decoder = small_decoder()
     width = decoder.n_layers * 2 * decoder.n_kv_heads * decoder.head_dim * 4 * 16
-    with pytest.raises(EngineError, match="do not fit in the engine's memory"):
-        async with asyncio.timeout(20):
-            await engine(decoder, memory_bytes=3 * width).generate(PROMPT, SAMPLING, session="s")
+    tight = engine(decoder, memory_bytes=3 * width)
+    small = asyncio.ensure_future(tight.generate(PROMPT[:20], SAMPLING, session="t"))
+    for prompt in (PROMPT, PROMPT * 3):
+        with pytest.raises(EngineError, match="do not fit in the engine's memory"):
+            await tight.generate(prompt, SAMPLING, session="s")
+    assert len((await small).token_ids) == 12
+
+
+async def test_after_an_error_in_a_round_the_engine_still_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    speaker = engine()
+    with monkeypatch.context() as broken:
+        broken.setattr(speaker._slots, "decode", lambda *a, **k: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            await speaker.generate(PROMPT, SAMPLING, session="s")
+    assert speaker._pool.n_available == speaker._pool.n_pages
+    assert len((await speaker.generate(PROMPT, SAMPLING, session="s")).token_ids) == 12
 
 
 async def test_a_cancelled_turn_gives_its_slot_and_pages_back() -> None:

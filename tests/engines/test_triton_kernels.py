@@ -95,6 +95,7 @@ def test_speaking(vocabulary: int) -> None:
     torch.manual_seed(0)
     logits = 4 * torch.randn(6, vocabulary, device="cuda")
     logits[5, : vocabulary // 2] = -torch.inf
+    logits[5, -2:] = 100.0  # slot 2 is greedy, and two tokens are as likely
     slots = torch.tensor([7, 0, 3, 4, 1, 2], device="cuda", dtype=torch.int32)
 
     def spoken(kernels: object) -> dict[str, Tensor]:

@@ -105,7 +105,7 @@ async def test_a_grade_that_is_none_is_unknown_not_zero() -> None:
     ("place", "expected"),
     [
         ("open", (Ending.FAILED, None, "EnvError", f"opening counter: OvertimeError: {OVERTIME}")),
-        ("reset", (Ending.TIMEOUT, 0.0, "OvertimeError", OVERTIME)),
+        ("reset", (Ending.FAILED, None, "EnvError", f"reset: {OVERTIME}")),
         ("step", (Ending.TIMEOUT, 0.0, "OvertimeError", OVERTIME)),
         ("grade", (Ending.DONE, None, "VerifierError", f"grade: OvertimeError: {OVERTIME}")),
     ],

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from skyfleet.chat.completion import Completion, Finish
+from skyfleet.chat.completion import Completion
 from skyfleet.engines.cache import BLOCK, CachedAttention, KeyValueCache, Row, Segment
 from skyfleet.engines.drawing import draw, randomness_of
 from skyfleet.engines.sampling import SamplingParams
-from skyfleet.engines.stopping import said_stop
+from skyfleet.engines.stopping import finish_of
 from skyfleet.errors import EngineError
 from skyfleet.models.decoder import Decoder
 
@@ -224,7 +224,7 @@ class EmbeddedEngine:
     def _say(self, request: _Request, token: int, logprob: float) -> None:
         request.token_ids.append(token)
         request.logprobs.append(logprob)
-        finish = self._finish(request, token)
+        finish = finish_of(request.sampling, request.sampled, self._decode_text)
         if finish is None:
             return
         self._running.remove(request)
@@ -236,16 +236,6 @@ class EmbeddedEngine:
                 policy_version=request.policy_version,
             )
         )
-
-    def _finish(self, request: _Request, token: int) -> Finish | None:
-        sampling = request.sampling
-        if token in sampling.stop_token_ids:
-            return "stop"
-        if sampling.stop and said_stop(sampling.stop, request.sampled, self._decode_text):
-            return "stop"
-        if len(request.logprobs) >= sampling.max_generate_length:
-            return "length"
-        return None
 
     def _drop_cache(self) -> None:
         """Requests that run go on after they have been read again."""

@@ -1,14 +1,27 @@
-"""Stopping: whether a turn has said one of its stop strings."""
+"""Stopping: whether a turn is over, asked after every token."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from skyfleet.chat.completion import Finish
+from skyfleet.engines.sampling import SamplingParams
+
+
+def finish_of(
+    sampling: SamplingParams, sampled: Sequence[int], decode_text: Callable[[Sequence[int]], str]
+) -> Finish | None:
+    """How the turn ended with its last token; None: it goes on."""
+    if sampled[-1] in sampling.stop_token_ids:
+        return "stop"
+    if sampling.stop and said_stop(sampling.stop, sampled, decode_text):
+        return "stop"
+    return "length" if len(sampled) >= sampling.max_generate_length else None
+
 
 def said_stop(
     stops: Sequence[str], sampled: Sequence[int], decode_text: Callable[[Sequence[int]], str]
 ) -> bool:
-    """Whether the last token completed one of `stops`; asked after every token."""
     # A token is at least a byte, so a stop string of n bytes ends within the last n tokens.
     n_bytes = max(len(stop.encode()) for stop in stops)
     # A few more, because some tokenizers strip what they decode first.

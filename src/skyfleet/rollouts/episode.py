@@ -96,6 +96,9 @@ async def _play_in_time(
             episode.conversation = policy(task, episode.opening, f"{task.key}/{sample}")
             episode.ending = await _play(env, episode.conversation, limits, episode.turns)
     except OvertimeError as error:
+        if episode.conversation is None:
+            # Nobody has played yet: there is nothing to grade, and a zero would be a lie.
+            raise EnvError(f"reset: {error}") from None
         episode.ending, episode.failure = Ending.TIMEOUT, Failure.of(error)
 
 

@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from time import monotonic
 from types import TracebackType
 
 from skyfleet.trajectories.entry import COLUMNS, Entry, index_path, index_values
@@ -26,6 +27,8 @@ logger = logging.getLogger(__name__)
 SUFFIX = ".jsonl.gz"
 _MEMBER_BYTES = 256 * 1024
 """Of text; what has to be unpacked to read one episode."""
+_FLUSH_SECONDS = 5.0
+"""After so long an episode can be read, and outlives the process."""
 
 
 def train_path(folder: Path, step: int) -> Path:
@@ -54,6 +57,7 @@ class EpisodeWriter:
         self._lines: list[bytes] = []
         self._pending: list[Trajectory] = []
         self._pending_bytes = 0
+        self._flushed_at = monotonic()
 
     def add(self, trajectory: Trajectory) -> None:
         # ASCII, because a model may put half a surrogate pair into its arguments.
@@ -61,7 +65,8 @@ class EpisodeWriter:
         self._lines.append(line)
         self._pending.append(trajectory)
         self._pending_bytes += len(line)
-        if self._pending_bytes >= _MEMBER_BYTES:
+        waited_seconds = monotonic() - self._flushed_at
+        if self._pending_bytes >= _MEMBER_BYTES or waited_seconds >= _FLUSH_SECONDS:
             self.flush()
 
     def flush(self) -> None:
@@ -75,6 +80,7 @@ class EpisodeWriter:
             self._index.write(json.dumps([*index_values(trajectory), offset, line]) + "\n")
         self._index.flush()
         self._lines, self._pending, self._pending_bytes = [], [], 0
+        self._flushed_at = monotonic()
 
     def __enter__(self) -> EpisodeWriter:
         return self

@@ -19,7 +19,7 @@ from skyfleet.engines.cuda.request import Request
 from skyfleet.engines.cuda.slots import MOST_STEPS, N_STOPS, Slots
 from skyfleet.engines.drawing import randomness_of
 from skyfleet.engines.sampling import SamplingParams
-from skyfleet.engines.stopping import said_stop
+from skyfleet.engines.stopping import finish_of
 from skyfleet.errors import EngineError
 from skyfleet.models.decoder import Decoder
 
@@ -81,6 +81,12 @@ class CudaEngine:
                 f"session {session}: {len(token_ids)} prompt tokens + max_generate_length="
                 f"{sampling.max_generate_length} exceed the engine's {self._capacity}"
             )
+        longest = min(self._capacity, len(token_ids) + sampling.max_generate_length + 1)
+        if pages_for(longest) > self._pool.n_pages:
+            raise EngineError(
+                f"session {session}: {longest} tokens do not fit in the engine's memory; lower "
+                "generator.max_input_length or raise generator.gpu_memory_utilization"
+            )
         if len(sampling.stop_token_ids) > N_STOPS:
             raise EngineError(f"{len(sampling.stop_token_ids)} stop tokens; give at most {N_STOPS}")
         randomness = randomness_of(sampling.seed, session, len(token_ids))
@@ -113,10 +119,13 @@ class CudaEngine:
             while self._waiting or self._running:
                 await self._round()
         except BaseException as error:
-            for request in (*self._waiting, *self._running):
+            failed = [*self._waiting, *self._running]
+            self._waiting = []
+            for request in list(self._running):
+                self._leave(request)
+            for request in failed:
                 if not request.future.done():
                     request.future.set_exception(error)
-            self._waiting, self._running = [], []
             if not isinstance(error, Exception):
                 raise
 
@@ -234,13 +243,8 @@ class CudaEngine:
                     request.pages += fresh
                     self._table[request.slot, : len(request.pages)] = request.pages
                     break
-                last = left.pop()
-                if last is request and len(self._running) == 1:
-                    raise EngineError(
-                        f"session {request.session}: {n_tokens} tokens do not fit in the engine's "
-                        "memory; lower generator.max_input_length or raise gpu_memory_utilization"
-                    )
-                self._put_back(last)
+                # Never the only one: whoever would not fit alone was refused at the door.
+                self._put_back(left.pop())
         self._slots.table.copy_(torch.from_numpy(self._table), non_blocking=True)
         self._let_rest()
 
@@ -261,20 +265,10 @@ class CudaEngine:
                 request.token_ids.append(token)
                 request.logprobs.append(logprob)
                 self.tokens_computed += 1
-                if finish := self._finish(request, token):
+                if finish := finish_of(request.sampling, request.sampled, self._decode_text):
                     self._end(request, finish)
                     break
             request.n_read = len(request.token_ids) - 1
-
-    def _finish(self, request: Request, token: int) -> Finish | None:
-        sampling = request.sampling
-        if token in sampling.stop_token_ids:
-            return "stop"
-        if sampling.stop and said_stop(
-            sampling.stop, request.token_ids[request.n_prompt :], self._decode_text
-        ):
-            return "stop"
-        return "length" if request.n_left == 0 else None
 
     def _end(self, request: Request, finish: Finish) -> None:
         request.n_read = len(request.token_ids) - 1
@@ -282,14 +276,7 @@ class CudaEngine:
         self._publish(request)
         self._leave(request)
         if not request.future.done():
-            request.future.set_result(
-                Completion(
-                    token_ids=tuple(request.token_ids[request.n_prompt :]),
-                    logprobs=tuple(request.logprobs),
-                    finish=finish,
-                    policy_version=request.policy_version,
-                )
-            )
+            request.future.set_result(request.completion(finish))
 
     def _publish(self, request: Request) -> None:
         """Others may share every page that is full and computed."""

@@ -16,6 +16,8 @@ PAGE = 16
 class PagePool:
     def __init__(self, n_pages: int) -> None:
         # Page 0 is nobody's: slots that rest write there.
+        self.n_pages = n_pages - 1
+        """That can be held."""
         self._free = list(range(n_pages - 1, 0, -1))
         self._holders = [0] * n_pages
         self._digest: dict[int, int] = {}

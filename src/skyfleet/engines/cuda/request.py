@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from skyfleet.chat.completion import Completion
+from skyfleet.chat.completion import Completion, Finish
 from skyfleet.engines.cuda.pages import PAGE
 from skyfleet.engines.sampling import SamplingParams
 
@@ -36,6 +36,10 @@ class Request:
     """Its prompt has been read."""
 
     @property
+    def sampled(self) -> list[int]:
+        return self.token_ids[self.n_prompt :]
+
+    @property
     def n_left(self) -> int:
         """Tokens it may still say."""
         return self.sampling.max_generate_length - len(self.logprobs)
@@ -49,3 +53,11 @@ class Request:
     def beginning(self) -> int:
         """What it can share with siblings; unlike anyone's where that is nothing."""
         return self.digests[self.n_shareable - 1] if self.n_shareable else id(self)
+
+    def completion(self, finish: Finish) -> Completion:
+        return Completion(
+            token_ids=tuple(self.sampled),
+            logprobs=tuple(self.logprobs),
+            finish=finish,
+            policy_version=self.policy_version,
+        )

@@ -218,7 +218,8 @@ def _speak_kernel(
     )
     said = tl.load(said_ptr + slot)
     uniform = tl.load(uniforms_ptr + slot.to(tl.int64) * uniforms_width + said)
-    target = (uniform * total_all).to(tl.float32)
+    # Of several likeliest tokens greed takes the first, as argmax does.
+    target = tl.where(greedy, 0.0, (uniform * total_all).to(tl.float32))
     before = 0.0
     token = -1
     last = 0
