@@ -30,6 +30,10 @@ class CheckpointError(SkyfleetError, RuntimeError):
     """A checkpoint is absent, partial, or from another run."""
 
 
+class SentinelError(SkyfleetError, RuntimeError):
+    """Something that must be true in every step was not."""
+
+
 class MissingExtraError(SkyfleetError, ImportError):
     """An optional package is not installed."""
 

@@ -14,7 +14,7 @@ from skyfleet.envs.worlds.catalog import tasks_from_source, world_tasks
 from skyfleet.errors import ConfigError, ModelError, SkyfleetError, TaskError
 from skyfleet.tasks.loading import write_tasks
 from skyfleet.trainer.session import run_training
-from skyfleet.trainer.tasks import training_tasks
+from skyfleet.trainer.tasks import check_apart, training_tasks
 
 
 async def refusal(folder: Path, *overrides: str) -> SkyfleetError:
@@ -122,3 +122,21 @@ async def test_a_demonstration_longer_than_an_episode_may_be_is_refused(tmp_path
 async def test_what_cannot_run_yet_is_said_at_once(tmp_path: Path) -> None:
     error = await refusal(tmp_path, "generator.backend=vllm")
     assert str(error).startswith("generator.backend='vllm' does not run in this version")
+
+
+def test_what_is_trained_on_measures_nothing_unless_it_is_meant_to() -> None:
+    train = world_tasks("github", split="all", count=60)
+    unseen = world_tasks("github", split="unseen_tasks", count=30)
+    n_shared = len({task.key for task in train} & {task.key for task in unseen})
+    with pytest.raises(ConfigError) as caught:
+        check_apart(train, {"far": [], "near": unseen}, allow=False)
+    assert n_shared > 0
+    assert str(caught.value).startswith(
+        f"data.val_data.near holds {n_shared} of its 30 tasks, such as 'github-"
+    )
+    assert "or set data.allow_overlap=true" in str(caught.value)
+    check_apart(train, {"near": unseen}, allow=True)
+    check_apart(world_tasks("github", split="train", count=60), {"near": unseen}, allow=False)
+    said_again = train[0].model_copy(update={"key": "other", "prompt": train[0].prompt.upper()})
+    with pytest.raises(ConfigError, match=r"data.val_data.val holds 1 of its 1 tasks.*'other'"):
+        check_apart(train, {"val": [said_again]}, allow=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from tests.fakes.small_runs import rows, small_config
 from skyfleet.config.loading import load_config_file
 from skyfleet.envs import registry
 from skyfleet.envs.worlds.catalog import world_tasks
+from skyfleet.evaluation.best import Best
+from skyfleet.evaluation.report import EvalReport
+from skyfleet.trainer import evaluating, session
 from skyfleet.trainer.session import run_training
 from skyfleet.trajectories.archive import read_trajectories
 from skyfleet.trajectories.trajectory import Ending
@@ -54,6 +58,64 @@ async def test_a_run_leaves_its_configuration_metrics_episodes_checkpoints_and_r
     assert "<h1" in (tmp_path / "report.html").read_text()
     dumped = tmp_path / "exports/dumped_evals/global_step_3_evals/unseen"
     assert {path.name for path in dumped.iterdir()} == {"github.jsonl", "aggregated_results.jsonl"}
+
+
+async def test_a_run_without_an_evaluation_set_trains_and_says_nothing_of_scores(
+    tmp_path: Path,
+) -> None:
+    assert await run_training(small_config(tmp_path, "data.val_data=[]")) is None
+    assert [row["step"] for row in rows(tmp_path)] == [0, 1, 2, 3]
+    assert "trainer/best_step" not in rows(tmp_path)[-1]
+
+
+async def test_the_best_step_is_logged_named_and_outlives_the_pruning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        evaluating, "best_step", lambda reports: Best(step=min(2, reports[-1].step), looks=())
+    )
+    table = await run_training(
+        small_config(
+            tmp_path,
+            "trainer.max_ckpts_to_keep=1",
+            "trainer.ckpt_interval=-1",
+            "trainer.eval_interval=1",
+        )
+    )
+    assert [row["trainer/best_step"] for row in rows(tmp_path)] == [0, 1, 2, 2]
+    assert table is not None
+    assert "Best step, by unseen: 2." in table
+    saved = {path.name for path in (tmp_path / "checkpoints").glob("global_step_*")}
+    assert saved == {"global_step_0", "global_step_2", "global_step_3"}
+
+
+async def test_the_best_step_is_not_forgotten_when_a_run_goes_on_with_another_interval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[list[int]] = []
+
+    def last(reports: Sequence[EvalReport]) -> Best:
+        looked.append([report.step for report in reports])
+        return Best(step=reports[-1].step, looks=())
+
+    monkeypatch.setattr(evaluating, "best_step", last)
+    await run_training(small_config(tmp_path))
+    await run_training(
+        small_config(tmp_path, "trainer.max_training_steps=5", "trainer.eval_interval=5")
+    )
+    assert looked[-1] == [0, 2, 3, 5]
+
+
+async def test_a_report_that_cannot_be_written_does_not_cost_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("no ink")
+
+    monkeypatch.setattr(session, "write_report", broken)
+    table = await run_training(small_config(tmp_path))
+    assert table is not None
+    assert "the report could not be written: no ink; try `skyfleet report" in caplog.text
 
 
 @pytest.mark.parametrize("world", ["open_moody"], indirect=True)

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field
 from skyfleet.config.algorithm import Algorithm
 from skyfleet.config.policy import Policy, Ref
 from skyfleet.config.section import PositiveOrMinusOne, Section, listed
+from skyfleet.config.sentinels import Sentinels
 
 Logger = Literal["console", "jsonl", "tensorboard", "wandb"]
 
@@ -50,6 +51,7 @@ class Trainer(Section):
     ref: Ref = Ref()
     algorithm: Algorithm = Algorithm()
     warm_start: WarmStart = WarmStart()
+    sentinels: Sentinels = Sentinels()
     placement: Placement = Placement()
     rope_scaling: RopeScaling | None = None
     strategy: Literal["single", "fsdp", "megatron"] = "single"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -13,6 +14,8 @@ from skyfleet.envs.registry import env_factory
 from skyfleet.errors import ConfigError
 from skyfleet.models.loading import check_model_path
 from skyfleet.rollouts.conversation import Policy
+from skyfleet.sentinels.loss_witness import LossWitness
+from skyfleet.sentinels.witness import Witness
 from skyfleet.tasks.curriculum_sampling import CurriculumSampler
 from skyfleet.tasks.sampling import Sampler, TaskSampler
 from skyfleet.tasks.task import Task
@@ -22,12 +25,13 @@ from skyfleet.tracking.tracker import make_trackers
 from skyfleet.trainer.assemble_evals import assemble_evals
 from skyfleet.trainer.assemble_learner import assemble_learner, estimate_of, sift_of
 from skyfleet.trainer.assemble_policy import assemble_speaker, sampling_of
+from skyfleet.trainer.assemble_watch import assemble_watch, still_metrics_of
 from skyfleet.trainer.demonstrations import demonstrate
 from skyfleet.trainer.limits import limits_of
 from skyfleet.trainer.run import Run
 from skyfleet.trainer.sources import load_sources
 from skyfleet.trainer.state import TrainerState
-from skyfleet.trainer.tasks import schedule_of, training_tasks
+from skyfleet.trainer.tasks import check_apart, schedule_of, training_tasks
 from skyfleet.weight_sync.sync import InProcessSync
 
 
@@ -50,6 +54,7 @@ async def assemble(
         name: load_sources(sources, key=f"data.val_data.{name}")
         for name, sources in config.data.eval_sets.items()
     }
+    check_apart(train_tasks, eval_sets, allow=config.data.allow_overlap)
     sampler: Sampler = (CurriculumSampler if trainer.curriculum else TaskSampler)(
         train_tasks,
         batch_size=trainer.train_batch_size,
@@ -69,7 +74,18 @@ async def assemble(
         else []
     )
     # Before a tracker opens a file: a loss or a reference may be named wrongly.
-    learner = assemble_learner(config, speaker, checkpoints / "global_step_0" / "policy")
+    witness, losses = Witness(speaker.engine), LossWitness()
+    learner = assemble_learner(
+        config, speaker, checkpoints / "global_step_0" / "policy", watched=losses.watched
+    )
+    watch = assemble_watch(
+        config,
+        speaker,
+        learner,
+        envs={task.env_key for task in train_tasks},
+        witness=witness,
+        losses=losses,
+    )
     sift, estimate = sift_of(config), estimate_of(config)
     trackers = make_trackers(
         ["console", "jsonl", *(n for n in trainer.logger if n not in ("console", "jsonl"))],
@@ -81,10 +97,13 @@ async def assemble(
         total_steps=schedule.total_steps,
     )
     console = next(t for t in trackers if isinstance(t, ConsoleTracker))
+    for key, why in still_metrics_of(config).items():
+        console.note(f"{key} {why}")
+    heard = replace(speaker, engine=witness)
 
     def policy(step: int) -> Policy:
         seed = trainer.seed * 1_000_003 + step
-        return speaker.policy(sampling_of(generator.sampling_params, seed=seed))
+        return heard.policy(sampling_of(generator.sampling_params, seed=seed))
 
     return Run(
         folder=Path(trainer.run_path),
@@ -105,6 +124,7 @@ async def assemble(
         learner=learner,
         engines=[speaker.engine],
         sync=InProcessSync(),
+        watch=watch,
         log=StepLog(*trackers),
         console=console,
         demonstrations=demonstrations,

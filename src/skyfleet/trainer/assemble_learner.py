@@ -42,13 +42,22 @@ from skyfleet.trainer.assemble_policy import Speaker, longest_episode
 from skyfleet.trajectories.trajectory import Group
 
 
-def assemble_learner(config: RunConfig, speaker: Speaker, reference_folder: Path) -> SingleLearner:
-    """`reference_folder` is where the policy before reinforcement is kept, for the KL term."""
+def assemble_learner(
+    config: RunConfig,
+    speaker: Speaker,
+    reference_folder: Path,
+    *,
+    watched: Callable[[LearnerSettings], LearnerSettings] = lambda settings: settings,
+) -> SingleLearner:
+    """`reference_folder` is where the policy before reinforcement is kept, for the KL term.
+
+    `watched` stands around what the learner computes with.
+    """
     algorithm = config.trainer.algorithm
     needs_reference = algorithm.use_kl_loss or algorithm.use_kl_in_reward
     return SingleLearner(
         speaker.decoder,
-        learner_settings(config),
+        watched(learner_settings(config)),
         make_reference=_reference_maker(config, speaker, reference_folder)
         if needs_reference
         else None,
@@ -87,7 +96,7 @@ def learner_settings(config: RunConfig) -> LearnerSettings:
         max_tokens_per_microbatch=trainer.max_tokens_per_microbatch
         if trainer.max_tokens_per_microbatch > 0
         else trainer.micro_train_batch_size_per_gpu * longest_episode(config),
-        truncated_sampling=sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0,
+        truncated_sampling=sampling.truncates,
         recompute_old_logprobs=algorithm.off_policy_correction.active,
         kl=kl_estimator(algorithm.kl_estimator_type) if algorithm.use_kl_loss else None,
         kl_loss_coef=algorithm.kl_loss_coef,
@@ -101,7 +110,7 @@ def estimate_of(config: RunConfig) -> Estimator:
     algorithm = config.trainer.algorithm
     changed = algorithm.advantage_batch_normalize or config.generator.step_wise_trajectories
     if changed and not algorithm.use_kl_in_reward:
-        return WholeBatch(partial(_credit, config))
+        return WholeBatch(credit=partial(_credit, config))
     return estimator_of(algorithm)
 
 
@@ -151,7 +160,11 @@ def _varied(config: RunConfig, groups: Sequence[Group], at_least: int) -> Kept:
     elif algorithm.zero_variance_filter:
         kept = drop_zero_variance(graded.groups, tolerance=tolerance)
     # Not `+`, which leaves out what was counted zero times.
-    return Kept(kept.groups, Counter({**graded.dropped, **kept.dropped}), kept.wants_more)
+    return Kept(
+        groups=kept.groups,
+        dropped=Counter({**graded.dropped, **kept.dropped}),
+        wants_more=kept.wants_more,
+    )
 
 
 def _credit(config: RunConfig, samples: Sequence[Sample]) -> list[Sample]:

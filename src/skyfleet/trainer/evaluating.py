@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from skyfleet.evaluation.baselines import Baseline, baseline_faults, measure_baselines
@@ -12,37 +12,53 @@ from skyfleet.evaluation.report import EvalReport
 from skyfleet.storage.local import write_atomically
 from skyfleet.tasks.task import Task
 from skyfleet.trainer.run import Run
-from skyfleet.trajectories.archive import eval_path, write_groups
+from skyfleet.trajectories.archive import EpisodeWriter, eval_path
+from skyfleet.trajectories.trajectory import Trajectory
 
 
 async def evaluate_all(run: Run, step: int) -> None:
-    evals = run.evals
-    total = sum(len(tasks) for tasks in evals.sets.values()) * evals.n_samples
+    if not run.evals.sets:
+        return
+    total = sum(len(tasks) for tasks in run.evals.sets.values()) * run.evals.n_samples
     with run.console.progress(f"evaluate at step {step}", total) as advance:
-        for name, tasks in evals.sets.items():
-            report, groups = await evaluate(
-                name,
-                tasks,
-                run.open_env,
-                evals.policy,
-                run.limits,
-                step=step,
-                n_samples=evals.n_samples,
-                max_concurrent=run.max_concurrent,
-                trained_envs=evals.trained_envs,
-                baselines=await _baselines(run, name, tasks),
-                on_finished=lambda _: advance(),
-            )
-            metrics = report.metrics("eval" if name == "val" else f"test-{name}")
-            write_groups(eval_path(run.folder / "trajectories", name, step), groups)
-            if evals.dump is not None:
-                evals.dump(name, step, groups, metrics)
-            path = report_path(run.folder, name, step)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, report.to_json())
-            run.log.add(metrics)
-    run.state.best_step = _best_step(run, step)
+        for name in run.evals.sets:
+            run.log.add(await _evaluate_set(run, name, step, advance))
+    run.state.evaluated_steps.append(step)
+    run.state.best_step = _best_step(run)
     run.log.add({"trainer/best_step": float(run.state.best_step)})
+
+
+async def _evaluate_set(
+    run: Run, name: str, step: int, advance: Callable[[], None]
+) -> dict[str, float]:
+    evals, tasks = run.evals, run.evals.sets[name]
+    baselines = await _baselines(run, name, tasks)
+    with EpisodeWriter(eval_path(run.folder / "trajectories", name, step)) as archive:
+
+        def keep(trajectory: Trajectory) -> None:
+            archive.add(trajectory)
+            advance()
+
+        report, groups = await evaluate(
+            name,
+            tasks,
+            run.open_env,
+            evals.policy,
+            run.limits,
+            step=step,
+            n_samples=evals.n_samples,
+            max_concurrent=run.max_concurrent,
+            trained_envs=evals.trained_envs,
+            baselines=baselines,
+            on_finished=keep,
+        )
+    metrics = report.metrics("eval" if name == "val" else f"test-{name}")
+    if evals.dump is not None:
+        evals.dump(name, step, groups, metrics)
+    path = report_path(run.folder, name, step)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, report.to_json())
+    return metrics
 
 
 def report_path(folder: Path, name: str, step: int) -> Path:
@@ -68,10 +84,13 @@ async def _baselines(run: Run, name: str, tasks: Sequence[Task]) -> Mapping[str,
     return evals.baselines[name]
 
 
-def _best_step(run: Run, step: int) -> int:
-    """By a test over all evaluations so far; what an abandoned future left is not among them."""
+def _best_step(run: Run) -> int:
+    """By a test over all evaluations of this run; the first named set decides."""
     deciding = next(iter(run.evals.sets))
-    steps = [at for at in range(step + 1) if run.schedule.evaluates_at(at)]
-    reports = [r for at in steps if (r := read_report(run.folder, deciding, at))]
+    reports = [
+        report
+        for step in run.state.evaluated_steps
+        if (report := read_report(run.folder, deciding, step))
+    ]
     graded = any(outcome.rewards for r in reports for outcome in r.outcomes.values())
-    return best_step(reports).step if graded else step
+    return best_step(reports).step if graded else run.state.best_step

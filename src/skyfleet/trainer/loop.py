@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -16,8 +16,8 @@ from skyfleet.trainer.evaluating import evaluate_all
 from skyfleet.trainer.run import Run
 from skyfleet.trainer.saving import save
 from skyfleet.trainer.warm_start import warm_start
-from skyfleet.trajectories.archive import train_path, write_groups
-from skyfleet.trajectories.trajectory import Group
+from skyfleet.trajectories.archive import EpisodeWriter, train_path
+from skyfleet.trajectories.trajectory import Group, Trajectory
 
 BATCH_STRIDE = 100_000  # steps: more than a run has, so that no two batches draw alike
 
@@ -48,16 +48,17 @@ def _place(run: Run) -> tuple[Mapping[str, Any], dict[str, float]]:
 
 
 async def train_step(run: Run, step: int) -> None:
-    with run.log.timed("rollout"):
-        groups, kept = await play(run, step)
-    write_groups(train_path(run.folder / "trajectories", step), groups)
+    path = train_path(run.folder / "trajectories", step)
+    with run.log.timed("rollout"), EpisodeWriter(path) as archive:
+        groups, kept = await play(run, step, archive.add)
+    run.watch.played(step, groups)
     for group in groups:
         run.sampler.observe(group.task_key, passed=group.n_passed, failed=group.n_failed)
     await learn(run, groups, kept)
     run.state.step = step
 
 
-async def play(run: Run, step: int) -> tuple[list[Group], Kept]:
+async def play(run: Run, step: int, keep: Callable[[Trajectory], None]) -> tuple[list[Group], Kept]:
     """One batch, or as many as it takes until there is enough to learn from."""
     groups: list[Group] = []
     for batch in count():
@@ -69,6 +70,7 @@ async def play(run: Run, step: int) -> tuple[list[Group], Kept]:
             run.limits,
             n_samples=run.n_samples,
             max_concurrent=run.max_concurrent,
+            on_finished=keep,
         )
         kept = run.sift(groups)
         if not kept.wants_more:
@@ -81,13 +83,17 @@ async def learn(run: Run, groups: Sequence[Group], kept: Kept) -> None:
     run.log.add(trained_reward_metrics(kept.groups))
     run.log.add({f"filter/{reason}": float(number) for reason, number in kept.dropped.items()})
     samples = assign_credit(kept.groups, run.estimate, mask_unfinished=run.mask_unfinished)
+    run.watch.credited(groups, kept, samples)
     run.log.add(advantage_metrics(samples))
     if samples:
         with run.log.timed("learn"):
             report = await run.learner.step(samples)
+        run.watch.learned(samples, report)
         run.log.add(report.metrics)
         with run.log.timed("sync_weights"):
-            await run.sync.push(run.learner, run.engines)
+            version = await run.sync.push(run.learner, run.engines)
+        run.watch.synced(version)
+    run.log.add(run.watch.told(run.log.pending))
 
 
 async def finish_step(run: Run) -> None:

@@ -14,6 +14,7 @@ from skyfleet.envs.env import EnvFactory
 from skyfleet.learner.learner import Learner
 from skyfleet.rollouts.conversation import Policy
 from skyfleet.rollouts.limits import Limits
+from skyfleet.sentinels.watch import Watch
 from skyfleet.tasks.sampling import Sampler
 from skyfleet.tracking.console import ConsoleTracker
 from skyfleet.tracking.step_log import StepLog
@@ -46,6 +47,7 @@ class Run:
     learner: Learner
     engines: Sequence[Engine]
     sync: WeightSync
+    watch: Watch
     log: StepLog
     console: ConsoleTracker
     demonstrations: Sequence[Sample] = field(default=())

@@ -37,6 +37,8 @@ FREE_KEYS = (
     "trainer.resume_mode",
     "trainer.resume_path",
     "trainer.logger",
+    "trainer.sentinels.mode",
+    "trainer.sentinels.modes",
 )
 
 
@@ -62,7 +64,12 @@ async def run_training(config: RunConfig) -> str | None:
         table = conclude(run)
     finally:
         run.log.close()
-    write_report([open_run(folder)], folder / REPORT)
+    try:
+        write_report([open_run(folder)], folder / REPORT)
+    except Exception as error:  # hours of training must not end in a page's traceback
+        logger.warning(
+            "the report could not be written: %s; try `skyfleet report %s`", error, folder
+        )
     return table
 
 
@@ -105,7 +112,9 @@ def conclude(run: Run) -> str | None:
     comparisons = [c for name in run.evals.sets if (c := _compared(run, name))]
     if not comparisons:
         return None
-    table = comparison_table(comparisons)
+    best = run.state.best_step
+    deciding = next(iter(run.evals.sets))
+    table = comparison_table(comparisons) + f"\nBest step, by {deciding}: {best}.\n"
     write_atomically(run.folder / "results.md", table)
     return table
 

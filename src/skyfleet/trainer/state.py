@@ -14,6 +14,7 @@ class TrainerState:
     warm_start_step: int = 0
     logged_step: int = -1
     """The last row in the metrics; 0 is the evaluation before training."""
+    evaluated_steps: list[int] = field(default_factory=list)
     best_step: int = 0
     """Of those evaluated."""
     pending_metrics: dict[str, float] = field(default_factory=dict)

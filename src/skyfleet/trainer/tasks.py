@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from skyfleet.config.root import RunConfig
 from skyfleet.curation.allowed import check_allowed
 from skyfleet.curation.quarantine import quarantine_for
 from skyfleet.errors import ConfigError
+from skyfleet.tasks.preparing import fingerprint
 from skyfleet.tasks.task import Task
 from skyfleet.trainer.schedule import Schedule
 from skyfleet.trainer.sources import load_sources
@@ -37,6 +40,28 @@ def training_tasks(config: RunConfig) -> list[Task]:
         else quarantine_for(data.train_data, data.quarantine),
     )
     return tasks
+
+
+def check_apart(
+    train_tasks: Sequence[Task], eval_sets: Mapping[str, Sequence[Task]], *, allow: bool
+) -> None:
+    """ConfigError for a task to evaluate on that is trained on, by its key or by what it asks."""
+    if allow:
+        return
+    trained = {mark for task in train_tasks for mark in _marks(task)}
+    for name, tasks in eval_sets.items():
+        shared = [task.key for task in tasks if trained & _marks(task)]
+        if shared:
+            raise ConfigError(
+                f"data.val_data.{name} holds {len(shared)} of its {len(tasks)} tasks, such as "
+                f"{shared[0]!r}, in common with data.train_data; of a world take split=train and "
+                "split=unseen_tasks, split a file with `skyfleet tasks prepare`, or set "
+                "data.allow_overlap=true to overfit on purpose"
+            )
+
+
+def _marks(task: Task) -> set[str]:
+    return {f"key {task.key}", fingerprint(task)}
 
 
 def schedule_of(config: RunConfig, *, n_tasks: int) -> Schedule:

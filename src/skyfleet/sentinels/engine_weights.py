@@ -1,0 +1,24 @@
+"""After a sync every engine holds the learner's weights, bit by bit."""
+
+from __future__ import annotations
+
+from skyfleet.sentinels.finding import Finding, found
+from skyfleet.sentinels.fingerprint import differing, weights_of
+from skyfleet.sentinels.hops import Synced
+
+
+def engine_weights(synced: Synced) -> Finding | None:
+    ours = weights_of(synced.learner)
+    for number, engine in enumerate(synced.engines):
+        theirs = weights_of(engine)
+        if ours is None or theirs is None:
+            continue  # in another process: its own sync has to tell
+        if names := differing(ours, theirs):
+            return found(
+                "after the sync an engine has other weights than the learner",
+                engine=number,
+                tensors=len(names),
+                of=len(ours),
+                first=names[0],
+            )
+    return None

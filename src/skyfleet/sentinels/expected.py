@@ -1,0 +1,46 @@
+"""Expected: what a run's configuration promises, as far as sentinels ask."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from skyfleet.rollouts.limits import Limits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    n_samples: int
+    """Attempts a group."""
+    batch_size: int
+    """Prompts a batch."""
+    limits: Limits
+    envs: frozenset[str]
+    """What is trained on."""
+    min_per_env: int = 0
+    dynamic_sampling: Literal["filter", "replace"] | None = None
+    drops_equal_rewards: bool = False
+    tolerance: float = 1e-6
+    """Rewards this close count as the same."""
+    mask_unfinished: bool = False
+    changes_rewards: bool = False
+    """Length or an early end costs reward before credit is given."""
+    step_wise: bool = False
+    """Each turn is a sample."""
+    centred: Literal["group", "batch"] | None = "group"
+    """Over what advantages sum to zero; None promises nothing."""
+    unit_deviation: bool = False
+    """And inside each group they deviate by one."""
+    mini_batch_size: int
+    """Prompts an optimiser step."""
+    update_epochs: int = 1
+    credits_again: bool = False
+    """The learner changes the advantages: KL in reward."""
+    comparable_logprobs: bool = True
+    """Engine and learner score the same vocabulary."""
+    logprob_tolerance: float = 1e-3
+    """Mean distance of the two: float32 keeps this, bfloat16 does not."""
+    own_reference: bool = False
+    """The KL's reference is the policy as it began."""
+    acting: tuple[str, ...] = ()
+    """Metrics of filters that are on: one that stays zero filters nothing."""

@@ -1,0 +1,116 @@
+"""Hops: the records of each part of a step, as sentinels are shown them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from torch import Tensor
+
+from skyfleet.algorithms.filters import Kept
+from skyfleet.algorithms.sample import Sample
+from skyfleet.engines.engine import Engine
+from skyfleet.learner.learner import Learner, StepReport
+from skyfleet.learner.single import mini_batches
+from skyfleet.sentinels.expected import Expected
+from skyfleet.sentinels.loss_witness import SeenLoss
+from skyfleet.sentinels.witness import Speech
+from skyfleet.trajectories.trajectory import Group
+
+CLOSELY = 64_000
+"""Tokens a step that are compared one by one."""
+
+Item = TypeVar("Item")
+
+
+def share(items: Sequence[Item], n_tokens: int, step: int) -> Sequence[Item]:
+    """Of a large batch a part, another one each step: a bug that is everywhere is in any part."""
+    stride = -(-n_tokens // CLOSELY)
+    return items[step % stride :: stride] if stride > 1 else items
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """The sums of a sample: counted once, asked for by many."""
+
+    n_chosen: int
+    advantages: float
+    logprobs: float
+
+    @classmethod
+    def of(cls, sample: Sample) -> Digest:
+        return cls(sample.loss_mask.count(True), sum(sample.advantages), sum(sample.logprobs))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    expected: Expected
+    step: int
+    groups: Sequence[Group]
+    speeches: Sequence[Speech]
+    lost_completions: int
+    """Sampled, and in no episode."""
+    policy_version: int
+    """The learner's."""
+
+    @property
+    def closely(self) -> Sequence[Speech]:
+        n_tokens = sum(len(speech.transcript) for speech in self.speeches)
+        return share(self.speeches, n_tokens, self.step)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credited:
+    expected: Expected
+    step: int
+    groups: Sequence[Group]
+    kept: Kept
+    samples: Sequence[Sample]
+    digests: Sequence[Digest]
+
+    @property
+    def closely(self) -> Sequence[Sample]:
+        n_tokens = sum(len(sample.token_ids) for sample in self.samples)
+        return share(self.samples, n_tokens, self.step)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learned:
+    expected: Expected
+    step: int
+    samples: Sequence[Sample]
+    digests: Sequence[Digest]
+    policy_version: int
+    """The learner's before the step."""
+    report: StepReport
+    seen: SeenLoss
+    before: Tensor | None
+    """The weights' fingerprint; None where the learner's weights are elsewhere."""
+    after: Tensor | None
+
+    @property
+    def n_first(self) -> int:
+        """Chosen tokens of the first mini-batch: what was scored before any update."""
+        first = mini_batches(self.samples, self.expected.mini_batch_size)[0]
+        return sum(digest.n_chosen for digest in self.digests[: len(first)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Synced:
+    version: int
+    """What the sync says is served now."""
+    previous: int
+    """The learner's before the step."""
+    learner: Learner
+    engines: Sequence[Engine]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    expected: Expected
+    metrics: Mapping[str, float]
+    began: Sequence[Mapping[str, float]]
+    """The run's first rows."""
+    lately: Sequence[Mapping[str, float]]
+    """The rows just before this one, oldest first."""

@@ -1,0 +1,86 @@
+"""Signs in the metrics: what is seldom right, and sometimes only bad luck."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from statistics import fmean
+
+from skyfleet.sentinels.finding import Finding, found
+from skyfleet.sentinels.hops import Told
+
+ENTROPY, MALFORMED = "policy/policy_entropy", "reward/parse_failure_rate"
+COLLAPSED = 0.1
+"""Share of the entropy at the beginning, the highest of the first steps."""
+UNTRAINED = 0.6
+"""Malformed turns, as a share of all, that a policy may begin with."""
+JUMP = 0.3
+"""More malformed turns than lately, as a share of all."""
+STEPS_ALIKE, STEPS_IDLE = 10, 20
+
+
+def finite_numbers(told: Told) -> Finding | None:
+    keys = ("policy/final_loss", "policy/grad_norm")
+    odd = {key: str(told.metrics[key]) for key in keys if not isfinite(told.metrics.get(key, 0.0))}
+    return (
+        found("the loss or its gradient is not a number; nothing was learned", **odd)
+        if odd
+        else None
+    )
+
+
+def entropy_collapse(told: Told) -> Finding | None:
+    before = _values(told.began, ENTROPY)
+    if not before or ENTROPY not in told.metrics:
+        return None
+    began, now = max(before), told.metrics[ENTROPY]
+    if now >= COLLAPSED * began:
+        return None
+    return found(
+        f"the entropy is below {COLLAPSED:.0%} of what it was; attempts become the same",
+        entropy=now,
+        began=began,
+    )
+
+
+def parse_failures(told: Told) -> Finding | None:
+    now = told.metrics.get(MALFORMED, 0.0)
+    before = fmean(_values(told.lately[-5:], MALFORMED) or [UNTRAINED])
+    if now <= before + JUMP:
+        return None
+    return found(
+        "many more turns than before hold a tool call that cannot be read; see the parser, the "
+        "stop strings and the length of turns",
+        malformed=now,
+        before=before,
+    )
+
+
+def equal_rewards(told: Told) -> Finding | None:
+    rows = [*told.lately[1 - STEPS_ALIKE :], told.metrics]
+    ratios = [[v for k, v in row.items() if k.endswith("/signal_ratio")] for row in rows]
+    if len(rows) < STEPS_ALIKE or not all(ratios) or any(map(any, ratios)):
+        return None
+    return found(
+        f"for {STEPS_ALIKE} steps every group earned the same throughout: there is nothing to learn "
+        "from; see the verifiers, or choose tasks that are neither too hard nor too easy",
+        steps=STEPS_ALIKE,
+        reward=told.metrics.get("generation/avg_reward", 0.0),
+    )
+
+
+def idle_filter(told: Told) -> Finding | None:
+    rows = [*told.lately[1 - STEPS_IDLE :], told.metrics]
+    for key in told.expected.acting:
+        seen = _values(rows, key)
+        if len(seen) >= STEPS_IDLE and not any(seen):
+            return found(
+                f"a filter is on and did nothing for {STEPS_IDLE} steps; switch it off or see why",
+                metric=key,
+                steps=len(seen),
+            )
+    return None
+
+
+def _values(rows: Sequence[Mapping[str, float]], key: str) -> list[float]:
+    return [row[key] for row in rows if key in row]

@@ -1,0 +1,90 @@
+"""Samples hold what their episodes hold: tokens, mask and logprobs; and no token is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import compress
+
+from skyfleet.algorithms.sample import Sample
+from skyfleet.chat.transcript import Transcript
+from skyfleet.sentinels.finding import Finding, found
+from skyfleet.sentinels.hops import Credited
+from skyfleet.trajectories.trajectory import Trajectory
+
+Attempts = dict[tuple[str, int], Trajectory]
+
+
+def trained_tokens(credited: Credited) -> Finding | None:
+    """Every sample is a transcript of its attempt, up to its last chosen token."""
+    attempts = _attempts(credited)
+    for sample in credited.closely:
+        attempt = attempts.get((sample.task_key, sample.attempt))
+        transcript = attempt and next((t for t in attempt.transcripts if _begins(t, sample)), None)
+        where: dict[str, float | str] = {"task": sample.task_key, "attempt": sample.attempt}
+        if not transcript:
+            return found(
+                "a sample's tokens are in no episode of its attempt",
+                **where,
+                tokens=len(sample.token_ids),
+            )
+        mask = tuple(transcript.loss_mask)[: len(sample.token_ids)]
+        kept = sample.loss_mask
+        if kept != mask and not (credited.expected.step_wise and _within(kept, mask)):
+            return found(
+                "a sample's mask is not its episode's",
+                **where,
+                trained=kept.count(True),
+                sampled=mask.count(True),
+            )
+        if not _same_logprobs(sample, transcript):
+            return found("a sample's logprobs are not its episode's", **where)
+    return None
+
+
+def token_conservation(credited: Credited) -> Finding | None:
+    """What the kept attempts sampled is what their samples hold; nothing twice, nothing cut."""
+    trained: dict[tuple[str, int], int] = {}
+    for sample, digest in zip(credited.samples, credited.digests, strict=True):
+        place = (sample.task_key, sample.attempt)
+        trained[place] = trained.get(place, 0) + digest.n_chosen
+    for place, attempt in _attempts(credited).items():
+        masked = credited.expected.mask_unfinished and attempt.ending.truncated
+        sampled = sum(transcript.loss_mask.count(True) for transcript in attempt.transcripts)
+        if trained.get(place, 0) != (0 if masked else sampled):
+            return found(
+                "an attempt's samples hold another number of tokens than it sampled",
+                task=place[0],
+                attempt=place[1],
+                sampled=sampled,
+                trained=trained.get(place, 0),
+                ending=str(attempt.ending),
+            )
+    return None
+
+
+def _attempts(credited: Credited) -> Attempts:
+    """As credit numbers them: a task's graded attempts, one after another."""
+    attempts: Attempts = {}
+    counts: dict[str, int] = {}
+    for group in credited.kept.groups:
+        for attempt in group.graded:
+            number = counts.get(group.task_key, 0)
+            attempts[group.task_key, number] = attempt
+            counts[group.task_key] = number + 1
+    return attempts
+
+
+def _begins(transcript: Transcript, sample: Sample) -> bool:
+    # A tuple's slice up to its end is the tuple itself: mostly nothing is copied twice.
+    return tuple(transcript.token_ids)[: len(sample.token_ids)] == sample.token_ids
+
+
+def _within(kept: Sequence[bool], mask: Sequence[bool]) -> bool:
+    return all(compress(mask, kept))
+
+
+def _same_logprobs(sample: Sample, transcript: Transcript) -> bool:
+    if sample.logprobs == tuple(transcript.logprobs)[: len(sample.logprobs)]:
+        return True
+    given = compress(transcript.logprobs, sample.loss_mask)
+    return list(compress(sample.logprobs, sample.loss_mask)) == list(given)

@@ -1,0 +1,103 @@
+"""Witness: an engine that passes everything on and remembers what was sampled.
+
+What the engine said is written down where it said it, so that what episodes, samples and the loss
+make of it can be held against it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from skyfleet.chat.completion import Completion
+from skyfleet.chat.transcript import Transcript
+from skyfleet.engines.engine import Engine
+from skyfleet.engines.sampling import SamplingParams
+from skyfleet.trajectories.trajectory import Group, Trajectory
+
+TAIL = 64
+"""Tokens of a prompt that are remembered, beside its length: all of it would cost more than a
+cached turn does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    prompt_length: int
+    prompt_tail: int
+    """Hash of the prompt's last tokens."""
+    completion: Completion
+    max_generate_length: int
+
+    def follows(self, token_ids: Sequence[int]) -> bool:
+        """Whether the engine was shown the beginning of `token_ids`."""
+        return self.prompt_tail == _tail(token_ids, self.prompt_length)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speech:
+    """One transcript of an episode, and what the engine said for it."""
+
+    trajectory: Trajectory
+    transcript: Transcript
+    heard: tuple[Heard, ...]
+
+
+class Witness:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._heard: dict[str, deque[Heard]] = defaultdict(deque)
+        """Session -> what was said in it."""
+
+    @property
+    def policy_version(self) -> int:
+        return self._engine.policy_version
+
+    @policy_version.setter
+    def policy_version(self, version: int) -> None:
+        self._engine.policy_version = version
+
+    async def generate(
+        self, token_ids: Sequence[int], sampling: SamplingParams, *, session: str
+    ) -> Completion:
+        length, tail = len(token_ids), _tail(token_ids, len(token_ids))
+        completion = await self._engine.generate(token_ids, sampling, session=session)
+        self._heard[session].append(
+            Heard(
+                prompt_length=length,
+                prompt_tail=tail,
+                completion=completion,
+                max_generate_length=sampling.max_generate_length,
+            )
+        )
+        return completion
+
+    async def release(self, session: str) -> None:
+        await self._engine.release(session)
+
+    async def sleep(self) -> None:
+        await self._engine.sleep()
+
+    async def wake(self) -> None:
+        await self._engine.wake()
+
+    def testify(self, groups: Iterable[Group]) -> tuple[tuple[Speech, ...], int]:
+        """Every transcript with what was heard for it, and how many completions are in none.
+
+        A session is called `task/attempt`, as `run_episode` calls it; what was heard is forgotten.
+        """
+        speeches: list[Speech] = []
+        for group in groups:
+            for trajectory in group.trajectories:
+                heard = self._heard[f"{trajectory.task_key}/{trajectory.sample}"]
+                for transcript in trajectory.transcripts:
+                    said = min(len(transcript.policy_versions), len(heard))
+                    own = tuple(heard.popleft() for _ in range(said))
+                    speeches.append(Speech(trajectory=trajectory, transcript=transcript, heard=own))
+        lost = sum(map(len, self._heard.values()))
+        self._heard.clear()
+        return tuple(speeches), lost
+
+
+def _tail(token_ids: Sequence[int], length: int) -> int:
+    return hash(tuple(token_ids[max(length - TAIL, 0) : length]))

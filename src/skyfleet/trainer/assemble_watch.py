@@ -1,0 +1,102 @@
+"""What watches a run, from configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from skyfleet.config.root import RunConfig
+from skyfleet.learner.single import SingleLearner
+from skyfleet.sentinels.expected import Expected
+from skyfleet.sentinels.loss_witness import LossWitness
+from skyfleet.sentinels.roster import modes_of
+from skyfleet.sentinels.still_metrics import still_metrics
+from skyfleet.sentinels.watch import Watch
+from skyfleet.sentinels.witness import Witness
+from skyfleet.trainer.assemble_policy import Speaker
+from skyfleet.trainer.limits import limits_of
+
+FLOAT32_GAP, COARSE_GAP = 1e-3, 0.05
+"""How far two ways of computing one logprob lie apart at most, on average."""
+
+
+def assemble_watch(
+    config: RunConfig,
+    speaker: Speaker,
+    learner: SingleLearner,
+    *,
+    envs: Collection[str],
+    witness: Witness,
+    losses: LossWitness,
+) -> Watch:
+    return Watch(
+        folder=Path(config.trainer.run_path),
+        expected=expected_of(config, envs=envs, dtype=speaker.decoder.dtype),
+        modes=modes_of(config.trainer.sentinels),
+        witness=witness,
+        losses=losses,
+        learner=learner,
+        engines=[speaker.engine],
+    )
+
+
+def expected_of(config: RunConfig, *, envs: Collection[str], dtype: torch.dtype) -> Expected:
+    trainer, generator = config.trainer, config.generator
+    algorithm, sampling = trainer.algorithm, config.generator.sampling_params
+    dynamic = algorithm.dynamic_sampling.type
+    punished = algorithm.overlong_buffer_len is not None
+    truncated = sampling.truncates
+    acting = {
+        "filter/zero_variance": algorithm.zero_variance_filter,
+        "policy/clip_cov_ratio": algorithm.policy_loss_type == "clip_cov",
+    }
+    return Expected(
+        n_samples=generator.n_samples_per_prompt,
+        batch_size=trainer.train_batch_size,
+        limits=limits_of(config),
+        envs=frozenset(envs),
+        min_per_env=trainer.min_samples_per_env if trainer.use_hybrid_env_sampling else 0,
+        dynamic_sampling=dynamic,
+        drops_equal_rewards=algorithm.zero_variance_filter or dynamic is not None,
+        tolerance=algorithm.zero_variance_filter_tol,
+        mask_unfinished=generator.apply_overlong_filtering,
+        changes_rewards=generator.zero_reward_on_non_stop or punished,
+        step_wise=generator.step_wise_trajectories,
+        centred=_centred(config),
+        unit_deviation=algorithm.advantage_estimator == "grpo" and algorithm.grpo_norm_by_std,
+        mini_batch_size=trainer.policy_mini_batch_size,
+        update_epochs=trainer.update_epochs_per_batch,
+        credits_again=algorithm.use_kl_in_reward,
+        comparable_logprobs=not truncated and sampling.temperature > 0,
+        logprob_tolerance=FLOAT32_GAP if dtype == torch.float32 else COARSE_GAP,
+        own_reference=trainer.ref.model.path == trainer.policy.model.path,
+        acting=tuple(key for key, on in acting.items() if on),
+    )
+
+
+def still_metrics_of(config: RunConfig) -> Mapping[str, str]:
+    trainer = config.trainer
+    return still_metrics(
+        clips=trainer.algorithm.policy_loss_type in ("regular", "dual_clip", "gspo", "clip_cov"),
+        n_updates=trainer.update_epochs_per_batch
+        * (trainer.train_batch_size // trainer.policy_mini_batch_size),
+    )
+
+
+def _centred(config: RunConfig) -> Literal["group", "batch"] | None:
+    """Over what the configured estimator's advantages sum to zero, as the loop gets them."""
+    algorithm = config.trainer.algorithm
+    if algorithm.use_kl_in_reward and algorithm.advantage_estimator not in ("grpo", "rloo"):
+        return None  # credited once more, by the learner
+    if algorithm.advantage_batch_normalize and not algorithm.use_kl_in_reward:
+        return "batch"
+    known: dict[str, Literal["group", "batch"]] = {
+        "grpo": "group",
+        "rloo": "group",
+        "maxrl": "group",
+        "reinforce++": "batch",
+    }
+    return known.get(algorithm.advantage_estimator)

@@ -1,0 +1,292 @@
+"""Bugs in grades, groups, filters and advantages."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.fakes.moody_world import MoodyWorld, open_breaking, open_ungradable
+from tests.sentinels.bugs_in_tokens import resampled
+from tests.sentinels.planted import Bug
+
+from skyfleet.algorithms import dynamic_sampling
+from skyfleet.algorithms.advantages import Estimator
+from skyfleet.algorithms.credit import assign_credit
+from skyfleet.algorithms.filters import Kept, keep_graded
+from skyfleet.algorithms.sample import Sample
+from skyfleet.algorithms.token_credit import split_turns
+from skyfleet.errors import VerifierError
+from skyfleet.rollouts import episode
+from skyfleet.rollouts.collect import collect
+from skyfleet.tasks.grade import Grade
+from skyfleet.tasks.sampling import TaskSampler
+from skyfleet.tasks.task import Task
+from skyfleet.trainer import assemble_learner, loop
+from skyfleet.trainer.run import Run
+from skyfleet.trajectories.trajectory import Ending, Group, Trajectory
+
+Patch = pytest.MonkeyPatch
+PAIRS = ("generator.n_samples_per_prompt=2",)
+TWO_WORLDS = (
+    'data.train_data=["world:github?count=4&split=train", "world:reddit?count=4&split=train"]'
+)
+FRAIL = ("trainer.sentinels.modes.unknown_grades=off",)
+"""For worlds of which many an episode has no grade."""
+NO_GRADE = Grade(reward=0.0, success=False)
+
+
+def played(change: Callable[[list[Group]], list[Group]]) -> Callable[[Run, Patch], None]:
+    """Plants `change` behind the rollout."""
+
+    def plant(run: Run, patch: Patch) -> None:
+        async def changed(*args: Any, **kwargs: Any) -> list[Group]:
+            return change(await collect(*args, **kwargs))
+
+        patch.setattr(loop, "collect", changed)
+
+    return plant
+
+
+def estimated(change: Callable[[Estimator], Estimator]) -> Callable[[Run, Patch], None]:
+    """Plants an estimator."""
+
+    def plant(run: Run, patch: Patch) -> None:
+        patch.setattr(
+            loop, "assign_credit", lambda groups, own, **k: assign_credit(groups, change(own), **k)
+        )
+
+    return plant
+
+
+def _each(groups: list[Group], change: Callable[[Trajectory], Trajectory]) -> list[Group]:
+    return [replace(g, trajectories=tuple(map(change, g.trajectories))) for g in groups]
+
+
+def _zero_for_failed(attempt: Trajectory) -> Trajectory:
+    return replace(attempt, grade=NO_GRADE) if attempt.ending is Ending.FAILED else attempt
+
+
+def _without_failed(groups: list[Group]) -> list[Group]:
+    return [
+        replace(g, trajectories=tuple(t for t in g.trajectories if t.ending is not Ending.FAILED))
+        for g in groups
+    ]
+
+
+def _mixed_up(groups: list[Group]) -> list[Group]:
+    """Regrouped by position, as a batch that was shuffled on the way."""
+    every = [t for group in groups for t in group.trajectories]
+    rows = zip(*[iter(every[1:] + every[:1])] * len(groups[0].trajectories), strict=True)
+    return [replace(g, trajectories=row) for g, row in zip(groups, rows, strict=True)]
+
+
+def verifiers_break(run: Run, patch: Patch) -> None:
+    async def grade(self: MoodyWorld) -> Grade:
+        raise VerifierError("Environment is not defined")
+
+    patch.setattr(MoodyWorld, "grade", grade)
+
+
+def a_broken_verifier_scores_zero(run: Run, patch: Patch) -> None:
+    own = episode._grade
+
+    async def zero(played: Any, env: Any, limits: Any) -> None:
+        await own(played, env, limits)
+        played.grade = played.grade or NO_GRADE
+
+    patch.setattr(episode, "_grade", zero)
+
+
+def only_finished_episodes_are_graded(run: Run, patch: Patch) -> None:
+    own = episode._grade
+
+    async def graded(played: Any, env: Any, limits: Any) -> None:
+        if played.ending is Ending.DONE:
+            await own(played, env, limits)
+
+    patch.setattr(episode, "_grade", graded)
+
+
+def unknown_is_kept_as_zero(run: Run, patch: Patch) -> None:
+    def keep(groups: Sequence[Group], *, at_least: int = 2) -> Kept:
+        kept = _each(list(groups), lambda t: t if t.grade else replace(t, grade=NO_GRADE))
+        return keep_graded(kept, at_least=at_least)
+
+    patch.setattr(assemble_learner, "keep_graded", keep)
+
+
+def the_filter_does_nothing(run: Run, patch: Patch) -> None:
+    def let_through(groups: Sequence[Group], **_: Any) -> Kept:
+        return Kept(groups=tuple(groups), dropped=Counter(zero_variance=0))
+
+    patch.setattr(assemble_learner, "drop_zero_variance", let_through)
+
+
+def groups_vanish(run: Run, patch: Patch) -> None:
+    def lossy(groups: Sequence[Group], **kwargs: Any) -> Kept:
+        kept = keep_graded(groups, **kwargs)
+        return replace(kept, groups=kept.groups[:-1])
+
+    patch.setattr(assemble_learner, "keep_graded", lossy)
+
+
+def copies_share_their_key(run: Run, patch: Patch) -> None:
+    patch.setattr(dynamic_sampling, "_copy", lambda group, number: group)
+
+
+def one_env_fills_the_batch(run: Run, patch: Patch) -> None:
+    draw = TaskSampler.draw
+
+    def drawn(self: TaskSampler) -> list[Task]:
+        first, *others = draw(self)
+        alike = [task for task in self._tasks if task.env_key == first.env_key]
+        return alike[: len(others) + 1]
+
+    patch.setattr(TaskSampler, "draw", drawn)
+
+
+def lone_attempts_keep_their_score(run: Run, patch: Patch) -> None:
+    def keep(groups: Sequence[Group], **_: Any) -> Kept:
+        return keep_graded(groups, at_least=1)
+
+    patch.setattr(assemble_learner, "keep_graded", keep)
+    raw = estimated(lambda own: lambda r: list(r) if len(r) == 1 else own(r))  # type: ignore[operator]
+    raw(run, patch)
+
+
+def only_the_last_turn_is_credited(run: Run, patch: Patch) -> None:
+    def copied(samples: Sequence[Sample]) -> list[Sample]:
+        turns = split_turns(samples)
+        ends = {(s.task_key, s.attempt): len(s.token_ids) for s in turns}
+        last = [ends[s.task_key, s.attempt] == len(s.token_ids) for s in turns]
+        nothing = [replace(s, advantages=(0.0,) * len(s.token_ids)) for s in turns]
+        return [s if kept else n for s, n, kept in zip(turns, nothing, last, strict=True)]
+
+    patch.setattr(assemble_learner, "split_turns", copied)
+
+
+def _credit_on_a_given_token(sample: Sample) -> Sample:
+    return replace(sample, advantages=(0.5, *sample.advantages[1:]))
+
+
+IN_BATCHES = (
+    Bug(
+        name="a failed env leaves an attempt with reward 0",
+        source="SkyRL 10",
+        sentinel="failed_grades",
+        plant=played(lambda groups: _each(groups, _zero_for_failed)),
+        settings=FRAIL,
+        open_env=open_breaking,
+    ),
+    Bug(
+        name="a verifier that broke scores 0",
+        source="Fleet 24",
+        sentinel="failed_grades",
+        plant=a_broken_verifier_scores_zero,
+        settings=FRAIL,
+        open_env=open_ungradable,
+    ),
+    Bug(
+        name="verifiers run without what they need",
+        source="Fleet 22",
+        sentinel="unknown_grades",
+        plant=verifiers_break,
+    ),
+    Bug(
+        name="only finished episodes are graded",
+        source="Fleet 28",
+        sentinel="unknown_grades",
+        plant=only_finished_episodes_are_graded,
+    ),
+    Bug(
+        name="hybrid sampling is on and groups by something else",
+        source="Fleet 67",
+        sentinel="env_balance",
+        plant=one_env_fills_the_batch,
+        settings=(TWO_WORLDS,),
+    ),
+    Bug(
+        name="failed attempts vanish from their group",
+        source="also",
+        sentinel="batch_accounting",
+        plant=played(_without_failed),
+        settings=FRAIL,
+        open_env=open_breaking,
+    ),
+    Bug(
+        name="indices and batches are mixed up: attempts land in other groups",
+        source="Fleet 66",
+        sentinel="batch_accounting",
+        plant=played(_mixed_up),
+    ),
+    Bug(
+        name="a group is dropped and nobody counts it",
+        source="also",
+        sentinel="batch_accounting",
+        plant=groups_vanish,
+    ),
+    Bug(
+        name="an unknown grade enters the group's mean as 0",
+        source="Fleet 24",
+        sentinel="batch_accounting",
+        plant=unknown_is_kept_as_zero,
+        settings=FRAIL,
+        open_env=open_ungradable,
+    ),
+    Bug(
+        name="dynamic_sampling=replace repeats the keys of the groups it copies",
+        source="SkyRL 4",
+        sentinel="batch_accounting",
+        plant=copies_share_their_key,
+        settings=("trainer.algorithm.dynamic_sampling.type=replace", "trainer.seed=5", *PAIRS),
+    ),
+    Bug(
+        name="zero_variance_filter is on and does nothing",
+        source="SkyRL 5",
+        sentinel="filters",
+        plant=the_filter_does_nothing,
+        settings=("trainer.algorithm.zero_variance_filter=true", *PAIRS),
+    ),
+    Bug(
+        name="a group of one has its raw score as advantage",
+        source="SkyRL 10",
+        sentinel="advantages",
+        plant=lone_attempts_keep_their_score,
+        settings=(*PAIRS, *FRAIL),
+        open_env=open_ungradable,
+    ),
+    Bug(
+        name="step-wise: turns before the last get no advantage",
+        source="SkyRL 7",
+        sentinel="advantages",
+        plant=only_the_last_turn_is_credited,
+        settings=("generator.step_wise_trajectories=true",),
+    ),
+    Bug(
+        name="credit stands on a token that the policy did not choose",
+        source="SkyRL 14",
+        sentinel="advantages",
+        plant=resampled(lambda samples: list(map(_credit_on_a_given_token, samples))),
+    ),
+    Bug(
+        name="advantages have no baseline",
+        source="also",
+        sentinel="advantages",
+        plant=estimated(lambda own: lambda rewards: list(rewards)),
+    ),
+    Bug(
+        name="advantages have the wrong sign",
+        source="also",
+        sentinel="advantages",
+        plant=estimated(lambda own: lambda rewards: [-a for a in own(rewards)]),  # type: ignore[operator]
+    ),
+    Bug(
+        name="advantages are given to the attempts in another order",
+        source="also",
+        sentinel="advantages",
+        plant=estimated(lambda own: lambda rewards: own(rewards)[::-1]),  # type: ignore[operator]
+    ),
+)

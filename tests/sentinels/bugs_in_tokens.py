@@ -1,0 +1,205 @@
+"""Bugs between an engine's words and the samples made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.sentinels.planted import Bug
+
+from skyfleet.algorithms.credit import assign_credit
+from skyfleet.algorithms.sample import Sample
+from skyfleet.chat.completion import Completion
+from skyfleet.chat.message import Message
+from skyfleet.chat.transcript import Transcript
+from skyfleet.engines import embedded
+from skyfleet.engines.drawing import randomness_of
+from skyfleet.engines.sampling import SamplingParams
+from skyfleet.rollouts import episode
+from skyfleet.rollouts.conversation import TokenConversation
+from skyfleet.trainer import loop
+from skyfleet.trainer.run import Run
+
+Patch = pytest.MonkeyPatch
+
+
+def resampled(change: Callable[[list[Sample]], list[Sample]]) -> Callable[[Run, Patch], None]:
+    """Plants `change` behind credit."""
+
+    def plant(run: Run, patch: Patch) -> None:
+        patch.setattr(loop, "assign_credit", lambda *a, **k: change(assign_credit(*a, **k)))
+
+    return plant
+
+
+def replies_are_trained_on(run: Run, patch: Patch) -> None:
+    give = Transcript.give
+
+    def masked(self: Transcript, token_ids: Sequence[int]) -> None:
+        reply = bool(self.token_ids)
+        give(self, token_ids)
+        if reply:
+            self.loss_mask[-len(token_ids) :] = [True] * len(token_ids)
+
+    patch.setattr(Transcript, "give", masked)
+
+
+def last_token_is_masked(run: Run, patch: Patch) -> None:
+    say = Transcript.say
+
+    def cut(self: Transcript, completion: Completion) -> None:
+        say(self, completion)
+        self.loss_mask[-1] = False
+
+    patch.setattr(Transcript, "say", cut)
+
+
+def last_token_gets_a_dummy_logprob(run: Run, patch: Patch) -> None:
+    say = Transcript.say
+
+    def dummy(self: Transcript, completion: Completion) -> None:
+        say(self, completion)
+        self.logprobs[-1] = 0.0
+
+    patch.setattr(Transcript, "say", dummy)
+
+
+def words_are_tokenised_again(run: Run, patch: Patch) -> None:
+    async def speak(self: Any) -> Message:
+        transcript = self._transcripts[-1]
+        completion = await self._complete(transcript.token_ids)
+        message: Message = self._renderer.parse(completion.token_ids, self._tools)
+        again = tuple(self._renderer.write(message))
+        transcript.say(replace(completion, token_ids=again, logprobs=(-1.0,) * len(again)))
+        self.finish = completion.finish
+        self._messages.append(message)
+        return message
+
+    patch.setattr(TokenConversation, "speak", speak)
+
+
+def prompt_is_cut_for_the_engine(run: Run, patch: Patch) -> None:
+    complete = TokenConversation._complete
+
+    async def cut(self: TokenConversation, token_ids: Sequence[int]) -> Completion:
+        return await complete(self, token_ids[-100:])
+
+    patch.setattr(TokenConversation, "_complete", cut)
+
+
+def turns_are_unlimited(run: Run, patch: Patch) -> None:
+    play = episode._play
+
+    async def longer(env: Any, conversation: Any, limits: Any, turns: Any) -> Any:
+        return await play(env, conversation, replace(limits, max_turns=20), turns)
+
+    patch.setattr(episode, "_play", longer)
+
+
+def asked(change: Callable[[SamplingParams], SamplingParams]) -> Callable[[Run, Patch], None]:
+    """Plants an engine that does not as it is asked."""
+
+    def plant(run: Run, patch: Patch) -> None:
+        engine = run.engines[0]
+        generate = engine.generate
+
+        async def otherwise(
+            token_ids: Sequence[int], sampling: SamplingParams, *, session: str
+        ) -> Completion:
+            return await generate(token_ids, change(sampling), session=session)
+
+        patch.setattr(engine, "generate", otherwise)
+
+    return plant
+
+
+def every_attempt_has_one_seed(run: Run, patch: Patch) -> None:
+    patch.setattr(embedded, "randomness_of", lambda seed, *_: randomness_of(seed, "", 0))
+
+
+def _shorter(sample: Sample, end: int) -> Sample:
+    return replace(
+        sample,
+        token_ids=sample.token_ids[:end],
+        loss_mask=sample.loss_mask[:end],
+        logprobs=sample.logprobs[:end],
+        advantages=sample.advantages[:end],
+    )
+
+
+def _without_system_prompt(sample: Sample) -> Sample:
+    return replace(sample, token_ids=(*sample.token_ids[:5], 7, *sample.token_ids[6:]))
+
+
+IN_TOKENS = (
+    Bug(
+        name="a sampled end is taken off and put back with logprob 0",
+        source="SkyRL 13",
+        sentinel="sampled_tokens",
+        plant=last_token_gets_a_dummy_logprob,
+    ),
+    Bug(
+        name="what was said is tokenised again from its text",
+        source="SkyRL 15",
+        sentinel="sampled_tokens",
+        plant=words_are_tokenised_again,
+    ),
+    Bug(
+        name="a prompt over the limit is cut before the engine sees it",
+        source="also",
+        sentinel="sampled_tokens",
+        plant=prompt_is_cut_for_the_engine,
+    ),
+    Bug(
+        name="tool results are trained on",
+        source="also",
+        sentinel="loss_mask",
+        plant=replies_are_trained_on,
+        says="given",
+    ),
+    Bug(
+        name="the token that ends a turn is not trained on",
+        source="also",
+        sentinel="loss_mask",
+        plant=last_token_is_masked,
+        says="sampled",
+    ),
+    Bug(
+        name="max_turns is not enforced",
+        source="SkyRL 11",
+        sentinel="limits",
+        plant=turns_are_unlimited,
+    ),
+    Bug(
+        name="the engine ignores max_generate_length",
+        source="also",
+        sentinel="limits",
+        plant=asked(lambda sampling: replace(sampling, max_generate_length=20)),
+    ),
+    Bug(
+        name="every attempt is drawn with one seed",
+        source="also",
+        sentinel="repeated_draws",
+        plant=every_attempt_has_one_seed,
+    ),
+    Bug(
+        name="long sequences are cut on the way to the learner",
+        source="also",
+        sentinel="token_conservation",
+        plant=resampled(lambda samples: [_shorter(s, len(s.token_ids) - 3) for s in samples]),
+    ),
+    Bug(
+        name="samples that do not fill a mini-batch are dropped",
+        source="Fleet 59",
+        sentinel="token_conservation",
+        plant=resampled(lambda samples: samples[:-3]),
+    ),
+    Bug(
+        name="the learner is given another prompt than the engine was",
+        source="also",
+        sentinel="trained_tokens",
+        plant=resampled(lambda samples: list(map(_without_system_prompt, samples))),
+    ),
+)

@@ -1,0 +1,116 @@
+"""Rules of single sentinels, on numbers worked by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from tests.fakes.small_models import small_decoder
+
+from skyfleet.rollouts.limits import Limits
+from skyfleet.sentinels.expected import Expected
+from skyfleet.sentinels.fingerprint import differing, fingerprint
+from skyfleet.sentinels.hops import CLOSELY, Told, share
+from skyfleet.sentinels.logprob_gap import cause
+from skyfleet.sentinels.memory import Memory
+from skyfleet.sentinels.signs import equal_rewards, idle_filter
+from skyfleet.sentinels.still_metrics import still_metrics
+
+LIMITS = Limits(max_turns=1, max_input_length=1, trajectory_timeout_seconds=0)
+EXPECTED = Expected(
+    n_samples=2,
+    batch_size=1,
+    mini_batch_size=1,
+    limits=LIMITS,
+    envs=frozenset(),
+    acting=("filter/zero_variance",),
+)
+
+
+def told(*history: dict[str, float]) -> Told:
+    return Told(expected=EXPECTED, metrics=history[-1], began=history[:3], lately=history[:-1])
+
+
+def test_a_filter_that_never_acts_is_told_after_20_steps() -> None:
+    idle, busy = {"filter/zero_variance": 0.0}, {"filter/zero_variance": 1.0}
+    assert idle_filter(told(*[idle] * 19)) is None
+    assert idle_filter(told(busy, *[idle] * 19)) is None
+    finding = idle_filter(told(*[idle] * 20))
+    assert finding is not None
+    assert finding.evidence == {"metric": "filter/zero_variance", "steps": 20}
+
+
+def test_rewards_that_never_differ_are_told_after_10_steps() -> None:
+    flat, varied = {"reward/a/signal_ratio": 0.0}, {"reward/a/signal_ratio": 0.5}
+    assert equal_rewards(told(*[flat] * 9)) is None
+    assert equal_rewards(told(varied, *[flat] * 9)) is None
+    assert equal_rewards(told(varied, *[flat] * 10)) is not None
+
+
+def test_one_changed_weight_changes_the_fingerprint() -> None:
+    weights = dict(small_decoder().module.named_parameters())
+    before = fingerprint(weights)
+    assert before.equal(fingerprint(weights))
+    with torch.no_grad():
+        next(iter(weights.values()))[3, 5] += 1e-7
+    assert not before.equal(fingerprint(weights))
+
+
+def test_swapped_halves_change_the_fingerprint() -> None:
+    weight = torch.arange(16.0)
+    assert not fingerprint({"a": weight}).equal(fingerprint({"a": weight.roll(8)}))
+
+
+def test_weights_differ_by_bits_by_shape_and_by_absence() -> None:
+    ours = {"a": torch.ones(4), "b": torch.ones(4), "c": torch.ones(4), "lora_A": torch.ones(2)}
+    theirs = {"a": torch.ones(4), "b": torch.full((4,), 1 + 1e-6), "c": torch.ones(2)}
+    assert differing(ours, theirs) == ["b", "c", "lora_A"]
+
+
+def test_a_coarser_copy_is_compared_as_coarse() -> None:
+    ours = {"a": torch.tensor([1.001, 2.002])}
+    assert differing(ours, {"a": ours["a"].bfloat16()}) == []
+    assert differing(ours, {"a": torch.tensor([1.1, 2.0]).bfloat16()}) == ["a"]
+
+
+def test_a_gap_is_put_down_to_what_it_looks_like() -> None:
+    draw = torch.Generator().manual_seed(0)
+    scores = 3 * torch.randn(400, 50, generator=draw, dtype=torch.float64)
+    own_NV = torch.log_softmax(scores, dim=-1)
+    tokens = torch.multinomial(own_NV.exp(), 1, generator=draw)
+    own = own_NV.gather(1, tokens).squeeze(1)
+    cooler = torch.log_softmax(scores / 0.6, dim=-1).gather(1, tokens).squeeze(1)
+    noise = 0.01 * torch.randn(400, generator=draw, dtype=torch.float64)
+    strangers = own[torch.randperm(400, generator=draw)]
+    assert cause(own, cooler).startswith("temperature")
+    assert cause(own, own + noise).startswith("dtype")
+    assert cause(own, own + 0.05 + noise.abs()).startswith("truncation")
+    assert cause(own, strangers).startswith("other tokens or weights")
+
+
+def test_memory_reads_every_training_row_once_and_leaves_out_nulls(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    memory = Memory(path)
+    assert memory.recall() == ([], [])
+    rows: list[dict[str, float | None]] = [{"step": step, "a": None, "b": 2.0} for step in range(5)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows[:3]))
+    memory.recall()
+    with path.open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows[3:])
+    first, last = memory.recall()
+    assert [row["step"] for row in first] == [1, 2, 3]
+    assert [row["step"] for row in last] == [1, 2, 3, 4]
+    assert "a" not in last[0]
+
+
+def test_every_part_of_a_large_batch_has_its_turn() -> None:
+    assert share("abcd", CLOSELY, step=1) == "abcd"
+    assert [share("abcd", 2 * CLOSELY, step=step) for step in (1, 2)] == ["bd", "ac"]
+    assert [share("abcd", 2 * CLOSELY + 1, step=step) for step in (1, 2, 3)] == ["b", "c", "ad"]
+
+
+def test_a_clip_ratio_is_labelled_where_it_cannot_move() -> None:
+    assert list(still_metrics(clips=True, n_updates=1)) == ["policy/ppo_clip_ratio"]
+    assert still_metrics(clips=True, n_updates=2) == {}
+    assert still_metrics(clips=False, n_updates=1) == {}

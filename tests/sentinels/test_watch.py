@@ -1,0 +1,91 @@
+"""A finding stops the run or warns, is written down, and shows in the metrics from then on."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+from tests.fakes.small_runs import rows
+from tests.sentinels.bugs_in_batches import verifiers_break
+from tests.sentinels.bugs_in_tokens import last_token_is_masked
+from tests.sentinels.planted import Plant, begun, go_on, said
+
+from skyfleet.config.loading import load_config
+from skyfleet.errors import ConfigError, SentinelError
+from skyfleet.sentinels.roster import modes_of
+
+MODE = "trainer.sentinels.mode"
+MODES = "trainer.sentinels.modes"
+
+
+async def played(folder: Path, plant: Plant, *settings: str, steps: int = 1) -> None:
+    run = await begun(folder, *settings)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            plant(run, patch)
+            await go_on(run, steps)
+    finally:
+        run.log.close()
+
+
+async def test_a_broken_promise_stops_the_run_with_name_sentence_and_evidence(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(
+        SentinelError,
+        match=r"^sentinel loss_mask, step 1: tokens that the policy sampled would not be trained "
+        r"on \(task=github-.*sampled=\d+, masked=\d+, both=\d+\)\. All findings are in "
+        r".*sentinels\.jsonl; trainer\.sentinels\.modes\.loss_mask=warn goes on",
+    ):
+        await played(tmp_path, last_token_is_masked, f"{MODE}=stop")
+    (row,) = map(json.loads, (tmp_path / "sentinels.jsonl").read_text().splitlines())
+    assert (row["step"], row["sentinel"], row["mode"]) == (1, "loss_mask", "stop")
+    assert row["evidence"]["masked"] < row["evidence"]["sampled"]
+    assert rows(tmp_path) == []
+
+
+async def test_what_is_only_a_sign_warns_where_promises_stop(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "skyfleet.sentinels"):
+        await played(tmp_path, verifiers_break, f"{MODE}=stop", steps=2)
+    assert [finding.step for finding in said(tmp_path)] == [1, 2]
+    warnings = [r for r in caplog.records if r.name == "skyfleet.sentinels.watch"]
+    assert len(warnings) == 1
+    assert "unknown_grades, step 1: more than 25%" in warnings[0].getMessage()
+
+
+async def test_a_sign_stops_where_it_is_told_to(tmp_path: Path) -> None:
+    with pytest.raises(SentinelError, match=r"^sentinel unknown_grades"):
+        await played(tmp_path, verifiers_break, f"{MODES}.unknown_grades=stop")
+
+
+async def test_a_warned_run_goes_on_and_its_metrics_remember(tmp_path: Path) -> None:
+    run = await begun(tmp_path, f"{MODES}.limits=off")
+    with pytest.MonkeyPatch.context() as patch:
+        last_token_is_masked(run, patch)
+        await go_on(run, 1)
+    await go_on(run, 1)
+    run.log.close()
+    assert [row["sentinel/loss_mask"] for row in rows(tmp_path)] == [1.0, 1.0]
+    assert [row["sentinel/sampled_tokens"] for row in rows(tmp_path)] == [0.0, 0.0]
+    assert all("sentinel/limits" not in row for row in rows(tmp_path))
+
+
+async def test_nothing_is_looked_at_when_all_is_off(tmp_path: Path) -> None:
+    await played(tmp_path, last_token_is_masked, f"{MODE}=off")
+    assert said(tmp_path) == []
+    assert not [key for key in rows(tmp_path)[0] if key.startswith("sentinel/")]
+
+
+def test_a_sentinel_that_does_not_exist_is_refused_by_name() -> None:
+    config = load_config("", [f"{MODES}.entropy=stop"])
+    with pytest.raises(ConfigError, match=r"modes\.entropy is no sentinel; choose from \['adv"):
+        modes_of(config.trainer.sentinels)
+
+
+def test_a_mode_that_does_not_exist_is_refused_with_its_key() -> None:
+    with pytest.raises(ConfigError, match=r"^trainer\.sentinels\.mode='halt': it takes stop \| "):
+        load_config("", [f"{MODE}=halt"])
