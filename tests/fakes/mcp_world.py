@@ -14,6 +14,7 @@ from mcp.server.stdio import stdio_server
 
 from skyfleet.envs.worlds.catalog import get_world
 from skyfleet.envs.worlds.observation import show
+from skyfleet.envs.worlds.toolkit import ToolError
 
 
 async def serve(name: str, data_seed: int) -> None:
@@ -32,9 +33,12 @@ async def serve(name: str, data_seed: int) -> None:
         if arguments.get("number") == 404:
             os.write(sys.stderr.fileno(), b"the world ends here")
             os._exit(1)
-        text = show(world.toolkit.call(app, request.params.name, arguments))
+        try:
+            text, refused = show(world.toolkit.call(app, request.params.name, arguments)), False
+        except ToolError as error:
+            text, refused = str(error), True
         content: list[types.ContentBlock] = [types.TextContent(type="text", text=text)]
-        return types.ServerResult(types.CallToolResult(content=content))
+        return types.ServerResult(types.CallToolResult(content=content, isError=refused))
 
     async def read_resource(request: types.ReadResourceRequest) -> types.ServerResult:
         uri = request.params.uri

@@ -79,6 +79,58 @@ def test_arguments_keep_to_bounds_choices_and_references() -> None:
     assert {"note" in person for person in made} == {True, False}
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "array", "items": True},
+        {"type": "array", "maxItems": 0},
+        True,
+        {"type": "integer", "exclusiveMinimum": 0, "exclusiveMaximum": 2},
+        {"type": "integer", "minimum": 5, "multipleOf": 5},
+        {"type": "integer", "maximum": -250},
+        {"type": "number", "minimum": 0, "exclusiveMaximum": 0.01},
+        {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+        {"type": "number", "minimum": 1, "multipleOf": 0.5},
+        {"allOf": [{"type": "integer"}, {"minimum": 70}]},
+        {"$ref": "#/$defs/x~1y"},
+        {"allOf": [{"$ref": "#/$defs/x~1y"}], "description": "as pydantic writes it"},
+        {"type": "object", "properties": {"b": True}, "anyOf": [{"required": ["b"]}]},
+        {
+            "allOf": [
+                {"properties": {"b": {"type": "integer"}}, "required": ["b"]},
+                {"properties": {"c": {"const": 1}}, "required": ["c"], "type": "object"},
+            ]
+        },
+    ],
+)
+def test_odd_schemas_are_kept_to(schema: Any) -> None:
+    rng = Random(5)
+    whole = {
+        "type": "object",
+        "properties": {"a": schema},
+        "required": ["a"],
+        "$defs": {"x/y": {"type": "integer", "maximum": 3}},
+    }
+    for _ in range(100):
+        jsonschema.validate(random_object(whole, rng), whole)
+
+
+def test_older_schemas_say_with_a_flag_that_a_bound_is_excluded_and_list_their_items() -> None:
+    listed = {"type": "array", "items": [{"type": "string"}, {"type": "string"}]}
+    whole: dict[str, Any] = {"type": "object", "properties": {"a": listed}, "required": ["a"]}
+    assert len(random_object(whole, Random(0))["a"]) == 1
+    number = {"type": "integer", "minimum": 0, "exclusiveMinimum": True, "maximum": 1}
+    whole["properties"] = {"a": number}
+    assert {random_object(whole, Random(i))["a"] for i in range(20)} == {1}
+
+
+def test_a_tool_may_refer_to_all_of_its_parameters() -> None:
+    whole = {"$ref": "#/$defs/P", "$defs": {"P": PERSON["$defs"]["friend"]}}
+    assert "close" in random_object(whole, Random(0))
+    nowhere = {"type": "object", "properties": {"a": {"$ref": "#/gone"}}, "required": ["a"]}
+    assert isinstance(random_object(nowhere, Random(0))["a"], str)
+
+
 async def test_it_calls_eight_times_and_says_it_is_done() -> None:
     for trajectory in await played(seed=0):
         if trajectory.ending is Ending.DONE and len(trajectory.turns) == RANDOM_CALLS + 1:

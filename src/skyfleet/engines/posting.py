@@ -16,6 +16,7 @@ from skyfleet.errors import EngineError
 
 TRIES = 4
 FIRST_PAUSE_SECONDS = 0.5
+LONGEST_PAUSE_SECONDS = 15.0
 
 _PASSING = frozenset({408, 409, 429, 500, 502, 503, 504, 529})
 _TO_ALL = frozenset({401, 402, 403, 404, 405, 407})
@@ -27,12 +28,35 @@ class RefusedError(EngineError):
     """The endpoint has no answer to this one request, such as a conversation too long for it."""
 
 
-class Endpoint:
-    """One keep-alive client; `async with` closes it."""
+def bearer(api_key: str | None) -> dict[str, str]:
+    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
-    def __init__(self, url: str, headers: Mapping[str, str], *, timeout_seconds: float) -> None:
-        self._url = url
-        self._client = httpx.AsyncClient(headers=dict(headers), timeout=timeout_seconds)
+
+class Endpoint:
+    """Kept-alive connections to one address; `async with` closes them."""
+
+    def __init__(
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        *,
+        timeout_seconds: float,
+        max_concurrent: int = 100,
+        tries: int = TRIES,
+    ) -> None:
+        """`timeout_seconds` covers one post with all its tries, not the wait for its turn.
+
+        At most `max_concurrent` posts are under way, each on a connection of its own.
+        """
+        self._url, self._timeout_seconds, self._tries = url, timeout_seconds, tries
+        self._gate = asyncio.Semaphore(max_concurrent)
+        self._client = httpx.AsyncClient(
+            headers=dict(headers),
+            timeout=timeout_seconds,
+            limits=httpx.Limits(
+                max_connections=max_concurrent, max_keepalive_connections=max_concurrent
+            ),
+        )
 
     async def __aenter__(self) -> Self:
         return self
@@ -45,21 +69,35 @@ class Endpoint:
     ) -> None:
         await self._client.aclose()
 
-    async def post(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        pause = FIRST_PAUSE_SECONDS
-        for attempt in range(1, TRIES + 1):
+    async def post(
+        self, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        async with self._gate:
             try:
-                response = await self._client.post(self._url, json=body)
+                async with asyncio.timeout(self._timeout_seconds) as deadline:
+                    return await self._tried(body, headers or {})
+            except TimeoutError:
+                if not deadline.expired():
+                    raise
+        raise EngineError(f"{self._url} gave no answer within {self._timeout_seconds:g} s")
+
+    async def _tried(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
+        pause = FIRST_PAUSE_SECONDS
+        for attempt in range(1, self._tries + 1):
+            asked_seconds = 0.0
+            try:
+                response = await self._client.post(self._url, json=body, headers=headers)
             except httpx.TransportError as error:
                 problem = f"{type(error).__name__}: {error}"
             else:
                 problem = f"{response.status_code}: {response.text[:_SHOWN_CHARACTERS]}"
                 if response.status_code not in _PASSING:
                     return self._read(response, problem)
-            if attempt < TRIES:
-                await asyncio.sleep(pause)
-                pause *= 2
-        raise EngineError(f"{self._url} failed {TRIES} times, last with {problem}")
+                asked_seconds = _asked_pause(response)
+            if attempt < self._tries:
+                await asyncio.sleep(max(pause, asked_seconds))
+                pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+        raise EngineError(f"{self._url} failed {self._tries} times, last with {problem}")
 
     def _read(self, response: httpx.Response, problem: str) -> dict[str, Any]:
         if response.is_error:
@@ -73,3 +111,9 @@ class Endpoint:
         if not isinstance(answer, dict):
             raise EngineError(f"{self._url} answered no JSON object but {problem}")
         return answer
+
+
+def _asked_pause(response: httpx.Response) -> float:
+    """The seconds a busy endpoint asks for; a date it names instead is not read."""
+    asked = response.headers.get("retry-after", "")
+    return float(asked) if asked.isdecimal() else 0.0

@@ -26,7 +26,8 @@ def forked_policy(trajectory: Trajectory, policy: Policy, *, turn: int) -> Polic
     """Says the first `turn` recorded actions, then whatever `policy` says."""
     if not 0 <= turn < len(trajectory.turns):
         raise TaskError(
-            f"turn={turn}: the episode has {len(trajectory.turns)} turns; fork at one from 0 up"
+            f"turn {turn + 1}: the episode has {len(trajectory.turns)} turns, counted from 1; "
+            "fork at one of them"
         )
 
     def start(task: Task, opening: Opening, session: str) -> ForkedConversation:

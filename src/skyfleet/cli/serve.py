@@ -1,0 +1,78 @@
+"""`skyfleet serve`: a policy behind OpenAI's API, for agents that were written against that."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from skyfleet.cli.agents import CheckpointPath, policy_folder_of
+from skyfleet.cli.arguments import DryRun, Words, config_from, show_plan, torch_needed
+from skyfleet.cli.worlds import check_free
+from skyfleet.errors import ConfigError, MissingExtraError
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from skyfleet.config.root import RunConfig
+
+KEY_VARIABLE = "SKYFLEET_API_KEY"
+
+
+def serve_command(
+    words: Words = None,
+    checkpoint: CheckpointPath = None,
+    name: Annotated[
+        str | None, typer.Option(help="What clients ask for; by default trainer.run_name.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="0.0.0.0 listens to everyone.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    dry_run: DryRun = False,
+) -> None:
+    """Serve a checkpoint or a model to agents that speak OpenAI's API."""
+    config = config_from(words)
+    model = name or config.trainer.run_name
+    url = f"http://{host}:{port}/v1"
+    if dry_run:
+        show_plan(config, [f"would serve {model} at {url}"])
+        return
+    try:
+        import uvicorn
+    except ImportError:
+        raise MissingExtraError("uvicorn", "serve") from None
+    check_free(host, port)
+    api_key = os.environ.get(KEY_VARIABLE) or None
+    app = asyncio.run(_app(config, checkpoint, model, api_key))
+    keyed = f"clients need the key in {KEY_VARIABLE}" if api_key else "no key is needed"
+    print(f"serving {model} at {url}; {keyed}; Ctrl-C ends it", flush=True)
+    uvicorn.run(app, host=host, port=port, log_level="warning")
+
+
+async def _app(
+    config: RunConfig, checkpoint: Path | None, model: str, api_key: str | None
+) -> Starlette:
+    from skyfleet.config.rules import unsupported
+
+    if refused := unsupported(config):
+        raise ConfigError("\n".join(refused))
+    with torch_needed():
+        from skyfleet.envs.registry import env_factory
+        from skyfleet.trainer.assemble_policy import assemble_speaker, longest_episode
+    from skyfleet.chat.tokenizer import encode
+    from skyfleet.serving.server import serve_app
+
+    folder = policy_folder_of(config, checkpoint)
+    speaker = await assemble_speaker(config, [], env_factory(config), policy_folder=folder)
+    return serve_app(
+        speaker.engine,
+        speaker.renderer,
+        encode=partial(encode, speaker.loaded.tokenizer),
+        model=model,
+        max_model_len=longest_episode(config),
+        api_key=api_key,
+        max_sessions=config.generator.max_num_seqs,
+    )

@@ -1,0 +1,1 @@
+"""Our engine behind OpenAI's API, so that any agent written against it can be played and learned from."""

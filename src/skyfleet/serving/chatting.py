@@ -1,0 +1,51 @@
+"""Chatting: /v1/chat/completions, from a request's body to an answer or its events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from skyfleet.engines.openai_messages import read_reply
+from skyfleet.serving.answers import chat_finish, chat_message, chat_tokens, totals
+from skyfleet.serving.bodies import ChatBody
+from skyfleet.serving.served import Served
+from skyfleet.serving.speaking import Ask
+from skyfleet.serving.streaming import chat_choices, events
+
+
+async def chat(
+    served: Served, raw: bytes, session: str | None
+) -> dict[str, Any] | AsyncIterator[str]:
+    body = served.read(raw, ChatBody)
+    messages, tools = [said.message() for said in body.messages], body.specs
+    prompt = served.threads.prompt(messages, tools)
+    asks = served.asks(
+        body,
+        [prompt.token_ids],
+        body.max_completion_tokens or body.max_tokens,
+        session=session,
+        thread=prompt.session,
+    )
+
+    def answer(ask: Ask, token_ids: Sequence[int]) -> dict[str, Any]:
+        """What the client is told; if it sends that back, its tokens are known."""
+        message = chat_message(body, served.renderer, token_ids)
+        talk = [*messages, read_reply(message)]
+        served.threads.keep(talk, tools, [*ask.prompt, *token_ids], session=ask.session)
+        return message
+
+    if body.stream:
+        (ask,) = asks
+        choices = chat_choices(body, served.renderer, served.speaking.slices(ask))
+        fields = served.fields("chatcmpl", "chat.completion.chunk")
+        return events(fields, body, ask.prompt, choices, on_end=lambda said: answer(ask, said))
+    completions = await served.whole(asks)
+    told = []
+    for index, (ask, said) in enumerate(zip(asks, completions, strict=True)):
+        message = answer(ask, said.token_ids)
+        choice = {"index": index, "message": message, "finish_reason": chat_finish(said, message)}
+        told.append(choice | chat_tokens(body, served.renderer, said))
+    fields = served.fields("chatcmpl", "chat.completion")
+    if body.return_token_ids:
+        fields["prompt_token_ids"] = prompt.token_ids
+    return {**fields, "choices": told, **totals([prompt.token_ids], completions)}

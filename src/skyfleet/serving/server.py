@@ -1,0 +1,138 @@
+"""The server: an engine and its words behind OpenAI's API, as an ASGI app."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
+from typing import Any, TypeVar
+
+from skyfleet.chat.renderer import Renderer
+from skyfleet.engines.engine import Engine
+from skyfleet.engines.openai_tokens import SESSION_HEADER
+from skyfleet.errors import EngineError, MissingExtraError
+from skyfleet.serving.chatting import chat
+from skyfleet.serving.completing import complete
+from skyfleet.serving.refusal import RefusalError, error_body
+from skyfleet.serving.served import Served
+from skyfleet.serving.speaking import Speaking
+
+try:
+    from starlette.applications import Starlette
+    from starlette.requests import ClientDisconnect, Request
+    from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+    from starlette.routing import Route
+except ImportError:
+    raise MissingExtraError("starlette", "serve") from None
+
+T = TypeVar("T")
+Work = Callable[[bytes, str | None], Coroutine[Any, Any, dict[str, Any] | AsyncIterator[str]]]
+
+_GONE = 499
+"""Nobody reads it: the client went away."""
+
+
+def serve_app(
+    engine: Engine,
+    renderer: Renderer,
+    *,
+    encode: Callable[[str], list[int]],
+    model: str,
+    max_model_len: int,
+    api_key: str | None = None,
+    max_sessions: int = 1024,
+) -> Starlette:
+    """`encode` reads the text prompts of /v1/completions. With `api_key` all of /v1 wants it."""
+    speaking = Speaking(engine, renderer, max_sessions=max_sessions)
+    served = Served(renderer, speaking, encode=encode, model=model, max_model_len=max_model_len)
+    door = _Door(served, api_key)
+
+    async def metrics(request: Request) -> Response:
+        return PlainTextResponse(speaking.counters.text(engine.policy_version))
+
+    return Starlette(
+        routes=[
+            Route("/health", _health),
+            Route("/metrics", metrics),
+            Route("/v1/models", door.models),
+            Route("/v1/chat/completions", door.chat, methods=["POST"]),
+            Route("/v1/completions", door.complete, methods=["POST"]),
+        ],
+        exception_handlers={404: _unknown, 405: _unknown},
+    )
+
+
+async def _health(request: Request) -> Response:
+    return Response()
+
+
+async def _unknown(request: Request, error: Exception) -> Response:
+    message = f"{request.method} {request.url.path} is not served here"
+    return JSONResponse(error_body(message, status=404), 404)
+
+
+class _Door:
+    """Lets in who has the key, tells errors as OpenAI does, and stops work nobody waits for."""
+
+    def __init__(self, served: Served, api_key: str | None) -> None:
+        self._served = served
+        self._bearer = None if api_key is None else f"Bearer {api_key}".encode()
+
+    async def models(self, request: Request) -> Response:
+        return await self._counted(request, lambda raw, session: self._served.models())
+
+    async def chat(self, request: Request) -> Response:
+        return await self._counted(request, partial(chat, self._served))
+
+    async def complete(self, request: Request) -> Response:
+        return await self._counted(request, partial(complete, self._served))
+
+    async def _counted(self, request: Request, work: Work) -> Response:
+        response = await self._answered(request, work)
+        self._served.speaking.counters.requests[request.url.path, response.status_code] += 1
+        return response
+
+    async def _answered(self, request: Request, work: Work) -> Response:
+        try:
+            self._check_key(request)
+            raw, session = await request.body(), request.headers.get(SESSION_HEADER)
+            answer = await _unless_gone(request, work(raw, session))
+        except RefusalError as error:
+            body = error_body(str(error), status=error.status, param=error.param, code=error.code)
+            return JSONResponse(body, error.status)
+        except EngineError as error:
+            return JSONResponse(error_body(str(error), status=500), 500)
+        except ClientDisconnect:
+            return Response(status_code=_GONE)
+        if isinstance(answer, dict):
+            return JSONResponse(answer)
+        return StreamingResponse(answer, media_type="text/event-stream")
+
+    def _check_key(self, request: Request) -> None:
+        sent = request.headers.get("authorization", "").encode()
+        if self._bearer is not None and not hmac.compare_digest(sent, self._bearer):
+            raise RefusalError(
+                "the Authorization header has not this server's key; send Bearer <api_key>",
+                status=401,
+                code="invalid_api_key",
+            )
+
+
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` gives; it is cancelled when the client hangs up."""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_hang_up(request))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _hang_up(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,63 @@
+"""`skyfleet serve` serves the model it is told, in the configuration it is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+import typer
+from tests.fakes.serving import serving
+from tests.fakes.tiny_speaker import tiny_speaker
+from typer.testing import CliRunner
+
+from skyfleet.cli.serve import _app, serve_command
+from skyfleet.config.loading import load_config
+from skyfleet.errors import ConfigError
+from skyfleet.models.loading import Loaded, save_model
+
+app = typer.Typer()
+app.command()(serve_command)
+
+
+def saved(folder: Path) -> Path:
+    speaker = tiny_speaker()
+    save_model(Loaded(module=speaker.decoder.module, tokenizer=speaker.tokenizer), folder)
+    return folder
+
+
+async def test_a_model_folder_is_served_with_its_key(tmp_path: Path) -> None:
+    config = load_config(
+        "",
+        [
+            f"trainer.run_path={tmp_path / 'run'}",
+            "trainer.device=cpu",
+            "trainer.bf16=false",
+            "trainer.max_prompt_length=300",
+            "generator.max_input_length=300",
+            "generator.sampling_params.max_generate_length=100",
+            "generator.eval_sampling_params.max_generate_length=100",
+            "generator.max_num_seqs=4",
+        ],
+    )
+    served = await _app(config, saved(tmp_path / "model"), "mine", "k")
+    body = {"model": "mine", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
+    async with serving(served) as url, httpx.AsyncClient(base_url=url) as client:
+        assert (await client.post("/v1/chat/completions", json=body)).status_code == 401
+        headers = {"Authorization": "Bearer k"}
+        answer = await client.post("/v1/chat/completions", json=body, headers=headers)
+        (model,) = (await client.get("/v1/models", headers=headers)).json()["data"]
+    assert answer.json()["usage"]["completion_tokens"] == 5
+    assert (model["id"], model["max_model_len"]) == ("mine", 400)
+
+
+def test_a_dry_run_says_where_it_would_serve_on_this_machine_alone() -> None:
+    result = CliRunner().invoke(app, ["--dry-run", "--name", "mine"], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "# would serve mine at http://127.0.0.1:8000/v1" in result.output
+
+
+async def test_a_checkpoint_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    config = load_config("", [f"trainer.run_path={tmp_path}"])
+    with pytest.raises(ConfigError, match="no such folder"):
+        await _app(config, tmp_path / "nothing", "mine", None)

@@ -1,0 +1,150 @@
+"""Native tool calling: the server renders and reads, and its very tokens are the transcript."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tests.fakes.counter_env import TASK, CounterEnv, opening
+from tests.fakes.serving import serving
+from tests.fakes.small_models import logprobs_of
+from tests.fakes.tiny_speaker import MODEL, tiny_speaker
+
+from skyfleet.chat.completion import Completion, Finish
+from skyfleet.chat.message import Message, ToolCall, ToolSpec
+from skyfleet.engines.chat_engine import ChatEngine, Spoken
+from skyfleet.engines.openai_chat_engine import OpenAIChatEngine
+from skyfleet.engines.sampling import SamplingParams
+from skyfleet.envs.env import Opening
+from skyfleet.rollouts.conversation import Policy
+from skyfleet.rollouts.episode import run_episode
+from skyfleet.rollouts.limits import Limits
+from skyfleet.rollouts.native import NativeConversation
+from skyfleet.tasks.task import Task
+from skyfleet.trajectories.trajectory import Ending
+
+LIMITS = Limits(max_turns=4, max_input_length=100, trajectory_timeout_seconds=5)
+
+
+class Script:
+    """Says its lines with the tokens they come with."""
+
+    def __init__(self, *lines: tuple[Message, Sequence[int], Sequence[int]]) -> None:
+        self.policy_version = 0
+        self.released: list[str] = []
+        self.heard: list[int] = []
+        self.finish: Finish = "stop"
+        self._lines = list(lines)
+
+    async def speak(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec],
+        sampling: SamplingParams,
+        *,
+        session: str,
+    ) -> Spoken:
+        self.heard.append(len(messages))
+        message, prompt, said = self._lines.pop(0)
+        version, self.policy_version = self.policy_version, self.policy_version + 1
+        completion = Completion(
+            token_ids=tuple(said),
+            logprobs=(-0.5,) * len(said),
+            finish=self.finish,
+            policy_version=version,
+        )
+        return Spoken(message=message, prompt_token_ids=tuple(prompt), completion=completion)
+
+    async def release(self, session: str) -> None:
+        self.released.append(session)
+
+
+def speaking(engine: ChatEngine, sampling: SamplingParams | None = None) -> Policy:
+    def start(task: Task, opening: Opening, session: str) -> NativeConversation:
+        return NativeConversation(
+            opening, engine=engine, sampling=sampling or SamplingParams(), session=session
+        )
+
+    return start
+
+
+def press(by: int) -> Message:
+    call = ToolCall(id="0", name="press", arguments={"by": by})
+    return Message(role="assistant", tool_calls=(call,))
+
+
+DONE = Message(role="assistant", content="done")
+
+
+async def test_a_prompt_that_continues_the_tokens_so_far_grows_one_transcript() -> None:
+    script = Script(
+        (press(1), [1, 2], [3, 4]),
+        (press(2), [1, 2, 3, 4, 5], [6]),
+        (DONE, [1, 2, 3, 4, 5, 6, 7], [8]),
+    )
+    trajectory = await run_episode(TASK, opening(CounterEnv()), speaking(script), LIMITS)
+    assert trajectory.ending is Ending.DONE
+    assert trajectory.grade is not None
+    assert trajectory.grade.success
+    (transcript,) = trajectory.transcripts
+    assert transcript.token_ids == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [int(chosen) for chosen in transcript.loss_mask] == [0, 0, 1, 1, 0, 1, 0, 1]
+    assert transcript.policy_versions == [0, 1, 2]
+    assert script.heard == [1, 3, 5]
+    assert script.released == ["t/0"]
+
+
+async def test_a_prompt_that_rewrites_the_past_begins_another_transcript() -> None:
+    script = Script((press(3), [1, 2], [3, 4]), (DONE, [1, 2, 9], [8]))
+    trajectory = await run_episode(TASK, opening(CounterEnv()), speaking(script), LIMITS)
+    assert [t.token_ids for t in trajectory.transcripts] == [[1, 2, 3, 4], [1, 2, 9, 8]]
+    assert [t.policy_versions for t in trajectory.transcripts] == [[0], [1]]
+
+
+async def test_an_empty_answer_is_an_empty_turn_without_tokens() -> None:
+    nothing = Message(role="assistant")
+    trajectory = await run_episode(
+        TASK, opening(CounterEnv()), speaking(Script((nothing, [], []))), LIMITS
+    )
+    assert trajectory.ending is Ending.DONE
+    assert [turn.action for turn in trajectory.turns] == [nothing]
+    assert trajectory.transcripts == ()
+
+
+async def test_a_turn_cut_by_its_length_ends_the_episode_as_such() -> None:
+    script = Script((press(1), [1], [2]))
+    script.finish = "length"
+    trajectory = await run_episode(TASK, opening(CounterEnv()), speaking(script), LIMITS)
+    assert trajectory.ending is Ending.LENGTH
+
+
+async def test_an_episode_that_has_filled_its_context_says_no_more() -> None:
+    script = Script((press(1), range(99), range(10)), (DONE, [], []))
+    trajectory = await run_episode(TASK, opening(CounterEnv()), speaking(script), LIMITS)
+    assert trajectory.ending is Ending.CONTEXT_FULL
+    assert len(trajectory.turns) == 1
+
+
+async def test_our_server_keeps_an_episode_in_one_transcript_with_its_exact_tokens() -> None:
+    speaker = tiny_speaker()
+    sampling = SamplingParams(max_generate_length=9, temperature=1.5, seed=3)
+    async with (
+        serving(speaker.app(speaker.engine())) as url,
+        OpenAIChatEngine(f"{url}/v1", model=MODEL) as engine,
+    ):
+        conversation = NativeConversation(
+            Opening(messages=(Message(role="user", content="hi"),)),
+            engine=engine,
+            sampling=sampling,
+            session="s",
+        )
+        for _ in range(3):
+            await conversation.speak()
+            conversation.hear([Message(role="user", content="go on")])
+    (transcript,) = conversation.transcripts
+    assert sum(transcript.loss_mask) == 27
+    expected = logprobs_of(
+        speaker.decoder, transcript.token_ids, len(transcript) - 1, temperature=1.5
+    ).tolist()
+    chosen = [i for i, mine in enumerate(transcript.loss_mask) if mine]
+    for i in chosen:
+        assert abs(transcript.logprobs[i] - expected[i - 1]) < 1e-5

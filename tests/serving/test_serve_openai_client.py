@@ -1,0 +1,242 @@
+"""Agents written against OpenAI's API: its official client talks to our server on loopback."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from openai import AsyncOpenAI, AuthenticationError, BadRequestError, NotFoundError
+from tests.fakes.serving import serving
+from tests.fakes.small_models import logprobs_of
+from tests.fakes.tiny_speaker import CAPACITY, MODEL, tiny_speaker
+
+from skyfleet.chat.completion import Completion
+from skyfleet.chat.message import Message
+from skyfleet.engines.sampling import SamplingParams
+
+HI: Any = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+LOOK: Any = {
+    "type": "function",
+    "function": {"name": "look", "description": "Look.", "parameters": {"type": "object"}},
+}
+
+
+class OneLine:
+    """Says its line in the tiny tokenizer's tokens, as many at a time as it may."""
+
+    def __init__(self, line: str) -> None:
+        self.policy_version = 0
+        self._left = tiny_speaker().renderer.write(Message(role="assistant", content=line))
+
+    async def generate(
+        self, token_ids: Sequence[int], sampling: SamplingParams, *, session: str
+    ) -> Completion:
+        most = sampling.max_generate_length
+        said, self._left = tuple(self._left[:most]), self._left[most:]
+        return Completion(
+            token_ids=said,
+            logprobs=(-0.5,) * len(said),
+            finish="length" if self._left else "stop",
+            policy_version=0,
+        )
+
+    async def release(self, session: str) -> None: ...
+
+    async def sleep(self) -> None: ...
+
+    async def wake(self) -> None: ...
+
+
+@pytest_asyncio.fixture
+async def client() -> AsyncIterator[AsyncOpenAI]:
+    speaker = tiny_speaker()
+    async with (
+        serving(speaker.app(speaker.engine(), api_key="k")) as url,
+        AsyncOpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client,
+    ):
+        yield client
+
+
+async def test_models_are_listed(client: AsyncOpenAI) -> None:
+    (model,) = [model async for model in client.models.list()]
+    assert (model.id, model.owned_by) == (MODEL, "skyfleet")
+
+
+async def test_a_chat_gives_its_tokens_and_their_logprobs(client: AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(
+        model=MODEL,
+        messages=HI,
+        max_completion_tokens=9,
+        logprobs=True,
+        seed=1,
+        extra_body={"return_token_ids": True},
+    )
+    speaker = tiny_speaker()
+    (choice,) = answer.choices
+    told: Any = answer.to_dict()
+    prompt, said = told["prompt_token_ids"], told["choices"][0]["token_ids"]
+    assert speaker.renderer.text(prompt).startswith("<|im_start|>system\nbe brief<|im_end|>")
+    assert choice.finish_reason == "length"
+    assert choice.logprobs is not None
+    content = choice.logprobs.content or []
+    expected = logprobs_of(speaker.decoder, [*prompt, *said], 9).tolist()
+    assert [token.logprob for token in content] == pytest.approx(expected, abs=1e-5)
+    assert [token.token for token in content] == [speaker.renderer.text([t]) for t in said]
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(prompt), 9)
+
+
+async def test_the_same_seed_says_the_same_and_n_choices_differ(client: AsyncOpenAI) -> None:
+    async def ask(n: int) -> list[str]:
+        answer = await client.completions.create(
+            model=MODEL, prompt="once", max_tokens=12, seed=4, n=n
+        )
+        return [choice.text for choice in answer.choices]
+
+    one, three = await ask(1), await ask(3)
+    assert one == three[:1]
+    assert len(set(three)) == 3
+
+
+async def test_completions_take_text_or_tokens_and_several_at_once(client: AsyncOpenAI) -> None:
+    tokens = tiny_speaker().tokenizer.encode("once", add_special_tokens=False)
+
+    async def ask(prompt: Any) -> list[str]:
+        answer = await client.completions.create(
+            model=MODEL, prompt=prompt, max_tokens=6, temperature=0, logprobs=0
+        )
+        return [choice.text for choice in answer.choices]
+
+    (said,) = await ask("once")
+    assert await ask(tokens) == [said]
+    assert await ask(["once", "once"]) == [said, said]
+    assert await ask([tokens, tokens]) == [said, said]
+
+
+async def test_a_stream_of_text_is_the_text_and_its_tokens(client: AsyncOpenAI) -> None:
+    asked: Any = {"model": MODEL, "prompt": "once", "max_tokens": 21, "temperature": 0}
+    whole = await client.completions.create(**asked)
+    stream = await client.completions.create(
+        **asked,
+        stream=True,
+        logprobs=0,
+        stream_options={"include_usage": True},
+        extra_body={"return_token_ids": True},
+    )
+    chunks = [chunk.to_dict() async for chunk in stream]
+    *parts, last = chunks
+    choices: list[Any] = [part["choices"][0] for part in parts]
+    assert "".join(choice["text"] for choice in choices) == whole.choices[0].text
+    assert [len(choice["token_ids"]) for choice in choices] == [8, 8, 5]
+    assert [choice["finish_reason"] for choice in choices] == [None, None, "length"]
+    assert [len(choice["logprobs"]["token_logprobs"]) for choice in choices] == [8, 8, 5]
+    assert last["usage"]["completion_tokens"] == 21
+    assert "prompt_token_ids" in parts[0]
+    assert "prompt_token_ids" not in parts[1]
+
+
+async def test_a_streamed_chat_says_what_the_whole_one_says(client: AsyncOpenAI) -> None:
+    asked: Any = {"model": MODEL, "messages": HI, "max_tokens": 30, "temperature": 0}
+    whole = await client.chat.completions.create(**asked)
+    text = ""
+    finish = None
+    async for chunk in await client.chat.completions.create(**asked, stream=True):
+        text += chunk.choices[0].delta.content or ""
+        finish = chunk.choices[0].finish_reason
+    assert text == whole.choices[0].message.content
+    assert finish == "length"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_tool_is_called(stream: bool) -> None:
+    line = 'so\n<tool_call>\n{"name": "look", "arguments": {"at": 2}}\n</tool_call>'
+    async with (
+        serving(tiny_speaker().app(OneLine(line))) as url,
+        AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as client,
+    ):
+        asked: Any = {"model": MODEL, "messages": HI, "tools": [LOOK], "max_tokens": 200}
+        if stream:
+            chunks = [c async for c in await client.chat.completions.create(**asked, stream=True)]
+            words = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+            calls: Any = chunks[-1].choices[0].delta.tool_calls
+            finish = chunks[-1].choices[0].finish_reason
+            assert len(chunks) > 2
+        else:
+            answer = await client.chat.completions.create(**asked)
+            words = answer.choices[0].message.content or ""
+            calls = answer.choices[0].message.tool_calls
+            finish = answer.choices[0].finish_reason
+    assert (words, finish) == ("so", "tool_calls")
+    (call,) = calls
+    assert call.function.name == "look"
+    assert json.loads(call.function.arguments) == {"at": 2}
+
+
+async def test_without_tools_a_call_is_only_text() -> None:
+    line = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+    async with (
+        serving(tiny_speaker().app(OneLine(line))) as url,
+        AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as client,
+    ):
+        asked: Any = {"model": MODEL, "messages": HI, "tools": [LOOK], "tool_choice": "none"}
+        answer = await client.chat.completions.create(**asked)
+    assert answer.choices[0].message.tool_calls is None
+    assert answer.choices[0].message.content == line
+    assert answer.choices[0].finish_reason == "stop"
+
+
+async def test_stop_strings_end_the_text_and_are_left_out_of_it(client: AsyncOpenAI) -> None:
+    asked: Any = {"model": MODEL, "prompt": "once", "max_tokens": 24, "temperature": 0}
+    free = (await client.completions.create(**asked)).choices[0].text
+    stop = free[9:12]
+    end = free.index(stop)
+    asked["stop"] = stop
+    whole = await client.completions.create(**asked)
+    assert (whole.choices[0].text, whole.choices[0].finish_reason) == (free[:end], "stop")
+    stream = await client.completions.create(**asked, stream=True)
+    choices = [chunk.choices[0] async for chunk in stream]
+    assert "".join(choice.text for choice in choices) == free[:end]
+    assert choices[-1].finish_reason == "stop"
+    kept = await client.completions.create(**asked, extra_body={"include_stop_str_in_output": True})
+    assert kept.choices[0].text.startswith(free[: end + len(stop)])
+
+
+async def test_a_stop_string_that_begins_in_one_slice_of_a_stream_ends_it_in_the_next() -> None:
+    async with (
+        serving(tiny_speaker().app(OneLine("abcdefghijklmn"))) as url,
+        AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as client,
+    ):
+        stream = await client.completions.create(
+            model=MODEL,
+            prompt="once",
+            max_tokens=100,
+            stop="hij",
+            stream=True,
+            extra_body={"return_token_ids": True},
+        )
+        chunks: list[Any] = [chunk.to_dict() async for chunk in stream]
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert [choice["text"] for choice in choices] == ["abcdef", "g"]
+    assert [len(choice["token_ids"]) for choice in choices] == [8, 2]
+    assert choices[-1]["finish_reason"] == "stop"
+
+
+async def test_errors_are_the_clients_own(client: AsyncOpenAI) -> None:
+    asked: Any = {"model": MODEL, "messages": HI}
+    with pytest.raises(NotFoundError, match="model='other' is not served; 'tiny' is"):
+        await client.chat.completions.create(model="other", messages=HI)
+    with pytest.raises(BadRequestError, match=f"max_tokens=600 do not fit.*{CAPACITY} in all"):
+        await client.chat.completions.create(**asked, max_tokens=600)
+    with pytest.raises(BadRequestError, match=r"temperature=-1.*greater than or equal to 0"):
+        await client.chat.completions.create(**asked, temperature=-1)
+    with pytest.raises(BadRequestError, match=r"presence_penalty=1 is not served; leave it out"):
+        await client.chat.completions.create(**asked, presence_penalty=1)
+    with pytest.raises(BadRequestError, match=r"tool_choice='required'.*'auto' or 'none'"):
+        await client.chat.completions.create(**asked, tools=[LOOK], tool_choice="required")
+    with pytest.raises(BadRequestError, match="stream=true answers one prompt with n=1"):
+        await client.chat.completions.create(**asked, n=2, stream=True)
+    with pytest.raises(AuthenticationError, match="has not this server's key"):
+        await client.with_options(api_key="other").models.list()
