@@ -21,7 +21,12 @@ def smooth_clip(inputs: LossInputs, *, width: float = 0.2) -> LossOutput:
 
 
 def against_the_best(rewards: Sequence[float]) -> list[float]:
-    """An attempt is worth what it lacks to its group's best, plus what they lack on average."""
-    best = max(rewards, default=0.0)
-    lacking = [best - reward for reward in rewards]
-    return [sum(lacking) / len(lacking) - lack for lack in lacking]
+    """Each attempt against the best of the others: only a new best gains anything.
+
+    `against_the_best([1.0, 0.5, 0.0])` is `[0.5, -0.5, -1.0]`. No attempt sets its own bar, so the
+    gradient is unbiased, as with RLOO.
+    """
+    others = ([*rewards[:i], *rewards[i + 1 :]] for i in range(len(rewards)))
+    return [
+        reward - max(other, default=reward) for reward, other in zip(rewards, others, strict=True)
+    ]

@@ -30,6 +30,11 @@ def test_maxrl_counts_means_from_the_mean() -> None:
     assert maxrl([1, 1, 1, 0]) == pytest.approx([1 / 3, 1 / 3, 1 / 3, -1], abs=1e-5)
 
 
+@pytest.mark.parametrize("rewards", [[0, 0, -0.5, 0], [1, -1], [-0.001, -0.01]])
+def test_maxrl_learns_nothing_from_a_mean_that_would_turn_its_sign(rewards: list[float]) -> None:
+    assert maxrl(rewards) == [0.0] * len(rewards)
+
+
 @pytest.mark.parametrize("name", ["grpo", "rloo", "maxrl"])
 def test_nothing_is_learned_where_there_is_nothing_to_compare(name: str) -> None:
     """SkyRL gives a group of one its raw score as its advantage, under grpo and maxrl."""
@@ -52,6 +57,11 @@ def test_an_estimator_of_ones_own_is_named_by_module_and_function() -> None:
     assert own is rloo
     with pytest.raises(ConfigError, match="'nowhere:rloo' cannot be imported"):
         estimator_of(Algorithm(advantage_estimator="nowhere:rloo"))
+
+
+def test_what_is_no_function_is_no_estimator() -> None:
+    with pytest.raises(ConfigError, match="'math:pi' is a float; name a function of a group's"):
+        estimator_of(Algorithm(advantage_estimator="math:pi"))
 
 
 def test_a_return_is_what_follows_nearer_rewards_counting_more() -> None:

@@ -12,6 +12,7 @@ from skyfleet.algorithms.credit import advantage_metrics, assign_credit
 from skyfleet.algorithms.filters import drop_zero_variance, keep_graded, zero_unfinished
 from skyfleet.algorithms.sample import Sample
 from skyfleet.chat.transcript import Transcript
+from skyfleet.errors import ConfigError
 from skyfleet.trajectories.trajectory import Ending, Group
 
 TWO_TURNS = Transcript(
@@ -86,6 +87,12 @@ def test_an_unfinished_attempt_counts_in_the_mean_and_teaches_nothing_when_maske
     samples = assign_credit([pair], grpo, mask_unfinished=True)
     assert chosen_advantages(samples) == [[pytest.approx(0.7071, abs=1e-4)] * 2]
     assert len(assign_credit([pair], grpo)) == 2
+
+
+@pytest.mark.parametrize("n_given", [1, 5])
+def test_an_estimator_owes_an_advantage_for_each_reward(n_given: int) -> None:
+    with pytest.raises(ConfigError, match=f"gave {n_given} advantages for a group of 2 rewards"):
+        assign_credit(groups(1.0, 0.0), lambda _: [0.5] * n_given)
 
 
 def test_advantage_metrics_are_means_over_chosen_tokens() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from math import exp, log
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ from skyfleet.algorithms.losses.importance import importance_sampling, rollout_i
 from skyfleet.algorithms.losses.loss import LossInputs, LossOutput
 from skyfleet.algorithms.losses.ppo import dual_clip, gspo, ppo_clip
 from skyfleet.algorithms.losses.sapo import sapo
-from skyfleet.config.algorithm import POLICY_LOSSES, Algorithm
+from skyfleet.config.algorithm import POLICY_LOSSES, Algorithm, OffPolicyCorrection
 from skyfleet.errors import ConfigError
 
 CLIP: dict[str, Any] = {"eps_clip_low": 0.2, "eps_clip_high": 0.2}
@@ -150,6 +150,23 @@ def test_clip_cov_leaves_out_some_of_the_tokens_between_its_bounds() -> None:
     assert output.metrics_T["clip_cov_ratio"].tolist() == [1.0, 0.0, 0.0, 0.0]
 
 
+def test_clip_cov_draws_by_what_was_sampled_and_not_by_how_much() -> None:
+    def drawn(seed: int) -> list[int]:
+        made = torch.Generator().manual_seed(seed)
+        given = LossInputs(
+            logprobs_T=torch.tensor([-1.0, -3.0] * 50),
+            old_logprobs_T=torch.tensor([-1.0, -3.0] * 50),
+            behaviour_logprobs_T=-torch.rand(100, generator=made),
+            advantages_T=torch.tensor([2.0, -2.0] * 50),
+            lengths_B=torch.tensor([100]),
+        )
+        selected = select_clip_cov(given, clip_ratio=0.1, clip_cov_lb=1, clip_cov_ub=5, **CLIP)
+        return selected.nonzero().squeeze(1).tolist()
+
+    assert drawn(1) == drawn(1)
+    assert drawn(1) != drawn(2)
+
+
 def test_clip_cov_does_not_pick_what_ppo_clips() -> None:
     moved = replace(comparing(), old_logprobs_T=torch.tensor([-2.0, -3.0, -1.0, -3.0]))
     selected = select_clip_cov(moved, clip_ratio=0.5, clip_cov_lb=1.0, clip_cov_ub=5.0, **CLIP)
@@ -196,9 +213,49 @@ def test_settings_reach_their_loss() -> None:
 
 def test_a_loss_of_ones_own_is_named_by_module_and_function() -> None:
     name = "skyfleet.algorithms.losses.importance:importance_sampling"
-    assert policy_loss_of(Algorithm(policy_loss_type=name)) is importance_sampling
+    given = inputs([3.0, 0.1], [1.0, -2.0])
+    own = policy_loss_of(Algorithm(policy_loss_type=name))(given)
+    assert torch.equal(own.loss_T, importance_sampling(given).loss_T)
     with pytest.raises(ConfigError, match="policy_loss_type='nowhere:loss' cannot be imported"):
         policy_loss_of(Algorithm(policy_loss_type="nowhere:loss"))
+
+
+def averaged(given: LossInputs) -> LossOutput:
+    return LossOutput(loss_T=-(given.logprobs_T * given.advantages_T).mean())
+
+
+def counted_once(given: LossInputs) -> LossOutput:
+    return LossOutput(loss_T=-given.logprobs_T, metrics_B={"x": given.advantages_T})
+
+
+def bare(given: LossInputs) -> Any:
+    return -given.logprobs_T
+
+
+@pytest.mark.parametrize(
+    ("own", "complaint"),
+    [
+        (
+            "averaged",
+            r"averaged' gave loss_T of shape \(\) where \(2,\) is owed; leave the mean to",
+        ),
+        (
+            "counted_once",
+            r"counted_once' gave metrics_B\['x'\] of shape \(2,\) where \(1,\) is owed",
+        ),
+        ("bare", "bare' returns a Tensor; return a LossOutput"),
+    ],
+)
+@pytest.mark.parametrize("correction", [None, "token"])
+def test_a_loss_of_another_shape_is_refused_before_it_broadcasts(
+    own: str, complaint: str, correction: Literal["token"] | None
+) -> None:
+    algorithm = Algorithm(
+        policy_loss_type=f"{__name__}:{own}",
+        off_policy_correction=OffPolicyCorrection(tis_ratio_type=correction),
+    )
+    with pytest.raises(ConfigError, match=complaint):
+        policy_loss_of(algorithm)(inputs([1.0, 1.1], [1.0, -1.0]))
 
 
 def test_a_far_token_is_finite_in_every_clipped_loss() -> None:

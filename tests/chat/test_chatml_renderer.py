@@ -13,7 +13,7 @@ from tests.chat.small_tokenizer import chatml_template, small_tokenizer
 from skyfleet.chat.chatml import ChatMLRenderer
 from skyfleet.chat.jinja import JinjaRenderer
 from skyfleet.chat.message import Image, Message, Role, Text, ToolCall, ToolSpec
-from skyfleet.chat.probes import QUESTION, SYSTEM, TALK, THOUGHTFUL_WORK, TOOLS, WORK
+from skyfleet.chat.probes import QUESTION, SYSTEM, TALK, TOOLS, WORK, thoughtful
 from skyfleet.chat.renderer import Renderer
 from skyfleet.chat.template import Template
 from skyfleet.chat.tools_section import signature_tools
@@ -37,7 +37,7 @@ def joined(
     return glue
 
 
-@pytest.mark.parametrize("messages", [(QUESTION,), TALK, WORK, THOUGHTFUL_WORK])
+@pytest.mark.parametrize("messages", [(QUESTION,), TALK, WORK, thoughtful(WORK)])
 @pytest.mark.parametrize("system", [(), (SYSTEM,), (replace(SYSTEM, content=""),)])
 @pytest.mark.parametrize("tools", [(), TOOLS])
 def test_an_opening_is_what_the_template_gives(

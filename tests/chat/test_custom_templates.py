@@ -11,10 +11,10 @@ from tests.chat.small_tokenizer import chatml_template, small_tokenizer
 from skyfleet.chat.chatml import ChatMLRenderer
 from skyfleet.chat.custom_templates import NAMED, read_template
 from skyfleet.chat.jinja import JinjaRenderer
-from skyfleet.chat.probes import ANSWER, QUESTION, SYSTEM, THOUGHTFUL_WORK, TOOLS
+from skyfleet.chat.probes import ANSWER, QUESTION, SYSTEM, TOOLS, WORK, thoughtful
 from skyfleet.chat.renderers import make_renderer
 from skyfleet.chat.template import Template
-from skyfleet.errors import ConfigError
+from skyfleet.errors import ConfigError, ModelError
 
 TOKENIZER = small_tokenizer(chatml_template())
 
@@ -40,16 +40,15 @@ def test_a_template_that_keeps_thoughts_is_rendered_by_hand() -> None:
     renderer = make_renderer(TOKENIZER, chat_template=template)
     assert isinstance(renderer, ChatMLRenderer)
     theirs = Template(tokenizer=TOKENIZER, source=template)
-    assert renderer.open((SYSTEM, *THOUGHTFUL_WORK), TOOLS) == theirs.tokens(
-        (SYSTEM, *THOUGHTFUL_WORK), TOOLS
-    )
+    conversation = (SYSTEM, *thoughtful(WORK))
+    assert renderer.open(conversation, TOOLS) == theirs.tokens(conversation, TOOLS)
 
 
 def test_a_template_that_drops_thoughts_drops_them() -> None:
     renderer = make_renderer(TOKENIZER, chat_template=NAMED["qwen3_without_thinking"])
     assert isinstance(renderer, JinjaRenderer)
     assert not renderer.append_only
-    assert "I wonder." not in renderer.text(renderer.open(THOUGHTFUL_WORK, TOOLS))
+    assert "I wonder." not in renderer.text(renderer.open(thoughtful(WORK), TOOLS))
 
 
 @pytest.mark.parametrize("name", sorted(NAMED))
@@ -74,3 +73,19 @@ def test_marks_that_enclose_other_tokens_are_told(caplog: pytest.LogCaptureFixtu
         "the chat template marks 'A long-legged bird.' as the model's own; "
         "trained on is what is sampled, 'A long-legged bird.<|im_end|>'"
     ]
+
+
+def test_marks_that_cannot_be_compared_stop_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    template = NAMED["qwen3_with_thinking"].replace(
+        "'<|im_start|>assistant\\n' if add", "'<|im_start|>assistant\\n<think>\\n' if add"
+    )
+    with caplog.at_level(logging.WARNING):
+        assert isinstance(make_renderer(TOKENIZER, chat_template=template), JinjaRenderer)
+    assert "marks cannot be compared with what is sampled" in caplog.text
+
+
+def test_a_template_that_breaks_or_is_none_is_named() -> None:
+    with pytest.raises(ModelError, match="breaks on a conversation of user, assistant: TypeErr"):
+        make_renderer(TOKENIZER, chat_template="{{ messages[0].content + 1 }}<|im_end|>")
+    with pytest.raises(ModelError, match=r"is not Jinja: line 1: .*; correct it"):
+        make_renderer(TOKENIZER, chat_template="{% for %}")

@@ -114,6 +114,29 @@ def test_a_message_that_spells_marks_ends_no_turn(tokenizer: Any, kind: type) ->
 
 
 @pytest.mark.parametrize(
+    ("tokenizer", "call"),
+    [
+        (GLM_TOKENIZER, replace(CALL, arguments={"word": "</arg_value>"})),
+        (KIMI_K2_TOKENIZER, replace(CALL, name="look up")),
+        (CHATML_TOKENIZER, replace(CALL, arguments={"word": float("nan")})),
+        (HARMONY_TOKENIZER, replace(CALL, arguments={"word": "<|end|>"})),
+    ],
+)
+def test_what_would_be_heard_as_another_call_is_not_written(tokenizer: Any, call: ToolCall) -> None:
+    with pytest.raises(ModelError, match=r"would be read as the calls \[\] where \[\["):
+        make_renderer(tokenizer).write(Message(role="assistant", tool_calls=(call,)))
+
+
+def test_a_call_said_twice_under_one_id_is_answered_under_two() -> None:
+    renderer = make_renderer(KIMI_K2_TOKENIZER)
+    said = renderer.write(Message(role="assistant", tool_calls=(CALL, CALL)))
+    results = [replace(RESULT, tool_call_id=c.id) for c in renderer.parse(said).tool_calls]
+    glue = renderer.join(said[-1], results)
+    assert glue is not None
+    assert "## Return of functions.look_up:1\n" in renderer.text(glue)
+
+
+@pytest.mark.parametrize(
     ("tokenizer", "glue"),
     [
         (LLAMA3_TOKENIZER, "<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n"),

@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from skyfleet.chat.harmony_reading import parse_harmony
 from skyfleet.chat.harmony_tools import harmony_tools
 from skyfleet.chat.message import ToolCall, ToolSpec
-
-SHARDS = st.sampled_from(
-    [
-        *("<|channel|>", "<|message|>", "<|start|>assistant", "<|end|>", "<|call|>", "<|return|>"),
-        *("analysis", "commentary", "final", " to=functions.x", " to=", " to=functions.", "json"),
-        *('{"a": 1}', '{"a": ', "[1]", "NaN", "\x00", "\ud800", "9" * 5000, "[" * 20_000, " ", "é"),
-    ]
-)
+from skyfleet.chat.tool_calls.harmony import parse_harmony
 
 
 def test_channels_are_told_apart() -> None:
@@ -56,16 +46,14 @@ def test_a_call_that_is_no_object_is_counted(body: str) -> None:
     assert parsed.malformed_calls == (text,)
 
 
+def test_a_call_that_was_cut_in_its_header_is_counted_as_it_was_said() -> None:
+    parsed = parse_harmony("<|channel|>commentary to=functions.x")
+    assert parsed.malformed_calls == ("<|channel|>commentary to=functions.x",)
+
+
 def test_words_outside_every_channel_are_speech() -> None:
     assert parse_harmony("A bird.").content == "A bird."
     assert parse_harmony("").content == ""
-
-
-@settings(max_examples=300, derandomize=True, deadline=None)
-@given(st.lists(SHARDS, max_size=12))
-def test_nothing_a_model_says_raises(shards: list[str]) -> None:
-    parsed = parse_harmony("".join(shards))
-    assert all(call.id and call.name for call in parsed.tool_calls)
 
 
 def test_tools_are_shown_as_typescript() -> None:

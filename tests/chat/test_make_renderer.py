@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from tests.chat.family_templates import HARMONY, HARMONY_MARKS
 from tests.chat.small_tokenizer import chatml_template, small_tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -108,3 +109,11 @@ def test_a_parser_that_is_asked_for_reads_the_calls() -> None:
     assert [call.name for call in message.tool_calls] == ["stop"]
     same = make_renderer(small_tokenizer(chatml_template()), tool_call_parser="hermes")
     assert isinstance(same, ChatMLRenderer)
+
+
+@pytest.mark.parametrize("parser", [None, "harmony"])
+def test_gpt_oss_by_another_template_is_refused(parser: str | None) -> None:
+    """Through the template no call would end a turn, and none was ever read."""
+    template = HARMONY.replace("# Tools", "# Tools available", 1)
+    with pytest.raises(ModelError, match="other tokens than gpt-oss's own"):
+        make_renderer(small_tokenizer(template, marks=HARMONY_MARKS), tool_call_parser=parser)

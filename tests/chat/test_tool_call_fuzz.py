@@ -11,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skyfleet.chat.message import ToolCall, ToolSpec
-from skyfleet.chat.tool_calls.formats import FORMATS, parser_named, writer_named
+from skyfleet.chat.tool_calls.formats import FORMATS, parser_named
 
 SHARDS = {
     "glm": ["<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"],
+    "harmony": ["<|channel|>", "<|message|>", "<|start|>assistant", "<|end|>", "<|call|>", "<|return|>",
+                "analysis", "commentary json", "final", " to=functions.f", " to="],
     "hermes": ["<tool_call>", "</tool_call>", "<function_call>", '{"name": "f"', ', "arguments": {'],
     "json_object": ["```json", "```", '{"name": "f"', ', "arguments": {', '"tool"'],
     "kimi_k2": ["<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>",
@@ -91,7 +93,7 @@ def fuzz(name: str, outputs: int) -> None:
             check_counted(name, "".join(rng.choices(shards, k=rng.randint(1, 20))), [])
             continue
         calls = some_calls(rng)
-        tools, text = tools_of(calls), "".join(writer_named(name)(calls))
+        tools, text = tools_of(calls), "".join(FORMATS[name].write(calls))
         if i % 3 == 1:
             check_counted(name, mutated(rng, text, shards), tools)
             continue
@@ -130,6 +132,7 @@ def test_what_is_written_is_what_is_parsed(name: str, made: list[tuple[str, Any]
         for i, (tool, arguments) in enumerate(made)
     ]
     tools = [spec for call in calls for spec in tools_of([call])]
-    parsed = parser_named(name)("".join(writer_named(name)(calls)), tools)
+    written = "".join(FORMATS[name].write(calls)) if calls else ""
+    parsed = parser_named(name)(written, tools)
     assert said(parsed.tool_calls) == said(calls)
     assert (parsed.content, parsed.malformed_calls, parsed.repaired_calls) == ("", (), 0)

@@ -9,7 +9,13 @@ import pytest
 from skyfleet.chat.message import ToolSpec
 from skyfleet.chat.tool_calls.formats import parser_named
 
-DEFINITIONS = {"Place": {"type": "object"}, "Colour": {"enum": ["red", "blue"]}}
+DEFINITIONS = {
+    "Place": {"type": "object"},
+    "Colour": {"enum": ["red", "blue"]},
+    "Number": {"anyOf": [{"type": "number"}, {"$ref": "#/$defs/Numbers"}]},
+    "Numbers": {"anyOf": [{"type": "array"}, {"$ref": "#/$defs/Number"}]},
+    "Words": {"anyOf": [{"$ref": "#/$defs/Words"}, {"type": "string"}]},
+}
 
 
 def read(schema: dict[str, Any] | None, text: str, name: str) -> list[Any] | None:
@@ -40,6 +46,8 @@ def read(schema: dict[str, Any] | None, text: str, name: str) -> list[Any] | Non
         ({"enum": ["1", "2"]}, "1", "1"),
         ({"$ref": "#/$defs/Colour"}, "red", "red"),
         ({"$ref": "#/$defs/Unknown"}, "5", "5"),
+        ({"allOf": [{"type": "string"}, {"minLength": 1}]}, "5", "5"),
+        ({"$ref": "#/$defs/Words"}, "5", "5"),
         ({"type": "integer"}, "5", 5),
         ({"type": "number"}, " 1.5 ", 1.5),
         ({"type": "boolean"}, "true", True),
@@ -50,6 +58,10 @@ def read(schema: dict[str, Any] | None, text: str, name: str) -> list[Any] | Non
         ({"$ref": "#/$defs/Place"}, '{"x": [1]}', {"x": [1]}),
         ({"enum": [1, 2]}, "1", 1),
         ({"const": 1}, "1", 1),
+        ({"allOf": [{"type": "integer"}]}, "5", 5),
+        ({"allOf": [{"$ref": "#/$defs/Place"}], "description": "Where."}, '{"x": 1}', {"x": 1}),
+        ({"type": "object", "anyOf": [{"required": ["x"]}]}, '{"x": 1}', {"x": 1}),
+        ({"$ref": "#/$defs/Number"}, "5", 5),
     ],
 )
 def test_a_schema_types_the_text(

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from skyfleet.config.dialects import SPELLINGS, other_spellings
+from skyfleet.config.gaps import GAPS
 from skyfleet.config.keys import known_keys
 from skyfleet.config.loading import load_config
 from skyfleet.config.refusals import REFUSED, refusal
@@ -88,3 +91,11 @@ def test_a_typo_beside_a_refused_key_is_still_a_typo() -> None:
 def test_every_refusal_says_what_to_do() -> None:
     ways_out = ("drop it", "set ", "put ", "bound ")
     assert [key for key, why in REFUSED.items() if not any(way in why for way in ways_out)] == []
+
+
+def test_no_refusal_sends_to_a_key_that_does_not_run() -> None:
+    works = {gap.key: gap.works for gap in GAPS}
+    named = re.compile(r"((?:data|environment|generator|trainer)(?:\.\w+)+)(?:=(\w+))?")
+    ways_out = [way for reason in REFUSED.values() for way in named.findall(reason)]
+    assert ("trainer.strategy", "single") in ways_out
+    assert [way for way in ways_out if way[0] in works and way[1] not in works[way[0]]] == []

@@ -21,9 +21,9 @@ environment.mcp.seed_uri environment.mcp.current_uri
 environment.skyrl_gym.env_id environment.skyrl_gym.env_config environment.skyrl_gym.max_env_workers
 environment.skyrl_gym.fleet_task.api_key environment.skyrl_gym.fleet_task.ttl_seconds
 environment.skyrl_gym.fleet_task.partial_reward
-data.env_filter data.quarantine data.allow_quarantined data.allow_unmanifested
+data.env_filter data.quarantine data.allow_quarantined data.allow_unmanifested data.allow_overlap
 data.train_data data.val_data data.test_data data.retail_val_data data.held_out_envs
-trainer.export_path trainer.dump_eval_results
+trainer.export_path trainer.dump_eval_results trainer.sentinels.mode trainer.sentinels.modes
 generator.chat_template.name_or_path generator.tool_call_parser generator.gpu_memory_utilization
 trainer.policy.model.path trainer.policy.model_config_kwargs
 trainer.policy.optimizer_config.lr trainer.policy.optimizer_config.adam_betas
@@ -197,6 +197,15 @@ def test_colocated_engines_fill_the_policys_gpus() -> None:
 
 def test_resuming_from_a_path_needs_one() -> None:
     assert "needs trainer.resume_path" in broken("trainer.resume_mode=from_path")
+
+
+@pytest.mark.parametrize("name", ["a/b", "../up", ".hidden"])
+def test_an_evaluation_set_is_named_as_a_file_may_be(name: str) -> None:
+    for data in (
+        f'data.val_data={{"{name}": [x.jsonl]}}',
+        f'data.test_data={{"{name}": [x.jsonl]}}',
+    ):
+        assert f"names a set {name!r}, and files are named after it" in broken(data)
 
 
 def test_two_evaluation_sets_cannot_share_a_name() -> None:

@@ -23,8 +23,9 @@ def test_the_loss_bends_where_ppo_breaks() -> None:
     assert torch.equal(output.metrics_T["smooth_clip_ratio"][2], torch.tensor(1.0))
 
 
-def test_the_estimator_sums_to_zero() -> None:
-    assert against_the_best([1.0, 0.0, 0.0, 0.0]) == [0.75, -0.25, -0.25, -0.25]
+def test_the_estimator_credits_only_a_new_best() -> None:
+    assert against_the_best([1.0, 0.5, 0.0]) == [0.5, -0.5, -1.0]
+    assert against_the_best([1.0, 1.0, 0.0]) == [0.0, 0.0, -1.0]
     assert against_the_best([0.5]) == [0.0]
 
 

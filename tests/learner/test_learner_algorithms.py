@@ -121,7 +121,7 @@ async def test_a_student_comes_nearer_to_its_teacher() -> None:
         estimate=k1,
         coef=1.0,
         control=fixed_control,
-        credit=partial(credit, estimate=WholeBatch(distillation)),
+        credit=partial(credit, estimate=WholeBatch(credit=distillation)),
     )
     settings = replace(
         SETTINGS,

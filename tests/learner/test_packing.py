@@ -97,3 +97,16 @@ def test_mini_batches_keep_a_task_together() -> None:
         ["task-2"] * 3 + ["task-3"] * 3,
         ["task-4"] * 3,
     ]
+
+
+@pytest.mark.parametrize(
+    ("n_tasks", "prompts", "sizes"),
+    [(32, 16, [16, 16]), (33, 16, [11, 11, 11]), (17, 16, [9, 8]), (3, 16, [3]), (0, 16, [])],
+)
+def test_what_a_filter_left_is_cut_into_runs_of_nearly_one_size(
+    n_tasks: int, prompts: int, sizes: list[int]
+) -> None:
+    samples = random_groups(n_tasks, size=1)
+    cut = mini_batches(samples, prompts)
+    assert [len(batch) for batch in cut] == sizes
+    assert [s for batch in cut for s in batch] == samples

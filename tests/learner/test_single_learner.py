@@ -201,6 +201,21 @@ async def test_a_step_is_one_update_per_mini_batch_and_epoch() -> None:
     assert report.metrics["policy/policy_lr"] == pytest.approx(0.35e-4)
 
 
+@pytest.mark.parametrize(("mini_batch", "epochs"), [(8, 1), (1, 1), (8, 4)])
+async def test_the_gap_to_the_engine_is_taken_before_any_update(
+    mini_batch: int, epochs: int
+) -> None:
+    settings = replace(
+        SETTINGS,
+        policy_mini_batch_size=mini_batch,
+        update_epochs_per_batch=epochs,
+        optimizer=OptimizerSettings(lr=1e-3),
+    )
+    samples = on_policy(small_decoder(seed=1), random_groups(8))
+    report = await learner(small_decoder(seed=1), settings).step(samples)
+    assert report.metrics["policy/rollout_train_logprobs_abs_diff_mean"] < 1e-5
+
+
 async def test_after_truncated_sampling_the_ratio_starts_from_the_policys_own_logprobs() -> None:
     samples = random_groups(3)
     recorded = replace(SETTINGS, max_tokens_per_microbatch=40)

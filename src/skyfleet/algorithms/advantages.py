@@ -14,7 +14,7 @@ from skyfleet.algorithms.sample import Sample
 GroupEstimator = Callable[[Sequence[float]], list[float]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WholeBatch:
     """An estimator that looks beyond one group: a batch's samples in, the same with credit out."""
 
@@ -51,9 +51,10 @@ def rloo(rewards: Sequence[float]) -> list[float]:
 def maxrl(rewards: Sequence[float]) -> list[float]:
     """The distance from the mean, in means: rare successes count most (arXiv 2602.02710).
 
-    `maxrl([1, 0, 0, 0])` is about `[3, -1, -1, -1]`.
+    `maxrl([1, 0, 0, 0])` is about `[3, -1, -1, -1]`. It is made for rewards from 0 up: a mean of 0
+    or less is no measure, and gives zeros.
     """
-    if len(rewards) < 2:
+    mean = fmean(rewards) if rewards else 0.0
+    if len(rewards) < 2 or mean <= 0:
         return [0.0] * len(rewards)
-    mean = fmean(rewards)
     return [(reward - mean) / (mean + 1e-6) for reward in rewards]

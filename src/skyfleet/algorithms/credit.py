@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import fsum
 
-from skyfleet.algorithms.advantages import Estimator, WholeBatch
+from skyfleet.algorithms.advantages import Estimator, GroupEstimator, WholeBatch
 from skyfleet.algorithms.sample import Sample
 from skyfleet.chat.transcript import Transcript
+from skyfleet.errors import ConfigError
 from skyfleet.trajectories.trajectory import Group, Trajectory
 
 
@@ -46,7 +47,7 @@ def credit(samples: Sequence[Sample], estimate: Estimator) -> list[Sample]:
         rewards = rewards_by_task.setdefault(sample.task_key, list(sample.group_rewards))
         if sample.penalties:
             rewards[sample.attempt] -= fsum(sample.penalties)
-    advantages = {task: estimate(rewards) for task, rewards in rewards_by_task.items()}
+    advantages = {task: _advantages(estimate, r) for task, r in rewards_by_task.items()}
     return [
         replace(s, advantages=_spread(advantages[s.task_key][s.attempt], s.loss_mask))
         for s in samples
@@ -67,6 +68,16 @@ def credited(trajectory: Trajectory, transcript: Transcript, advantage: float) -
         # Weights may arrive between two turns; the oldest version decides how stale a sample is.
         policy_version=min(transcript.policy_versions, default=0),
     )
+
+
+def _advantages(estimate: GroupEstimator, rewards: Sequence[float]) -> list[float]:
+    advantages = list(map(float, estimate(rewards)))
+    if len(advantages) != len(rewards):
+        raise ConfigError(
+            f"trainer.algorithm.advantage_estimator gave {len(advantages)} advantages for a group of "
+            f"{len(rewards)} rewards; one is owed for each"
+        )
+    return advantages
 
 
 def _spread(advantage: float, loss_mask: tuple[bool, ...]) -> tuple[float, ...]:

@@ -31,8 +31,8 @@ def fill_batch(groups: Sequence[Group], *, batch_size: int, tolerance: float = 1
     kept = drop_zero_variance(groups, tolerance=tolerance)
     surplus = max(len(kept.groups) - batch_size, 0)
     return Kept(
-        kept.groups[:batch_size],
-        Counter({**kept.dropped, "surplus": surplus}),
+        groups=kept.groups[:batch_size],
+        dropped=Counter({**kept.dropped, "surplus": surplus}),
         wants_more=len(kept.groups) < batch_size,
     )
 
@@ -48,13 +48,13 @@ def replace_uninformative(
     kept = drop_zero_variance(groups, tolerance=tolerance)
     good = list(kept.groups)
     if len(good) <= min_replace_ratio * batch_size:
-        return Kept((), kept.dropped, wants_more=True)
+        return Kept(groups=(), dropped=kept.dropped, wants_more=True)
     # Seeded by what was played: a resumed step chooses the same.
     draw, missing = Random("/".join(group.task_key for group in groups)), batch_size - len(good)
     chosen = draw.sample(good, missing) if missing <= len(good) else draw.choices(good, k=missing)
     filled = [*good, *(_copy(group, number) for number, group in enumerate(chosen, 1))]
     draw.shuffle(filled)  # or else the last mini-batch would be all copies
-    return Kept(tuple(filled), Counter({**kept.dropped, "copied": missing}))
+    return Kept(groups=tuple(filled), dropped=Counter({**kept.dropped, "copied": missing}))
 
 
 def check_sample_batches(kept: Kept, n_batches: int, *, max_sample_batches: int) -> None:

@@ -18,13 +18,18 @@ def estimator_of(algorithm: Algorithm) -> Estimator:
     name = algorithm.advantage_estimator
     if ":" in name:
         own: Estimator = import_named(name, key=_KEY)
+        if not (callable(own) or isinstance(own, WholeBatch)):
+            raise ConfigError(
+                f"{_KEY}={name!r} is a {type(own).__name__}; name a function of a group's rewards, or "
+                "a WholeBatch"
+            )
         return own
     named: dict[str, Estimator] = {
         "grpo": partial(grpo, norm_by_std=algorithm.grpo_norm_by_std),
         "rloo": rloo,
         "maxrl": maxrl,
-        "reinforce++": WholeBatch(partial(reinforce_plus_plus, gamma=algorithm.gamma)),
-        "distillation": WholeBatch(distillation),
+        "reinforce++": WholeBatch(credit=partial(reinforce_plus_plus, gamma=algorithm.gamma)),
+        "distillation": WholeBatch(credit=distillation),
     }
     if name not in named:
         raise ConfigError(f"{_KEY}={name!r}; choose from {sorted(named)}, or module:function")

@@ -12,7 +12,7 @@ from skyfleet.trajectories.trajectory import Ending, Group, Trajectory
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
     groups: tuple[Group, ...]
     dropped: Counter[str]
@@ -42,7 +42,7 @@ def keep_graded(groups: Iterable[Group], *, at_least: int = 2) -> Kept:
             too_few,
             at_least,
         )
-    return Kept(tuple(kept), dropped)
+    return Kept(groups=tuple(kept), dropped=dropped)
 
 
 def drop_zero_variance(groups: Iterable[Group], *, tolerance: float = 1e-6) -> Kept:
@@ -58,7 +58,7 @@ def drop_zero_variance(groups: Iterable[Group], *, tolerance: float = 1e-6) -> K
             dropped["zero_variance"] += 1
         else:
             kept.append(group)
-    return Kept(tuple(kept), dropped)
+    return Kept(groups=tuple(kept), dropped=dropped)
 
 
 def zero_unfinished(groups: Iterable[Group]) -> tuple[Group, ...]:

@@ -11,10 +11,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
-from skyfleet.chat.message import Message, ToolSpec
+from skyfleet.chat.message import Message, ToolCall, ToolSpec
 from skyfleet.chat.pieces import Mark, PieceEncoder
 from skyfleet.chat.tokenizer import Tokenizer, decode
 from skyfleet.chat.tool_calls.parser import ToolCallParser
+from skyfleet.chat.tool_calls.strict_json import encode
 from skyfleet.errors import ModelError
 
 
@@ -58,7 +59,15 @@ class HandWrittenRenderer(ABC):
         return self._parse(self.text(token_ids[:-1] if ended else token_ids), tools).message
 
     def write(self, message: Message) -> list[int]:
-        return self._encode(self._speech(message))
+        token_ids = self._encode(self._speech(message))
+        if message.tool_calls:
+            heard = self.parse(token_ids, list(map(_spec_of, message.tool_calls)))
+            if _calls(heard) != _calls(message):
+                raise ModelError(
+                    f"{self.text(token_ids)!r} would be read as the calls {_calls(heard)} where "
+                    f"{_calls(message)} are meant; leave it out or use a format that can say it"
+                )
+        return token_ids
 
     def text(self, token_ids: Sequence[int]) -> str:
         return decode(self._tokenizer, token_ids)
@@ -81,3 +90,16 @@ class HandWrittenRenderer(ABC):
     @abstractmethod
     def _speech(self, message: Message) -> Iterable[str]:
         """What the assistant samples to say `message`, stop included."""
+
+
+def _calls(message: Message) -> str:
+    return encode([[call.name, dict(call.arguments)] for call in message.tool_calls])
+
+
+def _spec_of(call: ToolCall) -> ToolSpec:
+    """A tool whose schema types the arguments as they are."""
+    kinds = {
+        key: {"type": "string" if isinstance(value, str) else "object"}
+        for key, value in call.arguments.items()
+    }
+    return ToolSpec(name=call.name, description="", parameters={"properties": kinds})

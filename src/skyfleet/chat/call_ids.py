@@ -9,6 +9,11 @@ from skyfleet.chat.message import Message, ToolCall
 _PREFIX = "functions."
 
 
+def call_id(name: str, place: int) -> str:
+    """`call_id("look_up", 0)` is functions.look_up:0."""
+    return f"{_PREFIX}{name}:{place}"
+
+
 def called_name(call_id: str) -> str:
     """`called_name("functions.look_up:0")` is look_up; empty where the id names no function."""
     return call_id.removeprefix(_PREFIX).rpartition(":")[0]
@@ -27,4 +32,4 @@ def with_answered_ids(messages: Sequence[Message]) -> Iterator[tuple[Message, st
 def _written_id(call: ToolCall, place: int) -> str:
     """The call's own id where that names it, else the one its place gives it."""
     names_it = called_name(call.id) == call.name
-    return call.id if names_it else f"{_PREFIX}{call.name}:{place}"
+    return call.id if names_it else call_id(call.name, place)

@@ -12,7 +12,7 @@ from itertools import groupby
 
 from skyfleet.chat.by_hand import HandWrittenRenderer
 from skyfleet.chat.message import Message, ToolSpec
-from skyfleet.chat.pieces import Mark
+from skyfleet.chat.pieces import END_THINK, THINK, Mark
 from skyfleet.chat.text_only import text_only
 from skyfleet.chat.tokenizer import Tokenizer
 from skyfleet.chat.tool_calls.hermes import parse_hermes, write_hermes
@@ -20,7 +20,6 @@ from skyfleet.chat.tool_calls.parser import ToolCallParser
 from skyfleet.chat.tools_section import WriteTools, qwen_tools
 
 START, END, END_OF_TEXT = Mark("<|im_start|>"), Mark("<|im_end|>"), Mark("<|endoftext|>")
-THINK, END_THINK = Mark("<think>"), Mark("</think>")
 NO_THOUGHT = (THINK, "\n\n", END_THINK, "\n\n")
 
 

@@ -10,13 +10,13 @@ from skyfleet.chat.by_hand import HandWrittenRenderer
 from skyfleet.chat.chatml import NO_THOUGHT, ChatMLRenderer
 from skyfleet.chat.glm import GLMRenderer
 from skyfleet.chat.harmony import HarmonyRenderer
-from skyfleet.chat.harmony_reading import parse_harmony
 from skyfleet.chat.kimi_k2 import KimiK2Renderer
 from skyfleet.chat.llama3 import Llama3Renderer
 from skyfleet.chat.message import Message
 from skyfleet.chat.probes import ANSWER, CALL_BY_CALL, QUESTION, SYSTEM, TALK, TOOLS, WORK, Probe
 from skyfleet.chat.template import Template
 from skyfleet.chat.tool_calls.glm import parse_glm
+from skyfleet.chat.tool_calls.harmony import parse_harmony
 from skyfleet.chat.tool_calls.hermes import parse_hermes
 from skyfleet.chat.tool_calls.kimi_k2 import parse_kimi_k2
 from skyfleet.chat.tool_calls.llama3_json import parse_llama3_json

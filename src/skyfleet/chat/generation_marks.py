@@ -11,6 +11,7 @@ import re
 from skyfleet.chat.probes import ANSWER, QUESTION
 from skyfleet.chat.renderer import Renderer
 from skyfleet.chat.template import Template
+from skyfleet.errors import ModelError
 
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
@@ -19,9 +20,12 @@ def why_marks_differ(template: Template, renderer: Renderer) -> str | None:
     """None where the template marks exactly the tokens of a turn, or marks nothing."""
     if not _MARK.search(template.text):
         return None
-    token_ids, marks = template.marked([QUESTION, ANSWER])
+    try:
+        token_ids, marks = template.marked([QUESTION, ANSWER])
+        sampled = renderer.write(ANSWER)
+    except ModelError as error:
+        return f"the chat template's marks cannot be compared with what is sampled: {error}"
     marked = [token for token, mark in zip(token_ids, marks, strict=True) if mark]
-    sampled = renderer.write(ANSWER)
     if marked == sampled:
         return None
     return (

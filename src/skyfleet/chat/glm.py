@@ -12,7 +12,7 @@ from itertools import groupby
 
 from skyfleet.chat.by_hand import HandWrittenRenderer
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
-from skyfleet.chat.pieces import Mark
+from skyfleet.chat.pieces import END_THINK, THINK, Mark
 from skyfleet.chat.text_only import text_only
 from skyfleet.chat.tokenizer import Tokenizer
 from skyfleet.chat.tool_calls.glm import parse_glm, write_glm
@@ -22,8 +22,7 @@ logger = logging.getLogger(__name__)
 
 BEGIN, END_OF_TEXT = (Mark("[gMASK]"), Mark("<sop>")), Mark("<|endoftext|>")
 SYSTEM, USER, ASSISTANT = Mark("<|system|>"), Mark("<|user|>"), Mark("<|assistant|>")
-OBSERVATION = Mark("<|observation|>")
-THINK, END_THINK, DO_NOT_THINK = Mark("<think>"), Mark("</think>"), Mark("/nothink")
+OBSERVATION, DO_NOT_THINK = Mark("<|observation|>"), Mark("/nothink")
 
 # GLM was trained on these words: not one character of them is ours to improve.
 _BEFORE_TOOLS = """

@@ -11,16 +11,23 @@ from collections.abc import Iterator, Sequence
 
 from skyfleet.chat.by_hand import HandWrittenRenderer
 from skyfleet.chat.call_ids import called_name, with_answered_ids
-from skyfleet.chat.harmony_reading import parse_harmony
 from skyfleet.chat.harmony_tools import harmony_tools
 from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.chat.pieces import Mark
 from skyfleet.chat.text_only import text_only
 from skyfleet.chat.tokenizer import Tokenizer
+from skyfleet.chat.tool_calls.harmony import (
+    CALL,
+    CHANNEL,
+    END,
+    MESSAGE,
+    RETURN,
+    START,
+    parse_harmony,
+    write_harmony,
+)
 from skyfleet.errors import ModelError
 
-START, CHANNEL, MESSAGE = Mark("<|start|>"), Mark("<|channel|>"), Mark("<|message|>")
-END, CALL, RETURN = Mark("<|end|>"), Mark("<|call|>"), Mark("<|return|>")
 END_OF_TEXT = Mark("<|endoftext|>")
 
 _WHERE_CALLS_GO = "\nCalls to these tools must go to the commentary channel: 'functions'."
@@ -91,8 +98,7 @@ def _parts(message: Message, end: Mark) -> Iterator[tuple[str, ...]]:
     text = "\n".join(filter(None, (text_only(message), *message.malformed_calls)))
     if text and message.tool_calls:
         yield (CHANNEL, "commentary", MESSAGE, text, END)
-    for call in message.tool_calls:
-        arguments = json.dumps(dict(call.arguments), ensure_ascii=False)
-        yield (f" to=functions.{call.name}", CHANNEL, "commentary json", MESSAGE, arguments, CALL)
-    if not message.tool_calls:
+    if message.tool_calls:
+        yield tuple(write_harmony(message.tool_calls))
+    else:
         yield (CHANNEL, "final", MESSAGE, text, end)

@@ -3,6 +3,8 @@
 A template sees the whole conversation and may rewrite its past: drop old thoughts, move the tools
 to the last question. The renderer tries it on probes, and where the past does not stand still
 `append_only` is False, `reason` says why, and each turn opens a new transcript.
+
+What a message spells stays text, as with renderers by hand; only `<think>` may become a mark.
 """
 
 from __future__ import annotations
@@ -12,12 +14,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from skyfleet.chat.append_only import why_not_append_only
+from skyfleet.chat.guard import Guard
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
+from skyfleet.chat.pieces import THINK
 from skyfleet.chat.probes import ANSWER, CALL_BY_CALL, QUESTION, WORK
 from skyfleet.chat.template import RefusedConversationError, Template
 from skyfleet.chat.text_only import thought_aloud
-from skyfleet.chat.tokenizer import decode, encode
-from skyfleet.chat.tool_calls.hermes import THINK, parse_hermes
+from skyfleet.chat.tokenizer import decode
+from skyfleet.chat.tool_calls.hermes import parse_hermes
 from skyfleet.chat.tool_calls.parser import ToolCallParser
 from skyfleet.errors import EngineError, ModelError
 
@@ -38,6 +42,7 @@ class JinjaRenderer:
     ) -> None:
         self._template, self._tokenizer = template, template.tokenizer
         self._parse, self._close_turns = parse, close_turns
+        self._guard = Guard(template.tokenizer)
         self._writes_reasoning = "Birds." in template.render(
             [QUESTION, replace(ANSWER, reasoning="Birds.")], prompt=False
         )
@@ -66,7 +71,7 @@ class JinjaRenderer:
                 f"the chat template does not show the tools {hidden}; "
                 'give a chat_template that does, or tools_style="qwen" for a ChatML tokenizer'
             )
-        return encode(self._tokenizer, text)
+        return self._guard.encode(text)
 
     def join(self, last_token: int, messages: Sequence[Message]) -> list[int] | None:
         glue = self._glue(messages) if self.append_only else None
@@ -86,7 +91,7 @@ class JinjaRenderer:
                 "the chat template's generation prompt is not how its assistant turns begin; "
                 "give a chat_template where it is"
             )
-        return encode(self._tokenizer, text.removeprefix(prompt))
+        return self._guard.encode(text.removeprefix(prompt))
 
     def text(self, token_ids: Sequence[int]) -> str:
         return decode(self._tokenizer, token_ids)
@@ -99,12 +104,12 @@ class JinjaRenderer:
                 replace(message, reasoning=None, content=thought_aloud(message))
                 for message in messages
             ]
-        return self._template.render(messages, tools, prompt=prompt)
+        return self._template.render(messages, tools, prompt=prompt, spell=self._guard.spell)
 
     def _find_end(self) -> int:
         after = self._render([QUESTION, ANSWER], prompt=False).rpartition(ANSWER.text)[2]
         added = self._tokenizer.added_tokens_decoder
-        ends = [token for token in encode(self._tokenizer, after) if token in added]
+        ends = [token for token in self._guard.encode(after) if token in added]
         if not ends:
             raise ModelError(
                 f"the chat template ends an assistant turn with {after!r}, which holds no special "
@@ -132,7 +137,7 @@ class JinjaRenderer:
         whole = self._render([*base, *messages])
         if not whole.startswith(before):
             return None
-        return encode(self._tokenizer, self._end_text + whole.removeprefix(before))
+        return self._guard.encode(self._end_text + whole.removeprefix(before))
 
     def _refuses(self, messages: Sequence[Message]) -> bool:
         try:

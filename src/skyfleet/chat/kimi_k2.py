@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from skyfleet.chat.by_hand import HandWrittenRenderer
 from skyfleet.chat.call_ids import with_answered_ids
 from skyfleet.chat.message import Message, ToolSpec
-from skyfleet.chat.pieces import Mark
+from skyfleet.chat.pieces import END_THINK, THINK, Mark
 from skyfleet.chat.text_only import text_only, thought_aloud
 from skyfleet.chat.tokenizer import Tokenizer
 from skyfleet.chat.tool_calls.kimi_k2 import parse_kimi_k2, write_kimi_k2
@@ -20,7 +20,6 @@ from skyfleet.chat.tools_section import function_schema
 
 MIDDLE, END, END_OF_TEXT = Mark("<|im_middle|>"), Mark("<|im_end|>"), Mark("[EOS]")
 SYSTEM, USER, ASSISTANT = Mark("<|im_system|>"), Mark("<|im_user|>"), Mark("<|im_assistant|>")
-THINK, END_THINK = Mark("<think>"), Mark("</think>")
 
 _SPEAKERS = {"system": SYSTEM, "user": USER, "assistant": ASSISTANT, "tool": SYSTEM}
 

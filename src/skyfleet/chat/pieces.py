@@ -17,6 +17,9 @@ class Mark(str):
     __slots__ = ()
 
 
+THINK, END_THINK = Mark("<think>"), Mark("</think>")
+
+
 class PieceEncoder:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

@@ -42,6 +42,3 @@ def thoughtful(messages: Sequence[Message]) -> tuple[Message, ...]:
         replace(message, reasoning="I wonder.") if message.role == "assistant" else message
         for message in messages
     )
-
-
-THOUGHTFUL_WORK = thoughtful(WORK)

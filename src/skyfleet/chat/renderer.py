@@ -30,7 +30,10 @@ class Renderer(Protocol):
         ...
 
     def write(self, message: Message) -> list[int]:
-        """The tokens the assistant would have to sample to say `message`, stop token included."""
+        """The tokens the assistant would have to sample to say `message`, stop token included.
+
+        By hand, calls that `parse` would hear as others are a ModelError.
+        """
         ...
 
     def text(self, token_ids: Sequence[int]) -> str:

@@ -59,6 +59,13 @@ def make_renderer(
             f"tools_style={style!r} needs a tokenizer whose template is ChatML, and this one's "
             "is not; leave tools_style out and the template shows the tools"
         )
+    if renderer is None and parse == parser_named("harmony"):
+        raise ModelError(
+            "calls are to be read as gpt-oss writes them, and the chat template gives other tokens "
+            "than gpt-oss's own: a call would not end its turn; set "
+            "generator.chat_template.name_or_path to gpt-oss's template, or another "
+            "generator.tool_call_parser"
+        )
     if renderer is None:
         logger.info("rendering with the chat template itself, calls read as %s", parser)
         renderer = JinjaRenderer(template, parse=parse, close_turns=close_turns)

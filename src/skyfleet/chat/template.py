@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, TemplateSyntaxError
 
 from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.chat.text_only import text_only
@@ -32,7 +32,7 @@ class TemplateTokenizer(Tokenizer, Protocol):
     def eos_token_id(self) -> int | None: ...
 
     @property
-    def added_tokens_decoder(self) -> Mapping[int, object]: ...
+    def added_tokens_decoder(self) -> Mapping[int, Any]: ...
 
     @property
     def apply_chat_template(self) -> Callable[..., Any]: ...
@@ -68,9 +68,15 @@ class Template:
         tools: Sequence[ToolSpec] = (),
         *,
         prompt: bool = True,
+        spell: Callable[[str], str] = str,
     ) -> str:
-        """The conversation as text; `prompt` adds how the assistant's next turn begins."""
-        rendered: str = self._apply(messages, tools, add_generation_prompt=prompt, tokenize=False)
+        """The conversation as text; `prompt` adds how the assistant's next turn begins.
+
+        `spell` is applied to all that is said and shown, before the template sees it.
+        """
+        rendered: str = self._apply(
+            messages, tools, spell, add_generation_prompt=prompt, tokenize=False
+        )
         return rendered
 
     def tokens(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
@@ -85,21 +91,42 @@ class Template:
         )
         return list(rendered["input_ids"]), [bool(mark) for mark in rendered["assistant_masks"]]
 
-    def _apply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], **options: Any) -> Any:
+    def _apply(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec],
+        spell: Callable[[str], str] = str,
+        **options: Any,
+    ) -> Any:
+        said = _spelled([_as_dict(message) for message in messages], spell)
+        shown = _spelled([function_schema(tool) for tool in tools], spell)
+        roles = ", ".join(message.role for message in messages)
         try:
             return self.tokenizer.apply_chat_template(
-                [_as_dict(message) for message in messages],
-                tools=[function_schema(tool) for tool in tools] or None,
-                chat_template=self.source,
-                **options,
-                **self.kwargs,
+                said, tools=shown or None, chat_template=self.source, **options, **self.kwargs
             )
+        except TemplateSyntaxError as error:
+            raise ModelError(
+                f"the chat template is not Jinja: line {error.lineno}: {error.message}; correct it"
+            ) from error
         except TemplateError as error:
-            roles = ", ".join(message.role for message in messages)
             raise RefusedConversationError(
                 f"the chat template refuses a conversation of {roles}: {error}; "
                 "give a chat_template that takes it"
             ) from error
+        except Exception as error:  # a template is a program: it may raise anything
+            raise RefusedConversationError(
+                f"the chat template breaks on a conversation of {roles}: {type(error).__name__}: "
+                f"{error}; give a chat_template that takes it"
+            ) from error
+
+
+def _spelled(value: Any, spell: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return spell(value)
+    if isinstance(value, Mapping):
+        return {spell(key): _spelled(inner, spell) for key, inner in value.items()}
+    return [_spelled(inner, spell) for inner in value] if isinstance(value, list) else value
 
 
 def _as_dict(message: Message) -> dict[str, Any]:

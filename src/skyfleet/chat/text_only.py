@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from skyfleet.chat.message import Image, Message
+from skyfleet.chat.pieces import END_THINK, THINK
 from skyfleet.errors import ModelError
 
 
@@ -23,4 +24,4 @@ def thought_aloud(message: Message) -> str:
     text = text_only(message)
     if message.reasoning is None:
         return text
-    return f"<think>\n{message.reasoning}\n</think>\n\n{text}"
+    return f"{THINK}\n{message.reasoning}\n{END_THINK}\n\n{text}"

@@ -29,6 +29,8 @@ class Data(Section):
     """Train on them all the same."""
     allow_unmanifested: bool = False
     """Train on files that `skyfleet tasks prepare` did not write, or that changed since."""
+    allow_overlap: bool = False
+    """Evaluate on tasks that are trained on, to see whether a model can overfit them."""
 
     @property
     def eval_sets(self) -> dict[str, list[str]]:

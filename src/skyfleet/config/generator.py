@@ -23,6 +23,11 @@ class SamplingParams(Section):
     logprobs: Literal[0, 1] | None = 1
     """Any of the three: the chosen token's log-probability is always recorded."""
 
+    @property
+    def truncates(self) -> bool:
+        """Some tokens cannot be drawn at all."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+
 
 class ChatTemplate(Section):
     source: Literal["name", "file"] = "name"
@@ -64,7 +69,8 @@ class Generator(Section):
     reasoning_parser: str | None = None
     """vLLM's parser for thinking."""
     tool_call_parser: str | None = None
-    """vLLM's parser for tool calls."""
+    """How calls are read: glm, harmony, hermes, json_object, kimi_k2, llama3_json, mistral, pythonic \
+or qwen3_coder, or vLLM's name for one of them; null takes what the chat template writes."""
     inject_context_status: bool = False
     """Tell the agent each turn how much context it has left."""
     context_warning_threshold: float = Field(0.9, gt=0, le=1)

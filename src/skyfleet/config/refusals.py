@@ -5,7 +5,7 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 
 _ENGINE_SERVERS = "it reaches engines in other processes; drop it: the engine runs in this one"
-_VLLM_TUNING = "it tunes vLLM; drop it, or put it in generator.engine_init_kwargs"
+_VLLM_TUNING = "it tunes vLLM; drop it: the engine is this project's own"
 _MEGATRON = "it belongs to Megatron; drop it: trainer.strategy=single trains on one device"
 _CRITIC = "it belongs to a critic and grpo and rloo have none; drop it"
 _OLD_TIS = "removed; set trainer.algorithm.off_policy_correction.tis_ratio_type=token"
@@ -40,9 +40,7 @@ REFUSED: dict[str, str] = {
     "trainer.policy.optimizer_config.offload_after_step": _MEMORY,
     "trainer.use_expandable_segments": _MEMORY,
     "trainer.logprobs_chunk_size": _MEMORY,
-    "trainer.gradient_checkpointing_use_reentrant": (
-        "it picks PyTorch's older checkpointing; drop it and keep trainer.gradient_checkpointing"
-    ),
+    "trainer.gradient_checkpointing_use_reentrant": "it picks PyTorch's older checkpointing; drop it",
     "trainer.fully_async": (
         "it trains on stale episodes while new ones are played; drop it: steps take turns here"
     ),
@@ -59,7 +57,7 @@ REFUSED: dict[str, str] = {
     "trainer.num_logger_*_samples": "it fills W&B tables; drop it and read the run's episodes",
     "trainer.disable_fast_tokenizer": "it picks a slow tokenizer; drop it",
     "trainer.rope_theta": "removed; set trainer.policy.model_config_kwargs.rope_theta",
-    "generator.rope_*": "the engine follows the learner; set trainer.rope_scaling",
+    "generator.rope_*": "the engine runs the learner's model; set trainer.policy.model_config_kwargs",
     "generator.model_name": "removed; set trainer.policy.model.path",
     "generator.remote_inference_engine_urls": _ENGINE_SERVERS,
     "generator.external_proxy_url": _ENGINE_SERVERS,

@@ -8,6 +8,7 @@ from functools import reduce
 from operator import getitem
 from typing import Any
 
+from skyfleet.config.algorithm_rules import ALGORITHM_RULES
 from skyfleet.config.gaps import GAPS, Gap
 from skyfleet.config.keys import known_keys
 from skyfleet.config.references import resolve
@@ -102,84 +103,6 @@ def _context_fits(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _reduction_has_its_constant(config: RunConfig) -> Iterator[str]:
-    algorithm, generator = config.trainer.algorithm, config.generator
-    if algorithm.loss_reduction == "seq_mean_token_sum_norm" and algorithm.max_seq_len is None:
-        length = generator.max_input_length + generator.sampling_params.max_generate_length
-        yield (
-            "trainer.algorithm.loss_reduction=seq_mean_token_sum_norm divides by "
-            f"trainer.algorithm.max_seq_len, which is unset; set it, for example to {length}: "
-            "generator.max_input_length + generator.sampling_params.max_generate_length"
-        )
-
-
-def _kl_counts_once(config: RunConfig) -> Iterator[str]:
-    algorithm = config.trainer.algorithm
-    if algorithm.use_kl_loss and algorithm.use_kl_in_reward:
-        yield (
-            "trainer.algorithm.use_kl_loss=true and trainer.algorithm.use_kl_in_reward=true "
-            "would count the KL twice; set one of them to false"
-        )
-
-
-def _distillation_has_its_kl(config: RunConfig) -> Iterator[str]:
-    algorithm = config.trainer.algorithm
-    if algorithm.advantage_estimator != "distillation":
-        return
-    if not algorithm.use_kl_in_reward or algorithm.kl_estimator_type != "k1":
-        yield (
-            "trainer.algorithm.advantage_estimator=distillation learns from the KL to "
-            "trainer.ref.model.path, token by token; set trainer.algorithm.use_kl_loss=false, "
-            "use_kl_in_reward=true, kl_estimator_type=k1 and kl_loss_coef=1"
-        )
-
-
-def _corrections_fit_the_loss(config: RunConfig) -> Iterator[str]:
-    algorithm = config.trainer.algorithm
-    loss, rules = algorithm.policy_loss_type, algorithm.off_policy_correction
-    prefix = "trainer.algorithm.off_policy_correction"
-    if rules.active and loss in ("clip_cov", "kl_cov"):
-        yield (
-            f"{prefix} is set and trainer.algorithm.policy_loss_type={loss} compares tokens as "
-            "they are; unset the one or choose another loss"
-        )
-    if (rules.token_mask_is_threshold_low is None) != (rules.token_mask_is_threshold_high is None):
-        yield f"{prefix}.token_mask_is_threshold_* has one bound; set both or neither"
-    if loss == "cispo" and algorithm.cispo.cispo_anchor == "rollout" and rules.tis_ratio_type:
-        yield (
-            f"{prefix}.tis_ratio_type={rules.tis_ratio_type} and "
-            "trainer.algorithm.cispo.cispo_anchor=rollout both weigh by the engine's logprobs; "
-            "unset the one or set the other to old"
-        )
-
-
-def _engine_logprobs_compare(config: RunConfig) -> Iterator[str]:
-    """After top-p and its like the engine's logprobs are of a part of the vocabulary."""
-    algorithm, sampling = config.trainer.algorithm, config.generator.sampling_params
-    if sampling.top_p == 1 and sampling.top_k < 0 and sampling.min_p == 0:
-        return
-    loss = algorithm.policy_loss_type
-    anchored = loss == "cispo" and algorithm.cispo.cispo_anchor == "rollout"
-    if anchored or loss in ("rollout_is", "dppo") or algorithm.off_policy_correction.active:
-        yield (
-            f"trainer.algorithm.policy_loss_type={loss} or its off_policy_correction compares the "
-            "learner's logprobs with the engine's, which sampled from a part of the vocabulary; "
-            "set generator.sampling_params.top_p=1, top_k=-1 and min_p=0"
-        )
-
-
-def _overlong_has_its_limit(config: RunConfig) -> Iterator[str]:
-    algorithm, turns = config.trainer.algorithm, config.generator.max_turns
-    if algorithm.overlong_buffer_len is None:
-        return
-    if algorithm.overlong_max_len is None and turns > 1:
-        yield (
-            f"trainer.algorithm.overlong_buffer_len={algorithm.overlong_buffer_len} with "
-            f"generator.max_turns={turns}: say in trainer.algorithm.overlong_max_len how many "
-            "tokens an attempt may say in all its turns"
-        )
-
-
 def _engines_fill_the_gpus(config: RunConfig) -> Iterator[str]:
     generator = config.generator
     if generator.backend != "vllm" or not config.trainer.placement.colocate_all:
@@ -204,13 +127,18 @@ def _resuming_has_a_path(config: RunConfig) -> Iterator[str]:
         yield "trainer.resume_mode=from_path needs trainer.resume_path; set it or use latest"
 
 
-def _evaluation_names_differ(config: RunConfig) -> Iterator[str]:
+def _evaluation_names_serve(config: RunConfig) -> Iterator[str]:
     data = config.data
     named = data.val_data if isinstance(data.val_data, dict) else {"val": data.val_data}
     every = (*named.items(), ("retail_val", data.retail_val_data), *data.test_data.items())
     for name, count in Counter(name for name, sources in every if sources).items():
         if count > 1:
             yield f"data names {count} evaluation sets {name!r}; rename all but one"
+        if "/" in name or name.startswith("."):
+            yield (
+                f"data.val_data or data.test_data names a set {name!r}, and files are named after "
+                "it; leave out / and a dot at the beginning"
+            )
 
 
 def _policy_gpus(config: RunConfig) -> int:
@@ -222,13 +150,8 @@ RULES: tuple[Rule, ...] = (
     _batches_divide,
     _micro_batches_divide,
     _context_fits,
-    _reduction_has_its_constant,
-    _kl_counts_once,
-    _distillation_has_its_kl,
-    _corrections_fit_the_loss,
-    _engine_logprobs_compare,
-    _overlong_has_its_limit,
+    *ALGORITHM_RULES,
     _engines_fill_the_gpus,
     _resuming_has_a_path,
-    _evaluation_names_differ,
+    _evaluation_names_serve,
 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,9 @@ from skyfleet.learner.logprobs import chosen_logprobs
 from skyfleet.learner.optimizer import Optimizer, OptimizerSettings
 from skyfleet.learner.packing import MicroBatch, in_sample_order, pack
 from skyfleet.models.decoder import Decoder
+
+_GAP = "rollout_train_logprobs_abs_diff_mean"
+"""Engine to learner, of the first mini-batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +91,9 @@ class SingleLearner:
                     mini_batch, settings.policy_loss, settings.reduce, settings.select
                 )
                 for name, value in report.items():
-                    totals[f"policy/{name}"].append(value)
+                    # After an update the gap says how far the policy moved, not how well they agree.
+                    if name != _GAP or not totals.get(f"policy/{_GAP}"):
+                        totals[f"policy/{name}"].append(value)
         self.policy_version += 1
         metrics |= {name: sum(values) / len(values) for name, values in totals.items()}
         return StepReport(policy_version=self.policy_version, metrics=metrics)
@@ -208,7 +215,7 @@ class SingleLearner:
         shares |= {"final_loss": loss, "policy_entropy": entropy}
         if not self._settings.truncated_sampling:
             gap_N = (logprobs_N.detach() - batch.behaviour_logprobs_N).abs()
-            shares["rollout_train_logprobs_abs_diff_mean"] = gap_N.sum() / n_tokens
+            shares[_GAP] = gap_N.sum() / n_tokens
         shares |= {name: x.sum() / n_tokens for name, x in output.metrics_T.items()}
         shares |= {name: x.sum() / n_sequences for name, x in output.metrics_B.items()}
         return {name: float(share.detach()) for name, share in shares.items()}
@@ -254,12 +261,17 @@ def _inputs(batch: MicroBatch, logprobs_N: Tensor, selected_N: Tensor | None = N
 
 
 def mini_batches(samples: Sequence[Sample], prompts: int) -> list[list[Sample]]:
-    """Runs of `prompts` tasks, every sample of a task in one; the last run may be shorter."""
+    """Runs of at most `prompts` tasks, every sample of a task in one; no run is much shorter.
+
+    A filter may leave 33 tasks: `[11, 11, 11]` and not `[16, 16, 1]`, where one task would move the
+    policy as far as sixteen.
+    """
     by_task: dict[str, list[Sample]] = {}
     for sample in samples:
         by_task.setdefault(sample.task_key, []).append(sample)
-    groups = list(by_task.values())
+    groups, n_runs = list(by_task.values()), ceil(len(by_task) / prompts)
+    ends = [ceil(len(groups) * run / n_runs) for run in range(1, n_runs + 1)]
     return [
-        [sample for group in groups[start : start + prompts] for sample in group]
-        for start in range(0, len(groups), prompts)
+        [sample for group in groups[start:end] for sample in group]
+        for start, end in pairwise([0, *ends])
     ]

@@ -15,12 +15,15 @@ from skyfleet.algorithms.losses.covariance import (
 from skyfleet.algorithms.losses.cross_entropy import cross_entropy
 from skyfleet.algorithms.losses.dppo import dppo
 from skyfleet.algorithms.losses.importance import importance_sampling, rollout_is
-from skyfleet.algorithms.losses.loss import PolicyLoss, Selector
+from skyfleet.algorithms.losses.loss import LossInputs, LossOutput, PolicyLoss, Selector
 from skyfleet.algorithms.losses.off_policy import with_correction
 from skyfleet.algorithms.losses.ppo import dual_clip, gspo, ppo_clip
 from skyfleet.algorithms.losses.sapo import sapo
 from skyfleet.config.algorithm import Algorithm
 from skyfleet.config.imports import import_named
+from skyfleet.errors import ConfigError
+
+_KEY = "trainer.algorithm.policy_loss_type"
 
 
 def policy_loss_of(algorithm: Algorithm) -> PolicyLoss:
@@ -28,7 +31,7 @@ def policy_loss_of(algorithm: Algorithm) -> PolicyLoss:
     name = algorithm.policy_loss_type
     loss: PolicyLoss
     if ":" in name:
-        loss = import_named(name, key="trainer.algorithm.policy_loss_type")
+        loss = partial(_checked, name, import_named(name, key=_KEY))
     else:
         loss = _named(algorithm)[name]
     return with_correction(loss, algorithm.off_policy_correction)
@@ -41,6 +44,24 @@ def selector_of(algorithm: Algorithm) -> Selector | None:
     if algorithm.policy_loss_type == "kl_cov":
         return partial(select_kl_cov, kl_cov_frac=algorithm.kl_cov.kl_cov_frac)
     return None
+
+
+def _checked(name: str, own: PolicyLoss, inputs: LossInputs) -> LossOutput:
+    """A loss of one's own: its mean would broadcast and train something else than it says."""
+    output = own(inputs)
+    if not isinstance(output, LossOutput):
+        raise ConfigError(f"{_KEY}={name!r} returns a {type(output).__name__}; return a LossOutput")
+    tokens, sequences = inputs.logprobs_T.shape, inputs.lengths_B.shape
+    owed = [("loss_T", output.loss_T, tokens)]
+    owed += [(f"metrics_T[{key!r}]", x, tokens) for key, x in output.metrics_T.items()]
+    owed += [(f"metrics_B[{key!r}]", x, sequences) for key, x in output.metrics_B.items()]
+    for field, values, shape in owed:
+        if values.shape != shape:
+            raise ConfigError(
+                f"{_KEY}={name!r} gave {field} of shape {tuple(values.shape)} where {tuple(shape)} is "
+                "owed; leave the mean to trainer.algorithm.loss_reduction"
+            )
+    return output
 
 
 def _named(algorithm: Algorithm) -> dict[str, PolicyLoss]:

@@ -7,6 +7,8 @@ the estimator gave them: the thresholds mean nothing after a reduction has scale
 
 from __future__ import annotations
 
+from zlib import crc32
+
 import torch
 from torch import Tensor
 
@@ -37,8 +39,9 @@ def select_clip_cov(
     inside_T = (cov_T > clip_cov_lb) & (cov_T < clip_cov_ub)
     candidates = (inside_T & (plain.metrics_T["ppo_clip_ratio"] == 0)).nonzero().squeeze(1).cpu()
     wanted = max(int(clip_ratio * len(cov_T)), 1)
-    # Seeded by the mini-batch itself: the same one, resumed or cut otherwise, draws the same.
-    draw = torch.Generator().manual_seed(len(cov_T))
+    # Seeded by what was sampled: the same mini-batch, resumed or cut otherwise, draws the same.
+    sampled = inputs.behaviour_logprobs_T.float().cpu().numpy().tobytes()
+    draw = torch.Generator().manual_seed(crc32(sampled))
     picked = candidates[torch.randperm(len(candidates), generator=draw)[:wanted]]
     selected_T = torch.zeros(len(cov_T), dtype=torch.bool)
     selected_T[picked] = True

@@ -17,7 +17,7 @@ from skyfleet.algorithms.losses.ratios import by_token, log_ratio, sequence_sum
 from skyfleet.config.algorithm import OffPolicyCorrection
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:
     weights_T: Tensor
     metrics_T: dict[str, Tensor]
@@ -77,7 +77,7 @@ def correct(inputs: LossInputs, rules: OffPolicyCorrection) -> Correction:
         weights_T = weights_T * by_token(inside_B, lengths_B)
         prefix = "geo" if rules.sequence_mask_metric == "geometric" else "product"
         metrics_B[f"{prefix}_sequence_mask_masked_ratio"] = 1 - inside_B
-    return Correction(weights_T, metrics_T, metrics_B)
+    return Correction(weights_T=weights_T, metrics_T=metrics_T, metrics_B=metrics_B)
 
 
 def _sequences_inside(total_B: Tensor, count_B: Tensor, rules: OffPolicyCorrection) -> Tensor:

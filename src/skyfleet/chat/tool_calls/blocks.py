@@ -10,10 +10,11 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from skyfleet.chat.call_ids import call_id
 from skyfleet.chat.message import ToolCall
+from skyfleet.chat.pieces import END_THINK, THINK
 from skyfleet.chat.tool_calls.parser import Parsed
 
-THINK, END_THINK = "<think>", "</think>"
 END_OF_THOUGHT = {THINK: END_THINK, "[THINK]": "[/THINK]"}
 
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -91,10 +92,10 @@ def up_to(text: str, position: int, closing: str) -> tuple[str, int]:
 
 
 def _with_ids(calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
-    """A model's own ids are kept, unless it says one twice: then none could be told apart."""
+    """A model's own ids are kept, unless it says one twice: then they are counted anew."""
     ids = [call.id or f"call_{i}" for i, call in enumerate(calls)]
     if len(set(ids)) < len(ids):
-        ids = [f"call_{i}" for i in range(len(calls))]
+        ids = [call_id(call.name, i) for i, call in enumerate(calls)]
     return tuple(replace(call, id=id) for call, id in zip(calls, ids, strict=True))
 
 

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 
 from skyfleet.chat.message import ToolCall, ToolSpec
 from skyfleet.chat.pieces import Mark
-from skyfleet.chat.tool_calls.blocks import END_THINK as END_THINK
-from skyfleet.chat.tool_calls.blocks import THINK as THINK
 from skyfleet.chat.tool_calls.blocks import Block, marks, read_turn
 from skyfleet.chat.tool_calls.json_blocks import read_json_block
 from skyfleet.chat.tool_calls.parser import Parsed

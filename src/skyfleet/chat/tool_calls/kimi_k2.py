@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from skyfleet.chat.call_ids import call_id
 from skyfleet.chat.message import ToolCall, ToolSpec
 from skyfleet.chat.pieces import Mark
 from skyfleet.chat.tool_calls.blocks import Block, marks, read_turn
@@ -38,7 +39,7 @@ def write_kimi_k2(calls: Sequence[ToolCall], /) -> Iterator[str]:
     yield _SECTION
     for i, call in enumerate(calls):
         said = _ID.fullmatch(call.id)
-        id = call.id if said and said["name"] == call.name else f"functions.{call.name}:{i}"
+        id = call.id if said and said["name"] == call.name else call_id(call.name, i)
         yield from (_CALL, id, _ARGUMENTS, encode(dict(call.arguments)), _END_CALL)
     yield _END_SECTION
 

@@ -32,24 +32,30 @@ def bare_text(value: object) -> str:
     return value if isinstance(value, str) else encode(value)
 
 
-def _allows_text(argument: object, schema: Mapping[str, Any]) -> bool:
+def _allows_text(
+    argument: object, schema: Mapping[str, Any], seen: frozenset[str] = frozenset()
+) -> bool:
+    """Whether every keyword of the argument's schema lets a string through; `seen` are `$ref`s."""
     if not isinstance(argument, Mapping):
         return True
-    found: list[bool] = []
-    kind = argument.get("type")
+
+    def allow(key: str) -> list[bool]:
+        return [_allows_text(option, schema, seen) for option in _listed(argument.get(key))]
+
+    kind, reference = argument.get("type"), argument.get("$ref")
+    allowed = allow("allOf")
     if isinstance(kind, str):
-        found.append(kind == "string")
-    elif isinstance(kind, Sequence):
-        found.append("string" in kind)
-    for union in ("anyOf", "oneOf"):
-        found += [_allows_text(option, schema) for option in _listed(argument.get(union))]
-    found += [isinstance(choice, str) for choice in _listed(argument.get("enum"))]
+        allowed.append(kind == "string")
     if "const" in argument:
-        found.append(isinstance(argument["const"], str))
-    reference = argument.get("$ref")
+        allowed.append(isinstance(argument["const"], str))
     if isinstance(reference, str):
-        found.append(_allows_text(_referred(reference, schema), schema))
-    return any(found) or not found
+        # A circle of references adds no type of its own.
+        inner = _referred(reference, schema)
+        allowed.append(reference not in seen and _allows_text(inner, schema, seen | {reference}))
+    types = [option == "string" for option in _listed(kind)]
+    enum = [isinstance(choice, str) for choice in _listed(argument.get("enum"))]
+    unions = (types, enum, allow("anyOf"), allow("oneOf"))
+    return all(allowed) and all(any(union) for union in unions if union)
 
 
 def _listed(value: object) -> Sequence[object]:

@@ -1,13 +1,22 @@
-"""Harmony reading: thought, speech and calls out of the channels of gpt-oss."""
+"""Harmony: thought, speech and calls in the channels of gpt-oss.
+
+` to=functions.NAME<|channel|>commentary json<|message|>{...}<|call|>` is a call; the recipient may
+also stand after the channel. All but the first message of a turn begin with `<|start|>assistant`.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
 
+from skyfleet.chat.call_ids import call_id
 from skyfleet.chat.message import ToolCall, ToolSpec
+from skyfleet.chat.pieces import Mark
 from skyfleet.chat.tool_calls.parser import Parsed
-from skyfleet.chat.tool_calls.strict_json import UNREADABLE, decode, sound_call
+from skyfleet.chat.tool_calls.strict_json import UNREADABLE, decode, encode, sound_call
+
+START, CHANNEL, MESSAGE = Mark("<|start|>"), Mark("<|channel|>"), Mark("<|message|>")
+END, CALL, RETURN = Mark("<|end|>"), Mark("<|call|>"), Mark("<|return|>")
 
 _MESSAGE = re.compile(
     r"(?P<header>.*?)<\|message\|>(?P<body>.*?)(?:<\|(?:end|call|return)\|>|\Z)", re.DOTALL
@@ -24,16 +33,16 @@ def parse_harmony(text: str, /, tools: Sequence[ToolSpec] = ()) -> Parsed:
     speech: list[str] = []
     calls: list[ToolCall] = []
     malformed: list[str] = []
-    for header, body in _messages(text):
+    for header, body, said in _messages(text):
         recipient = _RECIPIENT.search(header)
         if recipient:
             call = _call(recipient[1], body, len(calls))
             if call:
                 calls.append(call)
             else:
-                malformed.append(f"{header}<|message|>{body}")
+                malformed.append(said)
         else:
-            (thoughts if "<|channel|>analysis" in header else speech).append(body)
+            (thoughts if f"{CHANNEL}analysis" in header else speech).append(body)
     return Parsed(
         content="\n".join(filter(None, speech)),
         reasoning="\n".join(thoughts) if thoughts else None,
@@ -42,15 +51,22 @@ def parse_harmony(text: str, /, tools: Sequence[ToolSpec] = ()) -> Parsed:
     )
 
 
-def _messages(text: str) -> Iterator[tuple[str, str]]:
+def write_harmony(calls: Sequence[ToolCall], /) -> Iterator[str]:
+    for i, call in enumerate(calls):
+        yield from (START, "assistant") if i else ()
+        yield from (f" to=functions.{call.name}", CHANNEL, "commentary json")
+        yield from (MESSAGE, encode(dict(call.arguments)), CALL)
+
+
+def _messages(text: str) -> Iterator[tuple[str, str, str]]:
+    """Header, body, and both as they were said."""
     position = 0
     while found := _MESSAGE.match(text, position):
-        yield found["header"], found["body"]
+        yield found["header"], found["body"], text[position : found.end("body")]
         position = found.end()
-    if position < len(text):
+    if rest := text[position:]:
         # Words without a header are speech; a header without words was cut short.
-        rest = text[position:]
-        yield ("", rest) if "<|" not in rest else (rest, "")
+        yield ("", rest, rest) if "<|" not in rest else (rest, "", rest)
 
 
 def _call(recipient: str, body: str, place: int) -> ToolCall | None:
@@ -58,8 +74,7 @@ def _call(recipient: str, body: str, place: int) -> ToolCall | None:
     try:
         arguments = decode(body)
         # A text would be taken for JSON once more.
-        return sound_call(
-            name, arguments if isinstance(arguments, dict) else None, id=f"functions.{name}:{place}"
-        )
+        known = arguments if isinstance(arguments, dict) else None
+        return sound_call(name, known, id=call_id(name, place))
     except UNREADABLE:
         return None
