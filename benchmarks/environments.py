@@ -14,17 +14,23 @@ import resource
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from datetime import date
 from itertools import cycle, islice
+from pathlib import Path
 from platform import machine, python_version, system
 from statistics import median
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
 import uvicorn
 
+from skyfleet.curation.inspecting import open_inspected
+from skyfleet.curation.journal import keeping_journal
+from skyfleet.curation.validate import validate
 from skyfleet.envs.env import EnvFactory
 from skyfleet.envs.fleet.env import fleet_factory
 from skyfleet.envs.fleet.server import fleet_app
@@ -125,7 +131,18 @@ def without_trust(tasks: list[Task]) -> list[Task]:
     ]
 
 
-def world_row(name: str, tasks: list[Task]) -> str:
+async def verdicts_on(tasks: list[Task]) -> str:
+    """How many have which, as `skyfleet tasks validate` would tell."""
+    with (
+        TemporaryDirectory() as folder,
+        keeping_journal(Path(folder) / "journal", {}) as journal,
+    ):
+        verdicts = await validate({"all": tasks}, open_inspected, journal=journal)
+    counts = Counter("ok" if one.reason is None else one.reason.value for one in verdicts)
+    return ", ".join(f"{n} {verdict}" for verdict, n in counts.most_common())
+
+
+def world_row(name: str, tasks: list[Task], verdicts: str) -> str:
     """Medians over the reference calls of all tasks, each on a fresh database."""
     world = get_world(name)
     resets: list[float] = []
@@ -157,8 +174,10 @@ def world_row(name: str, tasks: list[Task]) -> str:
                 assert run_verifier(code, before, app.db.connection, answer).success
             verifications.append(perf_counter() - start)
     prompts = len({task.prompt for task in tasks})
+    wishes = len({(task.prompt, str(task.solution)) for task in tasks})
+    counted = f"{len(tasks)} | {verdicts} | {prompts} | {wishes} | {len(image) / 1024:.0f}"
     cells = (f"{1000 * median(times):.3f}" for times in (resets, reads, writes, verifications))
-    return f"| {name} | {len(tasks)} | {prompts} | {len(image) / 1024:.0f} | {' | '.join(cells)} |"
+    return f"| {name} | {counted} | {' | '.join(cells)} |"
 
 
 async def memory_row(name: str, door: Door, tasks: list[Task]) -> str:
@@ -186,11 +205,13 @@ async def measure_all(asked: argparse.Namespace, tasks: list[Task]) -> None:
     print(f"`python benchmarks/environments.py --tasks {asked.tasks} --seconds {asked.seconds:g}`")
     print(f"on {date.today()}: {system()} {machine()}, Python {python_version()}.\n")
     print(
-        "| world | tasks | distinct prompts | image KiB | reset ms | read ms | write ms | verify ms |"
+        "| world | tasks | verdicts | distinct prompts | distinct wishes (prompt and solution) "
+        "| image KiB | reset ms | read ms | write ms | verify ms |"
     )
-    print("|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for name in WORLD_NAMES:
-        print(world_row(name, world_tasks(name, split="all", count=asked.tasks)), flush=True)
+        drawn = world_tasks(name, split="all", count=asked.tasks)
+        print(world_row(name, drawn, await verdicts_on(drawn)), flush=True)
     print("\n| episodes a second | 1 at once | 16 | 64 |\n|---|---|---|---|")
     for jailed in (False, True):
         played = without_trust(tasks) if jailed else tasks
@@ -204,7 +225,9 @@ async def measure_all(asked: argparse.Namespace, tasks: list[Task]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--memory", choices=DOORS, help="only the row of this door")
-    parser.add_argument("--tasks", type=int, default=200, help="of each world")
+    parser.add_argument(
+        "--tasks", type=int, default=200, help="of each world; validating 1,000 takes minutes"
+    )
     parser.add_argument("--seconds", type=float, default=5, help="for each rate")
     asked = parser.parse_args()
     logging.getLogger("httpx").setLevel(logging.WARNING)

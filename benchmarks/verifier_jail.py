@@ -14,7 +14,6 @@ from time import perf_counter
 
 from skyfleet.envs.verifiers.grading import grade_state
 from skyfleet.envs.verifiers.jail import Jail
-from skyfleet.envs.verifiers.running import load_state
 from skyfleet.envs.worlds.catalog import get_world, world_tasks
 
 WARM_UP = 10
@@ -36,16 +35,23 @@ async def measure_all(n_times: int) -> None:
     code, world = task.verifier_code, get_world("booking")
     assert code is not None
     assert task.data_key is not None
-    seed = world.image(int(task.data_key.removeprefix("seed-")))
-    strange = code + "# by a stranger\n"
+    data_seed = int(task.data_key.removeprefix("seed-"))
+    seed, app = world.image(data_seed), world.open(data_seed, task.env_variables)
+    # A state that nobody touched would be told by its bytes, without being compared.
+    for call in task.solution:
+        world.toolkit.call(app, call.name, call.arguments)
+    current, strange = app.db.connection, code + "# by a stranger\n"
     with (
-        closing(load_state(seed)) as current,
+        closing(app.db),
         Jail(n_workers=1) as jail,
         Jail(n_workers=1, bwrap="/not/installed/bwrap") as plain,
     ):
 
-        def graded(source: str, where: Jail | None) -> Callable[[], Awaitable[object]]:
-            return lambda: grade_state(source, seed, current, None, jail=where)
+        def graded(source: str, where: Jail | None) -> Callable[[], Awaitable[None]]:
+            async def verify() -> None:
+                assert (await grade_state(source, seed, current, None, jail=where)).success
+
+            return verify
 
         trivial = "def verify(env): return 1"
         print(f"Two booking databases of {len(seed) / 1000:.0f} kB.\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from itertools import islice
 
@@ -17,6 +18,12 @@ CRASHES = (
     "def validate_task(env, final_answer=None):\n    return env.db('current').table('no').all()\n"
 )
 UNREADABLE = "def validate_task(env:\n"
+ONLY_THE_REFERENCE = """\
+def validate_task(env, final_answer=None):
+    seed, current = env.db("seed"), env.db("current")
+    seed.diff(current).expect_exactly({expected})
+    return 1
+"""
 ANY_CHANGE = """\
 def validate_task(env, final_answer=None):
     try:
@@ -61,7 +68,7 @@ def good_tasks(**n_by_world: int) -> list[Task]:
 
 
 def bad_tasks() -> tuple[dict[str, list[Task]], dict[str, Reason]]:
-    """Two sources that hold sixty bad tasks, and the reason for each by its key."""
+    """Two sources that hold 62 bad tasks, and the reason for each by its key."""
     good = good_tasks(github=160, outlook=80)
     doing = [task for task in good if task.solution[-1].name != "submit_final_answer"]
     asking = [task for task in good if task.solution[-1].name == "submit_final_answer"]
@@ -80,6 +87,7 @@ def bad_tasks() -> tuple[dict[str, list[Task]], dict[str, Reason]]:
     plant(Reason.IMPOSSIBLE, 8, _judged_by(NEVER), fresh)
     plant(Reason.UNGRADED, 2, _judged_by(CRASHES), fresh)
     plant(Reason.UNGRADED, 2, _judged_by(UNREADABLE), fresh)
+    plant(Reason.UNGRADED, 2, _graded_only_when_solved, fresh)
     plant(Reason.MUTANT_PASSES, 6, _judged_by(ANY_CHANGE), fresh)
     plant(Reason.FLAKY, 5, lambda task: task, fresh)
     plant(Reason.CHANGED_BY_GRADING, 5, lambda task: task, fresh)
@@ -98,6 +106,12 @@ def bad_tasks() -> tuple[dict[str, list[Task]], dict[str, Reason]]:
 
 def _judged_by(code: str) -> Callable[[Task], Task]:
     return lambda task: task.model_copy(update={"verifier_code": code})
+
+
+def _graded_only_when_solved(task: Task) -> Task:
+    found = re.search(r"expected_changes = (\[.*?\n    \])", task.verifier_code or "", re.DOTALL)
+    assert found
+    return _judged_by(ONLY_THE_REFERENCE.format(expected=found[1]))(task)
 
 
 def _miscalled(task: Task) -> Task:

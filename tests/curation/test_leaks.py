@@ -58,3 +58,17 @@ def test_tasks_that_ask_nearly_the_same_are_named_with_the_first() -> None:
         ("train", "b"): (Reason.DUPLICATE, "nearly the same as a"),
         ("eval", "c"): (Reason.OVERLAP, "nearly the same as a of train"),
     }
+
+
+def test_what_repeats_nothing_but_a_repetition_stays() -> None:
+    def task(key: str, prompt: str) -> Task:
+        return Task(key=key, env_key="e", prompt=prompt)
+
+    sources = {
+        "train": [task("a", "one")],
+        "eval": [task("a", "two"), task("b", "Two!"), task("c", "two")],
+    }
+    assert repeated(sources) == {
+        ("eval", "a"): (Reason.OVERLAP, "the same as a of train"),
+        ("eval", "c"): (Reason.DUPLICATE, "the same as b"),
+    }

@@ -13,6 +13,7 @@ from skyfleet.curation.mutating import other_value
 from skyfleet.curation.replay import EXPECTED_ERRORS, replay
 from skyfleet.curation.verdict import Fault, Reason
 from skyfleet.envs.env import Opening, Step
+from skyfleet.errors import VerifierError
 from skyfleet.tasks.grade import Grade
 from skyfleet.tasks.task import RecordedCall, Task
 
@@ -70,6 +71,23 @@ async def test_whatever_a_random_caller_passes_is_caught() -> None:
     fault = await replayed(noting("one two"), wanted="")
     assert fault is not None
     assert fault[0] in (Reason.MUTANT_PASSES, Reason.RANDOM_PASSES)
+
+
+class StrictNotebook(Notebook):
+    async def grade(self) -> Grade:
+        if self.noted and self.wanted not in self.noted:
+            raise VerifierError("AssertionError: that was not to be noted")
+        return await super().grade()
+
+
+async def test_a_mutant_that_fails_without_a_grade_is_caught() -> None:
+    async def open_notebook(task: Task) -> Notebook:
+        return StrictNotebook("2026-03-04")
+
+    fault = await replay(noting("2026-03-04"), open_notebook, timeout_seconds=5)
+    assert fault is not None
+    assert fault[0] is Reason.UNGRADED
+    assert fault[1].startswith("note(text='2026-03-04' -> '2026-03-05') fails without a grade: ")
 
 
 async def test_an_error_that_is_expected_is_no_fault_and_a_missing_one_is() -> None:

@@ -6,15 +6,17 @@ from skyfleet.tasks.task import RecordedCall, Task
 LOOK, WRITE = RecordedCall(name="look"), RecordedCall(name="write")
 TASKS = [
     Task(key="a", env_key="<e>", prompt="one two", difficulty=1, solution=(LOOK, WRITE)),
-    Task(key="b", env_key="<e>", prompt="one two", difficulty=1, solution=(LOOK, LOOK, WRITE)),
+    Task(key="b", env_key="<e>", prompt="One two.", difficulty=1, solution=(LOOK, LOOK, WRITE)),
     Task(key="c", env_key="<e>", prompt="one two three four", solution=(LOOK,)),
-    Task(key="d", env_key="d", prompt="one"),
+    Task(key="d", env_key="d", prompt="one", difficulty=0),
+    Task(key="e", env_key="d", prompt="two"),
 ]
 
 
 def test_each_env_is_described() -> None:
-    e, plain = stats_of(TASKS)
-    assert (plain.env_key, plain.n_tasks, plain.tools) == ("d", 1, ())
+    plain, e = sorted(stats_of(TASKS), key=lambda one: one.n_tasks)
+    assert (plain.env_key, plain.n_tasks, plain.tools) == ("d", 2, ())
+    assert stats_cells([plain])[0][3] == "none: 1, 0: 1"
     assert (e.n_tasks, e.n_prompts) == (3, 2)
     assert e.difficulties == ((None, 1), (1, 2))
     assert e.calls == Spread(low=1, middle=2, high=3)

@@ -1,4 +1,4 @@
-"""Sixty bad tasks are quarantined with the right reason, two hundred good ones pass."""
+"""62 bad tasks are quarantined with the right reason, fifty good ones of every world pass."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.curation.planted import FLAKES, bad_tasks, good_tasks, open_planted
+from tests.curation.planted import ALWAYS, FLAKES, bad_tasks, good_tasks, open_planted
 
 from skyfleet.curation.inspecting import open_inspected
 from skyfleet.curation.journal import keeping_journal
 from skyfleet.curation.validate import validate
 from skyfleet.curation.verdict import Reason, Verdict
 from skyfleet.envs.env import Env
+from skyfleet.envs.worlds.catalog import WORLD_NAMES, world_tasks
 from skyfleet.errors import ConfigError
 from skyfleet.tasks.task import Task
 
 
-async def test_sixty_planted_tasks_are_caught_each_for_its_reason(tmp_path: Path) -> None:
+async def test_planted_tasks_are_caught_each_for_its_reason(tmp_path: Path) -> None:
     FLAKES.clear()
     sources, planted = bad_tasks()
-    with keeping_journal(tmp_path / "journal", {}, resume=False) as journal:
+    with keeping_journal(tmp_path / "journal", {}) as journal:
         verdicts = await validate(sources, open_planted, journal=journal)
-    assert len(planted) == 60
+    assert len(planted) == 62
     assert len(set(planted.values())) == 12
     assert {v.task_key: v.reason for v in verdicts if not v.ok} == planted
     assert all(v.evidence for v in verdicts if not v.ok)
@@ -31,9 +32,10 @@ async def test_sixty_planted_tasks_are_caught_each_for_its_reason(tmp_path: Path
 
 
 @pytest.mark.slow
-async def test_two_hundred_good_tasks_pass(tmp_path: Path) -> None:
-    tasks = good_tasks(github=80, outlook=80, booking=40)
-    with keeping_journal(tmp_path / "journal", {}, resume=False) as journal:
+@pytest.mark.parametrize("name", WORLD_NAMES)
+async def test_fifty_tasks_of_every_world_pass(tmp_path: Path, name: str) -> None:
+    tasks = world_tasks(name, split="all", count=50)
+    with keeping_journal(tmp_path / "journal", {}) as journal:
         verdicts = await validate({"good": tasks}, open_inspected, journal=journal)
     assert [(v.task_key, v.reason, v.evidence) for v in verdicts if not v.ok] == []
     assert [v.task_key for v in verdicts] == [task.key for task in tasks]
@@ -41,7 +43,7 @@ async def test_two_hundred_good_tasks_pass(tmp_path: Path) -> None:
 
 async def test_good_tasks_of_every_template_pass(tmp_path: Path) -> None:
     tasks = good_tasks(github=24, outlook=24)
-    with keeping_journal(tmp_path / "journal", {}, resume=False) as journal:
+    with keeping_journal(tmp_path / "journal", {}) as journal:
         verdicts = await validate({"good": tasks}, open_inspected, journal=journal)
     assert Counter(v.reason for v in verdicts) == {None: 48}
 
@@ -54,7 +56,7 @@ async def test_a_stopped_validation_goes_on_where_it_was(tmp_path: Path) -> None
         opened.append(task.key)
         return await open_inspected(task)
 
-    with keeping_journal(path, {}, resume=False) as journal:
+    with keeping_journal(path, {}) as journal:
         first = await validate({"a": tasks[:3]}, open_counted, journal=journal)
     path.write_text(path.read_text() + '{"task_key": "cut o')  # stopped in the middle of a line
     assert set(opened) == {task.key for task in tasks[:3]}
@@ -74,7 +76,7 @@ async def test_a_stopped_validation_goes_on_where_it_was(tmp_path: Path) -> None
 
 async def test_an_edited_row_is_checked_again(tmp_path: Path) -> None:
     (task,) = good_tasks(github=1)
-    with keeping_journal(tmp_path / "journal", {}, resume=False) as journal:
+    with keeping_journal(tmp_path / "journal", {}) as journal:
         (before,) = await validate({"a": [task]}, open_inspected, journal=journal)
     edited = task.model_copy(update={"solution": ()})
     with keeping_journal(tmp_path / "journal", {}, resume=True) as journal:
@@ -83,10 +85,45 @@ async def test_an_edited_row_is_checked_again(tmp_path: Path) -> None:
 
 
 def test_a_journal_of_other_checks_is_not_taken_over(tmp_path: Path) -> None:
-    with keeping_journal(tmp_path / "journal", {"attempts": 4}, resume=False):
+    with keeping_journal(tmp_path / "journal", {"attempts": 4}):
         pass
     with (
-        pytest.raises(ConfigError, match=r"begun with .*4.* and now .*8.*without --resume"),
+        pytest.raises(ConfigError, match=r"begun with .*4.* and now .*8.*with --restart"),
         keeping_journal(tmp_path / "journal", {"attempts": 8}, resume=True),
     ):
         pass
+
+
+async def test_verdicts_of_the_same_checks_are_not_thrown_away_unasked(tmp_path: Path) -> None:
+    tasks, path = good_tasks(github=1), tmp_path / "journal"
+    with keeping_journal(path, {}) as journal:
+        await validate({"a": tasks}, open_inspected, journal=journal)
+    before = path.read_text()
+    says = "holds 1 verdicts of these checks; go on with --resume.* begin again with --restart"
+    with pytest.raises(ConfigError, match=says), keeping_journal(path, {}):
+        pass
+    assert path.read_text() == before
+    with keeping_journal(path, {}, restart=True) as journal:
+        assert journal.find(tasks[0]) is None
+    with keeping_journal(path, {"attempts": 4}) as journal:
+        assert journal.find(tasks[0]) is None
+
+
+async def test_a_mended_twin_is_no_repetition_of_the_bad_one(tmp_path: Path) -> None:
+    (good,) = good_tasks(github=1)
+    bad, worse = (
+        good.model_copy(update={"key": key, "verifier_code": ALWAYS}) for key in ("bad", "worse")
+    )
+    again = good.model_copy(update={"key": "again"})
+    finished: list[Verdict] = []
+    with keeping_journal(tmp_path / "journal", {}) as journal:
+        verdicts = await validate(
+            {"a": [bad, worse, good], "b": [again]},
+            open_inspected,
+            journal=journal,
+            on_finished=finished.append,
+        )
+    reasons = [Reason.VACUOUS, Reason.VACUOUS, None, Reason.OVERLAP]
+    assert [verdict.reason for verdict in verdicts] == reasons
+    assert verdicts[3].evidence == f"the same as {good.key} of a"
+    assert finished == verdicts

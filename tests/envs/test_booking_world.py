@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from random import Random
 
 import pytest
 
@@ -88,3 +89,23 @@ def test_a_stranger_has_no_account() -> None:
     with pytest.raises(ToolError, match="'zoe' has no account here"):
         booking.toolkit.call(app, "list_bookings", {})
     app.db.close()
+
+
+def test_after_an_errand_no_wish_means_one_of_two_bookings(app: App) -> None:
+    """Two on one day, or at one hotel: `cancel my Friday booking` could be either."""
+    names = "cancel_booking move_booking refund_of_booking where_on_day check_in_on_day rebook"
+    drafts = [one.draft for one in booking.templates if one.name in names.split()]
+    assert len(drafts) == 6
+    seeds = [f"{number}" for number in range(40)]
+    assert all(any(draft(app, Random(seed)) for seed in seeds) for draft in drafts)
+    first, *others = app.db.rows("select * from bookings where user_id = 1")
+    for twin in (
+        {"check_in_date": first["check_in_date"], "check_out_date": first["check_out_date"]},
+        {"room_id": first["room_id"], "hotel_id": first["hotel_id"]},
+    ):
+        with app.db.undone():
+            for stay in others:
+                places = ", ".join(f"{name} = ?" for name in twin)
+                sql = f"update bookings set {places} where id = ?"
+                app.db.write(sql, *twin.values(), stay["id"])
+            assert not any(draft(app, Random(seed)) for draft in drafts for seed in seeds)

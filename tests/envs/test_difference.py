@@ -206,3 +206,19 @@ def test_a_spec_that_makes_no_sense_is_a_broken_verifier(
         difference.expect_exactly([{"table": "pets", "pk": 1}])
     with pytest.raises(ValueError, match="no_other_changes"):
         difference.expect_exactly([{**AGED, "no_other_changes": None}])
+
+
+def test_rows_with_a_null_in_their_primary_key_do_not_hide_each_other(
+    before: sqlite3.Connection, after: sqlite3.Connection
+) -> None:
+    for state in (before, after):
+        state.executescript(
+            "create table t (id text primary key, v); insert into t values (null, 1), (null, 2);"
+            "create table u (a, b, primary key (a, b)); insert into u values (1, null), (1, null), (1, null)"
+        )
+    after.execute("update t set v = 9 where v = 1")
+    after.execute("delete from u where rowid = 1")
+    assert [str(change) for change in Difference(before, after).changes] == [
+        "modify t 1: v=9",
+        "delete u 1: a=1, b=None",
+    ]

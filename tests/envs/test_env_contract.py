@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
+import psutil
 import pytest
 from examples.add_an_env.env import open_env as open_safe
 from jsonschema import Draft202012Validator
@@ -31,7 +33,7 @@ from skyfleet.envs.fleet.env import fleet_factory
 from skyfleet.envs.fleet.server import fleet_app
 from skyfleet.envs.fleet.settings import FleetSettings
 from skyfleet.envs.mcp.client import MCPSettings, mcp_factory
-from skyfleet.envs.mcp.grading import by_url
+from skyfleet.envs.mcp.grading import by_url, by_verifier
 from skyfleet.envs.mcp.server import mcp_app
 from skyfleet.envs.openenv.client import openenv_factory
 from skyfleet.envs.openenv.server import openenv_app
@@ -141,6 +143,18 @@ async def mcp(folder: Path) -> AsyncIterator[Case]:
 
 
 @asynccontextmanager
+async def mcp_stdio(folder: Path) -> AsyncIterator[Case]:
+    task = world_task()
+    seed = (task.data_key or "").removeprefix("seed-")
+    settings = MCPSettings(
+        command=(sys.executable, "-m", "tests.fakes.mcp_world", "github", seed),
+        environment={"PYTHONPATH": f"{ROOT}:{ROOT}/src"},
+        grade=by_verifier(seed_uri="state://seed", current_uri="state://current"),
+    )
+    yield Case(open_env=mcp_factory(settings), task=task, solution=solution_of(task))
+
+
+@asynccontextmanager
 async def fleet(folder: Path) -> AsyncIterator[Case]:
     task = world_task()
     async with serving(fleet_app([task], api_key="key")) as url:
@@ -162,6 +176,7 @@ KINDS: dict[str, Kind] = {
     "safe": safe,
     "openenv": openenv,
     "mcp": mcp,
+    "mcp_stdio": mcp_stdio,
     "fleet": fleet,
     **{key: partial(agentdojo, key) for key in DOJO_KEYS},
     **{f"skyrl_gym-{env_id}": partial(skyrl_gym, env_id) for env_id in CASES},
@@ -170,7 +185,14 @@ KINDS: dict[str, Kind] = {
 pytestmark = [
     # lcb forks, which Python 3.12 warns of where there are threads.
     pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
-    pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS),
+    pytest.mark.parametrize(
+        "kind",
+        [
+            # It starts a Python process an episode.
+            pytest.param(kind, id=name, marks=pytest.mark.slow if name == "mcp_stdio" else ())
+            for name, kind in KINDS.items()
+        ],
+    ),
 ]
 
 
@@ -321,6 +343,7 @@ def held() -> Counter[str]:
         {
             "tasks": len(asyncio.all_tasks()),
             "threads": len(threads),
+            "child processes": len(psutil.Process().children(recursive=True)),
             "file descriptors": len(os.listdir("/proc/self/fd")),
         }
     )

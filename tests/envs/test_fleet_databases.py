@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from time import monotonic
+from typing import Any
+from unittest.mock import patch
 
 import httpx
+import pytest
 from tests.fakes.serving import serving
 
+from skyfleet.envs.fleet.databases import DiffRequest, QueryRequest, difference, query
+from skyfleet.envs.fleet.instances import Instance, Instances, MakeRequest
 from skyfleet.envs.fleet.server import fleet_app
+from skyfleet.envs.worlds.database import Database
 
 
 async def test_a_query_reaches_no_file_and_does_not_run_for_ever(tmp_path: Path) -> None:
@@ -53,3 +61,63 @@ async def test_what_a_client_did_to_its_tables_is_said_to_it_and_not_asked_for_a
             assert answer.status_code == 200
             assert not answer.json()["success"]
             assert "syntax error" in answer.json()["error"]
+
+
+@pytest.fixture
+def instance() -> Iterator[Instance]:
+    instances = Instances(ttl_seconds=60, most=1)
+    yield instances.make(MakeRequest(env_key="github", data_key="seed-0"), None)
+    instances.close_all()
+
+
+def asked(instance: Instance, sql: str) -> dict[str, Any]:
+    return query(instance, "current", QueryRequest(query=sql, read_only=False))
+
+
+@pytest.mark.parametrize(
+    ("sql", "error"),
+    [
+        ("select zeroblob(300000000)", "string or blob too big"),
+        ("select zeroblob(9000000)", "the answer is longer than 10,000,000 characters"),
+        (
+            "with recursive n(i) as (select 1 union all select i + 1 from n limit 100)"
+            " select zeroblob(1000000) from n",
+            "the answer is longer than 10,000,000 characters",
+        ),
+    ],
+)
+def test_nobody_asks_for_more_than_can_be_answered(
+    instance: Instance, sql: str, error: str
+) -> None:
+    start = monotonic()
+    assert asked(instance, sql)["error"].startswith(error)
+    assert monotonic() - start < 1
+    assert asked(instance, "select 1")["rows"] == [[1]]
+
+
+@pytest.mark.parametrize("sql", ["begin", "savepoint a", "commit", "rollback"])
+def test_no_transaction_is_left_open(instance: Instance, sql: str) -> None:
+    assert asked(instance, sql)["error"] == "not authorized"
+    assert asked(instance, "delete from issues")["rows_affected"] > 0
+    left = Database(instance.app.db.image())
+    assert left.column("select count(*) from issues") == [0]
+    left.close()
+
+
+def test_a_changed_row_is_shown_as_it_was_whatever_it_goes_by(instance: Instance) -> None:
+    app = instance.app
+    seed = Database(app.db.image())
+    for state in (seed, app.db):
+        state.connection.executescript(
+            "create table tags (id, label); insert into tags values (7, 'old');"
+            "create table odd (name text primary key, n); insert into odd values (null, 1), (null, 2)"
+        )
+    app.db.write("update tags set label = 'new'")
+    app.db.write("update odd set n = 3 where n = 2")
+    with patch.object(instance.world, "image", lambda _: seed.image()):
+        diff = difference(instance, DiffRequest())["diff"]
+    seed.close()
+    assert diff["tags"]["modified_rows"][0]["changes"] == {
+        "label": {"before": "old", "after": "new"}
+    }
+    assert diff["odd"]["modified_rows"][0]["changes"] == {"n": {"before": 2, "after": 3}}

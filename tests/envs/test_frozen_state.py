@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
+from collections import OrderedDict
 
 import pytest
 
+from skyfleet.envs.verifiers import frozen
 from skyfleet.envs.verifiers.difference import Difference
 from skyfleet.envs.verifiers.frozen import frozen_state, same_bytes
 from skyfleet.envs.verifiers.running import load_state
@@ -64,3 +66,15 @@ def test_a_row_that_was_taken_out_and_put_back_is_no_change() -> None:
     after.execute("delete from users where id = 1")
     after.execute("insert into users values (1, 'ada')")
     assert Difference(frozen_state(image("ada", "bob")), after).changes == ()
+
+
+def test_what_was_long_not_asked_for_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frozen, "MOST_STATES", 2)
+    monkeypatch.setattr(frozen, "_states", OrderedDict())
+    ada, bob = frozen_state(image("ada")), frozen_state(image("bob"))
+    assert frozen_state(image("ada")) is ada
+    frozen_state(image("eve"))
+    assert ada.execute("select name from users").fetchall() == [("ada",)]
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        bob.execute("select name from users")
+    assert frozen_state(image("bob")) is not bob

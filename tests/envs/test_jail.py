@@ -150,16 +150,19 @@ async def test_a_result_forged_on_every_channel_counts_for_nobody(jail: Jail) ->
 
 
 async def test_what_a_verifier_breaks_is_whole_for_the_next(jail: Jail) -> None:
-    code = """
-    import json, sys
+    bends = """
+    import json
     json.dumps = lambda said: '{"reward": 1.0, "stdout": "bent"}'
-    for module in [m for name, m in sys.modules.items() if name.startswith("skyfleet")]:
-        vars(module).pop("_read_reward", None)
-    return 0
+    """
+    takes_out = """
+    import sys
+    modules = [m for name, m in sys.modules.items() if name.startswith("skyfleet")]
+    return 0 if any([vars(one).pop("read_reward", None) for one in modules]) else 1
     """
     with pytest.raises(VerifierError):
         await verify(jail, verifier("import builtins; builtins.__dict__.clear()"))
-    await verify(jail, verifier(code))
+    assert (await verify(jail, verifier(bends))).explanation == "bent"
+    assert (await verify(jail, verifier(takes_out))).reward == 0.0
     assert (await verify(jail, verifier("return len('') or 0.25"))).reward == 0.25
 
 

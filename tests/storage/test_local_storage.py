@@ -108,3 +108,19 @@ def test_a_discarded_folder_is_gone(tmp_path: Path) -> None:
     (tmp_path / "folder" / "inside").mkdir(parents=True)
     discard(tmp_path / "folder")
     assert names(tmp_path) == []
+
+
+def test_behind_a_link_the_target_is_replaced_and_the_link_stays(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    link = tmp_path / "elsewhere" / "link"
+    link.parent.mkdir()
+    link.symlink_to(tmp_path / "real")
+    for name in ("old", "new"):
+        with publishing(link) as draft:
+            (draft / name).touch()
+    assert link.is_symlink()
+    assert names(tmp_path / "real") == ["new"]
+    discard(link)
+    assert not link.exists()
+    assert names(tmp_path) == ["elsewhere"]
+    assert names(link.parent) == ["link"]

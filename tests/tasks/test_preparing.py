@@ -104,7 +104,7 @@ def test_four_of_each_env_stay_even_above_the_cap() -> None:
     assert keys(result.validation) == "acdh"
 
 
-def test_no_env_has_more_than_its_share_of_what_is_left() -> None:
+def test_no_env_keeps_more_than_its_share_of_what_there_was() -> None:
     held_out = SplitRule(held_out_envs=frozenset({"v"}))
     rows = [
         *letters("abcdefgh", "big"),
@@ -113,15 +113,17 @@ def test_no_env_has_more_than_its_share_of_what_is_left() -> None:
         task("v", "v"),
     ]
     result = prepared(*rows, split=held_out, max_env_ratio=0.4)
-    # 15 x 0.4 = 6 would leave 6 of 13; 13 x 0.4 = 5.2 leaves 5 of 12; 12 x 0.4 = 4.8: 4 of 11.
-    assert keys(tuple(one for one in result.train if one.env_key == "big")) == "acdh"
-    assert len(result.train) == 11
+    # 15 x 0.4 = 6, which is 46 % of the 13 that are left: the seeds count before the cap.
+    assert keys(tuple(one for one in result.train if one.env_key == "big")) == "abcdfh"
+    assert len(result.train) == 13
     assert set(result.dropped.values()) == {"share cap"}
 
 
 def test_a_share_that_cannot_hold_is_refused() -> None:
-    with pytest.raises(TaskError, match=r"max_env_ratio=0.2 cannot hold for 1 envs; give at least"):
-        prepared(*letters("abcdefgh"), max_env_ratio=0.2)
+    says = r"max_env_ratio=0.1 of 6 training tasks is less than one task; give at least 0.17, or"
+    with pytest.raises(TaskError, match=says):
+        prepared(*letters("abcdefgh"), max_env_ratio=0.1)
+    assert len(prepared(*letters("abcdefgh"), max_env_ratio=0.17).train) == 1
 
 
 @pytest.mark.parametrize(
@@ -145,3 +147,12 @@ def test_nearly_the_same_prompt_that_is_judged_alike_is_kept_once() -> None:
     rows = [task("i", prompt=said, verifier_code="v"), task("j", prompt=again, verifier_code="v")]
     result = prepared(*letters("abcdefgh"), *rows)
     assert result.dropped == {"row 10 (j)": "nearly the same prompt"}
+
+
+@pytest.mark.parametrize("key", ["mended", "c"])
+def test_a_mended_row_is_not_dropped_with_the_bad_one_it_repeats(key: str) -> None:
+    bad, mended = task("c"), task(key, prompt="do c", verifier_code="mended")
+    rows = numbered(*letters("abdefgh"), bad, mended)
+    result = prepare(rows, Preparing(split=QUARTER), in_quarantine=lambda one: one == bad)
+    assert result.dropped == {"row 8 (c)": "quarantined"}
+    assert mended in (*result.train, *result.validation)

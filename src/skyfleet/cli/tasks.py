@@ -34,7 +34,9 @@ def list_command(source: Source, dry_run: DryRun = False) -> None:
     width = max(len(task.key) for task in tasks)
     for task in tasks:
         prompt = " ".join(task.prompt.split())
-        print(f"{task.key:{width}}  {task.difficulty or '-'}  {prompt}")
+        print(
+            f"{task.key:{width}}  {'-' if task.difficulty is None else task.difficulty}  {prompt}"
+        )
 
 
 @tasks_app.command("export")

@@ -46,6 +46,7 @@ def validate_command(
     workers: Annotated[int, typer.Option(min=1, help="Tasks at once.")] = 16,
     timeout_seconds: Annotated[float, typer.Option(min=1, help="For each episode.")] = 120,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the journal.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Throw the journal away.")] = False,
     dry_run: DryRun = False,
 ) -> None:
     """Check that each task can be done, and by nothing less; quarantine what fails."""
@@ -53,6 +54,8 @@ def validate_command(
 
     if (teacher is None) != (teacher_model is None):
         raise ConfigError("--teacher and --teacher-model go together; give both or neither")
+    if resume and restart:
+        raise ConfigError("--resume and --restart exclude each other; give one of them")
     if not 0 <= band[0] <= band[1] <= 1:
         raise ConfigError(
             f"--band {band[0]} {band[1]}: give two rates from 0 to 1, the lower first"
@@ -72,6 +75,7 @@ def validate_command(
         workers=workers,
         timeout_seconds=timeout_seconds,
         resume=resume,
+        restart=restart,
     )
     _print_verdicts(asyncio.run(checking))
     print(f"quarantine: {quarantine}")
@@ -104,6 +108,7 @@ async def _validate(
     workers: int,
     timeout_seconds: float,
     resume: bool,
+    restart: bool,
 ) -> list[Verdict]:
     from skyfleet.config.loading import load_config
     from skyfleet.curation.inspecting import inspecting_factory
@@ -118,12 +123,13 @@ async def _validate(
     except FileNotFoundError:
         known = Quarantine()
     local = Path(quarantine).name if is_remote(quarantine) else quarantine
+    path = Path(f"{local}.journal")
     console = ConsoleTracker()
     open_env = inspecting_factory(load_config("", asked["settings"]))
     verdicts: list[Verdict] = []
     async with _teacher(asked) as teacher:
         with (
-            keeping_journal(Path(f"{local}.journal"), asked, resume=resume) as journal,
+            keeping_journal(path, asked, resume=resume, restart=restart) as journal,
             console.progress("validate", sum(map(len, sources.values()))) as advance,
         ):
 

@@ -29,7 +29,8 @@ def prepare_command(
     difficulty_filter: Names = "",
     max_tasks: Annotated[int | None, typer.Option(min=1, help="Take the first.")] = None,
     max_env_ratio: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Largest share of training an env has.")
+        float | None,
+        typer.Option(min=0, max=1, help="Of all training tasks, the most one env keeps."),
     ] = None,
     max_eval_prompts: Annotated[int | None, typer.Option(min=1)] = None,
     held_out: Annotated[
@@ -133,6 +134,8 @@ def _print_counts(prepared: Prepared) -> None:
     counts["all"] = [len(side) for side in sides]
     rows = [(env, *map(str, pair), str(sum(pair))) for env, pair in counts.items()]
     print(table(("environment", "train", "validation", "total"), rows))
+    env, n_tasks = by_side[0].most_common(1)[0]
+    print(f"largest share of training: {env}, {n_tasks / len(prepared.train):.0%}")
     for reason in sorted(set(prepared.dropped.values())):
         dropped = [row for row, why in prepared.dropped.items() if why == reason]
         more = ", ..." if len(dropped) > 3 else ""

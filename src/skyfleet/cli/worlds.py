@@ -43,10 +43,10 @@ def new_command(
     dry_run: DryRun = False,
 ) -> None:
     """Write a small world that works, and its test."""
-    from skyfleet.envs.worlds.skeleton import write_world
+    from skyfleet.envs.worlds.skeleton import world_paths, write_world
 
     if dry_run:
-        print(f"would write {folder / name}.py and {folder / f'test_{name}'}.py")
+        print(f"would write {' and '.join(map(str, world_paths(name, folder)))}")
         return
     for path in write_world(name, folder):
         print(f"wrote {path}")
@@ -73,9 +73,12 @@ def serve_command(
     dry_run: DryRun = False,
 ) -> None:
     """Serve embedded worlds to agents that speak OpenEnv, MCP or Fleet's API."""
+    from skyfleet.envs.worlds.catalog import get_world
     from skyfleet.trainer.sources import load_sources
 
     tasks = load_sources(sources, key="SOURCE")
+    for task in tasks:
+        get_world(task.env_key)  # before a client is offered what cannot be opened
     if dry_run:
         print(f"would serve {len(tasks)} tasks at http://{host}:{port} by {protocol}")
         return
@@ -84,13 +87,13 @@ def serve_command(
         import uvicorn
     except ImportError:
         raise MissingExtraError("uvicorn", "serve") from None
-    _check_free(host, port)
+    check_free(host, port)
     what = f"serving {len(tasks)} tasks at http://{host}:{port} by {protocol}; Ctrl-C ends it"
     print(what, flush=True)
     uvicorn.run(app, host=host, port=port, log_level="warning")
 
 
-def _check_free(host: str, port: int) -> None:
+def check_free(host: str, port: int) -> None:
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -32,10 +32,15 @@ class Journal:
 
 
 @contextmanager
-def keeping_journal(path: Path, checks: Mapping[str, Any], *, resume: bool) -> Iterator[Journal]:
-    """`checks` says what is checked: verdicts of other checks are not taken over."""
+def keeping_journal(
+    path: Path, checks: Mapping[str, Any], *, resume: bool = False, restart: bool = False
+) -> Iterator[Journal]:
+    """`checks` says what is checked: verdicts of other checks are not taken over.
+
+    Those of the same checks are used again or thrown away only by one who says which.
+    """
     heading = json.dumps(dict(checks), sort_keys=True)
-    verdicts = _read(path, heading) if resume and path.exists() else []
+    verdicts = [] if restart or not path.exists() else _read(path, heading, resume=resume)
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [heading, *(verdict.model_dump_json() for verdict in verdicts)]
     write_atomically(path, "".join(f"{line}\n" for line in lines))
@@ -43,12 +48,14 @@ def keeping_journal(path: Path, checks: Mapping[str, Any], *, resume: bool) -> I
         yield Journal(file, {(one.task_key, one.row_sha256): one for one in verdicts})
 
 
-def _read(path: Path, heading: str) -> list[Verdict]:
+def _read(path: Path, heading: str, *, resume: bool) -> list[Verdict]:
     first, *lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     if first != heading:
+        if not resume:
+            return []
         raise ConfigError(
             f"{path} was begun with {first[:200]} and now {heading[:200]} is asked; "
-            "ask the same, or begin again without --resume"
+            "ask the same, or begin again with --restart"
         )
     verdicts = []
     for line in lines:
@@ -56,4 +63,9 @@ def _read(path: Path, heading: str) -> list[Verdict]:
             verdicts.append(Verdict.model_validate_json(line))
         except ValidationError:
             continue  # the line that was being written when the last run was stopped
+    if verdicts and not resume:
+        raise ConfigError(
+            f"{path} holds {len(verdicts)} verdicts of these checks; go on with --resume, "
+            "which checks new and edited rows only, or begin again with --restart"
+        )
     return verdicts

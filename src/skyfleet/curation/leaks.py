@@ -32,21 +32,25 @@ def _says(prompt: str, answer: str) -> bool:
 
 
 def repeated(sources: Mapping[str, Sequence[Task]]) -> dict[tuple[str, str], Fault]:
-    """By source and key: the tasks that ask what an earlier one asks, nearly, or share its key."""
+    """By source and key: the tasks that ask what an earlier one asks, nearly, or share its key.
+
+    What repeats nothing but a repetition stays.
+    """
     first: dict[str, tuple[str, str]] = {}
     faults: dict[tuple[str, str], Fault] = {}
+    unique: list[tuple[str, Task]] = []
     for source, tasks in sources.items():
         for task in tasks:
-            for mark in (f"key {task.key}", fingerprint(task)):
-                there, key = first.setdefault(mark, (source, task.key))
-                if (there, key) == (source, task.key):
-                    continue
+            marks = (f"key {task.key}", fingerprint(task))
+            if earlier := next((first[mark] for mark in marks if mark in first), None):
+                there, key = earlier
                 faults[source, task.key] = _same(source, there, f"the same as {key}")
-    placed = [(source, task) for source, tasks in sources.items() for task in tasks]
-    for place, earlier in near_twins([task for _, task in placed]).items():
-        (source, task), (there, twin) = placed[place], placed[earlier]
-        fault = _same(source, there, f"nearly the same as {twin.key}")
-        faults.setdefault((source, task.key), fault)
+                continue
+            first |= dict.fromkeys(marks, (source, task.key))
+            unique.append((source, task))
+    for place, earlier_place in near_twins([task for _, task in unique]).items():
+        (source, task), (there, twin) = unique[place], unique[earlier_place]
+        faults[source, task.key] = _same(source, there, f"nearly the same as {twin.key}")
     return faults
 
 

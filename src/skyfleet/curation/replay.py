@@ -40,6 +40,12 @@ class Played:
         return self.trajectory.success is True
 
     @property
+    def ungraded(self) -> bool:
+        """Played to its end, and nobody can say how well: attempts like it would teach nothing."""
+        whole = self.trajectory.ending not in (Ending.FAILED, Ending.TIMEOUT)
+        return whole and self.trajectory.grade is None
+
+    @property
     def replies(self) -> list[str]:
         return [reply.text for turn in self.trajectory.turns for reply in turn.replies]
 
@@ -58,6 +64,8 @@ async def replay(task: Task, open_env: EnvFactory, *, timeout_seconds: float) ->
     idle = await player.play(task, null_policy)
     if idle.passed:
         return Reason.VACUOUS, _told(idle)
+    if idle.ungraded:
+        return Reason.UNGRADED, f"doing nothing fails without a grade: {_told(idle)}"
     if not task.solution:
         return None
     reference = await player.play(task, oracle_policy)
@@ -123,6 +131,8 @@ async def _fault_of_others(task: Task, reference: Played, player: _Player) -> Fa
     if fault := await _fault_of_mutants(task, reference, player):
         return fault
     played = await player.play(task, random_policy(seed=0))
+    if played.ungraded:
+        return Reason.UNGRADED, f"random calls fail without a grade: {_told(played)}"
     if played.passed and not played.same_end(reference):
         return Reason.RANDOM_PASSES, _told(played)
     return None
@@ -137,6 +147,9 @@ async def _fault_of_mutants(task: Task, reference: Played, player: _Player) -> F
         heard = list(reference.replies)
         for wrong in islice(argument.wrong_values(heard), WRONG_VALUES):
             played = await player.play(argument.changed(task, wrong), oracle_policy)
+            if played.ungraded:
+                told = f"{argument.told(wrong)} fails without a grade: {_told(played)}"
+                return Reason.UNGRADED, told
             if not played.passed:
                 noticed += 1
             elif not played.same_end(reference):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from statistics import median
 
+from skyfleet.tasks.preparing import words
 from skyfleet.tasks.task import Task
 
 HEADER = ("env", "tasks", "unique prompts", "difficulty", "calls", "prompt words", "tools used")
@@ -54,7 +55,9 @@ def stats_cells(stats: Iterable[EnvStats]) -> list[tuple[str, ...]]:
             one.env_key,
             str(one.n_tasks),
             str(one.n_prompts),
-            ", ".join(f"{level or 'none'}: {n}" for level, n in one.difficulties),
+            ", ".join(
+                f"{'none' if level is None else level}: {n}" for level, n in one.difficulties
+            ),
             str(one.calls),
             str(one.prompt_words),
             ", ".join(f"{tool} {n}" for tool, n in one.tools),
@@ -84,8 +87,10 @@ def _of_env(env_key: str, tasks: Sequence[Task]) -> EnvStats:
     return EnvStats(
         env_key=env_key,
         n_tasks=len(tasks),
-        n_prompts=len({task.prompt for task in tasks}),
-        difficulties=tuple(sorted(difficulties.items(), key=lambda pair: pair[0] or 0)),
+        n_prompts=len({words(task.prompt) for task in tasks}),
+        difficulties=tuple(
+            sorted(difficulties.items(), key=lambda pair: -1 if pair[0] is None else pair[0])
+        ),
         calls=Spread.of([len(task.solution) for task in tasks]),
         prompt_words=Spread.of([len(task.prompt.split()) for task in tasks]),
         tools=tuple(sorted(tools.items(), key=lambda pair: (-pair[1], pair[0]))),

@@ -24,30 +24,43 @@ async def validate(
     timeout_seconds: float = 60,
     on_finished: Callable[[Verdict], None] = lambda _: None,
 ) -> list[Verdict]:
-    """One verdict a task, source after source. What the journal knows is not checked again."""
-    gate = asyncio.Semaphore(workers)
-    faults = repeated(sources)
+    """One verdict a task, source after source. What the journal knows is not checked again.
 
-    async def judged(source: str, task: Task) -> Verdict:
-        verdict = None
-        if (source, task.key) in faults:
-            verdict = Verdict.on(task, faults[source, task.key])
-        verdict = verdict or journal.find(task)
+    Only a task without fault makes another its repetition: of a bad task and its mended twin the
+    twin is judged by itself.
+    """
+    gate = asyncio.Semaphore(workers)
+    verdicts: dict[tuple[str, str], Verdict] = {}
+
+    async def judge(source: str, task: Task) -> None:
+        verdict = journal.find(task)
         if verdict is None:
             async with gate:
                 fault = await check(task, open_env, teacher, timeout_seconds=timeout_seconds)
             verdict = Verdict.on(task, fault)
             journal.add(verdict)
+        verdicts[source, task.key] = verdict
         on_finished(verdict)
-        return verdict
 
-    async with asyncio.TaskGroup() as checks:
-        running = [
-            checks.create_task(judged(source, task))
-            for source, tasks in sources.items()
-            for task in tasks
-        ]
-    return [one.result() for one in running]
+    def not_bad(source: str, task: Task) -> bool:
+        return (source, task.key) not in verdicts or verdicts[source, task.key].ok
+
+    while True:
+        good = {s: [t for t in tasks if not_bad(s, t)] for s, tasks in sources.items()}
+        faults = repeated(good)
+        known = verdicts.keys() | faults.keys()
+        due = [(s, t) for s, tasks in good.items() for t in tasks if (s, t.key) not in known]
+        if not due:
+            break
+        async with asyncio.TaskGroup() as checks:
+            for source, task in due:
+                checks.create_task(judge(source, task))
+    for source, tasks in good.items():
+        for task in tasks:
+            if fault := faults.get((source, task.key)):
+                verdicts[source, task.key] = Verdict.on(task, fault)
+                on_finished(verdicts[source, task.key])
+    return [verdicts[source, task.key] for source, tasks in sources.items() for task in tasks]
 
 
 async def check(

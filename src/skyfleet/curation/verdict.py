@@ -35,7 +35,7 @@ class Reason(StrEnum):
 _MEANINGS = {
     Reason.NO_REFERENCE: "it has no reference solution and no teacher was asked",
     Reason.ENV_FAILS: "its env cannot be opened or stepped",
-    Reason.UNGRADED: "its verifier gives no grade",
+    Reason.UNGRADED: "its verifier gives no grade, or none to an attempt that fails",
     Reason.WRONG_CALL: "a reference call fails that should not, or succeeds that should fail",
     Reason.IMPOSSIBLE: "its own reference solution does not pass",
     Reason.FLAKY: "the same calls get another grade",

@@ -30,6 +30,7 @@ def write_atomically(path: Path, data: bytes | str) -> None:
 @contextmanager
 def publishing(folder: Path) -> Iterator[Path]:
     """Yields an empty draft beside `folder`, which takes its place when the block ends well."""
+    folder = folder.resolve()  # behind a link its target is replaced, and the link stays
     folder.parent.mkdir(parents=True, exist_ok=True)
     _settle(folder)
     draft, replaced = _draft_of(folder), _replaced_of(folder)
@@ -48,6 +49,7 @@ def publishing(folder: Path) -> Iterator[Path]:
 
 def discard(folder: Path) -> None:
     """Remove `folder`; it is gone for readers at once, however long the deletion takes."""
+    folder = folder.resolve()
     folder.rename(_draft_of(folder))
     _settle(folder)
 

@@ -168,6 +168,8 @@ def _task(row: Any, where: str) -> Task:
         given["prompt"] = _only_message(given["prompt"], where)
     if "data_source" in given and not {"env_key", "env_id"} & given.keys():
         given["env_key"] = given["data_source"]
+    for name in given.keys() & set(NESTED):
+        _check_text(given[name], f"{where}: {name}={_shown.repr(given[name])}")
     try:
         return Task.model_validate(given)
     except ValidationError as error:
@@ -180,6 +182,15 @@ def _deeper_than(levels: int, value: Any) -> bool:
     if not isinstance(value, dict | list) or not inside:
         return False
     return levels == 0 or any(_deeper_than(levels - 1, one) for one in inside)
+
+
+def _check_text(value: Any, where: str) -> None:
+    """Of the other fields the model refuses it: half a surrogate pair is in no file's encoding."""
+    try:
+        json.dumps(value, ensure_ascii=False, default=repr).encode()
+    except UnicodeEncodeError as error:
+        half = error.object[error.start : error.end]
+        raise TaskError(f"{where}; {half!r} is half a character; write all of it") from None
 
 
 def _check_spellings(row: Mapping[str, Any], where: str) -> None:

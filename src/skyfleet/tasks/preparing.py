@@ -1,7 +1,7 @@
 """Prepare: raw rows -> the tasks to train on and to measure with, and why the others are neither.
 
-The steps are the seeds', in their order: filter, take the first, drop what is there twice or in
-quarantine, split, cap the evaluation, cap each env's share of the training.
+The steps are the seeds', in their order: filter, take the first, drop what is in quarantine or there
+twice, split, cap the evaluation, cap each env's share of the training.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from math import ceil
 from typing import Literal
 
 from skyfleet.errors import TaskError
@@ -43,7 +44,8 @@ class Preparing:
     split: SplitRule = field(default_factory=SplitRule)
     max_eval_prompts: int | None = None
     max_env_ratio: float | None = None
-    """No env has more than this share of the training tasks."""
+    """No env has more tasks than this share of all there were to train on. Once the others are left
+    out, its share of the rest may be larger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +65,12 @@ def prepare(
 ) -> Prepared:
     """TaskError where nothing would be left to train on or to measure with."""
     dropped: dict[str, Dropped] = {}
-    chosen = _unique(_filtered(list(rows), asked), dropped)
-    for number, task in chosen:
-        if in_quarantine(task):
-            dropped[_row(number, task)] = "quarantined"
+    chosen = _filtered(list(rows), asked)
+    # Before what is there twice, or a mended row would go as the repetition of a bad one.
+    dropped |= {_row(n, task): "quarantined" for n, task in chosen if in_quarantine(task)}
+    chosen = _unique([row for row in chosen if _row(*row) not in dropped], dropped)
     numbers = {task.key: number for number, task in chosen}
-    split = split_tasks((t for n, t in chosen if _row(n, t) not in dropped), asked.split)
+    split = split_tasks((task for _, task in chosen), asked.split)
     validation = _cap_eval(split.eval, asked.max_eval_prompts)
     train = _cap_shares(split.train, asked.max_env_ratio)
     caps: list[tuple[Dropped, tuple[Task, ...], tuple[Task, ...]]] = [
@@ -168,18 +170,14 @@ def _cap_eval(tasks: tuple[Task, ...], most: int | None) -> tuple[Task, ...]:
 
 
 def _cap_shares(tasks: tuple[Task, ...], ratio: float | None) -> tuple[Task, ...]:
-    """The most tasks an env may have so that its share holds of what is left, not of what was."""
+    """The seeds' rule: a share of what was there before, since with few envs nothing else is left."""
     if ratio is None or not tasks:
         return tasks
-    sizes = Counter(task.env_key for task in tasks)
-    most, before = max(sizes.values()), 0
-    while most != before:
-        before = most
-        most = min(most, int(ratio * sum(min(size, most) for size in sizes.values())))
+    most = int(ratio * len(tasks))
     if most == 0:
         raise TaskError(
-            f"max_env_ratio={ratio} cannot hold for {len(sizes)} envs; "
-            f"give at least {1 / len(sizes):.2f}, or leave it out"
+            f"max_env_ratio={ratio} of {len(tasks)} training tasks is less than one task; "
+            f"give at least {ceil(100 / len(tasks)) / 100}, or leave it out"
         )
     return _only(tasks, {t.key for queue in _by_place(tasks) for t in queue[:most]})
 

@@ -45,7 +45,7 @@ class Task(BaseModel):
     verifier_code: str | None = Field(
         default=None, validation_alias=AliasChoices("verifier_code", "verifier_func")
     )
-    difficulty: int | None = None
+    difficulty: int | None = Field(default=None, ge=0, le=1000)
     """1 easy, 2 medium, 3 hard."""
     solution: tuple[RecordedCall, ...] = ()
     """Reference calls: replayed by checks and the warm start, never shown to the policy."""

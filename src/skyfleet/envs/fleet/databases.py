@@ -22,8 +22,16 @@ RESOURCES = (
 )
 _QUERY_SECONDS = 1.0
 """A query holds up every other client for as long as it runs."""
-_FORBIDDEN = (sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH)
-"""They reach files of this machine; VACUUM INTO attaches, so it is among them."""
+_MOST_BYTES = 10_000_000
+"""Of one value, and about as many characters of one answer."""
+_FORBIDDEN = (
+    # They reach files of this machine; VACUUM INTO attaches, so it is among them.
+    sqlite3.SQLITE_ATTACH,
+    sqlite3.SQLITE_DETACH,
+    # What a client left open would hide from the grade what is done later.
+    sqlite3.SQLITE_TRANSACTION,
+    sqlite3.SQLITE_SAVEPOINT,
+)
 
 
 class QueryRequest(BaseModel):
@@ -61,7 +69,7 @@ def query(instance: Instance, name: str, request: QueryRequest) -> dict[str, Any
             reading = db.read_only() if request.read_only or name == "seed" else nullcontext()
             with _bounded(db.connection), reading:
                 cursor = db.connection.execute(request.query, request.args or ())
-                rows = [[_cell(value) for value in row] for row in cursor]
+                rows = list(_few_enough(cursor))
     except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
         return _failed("the query", error)
     return {
@@ -92,6 +100,17 @@ def difference(instance: Instance, request: DiffRequest) -> dict[str, Any]:
     return {"success": True, "diff": diff, "message": "ok"}
 
 
+def _few_enough(cursor: sqlite3.Cursor) -> Iterator[list[Any]]:
+    size = 0
+    for row in cursor:
+        cells = [_cell(value) for value in row]
+        size += sum(len(str(cell)) for cell in cells)
+        if size > _MOST_BYTES:
+            cursor.close()
+            raise ValueError(f"the answer is longer than {_MOST_BYTES:,} characters; ask for less")
+        yield cells
+
+
 def _failed(what: str, error: Exception) -> dict[str, Any]:
     return {"success": False, "error": str(error), "message": f"{what} failed: {error}"}
 
@@ -112,8 +131,9 @@ def _opened(instance: Instance, name: str) -> Iterator[Database]:
 
 @contextmanager
 def _bounded(connection: sqlite3.Connection) -> Iterator[None]:
-    """No files, and not for long."""
+    """No files, nothing large, and not for long."""
     ends_at = monotonic() + _QUERY_SECONDS
+    longest = connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_BYTES)
     connection.set_authorizer(
         lambda action, *_: sqlite3.SQLITE_DENY if action in _FORBIDDEN else sqlite3.SQLITE_OK
     )
@@ -123,6 +143,7 @@ def _bounded(connection: sqlite3.Connection) -> Iterator[None]:
     finally:
         connection.set_progress_handler(None, 0)
         connection.set_authorizer(None)
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, longest)
 
 
 def _sql(db: Database, table: str) -> str:
@@ -152,7 +173,7 @@ def _table_diff(
     for change in changes:
         row = {"row_id": change.pk, "data": {k: _cell(v) for k, v in change.row.items()}}
         if change.kind == "modify":
-            row["changes"] = _altered(change, key, before)
+            row["changes"] = _altered(change, before)
         kinds[change.kind].append(row)
     total = after.column(f'select count(*) from "{table}"')[0]
     return {
@@ -166,9 +187,9 @@ def _table_diff(
     }
 
 
-def _altered(change: Change, key: list[str], before: Database) -> Mapping[str, Any]:
+def _altered(change: Change, before: Database) -> Mapping[str, Any]:
     values = change.pk if isinstance(change.pk, tuple) else (change.pk,)
-    where = " and ".join(f'"{name}" = ?' for name in key)
+    where = " and ".join(f'"{name}" is ?' for name in change.key_columns or ("rowid",))
     old = before.row(f'select * from "{change.table}" where {where}', *values) or {}
     return {
         name: {"before": _cell(old.get(name)), "after": _cell(change.row[name])}

@@ -176,7 +176,10 @@ def _listed(connection: sqlite3.Connection, table: str) -> tuple[object, list[tu
 
 
 def _read(connection: sqlite3.Connection, table: str) -> _Rows:
-    """All rows by primary key, else by id, else by rowid; none where the table does not exist."""
+    """All rows by primary key, else by id, else by rowid; none where the table does not exist.
+
+    A key that occurs twice, as null may in a primary key, would let one row hide the other.
+    """
     info = connection.execute(f'pragma table_info("{table}")').fetchall()
     if not info:
         return _Rows()
@@ -185,17 +188,14 @@ def _read(connection: sqlite3.Connection, table: str) -> _Rows:
     keys = [columns.index(c[1]) for c in sorted(info, key=lambda column: column[5]) if c[5]]
     if not keys and "id" in columns:
         keys = [columns.index("id")]
-        # An id that occurs twice would let one of its rows hide the other.
-        if len({row[keys[0]] for row in rows}) < len(rows):
-            keys = []
-    if not keys:
-        found = connection.execute(f'select rowid, * from "{table}"')
-        return _Rows(columns=columns, by_key={row[0]: row[1:] for row in found})
     by_key = (
         {row[keys[0]]: row for row in rows}
         if len(keys) == 1
         else {tuple(row[i] for i in keys): row for row in rows}
     )
+    if not keys or len(by_key) < len(rows):
+        found = connection.execute(f'select rowid, * from "{table}"')
+        return _Rows(columns=columns, by_key={row[0]: row[1:] for row in found})
     return _Rows(columns=columns, key_columns=tuple(columns[i] for i in keys), by_key=by_key)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+from collections import OrderedDict
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -19,9 +19,25 @@ class FrozenState(sqlite3.Connection):
         self.image = b""
 
 
-@lru_cache(maxsize=256)
+MOST_STATES = 256
+_states: OrderedDict[bytes, FrozenState] = OrderedDict()
+
+
 def frozen_state(image: bytes) -> FrozenState:
-    """The state of an image: the same one for everybody who asks, closed when long unasked for."""
+    """The state of an image: the same one for everybody who asks.
+
+    It is closed once so many others were asked for since.
+    """
+    if image not in _states:
+        _states[image] = _frozen(image)
+    _states.move_to_end(image)
+    if len(_states) > MOST_STATES:
+        _, oldest = _states.popitem(last=False)
+        oldest.close()
+    return _states[image]
+
+
+def _frozen(image: bytes) -> FrozenState:
     state = sqlite3.connect(
         ":memory:", isolation_level=None, check_same_thread=False, factory=FrozenState
     )

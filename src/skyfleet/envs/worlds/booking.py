@@ -44,6 +44,14 @@ def _cheapest_if_free(app: App, hotel: Row, day: wording.Day) -> Row | None:
     return room if room in free_rooms(app, hotel["id"], day) else None
 
 
+def _own_stay(app: App, rng: Random) -> Row | None:
+    """A booking that its day and its hotel tell from the others: an errand may have made them alike."""
+    stays = list_bookings(app)
+    stay = rng.choice(stays)
+    alike = sum(one["day"] == stay["day"] or one["hotel"] == stay["hotel"] for one in stays)
+    return stay if alike == 1 else None
+
+
 def _look_up_rooms(hotel: Row) -> list[RecordedCall]:
     return [call("list_hotels", city=hotel["city"]), call("list_rooms", hotel_id=hotel["id"])]
 
@@ -114,8 +122,10 @@ def book_cheapest(app: App, rng: Random) -> Draft | None:
 
 
 @booking.template(difficulty=1)
-def cancel_booking(app: App, rng: Random) -> Draft:
-    stay = rng.choice(list_bookings(app))
+def cancel_booking(app: App, rng: Random) -> Draft | None:
+    stay = _own_stay(app, rng)
+    if stay is None:
+        return None
     prompts = [
         f"Cancel my booking at {stay['hotel']}.",
         f"Cancel my {stay['day']} booking.",
@@ -126,7 +136,9 @@ def cancel_booking(app: App, rng: Random) -> Draft:
 
 @booking.template(difficulty=2)
 def move_booking(app: App, rng: Random) -> Draft | None:
-    stay, day = rng.choice(list_bookings(app)), rng.choice(wording.DAYS)
+    stay, day = _own_stay(app, rng), rng.choice(wording.DAYS)
+    if stay is None:
+        return None
     sql = "select rooms.* from rooms join bookings on room_id = rooms.id where bookings.id = ?"
     (room,) = app.db.rows(sql, stay["id"])
     if room not in free_rooms(app, room["hotel_id"], day):
@@ -152,8 +164,10 @@ def price_of_room(app: App, rng: Random) -> Draft:
 
 
 @booking.template(difficulty=2)
-def refund_of_booking(app: App, rng: Random) -> Draft:
-    stay = rng.choice(list_bookings(app))
+def refund_of_booking(app: App, rng: Random) -> Draft | None:
+    stay = _own_stay(app, rng)
+    if stay is None:
+        return None
     prompts = [
         f"Cancel my {stay['day']} booking. How much do I get back?",
         f"I cannot go to {stay['hotel']}. Cancel it and say how much is paid back.",
@@ -215,8 +229,10 @@ def save_all_with(app: App, rng: Random) -> Draft | None:
 
 
 @booking.template(difficulty=1, held_out=True)
-def where_on_day(app: App, rng: Random) -> Draft:
-    stay = rng.choice(list_bookings(app))
+def where_on_day(app: App, rng: Random) -> Draft | None:
+    stay = _own_stay(app, rng)
+    if stay is None:
+        return None
     prompts = [
         f"Which hotel have I booked for {stay['day']}?",
         f"Where do I stay on {stay['day']}?",
@@ -226,8 +242,10 @@ def where_on_day(app: App, rng: Random) -> Draft:
 
 
 @booking.template(difficulty=2, held_out=True)
-def check_in_on_day(app: App, rng: Random) -> Draft:
-    stay = rng.choice(list_bookings(app))
+def check_in_on_day(app: App, rng: Random) -> Draft | None:
+    stay = _own_stay(app, rng)
+    if stay is None:
+        return None
     prompts = [
         f"From when can I check in on {stay['day']}?",
         f"When does check in begin at my {stay['day']} hotel?",
@@ -239,7 +257,9 @@ def check_in_on_day(app: App, rng: Random) -> Draft:
 
 @booking.template(difficulty=3, held_out=True)
 def rebook(app: App, rng: Random) -> Draft | None:
-    stay, hotel = rng.choice(list_bookings(app)), _any_hotel(app, rng)
+    stay, hotel = _own_stay(app, rng), _any_hotel(app, rng)
+    if stay is None:
+        return None
     room = _cheapest_if_free(app, hotel, stay["day"])
     if room is None or hotel["name"] == stay["hotel"]:
         return None

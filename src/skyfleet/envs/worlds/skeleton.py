@@ -84,6 +84,14 @@ _OWN = frozenset({"call", "count", "fill", "list_items", "restock", "set_stock"}
 
 def write_world(name: str, folder: Path) -> list[Path]:
     """`name.py` and `test_name.py` in `folder`; nothing that exists is overwritten."""
+    paths = world_paths(name, folder)
+    for path, text in zip(paths, (_WORLD, _TEST), strict=True):
+        path.write_text(text.format(name=name, title=name.capitalize()))
+    return paths
+
+
+def world_paths(name: str, folder: Path) -> list[Path]:
+    """What would be written; ConfigError where it could not be."""
     if not (name.isidentifier() and name.islower()):
         raise ConfigError(f"NAME={name!r}: a world is a Python name in small letters, such as shop")
     if taken_by := _taken_by(name):
@@ -91,8 +99,6 @@ def write_world(name: str, folder: Path) -> list[Path]:
     paths = [folder / f"{name}.py", folder / f"test_{name}.py"]
     if taken := [path for path in paths if path.exists()]:
         raise ConfigError(f"NAME={name!r}: {taken[0]} exists already; choose another name")
-    for path, text in zip(paths, (_WORLD, _TEST), strict=True):
-        path.write_text(text.format(name=name, title=name.capitalize()))
     return paths
 
 
