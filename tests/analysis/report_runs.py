@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.trajectories.making import attempt
 
@@ -38,11 +39,15 @@ def add_training(run: RunFolder, step: int, groups: Sequence[Group]) -> None:
     write_groups(train_path(run.trajectories, step), groups)
 
 
-def add_evaluation(run: RunFolder, name: str, step: int, groups: Sequence[Group]) -> None:
+def add_evaluation(
+    run: RunFolder, name: str, step: int, groups: Sequence[Group], **known: Any
+) -> None:
+    """`known` is what else the report says: tasks, trained_envs, baselines."""
     write_groups(eval_path(run.trajectories, name, step), groups)
     folder = run.path / "reports" / f"step_{step:06d}"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.json").write_text(EvalReport.of(name, groups, step=step).to_json())
+    report = EvalReport.of(name, groups, step=step, **known)
+    (folder / f"{name}.json").write_text(report.to_json())
 
 
 def rewarded(rewards: Sequence[float | None], *, n_tasks: int, env_key: str) -> list[Group]:

@@ -19,7 +19,7 @@ Scheme = Literal["light", "dark"]
 
 SCREENS: dict[str, tuple[Scheme, int, str]] = {
     "report_light": ("light", 1280, "header"),
-    "report_dark": ("dark", 1280, "#spreads"),
+    "report_dark": ("dark", 1280, "#signal"),
     "report_narrow": ("light", 400, "header"),
 }
 """Scheme, width and where the picture begins."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.trajectories.making import attempt
 
-from skyfleet.analysis.audit import Finding, Suspicion, audit
+from skyfleet.analysis.audit import Audit, Finding, Suspicion, audit
 from skyfleet.envs.worlds.catalog import WORLD_NAMES, get_world, open_world, world_tasks
 from skyfleet.rollouts.collect import collect
 from skyfleet.rollouts.conversation import Policy
@@ -35,6 +35,10 @@ async def found(
 ) -> list[Finding]:
     groups = [Group(task_key=e.task_key, env_key=e.env_key, trajectories=(e,)) for e in episodes]
     write_groups(train_path(folder, 1), groups)
+    return list((await audited(folder, tasks, replaying=replaying)).findings)
+
+
+async def audited(folder: Path, tasks: Sequence[Task], *, replaying: bool = False) -> Audit:
     by_key = {task.key: task for task in tasks}
     return await audit(list_entries(folder), by_key, open_world if replaying else None)
 
@@ -140,3 +144,18 @@ async def test_few_failures_or_divided_ones_dominate_nothing(tmp_path: Path) -> 
 
 async def test_a_win_of_a_task_nobody_knows_is_left_alone(tmp_path: Path) -> None:
     assert await found(tmp_path, [attempt(1.0)], []) == []
+
+
+async def test_an_audit_says_how_many_wins_each_check_could_judge(
+    tmp_path: Path, tasks: list[Task]
+) -> None:
+    episodes = await played(tasks, oracle_policy)
+    unsolved = [task.model_copy(update={"solution": ()}) for task in tasks[:4]]
+    await found(tmp_path, [*episodes, attempt(0.0)], tasks)
+    judged = (await audited(tmp_path, [*unsolved, *tasks[4:]], replaying=True)).judged
+    assert judged == {
+        Suspicion.UNTOUCHED_STATE: sum(map(writes, tasks[4:])),
+        Suspicion.NEEDED_TOOL_UNUSED: 16,
+        Suspicion.REPLAY_FAILS: 20,
+        Suspicion.DOMINANT_MESSAGE: 1,
+    }

@@ -49,6 +49,13 @@ def test_turns_that_do_the_same_stand_side_by_side() -> None:
     ]
 
 
+def test_turns_stand_side_by_side_up_to_where_the_actions_part() -> None:
+    before, after = episode("a", "b"), episode("a", "a", "b")
+    assert first_divergence(before, after) == 1
+    assert aligned(before, after)[0] == (before.turns[0], after.turns[0])
+    assert [one is not None for one, _ in aligned(before, after)] == [True, False, True]
+
+
 @pytest.mark.parametrize(
     ("before", "after", "at"),
     [
@@ -117,3 +124,10 @@ def test_a_change_that_is_the_same_everywhere_has_no_width_and_few_tasks_are_not
     change = named(behaviour_changes(before, after), "turns")
     assert change.interval == (1.0, 1.0)
     assert not change.clear
+
+
+def test_tokens_that_nobody_counted_are_not_measured() -> None:
+    changes = behaviour_changes([episode("a")], [episode("a")])
+    assert [change.quantity for change in changes if not change.measured] == ["sampled tokens"]
+    counted = attempt(0.0, turns=(turn("a"),), transcripts=(transcript(1),))
+    assert named(behaviour_changes([episode("a")], [counted]), "sampled tokens").measured

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from skyfleet.analysis.behaviour import behaviour_of
 from skyfleet.analysis.failure_class import FailureClass
+from skyfleet.analysis.wording import NOTHING
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.cli.analyze import analyze_command
 from skyfleet.errors import ConfigError
@@ -89,10 +90,59 @@ def _analyze(*words: str) -> str:
 
 def test_the_command_shows_tables_examples_and_the_shift(run: Path) -> None:
     shown = _analyze(str(run))
-    assert f"{run.name}: 8 episodes, 6 did not pass" in shown
+    assert f"{run.name}: 8 episodes, 5 failed, 1 unknown" in shown
     assert "| press " in shown
     assert "train/1/3" in shown
-    assert "| val | out of turns   | 0: 50.0%   | 40: 0.0%  | -50.0  |" in shown
+    assert row(shown, "val", "passed", "0: 0.0 %", "40: 50.0 %", "+50.0")
+    assert row(shown, "val", "out of turns", "0: 50.0 %", "40: 0.0 %", "-50.0")
+    # One task is no evidence, however much it changed.
+    assert shown.count("may be chance") == 3
+
+
+def row(text: str, *cells: str) -> bool:
+    """A line of a table begins with these cells."""
+    lines = ([cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines())
+    return any(line[: len(cells)] == list(cells) for line in lines)
+
+
+def test_an_unknown_grade_is_no_failure(run: Path) -> None:
+    shown = _analyze(str(run), "--set", "train")
+    assert row(shown, "github", "3", "33.3 %", "0")
+    assert row(shown, "reddit", "1", NOTHING, "1")
+
+
+def test_what_was_not_measured_is_a_dash(run: Path) -> None:
+    shown = _analyze(str(run), "--set", "train")
+    assert row(shown, "reddit", "1", NOTHING, "1", "1.00", "1.00", "0.00", "0.00", NOTHING, "1.000")
+
+
+def test_a_run_in_which_nobody_called_a_tool_has_no_table_of_tools(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("{}\n")
+    _write(train_path(tmp_path / "trajectories", 1), attempt(0.0))
+    shown = _analyze(str(tmp_path))
+    assert "gave up" in shown or "false completion" in shown
+    assert "| tool " not in shown
+
+
+def test_tools_that_are_rarely_called_share_a_row(run: Path) -> None:
+    calls = [ToolCall(id=str(n), name=f"tool_{n}", arguments={}) for n in range(12)]
+    turn = replace(call_turn(), action=Message(role="assistant", tool_calls=tuple(calls)))
+    _write(train_path(run / "trajectories", 1), attempt(0.0, turns=(turn, turn)))
+    assert row(_analyze(str(run), "--set", "train"), "github", "(2 other names)", "4", "0")
+
+
+def test_what_cannot_be_read_is_left_out_and_said(run: Path) -> None:
+    index = run / "trajectories" / "train" / "step_000001.index.jsonl"
+    index.write_text(index.read_text() + "[1]\n")
+    shown = _analyze(str(run))
+    assert "4 episodes, 3 failed, 0 unknown" in shown
+    assert f"Left out: {index} line 6: " in shown
+    data = run / "trajectories" / "eval" / "val" / "step_000000.jsonl.gz"
+    data.write_bytes(b"\0" * data.stat().st_size)
+    shown = _analyze(str(run))
+    assert "2 episodes, 1 failed, 0 unknown; 2 more could not be read" in shown
+    assert f"Left out: {data} at byte 0: " in shown
+    assert len(json.loads(_analyze(str(run), "--json"))["left_out"]) == 2
 
 
 def test_the_command_writes_json_for_programs(run: Path) -> None:
@@ -104,7 +154,7 @@ def test_the_command_writes_json_for_programs(run: Path) -> None:
 def test_a_set_or_step_that_is_not_there_is_answered_with_those_that_are(run: Path) -> None:
     with pytest.raises(ConfigError, match="--set test: the run has train, val"):
         _analyze(str(run), "--set", "test")
-    with pytest.raises(ConfigError, match="--step 7: the run has steps 0 to 40"):
+    with pytest.raises(ConfigError, match="--step 7: the run has steps 0, 40"):
         _analyze(str(run), "--set", "val", "--step", "7")
 
 

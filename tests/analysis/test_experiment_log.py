@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,11 +16,13 @@ from skyfleet.analysis.experiment_log import experiment_entry
 from skyfleet.analysis.failures import FailureClass
 from skyfleet.analysis.imported_dumps import import_dumps
 from skyfleet.analysis.run_folder import open_run
+from skyfleet.analysis.wording import NOTHING
 from skyfleet.config.explain import as_yaml
 from skyfleet.errors import ConfigError
 from skyfleet.evaluation.compare import compare
 from skyfleet.evaluation.report import EvalReport
 from skyfleet.trajectories.archive import eval_path, train_path, write_groups
+from skyfleet.trajectories.records import RecordError
 from skyfleet.trajectories.trajectory import Group
 
 OLD = Path(__file__).parents[1] / "assets" / "dumped_evals"
@@ -66,6 +69,7 @@ def row(text: str, *cells: str) -> bool:
 
 def test_the_entry_has_every_section_with_the_numbers_of_the_run(run: Path) -> None:
     found = sections(experiment_entry(open_run(run)))
+    assert not open_run(run).imported
     assert list(found) == [
         "Dataset",
         "Method",
@@ -81,7 +85,7 @@ def test_the_entry_has_every_section_with_the_numbers_of_the_run(run: Path) -> N
     assert row(found["Method"], "batch", "2 tasks x 4 attempts")
     assert row(found["Results"], "unseen", "github", "10", "0.0 %", "80.0 %", "+80.0")
     assert row(found["Behaviour"], "unseen", "github", "1.00 → 3.00 *", "1.00 → 3.00 *")
-    assert row(found["Training signal"], "github", "0.1250", "100 %", "50 %", "2 of 4")
+    assert row(found["Training signal"], "github", "0.1250", "100 %", "50 %", "50 %", "2 of 4")
     (errors,) = [line for line in found["Error patterns"].splitlines() if "eval/unseen/2/8" in line]
     assert "100 %" in errors
     assert "- github teaches: p = 0.75, 50 % of its groups are mixed." in found["What to do next"]
@@ -144,6 +148,11 @@ def test_an_old_run_of_skyrl_becomes_a_run_folder_that_can_be_written_up(tmp_pat
     assert run.reports()["val"][20].overall.success_rate == 1.0
     found = sections(experiment_entry(run))
     assert row(found["Results"], "val", "github", "2", "25.0 %", "100.0 %")
+    assert run.imported
+    assert found["Method"].startswith("Not recorded")
+    assert "not recorded" in found["Dataset"]
+    (behaviour,) = [line for line in found["Behaviour"].splitlines() if "github" in line]
+    assert behaviour.rstrip(" |").endswith(NOTHING)
     with pytest.raises(ConfigError, match="exists; name a folder that does not"):
         import_dumps(OLD, tmp_path / "old")
 
@@ -152,3 +161,43 @@ def test_a_folder_that_holds_no_dumps_is_refused_before_anything_is_written(tmp_
     with pytest.raises(ConfigError, match="holds no global_step_N_evals"):
         import_dumps(tmp_path, tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+def test_an_import_that_failed_leaves_nothing_in_the_way_of_the_next(tmp_path: Path) -> None:
+    dumps = tmp_path / "dumped_evals"
+    shutil.copytree(OLD, dumps)
+    broken = dumps / "global_step_20_evals" / "github.jsonl"
+    whole = broken.read_text()
+    broken.write_text("{")
+    with pytest.raises(RecordError, match=r"github\.jsonl line 1"):
+        import_dumps(dumps, tmp_path / "run")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dumped_evals"]
+    broken.write_text(whole)
+    import_dumps(dumps, tmp_path / "run")
+    assert len(open_run(tmp_path / "run").entries()) == 6
+
+
+def test_a_damaged_line_or_folder_is_named(run: Path) -> None:
+    folder = open_run(run)
+    (run / "metrics.jsonl").write_text('{"step": 0}\n{"step": \n')
+    with pytest.raises(RecordError, match=r"metrics\.jsonl line 2: .*remove the line"):
+        folder.metrics()
+    (run / "metrics.jsonl").write_text("3\n")
+    with pytest.raises(RecordError, match=r"metrics\.jsonl line 1: no step"):
+        folder.metrics()
+    best = run / "reports" / "step_best"
+    best.mkdir()
+    (best / "unseen.json").write_text("{}")
+    with pytest.raises(RecordError, match="step_best names no step"):
+        folder.reports()
+    best.rename(run / "reports" / "step_000009")
+    with pytest.raises(RecordError, match=r"step_000009/unseen\.json: .*"):
+        folder.reports()
+
+
+def test_a_name_in_the_entry_cannot_move_the_cursor(run: Path) -> None:
+    odd = [group([1.0, 0.0], task_key="a", env_key="\x1b[2Jgithub")]
+    write_groups(train_path(run / "trajectories", 2), odd)
+    entry = experiment_entry(open_run(run))
+    assert "\x1b" not in entry
+    assert r"\x1b[2Jgithub teaches" in entry

@@ -179,9 +179,37 @@ def test_an_error_that_nobody_marked_is_read_from_its_beginning() -> None:
         ("HTTP 503 Service Unavailable", FailureClass.LIMIT),
         ("Unknown tool: create", FailureClass.MALFORMED_CALL),
         ("MCP error -32603: Internal error", FailureClass.ENVIRONMENT_FAULT),
+        ("users may not post here", FailureClass.UNAUTHORISED),
+        ("you are not allowed to close it", FailureClass.UNAUTHORISED),
+        ("you don't own this; it isn't yours", FailureClass.UNAUTHORISED),
+        ("No space left on device", FailureClass.ENVIRONMENT_FAULT),
+        ('the server said: "rate limit exceeded"', FailureClass.LIMIT),
+        ("{'error': 'rate limit exceeded'}", FailureClass.LIMIT),
     ],
 )
 def test_a_complaint_is_about_what_its_words_say(text: str, expected: FailureClass) -> None:
+    assert complaint_kind(text) is expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("update_issue has no 'timeout'; it takes number, state", FailureClass.WRONG_ARGUMENTS),
+        ("deadline: Input should be a valid date", FailureClass.WRONG_ARGUMENTS),
+        ("the deadline lies in the past", FailureClass.WRONG_ARGUMENTS),
+        ("the title may not be empty", FailureClass.WRONG_ARGUMENTS),
+        ("negative prices are not allowed", FailureClass.WRONG_ARGUMENTS),
+        ("no more than 5 guests", FailureClass.WRONG_ARGUMENTS),
+        ("no space left on the wishlist", FailureClass.WRONG_ARGUMENTS),
+        ("timeout must be positive", FailureClass.WRONG_ARGUMENTS),
+        ("no issue 'Login timeout on mobile'", FailureClass.NOT_FOUND),
+        ("no file '/etc/permissions.txt'", FailureClass.NOT_FOUND),
+        ("no quotation 5", FailureClass.NOT_FOUND),
+    ],
+)
+def test_names_and_rules_of_a_world_are_not_taken_for_a_services_words(
+    text: str, expected: FailureClass
+) -> None:
     assert complaint_kind(text) is expected
 
 

@@ -10,7 +10,7 @@ from skyfleet.analysis.html.bars import Sample, histogram
 from skyfleet.analysis.html.charts import Point, Series, line_chart
 from skyfleet.analysis.html.markup import join, tag
 from skyfleet.analysis.html.scale import Scale, round_range, ticks
-from skyfleet.analysis.html.windows import windowed
+from skyfleet.analysis.html.windows import mean_rewards, mixed_shares
 from skyfleet.analysis.html.wording import PERCENT, count, percent, points, seconds, written
 
 
@@ -45,19 +45,26 @@ def test_numbers_are_written_for_people() -> None:
 
 
 def test_a_window_averages_its_prompts_with_students_interval() -> None:
-    (one,) = windowed({3: [0.0, 1.0, 0.0, 1.0]})
+    (one,) = mean_rewards({3: [[0.0], [1.0], [0.0], [1.0]]})
     # t of 0.975 with 3 degrees is 3.182, the deviation 0.577, so 0.5 ± 0.919: cut at what was seen.
     assert (one.step, one.value, one.interval) == (3, 0.5, (0.0, 1.0))
-    (alone,) = windowed({1: [0.25]})
-    assert alone.interval is None
     # Sixteen steps make a window of one to either side.
-    points_of = windowed({step: [float(step), 0.0] for step in range(16)})
+    points_of = mean_rewards({step: [[float(step)], [0.0]] for step in range(16)})
     assert [points_of[at].value for at in (0, 5, 15)] == [0.25, 2.5, 7.25]
-    assert windowed({}) == ()
+    assert mean_rewards({}) == ()
+
+
+def test_prompts_that_are_all_alike_have_no_band_of_zero_width() -> None:
+    for alike in ([[0.25]], [[0.0, 1.0]] * 9):
+        (point,) = mean_rewards({1: alike})
+        assert point.interval is None
+    # Wilson's for none of 16 is 0 to 3.84 / (16 + 3.84).
+    (none,) = mixed_shares({1: [[0.0, 0.0]] * 16})
+    assert none.interval == pytest.approx((0.0, 0.1936), abs=1e-4)
 
 
 def test_a_long_run_is_a_short_list_that_ends_at_the_last_step() -> None:
-    steps = [point.step for point in windowed({step: [1.0] for step in range(1, 1002)})]
+    steps = [point.step for point in mean_rewards({step: [[1.0]] for step in range(1, 1002)})]
     assert len(steps) == 60
     assert steps[-1] == 1001
 

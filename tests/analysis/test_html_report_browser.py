@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import pytest
 from tests.analysis.report_runs import small_run, telling_run
@@ -12,7 +12,7 @@ from tests.analysis.report_runs import small_run, telling_run
 from skyfleet.analysis.html.page import write_report
 
 pytest.importorskip("playwright")
-from tests.analysis.report_screens import chromium, opened, take_screens
+from tests.analysis.report_screens import Scheme, chromium, opened, take_screens
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -20,6 +20,33 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.browser
 
 HOSTILE = "\"'><img src=x onerror=alert(1)><script>alert(2)<\\script><svg onload=alert(3)>"
+
+# By ink, ground and class, the contrast of every text as WCAG 2 defines it. Ours are opaque.
+CONTRASTS = """() => {
+    document.querySelectorAll("details").forEach((one) => (one.open = true));
+    const numbers = (colour) => colour.match(/[\\d.]+/g).map(Number);
+    const luminance = (colour) => {
+        const linear = numbers(colour).slice(0, 3).map((v) => v / 255)
+            .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
+    };
+    const ground = (element) => {
+        const colour = getComputedStyle(element).backgroundColor;
+        return numbers(colour)[3] === 0 ? ground(element.parentElement) : colour;
+    };
+    const found = {};
+    const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    while (walk.nextNode()) {
+        const element = walk.currentNode.parentElement;
+        if (!walk.currentNode.data.trim() || element.closest("script, title")) continue;
+        const style = getComputedStyle(element);
+        const ink = element.closest("svg") ? style.fill : style.color;
+        const shades = [luminance(ink), luminance(ground(element))].sort((a, b) => a - b);
+        const name = `${ink} on ${ground(element)}: ${element.tagName} ${element.getAttribute("class")}`;
+        found[name] = (shades[1] + 0.05) / (shades[0] + 0.05);
+    }
+    return found;
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +133,20 @@ def test_an_example_is_unfolded_and_its_place_copied(browser: Browser, report: P
         episode.locator("summary").click()
         assert episode.locator("ol").is_visible()
         episode.get_by_role("button").last.click()
-        assert page.evaluate("getSelection().toString()") == "#episode=eval/unseen/20/0"
+        copied = page.evaluate("getSelection().toString()")
+        assert copied.startswith("skyfleet view ")
+        assert copied.endswith("/run --episode eval/unseen/20/0")
+
+
+def test_all_text_is_legible_light_and_dark(browser: Browser, tmp_path: Path) -> None:
+    """Against what is behind it at least 4.5 to 1, as WCAG's AA asks."""
+    runs = [small_run(tmp_path / name, n_steps=20, lifts=name != "a") for name in "abcdef"]
+    write_report(runs, tmp_path / "report.html")
+    for scheme in get_args(Scheme):
+        with opened(browser, tmp_path / "report.html", scheme=scheme) as (page, _):
+            texts = page.evaluate(CONTRASTS)
+            assert len(texts) > 20
+            assert {text: ratio for text, ratio in texts.items() if ratio < 4.5} == {}
 
 
 def test_the_screens_are_small_and_differ(browser: Browser, report: Path, tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ async def test_the_first_difference_is_named_with_both_sides() -> None:
     assert recorded.success
     difference = await replayed(recorded, OtherCounterEnv())
     assert difference is not None
-    assert difference.startswith("replies of turn 1: recorded ")
+    assert difference.startswith("replies of turn 2: recorded ")
     assert "content='2'" in difference.partition(", replayed ")[0]
     assert "content='3'" in difference.partition(", replayed ")[2]
 
@@ -191,7 +191,7 @@ async def test_a_world_that_answers_otherwise_is_not_forked_from() -> None:
 async def test_a_fork_is_at_a_turn_that_there_is() -> None:
     recorded = await played(PRESS % 1, "done")
     for turn in (-1, 2):
-        with pytest.raises(TaskError, match=rf"turn={turn}: the episode has 2 turns"):
+        with pytest.raises(TaskError, match=rf"turn {turn + 1}: the episode has 2 turns"):
             forked_policy(recorded, oracle_policy, turn=turn)
 
 
@@ -200,5 +200,9 @@ async def test_the_oracle_finishes_what_another_began() -> None:
     (group,) = await collect(
         [task], open_world, random_policy(seed=0), LIMITS, n_samples=1, max_concurrent=1
     )
-    policy = forked_policy(group.trajectories[0], oracle_policy, turn=0)
-    assert (await run_episode(task, open_world, policy, LIMITS)).success
+    (begun,) = group.trajectories
+    forked = await run_episode(
+        task, open_world, forked_policy(begun, oracle_policy, turn=2), LIMITS
+    )
+    assert (begun.success, forked.success) == (False, True)
+    assert [t.action for t in forked.turns[:2]] == [t.action for t in begun.turns[:2]]

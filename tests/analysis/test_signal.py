@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from skyfleet.analysis.mixed_groups import mixed_share
-from skyfleet.analysis.signal import env_signals
+from skyfleet.analysis.signal import env_signals, quarters
 from skyfleet.trajectories.entry import Entry, Kind
 from skyfleet.trajectories.trajectory import Ending
 
@@ -84,7 +84,9 @@ def test_tasks_alike_are_mixed_as_the_formula_says() -> None:
 
 
 def test_tasks_always_or_never_passed_stay_unmixed_though_half_of_the_attempts_passed() -> None:
-    assert mixed_share([(8, 0), (8, 8)] * 100, 32) < 0.25
+    assert mixed_share([(8, 0), (8, 8)] * 50, 16) < 0.02
+    # Four tasks are not enough to be sure of it.
+    assert mixed_share([(8, 0), (8, 8)] * 2, 16) > 0.1
     assert mixed_share([(8, 4)] * 100, 32) > 0.99
 
 
@@ -123,30 +125,50 @@ def test_the_advice_is_one_sentence_to_act_on(
     assert env_signals(given)["hubspot"].advice == advice
 
 
-def test_a_hard_environment_is_told_the_group_that_would_teach() -> None:
-    # One of three tasks is passed once in eight: p = 1/24.
-    rewards = [[1.0] + [0.0] * 7, [0.0] * 8, [0.0] * 8]
+def advice_on(env_key: str, *groups: list[float]) -> str:
+    """These groups over and over, each of a task of its own."""
     given = [
         entry
         for number in range(300)
-        for entry in entries(1, f"t{number}", rewards[number % 3], env_key="ticketmaster")
+        for entry in entries(1, f"t{number}", groups[number % len(groups)], env_key=env_key)
     ]
-    signal = env_signals(given)["ticketmaster"]
-    assert signal.mixed_at[32] == pytest.approx(1 - (23 / 24) ** 32, abs=0.05)
-    assert signal.advice.startswith(
-        "ticketmaster p = 0.04, 33 % of its groups are mixed: a group of"
+    return env_signals(given)[env_key].advice
+
+
+ONCE, NEVER = [1.0, 0.0, 0.0, 0.0], [0.0] * 4
+
+
+def test_a_hard_environment_is_told_the_group_that_would_teach_as_much_a_rollout() -> None:
+    # As if all had p = 0.1: of four 1 - 0.9^4 = 34 % are mixed, of eight 57 %, or 83 % a rollout.
+    twice = [1.0, 1.0, 0.0, 0.0]
+    advice = advice_on("ticketmaster", *([NEVER] * 66), *([ONCE] * 29), *([twice] * 5))
+    assert advice.startswith(
+        "ticketmaster p = 0.10, 34 % of its groups are mixed: a group of 8 would be so 5"
     )
+    assert advice.endswith("with nearly as many mixed groups a rollout.")
+
+
+def test_a_larger_group_that_wastes_rollouts_is_not_advised() -> None:
+    # p = 1/24: of eight 33 % are mixed, of 32 it would be 74 %, 56 % of today's a rollout.
+    hard = advice_on("ticketmaster", ONCE + NEVER, NEVER * 2, NEVER * 2)
+    assert "a group of 32 would be so 7" in hard
+    assert hard.endswith("draw the tasks that are sometimes passed (trainer.curriculum=true).")
+
+
+def test_an_environment_that_is_mostly_passed_is_told_to_become_harder() -> None:
+    easy = advice_on("hubspot", [1.0, 1.0, 1.0, 0.0], *([[1.0] * 4] * 2))
+    assert easy.endswith("(trainer.curriculum=true) or raise its difficulty.")
 
 
 def test_tasks_always_or_never_passed_are_not_told_to_grow_their_groups() -> None:
-    given = [
-        entry
-        for number in range(100)
-        for entry in entries(1, f"t{number}", [float(number % 2)] * 8)
-    ]
-    advice = env_signals(given)["github"].advice
-    assert "even a group of 32" in advice
-    assert advice.endswith("(trainer.curriculum=true).")
+    advice = advice_on("github", [0.0] * 8, [1.0] * 8)
+    assert "a group of 32 would be so 1 % of the time, for 4 times the rollouts: draw" in advice
+
+
+def test_a_quarter_is_rounded_up_and_of_what_there_is() -> None:
+    assert quarters([9, 1, 3, 5, 7, 7]) == ([1, 3], [7, 9])
+    assert quarters([4]) == ([4], [4])
+    assert quarters([]) == ([], [])
 
 
 def test_the_advice_is_about_the_last_quarter_of_the_steps() -> None:

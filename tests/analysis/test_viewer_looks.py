@@ -13,11 +13,11 @@ from tests.analysis.viewer_browser import (
     chromium,
     expect,
     go,
-    picture,
     playwright,
     says,
 )
 from tests.analysis.viewer_run import HOSTILE, RICH, viewing, write_run
+from tests.analysis.viewer_screens import take_screens
 
 from skyfleet.analysis.viewer.server import ViewerServer
 
@@ -25,8 +25,13 @@ pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ViewerServer]:
-    with viewing(write_run(tmp_path_factory.mktemp("runs"))) as server:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def server(run: Path) -> Iterator[ViewerServer]:
+    with viewing(run) as server:
         yield server
 
 
@@ -44,7 +49,7 @@ def page(browser: Any, server: ViewerServer) -> Iterator[Any]:
 
 @pytest.mark.parametrize("width", [400, 1280])
 def test_nothing_sticks_out_of_a_narrow_or_a_wide_window(
-    browser: Any, server: ViewerServer, width: int, tmp_path: Path
+    browser: Any, server: ViewerServer, width: int
 ) -> None:
     page = browser.new_page(viewport={"width": width, "height": 800})
     for view in ("", f"episode={RICH}", f"episode={HOSTILE}", f"episode={RICH}&with={HOSTILE}"):
@@ -56,15 +61,12 @@ def test_nothing_sticks_out_of_a_narrow_or_a_wide_window(
         expect(page, "#browse").to_be_hidden()
         go(page, server, f"episode={RICH}")
         says(page, "#reader h2", "github")
-        picture(page, tmp_path, "narrow")
         page.get_by_role("button", name="← Episodes").click()
         expect(page, "#list").to_be_visible()
     page.close()
 
 
-def test_light_and_dark_are_both_legible(
-    browser: Any, server: ViewerServer, tmp_path: Path
-) -> None:
+def test_light_and_dark_are_both_legible(browser: Any, server: ViewerServer) -> None:
     """Text against what is behind it: at least 4.5 to 1, as WCAG's AA asks."""
     for scheme in ("light", "dark"):
         page = browser.new_page(color_scheme=scheme, viewport={"width": 1280, "height": 800})
@@ -82,7 +84,6 @@ def test_light_and_dark_are_both_legible(
         pairs += [(name, f"{name}-soft") for name in ("passed", "failed", "unknown")]
         pairs += [("accent", "panel"), ("accent", "page"), ("muted", "hover"), ("muted", "given")]
         assert {pair: contrast(shade, pair) for pair in pairs if contrast(shade, pair) < 4.5} == {}
-        picture(page, tmp_path, scheme)
         page.close()
 
 
@@ -100,6 +101,14 @@ def test_a_screen_reader_finds_its_way(page: Any) -> None:
         "all => all.map(one => one.ariaLabel || one.alt || one.textContent.trim())"
     )
     assert all(names)
+
+
+def test_the_screens_are_small_and_differ(
+    browser: Any, server: ViewerServer, run: Path, tmp_path: Path
+) -> None:
+    screens = [screen.read_bytes() for screen in take_screens(browser, server, run, tmp_path)]
+    assert len(set(screens)) == 5
+    assert max(map(len, screens)) < 300_000
 
 
 def luminance(colour: str) -> float:

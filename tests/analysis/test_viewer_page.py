@@ -12,7 +12,6 @@ from tests.analysis.viewer_browser import (
     chromium,
     expect,
     go,
-    picture,
     playwright,
     says,
 )
@@ -49,7 +48,7 @@ def test_the_list_holds_few_elements_however_long_it_is(page: Any) -> None:
     assert page.locator("#list [role=option]").count() < 40
 
 
-def test_filters_narrow_the_list_and_stand_in_the_address(page: Any) -> None:
+def test_filters_narrow_the_list_and_stand_in_the_address(page: Any, server: ViewerServer) -> None:
     page.select_option("[name=env]", "github")
     page.select_option("[name=outcome]", "failed")
     page.select_option("[name=where]", "eval:unseen_tasks")
@@ -58,8 +57,12 @@ def test_filters_narrow_the_list_and_stand_in_the_address(page: Any) -> None:
     page.reload()
     says(page, "#count", "1 episode")
     assert page.input_value("[name=outcome]") == "failed"
-    page.select_option("[name=step]", "1")
+    # A menu offers what the other filters leave.
+    steps = page.locator("[name=step] option")
+    playwright.expect(steps).to_have_text(["Every step", "step 0 1"])
+    go(page, server, "env=github&where=eval:unseen_tasks&step=1")
     says(page, "#count", "No episode is like this")
+    playwright.expect(page.locator("[name=step]")).to_have_value("1")
 
 
 def test_failure_classes_appear_by_themselves_and_filter(page: Any) -> None:
@@ -100,6 +103,20 @@ def test_keys_lead_from_the_list_through_episodes_and_back(page: Any) -> None:
     says(page, "#reader h2", "booking-move_day-83dcefb7")
 
 
+def test_keys_go_on_from_an_episode_that_an_address_opened(page: Any, server: ViewerServer) -> None:
+    go(page, server, "episode=train/1/42")
+    selected = page.locator("[aria-selected=true]")
+    playwright.expect(selected).to_have_attribute("aria-posinset", "346")
+    playwright.expect(selected).to_be_in_viewport()
+    page.keyboard.press("j")
+    page.wait_for_url("**/#episode=train/1/43")
+    # One that was opened from elsewhere and lies far from what is loaded.
+    page.evaluate("location.hash = '#episode=train/1/250'")
+    playwright.expect(selected).to_have_attribute("aria-posinset", "554")
+    page.keyboard.press("k")
+    page.wait_for_url("**/#episode=train/1/249")
+
+
 def test_an_episode_reads_as_a_conversation(page: Any, server: ViewerServer) -> None:
     go(page, server, f"episode={RICH}")
     says(page, "#reader h2", "github-close_by_title-6a966fd2")
@@ -133,7 +150,7 @@ def test_other_attempts_are_one_click_away(page: Any, server: ViewerServer) -> N
 
 
 def test_tokens_are_shown_on_demand_by_mask_and_probability(
-    page: Any, server: ViewerServer, tmp_path: Path
+    page: Any, server: ViewerServer
 ) -> None:
     go(page, server, f"episode={RICH}")
     says(page, "#reader h2", "github-close_by_title-6a966fd2")
@@ -146,14 +163,11 @@ def test_tokens_are_shown_on_demand_by_mask_and_probability(
     says(page, ".tokens", "I close the issue")
     title = page.locator(".tokens .token").nth(8).get_attribute("title")
     assert title == "8: id 2, chosen, logprob -1, probability 0.368"
-    picture(page, tmp_path, "tokens")
     page.keyboard.press("t")
     expect(page, ".talk").to_be_visible()
 
 
-def test_two_episodes_stand_side_by_side_with_their_difference(
-    page: Any, server: ViewerServer, tmp_path: Path
-) -> None:
+def test_two_episodes_stand_side_by_side_with_their_difference(page: Any) -> None:
     page.select_option("[name=where]", "eval:unseen_tasks")
     page.select_option("[name=sort]", "task")
     says(page, "#count", "3 episodes")
@@ -170,7 +184,6 @@ def test_two_episodes_stand_side_by_side_with_their_difference(
     playwright.expect(follows).to_have_attribute("aria-label", "Turn 2, left")
     # 8 and "closed" against "two": the words around them are not marked.
     assert page.locator(".parting + .cell mark").all_text_contents()[0].startswith("8")
-    picture(page, tmp_path, "compare")
     page.keyboard.press("Escape")
     says(page, "#reader h2", "github-close_by_title-6a966fd2")
 

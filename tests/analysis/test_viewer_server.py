@@ -23,14 +23,16 @@ from tests.analysis.viewer_run import (
 )
 from tests.trajectories.making import attempt
 
-from skyfleet.analysis.run_folder import open_run
-from skyfleet.analysis.viewer import listing, searching
+from skyfleet.analysis.run_folder import IMPORTED, open_run
+from skyfleet.analysis.viewer import classes, listing, searching
 from skyfleet.analysis.viewer.api import PAGE_ROWS, Viewer
 from skyfleet.analysis.viewer.server import ViewerServer
 from skyfleet.chat.message import Message
 from skyfleet.errors import ConfigError
 from skyfleet.trajectories.archive import train_path
+from skyfleet.trajectories.entry import index_path
 from skyfleet.trajectories.index import search
+from skyfleet.trajectories.trajectory import Trajectory
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +55,13 @@ def finished(client: httpx.Client, **params: str | int) -> Any:
     while (answer := ask(client, "/api/episodes", **params))["search"]["running"]:
         pass
     return answer
+
+
+def classified(client: httpx.Client) -> Any:
+    """What the run tells when every failure has its class."""
+    while (told := ask(client, "/api/run"))["unclassified"]:
+        pass
+    return told
 
 
 def test_only_loopback_is_listened_to(run: Path) -> None:
@@ -126,12 +135,22 @@ def test_the_run_tells_what_can_be_filtered_by(client: httpx.Client) -> None:
     told = ask(client, "/api/run")
     assert told["name"] == "night_run"
     assert told["total"] == 604
-    assert told["training"] == 600
-    assert told["sets"] == {"hostile": 1, "unseen_tasks": 3}
-    assert told["steps"] == {"0": 1, "1": 300, "40": 303}
-    assert told["outcomes"] == {"passed": 201, "failed": 402, "unknown": 1}
+    menus = told["menus"]
+    assert menus["where"] == {"eval:hostile": 1, "eval:unseen_tasks": 3, "train": 600}
+    assert menus["step"] == {"0": 1, "1": 300, "40": 303}
+    assert menus["outcome"] == {"passed": 201, "failed": 402, "unknown": 1}
     # Of 300 plain ones 152 are github's, and three divides 51 of their numbers.
     assert told["by_env"]["github"] == {"passed": 2 * 51 + 1, "failed": 2 * 101 + 1}
+
+
+def test_a_menu_counts_what_the_other_filters_leave(client: httpx.Client) -> None:
+    menus = ask(client, "/api/run", kind="eval", set="unseen_tasks", outcome="failed")["menus"]
+    assert menus["where"] == {"eval:hostile": 1, "eval:unseen_tasks": 1, "train": 400}
+    assert menus["outcome"] == {"passed": 1, "failed": 1, "unknown": 1}
+    assert menus["step"] == {"0": 1}
+    assert menus["env"] == {"github": 1}
+    # A filter that is none is told with the episodes; the menus stay a way out.
+    assert ask(client, "/api/run", outcome="won")["menus"]["step"]["1"] == 300
 
 
 @pytest.mark.parametrize(
@@ -156,6 +175,19 @@ def test_pages_follow_each_other_and_lose_nothing(client: httpx.Client) -> None:
     assert [len(page) for page in pages] == [PAGE_ROWS, PAGE_ROWS, PAGE_ROWS, 4, 0]
     assert len({row["id"] for page in pages for row in page}) == 604
     assert [row["step"] for row in pages[0][:1] + pages[3]] == [40, 1, 1, 1, 0]
+
+
+def test_the_open_episode_is_placed_among_those_asked_for(client: httpx.Client) -> None:
+    def place(**params: str | int) -> int | None:
+        found: int | None = ask(client, "/api/episodes", open="train/1/42", **params)["open_at"]
+        return found
+
+    # Newest first: 303 of step 40 come before it, and 42 of its own step.
+    assert place() == 345
+    assert place(step=1) == 42
+    assert place(step=1, page=1) == 42
+    assert place(outcome="failed") is None
+    assert ask(client, "/api/episodes", open="train/1/9999")["open_at"] is None
 
 
 @pytest.mark.parametrize(
@@ -208,10 +240,13 @@ def test_a_search_ends_at_its_bound(client: httpx.Client, monkeypatch: pytest.Mo
 
 
 def test_failures_are_classified_in_the_background(client: httpx.Client) -> None:
-    while (told := ask(client, "/api/run"))["unclassified"]:
-        pass
-    assert told["classes"]["verifier fault"] == 1
-    assert sum(told["classes"].values()) == 403
+    told = classified(client)
+    counts = told["menus"]["class"]
+    assert counts["verifier fault"] == 1
+    assert sum(counts.values()) == 403
+    by_class = ask(client, "/api/run", **{"class": "verifier fault"})["menus"]
+    assert by_class["step"] == {"40": 1}
+    assert by_class["class"] == counts
     rows = ask(client, "/api/episodes", **{"class": "verifier fault"})["rows"]
     assert [(row["id"], row["class"]) for row in rows] == [
         ("eval/unseen_tasks/40/1", "verifier fault")
@@ -285,6 +320,58 @@ def test_a_run_is_read_while_it_grows_and_pages_begun_stay_whole(
         write(train_path(run / "trajectories", 41), [replace(plain_episode(0, 41), task_key="new")])
         assert ask(client, "/api/episode/train/41/0")["task"] == "new"
         assert client.get("/api/episode/train/41/1").status_code == 404
+
+
+def test_classes_of_episodes_that_were_played_again_are_not_counted_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "_LOOK_SECONDS", 0.0)
+    run = write_run(tmp_path, plain=0)
+    add_step(run, 41, 9)
+    with viewing(run) as server, httpx.Client(base_url=server.url) as client:
+        before = classified(client)["menus"]["class"]
+        # Of nine six fail, of four two: the resume ends earlier, and the other four are gone.
+        add_step(run, 41, 4)
+        assert sum(before.values()) - sum(classified(client)["menus"]["class"].values()) == 4
+
+
+def test_one_file_that_cannot_be_classified_is_told_and_the_others_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def odd(trajectory: Trajectory) -> str:
+        if trajectory.seconds > 0.7:
+            raise ZeroDivisionError("division by zero")
+        return "gave up"
+
+    monkeypatch.setattr(classes, "classify", odd)
+    with (
+        viewing(write_run(tmp_path, plain=9)) as server,
+        httpx.Client(base_url=server.url) as client,
+    ):
+        told = classified(client)
+        # Step 1 takes 0.41 s an episode, step 40 and the evaluations longer.
+        assert told["menus"]["class"] == {"gave up": 6}
+        assert told["trouble"].endswith(": division by zero")
+    assert "Traceback" in caplog.text
+
+
+def test_a_damaged_file_without_its_index_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = write_run(tmp_path, plain=2)
+    damaged = train_path(run / "trajectories", 40)
+    damaged.write_bytes(b"no gzip")
+    index_path(damaged).unlink()
+    with viewing(run) as server, httpx.Client(base_url=server.url) as client:
+        assert ask(client, "/api/episodes")["total"] == 6
+    assert f"{damaged} is left out" in caplog.text
+
+
+def test_an_imported_run_says_what_is_not_recorded(tmp_path: Path) -> None:
+    run = write_run(tmp_path, plain=1)
+    (run / IMPORTED).write_text("dumped_evals\n")
+    with viewing(run) as server, httpx.Client(base_url=server.url) as client:
+        assert ask(client, "/api/run")["model"].startswith("imported: configuration, tokens")
 
 
 def test_a_run_without_episodes_is_an_empty_list(tmp_path: Path) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +12,6 @@ import pytest
 from skyfleet.analysis.viewer.server import ViewerServer
 
 playwright = pytest.importorskip("playwright.sync_api")
-
-PICTURES = os.environ.get("SKYFLEET_SCREENSHOTS")
-"""A folder for the documents' pictures: `SKYFLEET_SCREENSHOTS=docs/images pytest -m browser`."""
 
 
 @contextmanager
@@ -57,10 +52,3 @@ def expect(page: Any, selector: str) -> Any:
 
 def says(page: Any, selector: str, words: str) -> None:
     expect(page, selector).to_contain_text(words)
-
-
-def picture(page: Any, tmp_path: Path, name: str) -> None:
-    """Kept for the documents when asked for; small enough for them in any case."""
-    path = Path(PICTURES or tmp_path) / f"viewer_{name}.png"
-    page.screenshot(path=path)
-    assert path.stat().st_size < 300_000

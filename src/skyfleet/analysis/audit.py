@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from skyfleet.analysis.reading import read_entries
 from skyfleet.analysis.replay import replay
-from skyfleet.analysis.signal import percent
+from skyfleet.analysis.wording import percent
 from skyfleet.chat.message import ToolCall
 from skyfleet.envs.env import EnvFactory
 from skyfleet.envs.worlds.catalog import get_world
@@ -52,45 +52,61 @@ class Finding:
     detail: str
 
 
-async def audit(
-    entries: Sequence[Entry], tasks: Mapping[str, Task], open_env: EnvFactory | None
-) -> list[Finding]:
-    """All findings in the order of the entries, then the dominant messages.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    findings: Sequence[Finding]
+    """In the order of the entries, then the dominant messages."""
+    judged: Mapping[Suspicion, int]
+    """How many wins each check could say something of; of the dominant message, failures."""
 
-    Wins of a task that is not given are only read for what they say. Without `open_env` nothing
-    is replayed.
-    """
+
+async def audit(
+    entries: Sequence[Entry],
+    tasks: Mapping[str, Task],
+    open_env: EnvFactory | None,
+    *,
+    on_read: Callable[[], None] = lambda: None,
+) -> Audit:
+    """Wins of a task that is not given are not judged. Without `open_env` nothing is replayed."""
     findings: list[Finding] = []
+    judged = Counter(dict.fromkeys(Suspicion, 0))
     failures: dict[str, list[_Failed]] = defaultdict(list)
     for entry, trajectory in read_entries(e for e in entries if e.success is not None):
         task = tasks.get(entry.task_key)
         if not entry.success:
             failures[entry.env_key].append((_message(trajectory), entry))
+            judged[Suspicion.DOMINANT_MESSAGE] += 1
         elif task is not None:
+            judged.update(judgeable(task))
             findings += [_finding(entry, *reason) for reason in unearned(trajectory, task)]
-            if open_env is not None and (lost := await _lost(trajectory, task, open_env)):
-                findings.append(_finding(entry, Suspicion.REPLAY_FAILS, lost))
+            if open_env is not None:
+                judged[Suspicion.REPLAY_FAILS] += 1
+                if lost := await _lost(trajectory, task, open_env):
+                    findings.append(_finding(entry, Suspicion.REPLAY_FAILS, lost))
+        on_read()
     for of_env in failures.values():
         findings += _dominant(of_env)
-    return findings
+    return Audit(findings=findings, judged=dict(judged))
 
 
 _Failed = tuple[str, Entry]
 """With what the verifier said."""
 
 
+def judgeable(task: Task) -> list[Suspicion]:
+    """What a win's calls can be held against; nothing without a reference solution."""
+    checks = [Suspicion.NEEDED_TOOL_UNUSED] if task.solution else []
+    return [Suspicion.UNTOUCHED_STATE, *checks] if _needed_writes(task) else checks
+
+
 def unearned(trajectory: Trajectory, task: Task) -> Iterator[tuple[Suspicion, str]]:
     """What is odd about a win, as told by its calls."""
-    writing = _writing_tools(task.env_key)
-    needed = [call.name for call in task.solution]
-    wrote = [call.name for call, is_error in answered_calls(trajectory) if not is_error]
-    if writing.intersection(needed) and not writing.intersection(wrote):
-        yield (
-            Suspicion.UNTOUCHED_STATE,
-            f"the reference writes with {_names(writing.intersection(needed))}",
-        )
+    wrote = {call.name for call, is_error in answered_calls(trajectory) if not is_error}
+    needed = _needed_writes(task)
+    if needed and not wrote & _writing_tools(task.env_key):
+        yield Suspicion.UNTOUCHED_STATE, f"the reference writes with {_names(needed)}"
     called = {call.name for turn in trajectory.turns for call in turn.action.tool_calls}
-    if unused := set(needed) - called:
+    if unused := {call.name for call in task.solution} - called:
         yield Suspicion.NEEDED_TOOL_UNUSED, f"never called {_names(unused)}"
 
 
@@ -136,6 +152,10 @@ def _listed(printed: str) -> str:
         return "; ".join(map(str, ast.literal_eval(printed)))
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return printed
+
+
+def _needed_writes(task: Task) -> frozenset[str]:
+    return _writing_tools(task.env_key).intersection(call.name for call in task.solution)
 
 
 def _writing_tools(env_key: str) -> frozenset[str]:

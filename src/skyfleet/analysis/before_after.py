@@ -12,6 +12,7 @@ from statistics import fmean
 
 from skyfleet.chat.message import Message
 from skyfleet.metrics.intervals import cluster_bootstrap
+from skyfleet.trajectories.entry import sampled_tokens, tool_errors
 from skyfleet.trajectories.trajectory import Trajectory, Turn
 
 Row = tuple[Turn | None, Turn | None]
@@ -32,9 +33,12 @@ class BehaviourChange:
 
     @property
     def clear(self) -> bool:
-        """Not by chance. Five tasks that all agree are still one in sixteen (sign test)."""
-        low, high = self.interval
-        return self.n_tasks > 5 and (low > 0 or high < 0)
+        return is_clear(self.n_tasks, self.interval)
+
+    @property
+    def measured(self) -> bool:
+        """A ChatModel tells no tokens, and a dump holds none: zero of them were not counted."""
+        return self.quantity != SAMPLED_TOKENS or bool(self.before or self.after)
 
 
 def behaviour_changes(
@@ -55,11 +59,16 @@ def behaviour_changes(
 
 def aligned(before: Trajectory, after: Trajectory) -> list[Row]:
     """Turns that do the same side by side, and what stands between them paired in order."""
-    one = [action_text(turn.action) for turn in before.turns]
-    other = [action_text(turn.action) for turn in after.turns]
-    rows: list[Row] = []
+    # Up to where they part, turns pair by number: a longer match further on must not move them.
+    parted = first_divergence(before, after)
+    rows: list[Row] = list(zip(before.turns[:parted], after.turns[:parted], strict=True))
+    if parted is None:
+        return rows
+    left, right = before.turns[parted:], after.turns[parted:]
+    one = [action_text(turn.action) for turn in left]
+    other = [action_text(turn.action) for turn in right]
     for _, a, b, c, d in SequenceMatcher(None, one, other, autojunk=False).get_opcodes():
-        rows += zip_longest(before.turns[a:b], after.turns[c:d])
+        rows += zip_longest(left[a:b], right[c:d])
     return rows
 
 
@@ -94,19 +103,19 @@ def _means(trajectories: Iterable[Trajectory]) -> dict[tuple[str, str], dict[str
     }
 
 
-PLAIN_QUANTITIES = ("turns", "tool calls", "tool errors", "malformed calls", "sampled tokens")
+SAMPLED_TOKENS = "sampled tokens"
+PLAIN_QUANTITIES = ("turns", "tool calls", "tool errors", "malformed calls", SAMPLED_TOKENS)
 
 
 def _quantities(trajectory: Trajectory) -> Counter[str]:
     actions = [turn.action for turn in trajectory.turns]
-    replies = [reply for turn in trajectory.turns for reply in turn.replies]
     calls = [call.name for action in actions for call in action.tool_calls]
     plain = (
         len(actions),
         len(calls),
-        sum(reply.is_error for reply in replies),
+        tool_errors(trajectory),
         sum(len(action.malformed_calls) for action in actions),
-        sum(sum(transcript.loss_mask) for transcript in trajectory.transcripts),
+        sampled_tokens(trajectory),
     )
     counts = Counter(f"calls of {name}" for name in calls)
     counts.update(dict(zip(PLAIN_QUANTITIES, plain, strict=True)))
@@ -133,6 +142,12 @@ def _change(
         difference=fmean(differences),
         interval=_interval(differences),
     )
+
+
+def is_clear(n_tasks: int, interval: tuple[float, float]) -> bool:
+    """Not by chance. Five tasks that all agree are still one in sixteen (sign test)."""
+    low, high = interval
+    return n_tasks > 5 and (low > 0 or high < 0)
 
 
 def _interval(differences: Sequence[float]) -> tuple[float, float]:

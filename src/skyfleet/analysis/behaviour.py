@@ -6,14 +6,14 @@ Episodes are read one after the other and none is kept, so a run of any length f
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 
 from skyfleet.analysis.failure_class import FailureClass
+from skyfleet.analysis.failure_shift import Ended, Shift, class_shifts
 from skyfleet.analysis.failures import classify
+from skyfleet.analysis.reading import OnDamage, read_entries
 from skyfleet.analysis.tool_answers import answers_of
-from skyfleet.trajectories.archive import read_trajectories
 from skyfleet.trajectories.entry import Entry
 from skyfleet.trajectories.trajectory import Ending, Trajectory
 
@@ -46,6 +46,10 @@ class EnvBehaviour:
     examples: Mapping[FailureClass, tuple[str, ...]]
     """Ids of episodes to open."""
 
+    @property
+    def n_graded(self) -> int:
+        return self.n_episodes - self.n_unknown
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFailures:
@@ -60,38 +64,45 @@ class Behaviour:
     by_env: Mapping[str, EnvBehaviour]
     by_set: Mapping[str, Mapping[int, StepFailures]]
     """Evaluation sets, then steps; training has neither."""
+    shifts: Mapping[str, Sequence[Shift]]
+    """Of the sets that have two steps or more: the first against the last."""
 
 
 def behaviour_of(
-    entries: Iterable[Entry], *, on_read: Callable[[], None] = lambda: None
+    entries: Iterable[Entry],
+    *,
+    on_read: Callable[[], None] = lambda: None,
+    on_damage: OnDamage | None = None,
 ) -> Behaviour:
-    """`entries` in the order of `RunFolder.entries`, all of them or some."""
+    """`entries` in the order of `RunFolder.entries`, all of them or some.
+
+    With `on_damage` a file that cannot be read on is told, and what it still held is in no number.
+    """
     envs: dict[str, _Tally] = defaultdict(_Tally)
-    sets: dict[str, dict[int, _StepTally]] = defaultdict(lambda: defaultdict(_StepTally))
-    for entry, trajectory in read_entries(entries):
+    sets: dict[str, dict[int, list[Ended]]] = defaultdict(lambda: defaultdict(list))
+    for entry, trajectory in read_entries(entries, on_damage=on_damage):
         failure = classify(trajectory)
         envs[entry.env_key].add(entry, trajectory, failure)
         if entry.kind == "eval":
-            sets[entry.set_name][entry.step].add(failure)
+            sets[entry.set_name][entry.step].append(((entry.env_key, entry.task_key), failure))
         on_read()
     return Behaviour(
         by_env={env_key: envs[env_key].summed(env_key) for env_key in sorted(envs)},
         by_set={
-            name: {step: steps[step].summed() for step in sorted(steps)}
+            name: {step: _step_failures(steps[step]) for step in sorted(steps)}
             for name, steps in sets.items()
+        },
+        shifts={
+            name: class_shifts(steps[min(steps)], steps[max(steps)])
+            for name, steps in sets.items()
+            if len(steps) > 1
         },
     )
 
 
-def read_entries(entries: Iterable[Entry]) -> Iterator[tuple[Entry, Trajectory]]:
-    """The episodes of these entries; each file is read once, and no further than needed."""
-    for path, of_path in groupby(entries, key=lambda entry: entry.path):
-        wanted = {entry.number: entry for entry in of_path}
-        for number, trajectory in enumerate(read_trajectories(path)):
-            if number in wanted:
-                yield wanted.pop(number), trajectory
-            if not wanted:
-                break
+def _step_failures(episodes: Sequence[Ended]) -> StepFailures:
+    failures = Counter(failure for _, failure in episodes if failure is not None)
+    return StepFailures(n_episodes=len(episodes), failures=dict(failures.most_common()))
 
 
 @dataclass(slots=True)
@@ -150,17 +161,3 @@ class _Tally:
             failures=dict(self.failures.most_common()),
             examples={kind: tuple(ids) for kind, ids in self.examples.items()},
         )
-
-
-@dataclass(slots=True)
-class _StepTally:
-    n_episodes: int = 0
-    failures: Counter[FailureClass] = field(default_factory=Counter)
-
-    def add(self, failure: FailureClass | None) -> None:
-        self.n_episodes += 1
-        if failure is not None:
-            self.failures[failure] += 1
-
-    def summed(self) -> StepFailures:
-        return StepFailures(n_episodes=self.n_episodes, failures=dict(self.failures.most_common()))

@@ -1,109 +1,63 @@
-"""The experiment log: a run's entry in it, written from what the run left behind."""
+"""The experiment log: a run's entry in it, as Markdown."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 
 from skyfleet.analysis.advice import next_steps
-from skyfleet.analysis.before_after import PLAIN_QUANTITIES, BehaviourChange, behaviour_changes
-from skyfleet.analysis.failures import FailureClass, classify, failure_counts
-from skyfleet.analysis.reading import read_entries
+from skyfleet.analysis.before_after import PLAIN_QUANTITIES, BehaviourChange
+from skyfleet.analysis.run_facts import RunFacts, gather_facts
 from skyfleet.analysis.run_folder import RunFolder
-from skyfleet.analysis.signal import EnvSignal, env_signals, percent
-from skyfleet.errors import TaskError
-from skyfleet.evaluation.compare import Comparison, compare
+from skyfleet.analysis.signal import EnvSignal
+from skyfleet.analysis.wording import NOTHING, percent, shown, table
 from skyfleet.evaluation.table import comparison_table
-from skyfleet.trajectories.entry import Entry
-from skyfleet.trajectories.trajectory import Trajectory
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Set:
-    """An evaluation set's episodes at its first and its last step."""
-
-    name: str
-    steps: tuple[int, int]
-    before: Sequence[Trajectory]
-    after: Sequence[tuple[Entry, Trajectory]]
+_ONE_STEP = "Evaluated at no two steps."
+_NOT_RECORDED = "Not recorded: the run was imported, and its dumps hold episodes only."
 
 
 def experiment_entry(run: RunFolder) -> str:
     """Dataset, method, results, behaviour, signal, error patterns and what to do next."""
-    entries = run.entries()
-    sets = _sets([entry for entry in entries if entry.kind == "eval"])
-    comparisons = _comparisons(run)
-    signals = env_signals(entries)
-    failures = failure_counts(trajectory for of in sets for _, trajectory in of.after)
-    changes = {
-        of.name: behaviour_changes(of.before, (trajectory for _, trajectory in of.after))
-        for of in sets
-        if of.steps[0] < of.steps[1]
-    }
-    steps = next_steps(signals, comparisons, changes, failures)
+    facts = gather_facts(run)
+    steps = next_steps(facts.signals, facts.comparisons, facts.changes, facts.failures)
     sections = {
-        "Dataset": _dataset(run, entries),
-        "Method": _method(run),
-        "Results": comparison_table(comparisons) if comparisons else "Evaluated at no two steps.",
-        "Behaviour": _behaviour(changes),
-        "Training signal": _signal(signals),
-        "Error patterns": _errors(sets, failures),
+        "Dataset": _dataset(facts),
+        "Method": _NOT_RECORDED if run.imported else _method(facts),
+        "Results": comparison_table(facts.comparisons) if facts.comparisons else _ONE_STEP,
+        "Behaviour": _behaviour(facts.changes),
+        "Training signal": _signal(facts.signals),
+        "Error patterns": _errors(facts),
         "What to do next": "\n".join(f"- {sentence}" for sentence in steps)
         or "Nothing stands out.",
     }
     body = "\n\n".join(f"## {title}\n\n{text.strip()}" for title, text in sections.items())
-    return f"# {run.name}\n\n{body}\n"
+    # Names in it come from data and from models.
+    return "\n".join(map(shown, f"# {run.name}\n\n{body}\n".split("\n")))
 
 
-def _sets(entries: Sequence[Entry]) -> list[_Set]:
-    by_set: dict[str, dict[int, list[Entry]]] = defaultdict(lambda: defaultdict(list))
-    for entry in entries:
-        by_set[entry.set_name][entry.step].append(entry)
-    return [
-        _Set(
-            name=name,
-            steps=(min(by_step), max(by_step)),
-            before=[trajectory for _, trajectory in read_entries(by_step[min(by_step)])],
-            after=list(read_entries(by_step[max(by_step)])),
-        )
-        for name, by_step in by_set.items()
-    ]
-
-
-def _comparisons(run: RunFolder) -> list[Comparison]:
-    comparisons = []
-    for by_step in run.reports().values():
-        # A set with nothing graded at both steps is in no table; the others still are.
-        with suppress(TaskError):
-            if len(by_step) > 1:
-                comparisons.append(compare(by_step[min(by_step)], by_step[max(by_step)]))
-    return comparisons
-
-
-def _dataset(run: RunFolder, entries: Sequence[Entry]) -> str:
+def _dataset(facts: RunFacts) -> str:
     tasks: dict[tuple[str, str], set[str]] = defaultdict(set)
     episodes: Counter[tuple[str, str]] = Counter()
-    for entry in entries:
+    for entry in facts.entries:
         place = entry.set_name or "training", entry.env_key
         tasks[place].add(entry.task_key)
         episodes[place] += 1
     rows = [(*place, f"{len(keys):,}", f"{episodes[place]:,}") for place, keys in tasks.items()]
-    sources = [f"- `{source}`" for source in run.config.data.train_data]
-    return "\n".join(
-        [_table(("set", "environment", "tasks", "episodes"), rows), "", "Trained on:", *sources]
-    )
+    played = table(("set", "environment", "tasks", "episodes"), rows)
+    if facts.run.imported:
+        return f"{played}\n\nWhat it was trained on is not recorded."
+    sources = [f"- `{source}`" for source in facts.run.config.data.train_data]
+    return "\n".join([played, "", "Trained on:", *sources])
 
 
-def _method(run: RunFolder) -> str:
-    trainer, generator = run.config.trainer, run.config.generator
+def _method(facts: RunFacts) -> str:
+    trainer, generator = facts.run.config.trainer, facts.run.config.generator
     policy, algorithm = trainer.policy, trainer.algorithm
-    steps = max((row["step"] for row in run.metrics()), default=0)
     kl = f"{algorithm.kl_loss_coef:g} x {algorithm.kl_estimator_type}"
     rows = [
         ("model", policy.model.path),
-        ("steps", f"{steps:.0f}, after {trainer.warm_start.steps} of warm start"),
+        ("steps", f"{facts.last_step}, after {trainer.warm_start.steps} of warm start"),
         ("batch", f"{trainer.train_batch_size} tasks x {generator.n_samples_per_prompt} attempts"),
         ("advantage", algorithm.advantage_estimator),
         ("loss", f"{algorithm.policy_loss_type}, {algorithm.loss_reduction}"),
@@ -113,7 +67,7 @@ def _method(run: RunFolder) -> str:
         ("temperature", f"{generator.sampling_params.temperature:g}"),
         ("seed", str(trainer.seed)),
     ]
-    return _table(("setting", "value"), rows)
+    return table(("setting", "value"), rows)
 
 
 def _behaviour(changes: Mapping[str, Sequence[BehaviourChange]]) -> str:
@@ -122,13 +76,18 @@ def _behaviour(changes: Mapping[str, Sequence[BehaviourChange]]) -> str:
         cells: dict[str, list[str]] = defaultdict(list)
         for change in of_set:
             if change.quantity in PLAIN_QUANTITIES:
-                mark = " *" if change.clear else ""
-                cells[change.env_key].append(f"{change.before:.2f} → {change.after:.2f}{mark}")
+                cells[change.env_key].append(_change(change))
         rows += [(name, env_key, *of_env) for env_key, of_env in cells.items()]
     if not rows:
-        return "Evaluated at no two steps."
+        return _ONE_STEP
     note = "Per episode. * the 95 % interval of the difference, resampling tasks, is without zero."
-    return f"{_table(('set', 'environment', *PLAIN_QUANTITIES), rows)}\n\n{note}"
+    return f"{table(('set', 'environment', *PLAIN_QUANTITIES), rows)}\n\n{note}"
+
+
+def _change(change: BehaviourChange) -> str:
+    if not change.measured:
+        return NOTHING
+    return f"{change.before:.2f} → {change.after:.2f}{' *' if change.clear else ''}"
 
 
 def _signal(signals: Mapping[str, EnvSignal]) -> str:
@@ -136,8 +95,9 @@ def _signal(signals: Mapping[str, EnvSignal]) -> str:
         (
             env_key,
             f"{signal.over_run.variance_per_prompt:.4f}",
-            f"{percent(signal.over_run.steps_with_signal)}",
-            f"{percent(signal.over_run.mixed_groups)}",
+            percent(signal.over_run.steps_with_signal),
+            percent(signal.over_run.mixed_groups),
+            percent(signal.lately.mixed_groups),
             f"{signal.over_run.n_wasted:,} of {signal.over_run.n_attempts:,}",
             ", ".join(f"{size}: {percent(share)}" for size, share in signal.mixed_at.items()),
         )
@@ -145,32 +105,22 @@ def _signal(signals: Mapping[str, EnvSignal]) -> str:
     ]
     header = (
         "environment",
-        "variance per prompt",
-        "steps with signal",
-        "mixed groups",
-        "wasted rollouts",
-        "expected mixed by group size",
+        "variance per prompt, run",
+        "steps with signal, run",
+        "mixed groups, run",
+        "mixed groups, lately",
+        "wasted rollouts, run",
+        "expected mixed by group size, lately",
     )
-    return _table(header, rows) if rows else "No training episode is kept."
+    if not rows:
+        return "No training episode is kept."
+    return f"{table(header, rows)}\n\nLately: the last quarter of the environment's steps."
 
 
-def _errors(sets: Sequence[_Set], failures: Mapping[FailureClass, int]) -> str:
-    examples: dict[FailureClass, str] = {}
-    for of in sets:
-        for entry, trajectory in of.after:
-            if (kind := classify(trajectory)) is not None:
-                examples.setdefault(kind, entry.id)
-    total = sum(failures.values())
+def _errors(facts: RunFacts) -> str:
+    total = sum(facts.failures.values())
     rows = [
-        (kind.value, str(count), f"{percent(count / total)}", f"`{examples[kind]}`")
-        for kind, count in failures.items()
+        (kind.value, str(count), percent(count / total), f"`{facts.examples[kind]}`")
+        for kind, count in facts.failures.items()
     ]
-    return _table(("class", "failures", "share", "one to read"), rows) if rows else "No failure."
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    cells = [[cell.replace("|", r"\|") for cell in row] for row in (header, *rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in cells]
-    lines.insert(1, ["-" * width for width in widths])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return table(("class", "failures", "share", "one to read"), rows) if rows else "No failure."

@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from skyfleet.analysis.run_folder import IMPORTED
 from skyfleet.config.explain import as_yaml
 from skyfleet.config.loading import load_config
 from skyfleet.errors import ConfigError
 from skyfleet.evaluation.report import EvalReport
-from skyfleet.storage.local import write_atomically
+from skyfleet.storage.local import publishing, write_atomically
 from skyfleet.trajectories.archive import eval_path, write_groups
 from skyfleet.trajectories.skyrl_dump import read_dump
 
@@ -34,14 +35,20 @@ def find_dumps(dumped_evals: Path) -> Iterator[tuple[str, int, Path]]:
 
 
 def import_dumps(dumped_evals: Path, run: Path) -> None:
-    """Writes the archive, the reports, and a configuration that only names the run."""
+    """Writes the archive, the reports, and a configuration that only names the run.
+
+    The folder is there when all of it is.
+    """
     if run.exists():
         raise ConfigError(f"{run} exists; name a folder that does not")
-    for name, step, place in find_dumps(dumped_evals):
-        groups = read_dump(place)
-        write_groups(eval_path(run / "trajectories", name, step), groups)
-        report = run / "reports" / f"step_{step:06d}" / f"{name}.json"
-        report.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(report, EvalReport.of(name, groups, step=step).to_json())
-    settings = [f"trainer.run_name={run.name}", f"trainer.run_path={run}"]
-    write_atomically(run / "config.yaml", as_yaml(load_config("", settings)))
+    found = list(find_dumps(dumped_evals))
+    with publishing(run) as draft:
+        for name, step, place in found:
+            groups = read_dump(place)
+            write_groups(eval_path(draft / "trajectories", name, step), groups)
+            report = draft / "reports" / f"step_{step:06d}" / f"{name}.json"
+            report.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(report, EvalReport.of(name, groups, step=step).to_json())
+        settings = [f"trainer.run_name={run.name}", f"trainer.run_path={run}"]
+        write_atomically(draft / "config.yaml", as_yaml(load_config("", settings)))
+        write_atomically(draft / IMPORTED, f"{dumped_evals.resolve()}\n")

@@ -4,7 +4,8 @@ A task passed with chance p makes a group of n mixed with chance 1 - p^n - (1 - 
 observed rate in for p says 0 for every task that was never passed, however few the attempts. So up
 to the attempts that were made the unbiased estimate is used, pass@n - pass^n, and beyond them,
 where none exists, a Beta distribution of p over the tasks: its mean is theirs, and how alike they
-are is averaged over a grid, each point weighed by how well it explains the counts.
+are, from all alike to each always or never passed, is averaged over a grid, each point weighed by
+how well it explains the counts.
 """
 
 from __future__ import annotations
@@ -32,12 +33,15 @@ def _beta_binomial(counts: Sequence[Counts], size: int) -> float:
     n, c = np.array(counts, dtype=float).T
     # Jeffreys' half a pass and half a failure keep the mean away from 0 and 1.
     mean = (c.sum() + 0.5) / (n.sum() + 1)
-    strength_S = np.geomspace(0.1, 1000, 41)
+    strength_S = np.geomspace(1e-4, 1000, 71)
     a_S, b_S = mean * strength_S, (1 - mean) * strength_S
     # The same counts are common, and need their likelihood only once.
     kinds, repeats = np.unique(np.stack([n, c]), axis=1, return_counts=True)
     n_K, c_K = kinds[0, :, None], kinds[1, :, None]
     fit_S = repeats @ (betaln(a_S + c_K, b_S + n_K - c_K) - betaln(a_S, b_S))
+    # Before the counts, every correlation 1 / (1 + strength) of two attempts at a task is as likely:
+    # else where the grid happens to begin would decide for few tasks.
+    fit_S += np.log(strength_S) - 2 * np.log1p(strength_S)
     weights_S = np.exp(fit_S - fit_S.max())
     alike_S = np.exp(betaln(a_S + size, b_S) - betaln(a_S, b_S))
     alike_S += np.exp(betaln(a_S, b_S + size) - betaln(a_S, b_S))

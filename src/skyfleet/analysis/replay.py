@@ -42,7 +42,8 @@ def first_difference(recorded: Trajectory, replayed: Trajectory) -> str | None:
     """One sentence, or None."""
     if recorded.opening != replayed.opening:
         return _told("opening", recorded.opening, replayed.opening)
-    for number, (one, other) in enumerate(zip(recorded.turns, replayed.turns, strict=False)):
+    pairs = zip(recorded.turns, replayed.turns, strict=False)
+    for number, (one, other) in enumerate(pairs, start=1):
         if one.replies != other.replies:
             return _told(f"replies of turn {number}", one.replies, other.replies)
         if one.reward != other.reward:

@@ -7,22 +7,23 @@ from no other. Attempts of unknown grade are in no number but their own and the 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from statistics import fmean, pvariance
 
 from skyfleet.analysis.mixed_groups import Counts, mixed_share
+from skyfleet.analysis.wording import percent
 from skyfleet.trajectories.entry import Entry
 
 GROUP_SIZES = (4, 8, 16, 32, 64)
-_LATELY = 0.25
-"""The last quarter of an environment's steps: advice is about the policy as it is now."""
 _SATURATED = 0.95
 _MANY_UNKNOWN = 0.1
 _WELL_MIXED = 0.5
 _MOST_TIMES = 4
 """A group larger by more than this costs more than it is likely to teach."""
+_NEAR = 0.75
+"""A larger group is advised while a rollout yields at least this much of today's mixed groups."""
 
 Groups = Mapping[tuple[int, str], Sequence[Entry]]
 """By step and task."""
@@ -57,7 +58,7 @@ class EnvSignal:
     """Attempts of the commonest group."""
     over_run: Signal
     lately: Signal
-    """Over the last quarter of the steps."""
+    """Over the last quarter of its steps: advice is about the policy as it is now."""
     mixed_at: Mapping[int, float]
     """Expected share of mixed groups by group size, as the policy passed lately."""
 
@@ -90,26 +91,39 @@ class EnvSignal:
         return self._advice_on_size()
 
     def _advice_on_size(self) -> str:
-        now = (
-            f"{self.env_key} p = {self.lately.pass_rate:.2f}, "
-            f"{percent(self.lately.mixed_groups)} of its groups are mixed"
-        )
+        p, mixed = self.lately.pass_rate, self.lately.mixed_groups
+        now = f"{self.env_key} p = {p:.2f}, {percent(mixed)} of its groups are mixed"
         larger = {
             size: share
             for size, share in self.mixed_at.items()
             if self.group_size < size <= _MOST_TIMES * self.group_size
         }
-        if enough := [size for size, share in larger.items() if share >= _WELL_MIXED]:
-            share = percent(larger[enough[0]])
-            return f"{now}: a group of {enough[0]} would be mixed {share} of the time."
+        for size, share in larger.items() if p < 0.5 else ():
+            # Mixed groups a rollout, against today's: only where passing is rare do they stay near.
+            if share >= _WELL_MIXED and share * self.group_size >= _NEAR * mixed * size:
+                return (
+                    f"{now}: a group of {size} would be so {percent(share)} of the time, "
+                    "with nearly as many mixed groups a rollout."
+                )
         reach = ""
         if larger:
-            reach = f"even a group of {max(larger)} would be so {percent(larger[max(larger)])} of the time: "
-        return f"{now}; {reach}draw the tasks that are sometimes passed (trainer.curriculum=true)."
+            size = max(larger)
+            reach = (
+                f"a group of {size} would be so {percent(larger[size])} of the time, "
+                f"for {size / self.group_size:.2g} times the rollouts: "
+            )
+        harder = "" if p < 0.5 else " or raise its difficulty"
+        return (
+            f"{now}; {reach}draw the tasks that are sometimes passed "
+            f"(trainer.curriculum=true){harder}."
+        )
 
 
-def percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
+def quarters(steps: Iterable[int]) -> tuple[list[int], list[int]]:
+    """The first and the last quarter of the steps, rounded up. `quarters(range(5))` is [0, 1], [3, 4]."""
+    ordered = sorted(set(steps))
+    n = ceil(len(ordered) / 4)
+    return ordered[:n], ordered[len(ordered) - n :]
 
 
 def env_signals(entries: Sequence[Entry]) -> dict[str, EnvSignal]:
@@ -122,9 +136,8 @@ def env_signals(entries: Sequence[Entry]) -> dict[str, EnvSignal]:
 
 
 def _env_signal(env_key: str, groups: Groups) -> EnvSignal:
-    steps = sorted({step for step, _ in groups})
-    first = steps[-ceil(_LATELY * len(steps))]
-    late = {place: group for place, group in groups.items() if place[0] >= first}
+    _, last = quarters(step for step, _ in groups)
+    late = {place: group for place, group in groups.items() if place[0] >= last[0]}
     counts = _counts(late)
     return EnvSignal(
         env_key=env_key,

@@ -58,11 +58,14 @@ def histogram(title: str, samples: Sequence[Sample]) -> Html:
     return figure(title, svg(label, join(parts), width=_WIDTH, height=_HEIGHT, walked=True))
 
 
-def interval_cell(low: float, middle: float, high: float, *, reach: float) -> Html:
+def interval_cell(
+    low: float, middle: float, high: float, *, reach: float, more_is_better: bool = True
+) -> Html:
     """An interval around its middle, with zero in the centre and `reach` at either side."""
     x = Scale(low=-reach, high=reach, start=4.0, end=_CELL_WIDTH - 4.0)
     centre, half = x(0.0), _CELL_HEIGHT / 2
-    side = "up" if low > 0 else "down" if high < 0 else "flat"
+    more, less = ("up", "down") if more_is_better else ("down", "up")
+    side = more if low > 0 else less if high < 0 else "flat"
     body = join(
         tag("line", x1=centre, x2=centre, y1=0.0, y2=_CELL_HEIGHT, class_="zero"),
         tag("line", x1=x(low), x2=x(high), y1=half, y2=half, class_="whisker"),
@@ -80,17 +83,6 @@ def share_cell(share: float) -> Html:
         tag("rect", x=0.0, y=4.0, width=round(width, 1), height=8.0, class_="fill"),
     )
     return tag("span", _cell(percent(share), body), class_="cell")
-
-
-def shift_cell(difference: float, *, reach: float) -> Html:
-    """A bar to the left for less, to the right for more."""
-    x = Scale(low=-reach, high=reach, start=0.0, end=_CELL_WIDTH)
-    ends = sorted((x(0.0), x(difference)))
-    body = join(
-        tag("rect", x=ends[0], y=4.0, width=round(ends[1] - ends[0], 1), height=8.0, class_="fill"),
-        tag("line", x1=x(0.0), x2=x(0.0), y1=0.0, y2=_CELL_HEIGHT, class_="zero"),
-    )
-    return tag("span", _cell(f"{points(difference)} points", body), class_="cell")
 
 
 def _cell(said: str, body: Html) -> Html:

@@ -39,11 +39,12 @@ def table(
     rows: Iterable[Sequence[Child]],
     *,
     strong: Collection[int] = (),
+    quiet: Collection[int] = (),
 ) -> Html:
-    """The first cell of a row names it; `strong` rows sum up those above them."""
+    """The first cell of a row names it; `strong` rows sum up those above, `quiet` ones are grey."""
+    styles = {**dict.fromkeys(quiet, "unclear"), **dict.fromkeys(strong, "strong")}
     body = [
-        tag("tr", _cells(head, row), class_="strong" if number in strong else None)
-        for number, row in enumerate(rows)
+        tag("tr", _cells(head, row), class_=styles.get(number)) for number, row in enumerate(rows)
     ]
     names = [tag("th", column.name, scope="col", class_=column.style) for column in head]
     inner = tag(

@@ -26,27 +26,24 @@ class Compared:
 
 def within_runs(runs: Sequence[ShownRun]) -> list[Compared]:
     """Each run's first evaluation with its last."""
-    return _known(
+    return [
         _compared(f"{run.title}: first evaluation to last", ("before", "after"), _ends(run))
         for run in runs
-    )
+    ]
 
 
 def between_runs(runs: Sequence[ShownRun]) -> list[Compared]:
     """The first run's last evaluation with every other's."""
     first, *others = runs
-    return _known(
+    return [
         _compared(
             f"{first.title} against {run.title}: last evaluation of each",
             (first.mark, run.mark),
             _lasts(first, run),
+            excuses=_unshared(first, run),
         )
         for run in others
-    )
-
-
-def _known(tables: Iterable[Compared]) -> list[Compared]:
-    return [table for table in tables if table.comparisons or table.excuses]
+    ]
 
 
 def _ends(run: ShownRun) -> Pairs:
@@ -61,13 +58,32 @@ def _lasts(one: ShownRun, other: ShownRun) -> Pairs:
             yield by_step[max(by_step)], others[max(others)]
 
 
-def _compared(caption: str, sides: tuple[str, str], pairs: Pairs) -> Compared:
-    comparisons, excuses = [], []
+def _unshared(one: ShownRun, other: ShownRun) -> Iterable[str]:
+    """What one run was evaluated on and the other was not."""
+    if not one.reports.keys() & other.reports.keys():
+        yield (
+            f"{one.title} and {other.title} share no evaluation set and are not compared: "
+            f"{_sets(one)}; {_sets(other)}."
+        )
+        return
+    for has, lacks in ((one, other), (other, one)):
+        for name in sorted(has.reports.keys() - lacks.reports.keys()):
+            yield f"{name} was evaluated in {has.title} only."
+
+
+def _sets(run: ShownRun) -> str:
+    return f"{run.title} has {', '.join(run.reports) or 'none'}"
+
+
+def _compared(
+    caption: str, sides: tuple[str, str], pairs: Pairs, *, excuses: Iterable[str] = ()
+) -> Compared:
+    comparisons, reasons = [], list(excuses)
     for before, after in pairs:
         try:
             comparisons.append(compare(before, after))
         except TaskError as error:
-            excuses.append(f"{error}.")
+            reasons.append(f"{error}.")
     return Compared(
-        caption=caption, sides=sides, comparisons=tuple(comparisons), excuses=tuple(excuses)
+        caption=caption, sides=sides, comparisons=tuple(comparisons), excuses=tuple(reasons)
     )

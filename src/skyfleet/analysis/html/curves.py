@@ -103,6 +103,9 @@ def _training(runs: Sequence[ShownRun]) -> Html:
     ]
     return join(
         tag("h3", "Reward in training"),
-        note("Mean over prompts in a window of an eighth of the steps; bands are 95 % intervals."),
+        note(
+            "Mean over prompts in a window of an eighth of the steps; bands are 95 % intervals, "
+            "and there is none where all prompts were alike."
+        ),
         grid(drawn, span=3),
     )

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 
 from skyfleet.analysis.html.blocks import command, fold, note, section
 from skyfleet.analysis.html.markup import Html, join, tag
-from skyfleet.analysis.html.shown_run import ShownRun, place_in_viewer
+from skyfleet.analysis.html.shown_run import ShownRun
 from skyfleet.analysis.html.wording import count, number, seconds
 from skyfleet.chat.message import Image, Message, ToolCall
+from skyfleet.errors import SkyfleetError
 from skyfleet.trajectories.archive import load
 from skyfleet.trajectories.entry import Entry
 from skyfleet.trajectories.trajectory import Trajectory
@@ -47,20 +48,27 @@ def chosen(run: ShownRun) -> list[Entry]:
 
 def _of_run(run: ShownRun) -> Iterator[Html]:
     for entry in chosen(run):
-        where = f"{entry.set_name} at step {entry.step}" if entry.set_name else f"step {entry.step}"
-        summary = join(
-            tag("span", "won" if entry.success else "lost", class_="outcome"),
-            tag("strong", f"{run.mark} {entry.env_key}".strip()),
-            f" {entry.task_key}, {where}, {_plural(entry.turns, 'turn')}",
-        )
-        yield fold(
-            summary,
-            note(
-                "Whole: ", command(run.view_command), ", then ", command(place_in_viewer(entry.id))
-            ),
-            _episode(load(entry)),
-            style="episode won" if entry.success else "episode lost",
-        )
+        try:
+            episode = load(entry)
+        except (SkyfleetError, OSError, IndexError) as error:
+            yield note(f"{entry.id} is left out: {error}.")
+        else:
+            yield _folded(run, entry, episode)
+
+
+def _folded(run: ShownRun, entry: Entry, episode: Trajectory) -> Html:
+    where = f"{entry.set_name} at step {entry.step}" if entry.set_name else f"step {entry.step}"
+    summary = join(
+        tag("span", "won" if entry.success else "lost", class_="outcome"),
+        tag("strong", f"{run.mark} {entry.env_key}".strip()),
+        f" {entry.task_key}, {where}, {_plural(entry.turns, 'turn')}",
+    )
+    return fold(
+        summary,
+        note("Whole: ", command(run.view_command(entry.id))),
+        _episode(episode),
+        style="episode won" if entry.success else "episode lost",
+    )
 
 
 def _episode(episode: Trajectory) -> Html:
@@ -77,7 +85,9 @@ def _episode(episode: Trajectory) -> Html:
 
 def _end(episode: Trajectory) -> str:
     grade = episode.grade
-    parts = [f"Ended: {episode.ending} after {seconds(episode.seconds)}."]
+    # An imported episode has no times.
+    after = f" after {seconds(episode.seconds)}" if episode.seconds else ""
+    parts = [f"Ended: {episode.ending}{after}."]
     if grade is not None:
         parts.append(f"Reward {number(grade.reward)}.")
         parts.append(_short(grade.explanation))

@@ -11,13 +11,15 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from skyfleet.analysis.html.blocks import note
+from skyfleet.analysis.html.blocks import note, paragraphs
 from skyfleet.analysis.html.charts import slot_class
 from skyfleet.analysis.html.comparisons import between_runs, within_runs
 from skyfleet.analysis.html.curves import curve_section
 from skyfleet.analysis.html.episodes import episode_section
 from skyfleet.analysis.html.failure_shifts import failure_section
+from skyfleet.analysis.html.findings import findings_of
 from skyfleet.analysis.html.markup import Html, join, tag
+from skyfleet.analysis.html.next_steps import next_section
 from skyfleet.analysis.html.phases import phase_section, total_seconds
 from skyfleet.analysis.html.sentinels import sentinel_section
 from skyfleet.analysis.html.settings import settings_section
@@ -30,6 +32,7 @@ from skyfleet.analysis.run_folder import RunFolder
 from skyfleet.storage.local import write_atomically
 
 _SECTIONS = {
+    "next": "What to do next",
     "verdicts": "Verdicts",
     "curves": "Curves",
     "spreads": "Spreads",
@@ -79,15 +82,18 @@ def report_page(folders: Sequence[RunFolder]) -> str:
 
 
 def _sections(runs: Sequence[ShownRun]) -> Html:
+    findings = [findings_of(run) for run in runs]
     within, between = within_runs(runs), between_runs(runs)
+    tables = [one for one in (*between, *within) if one.comparisons or one.excuses]
     return join(
         _summary(runs),
-        headline(between or within),
-        verdict_section(runs, [*between, *within]),
+        headline([one for one in between if one.comparisons] or within),
+        next_section(findings, within),
+        verdict_section(findings, tables),
         curve_section(runs),
         spread_section(runs),
-        signal_section(runs),
-        failure_section(runs),
+        signal_section(findings),
+        failure_section(findings),
         phase_section(runs),
         sentinel_section(runs),
         settings_section(runs),
@@ -111,16 +117,21 @@ def _summary(runs: Sequence[ShownRun]) -> Html:
         )
         for run in runs
     ]
-    return tag("ul", lines, class_="summary")
+    return join(
+        tag("ul", lines, class_="summary"), [paragraphs(run.excuses) for run in runs if run.excuses]
+    )
 
 
 def _said(run: ShownRun) -> str:
     unknown = sum(entry.success is None for entry in (*run.training, *run.evaluation))
-    return (
-        f"{run.folder.config.trainer.policy.model.path}, {count(run.last_step)} steps, "
+    episodes = (
         f"{count(len(run.training))} training and {count(len(run.evaluation))} evaluation "
-        f"episodes, {count(unknown)} of unknown grade, {seconds(total_seconds(run))}."
+        f"episodes, {count(unknown)} of unknown grade"
     )
+    if run.folder.imported:
+        return f"{episodes}. Imported from dumps, which record no configuration, tokens or times."
+    model = run.folder.config.trainer.policy.model.path
+    return f"{model}, {count(run.last_step)} steps, {episodes}, {seconds(total_seconds(run))}."
 
 
 def _asset(name: str) -> Html:

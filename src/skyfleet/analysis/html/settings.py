@@ -19,11 +19,17 @@ _HASH_LETTERS = 12
 
 
 def settings_section(runs: Sequence[ShownRun]) -> Html:
+    recorded = [run for run in runs if not run.folder.imported]
     return section(
         "settings",
         "Configuration and data",
-        _between(runs) if len(runs) > 1 else None,
-        [_of_run(run) for run in runs],
+        _between(recorded) if len(recorded) > 1 else None,
+        [_of_run(run) for run in recorded],
+        [
+            note(f"{run.title}: not recorded, it was imported.")
+            for run in runs
+            if run not in recorded
+        ],
     )
 
 

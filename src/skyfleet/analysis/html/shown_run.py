@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
-from urllib.parse import quote
 
 from skyfleet.analysis.run_folder import RunFolder
+from skyfleet.analysis.signal import quarters
 from skyfleet.evaluation.report import EvalReport
 from skyfleet.trajectories.entry import Entry
 
@@ -24,6 +24,8 @@ class ShownRun:
     reports: Mapping[str, Mapping[int, EvalReport]]
     training: tuple[Entry, ...]
     evaluation: tuple[Entry, ...]
+    excuses: tuple[str, ...]
+    """A sentence for each file of episodes that cannot be listed."""
 
     @property
     def name(self) -> str:
@@ -42,14 +44,9 @@ class ShownRun:
     def last_step(self) -> int:
         return int(max((row["step"] for row in self.metrics), default=0))
 
-    @property
-    def view_command(self) -> str:
-        return shlex.join(("skyfleet", "view", str(self.folder.path)))
-
-
-def place_in_viewer(entry_id: str) -> str:
-    """What comes behind the address that `skyfleet view` prints."""
-    return f"#episode={quote(entry_id)}"
+    def view_command(self, entry_id: str) -> str:
+        """What opens the episode whole."""
+        return shlex.join(("skyfleet", "view", str(self.folder.path), "--episode", entry_id))
 
 
 def read_runs(folders: Sequence[RunFolder]) -> list[ShownRun]:
@@ -62,11 +59,9 @@ def training_envs(runs: Iterable[ShownRun]) -> list[str]:
     return sorted({entry.env_key for run in runs for entry in run.training})
 
 
-def quarters(run: ShownRun) -> tuple[list[Entry], list[Entry]]:
-    """The training episodes of the first and of the last quarter of the steps, one step at least."""
-    steps = sorted({entry.step for entry in run.training})
-    n = max(1, len(steps) // 4)
-    first, last = set(steps[:n]), set(steps[-n:])
+def first_and_last(run: ShownRun) -> tuple[list[Entry], list[Entry]]:
+    """The training episodes of the first and of the last quarter of the steps."""
+    first, last = (set(steps) for steps in quarters(entry.step for entry in run.training))
     return (
         [entry for entry in run.training if entry.step in first],
         [entry for entry in run.training if entry.step in last],
@@ -74,7 +69,8 @@ def quarters(run: ShownRun) -> tuple[list[Entry], list[Entry]]:
 
 
 def _read(folder: RunFolder, *, slot: int, alone: bool) -> ShownRun:
-    entries = folder.entries()
+    excuses: list[str] = []
+    entries = folder.entries(on_damage=lambda error: excuses.append(f"Left out: {error}."))
     return ShownRun(
         folder=folder,
         slot=slot,
@@ -84,6 +80,7 @@ def _read(folder: RunFolder, *, slot: int, alone: bool) -> ShownRun:
         reports=folder.reports(),
         training=tuple(entry for entry in entries if entry.kind == "train"),
         evaluation=tuple(entry for entry in entries if entry.kind == "eval"),
+        excuses=tuple(excuses),
     )
 
 

@@ -1,4 +1,4 @@
-"""Signals: what each environment had to teach, and what to do about it."""
+"""Signals: what each environment had to teach, over the run and lately."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ from collections.abc import Sequence
 from skyfleet.analysis.html.blocks import columns, grid, note, section, table
 from skyfleet.analysis.html.charts import Series, line_chart
 from skyfleet.analysis.html.curves import run_legend, value_range
-from skyfleet.analysis.html.markup import Child, Html, tag
-from skyfleet.analysis.html.shown_run import ShownRun, training_envs
+from skyfleet.analysis.html.findings import Findings
+from skyfleet.analysis.html.markup import Child, Html, join, tag
+from skyfleet.analysis.html.shown_run import training_envs
 from skyfleet.analysis.html.windows import mixed_shares, prompts_of
-from skyfleet.analysis.html.wording import PERCENT, count, number, percent
-from skyfleet.analysis.signal import EnvSignal, env_signals
+from skyfleet.analysis.html.wording import NOTHING, PERCENT, count, number, percent
+from skyfleet.analysis.signal import GROUP_SIZES, EnvSignal
 
 _COLUMNS = columns(
-    *("Environment", "Groups", "Attempts each", "Pass rate", "Mixed, whole run", "Mixed, lately"),
-    *("Variance a prompt", "Wasted attempts", "Advice"),
+    *("Environment", "Groups, run", "Attempts each, run", "Pass rate, run", "Pass rate, lately"),
+    *("Mixed, run", "Mixed, lately", "Variance a prompt, run", "Variance a prompt, lately"),
+    *("Steps with signal, run", "Steps with signal, lately", "Wasted attempts, run"),
     text=("Environment",),
-    prose=("Advice",),
 )
 
 
-def signal_section(runs: Sequence[ShownRun]) -> Html:
+def signal_section(findings: Sequence[Findings]) -> Html:
+    runs = [one.run for one in findings]
     trained = [run for run in runs if run.training]
     if not trained:
         return section("signal", "Learning signal", note("No training episode was recorded."))
@@ -46,31 +48,50 @@ def signal_section(runs: Sequence[ShownRun]) -> Html:
         "Learning signal",
         note(
             "A group is the attempts at one task in one step; only a mixed one, whose rewards "
-            "differ, teaches. Lately is the last quarter of the steps. Wasted: nothing was "
-            "learned from the attempt."
+            "differ, teaches. Run: over all steps; lately: over the last quarter of them. A step "
+            "with signal has a mixed group. Wasted: nothing was learned from the attempt."
         ),
-        [_table(run) for run in trained],
+        [_tables(one) for one in findings if one.signals],
         tag("h3", "Share of mixed groups"),
         run_legend(runs),
         grid(drawn, span=3),
     )
 
 
-def _table(run: ShownRun) -> Html:
-    signals = env_signals(run.training)
-    return table(f"{run.title}: signal by environment", _COLUMNS, map(_row, signals.values()))
+def _tables(findings: Findings) -> Html:
+    title, signals = findings.run.title, findings.signals.values()
+    sizes = [f"Of {size}" for size in GROUP_SIZES]
+    expected = [
+        [signal.env_key, *(_share(signal.mixed_at.get(size)) for size in GROUP_SIZES)]
+        for signal in signals
+    ]
+    return join(
+        table(f"{title}: signal by environment", _COLUMNS, map(_row, signals)),
+        table(
+            f"{title}: expected share of mixed groups by their size, as it passed lately",
+            columns("Environment", *sizes, text=("Environment",)),
+            expected,
+        ),
+    )
 
 
 def _row(signal: EnvSignal) -> list[Child]:
-    whole, lately = signal.over_run, signal.lately
+    run, lately = signal.over_run, signal.lately
     return [
         signal.env_key,
-        count(whole.n_groups),
+        count(run.n_groups),
         count(signal.group_size),
+        percent(run.pass_rate),
         percent(lately.pass_rate),
-        percent(whole.mixed_groups),
+        percent(run.mixed_groups),
         percent(lately.mixed_groups),
+        number(run.variance_per_prompt),
         number(lately.variance_per_prompt),
-        percent(whole.n_wasted / whole.n_attempts),
-        signal.advice,
+        percent(run.steps_with_signal),
+        percent(lately.steps_with_signal),
+        percent(run.n_wasted / run.n_attempts),
     ]
+
+
+def _share(share: float | None) -> str:
+    return NOTHING if share is None else percent(share)

@@ -9,7 +9,7 @@ from skyfleet.analysis.html.bars import Sample, histogram
 from skyfleet.analysis.html.blocks import grid, legend, note, section
 from skyfleet.analysis.html.charts import slot_class
 from skyfleet.analysis.html.markup import Html, tag
-from skyfleet.analysis.html.shown_run import ShownRun, quarters, training_envs
+from skyfleet.analysis.html.shown_run import ShownRun, first_and_last, training_envs
 from skyfleet.analysis.html.wording import count
 from skyfleet.trajectories.entry import Entry
 
@@ -48,12 +48,12 @@ def spread_section(runs: Sequence[ShownRun]) -> Html:
 def _sides(runs: Sequence[ShownRun]) -> list[Side]:
     """One run: its first quarter and its last. Several: the last quarter of each."""
     if len(runs) == 1:
-        first, last = quarters(runs[0])
+        first, last = first_and_last(runs[0])
         return [
             (f"first quarter ({_steps(first)})", "before", first),
             (f"last quarter ({_steps(last)})", slot_class(0), last),
         ]
-    lasts = [(run, quarters(run)[1]) for run in runs]
+    lasts = [(run, first_and_last(run)[1]) for run in runs]
     return [(f"{run.title} ({_steps(last)})", slot_class(run.slot), last) for run, last in lasts]
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from skyfleet.analysis.html.bars import interval_cell
+from skyfleet.analysis.html.behaviours import behaviour_table
 from skyfleet.analysis.html.blocks import Column, columns, fold, note, paragraphs, section, table
 from skyfleet.analysis.html.comparisons import Compared
+from skyfleet.analysis.html.findings import Findings
 from skyfleet.analysis.html.markup import Child, Html, join, tag
 from skyfleet.analysis.html.scale import round_range
-from skyfleet.analysis.html.scores import score_table
-from skyfleet.analysis.html.shown_run import ShownRun
+from skyfleet.analysis.html.scores import score_faults, score_tables
 from skyfleet.analysis.html.wording import count, percent, points
 from skyfleet.evaluation.compare import Change, Comparison, Verdict
 
@@ -35,8 +36,10 @@ def headline(tables: Sequence[Compared]) -> Html:
     )
 
 
-def verdict_section(runs: Sequence[ShownRun], tables: Sequence[Compared]) -> Html:
-    scores = [score_table(run) for run in runs if run.reports]
+def verdict_section(findings: Sequence[Findings], tables: Sequence[Compared]) -> Html:
+    """What changed in the score, and beside it what changed in the behaviour."""
+    evaluated = [one.run for one in findings if one.run.reports]
+    scores = [score_tables(run) for run in evaluated]
     if not scores:
         return section("verdicts", "Verdicts", note("No evaluation was recorded."))
     body: list[Child] = [join(_table(one), paragraphs(one.excuses)) for one in tables]
@@ -50,6 +53,8 @@ def verdict_section(runs: Sequence[ShownRun], tables: Sequence[Compared]) -> Htm
         "verdicts",
         "Verdicts",
         *body,
+        [score_faults(run) for run in evaluated],
+        [shown for one in findings if (shown := behaviour_table(one))],
         fold("What the columns and verdicts mean", _explanation(), tag("dl", meanings)),
         fold("Scores of the last evaluation", scores, opened=not tables),
     )
@@ -88,7 +93,7 @@ def _sentences(compared: Compared) -> Iterator[Html]:
 def _table(compared: Compared) -> Html:
     rows = [row for comparison in compared.comparisons for row in _changes(comparison)]
     if not rows:
-        return Html()
+        return tag("h3", compared.caption)
     reach = max(round_range(abs(end) for _, _, change in rows for end in change.interval))
     left_out = sum(comparison.overall.n_left_out for comparison in compared.comparisons)
     return join(

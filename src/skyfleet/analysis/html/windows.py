@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import ceil, isfinite, sqrt
 from statistics import fmean, stdev
 
-from skyfleet.analysis.html.charts import Point
+from skyfleet.analysis.html.charts import Point, Range
 from skyfleet.analysis.html.wording import count
+from skyfleet.metrics.intervals import wilson
 from skyfleet.trajectories.entry import Entry
 
 _MOST_POINTS = 60
@@ -17,6 +18,9 @@ _SHARE = 8
 
 Prompts = Mapping[int, Sequence[Sequence[float]]]
 """By step, the known rewards of each prompt's attempts."""
+
+IntervalOf = Callable[[Sequence[float], Range], Range | None]
+"""Of a window's values, and the range of all the values."""
 
 
 def prompts_of(entries: Iterable[Entry]) -> Prompts:
@@ -29,23 +33,30 @@ def prompts_of(entries: Iterable[Entry]) -> Prompts:
 
 
 def mean_rewards(prompts: Prompts) -> tuple[Point, ...]:
-    return windowed({step: [fmean(r) for r in of_step] for step, of_step in prompts.items()})
+    """Of each prompt the mean over its attempts; then over prompts, with Student's interval."""
+    return windowed(
+        {step: [fmean(r) for r in of_step] for step, of_step in prompts.items()}, _student
+    )
 
 
 def mixed_shares(prompts: Prompts) -> tuple[Point, ...]:
-    """The share of prompts whose attempts differ; one known attempt says nothing."""
+    """The share of prompts whose attempts differ, with Wilson's interval.
+
+    One known attempt says nothing."""
     mixed = {
         step: [float(min(r) < max(r)) for r in of_step if len(r) > 1]
         for step, of_step in prompts.items()
     }
-    return windowed({step: values for step, values in mixed.items() if values})
+    return windowed(
+        {step: values for step, values in mixed.items() if values},
+        lambda values, _: wilson(fmean(values), len(values)),
+    )
 
 
-def windowed(values_by_step: Mapping[int, Sequence[float]]) -> tuple[Point, ...]:
-    """The mean in a window around each step, with Student's 95 % interval over its values.
-
-    No interval leaves the range of all the values: a share does not fall below 0.
-    """
+def windowed(
+    values_by_step: Mapping[int, Sequence[float]], interval_of: IntervalOf
+) -> tuple[Point, ...]:
+    """The mean in a window around each step, with the 95 % interval over its values."""
     steps = list(values_by_step)
     if not steps:
         return ()
@@ -57,15 +68,27 @@ def windowed(values_by_step: Mapping[int, Sequence[float]]) -> tuple[Point, ...]
     # The last step always has its point.
     for at in sorted({*range(0, len(steps), stride), len(steps) - 1}):
         near = steps[max(0, at - reach) : at + reach + 1]
-        points.append(_mean(steps[at], [v for s in near for v in values_by_step[s]], bounds))
+        values = [value for step in near for value in values_by_step[step]]
+        points.append(
+            Point(
+                step=steps[at],
+                value=fmean(values),
+                interval=interval_of(values, bounds),
+                note=f", {count(len(values))} prompts",
+            )
+        )
     return tuple(points)
 
 
-def _mean(step: int, values: Sequence[float], bounds: tuple[float, float]) -> Point:
+def _student(values: Sequence[float], bounds: Range) -> Range | None:
+    """Within the range of all the values: a share does not fall below 0.
+
+    Values that are all equal say nothing of how much they might have varied.
+    """
     from scipy.special import stdtrit
 
-    middle, n, interval = fmean(values), len(values), None
-    if n > 1:
-        half = float(stdtrit(n - 1, 0.975)) * stdev(values) / sqrt(n)
-        interval = max(bounds[0], middle - half), min(bounds[1], middle + half)
-    return Point(step=step, value=middle, interval=interval, note=f", {count(n)} prompts")
+    if min(values) == max(values):
+        return None
+    middle, n = fmean(values), len(values)
+    half = float(stdtrit(n - 1, 0.975)) * stdev(values) / sqrt(n)
+    return max(bounds[0], middle - half), min(bounds[1], middle + half)

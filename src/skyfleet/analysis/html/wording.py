@@ -38,6 +38,11 @@ def number(value: float) -> str:
     return f"{value:.3g}".replace("-", _MINUS)
 
 
+def signed(value: float) -> str:
+    """Three digits that count, always with a sign."""
+    return f"{round(value, 12) + 0.0:+.3g}".replace("-", _MINUS)
+
+
 def seconds(value: float) -> str:
     """`seconds(75)` is 1 min 15 s."""
     if value < 60:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
@@ -12,12 +12,13 @@ from skyfleet.analysis.viewer.classes import Classes
 from skyfleet.analysis.viewer.difference import difference
 from skyfleet.analysis.viewer.episode import episode, picture, row
 from skyfleet.analysis.viewer.listing import Listing, Snapshot
+from skyfleet.analysis.viewer.menus import Tally, by_env, menus, tally
 from skyfleet.analysis.viewer.query import (
     ORDERS,
     Query,
+    QueryError,
     chosen,
     ordered,
-    outcome_of,
     whole_number,
 )
 from skyfleet.analysis.viewer.searching import FINDS_AT_MOST, Search, Searches
@@ -28,6 +29,7 @@ from skyfleet.trajectories.records import RecordError
 
 PAGE_ROWS = 200
 _ATTEMPTS_SHOWN = 40
+_IMPORTED = "imported: configuration, tokens and times are not recorded"
 
 Params = Mapping[str, str]
 
@@ -42,23 +44,38 @@ class Viewer:
         self._listing = Listing(run.trajectories)
         self._searches = Searches()
         self._classes = Classes()
+        self._tallied: tuple[tuple[int, int], Tally] = ((-1, 0), Counter())
 
-    def run(self) -> dict[str, Any]:
-        """The run's name and what its episodes can be filtered by."""
+    def run(self, params: Params) -> dict[str, Any]:
+        """The run's name and what its episodes can be filtered by, under the filters given."""
         snapshot = self._listing.now()
         self._classes.look_at(snapshot)
+        # Before the counts: when none is left, all are in them.
+        unclassified = self._classes.waiting
+        counts = self._tally(snapshot)
+        try:
+            query = Query.of(params)
+        except QueryError:  # told with the episodes; the menus are the way out
+            query = Query()
+        config = self._run.config
         return {
             "name": self._run.path.resolve().name,
-            "model": self._run.config.trainer.policy.model.path,
+            "model": _IMPORTED if self._run.imported else config.trainer.policy.model.path,
             "page_rows": PAGE_ROWS,
             "sorts": list(ORDERS),
-            "classes": dict(self._classes.counts().most_common()),
-            "unclassified": self._classes.waiting,
-            **_facets(snapshot),
+            "unclassified": unclassified,
+            "trouble": self._classes.trouble,
+            "revision": snapshot.revision,
+            "total": len(snapshot.entries),
+            "by_env": by_env(counts),
+            "menus": menus(counts, query, params.get("class", "")),
         }
 
     def episodes(self, params: Params) -> dict[str, Any]:
-        """One page of the episodes asked for; with a text, those found so far."""
+        """One page of the episodes asked for; with a text, those found so far.
+
+        `open_at` is the place among them of the one that `open` names.
+        """
         query = Query.of(params)
         revision = whole_number(params, "revision")
         snapshot = self._listing.now() if revision is None else self._listing.at(revision)
@@ -74,6 +91,7 @@ class Viewer:
         return {
             "revision": snapshot.revision,
             "total": len(entries),
+            "open_at": _place(snapshot, entries, params.get("open", "")),
             "rows": [
                 self._row(entry, finds.get(entry, "") if finds else "")
                 for entry in entries[start : start + PAGE_ROWS]
@@ -124,32 +142,23 @@ class Viewer:
     def _decode(self) -> Decode | None:
         return decoder_of(self._run.path)
 
+    def _tally(self, snapshot: Snapshot) -> Tally:
+        """Counted again only where an episode or a class came in."""
+        key = snapshot.revision, len(self._classes)
+        if self._tallied[0] != key:
+            self._tallied = key, tally(snapshot, self._classes)
+        return self._tallied[1]
+
     def _row(self, entry: Entry, passage: str = "") -> dict[str, Any]:
         return row(entry, failure_class=self._classes.of(entry), passage=passage)
 
 
-@lru_cache(maxsize=2)
-def _facets(snapshot: Snapshot) -> dict[str, Any]:
-    entries = snapshot.entries
-    return {
-        "revision": snapshot.revision,
-        "total": len(entries),
-        "envs": dict(sorted(Counter(entry.env_key for entry in entries).items())),
-        "outcomes": dict(Counter(outcome_of(entry.success) for entry in entries)),
-        "steps": dict(sorted(Counter(entry.step for entry in entries).items())),
-        "sets": dict(sorted(Counter(e.set_name for e in entries if e.kind == "eval").items())),
-        "by_env": _by_env(entries),
-        "training": sum(entry.kind == "train" for entry in entries),
-    }
-
-
-def _by_env(entries: Sequence[Entry]) -> dict[str, Counter[str]]:
-    """How often each environment was passed, failed, or left unknown."""
-    counts = Counter((entry.env_key, outcome_of(entry.success)) for entry in entries)
-    by_env: dict[str, Counter[str]] = defaultdict(Counter)
-    for (env_key, outcome), n in sorted(counts.items()):
-        by_env[env_key][outcome] = n
-    return by_env
+def _place(snapshot: Snapshot, entries: Sequence[Entry], entry_id: str) -> int | None:
+    try:
+        wanted = snapshot.find(entry_id)
+    except RecordError:
+        return None
+    return next((at for at, entry in enumerate(entries) if entry is wanted), None)
 
 
 def _around(same: Sequence[Entry], entry: Entry) -> Sequence[Entry]:

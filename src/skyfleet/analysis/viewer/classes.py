@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 
@@ -31,6 +30,12 @@ class Classes:
         self._thread: threading.Thread | None = None
         self.waiting = 0
         """How many are still to be classified."""
+        self.trouble = ""
+        """What the last file that could not be classified to its end had."""
+
+    def __len__(self) -> int:
+        """How many are known; what is known once stays as it is."""
+        return len(self._known)
 
     def of(self, entry: Entry) -> str:
         """Empty while it is not known yet, and where there is none."""
@@ -42,13 +47,13 @@ class Classes:
             self._known[entry] = "" if entry.success else classify(trajectory) or ""
         return self._known[entry]
 
-    def counts(self) -> Counter[str]:
-        return Counter(name for name in list(self._known.values()) if name)
-
     def look_at(self, snapshot: Snapshot) -> None:
         """Classify what is new in it, one thread at a time."""
         with self._looking:
-            if snapshot is self._seen or (self._thread and self._thread.is_alive()):
+            # With none waiting, a thread that is still there only has to end.
+            if snapshot is self._seen or (
+                self.waiting and self._thread and self._thread.is_alive()
+            ):
                 return
             self._seen = snapshot
             new = [e for e in snapshot.entries if not e.success and e not in self._known]
@@ -71,8 +76,11 @@ class Classes:
                     self.read(entry, trajectory)
                     if n % _PAUSE_EPISODES == 0 and self._stop.wait(_PAUSE_SECONDS):
                         return
-            except (SkyfleetError, OSError) as error:
-                logger.warning("%s is not classified: %s", path, error)
+            except Exception as error:
+                # Whatever it is, the other files are still to be classified.
+                unforeseen = not isinstance(error, SkyfleetError | OSError)
+                logger.warning("%s is not classified: %s", path, error, exc_info=unforeseen)
+                self.trouble = f"{path.name}: {error}"
             # What could not be read has no class; asking again would not help.
             self._known |= dict.fromkeys((e for e in left if e not in self._known), "")
             self.waiting -= len(left)

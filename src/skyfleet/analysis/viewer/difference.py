@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from difflib import SequenceMatcher
 from itertools import count
 from typing import Any
@@ -26,13 +25,12 @@ Piece = tuple[str, bool]
 def difference(left: Trajectory, right: Trajectory) -> dict[str, Any]:
     """Turns side by side; equal actions face each other wherever the order allows."""
     prompts = (_spoken(left.opening), _spoken(right.opening))
-    parted = first_divergence(left, right)
     numbers = (count(1), count(1))
     return {
         "same_opening": prompts[0] == prompts[1],
         "opening": dict(zip(_SIDES, word_difference(*prompts), strict=True)),
-        "rows": [_row(pair, numbers) for pair in _rows(left, right, parted)],
-        "first_difference": parted,
+        "rows": [_row(pair, numbers) for pair in aligned(left, right)],
+        "first_difference": first_divergence(left, right),
     }
 
 
@@ -49,14 +47,6 @@ def word_difference(left: str, right: str) -> tuple[list[Piece], list[Piece]]:
             if words:
                 side.append(("".join(words), tag != "equal"))
     return pieces
-
-
-def _rows(left: Trajectory, right: Trajectory, parted: int | None) -> list[Row]:
-    # Up to where they part, turns pair by number: a longer match further on must not move them.
-    together = len(left.turns) if parted is None else parted
-    rest = (replace(side, turns=side.turns[together:]) for side in (left, right))
-    pairs = zip(left.turns[:together], right.turns[:together], strict=True)
-    return [*pairs, *aligned(*rest)]
 
 
 def _row(pair: Row, numbers: tuple[Iterator[int], Iterator[int]]) -> dict[str, Any]:

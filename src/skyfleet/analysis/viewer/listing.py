@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Mapping
@@ -15,6 +16,8 @@ from skyfleet.trajectories.archive import SUFFIX
 from skyfleet.trajectories.entry import Entry, index_path
 from skyfleet.trajectories.index import entries_of
 from skyfleet.trajectories.records import RecordError
+
+logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
 """How often the folder is looked at, however often one asks."""
@@ -80,7 +83,13 @@ class Listing:
     def _entries(self, path: Path) -> tuple[Sizes, list[Entry]]:
         sizes = _sizes(path)
         known = self._read.get(path)
-        return known if known and known[0] == sizes else (sizes, entries_of(path))
+        if known and known[0] == sizes:
+            return known
+        try:
+            return sizes, entries_of(path)
+        except RecordError as error:  # the other files can still be read
+            logger.warning("%s is left out: %s", path, error)
+            return sizes, []
 
 
 def _sizes(path: Path) -> Sizes:

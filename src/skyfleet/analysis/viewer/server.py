@@ -10,7 +10,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from skyfleet.analysis.viewer.api import Viewer
 from skyfleet.errors import ConfigError, SkyfleetError
@@ -51,6 +51,10 @@ class ViewerServer(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         return f"http://{HOST}:{self.server_port}/"
+
+    def url_of(self, entry_id: str) -> str:
+        """Where the page opens this episode."""
+        return f"{self.url}#episode={quote(entry_id)}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that hangs up early is no news."""
@@ -108,7 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
         params = dict(parse_qsl(urlsplit(self.path).query))
         match unquote(path).split("/")[1:]:
             case ["api", "run"]:
-                return _json(viewer.run())
+                return _json(viewer.run(params))
             case ["api", "episodes"]:
                 return _json(viewer.episodes(params))
             case ["api", "compare"]:

@@ -27,7 +27,9 @@ export function conversation(episode) {
 export function heading(episode, buttons, linkTo) {
   const facts = [
     episode.env, place(episode), `attempt ${episode.sample + 1}`, count(episode.n_turns, "turn"),
-    count(episode.calls, "call"), count(episode.tokens, "token chosen", "tokens chosen"), seconds(episode.seconds),
+    count(episode.calls, "call"),
+    episode.transcripts ? count(episode.tokens, "token chosen", "tokens chosen") : "tokens not recorded",
+    episode.seconds ? seconds(episode.seconds) : "time not recorded",
   ];
   const ended = episode.ending === "done" ? [] : [`ended by ${episode.ending.replace("_", " ")}`];
   return el("header", { class: "heading" },
@@ -78,7 +80,7 @@ function turnBlock(turn, number, id) {
   return el("article", { class: "turn assistant", "aria-label": `Turn ${number}`, id: `turn-${number}` },
     el("div", { class: "who" },
       el("h3", {}, `Turn ${number}`),
-      el("p", { class: "muted" }, `engine ${seconds(turn.engine_seconds)}`),
+      turn.engine_seconds ? el("p", { class: "muted" }, `engine ${seconds(turn.engine_seconds)}`) : null,
       turn.env_seconds ? el("p", { class: "muted" }, `env ${seconds(turn.env_seconds)}`) : null,
       turn.reward ? el("p", { class: "muted" }, `reward ${reward(turn.reward)}`) : null),
     el("div", { class: "said" },

@@ -29,20 +29,26 @@ export function listen(onChange) {
 
 export const focusText = () => { field("text").focus(); field("text").select(); };
 
-// What can be chosen, with how many there are of each; what was chosen stays.
-export function fill(run, state) {
-  const counted = (all) => Object.entries(all).map(([value, n]) => [value, value.replaceAll("_", " "), n]);
-  const known = (order) => Object.fromEntries(order.filter((k) => run.outcomes[k]).map((k) => [k, run.outcomes[k]]));
-  const evals = Object.entries(run.sets).map(([name, n]) => [`eval:${name}`, name.replaceAll("_", " "), n]);
-  const allEvals = evals.reduce((sum, [, , n]) => sum + n, 0);
-  menu("env", "Every environment", counted(run.envs), state);
-  menu("outcome", "Every outcome", counted(known(["passed", "failed", "unknown"])), state);
-  menu("where", "Every set",
-    [["train", "training", run.training], ["eval", "every evaluation", allEvals], ...evals], state);
-  menu("step", "Every step", Object.entries(run.steps).map(([step, n]) => [step, `step ${step}`, n]), state);
-  menu("sort", "", run.sorts.map((name) => [name, ORDERS[name] ?? name]), state);
-  menu("class", "Every failure class", counted(run.classes), state);
+// What can be chosen, with how many episodes it would leave; what was chosen stays. A text that is
+// searched for is in no count.
+export function fill({ menus, sorts }, state) {
+  const counted = (all, name = spoken) =>
+    Object.entries(all).map(([value, n]) => [value, name(value), state.text ? undefined : n]);
+  const evals = Object.entries(menus.where).filter(([value]) => value !== "train");
+  const where = evals.length ? { ...menus.where, eval: evals.reduce((sum, [, n]) => sum + n, 0) } : menus.where;
+  menu("env", "Every environment", counted(menus.env), state);
+  menu("outcome", "Every outcome", counted(menus.outcome), state);
+  menu("where", "Every set", counted(where, NAMES.where).sort(([a], [b]) => rank(a) - rank(b)), state);
+  menu("step", "Every step", counted(menus.step, NAMES.step), state);
+  menu("sort", "", sorts.map((name) => [name, ORDERS[name] ?? name]), state);
+  menu("class", "Every failure class", counted(menus.class), state);
 }
+
+const NAMES = { where: (where) => placeName(where), step: (step) => `step ${step}` };
+const spoken = (name) => name.replaceAll("_", " ");
+const placeName = (where) =>
+  ({ train: "training", eval: "every evaluation" })[where] ?? spoken(where.slice("eval:".length));
+const rank = (where) => ["train", "eval"].indexOf(where) + 1 || 3;
 
 export function show(state) {
   for (const name of FILTERS) {
@@ -54,7 +60,7 @@ export function show(state) {
 function menu(name, everything, options, state) {
   const select = field(name);
   const listed = options.some(([value]) => value === state[name]) || !state[name];
-  const all = listed ? options : [...options, [state[name], state[name]]];
+  const all = listed ? options : [...options, [state[name], NAMES[name]?.(state[name]) ?? spoken(state[name])]];
   const label = ([, text, n]) => (n === undefined ? text : `${text}  ${n.toLocaleString("en")}`);
   const signature = JSON.stringify([everything, all]);
   // A menu that may be open would close under the reader's hand.

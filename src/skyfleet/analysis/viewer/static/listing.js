@@ -19,6 +19,7 @@ export class List {
     this.total = 0;
     this.revision = 0;
     this.pages = new Map();
+    this.coming = new Map();
     this.asked = new AbortController();
     this.drawn = false;
     this.box.addEventListener("scroll", () => this.draw(), { passive: true });
@@ -29,20 +30,21 @@ export class List {
     });
   }
 
-  // Other filters: everything is asked for anew, from the top.
-  async load(params) {
+  // Other filters: everything is asked for anew, from what is open or from the top.
+  async load(params, openId) {
     this.asked.abort();
     this.asked = new AbortController();
-    this.params = params;
+    Object.assign(this, { params, openId });
     this.rowHeight = params.get("text") ? ROW_WITH_PASSAGE : ROW;
     this.box.classList.toggle("with-passage", Boolean(params.get("text")));
     this.box.setAttribute("aria-busy", "true");
     try {
-      let first = await ask(`/api/episodes?${params}`, this.asked.signal);
+      let first = await ask(`/api/episodes?${params}&open=${encodeURIComponent(openId)}`, this.asked.signal);
       this.revision = first.revision;
       this.cursor = -1;
       this.box.scrollTop = 0;
       this.take(first);
+      if (this.cursor >= 0) this.jumpTo(this.cursor);
       while (first.search?.running) {
         await new Promise((resolve) => setTimeout(resolve, SEARCH_LOOK_MS));
         first = await this.askPage(0);
@@ -70,16 +72,15 @@ export class List {
   }
 
   askPage(page) {
-    const query = `${this.params}&page=${page}&revision=${this.revision}`;
+    const open = encodeURIComponent(this.openId);
+    const query = `${this.params}&page=${page}&revision=${this.revision}&open=${open}`;
     return ask(`/api/episodes?${query}`, this.asked.signal);
   }
 
   take(first) {
     this.pages = new Map([[0, first.rows]]);
     this.resize(first);
-    if (this.openId && this.cursor < 0) {
-      this.cursor = first.rows.findIndex((row) => row.id === this.openId);
-    }
+    if (this.openId) this.cursor = first.open_at ?? -1;
     this.draw();
   }
 
@@ -93,12 +94,18 @@ export class List {
     const page = Math.floor(index / this.pageRows);
     if (!this.pages.has(page)) {
       this.pages.set(page, []);
-      this.askPage(page).then(
+      this.coming.set(page, this.askPage(page).then(
         (answer) => { this.pages.set(page, answer.rows); this.draw(); },
         () => this.pages.delete(page),
-      );
+      ));
     }
     return this.pages.get(page)[index % this.pageRows];
+  }
+
+  // The same, waited for.
+  async arrived(index) {
+    if (!this.row(index)) await this.coming.get(Math.floor(index / this.pageRows));
+    return this.row(index);
   }
 
   window() {
@@ -152,19 +159,34 @@ export class List {
     return this.row(index);
   }
 
+  // From elsewhere: with what stands around it, unless it is in view already.
+  jumpTo(index) {
+    const top = index * this.rowHeight, room = this.box.clientHeight - this.rowHeight;
+    const seen = top >= this.box.scrollTop && top <= this.box.scrollTop + room;
+    if (!seen) this.box.scrollTop = top - room / 2;
+    this.moveTo(index);
+  }
+
   current() {
     return this.cursor < 0 ? undefined : this.row(this.cursor);
   }
 
   mark({ openId, chosenId }) {
     Object.assign(this, { openId, chosenId });
-    if (this.current()?.id !== openId && openId) {
-      for (const [page, rows] of this.pages) {
-        const at = rows.findIndex((row) => row.id === openId);
-        if (at >= 0) this.moveTo(page * this.pageRows + at);
-      }
-    }
+    const loading = this.box.getAttribute("aria-busy") === "true"; // then it is found on arrival
+    if (openId && !loading && this.current()?.id !== openId) this.findOpen();
     this.draw();
+  }
+
+  // What was opened from elsewhere may be far down, and need not be in the list at all.
+  async findOpen() {
+    const { openId, revision } = this;
+    for (const [page, rows] of this.pages) {
+      const at = rows.findIndex((row) => row.id === openId);
+      if (at >= 0) return void this.jumpTo(page * this.pageRows + at);
+    }
+    const answer = await this.askPage(0).catch(() => null);
+    if (answer?.open_at != null && this.openId === openId && this.revision === revision) this.jumpTo(answer.open_at);
   }
 }
 

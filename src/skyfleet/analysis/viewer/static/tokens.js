@@ -7,7 +7,7 @@ const LIKELY = [0.9, 0.5, 0.2, 0.05];
 
 export function tokenView({ transcripts }) {
   if (!transcripts.length) {
-    return [el("p", { class: "empty" }, "This episode kept no tokens: its agent spoke in messages only.")];
+    return [el("p", { class: "empty" }, "This episode kept no tokens: its agent spoke in messages only, or it was imported.")];
   }
   return [legend(), ...transcripts.map(strip)];
 }

@@ -123,10 +123,13 @@ function choose(row) {
 
 const current = () => (state.episode && !state.with && opened?.id === state.episode ? opened : list.current());
 
-function move(by) {
-  const row = list.moveTo(list.cursor + by);
-  if (row && state.episode) open(row.id);
-  else tray();
+async function move(by) {
+  const at = list.cursor + by;
+  list.moveTo(at);
+  if (!state.episode || list.cursor !== at) return tray();
+  const row = await list.arrived(at);
+  // Another key may have been faster than the row.
+  if (row && state.episode && list.cursor === at) open(row.id);
 }
 
 function goBack() {
@@ -189,15 +192,18 @@ document.addEventListener("keydown", (event) => {
 async function look({ reload = false } = {}) {
   try {
     const before = run;
-    run = await ask("/api/run");
+    const asked = address.params(state).toString();
+    run = await ask(`/api/run?${asked}`);
     find("run-name").textContent = run.name;
     const busy = run.unclassified ? ` · finding why ${count(run.unclassified, "episode")} failed` : "";
-    find("run-facts").textContent = `${run.model} · ${count(run.total, "episode")}${busy}`;
+    const trouble = run.trouble ? ` · why some failed is not known: ${run.trouble}` : "";
+    find("run-facts").textContent = `${run.model} · ${count(run.total, "episode")}${busy}${trouble}`;
     if (!state.episode && (!before || before.revision !== run.revision)) overview();
     list.pageRows = run.page_rows;
-    filters.fill(run, state);
-    if (reload) await list.load(address.params(state));
-    else if (before && JSON.stringify(before.classes) !== JSON.stringify(run.classes)) await list.refresh();
+    // Other filters were chosen meanwhile, and are asked for by whoever chose them.
+    if (asked === address.params(state).toString()) filters.fill(run, state);
+    if (reload) await list.load(address.params(state), state.episode);
+    else if (before && before.unclassified !== run.unclassified) await list.refresh();
     if (reload || !before) totalRead = run.total;
     const added = run.total - totalRead;
     find("new-episodes").hidden = added <= 0;
@@ -213,15 +219,19 @@ window.addEventListener("popstate", () => {
   const before = address.params(state).toString();
   state = address.read();
   filters.show(state);
-  if (address.params(state).toString() !== before) list.load(address.params(state));
+  if (address.params(state).toString() !== before) {
+    list.load(address.params(state), state.episode);
+    look();
+  }
   show();
 });
 filters.listen((values) => {
   go({ ...values, sort: values.sort === "newest" ? "" : values.sort });
   filters.show(state);
-  list.load(address.params(state));
+  list.load(address.params(state), state.episode);
+  look();
 });
-list.load(address.params(state));
+list.load(address.params(state), state.episode);
 show();
 await look();
 filters.show(state);
