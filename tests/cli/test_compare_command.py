@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 
 from skyfleet.cli.compare import compare_command
 from skyfleet.errors import ConfigError, TaskError
+from skyfleet.evaluation.player import Player
 from skyfleet.evaluation.report import EvalReport
 
 PUBLISHED = Path(__file__).parents[2] / "examples" / "published_rates.yaml"
@@ -67,6 +68,30 @@ def test_the_published_table_of_the_seeds_is_not_believed() -> None:
 
 def test_a_dry_run_names_the_sets(runs: Path) -> None:
     assert run(runs / "better", "--dry-run").output == "would compare unseen\n"
+
+
+def test_what_else_differs_is_said(tmp_path: Path) -> None:
+    def kept(name: str, attempts: int, temperature: float) -> Path:
+        groups = [group([1.0] * attempts, task_key=str(i)) for i in range(4)]
+        player = Player(model="m", temperature=temperature)
+        path = tmp_path / name
+        path.write_text(EvalReport.of("val", groups, step=0, played_by=player).to_json())
+        return path
+
+    greedy, sampled = kept("greedy.json", 1, 0.0), kept("sampled.json", 8, 1.0)
+    output = run(greedy, sampled).output
+    assert "\nval: temperature: 0 before, 1 after.\n" in output
+    assert "\nval: 4 of 4 tasks have more attempts on one side, and as many as the other" in output
+    assert "generator.eval_n_samples_per_prompt" in output
+    assert "before," not in run(sampled, sampled).output
+
+
+def test_a_step_that_means_nothing_is_refused(runs: Path, tmp_path: Path) -> None:
+    one = runs / "better" / "reports" / "step_000000" / "unseen.json"
+    with pytest.raises(ConfigError, match="--step 999 is of a run folder, and neither"):
+        run(one, one, "--step", "999")
+    with pytest.raises(ConfigError, match=r"--step 3 is of a run folder, and .* is a table"):
+        run(PUBLISHED, "--step", "3")
 
 
 def test_mistakes_are_said(runs: Path) -> None:

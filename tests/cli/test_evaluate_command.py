@@ -16,9 +16,12 @@ import pytest
 from tests.fakes.small_runs import SETTINGS
 from typer.testing import CliRunner
 
+from skyfleet.analysis.run_folder import open_run
 from skyfleet.cli.main import app
 from skyfleet.engines import posting
 from skyfleet.errors import ConfigError
+from skyfleet.evaluation import evaluate as evaluation
+from skyfleet.evaluation.player import Player
 from skyfleet.evaluation.report import EvalReport
 
 
@@ -44,7 +47,7 @@ def settings(tmp_path: Path) -> str:
 def test_a_scripted_agent_is_scored_on_every_part_of_every_set(
     settings: str, tmp_path: Path, agent: str, rate: str
 ) -> None:
-    rows = cells(run(settings, "--agent", agent, "--output", str(tmp_path / "reports")))
+    rows = cells(run(settings, "--agent", agent))
     assert [row[:3] for row in rows if row[1] in ("github", "outlook", "trained", "held out")] == [
         ["unseen", "github", "3"],
         ["unseen", "trained", "3"],
@@ -53,9 +56,76 @@ def test_a_scripted_agent_is_scored_on_every_part_of_every_set(
     ]
     assert {row[3] for row in rows} == {rate}
     assert {tuple(row[-2:]) for row in rows if row[1] == "github"} == {("0.0 %", "100.0 %")}
-    report = EvalReport.from_json((tmp_path / "reports" / "unseen.json").read_text())
+
+
+def test_what_is_kept_is_a_run_folder_that_other_commands_read(
+    settings: str, tmp_path: Path
+) -> None:
+    output = tmp_path / "deep" / "kept"
+    run(settings, "--agent", "oracle", "--output", str(output))
+    report = EvalReport.from_json((output / "reports/step_000000/unseen.json").read_text())
     assert report.baselines["github"].null_rate == 0.0
     assert report.baselines["github"].oracle_rate == 1.0
+    assert report.played_by == Player(agent="oracle", max_turns=8)
+    kept = open_run(output)
+    assert sorted(kept.reports()) == ["elsewhere", "unseen"]
+    assert [entry.id for entry in kept.entries()] == [
+        *(f"eval/elsewhere/0/{n}" for n in range(2)),
+        *(f"eval/unseen/0/{n}" for n in range(3)),
+    ]
+    for command in (["view", "--dry-run"], ["analyze"]):
+        done = CliRunner().invoke(app, [*command, str(output)], catch_exceptions=False)
+        assert done.exit_code == 0
+        assert "5 episodes" in done.output
+
+
+def test_a_set_is_kept_when_it_ends_and_not_when_all_have(
+    settings: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def second_breaks(name: str, tasks: object, *rest: Any, **more: Any) -> Any:
+        if name == "elsewhere":
+            raise KeyboardInterrupt
+        return evaluate(name, tasks, *rest, **more)  # type: ignore[arg-type]
+
+    evaluate = evaluation.evaluate
+    monkeypatch.setattr(evaluation, "evaluate", second_breaks)
+    words = ["evaluate", settings, "--agent", "null", "--output", str(tmp_path / "kept")]
+    assert CliRunner().invoke(app, words).exit_code != 0
+    assert [p.name for p in (tmp_path / "kept").rglob("*.json")] == ["unseen.json"]
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_any_work(
+    settings: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluation, "evaluate", None)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"--output .*file: .*; name a folder that can be"):
+        run(settings, "--agent", "null", "--output", str(tmp_path / "file"))
+    (tmp_path / "metrics.jsonl").write_text("{}")
+    with pytest.raises(ConfigError, match="holds a training run; name another folder"):
+        run(settings, "--agent", "null", "--output", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["data.train_data=[/nothere.jsonl]"], "does not say: /nothere.jsonl"),
+        (["data.env_filter=[outlook]"], "does not say: data.env_filter names 'outlook'"),
+    ],
+)
+def test_training_data_that_cannot_be_read_leaves_environments_unmarked(
+    settings: str, words: list[str], sentence: str
+) -> None:
+    output = run(settings, *words, "--agent", "null", "--set", "unseen")
+    assert [row[1] for row in cells(output) if row[1] in ("trained", "held out")] == []
+    assert sentence in output
+
+
+def test_only_environments_that_the_filter_lets_through_count_as_trained(settings: str) -> None:
+    words = ('data.train_data=["world:github?split=train", "world:outlook?split=train"]',)
+    output = run(settings, *words, "data.env_filter=[outlook]", "--agent", "null")
+    assert {row[1] for row in cells(output) if row[0] == "elsewhere"} >= {"trained"}
+    assert {row[1] for row in cells(output) if row[0] == "unseen"} >= {"held out"}
 
 
 def test_a_random_caller_may_try_as_often_as_asked(settings: str) -> None:
@@ -87,6 +157,11 @@ def test_greedy_attempts_are_refused_with_the_reason(settings: str) -> None:
     [
         (("--endpoint", "http://x"), "--endpoint and --model go together"),
         (("--endpoint", "http://x", "--model", "m", "--agent", "null"), "leave them out"),
+        (
+            ("--agent", "null", "--checkpoint", "/nothere"),
+            "--agent null plays without --checkpoint",
+        ),
+        (("--agent", "null", "--pass-threshold", "nan"), "--pass-threshold nan: give a number"),
         (("trainer.resume_mode=none",), "plays the base model, and a tiny policy has none"),
     ],
 )

@@ -57,6 +57,7 @@ def test_prepare_writes_a_dataset_with_the_seeds_defaults(tmp_path: Path, raw: P
     validation = load_tasks(tmp_path / "out" / "validation.parquet")
     assert len(validation) == counts["validation"] + 1
     assert "| outlook     |     0 |          1 |     1 |" in output
+    assert "largest share of training: github, 100%" in output
     assert "wrote " in output
 
 
@@ -129,6 +130,12 @@ def test_validate_resumes_from_its_journal(tmp_path: Path) -> None:
     run("validate", source, "--quarantine", quarantine, "--resume")
     assert journal.read_text() == before
     assert len(before.splitlines()) == 3
+    with pytest.raises(ConfigError, match="--resume and --restart exclude each other"):
+        run("validate", source, "--quarantine", quarantine, "--resume", "--restart")
+    with pytest.raises(ConfigError, match="holds 2 verdicts of these checks"):
+        run("validate", source, "--quarantine", quarantine)
+    run("validate", source, "--quarantine", quarantine, "--restart")
+    assert sorted(journal.read_text().splitlines()) == sorted(before.splitlines())
 
 
 def test_validate_refuses_half_a_teacher(tmp_path: Path) -> None:

@@ -14,19 +14,20 @@ from tests.analysis.viewer_run import write_run
 
 from skyfleet.cli.view import view_command
 from skyfleet.errors import ConfigError
+from skyfleet.trajectories.records import RecordError
 
 ALONE = "import typer; from skyfleet.cli.view import view_command; typer.run(view_command)"
 
 
 def test_it_tells_its_address_answers_and_ends_on_an_interrupt(tmp_path: Path) -> None:
     run = write_run(tmp_path, plain=4)
-    command = [sys.executable, "-c", ALONE, str(run)]
+    command = [sys.executable, "-c", ALONE, str(run), "--episode", "train/1/2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as viewer:
         assert viewer.stdout is not None
         told = viewer.stdout.readline()
         url = re.search(r"http://127\.0\.0\.1:\d+/", told)
         assert url is not None
-        assert told == f"reading {run} at {url[0]}; Ctrl-C ends it\n"
+        assert told == f"reading {run} at {url[0]}#episode=train/1/2; Ctrl-C ends it\n"
         assert httpx.get(f"{url[0]}api/run").json()["total"] == 12
         viewer.send_signal(signal.SIGINT)
         assert viewer.wait(timeout=20) == 0
@@ -36,6 +37,11 @@ def test_a_dry_run_serves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
     run = write_run(tmp_path, plain=4)
     view_command(run, dry_run=True)
     assert capsys.readouterr().out == f"would show 12 episodes of {run} on this machine\n"
+
+
+def test_an_episode_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match=r"'train/1/9': .* holds no such episode"):
+        view_command(write_run(tmp_path, plain=4), episode="train/1/9")
 
 
 def test_a_folder_that_is_no_run_is_one_sentence(tmp_path: Path) -> None:

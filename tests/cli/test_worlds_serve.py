@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import httpx
 import psutil
@@ -20,6 +21,8 @@ from skyfleet.cli.worlds import _app
 from skyfleet.envs.openenv.client import openenv_factory
 from skyfleet.envs.openenv.session import OpenEnvSettings
 from skyfleet.errors import ConfigError, EnvError
+from skyfleet.tasks.loading import write_tasks
+from skyfleet.tasks.task import Task
 from skyfleet.trainer.sources import load_sources
 
 SOURCE = "world:github?split=train&count=2"
@@ -105,3 +108,17 @@ def test_a_port_in_use_is_one_sentence() -> None:
         ]
         with pytest.raises(ConfigError, match="Address already in use; choose another"):
             app(words, standalone_mode=False)
+
+
+def test_tasks_of_no_world_are_not_offered(tmp_path: Path) -> None:
+    file = tmp_path / "tasks.jsonl"
+    write_tasks(file, [Task(key="k", env_key="instacart", prompt="p")])
+    for more in ([], ["--dry-run"]):
+        with pytest.raises(ConfigError, match="world 'instacart' is unknown"):
+            app(["worlds", "serve", str(file), *more], standalone_mode=False)
+
+
+@pytest.mark.parametrize("name", ["Bad Name", "github"])
+def test_a_dry_run_refuses_a_name_that_the_run_would(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"NAME='{name}'"):
+        app(["worlds", "new", name, "--dry-run"], standalone_mode=False)

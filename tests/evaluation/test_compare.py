@@ -11,6 +11,7 @@ from tests.trajectories.making import group
 
 from skyfleet.errors import TaskError
 from skyfleet.evaluation.compare import Verdict, compare
+from skyfleet.evaluation.pairs import Pair, difference_and_p
 from skyfleet.evaluation.report import EvalReport
 from skyfleet.evaluation.score import TaskOutcome
 
@@ -135,6 +136,29 @@ def test_reports_with_different_thresholds_are_refused() -> None:
         TaskError, match="counts a reward of 1 as a pass and 'eval' at step 0 one of"
     ):
         compare(one, replace(one, pass_threshold=0.5))
+
+
+def test_reports_of_uneven_attempts_show_all_of_them_and_test_as_many_of_each() -> None:
+    """Once before, eight times after, at a rate of 0.95: no task may weigh more for being failed."""
+    before, after = [[1.0]] * 20, [[1.0] * 8] * 12 + [[1.0] * 7 + [0.0]] * 8
+    change = compare(report(a=before), report(5, a=after)).overall
+    assert (change.before, change.after) == pytest.approx((1.0, 0.95))
+    assert (change.attempts, change.n_uneven) == (1, 20)
+    assert change.p_value > 0.05
+    assert compare(report(a=before), report(5, a=after)).overall == change
+    assert compare(report(a=before), report(a=before)).overall.n_uneven == 0
+
+
+def test_unknown_grades_leave_the_attempts_of_their_own_task_only_uneven() -> None:
+    before = report(a=[[1.0, 0.0, None], [0.0, 0.0, 0.0]])
+    change = compare(before, report(5, a=[[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]])).overall
+    assert (change.n_uneven, change.attempts) == (1, 3)
+    assert change.difference == pytest.approx(0.75)
+
+
+def test_attempts_drawn_for_the_test_that_point_the_other_way_show_nothing() -> None:
+    pairs = [Pair(env_key="a", before=0.5, after=0.6, attempts=1, tested=-1.0, uneven=True)] * 10
+    assert difference_and_p(pairs) == pytest.approx((0.1, 1.0))
 
 
 def test_rollouts_needed_are_tasks_times_attempts() -> None:

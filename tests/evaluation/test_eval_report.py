@@ -9,9 +9,10 @@ import pytest
 from tests.trajectories.making import attempt, group, played
 
 from skyfleet.evaluation.baselines import Baseline
+from skyfleet.evaluation.player import Player, differences
 from skyfleet.evaluation.report import EvalReport
 from skyfleet.evaluation.score import EnvScore, TaskOutcome
-from skyfleet.metrics.intervals import cluster_bootstrap, wilson
+from skyfleet.metrics.intervals import mean_rate, wilson
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.records import RecordError
 
@@ -38,8 +39,9 @@ def test_single_attempts_have_wilsons_interval() -> None:
     assert score.pass_at_k == {1: pytest.approx(14 / 30)}
 
 
-def test_repeated_attempts_are_resampled_by_task() -> None:
-    assert MIXED.by_env["github"].interval == cluster_bootstrap([0.5, 0.0, 1.0])
+def test_the_interval_of_repeated_attempts_is_over_tasks() -> None:
+    assert MIXED.by_env["github"].interval == mean_rate([0.5, 0.0, 1.0])
+    assert MANY.overall.interval == mean_rate([0.5, 1.0, 0.0, 1.0, 0.0])
 
 
 def test_a_task_counts_once_however_often_it_was_graded() -> None:
@@ -99,6 +101,7 @@ BASED = EvalReport.of(
     step=3,
     baselines={"github": Baseline(null_rate=0.5, oracle_rate=None, vacuous=("t",), impossible=())},
     pass_threshold=0.5,
+    played_by=Player(model="tiny", checkpoint="runs/a", temperature=0.5, max_turns=8),
 )
 
 
@@ -146,6 +149,22 @@ def test_every_grouping_recombines_to_the_whole(parts: Mapping[str, EnvScore]) -
         assert sum(getattr(p, number) for p in parts.values()) == getattr(MANY.overall, number)
 
 
+def test_pass_at_k_is_over_other_tasks_than_pass_at_1_where_grades_are_unknown() -> None:
+    """b has one graded attempt: of github's two tasks, one is in its pass@2."""
+    assert MANY.by_env["github"].n_tasks == 2
+    assert MANY.overall.pass_at_k[2] == pytest.approx((1 + 0 + 1 + 0) / 4)
+
+
+def test_what_differs_between_two_players_is_named() -> None:
+    one = Player(model="tiny", temperature=0.0, max_turns=8)
+    other = Player(model="tiny", checkpoint="runs/a", temperature=1.0, max_turns=8)
+    assert differences(one, one) == []
+    assert differences(one, other) == [
+        "checkpoint: none before, runs/a after",
+        "temperature: 0 before, 1 after",
+    ]
+
+
 def test_trained_and_held_out_environments_are_apart() -> None:
     assert list(MANY.by_exposure) == ["held out", "trained"]
     assert MANY.by_exposure["held out"] == MANY.by_env["mail"]
@@ -174,6 +193,6 @@ def test_at_the_default_threshold_the_environments_word_counts() -> None:
 
 def test_a_report_of_an_older_version_is_read() -> None:
     fields = json.loads(SINGLE.to_json())
-    for added in ("by_difficulty", "by_exposure", "baselines", "pass_threshold"):
+    for added in ("by_difficulty", "by_exposure", "baselines", "pass_threshold", "played_by"):
         del fields[added]
     assert EvalReport.from_json(json.dumps(fields)) == SINGLE

@@ -46,9 +46,32 @@ def test_a_change_that_is_there_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("row", "before"),
+    [
+        ("8,12,25", 1),
+        ("8,13,25", 1),  # 12.5 rounded up
+        ("8,12.5,25", 1),
+        ("3,33.333,66.667", 1),
+        ("30,46.7%,70.0 %", 14),
+        ("7,14.29,28.57", 1),
+    ],
+)
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_a_percentage_may_be_rounded_and_signed_as_anyone_prints_it(
+    tmp_path: Path, row: str, before: int, mark: str
+) -> None:
+    table = tmp_path / "rates.csv"
+    table.write_text(f"{mark}env,n,before_percent,after_percent\na,{row}\n", encoding="utf-8")
+    change = read_published(table).by_env["a"]
+    assert round(change.before * change.n_tasks) == before
+
+
+@pytest.mark.parametrize(
     ("text", "sentence"),
     [
         ("- {env: a, n: 29, before_percent: 46.7, after_percent: 50}", "46.7 % of n=29 is no"),
+        ("- {env: a, n: 8, before_percent: 13.0, after_percent: 50}", "13.0 % of n=8 is no whole"),
+        ("- {env: a, n: 10, before_percent: nan, after_percent: 50}", "0.before_percent: Input"),
         ("- {env: a, n: 10, before_percent: 50}", "0.after_percent: Field required"),
         ("- {env: a, n: 10, before_percent: 50, after_percent: 120}", "0.after_percent: Input"),
         ("env: a", "table: Input should be a valid list"),

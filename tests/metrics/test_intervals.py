@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from skyfleet.metrics.intervals import (
     cluster_bootstrap,
+    mean_rate,
     newcombe,
     paired_difference,
     wilson,
@@ -30,6 +31,7 @@ def test_wilson_at_the_ends_is_not_a_point() -> None:
 def test_no_attempts_tell_nothing() -> None:
     assert wilson(0.0, 0) == (0.0, 1.0)
     assert cluster_bootstrap([]) == (0.0, 1.0)
+    assert mean_rate([]) == (0.0, 1.0)
     assert paired_difference([]) == (-1.0, 1.0)
 
 
@@ -64,7 +66,7 @@ def test_tasks_that_all_agree_are_not_certainty() -> None:
 @pytest.mark.parametrize(("n_tasks", "rate"), [(30, 0.5), (40, 0.8)])
 def test_the_bootstrap_covers_95_percent_of_uneven_tasks(n_tasks: int, rate: float) -> None:
     rng = np.random.default_rng(7)
-    trials = 1500
+    trials = 500
     hardness = rng.beta(3 * rate, 3 * (1 - rate), (trials, n_tasks))
     covered = 0
     for rates in rng.binomial(4, hardness) / 4:
@@ -73,17 +75,30 @@ def test_the_bootstrap_covers_95_percent_of_uneven_tasks(n_tasks: int, rate: flo
     assert 0.93 <= covered / trials <= 0.97
 
 
-def test_the_paired_interval_is_students_with_half_a_task_more() -> None:
-    """11 gained, 4 lost of 30: a mean of 7/30.5, and s² = (15.5 - 49/30.5) / 29.5; t is 2.0437."""
+def test_the_interval_of_rates_is_students_with_a_task_at_each_end() -> None:
+    """3 and 1 of 4: sums 2 and 1.625 with the two added, s² = (1.625 - 4 * 0.25) / 3; t is 3.1824."""
+    half = 3.1824463 * ((1.625 - 1) / 3 / 4) ** 0.5
+    assert mean_rate([0.75, 0.25]) == (max(0.0, 0.5 - half), min(1.0, 0.5 + half))
+    assert mean_rate([0.75, 0.25] * 20) == pytest.approx((0.416, 0.584), abs=1e-3)
+
+
+def test_rates_that_agree_are_not_certainty() -> None:
+    """However often each was tried: of 100 tasks that 14 fail, 20 drawn pass now and then."""
+    low, high = mean_rate([1.0] * 20)
+    assert low == pytest.approx(0.86, abs=0.01)
+    assert high == 1.0
+
+
+def test_the_paired_interval_is_students_with_two_half_tasks_more() -> None:
+    """11 gained, 4 lost of 30: a mean of 7/31, and s² = (16 - 49/31) / 30; t is 2.0423."""
     differences = [1.0] * 11 + [-1.0] * 4 + [0.0] * 15
-    half = 2.0437250 * ((15.5 - 49 / 30.5) / 29.5 / 30.5) ** 0.5
-    assert paired_difference(differences) == pytest.approx((7 / 30.5 - half, 7 / 30.5 + half))
+    half = 2.0422725 * ((16 - 49 / 31) / 30 / 31) ** 0.5
+    assert paired_difference(differences) == pytest.approx((7 / 31 - half, 7 / 31 + half))
 
 
-def test_no_change_seen_is_not_certainty() -> None:
+def test_no_change_seen_is_not_certainty_however_often_it_was_tried() -> None:
     low, high = paired_difference([0.0] * 19)
     assert high == -low == pytest.approx(1.959964**2 / (19 + 1.959964**2))
-    assert paired_difference([0.0] * 19, attempts=4)[1] == wilson(0.0, 76)[1]
 
 
 def test_a_gain_where_nothing_passed_before_is_covered() -> None:
@@ -112,20 +127,20 @@ def test_the_paired_interval_covers_95_percent(attempts: int, before: float, aft
     changes = (rng.binomial(attempts, eased) - rng.binomial(attempts, hardness)) / attempts
     covered = 0
     for differences in changes:
-        low, high = paired_difference(differences.tolist(), attempts=attempts)
+        low, high = paired_difference(differences.tolist())
         covered += low <= after - before <= high
-    assert 0.93 <= covered / trials <= 0.97
+    assert 0.94 <= covered / trials <= 0.98
 
 
 def test_the_paired_interval_holds_near_the_ceiling_with_few_tasks() -> None:
     rng = np.random.default_rng(5)
     trials = 2000
     changes = (rng.binomial(4, 0.97, (trials, 10)) - rng.binomial(4, 0.95, (trials, 10))) / 4
-    intervals = [paired_difference(row.tolist(), attempts=4) for row in changes]
+    intervals = [paired_difference(row.tolist()) for row in changes]
     assert sum(low <= 0.02 <= high for low, high in intervals) / trials >= 0.93
 
 
 @given(st.lists(st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0]), min_size=1, max_size=12))
 def test_an_interval_of_rates_lies_within_zero_and_one(rates: list[float]) -> None:
-    low, high = cluster_bootstrap(rates, n_resamples=200)
-    assert 0.0 <= low < high <= 1.0
+    for low, high in (cluster_bootstrap(rates, n_resamples=200), mean_rate(rates)):
+        assert 0.0 <= low < high <= 1.0

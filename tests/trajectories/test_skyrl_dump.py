@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.trajectories.making import attempt, call_turn, group, transcript
+from tests.trajectories.making import attempt, call_turn, transcript
 
 from skyfleet.trajectories.records import RecordError
 from skyfleet.trajectories.skyrl_dump import dump_folder, read_dump, read_dump_file, write_dump
@@ -36,7 +37,12 @@ def test_a_row_has_skyrls_fields_and_its_reward_on_the_last_token(tmp_path: Path
         "score": [0.0, 0.0, 1.0],
         "stop_reason": "stop",
         "env_class": "w",
-        "env_extras": {"task_key": "t", "data_source": "github", "max_turns": 8},
+        "env_extras": {
+            "task_key": "t",
+            "data_source": "github",
+            "max_turns": 8,
+            "skyfleet": {"ending": "done", "success": True},
+        },
         "data_source": "github",
     }
     assert (tmp_path / "aggregated_results.jsonl").read_text() == '{"eval/all/avg_score": 0.5}\n'
@@ -125,8 +131,30 @@ def test_a_folder_without_a_dump_says_what_one_looks_like(tmp_path: Path) -> Non
         read_dump(tmp_path)
 
 
-def test_what_is_written_is_read_again_with_its_rewards(tmp_path: Path) -> None:
-    made = group([1.0, 0.0])
-    write_dump(tmp_path, [made], {}, text=shown, env_class="w", max_turns=8)
-    (read,) = read_dump(tmp_path)
-    assert (read.task_key, read.rewards) == ("t", [1.0, 0.0])
+def test_what_is_written_is_read_again_with_its_endings_and_grades(tmp_path: Path) -> None:
+    bare = [
+        *(attempt(reward, ending=ending) for ending in Ending for reward in (1.0, 0.0, None)),
+        attempt(0.7, success=True),
+        attempt(1.0, success=False),
+    ]
+    attempts = [replace(a, turns=(call_turn(),), transcripts=(transcript(3),)) for a in bare]
+    dumped(tmp_path, *attempts)
+    again = read_dump_file(tmp_path / "github.jsonl")
+    assert [(t.ending, t.reward, t.success) for t in again] == [
+        (t.ending, t.reward, t.success) for t in attempts
+    ]
+
+
+def test_in_a_dump_of_skyrls_a_zero_without_a_verdict_is_unknown_and_a_score_is_not(
+    tmp_path: Path,
+) -> None:
+    row = {"input_prompt": "a", "output_response": "b", "stop_reason": "timeout"}
+    lines = [json.dumps({**row, "score": score}) for score in ([0.0, 0.0], 0.0, [0.0, 1.0], 0.5)]
+    (tmp_path / "gym.jsonl").write_text("\n".join([*lines, "", "  "]) + "\n")
+    read = read_dump_file(tmp_path / "gym.jsonl")
+    assert [(t.reward, t.success) for t in read] == [
+        (None, None),
+        (None, None),
+        (1.0, True),
+        (0.5, False),
+    ]

@@ -9,9 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.trajectories.making import attempt, group
+from tests.trajectories.making import attempt, call_turn, group, played, transcript
 
 from skyfleet.chat.message import Message
+from skyfleet.metrics.episodes import episode_metrics
 from skyfleet.trajectories.archive import (
     EpisodeWriter,
     eval_path,
@@ -21,7 +22,7 @@ from skyfleet.trajectories.archive import (
     train_path,
     write_groups,
 )
-from skyfleet.trajectories.entry import index_path
+from skyfleet.trajectories.entry import COLUMNS, index_path, index_values
 from skyfleet.trajectories.index import entries_of, find_entry, list_entries, search
 from skyfleet.trajectories.records import RecordError
 
@@ -99,6 +100,16 @@ def test_every_entry_finds_its_episode_and_tells_of_it_without_reading_it(tmp_pa
     assert find_entry(tmp_path, "eval/val/40/2") == entries[2]
 
 
+def test_tool_errors_and_sampled_tokens_are_those_of_the_metrics() -> None:
+    complaint = Message(role="user", content="no call found", is_error=True)
+    turns = (call_turn(is_error=True), replace(call_turn(), replies=(complaint,)))
+    episode = attempt(1.0, turns=turns, transcripts=(transcript(3), transcript(5)))
+    row = dict(zip(COLUMNS, index_values(episode), strict=False))
+    metrics = episode_metrics([*played(episode)])
+    assert row["tool_errors"] == metrics["environment/total_tool_errors"] == 1
+    assert row["sampled_tokens"] == metrics["generate/avg_num_tokens"] == 8
+
+
 def test_an_index_that_is_lost_is_read_from_the_episodes(tmp_path: Path) -> None:
     path = train_path(tmp_path, 3)
     in_members(path)
@@ -157,3 +168,32 @@ def test_search_finds_what_an_episode_says_in_any_case_and_script(tmp_path: Path
     entries = list_entries(tmp_path)
     assert list(search(entries, 'AN "Ümit')) == [entries[1]]
     assert list(search(entries, "nowhere")) == []
+
+
+@pytest.mark.parametrize("line", ["[1, 2]", "{", '"text"', "3", "[\xff]"])
+def test_a_damaged_line_of_an_index_is_named_with_the_way_out(tmp_path: Path, line: str) -> None:
+    path = train_path(tmp_path, 1)
+    write_groups(path, GROUPS)
+    index = index_path(path)
+    with index.open("a", encoding="latin-1") as file:
+        file.write(f"{line}\n")
+    with pytest.raises(RecordError, match=r"step_000001\.index\.jsonl line 5: .*remove the file"):
+        list_entries(tmp_path)
+    told: list[RecordError] = []
+    write_groups(train_path(tmp_path, 2), GROUPS)
+    assert [e.step for e in list_entries(tmp_path, on_damage=told.append)] == [2, 2, 2]
+    assert len(told) == 1
+    index.unlink()
+    assert len(entries_of(path)) == 3
+
+
+def test_an_index_of_other_columns_and_an_episode_that_is_none_are_named(tmp_path: Path) -> None:
+    path = train_path(tmp_path, 1)
+    write_groups(path, GROUPS)
+    index_path(path).write_text('["env_key"]\n["github"]\n')
+    with pytest.raises(RecordError, match=r"index\.jsonl line 1: the columns are"):
+        entries_of(path)
+    index_path(path).unlink()
+    path.write_bytes(gzip.compress(b"{\n"))
+    with pytest.raises(RecordError, match=r"step_000001\.jsonl\.gz at byte 0, line 1: "):
+        entries_of(path)

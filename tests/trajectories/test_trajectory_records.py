@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from tests.trajectories.making import attempt
@@ -61,6 +62,30 @@ def test_types_survive_too() -> None:
 def test_a_record_of_another_version_is_refused() -> None:
     with pytest.raises(RecordError, match=r"version=1; this skyfleet reads version 2"):
         from_record({**to_record(FULL), "version": 1})
+
+
+@pytest.mark.parametrize("value", [[1], 3, None, "text"])
+def test_what_is_no_record_is_refused(value: Any) -> None:
+    with pytest.raises(RecordError, match="is no record; give one"):
+        from_record(value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("logprobs", [-0.1]),
+        ("logprobs", [-0.1, -0.2, -0.3]),
+        ("logprobs", "AAAAvw=="),
+        ("chosen", [[1, 4]]),
+        ("chosen", [[1, 3], [2, 3]]),
+        ("token_ids", [5, 6]),
+    ],
+)
+def test_tokens_and_logprobs_that_do_not_fit_are_refused(key: str, value: Any) -> None:
+    record = to_record(FULL)
+    record["transcripts"][0][key] = value
+    with pytest.raises(RecordError, match=r"tokens, chosen=.* logprobs do not fit; give a record"):
+        from_record(record)
 
 
 def test_a_record_with_a_hole_says_what_is_missing() -> None:

@@ -39,25 +39,38 @@ CheckpointPath = Annotated[
 
 
 async def policy_of(config: RunConfig, agent: str, checkpoint: Path | None) -> Policy:
+    policy, _ = await policy_and_folder(config, agent, checkpoint)
+    return policy
+
+
+def check_agent(agent: str, checkpoint: Path | None) -> None:
+    if agent != "policy" and checkpoint is not None:
+        raise ConfigError(f"--agent {agent} plays without --checkpoint {checkpoint}; leave one out")
+
+
+async def policy_and_folder(
+    config: RunConfig, agent: str, checkpoint: Path | None
+) -> tuple[Policy, Path | None]:
+    """And where its weights lie; None for a scripted agent and for the model as it is."""
     from skyfleet.config.rules import unsupported
     from skyfleet.rollouts.random_policy import random_policy
     from skyfleet.rollouts.reference import null_policy, oracle_policy
 
-    if agent == "oracle":
-        return oracle_policy
-    if agent == "null":
-        return null_policy
+    check_agent(agent, checkpoint)
+    scripted: dict[str, Policy] = {"oracle": oracle_policy, "null": null_policy}
     if agent == "random":
-        return random_policy(seed=config.trainer.seed)
+        scripted[agent] = random_policy(seed=config.trainer.seed)
+    if agent in scripted:
+        return scripted[agent], None
     if refused := unsupported(config):
         raise ConfigError("\n".join(refused))
     with torch_needed():
         from skyfleet.envs.registry import env_factory
         from skyfleet.trainer.assemble_policy import assemble_speaker, sampling_of
-    folder = _policy_folder(config, checkpoint)
+    folder = policy_folder_of(config, checkpoint)
     speaker = await assemble_speaker(config, [], env_factory(config), policy_folder=folder)
     sampling = sampling_of(config.generator.eval_sampling_params, seed=config.trainer.seed)
-    return speaker.policy(sampling)
+    return speaker.policy(sampling), folder
 
 
 @asynccontextmanager
@@ -92,14 +105,13 @@ def _chatting(config: RunConfig, chat: ChatModel) -> Policy:
     return start
 
 
-def step_of(config: RunConfig, agent: str, checkpoint: Path | None) -> int:
-    """The step whose policy plays; 0 for whatever was not trained here."""
-    folder = _policy_folder(config, checkpoint) if agent == "policy" else None
+def step_of(folder: Path | None) -> int:
+    """The step whose policy lies there; 0 for whatever was not trained here."""
     number = folder.parent.name.removeprefix("global_step_") if folder else ""
     return int(number) if number.isdecimal() else 0
 
 
-def _policy_folder(config: RunConfig, checkpoint: Path | None) -> Path | None:
+def policy_folder_of(config: RunConfig, checkpoint: Path | None) -> Path | None:
     """None leaves the model that the configuration names."""
     from skyfleet.checkpoints.checkpoint import read_checkpoint
     from skyfleet.checkpoints.resume import find_checkpoint, verified

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skyfleet.cli.tables import table
+from skyfleet.analysis.wording import (
+    NOTHING,
+    counted,
+    percent,
+    percent_of,
+    shown,
+    steps_told,
+    table,
+)
 from skyfleet.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,11 +24,12 @@ if TYPE_CHECKING:
 
     from skyfleet.analysis.behaviour import Behaviour, EnvBehaviour
     from skyfleet.trajectories.entry import Entry
+    from skyfleet.trajectories.records import RecordError
 
-_TOOLS = 10
+TOOLS = 10
 """Rows an environment; --json has all."""
+NAME_CHARACTERS = 40
 _EXAMPLES = 3
-_NAME_CHARACTERS = 40
 
 
 def analyze_command(
@@ -38,18 +47,29 @@ def analyze_command(
     from skyfleet.tracking.console import ConsoleTracker
 
     folder = open_run(run)
-    entries = _chosen(folder.entries(), only, step)
+    damage: list[RecordError] = []
+    entries = _chosen(folder.entries(on_damage=damage.append), only, step)
     # Not on stdout, which may be read by a program.
     console = ConsoleTracker(stream=sys.stderr)
     with console.progress("episodes", len(entries)) as advance:
-        behaviour = behaviour_of(entries, on_read=advance)
+        behaviour = behaviour_of(entries, on_read=advance, on_damage=damage.append)
     console.close()
+    left_out = [shown(str(error)) for error in damage]
     if as_json:
-        print(json.dumps({"run": folder.name, **asdict(behaviour)}, indent=2))
+        told = {"run": folder.name, "left_out": left_out, **asdict(behaviour)}
+        print(json.dumps(told, indent=2))
         return
-    failed = sum(sum(env.failures.values()) for env in behaviour.by_env.values())
-    print(f"{folder.name}: {len(entries)} episodes, {failed} did not pass\n")
+    print(f"{shown(folder.name)}: {_headline(list(behaviour.by_env.values()), len(entries))}")
+    print("".join(f"Left out: {reason}\n" for reason in left_out))
     print("\n\n".join(_sections(behaviour)))
+
+
+def _headline(envs: Sequence[EnvBehaviour], n_entries: int) -> str:
+    read = sum(env.n_episodes for env in envs)
+    unknown = sum(env.n_unknown for env in envs)
+    failed = read - unknown - sum(env.n_passed for env in envs)
+    lost = f"; {n_entries - read:,} more could not be read" if n_entries > read else ""
+    return f"{counted(read, 'episode')}, {failed:,} failed, {unknown:,} unknown{lost}"
 
 
 def _chosen(entries: Sequence[Entry], only: str | None, step: int | None) -> list[Entry]:
@@ -60,8 +80,7 @@ def _chosen(entries: Sequence[Entry], only: str | None, step: int | None) -> lis
     of_set = [entry for entry in entries if only in (None, entry.set_name or "train")]
     steps = sorted({entry.step for entry in of_set})
     if step is not None and step not in steps:
-        known = f"steps {steps[0]} to {steps[-1]}" if steps else "no episodes yet"
-        raise ConfigError(f"--step {step}: the run has {known}")
+        raise ConfigError(f"--step {step}: the run has {steps_told(steps)}")
     return [entry for entry in of_set if step in (None, entry.step)]
 
 
@@ -70,12 +89,13 @@ def _sections(behaviour: Behaviour) -> Iterator[str]:
     if not envs:
         return
     yield _behaviour_table(envs)
-    yield _tool_table(envs)
+    if any(env.tool_calls for env in envs):
+        yield table(("environment", "tool", "calls", "errors"), list(_tool_rows(envs)))
     if any(env.failures for env in envs):
         yield _failure_table(envs)
         yield "Open an example with `skyfleet view`."
     if shifts := list(_shift_rows(behaviour)):
-        yield table(("set", "class", "first step", "last step", "points"), shifts)
+        yield table(("set", "ended", "first step", "last step", "points", "95 %", ""), shifts)
 
 
 def _behaviour_table(envs: Sequence[EnvBehaviour]) -> str:
@@ -98,29 +118,31 @@ def _behaviour_table(envs: Sequence[EnvBehaviour]) -> str:
         (
             env.env_key,
             str(env.n_episodes),
-            _percent(env.n_passed, env.n_episodes),
+            percent_of(env.n_passed, env.n_graded),
             str(env.n_unknown),
             _mean(env.turns, env),
             _mean(sum(env.tool_calls.values()), env),
             _mean(sum(env.tool_errors.values()), env),
             _mean(env.malformed_calls, env),
-            _mean(env.sampled_tokens, env),
-            f"{env.engine_seconds / env.n_episodes:.3f}",
-            f"{env.env_seconds / env.n_episodes:.3f}",
-            ", ".join(f"{kind} {_percent(n, env.n_episodes)}" for kind, n in env.endings.items()),
+            _measured(env.sampled_tokens / env.n_episodes, digits=2),
+            _measured(env.engine_seconds / env.n_episodes, digits=3),
+            _measured(env.env_seconds / env.n_episodes, digits=3),
+            ", ".join(f"{kind} {percent_of(n, env.n_episodes)}" for kind, n in env.endings.items()),
         )
         for env in envs
     ]
     return table(header, rows)
 
 
-def _tool_table(envs: Sequence[EnvBehaviour]) -> str:
-    rows = [
-        (env.env_key, _safe(name), str(calls), str(env.tool_errors.get(name, 0)))
-        for env in envs
-        for name, calls in list(env.tool_calls.items())[:_TOOLS]
-    ]
-    return table(("environment", "tool", "calls", "errors"), rows)
+def _tool_rows(envs: Sequence[EnvBehaviour]) -> Iterator[tuple[str, ...]]:
+    for env in envs:
+        errors = env.tool_errors
+        calls = [(name, n, errors.get(name, 0)) for name, n in env.tool_calls.items()]
+        if others := calls[TOOLS:]:
+            name = f"({counted(len(others), 'other name')})"
+            calls[TOOLS:] = [(name, sum(n for _, n, _ in others), sum(n for *_, n in others))]
+        for name, n, wrong in calls:
+            yield env.env_key, shown(name, at_most=NAME_CHARACTERS), str(n), str(wrong)
 
 
 def _failure_table(envs: Sequence[EnvBehaviour]) -> str:
@@ -132,7 +154,7 @@ def _failure_table(envs: Sequence[EnvBehaviour]) -> str:
         counts = [env.failures.get(kind, 0) for env in envs]
         if any(counts):
             examples = [env.examples[kind][0] for env in envs if kind in env.examples]
-            share = _percent(sum(counts), total)
+            share = percent_of(sum(counts), total)
             shown = " ".join(examples[:_EXAMPLES])
             rows.append((kind.value, str(sum(counts)), share, *map(str, counts), shown))
     header = ("class", "episodes", "share", *(env.env_key for env in envs), "examples")
@@ -141,32 +163,25 @@ def _failure_table(envs: Sequence[EnvBehaviour]) -> str:
 
 def _shift_rows(behaviour: Behaviour) -> Iterator[tuple[str, ...]]:
     """Shares of all episodes of the set, so that a class shrinks when more of them pass."""
-    from skyfleet.analysis.failure_class import FailureClass
-
-    for name, steps in behaviour.by_set.items():
-        (first, before), *_ = steps.items()
-        *_, (last, after) = steps.items()
-        for kind in FailureClass if first != last else ():
-            was = before.failures.get(kind, 0) / before.n_episodes
-            now = after.failures.get(kind, 0) / after.n_episodes
-            if was or now:
-                yield (
-                    name,
-                    kind.value,
-                    f"{first}: {was:.1%}",
-                    f"{last}: {now:.1%}",
-                    f"{100 * (now - was):+.1f}",
-                )
-
-
-def _safe(name: str) -> str:
-    """A model may call a tool anything, also what would move a terminal's cursor."""
-    return (name if name.isprintable() else repr(name))[:_NAME_CHARACTERS]
+    for name, shifts in behaviour.shifts.items():
+        steps = behaviour.by_set[name]
+        for shift in shifts:
+            low, high = shift.interval
+            yield (
+                name,
+                shift.name,
+                f"{min(steps)}: {percent(shift.before, digits=1)}",
+                f"{max(steps)}: {percent(shift.after, digits=1)}",
+                f"{100 * shift.difference:+.1f}",
+                f"{100 * low:+.1f} to {100 * high:+.1f}",
+                "" if shift.clear else "may be chance",
+            )
 
 
 def _mean(total: int, env: EnvBehaviour) -> str:
     return f"{total / env.n_episodes:.2f}"
 
 
-def _percent(count: int, total: int) -> str:
-    return f"{count / total:.1%}" if total else "0.0%"
+def _measured(mean: float, *, digits: int) -> str:
+    """Nobody speaks in no tokens and no time: zero was not measured."""
+    return f"{mean:.{digits}f}" if mean else NOTHING

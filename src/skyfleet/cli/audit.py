@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Annotated
 
 import typer
 
+from skyfleet.analysis.wording import counted, table
 from skyfleet.cli.run_tasks import RunPath, tasks_of
-from skyfleet.cli.tables import table
 
 
 def audit_command(
@@ -18,19 +19,30 @@ def audit_command(
     ] = False,
 ) -> None:
     """List wins on an untouched state, without a needed tool, or that a replay does not win."""
-    from skyfleet.analysis.audit import audit
+    from skyfleet.analysis.audit import Suspicion, audit
     from skyfleet.analysis.run_folder import open_run
     from skyfleet.envs.registry import env_factory
+    from skyfleet.tracking.console import ConsoleTracker
 
     folder = open_run(run)
     entries = folder.entries()
     won = [entry for entry in entries if entry.success]
     tasks = tasks_of(folder, won)
     if unknown := sum(entry.task_key not in tasks for entry in won):
-        print(f"{unknown} wins are of tasks that the configuration no longer names: not judged.")
+        of = counted(unknown, "win")
+        print(f"Not judged, because the configuration no longer names their tasks: {of}.")
     open_env = env_factory(folder.config) if replay else None
-    findings = asyncio.run(audit(entries, tasks, open_env))
-    rows = [(f.entry_id, f.env_key, f.task_key, f.suspicion.value, f.detail) for f in findings]
+    console = ConsoleTracker(stream=sys.stderr)
+    graded = sum(entry.success is not None for entry in entries)
+    with console.progress("graded episodes", graded) as advance:
+        found = asyncio.run(audit(entries, tasks, open_env, on_read=advance))
+    console.close()
+    rows = [
+        (f.entry_id, f.env_key, f.task_key, f.suspicion.value, f.detail) for f in found.findings
+    ]
     if rows:
         print(table(("episode", "environment", "task", "suspicion", "detail"), rows))
-    print(f"{len(won):,} wins, {len(rows)} findings.")
+    print(f"{counted(len(won), 'win')}, {counted(len(rows), 'finding')}.")
+    for suspicion in [s for s in Suspicion if replay or s is not Suspicion.REPLAY_FAILS]:
+        noun = "failure" if suspicion is Suspicion.DOMINANT_MESSAGE else "win"
+        print(f"{suspicion.value} could judge {counted(found.judged[suspicion], noun)}.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +13,7 @@ from skyfleet.errors import ConfigError, TaskError
 
 if TYPE_CHECKING:
     from skyfleet.evaluation.compare import Comparison
+    from skyfleet.evaluation.report import EvalReport
 
 
 def compare_command(
@@ -67,6 +68,8 @@ def _comparisons(
     if before.suffix in SUFFIXES:
         if after is not None:
             raise ConfigError(f"{before} holds both columns; leave {after} out")
+        if step is not None:
+            raise ConfigError(f"--step {step} is of a run folder, and {before} is a table")
         return [read_published(before)], [
             "The table does not say which tasks passed, so the columns count as unrelated samples "
             "(Fisher, Newcombe)."
@@ -79,9 +82,26 @@ def _comparisons(
             comparisons.append(compare(one, other))
         except TaskError as error:  # the other sets still count
             notes.append(f"{error}.")
+            continue
+        notes += _cautions(one, other, comparisons[-1])
     if not comparisons:
         raise TaskError(notes[-1].removesuffix("."))
     left_out = sum(comparison.overall.n_left_out for comparison in comparisons)
     if left_out:
         notes.append(f"Left out, for want of a grade on both sides: {left_out} tasks.")
     return comparisons, notes
+
+
+def _cautions(before: EvalReport, after: EvalReport, comparison: Comparison) -> Iterator[str]:
+    """What else differs between two evaluations, but the policy's skill."""
+    from skyfleet.evaluation.player import differences
+
+    if before.played_by and after.played_by:
+        for difference in differences(before.played_by, after.played_by):
+            yield f"{comparison.name}: {difference}."
+    if uneven := comparison.overall.n_uneven:
+        yield (
+            f"{comparison.name}: {uneven} of {comparison.overall.n_tasks} tasks have more attempts "
+            "on one side, and as many as the other has were drawn for the test; evaluate both with "
+            "the same generator.eval_n_samples_per_prompt to use them all."
+        )

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from skyfleet.analysis.wording import NOTHING, counted, shown, steps_told, table
+from skyfleet.cli.analyze import NAME_CHARACTERS, TOOLS
 from skyfleet.cli.run_tasks import RunPath
-from skyfleet.cli.tables import table
 from skyfleet.errors import ConfigError
 
 if TYPE_CHECKING:
-    from skyfleet.analysis.before_after import Row
+    from skyfleet.analysis.before_after import BehaviourChange, Row
+    from skyfleet.analysis.run_folder import RunFolder
     from skyfleet.trajectories.entry import Entry
     from skyfleet.trajectories.trajectory import Trajectory, Turn
+
+Side = Mapping[str, "Sequence[Entry]"]
+"""By set, the episodes of one step."""
 
 
 def diff_command(
@@ -24,38 +30,32 @@ def diff_command(
         Path | None, typer.Argument(help="The run after; by default the same.")
     ] = None,
     set_name: Annotated[str | None, typer.Option("--set", help="One evaluation set.")] = None,
-    before: Annotated[int | None, typer.Option(help="Step; by default the first.")] = None,
+    before: Annotated[
+        int | None, typer.Option(help="Step; by default the first, or of two runs the last.")
+    ] = None,
     after: Annotated[int | None, typer.Option(help="Step; by default the last.")] = None,
     task: Annotated[
         str | None, typer.Option(help="Show this task's first attempts side by side.")
     ] = None,
 ) -> None:
     """Compare what was done, not how it was graded: turns, calls, errors, tokens, tools."""
-    from skyfleet.analysis.before_after import behaviour_changes
     from skyfleet.analysis.run_folder import open_run
 
-    one = _episodes(open_run(run).entries(), set_name, before, last=False)
-    two = _episodes(open_run(other or run).entries(), set_name, after, last=True)
+    folders = open_run(run), open_run(other or run)
+    one = _side(folders[0], set_name, before, "--before", last=other is not None)
+    two = _side(folders[1], set_name, after, "--after", last=True)
     if task is not None:
         _show_task(task, one, two)
         return
-    changes = behaviour_changes(one, two)
-    if not changes:
+    rows, compared = [], []
+    for name in [name for name in one if name in two]:
+        steps = f"{folders[0].name} step {one[name][0].step}, {folders[1].name} step {two[name][0].step}"
+        compared.append(shown(f"{name}: {steps}"))
+        rows += [(name, *row) for row in _rows(one[name], two[name])]
+    if not rows:
         raise ConfigError(f"{run} and {other or run} have no task in common; choose another --set")
-    rows = [
-        (
-            change.env_key,
-            change.quantity,
-            str(change.n_tasks),
-            f"{change.before:.2f}",
-            f"{change.after:.2f}",
-            f"{change.difference:+.2f}",
-            f"{change.interval[0]:+.2f} to {change.interval[1]:+.2f}",
-        )
-        for change in changes
-    ]
-    header = ("environment", "per episode", "tasks", "before", "after", "difference", "95 %")
-    print(table(header, rows))
+    header = ("set", "environment", "per episode", "tasks", "before", "after", "difference", "95 %")
+    print("\n".join(compared), table(header, rows), sep="\n\n")
 
 
 def print_rows(rows: Iterable[Row], names: tuple[str, str]) -> None:
@@ -77,33 +77,96 @@ def _print_turn(sign: str, turn: Turn | None) -> None:
     if turn is None:
         return
     said = [action_text(turn.action), *(f"  {reply.text}" for reply in turn.replies)]
-    # What a model wrote may hold control characters, which a terminal would obey.
     for line in "\n".join(said).splitlines():
-        print(f"{sign} {''.join(c if c.isprintable() else repr(c)[1:-1] for c in line)}")
+        print(f"{sign} {shown(line)}")
 
 
-def _show_task(key: str, before: Sequence[Trajectory], after: Sequence[Trajectory]) -> None:
-    from skyfleet.analysis.before_after import aligned, first_divergence
-
-    one = next((trajectory for trajectory in before if trajectory.task_key == key), None)
-    other = next((trajectory for trajectory in after if trajectory.task_key == key), None)
-    if one is None or other is None:
-        shown = ", ".join(sorted({t.task_key for t in before} & {t.task_key for t in after})[:3])
-        raise ConfigError(f"--task {key}: not played before and after; played are {shown}, …")
-    at = first_divergence(one, other)
-    print("The actions are the same." if at is None else f"The actions differ from turn {at}.")
-    print_rows(aligned(one, other), ("before", "after"))
-
-
-def _episodes(
-    entries: Sequence[Entry], set_name: str | None, step: int | None, *, last: bool
-) -> list[Trajectory]:
+def _rows(before: Sequence[Entry], after: Sequence[Entry]) -> Iterator[tuple[str, ...]]:
+    from skyfleet.analysis.before_after import PLAIN_QUANTITIES, behaviour_changes
     from skyfleet.analysis.reading import read_entries
 
-    evals = [e for e in entries if e.kind == "eval" and set_name in (None, e.set_name)]
-    steps = sorted({entry.step for entry in evals})
-    if not steps or step not in (None, *steps):
-        sets = sorted({entry.set_name for entry in entries if entry.kind == "eval"})
-        raise ConfigError(f"--set {set_name} at step {step}: there are sets {sets}, steps {steps}")
-    chosen = step if step is not None else steps[-1 if last else 0]
-    return [t for _, t in read_entries(e for e in evals if e.step == chosen)]
+    by_env: dict[str, list[BehaviourChange]] = defaultdict(list)
+    sides = ((t for _, t in read_entries(side)) for side in (before, after))
+    for change in behaviour_changes(*sides):
+        by_env[change.env_key].append(change)
+    for changes in by_env.values():
+        tools = [change for change in changes if change.quantity not in PLAIN_QUANTITIES]
+        tools.sort(key=lambda change: -change.before - change.after)
+        shown_tools, others = tools[:TOOLS], tools[TOOLS:]
+        yield from (_row(change) for change in changes if change.quantity in PLAIN_QUANTITIES)
+        yield from map(_row, shown_tools)
+        if others:
+            yield _row_of_others(others)
+
+
+def _row(change: BehaviourChange) -> tuple[str, ...]:
+    low, high = change.interval
+    numbers = (
+        f"{change.before:.2f}",
+        f"{change.after:.2f}",
+        f"{change.difference:+.2f}",
+        f"{low:+.2f} to {high:+.2f}",
+    )
+    quantity = shown(change.quantity, at_most=len("calls of ") + NAME_CHARACTERS)
+    cells = numbers if change.measured else (NOTHING,) * len(numbers)
+    return change.env_key, quantity, str(change.n_tasks), *cells
+
+
+def _row_of_others(changes: Sequence[BehaviourChange]) -> tuple[str, ...]:
+    before, after = sum(c.before for c in changes), sum(c.after for c in changes)
+    return (
+        changes[0].env_key,
+        f"calls of {counted(len(changes), 'other name')}",
+        str(changes[0].n_tasks),
+        f"{before:.2f}",
+        f"{after:.2f}",
+        f"{after - before:+.2f}",
+        NOTHING,
+    )
+
+
+def _show_task(key: str, before: Side, after: Side) -> None:
+    from skyfleet.analysis.before_after import aligned, first_divergence
+
+    for name in before:
+        one, other = _first(key, before[name]), _first(key, after.get(name, ()))
+        if one and other:
+            at = first_divergence(one, other)
+            same = "The actions are the same."
+            print(same if at is None else f"The actions differ from turn {at + 1}.")
+            print_rows(aligned(one, other), ("before", "after"))
+            return
+    played = [
+        {e.task_key for entries in side.values() for e in entries} for side in (before, after)
+    ]
+    some = ", ".join(sorted(played[0] & played[1])[:3])
+    raise ConfigError(f"--task {key}: not played before and after; played are {shown(some)}, …")
+
+
+def _first(key: str, entries: Iterable[Entry]) -> Trajectory | None:
+    from skyfleet.trajectories.archive import load
+
+    entry = next((entry for entry in entries if entry.task_key == key), None)
+    return load(entry) if entry else None
+
+
+def _side(
+    folder: RunFolder, set_name: str | None, step: int | None, option: str, *, last: bool
+) -> Side:
+    """Of every set that has the step; of those asked for, the last or the first they have."""
+    sets: dict[str, dict[int, list[Entry]]] = defaultdict(lambda: defaultdict(list))
+    for entry in folder.entries():
+        if entry.kind == "eval":
+            sets[entry.set_name][entry.step].append(entry)
+    if not sets:
+        raise ConfigError(f"{folder.path} has no evaluation episodes yet: nothing to compare")
+    if set_name not in (None, *sets):
+        raise ConfigError(f"--set {set_name}: {folder.path} has {', '.join(sets)}")
+    asked = {name: steps for name, steps in sets.items() if set_name in (None, name)}
+    if step is None:
+        return {name: steps[max(steps) if last else min(steps)] for name, steps in asked.items()}
+    chosen = {name: steps[step] for name, steps in asked.items() if step in steps}
+    if not chosen:
+        known = steps_told({step for steps in asked.values() for step in steps})
+        raise ConfigError(f"{option} {step}: {folder.path} was evaluated at {known}")
+    return chosen

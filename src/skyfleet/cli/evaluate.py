@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skyfleet.cli.agents import Agent, CheckpointPath, endpoint_policy, policy_of, step_of
+from skyfleet.cli.agents import (
+    Agent,
+    CheckpointPath,
+    check_agent,
+    endpoint_policy,
+    policy_and_folder,
+    step_of,
+)
 from skyfleet.cli.arguments import DryRun, Words, config_from, show_plan
+from skyfleet.cli.trained_envs import trained_envs_of
 from skyfleet.errors import ConfigError
 
 if TYPE_CHECKING:
     from skyfleet.config.root import RunConfig
+    from skyfleet.evaluation.player import Player
     from skyfleet.evaluation.report import EvalReport
     from skyfleet.rollouts.conversation import Policy
     from skyfleet.trajectories.trajectory import Group
@@ -30,6 +40,7 @@ class _Asked:
     model: str | None
     pass_threshold: float
     baselines: bool
+    output: Path | None
 
     @property
     def who(self) -> str:
@@ -54,18 +65,15 @@ def evaluate_command(
     baselines: Annotated[
         bool, typer.Option("--baselines", help="Measure them behind remote doors, too.")
     ] = False,
-    output: Annotated[Path | None, typer.Option(help="Folder for the reports.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder for reports and episodes, as of a run.")
+    ] = None,
     dry_run: DryRun = False,
 ) -> None:
     """Score a checkpoint, a model, an endpoint, or a scripted agent (oracle, null, random)."""
+    from skyfleet.evaluation.keeping import prepare_output
+
     config = config_from(words)
-    _check_who(agent, checkpoint, endpoint, model)
-    sets = config.data.eval_sets
-    if only is not None and only not in sets:
-        raise ConfigError(f"--set {only}: data.val_data names {sorted(sets) or 'no set'}")
-    chosen = {name: sources for name, sources in sets.items() if only in (None, name)}
-    if not chosen:
-        raise ConfigError("data.val_data is empty: name the sets to evaluate on")
     asked = _Asked(
         agent=agent,
         checkpoint=checkpoint,
@@ -73,70 +81,67 @@ def evaluate_command(
         model=model,
         pass_threshold=pass_threshold,
         baselines=baselines,
+        output=output,
     )
+    _check(asked)
+    sets = config.data.eval_sets
+    if only is not None and only not in sets:
+        raise ConfigError(f"--set {only}: data.val_data names {sorted(sets) or 'no set'}")
+    chosen = {name: sources for name, sources in sets.items() if only in (None, name)}
+    if not chosen:
+        raise ConfigError("data.val_data is empty: name the sets to evaluate on")
     if dry_run:
         show_plan(config, [f"would score {asked.who} on {', '.join(chosen)}"])
         return
-    _show(asyncio.run(_evaluate(config, chosen, asked)), output)
-
-
-def _check_who(
-    agent: str, checkpoint: Path | None, endpoint: str | None, model: str | None
-) -> None:
-    if (endpoint is None) != (model is None):
-        raise ConfigError("--endpoint and --model go together; give both or neither")
-    if endpoint is not None and (agent != "policy" or checkpoint is not None):
-        raise ConfigError(
-            f"--endpoint {endpoint} plays instead of --agent and --checkpoint; leave them out"
-        )
-
-
-def _show(evaluated: Sequence[tuple[EvalReport, list[Group]]], output: Path | None) -> None:
-    from skyfleet.evaluation.baselines import baseline_faults
-    from skyfleet.evaluation.table import score_table
-    from skyfleet.storage.local import write_atomically
-
-    reports = [report for report, _ in evaluated]
-    print(score_table(reports), end="")
-    sentences = [
-        f"{report.name}: {sentence}"
-        for report, groups in evaluated
-        for sentence in (*_ungraded(groups), *baseline_faults(report.baselines))
-    ]
-    if sentences:
-        print("", *sentences, sep="\n")
     if output is not None:
-        output.mkdir(parents=True, exist_ok=True)
-        for report in reports:
-            write_atomically(output / f"{report.name}.json", report.to_json())
+        prepare_output(output, config)
+    asyncio.run(_evaluate(config, chosen, asked))
 
 
-def _ungraded(groups: Sequence[Group]) -> list[str]:
+def _check(asked: _Asked) -> None:
+    if (asked.endpoint is None) != (asked.model is None):
+        raise ConfigError("--endpoint and --model go together; give both or neither")
+    if asked.endpoint is not None and (asked.agent != "policy" or asked.checkpoint is not None):
+        raise ConfigError(
+            f"--endpoint {asked.endpoint} plays instead of --agent and --checkpoint; leave them out"
+        )
+    check_agent(asked.agent, asked.checkpoint)
+    if not isfinite(asked.pass_threshold):
+        raise ConfigError(f"--pass-threshold {asked.pass_threshold}: give a number, such as 0.5")
+
+
+def _remarks(report: EvalReport, groups: Sequence[Group]) -> Iterator[str]:
+    from skyfleet.evaluation.baselines import baseline_faults
+
     attempts = [attempt for group in groups for attempt in group.trajectories]
-    unknown = [attempt for attempt in attempts if attempt.grade is None]
-    if not unknown:
-        return []
-    failure = unknown[0].failure
-    cause = f"{failure.kind}: {failure.detail}" if failure else "the environment gave no grade"
-    return [f"{len(unknown)} of {len(attempts)} attempts have no grade; the first: {cause}"]
+    if unknown := [attempt for attempt in attempts if attempt.grade is None]:
+        failure = unknown[0].failure
+        cause = f"{failure.kind}: {failure.detail}" if failure else "the environment gave no grade"
+        yield (
+            f"{report.name}: {len(unknown)} of {len(attempts)} attempts have no grade; "
+            f"the first: {cause}"
+        )
+    for sentence in baseline_faults(report.baselines):
+        yield f"{report.name}: {sentence}"
 
 
-async def _evaluate(
-    config: RunConfig, sets: dict[str, list[str]], asked: _Asked
-) -> list[tuple[EvalReport, list[Group]]]:
+async def _evaluate(config: RunConfig, sets: dict[str, list[str]], asked: _Asked) -> None:
+    """Each set is kept as it ends; the table comes when all have."""
     from skyfleet.envs.registry import env_factory, is_elsewhere
     from skyfleet.evaluation.baselines import measure_baselines
     from skyfleet.evaluation.evaluate import evaluate
+    from skyfleet.evaluation.keeping import keep_evaluation
+    from skyfleet.evaluation.table import score_table
     from skyfleet.tracking.console import ConsoleTracker
     from skyfleet.trainer.limits import limits_of
     from skyfleet.trainer.sources import load_sources
 
     open_env, limits = env_factory(config), limits_of(config)
     most, n_samples = config.generator.max_num_seqs, config.generator.eval_n_samples_per_prompt
-    trained_envs = _trained_envs(config)
+    trained_envs, remarks = trained_envs_of(config)
     console = ConsoleTracker()
-    evaluated = []
-    async with _playing(config, asked) as (policy, step):
+    reports = []
+    async with _playing(config, asked) as (policy, player, step):
         for name, sources in sets.items():
             tasks = load_sources(sources, key=f"data.val_data.{name}")
             baselines = await measure_baselines(
@@ -151,7 +156,7 @@ async def _evaluate(
                 pass_threshold=asked.pass_threshold,
             )
             with console.progress(name, len(tasks) * n_samples) as advance:
-                scored = await evaluate(
+                report, groups = await evaluate(
                     name,
                     tasks,
                     open_env,
@@ -163,39 +168,43 @@ async def _evaluate(
                     trained_envs=trained_envs,
                     baselines=baselines,
                     pass_threshold=asked.pass_threshold,
+                    played_by=player,
                     on_finished=lambda _: advance(),
                 )
-            evaluated.append(scored)
+            if asked.output is not None:
+                keep_evaluation(asked.output, report, groups)
+            reports.append(report)
+            remarks += _remarks(report, groups)
     console.close()
-    return evaluated
+    print(score_table(reports), end="")
+    if remarks:
+        print("", *remarks, sep="\n")
 
 
 @asynccontextmanager
-async def _playing(config: RunConfig, asked: _Asked) -> AsyncIterator[tuple[Policy, int]]:
-    """The policy, and the step it was trained to."""
+async def _playing(config: RunConfig, asked: _Asked) -> AsyncIterator[tuple[Policy, Player, int]]:
+    """The policy, who it is, and the step it was trained to."""
+    from skyfleet.evaluation.player import Player
+
+    generator = config.generator
+    temperature = generator.eval_sampling_params.temperature
     if asked.endpoint is not None and asked.model is not None:
+        player = Player(
+            model=asked.model,
+            endpoint=asked.endpoint,
+            temperature=temperature,
+            max_turns=generator.max_turns,
+        )
         async with endpoint_policy(config, asked.endpoint, asked.model) as policy:
-            yield policy, 0
+            yield policy, player, 0
         return
-    policy = await policy_of(config, asked.agent, asked.checkpoint)
-    yield policy, step_of(config, asked.agent, asked.checkpoint)
-
-
-def _trained_envs(config: RunConfig) -> frozenset[str] | None:
-    """None where nothing says what is trained on."""
-    from skyfleet.envs.worlds.catalog import add_world
-    from skyfleet.trainer.sources import load_sources
-
-    data = config.data
-    trained: set[str] = set()
-    for source in data.train_data:
-        address = source.partition("?")[0]
-        if address.startswith("world:"):
-            # Its name is enough: drawing thousands of tasks takes seconds.
-            world = address.removeprefix("world:")
-            trained.add(add_world(world, key="data.train_data").name if ":" in world else world)
-        else:
-            trained |= {task.env_key for task in load_sources([source], key="data.train_data")}
-    if data.env_filter:
-        trained &= set(data.env_filter)
-    return frozenset(trained) if data.train_data else None
+    policy, folder = await policy_and_folder(config, asked.agent, asked.checkpoint)
+    speaks = asked.agent == "policy"
+    player = Player(
+        agent=asked.agent,
+        model=config.trainer.policy.model.path if speaks else None,
+        checkpoint=str(folder) if folder else None,
+        temperature=temperature if speaks else None,
+        max_turns=generator.max_turns,
+    )
+    yield policy, player, step_of(folder)

@@ -19,6 +19,7 @@ from skyfleet.cli.log import log_command
 from skyfleet.cli.replay import replay_command
 from skyfleet.cli.report import report_command
 from skyfleet.cli.rollout import rollout_command
+from skyfleet.cli.serve import serve_command
 from skyfleet.cli.tasks import tasks_app
 from skyfleet.cli.train import train_command
 from skyfleet.cli.view import view_command
@@ -57,6 +58,7 @@ app.command("audit")(audit_command)
 app.command("log")(log_command)
 app.command("rollout")(rollout_command)
 app.command("replay")(replay_command)
+app.command("serve")(serve_command)
 app.command("import-dumps")(import_dumps_command)
 app.add_typer(tasks_app)
 app.add_typer(worlds_app)
@@ -81,8 +83,12 @@ def main() -> None:
 
 
 def _fail(errors: Sequence[BaseException]) -> None:
+    from skyfleet.analysis.wording import shown
+
     for error in errors[:1]:
-        print(f"skyfleet: {error}", file=sys.stderr)
+        # A message may quote what a model or a stranger's file said.
+        lines = map(shown, str(error).splitlines())
+        print("skyfleet: " + "\n".join(lines), file=sys.stderr)
     raise SystemExit(2)
 
 

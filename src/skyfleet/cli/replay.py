@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from skyfleet.analysis.wording import counted, shown
 from skyfleet.cli.agents import Agent, CheckpointPath, policy_of
 from skyfleet.cli.run_tasks import RunPath, tasks_of
 from skyfleet.errors import ConfigError, TaskError
@@ -22,7 +23,8 @@ def replay_command(
     run: RunPath,
     episode_id: Annotated[str, typer.Argument(help="Such as eval/unseen_tasks/40/3.")],
     fork_at: Annotated[
-        int | None, typer.Option(help="Replay the turns before this one, then hand over.")
+        int | None,
+        typer.Option(min=1, help="Replay the turns before this one, from 1, then hand over."),
     ] = None,
     agent: Agent = "policy",
     checkpoint: CheckpointPath = None,
@@ -33,7 +35,9 @@ def replay_command(
     from skyfleet.trajectories.index import find_entry
 
     if fork_at is None and (checkpoint is not None or agent != "policy"):
-        raise ConfigError("--agent and --checkpoint say who goes on: give --fork-at, from 0 up")
+        raise ConfigError(
+            "--agent and --checkpoint say who goes on: give --fork-at, a turn from 1 up"
+        )
     folder = open_run(run)
     entry = find_entry(folder.trajectories, episode_id)
     tasks = tasks_of(folder, [entry])
@@ -44,12 +48,32 @@ def replay_command(
         )
     trajectory, task = load(entry), tasks[entry.task_key]
     if fork_at is not None:
-        asyncio.run(_fork(folder, trajectory, task, fork_at, agent, checkpoint))
+        checkpoint, player = _player(folder, agent, checkpoint)
+        print(f"from turn {fork_at} on plays {shown(player)}")
+        asyncio.run(_fork(folder, trajectory, task, fork_at - 1, agent, checkpoint))
     elif difference := asyncio.run(_difference(folder, trajectory, task)):
-        print(f"{episode_id} is different: {difference}")
+        print(f"{episode_id} is different: {shown(difference)}")
         raise typer.Exit(1)
     else:
-        print(f"{episode_id} is the same: {len(trajectory.turns)} turns, {_graded(trajectory)}")
+        turns = counted(len(trajectory.turns), "turn")
+        print(f"{episode_id} is the same: {turns}, {_graded(trajectory)}")
+
+
+def _player(folder: RunFolder, agent: str, checkpoint: Path | None) -> tuple[Path | None, str]:
+    """The checkpoint that goes on, by default this run's newest, and who that is in words."""
+    from skyfleet.checkpoints.checkpoint import read_checkpoint
+    from skyfleet.checkpoints.resume import find_checkpoint
+
+    if agent != "policy":
+        return checkpoint, f"the {agent} agent"
+    if checkpoint is not None and not (checkpoint / "policy").exists():
+        return checkpoint, f"the model in {checkpoint}"
+    root = folder.path / "checkpoints"
+    found = read_checkpoint(checkpoint) if checkpoint else find_checkpoint(root, "latest")
+    if found is None:
+        # Not where the configuration says: that may be another run's by now.
+        raise ConfigError(f"{root} holds no checkpoint; give --checkpoint or --agent oracle")
+    return found.folder, f"the policy of step {found.step}, {found.folder}"
 
 
 async def _difference(folder: RunFolder, trajectory: Trajectory, task: Task) -> str | None:
@@ -63,7 +87,7 @@ async def _fork(
     folder: RunFolder,
     trajectory: Trajectory,
     task: Task,
-    turn: int,
+    turn: int,  # from 0
     agent: str,
     checkpoint: Path | None,
 ) -> None:
@@ -83,11 +107,11 @@ async def _fork(
         sample=trajectory.sample,
     )
     print_rows(aligned(trajectory, forked), ("recorded", "forked"))
-    print(f"recorded: {_graded(trajectory)}; forked at turn {turn}: {_graded(forked)}")
+    print(f"recorded: {_graded(trajectory)}; forked at turn {turn + 1}: {_graded(forked)}")
     if forked.transcripts and not same_tokens(trajectory, forked, turn=turn):
         print("The fork went on from words: its tokens for this episode are not the recorded ones.")
     if forked.failure:
-        print(f"{forked.failure.kind}: {forked.failure.detail}")
+        print(shown(f"{forked.failure.kind}: {forked.failure.detail}"))
 
 
 def _graded(trajectory: Trajectory) -> str:

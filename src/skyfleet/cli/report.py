@@ -13,7 +13,10 @@ from skyfleet.cli.arguments import DryRun
 def report_command(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
     output: Annotated[
-        Path | None, typer.Option(help="The file to write; report.html in the first run.")
+        Path | None,
+        typer.Option(
+            help="The file to write, or the folder for report.html; by default the first run."
+        ),
     ] = None,
     dry_run: DryRun = False,
 ) -> None:
@@ -22,7 +25,9 @@ def report_command(
     from skyfleet.analysis.run_folder import open_run
 
     folders = [open_run(path) for path in runs]
-    page = output or runs[0] / "report.html"
+    page = output or runs[0]
+    if page.is_dir():
+        page /= "report.html"
     if dry_run:
         names = ", ".join(folder.name for folder in folders)
         print(f"would write the report of {names} to {page}")

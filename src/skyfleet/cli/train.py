@@ -51,7 +51,7 @@ def _plan(config: RunConfig) -> list[str]:
     """What a run of this configuration would do, without loading a model."""
     from skyfleet.config.rules import unsupported
     from skyfleet.trainer.sources import load_sources
-    from skyfleet.trainer.tasks import schedule_of, training_tasks
+    from skyfleet.trainer.tasks import check_apart, schedule_of, training_tasks
 
     tasks = training_tasks(config)
     schedule = schedule_of(config, n_tasks=len(tasks))
@@ -63,7 +63,10 @@ def _plan(config: RunConfig) -> list[str]:
         f"{config.trainer.train_batch_size} x {config.generator.n_samples_per_prompt} = {rollouts} "
         "episodes",
     ]
-    for name, sources in config.data.eval_sets.items():
-        n_tasks = len(load_sources(sources, key=f"data.val_data.{name}"))
-        plan.append(f"evaluating {name} on {n_tasks} tasks")
+    eval_sets = {
+        name: load_sources(sources, key=f"data.val_data.{name}")
+        for name, sources in config.data.eval_sets.items()
+    }
+    check_apart(tasks, eval_sets, allow=config.data.allow_overlap)
+    plan += [f"evaluating {name} on {len(held)} tasks" for name, held in eval_sets.items()]
     return plan + [f"it would not start: {gap}" for gap in unsupported(config)]

@@ -13,6 +13,9 @@ from skyfleet.cli.arguments import DryRun
 
 def view_command(
     run: Annotated[Path, typer.Argument(help="A run folder, such as runs/local_tiny_cpu.")],
+    episode: Annotated[
+        str | None, typer.Option(metavar="ID", help="Open this one, such as eval/val/40/3.")
+    ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
     dry_run: DryRun = False,
 ) -> None:
@@ -20,11 +23,17 @@ def view_command(
     from skyfleet.analysis.run_folder import open_run
     from skyfleet.analysis.viewer.api import Viewer
     from skyfleet.analysis.viewer.server import opened
+    from skyfleet.trajectories.index import find_entry
 
     folder = open_run(run)
+    if episode:
+        find_entry(folder.trajectories, episode)  # says so now where there is none
     if dry_run:
-        print(f"would show {len(folder.entries())} episodes of {folder.path} on this machine")
+        shown = f"{episode} among " if episode else ""
+        total = len(folder.entries())
+        print(f"would show {shown}{total} episodes of {folder.path} on this machine")
         return
     with opened(Viewer(folder), port) as server, suppress(KeyboardInterrupt):
-        print(f"reading {folder.path} at {server.url}; Ctrl-C ends it", flush=True)
+        url = server.url_of(episode) if episode else server.url
+        print(f"reading {folder.path} at {url}; Ctrl-C ends it", flush=True)
         server.serve_forever()

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from skyfleet.errors import TaskError
-from skyfleet.evaluation.compare import compare
+from skyfleet.evaluation.pairs import difference_and_p, pair_tasks
 from skyfleet.evaluation.report import EvalReport
 
 ALPHA = 0.05
@@ -47,23 +47,27 @@ class Best:
 def best_step(reports: Sequence[EvalReport], *, alpha: float = ALPHA) -> Best:
     """Of one set's reports in the order of their steps; those without a grade are passed over.
 
-    A later report never changes what was said before it, so it may be asked after each one.
+    So is one that has no graded task in common with the holder. A later report never changes what
+    was said before it, so it may be asked after each one.
     """
     graded = [r for r in reports if any(outcome.rewards for outcome in r.outcomes.values())]
     if not graded:
         raise TaskError(f"none of {len(reports)} reports has a grade; evaluate once with grades")
     holder, *challengers = graded
     looks: list[Look] = []
-    for number, challenger in enumerate(challengers, start=1):
-        change = compare(holder, challenger).overall
-        # Both tests of `compare` are symmetric: half of p lies on the side that was seen.
-        half = change.p_value / 2
+    for challenger in challengers:
+        try:
+            difference, p_value = difference_and_p(pair_tasks(holder, challenger))
+        except TaskError:
+            continue
+        # Both tests are symmetric: half of p lies on the side that was seen.
+        half = p_value / 2
         look = Look(
             step=challenger.step,
             holder=holder.step,
-            difference=change.difference,
-            p_value=half if change.difference > 0 else 1 - half,
-            share=alpha * number**-1.5 / _ZETA,
+            difference=difference,
+            p_value=half if difference > 0 else 1 - half,
+            share=alpha * (len(looks) + 1) ** -1.5 / _ZETA,
         )
         looks.append(look)
         if look.better:

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import fmean
 
-from skyfleet.errors import TaskError
+from skyfleet.evaluation.pairs import Pair, difference_and_p, pair_tasks
 from skyfleet.evaluation.report import EvalReport
-from skyfleet.evaluation.score import TaskOutcome
 from skyfleet.metrics.intervals import paired_difference
-from skyfleet.metrics.significance import (
-    detectable_difference,
-    holm,
-    mcnemar_exact,
-    sign_flip,
-    tasks_needed,
-)
-
-Pair = tuple[TaskOutcome, TaskOutcome]
-"""One task, before and after."""
+from skyfleet.metrics.power import detectable_difference, tasks_needed
+from skyfleet.metrics.significance import holm
 
 
 class Verdict(StrEnum):
@@ -64,7 +55,9 @@ class Change:
     tasks_needed: int | None
     """Tasks that would show the observed difference with 80 % power; None for no difference."""
     attempts: int = 1
-    """At a task, the most in either report."""
+    """At a task, the most that are tested."""
+    n_uneven: int = 0
+    """Tasks with more attempts in one report; as many as the other has are drawn for the test."""
 
     @property
     def rollouts_needed(self) -> int | None:
@@ -95,31 +88,19 @@ class Comparison:
 
 def compare(before: EvalReport, after: EvalReport) -> Comparison:
     """Pair the two reports by task, and say what changed overall and in each environment."""
-    if before.pass_threshold != after.pass_threshold:
-        raise TaskError(
-            f"{before.name!r} at step {before.step} counts a reward of {before.pass_threshold:g} "
-            f"as a pass and {after.name!r} at step {after.step} one of {after.pass_threshold:g}; "
-            "evaluate both with the same threshold"
-        )
-    pairs: dict[str, list[Pair]] = defaultdict(list)
-    left_out: dict[str, int] = defaultdict(int)
-    for task_key in sorted(before.outcomes.keys() | after.outcomes.keys()):
-        one, other = before.outcomes.get(task_key), after.outcomes.get(task_key)
-        if one and other and one.rewards and other.rewards:
-            pairs[one.env_key].append((one, other))
-        elif known := one or other:
-            left_out[known.env_key] += 1
-    if not pairs:
-        raise TaskError(
-            f"{before.name!r} at step {before.step} and {after.name!r} at step {after.step} have "
-            "no task graded in both; evaluate both on the same tasks"
-        )
-    changes = {env_key: _change(pairs[env_key], left_out[env_key]) for env_key in sorted(pairs)}
+    pairs = pair_tasks(before, after)
+    by_env: dict[str, list[Pair]] = defaultdict(list)
+    for pair in pairs:
+        by_env[pair.env_key].append(pair)
+    tasks = {**after.outcomes, **before.outcomes}
+    left_out = Counter(outcome.env_key for outcome in tasks.values())
+    left_out.subtract(pair.env_key for pair in pairs)
+    changes = {env_key: _change(by_env[env_key], left_out[env_key]) for env_key in sorted(by_env)}
     return Comparison(
         name=after.name,
         step_before=before.step,
         step_after=after.step,
-        overall=_change([p for of_env in pairs.values() for p in of_env], sum(left_out.values())),
+        overall=_change(pairs, left_out.total()),
         by_env=corrected(changes),
     )
 
@@ -134,27 +115,22 @@ def corrected(changes: Mapping[str, Change]) -> dict[str, Change]:
 
 
 def _change(pairs: Sequence[Pair], n_left_out: int) -> Change:
-    before = [one.success_rate for one, _ in pairs]
-    after = [other.success_rate for _, other in pairs]
-    attempts = max(outcome.attempts for pair in pairs for outcome in pair)
-    differences = [b - a for a, b in zip(before, after, strict=True)]
-    # Rounded, so that thirds which cancel are a plain zero.
-    difference = round(fmean(differences), 12)
-    discordance = max(fmean(d * d for d in differences), difference**2)
-    if attempts == 1:
-        p_value = mcnemar_exact(differences.count(1.0), differences.count(-1.0))
-    else:
-        p_value = sign_flip(differences)
+    difference, p_value = difference_and_p(pairs)
+    attempts = max(pair.attempts for pair in pairs)
+    discordance = max(fmean(pair.tested**2 for pair in pairs), difference**2)
     return Change(
         n_tasks=len(pairs),
         n_left_out=n_left_out,
-        before=fmean(before),
-        after=fmean(after),
+        before=fmean(pair.before for pair in pairs),
+        after=fmean(pair.after for pair in pairs),
         difference=difference,
-        interval=paired_difference(differences, attempts=attempts),
+        interval=paired_difference([pair.difference for pair in pairs]),
         p_value=p_value,
         corrected_p_value=p_value,
         detectable=detectable_difference(len(pairs), discordance, attempts=attempts),
-        tasks_needed=tasks_needed(difference, discordance) if difference else None,
+        tasks_needed=tasks_needed(difference, discordance, attempts=attempts)
+        if difference
+        else None,
         attempts=attempts,
+        n_uneven=sum(pair.uneven for pair in pairs),
     )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from skyfleet.envs.env import EnvFactory
 from skyfleet.evaluation.baselines import Baseline
+from skyfleet.evaluation.player import Player
 from skyfleet.evaluation.report import EvalReport
 from skyfleet.evaluation.score import PASS_THRESHOLD
 from skyfleet.rollouts.collect import collect
@@ -28,6 +29,7 @@ async def evaluate(
     trained_envs: Collection[str] | None = None,
     baselines: Mapping[str, Baseline] | None = None,
     pass_threshold: float = PASS_THRESHOLD,
+    played_by: Player | None = None,
     on_finished: Callable[[Trajectory], None] = lambda _: None,
 ) -> tuple[EvalReport, list[Group]]:
     """`baselines` do not change while the tasks do not: measure them once, hand them to all."""
@@ -48,5 +50,6 @@ async def evaluate(
         trained_envs=trained_envs,
         baselines=baselines,
         pass_threshold=pass_threshold,
+        played_by=played_by,
     )
     return report, groups

@@ -9,17 +9,35 @@ from __future__ import annotations
 import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
+from typing import Annotated
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+)
 
 from skyfleet.errors import ConfigError
 from skyfleet.evaluation.compare import Change, Comparison, corrected
 from skyfleet.metrics.intervals import newcombe
-from skyfleet.metrics.significance import detectable_difference, fisher_exact, tasks_needed
+from skyfleet.metrics.power import detectable_difference, tasks_needed
+from skyfleet.metrics.significance import fisher_exact
 
 SUFFIXES = (".yaml", ".yml", ".csv")
+
+
+def _without_sign(printed: str) -> str:
+    return printed.strip().removesuffix("%").rstrip() if isinstance(printed, str) else printed
+
+
+# Decimal, because 70.0 says more than 70 does.
+Percent = Annotated[Decimal, BeforeValidator(_without_sign), Field(ge=0, le=100)]
 
 
 class _Row(BaseModel):
@@ -29,8 +47,8 @@ class _Row(BaseModel):
 
     env: str = Field(min_length=1)
     n: int = Field(ge=1)
-    before_percent: float = Field(ge=0, le=100)
-    after_percent: float = Field(ge=0, le=100)
+    before_percent: Percent
+    after_percent: Percent
 
 
 _ROWS = TypeAdapter(list[_Row])
@@ -45,9 +63,14 @@ class _Counts:
 
 def read_published(path: Path) -> Comparison:
     """A list of {env, n, before_percent, after_percent}, in YAML or CSV; their sum is `all`."""
-    with path.open(encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8-sig", newline="") as file:
         try:
-            read = list(csv.DictReader(file)) if path.suffix == ".csv" else yaml.safe_load(file)
+            # BaseLoader leaves numbers as they are printed.
+            read: object = (
+                list(csv.DictReader(file))
+                if path.suffix == ".csv"
+                else yaml.load(file, Loader=yaml.BaseLoader)
+            )
             rows = _ROWS.validate_python(read)
         except ValidationError as error:
             first = error.errors()[0]
@@ -95,13 +118,16 @@ def _counts(path: Path, row: _Row) -> _Counts:
     )
 
 
-def _passed(path: Path, row: _Row, percent: float) -> int:
-    """The whole number of passes that is printed as `percent`, with up to two decimals."""
+def _passed(path: Path, row: _Row, percent: Decimal) -> int:
+    """The whole number of passes that is printed as `percent`, however its last digit is rounded."""
     passed = round(row.n * percent / 100)
-    if not any(round(100 * passed / row.n, decimals) == percent for decimals in range(3)):
+    exponent = percent.as_tuple().exponent
+    digit = Decimal(10) ** min(0, exponent if isinstance(exponent, int) else 0)
+    exact = Decimal(100 * passed) / row.n
+    if abs(exact - percent) > digit / 2:
         raise ConfigError(
-            f"{path}: {row.env}: {percent:g} % of n={row.n} is no whole number of passes; "
-            f"{passed} would be {100 * passed / row.n:.1f} %; correct one of the two"
+            f"{path}: {row.env}: {percent} % of n={row.n} is no whole number of passes; "
+            f"{passed} would be {exact:.1f} %; correct one of the two"
         )
     return passed
 

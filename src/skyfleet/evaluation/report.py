@@ -1,6 +1,7 @@
 """EvalReport: how good a policy was on one set of tasks, with the evidence task by task.
 
-Every grouping splits all the tasks: weighted by its tasks, each recombines to the overall score.
+Every grouping splits all the tasks: weighted by its tasks, each recombines to the overall pass@1
+and mean reward. pass@k does where every task has k graded attempts, for it is over those only.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from pydantic import TypeAdapter, ValidationError
 
 from skyfleet.evaluation.baselines import Baseline
+from skyfleet.evaluation.player import Player
 from skyfleet.evaluation.score import PASS_THRESHOLD, EnvScore, TaskOutcome
 from skyfleet.metrics.naming import key
 from skyfleet.metrics.rewards import signal_metrics
@@ -37,6 +39,8 @@ class EvalReport:
     baselines: Mapping[str, Baseline] = field(default_factory=dict)
     """By environment; empty where they were not measured."""
     pass_threshold: float = PASS_THRESHOLD
+    played_by: Player | None = None
+    """None where nobody said, as in older reports."""
 
     @classmethod
     def of(
@@ -49,6 +53,7 @@ class EvalReport:
         trained_envs: Collection[str] | None = None,
         baselines: Mapping[str, Baseline] | None = None,
         pass_threshold: float = PASS_THRESHOLD,
+        played_by: Player | None = None,
     ) -> EvalReport:
         """What the groups say; groups of the same task are one task.
 
@@ -80,6 +85,7 @@ class EvalReport:
             else {},
             baselines=baselines or {},
             pass_threshold=pass_threshold,
+            played_by=played_by,
         )
 
     def metrics(self, prefix: str = "eval") -> dict[str, float]:

@@ -24,6 +24,10 @@ def match_reports(before: Path, after: Path | None, *, step: int | None = None) 
 
     Of two, each path is a report, a folder of reports, or a run folder: its last step, or `step`.
     """
+    if step is not None and after is not None and not (_steps(before) or _steps(after)):
+        raise ConfigError(
+            f"--step {step} is of a run folder, and neither {before} nor {after} is one"
+        )
     if after is None:
         first, last = _first_and_later(before, step)
         one, other = _of_folder(first), _of_folder(last)

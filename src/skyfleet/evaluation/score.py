@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from skyfleet.metrics.intervals import cluster_bootstrap, wilson
+from skyfleet.metrics.intervals import mean_rate, wilson
 from skyfleet.metrics.pass_at_k import pass_at_k, pass_hat_k
 from skyfleet.tasks.grade import Grade
 from skyfleet.trajectories.trajectory import Group
@@ -73,7 +73,7 @@ class EnvScore:
     """Over the tasks with at least k graded attempts."""
     pass_hat_k: Mapping[int, float]
     interval: tuple[float, float]
-    """95 % of the success rate: Wilson for single attempts, otherwise resampling tasks."""
+    """95 % of the success rate: Wilson for single attempts, otherwise Student's t over tasks."""
 
     @classmethod
     def of(cls, outcomes: Sequence[TaskOutcome]) -> EnvScore:
@@ -96,7 +96,7 @@ class EnvScore:
                 k: fmean(pass_hat_k(o.attempts, o.successes, k) for o in tasks)
                 for k, tasks in tried.items()
             },
-            interval=cluster_bootstrap(rates) if most > 1 else wilson(rate or 0.0, len(rates)),
+            interval=mean_rate(rates) if most > 1 else wilson(rate or 0.0, len(rates)),
         )
 
 

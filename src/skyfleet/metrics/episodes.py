@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from statistics import fmean, pstdev
 
 from skyfleet.metrics.naming import key
+from skyfleet.trajectories.entry import sampled_tokens, tool_errors
 from skyfleet.trajectories.trajectory import Ending, Group, Trajectory
 
 
@@ -49,7 +50,7 @@ def _endings(episodes: Sequence[Trajectory]) -> dict[str, float]:
 
 def _tokens(episodes: Sequence[Trajectory]) -> dict[str, float]:
     """Tokens the policy sampled, an episode; a ChatModel's episodes have none to count."""
-    spoken = [(_sampled_tokens(e), e.reward) for e in episodes if e.transcripts]
+    spoken = [(sampled_tokens(e), e.reward) for e in episodes if e.transcripts]
     if not spoken:
         return {}
     counts = [count for count, _ in spoken]
@@ -73,7 +74,7 @@ def _tool_use(episodes: Sequence[Trajectory]) -> dict[str, float]:
         return metrics
     turns = [len(episode.turns) for episode in played]
     calls = sum(len(turn.action.tool_calls) for episode in played for turn in episode.turns)
-    errors = sum(_tool_errors(episode) for episode in played)
+    errors = sum(map(tool_errors, played))
     metrics |= {
         "avg_turns": fmean(turns),
         "min_turns": float(min(turns)),
@@ -91,12 +92,3 @@ def _tool_use(episodes: Sequence[Trajectory]) -> dict[str, float]:
 
 def _never_opened(episode: Trajectory) -> bool:
     return episode.ending is Ending.FAILED and not episode.opening
-
-
-def _sampled_tokens(episode: Trajectory) -> int:
-    return sum(sum(transcript.loss_mask) for transcript in episode.transcripts)
-
-
-def _tool_errors(episode: Trajectory) -> int:
-    replies = (reply for turn in episode.turns for reply in turn.replies)
-    return sum(reply.role == "tool" and reply.is_error for reply in replies)

@@ -1,8 +1,10 @@
 """Intervals: what a success rate, or a change of one, may well be.
 
-Each was chosen by its coverage at the sizes of an evaluation set (10 to 500 tasks), also near 0
-and 1, where the plain bootstrap and the normal approximation promise far too much.
-`benchmarks/intervals.py` measures it; docs/evaluation.md has the table.
+A task is the unit: many attempts make its own rate sure and say nothing of the tasks not drawn.
+Each interval was chosen by its coverage at the sizes of an evaluation set (10 to 500 tasks), also
+near 0 and 1, and where a few tasks decide everything; there the bootstrap and the normal
+approximation promise far too much. `benchmarks/intervals.py` measures it; docs/evaluation.md has
+the table.
 """
 
 from __future__ import annotations
@@ -38,10 +40,45 @@ def newcombe(before: float, after: float, n: int, *, confidence: float = 0.95) -
     return difference - down, difference + up
 
 
+def mean_rate(rates: Sequence[float], *, confidence: float = 0.95) -> Interval:
+    """Interval of the mean over tasks of each task's success rate, however often it was tried.
+
+    Student's t after adding a task that never passes and one that always does, as Agresti and
+    Coull (1998) add attempts: tasks that agree may be some of many that do not.
+    """
+    squares = sum(rate**2 for rate in rates)
+    low, high = _students(sum(rates) + 1, squares + 1, len(rates) + 2, confidence)
+    return max(0.0, low), min(1.0, high)
+
+
+def paired_difference(differences: Sequence[float], *, confidence: float = 0.95) -> Interval:
+    """Interval of the mean over tasks of (after - before), however often each was tried.
+
+    Student's t after adding half a task that was gained and half a task that was lost: the idea
+    of Bonett and Price (2012), who add two. Where no task changed, the end is Wilson's for no
+    success in as many tasks.
+    """
+    if not any(differences):
+        _, end = wilson(0.0, len(differences), confidence=confidence)
+        return -end, end
+    squares = sum(difference**2 for difference in differences)
+    low, high = _students(sum(differences), squares + 1, len(differences) + 1, confidence)
+    return max(-1.0, low), min(1.0, high)
+
+
+def _students(total: float, squares: float, n: int, confidence: float) -> Interval:
+    from scipy.special import stdtrit
+
+    centre = total / n
+    spread = sqrt((squares - n * centre**2) / (n - 1) / n)
+    half = float(stdtrit(n - 1, (1 + confidence) / 2)) * spread
+    return centre - half, centre + half
+
+
 def cluster_bootstrap(
     rates: Sequence[float], *, confidence: float = 0.95, n_resamples: int = 10_000, seed: int = 0
 ) -> Interval:
-    """Interval of the mean over tasks of each task's success rate, resampling whole tasks.
+    """Interval of the mean over tasks of what has no bounds, such as turns, resampling whole tasks.
 
     BCa, its levels widened from normal to Student's t, because few tasks make the bootstrap too
     sure. Tasks that all agree leave nothing to resample: then it is Wilson's, an attempt a task.
@@ -65,26 +102,3 @@ def cluster_bootstrap(
     z = bias + sqrt(n / (n - 1)) * stdtrit(n - 1, np.array([tail, 1 - tail]))
     low, high = np.quantile(means, ndtr(bias + z / (1 - acceleration * z)))
     return float(low), float(high)
-
-
-def paired_difference(
-    differences: Sequence[float], *, attempts: int = 1, confidence: float = 0.95
-) -> Interval:
-    """Interval of the mean over tasks of (after - before), each a mean of `attempts` per arm.
-
-    Student's t after adding half a task whose difference is 0 on average and, squared, 1/attempts:
-    the idea of Bonett and Price (2012), who add two tasks, with the weight that covers best
-    (benchmarks/intervals.py). Without it ten tasks near the ceiling are covered 69 % of the time.
-    Where no task changed, the end is Wilson's for no success in as many attempts.
-    """
-    from scipy.special import stdtrit
-
-    if not any(differences):
-        _, end = wilson(0.0, len(differences) * attempts, confidence=confidence)
-        return -end, end
-    n = len(differences) + 0.5
-    centre = sum(differences) / n
-    squares = sum(difference**2 for difference in differences) + 0.5 / attempts
-    spread = sqrt((squares - n * centre**2) / (n - 1) / n)
-    half = float(stdtrit(n - 1, (1 + confidence) / 2)) * spread
-    return max(-1.0, centre - half), min(1.0, centre + half)

@@ -1,4 +1,4 @@
-"""Significance: could chance alone have done this, and how much could we have seen?
+"""Significance: could chance alone have done this?
 
 All but Fisher's test is paired: the same tasks before and after. A task is the unit however often
 it was attempted, so twenty attempts at one task are one observation.
@@ -7,10 +7,11 @@ it was attempted, so twenty attempts at one task are one observation.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil, comb, inf, prod, sqrt
-from statistics import NormalDist
+from fractions import Fraction
+from math import comb, lcm
 
-_MOST_ENUMERATED = 1_000_000
+_MOST_ADDED = 300_000_000
+"""Numbers to add up for an exact sign-flip test: a second or less."""
 
 
 def mcnemar_exact(gained: int, lost: int) -> float:
@@ -23,8 +24,8 @@ def mcnemar_exact(gained: int, lost: int) -> float:
 def sign_flip(differences: Sequence[float], *, n_draws: int = 100_000, seed: int = 0) -> float:
     """Two-sided p of the mean difference, were each task as likely to have gone the other way.
 
-    Exact while the distinct sums can be listed, otherwise from seeded draws. For differences of
-    one attempt it is McNemar's exact test.
+    So it is under no change where both policies tried a task equally often. Exact for rates of
+    any usual number of attempts, otherwise from seeded draws; of single attempts it is McNemar's.
     """
     import numpy as np
 
@@ -32,17 +33,22 @@ def sign_flip(differences: Sequence[float], *, n_draws: int = 100_000, seed: int
     sizes, counts = np.unique(np.round(np.abs(differences), 12), return_counts=True)
     sizes, counts = sizes[sizes > 0], counts[sizes > 0]
     least = abs(sum(differences)) - 1e-9
-    if prod(int(count) + 1 for count in counts) > _MOST_ENUMERATED:
+    scale = lcm(*(Fraction(size).limit_denominator(100).denominator for size in sizes.tolist()))
+    steps = np.rint(scale * sizes)
+    most = int(steps @ counts)
+    if np.abs(steps / scale - sizes).max(initial=0) > 1e-9 or most * len(differences) > _MOST_ADDED:
         flipped = np.random.default_rng(seed).binomial(counts, 0.5, size=(n_draws, len(counts)))
         sums = (2 * flipped - counts) @ sizes
         return float((1 + np.sum(np.abs(sums) >= least)) / (1 + n_draws))
-    sums, weights = np.zeros(1), np.ones(1)
-    for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):
-        outcomes = size * np.arange(-count, count + 1, 2)
-        chances = np.array([comb(count, k) / 2**count for k in range(count + 1)])
-        sums = np.add.outer(sums, outcomes).ravel()
-        weights = np.multiply.outer(weights, chances).ravel()
-    return min(1.0, float(weights[np.abs(sums) >= least].sum()))
+    chances = np.ones(1)  # of each sum of what is not flipped, in steps
+    for step, count in zip(steps.astype(int).tolist(), counts.tolist(), strict=True):
+        longer = np.zeros(len(chances) + step * count)
+        for kept in range(count + 1):
+            at = step * kept
+            longer[at : at + len(chances)] += comb(count, kept) / 2**count * chances
+        chances = longer
+    sums = (2 * np.arange(most + 1) - most) / scale
+    return min(1.0, float(chances[np.abs(sums) >= least].sum()))
 
 
 def fisher_exact(before: int, after: int, n: int) -> float:
@@ -64,52 +70,3 @@ def holm(p_values: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
         corrected[index] = largest
     return corrected
-
-
-def tasks_needed(
-    difference: float, discordance: float, *, power: float = 0.8, alpha: float = 0.05
-) -> int:
-    """Tasks for which a true `difference` is found significant with chance `power`.
-
-    `discordance` is the mean squared per-task difference: for single attempts, the share of tasks
-    whose result changed. Connor (1987).
-    """
-    if difference == 0 or discordance < difference**2:
-        raise ValueError(
-            f"difference={difference}, discordance={discordance}; "
-            "give a difference other than 0 and a discordance of at least its square"
-        )
-    return ceil(_tasks_needed(abs(difference), discordance, power, alpha))
-
-
-def detectable_difference(
-    n_tasks: int,
-    discordance: float,
-    *,
-    attempts: int = 1,
-    power: float = 0.8,
-    alpha: float = 0.05,
-) -> float:
-    """The smallest true difference that `n_tasks` find significant with chance `power`.
-
-    Infinite when even a change of every task would not be enough.
-    """
-
-    def enough(difference: float) -> bool:
-        # A per-task difference is at least one attempt, so larger ones bring discordance along.
-        least = max(difference / attempts, difference**2)
-        return _tasks_needed(difference, max(discordance, least), power, alpha) <= n_tasks
-
-    if not enough(1.0):
-        return inf
-    low, high = 0.0, 1.0
-    while high - low > 1e-6:
-        middle = (low + high) / 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
-
-
-def _tasks_needed(difference: float, discordance: float, power: float, alpha: float) -> float:
-    z_alpha, z_power = NormalDist().inv_cdf(1 - alpha / 2), NormalDist().inv_cdf(power)
-    spread = z_alpha * sqrt(discordance) + z_power * sqrt(discordance - difference**2)
-    return (spread / difference) ** 2

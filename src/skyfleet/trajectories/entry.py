@@ -71,6 +71,17 @@ def index_path(path: Path) -> Path:
     return path.with_name(path.name.removesuffix(".jsonl.gz") + ".index.jsonl")
 
 
+def tool_errors(trajectory: Trajectory) -> int:
+    """Answers of tools that are errors; what else an environment complains of is none."""
+    replies = (reply for turn in trajectory.turns for reply in turn.replies)
+    return sum(reply.role == "tool" and reply.is_error for reply in replies)
+
+
+def sampled_tokens(trajectory: Trajectory) -> int:
+    """Those the policy chose, over all transcripts."""
+    return sum(sum(transcript.loss_mask) for transcript in trajectory.transcripts)
+
+
 def index_values(trajectory: Trajectory) -> list[Any]:
     """The columns that the episode itself decides."""
     actions = [turn.action for turn in trajectory.turns]
@@ -83,9 +94,9 @@ def index_values(trajectory: Trajectory) -> list[Any]:
         trajectory.success,
         len(actions),
         sum(len(action.tool_calls) for action in actions),
-        sum(reply.is_error for turn in trajectory.turns for reply in turn.replies),
+        tool_errors(trajectory),
         sum(len(action.malformed_calls) for action in actions),
-        sum(sum(transcript.loss_mask) for transcript in trajectory.transcripts),
+        sampled_tokens(trajectory),
         round(trajectory.seconds, 4),
         trajectory.failure and trajectory.failure.kind,
     ]

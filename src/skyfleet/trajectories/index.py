@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,22 @@ from skyfleet.trajectories.records import RecordError, from_record
 from skyfleet.trajectories.trajectory import Ending
 
 
-def list_entries(folder: Path) -> list[Entry]:
-    """Every episode below a run's `trajectories` folder: training first, each in order of steps."""
-    paths = sorted(folder.glob(f"train/*{SUFFIX}")) + sorted(folder.glob(f"eval/*/*{SUFFIX}"))
-    return [entry for path in paths for entry in entries_of(path)]
+def list_entries(
+    folder: Path, *, on_damage: Callable[[RecordError], None] | None = None
+) -> list[Entry]:
+    """Every episode below a run's `trajectories` folder: training first, each in order of steps.
+
+    With `on_damage` a file that cannot be read is told and left out.
+    """
+    entries: list[Entry] = []
+    for path in sorted(folder.glob(f"train/*{SUFFIX}")) + sorted(folder.glob(f"eval/*/*{SUFFIX}")):
+        try:
+            entries += entries_of(path)
+        except RecordError as error:
+            if on_damage is None:
+                raise
+            on_damage(error)
+    return entries
 
 
 def entries_of(path: Path) -> list[Entry]:
@@ -32,7 +44,7 @@ def entries_of(path: Path) -> list[Entry]:
             kind=kind,
             set_name=set_name,
             step=step,
-            **{**row, "ending": Ending(row["ending"])},
+            **row,
         )
         for number, row in enumerate(rows)
     ]
@@ -74,19 +86,43 @@ def _place(path: Path) -> tuple[Kind, str, int]:
 
 def _indexed(index: Path, path: Path) -> Iterator[dict[str, Any]]:
     size = path.stat().st_size if path.exists() else 0
-    with index.open(encoding="ascii") as lines:
-        header = next(lines, "")
-        columns = json.loads(header) if header.endswith("\n") else list(COLUMNS)
-        for line in lines:
+    # What is not ASCII becomes an escape that JSON does not know, so its line is named below.
+    with index.open(encoding="ascii", errors="backslashreplace") as lines:
+        columns: list[str] = list(COLUMNS)
+        for number, line in enumerate(lines, start=1):
             if not line.endswith("\n"):
                 return  # still on its way
-            row = dict(zip(columns, json.loads(line), strict=True))
-            if row["offset"] < size:
-                yield row
+            try:
+                values = json.loads(line)
+                if number == 1:
+                    columns = _columns(values)
+                elif (row := _row(columns, values))["offset"] < size:
+                    yield row
+            except (TypeError, ValueError) as error:
+                raise RecordError(
+                    f"{index} line {number}: {error}; "
+                    "remove the file, and the episodes are read without it"
+                ) from None
+
+
+def _columns(header: Any) -> list[str]:
+    if set(header) != set(COLUMNS):
+        raise ValueError(f"the columns are {header}, not those of {list(COLUMNS)}")
+    return list(header)
+
+
+def _row(columns: Iterable[str], values: Iterable[Any]) -> dict[str, Any]:
+    row = dict(zip(columns, values, strict=True))
+    return {**row, "ending": Ending(row["ending"])}
 
 
 def _scanned(path: Path) -> Iterator[dict[str, Any]]:
     for offset, member in members(path):
         for number, line in enumerate(member.splitlines()):
-            values = [*index_values(from_record(json.loads(line))), offset, number]
-            yield dict(zip(COLUMNS, values, strict=True))
+            try:
+                values = index_values(from_record(json.loads(line)))
+            except ValueError as error:
+                raise RecordError(
+                    f"{path} at byte {offset}, line {number + 1}: {error}; copy the file again"
+                ) from None
+            yield _row(COLUMNS, [*values, offset, number])

@@ -46,6 +46,8 @@ def to_record(trajectory: Trajectory) -> Record:
 
 def from_record(record: Mapping[str, Any]) -> Trajectory:
     """The trajectory that `to_record` was given."""
+    if not isinstance(record, Mapping):
+        raise RecordError(f"{record!r:.40} is no record; give one that `to_record` wrote")
     if (version := record.get("version")) != VERSION:
         raise RecordError(
             f"version={version!r}; this skyfleet reads version {VERSION}: use the one that wrote it"
@@ -116,10 +118,16 @@ def _transcript_record(transcript: Transcript) -> Record:
 def _transcript(record: Mapping[str, Any]) -> Transcript:
     token_ids = list(record["token_ids"])
     loss_mask, logprobs = [False] * len(token_ids), [0.0] * len(token_ids)
-    chosen = iter(_unpacked(record["logprobs"]))
+    of_chosen = _unpacked(record["logprobs"])
+    chosen = iter(of_chosen)
     for start, stop in record["chosen"]:
         loss_mask[start:stop] = [True] * (stop - start)
         logprobs[start:stop] = islice(chosen, stop - start)
+    if not len(token_ids) == len(loss_mask) == len(logprobs) or sum(loss_mask) != len(of_chosen):
+        raise ValueError(
+            f"{len(token_ids)} tokens, chosen={record['chosen']!r:.60} and {len(of_chosen)} "
+            "logprobs do not fit"
+        )
     return Transcript(
         token_ids=token_ids,
         loss_mask=loss_mask,

@@ -21,6 +21,8 @@ from skyfleet.trajectories.records import RecordError
 from skyfleet.trajectories.trajectory import Ending, Group, Trajectory
 
 RESULTS = "aggregated_results.jsonl"
+OURS = "skyfleet"
+"""Of env_extras: what we know and SkyRL does not say."""
 
 _STOP_REASONS = {
     Ending.DONE: "stop",
@@ -42,7 +44,7 @@ _ENDINGS = {
 def dump_folder(export_path: Path, step: int, set_name: str = "val") -> Path:
     """Where SkyRL puts it; a set other than `val` has a folder of its own inside."""
     folder = export_path / "dumped_evals" / f"global_step_{step}_evals"
-    return folder if set_name == "val" else folder / set_name.replace("/", "_")
+    return folder if set_name == "val" else folder / set_name
 
 
 def write_dump(
@@ -57,13 +59,18 @@ def write_dump(
     """`text` is the renderer's, special tokens included."""
     rows: dict[str, list[str]] = defaultdict(list)
     for group in groups:
-        extras = {"task_key": group.task_key, "data_source": group.env_key, "max_turns": max_turns}
         for trajectory in group.trajectories:
             row = {
                 **_said(trajectory, text),
                 "stop_reason": _STOP_REASONS[trajectory.ending],
                 "env_class": env_class,
-                "env_extras": extras,
+                "env_extras": {
+                    "task_key": group.task_key,
+                    "data_source": group.env_key,
+                    "max_turns": max_turns,
+                    # SkyRL's own fields have no place for these.
+                    OURS: {"ending": trajectory.ending.value, "success": trajectory.success},
+                },
                 "data_source": group.env_key,
             }
             rows[group.env_key].append(json.dumps(row) + "\n")
@@ -96,6 +103,8 @@ def read_dump_file(path: Path) -> list[Trajectory]:
     trajectories = []
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
             try:
                 row = json.loads(line)
                 extras = row.get("env_extras") or {}
@@ -137,6 +146,7 @@ def _score(grade: Grade | None, n_tokens: int) -> list[float] | float:
 
 
 def _trajectory(row: Mapping[str, Any], source: str, key: str, sample: int) -> Trajectory:
+    ours = (row.get("env_extras") or {}).get(OURS, {})
     ending = _ENDINGS.get(row.get("stop_reason", "stop"), Ending.FAILED)
     return Trajectory(
         task_key=key,
@@ -145,16 +155,23 @@ def _trajectory(row: Mapping[str, Any], source: str, key: str, sample: int) -> T
         opening=split_messages(row["input_prompt"]),
         turns=read_response(row["output_response"]),
         transcripts=(),
-        ending=ending,
-        grade=_grade(row["score"], ending),
+        ending=Ending(ours.get("ending", ending)),
+        grade=_grade(row["score"], ending, ours.get("success")),
     )
 
 
-def _grade(score: list[float] | float, ending: Ending) -> Grade | None:
-    """The sum of a list. SkyRL writes 0 for an episode that was never judged; here it is unknown."""
-    if score == [] or ending in (Ending.FAILED, Ending.TIMEOUT):
+def _grade(score: list[float] | float, ending: Ending, success: bool | None) -> Grade | None:
+    """The sum of a list. SkyRL writes 0 for an episode that was never judged; here it is unknown.
+
+    `success` is what a dump of ours says, where an unknown grade has no score at all.
+    """
+    if score == []:
         return None
     reward = float(sum(score)) if isinstance(score, list) else float(score)
+    if success is not None:
+        return Grade(reward=reward, success=success)
+    if reward == 0 and ending in (Ending.FAILED, Ending.TIMEOUT):
+        return None
     return Grade(reward=reward, success=reward >= 1.0)
 
 
