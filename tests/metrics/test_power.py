@@ -72,6 +72,11 @@ def test_so_many_tasks_as_are_needed_are_enough(difference: float, discordance: 
     assert mcnemar_power(n - 2, difference, discordance) < 0.8
 
 
+def test_a_difference_that_the_tested_attempts_do_not_show_needs_what_it_would() -> None:
+    """Of uneven attempts 3 points may be seen, and none where single ones are drawn."""
+    assert tasks_needed(0.03, 0.03**2) == tasks_needed(0.03, 0.03)
+
+
 def test_no_discordance_seen_does_not_mean_any_change_would_be() -> None:
     assert 0.3 < detectable_difference(19, 0.0) < 0.45
     assert detectable_difference(19, 0.0, attempts=4) < 0.12

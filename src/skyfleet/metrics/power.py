@@ -31,6 +31,7 @@ def tasks_needed(
             "give a difference other than 0 and a discordance of at least its square"
         )
     difference = abs(difference)
+    discordance = _at_least(discordance, difference, attempts)
     n_tasks = ceil(_tasks_needed(difference, discordance, power, alpha))
     if n_tasks < _NORMAL_FROM:
         while _exact_power(n_tasks, difference, discordance, attempts, alpha) < power:
@@ -52,8 +53,7 @@ def detectable_difference(
     """
 
     def enough(difference: float) -> bool:
-        # A per-task difference is at least one attempt, so larger ones bring discordance along.
-        changed = max(discordance, difference / attempts, difference**2)
+        changed = _at_least(discordance, difference, attempts)
         if n_tasks < _NORMAL_FROM:
             return _exact_power(n_tasks, difference, changed, attempts, alpha) >= power
         return _tasks_needed(difference, changed, power, alpha) <= n_tasks
@@ -65,6 +65,11 @@ def detectable_difference(
         middle = (low + high) / 2
         low, high = (low, middle) if enough(middle) else (middle, high)
     return high
+
+
+def _at_least(discordance: float, difference: float, attempts: int) -> float:
+    """A task differs by an attempt or more, so a larger difference brings discordance along."""
+    return max(discordance, difference / attempts, difference**2)
 
 
 def _tasks_needed(difference: float, discordance: float, power: float, alpha: float) -> float:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from skyfleet.config.root import RunConfig
 from skyfleet.envs.registry import is_elsewhere
+from skyfleet.evaluation.player import Player
 from skyfleet.tasks.task import Task
 from skyfleet.trainer.assemble_policy import Speaker, sampling_of
 from skyfleet.trainer.evals import Dump, Evals
@@ -24,6 +25,11 @@ def assemble_evals(
     return Evals(
         sets=sets,
         policy=speaker.policy(sampling),
+        played_by=Player(
+            model=config.trainer.policy.model.path,
+            temperature=sampling.temperature,
+            max_turns=config.generator.max_turns,
+        ),
         n_samples=config.generator.eval_n_samples_per_prompt,
         trained_envs=frozenset(trained_envs),
         costly_envs=frozenset(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from skyfleet.evaluation.baselines import Baseline
+from skyfleet.evaluation.player import Player
 from skyfleet.rollouts.conversation import Policy
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.trajectory import Group
@@ -19,6 +20,7 @@ class Evals:
     sets: Mapping[str, Sequence[Task]]
     """The first decides which step was the best."""
     policy: Policy
+    played_by: Player
     n_samples: int
     trained_envs: frozenset[str]
     costly_envs: frozenset[str]

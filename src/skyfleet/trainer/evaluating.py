@@ -50,6 +50,7 @@ async def _evaluate_set(
             max_concurrent=run.max_concurrent,
             trained_envs=evals.trained_envs,
             baselines=baselines,
+            played_by=evals.played_by,
             on_finished=keep,
         )
     metrics = report.metrics("eval" if name == "val" else f"test-{name}")
