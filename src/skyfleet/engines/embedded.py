@@ -17,9 +17,9 @@ import torch
 from skyfleet.chat.completion import Completion
 from skyfleet.engines.cache import BLOCK, CachedAttention, KeyValueCache, Row, Segment
 from skyfleet.engines.drawing import draw, randomness_of
+from skyfleet.engines.fitting import check_fits
 from skyfleet.engines.sampling import SamplingParams
 from skyfleet.engines.stopping import finish_of
-from skyfleet.errors import EngineError
 from skyfleet.models.decoder import Decoder
 
 
@@ -79,13 +79,7 @@ class EmbeddedEngine:
     async def generate(
         self, token_ids: Sequence[int], sampling: SamplingParams, *, session: str
     ) -> Completion:
-        if not token_ids:
-            raise EngineError(f"session {session}: an empty prompt has nothing to continue")
-        if len(token_ids) + sampling.max_generate_length > self._cache.capacity:
-            raise EngineError(
-                f"session {session}: {len(token_ids)} prompt tokens + max_generate_length="
-                f"{sampling.max_generate_length} exceed the engine's {self._cache.capacity}"
-            )
+        check_fits(token_ids, sampling, capacity=self._cache.capacity, session=session)
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         request = _Request(
             session=session,

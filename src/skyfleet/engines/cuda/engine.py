@@ -18,6 +18,7 @@ from skyfleet.engines.cuda.reading import PagedReading, Span
 from skyfleet.engines.cuda.request import Request
 from skyfleet.engines.cuda.slots import MOST_STEPS, N_STOPS, Slots
 from skyfleet.engines.drawing import randomness_of
+from skyfleet.engines.fitting import check_fits
 from skyfleet.engines.sampling import SamplingParams
 from skyfleet.engines.stopping import finish_of
 from skyfleet.errors import EngineError
@@ -74,13 +75,7 @@ class CudaEngine:
     async def generate(
         self, token_ids: Sequence[int], sampling: SamplingParams, *, session: str
     ) -> Completion:
-        if not token_ids:
-            raise EngineError(f"session {session}: an empty prompt has nothing to continue")
-        if len(token_ids) + sampling.max_generate_length > self._capacity:
-            raise EngineError(
-                f"session {session}: {len(token_ids)} prompt tokens + max_generate_length="
-                f"{sampling.max_generate_length} exceed the engine's {self._capacity}"
-            )
+        check_fits(token_ids, sampling, capacity=self._capacity, session=session)
         longest = min(self._capacity, len(token_ids) + sampling.max_generate_length + 1)
         if pages_for(longest) > self._pool.n_pages:
             raise EngineError(
