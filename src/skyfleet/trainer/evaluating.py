@@ -23,7 +23,8 @@ async def evaluate_all(run: Run, step: int) -> None:
     with run.console.progress(f"evaluate at step {step}", total) as advance:
         for name in run.evals.sets:
             run.log.add(await _evaluate_set(run, name, step, advance))
-    run.state.evaluated_steps.append(step)
+    # A step whose evaluation was cut off before its row was written is evaluated again.
+    run.state.evaluated_steps = sorted({*run.state.evaluated_steps, step})
     run.state.best_step = _best_step(run)
     run.log.add({"trainer/best_step": float(run.state.best_step)})
 
