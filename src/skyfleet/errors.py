@@ -39,7 +39,8 @@ class MissingExtraError(SkyfleetError, ImportError):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(
-            f"{package} is not installed; it comes with: pip install 'skyfleet[{extra}]'"
+            f"{package} is not installed; it comes with the extra {extra}: in a clone, "
+            f"pip install -c constraints.txt -e '.[{extra}]'"
         )
 
 
@@ -57,6 +58,10 @@ class VerifierError(EpisodeError):
 
 class EngineError(EpisodeError):
     """The engine returned no usable completion."""
+
+
+class ContextFullError(EngineError):
+    """The conversation is longer than the engine takes: the episode ends there and is graded."""
 
 
 @contextmanager

@@ -223,7 +223,10 @@ def test_an_endpoint_that_refuses_leaves_grades_unknown_and_says_why(
     monkeypatch.setattr(posting, "FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with endpoint() as (url, _):
-        output = run(settings, "--endpoint", url, "--model", "m", "--set", "unseen")
+        words = [settings, "--endpoint", url, "--model", "m", "--set", "unseen"]
+        result = CliRunner().invoke(app, ["evaluate", *words])
+    output = result.output
+    assert "nothing was measured" in str(result.exception)
     assert cells(output)[0][2:4] == ["0", ""]
     assert "unseen: 3 of 3 attempts have no grade; the first: EngineError: " in output
     assert "refused with 401" in output

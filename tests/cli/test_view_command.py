@@ -16,7 +16,13 @@ from skyfleet.cli.view import view_command
 from skyfleet.errors import ConfigError
 from skyfleet.trajectories.records import RecordError
 
-ALONE = "import typer; from skyfleet.cli.view import view_command; typer.run(view_command)"
+# A shell's background jobs, and so their children, ignore interrupts.
+ALONE = """
+import signal, typer
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from skyfleet.cli.view import view_command
+typer.run(view_command)
+"""
 
 
 def test_it_tells_its_address_answers_and_ends_on_an_interrupt(tmp_path: Path) -> None:
@@ -27,10 +33,13 @@ def test_it_tells_its_address_answers_and_ends_on_an_interrupt(tmp_path: Path) -
         told = viewer.stdout.readline()
         url = re.search(r"http://127\.0\.0\.1:\d+/", told)
         assert url is not None
-        assert told == f"reading {run} at {url[0]}#episode=train/1/2; Ctrl-C ends it\n"
-        assert httpx.get(f"{url[0]}api/run").json()["total"] == 12
-        viewer.send_signal(signal.SIGINT)
-        assert viewer.wait(timeout=20) == 0
+        try:
+            assert told == f"reading {run} at {url[0]}#episode=train/1/2\n"
+            assert httpx.get(f"{url[0]}api/run").json()["total"] == 12
+            viewer.send_signal(signal.SIGINT)
+            assert viewer.wait(timeout=20) == 0
+        finally:
+            viewer.kill()
 
 
 def test_a_dry_run_serves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ from skyfleet.engines.anthropic_chat import AnthropicChat
 from skyfleet.engines.openai_chat import OpenAIChat
 from skyfleet.engines.posting import RefusedError
 from skyfleet.engines.sampling import SamplingParams
-from skyfleet.errors import EngineError
+from skyfleet.errors import ContextFullError, EngineError
 
 TOOL = ToolSpec(name="look", description="Look.", parameters={"type": "object"})
 SAMPLING = SamplingParams(max_generate_length=64, temperature=0.5, top_p=0.9, stop=("X",), seed=3)
@@ -192,3 +192,16 @@ async def test_a_refusal_of_one_request_is_told_from_a_refusal_of_all(
     with pytest.raises(EngineError) as caught:
         await ask(server)
     assert isinstance(caught.value, RefusedError) is alone
+
+
+@pytest.mark.parametrize("ask", [ask_openai, ask_anthropic])
+@pytest.mark.parametrize(
+    "said",
+    ['{"error": {"code": "context_length_exceeded"}}', "prompt is too long: 9 tokens > 8 maximum"],
+)
+async def test_a_conversation_too_long_for_the_endpoint_is_told_from_other_refusals(
+    server: Server, ask: Any, said: str
+) -> None:
+    server.answers = [PlainTextResponse(said, 400)]
+    with pytest.raises(ContextFullError):
+        await ask(server)

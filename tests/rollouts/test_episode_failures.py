@@ -9,7 +9,7 @@ import pytest
 from tests.fakes.counter_env import PRESS, TASK, CounterEnv, Place, opening
 from tests.fakes.scripted_engine import ScriptedEngine, speaking
 
-from skyfleet.errors import EngineError, EnvError, VerifierError
+from skyfleet.errors import ContextFullError, EngineError, EnvError, VerifierError
 from skyfleet.rollouts.collect import collect
 from skyfleet.rollouts.episode import run_episode
 from skyfleet.rollouts.limits import Limits
@@ -123,6 +123,16 @@ async def test_an_engine_that_takes_too_long_ends_its_episode_only() -> None:
     trajectory = await played(CounterEnv(), HASTY, engine)
     assert outcome(trajectory) == (Ending.TIMEOUT, 0.0, "OvertimeError", OVERTIME)
     assert engine.released == ["t/0"]
+
+
+async def test_a_conversation_too_long_for_the_engine_ends_there_and_is_graded() -> None:
+    engine = ScriptedEngine(ContextFullError("8192 tokens at most"))
+    assert outcome(await played(CounterEnv(), engine=engine)) == (
+        Ending.CONTEXT_FULL,
+        0.0,
+        None,
+        None,
+    )
 
 
 async def test_no_completion_fails_the_episode() -> None:

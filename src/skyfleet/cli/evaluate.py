@@ -22,7 +22,7 @@ from skyfleet.cli.agents import (
 )
 from skyfleet.cli.arguments import DryRun, Words, config_from, show_plan
 from skyfleet.cli.trained_envs import trained_envs_of
-from skyfleet.errors import ConfigError
+from skyfleet.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
     from skyfleet.config.root import RunConfig
@@ -176,9 +176,13 @@ async def _evaluate(config: RunConfig, sets: dict[str, list[str]], asked: _Asked
             reports.append(report)
             remarks += _remarks(report, groups)
     console.close()
+    if player.checkpoint:
+        print(f"{player.checkpoint} played.\n")
     print(score_table(reports), end="")
     if remarks:
         print("", *remarks, sep="\n")
+    if not any(report.overall.n_attempts for report in reports):
+        raise EngineError("no attempt could be graded: nothing was measured")
 
 
 @asynccontextmanager

@@ -35,5 +35,5 @@ def view_command(
         return
     with opened(Viewer(folder), port) as server, suppress(KeyboardInterrupt):
         url = server.url_of(episode) if episode else server.url
-        print(f"reading {folder.path} at {url}; Ctrl-C ends it", flush=True)
+        print(f"reading {folder.path} at {url}\nCtrl-C ends it", flush=True)
         server.serve_forever()

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import httpx
 
-from skyfleet.errors import EngineError
+from skyfleet.errors import ContextFullError, EngineError
 
 TRIES = 4
 FIRST_PAUSE_SECONDS = 0.5
@@ -21,11 +21,17 @@ LONGEST_PAUSE_SECONDS = 15.0
 _PASSING = frozenset({408, 409, 429, 500, 502, 503, 504, 529})
 _TO_ALL = frozenset({401, 402, 403, 404, 405, 407})
 """Refusals that every request would meet: key, credit, address."""
+_TOO_LONG = ("context_length_exceeded", "maximum context length", "prompt is too long")
+"""How OpenAI, vLLM, Anthropic and we say it."""
 _SHOWN_CHARACTERS = 300
 
 
 class RefusedError(EngineError):
     """The endpoint has no answer to this one request, such as a conversation too long for it."""
+
+
+class TooLongError(RefusedError, ContextFullError):
+    """This conversation is too long for the endpoint."""
 
 
 def bearer(api_key: str | None) -> dict[str, str]:
@@ -102,7 +108,9 @@ class Endpoint:
     def _read(self, response: httpx.Response, problem: str) -> dict[str, Any]:
         if response.is_error:
             alone = response.is_client_error and response.status_code not in _TO_ALL
-            kind = RefusedError if alone else EngineError
+            kind: type[EngineError] = RefusedError if alone else EngineError
+            if alone and any(words in response.text for words in _TOO_LONG):
+                kind = TooLongError
             raise kind(f"{self._url} refused with {problem}")
         try:
             answer = response.json()

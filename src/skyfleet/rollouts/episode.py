@@ -9,7 +9,7 @@ from time import perf_counter
 
 from skyfleet.envs.env import Env, EnvFactory, Opening
 from skyfleet.envs.lifecycle import opened
-from skyfleet.errors import EnvError, EpisodeError, VerifierError, blamed_on
+from skyfleet.errors import ContextFullError, EnvError, EpisodeError, VerifierError, blamed_on
 from skyfleet.rollouts.conversation import Conversation, Policy
 from skyfleet.rollouts.limits import Limits
 from skyfleet.tasks.grade import Grade
@@ -122,7 +122,10 @@ async def _play(env: Env, conversation: Conversation, limits: Limits, turns: lis
         if conversation.prompt_length > limits.max_input_length:
             return Ending.CONTEXT_FULL
         start = perf_counter()
-        action = await conversation.speak()
+        try:
+            action = await conversation.speak()
+        except ContextFullError:
+            return Ending.CONTEXT_FULL
         spoken = perf_counter()
         if conversation.finish == "length":
             turns.append(Turn(action=action, replies=(), reward=0.0, engine_seconds=spoken - start))
