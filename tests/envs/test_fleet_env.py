@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from tests.fakes.faulty_fleet import (
     LIMITS,
+    PATIENT,
     TASKS,
     WRITING,
     faulty_fleet,
@@ -235,7 +236,7 @@ async def test_tools_are_the_union_of_the_endpoints_without_the_screen() -> None
     text = {"type": "text", "text": "from the first"}
     app = _small_server(tools, {"b/mcp": [text]})
     async with nothing_left(), serving(app) as base_url:
-        env = await fleet_factory(quick_settings(base_url))(WRITING)
+        env = await fleet_factory(quick_settings(base_url, **PATIENT))(WRITING)
         opening = await env.reset()
         assert [tool.name for tool in opening.tools] == ["a", "b", "c"]
         step = await env.step(_call("b"))
@@ -263,7 +264,7 @@ async def test_a_screen_is_worked_by_the_computer_tool_alone_and_shows_pictures(
 async def test_no_tools_for_the_modality_is_a_failed_episode() -> None:
     app = _small_server({"/mcp": ["computer"]}, {})
     async with nothing_left(), serving(app) as base_url:
-        trajectory = await played(WRITING, fleet_factory(quick_settings(base_url)))
+        trajectory = await played(WRITING, fleet_factory(quick_settings(base_url, **PATIENT)))
         assert trajectory.failure is not None
         assert (
             "modality=tool_use leaves none of the tools ['computer']" in trajectory.failure.detail

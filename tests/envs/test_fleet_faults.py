@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from tests.fakes.faulty_fleet import (
     KEY,
+    PATIENT,
     TASKS,
     WRITING,
     faulty_fleet,
@@ -128,7 +129,7 @@ async def test_a_full_server_is_waited_for_and_a_wrong_key_is_not() -> None:
     await start_jail()
     app = fleet_app(TASKS, api_key=KEY, max_instances=1)
     async with nothing_left(), serving(app) as base_url:
-        open_env = fleet_factory(quick_settings(base_url, first_wait_seconds=0.1))
+        open_env = fleet_factory(quick_settings(base_url, first_wait_seconds=0.1, **PATIENT))
         first = await open_env(WRITING)
         await first.reset()
         waiting = asyncio.create_task(played(WRITING, open_env))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 from collections import OrderedDict
+from random import Random
 
 import pytest
 
 from skyfleet.envs.verifiers import frozen
 from skyfleet.envs.verifiers.difference import Difference
-from skyfleet.envs.verifiers.frozen import frozen_state, same_bytes
+from skyfleet.envs.verifiers.frozen import frozen_state
+from skyfleet.envs.verifiers.pages import unchanged_tables
 from skyfleet.envs.verifiers.running import load_state
 
 
@@ -35,7 +37,7 @@ def test_nobody_can_write_to_it() -> None:
 def test_bytes_that_are_the_same_are_no_difference() -> None:
     before, after = frozen_state(image("ada")), load_state(image("ada"))
     after.execute("select * from users").fetchall()
-    assert same_bytes(before, after)
+    assert unchanged_tables(before, after) == {"users", "empty"}
     assert Difference(before, after).changes == ()
 
 
@@ -78,3 +80,48 @@ def test_what_was_long_not_asked_for_is_closed(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(sqlite3.ProgrammingError, match="closed"):
         bob.execute("select name from users")
     assert frozen_state(image("bob")) is not bob
+
+
+WORDS = ("", "a", "bb" * 40, "c" * 9000)
+"""The last overflows its page."""
+
+
+def random_deed(random: Random, connection: sqlite3.Connection) -> None:
+    table, word = random.choice("abcd"), random.choice(WORDS)
+    at = random.randrange(60)
+    match random.randrange(5):
+        case 0 | 1:
+            connection.execute(f"insert or replace into {table} values (?, ?)", (at, word))
+        case 2:
+            connection.execute(f"update {table} set word = ? where id >= ?", (word, at))
+        case 3:
+            connection.execute(f"delete from {table} where id between ? and ?", (at, at + 25))
+        case 4:
+            connection.execute(f"delete from {table}")
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_pages_hide_no_change_however_tables_grow_shrink_and_take_each_others_room(
+    seed: int,
+) -> None:
+    random, first = Random(seed), sqlite3.connect(":memory:", isolation_level=None)
+    for table in "abcd":
+        first.execute(f"create table {table} (id integer primary key, word text)")
+    first.execute("create index by_word on b (word)")
+    for _ in range(random.randrange(60)):
+        random_deed(random, first)
+    image = first.serialize()
+    after = load_state(image)
+    for _ in range(random.randrange(1, 12)):
+        random_deed(random, after)
+    quick = Difference(frozen_state(image), after).changes
+    assert list(map(str, quick)) == list(map(str, Difference(load_state(image), after).changes))
+
+
+def test_a_table_that_comes_or_goes_is_not_hidden_by_its_pages() -> None:
+    after = load_state(image("ada"))
+    after.execute("drop table empty")
+    after.execute("create table other (id integer primary key)")
+    after.execute("insert into other values (3)")
+    changes = Difference(frozen_state(image("ada")), after).changes
+    assert list(map(str, changes)) == ["insert other 3: id=3"]

@@ -248,9 +248,7 @@ def test_a_package_that_is_not_there_is_named_with_its_extra(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "skyrl_gym", None)
-    with pytest.raises(
-        MissingExtraError, match=r"skyrl-gym is not installed.*skyfleet\[skyrl-gym\]"
-    ):
+    with pytest.raises(MissingExtraError, match=r"skyrl-gym is not installed.*\.\[skyrl-gym\]"):
         skyrl_gym_factory(SkyrlGymSettings(env_id="gsm8k", max_turns=1))
 
 

@@ -83,6 +83,14 @@ def _replayed(body: bytes) -> Any:
     return receive
 
 
+PATIENT = {
+    "call_deadline_seconds": 20,
+    "tools_deadline_seconds": 20,
+    "provisioning_timeout_seconds": 20,
+}
+"""For tests in which nothing hangs: a busy machine takes its time."""
+
+
 def quick_settings(base_url: str, **changes: Any) -> FleetSettings:
     quick: dict[str, Any] = {
         "first_wait_seconds": 0.01,

@@ -143,7 +143,7 @@ def test_an_address_without_an_object_is_refused(address: str) -> None:
 
 def test_without_boto3_the_extra_is_named(account: pytest.MonkeyPatch) -> None:
     account.setitem(sys.modules, "boto3", None)
-    with pytest.raises(MissingExtraError, match=r"skyfleet\[s3\]"):
+    with pytest.raises(MissingExtraError, match=r"\.\[s3\]"):
         read_bytes("s3://tasks/a")
 
 

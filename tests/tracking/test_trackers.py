@@ -54,9 +54,9 @@ def test_an_unknown_name_is_refused_before_a_file_is_touched(tmp_path: Path) -> 
 def test_an_absent_package_names_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
-    with pytest.raises(MissingExtraError, match=r"skyfleet\[wandb\]"):
+    with pytest.raises(MissingExtraError, match=r"\.\[wandb\]"):
         made(tmp_path, "jsonl", "wandb")
-    with pytest.raises(MissingExtraError, match=r"skyfleet\[tensorboard\]"):
+    with pytest.raises(MissingExtraError, match=r"\.\[tensorboard\]"):
         made(tmp_path, "tensorboard")
 
 

@@ -12,7 +12,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from skyfleet.envs.verifiers.frozen import remembered, same_bytes
+from skyfleet.envs.verifiers.frozen import remembered
+from skyfleet.envs.verifiers.pages import unchanged_tables
 
 Kind = Literal["insert", "modify", "delete"]
 Spec = Mapping[str, Any]
@@ -61,15 +62,14 @@ class Difference:
         after: sqlite3.Connection,
         ignore_config: IgnoreConfig | None = None,
     ) -> None:
-        self.changes: tuple[Change, ...] = ()
-        self._tables = table_names(before)
-        if same_bytes(before, after):
-            return
         ignore = ignore_config or IgnoreConfig()
-        self._tables = self._tables | table_names(after)
+        same = unchanged_tables(before, after)
+        self._tables = table_names(before)
+        if same != self._tables:
+            self._tables = self._tables | table_names(after)
         self.changes = tuple(
             change
-            for table in sorted(self._tables)
+            for table in sorted(self._tables - same)
             if not ignore.should_ignore_table(table)
             if not _untouched(before, after, table)
             for change in _compare(

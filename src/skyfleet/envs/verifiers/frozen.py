@@ -47,11 +47,6 @@ def _frozen(image: bytes) -> FrozenState:
     return state
 
 
-def same_bytes(before: sqlite3.Connection, after: sqlite3.Connection) -> bool:
-    """True: nothing changed. False may still mean that: it says nothing."""
-    return isinstance(before, FrozenState) and after.serialize() == before.image
-
-
 def remembered(
     connection: sqlite3.Connection, ask: Callable[[sqlite3.Connection, str], T], about: str
 ) -> T:

@@ -142,7 +142,7 @@ def _find_function(names: dict[str, Any]) -> FunctionType:
 
 def call_verifier(verify: FunctionType, env: Verified, told: dict[str, str | None]) -> object:
     """By name what it names; else what stands second is the answer, as Fleet has it."""
-    parameters = list(inspect.signature(verify).parameters.values())
+    parameters = _parameters(verify)
     if not parameters:
         return verify()
     others = parameters[1:]
@@ -152,6 +152,22 @@ def call_verifier(verify: FunctionType, env: Verified, told: dict[str, str | Non
     if others[0].kind in (others[0].KEYWORD_ONLY, others[0].VAR_KEYWORD):
         return verify(env, final_answer=told["final_answer"], **named)
     return verify(env, told["final_answer"], **named)
+
+
+def _parameters(verify: FunctionType) -> tuple[inspect.Parameter, ...]:
+    plain = not verify.__code__.co_freevars and not hasattr(verify, "__wrapped__")
+    # A verifier is made anew for every grade, and its code is not.
+    return _parameters_of(verify.__code__) if plain else _signed(verify)
+
+
+@lru_cache(maxsize=4096)
+def _parameters_of(code: CodeType) -> tuple[inspect.Parameter, ...]:
+    """Names and kinds; what stands in a signature besides is not asked for."""
+    return _signed(FunctionType(code, {}))
+
+
+def _signed(verify: FunctionType) -> tuple[inspect.Parameter, ...]:
+    return tuple(inspect.signature(verify).parameters.values())
 
 
 def read_reward(result: object) -> float:
