@@ -3,7 +3,8 @@
 A task's own chance of success is drawn from a beta distribution around the set's rate, which is
 itself drawn from a band: single rates make every interval of counts jump up and down around its
 coverage, the mean over a band does not. Where a share of the tasks flips, these go from nearly
-never passing to nearly always, and the others stay at never.
+never passing to nearly always, and the others stay at never; where as many are lost as gained, so
+many go the other way.
 """
 
 from __future__ import annotations
@@ -12,16 +13,24 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
+from statistics import fmean
 
 import numpy as np
 import numpy.typing as npt
 import scipy
+from scipy.special import stdtrit
 
 from skyfleet.evaluation.best import ALPHA, best_step
 from skyfleet.evaluation.pairs import difference_and_p, pair_tasks
 from skyfleet.evaluation.report import EvalReport
 from skyfleet.evaluation.score import TaskOutcome
-from skyfleet.metrics.intervals import Interval, mean_rate, paired_difference, wilson
+from skyfleet.metrics.intervals import (
+    Interval,
+    cluster_bootstrap,
+    mean_rate,
+    paired_difference,
+    wilson,
+)
 from skyfleet.metrics.significance import holm, sign_flip
 
 SIZES = (10, 20, 50, 100, 200, 500)
@@ -42,6 +51,10 @@ ENVS = 4
 Rng = np.random.Generator
 Rates = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
+Draw = Callable[[Rng, Band, int, int], tuple[Rates, float]]
+"""What k attempts at each task say, and the truth."""
+Method = Callable[[Sequence[float], int], Interval]
+Simulation = Callable[[Rng, Band, int, int], bool]
 _EMPTY = EvalReport.of("simulated", [], step=0)
 
 
@@ -49,41 +62,94 @@ def draw_chances(rng: Rng, rate: float, n_tasks: int) -> Rates:
     return rng.beta(CONCENTRATION * rate, CONCENTRATION * (1 - rate), n_tasks)
 
 
-def draw_flipped(rng: Rng, share: Band, n_tasks: int) -> Rates:
-    return np.where(rng.random(n_tasks) < share[0], ALWAYS, NEVER)
+def draw_flipped(rng: Rng, share: float, n_tasks: int) -> Rates:
+    return np.where(rng.random(n_tasks) < share, ALWAYS, NEVER)
 
 
-def one_report_holds(rng: Rng, band: Band, n_tasks: int, attempts: int) -> bool:
+def tried(rng: Rng, chances: Rates, attempts: int) -> Rates:
+    return np.asarray(rng.binomial(attempts, chances) / attempts)
+
+
+def rates(rng: Rng, band: Band, n_tasks: int, attempts: int) -> tuple[Rates, float]:
     rate = rng.uniform(*band)
-    rates = rng.binomial(attempts, draw_chances(rng, rate, n_tasks)) / attempts
-    return _holds(rate, interval_of(rates.tolist(), attempts))
+    return tried(rng, draw_chances(rng, rate, n_tasks), attempts), rate
 
 
-def report_of_flips_holds(rng: Rng, share: Band, n_tasks: int, attempts: int) -> bool:
-    rates = rng.binomial(attempts, draw_flipped(rng, share, n_tasks)) / attempts
+def rates_of_flips(rng: Rng, share: Band, n_tasks: int, attempts: int) -> tuple[Rates, float]:
     truth = NEVER + share[0] * (ALWAYS - NEVER)
-    return _holds(truth, interval_of(rates.tolist(), attempts))
+    return tried(rng, draw_flipped(rng, share[0], n_tasks), attempts), truth
 
 
-def interval_of(rates: Sequence[float], attempts: int) -> Interval:
-    """As a report has it."""
-    return mean_rate(rates) if attempts > 1 else wilson(sum(rates) / len(rates), len(rates))
+def scores(rng: Rng, band: Band, n_tasks: int, attempts: int) -> tuple[Rates, float]:
+    """Partial credit: an attempt earns anything from 0 to 1, its task's own chance on average."""
+    rate = rng.uniform(*band)
+    chances = np.clip(draw_chances(rng, rate, n_tasks), 1e-6, 1 - 1e-6)
+    earned = rng.beta(3 * chances, 3 * (1 - chances), (attempts, n_tasks))
+    return np.asarray(earned.mean(axis=0)), rate
 
 
-def difference_of_flips_holds(rng: Rng, share: Band, n_tasks: int, attempts: int) -> bool:
-    after = rng.binomial(attempts, draw_flipped(rng, share, n_tasks))
-    differences = (after - rng.binomial(attempts, NEVER, n_tasks)) / attempts
-    return _holds(share[0] * (ALWAYS - NEVER), paired_difference(differences.tolist()))
-
-
-def difference_holds(rng: Rng, band: Band, n_tasks: int, attempts: int) -> bool:
+def differences(rng: Rng, band: Band, n_tasks: int, attempts: int) -> tuple[Rates, float]:
     """Half of the time nothing changes; otherwise up to 30 % of what is missing is gained."""
     rate = rng.uniform(*band)
-    gain = rng.choice([0.0, rng.uniform(0, 0.3)])
+    gain = float(rng.choice([0.0, rng.uniform(0, 0.3)]))
     chances = draw_chances(rng, rate, n_tasks)
-    eased = chances + gain * (1 - chances)
-    differences = (rng.binomial(attempts, eased) - rng.binomial(attempts, chances)) / attempts
-    return _holds(gain * (1 - rate), paired_difference(differences.tolist()))
+    after = tried(rng, chances + gain * (1 - chances), attempts)
+    return after - tried(rng, chances, attempts), gain * (1 - rate)
+
+
+def differences_of_flips(rng: Rng, share: Band, n_tasks: int, attempts: int) -> tuple[Rates, float]:
+    after = tried(rng, draw_flipped(rng, share[0], n_tasks), attempts)
+    before = tried(rng, np.full(n_tasks, NEVER), attempts)
+    return after - before, share[0] * (ALWAYS - NEVER)
+
+
+def differences_of_swaps(rng: Rng, share: Band, n_tasks: int, attempts: int) -> tuple[Rates, float]:
+    """As many tasks are lost as gained, so on the whole nothing changes."""
+    chances = draw_flipped(rng, 0.5, n_tasks)
+    swapped = rng.random(n_tasks) < 2 * share[0]
+    after = tried(rng, np.where(swapped, ALWAYS + NEVER - chances, chances), attempts)
+    return after - tried(rng, chances, attempts), 0.0
+
+
+def of_report(values: Sequence[float], attempts: int) -> Interval:
+    return mean_rate(values) if attempts > 1 else wilson(fmean(values), len(values))
+
+
+def of_difference(values: Sequence[float], _: int) -> Interval:
+    return paired_difference(values)
+
+
+def of_bootstrap(values: Sequence[float], _: int) -> Interval:
+    return cluster_bootstrap(values, n_resamples=1000)
+
+
+def of_student(values: Sequence[float], _: int) -> Interval:
+    half = stdtrit(len(values) - 1, 0.975) * np.std(values, ddof=1) / len(values) ** 0.5
+    return fmean(values) - half, fmean(values) + half
+
+
+def holds(draw: Draw, method: Method) -> Simulation:
+    def simulate(rng: Rng, band: Band, n_tasks: int, attempts: int) -> bool:
+        values, truth = draw(rng, band, n_tasks, attempts)
+        low, high = method(values.tolist(), attempts)
+        return low <= truth <= high
+
+    return simulate
+
+
+report_holds = holds(rates, of_report)
+report_of_flips_holds = holds(rates_of_flips, of_report)
+score_holds = holds(scores, lambda values, _: mean_rate(values))
+difference_holds = holds(differences, of_difference)
+difference_of_flips_holds = holds(differences_of_flips, of_difference)
+difference_of_swaps_holds = holds(differences_of_swaps, of_difference)
+
+
+def interval_and_test_disagree(rng: Rng, band: Band, n_tasks: int, attempts: int) -> bool:
+    """One finds a change and the other does not."""
+    values, _ = differences(rng, band, n_tasks, attempts)
+    low, high = paired_difference(values.tolist())
+    return (low > 0 or high < 0) != (_p_value(values) < ALPHA)
 
 
 def false_alarm(rng: Rng, band: Band, n_tasks: int, attempts: int) -> bool:
@@ -93,19 +159,18 @@ def false_alarm(rng: Rng, band: Band, n_tasks: int, attempts: int) -> bool:
 
 def false_alarm_anywhere(rng: Rng, band: Band, n_tasks: int, attempts: int) -> bool:
     """Nothing changed; is any of its four environments said to have?"""
-    differences = _unchanged(rng, band, n_tasks, attempts)
-    return min(holm([_p_value(differences[env::ENVS]) for env in range(ENVS)])) < ALPHA
+    values = _unchanged(rng, band, n_tasks, attempts)
+    return min(holm([_p_value(values[env::ENVS]) for env in range(ENVS)])) < ALPHA
 
 
 def _unchanged(rng: Rng, band: Band, n_tasks: int, attempts: int) -> Rates:
     chances = draw_chances(rng, rng.uniform(*band), n_tasks)
-    after, before = rng.binomial(attempts, chances), rng.binomial(attempts, chances)
-    return np.asarray((after - before) / attempts)
+    return tried(rng, chances, attempts) - tried(rng, chances, attempts)
 
 
-def _p_value(differences: Rates) -> float:
+def _p_value(values: Rates) -> float:
     """For single attempts it is McNemar's test."""
-    return sign_flip(differences.tolist())
+    return sign_flip(values.tolist())
 
 
 def false_alarm_of_one(rng: Rng, band: Band, n_tasks: int, attempts: int) -> bool:
@@ -132,22 +197,15 @@ def false_best(rng: Rng, band: Band, n_tasks: int, attempts: int) -> bool:
 
 
 def _report(rng: Rng, chances: Rates, attempts: int | Counts, *, step: int = 0) -> EvalReport:
-    tried = np.broadcast_to(attempts, len(chances)).tolist()
+    counts = np.broadcast_to(attempts, len(chances)).tolist()
     passes = rng.binomial(attempts, chances).tolist()
     outcomes = {
         str(task): TaskOutcome(
             env_key="all", successes=passed, rewards=(1.0,) * passed + (0.0,) * (tries - passed)
         )
-        for task, (passed, tries) in enumerate(zip(passes, tried, strict=True))
+        for task, (passed, tries) in enumerate(zip(passes, counts, strict=True))
     }
     return replace(_EMPTY, step=step, outcomes=outcomes)
-
-
-def _holds(truth: float, interval: Interval) -> bool:
-    return interval[0] <= truth <= interval[1]
-
-
-Simulation = Callable[[Rng, Band, int, int], bool]
 
 
 def share(simulate: Simulation, band: Band, n_tasks: int, attempts: int, *, trials: int) -> float:
@@ -174,6 +232,33 @@ def print_table(
             print(f"| {name} | {n_tasks} |{shown}", flush=True)
 
 
+def print_methods(trials: int) -> None:
+    """The methods that were weighed, each on the same draws."""
+    flips, middle = FLIPS["5 % flip"], MIDDLE["0.1 to 0.9"]
+    cells: list[tuple[str, Draw, Method, Band, int]] = [
+        ("report, 0.1 to 0.9", rates, of_report, middle, 50),
+        ("report, 5 % flip", rates_of_flips, of_report, flips, 20),
+        ("report, 5 % flip", rates_of_flips, of_report, flips, 50),
+        ("difference, 0.1 to 0.9", differences, of_difference, middle, 50),
+        ("difference, 5 % flip", differences_of_flips, of_difference, flips, 20),
+        ("difference, 5 % flip", differences_of_flips, of_difference, flips, 50),
+    ]
+    print(f"\nCoverage of three methods, % (mean width, points); k = 8, {trials} trials a cell\n")
+    print("| of | tasks | cluster bootstrap | Student's t | chosen |\n|---|--:|--:|--:|--:|")
+    for name, draw, chosen, band, n_tasks in cells:
+        methods = (of_bootstrap, of_student, chosen)
+        shown = (_weighed(draw, method, band, n_tasks, trials) for method in methods)
+        print(f"| {name} | {n_tasks} | {' | '.join(shown)} |", flush=True)
+
+
+def _weighed(draw: Draw, method: Method, band: Band, n_tasks: int, trials: int) -> str:
+    rng = np.random.default_rng(n_tasks)
+    drawn = [draw(rng, band, n_tasks, 8) for _ in range(trials)]
+    ends = [(*method(values.tolist(), 8), truth) for values, truth in drawn]
+    covered = fmean(low <= truth <= high for low, high, truth in ends)
+    return f"{100 * covered:.1f} ({100 * fmean(high - low for low, high, _ in ends):.1f})"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=2000, help="evaluations a cell")
@@ -184,12 +269,18 @@ def main() -> None:
     )
     everywhere = {**MIDDLE, **LOW, **HIGH}
     few = SIZES[:4]
-    print_table("Coverage of a report's interval, %", one_report_holds, trials, bands=everywhere)
+    print_table("Coverage of a report's interval, %", report_holds, trials, bands=everywhere)
     title = "Coverage of a report's interval where some tasks always pass, %"
     print_table(title, report_of_flips_holds, trials, bands=FLIPS, sizes=few)
     print_table("Coverage of a difference, %", difference_holds, trials, bands=everywhere)
     title = "Coverage of a difference where some tasks flip, %"
     print_table(title, difference_of_flips_holds, trials, bands=FLIPS, sizes=few)
+    title = "Coverage of a difference where as many tasks are lost as gained, %"
+    print_table(title, difference_of_swaps_holds, trials, bands=FLIPS, sizes=few)
+    print_table("Coverage of a mean score with partial credit, %", score_holds, trials)
+    print_methods(trials)
+    title = "Comparisons whose interval and test disagree, %"
+    print_table(title, interval_and_test_disagree, trials)
     print_table("False verdicts on a set, %", false_alarm, trials)
     print_table(f"False verdicts on any of {ENVS} environments, %", false_alarm_anywhere, trials)
     title = "False verdicts where a set was tried once before and k times after, %"

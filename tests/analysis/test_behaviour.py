@@ -145,6 +145,24 @@ def test_what_cannot_be_read_is_left_out_and_said(run: Path) -> None:
     assert len(json.loads(_analyze(str(run), "--json"))["left_out"]) == 2
 
 
+@pytest.mark.parametrize(("whole", "more_bytes"), [(3, 5), (2, 0), (2, 5), (0, 0)])
+def test_a_file_that_was_cut_short_counts_every_episode_it_lost(
+    run: Path, whole: int, more_bytes: int
+) -> None:
+    path = train_path(run / "trajectories", 1)
+    ends = [0]
+    with EpisodeWriter(path) as writer:
+        for _ in range(4):
+            writer.add(ERRED)
+            writer.flush()
+            ends.append(path.stat().st_size)
+    path.write_bytes(path.read_bytes()[: ends[whole] + more_bytes])
+    shown = _analyze(str(run), "--set", "train")
+    assert f"{whole} episodes, {whole} failed, 0 unknown; {4 - whole} more could not" in shown
+    assert f"Left out: {path} ends before train/1/{whole} and has lost {4 - whole} of" in shown
+    assert len(json.loads(_analyze(str(run), "--json"))["left_out"]) == 1
+
+
 def test_the_command_writes_json_for_programs(run: Path) -> None:
     told = json.loads(_analyze(str(run), "--set", "val", "--step", "40", "--json"))
     assert told["by_env"]["github"]["failures"] == {"malformed call": 1}

@@ -75,25 +75,44 @@ def test_the_bootstrap_covers_95_percent_of_uneven_tasks(n_tasks: int, rate: flo
     assert 0.93 <= covered / trials <= 0.97
 
 
-def test_the_interval_of_rates_is_students_with_a_task_at_each_end() -> None:
-    """3 and 1 of 4: sums 2 and 1.625 with the two added, s² = (1.625 - 4 * 0.25) / 3; t is 3.1824."""
-    half = 3.1824463 * ((1.625 - 1) / 3 / 4) ** 0.5
-    assert mean_rate([0.75, 0.25]) == (max(0.0, 0.5 - half), min(1.0, 0.5 + half))
-    assert mean_rate([0.75, 0.25] * 20) == pytest.approx((0.416, 0.584), abs=1e-3)
+def test_the_interval_of_rates_grows_with_their_skewness() -> None:
+    """3, 1 and 1 of 4: deviations 1/3, -1/6, -1/6 of 5/12, and t² is 18.5128 with two degrees.
+
+    Squares 1/6, cubes 1/36; upwards half a task lies 7/12 away, downwards 5/12:
+    (1/36 + 343/3456) / (1/6 + 49/288) = 439/1164 and (-1/36 + 125/3456) / (1/6 + 25/288) = 29/876.
+    """
+    scale = 18.5128205 / 3
+    up, down = scale * 439 / 1164, scale * 29 / 876
+    low, high = mean_rate([0.75, 0.25, 0.25])
+    for reach, growth in ((high - 5 / 12, up), (5 / 12 - low, down)):
+        # The end is where reach² is as much as the variance there allows.
+        expected = (growth + (growth**2 + 4 * (1 + scale) * scale / 18) ** 0.5) / (2 + 2 * scale)
+        assert reach == pytest.approx(min(expected, 7 / 12))
+
+
+def test_of_single_attempts_at_many_tasks_the_interval_is_wilsons() -> None:
+    assert mean_rate([1.0] * 600 + [0.0] * 1400) == pytest.approx(wilson(0.3, 2000), abs=2e-4)
 
 
 def test_rates_that_agree_are_not_certainty() -> None:
     """However often each was tried: of 100 tasks that 14 fail, 20 drawn pass now and then."""
     low, high = mean_rate([1.0] * 20)
-    assert low == pytest.approx(0.86, abs=0.01)
+    assert low == pytest.approx(20 / (20 + 2.0930241**2))
     assert high == 1.0
 
 
-def test_the_paired_interval_is_students_with_two_half_tasks_more() -> None:
-    """11 gained, 4 lost of 30: a mean of 7/31, and s² = (16 - 49/31) / 30; t is 2.0423."""
-    differences = [1.0] * 11 + [-1.0] * 4 + [0.0] * 15
-    half = 2.0422725 * ((16 - 49 / 31) / 30 / 31) ** 0.5
-    assert paired_difference(differences) == pytest.approx((7 / 31 - half, 7 / 31 + half))
+def test_the_paired_interval_is_students_and_wider_where_the_differences_are_skewed() -> None:
+    """11 gained, 4 lost of 30: mean 7/30, squares 15 - 49/30 = 401/30, and t is 2.0452296.
+
+    Cubes 7 - 3 * 7/30 * 15 + 2 * 30 * (7/30)³ = -2.7378: upwards (-1.3689 + 1/8) is below 0.
+    """
+    squares, cubes = 401 / 30, 7 - 3 * 7 / 30 * 15 + 2 * 30 * (7 / 30) ** 3
+    scale = 2.0452296**2 / 30
+    growth = scale * (-cubes / 2 + 0.125) / (squares + 0.125)
+    down = (growth + (growth**2 + 4 * scale * squares / 29) ** 0.5) / 2
+    low, high = paired_difference([1.0] * 11 + [-1.0] * 4 + [0.0] * 15)
+    assert high == pytest.approx(7 / 30 + (scale * squares / 29) ** 0.5)
+    assert low == pytest.approx(7 / 30 - down)
 
 
 def test_no_change_seen_is_not_certainty_however_often_it_was_tried() -> None:

@@ -10,9 +10,9 @@ from skyfleet.analysis.run_folder import IMPORTED
 from skyfleet.config.explain import as_yaml
 from skyfleet.config.loading import load_config
 from skyfleet.errors import ConfigError
+from skyfleet.evaluation.keeping import keep_evaluation
 from skyfleet.evaluation.report import EvalReport
 from skyfleet.storage.local import publishing, write_atomically
-from skyfleet.trajectories.archive import eval_path, write_groups
 from skyfleet.trajectories.skyrl_dump import read_dump
 
 _STEP = re.compile(r"global_step_(\d+)(?:_evals)?")
@@ -45,10 +45,7 @@ def import_dumps(dumped_evals: Path, run: Path) -> None:
     with publishing(run) as draft:
         for name, step, place in found:
             groups = read_dump(place)
-            write_groups(eval_path(draft / "trajectories", name, step), groups)
-            report = draft / "reports" / f"step_{step:06d}" / f"{name}.json"
-            report.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(report, EvalReport.of(name, groups, step=step).to_json())
+            keep_evaluation(draft, EvalReport.of(name, groups, step=step), groups)
         settings = [f"trainer.run_name={run.name}", f"trainer.run_path={run}"]
         write_atomically(draft / "config.yaml", as_yaml(load_config("", settings)))
         write_atomically(draft / IMPORTED, f"{dumped_evals.resolve()}\n")

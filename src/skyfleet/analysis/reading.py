@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 
 from skyfleet.trajectories.archive import read_trajectories
-from skyfleet.trajectories.entry import Entry
+from skyfleet.trajectories.entry import Entry, index_path
 from skyfleet.trajectories.records import RecordError
 from skyfleet.trajectories.trajectory import Trajectory
 
@@ -18,7 +18,8 @@ def read_entries(
 ) -> Iterator[tuple[Entry, Trajectory]]:
     """In the order given, where the entries of a file stand together in the file's order.
 
-    With `on_damage` a file that cannot be read on is told, and left for the next.
+    A file that is damaged or ends before an entry is a RecordError; with `on_damage` it is told,
+    and left for the next.
     """
     for path, of_path in groupby(entries, key=lambda entry: entry.path):
         wanted = {entry.number: entry for entry in of_path}
@@ -28,6 +29,12 @@ def read_entries(
                     yield entry, trajectory
                 if not wanted:
                     break
+            if wanted:
+                raise RecordError(
+                    f"{path} ends before {next(iter(wanted.values())).id} and has lost "
+                    f"{len(wanted)} of its episodes; copy the file again, or remove "
+                    f"{index_path(path).name} to do without them"
+                )
         except RecordError as error:
             if on_damage is None:
                 raise

@@ -1,4 +1,4 @@
-"""Keeping: an evaluation as a run folder, so that whatever reads a run reads it."""
+"""Keeping: where a run folder has its evaluations, for `train`, `evaluate` and imported ones."""
 
 from __future__ import annotations
 
@@ -28,8 +28,21 @@ def prepare_output(output: Path, config: RunConfig) -> None:
 
 
 def keep_evaluation(output: Path, report: EvalReport, groups: Sequence[Group]) -> None:
-    """Where a run has them, so that whatever reads a run reads these."""
+    """The report and its episodes, so that whatever reads a run reads these."""
     write_groups(eval_path(output / "trajectories", report.name, report.step), groups)
-    path = output / "reports" / f"step_{report.step:06d}" / f"{report.name}.json"
+    keep_report(output, report)
+
+
+def keep_report(folder: Path, report: EvalReport) -> None:
+    path = _path(folder, report.name, report.step)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, report.to_json())
+
+
+def kept_report(folder: Path, name: str, step: int) -> EvalReport | None:
+    path = _path(folder, name, step)
+    return EvalReport.from_json(path.read_text()) if path.exists() else None
+
+
+def _path(folder: Path, name: str, step: int) -> Path:
+    return folder / "reports" / f"step_{step:06d}" / f"{name}.json"

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from skyfleet.evaluation.baselines import Baseline, baseline_faults, measure_baselines
 from skyfleet.evaluation.best import best_step
 from skyfleet.evaluation.evaluate import evaluate
-from skyfleet.evaluation.report import EvalReport
-from skyfleet.storage.local import write_atomically
+from skyfleet.evaluation.keeping import keep_report, kept_report
 from skyfleet.tasks.task import Task
 from skyfleet.trainer.run import Run
 from skyfleet.trajectories.archive import EpisodeWriter, eval_path
@@ -57,19 +55,8 @@ async def _evaluate_set(
     metrics = report.metrics("eval" if name == "val" else f"test-{name}")
     if evals.dump is not None:
         evals.dump(name, step, groups, metrics)
-    path = report_path(run.folder, name, step)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, report.to_json())
+    keep_report(run.folder, report)
     return metrics
-
-
-def report_path(folder: Path, name: str, step: int) -> Path:
-    return folder / "reports" / f"step_{step:06d}" / f"{name}.json"
-
-
-def read_report(folder: Path, name: str, step: int) -> EvalReport | None:
-    path = report_path(folder, name, step)
-    return EvalReport.from_json(path.read_text()) if path.exists() else None
 
 
 async def _baselines(run: Run, name: str, tasks: Sequence[Task]) -> Mapping[str, Baseline]:
@@ -92,7 +79,7 @@ def _best_step(run: Run) -> int:
     reports = [
         report
         for step in run.state.evaluated_steps
-        if (report := read_report(run.folder, deciding, step))
+        if (report := kept_report(run.folder, deciding, step))
     ]
     graded = any(outcome.rewards for r in reports for outcome in r.outcomes.values())
     return best_step(reports).step if graded else run.state.best_step

@@ -35,7 +35,7 @@ def list_entries(
 def entries_of(path: Path) -> list[Entry]:
     """The episodes of one file. Without its index, the file itself is read."""
     index = index_path(path)
-    rows = _indexed(index, path) if index.exists() else _scanned(path)
+    rows = _indexed(index) if index.exists() else _scanned(path)
     kind, set_name, step = _place(path)
     return [
         Entry(
@@ -84,8 +84,8 @@ def _place(path: Path) -> tuple[Kind, str, int]:
     )
 
 
-def _indexed(index: Path, path: Path) -> Iterator[dict[str, Any]]:
-    size = path.stat().st_size if path.exists() else 0
+def _indexed(index: Path) -> Iterator[dict[str, Any]]:
+    """Also episodes that a cut file has lost: they were played, and reading them says so."""
     # What is not ASCII becomes an escape that JSON does not know, so its line is named below.
     with index.open(encoding="ascii", errors="backslashreplace") as lines:
         columns: list[str] = list(COLUMNS)
@@ -96,8 +96,8 @@ def _indexed(index: Path, path: Path) -> Iterator[dict[str, Any]]:
                 values = json.loads(line)
                 if number == 1:
                     columns = _columns(values)
-                elif (row := _row(columns, values))["offset"] < size:
-                    yield row
+                else:
+                    yield _row(columns, values)
             except (TypeError, ValueError) as error:
                 raise RecordError(
                     f"{index} line {number}: {error}; "

@@ -66,10 +66,6 @@ def _read_set(name: str, files: Sequence[Sequence[Entry]]) -> EvaluatedSet:
             episodes = tuple((e, t, classify(t)) for e, t in read_entries(entries))
         except (SkyfleetError, OSError) as error:
             excuses.append(f"{name} at step {step} is left out: {error}.")
-            continue
-        if len(episodes) < len(entries):
-            cut = f"{entries[0].path} was cut short; copy the file again"
-            excuses.append(f"{name} at step {step} is left out: {cut}.")
         else:
             ends.append(Evaluated(step=step, episodes=episodes))
     return EvaluatedSet(name=name, ends=tuple(ends), excuses=tuple(excuses))
