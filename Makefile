@@ -26,6 +26,8 @@ check: .venv/dev
 
 bench: .venv/dev
 	$(VENV)/python benchmarks/cpu_step.py
+	$(VENV)/python benchmarks/even_tokens.py
+	$(VENV)/python -m benchmarks.sentinels
 	$(VENV)/python benchmarks/environments.py
 	$(VENV)/python benchmarks/verifier_jail.py
 	$(VENV)/python benchmarks/intervals.py

@@ -15,7 +15,7 @@ from skyfleet.algorithms.dynamic_sampling import (
 )
 from skyfleet.algorithms.filters import punish_overlong
 from skyfleet.errors import SkyfleetError
-from skyfleet.learner.single import mini_batches
+from skyfleet.learner.mini_batches import mini_batches
 from skyfleet.trajectories.trajectory import Group
 
 

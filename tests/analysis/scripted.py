@@ -89,6 +89,8 @@ class _Agent:
     def hear(self, messages: Sequence[Message]) -> None:
         self._heard += sum(len(message.text) for message in messages)
 
+    def forget(self, *, keep_recent_turns: int) -> None: ...
+
     async def close(self) -> None: ...
 
 

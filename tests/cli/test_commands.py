@@ -71,8 +71,8 @@ def test_train_dry_run_prints_the_configuration_and_the_plan(settings: str) -> N
 
 
 def test_train_dry_run_says_what_would_not_start(settings: str) -> None:
-    output = run("train", settings, "generator.backend=vllm", "--dry-run")
-    assert output.splitlines()[-1].startswith("# it would not start: generator.backend='vllm'")
+    output = run("train", settings, "trainer.strategy=megatron", "--dry-run")
+    assert output.splitlines()[-1].startswith("# it would not start: trainer.strategy='megatron'")
 
 
 def test_rollout_shows_every_turn_of_the_oracle() -> None:

@@ -18,10 +18,10 @@ def run(*words: str) -> str:
 def test_show_prints_yaml_that_loads_with_what_cannot_run_as_comments(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("trainer: {seed: 7, epochs: 3}")
-    output = run("show", str(file), "trainer.epochs=4", "generator.backend=vllm")
+    output = run("show", str(file), "trainer.epochs=4", "trainer.strategy=megatron")
     shown = load_config(output)
     assert (shown.trainer.seed, shown.trainer.epochs) == (7, 4)
-    assert output.splitlines()[-1].startswith("# generator.backend='vllm' does not run")
+    assert output.splitlines()[-1].startswith("# trainer.strategy='megatron' does not run")
 
 
 def test_show_needs_no_file() -> None:

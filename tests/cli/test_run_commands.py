@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,9 +94,12 @@ def test_a_fork_plays_this_runs_checkpoint_whatever_lies_where_the_command_is_gi
     monkeypatch.chdir(tmp_path / "elsewhere")
     asked: list[Path | None] = []
 
-    async def policy_of(config: RunConfig, agent: str, folder: Path | None) -> Policy:
+    @asynccontextmanager
+    async def policy_of(
+        config: RunConfig, agent: str, folder: Path | None
+    ) -> AsyncIterator[tuple[Policy, None]]:
         asked.append(folder)
-        return oracle_policy
+        yield oracle_policy, None
 
     monkeypatch.setattr("skyfleet.cli.replay.policy_of", policy_of)
     with pytest.raises(

@@ -40,15 +40,20 @@ async def test_a_model_folder_is_served_with_its_key(tmp_path: Path) -> None:
             "generator.max_num_seqs=4",
         ],
     )
-    served = await _app(config, saved(tmp_path / "model"), "mine", "k")
+    model = saved(tmp_path / "model")
     body = {"model": "mine", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
-    async with serving(served) as url, httpx.AsyncClient(base_url=url) as client:
+    async with (
+        _app(config, model, "mine", "k") as (served, weights),
+        serving(served) as url,
+        httpx.AsyncClient(base_url=url) as client,
+    ):
+        assert weights == str(model)
         assert (await client.post("/v1/chat/completions", json=body)).status_code == 401
         headers = {"Authorization": "Bearer k"}
         answer = await client.post("/v1/chat/completions", json=body, headers=headers)
-        (model,) = (await client.get("/v1/models", headers=headers)).json()["data"]
+        (shown,) = (await client.get("/v1/models", headers=headers)).json()["data"]
     assert answer.json()["usage"]["completion_tokens"] == 5
-    assert (model["id"], model["max_model_len"]) == ("mine", 400)
+    assert (shown["id"], shown["max_model_len"]) == ("mine", 400)
 
 
 def test_a_dry_run_says_where_it_would_serve_on_this_machine_alone() -> None:
@@ -60,4 +65,5 @@ def test_a_dry_run_says_where_it_would_serve_on_this_machine_alone() -> None:
 async def test_a_checkpoint_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     config = load_config("", [f"trainer.run_path={tmp_path}"])
     with pytest.raises(ConfigError, match="no such folder"):
-        await _app(config, tmp_path / "nothing", "mine", None)
+        async with _app(config, tmp_path / "nothing", "mine", None):
+            pass

@@ -14,6 +14,7 @@ ALGORITHM = "trainer.algorithm"
 MAXRL = f"{ALGORITHM}.advantage_estimator=maxrl"
 KL_IN_REWARD = (f"{ALGORITHM}.use_kl_in_reward=true", f"{ALGORITHM}.use_kl_loss=false")
 BUFFER = f"{ALGORITHM}.overlong_buffer_len"
+GAE = (f"{ALGORITHM}.advantage_estimator=gae", "trainer.critic.model.path=tiny")
 
 
 def test_maxrl_is_refused_where_a_mean_reward_can_be_negative() -> None:
@@ -29,6 +30,40 @@ def test_an_attempt_that_is_left_out_of_the_loss_pays_its_kl_or_there_is_none() 
     load_config("", [masked])
     by_token = f"{ALGORITHM}.advantage_estimator=reinforce++"
     load_config("", [masked, by_token, *KL_IN_REWARD])
+
+
+def test_gae_asks_a_critic_and_nobody_else_does() -> None:
+    config = load_config("", [*GAE, "trainer.policy_mini_batch_size=2"])
+    assert config.trainer.critic.optimizer_config.lr == 5e-6
+    assert config.trainer.critic_mini_batch_size == 2  # the policy's, where nobody says another
+    assert "trainer.critic.model.path is unset; set it, for example to the policy's" in broken(
+        GAE[0]
+    )
+    assert "advantage_estimator=grpo asks no critic; unset it or use gae" in broken(GAE[1])
+
+
+def test_gae_looks_over_a_whole_attempt_in_whole_mini_batches() -> None:
+    assert "set it to false" in broken(*GAE, "generator.step_wise_trajectories=true")
+    assert "critic_mini_batch_size=3; set that to a divisor of 4" in broken(
+        *GAE, "trainer.critic_mini_batch_size=3"
+    )
+    load_config("", ["trainer.critic_mini_batch_size=3"])
+
+
+def test_a_reference_that_is_another_model_does_not_follow_the_policy() -> None:
+    follows = "trainer.update_ref_every_epoch=true"
+    load_config("", [follows])
+    assert "'other' is another model than the policy" in broken(
+        follows, "trainer.ref.model.path=other"
+    )
+
+
+def test_at_another_temperature_nothing_is_compared_with_the_engine() -> None:
+    hotter = f"{ALGORITHM}.temperature=1.5"
+    load_config("", [hotter])
+    assert "leave trainer.algorithm.temperature out" in broken(
+        hotter, f"{ALGORITHM}.policy_loss_type=dppo"
+    )
 
 
 @pytest.mark.parametrize("kind", ["filter", "replace"])

@@ -111,7 +111,7 @@ def test_evaluation_sets_have_names() -> None:
 
 def test_everything_wrong_is_said_at_once_a_sentence_each() -> None:
     problems = refused(
-        "trainer: {seed: -1, critic: {model: {path: x}}}",
+        "trainer: {seed: -1, critic: {model: {lora: {rank: 8}}}}",
         "trainer.policy.modle.path=b",
         "trainer.max_turns=3",
         "trainer.algorithm.advantage_estimator=gpro",
@@ -121,8 +121,8 @@ def test_everything_wrong_is_said_at_once_a_sentence_each() -> None:
     )
     assert problems == [
         "'nonsense' is not an override; write it as key=value",
-        "trainer.critic.model.path is not supported: "
-        "it belongs to a critic and grpo and rloo have none; drop it",
+        "trainer.critic.model.lora.rank is not supported: "
+        "the critic is on the policy's device, built as its model is; drop it",
         "trainer.policy.modle.path is unknown; did you mean trainer.policy.model.path?",
         "trainer.max_turns is unknown; did you mean generator.max_turns?",
         "trainer.ref=5: trainer.ref is a section; set a key in it, such as trainer.ref.model.path",

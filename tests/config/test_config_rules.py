@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from skyfleet.config.engine_rules import untrainable
 from skyfleet.config.gaps import GAPS
 from skyfleet.config.keys import known_keys
 from skyfleet.config.loading import load_config
@@ -23,12 +24,27 @@ environment.skyrl_gym.fleet_task.api_key environment.skyrl_gym.fleet_task.ttl_se
 environment.skyrl_gym.fleet_task.partial_reward
 data.env_filter data.quarantine data.allow_quarantined data.allow_unmanifested data.allow_overlap
 data.train_data data.val_data data.test_data data.retail_val_data data.held_out_envs
+trainer.gradient_checkpointing trainer.loss_chunk_size
+trainer.update_ref_every_epoch trainer.hf_save_interval trainer.print_example_interval
+trainer.dump_data_batch trainer.dump_training_trajectories
 trainer.export_path trainer.dump_eval_results trainer.sentinels.mode trainer.sentinels.modes
 generator.chat_template.name_or_path generator.tool_call_parser generator.gpu_memory_utilization
 trainer.policy.model.path trainer.policy.model_config_kwargs
+trainer.policy.model.lora.rank trainer.policy.model.lora.alpha
+trainer.policy.model.lora.target_modules trainer.policy.model.lora.exclude_modules
+trainer.policy.model.lora.init_method trainer.rope_scaling.rope_type trainer.rope_scaling.factor
+trainer.rope_scaling.original_max_position_embeddings
 trainer.policy.optimizer_config.lr trainer.policy.optimizer_config.adam_betas
 trainer.policy.optimizer_config.weight_decay trainer.policy.optimizer_config.max_grad_norm
-trainer.policy.optimizer_config.num_warmup_steps
+trainer.policy.optimizer_config.num_warmup_steps trainer.policy.optimizer_config.scheduler
+trainer.policy.optimizer_config.offload_after_step trainer.policy.track_extra_gradient_metrics
+trainer.ref.fsdp_config.cpu_offload trainer.critic.model.path
+trainer.critic.optimizer_config.lr trainer.critic.optimizer_config.adam_betas
+trainer.critic.optimizer_config.weight_decay trainer.critic.optimizer_config.max_grad_norm
+trainer.critic.optimizer_config.num_warmup_steps trainer.critic.optimizer_config.scheduler
+trainer.critic.optimizer_config.offload_after_step trainer.critic_mini_batch_size
+trainer.algorithm.temperature
+trainer.algorithm.advantage_estimator trainer.algorithm.lambd trainer.algorithm.value_clip
 trainer.algorithm.grpo_norm_by_std trainer.algorithm.zero_variance_filter
 trainer.algorithm.zero_variance_filter_tol trainer.algorithm.max_seq_len
 trainer.algorithm.eps_clip_low trainer.algorithm.eps_clip_high
@@ -73,12 +89,17 @@ generator.n_samples_per_prompt generator.eval_n_samples_per_prompt generator.max
 generator.max_input_length generator.trajectory_timeout_seconds generator.chat_template_kwargs
 generator.apply_overlong_filtering generator.zero_reward_on_non_stop
 generator.append_eos_token_after_stop_str_in_multi_turn generator.max_num_batched_tokens
-generator.max_num_seqs
+generator.use_conversation_multi_turn generator.batched generator.inject_context_status
+generator.context_warning_threshold environment.enable_context_tools environment.max_output_chars
+environment.skyrl_gym.fleet_task.enable_context_tools
+generator.max_num_seqs generator.backend generator.remote_inference_engine_urls
+generator.served_model_name generator.use_native_tool_calling
+environment.skyrl_gym.tau_bench.use_native_tool_calling
 """
 
 # Silent until another key switches them on, and that key has a gap.
 SILENT = """
-trainer.policy.model.lora. trainer.rope_scaling. generator.chat_template.source
+generator.chat_template.source
 generator.sampling_params. generator.eval_sampling_params.
 """
 
@@ -195,6 +216,35 @@ def test_colocated_engines_fill_the_policys_gpus() -> None:
     load_config("", [*two_by_two, "trainer.placement.colocate_all=false"])
 
 
+def test_servers_are_named_where_they_speak_and_only_there() -> None:
+    urls = "generator.remote_inference_engine_urls=[a:1,b:2]"
+    assert "none is named; set generator.remote_inference_engine_urls" in broken(
+        "generator.backend=openai"
+    )
+    assert "none is named" in broken(*VLLM, "generator.run_engines_locally=false")
+    assert "set generator.backend=openai or drop the urls" in broken(urls)
+    three = "generator.num_inference_engines=3"
+    assert "names 2; drop the number" in broken("generator.backend=openai", urls, three)
+    for fine in (("generator.backend=openai",), (*VLLM, "generator.run_engines_locally=false")):
+        config = load_config("", [*fine, urls, "generator.num_inference_engines=2"])
+        assert config.generator.is_remote
+        assert unsupported(config) == []
+        (sentence,) = untrainable(config)
+        assert "nothing hands new weights to them" in sentence
+
+
+def test_what_only_vllm_reads_is_refused_elsewhere() -> None:
+    keys = ("generator.enforce_eager=true", "trainer.placement.colocate_all=false")
+    assert unsupported(load_config("", [*VLLM, *keys])) == []
+    assert len(unsupported(load_config("", keys))) == 2
+    served = ("generator.backend=openai", "generator.remote_inference_engine_urls=a:1")
+    assert len(unsupported(load_config("", [*served, *keys]))) == 2
+    assert unsupported(load_config("", ["generator.num_inference_engines=2"])) == [
+        "generator.num_inference_engines=2 does not run in this version: "
+        "the embedded engine is one; use 1, or generator.backend=vllm"
+    ]
+
+
 def test_resuming_from_a_path_needs_one() -> None:
     assert "needs trainer.resume_path" in broken("trainer.resume_mode=from_path")
 
@@ -227,19 +277,14 @@ def test_a_value_that_cannot_run_loads_and_is_named() -> None:
     config = load_config(
         "",
         [
-            "trainer.algorithm.advantage_estimator=gae",
-            "trainer.rope_scaling.factor=4",
-            "trainer.algorithm.temperature=0.5",
+            "trainer.strategy=fsdp",
+            "trainer.policy.model.lora.dropout=0.1",
         ],
     )
     assert unsupported(config) == [
-        "trainer.algorithm.advantage_estimator='gae' does not run in this version: "
-        "gae needs a critic, and no critic is trained here; use grpo or reinforce++",
-        "trainer.algorithm.temperature=0.5 does not run in this version: "
-        "train at the sampling temperature: leave it out",
-        "trainer.rope_scaling={'rope_type': 'yarn', 'factor': 4.0, "
-        "'original_max_position_embeddings': 32768} does not run in this version: "
-        "stay within the model's own context",
+        "trainer.strategy='fsdp' does not run in this version: one device trains; use single",
+        "trainer.policy.model.lora.dropout=0.1 does not run in this version: "
+        "the engine samples without it, and would sample from another policy; use 0",
     ]
 
 

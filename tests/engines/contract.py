@@ -9,9 +9,10 @@ from dataclasses import replace
 
 import pytest
 from tests.fakes.small_models import logprobs_of
-from tests.fakes.tiny_speaker import CAPACITY, tiny_speaker
+from tests.fakes.tiny_speaker import CAPACITY, TinySpeaker, tiny_speaker
 
 from skyfleet.chat.completion import Completion
+from skyfleet.engines.cuda.engine import CudaEngine
 from skyfleet.engines.embedded import EmbeddedEngine
 from skyfleet.engines.engine import Engine
 from skyfleet.engines.sampling import SamplingParams
@@ -23,9 +24,16 @@ LONG = SamplingParams(max_generate_length=400, seed=1)
 
 
 class EngineContract(ABC):
-    """The engine under test speaks for `tiny_speaker()`; `behind` lists the embedded ones in it."""
+    """The engine under test speaks for `speaker`; `behind` lists those of this process in it."""
 
-    behind: list[EmbeddedEngine]
+    behind: list[EmbeddedEngine | CudaEngine]
+    tolerance = 1e-5
+    hottest = 20.0
+    """At this temperature it soon says anything."""
+
+    @property
+    def speaker(self) -> TinySpeaker:
+        return tiny_speaker()
 
     @abstractmethod
     def opened(self) -> AbstractAsyncContextManager[Engine]:
@@ -49,9 +57,9 @@ class EngineContract(ABC):
                 said = await engine.generate(token_ids, SAMPLING, session="s")
                 token_ids += said.token_ids
                 expected = logprobs_of(
-                    tiny_speaker().decoder, token_ids, len(said.token_ids), temperature=0.8
+                    self.speaker.decoder, token_ids, len(said.token_ids), temperature=0.8
                 )
-                assert said.logprobs == pytest.approx(expected.tolist(), abs=1e-5)
+                assert said.logprobs == pytest.approx(expected.tolist(), abs=self.tolerance)
                 token_ids += [turn + 50] * 5
 
     async def test_logprobs_are_those_after_truncation(self) -> None:
@@ -86,8 +94,8 @@ class EngineContract(ABC):
         assert (said.token_ids, said.finish) == (free[: free.index(stop) + 1], "stop")
 
     async def test_nothing_but_its_stop_tokens_ends_a_turn(self) -> None:
-        eos = tiny_speaker().tokenizer.eos_token_id
-        hot = replace(SAMPLING, temperature=20.0, max_generate_length=60)
+        eos = self.speaker.tokenizer.eos_token_id
+        hot = replace(SAMPLING, temperature=self.hottest, max_generate_length=60)
         async with self.opened() as engine:
             turns = [
                 engine.generate(PROMPT, replace(hot, seed=seed), session=f"s{seed}")
@@ -98,7 +106,7 @@ class EngineContract(ABC):
         assert any(eos in one.token_ids[:-1] for one in said)
 
     async def test_a_stop_string_across_tokens_ends_a_turn_and_is_kept(self) -> None:
-        text = tiny_speaker().renderer.text
+        text = self.speaker.renderer.text
         async with self.opened() as engine:
             for seed in range(50):
                 sampling = replace(SAMPLING, seed=seed)

@@ -136,7 +136,7 @@ async def test_after_an_error_in_a_round_the_engine_still_works(
         broken.setattr(speaker._slots, "decode", lambda *a, **k: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             await speaker.generate(PROMPT, SAMPLING, session="s")
-    assert speaker._pool.n_available == speaker._pool.n_pages
+    assert speaker._seating.n_available == speaker._seating.n_pages
     assert len((await speaker.generate(PROMPT, SAMPLING, session="s")).token_ids) == 12
 
 
@@ -149,7 +149,7 @@ async def test_a_cancelled_turn_gives_its_slot_and_pages_back() -> None:
     turn.cancel()
     said = await speaker.generate(PROMPT, SAMPLING, session="t")
     assert len(said.token_ids) == 12
-    assert speaker._pool.n_available == 80 // 8  # 160 tokens, all pages free again
+    assert speaker._seating.n_available == 80 // 8  # 160 tokens, all pages free again
 
 
 @pytest.mark.parametrize("batched_tokens", [8, 17, 64])

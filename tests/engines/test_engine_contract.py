@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from tests.engines.contract import EngineContract
+from tests.engines.contract import PROMPT, SAMPLING, EngineContract
 from tests.fakes.serving import serving
-from tests.fakes.tiny_speaker import MODEL, tiny_speaker
+from tests.fakes.tiny_speaker import CAPACITY, MODEL, tiny_speaker
 
+from skyfleet.engines.cuda.engine import CudaEngine
 from skyfleet.engines.engine import Engine
 from skyfleet.engines.openai_engine import OpenAIEngine
 from skyfleet.engines.router import Router
@@ -19,6 +20,31 @@ class TestEmbedded(EngineContract):
     async def opened(self) -> AsyncIterator[Engine]:
         self.behind = [tiny_speaker().engine()]
         yield self.behind[0]
+
+
+class TestCuda(EngineContract):
+    """Its rounds and pages, over plain torch where there is no GPU."""
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[Engine]:
+        speaker = tiny_speaker()
+        engine = CudaEngine(
+            speaker.decoder,
+            decode_text=speaker.renderer.text,
+            max_num_seqs=16,
+            capacity=CAPACITY,
+            steps_a_round=4,
+        )
+        self.behind = [engine]
+        yield engine
+
+    async def test_a_turn_reads_only_what_is_new(self) -> None:
+        """As far as it fills pages of 16: three of them hold 48 of the 54 tokens."""
+        async with self.opened() as engine:
+            said = await engine.generate(PROMPT, SAMPLING, session="s")
+            assert self._computed() == 40 + 12
+            await engine.generate([*PROMPT, *said.token_ids, 50, 51], SAMPLING, session="s")
+            assert self._computed() == 40 + 12 + 6 + 12
 
 
 class TestRouter(EngineContract):

@@ -11,9 +11,11 @@ from tests.fakes.counter_env import PRESS, TASK, CounterEnv, opening
 from tests.fakes.scripted_engine import ScriptedEngine, speaking
 
 from skyfleet.chat.completion import Completion, Finish
-from skyfleet.engines import router as routing
+from skyfleet.chat.message import Message, ToolSpec
+from skyfleet.engines import seats
+from skyfleet.engines.chat_engine import Spoken
 from skyfleet.engines.posting import RefusedError
-from skyfleet.engines.router import Router
+from skyfleet.engines.router import ChatRouter, Router
 from skyfleet.engines.sampling import SamplingParams
 from skyfleet.errors import ConfigError, EngineError
 from skyfleet.rollouts.episode import run_episode
@@ -94,7 +96,7 @@ async def test_the_sessions_of_an_engine_that_dies_go_on_elsewhere_from_their_to
 
 
 async def test_an_engine_that_rested_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routing, "REST_SECONDS", 0.0)
+    monkeypatch.setattr(seats, "REST_SECONDS", 0.0)
     dying, other = Recorded(RuntimeError("busy")), Recorded()
     router = Router([dying, other])
     await say(router, "a")
@@ -214,3 +216,31 @@ def test_its_version_is_the_oldest_served_and_setting_it_sets_all() -> None:
 def test_a_router_without_engines_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"engines=\[\]; a router needs at least one"):
         Router([])
+
+
+class Chatting(Recorded):
+    async def speak(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec],
+        sampling: SamplingParams,
+        *,
+        session: str,
+    ) -> Spoken:
+        completion = await self.generate([len(messages)], sampling, session=session)
+        message = Message(role="assistant", content="1")
+        return Spoken(message=message, prompt_token_ids=(5,), completion=completion)
+
+
+async def test_chats_stay_move_and_end_as_sessions_of_tokens_do() -> None:
+    engines = [Chatting(), Chatting()]
+    router = ChatRouter(engines)
+    talk = [Message(role="user", content="hi")]
+    for session in ("a", "b", "a"):
+        await router.speak(talk, (), SAMPLING, session=session)
+    assert [engine.sessions for engine in engines] == [["a", "a"], ["b"]]
+    engines[0].error = RuntimeError("the device is gone")
+    spoken = await router.speak(talk, (), SAMPLING, session="a")
+    assert spoken.completion.token_ids == (1,)
+    await router.release("a")
+    assert engines[1].released == ["a"]

@@ -1,16 +1,31 @@
-"""Each Triton kernel does what its twin in plain torch does."""
+"""Each Triton kernel does what its twin in plain torch does.
+
+Without a GPU: TRITON_INTERPRET=1 pytest -m gpu tests/engines/test_triton_kernels.py
+"""
 
 from __future__ import annotations
 
+import os
+from importlib.util import find_spec
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from skyfleet.engines.cuda import torch_kernels
+from skyfleet.engines.cuda.kin import Kin
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
+DEVICE = "cpu" if INTERPRETED else "cuda"
+# The interpreter multiplies no bfloat16 matrices.
+COARSE = torch.float16 if INTERPRETED else torch.bfloat16
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.skipif(
+        not (INTERPRETED or torch.cuda.is_available()), reason="needs a CUDA device"
+    ),
 ]
 
 PAGE, KV_HEADS, HEADS, WIDTH, ROWS = 16, 3, 9, 64, 5
@@ -19,24 +34,67 @@ PAGE, KV_HEADS, HEADS, WIDTH, ROWS = 16, 3, 9, 64, 5
 def state(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Pages of keys and values, and five slots of which the fourth rests."""
     torch.manual_seed(0)
-    keys = torch.randn(40, PAGE, KV_HEADS, WIDTH, device="cuda", dtype=dtype)
+    keys = torch.randn(40, PAGE, KV_HEADS, WIDTH, device=DEVICE, dtype=dtype)
     values = torch.randn_like(keys)
-    lengths = torch.tensor([0, 15, 16, 40, 95], device="cuda", dtype=torch.int32)
-    active = torch.tensor([1, 1, 1, 0, 1], device="cuda", dtype=torch.int32)
-    table = 1 + torch.randperm(39, device="cuda")[: ROWS * 6].view(ROWS, 6).int()
+    lengths = torch.tensor([0, 15, 16, 40, 95], device=DEVICE, dtype=torch.int32)
+    active = torch.tensor([1, 1, 1, 0, 1], device=DEVICE, dtype=torch.int32)
+    table = 1 + torch.randperm(39, device=DEVICE)[: ROWS * 6].view(ROWS, 6).int()
     return keys, values, lengths, active, table
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (COARSE, 2e-2)])
 def test_attention(dtype: torch.dtype, tolerance: float) -> None:
-    from skyfleet.engines.cuda import triton_kernels
+    from skyfleet.engines.cuda import triton_attention
 
     keys, values, lengths, active, table = state(dtype)
-    q = torch.randn(ROWS, HEADS, WIDTH, device="cuda", dtype=dtype)
-    said = triton_kernels.attend(q, keys, values, lengths, active, table)
+    q = torch.randn(ROWS, HEADS, WIDTH, device=DEVICE, dtype=dtype)
+    said = triton_attention.attend(q, keys, values, lengths, active, table)
     expected = torch_kernels.attend(q, keys, values, lengths, active, table)
     on = active.bool()
     torch.testing.assert_close(said[on], expected[on], atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(9, 3, 64), (32, 8, 128), (16, 8, 128)])
+def test_a_query_takes_the_same_bits_decoded_as_read(heads: int, kv_heads: int, width: int) -> None:
+    from skyfleet.engines.cuda import triton_attention
+    from skyfleet.models.fused import triton_products
+
+    _, _, lengths, _, table = state(COARSE)
+    keys = 8 * torch.randn(40, PAGE, kv_heads, width, device=DEVICE, dtype=COARSE)
+    values, active = torch.randn_like(keys), torch.ones_like(lengths)
+    # Scores as large as a model's: small ones hide how sums are rounded on their way.
+    q = 8 * torch.randn(ROWS, heads, width, device=DEVICE, dtype=COARSE)
+    decoded = triton_attention.attend(q, keys, values, lengths, active, table)
+    for row, length in enumerate((lengths + 1).tolist()):
+        token = torch.arange(length, device=DEVICE)
+        cells = table[row].long()[token // PAGE] * PAGE + token % PAGE
+        k, v = keys.flatten(0, 1)[cells], values.flatten(0, 1)[cells]
+        # In a prompt the same query stands among others: here the last of as many as there are keys.
+        among = torch.randn(length, heads, width, device=DEVICE, dtype=COARSE)
+        among[-1] = q[row]
+        ends = torch.tensor([0, length], device=DEVICE, dtype=torch.int32)
+        read, _ = triton_products.read(among, k, v, ends, ends, length)
+        assert torch.equal(read[-1], decoded[row])
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(9, 3, 64), (32, 8, 128), (16, 2, 128)])
+def test_kin_take_the_same_bits_together_as_alone(heads: int, kv_heads: int, width: int) -> None:
+    from skyfleet.engines.cuda import triton_attention
+
+    torch.manual_seed(0)
+    lengths = torch.tensor([129, 140, 200, 20, 150], device=DEVICE, dtype=torch.int32)
+    own = 1 + np.arange(5 * 13, dtype=np.int32).reshape(5, 13)
+    own[[1, 2], :9] = own[0, :9]  # the first three share 144 tokens, of which 128 are whole blocks
+    table = torch.from_numpy(own).to(DEVICE)
+    keys = torch.randn(70, PAGE, kv_heads, width, device=DEVICE, dtype=COARSE)
+    values, active = torch.randn_like(keys), torch.ones_like(lengths)
+    q = torch.randn(5, heads, width, device=DEVICE, dtype=COARSE)
+    alone = triton_attention.attend(q, keys, values, lengths, active, table)
+    kin = Kin.among(5, heads, width, torch.device(DEVICE))
+    assert kin.gather(own, dict(enumerate(lengths.tolist())))
+    assert kin.met_S.tolist() == [128, 128, 128, 0, 0]
+    together = triton_attention.attend(q, keys, values, lengths, active, table, kin)
+    assert torch.equal(together, alone)
 
 
 @pytest.mark.parametrize("normed", [False, True])
@@ -45,12 +103,12 @@ def test_placing(dtype: torch.dtype, normed: bool) -> None:
     from skyfleet.engines.cuda import triton_kernels
 
     keys, values, lengths, active, table = state(dtype)
-    qkv = torch.randn(ROWS, (HEADS + 2 * KV_HEADS) * WIDTH, device="cuda", dtype=dtype)
-    cos, sin = (torch.randn(96, WIDTH, device="cuda", dtype=dtype) for _ in range(2))
+    qkv = torch.randn(ROWS, (HEADS + 2 * KV_HEADS) * WIDTH, device=DEVICE, dtype=dtype)
+    cos, sin = torch.randn(2, 96, WIDTH, device=DEVICE).unbind()
     norms = (
         (
-            torch.rand(WIDTH, device="cuda", dtype=dtype),
-            torch.rand(WIDTH, device="cuda", dtype=dtype),
+            torch.rand(WIDTH, device=DEVICE, dtype=dtype),
+            torch.rand(WIDTH, device=DEVICE, dtype=dtype),
         )
         if normed
         else None
@@ -66,52 +124,30 @@ def test_placing(dtype: torch.dtype, normed: bool) -> None:
         torch.testing.assert_close(one[1:], other[1:], atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_norms_and_gates(dtype: torch.dtype) -> None:
-    from skyfleet.engines.cuda import triton_kernels
-
-    torch.manual_seed(0)
-    x, delta = (torch.randn(7, 576, device="cuda", dtype=dtype) for _ in range(2))
-    weight = torch.randn(576, device="cuda", dtype=dtype)
-    one, other = x.clone(), x.clone()
-    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
-    torch.testing.assert_close(
-        triton_kernels.add_norm(one, delta, weight, 1e-5),
-        torch_kernels.add_norm(other, delta, weight, 1e-5),
-        atol=tolerance,
-        rtol=tolerance,
-    )
-    assert torch.equal(one, other)
-    wide = torch.randn(7, 3072, device="cuda", dtype=dtype)
-    torch.testing.assert_close(
-        triton_kernels.gate(wide), torch_kernels.gate(wide), atol=tolerance, rtol=tolerance
-    )
-
-
 @pytest.mark.parametrize("vocabulary", [5, 1000, 49152, 151_936])
 def test_speaking(vocabulary: int) -> None:
     from skyfleet.engines.cuda import triton_kernels
 
     torch.manual_seed(0)
-    logits = 4 * torch.randn(6, vocabulary, device="cuda")
+    logits = 4 * torch.randn(6, vocabulary, device=DEVICE)
     logits[5, : vocabulary // 2] = -torch.inf
     logits[5, -2:] = 100.0  # slot 2 is greedy, and two tokens are as likely
-    slots = torch.tensor([7, 0, 3, 4, 1, 2], device="cuda", dtype=torch.int32)
+    slots = torch.tensor([7, 0, 3, 4, 1, 2], device=DEVICE, dtype=torch.int32)
 
     def spoken(kernels: object) -> dict[str, Tensor]:
-        made = torch.Generator("cuda").manual_seed(1)
+        made = torch.Generator(DEVICE).manual_seed(1)
         slot_state = {
-            "temperatures_S": torch.tensor([1, 0.5, 0, 1, 2, 1, 1, 1], device="cuda"),
-            "uniforms_SW": torch.rand(8, 4, device="cuda", dtype=torch.float64, generator=made),
-            "stops_SZ": torch.full((8, 8), -1, device="cuda", dtype=torch.int32),
-            "tokens_S": torch.zeros(8, device="cuda", dtype=torch.int64),
-            "lengths_S": torch.arange(8, device="cuda", dtype=torch.int32),
-            "active_S": torch.tensor([1, 1, 1, 1, 0, 1, 1, 1], device="cuda", dtype=torch.int32),
-            "said_S": torch.tensor([0, 1, 2, 0, 1, 2, 0, 1], device="cuda", dtype=torch.int32),
-            "most_S": torch.full((8,), 2, device="cuda", dtype=torch.int32),
-            "step_1": torch.tensor([1], device="cuda", dtype=torch.int32),
-            "out_tokens_KS": torch.full((3, 8), -1, device="cuda", dtype=torch.int32),
-            "out_logprobs_KS": torch.zeros(3, 8, device="cuda"),
+            "temperatures_S": torch.tensor([1, 0.5, 0, 1, 2, 1, 1, 1], device=DEVICE),
+            "uniforms_SW": torch.rand(8, 4, device=DEVICE, dtype=torch.float64, generator=made),
+            "stops_SZ": torch.full((8, 8), -1, device=DEVICE, dtype=torch.int32),
+            "tokens_S": torch.zeros(8, device=DEVICE, dtype=torch.int64),
+            "lengths_S": torch.arange(8, device=DEVICE, dtype=torch.int32),
+            "active_S": torch.tensor([1, 1, 1, 1, 0, 1, 1, 1], device=DEVICE, dtype=torch.int32),
+            "said_S": torch.tensor([0, 1, 2, 0, 1, 2, 0, 1], device=DEVICE, dtype=torch.int32),
+            "most_S": torch.full((8,), 2, device=DEVICE, dtype=torch.int32),
+            "step_1": torch.tensor([1], device=DEVICE, dtype=torch.int32),
+            "out_tokens_KS": torch.full((3, 8), -1, device=DEVICE, dtype=torch.int32),
+            "out_logprobs_KS": torch.zeros(3, 8, device=DEVICE),
         }
         slot_state["stops_SZ"][0, 0] = logits[1].argmax()
         kernels.speak(logits, slots, **slot_state)  # type: ignore[attr-defined]

@@ -28,6 +28,7 @@ from tests.fakes.serving import serving
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.envs.agentdojo.env import open_agentdojo
 from skyfleet.envs.agentdojo.tasks import agentdojo_tasks
+from skyfleet.envs.context_env import with_context_tools
 from skyfleet.envs.env import DONE, Env, EnvFactory, Step
 from skyfleet.envs.fleet.env import fleet_factory
 from skyfleet.envs.fleet.server import fleet_app
@@ -85,6 +86,13 @@ def solution_of(task: Task) -> tuple[Message, ...]:
 async def world(folder: Path) -> AsyncIterator[Case]:
     task = world_task()
     yield Case(open_env=open_world, task=task, solution=solution_of(task))
+
+
+@asynccontextmanager
+async def context_tools(folder: Path) -> AsyncIterator[Case]:
+    task = world_task()
+    open_env = with_context_tools(open_world, max_output_chars=100)
+    yield Case(open_env=open_env, task=task, solution=solution_of(task))
 
 
 @asynccontextmanager
@@ -172,6 +180,7 @@ DOJO_KEYS = (
 
 KINDS: dict[str, Kind] = {
     "world": world,
+    "context_tools": context_tools,
     "the_page": the_page,
     "safe": safe,
     "openenv": openenv,

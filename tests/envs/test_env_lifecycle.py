@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
+
 import pytest
 from tests.fakes.counter_env import TASK, CounterEnv, opening
 
@@ -11,24 +13,28 @@ from skyfleet.errors import EnvError, VerifierError, blamed_on
 
 async def test_an_env_is_closed_after_an_error_inside() -> None:
     env = CounterEnv()
-    with pytest.raises(KeyError):
-        async with opened(opening(env), TASK):
+
+    async def broken() -> None:
+        async with AsyncExitStack() as closing:
+            await opened(opening(env), TASK, closing)
             raise KeyError("inside")
+
+    with pytest.raises(KeyError):
+        await broken()
     assert env.closed == 1
 
 
 async def test_an_env_that_will_not_open_is_named() -> None:
     with pytest.raises(EnvError, match=r"^opening counter: OSError: it broke$"):
-        async with opened(opening(CounterEnv(breaks="open")), TASK):
-            pytest.fail("there is no env")
+        await opened(opening(CounterEnv(breaks="open")), TASK, AsyncExitStack())
 
 
 async def test_a_close_that_hangs_is_left_behind_and_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     env = CounterEnv(breaks="close", hangs=True)
-    async with opened(opening(env), TASK, close_timeout_seconds=0.01):
-        pass
+    async with AsyncExitStack() as closing:
+        await opened(opening(env), TASK, closing, close_timeout_seconds=0.01)
     assert "closing counter for task t: TimeoutError()" in caplog.text
 
 

@@ -155,7 +155,7 @@ async def test_the_entropy_term_spreads_the_policy_however_it_is_cut(chunk_size:
     settings = replace(
         SETTINGS,
         entropy_loss_coef=0.5,
-        logprobs_chunk_size=chunk_size,
+        loss_chunk_size=chunk_size,
         optimizer=OptimizerSettings(lr=1e-4),
     )
     whole = await updated(settings, samples, reference=False)

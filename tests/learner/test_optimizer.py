@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from copy import deepcopy
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from skyfleet.learner.optimizer import Optimizer, OptimizerSettings
+from skyfleet.learner.schedules import Schedule, constant_with_warmup
 
 
 def parameter(*values: float, dtype: torch.dtype = torch.float32) -> nn.Parameter:
@@ -17,8 +19,12 @@ def parameter(*values: float, dtype: torch.dtype = torch.float32) -> nn.Paramete
 
 
 def step(optimizer: Optimizer, weight: nn.Parameter, *grad: float) -> float:
-    weight.grad = torch.tensor(grad, dtype=weight.dtype)
+    weight.grad = torch.tensor(grad)
     return optimizer.apply()
+
+
+def warming(num_warmup_steps: int) -> Schedule:
+    return partial(constant_with_warmup, num_warmup_steps=num_warmup_steps)
 
 
 def values(weight: Tensor) -> list[float]:
@@ -46,17 +52,10 @@ def test_a_long_gradient_is_cut_to_its_limit_and_its_norm_told_as_it_was() -> No
     assert values(clipped) == pytest.approx(values(small), abs=1e-6)
 
 
-def test_the_rate_warms_up_and_cools_down() -> None:
-    warming = OptimizerSettings(lr=1.0, num_warmup_steps=3)
-    assert [warming.lr_at(s) for s in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
-    cooling = OptimizerSettings(lr=1.0, decay_steps=10)
-    assert [cooling.lr_at(s) for s in (0, 5, 10, 99)] == pytest.approx([1.0, 0.55, 0.1, 0.1])
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_gradient_that_is_not_finite_changes_nothing(bad: float) -> None:
     disturbed, calm = parameter(1.0, 2.0), parameter(1.0, 2.0)
-    settings = OptimizerSettings(lr=0.1, num_warmup_steps=2)
+    settings = OptimizerSettings(lr=0.1, schedule=warming(2))
     one, other = Optimizer([disturbed], settings), Optimizer([calm], settings)
     for optimizer, weight in ((one, disturbed), (other, calm)):
         step(optimizer, weight, 0.3, -0.1)
@@ -84,7 +83,7 @@ def test_small_steps_add_up_under_coarse_weights() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_loaded_optimizer_goes_on_bit_for_bit(dtype: torch.dtype) -> None:
-    settings = OptimizerSettings(lr=1e-3, num_warmup_steps=5)
+    settings = OptimizerSettings(lr=1e-3, schedule=warming(5))
     weight = parameter(1.0, -3.0, dtype=dtype)
     optimizer = Optimizer([weight], settings)
     for grad in (0.3, 0.1, -0.4):

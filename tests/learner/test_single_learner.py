@@ -26,9 +26,11 @@ from skyfleet.algorithms.reduction import (
     token_mean,
 )
 from skyfleet.algorithms.sample import Sample
+from skyfleet.learner.critic import Critic
 from skyfleet.learner.logprobs import chosen_logprobs
 from skyfleet.learner.optimizer import OptimizerSettings
 from skyfleet.learner.packing import pack
+from skyfleet.learner.schedules import constant_with_warmup
 from skyfleet.learner.single import LearnerSettings, SingleLearner
 from skyfleet.models.decoder import Decoder
 
@@ -48,6 +50,7 @@ def learner(
     settings: LearnerSettings = SETTINGS,
     *,
     make_reference: Callable[[], Decoder] | None = None,
+    critic: Critic | None = None,
 ) -> SingleLearner:
     def save(folder: Path) -> None:
         torch.save(decoder.module.state_dict(), folder / "weights.pt")
@@ -56,7 +59,12 @@ def learner(
         decoder.module.load_state_dict(torch.load(folder / "weights.pt", weights_only=True))
 
     return SingleLearner(
-        decoder, settings, make_reference=make_reference, save_policy=save, load_policy=load
+        decoder,
+        settings,
+        make_reference=make_reference,
+        critic=critic,
+        save_policy=save,
+        load_policy=load,
     )
 
 
@@ -195,7 +203,8 @@ async def test_a_loss_that_is_not_finite_leaves_the_weights() -> None:
 async def test_a_step_is_one_update_per_mini_batch_and_epoch() -> None:
     samples = random_groups(4)
     settings = replace(SETTINGS, policy_mini_batch_size=2, update_epochs_per_batch=3)
-    warming = replace(settings, optimizer=OptimizerSettings(lr=1.0e-4, num_warmup_steps=9))
+    warmup = partial(constant_with_warmup, num_warmup_steps=9)
+    warming = replace(settings, optimizer=OptimizerSettings(lr=1.0e-4, schedule=warmup))
     report = await learner(small_decoder(), warming).step(samples)
     # Six updates at 1/10 to 6/10 of the rate.
     assert report.metrics["policy/policy_lr"] == pytest.approx(0.35e-4)
@@ -219,7 +228,7 @@ async def test_the_gap_to_the_engine_is_taken_before_any_update(
 async def test_after_truncated_sampling_the_ratio_starts_from_the_policys_own_logprobs() -> None:
     samples = random_groups(3)
     recorded = replace(SETTINGS, max_tokens_per_microbatch=40)
-    own = replace(recorded, truncated_sampling=True)
+    own = replace(recorded, comparable_logprobs=False)
     ratios = []
     for settings in (recorded, own):
         report = await learner(small_decoder(), settings).step(samples)
@@ -299,3 +308,13 @@ def test_gradients_are_the_same_bits_every_time_with_several_threads() -> None:
         gradients = torch.autograd.grad(logprobs_N.sum(), parameters)
         first = first or list(gradients)
         assert all(map(torch.equal, gradients, first))
+
+
+async def test_layers_run_again_for_their_gradient_give_the_same_weights() -> None:
+    weights = []
+    for again in (False, True):
+        decoder = small_decoder(seed=3)
+        samples = on_policy(decoder, random_groups(3))
+        await learner(decoder, replace(SETTINGS, gradient_checkpointing=again)).step(samples)
+        weights.append(torch.cat([p.detach().ravel() for p in decoder.module.parameters()]))
+    assert torch.equal(*weights)

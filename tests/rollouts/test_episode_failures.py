@@ -104,7 +104,7 @@ async def test_a_grade_that_is_none_is_unknown_not_zero() -> None:
 @pytest.mark.parametrize(
     ("place", "expected"),
     [
-        ("open", (Ending.FAILED, None, "EnvError", f"opening counter: OvertimeError: {OVERTIME}")),
+        ("open", (Ending.FAILED, None, "EnvError", f"opening counter: {OVERTIME}")),
         ("reset", (Ending.FAILED, None, "EnvError", f"reset: {OVERTIME}")),
         ("step", (Ending.TIMEOUT, 0.0, "OvertimeError", OVERTIME)),
         ("grade", (Ending.DONE, None, "VerifierError", f"grade: OvertimeError: {OVERTIME}")),

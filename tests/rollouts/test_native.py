@@ -14,9 +14,11 @@ from skyfleet.chat.message import Message, ToolCall, ToolSpec
 from skyfleet.engines.chat_engine import ChatEngine, Spoken
 from skyfleet.engines.openai_chat_engine import OpenAIChatEngine
 from skyfleet.engines.sampling import SamplingParams
+from skyfleet.envs.context_env import ContextEnv
 from skyfleet.envs.env import Opening
-from skyfleet.rollouts.conversation import Policy
+from skyfleet.rollouts.conversation import REWRITTEN, Policy
 from skyfleet.rollouts.episode import run_episode
+from skyfleet.rollouts.history import CUT
 from skyfleet.rollouts.limits import Limits
 from skyfleet.rollouts.native import NativeConversation
 from skyfleet.tasks.task import Task
@@ -61,7 +63,11 @@ class Script:
 def speaking(engine: ChatEngine, sampling: SamplingParams | None = None) -> Policy:
     def start(task: Task, opening: Opening, session: str) -> NativeConversation:
         return NativeConversation(
-            opening, engine=engine, sampling=sampling or SamplingParams(), session=session
+            opening,
+            engine=engine,
+            sampling=sampling or SamplingParams(),
+            session=session,
+            max_input_length=LIMITS.max_input_length,
         )
 
     return start
@@ -98,6 +104,7 @@ async def test_a_prompt_that_rewrites_the_past_begins_another_transcript() -> No
     trajectory = await run_episode(TASK, opening(CounterEnv()), speaking(script), LIMITS)
     assert [t.token_ids for t in trajectory.transcripts] == [[1, 2, 3, 4], [1, 2, 9, 8]]
     assert [t.policy_versions for t in trajectory.transcripts] == [[0], [1]]
+    assert [t.reason for t in trajectory.transcripts] == ["", REWRITTEN]
 
 
 async def test_an_empty_answer_is_an_empty_turn_without_tokens() -> None:
@@ -124,6 +131,35 @@ async def test_an_episode_that_has_filled_its_context_says_no_more() -> None:
     assert len(trajectory.turns) == 1
 
 
+async def test_what_is_said_to_a_prompt_over_the_limit_is_no_turn_and_not_trained_on() -> None:
+    script = Script((press(3), [1, 2], [3, 4]), (DONE, range(101), [8]))
+    trajectory = await run_episode(TASK, opening(CounterEnv()), speaking(script), LIMITS)
+    assert (trajectory.ending, trajectory.reward) == (Ending.CONTEXT_FULL, 1.0)
+    assert len(trajectory.turns) == 1
+    assert [t.token_ids for t in trajectory.transcripts] == [[1, 2, 3, 4]]
+
+
+async def test_a_prompt_of_exactly_the_limit_is_answered() -> None:
+    script = Script((DONE, range(100), [8]))
+    trajectory = await run_episode(TASK, opening(CounterEnv()), speaking(script), LIMITS)
+    assert trajectory.ending is Ending.DONE
+    assert len(trajectory.transcripts) == 1
+
+
+async def test_a_cut_history_is_what_the_engine_is_sent_and_why_another_transcript_begins() -> None:
+    call = ToolCall(id="1", name="manage_context", arguments={"keep_recent_turns": 0})
+    cut = Message(role="assistant", tool_calls=(call,))
+    script = Script(
+        (press(3), [1, 2], [3, 4]), (cut, range(1, 90), range(90, 105)), (DONE, [1, 2, 9], [8])
+    )
+    env = ContextEnv(CounterEnv(), page_characters=1000)
+    trajectory = await run_episode(TASK, opening(env), speaking(script), LIMITS)
+    # The second turn filled the context, and the third was spoken all the same.
+    assert trajectory.ending is Ending.DONE
+    assert script.heard == [1, 3, 3]  # the task, and after the cut the cutting turn and its answer
+    assert [t.reason for t in trajectory.transcripts] == ["", CUT]
+
+
 async def test_our_server_keeps_an_episode_in_one_transcript_with_its_exact_tokens() -> None:
     speaker = tiny_speaker()
     sampling = SamplingParams(max_generate_length=9, temperature=1.5, seed=3)
@@ -136,6 +172,7 @@ async def test_our_server_keeps_an_episode_in_one_transcript_with_its_exact_toke
             engine=engine,
             sampling=sampling,
             session="s",
+            max_input_length=1000,
         )
         for _ in range(3):
             await conversation.speak()

@@ -7,18 +7,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.sentinels.bugs_in_tokens import asked
 from tests.sentinels.planted import KL, Bug
 from torch import Tensor
 
+from skyfleet.algorithms import token_credit
 from skyfleet.algorithms.sample import Sample
 from skyfleet.chat.message import Message
 from skyfleet.engines import embedded
 from skyfleet.engines.drawing import draw
 from skyfleet.engines.sampling import SamplingParams
 from skyfleet.learner import single
+from skyfleet.learner.critic import Critic
+from skyfleet.learner.mini_batches import mini_batches
 from skyfleet.learner.packing import MicroBatch, pack
 from skyfleet.learner.single import SingleLearner
 from skyfleet.models.decoder import Decoder
@@ -26,6 +30,7 @@ from skyfleet.rollouts.conversation import TokenConversation
 from skyfleet.trainer.run import Run
 
 Patch = pytest.MonkeyPatch
+GAE = ("trainer.algorithm.advantage_estimator=gae", "trainer.critic.model.path=tiny")
 COOL = ("generator.sampling_params.temperature=0.6",)
 
 
@@ -73,12 +78,23 @@ def settings(**changes: Callable[[Any], Any]) -> Callable[[Run, Patch], None]:
 
 
 def the_last_mini_batch_is_dropped(run: Run, patch: Patch) -> None:
-    own = single.mini_batches
-
     def dropped(samples: Sequence[Sample], prompts: int) -> list[list[Sample]]:
-        return own(samples, prompts)[:-1]
+        return mini_batches(samples, prompts)[:-1]
 
     patch.setattr(single, "mini_batches", dropped)
+
+
+def the_critics_credit_is_lost(run: Run, patch: Patch) -> None:
+    own = Critic.learn
+
+    def learn(self: Critic, samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, float]]:
+        return list(samples), own(self, samples)[1]
+
+    patch.setattr(Critic, "learn", learn)
+
+
+def the_critics_credit_is_not_whitened(run: Run, patch: Patch) -> None:
+    patch.setattr(token_credit, "whitened", lambda values: np.asarray(values) + 0.5)
 
 
 def nothing_can_be_parsed(run: Run, patch: Patch) -> None:
@@ -172,6 +188,22 @@ IN_LEARNING = (
         source="Fleet 59",
         sentinel="loss_inputs",
         plant=the_last_mini_batch_is_dropped,
+    ),
+    Bug(
+        name="the policy is not given the credit that the critic's values make",
+        source="also",
+        sentinel="loss_advantages",
+        plant=the_critics_credit_is_lost,
+        settings=GAE,
+        says="no token has an advantage",
+    ),
+    Bug(
+        name="advantages are not whitened, so most of a batch is praised",
+        source="also",
+        sentinel="loss_advantages",
+        plant=the_critics_credit_is_not_whitened,
+        settings=GAE,
+        says="another mean than 0",
     ),
     Bug(
         name="the gradient is not a number",

@@ -74,7 +74,7 @@ def words_are_tokenised_again(run: Run, patch: Patch) -> None:
         again = tuple(self._renderer.write(message))
         transcript.say(replace(completion, token_ids=again, logprobs=(-1.0,) * len(again)))
         self.finish = completion.finish
-        self._messages.append(message)
+        self._history.messages.append(message)
         return message
 
     patch.setattr(TokenConversation, "speak", speak)

@@ -49,6 +49,8 @@ async def test_200_clean_steps_raise_nothing(tmp_path: Path) -> None:
         (f"{ALGORITHM}.advantage_estimator=rloo",),
         (f"{ALGORITHM}.advantage_estimator=maxrl",),
         (f"{ALGORITHM}.advantage_estimator=reinforce++", "generator.n_samples_per_prompt=1"),
+        (f"{ALGORITHM}.advantage_estimator=gae", "trainer.critic.model.path=tiny"),
+        (f"{ALGORITHM}.temperature=2", KL),
         (f"{ALGORITHM}.grpo_norm_by_std=false",),
         (f"{ALGORITHM}.advantage_batch_normalize=true",),
         (f"{ALGORITHM}.overlong_buffer_len=10", f"{ALGORITHM}.overlong_max_len=20"),

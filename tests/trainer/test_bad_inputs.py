@@ -120,8 +120,8 @@ async def test_a_demonstration_longer_than_an_episode_may_be_is_refused(tmp_path
 
 
 async def test_what_cannot_run_yet_is_said_at_once(tmp_path: Path) -> None:
-    error = await refusal(tmp_path, "generator.backend=vllm")
-    assert str(error).startswith("generator.backend='vllm' does not run in this version")
+    error = await refusal(tmp_path, "trainer.strategy=megatron")
+    assert str(error).startswith("trainer.strategy='megatron' does not run in this version")
 
 
 def test_what_is_trained_on_measures_nothing_unless_it_is_meant_to() -> None:

@@ -36,7 +36,7 @@ FULL = Trajectory(
     ),
     transcripts=(
         Transcript([5, 6, 7], [False, True, True], [0.0, -0.1, -1e-17], [4]),
-        Transcript([], [], [], []),
+        Transcript([], [], [], [], "the history was cut"),
     ),
     ending=Ending.TIMEOUT,
     grade=Grade(reward=0.5, success=False, parts={"sent": 0.5}, explanation="half"),

@@ -5,7 +5,11 @@ from __future__ import annotations
 from functools import partial
 
 from skyfleet.algorithms.advantages import Estimator, WholeBatch, grpo, maxrl, rloo
-from skyfleet.algorithms.token_credit import distillation, reinforce_plus_plus
+from skyfleet.algorithms.token_credit import (
+    distillation,
+    generalized_advantage,
+    reinforce_plus_plus,
+)
 from skyfleet.config.algorithm import Algorithm
 from skyfleet.config.imports import import_named
 from skyfleet.errors import ConfigError
@@ -29,6 +33,9 @@ def estimator_of(algorithm: Algorithm) -> Estimator:
         "rloo": rloo,
         "maxrl": maxrl,
         "reinforce++": WholeBatch(credit=partial(reinforce_plus_plus, gamma=algorithm.gamma)),
+        "gae": WholeBatch(
+            credit=partial(generalized_advantage, gamma=algorithm.gamma, lambd=algorithm.lambd)
+        ),
         "distillation": WholeBatch(credit=distillation),
     }
     if name not in named:

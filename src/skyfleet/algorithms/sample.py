@@ -27,6 +27,10 @@ class Sample:
     """Of every graded attempt at the task, those that teach nothing themselves included."""
     penalties: tuple[float, ...] = ()
     """What each token takes off the reward; empty where nothing is taken off."""
+    values: tuple[float, ...] = ()
+    """What a critic expected, before each token, to follow; empty where there is no critic."""
+    returns: tuple[float, ...] = ()
+    """What it should have expected."""
 
     def __post_init__(self) -> None:
         lengths = {

@@ -11,7 +11,7 @@ from itertools import groupby
 
 import numpy as np
 
-from skyfleet.algorithms.returns import Floats, discounted, standardized, whitened
+from skyfleet.algorithms.returns import Floats, discounted, gae, standardized, whitened
 from skyfleet.algorithms.sample import Sample
 
 
@@ -22,6 +22,21 @@ def reinforce_plus_plus(samples: Sequence[Sample], *, gamma: float) -> list[Samp
     """
     returns = [discounted(_token_rewards(sample), gamma=gamma) for sample in samples]
     return _with_advantages(samples, whitened([r for row in returns for r in row]))
+
+
+def generalized_advantage(samples: Sequence[Sample], *, gamma: float, lambd: float) -> list[Sample]:
+    """GAE over each sample's chosen tokens, whitened over those of the batch (arXiv 1506.02438).
+
+    A critic's targets are told as they were before whitening. Samples that no critic has valued
+    yet come back as they are: the learner holds the critic, and asks again.
+    """
+    if not all(sample.values for sample in samples):
+        return list(samples)
+    rows = [
+        gae(_token_rewards(s), s.at_chosen(s.values), gamma=gamma, lambd=lambd) for s in samples
+    ]
+    told = [replace(s, returns=s.spread(row[1])) for s, row in zip(samples, rows, strict=True)]
+    return _with_advantages(told, whitened([a for advantages, _ in rows for a in advantages]))
 
 
 def distillation(samples: Sequence[Sample]) -> list[Sample]:

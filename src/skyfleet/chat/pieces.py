@@ -7,6 +7,7 @@ can place a mark, and no message can end a turn or begin another.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from skyfleet.chat.tokenizer import Tokenizer, encode_text, single_token
 
@@ -24,6 +25,8 @@ class PieceEncoder:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._tokens: dict[Mark, int | None] = {}
+        # The attempts at a task open alike, and tokenizing is most of what opening costs.
+        self._text_tokens = lru_cache(maxsize=4096)(self._fresh_text_tokens)
 
     def __call__(self, pieces: Iterable[str]) -> list[int]:
         """Text between two marks is encoded in one go, as it would be in the whole."""
@@ -36,13 +39,16 @@ class PieceEncoder:
             else:
                 token_ids += [*self._encoded(text), token]
                 text.clear()
-        return token_ids + self._encoded(text)
+        return [*token_ids, *self._encoded(text)]
 
     def token(self, mark: Mark) -> int | None:
         if mark not in self._tokens:
             self._tokens[mark] = single_token(self._tokenizer, mark)
         return self._tokens[mark]
 
-    def _encoded(self, text: list[str]) -> list[int]:
+    def _encoded(self, text: list[str]) -> tuple[int, ...]:
         joined = "".join(text)
-        return encode_text(self._tokenizer, joined) if joined else []
+        return self._text_tokens(joined) if joined else ()
+
+    def _fresh_text_tokens(self, text: str) -> tuple[int, ...]:
+        return tuple(encode_text(self._tokenizer, text))

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from skyfleet.envs.env import Opening
     from skyfleet.rollouts.conversation import MessageConversation, Policy
     from skyfleet.tasks.task import Task
+    from skyfleet.trainer.voice import Voice
 
 Agent = Annotated[
     Literal["policy", "oracle", "null", "random"],
@@ -38,21 +39,16 @@ CheckpointPath = Annotated[
 ]
 
 
-async def policy_of(config: RunConfig, agent: str, checkpoint: Path | None) -> Policy:
-    policy, _ = await policy_and_folder(config, agent, checkpoint)
-    return policy
-
-
 def check_agent(agent: str, checkpoint: Path | None) -> None:
     if agent != "policy" and checkpoint is not None:
         raise ConfigError(f"--agent {agent} plays without --checkpoint {checkpoint}; leave one out")
 
 
-async def policy_and_folder(
+@asynccontextmanager
+async def policy_of(
     config: RunConfig, agent: str, checkpoint: Path | None
-) -> tuple[Policy, Path | None]:
+) -> AsyncIterator[tuple[Policy, Path | None]]:
     """And where its weights lie; None for a scripted agent and for the model as it is."""
-    from skyfleet.config.rules import unsupported
     from skyfleet.rollouts.random_policy import random_policy
     from skyfleet.rollouts.reference import null_policy, oracle_policy
 
@@ -61,16 +57,41 @@ async def policy_and_folder(
     if agent == "random":
         scripted[agent] = random_policy(seed=config.trainer.seed)
     if agent in scripted:
-        return scripted[agent], None
+        yield scripted[agent], None
+        return
+    async with voice_of(config, checkpoint) as (voice, folder):
+        from skyfleet.trainer.assemble_policy import sampling_of
+
+        sampling = sampling_of(config.generator.eval_sampling_params, seed=config.trainer.seed)
+        yield voice.policy(sampling), folder
+
+
+@asynccontextmanager
+async def voice_of(
+    config: RunConfig, checkpoint: Path | None
+) -> AsyncIterator[tuple[Voice, Path | None]]:
+    """How the policy speaks, and where its weights lie; None for the model as it is."""
+    from skyfleet.config.rules import unsupported
+
     if refused := unsupported(config):
         raise ConfigError("\n".join(refused))
+    if config.generator.is_remote and checkpoint is not None:
+        raise ConfigError(
+            f"--checkpoint {checkpoint} and generator.backend={config.generator.backend!r}: "
+            "a server speaks with its own weights; leave one out"
+        )
     with torch_needed():
-        from skyfleet.envs.registry import env_factory
-        from skyfleet.trainer.assemble_policy import assemble_speaker, sampling_of
-    folder = policy_folder_of(config, checkpoint)
-    speaker = await assemble_speaker(config, [], env_factory(config), policy_folder=folder)
-    sampling = sampling_of(config.generator.eval_sampling_params, seed=config.trainer.seed)
-    return speaker.policy(sampling), folder
+        from skyfleet.trainer.assemble_voice import open_player
+    folder = None if config.generator.is_remote else policy_folder_of(config, checkpoint)
+    async with open_player(config, folder) as voice:
+        yield voice, folder
+
+
+def weights_named(config: RunConfig, folder: Path | None) -> str:
+    """Whose weights speak, in words."""
+    if config.generator.is_remote:
+        return f"the model at {', '.join(config.generator.remote_inference_engine_urls)}"
+    return str(folder or config.trainer.policy.model.path)
 
 
 @asynccontextmanager

@@ -17,7 +17,7 @@ from skyfleet.cli.agents import (
     CheckpointPath,
     check_agent,
     endpoint_policy,
-    policy_and_folder,
+    policy_of,
     step_of,
 )
 from skyfleet.cli.arguments import DryRun, Words, config_from, show_plan
@@ -176,8 +176,8 @@ async def _evaluate(config: RunConfig, sets: dict[str, list[str]], asked: _Asked
             reports.append(report)
             remarks += _remarks(report, groups)
     console.close()
-    if player.checkpoint:
-        print(f"{player.checkpoint} played.\n")
+    if played := player.checkpoint or player.endpoint:
+        print(f"{played} played.\n")
     print(score_table(reports), end="")
     if remarks:
         print("", *remarks, sep="\n")
@@ -202,13 +202,14 @@ async def _playing(config: RunConfig, asked: _Asked) -> AsyncIterator[tuple[Poli
         async with endpoint_policy(config, asked.endpoint, asked.model) as policy:
             yield policy, player, 0
         return
-    policy, folder = await policy_and_folder(config, asked.agent, asked.checkpoint)
-    speaks = asked.agent == "policy"
-    player = Player(
-        agent=asked.agent,
-        model=config.trainer.policy.model.path if speaks else None,
-        checkpoint=str(folder) if folder else None,
-        temperature=temperature if speaks else None,
-        max_turns=generator.max_turns,
-    )
-    yield policy, player, step_of(folder)
+    speaks, urls = asked.agent == "policy", generator.remote_inference_engine_urls
+    async with policy_of(config, asked.agent, asked.checkpoint) as (policy, folder):
+        player = Player(
+            agent=asked.agent,
+            model=config.trainer.policy.model.path if speaks else None,
+            endpoint=", ".join(urls) if speaks and urls else None,
+            checkpoint=str(folder) if folder else None,
+            temperature=temperature if speaks else None,
+            max_turns=generator.max_turns,
+        )
+        yield policy, player, step_of(folder)

@@ -98,14 +98,14 @@ async def _fork(
     from skyfleet.rollouts.fork import forked_policy, same_tokens
     from skyfleet.trainer.limits import limits_of
 
-    policy = await policy_of(folder.config, agent, checkpoint)
-    forked = await run_episode(
-        task,
-        env_factory(folder.config),
-        forked_policy(trajectory, policy, turn=turn),
-        limits_of(folder.config),
-        sample=trajectory.sample,
-    )
+    async with policy_of(folder.config, agent, checkpoint) as (policy, _):
+        forked = await run_episode(
+            task,
+            env_factory(folder.config),
+            forked_policy(trajectory, policy, turn=turn),
+            limits_of(folder.config),
+            sample=trajectory.sample,
+        )
     print_rows(aligned(trajectory, forked), ("recorded", "forked"))
     print(f"recorded: {_graded(trajectory)}; forked at turn {turn + 1}: {_graded(forked)}")
     if forked.transcripts and not same_tokens(trajectory, forked, turn=turn):

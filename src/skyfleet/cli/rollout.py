@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skyfleet.cli.agents import Agent, CheckpointPath, policy_of
+from skyfleet.cli.agents import Agent, CheckpointPath, policy_of, weights_named
 from skyfleet.cli.arguments import DryRun, Words, config_from, show_plan
 from skyfleet.errors import ConfigError, TaskError
 
@@ -57,9 +57,11 @@ async def _play(
     from skyfleet.rollouts.episode import run_episode
     from skyfleet.trainer.limits import limits_of
 
-    policy = watched(await policy_of(config, agent, checkpoint), console)
     open_env = env_factory(config)
-    trajectory = await run_episode(task, open_env, policy, limits_of(config))
+    async with policy_of(config, agent, checkpoint) as (policy, folder):
+        who = weights_named(config, folder) if agent == "policy" else f"the {agent} agent"
+        console.print(f"{who} plays {task.key}", style="bold", markup=False, soft_wrap=True)
+        trajectory = await run_episode(task, open_env, watched(policy, console), limits_of(config))
     grade = trajectory.grade
     verdict = "unknown" if grade is None else f"{grade.reward:g}"
     console.print(

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skyfleet.cli.agents import CheckpointPath, policy_folder_of
-from skyfleet.cli.arguments import DryRun, Words, config_from, show_plan, torch_needed
+from skyfleet.cli.agents import CheckpointPath, voice_of, weights_named
+from skyfleet.cli.arguments import DryRun, Words, config_from, show_plan
 from skyfleet.cli.worlds import check_free
 from skyfleet.errors import ConfigError, MissingExtraError
 
@@ -44,35 +46,43 @@ def serve_command(
         import uvicorn
     except ImportError:
         raise MissingExtraError("uvicorn", "serve") from None
+    if config.generator.is_remote:
+        raise ConfigError(
+            f"generator.backend={config.generator.backend!r} speaks through a server already; "
+            "serve with generator.backend=embedded or vllm"
+        )
     check_free(host, port)
     api_key = os.environ.get(KEY_VARIABLE) or None
-    app = asyncio.run(_app(config, checkpoint, model, api_key))
     keyed = f"clients need the key in {KEY_VARIABLE}" if api_key else "no key is needed"
-    print(f"serving {model} at {url}; {keyed}; Ctrl-C ends it", flush=True)
-    uvicorn.run(app, host=host, port=port, log_level="warning")
+
+    async def serve() -> None:
+        async with _app(config, checkpoint, model, api_key) as (app, weights):
+            print(f"serving {weights} as {model} at {url}; {keyed}; Ctrl-C ends it", flush=True)
+            settings = uvicorn.Config(app, host=host, port=port, log_level="warning")
+            await uvicorn.Server(settings).serve()
+
+    with suppress(KeyboardInterrupt):
+        asyncio.run(serve())
 
 
+@asynccontextmanager
 async def _app(
     config: RunConfig, checkpoint: Path | None, model: str, api_key: str | None
-) -> Starlette:
-    from skyfleet.config.rules import unsupported
-
-    if refused := unsupported(config):
-        raise ConfigError("\n".join(refused))
-    with torch_needed():
-        from skyfleet.envs.registry import env_factory
-        from skyfleet.trainer.assemble_policy import assemble_speaker, longest_episode
+) -> AsyncIterator[tuple[Starlette, str]]:
+    """And whose weights it serves."""
     from skyfleet.chat.tokenizer import encode
     from skyfleet.serving.server import serve_app
 
-    folder = policy_folder_of(config, checkpoint)
-    speaker = await assemble_speaker(config, [], env_factory(config), policy_folder=folder)
-    return serve_app(
-        speaker.engine,
-        speaker.renderer,
-        encode=partial(encode, speaker.loaded.tokenizer),
-        model=model,
-        max_model_len=longest_episode(config),
-        api_key=api_key,
-        max_sessions=config.generator.max_num_seqs,
-    )
+    async with voice_of(config, checkpoint) as (voice, folder):
+        from skyfleet.trainer.assemble_policy import longest_episode
+
+        app = serve_app(
+            voice.engine,
+            voice.renderer,
+            encode=partial(encode, voice.tokenizer),
+            model=model,
+            max_model_len=longest_episode(config),
+            api_key=api_key,
+            max_sessions=config.generator.max_num_seqs,
+        )
+        yield app, weights_named(config, folder)

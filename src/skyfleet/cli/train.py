@@ -6,6 +6,7 @@ import asyncio
 import shlex
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,11 +22,12 @@ def train_command(words: Words = None, dry_run: DryRun = False) -> None:
     if dry_run:
         show_plan(config, _plan(config))
         return
+    say = partial(print, "setting up:", flush=True)
     with torch_needed():
+        say("loading torch and transformers")
         from skyfleet.trainer.session import run_training
-    print("setting up: tasks, environments, the policy", flush=True)
     try:
-        table = asyncio.run(run_training(config))
+        table = asyncio.run(run_training(config, say=say))
     except KeyboardInterrupt:
         print(f"\n{_farewell(config)}")
         raise SystemExit(130) from None
@@ -49,6 +51,7 @@ def _farewell(config: RunConfig) -> str:
 
 def _plan(config: RunConfig) -> list[str]:
     """What a run of this configuration would do, without loading a model."""
+    from skyfleet.config.engine_rules import untrainable
     from skyfleet.config.rules import unsupported
     from skyfleet.trainer.sources import load_sources
     from skyfleet.trainer.tasks import check_apart, schedule_of, training_tasks
@@ -69,4 +72,5 @@ def _plan(config: RunConfig) -> list[str]:
     }
     check_apart(tasks, eval_sets, allow=config.data.allow_overlap)
     plan += [f"evaluating {name} on {len(held)} tasks" for name, held in eval_sets.items()]
-    return plan + [f"it would not start: {gap}" for gap in unsupported(config)]
+    refused = [*unsupported(config), *untrainable(config)]
+    return plan + [f"it would not start: {sentence}" for sentence in refused]

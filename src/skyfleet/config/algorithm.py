@@ -134,7 +134,9 @@ class Algorithm(Section):
     grpo_norm_by_std: bool = True
     """Divide the advantage by the group's standard deviation."""
     gamma: float = Field(1.0, ge=0, le=1)
-    """What a reward loses with each token before it; reinforce++ only."""
+    """What a reward loses with each token before it; reinforce++ and gae only."""
+    lambd: float = Field(1.0, ge=0, le=1)
+    """gae: 1 trusts what was earned, 0 what the critic expected of the next token."""
     advantage_batch_normalize: bool = False
     """Standardise advantages over the whole batch."""
     zero_variance_filter: bool = False
@@ -166,7 +168,7 @@ class Algorithm(Section):
     dppo: Dppo = Dppo()
     off_policy_correction: OffPolicyCorrection = OffPolicyCorrection()
     value_clip: float | None = Field(0.2, ge=0)
-    """The critic's clip range."""
+    """gae: how far the critic's value of a token may move in a step; null does not clip."""
     use_kl_loss: bool = True
     """Add kl_loss_coef times the KL to the reference model to the loss."""
     use_kl_in_reward: bool = False
@@ -177,4 +179,5 @@ class Algorithm(Section):
     use_entropy_loss: bool = False
     entropy_loss_coef: float = Field(0.01, ge=0)
     temperature: float = Field(1.0, gt=0)
-    """Divides the logits when log-probabilities are computed for the loss."""
+    """Divides the logits when log-probabilities are computed for the loss, of the reference's too.
+    At another temperature than the rollouts' the engine's own are not compared with."""

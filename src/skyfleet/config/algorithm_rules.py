@@ -39,6 +39,33 @@ def _distillation_has_its_kl(config: RunConfig) -> Iterator[str]:
         )
 
 
+def _gae_has_its_critic(config: RunConfig) -> Iterator[str]:
+    trainer, path = config.trainer, config.trainer.critic.model.path
+    if trainer.algorithm.advantage_estimator != "gae":
+        if path is not None:
+            yield (
+                f"trainer.critic.model.path={path!r} and trainer.algorithm.advantage_estimator="
+                f"{trainer.algorithm.advantage_estimator} asks no critic; unset it or use gae"
+            )
+        return
+    if path is None:
+        yield (
+            "trainer.algorithm.advantage_estimator=gae asks a critic, and trainer.critic.model.path "
+            f"is unset; set it, for example to the policy's: {trainer.policy.model.path}"
+        )
+    if config.generator.step_wise_trajectories:
+        yield (
+            "generator.step_wise_trajectories=true cuts an attempt into turns, over which "
+            "trainer.algorithm.advantage_estimator=gae would not look; set it to false"
+        )
+    batch, mini = trainer.train_batch_size, trainer.critic_mini_batch_size
+    if batch % mini:
+        yield (
+            f"trainer.train_batch_size={batch} is not a multiple of "
+            f"trainer.critic_mini_batch_size={mini}; set that to a divisor of {batch}"
+        )
+
+
 def _corrections_fit_the_loss(config: RunConfig) -> Iterator[str]:
     algorithm = config.trainer.algorithm
     loss, rules = algorithm.policy_loss_type, algorithm.off_policy_correction
@@ -61,15 +88,26 @@ def _corrections_fit_the_loss(config: RunConfig) -> Iterator[str]:
 def _engine_logprobs_compare(config: RunConfig) -> Iterator[str]:
     """After top-p and its like the engine's logprobs are of a part of the vocabulary."""
     algorithm, sampling = config.trainer.algorithm, config.generator.sampling_params
-    if not sampling.truncates:
+    if not sampling.truncates and sampling.temperature == algorithm.temperature:
         return
     loss = algorithm.policy_loss_type
     anchored = loss == "cispo" and algorithm.cispo.cispo_anchor == "rollout"
     if anchored or loss in ("rollout_is", "dppo") or algorithm.off_policy_correction.active:
         yield (
             f"trainer.algorithm.policy_loss_type={loss} or its off_policy_correction compares the "
-            "learner's logprobs with the engine's, which sampled from a part of the vocabulary; "
-            "set generator.sampling_params.top_p=1, top_k=-1 and min_p=0"
+            "learner's logprobs with the engine's, which sampled from a part of the vocabulary or at "
+            "another temperature; set generator.sampling_params.top_p=1, top_k=-1 and min_p=0, and "
+            "leave trainer.algorithm.temperature out"
+        )
+
+
+def _reference_can_follow(config: RunConfig) -> Iterator[str]:
+    trainer = config.trainer
+    path = trainer.ref.model.path
+    if trainer.update_ref_every_epoch and path != trainer.policy.model.path:
+        yield (
+            f"trainer.update_ref_every_epoch=true and trainer.ref.model.path={path!r} is another "
+            "model than the policy; set it to false or leave trainer.ref.model.path out"
         )
 
 
@@ -105,7 +143,7 @@ def _maxrl_has_its_mean(config: RunConfig) -> Iterator[str]:
 
 def _masked_attempts_are_priced(config: RunConfig) -> Iterator[str]:
     algorithm = config.trainer.algorithm
-    compares = algorithm.advantage_estimator not in ("reinforce++", "distillation")
+    compares = algorithm.advantage_estimator not in ("reinforce++", "gae", "distillation")
     if config.generator.apply_overlong_filtering and algorithm.use_kl_in_reward and compares:
         yield (
             "generator.apply_overlong_filtering=true with trainer.algorithm.use_kl_in_reward=true: "
@@ -150,8 +188,10 @@ ALGORITHM_RULES = (
     _reduction_has_its_constant,
     _kl_counts_once,
     _distillation_has_its_kl,
+    _gae_has_its_critic,
     _corrections_fit_the_loss,
     _engine_logprobs_compare,
+    _reference_can_follow,
     _overlong_has_its_limit,
     _maxrl_has_its_mean,
     _masked_attempts_are_priced,

@@ -17,7 +17,7 @@ class FleetTask(Section):
     ttl_seconds: int = Field(600, ge=1)
     """How long a hosted instance lives."""
     enable_context_tools: bool = False
-    """Give the agent tools that shorten its own history."""
+    """The same as environment.enable_context_tools, for Fleet's envs alone."""
     partial_reward: bool = False
     """Reward the share of checks passed rather than all or nothing."""
     enable_hints: bool = False
@@ -26,7 +26,7 @@ class FleetTask(Section):
 
 class TauBench(Section):
     use_native_tool_calling: bool = False
-    """The engine renders the tools and parses the calls itself."""
+    """The environments' half of generator.use_native_tool_calling, for all of them."""
 
 
 class SkyrlGym(Section):
@@ -77,6 +77,11 @@ class Environment(Section):
     """Worlds of your own, module:name."""
     partial_reward: bool = False
     """In worlds: reward the share of checks passed rather than all or nothing."""
+    enable_context_tools: bool = False
+    """In every env: give the agent tools that shorten and search its own history, and show long \
+answers in pages."""
+    max_output_chars: int = Field(10_000, ge=1)
+    """With those tools: a page."""
     openenv: OpenEnv = OpenEnv()
     mcp: Mcp = Mcp()
     skyrl_gym: SkyrlGym = SkyrlGym()

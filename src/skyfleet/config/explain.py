@@ -129,7 +129,8 @@ def _takes(key: Key) -> str:
 
 def _works(gap: Gap) -> str:
     values = gap.works or (known_keys()[gap.key].default,)
-    return ", ".join(map(_written, values))
+    anything = [f"anything with generator.backend={backend}" for backend in gap.backends]
+    return ", ".join([*map(_written, values), *anything])
 
 
 def _written(value: Any) -> str:

@@ -59,32 +59,41 @@ class Generator(Section):
     append_eos_token_after_stop_str_in_multi_turn: bool = True
     """Close a turn that a stop string ended; the added token is not trained on."""
     use_conversation_multi_turn: bool = True
-    """Each turn is a message of its own."""
+    """Each turn is a message of its own; false writes all of them, and the world's answers, into \
+one message of the assistant's."""
     batched: bool = False
-    """Generate a whole batch in one call, one turn each."""
+    """SkyRL's single turn, with max_turns=1; requests are batched either way."""
     step_wise_trajectories: bool = False
     """One training row for each turn."""
     use_native_tool_calling: bool = False
-    """The engine renders the tools and parses the calls itself."""
+    """Tools travel as OpenAI's definitions, and the engine renders and parses them itself; \
+environment.skyrl_gym.tau_bench.use_native_tool_calling must say so too."""
     reasoning_parser: str | None = None
     """vLLM's parser for thinking."""
     tool_call_parser: str | None = None
     """How calls are read: glm, harmony, hermes, json_object, kimi_k2, llama3_json, mistral, pythonic \
 or qwen3_coder, or vLLM's name for one of them; null takes what the chat template writes."""
     inject_context_status: bool = False
-    """Tell the agent each turn how much context it has left."""
+    """Tell the agent behind each answer how much context and how many turns it has left."""
     context_warning_threshold: float = Field(0.9, gt=0, le=1)
     """Share of the context at which that becomes a warning."""
 
     backend: Literal["embedded", "vllm", "openai"] = "embedded"
-    """embedded samples from the learner's own weights in this process; SkyRL's default is vllm."""
+    """embedded samples from the learner's own weights in this process, vllm from a copy that vLLM \
+holds here, openai from servers; SkyRL's default is vllm."""
     num_inference_engines: int = Field(1, ge=1)
+    """Several speak as one: a session stays where its cache is."""
     inference_engine_tensor_parallel_size: int = Field(1, ge=1)
     """SkyRL's default was 4 until it became 1."""
     inference_engine_pipeline_parallel_size: int = Field(1, ge=1)
     inference_engine_expert_parallel_size: int = Field(1, ge=1)
     inference_engine_data_parallel_size: int = Field(1, ge=1)
     run_engines_locally: bool = True
+    """false, with backend=vllm: vLLM runs as a server somewhere, and is spoken to as openai is."""
+    remote_inference_engine_urls: StrList = Field([])
+    """Servers with token ids, vLLM or `skyfleet serve`: http://host:port/v1 each, or host:port."""
+    served_model_name: str | None = None
+    """What those servers call the model; null takes the one they have."""
     async_engine: bool = True
     """Requests join and leave a running batch."""
     weight_sync_backend: Literal["nccl", "gloo", "delta"] = "nccl"
@@ -103,3 +112,8 @@ or qwen3_coder, or vLLM's name for one of them; null takes what the chat templat
     """Skip the vision tower."""
     engine_init_kwargs: dict[str, Any] = Field({})
     """Handed to vLLM as they are."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Engines are servers, with weights of their own."""
+        return self.backend == "openai" or (self.backend == "vllm" and not self.run_engines_locally)

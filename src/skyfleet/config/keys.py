@@ -18,6 +18,7 @@ from skyfleet.config.root import RunConfig
 DERIVED: dict[str, str] = {
     "trainer.ref.model.path": "${trainer.policy.model.path}",
     "trainer.algorithm.temperature": "${generator.sampling_params.temperature}",
+    "trainer.critic_mini_batch_size": "${trainer.policy_mini_batch_size}",
     "generator.max_input_length": "${trainer.max_prompt_length}",
     "generator.eval_sampling_params.max_generate_length": (
         "${generator.sampling_params.max_generate_length}"

@@ -17,10 +17,12 @@ class Lora(Section):
     rank: int = Field(0, ge=0)
     """0 trains every weight."""
     alpha: int = Field(16, ge=1)
+    """The adapters' product counts alpha / rank."""
     dropout: float = Field(0.0, ge=0, lt=1)
     target_modules: str | list[str] = "all-linear"
+    """Layers by the end of their names, such as q_proj; all-linear leaves out the head."""
     exclude_modules: str | list[str] | None = None
-    init_method: str = "kaiming"
+    init_method: Literal["kaiming"] = "kaiming"
 
 
 class Model(Section):
@@ -45,6 +47,9 @@ class OptimizerConfig(Section):
     num_warmup_steps: int = Field(0, ge=0)
     """Optimiser steps, one for each mini-batch."""
     scheduler: Literal["constant_with_warmup", "linear", "cosine"] = "constant_with_warmup"
+    """linear and cosine fall to 0 over the optimiser steps of the whole run."""
+    offload_after_step: bool = False
+    """Moments and float32 weights wait in the CPU's memory between steps. SkyRL's default is true."""
 
 
 class Policy(Section):
@@ -55,10 +60,16 @@ class Policy(Section):
     language_model_only: bool = False
     """Skip the vision tower."""
     track_extra_gradient_metrics: bool = False
-    """Log gradient norms by layer."""
+    """Log gradient norms by layer and by kind of weight, and how many weights are edited."""
+
+
+class RefFsdpConfig(Section):
+    cpu_offload: bool = False
+    """The reference's weights wait in the CPU's memory between steps."""
 
 
 class Ref(Section):
     model: RefModel = RefModel()
+    fsdp_config: RefFsdpConfig = RefFsdpConfig()
     language_model_only: bool = False
     """Skip the vision tower."""

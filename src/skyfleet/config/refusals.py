@@ -4,26 +4,38 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
-_ENGINE_SERVERS = "it reaches engines in other processes; drop it: the engine runs in this one"
-_VLLM_TUNING = "it tunes vLLM; drop it: the engine is this project's own"
+_ENGINE_SERVERS = "it steers engines across a cluster; drop it: weights are handed over here"
+_SERVE = "`skyfleet serve` puts a policy behind an HTTP endpoint; drop it"
+_NAMED_SERVERS = "set generator.remote_inference_engine_urls instead"
+_VLLM_TUNING = (
+    "it tunes vLLM; drop it, or with generator.backend=vllm put it in generator.engine_init_kwargs"
+)
 _MEGATRON = "it belongs to Megatron; drop it: trainer.strategy=single trains on one device"
-_CRITIC = "it belongs to a critic and grpo and rloo have none; drop it"
+_CRITIC = "the critic is on the policy's device, built as its model is; drop it"
+_SHARDS = "it shards a model over GPUs; drop it: one device holds the model"
 _OLD_TIS = "removed; set trainer.algorithm.off_policy_correction.tis_ratio_type=token"
 _MEMORY = "it trades memory on large GPUs; drop it, or bound trainer.max_tokens_per_microbatch"
 _OTHER_GYM = "it belongs to an environment that is not here; drop it and set environment.env_class"
 
 REFUSED: dict[str, str] = {
     "data.dataloader": "it runs loader processes; drop it: tasks are read once, in this process",
-    "trainer.critic": _CRITIC,
-    "trainer.critic_mini_batch_size": _CRITIC,
+    "trainer.critic.model.lora": _CRITIC,
+    "trainer.critic.model_config_kwargs": _CRITIC,
     "trainer.placement.critic_*": _CRITIC,
-    "trainer.algorithm.value_head_prefix": _CRITIC,
-    "trainer.algorithm.lambd": _CRITIC,
+    "trainer.algorithm.value_head_prefix": "it names a part of the critic in SkyRL's code; drop it",
     "trainer.*.megatron_config": _MEGATRON,
     "trainer.mtp": "it trains draft heads under Megatron; drop it",
     "trainer.vocab_entropy_chunk_*": _MEGATRON,
     "trainer.fused_lm_head_logprob*": _MEGATRON,
-    "trainer.*.fsdp_config": "it shards a model over GPUs; drop it: one device holds the model",
+    "trainer.policy.fsdp_config.cpu_offload": (
+        "the policy's weights stay; set trainer.policy.optimizer_config.offload_after_step=true"
+    ),
+    "trainer.policy.fsdp_config": _SHARDS,
+    "trainer.critic.fsdp_config": _SHARDS,
+    "trainer.ref.fsdp_config.fsdp_size": _SHARDS,
+    "trainer.ref.fsdp_config.mixed_precision": _SHARDS,
+    "trainer.ref.fsdp_config.reshard_after_forward": _SHARDS,
+    "trainer.ref.fsdp_config.wrap_policy": _SHARDS,
     "trainer.*.sequence_parallel_size": "it splits a sequence over GPUs; drop it",
     "trainer.sequence_parallel_backend": "it splits a sequence over GPUs; drop it",
     "trainer.*.model.fake_int4_qat": "it imitates INT4 experts under Megatron; drop it",
@@ -37,7 +49,6 @@ REFUSED: dict[str, str] = {
     "trainer.policy.record_memory": "it dumps CUDA memory snapshots; drop it",
     "trainer.policy.use_torch_compile": "it compiles one operation; drop it",
     "trainer.policy.inference_only_init": "it leaves out the optimiser; drop it",
-    "trainer.policy.optimizer_config.offload_after_step": _MEMORY,
     "trainer.use_expandable_segments": _MEMORY,
     "trainer.logprobs_chunk_size": _MEMORY,
     "trainer.gradient_checkpointing_use_reentrant": "it picks PyTorch's older checkpointing; drop it",
@@ -57,14 +68,12 @@ REFUSED: dict[str, str] = {
     "trainer.num_logger_*_samples": "it fills W&B tables; drop it and read the run's episodes",
     "trainer.disable_fast_tokenizer": "it picks a slow tokenizer; drop it",
     "trainer.rope_theta": "removed; set trainer.policy.model_config_kwargs.rope_theta",
-    "generator.rope_*": "the engine runs the learner's model; set trainer.policy.model_config_kwargs",
+    "generator.rope_*": "the engine runs the learner's model; set trainer.rope_scaling",
     "generator.model_name": "removed; set trainer.policy.model.path",
-    "generator.remote_inference_engine_urls": _ENGINE_SERVERS,
-    "generator.external_proxy_url": _ENGINE_SERVERS,
-    "generator.external_server_urls": _ENGINE_SERVERS,
-    "generator.enable_http_endpoint": _ENGINE_SERVERS,
-    "generator.http_endpoint_*": _ENGINE_SERVERS,
-    "generator.served_model_name": _ENGINE_SERVERS,
+    "generator.external_proxy_url": _NAMED_SERVERS,
+    "generator.external_server_urls": _NAMED_SERVERS,
+    "generator.enable_http_endpoint": _SERVE,
+    "generator.http_endpoint_*": _SERVE,
     "generator.override_existing_update_group": _ENGINE_SERVERS,
     "generator.weight_transfer_threshold_cuda_ipc_GB": _ENGINE_SERVERS,
     "generator.inference_engine.delta_weight_sync": _ENGINE_SERVERS,

@@ -9,10 +9,13 @@ from operator import getitem
 from typing import Any
 
 from skyfleet.config.algorithm_rules import ALGORITHM_RULES
+from skyfleet.config.engine_rules import ENGINE_RULES
 from skyfleet.config.gaps import GAPS, Gap
 from skyfleet.config.keys import known_keys
+from skyfleet.config.policy_rules import POLICY_RULES
 from skyfleet.config.references import resolve
 from skyfleet.config.root import RunConfig
+from skyfleet.config.turn_rules import TURN_RULES
 from skyfleet.errors import ConfigError
 
 Rule = Callable[[RunConfig], Iterator[str]]
@@ -48,8 +51,10 @@ def greedy_attempts(config: RunConfig) -> Iterator[str]:
 
 
 def _runs(gap: Gap, value: Any, tree: Mapping[str, Any]) -> bool:
+    if tree["generator"]["backend"] in gap.backends:
+        return True
     works = gap.works or (_default(tree, gap.key),)
-    return value in works or (gap.or_named and ":" in value)
+    return value in works
 
 
 def _value(tree: Mapping[str, Any], key: str) -> Any:
@@ -103,25 +108,6 @@ def _context_fits(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _engines_fill_the_gpus(config: RunConfig) -> Iterator[str]:
-    generator = config.generator
-    if generator.backend != "vllm" or not config.trainer.placement.colocate_all:
-        return
-    engines = generator.num_inference_engines
-    sizes = (
-        generator.inference_engine_tensor_parallel_size,
-        generator.inference_engine_pipeline_parallel_size,
-        generator.inference_engine_data_parallel_size,
-    )
-    needed, gpus = engines * sizes[0] * sizes[1] * sizes[2], _policy_gpus(config)
-    if needed != gpus:
-        yield (
-            f"trainer.placement.colocate_all=true shares {gpus} policy GPUs with "
-            f"generator.num_inference_engines={engines} x tensor {sizes[0]} x pipeline {sizes[1]} "
-            f"x data {sizes[2]} = {needed} engine GPUs; make the two numbers equal"
-        )
-
-
 def _resuming_has_a_path(config: RunConfig) -> Iterator[str]:
     if config.trainer.resume_mode == "from_path" and not config.trainer.resume_path:
         yield "trainer.resume_mode=from_path needs trainer.resume_path; set it or use latest"
@@ -151,7 +137,9 @@ RULES: tuple[Rule, ...] = (
     _micro_batches_divide,
     _context_fits,
     *ALGORITHM_RULES,
-    _engines_fill_the_gpus,
+    *POLICY_RULES,
+    *ENGINE_RULES,
+    *TURN_RULES,
     _resuming_has_a_path,
     _evaluation_names_serve,
 )

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from skyfleet.config.algorithm import Algorithm
+from skyfleet.config.critic import Critic
 from skyfleet.config.policy import Policy, Ref
 from skyfleet.config.section import PositiveOrMinusOne, Section, listed
 from skyfleet.config.sentinels import Sentinels
@@ -26,9 +27,9 @@ class Placement(Section):
 
 
 class RopeScaling(Section):
-    rope_type: str = "yarn"
+    rope_type: Literal["yarn"] = "yarn"
     """The section is null, and the model keeps its own context, until one of its keys is set."""
-    factor: float = Field(2.0, ge=1)
+    factor: float = Field(2.0, gt=1)
     """How many times longer the context becomes."""
     original_max_position_embeddings: int = Field(32768, ge=1)
     """Tokens; the context the model was trained with."""
@@ -49,6 +50,7 @@ class WarmStart(Section):
 class Trainer(Section):
     policy: Policy = Policy()
     ref: Ref = Ref()
+    critic: Critic = Critic()
     algorithm: Algorithm = Algorithm()
     warm_start: WarmStart = WarmStart()
     sentinels: Sentinels = Sentinels()
@@ -68,7 +70,7 @@ class Trainer(Section):
     remove_microbatch_padding: bool = True
     """Pack sequences end to end rather than pad them."""
     loss_chunk_size: int | None = Field(None, ge=1)
-    """Tokens of logits held at once."""
+    """Tokens of logits held at once; null lets the device choose."""
 
     epochs: int = Field(20, ge=1)
     """Passes over the training tasks: Fleet's recipe; SkyRL's default is 1."""
@@ -78,6 +80,8 @@ class Trainer(Section):
     """Prompts a step: Fleet's recipe for 1.5B; SkyRL's default is 1024."""
     policy_mini_batch_size: int = Field(4, ge=1)
     """Prompts an optimiser step: Fleet's recipe for 1.5B; SkyRL's default is 256."""
+    critic_mini_batch_size: int = Field(4, ge=1)
+    """The same for the critic; SkyRL's default is 256."""
     update_epochs_per_batch: int = Field(1, ge=1)
     micro_train_batch_size_per_gpu: int = Field(1, ge=1)
     """Sequences a forward and backward pass."""
@@ -94,7 +98,7 @@ class Trainer(Section):
     curriculum: bool = False
     """Draw oftener what has lately been solved sometimes, seldom what always or never is."""
     update_ref_every_epoch: bool = False
-    """The reference model becomes the policy after each epoch."""
+    """The reference becomes the policy after each epoch; its checkpoint is kept for that."""
 
     eval_batch_size: int = Field(1024, ge=1)
     """Prompts evaluated at once; no effect here, generator.max_num_seqs decides."""
@@ -107,7 +111,8 @@ class Trainer(Section):
     max_ckpts_to_keep: PositiveOrMinusOne = -1
     """-1 keeps all."""
     hf_save_interval: PositiveOrMinusOne = -1
-    """Steps between exports in Hugging Face's format; -1 never."""
+    """Steps between exports to export_path/global_step_N/policy; -1 never. Checkpoints are in
+    Hugging Face's format too."""
     resume_mode: Literal["none", "latest", "from_path"] = "latest"
     resume_path: str | None = None
     """A checkpoint folder, `global_step_N`."""
@@ -124,8 +129,8 @@ class Trainer(Section):
     print_example_interval: PositiveOrMinusOne = -1
     """Steps between printed example episodes; -1 never."""
     dump_data_batch: bool = False
-    """Pickle each training batch."""
+    """Pickle each training batch to export_path/dumped_data."""
     dump_eval_results: bool = True
     """Keep the evaluation episodes."""
     dump_training_trajectories: bool = False
-    """Keep the training episodes as JSON lines."""
+    """Write the training episodes to export_path/dumped_training_trajectories too, as JSON lines."""

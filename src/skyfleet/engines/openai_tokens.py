@@ -7,13 +7,12 @@ before temperature and truncation, which are not those the tokens were drawn wit
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from hashlib import blake2b
 from typing import Any
 
 import httpx
 
 from skyfleet.chat.completion import Completion, Finish
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.engines.sampling import SamplingParams, request_seed
 from skyfleet.engines.versions import at_least
 from skyfleet.errors import ConfigError, EngineError
 
@@ -41,7 +40,7 @@ def sampling_fields(sampling: SamplingParams, *, session: str, position: int) ->
     if sampling.stop:
         fields |= {"stop": list(sampling.stop), "include_stop_str_in_output": True}
     if sampling.seed is not None:
-        fields["seed"] = _seed(sampling.seed, session, position)
+        fields["seed"] = request_seed(sampling.seed, session, position)
     return fields
 
 
@@ -88,9 +87,3 @@ async def _vllm_note(client: httpx.AsyncClient, url: str) -> str:
 
 
 _FINISHES: Mapping[str, Finish] = {"length": "length", "abort": "abort"}
-
-
-def _seed(seed: int, session: str, position: int) -> int:
-    """A server draws by the seed alone: without the session all attempts would be the same."""
-    digest = blake2b(f"{seed}|{session}|{position}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest) >> 1

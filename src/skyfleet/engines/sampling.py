@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from hashlib import blake2b
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,3 +26,9 @@ class SamplingParams:
     def truncates(self) -> bool:
         """Whether some tokens cannot be drawn at all."""
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+
+
+def request_seed(seed: int, session: str, position: int) -> int:
+    """A server draws by the seed alone: without the session all attempts would be the same."""
+    digest = blake2b(f"{seed}|{session}|{position}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest) >> 1

@@ -31,6 +31,9 @@ class Step:
     reward: float = 0.0
     """For this step only; the grade is separate."""
     info: Mapping[str, float] = field(default_factory=dict)
+    keep_recent_turns: int | None = None
+    """Of the agent's past only the opening, this turn and so many before it stay in its context;
+    None keeps all."""
 
 
 class Env(Protocol):

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from skyfleet.config.environment import FleetTask
 from skyfleet.config.imports import import_named
 from skyfleet.config.root import RunConfig
+from skyfleet.envs.context_env import with_context_tools
 from skyfleet.envs.env import Env, EnvFactory
 from skyfleet.errors import ConfigError
 from skyfleet.tasks.task import Task
@@ -42,6 +43,15 @@ def is_elsewhere(config: RunConfig, env_key: str) -> bool:
 
 
 def _factory(env_class: str, config: RunConfig, *, key: str) -> EnvFactory:
+    environment = config.environment
+    factory = _plain_factory(env_class, config, key=key)
+    of_fleet = env_class == "fleet_task" and environment.skyrl_gym.fleet_task.enable_context_tools
+    if environment.enable_context_tools or of_fleet:
+        return with_context_tools(factory, max_output_chars=environment.max_output_chars)
+    return factory
+
+
+def _plain_factory(env_class: str, config: RunConfig, *, key: str) -> EnvFactory:
     """A registered name, or any `module:function` of your own."""
     if ":" in env_class:
         factory: EnvFactory = import_named(env_class, key=key)

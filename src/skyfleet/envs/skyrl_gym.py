@@ -158,7 +158,10 @@ class SkyrlGymEnv:
         if output.get("postprocessed_action") not in (None, said):
             what = "the model's words (postprocessed_action); stop it earlier by stop strings"
         elif metadata.get("modified_chat_history") is not None:
-            what = "the talk so far (modified_chat_history); turn its context tools off"
+            what = (
+                "the talk so far (modified_chat_history); turn its context tools off and set "
+                "environment.enable_context_tools=true"
+            )
         else:
             return
         raise EnvError(f"task {self._task.key}: the env rewrites {what}")

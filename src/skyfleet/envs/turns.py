@@ -36,7 +36,7 @@ async def take_turn(action: Message, answer: Callable[[ToolCall], Awaitable[Step
         reward, done = reward + step.reward, step.done
         if done:
             break
-    done = done or _DONE.search(action.text) is not None
+    done = done or says_done(action)
     if not done and action.malformed_calls:
         text = "Error: the tool call is not valid JSON; give a name and arguments."
         replies.append(Message(role="user", content=text))
@@ -44,3 +44,8 @@ async def take_turn(action: Message, answer: Callable[[ToolCall], Awaitable[Step
         text = f"Error: no tool call. Call a tool, or say {DONE} when finished."
         replies.append(Message(role="user", content=text))
     return Step(messages=tuple(replies), done=done, reward=reward)
+
+
+def says_done(action: Message) -> bool:
+    """In what it says aloud: a thought is not said."""
+    return _DONE.search(action.text) is not None

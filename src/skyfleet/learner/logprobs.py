@@ -8,7 +8,11 @@ from torch.utils.checkpoint import checkpoint
 
 from skyfleet.learner.packing import MicroBatch
 from skyfleet.models.decoder import Decoder
+from skyfleet.models.fused.functions import scores
 from skyfleet.models.packed import take_rows
+
+_CPU_CHUNK, _CUDA_CHUNK = 1024, 4096
+"""Tokens: logits that stay near the caches, and products large enough for a GPU."""
 
 
 def chosen_logprobs(
@@ -16,16 +20,29 @@ def chosen_logprobs(
     batch: MicroBatch,
     *,
     temperature: float,
-    chunk_size: int,
+    chunk_size: int | None = None,
     entropy_gradient: bool = False,
+    recompute: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Logprob (with gradient) and entropy (with one if asked) of each chosen token [N], [N].
 
     `temperature` is the one the tokens were sampled at: the policy is the tempered distribution.
+    `recompute` trades time for memory in the layers, `chunk_size` in the head.
     """
     attention = batch.attention
-    hidden_TE = decoder.hidden(attention.token_ids_T, attention.positions_T, attention)
+    hidden_TE = decoder.hidden(
+        attention.token_ids_T, attention.positions_T, attention, recompute=recompute
+    )
     hidden_NE = take_rows(hidden_TE, batch.before_N)
+    if hidden_NE.is_cuda and decoder.has_plain_head:
+        return scores(
+            hidden_NE,
+            decoder.head_weight,
+            batch.chosen_N,
+            temperature=temperature,
+            chunk_size=chunk_size or _CUDA_CHUNK,
+            entropy_gradient=entropy_gradient,
+        )
 
     def scored(hidden_CE: Tensor, chosen_C: Tensor) -> tuple[Tensor, Tensor]:
         logprobs_CV = torch.log_softmax(decoder.logits(hidden_CE) / temperature, dim=-1)
@@ -33,11 +50,8 @@ def chosen_logprobs(
             entropy_C = -(logprobs_CV.exp() * logprobs_CV).sum(dim=-1)
         return logprobs_CV.gather(1, chosen_C.unsqueeze(1)).squeeze(1), entropy_C
 
-    chunks = list(
-        zip(
-            torch.split(hidden_NE, chunk_size), torch.split(batch.chosen_N, chunk_size), strict=True
-        )
-    )
+    size = chunk_size or _CPU_CHUNK
+    chunks = list(zip(torch.split(hidden_NE, size), torch.split(batch.chosen_N, size), strict=True))
     if len(chunks) == 1:
         return scored(*chunks[0])
     # Recomputed in the backward pass: one chunk's logits exist at a time.

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from math import ceil
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from skyfleet.algorithms.credit import advantage_metrics
 from skyfleet.algorithms.kl import KlEstimator
 from skyfleet.algorithms.losses.cross_entropy import cross_entropy
 from skyfleet.algorithms.losses.loss import LossInputs, PolicyLoss, Selector
 from skyfleet.algorithms.reduction import Reduction, token_mean
 from skyfleet.algorithms.reward_kl import RewardKl, penalised
 from skyfleet.algorithms.sample import Sample
+from skyfleet.learner.critic import Critic
+from skyfleet.learner.gradients import gradient_metrics
 from skyfleet.learner.learner import StepReport
 from skyfleet.learner.logprobs import chosen_logprobs
+from skyfleet.learner.mini_batches import mini_batches
+from skyfleet.learner.offload import Parked
 from skyfleet.learner.optimizer import Optimizer, OptimizerSettings
 from skyfleet.learner.packing import MicroBatch, in_sample_order, pack
 from skyfleet.models.decoder import Decoder
+from skyfleet.models.lora import merge
 
 _GAP = "rollout_train_logprobs_abs_diff_mean"
 """Engine to learner, of the first mini-batch."""
@@ -43,16 +48,22 @@ class LearnerSettings:
     """Prompts an optimiser step."""
     update_epochs_per_batch: int = 1
     max_tokens_per_microbatch: int
-    logprobs_chunk_size: int = 1024
-    truncated_sampling: bool = False
-    """Rollouts drew from a part of the vocabulary (top-p, top-k, min-p). Their logprobs are of that
-    part, the policy's of the whole: the two cannot be compared, so the policy's own are taken."""
+    loss_chunk_size: int | None = None
+    """Tokens of logits held at once; None lets the device choose."""
+    gradient_checkpointing: bool = False
+    """Run each layer again for its gradient instead of keeping what it computed."""
+    comparable_logprobs: bool = True
+    """Not so where rollouts drew from a part of the vocabulary (top-p, top-k, min-p) or at another
+    temperature: their logprobs are of another distribution, so the policy's own are taken."""
     recompute_old_logprobs: bool = False
     """Ask the policy itself, as the step begins, instead of taking the engine's word."""
     kl: KlEstimator | None = None
     kl_loss_coef: float = 0.0
     entropy_loss_coef: float = 0.0
     reward_kl: RewardKl | None = None
+    track_extra_gradient_metrics: bool = False
+    offload_reference: bool = False
+    """Its weights wait on the CPU between steps."""
 
 
 class SingleLearner:
@@ -62,6 +73,7 @@ class SingleLearner:
         settings: LearnerSettings,
         *,
         make_reference: Callable[[], Decoder] | None = None,
+        critic: Critic | None = None,
         save_policy: Callable[[Path], None],
         load_policy: Callable[[Path], None],
     ) -> None:
@@ -69,6 +81,9 @@ class SingleLearner:
         self._make_reference = make_reference
         """Called when reinforcement begins: the reference is the policy as it stands then."""
         self._reference: Decoder | None = None
+        self._parked: Parked | None = None
+        """The reference, where it waits on the CPU between steps."""
+        self._critic = critic
         self._save_policy, self._load_policy = save_policy, load_policy
         self._reward_kl_coef = settings.reward_kl.coef if settings.reward_kl else 0.0
         self.policy_version = 0
@@ -78,12 +93,21 @@ class SingleLearner:
 
     async def step(self, samples: Sequence[Sample]) -> StepReport:
         settings = self._begin("policy")
-        if settings.truncated_sampling or settings.recompute_old_logprobs:
+        with self._parked.called() if self._parked else nullcontext():
+            return self._reinforce(samples, settings)
+
+    def _reinforce(self, samples: Sequence[Sample], settings: LearnerSettings) -> StepReport:
+        if settings.recompute_old_logprobs or not settings.comparable_logprobs:
             own = self._chosen_logprobs(self._decoder, samples)
             samples = [
                 replace(s, old_logprobs=s.spread(row)) for s, row in zip(samples, own, strict=True)
             ]
+        if self._critic is not None:
+            samples = self._critic.value(samples)
         samples, metrics = self._penalised(samples)
+        if self._critic is not None:
+            samples, learned = self._critic.learn(samples)
+            metrics |= learned | advantage_metrics(samples)
         totals: dict[str, list[float]] = defaultdict(list)
         for _ in range(settings.update_epochs_per_batch):
             for mini_batch in mini_batches(samples, settings.policy_mini_batch_size):
@@ -106,6 +130,10 @@ class SingleLearner:
             policy_version=self.policy_version,
             metrics={"loss": report["final_loss"], "grad_norm": report["grad_norm"]},
         )
+
+    def renew_reference(self) -> None:
+        """The next step makes it anew."""
+        self._reference = self._parked = None
 
     def save(self, folder: Path) -> None:
         """`folder` becomes a Hugging Face model folder with the optimiser beside it."""
@@ -141,6 +169,8 @@ class SingleLearner:
             self._phase = phase
         if phase == "policy" and self._reference is None and self._make_reference is not None:
             self._reference = self._make_reference()
+            if self._settings.offload_reference:
+                self._parked = Parked(self._reference.module, beside=self._decoder.module)
         return self._settings
 
     def _penalised(self, samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, float]]:
@@ -174,8 +204,11 @@ class SingleLearner:
             shares = self._accumulate(batch, policy_loss, selected_N, sum(counts), len(samples))
             for name, value in shares.items():
                 sums[name] += value
+        if self._settings.track_extra_gradient_metrics:
+            sums |= gradient_metrics(self._decoder.module.named_parameters())
         sums["policy_lr"] = self._optimizer.lr
         sums["grad_norm"] = self._optimizer.apply()
+        merge(self._decoder.module)
         return dict(sums)
 
     def _selected(self, batches: Sequence[MicroBatch], select: Selector) -> list[Tensor | None]:
@@ -213,7 +246,7 @@ class SingleLearner:
             loss = loss - self._settings.entropy_loss_coef * entropy
         loss.backward()
         shares |= {"final_loss": loss, "policy_entropy": entropy}
-        if not self._settings.truncated_sampling:
+        if self._settings.comparable_logprobs:
             gap_N = (logprobs_N.detach() - batch.behaviour_logprobs_N).abs()
             shares[_GAP] = gap_N.sum() / n_tokens
         shares |= {name: x.sum() / n_tokens for name, x in output.metrics_T.items()}
@@ -244,8 +277,9 @@ class SingleLearner:
             decoder,
             batch,
             temperature=self._settings.temperature,
-            chunk_size=self._settings.logprobs_chunk_size,
+            chunk_size=self._settings.loss_chunk_size,
             entropy_gradient=self._settings.entropy_loss_coef > 0,
+            recompute=self._settings.gradient_checkpointing and torch.is_grad_enabled(),
         )
 
 
@@ -258,20 +292,3 @@ def _inputs(batch: MicroBatch, logprobs_N: Tensor, selected_N: Tensor | None = N
         lengths_B=batch.lengths_B,
         selected_T=selected_N,
     )
-
-
-def mini_batches(samples: Sequence[Sample], prompts: int) -> list[list[Sample]]:
-    """Runs of at most `prompts` tasks, every sample of a task in one; no run is much shorter.
-
-    A filter may leave 33 tasks: `[11, 11, 11]` and not `[16, 16, 1]`, where one task would move the
-    policy as far as sixteen.
-    """
-    by_task: dict[str, list[Sample]] = {}
-    for sample in samples:
-        by_task.setdefault(sample.task_key, []).append(sample)
-    groups, n_runs = list(by_task.values()), ceil(len(by_task) / prompts)
-    ends = [ceil(len(groups) * run / n_runs) for run in range(1, n_runs + 1)]
-    return [
-        [sample for group in groups[start:end] for sample in group]
-        for start, end in pairwise([0, *ends])
-    ]

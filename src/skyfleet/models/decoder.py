@@ -6,13 +6,17 @@ over a key-value cache, or over packed sequences. That is why their logprobs agr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm, silu
+from torch.utils.checkpoint import checkpoint
 
 from skyfleet.errors import ModelError
+from skyfleet.models.fused.functions import add_norm, product
+from skyfleet.models.fused.layers import FusedLayer
 
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
@@ -27,7 +31,11 @@ class Attend(Protocol):
 
 
 class Decoder:
-    def __init__(self, module: nn.Module, *, max_positions: int) -> None:
+    has_plain_head = True
+    """Logits are a product with `head_weight` and nothing more."""
+
+    def __init__(self, module: nn.Module, *, max_positions: int, fused: bool | None = None) -> None:
+        """`fused` runs the layers over kernels of our own; None does so on CUDA."""
         name = type(module).__name__
         if name not in ARCHITECTURES:
             raise ModelError(
@@ -48,12 +56,12 @@ class Decoder:
         self._head: nn.Linear = module.lm_head  # type: ignore[assignment]
         self.layers: list[Any] = list(body.layers)
         self._has_qk_norm = hasattr(self.layers[0].self_attn, "q_norm")
-        if max_positions > config.max_position_embeddings:
-            raise ModelError(
-                f"an episode may reach {max_positions} tokens (generator.max_input_length + "
-                f"max_generate_length) but the model knows {config.max_position_embeddings} positions"
-            )
-        self.cos_PD, self.sin_PD = self._rotary_tables(max_positions)
+        check_positions(config, max_positions)
+        is_fused = self.device.type == "cuda" if fused is None else fused
+        self.cos_PD, self.sin_PD = self._rotary_tables(
+            max_positions, torch.float32 if is_fused else self.dtype
+        )
+        self._fused = self.fuse() if is_fused else None
 
     @property
     def device(self) -> torch.device:
@@ -77,19 +85,69 @@ class Decoder:
     def head_weight(self) -> Tensor:
         return self._head.weight
 
-    def hidden(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
-        """The last layer's output [T, E], normed and ready for `logits`."""
-        x_TE = self._body.embed_tokens(token_ids_T)
+    def hidden(
+        self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend, *, recompute: bool = False
+    ) -> Tensor:
+        """The last layer's output [T, E], normed and ready for `logits`.
+
+        `recompute` keeps only what goes into each layer, and runs it again for its gradient.
+        """
+        delta_TE = self._body.embed_tokens(token_ids_T)
+        if self._fused is not None:
+            return self._fused_hidden(self._fused, delta_TE, positions_T, attend, recompute)
+        x_TE = delta_TE
         cos_T1D = self.cos_PD[positions_T].unsqueeze(1)
         sin_T1D = self.sin_PD[positions_T].unsqueeze(1)
-        for index, layer in enumerate(self.layers):
+
+        def run(index: int, x_TE: Tensor) -> Tensor:
+            layer = self.layers[index]
             x_TE = x_TE + self._attention(layer, index, x_TE, cos_T1D, sin_T1D, attend)
-            x_TE = x_TE + self._mlp(layer, x_TE)
+            return x_TE + self._mlp(layer, x_TE)
+
+        for index in range(self.n_layers):
+            x_TE = (
+                checkpoint(run, index, x_TE, use_reentrant=False) if recompute else run(index, x_TE)
+            )
         return self._norm(x_TE, self.norm_weight)
 
     def logits(self, hidden_NE: Tensor) -> Tensor:
         """Float32 scores over the vocabulary [N, V]."""
+        if self._fused is not None:
+            return product(hidden_NE, self._head.weight, dtype=torch.float32)
         return linear(hidden_NE, self._head.weight).float()
+
+    def fuse(self) -> list[FusedLayer]:
+        """The layers over kernels of our own; the module's weights become views of theirs."""
+        # Sums of bfloat16 products that are themselves bfloat16 would depend on how they are cut.
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        return [
+            FusedLayer(
+                layer,
+                n_heads=self.n_heads,
+                n_kv_heads=self.n_kv_heads,
+                width=self.head_dim,
+                eps=self.eps,
+            )
+            for layer in self.layers
+        ]
+
+    def _fused_hidden(
+        self,
+        layers: Sequence[FusedLayer],
+        delta_TE: Tensor,
+        positions_T: Tensor,
+        attend: Attend,
+        recompute: bool,
+    ) -> Tensor:
+        tables = self.cos_PD, self.sin_PD
+        x_TE: Tensor | None = None
+        for index, layer in enumerate(layers):
+            given = (index, x_TE, delta_TE, tables, positions_T, attend)
+            if recompute:
+                x_TE, delta_TE = checkpoint(layer, *given, use_reentrant=False)
+            else:
+                x_TE, delta_TE = layer(*given)
+        return add_norm(x_TE, delta_TE, self.norm_weight, self.eps)[1]
 
     def _attention(
         self, layer: Any, index: int, x_TE: Tensor, cos: Tensor, sin: Tensor, attend: Attend
@@ -116,17 +174,26 @@ class Decoder:
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return rms_norm(x, (x.shape[-1],), weight, self.eps)
 
-    def _rotary_tables(self, max_positions: int) -> tuple[Tensor, Tensor]:
+    def _rotary_tables(self, max_positions: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosines and sines as the module's own rotary embedding makes them, any scaling included.
 
         The first half of the sines is negated, as `_rotate` wants it.
         """
         positions = torch.arange(max_positions, device=self.device).unsqueeze(0)
         with torch.no_grad():
-            like = torch.zeros(1, device=self.device, dtype=self.dtype)
+            like = torch.zeros(1, device=self.device, dtype=dtype)
             cos, sin = self._body.rotary_emb(like, positions)
         sin[..., : self.head_dim // 2].neg_()
         return cos[0].contiguous(), sin[0].contiguous()
+
+
+def check_positions(config: Any, max_positions: int) -> None:
+    known = getattr(config, "max_position_embeddings", max_positions)
+    if max_positions > known:
+        raise ModelError(
+            f"an episode may reach {max_positions} tokens (generator.max_input_length + "
+            f"max_generate_length) but the model knows {known} positions"
+        )
 
 
 def _check_layers(config: Any) -> None:
@@ -138,7 +205,9 @@ def _check_layers(config: Any) -> None:
 
 
 def _project(layer: Any, x: Tensor) -> Tensor:
-    return linear(x, layer.weight, layer.bias)
+    # Not the call, which looks for hooks; a layer with an adapter has a forward of its own.
+    out: Tensor = layer.forward(x)
+    return out
 
 
 def _rotate(x_THD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> Tensor:

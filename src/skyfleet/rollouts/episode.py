@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack
 from time import perf_counter
+from types import TracebackType
 
 from skyfleet.envs.env import Env, EnvFactory, Opening
 from skyfleet.envs.lifecycle import opened
@@ -19,6 +19,31 @@ from skyfleet.trajectories.trajectory import Ending, Failure, Trajectory, Turn
 
 class OvertimeError(TimeoutError):
     """The episode's own time is over; a timeout of anyone else's is not this one."""
+
+
+class _InTime:
+    """OvertimeError when the time of `limits` is over."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._timeout = asyncio.timeout(limits.seconds_or_none)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            await self._timeout.__aexit__(kind, error, traceback)
+        except TimeoutError:
+            seconds = self._limits.trajectory_timeout_seconds
+            raise OvertimeError(
+                f"not finished after {seconds:g} s (generator.trajectory_timeout_seconds)"
+            ) from None
 
 
 class _Episode:
@@ -43,19 +68,12 @@ async def run_episode(
     """
     start = perf_counter()
     episode = _Episode()
-    try:
-        async with _env_in_time(open_env, task, limits) as env:
-            try:
-                await _play_in_time(episode, task, env, policy, limits, sample, start)
-            except EpisodeError as error:
-                episode.ending, episode.failure = Ending.FAILED, Failure.of(error)
-            else:
-                await _grade(episode, env, limits)
-    except EpisodeError as error:
-        episode.ending, episode.failure = Ending.FAILED, Failure.of(error)
-    finally:
-        if episode.conversation is not None:
-            await episode.conversation.close()
+    async with AsyncExitStack() as closing:
+        try:
+            env = await _play_in_time(episode, closing, task, open_env, policy, limits, sample)
+            await _grade(episode, env, limits)
+        except EpisodeError as error:
+            episode.failure = Failure.of(error)
     return Trajectory(
         task_key=task.key,
         env_key=task.env_key,
@@ -70,51 +88,32 @@ async def run_episode(
     )
 
 
-@asynccontextmanager
-async def _env_in_time(open_env: EnvFactory, task: Task, limits: Limits) -> AsyncIterator[Env]:
-    async def in_time(task: Task) -> Env:
-        async with _in_time(limits):
-            return await open_env(task)
-
-    async with opened(in_time, task) as env:
-        yield env
-
-
 async def _play_in_time(
     episode: _Episode,
+    closing: AsyncExitStack,
     task: Task,
-    env: Env,
+    open_env: EnvFactory,
     policy: Policy,
     limits: Limits,
     sample: int,
-    start: float,
-) -> None:
+) -> Env:
+    """The env that was played in, still open."""
+    env = None
     try:
-        async with _in_time(limits, used_seconds=perf_counter() - start):
+        async with _InTime(limits):
+            env = await opened(open_env, task, closing)
             with blamed_on(EnvError, "reset"):
                 episode.opening = await env.reset()
             episode.conversation = policy(task, episode.opening, f"{task.key}/{sample}")
+            closing.push_async_callback(episode.conversation.close)
             episode.ending = await _play(env, episode.conversation, limits, episode.turns)
     except OvertimeError as error:
-        if episode.conversation is None:
+        if env is None or episode.conversation is None:
             # Nobody has played yet: there is nothing to grade, and a zero would be a lie.
-            raise EnvError(f"reset: {error}") from None
+            doing = "reset" if env else f"opening {task.env_key}"
+            raise EnvError(f"{doing}: {error}") from None
         episode.ending, episode.failure = Ending.TIMEOUT, Failure.of(error)
-
-
-@asynccontextmanager
-async def _in_time(limits: Limits, *, used_seconds: float = 0.0) -> AsyncIterator[None]:
-    allowed = limits.seconds_or_none
-    left = None if allowed is None else max(0.0, allowed - used_seconds)
-    try:
-        async with asyncio.timeout(left) as deadline:
-            yield
-    except TimeoutError:
-        if not deadline.expired():
-            raise
-        raise OvertimeError(
-            f"not finished after {allowed:g} s (generator.trajectory_timeout_seconds)"
-        ) from None
+    return env
 
 
 async def _play(env: Env, conversation: Conversation, limits: Limits, turns: list[Turn]) -> Ending:
@@ -143,6 +142,8 @@ async def _play(env: Env, conversation: Conversation, limits: Limits, turns: lis
         )
         if step.done:
             return Ending.DONE
+        if step.keep_recent_turns is not None:
+            conversation.forget(keep_recent_turns=step.keep_recent_turns)
         conversation.hear(step.messages)
     return Ending.MAX_TURNS
 
@@ -151,7 +152,7 @@ async def _grade(episode: _Episode, env: Env, limits: Limits) -> None:
     """A grade that cannot be had stays unknown, with its cause; it is never zero."""
     try:
         with blamed_on(VerifierError, "grade"):
-            async with _in_time(limits):
+            async with _InTime(limits):
                 episode.grade = await env.grade()
     except VerifierError as error:
         episode.failure = Failure.of(error)

@@ -14,6 +14,7 @@ from skyfleet.chat.transcript import Transcript
 from skyfleet.envs.env import Opening
 from skyfleet.errors import EnvError, TaskError
 from skyfleet.rollouts.conversation import Conversation, Policy
+from skyfleet.rollouts.history import History
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.trajectory import Trajectory
 
@@ -87,7 +88,7 @@ class ForkedConversation:
         hand_over: Callable[[Sequence[Message]], Conversation],
     ) -> None:
         self._left = list(trajectory.turns[:turn])
-        self._said: list[Message] = []
+        self._said = History(Opening(messages=()))
         self._hand_over = hand_over
         self._other = None if self._left else hand_over(())
         self.finish: Finish = "stop"
@@ -102,6 +103,7 @@ class ForkedConversation:
 
     async def speak(self) -> Message:
         if self._other is None:
+            self._said.messages.append(self._left[0].action)
             return self._left[0].action
         action = await self._other.speak()
         self.finish = self._other.finish
@@ -117,9 +119,16 @@ class ForkedConversation:
                 f"the world answered {_texts(messages)} where {_texts(turn.replies)} is recorded; "
                 "fork with the tasks and the code of the run"
             )
-        self._said += (turn.action, *messages)
+        self._said.messages.extend(messages)
         if not self._left:
-            self._other = self._hand_over(self._said)
+            self._other = self._hand_over(self._said.messages)
+
+    def forget(self, *, keep_recent_turns: int) -> None:
+        """What was replayed is the other's opening, and stays from there on."""
+        if self._other is not None:
+            self._other.forget(keep_recent_turns=keep_recent_turns)
+        else:
+            self._said.cut(keep_recent_turns=keep_recent_turns)
 
     async def close(self) -> None:
         if self._other is not None:

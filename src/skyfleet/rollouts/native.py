@@ -14,15 +14,25 @@ from skyfleet.chat.transcript import Transcript
 from skyfleet.engines.chat_engine import ChatEngine
 from skyfleet.engines.sampling import SamplingParams
 from skyfleet.envs.env import Opening
+from skyfleet.errors import ContextFullError
+from skyfleet.rollouts.conversation import REWRITTEN
+from skyfleet.rollouts.history import CUT, History
 
 
 class NativeConversation:
     def __init__(
-        self, opening: Opening, *, engine: ChatEngine, sampling: SamplingParams, session: str
+        self,
+        opening: Opening,
+        *,
+        engine: ChatEngine,
+        sampling: SamplingParams,
+        session: str,
+        max_input_length: int,
     ) -> None:
         self._engine, self._sampling, self._session = engine, sampling, session
-        self._messages: list[Message] = list(opening.messages)
-        self._tools = opening.tools
+        self._max_input_length = max_input_length
+        self._history, self._tools = History(opening), opening.tools
+        self._is_cut = False
         self._transcripts: list[Transcript] = []
         self.finish: Finish = "stop"
 
@@ -33,22 +43,29 @@ class NativeConversation:
     @property
     def prompt_length(self) -> int:
         """Without what was heard since the last turn: only the engine can tell its tokens."""
-        return len(self._transcripts[-1]) if self._transcripts else 0
+        return 0 if self._is_cut or not self._transcripts else len(self._transcripts[-1])
 
     async def speak(self) -> Message:
         spoken = await self._engine.speak(
-            self._messages, self._tools, self._sampling, session=self._session
+            self._history.messages, self._tools, self._sampling, session=self._session
         )
+        length = len(spoken.prompt_token_ids)
+        if length > self._max_input_length:
+            # Known only now; the turn is not one, and nobody learns from it.
+            raise ContextFullError(f"the prompt has {length} tokens")
         self.finish = spoken.completion.finish
         # Nothing sampled is nothing to learn from: an empty turn leaves no tokens.
         if spoken.completion.token_ids:
             transcript = self._continued(spoken.prompt_token_ids)
             transcript.say(spoken.completion)
-        self._messages.append(spoken.message)
+        self._history.messages.append(spoken.message)
         return spoken.message
 
     def hear(self, messages: Sequence[Message]) -> None:
-        self._messages.extend(messages)
+        self._history.messages.extend(messages)
+
+    def forget(self, *, keep_recent_turns: int) -> None:
+        self._is_cut = self._history.cut(keep_recent_turns=keep_recent_turns)
 
     async def close(self) -> None:
         await self._engine.release(self._session)
@@ -61,7 +78,9 @@ class NativeConversation:
             if list(prompt[:so_far]) == transcript.token_ids:
                 transcript.give(prompt[so_far:])
                 return transcript
-        transcript = Transcript()
+        reason = CUT if self._is_cut else REWRITTEN
+        transcript = Transcript(reason=reason if self._transcripts else "")
+        self._is_cut = False
         transcript.give(prompt)
         self._transcripts.append(transcript)
         return transcript

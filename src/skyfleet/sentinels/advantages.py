@@ -47,14 +47,13 @@ def _groups(credited: Credited) -> Finding | None:
         rewards.setdefault(group.task_key, []).extend(group.rewards)
     values: dict[str, dict[int, float]] = {task_key: {} for task_key in rewards}
     for sample, digest in zip(credited.samples, credited.digests, strict=True):
-        value = _even(sample, digest)
+        value = sample.advantages[-1]
         given = values.setdefault(sample.task_key, {})
-        if value is None or not isclose(given.setdefault(sample.attempt, value), value):
-            return found(
-                "an attempt's tokens have different advantages, or some that it did not choose",
-                task=sample.task_key,
-                attempt=sample.attempt,
-            )
+        same = isclose(given.setdefault(sample.attempt, value), value)
+        if not (same and _sums(value, digest)):
+            return _mixed(sample)
+    if odd := next((sample for sample in credited.closely if not _even(sample)), None):
+        return _mixed(odd)
     for task_key, given in values.items():
         earned = rewards.get(task_key, [])
         wrong = _unlike_earned(task_key, given, earned) or _uneven(
@@ -65,14 +64,25 @@ def _groups(credited: Credited) -> Finding | None:
     return None
 
 
-def _even(sample: Sample, digest: Digest) -> float | None:
-    """The advantage of as many tokens as were chosen, and all there is; None where it is not so."""
+def _sums(value: float, digest: Digest) -> bool:
+    """As many tokens as were chosen have this advantage in all."""
+    due = digest.n_chosen * value
+    return isfinite(value) and isclose(digest.advantages, due, rel_tol=1e-9, abs_tol=1e-9)
+
+
+def _even(sample: Sample) -> bool:
+    """And token by token."""
     value = sample.advantages[-1]
-    n_due = digest.n_chosen if value else len(sample.advantages)
-    even = sample.advantages.count(value) == n_due and isclose(
-        digest.advantages, digest.n_chosen * value, rel_tol=1e-9, abs_tol=1e-9
+    n_due = sample.n_chosen if value else len(sample.advantages)
+    return sample.advantages.count(value) == n_due
+
+
+def _mixed(sample: Sample) -> Finding:
+    return found(
+        "an attempt's tokens have different advantages, or some that it did not choose",
+        task=sample.task_key,
+        attempt=sample.attempt,
     )
-    return value if even and isfinite(value) else None
 
 
 def _unlike_earned(

@@ -1,13 +1,21 @@
-"""After a sync every engine holds the learner's weights, bit by bit."""
+"""After a sync every engine holds the learner's weights, bit by bit, adapters merged."""
 
 from __future__ import annotations
 
+from skyfleet.models.lora import unmerged
 from skyfleet.sentinels.finding import Finding, found
 from skyfleet.sentinels.fingerprint import differing, weights_of
 from skyfleet.sentinels.hops import Synced
 
 
 def engine_weights(synced: Synced) -> Finding | None:
+    decoder = getattr(synced.learner, "_decoder", None)
+    if decoder is not None and (names := unmerged(decoder.module)):
+        return found(
+            "the learner's adapters are not merged into the weights that engines run",
+            layers=len(names),
+            first=names[0],
+        )
     ours = weights_of(synced.learner)
     for number, engine in enumerate(synced.engines):
         theirs = weights_of(engine)

@@ -35,7 +35,9 @@ class Expected:
     """Prompts an optimiser step."""
     update_epochs: int = 1
     credits_again: bool = False
-    """The learner changes the advantages: KL in reward."""
+    """The learner changes the advantages: KL in reward, or a critic."""
+    whitened_again: bool = False
+    """And what it gives has mean 0 and deviation 1 over a step's tokens."""
     comparable_logprobs: bool = True
     """Engine and learner score the same vocabulary."""
     logprob_tolerance: float = 1e-3

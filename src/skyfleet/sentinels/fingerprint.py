@@ -7,9 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-BLOCKS = 8
-"""Sums a tensor: one alone would not tell whether halves were swapped."""
-BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+from skyfleet.models.bit_sums import bit_sums
 
 Weights = Mapping[str, Tensor]
 
@@ -23,7 +21,7 @@ def weights_of(holder: object) -> Weights | None:
 @torch.no_grad()
 def fingerprint(weights: Weights) -> Tensor:
     """Sums of the bits, a row a tensor, on the CPU."""
-    return torch.stack([_sums(weight) for weight in weights.values()]).cpu()
+    return torch.stack([bit_sums(weight) for weight in weights.values()]).cpu()
 
 
 @torch.no_grad()
@@ -39,11 +37,4 @@ def _same(ours: Tensor, theirs: Tensor) -> bool:
         return False
     if ours.data_ptr() == theirs.data_ptr() and ours.dtype == theirs.dtype:
         return True
-    return bool(_sums(ours.to(theirs.dtype)).cpu().equal(_sums(theirs).cpu()))
-
-
-def _sums(weight: Tensor) -> Tensor:
-    bits = weight.detach().contiguous().view(BITS[weight.element_size()]).flatten()
-    if len(bits) % BLOCKS:
-        return bits.sum(dtype=torch.int64).repeat(BLOCKS)
-    return bits.view(BLOCKS, -1).sum(dim=1, dtype=torch.int64)
+    return bool(bit_sums(ours.to(theirs.dtype)).cpu().equal(bit_sums(theirs).cpu()))

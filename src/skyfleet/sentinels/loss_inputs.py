@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from math import fsum
 
+import torch
+
 from skyfleet.sentinels.finding import Finding, found
 from skyfleet.sentinels.hops import Learned
 
@@ -28,7 +30,7 @@ def loss_inputs(learned: Learned) -> Finding | None:
 def loss_advantages(learned: Learned) -> Finding | None:
     """Advantages reach the loss as they were estimated, each at its own sequence."""
     if learned.expected.credits_again:
-        return None
+        return _credited_again(learned) if learned.expected.whitened_again else None
     epochs = learned.expected.update_epochs
     totals = [digest.advantages for digest in learned.digests]
     products = [digest.advantages * digest.logprobs for digest in learned.digests]
@@ -45,3 +47,23 @@ def loss_advantages(learned: Learned) -> Finding | None:
             seen_product=seen_product,
         )
     return None
+
+
+def _credited_again(learned: Learned) -> Finding | None:
+    """Whitened; and nothing at all only where every attempt earned the same."""
+    values_N = torch.cat(learned.seen.advantages).double()
+    if not values_N.any():
+        earned = {sample.group_rewards[sample.attempt] for sample in learned.samples}
+        if len(earned) > 1:
+            return found("attempts earned differently and no token has an advantage", n=len(earned))
+        return None
+    mean, deviation = float(values_N.mean()), float(values_N.std(correction=0))
+    # Less than 1 where tokens hardly differ: whitening divides by a little more than their deviation.
+    if abs(mean) < NEARLY and deviation < 1 + NEARLY:
+        return None
+    return found(
+        "the advantages that the learner gave have another mean than 0 or deviate by more than 1",
+        mean=mean,
+        deviation=deviation,
+        tokens=len(values_N),
+    )

@@ -6,7 +6,7 @@ make of it can be held against it.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -46,7 +46,7 @@ class Speech:
 class Witness:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._heard: dict[str, deque[Heard]] = defaultdict(deque)
+        self._heard: dict[str, list[Heard]] = defaultdict(list)
         """Session -> what was said in it."""
 
     @property
@@ -90,10 +90,12 @@ class Witness:
         for group in groups:
             for trajectory in group.trajectories:
                 heard = self._heard[f"{trajectory.task_key}/{trajectory.sample}"]
+                begin = 0
                 for transcript in trajectory.transcripts:
-                    said = min(len(transcript.policy_versions), len(heard))
-                    own = tuple(heard.popleft() for _ in range(said))
+                    end = begin + len(transcript.policy_versions)
+                    own, begin = tuple(heard[begin:end]), end
                     speeches.append(Speech(trajectory=trajectory, transcript=transcript, heard=own))
+                del heard[:begin]  # a task that is drawn again in the step has the same sessions
         lost = sum(map(len, self._heard.values()))
         self._heard.clear()
         return tuple(speeches), lost

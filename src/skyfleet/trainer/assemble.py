@@ -2,92 +2,193 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
+from skyfleet.algorithms.advantages import Estimator
+from skyfleet.algorithms.filters import Kept
+from skyfleet.algorithms.sample import Sample
+from skyfleet.checkpoints.checkpoint import folder_of
+from skyfleet.config.engine_rules import untrainable
 from skyfleet.config.explain import flatten
 from skyfleet.config.root import RunConfig
 from skyfleet.config.rules import unsupported
+from skyfleet.engines.vllm_settings import check_vllm
+from skyfleet.envs.env import EnvFactory
 from skyfleet.envs.registry import env_factory
 from skyfleet.errors import ConfigError
+from skyfleet.learner.critic import Critic
+from skyfleet.learner.single import SingleLearner
 from skyfleet.models.loading import check_model_path
 from skyfleet.rollouts.conversation import Policy
 from skyfleet.sentinels.loss_witness import LossWitness
 from skyfleet.sentinels.witness import Witness
-from skyfleet.tasks.curriculum_sampling import CurriculumSampler
-from skyfleet.tasks.sampling import Sampler, TaskSampler
-from skyfleet.tasks.task import Task
 from skyfleet.tracking.console import ConsoleTracker
 from skyfleet.tracking.step_log import StepLog
-from skyfleet.tracking.tracker import make_trackers
+from skyfleet.tracking.tracker import Tracker, make_trackers
+from skyfleet.trainer.assemble_critic import assemble_critic
 from skyfleet.trainer.assemble_evals import assemble_evals
+from skyfleet.trainer.assemble_exports import exports_of
 from skyfleet.trainer.assemble_learner import assemble_learner, estimate_of, sift_of
-from skyfleet.trainer.assemble_policy import assemble_speaker, sampling_of
+from skyfleet.trainer.assemble_policy import Speaker, assemble_speaker, sampling_of
+from skyfleet.trainer.assemble_sync import resting_of, sync_of
+from skyfleet.trainer.assemble_tasks import RunTasks, assemble_tasks
+from skyfleet.trainer.assemble_voice import open_voice
 from skyfleet.trainer.assemble_watch import assemble_watch, still_metrics_of
 from skyfleet.trainer.demonstrations import demonstrate
 from skyfleet.trainer.limits import limits_of
 from skyfleet.trainer.run import Run
-from skyfleet.trainer.sources import load_sources
+from skyfleet.trainer.schedule import Schedule
 from skyfleet.trainer.state import TrainerState
-from skyfleet.trainer.tasks import check_apart, schedule_of, training_tasks
-from skyfleet.weight_sync.sync import InProcessSync
+from skyfleet.trainer.voice import Voice
+from skyfleet.trajectories.trajectory import Group
+
+Say = Callable[[str], None]
 
 
 async def assemble(
-    config: RunConfig, *, policy_folder: Path | None = None, resume_step: int | None = None
+    config: RunConfig,
+    *,
+    policy_folder: Path | None = None,
+    resume_step: int | None = None,
+    say: Say = lambda _: None,
 ) -> Run:
     """`policy_folder` holds weights to go on from, instead of what the configuration names.
 
-    `resume_step` is the last step whose metrics count; None starts the metrics afresh.
+    `resume_step` is the last step whose metrics count; None starts the metrics afresh. `say` is
+    told what takes its time, before it is done.
     """
-    if gaps := unsupported(config):
-        raise ConfigError("\n".join(gaps))
-    trainer, generator = config.trainer, config.generator
-    checkpoints = Path(trainer.ckpt_path)
+    if refused := [*unsupported(config), *untrainable(config)]:
+        raise ConfigError("\n".join(refused))
     # What is only named wrongly is said before minutes are spent on drawing tasks.
     open_env = env_factory(config)
-    check_model_path(trainer.policy.model.path)
-    train_tasks = training_tasks(config)
-    eval_sets = {
-        name: load_sources(sources, key=f"data.val_data.{name}")
-        for name, sources in config.data.eval_sets.items()
-    }
-    check_apart(train_tasks, eval_sets, allow=config.data.allow_overlap)
-    sampler: Sampler = (CurriculumSampler if trainer.curriculum else TaskSampler)(
-        train_tasks,
-        batch_size=trainer.train_batch_size,
-        seed=trainer.seed,
-        min_per_env=trainer.min_samples_per_env if trainer.use_hybrid_env_sampling else 0,
-    )
-    schedule = schedule_of(config, n_tasks=len(train_tasks))
-    speaker = await assemble_speaker(config, train_tasks, open_env, policy_folder=policy_folder)
-    demonstrations = (
-        await demonstrate(
-            _shown(train_tasks, trainer.warm_start.tasks, seed=trainer.seed),
-            open_env,
-            speaker.renderer,
-            limits_of(config),
-        )
-        if trainer.warm_start.steps
-        else []
-    )
-    # Before a tracker opens a file: a loss or a reference may be named wrongly.
-    witness, losses = Witness(speaker.engine), LossWitness()
+    check_model_path(config.trainer.policy.model.path)
+    if config.generator.backend == "vllm":
+        check_vllm()
+    say("reading the tasks to train on and to measure with")
+    tasks = assemble_tasks(config)
+    say(f"making the policy: {policy_folder or config.trainer.policy.model.path}")
+    # Saved adapters go on from the weights they were trained on, not from those merged with them.
+    weights_folder = None if config.trainer.policy.model.lora.rank else policy_folder
+    speaker = await assemble_speaker(config, tasks.train, open_env, policy_folder=weights_folder)
+    # Before an engine starts or a tracker opens a file: a loss or a reference may be named wrongly.
+    learning = _learning(config, speaker, total_steps=tasks.schedule.total_steps)
+    demonstrations = await _demonstrations(config, tasks, open_env, speaker, say)
+    if config.generator.backend == "vllm":
+        say("starting vLLM")
+    async with AsyncExitStack() as opened:
+        opening = open_voice(config, speaker, folder=policy_folder, learns=True)
+        voice = await opened.enter_async_context(opening)
+        trackers = _trackers(config, resume_step=resume_step, schedule=tasks.schedule)
+        run = _run(config, tasks, open_env, speaker, learning, voice, trackers)
+        return replace(run, demonstrations=demonstrations, opened=opened.pop_all())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Learning:
+    state: TrainerState
+    learner: SingleLearner
+    critic: Critic | None
+    losses: LossWitness
+    sift: Callable[[Sequence[Group]], Kept]
+    estimate: Estimator
+
+
+def _learning(config: RunConfig, speaker: Speaker, *, total_steps: int) -> _Learning:
+    checkpoints, state, losses = Path(config.trainer.ckpt_path), TrainerState(), LossWitness()
+    critic = assemble_critic(config, speaker, total_steps=total_steps)
     learner = assemble_learner(
-        config, speaker, checkpoints / "global_step_0" / "policy", watched=losses.watched
-    )
-    watch = assemble_watch(
         config,
         speaker,
-        learner,
-        envs={task.env_key for task in train_tasks},
-        witness=witness,
-        losses=losses,
+        lambda: folder_of(checkpoints, state.reference_step) / "policy",
+        total_steps=total_steps,
+        critic=critic,
+        watched=losses.watched,
     )
-    sift, estimate = sift_of(config), estimate_of(config)
-    trackers = make_trackers(
+    return _Learning(
+        state=state,
+        learner=learner,
+        critic=critic,
+        losses=losses,
+        sift=sift_of(config),
+        estimate=estimate_of(config),
+    )
+
+
+def _run(
+    config: RunConfig,
+    tasks: RunTasks,
+    open_env: EnvFactory,
+    speaker: Speaker,
+    learning: _Learning,
+    voice: Voice,
+    trackers: Sequence[Tracker],
+) -> Run:
+    trainer, generator = config.trainer, config.generator
+    witness, learner, envs = Witness(voice.engine), learning.learner, tasks.trained_envs
+    console = next(tracker for tracker in trackers if isinstance(tracker, ConsoleTracker))
+    for key, why in still_metrics_of(config).items():
+        console.note(f"{key} {why}")
+    return Run(
+        folder=Path(trainer.run_path),
+        checkpoints=Path(trainer.ckpt_path),
+        seed=trainer.seed,
+        schedule=tasks.schedule,
+        state=learning.state,
+        sampler=tasks.sampler,
+        evals=assemble_evals(config, voice, tasks.eval_sets, envs),
+        open_env=open_env,
+        policy=_policy_by_step(config, replace(voice, engine=witness)),
+        limits=limits_of(config),
+        n_samples=generator.n_samples_per_prompt,
+        max_concurrent=generator.max_num_seqs,
+        sift=learning.sift,
+        estimate=learning.estimate,
+        mask_unfinished=generator.apply_overlong_filtering,
+        learner=learner,
+        critic=learning.critic,
+        engines=voice.engines,
+        sync=sync_of(config, speaker, voice),
+        resting=resting_of(config, voice),
+        watch=assemble_watch(
+            config, speaker, voice, learner, envs=envs, witness=witness, losses=learning.losses
+        ),
+        log=StepLog(*trackers),
+        console=console,
+        exports=exports_of(config, speaker),
+        warm_start_batch_size=trainer.warm_start.batch_size,
+    )
+
+
+async def _demonstrations(
+    config: RunConfig, tasks: RunTasks, open_env: EnvFactory, speaker: Speaker, say: Say
+) -> list[Sample]:
+    """What a warm start imitates; -1 shows it all tasks."""
+    trainer, shown = config.trainer, list(tasks.train)
+    most = trainer.warm_start.tasks if trainer.warm_start.steps else 0
+    if 0 <= most < len(shown):
+        shown = Random(trainer.seed).sample(shown, most)
+    if shown:
+        say(f"playing {len(shown)} reference solutions to imitate")
+    return await demonstrate(shown, open_env, speaker.renderer, limits_of(config))
+
+
+def _policy_by_step(config: RunConfig, voice: Voice) -> Callable[[int], Policy]:
+    def policy(step: int) -> Policy:
+        seed = config.trainer.seed * 1_000_003 + step
+        return voice.policy(sampling_of(config.generator.sampling_params, seed=seed))
+
+    return policy
+
+
+def _trackers(
+    config: RunConfig, *, resume_step: int | None, schedule: Schedule
+) -> Sequence[Tracker]:
+    trainer = config.trainer
+    return make_trackers(
         ["console", "jsonl", *(n for n in trainer.logger if n not in ("console", "jsonl"))],
         run_folder=Path(trainer.run_path),
         run_name=trainer.run_name,
@@ -96,42 +197,3 @@ async def assemble(
         resume_step=resume_step,
         total_steps=schedule.total_steps,
     )
-    console = next(t for t in trackers if isinstance(t, ConsoleTracker))
-    for key, why in still_metrics_of(config).items():
-        console.note(f"{key} {why}")
-    heard = replace(speaker, engine=witness)
-
-    def policy(step: int) -> Policy:
-        seed = trainer.seed * 1_000_003 + step
-        return heard.policy(sampling_of(generator.sampling_params, seed=seed))
-
-    return Run(
-        folder=Path(trainer.run_path),
-        checkpoints=checkpoints,
-        seed=trainer.seed,
-        schedule=schedule,
-        state=TrainerState(),
-        sampler=sampler,
-        evals=assemble_evals(config, speaker, eval_sets, {task.env_key for task in train_tasks}),
-        open_env=open_env,
-        policy=policy,
-        limits=limits_of(config),
-        n_samples=generator.n_samples_per_prompt,
-        max_concurrent=generator.max_num_seqs,
-        sift=sift,
-        estimate=estimate,
-        mask_unfinished=generator.apply_overlong_filtering,
-        learner=learner,
-        engines=[speaker.engine],
-        sync=InProcessSync(),
-        watch=watch,
-        log=StepLog(*trackers),
-        console=console,
-        demonstrations=demonstrations,
-        warm_start_batch_size=trainer.warm_start.batch_size,
-    )
-
-
-def _shown(tasks: Sequence[Task], most: int, *, seed: int) -> Sequence[Task]:
-    """The tasks a warm start may see; -1 is all of them."""
-    return tasks if most < 0 or most >= len(tasks) else Random(seed).sample(list(tasks), most)

@@ -9,22 +9,23 @@ from skyfleet.config.root import RunConfig
 from skyfleet.envs.registry import is_elsewhere
 from skyfleet.evaluation.player import Player
 from skyfleet.tasks.task import Task
-from skyfleet.trainer.assemble_policy import Speaker, sampling_of
+from skyfleet.trainer.assemble_policy import sampling_of
 from skyfleet.trainer.evals import Dump, Evals
+from skyfleet.trainer.voice import Voice
 from skyfleet.trajectories.skyrl_dump import dump_folder, write_dump
 from skyfleet.trajectories.trajectory import Group
 
 
 def assemble_evals(
     config: RunConfig,
-    speaker: Speaker,
+    voice: Voice,
     sets: Mapping[str, Sequence[Task]],
     trained_envs: Collection[str],
 ) -> Evals:
     sampling = sampling_of(config.generator.eval_sampling_params, seed=config.trainer.seed)
     return Evals(
         sets=sets,
-        policy=speaker.policy(sampling),
+        policy=voice.policy(sampling),
         played_by=Player(
             model=config.trainer.policy.model.path,
             temperature=sampling.temperature,
@@ -38,11 +39,11 @@ def assemble_evals(
             for task in tasks
             if is_elsewhere(config, task.env_key)
         ),
-        dump=_dump_of(config, speaker) if config.trainer.dump_eval_results else None,
+        dump=_dump_of(config, voice) if config.trainer.dump_eval_results else None,
     )
 
 
-def _dump_of(config: RunConfig, speaker: Speaker) -> Dump:
+def _dump_of(config: RunConfig, voice: Voice) -> Dump:
     """SkyRL's files, for whoever has tools for them."""
 
     def dump(name: str, step: int, groups: Sequence[Group], metrics: Mapping[str, float]) -> None:
@@ -50,7 +51,7 @@ def _dump_of(config: RunConfig, speaker: Speaker) -> Dump:
             dump_folder(Path(config.trainer.export_path), step, name),
             groups,
             metrics,
-            text=speaker.renderer.text,
+            text=voice.renderer.text,
             env_class=config.environment.env_class,
             max_turns=config.generator.max_turns,
         )

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-
-from torch import nn
 
 from skyfleet.algorithms.advantages import Estimator, WholeBatch
 from skyfleet.algorithms.credit import credit
@@ -32,56 +29,64 @@ from skyfleet.algorithms.reduction import reduction
 from skyfleet.algorithms.reward_kl import RewardKl
 from skyfleet.algorithms.sample import Sample
 from skyfleet.algorithms.token_credit import normalize_batch, split_turns
+from skyfleet.config.policy import OptimizerConfig
 from skyfleet.config.root import RunConfig
-from skyfleet.errors import CheckpointError, ConfigError, ModelError
+from skyfleet.learner.critic import Critic
 from skyfleet.learner.optimizer import OptimizerSettings
+from skyfleet.learner.schedules import linear_to_a_tenth, schedule_named
 from skyfleet.learner.single import LearnerSettings, SingleLearner
-from skyfleet.models.decoder import Decoder
-from skyfleet.models.loading import load_model, load_weights, save_model
+from skyfleet.models.adapter_files import load_adapted
+from skyfleet.models.loading import load_weights, save_model
+from skyfleet.models.lora import adapt
 from skyfleet.trainer.assemble_policy import Speaker, longest_episode
+from skyfleet.trainer.assemble_reference import reference_maker
 from skyfleet.trajectories.trajectory import Group
 
 
 def assemble_learner(
     config: RunConfig,
     speaker: Speaker,
-    reference_folder: Path,
+    reference_folder: Callable[[], Path],
     *,
+    total_steps: int,
+    critic: Critic | None = None,
     watched: Callable[[LearnerSettings], LearnerSettings] = lambda settings: settings,
 ) -> SingleLearner:
-    """`reference_folder` is where the policy before reinforcement is kept, for the KL term.
+    """`reference_folder` is where the policy that is the KL's reference is kept.
 
-    `watched` stands around what the learner computes with.
+    `total_steps` are the run's; `watched` stands around what the learner computes with.
     """
     algorithm = config.trainer.algorithm
     needs_reference = algorithm.use_kl_loss or algorithm.use_kl_in_reward
+    module, lora = speaker.loaded.module, config.trainer.policy.model.lora
+    if lora.rank:
+        adapt(module, lora, seed=config.trainer.seed)
     return SingleLearner(
         speaker.decoder,
-        watched(learner_settings(config)),
-        make_reference=_reference_maker(config, speaker, reference_folder)
+        watched(learner_settings(config, total_steps=total_steps)),
+        make_reference=reference_maker(config, speaker, reference_folder)
         if needs_reference
         else None,
+        critic=critic,
         save_policy=partial(save_model, speaker.loaded),
-        load_policy=partial(load_weights, speaker.loaded.module),
+        load_policy=partial(load_adapted if lora.rank else load_weights, module),
     )
 
 
-def learner_settings(config: RunConfig) -> LearnerSettings:
+def learner_settings(config: RunConfig, *, total_steps: int) -> LearnerSettings:
     trainer, algorithm = config.trainer, config.trainer.algorithm
-    optimizer = trainer.policy.optimizer_config
-    sampling = config.generator.sampling_params
     return LearnerSettings(
-        optimizer=OptimizerSettings(
-            lr=optimizer.lr,
-            adam_betas=optimizer.adam_betas,
-            weight_decay=optimizer.weight_decay,
-            max_grad_norm=optimizer.max_grad_norm,
-            num_warmup_steps=optimizer.num_warmup_steps,
+        optimizer=optimizer_settings(
+            trainer.policy.optimizer_config,
+            total_steps=total_steps * updates_a_step(config, trainer.policy_mini_batch_size),
         ),
         warm_start_optimizer=OptimizerSettings(
             lr=trainer.warm_start.lr,
-            num_warmup_steps=trainer.warm_start.steps // 20,
-            decay_steps=max(trainer.warm_start.steps, 1),
+            schedule=partial(
+                linear_to_a_tenth,
+                num_warmup_steps=trainer.warm_start.steps // 20,
+                total_steps=max(trainer.warm_start.steps, 1),
+            ),
         ),
         policy_loss=policy_loss_of(algorithm),
         select=selector_of(algorithm),
@@ -93,16 +98,51 @@ def learner_settings(config: RunConfig) -> LearnerSettings:
         temperature=algorithm.temperature,
         policy_mini_batch_size=trainer.policy_mini_batch_size,
         update_epochs_per_batch=trainer.update_epochs_per_batch,
-        max_tokens_per_microbatch=trainer.max_tokens_per_microbatch
-        if trainer.max_tokens_per_microbatch > 0
-        else trainer.micro_train_batch_size_per_gpu * longest_episode(config),
-        truncated_sampling=sampling.truncates,
+        max_tokens_per_microbatch=max_tokens_per_microbatch(config),
+        loss_chunk_size=trainer.loss_chunk_size,
+        gradient_checkpointing=trainer.gradient_checkpointing,
+        comparable_logprobs=comparable_logprobs(config),
         recompute_old_logprobs=algorithm.off_policy_correction.active,
         kl=kl_estimator(algorithm.kl_estimator_type) if algorithm.use_kl_loss else None,
         kl_loss_coef=algorithm.kl_loss_coef,
         entropy_loss_coef=algorithm.entropy_loss_coef if algorithm.use_entropy_loss else 0.0,
         reward_kl=_reward_kl(config) if algorithm.use_kl_in_reward else None,
+        track_extra_gradient_metrics=trainer.policy.track_extra_gradient_metrics,
+        offload_reference=trainer.ref.fsdp_config.cpu_offload,
     )
+
+
+def optimizer_settings(section: OptimizerConfig, *, total_steps: int) -> OptimizerSettings:
+    """`total_steps` are the optimiser's, of the whole run."""
+    return OptimizerSettings(
+        lr=section.lr,
+        adam_betas=section.adam_betas,
+        weight_decay=section.weight_decay,
+        max_grad_norm=section.max_grad_norm,
+        schedule=schedule_named(
+            section.scheduler, num_warmup_steps=section.num_warmup_steps, total_steps=total_steps
+        ),
+        offload_after_step=section.offload_after_step,
+    )
+
+
+def comparable_logprobs(config: RunConfig) -> bool:
+    """Whether engine and learner score tokens under the same distribution."""
+    sampling = config.generator.sampling_params
+    return not sampling.truncates and sampling.temperature == config.trainer.algorithm.temperature
+
+
+def updates_a_step(config: RunConfig, mini_batch_size: int) -> int:
+    """Optimiser steps, where no filter leaves fewer."""
+    trainer = config.trainer
+    return trainer.update_epochs_per_batch * (trainer.train_batch_size // mini_batch_size)
+
+
+def max_tokens_per_microbatch(config: RunConfig) -> int:
+    trainer = config.trainer
+    if trainer.max_tokens_per_microbatch > 0:
+        return trainer.max_tokens_per_microbatch
+    return trainer.micro_train_batch_size_per_gpu * longest_episode(config)
 
 
 def estimate_of(config: RunConfig) -> Estimator:
@@ -110,7 +150,7 @@ def estimate_of(config: RunConfig) -> Estimator:
     algorithm = config.trainer.algorithm
     changed = algorithm.advantage_batch_normalize or config.generator.step_wise_trajectories
     if changed and not algorithm.use_kl_in_reward:
-        return WholeBatch(credit=partial(_credit, config))
+        return WholeBatch(credit=partial(credited_by, config))
     return estimator_of(algorithm)
 
 
@@ -167,7 +207,7 @@ def _varied(config: RunConfig, groups: Sequence[Group], at_least: int) -> Kept:
     )
 
 
-def _credit(config: RunConfig, samples: Sequence[Sample]) -> list[Sample]:
+def credited_by(config: RunConfig, samples: Sequence[Sample]) -> list[Sample]:
     """Advantages, and all that is done to them afterwards."""
     credited = credit(samples, estimator_of(config.trainer.algorithm))
     if config.trainer.algorithm.advantage_batch_normalize:
@@ -183,41 +223,5 @@ def _reward_kl(config: RunConfig) -> RewardKl:
         control=partial(adaptive_control, kl_target=control.kl_target, horizon=control.horizon)
         if control.type == "adaptive"
         else fixed_control,
-        credit=partial(_credit, config),
+        credit=partial(credited_by, config),
     )
-
-
-def _reference_maker(config: RunConfig, speaker: Speaker, folder: Path) -> Callable[[], Decoder]:
-    """Another model is read at once, for what is wrong with it to be said at once."""
-    path = config.trainer.ref.model.path
-    if path == config.trainer.policy.model.path:
-        return partial(_policy_as_it_began, config, speaker, folder)
-    weights = next(speaker.loaded.module.parameters())
-    try:
-        loaded = load_model(path, dtype=weights.dtype, device=weights.device, config_kwargs={})
-    except ModelError as error:
-        raise ModelError(f"trainer.ref.model.path={path!r}: {error}") from error
-    if loaded.tokenizer.get_vocab() != speaker.loaded.tokenizer.get_vocab():
-        raise ConfigError(
-            f"trainer.ref.model.path={path!r} has another vocabulary than the policy, so its "
-            "logprobs are of other tokens; take a model of the policy's family"
-        )
-    decoder = _frozen(loaded.module, config)
-    return lambda: decoder
-
-
-def _policy_as_it_began(config: RunConfig, speaker: Speaker, folder: Path) -> Decoder:
-    """A frozen copy of the policy as it was before the first reinforcement step."""
-    if not folder.exists():
-        raise CheckpointError(
-            f"{folder} is missing: trainer.algorithm.use_kl_loss or use_kl_in_reward compares with "
-            "the policy before reinforcement; copy that checkpoint there or switch the KL off"
-        )
-    module = copy.deepcopy(speaker.loaded.module)
-    load_weights(module, folder)
-    return _frozen(module, config)
-
-
-def _frozen(module: nn.Module, config: RunConfig) -> Decoder:
-    module.requires_grad_(False)
-    return Decoder(module, max_positions=longest_episode(config))

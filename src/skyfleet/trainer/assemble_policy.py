@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,15 +15,12 @@ from skyfleet.chat.renderers import make_renderer
 from skyfleet.config.generator import Generator as GeneratorConfig
 from skyfleet.config.generator import SamplingParams as SamplingConfig
 from skyfleet.config.root import RunConfig
-from skyfleet.engines.cuda.engine import CudaEngine
-from skyfleet.engines.embedded import EmbeddedEngine
-from skyfleet.engines.engine import Engine
 from skyfleet.engines.sampling import SamplingParams
-from skyfleet.envs.env import EnvFactory, Opening
+from skyfleet.envs.env import EnvFactory
 from skyfleet.errors import ConfigError
 from skyfleet.models.decoder import Decoder
+from skyfleet.models.foreign import make_decoder
 from skyfleet.models.loading import Loaded, load_model
-from skyfleet.rollouts.conversation import Policy, TokenConversation
 from skyfleet.tasks.task import Task
 from skyfleet.trainer.limits import limits_of
 from skyfleet.trainer.scratch import make_policy
@@ -30,26 +28,11 @@ from skyfleet.trainer.scratch import make_policy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speaker:
-    """Everything it takes to speak as the policy."""
+    """The policy in this process: its weights, and the words they were made for."""
 
     loaded: Loaded
     decoder: Decoder
     renderer: Renderer
-    engine: Engine
-
-    def policy(self, sampling: SamplingParams) -> Policy:
-        sampling = replace(sampling, stop_token_ids=self.renderer.stop_token_ids)
-
-        def start(task: Task, opening: Opening, session: str) -> TokenConversation:
-            return TokenConversation(
-                opening,
-                engine=self.engine,
-                renderer=self.renderer,
-                sampling=sampling,
-                session=session,
-            )
-
-        return start
 
 
 async def assemble_speaker(
@@ -61,11 +44,11 @@ async def assemble_speaker(
 ) -> Speaker:
     """`train_tasks` only matter to a policy that is made from scratch for them."""
     loaded = await _load(config, train_tasks, open_env, policy_folder)
-    longest = longest_episode(config)
-    decoder = Decoder(loaded.module, max_positions=longest)
-    renderer = _renderer(config.generator, loaded)
-    engine = _engine(config.generator, decoder, renderer, capacity=longest)
-    return Speaker(loaded=loaded, decoder=decoder, renderer=renderer, engine=engine)
+    return Speaker(
+        loaded=loaded,
+        decoder=make_decoder(loaded.module, max_positions=longest_episode(config)),
+        renderer=renderer_of(config.generator, loaded.tokenizer),
+    )
 
 
 def sampling_of(section: SamplingConfig, *, seed: int) -> SamplingParams:
@@ -90,37 +73,14 @@ def longest_episode(config: RunConfig) -> int:
     return generator.max_input_length + turn
 
 
-def _renderer(generator: GeneratorConfig, loaded: Loaded) -> Renderer:
+def renderer_of(generator: GeneratorConfig, tokenizer: Any) -> Renderer:
     template = generator.chat_template
     return make_renderer(
-        loaded.tokenizer,
+        tokenizer,
         chat_template=read_template(template.source, template.name_or_path),
         chat_template_kwargs=generator.chat_template_kwargs,
         tool_call_parser=generator.tool_call_parser,
         close_turns=generator.append_eos_token_after_stop_str_in_multi_turn,
-    )
-
-
-def _engine(
-    generator: GeneratorConfig, decoder: Decoder, renderer: Renderer, *, capacity: int
-) -> Engine:
-    """The embedded engine, as the device wants it."""
-    if decoder.device.type != "cuda":
-        return EmbeddedEngine(
-            decoder,
-            decode_text=renderer.text,
-            max_num_seqs=generator.max_num_seqs,
-            capacity=capacity,
-            max_num_batched_tokens=generator.max_num_batched_tokens,
-        )
-    free_bytes, _ = torch.cuda.mem_get_info(decoder.device)
-    return CudaEngine(
-        decoder,
-        decode_text=renderer.text,
-        max_num_seqs=generator.max_num_seqs,
-        capacity=capacity,
-        max_num_batched_tokens=generator.max_num_batched_tokens,
-        memory_bytes=int(free_bytes * generator.gpu_memory_utilization),
     )
 
 
@@ -148,7 +108,14 @@ async def _load(
         loaded.module.to(device=device, dtype=dtype)
         return loaded
     # A saved policy already has its dimensions.
-    return load_model(path, dtype=dtype, device=device, config_kwargs={} if folder else overrides)
+    changes = rope_changes(config) | ({} if folder else overrides)
+    return load_model(path, dtype=dtype, device=device, config_kwargs=changes)
+
+
+def rope_changes(config: RunConfig) -> dict[str, Any]:
+    """What `trainer.rope_scaling` changes in the configuration of whatever reads an episode."""
+    scaling = config.trainer.rope_scaling
+    return {"rope_parameters": scaling.model_dump()} if scaling else {}
 
 
 def _device(name: str) -> torch.device:

@@ -16,8 +16,10 @@ from skyfleet.sentinels.roster import modes_of
 from skyfleet.sentinels.still_metrics import still_metrics
 from skyfleet.sentinels.watch import Watch
 from skyfleet.sentinels.witness import Witness
+from skyfleet.trainer.assemble_learner import comparable_logprobs
 from skyfleet.trainer.assemble_policy import Speaker
 from skyfleet.trainer.limits import limits_of
+from skyfleet.trainer.voice import Voice
 
 FLOAT32_GAP, COARSE_GAP = 1e-3, 0.05
 """How far two ways of computing one logprob lie apart at most, on average."""
@@ -26,6 +28,7 @@ FLOAT32_GAP, COARSE_GAP = 1e-3, 0.05
 def assemble_watch(
     config: RunConfig,
     speaker: Speaker,
+    voice: Voice,
     learner: SingleLearner,
     *,
     envs: Collection[str],
@@ -39,16 +42,16 @@ def assemble_watch(
         witness=witness,
         losses=losses,
         learner=learner,
-        engines=[speaker.engine],
+        engines=voice.engines,
     )
 
 
 def expected_of(config: RunConfig, *, envs: Collection[str], dtype: torch.dtype) -> Expected:
     trainer, generator = config.trainer, config.generator
-    algorithm, sampling = trainer.algorithm, config.generator.sampling_params
+    algorithm = trainer.algorithm
     dynamic = algorithm.dynamic_sampling.type
     punished = algorithm.overlong_buffer_len is not None
-    truncated = sampling.truncates
+    alike = generator.backend == "embedded"  # else the engine computes in its own way
     acting = {
         "filter/zero_variance": algorithm.zero_variance_filter,
         "policy/clip_cov_ratio": algorithm.policy_loss_type == "clip_cov",
@@ -69,9 +72,11 @@ def expected_of(config: RunConfig, *, envs: Collection[str], dtype: torch.dtype)
         unit_deviation=algorithm.advantage_estimator == "grpo" and algorithm.grpo_norm_by_std,
         mini_batch_size=trainer.policy_mini_batch_size,
         update_epochs=trainer.update_epochs_per_batch,
-        credits_again=algorithm.use_kl_in_reward,
-        comparable_logprobs=not truncated and sampling.temperature > 0,
-        logprob_tolerance=FLOAT32_GAP if dtype == torch.float32 else COARSE_GAP,
+        credits_again=algorithm.use_kl_in_reward or algorithm.advantage_estimator == "gae",
+        whitened_again=algorithm.advantage_estimator in ("gae", "reinforce++")
+        or algorithm.advantage_batch_normalize,
+        comparable_logprobs=comparable_logprobs(config),
+        logprob_tolerance=FLOAT32_GAP if alike and dtype == torch.float32 else COARSE_GAP,
         own_reference=trainer.ref.model.path == trainer.policy.model.path,
         acting=tuple(key for key, on in acting.items() if on),
     )

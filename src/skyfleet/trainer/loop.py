@@ -13,6 +13,7 @@ from skyfleet.metrics.episodes import episode_metrics
 from skyfleet.metrics.rewards import reward_metrics, trained_reward_metrics
 from skyfleet.rollouts.collect import collect
 from skyfleet.trainer.evaluating import evaluate_all
+from skyfleet.trainer.example import example
 from skyfleet.trainer.run import Run
 from skyfleet.trainer.saving import save
 from skyfleet.trainer.warm_start import warm_start
@@ -52,6 +53,9 @@ async def train_step(run: Run, step: int) -> None:
     with run.log.timed("rollout"), EpisodeWriter(path) as archive:
         groups, kept = await play(run, step, archive.add)
     run.watch.played(step, groups)
+    run.exports.played(step, groups)
+    if run.schedule.prints_example_at(step):
+        run.console.note(example(step, groups))
     for group in groups:
         run.sampler.observe(group.task_key, passed=group.n_passed, failed=group.n_failed)
     await learn(run, groups, kept)
@@ -84,15 +88,19 @@ async def learn(run: Run, groups: Sequence[Group], kept: Kept) -> None:
     run.log.add({f"filter/{reason}": float(number) for reason, number in kept.dropped.items()})
     samples = assign_credit(kept.groups, run.estimate, mask_unfinished=run.mask_unfinished)
     run.watch.credited(groups, kept, samples)
-    run.log.add(advantage_metrics(samples))
+    run.exports.credited(run.state.step + 1, samples)
+    measured = advantage_metrics(samples)
     if samples:
-        with run.log.timed("learn"):
-            report = await run.learner.step(samples)
-        run.watch.learned(samples, report)
-        run.log.add(report.metrics)
-        with run.log.timed("sync_weights"):
-            version = await run.sync.push(run.learner, run.engines)
+        async with run.resting():
+            with run.log.timed("learn"):
+                report = await run.learner.step(samples)
+            run.watch.learned(samples, report)
+            # With a critic the learner gives credit, and tells of that.
+            measured |= report.metrics
+            with run.log.timed("sync_weights"):
+                version = await run.sync.push(run.learner, run.engines)
         run.watch.synced(version)
+    run.log.add(measured)
     run.log.add(run.watch.told(run.log.pending))
 
 
@@ -107,6 +115,14 @@ async def finish_step(run: Run) -> None:
     run.log.add({"trainer/global_step": float(step), "trainer/epoch": float(run.sampler.epoch)})
     run.log.commit(step)
     run.state.logged_step = step
-    if run.schedule.saves_at(step) or step == 0 or step == run.state.best_step:
+    renews_reference = run.schedule.renews_reference_at(step)
+    if renews_reference:
+        run.state.reference_step = step
+    if run.schedule.saves_at(step) or step in (0, run.state.best_step, run.state.reference_step):
         with run.log.timed("save_checkpoints"):
             save(run)
+    if renews_reference:
+        run.learner.renew_reference()
+    if run.schedule.exports_at(step):
+        with run.log.timed("save_hf_model"):
+            run.exports.policy(step)

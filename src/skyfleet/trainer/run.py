@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from skyfleet.algorithms.advantages import Estimator
 from skyfleet.algorithms.filters import Kept
 from skyfleet.algorithms.sample import Sample
+from skyfleet.checkpoints.checkpoint import Saveable
 from skyfleet.engines.engine import Engine
 from skyfleet.envs.env import EnvFactory
 from skyfleet.learner.learner import Learner
@@ -19,6 +21,7 @@ from skyfleet.tasks.sampling import Sampler
 from skyfleet.tracking.console import ConsoleTracker
 from skyfleet.tracking.step_log import StepLog
 from skyfleet.trainer.evals import Evals
+from skyfleet.trainer.exports import Exports
 from skyfleet.trainer.schedule import Schedule
 from skyfleet.trainer.state import TrainerState
 from skyfleet.trajectories.trajectory import Group
@@ -45,11 +48,22 @@ class Run:
     estimate: Estimator
     mask_unfinished: bool
     learner: Learner
+    critic: Saveable | None
+    """The learner's, which is kept beside it."""
     engines: Sequence[Engine]
     sync: WeightSync
+    resting: Callable[[], AbstractAsyncContextManager[None]]
+    """While learning: engines that hold memory which the learner needs give it up."""
     watch: Watch
     log: StepLog
     console: ConsoleTracker
+    exports: Exports
     demonstrations: Sequence[Sample] = field(default=())
     """What the warm start imitates."""
     warm_start_batch_size: int = 32
+    opened: AsyncExitStack = field(default_factory=AsyncExitStack)
+    """What ends with the run: engines that have processes or connections."""
+
+    async def close(self) -> None:
+        self.log.close()
+        await self.opened.aclose()

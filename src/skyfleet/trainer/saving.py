@@ -9,9 +9,12 @@ from skyfleet.trainer.run import Run
 
 
 def parts(run: Run) -> dict[str, Saveable]:
+    critic = {} if run.critic is None else {"critic": run.critic}
     return {
-        "policy": run.learner,
+        # First: it says which step's policy the learner compares with.
         "trainer": JsonPart(run.state),
+        "policy": run.learner,
+        **critic,
         "data": JsonPart(run.sampler),
     }
 
@@ -23,7 +26,7 @@ def save(run: Run) -> Checkpoint:
         parts(run),
         max_to_keep=run.schedule.max_ckpts_to_keep,
         # The policy before reinforcement is what every later one is compared with.
-        protect=(0, run.state.best_step),
+        protect=(0, run.state.best_step, run.state.reference_step),
     )
 
 

@@ -15,6 +15,10 @@ class Schedule:
     eval_interval: int = -1
     ckpt_interval: int = -1
     max_ckpts_to_keep: int = -1
+    hf_save_interval: int = -1
+    print_example_interval: int = -1
+    reference_interval: int = -1
+    """An epoch, where the reference follows the policy."""
 
     def evaluates_at(self, step: int) -> bool:
         """Step 0 is before training. With an interval, the last step is always evaluated."""
@@ -24,6 +28,18 @@ class Schedule:
 
     def saves_at(self, step: int) -> bool:
         return self._due(step, self.ckpt_interval)
+
+    def exports_at(self, step: int) -> bool:
+        """With an interval, the last step is always exported."""
+        return step > 0 and self.hf_save_interval > 0 and self._due(step, self.hf_save_interval)
+
+    def prints_example_at(self, step: int) -> bool:
+        return self.print_example_interval > 0 and step % self.print_example_interval == 0
+
+    def renews_reference_at(self, step: int) -> bool:
+        """Not after the last step: nothing is compared with it any more."""
+        within = 0 < step < self.total_steps and self.reference_interval > 0
+        return within and step % self.reference_interval == 0
 
     def _due(self, step: int, interval: int) -> bool:
         return step == self.total_steps or (interval > 0 and step % interval == 0)

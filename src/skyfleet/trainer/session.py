@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from skyfleet.analysis.html.page import write_report
@@ -14,10 +15,10 @@ from skyfleet.config.loading import load_config_file
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError, TaskError
 from skyfleet.evaluation.compare import Comparison, compare
+from skyfleet.evaluation.keeping import kept_report
 from skyfleet.evaluation.table import comparison_table
 from skyfleet.storage.local import write_atomically
 from skyfleet.trainer.assemble import assemble
-from skyfleet.trainer.evaluating import read_report
 from skyfleet.trainer.loop import train
 from skyfleet.trainer.run import Run
 from skyfleet.trainer.saving import load
@@ -34,6 +35,10 @@ FREE_KEYS = (
     "trainer.eval_interval",
     "trainer.ckpt_interval",
     "trainer.max_ckpts_to_keep",
+    "trainer.hf_save_interval",
+    "trainer.print_example_interval",
+    "trainer.dump_data_batch",
+    "trainer.dump_training_trajectories",
     "trainer.resume_mode",
     "trainer.resume_path",
     "trainer.logger",
@@ -42,8 +47,13 @@ FREE_KEYS = (
 )
 
 
-async def run_training(config: RunConfig) -> str | None:
-    """Train, or go on training, and conclude. Returns the final table, if there is one."""
+async def run_training(
+    config: RunConfig, *, say: Callable[[str], None] = lambda _: None
+) -> str | None:
+    """Train, or go on training, and conclude. Returns the final table, if there is one.
+
+    `say` is told what is being set up, until there is a console.
+    """
     folder = Path(config.trainer.run_path)
     checkpoint = find_checkpoint(
         Path(config.trainer.ckpt_path), config.trainer.resume_mode, config.trainer.resume_path
@@ -55,6 +65,7 @@ async def run_training(config: RunConfig) -> str | None:
         config,
         policy_folder=checkpoint.folder / "policy" if checkpoint else None,
         resume_step=_logged_step(checkpoint) if checkpoint else None,
+        say=say,
     )
     try:
         if checkpoint:
@@ -63,7 +74,7 @@ async def run_training(config: RunConfig) -> str | None:
         await train(run)
         table = conclude(run)
     finally:
-        run.log.close()
+        await run.close()
     try:
         write_report([open_run(folder)], folder / REPORT)
     except Exception as error:  # hours of training must not end in a page's traceback
@@ -120,8 +131,8 @@ def conclude(run: Run) -> str | None:
 
 
 def _compared(run: Run, name: str) -> Comparison | None:
-    before = read_report(run.folder, name, 0)
-    after = read_report(run.folder, name, run.state.step)
+    before = kept_report(run.folder, name, 0)
+    after = kept_report(run.folder, name, run.state.step)
     if not before or not after or run.state.step == 0:
         return None
     try:

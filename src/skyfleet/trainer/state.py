@@ -17,6 +17,8 @@ class TrainerState:
     evaluated_steps: list[int] = field(default_factory=list)
     best_step: int = 0
     """Of those evaluated."""
+    reference_step: int = 0
+    """The policy as it was saved then is the KL's reference."""
     pending_metrics: dict[str, float] = field(default_factory=dict)
     """What an interrupted step had measured before it could be logged."""
 

@@ -66,7 +66,8 @@ def _marks(task: Task) -> set[str]:
 
 def schedule_of(config: RunConfig, *, n_tasks: int) -> Schedule:
     trainer = config.trainer
-    total = trainer.epochs * (n_tasks // trainer.train_batch_size)
+    epoch = n_tasks // trainer.train_batch_size
+    total = trainer.epochs * epoch
     if trainer.max_training_steps is not None:
         total = min(total, trainer.max_training_steps)
     return Schedule(
@@ -76,4 +77,7 @@ def schedule_of(config: RunConfig, *, n_tasks: int) -> Schedule:
         eval_interval=trainer.eval_interval,
         ckpt_interval=trainer.ckpt_interval,
         max_ckpts_to_keep=trainer.max_ckpts_to_keep,
+        hf_save_interval=trainer.hf_save_interval,
+        print_example_interval=trainer.print_example_interval,
+        reference_interval=epoch if trainer.update_ref_every_epoch else -1,
     )

@@ -14,17 +14,18 @@ async def warm_start(run: Run) -> None:
     total, done = run.schedule.warm_start_steps, run.state.warm_start_step
     if done >= total:
         return
-    with run.console.progress("warm start", total, done=done) as advance:
-        while run.state.warm_start_step < total:
-            # Where Ctrl-C is heard: before a step, so that the last one's numbers are never lost.
-            await asyncio.sleep(0)
-            step = run.state.warm_start_step
-            batch = lesson(run.demonstrations, run.warm_start_batch_size, step, seed=run.seed)
-            report = await run.learner.imitate(batch)
-            run.state.warm_start_step = step + 1
-            advance()
-    run.log.add({f"warm_start/{name}": value for name, value in report.metrics.items()})
-    await run.sync.push(run.learner, run.engines)
+    async with run.resting():
+        with run.console.progress("warm start", total, done=done) as advance:
+            while run.state.warm_start_step < total:
+                # Where Ctrl-C is heard: before a step, so that no step's numbers are ever lost.
+                await asyncio.sleep(0)
+                step = run.state.warm_start_step
+                batch = lesson(run.demonstrations, run.warm_start_batch_size, step, seed=run.seed)
+                report = await run.learner.imitate(batch)
+                run.state.warm_start_step = step + 1
+                advance()
+        run.log.add({f"warm_start/{name}": value for name, value in report.metrics.items()})
+        await run.sync.push(run.learner, run.engines)
 
 
 def lesson(samples: Sequence[Sample], size: int, step: int, *, seed: int) -> list[Sample]:

@@ -112,6 +112,7 @@ def _transcript_record(transcript: Transcript) -> Record:
         "chosen": _runs(chosen),
         "logprobs": _packed(list(compress(transcript.logprobs, chosen))),
         "policy_versions": list(transcript.policy_versions),
+        **({"reason": transcript.reason} if transcript.reason else {}),
     }
 
 
@@ -133,6 +134,7 @@ def _transcript(record: Mapping[str, Any]) -> Transcript:
         loss_mask=loss_mask,
         logprobs=logprobs,
         policy_versions=list(record["policy_versions"]),
+        reason=record.get("reason", ""),
     )
 
 

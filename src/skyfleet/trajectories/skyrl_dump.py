@@ -24,7 +24,7 @@ RESULTS = "aggregated_results.jsonl"
 OURS = "skyfleet"
 """Of env_extras: what we know and SkyRL does not say."""
 
-_STOP_REASONS = {
+STOP_REASONS = {
     Ending.DONE: "stop",
     Ending.MAX_TURNS: "stop",
     Ending.CONTEXT_FULL: "length",
@@ -62,7 +62,7 @@ def write_dump(
         for trajectory in group.trajectories:
             row = {
                 **_said(trajectory, text),
-                "stop_reason": _STOP_REASONS[trajectory.ending],
+                "stop_reason": STOP_REASONS[trajectory.ending],
                 "env_class": env_class,
                 "env_extras": {
                     "task_key": group.task_key,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from skyfleet.engines.engine import Engine
+from skyfleet.engines.router import Router
 from skyfleet.learner.learner import Learner
 
 
@@ -22,3 +23,14 @@ class InProcessSync:
         for engine in engines:
             engine.policy_version = learner.policy_version
         return learner.policy_version
+
+
+class PausedSync:
+    """No turn begins while weights travel; one that is broken off for them goes on afterwards."""
+
+    def __init__(self, sync: WeightSync, router: Router) -> None:
+        self._sync, self._router = sync, router
+
+    async def push(self, learner: Learner, engines: Sequence[Engine]) -> int:
+        async with self._router.paused(wait=False):
+            return await self._sync.push(learner, engines)

@@ -21,6 +21,7 @@ def tokens(trajectory: Trajectory, decode: Decode | None) -> list[dict[str, Any]
             "logprobs": [finite(round(logprob, 4)) for logprob in transcript.logprobs],
             "texts": _texts(transcript.token_ids, decode) if decode else None,
             "policy_versions": transcript.policy_versions,
+            "reason": transcript.reason,
         }
         for transcript in trajectory.transcripts
     ]

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
 
 from skyfleet.chat.completion import Completion, Finish
-from skyfleet.engines.cuda.pages import PAGE, PagePool, page_digests, pages_for
+from skyfleet.engines.cuda.pages import PAGE, page_digests, pages_for
 from skyfleet.engines.cuda.reading import PagedReading, Span
 from skyfleet.engines.cuda.request import Request
+from skyfleet.engines.cuda.seating import Seating
 from skyfleet.engines.cuda.slots import MOST_STEPS, N_STOPS, Slots
 from skyfleet.engines.drawing import randomness_of
 from skyfleet.engines.fitting import check_fits
@@ -46,14 +46,14 @@ class CudaEngine:
         shape = (decoder.n_layers, n_pages, PAGE, decoder.n_kv_heads, decoder.head_dim)
         self._keys = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
         self._values = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
-        self._pool = PagePool(n_pages)
         self._slots = Slots(
             decoder, self._keys, self._values, n_slots=max_num_seqs, capacity=capacity, page=PAGE
         )
-        self._table = np.zeros(tuple(self._slots.table.shape), dtype=np.int32)
-        self._free_slots = set(range(max_num_seqs))
-        self._resting: list[int] = []
-        """Slots whose sequence ended on the host's word."""
+        self._seating = Seating(
+            n_slots=max_num_seqs, n_pages=n_pages, table_width=self._slots.table.shape[1]
+        )
+        self._siblings_wait = False
+        """For a prompt that is being read, to share its pages."""
         self._waiting: list[Request] = []
         self._running: list[Request] = []
         self._worker: asyncio.Task[None] | None = None
@@ -61,7 +61,7 @@ class CudaEngine:
         self._stale = False
         """What was computed under other weights is still in the pages."""
         self.tokens_computed = 0
-        """Tokens the network has read or decoded so far: what prefix sharing saves shows here."""
+        """Tokens read or said so far: what prefix sharing saves shows here."""
 
     @property
     def policy_version(self) -> int:
@@ -77,7 +77,7 @@ class CudaEngine:
     ) -> Completion:
         check_fits(token_ids, sampling, capacity=self._capacity, session=session)
         longest = min(self._capacity, len(token_ids) + sampling.max_generate_length + 1)
-        if pages_for(longest) > self._pool.n_pages:
+        if pages_for(longest) > self._seating.n_pages:
             raise EngineError(
                 f"session {session}: {longest} tokens do not fit in the engine's memory; lower "
                 "generator.max_input_length or raise generator.gpu_memory_utilization"
@@ -141,7 +141,7 @@ class CudaEngine:
         self._read()
         speaking = [r for r in self._running if r.speaks]
         steps = min(self._steps_a_round, max((r.n_left for r in speaking), default=0))
-        if len(speaking) < len(self._running):
+        if len(speaking) < len(self._running) or self._siblings_wait:
             steps = 0  # a token costs the same for many as for few: read all first
         self._make_room(speaking, steps)
         n_slots = 1 + max((r.slot for r in self._running), default=-1)
@@ -158,9 +158,12 @@ class CudaEngine:
         being_read = {r.beginning for r in self._running if not r.speaks}
         still_waiting: list[Request] = []
         admitted: list[Request] = []
+        self._siblings_wait = False
         for request in self._waiting:
             # A sibling of a prompt that is being read waits until it can share its pages.
-            if request.beginning in being_read or not self._settle(request):
+            is_sibling = request.beginning in being_read and not self._seating.is_full
+            self._siblings_wait |= is_sibling
+            if is_sibling or not self._seating.settle(request):
                 still_waiting.append(request)
                 continue
             admitted.append(request)
@@ -170,20 +173,6 @@ class CudaEngine:
         self._running += admitted
         self._let_rest()
         self._slots.take(admitted)
-
-    def _settle(self, request: Request) -> bool:
-        if not self._free_slots:
-            return False
-        pages = self._pool.hold_known(request.digests[: request.n_shareable])
-        fresh = self._pool.hold_new(pages_for(len(request.token_ids)) - len(pages))
-        if fresh is None:
-            self._pool.let_go(pages)
-            return False
-        request.n_read, request.n_known = len(pages) * PAGE, len(pages)
-        request.pages = pages + fresh
-        request.slot = min(self._free_slots)
-        self._free_slots.remove(request.slot)
-        return True
 
     def _read(self) -> None:
         """Prompts, new tokens only, within the token budget; who is read to the end speaks."""
@@ -212,7 +201,7 @@ class CudaEngine:
         for request, span in zip(batch, spans, strict=True):
             last += span.stop - span.start
             request.n_read = span.stop
-            self._publish(request)
+            self._seating.publish(request)
             if span.stop == len(request.token_ids):
                 begun.append(request)
                 rows.append(last)
@@ -231,66 +220,63 @@ class CudaEngine:
         """Pages for everyone's next tokens; who came last goes back to waiting if there are none."""
         left = list(speaking)
         for request in speaking:
-            while request in left:
+            while request.speaks:
                 n_tokens = min(len(request.token_ids) + 1 + steps, self._capacity)
-                fresh = self._pool.hold_new(pages_for(n_tokens) - len(request.pages))
-                if fresh is not None:
-                    request.pages += fresh
-                    self._table[request.slot, : len(request.pages)] = request.pages
+                if self._seating.grow(request, n_tokens):
                     break
                 # Never the only one: whoever would not fit alone was refused at the door.
                 self._put_back(left.pop())
-        self._slots.table.copy_(torch.from_numpy(self._table), non_blocking=True)
+        self._slots.seat(
+            self._seating.table, {r.slot: len(r.token_ids) for r in speaking if r.speaks}
+        )
         self._let_rest()
 
     def _let_rest(self) -> None:
-        self._slots.let_rest(self._resting)
-        self._resting = []
+        self._slots.let_rest(self._seating.resting)
+        self._seating.resting.clear()
 
     def _note(self, tokens_SK: list[list[int]], logprobs_SK: list[list[float]]) -> None:
         """Give every sequence what it said in this round, and end those that finished."""
         for request in list(self._running):
             if not request.speaks:
                 continue
-            for token, logprob in zip(
-                tokens_SK[request.slot], logprobs_SK[request.slot], strict=True
-            ):
-                if token < 0:
-                    continue
-                request.token_ids.append(token)
-                request.logprobs.append(logprob)
-                self.tokens_computed += 1
-                if finish := finish_of(request.sampling, request.sampled, self._decode_text):
-                    self._end(request, finish)
-                    break
+            tokens, logprobs = tokens_SK[request.slot], logprobs_SK[request.slot]
+            # The first place is for those who began in this round, and silence comes last.
+            start = 0 if tokens[0] >= 0 else 1
+            stop = len(tokens) - tokens[start:].count(-1)
+            if finish := self._told(request, tokens[start:stop], logprobs[start:stop]):
+                self._end(request, finish)
             request.n_read = len(request.token_ids) - 1
+
+    def _told(
+        self, request: Request, tokens: Sequence[int], logprobs: Sequence[float]
+    ) -> Finish | None:
+        """Strings are for the host to find; of what the device knows only the last token can end."""
+        # With strings to look for, after every token; without, once.
+        stride = 1 if request.sampling.stop else max(len(tokens), 1)
+        for start in range(0, len(tokens), stride):
+            request.token_ids += tokens[start : start + stride]
+            request.logprobs += logprobs[start : start + stride]
+            self.tokens_computed += min(stride, len(tokens) - start)
+            if finish := finish_of(request.sampling, request.sampled, self._decode_text):
+                return finish
+        return None
 
     def _end(self, request: Request, finish: Finish) -> None:
         request.n_read = len(request.token_ids) - 1
         request.digests = page_digests(request.token_ids, request.digests)
-        self._publish(request)
+        self._seating.publish(request)
         self._leave(request)
         if not request.future.done():
             request.future.set_result(request.completion(finish))
 
-    def _publish(self, request: Request) -> None:
-        """Others may share every page that is full and computed."""
-        n_full = min(request.n_read // PAGE, len(request.digests))
-        for at in range(request.n_known, n_full):
-            self._pool.know(request.pages[at], request.digests[at])
-        request.n_known = max(request.n_known, n_full)
-
     def _leave(self, request: Request) -> None:
         self._running.remove(request)
-        self._pool.let_go(request.pages)
-        self._free_slots.add(request.slot)
-        self._resting.append(request.slot)
-        request.pages, request.slot, request.speaks = [], -1, False
+        self._seating.leave(request)
 
     def _put_back(self, request: Request) -> None:
         """It goes on where it was, once it has been read again."""
         self._leave(request)
-        request.digests = page_digests(request.token_ids, request.digests)
         self._waiting.insert(0, request)
 
     def _start_over(self) -> None:
@@ -298,7 +284,7 @@ class CudaEngine:
         self._stale = False
         for request in reversed(list(self._running)):
             self._put_back(request)
-        self._pool.forget_all()
+        self._seating.forget_all()
 
 
 def _pool_size(decoder: Decoder, n_tokens: int, memory_bytes: int | None) -> int:

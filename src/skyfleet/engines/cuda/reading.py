@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from skyfleet.engines.cuda.pages import PAGE
-from skyfleet.models.packed import flash_varlen
+from skyfleet.models.fused.flash import Ends, flash_varlen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +50,13 @@ class PagedReading:
             k_TKD, v_TKD = keys[self._all_L], values[self._all_L]
         if q_THD.dtype == torch.float32:
             return self._padded(q_THD, k_TKD, v_TKD)
-        return flash_varlen(
-            q_THD, k_TKD, v_TKD,
-            self._q_ends, self._k_ends, max(self._q_lengths), max(self._k_lengths),
-        )  # fmt: skip
+        ends = Ends(
+            queries=self._q_ends,
+            keys=self._k_ends,
+            most_queries=max(self._q_lengths),
+            most_keys=max(self._k_lengths),
+        )
+        return flash_varlen(q_THD, k_TKD, v_TKD, ends)
 
     def _padded(self, q_THD: Tensor, k_LKD: Tensor, v_LKD: Tensor) -> Tensor:
         """Flash attention has no float32: sequences are padded to a rectangle instead."""

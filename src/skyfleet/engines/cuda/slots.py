@@ -6,22 +6,33 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, rms_norm
 
-from skyfleet.engines.cuda.fused import FusedLayer
+from skyfleet.engines.cuda.kin import Kin
 from skyfleet.engines.cuda.request import Request
 from skyfleet.engines.cuda.truncation import truncate
 from skyfleet.models.decoder import Decoder
+from skyfleet.models.fused.functions import kernels, product
+from skyfleet.models.fused.layers import Joined
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 N_STOPS = 8
 MOST_STEPS = 32
 """Tokens between two looks at what was said."""
+
+
+class Variant(NamedTuple):
+    """What one graph is recorded for."""
+
+    n: int
+    """Slots."""
+    truncated: bool
+    shares: bool
+    """Some of them begin alike."""
 
 
 class Slots:
@@ -36,7 +47,7 @@ class Slots:
         page: int,
     ) -> None:
         self._decoder, self._keys, self._values = decoder, keys, values
-        self._layers = [FusedLayer(layer) for layer in decoder.layers]
+        self._layers = decoder.fuse()
         device = decoder.device
 
         def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -58,9 +69,12 @@ class Slots:
         self._out_tokens = zeros(MOST_STEPS + 1, n_slots, dtype=torch.int32)
         self._out_logprobs = zeros(MOST_STEPS + 1, n_slots, dtype=torch.float32)
         self._every = torch.arange(n_slots, device=device, dtype=torch.int32)
-        self._kernels: Any = _kernels(device)
-        self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
+        self._kin = Kin.among(n_slots, decoder.n_heads, decoder.head_dim, device)
+        self._kernels: Any = _kernels(device, "kernels")
+        self._attention: Any = _kernels(device, "attention")
+        self._graphs: dict[Variant, torch.cuda.CUDAGraph] = {}
         self._pool: Any = None
+        self._shares = False
 
     def take(self, requests: Sequence[Request]) -> None:
         """Each request's slot becomes what its sampling says; nobody speaks yet."""
@@ -100,13 +114,18 @@ class Slots:
     def speak(self, hidden_ME: Tensor, slots: Sequence[int], *, truncated: bool) -> None:
         """The first token of sequences whose prompt was just read."""
         slots_M = torch.tensor(slots, dtype=torch.int32, device=hidden_ME.device)
-        self._draw(linear(hidden_ME, self._decoder.head_weight), slots_M, truncated)
+        self._draw(self._decoder.logits(hidden_ME), slots_M, truncated)
+
+    def seat(self, table: np.ndarray, lengths: dict[int, int]) -> None:
+        """The pages of every slot, and the tokens computed of those that speak."""
+        self.table.copy_(torch.from_numpy(table), non_blocking=True)
+        self._shares = self._kin.gather(table, lengths)
 
     def decode(self, n_slots: int, steps: int, *, truncated: bool) -> None:
         """`steps` more tokens for the first `n_slots` slots; queued, not waited for."""
         bucket = next((b for b in BUCKETS if b >= n_slots), n_slots)
         bucket = min(bucket, len(self.tokens))
-        move_on = self._graph(bucket, truncated)
+        move_on = self._graph(Variant(n=bucket, truncated=truncated, shares=self._shares))
         self._step.fill_(1)
         for _ in range(steps):
             move_on()
@@ -115,6 +134,7 @@ class Slots:
         self, n_slots: int, steps: int
     ) -> tuple[list[list[int]], list[list[float]]]:
         """Tokens and logprobs, a row a slot; others go on while the device works."""
+        await asyncio.sleep(0)
         if self.tokens.is_cuda:
             done = torch.cuda.Event()
             done.record()
@@ -123,13 +143,13 @@ class Slots:
         tokens = self._out_tokens[: steps + 1, :n_slots].T.tolist()
         return tokens, self._out_logprobs[: steps + 1, :n_slots].T.tolist()
 
-    def _graph(self, bucket: int, truncated: bool) -> Callable[[], None]:
+    def _graph(self, variant: Variant) -> Callable[[], None]:
         if not self.tokens.is_cuda:
-            return partial(self._forward, bucket, truncated)
-        graph = self._graphs.get((bucket, truncated)) or self._capture(bucket, truncated)
+            return partial(self._forward, variant)
+        graph = self._graphs.get(variant) or self._capture(variant)
         return graph.replay
 
-    def _capture(self, bucket: int, truncated: bool) -> torch.cuda.CUDAGraph:
+    def _capture(self, variant: Variant) -> torch.cuda.CUDAGraph:
         """Recorded with every slot at rest, so that trying it moves nobody."""
         kept = self.active.clone()
         self.active.zero_()
@@ -138,37 +158,34 @@ class Slots:
         with torch.cuda.stream(side):
             for _ in range(2):
                 self._step.fill_(1)
-                self._forward(bucket, truncated)
+                self._forward(variant)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            self._forward(bucket, truncated)
+            self._forward(variant)
         self._pool = self._pool or graph.pool()
-        self._graphs[bucket, truncated] = graph
+        self._graphs[variant] = graph
         self.active.copy_(kept)
         return graph
 
-    def _forward(self, n: int, truncated: bool) -> None:
-        decoder = self._decoder
+    def _forward(self, variant: Variant) -> None:
+        n, kin = variant.n, self._kin if variant.shares else None
+        decoder, layer_kernels = self._decoder, kernels(self.tokens.device)
         lengths, active, table = self.lengths[:n], self.active[:n], self.table[:n]
-        x_NE = decoder.embedding_weight[self.tokens[:n]]
-        y_NE = rms_norm(x_NE, (x_NE.shape[-1],), self._layers[0].input_norm, decoder.eps)
-        norms = [layer.input_norm for layer in self._layers[1:]] + [decoder.norm_weight]
-        for index, (layer, next_norm) in enumerate(zip(self._layers, norms, strict=True)):
+        x_NE, delta_NE = None, decoder.embedding_weight[self.tokens[:n]]
+        for index, layer in enumerate(self._layers):
             keys, values = self._keys[index], self._values[index]
+            x_NE, y_NE, _ = layer_kernels.add_norm(x_NE, delta_NE, layer.input_norm, decoder.eps)
             q_NHD = self._kernels.place(
-                linear(y_NE, *layer.qkv), keys, values, decoder.cos_PD, decoder.sin_PD,
-                layer.qk_norms, lengths, active, table, eps=decoder.eps,
+                _projected(layer.qkv, y_NE), keys, values, decoder.cos_PD, decoder.sin_PD,
+                layer.heads.norms, lengths, active, table, eps=decoder.eps,
             )  # fmt: skip
-            out_NHD = self._kernels.attend(q_NHD, keys, values, lengths, active, table)
-            y_NE = self._kernels.add_norm(
-                x_NE, linear(out_NHD.flatten(1), *layer.out), layer.post_norm, decoder.eps
-            )
-            gated_NF = self._kernels.gate(linear(y_NE, *layer.gate_up))
-            y_NE = self._kernels.add_norm(
-                x_NE, linear(gated_NF, *layer.down), next_norm, decoder.eps
-            )
-        self._draw(linear(y_NE, decoder.head_weight), self._every[:n], truncated)
+            out_NHD = self._attention.attend(q_NHD, keys, values, lengths, active, table, kin)
+            delta_NE = _projected(layer.out, out_NHD.flatten(1))
+            x_NE, y_NE, _ = layer_kernels.add_norm(x_NE, delta_NE, layer.post_norm, decoder.eps)
+            delta_NE = _projected(layer.down, layer_kernels.gate(_projected(layer.gate_up, y_NE)))
+        _, y_NE, _ = layer_kernels.add_norm(x_NE, delta_NE, decoder.norm_weight, decoder.eps)
+        self._draw(decoder.logits(y_NE), self._every[:n], variant.truncated)
         self._step += 1
 
     def _draw(self, logits_MV: Tensor, slots_M: Tensor, truncated: bool) -> None:
@@ -186,7 +203,11 @@ class Slots:
         )  # fmt: skip
 
 
-def _kernels(device: torch.device) -> Any:
+def _kernels(device: torch.device, name: str) -> Any:
     """Triton comes with torch for CUDA only."""
-    name = "triton_kernels" if device.type == "cuda" else "torch_kernels"
-    return import_module(f"skyfleet.engines.cuda.{name}")
+    module = f"triton_{name}" if device.type == "cuda" else "torch_kernels"
+    return import_module(f"skyfleet.engines.cuda.{module}")
+
+
+def _projected(joined: Joined, x_NE: Tensor) -> Tensor:
+    return product(x_NE, joined.weight, joined.bias, dtype=x_NE.dtype)

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import rms_norm, silu
 
-
-def add_norm(x_NE: Tensor, delta_NE: Tensor, weight_E: Tensor, eps: float) -> Tensor:
-    x_NE += delta_NE
-    return rms_norm(x_NE, (x_NE.shape[-1],), weight_E, eps)
-
-
-def gate(gate_up_NF: Tensor) -> Tensor:
-    gate_NF, up_NF = gate_up_NF.chunk(2, dim=-1)
-    return silu(gate_NF) * up_NF
+from skyfleet.engines.cuda.kin import Kin
+from skyfleet.models.fused.shapes import Heads
+from skyfleet.models.fused.torch_kernels import turn
 
 
 def place(
@@ -31,16 +24,10 @@ def place(
     eps: float,
 ) -> Tensor:
     page, n_kv, width = keys.shape[1:]
-    qkv_NXD = qkv_NX.view(len(qkv_NX), -1, width)
-    n_heads = qkv_NXD.shape[1] - 2 * n_kv
-    q_NHD, k_NKD, v_NKD = torch.split(qkv_NXD, [n_heads, n_kv, n_kv], dim=1)
-    if norms is not None:
-        q_NHD = rms_norm(q_NHD, (width,), norms[0], eps)
-        k_NKD = rms_norm(k_NKD, (width,), norms[1], eps)
+    n_heads = qkv_NX.shape[1] // width - 2 * n_kv
+    heads = Heads(queries=n_heads, keys=n_kv, width=width, norms=norms, eps=eps)
     positions_N = lengths_N.long()
-    cos_N1D, sin_N1D = cos_PD[positions_N].unsqueeze(1), sin_PD[positions_N].unsqueeze(1)
-    q_NHD = q_NHD * cos_N1D + q_NHD.roll(width // 2, dims=-1) * sin_N1D
-    k_NKD = k_NKD * cos_N1D + k_NKD.roll(width // 2, dims=-1) * sin_N1D
+    q_NHD, k_NKD, v_NKD = turn(qkv_NX, heads, cos_PD, sin_PD, positions_N)
     pages_N = table_NM.long().gather(1, (positions_N // page).unsqueeze(1)).squeeze(1)
     cells_N = torch.where(active_N > 0, pages_N * page + positions_N % page, 0)
     keys.flatten(0, 1)[cells_N] = k_NKD
@@ -55,7 +42,9 @@ def attend(
     lengths_N: Tensor,
     active_N: Tensor,
     table_NM: Tensor,
+    kin: Kin | None = None,
 ) -> Tensor:
+    """Who is kin changes how much is read, and nothing else."""
     n, n_heads, width = q_NHD.shape
     page, n_kv, _ = keys.shape[1:]
     tokens_L = torch.arange(table_NM.shape[1] * page, device=q_NHD.device)

@@ -92,7 +92,7 @@ class Episodes:
             raise EnvError(f"all {self._max_sessions} sessions are open; close one or come again")
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._places)
-            env = await stack.enter_async_context(opened(self._open_env, task))
+            env = await opened(self._open_env, task, stack)
             with blamed_on(EnvError, "reset"):
                 opening = await env.reset()
             session_id, episode = uuid4().hex, Episode(task, env, opening, stack.pop_all())

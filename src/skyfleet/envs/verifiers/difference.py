@@ -10,10 +10,11 @@ import json
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, Literal
 
 from skyfleet.envs.verifiers.frozen import remembered
-from skyfleet.envs.verifiers.pages import unchanged_tables
+from skyfleet.envs.verifiers.pages import touched_tables
 
 Kind = Literal["insert", "modify", "delete"]
 Spec = Mapping[str, Any]
@@ -63,17 +64,17 @@ class Difference:
         ignore_config: IgnoreConfig | None = None,
     ) -> None:
         ignore = ignore_config or IgnoreConfig()
-        same = unchanged_tables(before, after)
         self._tables = table_names(before)
-        if same != self._tables:
-            self._tables = self._tables | table_names(after)
+        touched, like = touched_tables(before, after), before
+        if touched is None:
+            self._tables = touched = self._tables | table_names(after)
+            like = after
         self.changes = tuple(
             change
-            for table in sorted(self._tables - same)
+            for table in sorted(self._tables & touched)
             if not ignore.should_ignore_table(table)
-            if not _untouched(before, after, table)
             for change in _compare(
-                table, remembered(before, _read, table), _read(after, table), ignore
+                table, remembered(before, _read, table), _read(after, table, like), ignore
             )
         )
 
@@ -162,51 +163,43 @@ class _Rows:
         return dict(zip(self.columns, self.by_key[key], strict=True))
 
 
-def _untouched(before: sqlite3.Connection, after: sqlite3.Connection, table: str) -> bool:
-    """Most tables are: two equal lists of rows need no keys and no names."""
-    try:
-        return remembered(before, _listed, table) == remembered(after, _listed, table)
-    except sqlite3.OperationalError:
-        return False  # it is in one of the two only
-
-
-def _listed(connection: sqlite3.Connection, table: str) -> tuple[object, list[tuple[Any, ...]]]:
-    cursor = connection.execute(f'select * from "{table}"')
-    return cursor.description, cursor.fetchall()
-
-
-def _read(connection: sqlite3.Connection, table: str) -> _Rows:
+def _read(
+    connection: sqlite3.Connection, table: str, like: sqlite3.Connection | None = None
+) -> _Rows:
     """All rows by primary key, else by id, else by rowid; none where the table does not exist.
 
     A key that occurs twice, as null may in a primary key, would let one row hide the other.
+    `like` has the same schema.
     """
-    info = connection.execute(f'pragma table_info("{table}")').fetchall()
-    if not info:
+    key_columns = remembered(like or connection, _key_columns, table)
+    if key_columns is None:
         return _Rows()
     cursor = connection.execute(f'select * from "{table}"')
     columns, rows = [column[0] for column in cursor.description], cursor.fetchall()
-    keys = [columns.index(c[1]) for c in sorted(info, key=lambda column: column[5]) if c[5]]
-    if not keys and "id" in columns:
-        keys = [columns.index("id")]
-    by_key = (
-        {row[keys[0]]: row for row in rows}
-        if len(keys) == 1
-        else {tuple(row[i] for i in keys): row for row in rows}
-    )
-    if not keys or len(by_key) < len(rows):
-        found = connection.execute(f'select rowid, * from "{table}"')
-        return _Rows(columns=columns, by_key={row[0]: row[1:] for row in found})
-    return _Rows(columns=columns, key_columns=tuple(columns[i] for i in keys), by_key=by_key)
+    if key_columns:
+        key_of = itemgetter(*map(columns.index, key_columns))
+        by_key = {key_of(row): row for row in rows}
+        if len(by_key) == len(rows):
+            return _Rows(columns=columns, key_columns=key_columns, by_key=by_key)
+    found = connection.execute(f'select rowid, * from "{table}"')
+    return _Rows(columns=columns, by_key={row[0]: row[1:] for row in found})
+
+
+def _key_columns(connection: sqlite3.Connection, table: str) -> tuple[str, ...] | None:
+    info = connection.execute(f'pragma table_info("{table}")').fetchall()
+    primary = tuple(c[1] for c in sorted(info, key=lambda column: column[5]) if c[5])
+    return (primary or tuple(c[1] for c in info if c[1] == "id")) if info else None
 
 
 def _compare(table: str, before: _Rows, after: _Rows, ignore: IgnoreConfig) -> Iterator[Change]:
     def seen(row: Mapping[str, Any]) -> dict[str, Any]:
         return {n: value for n, value in row.items() if not ignore.should_ignore_field(table, n)}
 
+    known, same_columns = before.by_key, before.columns == after.columns
     for pk, row in after.by_key.items():
-        if pk not in before.by_key:
+        if pk not in known:
             yield Change(table=table, pk=pk, kind="insert", row=seen(after.named(pk)))
-        elif before.by_key[pk] != row or before.columns != after.columns:
+        elif known[pk] != row or not same_columns:
             old, new = before.named(pk), seen(after.named(pk))
             altered = frozenset(n for n, value in new.items() if not _same(value, old.get(n)))
             if altered:

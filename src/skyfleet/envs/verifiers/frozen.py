@@ -16,7 +16,6 @@ class FrozenState(sqlite3.Connection):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.known: dict[object, Any] = {}
-        self.image = b""
 
 
 MOST_STATES = 256
@@ -42,7 +41,6 @@ def _frozen(image: bytes) -> FrozenState:
         ":memory:", isolation_level=None, check_same_thread=False, factory=FrozenState
     )
     state.deserialize(image)
-    state.image = image
     state.execute("pragma query_only = on")
     return state
 

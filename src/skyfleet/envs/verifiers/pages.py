@@ -1,4 +1,4 @@
-"""Pages: which tables of two states are the same to the byte, so that their rows need not be read.
+"""Pages: which tables of two states may differ, so that the rows of all others need not be read.
 
 SQLite keeps each table in pages of its own. A row that changes changes its page; a page that a
 table gains hangs on one it had. So a table none of whose pages differ has not changed.
@@ -8,38 +8,44 @@ from __future__ import annotations
 
 import sqlite3
 
-from skyfleet.envs.verifiers.frozen import FrozenState, remembered
+from skyfleet.envs.verifiers.frozen import remembered
 
 _HEADER = 100
-"""Bytes at the start of the first page that count writes and hold no row."""
+"""Bytes at the start of the first page that hold no row."""
+_FORMAT = (slice(16, 24), slice(44, 72))
+"""Of the header, what says how to read the pages; the rest counts writes."""
+_SCHEMA = ""
+"""In place of a table, for the pages that describe the tables."""
 
 
-def unchanged_tables(before: sqlite3.Connection, after: sqlite3.Connection) -> frozenset[str]:
-    """Tables that are surely the same; of all others this says nothing."""
-    if not isinstance(before, FrozenState):
-        return frozenset()
-    owners = remembered(before, _owners, "dbstat")
-    old, new = memoryview(before.image), memoryview(after.serialize())
-    size = int.from_bytes(old[16:18], "big")
-    if not owners or old[16:18] != new[16:18] or old[_HEADER:size] != new[_HEADER:size]:
-        return frozenset()  # another schema: tables may have changed places
-    touched = {
-        owner
-        for page, owner in owners.items()
-        if old[page * size : (page + 1) * size] != new[page * size : (page + 1) * size]
-    }
-    return frozenset(owners.values()) - touched
+def touched_tables(before: sqlite3.Connection, after: sqlite3.Connection) -> set[str] | None:
+    """Tables that may have changed; none besides has. None: pages do not tell."""
+    if before.in_transaction or after.in_transaction:
+        return None  # what is not committed need not be in its page
+    old, new = _image(before), _image(after)
+    pages = remembered(before, _pages, "dbstat")
+    touched = {table for start, end, table in pages if old[start:end] != new[start:end]}
+    # Where the schema is another one, tables may have come, gone or changed places.
+    told = pages and _SCHEMA not in touched and all(old[part] == new[part] for part in _FORMAT)
+    return touched if told else None
 
 
-def _owners(state: sqlite3.Connection, catalogue: str) -> dict[int, str]:
-    """Page, from 0 -> the table it belongs to; nothing where SQLite was built without dbstat."""
+def _image(state: sqlite3.Connection) -> bytes:
+    try:
+        return state.serialize()
+    except sqlite3.OperationalError:
+        return b""  # nothing was ever written to it
+
+
+def _pages(state: sqlite3.Connection, catalogue: str) -> list[tuple[int, int, str]]:
+    """Start, end and table of every page; none where pages move or SQLite has no dbstat."""
     if state.execute("pragma auto_vacuum").fetchone() != (0,):
-        return {}  # pages move
+        return []
     query = (
-        f"select pageno - 1, tbl_name from {catalogue} join sqlite_master using (name)"
-        " where pageno > 1"
+        f"select max(pgoffset, {_HEADER}), pgoffset + pgsize, coalesce(tbl_name, '{_SCHEMA}')"
+        f" from {catalogue} left join sqlite_master using (name)"
     )
     try:
-        return dict(state.execute(query).fetchall())
+        return state.execute(query).fetchall()
     except sqlite3.OperationalError:
-        return {}
+        return []

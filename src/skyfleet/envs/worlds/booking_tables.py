@@ -20,9 +20,7 @@ WISHLISTS = ("Summer", "Winter", "Family", "Honeymoon", "Someday")
 SAVED = "Saved"
 """The wishlist that everyone has."""
 
-# Small pages: most tables have few rows, and the image of every data seed is kept.
 SCHEMA = """
-pragma page_size = 1024;
 create table users (
     id integer primary key, first_name text, last_name text, email text, phone_number text,
     country text

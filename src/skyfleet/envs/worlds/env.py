@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import date
+from functools import partial
 
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.envs.env import Opening, Step
@@ -16,6 +17,9 @@ from skyfleet.envs.worlds.world import World
 from skyfleet.errors import EnvError, VerifierError
 from skyfleet.tasks.grade import Grade
 from skyfleet.tasks.task import Task
+
+_RULES = Message(role="system", content=SYSTEM)
+_DATA_KEY = re.compile(r"seed-(\d{1,9})")
 
 # Who and when stand with the wish, not in the system text: all tasks of a world then begin with
 # the same tokens, which engine and learner compute once.
@@ -48,8 +52,7 @@ class WorldEnv:
     async def reset(self) -> Opening:
         await self.close()
         self._done, self._answer = False, None
-        variables = self._world.variables(self._data_seed) | self._task.env_variables
-        self._app = self._world.open(self._data_seed, variables)
+        self._app = self._world.open(self._data_seed, self._task.env_variables)
         wish = _WISH.format(
             user=self._app.user,
             world=self._world.name,
@@ -57,19 +60,14 @@ class WorldEnv:
             today=self._app.current_date,
             prompt=self._task.prompt,
         )
-        messages = (Message(role="system", content=SYSTEM), Message(role="user", content=wish))
+        messages = (_RULES, Message(role="user", content=wish))
         self._said = list(messages)
         return Opening(messages=messages, tools=self._toolkit.specs)
 
     async def step(self, action: Message) -> Step:
         if self._done:
             raise EnvError(f"task {self._task.key}: step after done; open another env")
-        app = self._opened
-
-        async def answer(call: ToolCall) -> Step:
-            return self._answer_to(app, call)
-
-        step = await take_turn(action, answer)
+        step = await take_turn(action, partial(self._answer_to, self._opened))
         self._done = step.done
         self._said += (action, *step.messages)
         return step
@@ -100,7 +98,7 @@ class WorldEnv:
             raise EnvError(f"task {self._task.key}: the env is not open; call reset first")
         return self._app
 
-    def _answer_to(self, app: App, call: ToolCall) -> Step:
+    async def _answer_to(self, app: App, call: ToolCall) -> Step:
         try:
             result = self._toolkit.call(app, call.name, call.arguments)
         except ToolError as error:
@@ -115,7 +113,7 @@ class WorldEnv:
 
 
 def _data_seed(task: Task) -> int:
-    match = re.fullmatch(r"seed-(\d{1,9})", task.data_key or "")
+    match = _DATA_KEY.fullmatch(task.data_key or "")
     if match is None:
         raise EnvError(f"task {task.key}: data_key={task.data_key!r}; write seed-<number>")
     return int(match[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_type_hints
@@ -17,6 +18,7 @@ ToolFunction = Callable[..., object]
 
 _SHOWN_CHARACTERS = 40
 """How much of a wrong value an error repeats."""
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
 
 class ToolError(Exception):
@@ -61,24 +63,26 @@ class Tool:
 
     def read(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments, checked; ToolError names the first that is wrong."""
-        takes = f"it takes {', '.join(self.arguments.model_fields) or 'nothing'}"
         for name, value in arguments.items():
-            if name not in self.arguments.model_fields:
-                raise ToolError(f"{self.spec.name} has no {shown(name)}; {takes}")
+            if name not in self.spec.parameters["properties"]:
+                raise ToolError(f"{self.spec.name} has no {shown(name)}; {self._takes}")
             # SQLite stores 64 bits and UTF-8; a number of 5,000 digits cannot even be printed.
             if isinstance(value, int) and value.bit_length() > 63:
                 raise ToolError(f"{name} is too large a number; use one from a listing")
-            if isinstance(value, str) and any("\ud800" <= sign <= "\udfff" for sign in value):
+            if isinstance(value, str) and _HALF_CHARACTER.search(value):
                 raise ToolError(f"{name} is {shown(value)}; write it without half characters")
         try:
-            read = self.arguments.model_validate(dict(arguments))
+            return vars(self.arguments.model_validate(dict(arguments)))
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             wrong, right = first["loc"][0], first["msg"][0].lower() + first["msg"][1:]
             if first["type"] == "missing":
-                raise ToolError(f"{self.spec.name} needs {wrong}; {takes}") from error
+                raise ToolError(f"{self.spec.name} needs {wrong}; {self._takes}") from error
             raise ToolError(f"{wrong} is {shown(first['input'])}; {right}") from error
-        return {name: getattr(read, name) for name in self.arguments.model_fields}
+
+    @property
+    def _takes(self) -> str:
+        return f"it takes {', '.join(self.spec.parameters['properties']) or 'nothing'}"
 
 
 class Toolkit:

@@ -103,18 +103,26 @@ class World:
         """The tables without rows: parsing a long schema costs as much as filling it."""
         if self._empty is None:
             db = Database()
+            # Most tables have few rows, and every episode copies all pages.
+            db.write("pragma page_size = 1024")
             db.connection.executescript(self._schema)
             self._empty = db.image()
             db.close()
         return self._empty
 
     def open(self, data_seed: int, variables: Mapping[str, Any]) -> App:
-        """A fresh copy of the seeded data, to be closed by the caller."""
+        """A fresh copy of the seeded data, to be closed by the caller.
+
+        What `variables` leave out is as the data was made for.
+        """
+        if not variables.keys() >= _VARIABLES:
+            variables = {**self.variables(data_seed), **variables}
         return _app(Database(self.image(data_seed)), variables, data_seed)
 
 
+_VARIABLES = {"CURRENT_DATE", "LOGGED_IN_USER"}
 _MOST_IMAGES = 1000
-"""Kept in memory, some 40 kB each; a millisecond or two builds one again."""
+"""Kept in memory, some 20 kB each; a millisecond or two builds one again."""
 
 
 def call(tool: str, /, **arguments: Any) -> RecordedCall:

@@ -32,6 +32,7 @@ function strip(transcript, number) {
     el("h3", {}, `Transcript ${number + 1}`),
     el("p", { class: "muted" }, `${count(transcript.ids.length, "token")}, ${chosen} chosen · ` +
       `mean logprob ${mean.toFixed(3)} · policy version ${versions || "unknown"}` +
+      (transcript.reason ? ` · a new one: ${transcript.reason}` : "") +
       (transcript.texts ? "" : " · ids only: the run's checkpoints hold no tokenizer that can be read here")),
     box, more);
 

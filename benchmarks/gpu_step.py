@@ -1,0 +1,261 @@
+"""W1: one GRPO step on one GPU, skyfleet beside TRL with `generate` and with vLLM in its process.
+
+SmolLM2-135M in bfloat16, 64 prompts x 8 samples, prompts of 256 tokens, 128 new ones each (no token
+ends a turn), one optimiser step, no KL. Every side gets the same prompts and the same reward.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from skyfleet.algorithms.advantages import grpo
+from skyfleet.algorithms.credit import assign_credit
+from skyfleet.algorithms.losses.ppo import ppo_clip
+from skyfleet.algorithms.reduction import token_mean
+from skyfleet.chat.message import Message, ToolSpec
+from skyfleet.chat.pieces import PieceEncoder
+from skyfleet.engines.cuda.engine import CudaEngine
+from skyfleet.engines.sampling import SamplingParams
+from skyfleet.envs.env import Opening, Step
+from skyfleet.learner.optimizer import OptimizerSettings
+from skyfleet.learner.single import LearnerSettings, SingleLearner
+from skyfleet.models.decoder import Decoder
+from skyfleet.models.loading import Loaded, load_model, save_model
+from skyfleet.rollouts.collect import collect
+from skyfleet.rollouts.conversation import TokenConversation
+from skyfleet.rollouts.limits import Limits
+from skyfleet.tasks.grade import Grade
+from skyfleet.tasks.task import Task
+
+N_PROMPTS, N_SAMPLES, N_READ, N_NEW = 64, 8, 256, 128
+LR, EPS_CLIP = 1e-6, 0.2
+WARM_UP_STEPS = 2
+PEAK_FLOPS, PEAK_BYTES = 790e12, 4.3e12
+
+
+def prompts_of(tokenizer: Any) -> list[str]:
+    """Words of one token each: the text of 256 words is the same 256 tokens on every side."""
+    words = [w for w in tokenizer.get_vocab() if w.startswith("Ġ") and w[1:].isalpha()]
+    draw = Random(0)
+    words = sorted(w for w in words if w.isascii() or w[1:].isascii())
+    return ["".join(" " + w[1:] for w in draw.sample(words, N_READ)) for _ in range(N_PROMPTS)]
+
+
+def reward(answer: str) -> float:
+    return len(set(answer)) / 100
+
+
+class PlainRenderer:
+    """The prompt's own tokens and nothing around them."""
+
+    stop_token_ids = ()
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer, self._encode = tokenizer, PieceEncoder(tokenizer)
+
+    def open(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
+        return self._encode([messages[-1].text])
+
+    def parse(self, token_ids: Sequence[int], tools: Sequence[ToolSpec]) -> Message:
+        return Message(role="assistant", content=self._tokenizer.decode(token_ids))
+
+
+class OneAnswer:
+    def __init__(self, task: Task) -> None:
+        self._task, self._answer = task, ""
+
+    async def reset(self) -> Opening:
+        return Opening(messages=(Message(role="user", content=self._task.prompt),), tools=())
+
+    async def step(self, action: Message) -> Step:
+        self._answer = action.text
+        return Step(messages=(), done=True)
+
+    async def grade(self) -> Grade:
+        return Grade(reward=reward(self._answer), success=False)
+
+    async def close(self) -> None: ...
+
+
+def floor_seconds(n_parameters: int) -> dict[str, float]:
+    """What the arithmetic and the memory allow at best, nothing computed twice and nothing shared."""
+    n_tokens = N_PROMPTS * N_SAMPLES * (N_READ + N_NEW)
+    return {
+        # Every decoded token of the batch reads the weights once.
+        "rollout": N_NEW * 2 * n_parameters / PEAK_BYTES
+        + 2 * n_parameters * N_PROMPTS * (N_READ + N_SAMPLES * N_NEW) / PEAK_FLOPS,
+        "learn": 6 * n_parameters * n_tokens / PEAK_FLOPS,
+    }
+
+
+async def skyfleet_steps(loaded: Loaded, steps: int) -> dict[str, Any]:
+    decoder = Decoder(loaded.module, max_positions=N_READ + N_NEW)
+    renderer: Any = PlainRenderer(loaded.tokenizer)
+    tasks = [
+        Task(key=f"w1-{index}", prompt=prompt, env_key="w1")
+        for index, prompt in enumerate(prompts_of(loaded.tokenizer))
+    ]
+    assert {len(renderer.open([Message(role="user", content=t.prompt)], ())) for t in tasks} == {
+        N_READ
+    }
+    engine = CudaEngine(
+        decoder,
+        decode_text=loaded.tokenizer.decode,
+        max_num_seqs=N_PROMPTS * N_SAMPLES,
+        capacity=N_READ + N_NEW,
+        max_num_batched_tokens=N_PROMPTS * N_READ,
+        steps_a_round=32,
+    )
+    optimizer = OptimizerSettings(lr=LR)
+    learner = SingleLearner(
+        decoder,
+        LearnerSettings(
+            optimizer=optimizer,
+            warm_start_optimizer=optimizer,
+            policy_loss=partial(ppo_clip, eps_clip_low=EPS_CLIP, eps_clip_high=EPS_CLIP),
+            reduce=token_mean,
+            temperature=1.0,
+            policy_mini_batch_size=N_PROMPTS,
+            max_tokens_per_microbatch=N_PROMPTS * N_SAMPLES * (N_READ + N_NEW) // 2,
+        ),
+        save_policy=lambda _: None,
+        load_policy=lambda _: None,
+    )
+    limits = Limits(max_turns=1, max_input_length=N_READ, trajectory_timeout_seconds=900)
+
+    async def open_env(task: Task) -> OneAnswer:
+        return OneAnswer(task)
+
+    rows: list[dict[str, float]] = []
+    for step in range(WARM_UP_STEPS + steps):
+        sampling = SamplingParams(max_generate_length=N_NEW, seed=step)
+
+        def policy(
+            task: Task, opening: Opening, session: str, sampling: SamplingParams = sampling
+        ) -> TokenConversation:
+            return TokenConversation(
+                opening, engine=engine, renderer=renderer, sampling=sampling, session=session
+            )
+
+        start = perf_counter()
+        groups = await collect(
+            tasks, open_env, policy, limits, n_samples=N_SAMPLES, max_concurrent=512
+        )
+        played = perf_counter()
+        samples = assign_credit(groups, grpo)
+        credited = perf_counter()
+        report = await learner.step(samples)
+        engine.policy_version = report.policy_version
+        torch.cuda.synchronize()
+        end = perf_counter()
+        assert {s.n_chosen for s in samples} == {N_NEW}
+        rows.append(
+            {
+                "step": end - start,
+                "rollout": played - start,
+                "credit": credited - played,
+                "learn": end - credited,
+                "gap": report.metrics["policy/rollout_train_logprobs_abs_diff_mean"],
+            }
+        )
+    measured = rows[WARM_UP_STEPS:]
+    n_parameters = sum(p.numel() for p in loaded.module.parameters())
+    phases = {name: round(median(row[name] for row in measured), 4) for name in measured[0]}
+    return {
+        "side": "skyfleet",
+        **phases,
+        "floor": {name: round(s, 4) for name, s in floor_seconds(n_parameters).items()},
+        "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 1),
+    }
+
+
+def trl_steps(folder: Path, steps: int, *, use_vllm: bool) -> dict[str, Any]:
+    from datasets import Dataset
+    from transformers import AutoTokenizer, ProgressCallback, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ends: list[float] = []
+
+    class Clock(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            torch.cuda.synchronize()
+            ends.append(perf_counter())
+
+    def rewards(completions: list[str], **_: Any) -> list[float]:
+        return [reward(completion) for completion in completions]
+
+    no_end = {"ignore_eos": True} if use_vllm else {"min_new_tokens": N_NEW}
+    with tempfile.TemporaryDirectory() as output:
+        trainer = GRPOTrainer(
+            model=str(folder),
+            reward_funcs=rewards,
+            processing_class=tokenizer,
+            train_dataset=Dataset.from_dict({"prompt": prompts_of(tokenizer)}),
+            callbacks=[Clock()],
+            args=GRPOConfig(
+                output_dir=output,
+                max_steps=WARM_UP_STEPS + steps,
+                model_init_kwargs={"dtype": "bfloat16"},
+                bf16=True,
+                per_device_train_batch_size=128,
+                gradient_accumulation_steps=N_PROMPTS * N_SAMPLES // 128,
+                num_generations=N_SAMPLES,
+                max_completion_length=N_NEW,
+                generation_kwargs=no_end,
+                learning_rate=LR,
+                epsilon=EPS_CLIP,
+                beta=0.0,
+                gradient_checkpointing=False,
+                use_vllm=use_vllm,
+                vllm_mode="colocate",
+                vllm_gpu_memory_utilization=0.3,
+                vllm_max_model_length=N_READ + N_NEW,
+                logging_strategy="steps",
+                logging_steps=1,
+                report_to=[],
+            ),
+        )
+        trainer.remove_callback(ProgressCallback)
+        trainer.train()
+    told = trainer.state.log_history[-2]
+    assert told["completions/mean_length"] == N_NEW, told
+    return {
+        "side": "TRL, vLLM" if use_vllm else "TRL, generate",
+        "step": round(median(b - a for a, b in pairwise(ends[WARM_UP_STEPS - 1 :])), 3),
+        "gap": told.get("sampling/sampling_logp_difference/mean"),
+        "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--side", choices=["skyfleet", "trl-generate", "trl-vllm"], required=True)
+    parser.add_argument("--steps", type=int, default=5, help="measured steps; the median counts")
+    options = parser.parse_args()
+    device = torch.device("cuda" if options.side == "skyfleet" else "cpu")
+    loaded = load_model("smollm2", dtype=torch.bfloat16, device=device, config_kwargs={})
+    if options.side == "skyfleet":
+        row = asyncio.run(skyfleet_steps(loaded, options.steps))
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            save_model(loaded, Path(folder))
+            row = trl_steps(Path(folder), options.steps, use_vllm=options.side == "trl-vllm")
+    print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,237 @@
+"""Training forward and backward on one GPU: tokens a second, share of peak, peak memory.
+
+Random tokens, nothing shared, no optimiser step: `chosen_logprobs` of every token and its gradient,
+as the learner computes them. SmolLM2's shape stands beside transformers with SDPA in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+
+from skyfleet.algorithms.sample import Sample
+from skyfleet.config.policy import Lora
+from skyfleet.learner.logprobs import chosen_logprobs
+from skyfleet.learner.packing import MicroBatch, pack
+from skyfleet.models.decoder import Decoder
+from skyfleet.models.lora import adapt
+
+PEAK_FLOPS = 790e12
+"""Dense bfloat16 of an H200, as measured; its data sheet says 989e12."""
+
+SMOLLM2 = LlamaConfig(
+    vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
+    num_attention_heads=9, num_key_value_heads=3, tie_word_embeddings=True,
+    max_position_embeddings=8192, rms_norm_eps=1e-5,
+)  # fmt: skip
+QWEN3_06B = Qwen3Config(
+    vocab_size=151936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28,
+    num_attention_heads=16, num_key_value_heads=8, head_dim=128, tie_word_embeddings=True,
+    max_position_embeddings=1 << 20,
+)  # fmt: skip
+QWEN3_8B = Qwen3Config(
+    vocab_size=151936, hidden_size=4096, intermediate_size=12288, num_hidden_layers=36,
+    num_attention_heads=32, num_key_value_heads=8, head_dim=128, tie_word_embeddings=False,
+    max_position_embeddings=1 << 20,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    name: str
+    config: Any
+    lengths: Sequence[int]
+    lora_rank: int = 0
+    recompute: bool = False
+
+
+CASES = {
+    case.name: case
+    for case in (
+        Case(name="smollm2 32x1024", config=SMOLLM2, lengths=[1024] * 32),
+        Case(name="qwen3-0.6b 16k", config=QWEN3_06B, lengths=[4096] * 4),
+        Case(name="qwen3-0.6b 64k", config=QWEN3_06B, lengths=[4096] * 16, recompute=True),
+        Case(name="qwen3-8b lora 16k", config=QWEN3_8B, lengths=[4096] * 4, lora_rank=32),
+        Case(
+            name="qwen3-8b lora 64k",
+            config=QWEN3_8B,
+            lengths=[4096] * 16,
+            lora_rank=32,
+            recompute=True,
+        ),
+        Case(name="qwen3-8b full 16k", config=QWEN3_8B, lengths=[4096] * 4, recompute=True),
+    )
+}
+
+
+def model_of(config: Any, *, lora_rank: int = 0) -> Any:
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        module = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    if lora_rank:
+        adapt(module, Lora(rank=lora_rank, alpha=lora_rank), seed=0)
+    return module
+
+
+def batch_of(lengths: Sequence[int], vocab_size: int) -> MicroBatch:
+    draw = torch.Generator().manual_seed(1)
+    samples = []
+    for index, n in enumerate(lengths):
+        tokens = tuple(torch.randint(vocab_size, (n,), generator=draw).tolist())
+        samples.append(
+            Sample(
+                task_key=str(index),
+                env_key="random",
+                token_ids=tokens,
+                loss_mask=(False, *[True] * (n - 1)),
+                logprobs=(0.0,) * n,
+                advantages=(1.0,) * n,
+                policy_version=0,
+            )
+        )
+    weights = [1 / sum(lengths)] * len(samples)
+    (batch,) = pack(
+        samples, weights, max_tokens=len(lengths) * max(lengths), device=torch.device("cuda")
+    )
+    return batch
+
+
+def seconds_of(run: Callable[[], None], *, times: int) -> float:
+    """Median of several, after one that nobody counts."""
+    taken = []
+    for _ in range(times + 1):
+        torch.cuda.synchronize()
+        start = perf_counter()
+        run()
+        torch.cuda.synchronize()
+        taken.append(perf_counter() - start)
+    return median(taken[1:])
+
+
+def flops_of(module: Any, config: Any, lengths: Sequence[int], *, trains_all: bool) -> float:
+    """Multiplications and additions that cannot be avoided; those done twice count once."""
+    matrices = sum(p.numel() for n, p in module.named_parameters() if "lora_" not in n)
+    if not config.tie_word_embeddings:
+        matrices -= config.vocab_size * config.hidden_size  # looking a row up multiplies nothing
+    width = config.num_attention_heads * (
+        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    )
+    attention = sum(2 * n * n * width for n in lengths) * config.num_hidden_layers
+    # Frozen weights want no gradient of their own.
+    passes = 3 if trains_all else 2
+    return float(2 * matrices * sum(lengths) * passes + attention * 3.5)
+
+
+def measured(case: Case, *, times: int) -> dict[str, Any]:
+    module = model_of(case.config, lora_rank=case.lora_rank)
+    decoder = Decoder(module, max_positions=max(case.lengths))
+    batch = batch_of(case.lengths, case.config.vocab_size)
+    torch.cuda.reset_peak_memory_stats()
+
+    def run() -> None:
+        logprobs_N, _ = chosen_logprobs(decoder, batch, temperature=1.0, recompute=case.recompute)
+        (logprobs_N * batch.weights_N).sum().backward()
+        module.zero_grad()
+
+    seconds = seconds_of(run, times=times)
+    flops = flops_of(module, case.config, case.lengths, trains_all=not case.lora_rank)
+    return _row("skyfleet", case, seconds, flops)
+
+
+def transformers_sdpa(case: Case, *, times: int) -> dict[str, Any]:
+    module = model_of(case.config)
+    module.set_attn_implementation("sdpa")
+    token_ids = torch.randint(case.config.vocab_size, (len(case.lengths), case.lengths[0])).cuda()
+    torch.cuda.reset_peak_memory_stats()
+
+    def run() -> None:
+        module(input_ids=token_ids, labels=token_ids, use_cache=False).loss.backward()
+        module.zero_grad()
+
+    seconds = seconds_of(run, times=times)
+    return _row(
+        "transformers, SDPA",
+        case,
+        seconds,
+        flops_of(module, case.config, case.lengths, trains_all=True),
+    )
+
+
+def longest_context(*, lora_rank: int, most: int) -> dict[str, Any]:
+    """Doubled from 32k until memory ends: one sequence, 8B, LoRA, layers run again."""
+    module = model_of(QWEN3_8B, lora_rank=lora_rank)
+    reached, seconds, n = 0, 0.0, 32_768
+    while n <= most:
+        try:
+            decoder = Decoder(module, max_positions=n)
+            batch = batch_of([n], QWEN3_8B.vocab_size)
+            start = perf_counter()
+            logprobs_N, _ = chosen_logprobs(decoder, batch, temperature=1.0, recompute=True)
+            (logprobs_N * batch.weights_N).sum().backward()
+            torch.cuda.synchronize()
+            reached, seconds = n, perf_counter() - start
+        except torch.OutOfMemoryError:
+            break
+        finally:
+            module.zero_grad()
+            gc.collect()
+            torch.cuda.empty_cache()
+        n *= 2
+    return {
+        "side": "skyfleet",
+        "case": "qwen3-8b lora longest",
+        "tokens": reached,
+        "seconds": seconds,
+    }
+
+
+def _row(side: str, case: Case, seconds: float, flops: float) -> dict[str, Any]:
+    return {
+        "side": side,
+        "case": case.name,
+        "tokens_per_second": round(sum(case.lengths) / seconds),
+        "ms": round(seconds * 1e3, 1),
+        "share_of_peak": round(flops / seconds / PEAK_FLOPS, 3),
+        "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", nargs="*", default=list(CASES))
+    parser.add_argument("--times", type=int, default=5)
+    parser.add_argument("--longest", type=int, default=0, help="tokens to try for 8B with LoRA")
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    jobs: list[Callable[[], dict[str, Any]]] = []
+    for name in options.cases:
+        if CASES[name].config is SMOLLM2:
+            jobs.append(lambda c=CASES[name]: transformers_sdpa(c, times=options.times))  # type: ignore[misc]
+        jobs.append(lambda c=CASES[name]: measured(c, times=options.times))  # type: ignore[misc]
+    if options.longest:
+        jobs.append(lambda: longest_context(lora_rank=32, most=options.longest))
+    for job in jobs:
+        try:
+            row = job()
+        except torch.OutOfMemoryError as error:
+            row = {"failed": str(error)[:120]}
+        print(json.dumps(row), flush=True)
+        if options.output:
+            with options.output.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

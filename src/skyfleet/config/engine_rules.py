@@ -1,0 +1,65 @@
+"""Engine rules: what the keys that choose and place engines owe each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from skyfleet.config.root import RunConfig
+
+
+def untrainable(config: RunConfig) -> Iterator[str]:
+    """Why a policy that can be played cannot be trained."""
+    generator = config.generator
+    if generator.is_remote:
+        yield (
+            f"generator.backend={generator.backend!r} speaks through servers, and nothing hands "
+            "new weights to them: play with `skyfleet evaluate` or `rollout`, or train with "
+            "generator.backend=embedded or vllm in this process"
+        )
+
+
+def _servers_are_named(config: RunConfig) -> Iterator[str]:
+    generator, urls = config.generator, config.generator.remote_inference_engine_urls
+    if generator.is_remote and not urls:
+        yield (
+            f"generator.backend={generator.backend!r} with generator.run_engines_locally="
+            f"{str(generator.run_engines_locally).lower()} speaks through servers, and none is "
+            "named; set generator.remote_inference_engine_urls=[http://host:port/v1]"
+        )
+    if urls and not generator.is_remote:
+        yield (
+            f"generator.remote_inference_engine_urls={urls} names servers, and "
+            f"generator.backend={generator.backend!r} speaks in this process; set "
+            "generator.backend=openai or drop the urls"
+        )
+    if generator.is_remote and urls and generator.num_inference_engines not in (1, len(urls)):
+        yield (
+            f"generator.num_inference_engines={generator.num_inference_engines} and "
+            f"generator.remote_inference_engine_urls names {len(urls)}; drop the number"
+        )
+
+
+def _engines_fill_the_gpus(config: RunConfig) -> Iterator[str]:
+    generator, placement = config.generator, config.trainer.placement
+    if generator.backend != "vllm" or generator.is_remote or not placement.colocate_all:
+        return
+    engines = generator.num_inference_engines
+    sizes = (
+        generator.inference_engine_tensor_parallel_size,
+        generator.inference_engine_pipeline_parallel_size,
+        generator.inference_engine_data_parallel_size,
+    )
+    needed = engines * sizes[0] * sizes[1] * sizes[2]
+    gpus = placement.policy_num_nodes * placement.policy_num_gpus_per_node
+    if needed != gpus:
+        yield (
+            f"trainer.placement.colocate_all=true shares {gpus} policy GPUs with "
+            f"generator.num_inference_engines={engines} x tensor {sizes[0]} x pipeline {sizes[1]} "
+            f"x data {sizes[2]} = {needed} engine GPUs; make the two numbers equal"
+        )
+
+
+ENGINE_RULES: tuple[Callable[[RunConfig], Iterator[str]], ...] = (
+    _servers_are_named,
+    _engines_fill_the_gpus,
+)

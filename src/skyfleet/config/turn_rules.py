@@ -1,0 +1,48 @@
+"""Turn rules: what the keys that say how turns are played owe each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from skyfleet.config.root import RunConfig
+
+
+def _a_batch_is_one_turn(config: RunConfig) -> Iterator[str]:
+    generator = config.generator
+    if generator.batched and generator.max_turns != 1:
+        yield (
+            f"generator.batched=true plays one turn, and generator.max_turns={generator.max_turns}; "
+            "set generator.max_turns=1 or generator.batched=false"
+        )
+
+
+def _native_engines_write_the_turns(config: RunConfig) -> Iterator[str]:
+    generator, environments = config.generator, config.environment.skyrl_gym.tau_bench
+    if not (generator.use_native_tool_calling and environments.use_native_tool_calling):
+        return
+    if not generator.use_conversation_multi_turn:
+        yield (
+            "generator.use_conversation_multi_turn=false with generator.use_native_tool_calling="
+            "true: the engine writes each turn as a message; set one of them the other way"
+        )
+    if generator.inject_context_status:
+        yield (
+            "generator.inject_context_status=true with generator.use_native_tool_calling=true: "
+            "only the engine knows how long its prompt is; set one of them to false"
+        )
+
+
+def _demonstrations_are_messages(config: RunConfig) -> Iterator[str]:
+    steps = config.trainer.warm_start.steps
+    if steps and not config.generator.use_conversation_multi_turn:
+        yield (
+            f"trainer.warm_start.steps={steps} with generator.use_conversation_multi_turn=false: "
+            "a demonstration has a message for each turn; set trainer.warm_start.steps=0"
+        )
+
+
+TURN_RULES: tuple[Callable[[RunConfig], Iterator[str]], ...] = (
+    _a_batch_is_one_turn,
+    _native_engines_write_the_turns,
+    _demonstrations_are_messages,
+)

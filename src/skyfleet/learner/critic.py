@@ -1,0 +1,155 @@
+"""Critic: a model of its own that expects what is still to be earned, and learns from what was."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from skyfleet.algorithms.losses.value import value_loss
+from skyfleet.algorithms.reduction import sequence_mean
+from skyfleet.algorithms.sample import Sample
+from skyfleet.learner.mini_batches import mini_batches
+from skyfleet.learner.optimizer import Optimizer, OptimizerSettings
+from skyfleet.learner.packing import MicroBatch, pack
+from skyfleet.models.decoder import Decoder
+from skyfleet.models.packed import take_rows
+
+_FILE = "critic.pt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticSettings:
+    optimizer: OptimizerSettings
+    value_clip: float | None
+    credit: Callable[[Sequence[Sample]], list[Sample]]
+    """Valued samples -> the same with advantages and returns."""
+    critic_mini_batch_size: int
+    """Prompts an optimiser step."""
+    update_epochs_per_batch: int = 1
+    max_tokens_per_microbatch: int
+    gradient_checkpointing: bool = False
+
+
+class ValueModel:
+    """A decoder body with one number a token at its end."""
+
+    def __init__(self, body: Decoder) -> None:
+        self.body = body
+        # Zeros: the first values are zero whatever the body is, and nothing is left to chance.
+        self.head_E = nn.Parameter(torch.zeros(body.embedding_weight.shape[1], device=body.device))
+        body.module.requires_grad_(True)
+        if body.head_weight is not body.embedding_weight:
+            body.head_weight.requires_grad_(False)
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        return [*self.body.module.parameters(), self.head_E]
+
+    def __call__(self, batch: MicroBatch, *, recompute: bool = False) -> Tensor:
+        """What was expected just before each chosen token [N], in float32."""
+        attention = batch.attention
+        hidden_TE = self.body.hidden(
+            attention.token_ids_T, attention.positions_T, attention, recompute=recompute
+        )
+        return take_rows(hidden_TE, batch.before_N).float() @ self.head_E
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"body": self.body.module.state_dict(), "value_head": self.head_E.detach()}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.body.module.load_state_dict(state["body"])
+        self.head_E.copy_(state["value_head"])
+
+
+class Critic:
+    """Begins with reinforcement: until then it holds and saves nothing."""
+
+    def __init__(self, make_body: Callable[[], Decoder], settings: CriticSettings) -> None:
+        self._make_body, self._settings = make_body, settings
+        self._model: ValueModel | None = None
+        self._optimizer: Optimizer
+
+    def value(self, samples: Sequence[Sample]) -> list[Sample]:
+        """The same samples with what the critic expects of each token."""
+        model = self._begun()
+        rows: list[list[float]] = [[] for _ in samples]
+        for batch in self._pack(model, samples, [0.0] * len(samples)):
+            with torch.no_grad():
+                parts = torch.split(model(batch), batch.lengths_B.tolist())
+            for index, values in zip(batch.members, parts, strict=True):
+                rows[index] = values.tolist()
+        return [replace(s, values=s.spread(row)) for s, row in zip(samples, rows, strict=True)]
+
+    def learn(self, samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, float]]:
+        """Credit valued samples, then learn what they should have been valued at."""
+        credited = self._settings.credit(samples)
+        totals: dict[str, list[float]] = defaultdict(list)
+        for _ in range(self._settings.update_epochs_per_batch):
+            for mini_batch in mini_batches(credited, self._settings.critic_mini_batch_size):
+                for name, value in self._update(mini_batch).items():
+                    totals[f"critic/{name}"].append(value)
+        return credited, {name: fmean(values) for name, values in totals.items()}
+
+    def save(self, folder: Path) -> None:
+        if self._model is not None:
+            state = self._model.state_dict() | {"optimizer": self._optimizer.state_dict()}
+            torch.save(state, folder / _FILE)
+
+    def load(self, folder: Path) -> None:
+        if not (folder / _FILE).exists():
+            return
+        model = self._begun()
+        # Not to the device: it would hold everything twice.
+        state = torch.load(folder / _FILE, weights_only=True, map_location="cpu")
+        model.load_state_dict(state)
+        self._optimizer.load_state_dict(state["optimizer"])
+
+    def _begun(self) -> ValueModel:
+        if self._model is None:
+            self._model = ValueModel(self._make_body())
+            self._optimizer = Optimizer(self._model.parameters, self._settings.optimizer)
+        return self._model
+
+    def _update(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """One optimiser step on the mean over samples of each one's mean over its tokens."""
+        model, counts = self._begun(), [s.n_chosen for s in samples]
+        sums: dict[str, float] = defaultdict(float)
+        for batch in self._pack(model, samples, sequence_mean(counts)):
+            members = [samples[i] for i in batch.members]
+            values_N = model(batch, recompute=self._settings.gradient_checkpointing)
+            output = value_loss(
+                values_N,
+                _chosen([s.at_chosen(s.values) for s in members], values_N),
+                _chosen([s.at_chosen(s.returns) for s in members], values_N),
+                value_clip=self._settings.value_clip,
+            )
+            loss = (output.loss_T * batch.weights_N).sum()
+            loss.backward()
+            sums["critic_loss"] += float(loss.detach())
+            for name, x in {"values_mean": values_N.detach(), **output.metrics_T}.items():
+                sums[name] += float(x.sum()) / sum(counts)
+        sums["critic_lr"] = self._optimizer.lr
+        sums["grad_norm"] = self._optimizer.apply()
+        return sums
+
+    def _pack(
+        self, model: ValueModel, samples: Sequence[Sample], weights: Sequence[float]
+    ) -> list[MicroBatch]:
+        return pack(
+            samples,
+            weights,
+            max_tokens=self._settings.max_tokens_per_microbatch,
+            device=model.body.device,
+        )
+
+
+def _chosen(rows: Sequence[Sequence[float]], like_N: Tensor) -> Tensor:
+    return like_N.new_tensor([value for row in rows for value in row])

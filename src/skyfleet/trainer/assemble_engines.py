@@ -1,0 +1,115 @@
+"""The engines themselves, from configuration: in this process, by vLLM, or on servers."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AsyncExitStack
+from typing import Any
+
+import torch
+
+from skyfleet.chat.renderer import Renderer
+from skyfleet.config.root import RunConfig
+from skyfleet.engines.chat_engine import ChatEngine
+from skyfleet.engines.cuda.engine import CudaEngine
+from skyfleet.engines.embedded import EmbeddedEngine
+from skyfleet.engines.engine import Engine
+from skyfleet.engines.openai_chat_engine import OpenAIChatEngine
+from skyfleet.engines.openai_engine import OpenAIEngine
+from skyfleet.engines.servers import find_server
+from skyfleet.engines.vllm_settings import VllmSettings
+from skyfleet.models.decoder import Decoder
+from skyfleet.models.foreign import ForeignDecoder
+from skyfleet.trainer.assemble_policy import longest_episode
+
+KEY_VARIABLE = "OPENAI_API_KEY"
+
+MOST_CONNECTIONS = 512
+"""To one server; a process may hold about a thousand files open."""
+
+TRIES_ALONE, TRIES_AMONG_OTHERS = 8, 3
+"""A server that others can stand in for is given up after seconds, not a minute."""
+
+
+def embedded_engine(config: RunConfig, decoder: Decoder, renderer: Renderer) -> Engine:
+    """As the device and the architecture want it."""
+    generator, capacity = config.generator, longest_episode(config)
+    if decoder.device.type != "cuda" or isinstance(decoder, ForeignDecoder):
+        return EmbeddedEngine(
+            decoder,
+            decode_text=renderer.text,
+            max_num_seqs=generator.max_num_seqs,
+            capacity=capacity,
+            max_num_batched_tokens=generator.max_num_batched_tokens,
+        )
+    free_bytes, _ = torch.cuda.mem_get_info(decoder.device)
+    return CudaEngine(
+        decoder,
+        decode_text=renderer.text,
+        max_num_seqs=generator.max_num_seqs,
+        capacity=capacity,
+        max_num_batched_tokens=generator.max_num_batched_tokens,
+        memory_bytes=int(free_bytes * generator.gpu_memory_utilization),
+    )
+
+
+async def start_vllm(
+    config: RunConfig, path: str, renderer: Renderer, opened: AsyncExitStack, *, learns: bool
+) -> list[Engine]:
+    """As many as are asked for, closed with `opened`. `learns`: a learner may share their GPU."""
+    from skyfleet.engines.vllm_engine import open_vllm_engine
+
+    settings = vllm_settings(config, learns=learns)
+    engines: list[Engine] = []
+    for _ in range(config.generator.num_inference_engines):
+        engine = await open_vllm_engine(path, settings, decode_text=renderer.text)
+        opened.push_async_callback(engine.close)
+        engines.append(engine)
+    return engines
+
+
+def vllm_settings(config: RunConfig, *, learns: bool) -> VllmSettings:
+    generator = config.generator
+    shares = learns and config.trainer.placement.colocate_all and torch.cuda.is_available()
+    return VllmSettings(
+        max_model_len=longest_episode(config),
+        model_dtype=generator.model_dtype,
+        tensor_parallel_size=generator.inference_engine_tensor_parallel_size,
+        gpu_memory_utilization=generator.gpu_memory_utilization,
+        enforce_eager=generator.enforce_eager,
+        enable_prefix_caching=generator.enable_prefix_caching,
+        enable_chunked_prefill=generator.enable_chunked_prefill,
+        max_num_batched_tokens=generator.max_num_batched_tokens,
+        max_num_seqs=generator.max_num_seqs,
+        # A sync follows every sleep, so the old weights need not be kept.
+        sleep_level=2 if shares else 0,
+        seed=config.trainer.seed,
+        engine_init_kwargs=generator.engine_init_kwargs,
+    )
+
+
+async def reach_servers(
+    config: RunConfig, opened: AsyncExitStack
+) -> tuple[list[Engine], list[ChatEngine]]:
+    """Each server's two sides: tokens in and out, and messages with tools."""
+    generator, api_key = config.generator, os.environ.get(KEY_VARIABLE)
+    addresses = generator.remote_inference_engine_urls
+    common: dict[str, Any] = {
+        "api_key": api_key,
+        "max_concurrent": min(generator.max_num_seqs, MOST_CONNECTIONS),
+        "tries": TRIES_ALONE if len(addresses) == 1 else TRIES_AMONG_OTHERS,
+    }
+    engines: list[Engine] = []
+    chats: list[ChatEngine] = []
+    for address in addresses:
+        server = await find_server(address, model=generator.served_model_name, api_key=api_key)
+        engine = OpenAIEngine(server.url, model=server.model, **common)
+        engines.append(await opened.enter_async_context(engine))
+        chat = OpenAIChatEngine(
+            server.url,
+            model=server.model,
+            chat_template_kwargs=generator.chat_template_kwargs,
+            **common,
+        )
+        chats.append(await opened.enter_async_context(chat))
+    return engines, chats

@@ -1,0 +1,77 @@
+"""The models that stand beside the policy and read its tokens, from configuration."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+from torch import nn
+
+from skyfleet.config.root import RunConfig
+from skyfleet.errors import CheckpointError, ConfigError, ModelError
+from skyfleet.models.decoder import Decoder
+from skyfleet.models.foreign import make_decoder
+from skyfleet.models.loading import load_model, load_weights
+from skyfleet.models.lora import without_adapters
+from skyfleet.trainer.assemble_policy import Speaker, longest_episode, rope_changes
+
+
+def reference_maker(
+    config: RunConfig, speaker: Speaker, folder: Callable[[], Path]
+) -> Callable[[], Decoder]:
+    """`folder` is where the policy that is compared with was saved, when it is asked for.
+
+    Another model is read at once, for what is wrong with it to be said at once.
+    """
+    path = config.trainer.ref.model.path
+    if path == config.trainer.policy.model.path:
+        return lambda: _policy_as_it_was(config, speaker, folder())
+    decoder = _frozen(read_beside(config, speaker, path, key="trainer.ref.model.path"), config)
+    return lambda: decoder
+
+
+def read_beside(config: RunConfig, speaker: Speaker, path: str, *, key: str) -> nn.Module:
+    """Another model that is to read the policy's tokens, on its device."""
+    weights = next(speaker.loaded.module.parameters())
+    try:
+        loaded = load_model(
+            path,
+            dtype=weights.dtype,
+            device=weights.device,
+            config_kwargs=rope_changes(config),
+        )
+    except ModelError as error:
+        raise ModelError(f"{key}={path!r}: {error}") from error
+    if loaded.tokenizer.get_vocab() != speaker.loaded.tokenizer.get_vocab():
+        raise ConfigError(
+            f"{key}={path!r} has another vocabulary than the policy, so it would read other tokens; "
+            "take a model of the policy's family"
+        )
+    return loaded.module
+
+
+def _policy_as_it_was(config: RunConfig, speaker: Speaker, folder: Path) -> Decoder:
+    """The policy before the first reinforcement step, or after the last whole epoch; frozen."""
+    trainer = config.trainer
+    moved = trainer.warm_start.steps or trainer.update_ref_every_epoch
+    if trainer.policy.model.lora.rank and not moved:
+        return _frozen(without_adapters(speaker.loaded.module, merged=False), config)
+    if not folder.exists():
+        raise CheckpointError(
+            f"{folder} is missing: trainer.algorithm.use_kl_loss or use_kl_in_reward compares with "
+            "the policy before reinforcement; copy that checkpoint there or switch the KL off"
+        )
+    module = copied(speaker)
+    load_weights(module, folder)
+    return _frozen(module, config)
+
+
+def copied(speaker: Speaker) -> nn.Module:
+    """The policy as it stands, in tensors of its own."""
+    return copy.deepcopy(without_adapters(speaker.loaded.module, merged=True))
+
+
+def _frozen(module: nn.Module, config: RunConfig) -> Decoder:
+    module.requires_grad_(False)
+    return make_decoder(module, max_positions=longest_episode(config))

@@ -1,0 +1,48 @@
+"""How new weights reach the engines, and whose memory is whose meanwhile, from configuration."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from functools import partial
+
+from torch import Tensor, nn
+
+from skyfleet.config.root import RunConfig
+from skyfleet.engines.engine import Engine
+from skyfleet.engines.router import Router
+from skyfleet.trainer.assemble_policy import Speaker
+from skyfleet.trainer.voice import Voice
+from skyfleet.weight_sync.sync import InProcessSync, PausedSync, WeightSync
+
+Resting = Callable[[], AbstractAsyncContextManager[None]]
+
+
+def sync_of(config: RunConfig, speaker: Speaker, voice: Voice) -> WeightSync:
+    if config.generator.backend == "embedded":
+        return InProcessSync()
+    from skyfleet.weight_sync.vllm import VllmSync
+
+    sync = VllmSync(partial(_weights, speaker.loaded.module))
+    return PausedSync(sync, voice.engine) if isinstance(voice.engine, Router) else sync
+
+
+def resting_of(config: RunConfig, voice: Voice) -> Resting:
+    """What is around learning: an engine with weights of its own leaves the GPU to the learner."""
+    if config.generator.backend == "embedded" or not config.trainer.placement.colocate_all:
+        return nullcontext
+    return partial(_asleep, voice.engine)
+
+
+@asynccontextmanager
+async def _asleep(engine: Engine) -> AsyncIterator[None]:
+    await engine.sleep()
+    yield
+    await engine.wake()
+
+
+def _weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The model as it is saved: adapters are merged into what they adapt."""
+    for name, weight in module.named_parameters():
+        if not name.endswith((".lora_A", ".lora_B")):
+            yield name, weight

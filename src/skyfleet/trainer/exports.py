@@ -1,0 +1,39 @@
+"""Exports: what a run hands out beside its own folder, in the shapes that SkyRL's tools read."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from skyfleet.algorithms.sample import Sample
+from skyfleet.storage.local import publishing, write_atomically
+from skyfleet.trajectories.training_dump import write_training_dump
+from skyfleet.trajectories.trajectory import Group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exports:
+    folder: Path
+    save_policy: Callable[[Path], None]
+    """Makes a Hugging Face model of an empty folder."""
+    text: Callable[[Sequence[int]], str]
+    data_batch: bool = False
+    training_trajectories: bool = False
+
+    def played(self, step: int, groups: Sequence[Group]) -> None:
+        if self.training_trajectories:
+            path = self.folder / "dumped_training_trajectories" / f"global_step_{step}.jsonl"
+            write_training_dump(path, step, groups, text=self.text)
+
+    def credited(self, step: int, samples: Sequence[Sample]) -> None:
+        """What the learner is about to be given, as plain dictionaries: any Python unpickles them."""
+        if self.data_batch:
+            path = self.folder / "dumped_data" / f"global_step_{step}_training_input.pkl"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, pickle.dumps([asdict(sample) for sample in samples]))
+
+    def policy(self, step: int) -> None:
+        with publishing(self.folder / f"global_step_{step}" / "policy") as draft:
+            self.save_policy(draft)

@@ -1,0 +1,115 @@
+"""`skyfleet evaluate` and `rollout` speak through a server as the configuration says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+from tests.fakes.serving import serving
+from tests.fakes.small_runs import SETTINGS, UNSEEN
+from tests.fakes.tiny_speaker import DIMENSIONS
+from typer.testing import CliRunner
+
+from skyfleet.cli.arguments import config_from
+from skyfleet.cli.evaluate import evaluate_command
+from skyfleet.cli.rollout import rollout_command
+from skyfleet.cli.serve import _app, serve_command
+from skyfleet.cli.train import train_command
+from skyfleet.errors import ConfigError
+from skyfleet.models.loading import Loaded, save_model
+from skyfleet.models.tiny import build_tiny, train_tokenizer
+from skyfleet.trajectories.archive import eval_path, read_trajectories
+
+app = typer.Typer()
+app.command("evaluate")(evaluate_command)
+app.command("rollout")(rollout_command)
+app.command("serve")(serve_command)
+app.command("train")(train_command)
+
+
+def said(*words: str) -> str:
+    result = CliRunner().invoke(app, list(words), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> list[str]:
+    tokenizer = train_tokenizer([], vocab_size=300)
+    module = build_tiny(tokenizer, DIMENSIONS | {"max_position_embeddings": 16_012}, seed=0)
+    save_model(Loaded(module=module, tokenizer=tokenizer), tmp_path / "model")
+    file = tmp_path / "run.yaml"
+    file.write_text(SETTINGS)
+    return [
+        str(file),
+        f"trainer.run_path={tmp_path / 'run'}",
+        f"trainer.policy.model.path={tmp_path / 'model'}",
+        "trainer.policy.model_config_kwargs={}",
+        "generator.max_input_length=16000",  # a letter is a token of this model
+        "generator.max_turns=2",
+    ]
+
+
+def through(url: str) -> list[str]:
+    return ["generator.backend=openai", f"generator.remote_inference_engine_urls=[{url}]"]
+
+
+async def test_a_served_policy_is_scored_and_its_episodes_keep_its_tokens(
+    settings: list[str], tmp_path: Path
+) -> None:
+    kept = tmp_path / "kept"
+    async with (
+        _app(config_from(settings), tmp_path / "model", "mine", None) as (served, _),
+        serving(served) as url,
+    ):
+        words = [*settings, *through(url), "--set", "unseen", "--output", str(kept)]
+        shown = await asyncio.to_thread(said, "evaluate", *words)
+        watched = await asyncio.to_thread(said, "rollout", UNSEEN, *settings, *through(url))
+    assert f"{url} played." in shown
+    assert watched.startswith(f"the model at {url} plays github-")
+    report = json.loads((kept / "reports/step_000000/unseen.json").read_text())
+    assert report["played_by"]["endpoint"] == url
+    attempts = list(read_trajectories(eval_path(kept / "trajectories", "unseen", 0)))
+    assert [sum(a.transcripts[0].loss_mask) for a in attempts] == [12, 12, 12]
+
+
+async def test_a_server_without_token_ids_is_for_the_other_door(settings: list[str]) -> None:
+    async def models(request: Request) -> JSONResponse:
+        return JSONResponse({"data": [{"id": "theirs"}]})
+
+    async def words_alone(request: Request) -> JSONResponse:
+        return JSONResponse({"choices": [{"text": "hello"}]})
+
+    theirs = Starlette(
+        routes=[
+            Route("/v1/models", models),
+            Route("/v1/completions", words_alone, methods=["POST"]),
+        ]
+    )
+    async with serving(theirs) as url:
+        with pytest.raises(ConfigError, match=r"evaluation only \(skyfleet evaluate --endpoint\)"):
+            await asyncio.to_thread(said, "rollout", UNSEEN, *settings, *through(url))
+
+
+def test_a_checkpoint_says_that_it_plays(settings: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shown = said("rollout", UNSEEN, *settings, "--checkpoint", str(folder))
+    assert shown.startswith(f"{folder} plays github-")
+
+
+def test_what_a_server_cannot_be_asked_is_one_sentence(settings: list[str], tmp_path: Path) -> None:
+    words = [*settings, *through("127.0.0.1:9")]
+    with pytest.raises(ConfigError, match="a server speaks with its own weights; leave one out"):
+        said("evaluate", *words, "--checkpoint", str(tmp_path / "model"))
+    with pytest.raises(ConfigError, match="speaks through a server already"):
+        said("serve", *words)
+    with pytest.raises(ConfigError, match=r"http://127\.0\.0\.1:9/v1 does not answer"):
+        said("rollout", UNSEEN, *words)
+    assert "it would not start: generator.backend='openai'" in said("train", *words, "--dry-run")

@@ -1,0 +1,36 @@
+"""Setting up a run says what it does, a line for each part that takes its time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.fakes.small_runs import SETTINGS
+from typer.testing import CliRunner
+
+from skyfleet.cli.main import app
+
+
+def lines_of_training(folder: Path, *words: str) -> list[str]:
+    file = folder / "run.yaml"
+    file.write_text(SETTINGS)
+    short = ("trainer.max_training_steps=1", "data.val_data=[]", f"trainer.run_path={folder}/run")
+    result = CliRunner().invoke(app, ["train", str(file), *short, *words], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output.splitlines()
+
+
+def test_setting_up_is_told_in_lines_before_the_first_step(tmp_path: Path) -> None:
+    lines = lines_of_training(tmp_path)
+    assert lines[:4] == [
+        "setting up: loading torch and transformers",
+        "setting up: reading the tasks to train on and to measure with",
+        "setting up: making the policy: tiny",
+        "setting up: playing 4 reference solutions to imitate",
+    ]
+    assert any(line.startswith("warm start 3/3") for line in lines[4:])
+
+
+def test_without_a_warm_start_no_solution_is_played(tmp_path: Path) -> None:
+    lines = lines_of_training(tmp_path, "trainer.warm_start.steps=0")
+    told = [line for line in lines if line.startswith("setting up: ")]
+    assert told[-1] == "setting up: making the policy: tiny"

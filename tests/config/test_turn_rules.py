@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import pytest
+
+from skyfleet.config.loading import load_config
+from skyfleet.config.rules import unsupported
+from skyfleet.errors import ConfigError
+
+ONE_MESSAGE = "generator.use_conversation_multi_turn=false"
+TOLD = "generator.inject_context_status=true"
+NATIVE = (
+    "generator.use_native_tool_calling=true",
+    "environment.skyrl_gym.tau_bench.use_native_tool_calling=true",
+)
+
+
+def broken(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config("", overrides)
+    return str(caught.value)
+
+
+def test_a_batch_is_one_turn() -> None:
+    assert broken("generator.batched=true") == (
+        "generator.batched=true plays one turn, and generator.max_turns=50; "
+        "set generator.max_turns=1 or generator.batched=false"
+    )
+    single = load_config("", ["generator.batched=true", "generator.max_turns=1"])
+    assert unsupported(single) == []
+
+
+def test_a_native_engine_writes_the_turns_itself() -> None:
+    assert "set one of them the other way" in broken(ONE_MESSAGE, *NATIVE)
+    assert "only the engine knows how long its prompt is" in broken(TOLD, *NATIVE)
+    # With one flag alone nothing is native.
+    load_config("", [ONE_MESSAGE, TOLD, NATIVE[0]])
+
+
+def test_a_demonstration_has_a_message_for_each_turn() -> None:
+    assert broken(ONE_MESSAGE, "trainer.warm_start.steps=5") == (
+        "trainer.warm_start.steps=5 with generator.use_conversation_multi_turn=false: "
+        "a demonstration has a message for each turn; set trainer.warm_start.steps=0"
+    )
+
+
+def test_the_modes_of_the_seeds_run_here() -> None:
+    config = load_config(
+        "",
+        [
+            ONE_MESSAGE,
+            TOLD,
+            "generator.context_warning_threshold=0.8",
+            "generator.step_wise_trajectories=true",
+            "environment.enable_context_tools=true",
+            "environment.max_output_chars=500",
+            "environment.skyrl_gym.fleet_task.enable_context_tools=true",
+        ],
+    )
+    assert unsupported(config) == []

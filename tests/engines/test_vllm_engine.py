@@ -1,0 +1,251 @@
+"""vLLM keeps the engines' contract, takes the learner's weights and says so; needs vLLM, on a CPU.
+
+One engine serves all tests in here, because it takes a while to start; the last one kills it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import warnings
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from copy import deepcopy
+from dataclasses import replace
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import torch
+from tests.engines.contract import LONG, PROMPT, SAMPLING, EngineContract
+from tests.fakes.small_models import logprobs_of
+from tests.fakes.tiny_speaker import CAPACITY, DIMENSIONS, TinySpeaker
+
+from skyfleet.chat.message import Message, ToolSpec
+from skyfleet.chat.renderers import make_renderer
+from skyfleet.engines.engine import Engine
+from skyfleet.engines.rendered_chat import RenderedChat
+from skyfleet.engines.vllm_engine import VllmEngine, open_vllm_engine
+from skyfleet.engines.vllm_settings import VllmSettings
+from skyfleet.errors import ConfigError, EngineError, SentinelError
+from skyfleet.models.decoder import Decoder
+from skyfleet.models.loading import Loaded, save_model
+from skyfleet.models.tiny import build_tiny, train_tokenizer
+from skyfleet.weight_sync.vllm import VllmSync
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("vllm") is None, reason="no vllm here: pip install -e '.[vllm]'"),
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.filterwarnings("default"),  # vLLM's own, and there are many
+]
+
+LOOK = ToolSpec(name="look", description="Look.", parameters={"type": "object"})
+READ = list(range(20, 276))
+"""Two of the blocks that vLLM caches on a CPU."""
+
+
+@cache
+def wide_speaker() -> TinySpeaker:
+    """vLLM's attention wants heads of 32."""
+    tokenizer = train_tokenizer([], vocab_size=300)
+    dimensions = {**DIMENSIONS, "head_dim": 32, "initializer_range": 0.1}
+    decoder = Decoder(build_tiny(tokenizer, dimensions, seed=0), max_positions=CAPACITY)
+    return TinySpeaker(tokenizer=tokenizer, decoder=decoder, renderer=make_renderer(tokenizer))
+
+
+class LearnerOf:
+    """As much of a learner as a sync asks for."""
+
+    def __init__(self, decoder: Decoder, policy_version: int) -> None:
+        self.decoder, self.policy_version = decoder, policy_version
+
+    async def push(self, *engines: Engine) -> int:
+        sync = VllmSync(lambda: self.decoder.module.state_dict().items())
+        return await sync.push(self, engines)  # type: ignore[arg-type]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def vllm(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmEngine]:
+    os.environ["VLLM_NO_USAGE_STATS"] = "1"
+    speaker, folder = wide_speaker(), tmp_path_factory.mktemp("model")
+    save_model(Loaded(module=speaker.decoder.module, tokenizer=speaker.tokenizer), folder)
+    settings = VllmSettings(
+        max_model_len=CAPACITY,
+        model_dtype="float32",
+        enforce_eager=True,
+        max_num_seqs=16,
+        engine_init_kwargs={"kv_cache_memory_bytes": 2**28},
+    )
+    engine = await open_vllm_engine(str(folder), settings, decode_text=speaker.renderer.text)
+    yield engine
+    await engine.close()
+    with warnings.catch_warnings(action="ignore"):
+        gc.collect()  # vLLM leaves a socket's context to it, which warns of that
+
+
+def unfinished(engine: VllmEngine) -> int:
+    n: int = engine._llm.output_processor.get_num_unfinished_requests()
+    return n
+
+
+async def begun(engine: VllmEngine) -> None:
+    while unfinished(engine) == 0:  # noqa: ASYNC110 - vLLM tells it in no other way
+        await asyncio.sleep(0.001)
+
+
+async def cached_tokens(engine: VllmEngine, version: int) -> int:
+    """How many of READ's are cached under a version of the policy."""
+    from vllm import SamplingParams
+    from vllm.inputs import tokens_input
+
+    prompt = tokens_input([*READ, 20], cache_salt=str(version))
+    outputs = engine._llm.generate(prompt, SamplingParams(max_tokens=1, detokenize=False), "probe")
+    told = [output.num_cached_tokens async for output in outputs]
+    n: int = told[-1]
+    return n
+
+
+class TestVllm(EngineContract):
+    tolerance = 1e-4
+    hottest = 2.0
+
+    @property
+    def speaker(self) -> TinySpeaker:
+        return wide_speaker()
+
+    @pytest.fixture(autouse=True)
+    def _given(self, vllm: VllmEngine) -> None:
+        self.vllm, self.behind = vllm, []
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[Engine]:
+        self.vllm.policy_version = 0
+        await self.vllm.sleep()
+        yield self.vllm
+
+    async def test_a_turn_reads_only_what_is_new(self) -> None:
+        """As far as it fills blocks."""
+        async with self.opened() as engine:
+            assert await cached_tokens(self.vllm, 0) == 0
+            await engine.generate(READ, SAMPLING, session="s")
+            assert await cached_tokens(self.vllm, 0) == len(READ)
+
+    async def test_a_cancelled_turn_leaves_nothing_running_and_a_usable_engine(self) -> None:
+        async with self.opened() as engine:
+            turn = asyncio.create_task(engine.generate(PROMPT, LONG, session="gone"))
+            await begun(self.vllm)
+            turn.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await turn
+            assert unfinished(self.vllm) == 0
+            said = await engine.generate(PROMPT, SAMPLING, session="s")
+            assert len(said.token_ids) == 12
+
+    async def test_a_turn_that_a_stop_string_ended_leaves_nothing_running(self) -> None:
+        async with self.opened() as engine:
+            free = (await engine.generate(PROMPT, LONG, session="s")).token_ids
+            stop = self.speaker.renderer.text(free[:1])
+            said = await engine.generate(PROMPT, replace(LONG, stop=(stop,)), session="s")
+        assert (said.token_ids, said.finish) == (free[:1], "stop")
+        assert unfinished(self.vllm) == 0
+
+    async def test_a_greedy_turn_takes_the_likeliest_tokens_and_is_certain(self) -> None:
+        greedy = replace(SAMPLING, temperature=0.0)
+        async with self.opened() as engine:
+            said = await engine.generate(PROMPT, greedy, session="s")
+        expected = await self.speaker.engine().generate(PROMPT, greedy, session="s")
+        assert (said.token_ids, said.logprobs) == (expected.token_ids, expected.logprobs)
+
+
+async def test_what_was_cached_under_old_weights_is_not_read_again(vllm: VllmEngine) -> None:
+    await vllm.generate(READ, SAMPLING, session="s")
+    version = vllm.policy_version
+    assert await cached_tokens(vllm, version) == len(READ)
+    assert await cached_tokens(vllm, version + 1) == 0
+
+
+async def test_a_push_changes_what_is_said_and_the_logprobs_are_the_new_ones(
+    vllm: VllmEngine,
+) -> None:
+    before = await vllm.generate(PROMPT, SAMPLING, session="s")
+    changed = moved(0.05)
+    assert await LearnerOf(changed, 3).push(vllm) == 3
+    after = await vllm.generate(PROMPT, SAMPLING, session="s")
+    assert after.token_ids != before.token_ids
+    assert after.policy_version == 3
+    expected = logprobs_of(changed, [*PROMPT, *after.token_ids], 12, temperature=0.8)
+    assert after.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+    await LearnerOf(wide_speaker().decoder, 4).push(vllm)
+    again = await vllm.generate(PROMPT, SAMPLING, session="s")
+    assert again.token_ids == before.token_ids
+    assert again.logprobs == pytest.approx(before.logprobs, abs=1e-5)
+
+
+async def test_a_turn_under_way_goes_on_with_the_new_weights(vllm: VllmEngine) -> None:
+    vllm.policy_version = 5
+    turn = asyncio.create_task(vllm.generate(PROMPT, LONG, session="long"))
+    await begun(vllm)
+    await LearnerOf(moved(0.05), 6).push(vllm)
+    assert not turn.done()
+    said = await turn
+    assert (len(said.token_ids), said.finish, said.policy_version) == (400, "length", 5)
+    last = logprobs_of(moved(0.05), [*PROMPT, *said.token_ids], 50)
+    assert said.logprobs[-50:] == pytest.approx(last.tolist(), abs=1e-4)
+    await LearnerOf(wide_speaker().decoder, 7).push(vllm)
+
+
+async def test_weights_that_are_not_the_learners_are_found(
+    vllm: VllmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def forget(*_: object, policy_version: int) -> None: ...
+
+    monkeypatch.setattr(VllmEngine, "load", forget)
+    with pytest.raises(SentinelError, match=r"other weights than the learner: \d+ of the \d+"):
+        await LearnerOf(moved(0.05), 8).push(vllm)
+
+
+async def test_a_conversation_with_tools_is_spoken_in_exact_tokens(vllm: VllmEngine) -> None:
+    renderer = wide_speaker().renderer
+    chat = RenderedChat(vllm, renderer, max_input_length=CAPACITY)
+    talk = [Message(role="user", content="Where?")]
+    said = await chat.speak(talk, [LOOK], SAMPLING, session="c")
+    assert list(said.prompt_token_ids) == renderer.open(talk, [LOOK])
+    so_far = [*said.prompt_token_ids, *said.completion.token_ids]
+    expected = logprobs_of(wide_speaker().decoder, so_far, 12, temperature=0.8)
+    assert said.completion.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+    talk += [said.message, Message(role="user", content="There?")]
+    more = await chat.speak(talk, [LOOK], SAMPLING, session="c")
+    assert list(more.prompt_token_ids[: len(so_far)]) == so_far
+
+
+async def test_sampling_that_vllm_refuses_is_the_configurations_fault(vllm: VllmEngine) -> None:
+    with pytest.raises(ConfigError, match=r"vLLM refuses them: temperature"):
+        await vllm.generate(PROMPT, replace(SAMPLING, temperature=-1.0), session="s")
+
+
+async def test_an_engine_that_died_fails_its_turns_and_says_so(
+    vllm: VllmEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    turn = asyncio.create_task(vllm.generate(PROMPT, LONG, session="s"))
+    await begun(vllm)
+    resources: Any = vllm._llm.engine_core.resources
+    resources.engine_manager.processes[0].kill()
+    with pytest.raises(EngineError, match="vLLM: EngineDeadError"):
+        await turn
+    with pytest.raises(EngineError, match="vLLM: EngineDeadError"):
+        await vllm.generate(PROMPT, SAMPLING, session="s")
+    caplog.clear()  # its tracebacks would keep vLLM, and what it leaves unclosed, to the very end
+
+
+def moved(amount: float) -> Decoder:
+    """The speaker's weights, each a little elsewhere."""
+    module = deepcopy(wide_speaker().decoder.module)
+    randomness = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.add_(torch.randn(weight.shape, generator=randomness), alpha=amount)
+    return Decoder(module, max_positions=CAPACITY)

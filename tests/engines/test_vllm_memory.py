@@ -1,0 +1,124 @@
+"""When vLLM's memory sleeps and wakes, and how its fused weights are read back; a CPU has no sleep."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from skyfleet.engines.sampling import SamplingParams
+from skyfleet.engines.vllm_engine import VllmEngine
+from skyfleet.engines.vllm_settings import VllmSettings
+from skyfleet.engines.vllm_worker import WeightDoor
+from skyfleet.errors import ConfigError, ModelError
+from skyfleet.models.bit_sums import bit_sums
+
+
+class Calls:
+    """In place of vLLM: keeps what it was told, in order."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.told: list[str] = []
+        self._fails = fails
+
+    async def sleep(self, level: int, mode: str) -> None:
+        self.told.append(f"sleep {level} {mode}")
+
+    async def wake_up(self, tags: list[str]) -> None:
+        self.told.append(f"wake {' '.join(tags)}")
+
+    async def pause_generation(self, *, mode: str, clear_cache: bool) -> None:
+        self.told.append(f"pause {mode} {clear_cache}")
+
+    async def resume_generation(self) -> None:
+        self.told.append("resume")
+
+    async def reset_prefix_cache(self) -> None:
+        self.told.append("reset")
+
+    async def collective_rpc(self, method: str, args: tuple[Any, ...]) -> list[None]:
+        self.told.append(method)
+        if self._fails:
+            raise RuntimeError("no such weight\nand a trace")
+        return [None]
+
+
+def engine(calls: Calls, *, sleep_level: Any) -> VllmEngine:
+    settings = VllmSettings(max_model_len=64, sleep_level=sleep_level)
+    return VllmEngine(calls, settings, decode_text=str)
+
+
+async def test_weights_that_come_in_sleep_wake_nothing_but_weights() -> None:
+    calls = Calls()
+    sleeper = engine(calls, sleep_level=2)
+    await sleeper.sleep()
+    await sleeper.load("skyfleet_load_file", "f", policy_version=3)
+    await sleeper.wake()
+    await sleeper.wake()
+    assert calls.told == ["sleep 2 wait", "wake weights", "skyfleet_load_file", "wake kv_cache"]
+    assert sleeper.policy_version == 3
+
+
+async def test_weights_that_come_awake_hold_turns_and_drop_the_cache() -> None:
+    calls = Calls()
+    await engine(calls, sleep_level=0).load("skyfleet_load_file", "f", policy_version=3)
+    assert calls.told == ["pause keep True", "skyfleet_load_file", "resume"]
+
+
+async def test_without_sleep_mode_only_the_cache_goes() -> None:
+    calls = Calls()
+    sleeper = engine(calls, sleep_level=0)
+    await sleeper.sleep()
+    await sleeper.wake()
+    assert calls.told == ["reset"]
+
+
+async def test_nobody_speaks_with_weights_that_were_dropped() -> None:
+    sleeper = engine(Calls(), sleep_level=2)
+    await sleeper.sleep()
+    await sleeper.wake()
+    with pytest.raises(ConfigError, match=r"sleep_level=2 dropped the engine's weights"):
+        await sleeper.generate([1], SamplingParams(max_generate_length=4), session="s")
+
+
+async def test_weights_that_a_worker_refuses_stop_the_run_in_one_sentence() -> None:
+    calls = Calls(fails=True)
+    with pytest.raises(ModelError, match=r"failed at skyfleet_load_file: RuntimeError: no such we"):
+        await engine(calls, sleep_level=0).load("skyfleet_load_file", "f", policy_version=3)
+    assert calls.told[-1] == "resume"
+
+
+class Fused(nn.Module):
+    """Weights as vLLM holds them: projections in one tensor, a padded vocabulary, one packed away."""
+
+    def __init__(self, k: Tensor, v: Tensor, embedding: Tensor) -> None:
+        super().__init__()
+        self.kv_proj, self.embed, self.o_proj = nn.Module(), nn.Module(), nn.Module()
+        self.kv_proj.weight = nn.Parameter(torch.cat([k, v]))
+        self.embed.weight = nn.Parameter(torch.cat([embedding, torch.zeros(3, 4)]))
+        self.o_proj.weight = nn.Parameter(torch.empty(0))
+
+
+def test_each_weight_is_read_back_from_where_vllm_holds_it() -> None:
+    torch.manual_seed(0)
+    k, v, embedding = torch.randn(2, 4), torch.randn(6, 4), torch.randn(5, 4)
+    model = nn.Module()
+    model.layer = Fused(k, v, embedding)
+    model.packed_modules_mapping = {"kv_proj": ["k_proj", "v_proj"]}  # type: ignore[assignment]
+    door = WeightDoor()
+    door.model_runner = SimpleNamespace(get_model=lambda: model)
+    shapes = {
+        "layer.k_proj.weight": [2, 4],
+        "layer.v_proj.weight": [6, 4],
+        "layer.embed.weight": [5, 4],
+        "layer.o_proj.weight": [4, 4],  # packed away
+        "lm_head.weight": [5, 4],  # tied
+    }
+    assert door.skyfleet_sums(shapes) == {
+        "layer.k_proj.weight": bit_sums(k).tolist(),
+        "layer.v_proj.weight": bit_sums(v).tolist(),
+        "layer.embed.weight": bit_sums(embedding).tolist(),
+    }

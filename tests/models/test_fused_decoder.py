@@ -1,0 +1,83 @@
+"""A decoder over fused layers is the same function with the same gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.fakes.small_models import DIMENSIONS, seeded
+from torch import Tensor, nn
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from skyfleet.models.decoder import Decoder
+from skyfleet.models.packed import PackedAttention
+
+# The second shares its first three tokens with the first, the third is the beginning of it.
+SEQUENCES = [(1, 2, 3, 4, 5, 6), (1, 2, 3, 9, 8), (1, 2, 3), (7, 7)]
+
+
+def llama() -> Any:
+    return seeded(LlamaForCausalLM, LlamaConfig(**DIMENSIONS), seed=1)
+
+
+def qwen2() -> Any:
+    """Its projections of queries, keys and values have biases."""
+    return seeded(Qwen2ForCausalLM, Qwen2Config(**DIMENSIONS), seed=1)
+
+
+def qwen3() -> Any:
+    """Its queries and keys are normed."""
+    return seeded(Qwen3ForCausalLM, Qwen3Config(**DIMENSIONS, head_dim=8), seed=1)
+
+
+def outcome(module: nn.Module, *, fused: bool, recompute: bool = False) -> list[Tensor]:
+    """The hidden states, then the gradient of every weight, in double precision."""
+    decoder = Decoder(module.double(), max_positions=8, fused=fused)
+    attend = PackedAttention(SEQUENCES, decoder.device)
+    hidden_TE = decoder.hidden(attend.token_ids_T, attend.positions_T, attend, recompute=recompute)
+    torch.manual_seed(2)
+    (hidden_TE * torch.randn_like(hidden_TE)).sum().backward()
+    grads = [p.grad for p in module.parameters() if p.grad is not None]
+    return [hidden_TE.detach(), *grads]
+
+
+@pytest.mark.parametrize("make", [llama, qwen2, qwen3])
+def test_hidden_states_and_gradients(make: Callable[[], Any]) -> None:
+    plain = outcome(make(), fused=False)
+    # Tables of cosines are float32 in one and double in the other.
+    torch.testing.assert_close(outcome(make(), fused=True), plain, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(
+        outcome(make(), fused=True, recompute=True), plain, atol=1e-6, rtol=1e-5
+    )
+
+
+def test_a_fused_module_still_holds_its_own_weights() -> None:
+    module = llama()
+    before = {name: weight.clone() for name, weight in module.state_dict().items()}
+    layers = Decoder(module, max_positions=8, fused=True).fuse()
+    assert all(torch.equal(before[name], weight) for name, weight in module.state_dict().items())
+    with torch.no_grad():
+        module.model.layers[0].self_attn.v_proj.weight.fill_(7.0)
+    assert (layers[0].qkv.weight == 7.0).any()
+
+
+def test_layers_that_are_joined_twice_stay_one_storage() -> None:
+    """An engine joins what its learner's decoder has joined before."""
+    module = qwen2()
+    first, second = (Decoder(module, max_positions=8, fused=True).fuse() for _ in range(2))
+    with torch.no_grad():
+        module.model.layers[1].self_attn.k_proj.weight.fill_(7.0)
+        module.model.layers[1].self_attn.v_proj.bias.fill_(9.0)
+    for layers in (first, second):
+        assert (layers[1].qkv.weight == 7.0).any()
+        assert layers[1].qkv.bias is not None
+        assert (layers[1].qkv.bias == 9.0).any()

@@ -1,0 +1,182 @@
+"""Each Triton kernel of the layers does what its twin in plain torch does.
+
+Without a GPU: TRITON_INTERPRET=1 pytest -m gpu tests/models/test_fused_kernels.py
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from importlib.util import find_spec
+
+import pytest
+import torch
+from torch import Tensor
+
+from skyfleet.models.fused import torch_kernels as twins
+from skyfleet.models.fused.shapes import Heads
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
+DEVICE = "cpu" if INTERPRETED else "cuda"
+TYPES = [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)]
+# The interpreter multiplies no bfloat16 matrices.
+COARSE = torch.float16 if INTERPRETED else torch.bfloat16
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not (INTERPRETED or torch.cuda.is_available()), reason="needs a CUDA device"
+    ),
+]
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, dtype=dtype, device=DEVICE)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), TYPES)
+@pytest.mark.parametrize("begins", [False, True])
+def test_norms(dtype: torch.dtype, tolerance: float, begins: bool) -> None:
+    from skyfleet.models.fused import triton_kernels
+
+    torch.manual_seed(0)
+    x, delta, weight = drawn(7, 576), drawn(7, 576, dtype=dtype), drawn(576, dtype=dtype)
+    dsum, dout = drawn(7, 576), drawn(7, 576, dtype=dtype)
+    given = (None if begins else x, delta, weight, 1e-5)
+    said, expected = triton_kernels.add_norm(*given), twins.add_norm(*given)
+    torch.testing.assert_close(said, expected, atol=tolerance, rtol=tolerance)
+    sums, _, scale = expected
+    back = (None if begins else dsum, dout, sums, scale, weight)
+    torch.testing.assert_close(
+        triton_kernels.add_norm_back(*back),
+        twins.add_norm_back(*back),
+        atol=tolerance,
+        rtol=tolerance,
+    )
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), TYPES)
+@pytest.mark.parametrize("normed", [False, True])
+def test_turns(dtype: torch.dtype, tolerance: float, normed: bool) -> None:
+    from skyfleet.models.fused import triton_kernels
+
+    torch.manual_seed(0)
+    norms = (drawn(64, dtype=dtype), drawn(64, dtype=dtype)) if normed else None
+    heads = Heads(queries=9, keys=3, width=64, norms=norms, eps=1e-5)
+    qkv = drawn(6, 15 * 64, dtype=dtype)
+    tables = drawn(50, 64), drawn(50, 64)
+    positions = torch.tensor([0, 49, 3, 3, 7, 11], device=DEVICE)
+    given = (qkv, heads, *tables, positions)
+    torch.testing.assert_close(
+        triton_kernels.turn(*given), twins.turn(*given), atol=tolerance, rtol=tolerance
+    )
+    dq, dk, dv = (drawn(6, n, 64, dtype=dtype) for n in (9, 3, 3))
+    torch.testing.assert_close(
+        triton_kernels.turn_back(dq, dk, dv, *given),
+        twins.turn_back(dq, dk, dv, *given),
+        atol=tolerance,
+        rtol=tolerance,
+    )
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), TYPES)
+def test_gates(dtype: torch.dtype, tolerance: float) -> None:
+    from skyfleet.models.fused import triton_kernels
+
+    both, dout = drawn(5, 2 * 1536, dtype=dtype), drawn(5, 1536, dtype=dtype)
+    torch.testing.assert_close(
+        triton_kernels.gate(both), twins.gate(both), atol=tolerance, rtol=tolerance
+    )
+    torch.testing.assert_close(
+        triton_kernels.gate_back(dout, both),
+        twins.gate_back(dout, both),
+        atol=tolerance,
+        rtol=tolerance,
+    )
+
+
+@pytest.mark.parametrize("vocabulary", [5, 4096, 9000])
+@pytest.mark.parametrize("entropic", [False, True])
+def test_scores(vocabulary: int, entropic: bool) -> None:
+    from skyfleet.models.fused import triton_scores
+
+    torch.manual_seed(0)
+    logits = 6 * drawn(4, vocabulary)
+    chosen = torch.tensor([0, vocabulary - 1, 2, 2], device=DEVICE)
+    said, expected = (k.score(logits, chosen, 0.8) for k in (triton_scores, twins))
+    torch.testing.assert_close(said, expected, atol=1e-5, rtol=1e-5)
+    _, entropy, total = expected
+    back = (drawn(4), drawn(4) if entropic else None, 0.8, torch.float32)
+    torch.testing.assert_close(
+        triton_scores.score_back(logits, chosen, total, entropy, *back),
+        twins.score_back(logits, chosen, total, entropy, *back),
+        atol=1e-5,
+        rtol=1e-5,
+    )
+
+
+def test_folds() -> None:
+    from skyfleet.models.fused import triton_scores
+
+    taken = drawn(6, 3, 64)
+    starts = torch.tensor([0, 3, 3, 4, 6], device=DEVICE, dtype=torch.int32)
+    places = torch.tensor([0, 2, 4, 1, 3, 5], device=DEVICE)
+    torch.testing.assert_close(
+        triton_scores.fold(taken, starts, places), twins.fold(taken, starts, places)
+    )
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (COARSE, 2e-2)])
+@pytest.mark.parametrize("columns", [100, 3000])
+@pytest.mark.parametrize("biased", [False, True])
+def test_products(dtype: torch.dtype, tolerance: float, columns: int, biased: bool) -> None:
+    from skyfleet.models.fused import triton_products
+
+    torch.manual_seed(0)
+    x, weight = drawn(70, 96, dtype=dtype), drawn(columns, 96, dtype=dtype) / 10
+    bias = drawn(columns, dtype=dtype) if biased else None
+    torch.testing.assert_close(
+        triton_products.product(x, weight, bias, dtype=dtype),
+        twins.product(x, weight, bias, dtype=dtype),
+        atol=tolerance,
+        rtol=tolerance,
+    )
+
+
+@pytest.mark.skipif(INTERPRETED, reason="bits are a matter of the device")
+def test_a_row_of_a_product_is_the_same_bits_in_any_batch() -> None:
+    from skyfleet.models.fused import triton_products
+
+    torch.manual_seed(0)
+    for depth, columns in ((576, 960), (1536, 576), (576, 49152), (4096, 6144)):
+        x = drawn(5000, depth, dtype=torch.bfloat16)
+        weight = drawn(columns, depth, dtype=torch.bfloat16)
+        whole = triton_products.product(x, weight, dtype=torch.float32)
+        for n in (1, 48, 512, 1024, 1025):
+            part = triton_products.product(x[:n], weight, dtype=torch.float32)
+            assert torch.equal(part, whole[:n]), (depth, columns, n)
+
+
+def test_attention_of_prompts_without_padding() -> None:
+    from skyfleet.models.fused import triton_products
+
+    torch.manual_seed(0)
+    asked, known = [5, 130, 1], [5, 200, 70]
+    q, k, v = (drawn(n, h, 64, dtype=COARSE) for n, h in ((136, 4), (275, 2), (275, 2)))
+    ends = [
+        torch.tensor([0, *itertools.accumulate(n)], device=DEVICE, dtype=torch.int32)
+        for n in (asked, known)
+    ]
+    said, masses = triton_products.read(q, k, v, ends[0], ends[1], max(asked))
+    for i, (n, m) in enumerate(zip(asked, known, strict=True)):
+        mine = q[ends[0][i] : ends[0][i + 1]].float()
+        keys, values = (
+            x[ends[1][i] : ends[1][i + 1]].float().repeat_interleave(2, dim=1) for x in (k, v)
+        )
+        scores = torch.einsum("qhd,khd->hqk", mine, keys) / 8
+        later = torch.arange(m, device=DEVICE) > torch.arange(m - n, m, device=DEVICE)[:, None]
+        scores = scores.masked_fill(later, -torch.inf)
+        expected = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values)
+        here = slice(int(ends[0][i]), int(ends[0][i + 1]))
+        torch.testing.assert_close(said[here].float(), expected, atol=2e-2, rtol=2e-2)
+        torch.testing.assert_close(masses[:, here], scores.logsumexp(-1), atol=1e-3, rtol=1e-3)

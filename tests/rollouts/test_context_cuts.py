@@ -1,0 +1,148 @@
+"""A history that was cut begins another transcript; the task stays, and all that was said is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tests.fakes.chars import CharRenderer
+from tests.fakes.counter_env import PRESS, TASK, CounterEnv, opening
+from tests.fakes.scripted_engine import ScriptedEngine, speaking
+
+from skyfleet.algorithms.advantages import grpo
+from skyfleet.algorithms.credit import assign_credit
+from skyfleet.chat.message import Message, ToolSpec
+from skyfleet.engines.sampling import SamplingParams
+from skyfleet.envs.context_env import ContextEnv
+from skyfleet.envs.env import Opening
+from skyfleet.rollouts.conversation import MessageConversation
+from skyfleet.rollouts.episode import run_episode
+from skyfleet.rollouts.fork import forked_policy
+from skyfleet.rollouts.history import CUT, History
+from skyfleet.rollouts.limits import Limits
+from skyfleet.rollouts.recorded import recorded_limits, recorded_policy
+from skyfleet.tasks.task import Task
+from skyfleet.trajectories.trajectory import Ending, Group
+
+LIMITS = Limits(max_turns=8, max_input_length=1000, trajectory_timeout_seconds=5)
+CUT_TO = '{"name": "manage_context", "arguments": {"keep_recent_turns": %d}}'
+LINES = (PRESS % 1, PRESS % 1, PRESS % 1, CUT_TO % 1, "done")
+
+
+def told(n: int, hidden: int) -> str:
+    return (
+        f"{hidden} turns went out of view; the task and the last {n} turns stay. "
+        "search_history finds what is out of view."
+    )
+
+
+def counting() -> ContextEnv:
+    return ContextEnv(CounterEnv(), page_characters=1000)
+
+
+async def test_a_cut_begins_a_transcript_that_says_why_and_holds_the_task() -> None:
+    trajectory = await run_episode(
+        TASK, opening(counting()), speaking(ScriptedEngine(*LINES)), LIMITS
+    )
+    assert (trajectory.ending, trajectory.reward) == (Ending.DONE, 1.0)
+    first, second = trajectory.transcripts
+    assert (first.reason, second.reason) == ("", CUT)
+    text = "".join(chr(token) if token else "|" for token in second.token_ids)
+    # The calls of kept turns are no words to this renderer: an empty message stands for each.
+    assert text == f"reach 3||3||{told(1, 2)}|done|"
+    assert sum(first.loss_mask) == sum(len(line) + 1 for line in LINES[:4])
+    assert sum(second.loss_mask) == len("done|")
+
+
+async def test_every_transcript_of_a_cut_episode_is_trained_on() -> None:
+    played = [
+        await run_episode(
+            TASK, opening(counting()), speaking(ScriptedEngine(*lines)), LIMITS, sample=n
+        )
+        for n, lines in enumerate((LINES, (*LINES[:2], "done")))
+    ]
+    group = Group(task_key=TASK.key, env_key=TASK.env_key, trajectories=tuple(played))
+    won, also_won, lost = assign_credit([group], grpo)
+    assert set(won.at_chosen(won.advantages)) == set(also_won.at_chosen(also_won.advantages))
+    assert won.at_chosen(won.advantages)[0] > 0 > lost.at_chosen(lost.advantages)[0]
+    assert won.n_chosen + also_won.n_chosen == sum(len(line) + 1 for line in LINES)
+
+
+async def test_a_cut_makes_room_where_the_context_would_be_full() -> None:
+    # 7|, three calls of 42| and their counts 1|, and the cut 67|: 213 tokens are not too many.
+    limits = replace(LIMITS, max_input_length=240)
+    lines = (*(PRESS % 1,) * 3, CUT_TO % 0, *(PRESS % 1,) * 2, "done")
+    trajectory = await run_episode(
+        TASK, opening(counting()), speaking(ScriptedEngine(*lines)), limits
+    )
+    assert trajectory.ending is Ending.DONE
+    assert len(trajectory.transcripts) == 2  # what follows a cut goes on where the cut began
+    uncut = await run_episode(
+        TASK, opening(counting()), speaking(ScriptedEngine(*(PRESS % 1,) * 8)), limits
+    )
+    assert uncut.ending is Ending.CONTEXT_FULL
+
+
+def test_the_opening_is_never_cut_whoever_speaks_in_it() -> None:
+    example = (Message(role="user", content="eg"), Message(role="assistant", content="so"))
+    task = Message(role="user", content="the task")
+    history = History(Opening(messages=(*example, task)))
+    turns = [
+        (Message(role="assistant", content=f"a{n}"), Message(role="tool", content=f"t{n}"))
+        for n in range(4)
+    ]
+    for said, heard in turns[:3]:
+        history.messages += (said, heard)
+    history.messages.append(turns[3][0])
+    assert not History(Opening(messages=(task,))).cut(keep_recent_turns=0)
+    assert history.cut(keep_recent_turns=1)
+    assert [m.text for m in history.messages] == ["eg", "so", "the task", "a2", "t2", "a3"]
+    assert not history.cut(keep_recent_turns=1)
+    assert history.cut(keep_recent_turns=0)
+    assert [m.text for m in history.messages] == ["eg", "so", "the task", "a3"]
+
+
+class Listening:
+    """Says its lines and remembers how many messages each was said after."""
+
+    def __init__(self, *lines: str) -> None:
+        self.heard: list[list[str]] = []
+        self._lines = list(lines)
+
+    async def reply(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: SamplingParams
+    ) -> Message:
+        self.heard.append([message.text for message in messages])
+        return CharRenderer().parse([*map(ord, self._lines.pop(0))])
+
+
+async def test_a_model_of_words_is_cut_alike() -> None:
+    model = Listening(*LINES)
+
+    def start(task: Task, opened: Opening, session: str) -> MessageConversation:
+        return MessageConversation(opened, model=model, sampling=SamplingParams())
+
+    trajectory = await run_episode(TASK, opening(counting()), start, LIMITS)
+    assert trajectory.transcripts == ()
+    assert model.heard[3] == ["reach 3", "", "1", "", "2", "", "3"]
+    assert model.heard[4] == ["reach 3", "", "3", "", told(1, 2)]
+
+
+async def test_a_cut_episode_replays_and_forks() -> None:
+    recorded = await run_episode(
+        TASK, opening(counting()), speaking(ScriptedEngine(*LINES)), LIMITS
+    )
+    limits = recorded_limits(recorded, timeout_seconds=5)
+    again = await run_episode(TASK, opening(counting()), recorded_policy(recorded), limits)
+    assert [turn.replies for turn in again.turns] == [turn.replies for turn in recorded.turns]
+
+    model = Listening("done")
+
+    def start(task: Task, opened: Opening, session: str) -> MessageConversation:
+        return MessageConversation(opened, model=model, sampling=SamplingParams())
+
+    forked = await run_episode(
+        TASK, opening(counting()), forked_policy(recorded, start, turn=4), LIMITS
+    )
+    assert forked.reward == 1.0
+    assert model.heard == [["reach 3", "", "3", "", told(1, 2)]]

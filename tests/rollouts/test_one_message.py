@@ -1,0 +1,138 @@
+"""All turns in one message: answers stand between what was sampled, and no stop token does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tests.fakes.chars import END, CharRenderer
+from tests.fakes.counter_env import TASK, CounterEnv, opening
+
+from skyfleet.chat.completion import Completion
+from skyfleet.chat.message import Message, Role, ToolSpec
+from skyfleet.chat.renderer import Renderer
+from skyfleet.chat.transcript import Transcript
+from skyfleet.engines.sampling import SamplingParams
+from skyfleet.envs.env import Opening, Step
+from skyfleet.rollouts.episode import run_episode
+from skyfleet.rollouts.history import CUT
+from skyfleet.rollouts.limits import Limits
+from skyfleet.rollouts.one_message import TAKEN_BACK, OneMessageConversation
+from skyfleet.tasks.task import Task
+from skyfleet.trajectories.trajectory import Ending, Trajectory
+
+LIMITS = Limits(max_turns=8, max_input_length=1000, trajectory_timeout_seconds=5)
+
+
+class Prompting(CharRenderer):
+    """Opens as templates do: what comes last is no stop token."""
+
+    def open(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
+        return [*super().open(messages, tools), ord(">")]
+
+
+class Lines:
+    """Says its lines as they stand; `|` is the stop token."""
+
+    policy_version = 3
+
+    def __init__(self, *lines: str) -> None:
+        self._lines = list(lines)
+        self.shown: list[str] = []
+
+    async def generate(
+        self, token_ids: Sequence[int], sampling: SamplingParams, *, session: str
+    ) -> Completion:
+        self.shown.append(readable(token_ids))
+        said = tuple(END if c == "|" else ord(c) for c in self._lines.pop(0))
+        logprobs = tuple(-float(len(self.shown)) for _ in said)
+        return Completion(token_ids=said, logprobs=logprobs, finish="stop", policy_version=3)
+
+    async def release(self, session: str) -> None: ...
+
+    async def sleep(self) -> None: ...
+
+    async def wake(self) -> None: ...
+
+
+class Oracle(CounterEnv):
+    """Answers `?` and ends at `!`; `cut` leaves one turn before this one in view."""
+
+    async def step(self, action: Message) -> Step:
+        if "!" in action.text:
+            return Step(done=True)
+        role: Role = "tool" if "tool" in action.text else "user"
+        keep = 1 if "cut" in action.text else None
+        return Step(messages=(Message(role=role, content="so"),), keep_recent_turns=keep)
+
+
+def readable(token_ids: Sequence[int]) -> str:
+    return "".join("|" if token == END else chr(token) for token in token_ids)
+
+
+def spoken(transcript: Transcript) -> str:
+    return "".join(
+        c
+        for c, mine in zip(readable(transcript.token_ids), transcript.loss_mask, strict=True)
+        if mine
+    )
+
+
+async def played(engine: Lines, renderer: Renderer | None = None) -> Trajectory:
+    def start(task: Task, opened: Opening, session: str) -> OneMessageConversation:
+        return OneMessageConversation(
+            opened,
+            engine=engine,
+            renderer=renderer or Prompting(),
+            sampling=SamplingParams(),
+            session=session,
+            encode=lambda text: [*map(ord, text)],
+        )
+
+    return await run_episode(TASK, opening(Oracle()), start, LIMITS)
+
+
+async def test_answers_stand_in_the_message_between_what_was_sampled() -> None:
+    engine = Lines("a?", "tool?", "b!|")
+    trajectory = await played(engine)
+    assert trajectory.ending is Ending.DONE
+    (transcript,) = trajectory.transcripts
+    whole = "reach 3|>a?\nso\ntool?\n<tool_response>\nso\n</tool_response>\nb!|"
+    assert readable(transcript.token_ids) == whole
+    assert spoken(transcript) == "a?tool?b!|"
+    assert [p for p in transcript.logprobs if p] == [-1.0] * 2 + [-2.0] * 5 + [-3.0] * 3
+    assert transcript.policy_versions == [3, 3, 3]
+
+
+async def test_a_stop_token_that_was_sampled_is_trained_on_where_it_was_and_taken_back() -> None:
+    engine = Lines("a?|", "b?", "c!|")
+    first, second = (await played(engine)).transcripts
+    assert (readable(first.token_ids), spoken(first)) == ("reach 3|>a?|", "a?|")
+    assert (readable(second.token_ids), spoken(second)) == (
+        "reach 3|>a?\nso\nb?\nso\nc!|",
+        "b?c!|",
+    )
+    assert (first.reason, second.reason) == ("", TAKEN_BACK)
+    assert engine.shown == ["reach 3|>", "reach 3|>a?\nso\n", "reach 3|>a?\nso\nb?\nso\n"]
+
+
+async def test_a_cut_leaves_the_opening_and_the_very_tokens_of_the_turns_that_stay() -> None:
+    engine = Lines("a?", "b?", "cut?|", "d?", "cut?", "e!")
+    trajectory = await played(engine)
+    assert [t.reason for t in trajectory.transcripts] == ["", CUT, CUT]
+    assert [readable(t.token_ids) for t in trajectory.transcripts] == [
+        "reach 3|>a?\nso\nb?\nso\ncut?|",
+        "reach 3|>b?\nso\ncut?\nso\nd?\nso\ncut?",
+        "reach 3|>d?\nso\ncut?\nso\ne!",
+    ]
+    assert [spoken(t) for t in trajectory.transcripts] == ["a?b?cut?|", "d?cut?", "e!"]
+
+
+async def test_a_cut_that_leaves_everything_begins_nothing() -> None:
+    (transcript,) = (await played(Lines("a?", "cut?", "b!"))).transcripts
+    assert readable(transcript.token_ids) == "reach 3|>a?\nso\ncut?\nso\nb!"
+
+
+async def test_an_empty_turn_takes_nothing_back() -> None:
+    # Here the prompt itself ends with the token that would be taken back.
+    (transcript,) = (await played(Lines("", "b!"), CharRenderer())).transcripts
+    assert readable(transcript.token_ids) == "reach 3|\nso\nb!"

@@ -1,0 +1,32 @@
+"""Adapters that never reach the weights leave engine and learner in false agreement."""
+
+from __future__ import annotations
+
+import pytest
+from tests.engines.test_embedded_engine import engine
+from tests.fakes.samples import random_groups
+from tests.learner.test_lora_learner import FAST, adapted
+from tests.learner.test_single_learner import learner, on_policy
+
+from skyfleet.learner import single
+from skyfleet.sentinels.engine_weights import engine_weights
+from skyfleet.sentinels.hops import Synced
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+async def test_adapters_that_are_not_merged_are_found(
+    monkeypatch: pytest.MonkeyPatch, forgets: bool
+) -> None:
+    if forgets:
+        monkeypatch.setattr(single, "merge", lambda module: None)
+    decoder = adapted()
+    student = learner(decoder, FAST)
+    await student.step(on_policy(decoder, random_groups(2)))
+    synced = Synced(version=1, previous=0, learner=student, engines=[engine(decoder)])
+    finding = engine_weights(synced)
+    if not forgets:
+        assert finding is None
+        return
+    assert finding is not None
+    assert "adapters are not merged" in finding.sentence
+    assert finding.evidence["layers"] == 14  # two layers of seven projections

@@ -1,0 +1,162 @@
+"""One configuration, several engines: what is said and learned does not depend on who speaks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from starlette.types import ASGIApp, Receive, Scope, Send
+from tests.fakes.serving import nothing_left, serving
+from tests.fakes.small_runs import TRAIN, rows, small_config
+
+from skyfleet.cli.serve import _app
+from skyfleet.config.root import RunConfig
+from skyfleet.engines import posting
+from skyfleet.envs.registry import env_factory
+from skyfleet.errors import ConfigError
+from skyfleet.rollouts.collect import collect
+from skyfleet.trainer.assemble_policy import sampling_of
+from skyfleet.trainer.assemble_voice import open_player
+from skyfleet.trainer.limits import limits_of
+from skyfleet.trainer.session import run_training
+from skyfleet.trainer.sources import load_sources
+from skyfleet.trajectories.trajectory import Trajectory
+
+NATIVE = (
+    "generator.use_native_tool_calling=true",
+    "environment.skyrl_gym.tau_bench.use_native_tool_calling=true",
+)
+DRAWN = (
+    "generator.eval_sampling_params.temperature=1",
+    "generator.eval_sampling_params.stop=[a,e]",
+)
+SHORT = ("data.val_data=[]", "trainer.max_training_steps=1", "trainer.warm_start.steps=1")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one step, and the policy it left."""
+    folder = tmp_path_factory.mktemp("trained")
+    asyncio.run(run_training(small_config(folder, *SHORT)))
+    return folder
+
+
+def model_of(run: Path) -> Path:
+    return run / "checkpoints/global_step_1/policy"
+
+
+def remote(run: Path, *urls: str, more: Sequence[str] = ()) -> RunConfig:
+    return small_config(
+        run,
+        "generator.backend=openai",
+        f"generator.remote_inference_engine_urls=[{','.join(urls)}]",
+        f"trainer.policy.model.path={model_of(run)}",
+        "trainer.policy.model_config_kwargs={}",
+        *more,
+    )
+
+
+async def played(config: RunConfig, folder: Path | None = None) -> list[Trajectory]:
+    """Greedily unless told otherwise: everyone who has the same weights says the same."""
+    tasks = load_sources([TRAIN], key="data.train_data")
+    async with open_player(config, folder) as voice:
+        sampling = sampling_of(config.generator.eval_sampling_params, seed=0)
+        groups = await collect(
+            tasks,
+            env_factory(config),
+            voice.policy(sampling),
+            limits_of(config),
+            n_samples=1,
+            max_concurrent=8,
+        )
+    return [attempt for group in groups for attempt in group.trajectories]
+
+
+def tokens(attempts: Sequence[Trajectory]) -> list[list[list[int]]]:
+    return [[transcript.token_ids for transcript in a.transcripts] for a in attempts]
+
+
+async def test_native_tool_calling_trains_on_the_very_same_tokens(
+    trained: Path, tmp_path: Path
+) -> None:
+    await run_training(small_config(tmp_path, *SHORT, *NATIVE))
+    told = [
+        [{k: v for k, v in row.items() if "timing" not in k} for row in rows(folder)]
+        for folder in (trained, tmp_path)
+    ]
+    assert told[0] == told[1]
+    assert told[0][-1]["trainer/global_step"] == 1
+
+
+@pytest.mark.parametrize("flags", [(), NATIVE[:1], NATIVE[1:], NATIVE])
+async def test_native_tool_calling_needs_the_generators_word_and_the_environments(
+    trained: Path, flags: Sequence[str]
+) -> None:
+    async with open_player(small_config(trained, *flags), model_of(trained)) as voice:
+        assert voice.native == (len(flags) == 2)
+
+
+async def test_a_server_of_ours_plays_as_the_engine_in_this_process_does(trained: Path) -> None:
+    here = await played(small_config(trained), model_of(trained))
+    async with (
+        nothing_left(),
+        _app(small_config(trained), model_of(trained), "mine", None) as (app, _),
+        serving(app) as url,
+    ):
+        by_tokens = await played(remote(trained, url))
+        by_chat = await played(remote(trained, url, more=NATIVE))
+    assert tokens(by_tokens) == tokens(here)
+    assert tokens(by_chat) == tokens(here)
+    assert [a.ending for a in by_chat] == [a.ending for a in here]
+    assert {len(a.transcripts) for a in here} == {1}
+
+
+class Dying:
+    """Serves a few turns and hangs in the next, until it is killed."""
+
+    def __init__(self, app: ASGIApp, *, turns: int) -> None:
+        self._app, self._left, self.hangs = app, turns, asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].endswith("/completions"):
+            self._left -= 1
+            if self._left < 0:
+                self.hangs.set()
+                await asyncio.Event().wait()
+        await self._app(scope, receive, send)
+
+
+async def test_a_server_killed_in_the_middle_loses_no_episode(
+    trained: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(posting, "FIRST_PAUSE_SECONDS", 0.01)
+    async with (
+        _app(small_config(trained), model_of(trained), "mine", None) as (app, _),
+        serving(app) as surviving,
+    ):
+        expected = await played(remote(trained, surviving, more=DRAWN))
+        dying = Dying(app, turns=3)
+        async with serving(dying) as url:
+            playing = asyncio.create_task(played(remote(trained, url, surviving, more=DRAWN)))
+            await dying.hangs.wait()
+        attempts = await playing
+    assert "engine 0 failed and session" in caplog.text
+    assert [attempt.failure for attempt in attempts] == [None] * 4
+    assert tokens(attempts) == tokens(expected)
+    assert sum(len(attempt.turns) for attempt in attempts) > 8
+
+
+async def test_what_a_server_says_is_not_trained_on(trained: Path, tmp_path: Path) -> None:
+    config = remote(trained, "127.0.0.1:9", more=[f"trainer.run_path={tmp_path}"])
+    with pytest.raises(ConfigError, match=r"^generator\.backend='openai' speaks through servers"):
+        await run_training(config)
+
+
+async def test_a_tiny_policys_server_needs_its_vocabulary(tmp_path: Path) -> None:
+    config = small_config(
+        tmp_path, "generator.backend=openai", "generator.remote_inference_engine_urls=127.0.0.1:9"
+    )
+    with pytest.raises(ConfigError, match="a tiny policy's vocabulary is its own; name the"):
+        await played(config)

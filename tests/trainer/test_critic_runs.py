@@ -1,0 +1,95 @@
+"""A whole run with a critic, and the optimisers' schedules over it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.fakes.moody_world import open_moody
+from tests.fakes.small_runs import rows, small_config
+from tests.trainer.interrupting import interrupted
+
+from skyfleet.algorithms.credit import assign_credit
+from skyfleet.config.root import RunConfig
+from skyfleet.envs import registry
+from skyfleet.errors import ConfigError, ModelError
+from skyfleet.trainer.assemble import assemble
+from skyfleet.trainer.loop import play
+from skyfleet.trainer.session import run_training
+
+ROLLOUT = "skyfleet.trainer.loop:collect"
+GAE = (
+    *("trainer.algorithm.advantage_estimator=gae", "trainer.critic.model.path=tiny"),
+    *("trainer.critic.optimizer_config.lr=0.001", "trainer.algorithm.use_kl_loss=false"),
+    *("data.val_data=[]", "trainer.ckpt_interval=1"),
+)
+
+
+@pytest.fixture(autouse=True)
+def _moody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rewards that differ inside a group, so that every step moves the weights."""
+    monkeypatch.setitem(registry.ENV_CLASSES, "world", lambda _: open_moody)
+
+
+def gae_config(folder: Path, *overrides: str) -> RunConfig:
+    return small_config(folder, *GAE, *overrides)
+
+
+async def test_on_a_batch_played_once_the_critics_loss_falls(tmp_path: Path) -> None:
+    run = await assemble(gae_config(tmp_path, "trainer.algorithm.value_clip=null"))
+    _, kept = await play(run, 1, lambda _: None)
+    samples = assign_credit(kept.groups, run.estimate)
+    reports = [await run.learner.step(samples) for _ in range(3)]
+    await run.close()
+    losses = [report.metrics["critic/critic_loss"] for report in reports]
+    assert losses[0] > losses[1] > losses[2] > 0
+
+
+async def test_a_run_tells_of_its_critic_and_saves_it_beside_the_policy(tmp_path: Path) -> None:
+    await run_training(gae_config(tmp_path))
+    told = {"critic_loss", "values_mean", "values_clipfrac", "critic_lr", "grad_norm"}
+    for row in rows(tmp_path)[1:]:
+        assert {k for k in row if k.startswith("critic/")} == {f"critic/{name}" for name in told}
+        # What the learner credited, and not what it was given: that had no advantages yet.
+        assert row["loss/avg_raw_advantages_abs"] > 0.1
+    folders = [tmp_path / "checkpoints" / f"global_step_{step}" / "critic" for step in (0, 1, 3)]
+    assert [[path.name for path in folder.iterdir()] for folder in folders] == [
+        [],
+        ["critic.pt"],
+        ["critic.pt"],
+    ]
+    heads = [torch.load(f / "critic.pt", weights_only=True)["value_head"] for f in folders[1:]]
+    assert not heads[0].equal(heads[1])
+
+
+async def test_an_interrupted_critic_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    scheduled = (
+        "trainer.max_training_steps=2",
+        "trainer.critic.optimizer_config.scheduler=cosine",
+        "trainer.critic.optimizer_config.num_warmup_steps=2",
+        "trainer.policy.optimizer_config.scheduler=linear",
+    )
+    await run_training(gae_config(tmp_path / "straight", *scheduled))
+    config = gae_config(tmp_path / "interrupted", *scheduled)
+    await interrupted(config, ROLLOUT, call=2, loops=12)
+    await run_training(config)
+    assert rows(tmp_path / "interrupted") == rows(tmp_path / "straight")
+
+
+async def test_a_linear_rate_falls_over_the_optimiser_steps_of_the_run(tmp_path: Path) -> None:
+    scheduled = ("trainer.policy.optimizer_config.scheduler=linear", "data.val_data=[]")
+    await run_training(small_config(tmp_path, *scheduled))
+    # Two updates a step, six in all: 1, 5/6, 4/6, 3/6, 2/6, 1/6 of 0.01, told as means of two.
+    rates = [row["policy/policy_lr"] for row in rows(tmp_path)[1:]]
+    assert rates == pytest.approx([0.11 / 12, 0.07 / 12, 0.03 / 12])
+
+
+async def test_a_critic_that_cannot_be_read_is_refused_by_its_own_key(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"^trainer\.critic\.model\.path='/nowhere': "):
+        await run_training(gae_config(tmp_path, "trainer.critic.model.path=/nowhere"))
+
+
+def test_gae_without_a_critic_is_refused_before_anything_is_played(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="gae asks a critic"):
+        small_config(tmp_path, GAE[0])

@@ -1,0 +1,155 @@
+"""Runs with adapters and with longer contexts, from the configuration to the checkpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.fakes.moody_world import open_moody
+from tests.fakes.small_runs import rows, small_config
+from tests.trainer.interrupting import interrupted
+
+from skyfleet.cli.agents import policy_folder_of
+from skyfleet.config.root import RunConfig
+from skyfleet.envs import registry
+from skyfleet.envs.registry import env_factory
+from skyfleet.errors import ConfigError, ModelError
+from skyfleet.models.loading import load_model
+from skyfleet.trainer.assemble_policy import assemble_speaker
+from skyfleet.trainer.session import run_training
+
+LORA = ("trainer.policy.model.lora.rank=4", "trainer.policy.model.lora.alpha=8")
+BASE = (
+    "trainer.policy.model_config_kwargs={}",
+    "trainer.warm_start.steps=0",
+    "trainer.policy_mini_batch_size=2",  # one update a step: its KL is that of the step's beginning
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _moody() -> Iterator[None]:
+    """Rewards that differ inside a group, so that every step moves the weights."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(registry.ENV_CLASSES, "world", lambda _: open_moody)
+        yield
+
+
+@pytest.fixture(scope="module")
+def base(_moody: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that was trained before: the policy of a small run."""
+    folder = tmp_path_factory.mktemp("base")
+    asyncio.run(run_training(small_config(folder, "trainer.max_training_steps=1")))
+    return folder / "checkpoints" / "global_step_1" / "policy"
+
+
+def lora_config(folder: Path, base: Path, *overrides: str) -> RunConfig:
+    return small_config(folder, f"trainer.policy.model.path={base}", *BASE, *LORA, *overrides)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    loaded = load_model(
+        str(folder), dtype=torch.float32, device=torch.device("cpu"), config_kwargs={}
+    )
+    return loaded.module.state_dict()
+
+
+async def test_adapters_are_trained_saved_and_taken_up_again(base: Path, tmp_path: Path) -> None:
+    straight, broken = (lora_config(tmp_path / name, base) for name in ("straight", "broken"))
+    await run_training(straight)
+    await interrupted(broken, "skyfleet.trainer.loop:collect", call=3, loops=3)
+    await run_training(broken)
+    metrics = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("straight", "broken")]
+    assert metrics[0] == metrics[1]
+    steps = rows(tmp_path / "straight")
+    assert steps[1]["policy/policy_kl"] == pytest.approx(0.0, abs=1e-6)  # to the base itself
+    assert steps[3]["policy/policy_kl"] > 0
+    last = tmp_path / "straight" / "checkpoints" / "global_step_3" / "policy"
+    described = json.loads((last / "adapter" / "adapter_config.json").read_text())
+    assert described["base_model_name_or_path"] == str(base)
+    before, after = weights(base), weights(last)
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved == {f"{name}.weight" for name in described["target_modules"]}
+
+
+async def test_a_checkpoint_with_adapters_is_evaluated_like_any_other(
+    base: Path, tmp_path: Path
+) -> None:
+    config = lora_config(tmp_path, base, "trainer.max_training_steps=1")
+    await run_training(config)
+    folder = policy_folder_of(config, None)
+    assert folder == tmp_path / "checkpoints" / "global_step_1" / "policy"
+    speaker = await assemble_speaker(config, [], env_factory(config), policy_folder=folder)
+    held, saved = speaker.loaded.module.state_dict(), weights(folder)
+    assert held.keys() == saved.keys()
+    assert all(torch.equal(held[name], saved[name]) for name in saved)
+
+
+async def test_after_a_warm_start_the_reference_is_what_it_made(base: Path, tmp_path: Path) -> None:
+    overrides = ("trainer.warm_start.steps=2", "trainer.max_training_steps=1")
+    await run_training(lora_config(tmp_path, base, *overrides))
+    assert rows(tmp_path)[1]["policy/policy_kl"] == pytest.approx(0.0, abs=1e-6)
+    began = weights(tmp_path / "checkpoints" / "global_step_0" / "policy")
+    assert not torch.equal(
+        began["model.layers.0.mlp.up_proj.weight"],
+        weights(base)["model.layers.0.mlp.up_proj.weight"],
+    )
+
+
+async def test_a_base_that_has_changed_is_noticed(base: Path, tmp_path: Path) -> None:
+    own = Path(copytree(base, tmp_path / "base"))
+    await run_training(lora_config(tmp_path / "run", own, "trainer.max_training_steps=1"))
+    file = own / "model.safetensors"
+    changed = load_file(file)
+    changed["model.layers.0.mlp.up_proj.weight"][3] *= 1.1
+    save_file(changed, file, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"up_proj.weight is not .* bring back the one"):
+        await run_training(lora_config(tmp_path / "run", own))
+
+
+async def test_a_stretched_context_is_trained_in_and_saved(base: Path, tmp_path: Path) -> None:
+    stretched = (
+        "trainer.rope_scaling.factor=2",
+        "trainer.rope_scaling.original_max_position_embeddings=1100",
+        "generator.max_input_length=2000",
+        "trainer.max_training_steps=1",
+        f"trainer.policy.model.path={base}",
+    )
+    await run_training(small_config(tmp_path, *BASE, *stretched))
+    saved = tmp_path / "checkpoints" / "global_step_1" / "policy" / "config.json"
+    config = json.loads(saved.read_text())
+    assert config["max_position_embeddings"] == 2200
+    assert config["rope_parameters"]["rope_type"] == "yarn"
+    row = rows(tmp_path)[1]
+    assert row["policy/rollout_train_logprobs_abs_diff_mean"] < 1e-5
+    assert row["policy/policy_kl"] == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["trainer.policy.model.lora.rank=4"], r"lora.rank=4 adapts a trained model"),
+        (["trainer.rope_scaling.factor=2"], r"rope_scaling stretches the context of a trained"),
+        (["trainer.rope_scaling.factor=1"], r"trainer.rope_scaling.factor=1: it takes .*above 1"),
+        (["trainer.rope_scaling.rope_type=ntk"], r"rope_type='ntk': it takes yarn"),
+        (["trainer.policy.model.lora.init_method=pissa"], r"='pissa': it takes kaiming"),
+        (
+            [
+                "trainer.policy.model.path=m",
+                "trainer.rope_scaling.factor=2",
+                "trainer.policy.model_config_kwargs={rope_parameters: {factor: 2}}",
+            ],
+            r"both stretch the context; keep one",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    tmp_path: Path, overrides: list[str], sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        small_config(tmp_path, *overrides)

@@ -1,0 +1,85 @@
+"""The presets in configs/ load, run in this version, and hold the numbers they say they hold."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from skyfleet.config.engine_rules import untrainable
+from skyfleet.config.explain import diff
+from skyfleet.config.loading import load_config, load_config_file
+from skyfleet.config.root import RunConfig
+from skyfleet.config.rules import unsupported
+from skyfleet.trainer.sources import load_sources
+from skyfleet.trainer.tasks import check_apart, training_tasks
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+PRESETS = sorted(CONFIGS.glob("*.yaml"))
+OF_WORLDS = [path for path in PRESETS if "world:" in path.read_text()]
+
+
+def preset(name: str) -> RunConfig:
+    return load_config_file(CONFIGS / f"{name}.yaml")
+
+
+def test_the_four_that_users_look_for_are_there() -> None:
+    wanted = {"fleet_tool_use_qwen3_8b", "generalise", "smollm2_135m_h200", "local_tiny_cpu"}
+    assert wanted <= {path.stem for path in PRESETS}
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
+def test_a_preset_keeps_every_rule_and_asks_for_nothing_that_does_not_run(path: Path) -> None:
+    config = load_config_file(path)
+    assert [*unsupported(config), *untrainable(config)] == []
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
+def test_a_preset_says_where_its_numbers_come_from_and_names_its_run_after_itself(
+    path: Path,
+) -> None:
+    assert path.read_text().startswith("# ")
+    assert load_config_file(path).trainer.run_name == path.stem
+
+
+@pytest.mark.parametrize("path", OF_WORLDS, ids=lambda path: path.stem)
+def test_what_a_preset_trains_on_is_apart_from_what_it_measures(path: Path) -> None:
+    config = load_config(re.sub(r"count=\d+", "count=3", path.read_text()))
+    eval_sets = {name: load_sources(s, key=name) for name, s in config.data.eval_sets.items()}
+    tasks = training_tasks(config)
+    check_apart(tasks, eval_sets, allow=False)
+    assert len(tasks) == 3 * len(config.data.train_data)
+
+
+def test_generalise_has_the_numbers_of_the_seed() -> None:
+    config = preset("generalise")
+    algorithm, optimizer = config.trainer.algorithm, config.trainer.policy.optimizer_config
+    sampling = config.generator.sampling_params
+    assert algorithm.kl_loss_coef == 0.01
+    assert (algorithm.eps_clip_low, algorithm.eps_clip_high) == (0.1, 0.1)
+    assert (optimizer.lr, optimizer.weight_decay) == (5e-7, 0.05)
+    assert (optimizer.max_grad_norm, optimizer.num_warmup_steps) == (0.5, 50)
+    assert (config.trainer.train_batch_size, config.trainer.policy_mini_batch_size) == (64, 16)
+    assert (config.generator.n_samples_per_prompt, config.trainer.eval_interval) == (5, 3)
+    assert (sampling.temperature, sampling.top_p) == (0.8, 0.95)
+
+
+def test_generalise_holds_out_every_environment_it_is_judged_by() -> None:
+    config = preset("generalise")
+    held_out = " ".join(config.data.eval_sets["held_out_worlds"])
+    assert all(f"world:{env}?" in held_out for env in config.data.held_out_envs)
+
+
+def test_fleets_recipe_has_fleets_batches_turns_and_lengths() -> None:
+    config = preset("fleet_tool_use_qwen3_8b")
+    trainer, generator = config.trainer, config.generator
+    assert (trainer.train_batch_size, generator.n_samples_per_prompt, trainer.epochs) == (24, 4, 20)
+    assert (generator.max_turns, generator.max_input_length) == (50, 48000)
+    assert generator.sampling_params.stop == ["</tool_call>"]
+
+
+def test_the_h200_preset_is_the_measured_one_on_its_card() -> None:
+    changed = diff(preset("smollm2_135m"), preset("smollm2_135m_h200"))
+    names = {"run_name", "run_path", "ckpt_path", "export_path"}
+    assert set(changed) == {f"trainer.{key}" for key in ({"device", "bf16"} | names)}

@@ -1,0 +1,100 @@
+"""How turns are kept is what the configuration says, in a whole run under its sentinels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.fakes.moody_world import MoodyWorld, open_moody
+from tests.fakes.small_runs import rows, small_config
+
+from skyfleet.chat.message import Message
+from skyfleet.envs import registry
+from skyfleet.envs.env import Step
+from skyfleet.envs.registry import env_factory
+from skyfleet.envs.worlds.catalog import get_world
+from skyfleet.rollouts.episode import run_episode
+from skyfleet.rollouts.history import CUT
+from skyfleet.tasks.task import Task
+from skyfleet.trainer.assemble_policy import assemble_speaker, sampling_of
+from skyfleet.trainer.assemble_voice import open_voice
+from skyfleet.trainer.limits import limits_of
+from skyfleet.trainer.session import run_training
+from skyfleet.trainer.tasks import training_tasks
+from skyfleet.trajectories.archive import read_trajectories, train_path
+
+SHORT = (
+    *("trainer.max_training_steps=1", "trainer.eval_interval=-1", "trainer.ckpt_interval=-1"),
+    *("trainer.eval_before_train=false", "trainer.warm_start.steps=0", "generator.max_turns=4"),
+)
+TOLD = "generator.inject_context_status=true"
+WITH_TOOLS = "environment.enable_context_tools=true"
+ROOMY = (
+    "generator.max_input_length=2000",
+    "trainer.policy.model_config_kwargs.max_position_embeddings=2012",
+)
+ONE_MESSAGE = "generator.use_conversation_multi_turn=false"
+
+
+class Forgetful(MoodyWorld):
+    """Takes all turns but the last out of view, again and again."""
+
+    async def step(self, action: Message) -> Step:
+        return replace(await super().step(action), keep_recent_turns=0)
+
+
+async def open_forgetful(task: Task) -> Forgetful:
+    return Forgetful(get_world(task.env_key), task)
+
+
+@pytest.fixture(autouse=True)
+def _moody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rewards that differ inside a group, so that every step moves the weights."""
+    monkeypatch.setitem(registry.ENV_CLASSES, "world", lambda _: open_moody)
+
+
+async def spoken(folder: Path, *overrides: str) -> str:
+    """What the policy was shown and said in its first episode of more than a turn, up to its end."""
+    config = small_config(folder, *SHORT, *overrides)
+    tasks, open_env = training_tasks(config), env_factory(config)
+    speaker = await assemble_speaker(config, tasks, open_env)
+    async with open_voice(config, speaker) as voice:
+        for seed in range(100):
+            policy = voice.policy(sampling_of(config.generator.sampling_params, seed=seed))
+            episode = await run_episode(tasks[0], open_env, policy, limits_of(config))
+            if len(episode.turns) > 1:
+                return voice.renderer.text(episode.transcripts[-1].token_ids)
+    raise AssertionError("every episode had one turn")
+
+
+async def test_a_turn_is_a_message_unless_all_are_one(tmp_path: Path) -> None:
+    assert (await spoken(tmp_path)).count("<|im_start|>assistant") > 1
+    assert (await spoken(tmp_path, ONE_MESSAGE)).count("<|im_start|>assistant") == 1
+
+
+async def test_the_agent_is_told_its_limits_and_shown_its_tools(tmp_path: Path) -> None:
+    warned = "generator.context_warning_threshold=0.01"
+    text = await spoken(tmp_path, TOLD, warned, WITH_TOOLS, *ROOMY)
+    assert "search_history" in text.partition("<|im_start|>user")[0]
+    assert "[Context warning: " in text
+    assert " of 2,000 tokens used (" in text
+    assert " 3 turns left; finish soon, or make room with manage_context]" in text
+    plain = await spoken(tmp_path)
+    assert "[Context" not in plain
+    assert "search_history" not in plain
+
+
+@pytest.mark.parametrize("mode", [(), (ONE_MESSAGE,), ("generator.step_wise_trajectories=true",)])
+async def test_a_run_that_cuts_trains_on_every_transcript_and_its_sentinels_stay_quiet(
+    tmp_path: Path, mode: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(registry.ENV_CLASSES, "world", lambda _: open_forgetful)
+    await run_training(small_config(tmp_path, *SHORT, *ROOMY, TOLD, *mode))
+    row = rows(tmp_path)[-1]
+    assert row["policy/grad_norm"] > 0
+    episodes = list(read_trajectories(train_path(tmp_path / "trajectories", 1)))
+    transcripts = [t for episode in episodes for t in episode.transcripts if any(t.loss_mask)]
+    assert sum(t.reason == CUT for t in transcripts) > 2
+    samples = sum(len(e.turns) for e in episodes) if "step_wise" in str(mode) else len(transcripts)
+    assert row["loss/num_samples"] == samples
