@@ -1,7 +1,8 @@
 """Training forward and backward on one GPU: tokens a second, share of peak, peak memory.
 
 Random tokens, nothing shared, no optimiser step: `chosen_logprobs` of every token and its gradient,
-as the learner computes them. SmolLM2's shape stands beside transformers with SDPA in the same run.
+as the learner computes them; memory is that of weights, gradients in float32 and what the layers
+keep, without an optimiser's. SmolLM2's shape stands beside transformers with SDPA in the same run.
 """
 
 from __future__ import annotations
@@ -136,6 +137,8 @@ def measured(case: Case, *, times: int) -> dict[str, Any]:
     module = model_of(case.config, lora_rank=case.lora_rank)
     decoder = Decoder(module, max_positions=max(case.lengths))
     batch = batch_of(case.lengths, case.config.vocab_size)
+    for parameter in module.parameters():
+        parameter.grad_dtype = torch.float32  # as the learner's optimiser wants them
     torch.cuda.reset_peak_memory_stats()
 
     def run() -> None:

@@ -182,7 +182,7 @@ def test_truncation_keeps_what_drawing_keeps() -> None:
     ]]  # fmt: skip
     cut_MV = truncate(
         logits_MV,
-        torch.tensor([r.temperature for r in rows]),
+        torch.tensor([1 / r.temperature for r in rows]),
         torch.tensor([r.top_p for r in rows]),
         torch.tensor([r.top_k for r in rows]),
         torch.tensor([r.min_p for r in rows]),

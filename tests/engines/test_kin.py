@@ -52,6 +52,12 @@ def test_a_group_does_not_give_up_its_prompt_for_what_all_groups_share() -> None
     assert found == [([0, 2, 4], 256), ([1, 3, 5], 256)]
 
 
+def test_a_stranger_does_not_come_between_kin() -> None:
+    prompt = list(range(5, 13))
+    found = gathered([[1, 2], [*prompt, 20], [*prompt, 30], [*prompt, 40]], [30, 130, 130, 130])
+    assert found == [([1, 2, 3], 128)]
+
+
 def test_single_attempts_share_what_all_tasks_begin_with() -> None:
     tools = list(range(1, 17))
     found = gathered([[*tools, 20 + slot] for slot in range(5)], [260] * 5)

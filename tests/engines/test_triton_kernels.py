@@ -59,8 +59,9 @@ def test_a_query_takes_the_same_bits_decoded_as_read(heads: int, kv_heads: int, 
     from skyfleet.engines.cuda import triton_attention
     from skyfleet.models.fused import triton_products
 
-    _, _, lengths, _, table = state(COARSE)
-    keys = 8 * torch.randn(40, PAGE, kv_heads, width, device=DEVICE, dtype=COARSE)
+    lengths = torch.tensor([0, 15, 95, 300, 1000], device=DEVICE, dtype=torch.int32)
+    table = 1 + torch.arange(5 * 63, device=DEVICE, dtype=torch.int32).view(5, 63)
+    keys = 8 * torch.randn(1 + 5 * 63, PAGE, kv_heads, width, device=DEVICE, dtype=COARSE)
     values, active = torch.randn_like(keys), torch.ones_like(lengths)
     # Scores as large as a model's: small ones hide how sums are rounded on their way.
     q = 8 * torch.randn(ROWS, heads, width, device=DEVICE, dtype=COARSE)
@@ -137,7 +138,7 @@ def test_speaking(vocabulary: int) -> None:
     def spoken(kernels: object) -> dict[str, Tensor]:
         made = torch.Generator(DEVICE).manual_seed(1)
         slot_state = {
-            "temperatures_S": torch.tensor([1, 0.5, 0, 1, 2, 1, 1, 1], device=DEVICE),
+            "factors_S": torch.tensor([1, 2, 0, 1, 0.5, 1, 1, 1.3], device=DEVICE),
             "uniforms_SW": torch.rand(8, 4, device=DEVICE, dtype=torch.float64, generator=made),
             "stops_SZ": torch.full((8, 8), -1, device=DEVICE, dtype=torch.int32),
             "tokens_S": torch.zeros(8, device=DEVICE, dtype=torch.int64),

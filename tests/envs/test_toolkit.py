@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
@@ -12,6 +11,7 @@ from pydantic import Field
 from skyfleet.envs.worlds.database import Database
 from skyfleet.envs.worlds.observation import show
 from skyfleet.envs.worlds.toolkit import App, ToolError, Toolkit
+from skyfleet.errors import EnvError
 
 
 def rename_pet(
@@ -112,14 +112,12 @@ def test_results_are_shown_as_what_they_are_in_few_tokens(result: object, text: 
     assert show(result) == text
 
 
-def test_a_tool_that_says_it_only_reads_cannot_write(app: App) -> None:
+def test_a_tool_that_says_it_only_reads_and_writes_is_the_worlds_fault(app: App) -> None:
     def adopt(app: App) -> None:
         """Look at the pets."""
         app.db.insert("pets", number=2, name="tom")
 
     toolkit = Toolkit()
     toolkit.add(adopt, writes=False)
-    with pytest.raises(sqlite3.OperationalError, match="readonly"):
+    with pytest.raises(EnvError, match="only reads has written"):
         toolkit.call(app, "adopt", {})
-    assert app.db.column("select name from pets") == ["rex"]
-    app.db.insert("pets", number=3, name="kit")  # writing is possible again afterwards

@@ -15,6 +15,7 @@ from torch.nn.functional import linear, rms_norm, silu
 from torch.utils.checkpoint import checkpoint
 
 from skyfleet.errors import ModelError
+from skyfleet.models.fused.flash import WIDTHS
 from skyfleet.models.fused.functions import add_norm, product
 from skyfleet.models.fused.layers import FusedLayer
 
@@ -35,7 +36,7 @@ class Decoder:
     """Logits are a product with `head_weight` and nothing more."""
 
     def __init__(self, module: nn.Module, *, max_positions: int, fused: bool | None = None) -> None:
-        """`fused` runs the layers over kernels of our own; None does so on CUDA."""
+        """`fused` runs the layers over kernels of our own; None does so on CUDA, where they fit."""
         name = type(module).__name__
         if name not in ARCHITECTURES:
             raise ModelError(
@@ -57,11 +58,16 @@ class Decoder:
         self.layers: list[Any] = list(body.layers)
         self._has_qk_norm = hasattr(self.layers[0].self_attn, "q_norm")
         check_positions(config, max_positions)
-        is_fused = self.device.type == "cuda" if fused is None else fused
+        fits = self.device.type == "cuda" and self.head_dim in WIDTHS
+        is_fused = fits if fused is None else fused
         self.cos_PD, self.sin_PD = self._rotary_tables(
             max_positions, torch.float32 if is_fused else self.dtype
         )
         self._fused = self.fuse() if is_fused else None
+
+    @property
+    def is_fused(self) -> bool:
+        return self._fused is not None
 
     @property
     def device(self) -> torch.device:
@@ -111,7 +117,7 @@ class Decoder:
         return self._norm(x_TE, self.norm_weight)
 
     def logits(self, hidden_NE: Tensor) -> Tensor:
-        """Float32 scores over the vocabulary [N, V]."""
+        """Float32 scores over the vocabulary [N, V]; over fused layers without a gradient."""
         if self._fused is not None:
             return product(hidden_NE, self._head.weight, dtype=torch.float32)
         return linear(hidden_NE, self._head.weight).float()

@@ -15,7 +15,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, scaled_dot_product_attention
 
-from skyfleet.models.fused.flash import Ends, SharedRows, flash_varlen, take_shared
+from skyfleet.models.fused.flash import (
+    WIDTHS,
+    Ends,
+    SharedRows,
+    flash_varlen,
+    running_ends,
+    take_shared,
+)
 
 
 class PackedAttention:
@@ -55,7 +62,7 @@ class PackedAttention:
         self.positions_T = self._moved(np.concatenate(positions))
 
     def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
-        if q_THD.is_cuda and q_THD.dtype != torch.float32:
+        if q_THD.is_cuda and q_THD.dtype != torch.float32 and q_THD.shape[-1] in WIDTHS:
             return self._flash(q_THD, k_TKD, v_TKD)
         out_BHLD = scaled_dot_product_attention(
             self._padded(q_THD),
@@ -86,18 +93,13 @@ class PackedAttention:
         asking = [i for i in self._order if self._fresh[i]]
         fresh = np.asarray([self._fresh[i] for i in asking])
         lengths = np.asarray([self._lengths[i] for i in asking])
-        ends = Ends(
-            queries=self._moved(_ends(fresh)),
-            keys=self._moved(_ends(lengths)),
-            most_queries=int(fresh.max()),
-            most_keys=int(lengths.max()),
-        )
+        ends = Ends.of(fresh, lengths, self._device)
         if lengths.sum() == self._n_rows:
             return ends, None
         rows = np.concatenate([self._rows_BL[i, : self._lengths[i]] for i in asking])
         shared = SharedRows(
             rows_L=self._moved(rows),
-            starts_R=self._moved(_ends(np.bincount(rows, minlength=self._n_rows))),
+            starts_R=self._moved(running_ends(np.bincount(rows, minlength=self._n_rows))),
             places_L=self._moved(np.argsort(rows, kind="stable")),
         )
         return ends, shared
@@ -113,10 +115,6 @@ def take_rows(x: Tensor, rows: Tensor) -> Tensor:
     """
     taken = embedding(rows, x.reshape(len(x), -1))
     return taken.view(*rows.shape, *x.shape[1:])
-
-
-def _ends(lengths: np.ndarray) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
 
 
 def _shared(a: Sequence[int], b: Sequence[int]) -> int:

@@ -19,7 +19,6 @@ from skyfleet.engines.openai_engine import OpenAIEngine
 from skyfleet.engines.servers import find_server
 from skyfleet.engines.vllm_settings import VllmSettings
 from skyfleet.models.decoder import Decoder
-from skyfleet.models.foreign import ForeignDecoder
 from skyfleet.trainer.assemble_policy import longest_episode
 
 KEY_VARIABLE = "OPENAI_API_KEY"
@@ -34,7 +33,7 @@ TRIES_ALONE, TRIES_AMONG_OTHERS = 8, 3
 def embedded_engine(config: RunConfig, decoder: Decoder, renderer: Renderer) -> Engine:
     """As the device and the architecture want it."""
     generator, capacity = config.generator, longest_episode(config)
-    if decoder.device.type != "cuda" or isinstance(decoder, ForeignDecoder):
+    if decoder.device.type != "cuda" or not decoder.is_fused:
         return EmbeddedEngine(
             decoder,
             decode_text=renderer.text,

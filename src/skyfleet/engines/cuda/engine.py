@@ -75,7 +75,10 @@ class CudaEngine:
     async def generate(
         self, token_ids: Sequence[int], sampling: SamplingParams, *, session: str
     ) -> Completion:
-        check_fits(token_ids, sampling, capacity=self._capacity, session=session)
+        vocab_size = self._decoder.vocab_size
+        check_fits(
+            token_ids, sampling, capacity=self._capacity, session=session, vocab_size=vocab_size
+        )
         longest = min(self._capacity, len(token_ids) + sampling.max_generate_length + 1)
         if pages_for(longest) > self._seating.n_pages:
             raise EngineError(
@@ -215,6 +218,7 @@ class CudaEngine:
             )
             for request in begun:
                 request.speaks = True
+            self._seating.has_moved = True
 
     def _make_room(self, speaking: Sequence[Request], steps: int) -> None:
         """Pages for everyone's next tokens; who came last goes back to waiting if there are none."""
@@ -226,9 +230,12 @@ class CudaEngine:
                     break
                 # Never the only one: whoever would not fit alone was refused at the door.
                 self._put_back(left.pop())
-        self._slots.seat(
-            self._seating.table, {r.slot: len(r.token_ids) for r in speaking if r.speaks}
-        )
+        self._slots.seat(self._seating.table)
+        if self._seating.has_moved:
+            self._slots.gather(
+                self._seating.table, {r.slot: len(r.token_ids) for r in speaking if r.speaks}
+            )
+            self._seating.has_moved = False
         self._let_rest()
 
     def _let_rest(self) -> None:

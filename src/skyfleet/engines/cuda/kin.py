@@ -52,7 +52,7 @@ class Kin:
         shared = np.zeros(len(members), dtype=np.int32)
         met = np.zeros(len(members), dtype=np.int32)
         for number, (slots, n_tokens) in enumerate(_clusters(table, lengths)):
-            if len(slots) > 1 and n_tokens >= _LEAST:
+            if len(slots) > 1:
                 members[number, : len(slots)] = slots
                 shared[number] = met[slots] = n_tokens
         if not shared.any():
@@ -74,7 +74,8 @@ def _clusters(table: np.ndarray, lengths: dict[int, int]) -> Iterator[tuple[list
         if slots:
             common = _common_tokens(table[slots[0]], table[slot], lengths[slot])
             # One more member is welcome as long as the others lose less than it gains.
-            if len(slots) < SEATS and common * len(slots) >= n_tokens * (len(slots) - 1):
+            gains = common >= _LEAST and common * len(slots) >= n_tokens * (len(slots) - 1)
+            if len(slots) < SEATS and gains:
                 slots.append(slot)
                 n_tokens = min(n_tokens, common)
                 continue

@@ -37,10 +37,9 @@ class PagedReading:
         self._all_L = _moved(np.concatenate(all_cells), device)
         self._fresh = all(span.start == 0 for span in spans)
         """Nothing was read before: what attends is what was just computed."""
-        self._q_lengths = [len(cells) for cells in new]
-        self._k_lengths = [span.stop for span in spans]
-        self._q_ends = _ends(self._q_lengths, device)
-        self._k_ends = _ends(self._k_lengths, device)
+        self._ends = Ends.of(
+            np.array([len(cells) for cells in new]), np.array([s.stop for s in spans]), device
+        )
 
     def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
         keys, values = self._keys[layer].flatten(0, 1), self._values[layer].flatten(0, 1)
@@ -50,21 +49,15 @@ class PagedReading:
             k_TKD, v_TKD = keys[self._all_L], values[self._all_L]
         if q_THD.dtype == torch.float32:
             return self._padded(q_THD, k_TKD, v_TKD)
-        ends = Ends(
-            queries=self._q_ends,
-            keys=self._k_ends,
-            most_queries=max(self._q_lengths),
-            most_keys=max(self._k_lengths),
-        )
-        return flash_varlen(q_THD, k_TKD, v_TKD, ends)
+        return flash_varlen(q_THD, k_TKD, v_TKD, self._ends)
 
     def _padded(self, q_THD: Tensor, k_LKD: Tensor, v_LKD: Tensor) -> Tensor:
         """Flash attention has no float32: sequences are padded to a rectangle instead."""
-        q_starts, k_starts = self._q_ends[:-1].unsqueeze(1), self._k_ends[:-1].unsqueeze(1)
-        q_lengths = self._q_ends.diff().unsqueeze(1)
-        k_lengths = self._k_ends.diff().unsqueeze(1)
-        query = torch.arange(max(self._q_lengths), device=q_THD.device)
-        key = torch.arange(max(self._k_lengths), device=q_THD.device)
+        ends = self._ends
+        q_starts, k_starts = ends.queries[:-1].unsqueeze(1), ends.keys[:-1].unsqueeze(1)
+        q_lengths, k_lengths = ends.queries.diff().unsqueeze(1), ends.keys.diff().unsqueeze(1)
+        query = torch.arange(ends.most_queries, device=q_THD.device)
+        key = torch.arange(ends.most_keys, device=q_THD.device)
         q_BQ = q_starts + torch.minimum(query, q_lengths - 1)
         k_BL = k_starts + torch.minimum(key, k_lengths - 1)
         # The last query sees every key.
@@ -83,11 +76,6 @@ def _cells(pages: Sequence[int], stop: int) -> np.ndarray:
     """Where the first `stop` tokens of a sequence stand among all pages' tokens."""
     starts = np.asarray(pages[: -(-stop // PAGE)], dtype=np.int64) * PAGE
     return (starts[:, None] + np.arange(PAGE)).ravel()[:stop]
-
-
-def _ends(lengths: Sequence[int], device: torch.device) -> Tensor:
-    ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    return _moved(ends, device)
 
 
 def _moved(values: np.ndarray, device: torch.device) -> Tensor:

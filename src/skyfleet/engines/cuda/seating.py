@@ -17,6 +17,8 @@ class Seating:
         """A heap: the lowest goes first, for few sequences to need few slots."""
         self.table = np.zeros((n_slots, table_width), dtype=np.int32)
         """The pages of each slot, in order."""
+        self.has_moved = False
+        """Somebody came, began to speak, or left."""
         self.resting: list[int] = []
         """Slots whose sequence ended on the host's word."""
 
@@ -45,6 +47,7 @@ class Seating:
         request.n_read, request.n_known = len(pages) * PAGE, len(pages)
         request.pages = pages + fresh
         request.slot = heappop(self._free_slots)
+        self.has_moved = True
         return True
 
     def grow(self, request: Request, n_tokens: int) -> bool:
@@ -70,6 +73,7 @@ class Seating:
         self._pool.let_go(request.pages)
         heappush(self._free_slots, request.slot)
         self.resting.append(request.slot)
+        self.has_moved = True
         request.pages, request.slot, request.speaks = [], -1, False
 
     def forget_all(self) -> None:

@@ -58,7 +58,8 @@ class Slots:
         self.active = zeros(n_slots, dtype=torch.int32)
         self.said = zeros(n_slots, dtype=torch.int32)
         self.most = zeros(n_slots, dtype=torch.int32)
-        self.temperatures = torch.ones(n_slots, device=device)
+        self.factors = torch.ones(n_slots, device=device)
+        """One over the temperature; 0 is greedy."""
         self.top_p = torch.ones(n_slots, device=device)
         self.top_k = zeros(n_slots, dtype=torch.int32)
         self.min_p = zeros(n_slots, dtype=torch.float32)
@@ -90,7 +91,8 @@ class Slots:
         put(self.lengths, [len(r.token_ids) - 1 for r in requests])
         put(self.said, [len(r.logprobs) for r in requests])
         put(self.most, [r.sampling.max_generate_length for r in requests])
-        put(self.temperatures, [r.sampling.temperature for r in requests])
+        temperatures = [r.sampling.temperature for r in requests]
+        put(self.factors, [1 / t if t else 0.0 for t in temperatures])
         put(self.top_p, [r.sampling.top_p for r in requests])
         put(self.top_k, [r.sampling.top_k for r in requests])
         put(self.min_p, [r.sampling.min_p for r in requests])
@@ -116,9 +118,12 @@ class Slots:
         slots_M = torch.tensor(slots, dtype=torch.int32, device=hidden_ME.device)
         self._draw(self._decoder.logits(hidden_ME), slots_M, truncated)
 
-    def seat(self, table: np.ndarray, lengths: dict[int, int]) -> None:
-        """The pages of every slot, and the tokens computed of those that speak."""
+    def seat(self, table: np.ndarray) -> None:
+        """The pages of every slot."""
         self.table.copy_(torch.from_numpy(table), non_blocking=True)
+
+    def gather(self, table: np.ndarray, lengths: dict[int, int]) -> None:
+        """Find who shares what, among the slots that speak and have so many tokens."""
         self._shares = self._kin.gather(table, lengths)
 
     def decode(self, n_slots: int, steps: int, *, truncated: bool) -> None:
@@ -191,12 +196,12 @@ class Slots:
     def _draw(self, logits_MV: Tensor, slots_M: Tensor, truncated: bool) -> None:
         if truncated:
             logits_MV = truncate(
-                logits_MV.float(), self.temperatures[slots_M], self.top_p[slots_M],
+                logits_MV.float(), self.factors[slots_M], self.top_p[slots_M],
                 self.top_k[slots_M], self.min_p[slots_M],
             )  # fmt: skip
         self._kernels.speak(
             logits_MV, slots_M,
-            temperatures_S=self.temperatures, uniforms_SW=self.uniforms, stops_SZ=self.stops,
+            factors_S=self.factors, uniforms_SW=self.uniforms, stops_SZ=self.stops,
             tokens_S=self.tokens, lengths_S=self.lengths, active_S=self.active, said_S=self.said,
             most_S=self.most, step_1=self._step, out_tokens_KS=self._out_tokens,
             out_logprobs_KS=self._out_logprobs,

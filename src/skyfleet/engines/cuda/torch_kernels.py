@@ -63,7 +63,7 @@ def speak(
     logits_MV: Tensor,
     slots_M: Tensor,
     *,
-    temperatures_S: Tensor,
+    factors_S: Tensor,
     uniforms_SW: Tensor,
     stops_SZ: Tensor,
     tokens_S: Tensor,
@@ -76,9 +76,9 @@ def speak(
     out_logprobs_KS: Tensor,
 ) -> None:
     at = slots_M.long()
-    temperatures_M, said_M = temperatures_S[at], said_S[at].long()
-    greedy_M = temperatures_M == 0
-    scaled_MV = logits_MV.float() / torch.where(greedy_M, 1.0, temperatures_M).unsqueeze(1)
+    factors_M, said_M = factors_S[at], said_S[at].long()
+    greedy_M = factors_M == 0
+    scaled_MV = logits_MV.float() * torch.where(greedy_M, 1.0, factors_M).unsqueeze(1)
     logprobs_MV = torch.log_softmax(scaled_MV, dim=-1)
     reached_MV = logprobs_MV.exp().cumsum(dim=-1, dtype=torch.float64)
     uniforms_M1 = uniforms_SW[at].gather(1, said_M.unsqueeze(1))

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from skyfleet.models.fused.triton_kernels import turned_heads
+from skyfleet.models.fused.triton_scores import tempered_mass
 
 
 @triton.jit
@@ -58,7 +59,7 @@ def place(
 
 @triton.jit
 def _speak_kernel(
-    logits_ptr, slots_ptr, vocabulary, temperatures_ptr, uniforms_ptr, uniforms_width, stops_ptr,
+    logits_ptr, slots_ptr, vocabulary, factors_ptr, uniforms_ptr, uniforms_width, stops_ptr,
     tokens_ptr, lengths_ptr, active_ptr, said_ptr, most_ptr, step_ptr, out_tokens_ptr,
     out_logprobs_ptr, rows, STOPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -66,24 +67,10 @@ def _speak_kernel(
     slot = tl.load(slots_ptr + row)
     at = tl.arange(0, BLOCK)
     base = logits_ptr + row.to(tl.int64) * vocabulary
-    temperature = tl.load(temperatures_ptr + slot)
-    greedy = temperature == 0.0
-    factor = 1.0 / tl.where(greedy, 1.0, temperature)
-    highest = tl.full((BLOCK,), -float("inf"), tl.float32)
-    total = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, vocabulary, BLOCK):
-        x = tl.load(base + start + at, mask=start + at < vocabulary, other=-float("inf"))
-        x = x.to(tl.float32) * factor
-        higher = tl.maximum(highest, x)
-        # A lane that has seen nothing yet has no sum to fade.
-        total = tl.where(
-            higher == -float("inf"), 0.0, total * tl.exp(highest - higher) + tl.exp(x - higher)
-        )
-        highest = higher
-    top = tl.max(highest, axis=0)
-    total_all = tl.sum(
-        tl.where(highest == -float("inf"), 0.0, total * tl.exp(highest - top)), axis=0
-    )
+    given = tl.load(factors_ptr + slot)
+    greedy = given == 0.0
+    factor = tl.where(greedy, 1.0, given)
+    top, total_all, _ = tempered_mass(base, factor, vocabulary, BLOCK)
     said = tl.load(said_ptr + slot)
     uniform = tl.load(uniforms_ptr + slot.to(tl.int64) * uniforms_width + said)
     # Of several likeliest tokens greed takes the first, as argmax does.
@@ -106,7 +93,7 @@ def _speak_kernel(
         before += tl.sum(mass, axis=0)
     token = tl.where(token < 0, last, token)
     chosen = tl.load(base + token).to(tl.float32) * factor
-    logprob = tl.where(greedy, 0.0, chosen - top - tl.log(total_all))
+    logprob = tl.where(greedy, 0.0, chosen - (top + tl.log(total_all)))
     active = tl.load(active_ptr + slot) != 0
     step = tl.load(step_ptr)
     tl.store(out_tokens_ptr + step * rows + slot, tl.where(active, token, -1))
@@ -122,17 +109,18 @@ def _speak_kernel(
 
 
 def speak(
-    logits_MV: Tensor, slots_M: Tensor, *, temperatures_S: Tensor, uniforms_SW: Tensor,
+    logits_MV: Tensor, slots_M: Tensor, *, factors_S: Tensor, uniforms_SW: Tensor,
     stops_SZ: Tensor, tokens_S: Tensor, lengths_S: Tensor, active_S: Tensor, said_S: Tensor,
     most_S: Tensor, step_1: Tensor, out_tokens_KS: Tensor, out_logprobs_KS: Tensor,
 ) -> None:  # fmt: skip
     """Draws the next token of every slot named, notes it, and lets those rest that have finished.
 
-    One uniform number decides one token: the first whose cumulative share passes it.
+    One uniform number decides one token: the first whose cumulative share passes it. A factor is
+    one over the temperature, or 0 for greed.
     """
     m, vocabulary = logits_MV.shape
     _speak_kernel[(m,)](
-        logits_MV, slots_M, vocabulary, temperatures_S, uniforms_SW, uniforms_SW.shape[1], stops_SZ,
+        logits_MV, slots_M, vocabulary, factors_S, uniforms_SW, uniforms_SW.shape[1], stops_SZ,
         tokens_S, lengths_S, active_S, said_S, most_S, step_1, out_tokens_KS, out_logprobs_KS,
         out_tokens_KS.shape[1], STOPS=stops_SZ.shape[1], BLOCK=4096, num_warps=8,
     )  # fmt: skip

@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 def truncate(
-    logits_MV: Tensor, temperatures_M: Tensor, top_p_M: Tensor, top_k_M: Tensor, min_p_M: Tensor
+    logits_MV: Tensor, factors_M: Tensor, top_p_M: Tensor, top_k_M: Tensor, min_p_M: Tensor
 ) -> Tensor:
     """Minus infinity for every token that is cut: min-p, then top-k, then top-p of what is left."""
-    tempered_MV = logits_MV / torch.where(temperatures_M == 0, 1.0, temperatures_M).unsqueeze(1)
+    tempered_MV = logits_MV * torch.where(factors_M == 0, 1.0, factors_M).unsqueeze(1)
     probs_MV, order_MV = torch.softmax(tempered_MV, dim=-1).sort(dim=-1, descending=True)
     keep_MV = probs_MV >= min_p_M.unsqueeze(1) * probs_MV[:, :1]
     ranks_V = torch.arange(logits_MV.shape[-1], device=logits_MV.device)

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from skyfleet.errors import EnvError
+
 Row = dict[str, Any]
 
 
@@ -60,8 +62,18 @@ class Database:
             self.connection.execute("release trial")
 
     @contextmanager
+    def unwritten(self) -> Iterator[None]:
+        """EnvError if rows were written in here: a bug of the world's, whose episode is over."""
+        before = self.connection.total_changes
+        yield
+        if self.connection.total_changes != before:
+            raise EnvError(
+                "a tool that says it only reads has written; declare it with writes=True"
+            )
+
+    @contextmanager
     def read_only(self) -> Iterator[None]:
-        """A write in here is a bug of the world's, and raises."""
+        """A statement that would write raises in here."""
         self.connection.execute("pragma query_only = on")
         try:
             yield

@@ -111,7 +111,7 @@ class Toolkit:
             raise ToolError(f"no tool {shown(name)}; tools: {', '.join(self._tools)}")
         tool = self._tools[name]
         values = tool.read(arguments)
-        with app.db.undone_on_error() if tool.writes else app.db.read_only():
+        with app.db.undone_on_error() if tool.writes else app.db.unwritten():
             return tool.function(app, **values)
 
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
 from skyfleet.models.fused.functions import kernels
+
+WIDTHS = (16, 32, 64, 128)
+"""Of heads that the kernels are made for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +24,21 @@ class Ends:
     keys: Tensor
     most_queries: int
     most_keys: int
+
+    @classmethod
+    def of(cls, queries: np.ndarray, keys: np.ndarray, device: torch.device) -> Ends:
+        """From how many queries and keys each sequence has."""
+        return cls(
+            queries=torch.from_numpy(running_ends(queries)).to(device),
+            keys=torch.from_numpy(running_ends(keys)).to(device),
+            most_queries=int(queries.max()),
+            most_keys=int(keys.max()),
+        )
+
+
+def running_ends(lengths: np.ndarray) -> np.ndarray:
+    """Where each of several ends that lie end to end, after a leading 0."""
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,14 +19,6 @@ def kernels(device: torch.device, name: str = "kernels") -> Any:
     return import_module(f"skyfleet.models.fused.{module}")
 
 
-_WIDE = {
-    torch.bfloat16: torch.float32,
-    torch.float16: torch.float32,
-    torch.float32: torch.float32,
-    torch.float64: torch.float64,
-}
-
-
 def product(
     x_TE: Tensor, weight_FE: Tensor, bias_F: Tensor | None = None, *, dtype: torch.dtype
 ) -> Tensor:
@@ -171,7 +163,10 @@ class _JoinedLinear(Function):
         if any(ctx.needs_input_grad[3:]):
             dparts = torch.split(product_in_float32(dout_TF.T, x_TE), ctx.sizes)
             if ctx.biased:
-                dparts = [*dparts, *torch.split(_wide_sum(dout_TF), ctx.sizes)]
+                dparts = [
+                    *dparts,
+                    *torch.split(dout_TF.sum(dim=0, dtype=wide(dout_TF.dtype)), ctx.sizes),
+                ]
         return (dx_TE, None, None, *dparts)
 
 
@@ -188,7 +183,7 @@ class _Scores(Function):
     ) -> tuple[Tensor, Tensor]:
         parts: Sequence[tuple[Tensor, Tensor, Tensor]] = [
             kernels(hidden_NE.device, "scores").score(
-                product(hidden_CE, head_VE, dtype=_WIDE[hidden_NE.dtype]), chosen_C, temperature
+                product(hidden_CE, head_VE, dtype=wide(hidden_NE.dtype)), chosen_C, temperature
             )
             for hidden_CE, chosen_C in zip(
                 torch.split(hidden_NE, chunk_size), torch.split(chosen_N, chunk_size), strict=True
@@ -213,7 +208,7 @@ class _Scores(Function):
         for start in range(0, len(hidden_NE), ctx.chunk_size):
             here = slice(start, start + ctx.chunk_size)
             dlogits_CV = kernels(hidden_NE.device, "scores").score_back(
-                product(hidden_NE[here], head_VE, dtype=_WIDE[hidden_NE.dtype]),
+                product(hidden_NE[here], head_VE, dtype=wide(hidden_NE.dtype)),
                 chosen_N[here],
                 total_N[here],
                 entropy_N[here],
@@ -238,5 +233,6 @@ def product_in_float32(a: Tensor, b: Tensor) -> Tensor:
     return a.float() @ b.float()
 
 
-def _wide_sum(x_TF: Tensor) -> Tensor:
-    return x_TF.sum(dim=0, dtype=torch.promote_types(x_TF.dtype, torch.float32))
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """At least float32."""
+    return torch.promote_types(dtype, torch.float32)

@@ -1,6 +1,6 @@
 """Triton kernels of the layers: each computes in float32 and rounds its result once.
 
-Engine and learner run the same ones, so that the two differ only in the order of their sums.
+Engine and learner run the same ones: what a row becomes does not depend on its batch.
 """
 
 from __future__ import annotations

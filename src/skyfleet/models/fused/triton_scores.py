@@ -9,19 +9,19 @@ from torch import Tensor
 
 
 @triton.jit
-def _score_kernel(
-    logits_ptr, chosen_ptr, logprobs_ptr, entropy_ptr, total_ptr, factor, vocabulary,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    base = logits_ptr + row * vocabulary
+def tempered_mass(base, factor, vocabulary, BLOCK: tl.constexpr):
+    """Of exp(logits * factor): the highest exponent, the mass above it, and the mass times exponents.
+
+    Engine and learner both ask here, so that a logprob is the same bits from either.
+    """
     at = tl.arange(0, BLOCK)
     highest = tl.full((BLOCK,), -1e30, tl.float32)
     total = tl.zeros((BLOCK,), tl.float32)
     weighted = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, vocabulary, BLOCK):
         inside = start + at < vocabulary
-        x = tl.load(base + start + at, mask=inside, other=-1e30) * factor
+        x = tl.load(base + start + at, mask=inside, other=-1e30).to(tl.float32) * factor
+        x = tl.maximum(x, -1e30)  # what is impossible weighs nothing, and stays finite
         higher = tl.maximum(highest, x)
         fade, mass = tl.exp(highest - higher), tl.where(inside, tl.exp(x - higher), 0.0)
         total = total * fade + mass
@@ -29,12 +29,21 @@ def _score_kernel(
         highest = higher
     top = tl.max(highest, axis=0)
     fade = tl.exp(highest - top)
-    all_mass = tl.sum(total * fade, axis=0)
-    logarithm = top + tl.log(all_mass)
-    entropy = logarithm - tl.sum(weighted * fade, axis=0) / all_mass
+    return top, tl.sum(total * fade, axis=0), tl.sum(weighted * fade, axis=0)
+
+
+@triton.jit
+def _score_kernel(
+    logits_ptr, chosen_ptr, logprobs_ptr, entropy_ptr, total_ptr, factor, vocabulary,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    base = logits_ptr + row * vocabulary
+    top, mass, weighted = tempered_mass(base, factor, vocabulary, BLOCK)
+    logarithm = top + tl.log(mass)
     chosen = tl.load(base + tl.load(chosen_ptr + row)) * factor
     tl.store(logprobs_ptr + row, chosen - logarithm)
-    tl.store(entropy_ptr + row, entropy)
+    tl.store(entropy_ptr + row, logarithm - weighted / mass)
     tl.store(total_ptr + row, logarithm)
 
 

@@ -1,0 +1,204 @@
+"""Multi-turn episodes on one GPU: 512 of 8 turns in the shipped worlds, our engine beside vLLM.
+
+SmolLM2-135M in bfloat16 says 48 tokens a turn, which nothing ends early. An untrained model calls
+few tools, so the world answers the next call of the task's reference solution whatever was said:
+prompts grow as an agent's do, and both sides play the same turns. Each side is a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+from collections.abc import Sequence
+from itertools import cycle, islice
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from skyfleet.chat.completion import Completion
+from skyfleet.chat.message import Message, ToolCall
+from skyfleet.chat.renderers import make_renderer
+from skyfleet.engines.cuda.engine import CudaEngine
+from skyfleet.engines.engine import Engine
+from skyfleet.engines.sampling import SamplingParams
+from skyfleet.engines.vllm_engine import open_vllm_engine
+from skyfleet.engines.vllm_settings import VllmSettings
+from skyfleet.envs.env import Env, Opening, Step
+from skyfleet.envs.worlds.catalog import open_world, world_tasks
+from skyfleet.models.decoder import Decoder
+from skyfleet.models.loading import load_model, save_model
+from skyfleet.rollouts.collect import collect
+from skyfleet.rollouts.conversation import TokenConversation
+from skyfleet.rollouts.limits import Limits
+from skyfleet.tasks.grade import Grade
+from skyfleet.tasks.task import Task
+
+WORLDS = ("booking", "github", "reddit", "zillow", "hubspot", "dropbox", "fira", "google-maps")
+N_SAMPLES, N_TURNS, N_NEW, CAPACITY = 8, 8, 48, 4096
+
+
+class Directed:
+    """A world in which the next call of the reference solution is made, whatever is said."""
+
+    def __init__(self, env: Env, task: Task) -> None:
+        self._env = env
+        self._calls = islice(cycle(task.solution), N_TURNS)
+
+    async def reset(self) -> Opening:
+        return await self._env.reset()
+
+    async def step(self, action: Message) -> Step:
+        call = next(self._calls)
+        said = ToolCall(id="call_0", name=call.name, arguments=call.arguments)
+        step = await self._env.step(Message(role="assistant", tool_calls=(said,)))
+        return Step(messages=step.messages, done=False)
+
+    async def grade(self) -> Grade:
+        return Grade(reward=0.0, success=False)
+
+    async def close(self) -> None:
+        await self._env.close()
+
+
+class Counted:
+    """An engine, and how many tokens it was given to read."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.n_prompt = self.n_said = 0
+        self.policy_version = 0
+
+    async def generate(
+        self, token_ids: Sequence[int], sampling: SamplingParams, *, session: str
+    ) -> Completion:
+        said = await self._engine.generate(token_ids, sampling, session=session)
+        self.n_prompt += len(token_ids)
+        self.n_said += len(said.token_ids)
+        return Completion(
+            token_ids=said.token_ids,
+            logprobs=said.logprobs,
+            finish="stop",
+            policy_version=said.policy_version,
+        )
+
+    async def release(self, session: str) -> None:
+        await self._engine.release(session)
+
+    async def sleep(self) -> None: ...
+
+    async def wake(self) -> None: ...
+
+
+class CachedTokens:
+    """Asks vLLM for every request how much of its prompt was cached."""
+
+    def __init__(self, llm: Any) -> None:
+        self._generate, self.total = llm.generate, 0
+        llm.generate = self
+
+    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        async for output in self._generate(*args, **kwargs):
+            if output.finished:
+                self.total += output.num_cached_tokens or 0
+            yield output
+
+
+async def play(engine: Counted, renderer: Any, tasks: Sequence[Task], seed: int) -> float:
+    sampling = SamplingParams(max_generate_length=N_NEW, seed=seed)
+    limits = Limits(max_turns=N_TURNS, max_input_length=CAPACITY, trajectory_timeout_seconds=900)
+
+    async def open_env(task: Task) -> Directed:
+        return Directed(await open_world(task), task)
+
+    def policy(task: Task, opening: Opening, session: str) -> TokenConversation:
+        return TokenConversation(
+            opening,
+            engine=engine,
+            renderer=renderer,
+            sampling=sampling,
+            session=f"{seed}/{session}",
+        )
+
+    start = perf_counter()
+    groups = await collect(
+        tasks,
+        open_env,
+        policy,
+        limits,
+        n_samples=N_SAMPLES,
+        max_concurrent=len(tasks) * N_SAMPLES,
+    )
+    seconds = perf_counter() - start
+    turns = {len(t.turns) for group in groups for t in group.trajectories}
+    assert turns == {N_TURNS}, turns
+    return seconds
+
+
+async def measured(side: str, n_tasks: int, device: str) -> dict[str, Any]:
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    loaded = load_model("smollm2", dtype=dtype, device=torch.device(device), config_kwargs={})
+    renderer = make_renderer(loaded.tokenizer)
+    tasks = [
+        task
+        for name in WORLDS
+        for task in world_tasks(name, split="train", count=n_tasks // len(WORLDS))
+    ]
+    n_episodes = len(tasks) * N_SAMPLES
+    if side == "vllm":
+        with tempfile.TemporaryDirectory() as folder:
+            save_model(loaded, Path(folder))
+            settings = VllmSettings(
+                max_model_len=CAPACITY, max_num_seqs=n_episodes, gpu_memory_utilization=0.6
+            )
+            vllm = await open_vllm_engine(folder, settings, decode_text=renderer.text)
+        cached = CachedTokens(vllm._llm)
+        inner: Any = vllm
+    else:
+        inner = CudaEngine(
+            Decoder(loaded.module, max_positions=CAPACITY),
+            decode_text=renderer.text,
+            max_num_seqs=n_episodes,
+            capacity=CAPACITY,
+            max_num_batched_tokens=16_384,
+            memory_bytes=60 << 30 if device == "cuda" else 1 << 30,
+            steps_a_round=16,
+        )
+    engine = Counted(inner)
+    await play(engine, renderer, tasks, 0)
+    # As after a weight update: nothing of the first time is left to be found.
+    inner.policy_version = 1
+    before = engine.n_prompt, engine.n_said
+    read_before = cached.total if side == "vllm" else inner.tokens_computed
+    seconds = await play(engine, renderer, tasks, 1)
+    n_prompt, n_said = engine.n_prompt - before[0], engine.n_said - before[1]
+    if side == "vllm":
+        from_cache = cached.total - read_before
+        await vllm.close()
+    else:
+        from_cache = n_prompt - (inner.tokens_computed - read_before - n_said)
+    return {
+        "side": side,
+        "episodes_a_minute": round(n_episodes * 60 / seconds),
+        "seconds": round(seconds, 2),
+        "sampled_tokens_a_second": round(n_said / seconds),
+        "prompt_tokens": n_prompt,
+        "share_from_cache": round(from_cache / n_prompt, 4),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--side", choices=["embedded", "vllm"], required=True)
+    parser.add_argument("--tasks", type=int, default=64, help="of 8 attempts each")
+    parser.add_argument("--device", default="cuda")
+    options = parser.parse_args()
+    row = asyncio.run(measured(options.side, options.tasks, options.device))
+    print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
