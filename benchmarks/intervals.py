@@ -34,19 +34,20 @@ from skyfleet.metrics.intervals import (
 from skyfleet.metrics.significance import holm, sign_flip
 
 SIZES = (10, 20, 50, 100, 200, 500)
+FEW, MANY = SIZES[:4], SIZES[3:]
 ATTEMPTS = (1, 2, 4, 8)
 Band = tuple[float, float]
 MIDDLE: Mapping[str, Band] = {"0.1 to 0.9": (0.1, 0.9)}
 LOW: Mapping[str, Band] = {"0.02 to 0.1": (0.02, 0.1)}
 HIGH: Mapping[str, Band] = {"0.9 to 0.98": (0.9, 0.98)}
-FLIPS: Mapping[str, Band] = {
-    f"{100 * share:.0f} % flip": (share, share) for share in (0.05, 0.1, 0.2)
-}
+FLIPS, RARE_FLIPS = (
+    {f"{100 * share:.0f} % flip": (share, share) for share in shares}
+    for shares in ((0.05, 0.1, 0.2), (0.01, 0.02))
+)
 NEVER, ALWAYS = 0.01, 0.98
 CONCENTRATION = 2.0
 """Of the beta distribution: many tasks nearly always pass or nearly never do."""
-LOOKS = 20
-ENVS = 4
+LOOKS, ENVS = 20, 4
 
 Rng = np.random.Generator
 Rates = npt.NDArray[np.float64]
@@ -55,6 +56,7 @@ Draw = Callable[[Rng, Band, int, int], tuple[Rates, float]]
 """What k attempts at each task say, and the truth."""
 Method = Callable[[Sequence[float], int], Interval]
 Simulation = Callable[[Rng, Band, int, int], bool]
+Row = tuple[str, Band, int]
 _EMPTY = EvalReport.of("simulated", [], step=0)
 
 
@@ -213,23 +215,23 @@ def share(simulate: Simulation, band: Band, n_tasks: int, attempts: int, *, tria
     return sum(simulate(rng, band, n_tasks, attempts) for _ in range(trials)) / trials
 
 
+def rows_of(bands: Mapping[str, Band], sizes: Sequence[int] = SIZES) -> list[Row]:
+    return [(name, band, n_tasks) for name, band in bands.items() for n_tasks in sizes]
+
+
 def print_table(
     title: str,
     simulate: Simulation,
     trials: int,
-    *,
-    bands: Mapping[str, Band] = MIDDLE,
-    sizes: Sequence[int] = SIZES,
+    rows: Sequence[Row],
     attempts: Sequence[int] = ATTEMPTS,
 ) -> None:
     print(f"\n{title}; {trials} trials a cell\n")
     print("| rates | tasks |", *(f" k = {k} |" for k in attempts), sep="")
     print("|---|--:|", "--:|" * len(attempts), sep="")
-    for name, band in bands.items():
-        for n_tasks in sizes:
-            cells = (share(simulate, band, n_tasks, k, trials=trials) for k in attempts)
-            shown = "".join(f" {100 * cell:.1f} |" for cell in cells)
-            print(f"| {name} | {n_tasks} |{shown}", flush=True)
+    for name, band, n_tasks in rows:
+        cells = [100 * share(simulate, band, n_tasks, k, trials=trials) for k in attempts]
+        print(f"| {name} | {n_tasks} |", *(f" {cell:.1f} |" for cell in cells), sep="", flush=True)
 
 
 def print_methods(trials: int) -> None:
@@ -267,29 +269,30 @@ def main() -> None:
         f"`python benchmarks/intervals.py --trials {trials}` on {date.today()}: "
         f"numpy {np.__version__}, scipy {scipy.__version__}; k attempts at a task."
     )
-    everywhere = {**MIDDLE, **LOW, **HIGH}
-    few = SIZES[:4]
-    print_table("Coverage of a report's interval, %", report_holds, trials, bands=everywhere)
+    everywhere, middle = rows_of({**MIDDLE, **LOW, **HIGH}), rows_of(MIDDLE)
+    flips = rows_of(FLIPS, FEW) + rows_of(RARE_FLIPS, MANY)
+    print_table("Coverage of a report's interval, %", report_holds, trials, everywhere)
     title = "Coverage of a report's interval where some tasks always pass, %"
-    print_table(title, report_of_flips_holds, trials, bands=FLIPS, sizes=few)
-    print_table("Coverage of a difference, %", difference_holds, trials, bands=everywhere)
+    print_table(title, report_of_flips_holds, trials, flips)
+    print_table("Coverage of a difference, %", difference_holds, trials, everywhere)
     title = "Coverage of a difference where some tasks flip, %"
-    print_table(title, difference_of_flips_holds, trials, bands=FLIPS, sizes=few)
+    print_table(title, difference_of_flips_holds, trials, flips)
     title = "Coverage of a difference where as many tasks are lost as gained, %"
-    print_table(title, difference_of_swaps_holds, trials, bands=FLIPS, sizes=few)
-    print_table("Coverage of a mean score with partial credit, %", score_holds, trials)
+    print_table(title, difference_of_swaps_holds, trials, flips)
+    print_table("Coverage of a mean score with partial credit, %", score_holds, trials, middle)
     print_methods(trials)
     title = "Comparisons whose interval and test disagree, %"
-    print_table(title, interval_and_test_disagree, trials)
-    print_table("False verdicts on a set, %", false_alarm, trials)
-    print_table(f"False verdicts on any of {ENVS} environments, %", false_alarm_anywhere, trials)
+    print_table(title, interval_and_test_disagree, trials, middle)
+    print_table("False verdicts on a set, %", false_alarm, trials, middle)
+    title = f"False verdicts on any of {ENVS} environments, %"
+    print_table(title, false_alarm_anywhere, trials, middle)
+    ends, several = rows_of({**MIDDLE, **HIGH}, FEW), ATTEMPTS[1:]
     title = "False verdicts where a set was tried once before and k times after, %"
-    ends = {**MIDDLE, **HIGH}
-    print_table(title, false_alarm_of_one, trials, bands=ends, sizes=few, attempts=(2, 4, 8))
+    print_table(title, false_alarm_of_one, trials, ends, several)
     title = "False verdicts where half of the k attempts before have no grade, %"
-    print_table(title, false_alarm_of_half, trials, bands=ends, sizes=few, attempts=(2, 4, 8))
+    print_table(title, false_alarm_of_half, trials, ends, several)
     looks = f"False best step in {LOOKS} evaluations, %"
-    print_table(looks, false_best, trials // 5, sizes=(20, 60, 200), attempts=(1, 4))
+    print_table(looks, false_best, trials // 5, rows_of(MIDDLE, (20, 60, 200)), (1, 4))
 
 
 if __name__ == "__main__":

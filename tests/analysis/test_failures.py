@@ -154,6 +154,21 @@ def test_an_unknown_grade_is_the_verifiers_fault_whatever_the_agent_did() -> Non
     assert classify(attempt(None, turns=(MISSED, said(DONE)))) is FailureClass.VERIFIER_FAULT
 
 
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("EnvError", FailureClass.ENVIRONMENT_FAULT),
+        ("RefusedError", FailureClass.ENVIRONMENT_FAULT),
+        ("VerifierError", FailureClass.VERIFIER_FAULT),
+        ("BrokenVerifierError", FailureClass.VERIFIER_FAULT),
+        ("OvertimeError", FailureClass.VERIFIER_FAULT),
+    ],
+)
+def test_a_grade_is_kept_by_the_env_or_by_its_verifier(kind: str, expected: FailureClass) -> None:
+    ungraded = attempt(None, turns=(WRITE, said(DONE)))
+    assert classify(replace(ungraded, failure=Failure(kind=kind, detail="gone"))) is expected
+
+
 def test_an_episode_that_ran_out_of_time_is_a_time_out() -> None:
     assert classify(failed(LOOK, ending=Ending.TIMEOUT)) is FailureClass.LIMIT
 

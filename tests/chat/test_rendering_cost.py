@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
 from tests.chat.small_tokenizer import chatml_template, small_tokenizer
 
 from skyfleet.chat.message import Message
+from skyfleet.chat.pieces import PieceEncoder
 from skyfleet.chat.probes import QUESTION, TOOLS, WORK
 from skyfleet.chat.renderers import make_renderer
 
@@ -46,3 +48,28 @@ def test_a_hundred_turns_encode_each_character_once(template: str) -> None:
     assert tokenizer.n_characters <= 100 * (len(added) + len("<|im_end|>"))
     assert tokenizer.n_characters > 100 * len("0000 " * 50)
     assert len(transcript) > 100 * 50
+
+
+def test_an_opening_is_encoded_once_and_a_long_answer_is_not_kept() -> None:
+    tokenizer = CountingTokenizer(small_tokenizer())
+    encode = PieceEncoder(tokenizer)
+    opening = "the task"
+    for _ in range(8):
+        assert encode([opening]) == small_tokenizer().encode(opening)
+    assert tokenizer.n_characters == len(opening)
+    answer = "x" * 20_000
+    assert encode([answer]) == encode([answer])
+    assert tokenizer.n_characters == len(opening) + 2 * len(answer)
+
+
+def test_what_is_kept_of_thousands_of_answers_stays_small() -> None:
+    encode = PieceEncoder(small_tokenizer())
+    tracemalloc.start()
+    try:
+        for n in range(1500):
+            encode([f"{n:04} " * 200])  # a token a character
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # Of 512 texts, a byte a character and four a token.
+    assert kept < 512 * 1000 * 6

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -21,8 +23,14 @@ from skyfleet.cli.main import app
 from skyfleet.engines import posting
 from skyfleet.errors import ConfigError
 from skyfleet.evaluation import evaluate as evaluation
+from skyfleet.evaluation.baselines import Baseline
 from skyfleet.evaluation.player import Player
 from skyfleet.evaluation.report import EvalReport
+from skyfleet.rollouts import collect
+from skyfleet.rollouts.episode import run_episode
+from skyfleet.tasks.task import Task
+from skyfleet.trajectories.archive import eval_path, read_trajectories
+from skyfleet.trajectories.trajectory import Trajectory
 
 
 def run(*words: str) -> str:
@@ -92,6 +100,37 @@ def test_a_set_is_kept_when_it_ends_and_not_when_all_have(
     words = ["evaluate", settings, "--agent", "null", "--output", str(tmp_path / "kept")]
     assert CliRunner().invoke(app, words).exit_code != 0
     assert [p.name for p in (tmp_path / "kept").rglob("*.json")] == ["unseen.json"]
+
+
+def test_an_interruption_keeps_the_episodes_that_have_ended(
+    settings: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played: list[Trajectory] = []
+
+    async def third_is_cut(task: Task, *rest: Any, sample: int) -> Trajectory:
+        if len(played) == 2:
+            signal.raise_signal(signal.SIGINT)
+            await asyncio.sleep(10)
+        played.append(await run_episode(task, *rest, sample=sample))
+        return played[-1]
+
+    output = tmp_path / "kept"
+    words = ["evaluate", settings, "--agent", "null", "--set", "unseen", "--output", str(output)]
+    run(*words[1:])
+    monkeypatch.setattr(collect, "run_episode", third_is_cut)
+    # Baselines are played before, and need not be cut.
+    monkeypatch.setattr("skyfleet.evaluation.baselines.measure_baselines", no_baselines)
+    result = CliRunner().invoke(app, [*words, "generator.max_num_seqs=1"])
+    assert result.exit_code == 130
+    assert f"Interrupted; what was played is in {output}." in result.output
+    kept = read_trajectories(eval_path(output / "trajectories", "unseen", 0))
+    assert [attempt.task_key for attempt in kept] == [attempt.task_key for attempt in played]
+    assert len(played) == 2
+    assert not list(output.rglob("unseen.json"))  # the report of others than these
+
+
+async def no_baselines(*rest: Any, **more: Any) -> dict[str, Baseline]:
+    return {}
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_any_work(

@@ -76,6 +76,7 @@ async def test_a_served_policy_is_scored_and_its_episodes_keep_its_tokens(
     assert watched.startswith(f"the model at {url} plays github-")
     report = json.loads((kept / "reports/step_000000/unseen.json").read_text())
     assert report["played_by"]["endpoint"] == url
+    assert report["played_by"]["model"] == "mine"
     attempts = list(read_trajectories(eval_path(kept / "trajectories", "unseen", 0)))
     assert [sum(a.transcripts[0].loss_mask) for a in attempts] == [12, 12, 12]
 
@@ -112,4 +113,7 @@ def test_what_a_server_cannot_be_asked_is_one_sentence(settings: list[str], tmp_
         said("serve", *words)
     with pytest.raises(ConfigError, match=r"http://127\.0\.0\.1:9/v1 does not answer"):
         said("rollout", UNSEEN, *words)
+    with pytest.raises(ConfigError, match=r"http://127\.0\.0\.1:9/v1 does not answer"):
+        said("evaluate", *words, "--output", str(tmp_path / "kept"))
+    assert not (tmp_path / "kept").exists()
     assert "it would not start: generator.backend='openai'" in said("train", *words, "--dry-run")

@@ -30,7 +30,9 @@ from skyfleet.rollouts.conversation import Policy
 from skyfleet.rollouts.limits import Limits
 from skyfleet.rollouts.reference import null_policy, oracle_policy
 from skyfleet.trajectories.archive import eval_path, load, train_path, write_groups
-from skyfleet.trajectories.index import list_entries
+from skyfleet.trajectories.entry import index_path
+from skyfleet.trajectories.index import entries_of, list_entries
+from skyfleet.trajectories.records import RecordError
 from skyfleet.trajectories.trajectory import Turn
 
 OLD = Path(__file__).parents[1] / "assets" / "dumped_evals"
@@ -195,6 +197,26 @@ def test_audit_counts_one_finding_as_one(run: Path) -> None:
     shown = said("audit", run)
     assert "untouched_state" in shown.splitlines()[2]
     assert "4 wins, 1 finding.\n" in shown
+
+
+def test_a_cut_file_costs_its_lost_episodes_and_is_named(
+    run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cut = eval_path(run / "trajectories", "unseen", 2)
+    index = index_path(cut).read_text()
+    write_groups(cut, played(load(entries_of(cut)[0])))
+    index_path(cut).write_text(index)
+    lost = f"{cut} ends before eval/unseen/2/1 and has lost 2 of its episodes"
+    diff = said("diff", run)
+    assert f"\nLeft out: {lost}" in diff
+    assert diff.count(" turns ") == 1
+    for command, told in (("log", "## Error patterns"), ("audit", "could judge 5 wins.")):
+        caplog.clear()
+        assert told in said(command, run)
+        assert f"left out: {lost}" in caplog.text
+    cut.write_bytes(b"")
+    with pytest.raises(RecordError, match="has lost 3 of its episodes"):
+        said("diff", run)
 
 
 def _called(turn: Turn) -> str:

@@ -93,7 +93,7 @@ generator.use_conversation_multi_turn generator.batched generator.inject_context
 generator.context_warning_threshold environment.enable_context_tools environment.max_output_chars
 environment.skyrl_gym.fleet_task.enable_context_tools
 generator.max_num_seqs generator.backend generator.remote_inference_engine_urls
-generator.served_model_name generator.use_native_tool_calling
+generator.use_native_tool_calling
 environment.skyrl_gym.tau_bench.use_native_tool_calling
 """
 
@@ -200,22 +200,6 @@ def test_length_over_several_turns_needs_a_limit_to_be_punished() -> None:
     load_config("", [buffer, "generator.max_turns=1"])
 
 
-def test_colocated_engines_fill_the_policys_gpus() -> None:
-    two_by_two = (
-        *VLLM,
-        "trainer.placement.policy_num_gpus_per_node=8",
-        "generator.num_inference_engines=2",
-        "generator.inference_engine_tensor_parallel_size=2",
-    )
-    assert broken(*two_by_two) == (
-        "trainer.placement.colocate_all=true shares 8 policy GPUs with "
-        "generator.num_inference_engines=2 x tensor 2 x pipeline 1 x data 1 = 4 engine GPUs; "
-        "make the two numbers equal"
-    )
-    load_config("", [*two_by_two, "generator.inference_engine_data_parallel_size=2"])
-    load_config("", [*two_by_two, "trainer.placement.colocate_all=false"])
-
-
 def test_servers_are_named_where_they_speak_and_only_there() -> None:
     urls = "generator.remote_inference_engine_urls=[a:1,b:2]"
     assert "none is named; set generator.remote_inference_engine_urls" in broken(
@@ -237,11 +221,21 @@ def test_what_only_vllm_reads_is_refused_elsewhere() -> None:
     keys = ("generator.enforce_eager=true", "trainer.placement.colocate_all=false")
     assert unsupported(load_config("", [*VLLM, *keys])) == []
     assert len(unsupported(load_config("", keys))) == 2
-    served = ("generator.backend=openai", "generator.remote_inference_engine_urls=a:1")
-    assert len(unsupported(load_config("", [*served, *keys]))) == 2
+    urls = "generator.remote_inference_engine_urls=a:1"
+    for served in (
+        ("generator.backend=openai", urls),
+        (*VLLM, "generator.run_engines_locally=false", urls),
+    ):
+        assert len(unsupported(load_config("", [*served, *keys]))) == 2
+        assert unsupported(load_config("", [*served, "generator.served_model_name=mine"])) == []
+    for here in ((), VLLM):
+        assert unsupported(load_config("", [*here, "generator.served_model_name=mine"])) == [
+            "generator.served_model_name='mine' does not run in this version: only servers are "
+            "asked by name; leave it out, or set generator.backend=openai"
+        ]
     assert unsupported(load_config("", ["generator.num_inference_engines=2"])) == [
         "generator.num_inference_engines=2 does not run in this version: "
-        "the embedded engine is one; use 1, or generator.backend=vllm"
+        "the embedded engine is one; use 1, or servers with generator.backend=openai"
     ]
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from skyfleet.config.loading import load_config
 from skyfleet.config.rules import unsupported
+from skyfleet.config.turn_rules import lone_native_flag
 from skyfleet.errors import ConfigError
 
 ONE_MESSAGE = "generator.use_conversation_multi_turn=false"
@@ -34,6 +35,17 @@ def test_a_native_engine_writes_the_turns_itself() -> None:
     assert "only the engine knows how long its prompt is" in broken(TOLD, *NATIVE)
     # With one flag alone nothing is native.
     load_config("", [ONE_MESSAGE, TOLD, NATIVE[0]])
+
+
+def test_one_native_flag_alone_is_told_that_it_does_nothing() -> None:
+    assert list(lone_native_flag(load_config("", NATIVE[1:]))) == [
+        f"{NATIVE[1]} does nothing while {NATIVE[0].replace('true', 'false')}: "
+        "the renderer writes the tools; set both"
+    ]
+    (sentence,) = lone_native_flag(load_config("", NATIVE[:1]))
+    assert sentence.startswith(f"{NATIVE[0]} does nothing while environment.")
+    assert list(lone_native_flag(load_config("", NATIVE))) == []
+    assert list(lone_native_flag(load_config())) == []
 
 
 def test_a_demonstration_has_a_message_for_each_turn() -> None:

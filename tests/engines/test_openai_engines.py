@@ -79,11 +79,13 @@ def completed(*token_ids: int, finish: str = "stop", **more: Any) -> Response:
     return JSONResponse({"choices": [choice], **more})
 
 
-def chatted(message: dict[str, Any], *token_ids: int, **more: Any) -> Response:
+def chatted(
+    message: dict[str, Any], *token_ids: int, finish: str = "stop", **more: Any
+) -> Response:
     content = [{"token": "?", "logprob": -0.5} for _ in token_ids]
     choice = {
         "message": {"role": "assistant", **message},
-        "finish_reason": "stop",
+        "finish_reason": finish,
         "token_ids": list(token_ids),
         "logprobs": {"content": content},
     }
@@ -182,6 +184,19 @@ async def test_an_empty_answer_is_an_empty_turn(server: Server, answer: Response
     async with OpenAIChatEngine(server.url, model="m") as engine:
         spoken = await engine.speak(TALK, [TOOL], SAMPLING, session="s")
     assert (spoken.message.text, spoken.message.tool_calls) == ("", ())
+
+
+async def test_a_chat_turn_broken_off_is_an_engine_error(server: Server) -> None:
+    server.answers = [chatted({"content": "half a"}, 2, 3, finish="abort")]
+    async with OpenAIChatEngine(server.url, model="m") as engine:
+        with pytest.raises(EngineError, match="broke the turn off"):
+            await engine.speak(TALK, [TOOL], SAMPLING, session="s")
+
+
+async def test_a_host_that_takes_no_connection_is_not_waited_for(server: Server) -> None:
+    async with OpenAIEngine(server.url, model="m", timeout_seconds=900) as engine:
+        timeout = engine._client.timeout
+    assert (timeout.connect, timeout.read) == (10, 900)
 
 
 async def test_a_post_and_all_its_tries_end_at_the_deadline(server: Server) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from tests.engines.test_router import Recorded
 from tests.fakes.small_models import logprobs_of
 from tests.fakes.tiny_speaker import CAPACITY, tiny_speaker
 
 from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.engines.rendered_chat import RenderedChat
 from skyfleet.engines.sampling import SamplingParams
-from skyfleet.errors import ContextFullError
+from skyfleet.errors import ContextFullError, EngineError
 
 SAMPLING = SamplingParams(max_generate_length=9, temperature=1.5, seed=3)
 HI, ON = Message(role="user", content="hi"), Message(role="user", content="go on")
@@ -75,3 +76,10 @@ async def test_its_version_is_the_engines() -> None:
     chat.policy_version = 4
     spoken = await chat.speak([HI], (), SAMPLING, session="s")
     assert (chat.policy_version, spoken.completion.policy_version) == (4, 4)
+
+
+async def test_a_turn_broken_off_is_half_a_message_and_none() -> None:
+    breaking = Recorded(finishes=["abort"])
+    chat = RenderedChat(breaking, tiny_speaker().renderer, max_input_length=CAPACITY)
+    with pytest.raises(EngineError, match="session s: the engine broke the turn off"):
+        await chat.speak([HI], (), SAMPLING, session="s")

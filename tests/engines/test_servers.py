@@ -2,12 +2,42 @@
 
 from __future__ import annotations
 
-import pytest
-from tests.fakes.serving import serving
-from tests.fakes.tiny_speaker import MODEL, tiny_speaker
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 
-from skyfleet.engines.servers import Server, base_url, find_server
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from tests.fakes.serving import serving
+from tests.fakes.tiny_speaker import CAPACITY, MODEL, tiny_speaker
+
+from skyfleet.engines.servers import (
+    KEY_VARIABLE,
+    Server,
+    base_url,
+    find_server,
+    find_servers,
+    read_key,
+)
 from skyfleet.errors import ConfigError
+
+
+@asynccontextmanager
+async def answering(answer: Response) -> AsyncIterator[str]:
+    """A server that says so when it is asked for its models."""
+
+    async def models(request: Request) -> Response:
+        return answer
+
+    async with serving(Starlette(routes=[Route("/v1/models", models)])) as url:
+        yield url
+
+
+def listing(*names: str, tokens: int | None = None) -> Response:
+    """As vLLM tells it; others leave `max_model_len` out."""
+    return JSONResponse({"data": [{"id": name, "max_model_len": tokens} for name in names]})
 
 
 def test_an_address_is_written_shortly_or_in_full() -> None:
@@ -20,12 +50,14 @@ async def test_the_only_model_of_a_server_need_not_be_named() -> None:
     speaker = tiny_speaker()
     async with serving(speaker.app(speaker.engine(), api_key="k")) as url:
         found = await find_server(url, model=None, api_key="k")
-        assert found == Server(url=f"{url}/v1", model=MODEL)
+        assert found == Server(url=f"{url}/v1", model=MODEL, max_model_len=CAPACITY)
         assert await find_server(url, model=MODEL, api_key="k") == found
         with pytest.raises(ConfigError, match=rf"serves \['{MODEL}'\], not .*'other'"):
             await find_server(url, model="other", api_key="k")
         with pytest.raises(ConfigError, match="401; it wants a key: set OPENAI_API_KEY"):
             await find_server(url, model=None, api_key=None)
+        with pytest.raises(ConfigError, match="401; it does not take the key in OPENAI_API_KEY"):
+            await find_server(url, model=None, api_key="another")
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "http://127.0.0.1:nine"])
@@ -34,3 +66,62 @@ async def test_an_address_where_nobody_answers_is_named(address: str) -> None:
         ConfigError, match=r"^generator\.remote_inference_engine_urls: http://127\.0\.0\.1:"
     ):
         await find_server(address, model=None, api_key=None)
+
+
+@pytest.mark.parametrize(
+    ("answer", "sentence"),
+    [
+        (HTMLResponse("<h1>Welcome</h1>"), "answered no list of models; give the url up to where"),
+        (PlainTextResponse("where?", 404), "answered 404; give the url up to where /models"),
+        (PlainTextResponse("loading", 503), "answered 503; try again when it is up, or read its"),
+        (listing("a", "b"), r"serves \['a', 'b'\]; choose with generator.served_model_name"),
+    ],
+)
+async def test_each_wrong_answer_names_its_own_way_out(answer: Response, sentence: str) -> None:
+    async with answering(answer) as url:
+        with pytest.raises(ConfigError, match=sentence):
+            await find_server(url, model=None, api_key=None)
+
+
+async def found(*answers: Response, model: str | None = None, longest: int = 100) -> list[Server]:
+    async with AsyncExitStack() as opened:
+        urls = [await opened.enter_async_context(answering(answer)) for answer in answers]
+        return await find_servers(urls, model=model, api_key=None, longest=longest)
+
+
+async def test_an_episode_must_fit_the_context_of_every_server() -> None:
+    servers = await found(listing("m", tokens=100), listing("m"))
+    assert [server.max_model_len for server in servers] == [100, None]
+    with pytest.raises(
+        ConfigError, match=r"v1 takes 99 tokens, and an episode 100: generator\.max"
+    ):
+        await found(listing("m", tokens=200), listing("m", tokens=99))
+
+
+async def test_different_models_are_not_scored_as_one_policy() -> None:
+    with pytest.raises(ConfigError, match=r"serve different models: 'base' at .*, 'mine' at http"):
+        await found(listing("base"), listing("mine"))
+    servers = await found(listing("base", "mine"), listing("mine"), model="mine")
+    assert [server.model for server in servers] == ["mine", "mine"]
+
+
+@pytest.mark.parametrize("again", ["host:8000", "http://host:8000/v1/"])
+async def test_a_server_is_named_once(again: str) -> None:
+    with pytest.raises(ConfigError, match=r"names http://host:8000/v1 2 times; name each"):
+        await find_servers(["host:8000", again], model=None, api_key=None, longest=1)
+
+
+@pytest.mark.parametrize("key", ["schlüssel", "sk-123\n", "sk-1\t23"])
+def test_a_key_that_no_header_can_carry_is_one_sentence_without_the_key(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, key)
+    with pytest.raises(ConfigError, match=r"^OPENAI_API_KEY holds a line break or") as refused:
+        read_key()
+    assert key.strip() not in str(refused.value)
+
+
+@pytest.mark.parametrize(("value", "key"), [("", None), ("sk-1", "sk-1")])
+def test_an_empty_key_is_none(value: str, key: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, value)
+    assert read_key() == key

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,40 +10,48 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from skyfleet.engines import vllm_engine
 from skyfleet.engines.sampling import SamplingParams
 from skyfleet.engines.vllm_engine import VllmEngine
 from skyfleet.engines.vllm_settings import VllmSettings
 from skyfleet.engines.vllm_worker import WeightDoor
-from skyfleet.errors import ConfigError, ModelError
+from skyfleet.errors import ConfigError, EngineError, ModelError
 from skyfleet.models.bit_sums import bit_sums
 
 
 class Calls:
     """In place of vLLM: keeps what it was told, in order."""
 
-    def __init__(self, *, fails: bool = False) -> None:
+    def __init__(self, *, fails: str = "", errored: bool = False) -> None:
         self.told: list[str] = []
-        self._fails = fails
+        self._fails, self.errored = fails, errored
+
+    def _hear(self, what: str) -> None:
+        self.told.append(what)
+        if self._fails and what.startswith(self._fails):
+            raise RuntimeError("no such weight\nand a trace")
+
+    async def generate(self, prompt: object, asked: object, request_id: str) -> AsyncIterator[None]:
+        self._hear("generate")
+        yield None
 
     async def sleep(self, level: int, mode: str) -> None:
-        self.told.append(f"sleep {level} {mode}")
+        self._hear(f"sleep {level} {mode}")
 
     async def wake_up(self, tags: list[str]) -> None:
-        self.told.append(f"wake {' '.join(tags)}")
+        self._hear(f"wake {' '.join(tags)}")
 
     async def pause_generation(self, *, mode: str, clear_cache: bool) -> None:
-        self.told.append(f"pause {mode} {clear_cache}")
+        self._hear(f"pause {mode} {clear_cache}")
 
     async def resume_generation(self) -> None:
-        self.told.append("resume")
+        self._hear("resume")
 
     async def reset_prefix_cache(self) -> None:
-        self.told.append("reset")
+        self._hear("reset")
 
     async def collective_rpc(self, method: str, args: tuple[Any, ...]) -> list[None]:
-        self.told.append(method)
-        if self._fails:
-            raise RuntimeError("no such weight\nand a trace")
+        self._hear(method)
         return [None]
 
 
@@ -85,10 +94,33 @@ async def test_nobody_speaks_with_weights_that_were_dropped() -> None:
 
 
 async def test_weights_that_a_worker_refuses_stop_the_run_in_one_sentence() -> None:
-    calls = Calls(fails=True)
-    with pytest.raises(ModelError, match=r"failed at skyfleet_load_file: RuntimeError: no such we"):
+    calls = Calls(fails="skyfleet")
+    with pytest.raises(ModelError, match=r"to skyfleet_load_file and failed: RuntimeError: no suc"):
         await engine(calls, sleep_level=0).load("skyfleet_load_file", "f", policy_version=3)
     assert calls.told[-1] == "resume"
+
+
+@pytest.mark.parametrize("fails", ["sleep", "reset", "wake", "pause", "resume"])
+async def test_whatever_vllm_fails_at_besides_turns_stops_the_run(fails: str) -> None:
+    sleeper = engine(Calls(fails=fails), sleep_level=2 if fails in ("sleep", "wake") else 0)
+
+    async def step() -> None:
+        await sleeper.sleep()
+        await sleeper.load("skyfleet_load_file", "f", policy_version=3)
+
+    with pytest.raises(ModelError, match=r"^vLLM was told to .* and failed: RuntimeError: no such"):
+        await step()
+
+
+@pytest.mark.parametrize(("errored", "kind"), [(False, EngineError), (True, ModelError)])
+async def test_a_failed_turn_is_its_episodes_matter_unless_vllm_has_died(
+    errored: bool, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm_engine, "_prompt", lambda *_: None)
+    monkeypatch.setattr(vllm_engine, "_asked", lambda *_: None)
+    speaker = engine(Calls(fails="generate", errored=errored), sleep_level=0)
+    with pytest.raises(kind, match=r"vLLM: RuntimeError: no such weight"):
+        await speaker.generate([1], SamplingParams(max_generate_length=4), session="s")
 
 
 class Fused(nn.Module):

@@ -12,7 +12,7 @@ import pytest
 
 from skyfleet.engines.sampling import SamplingParams
 from skyfleet.engines.vllm_engine import open_vllm_engine
-from skyfleet.engines.vllm_requests import finish_of, logprobs_of, sampling_fields
+from skyfleet.engines.vllm_requests import logprobs_of, vllm_fields, vllm_finish
 from skyfleet.engines.vllm_settings import VllmSettings, check_version, engine_args
 from skyfleet.errors import ConfigError, EngineError, MissingExtraError
 
@@ -31,7 +31,7 @@ class Answer:
 
 
 def asked(sampling: SamplingParams, session: str = "t/0", position: int = 7) -> dict[str, Any]:
-    return sampling_fields(sampling, session=session, position=position)
+    return vllm_fields(sampling, session=session, position=position)
 
 
 def test_only_stop_tokens_end_a_turn_in_vllm_itself() -> None:
@@ -67,12 +67,12 @@ def test_logprobs_are_the_chosen_tokens_own() -> None:
 
 @pytest.mark.parametrize("reason", ["stop", "length", "abort"])
 def test_how_a_turn_finished_is_kept(reason: str) -> None:
-    assert finish_of(Answer(token_ids=[4], finish_reason=reason)) == reason
+    assert vllm_finish(Answer(token_ids=[4], finish_reason=reason)) == reason
 
 
 def test_a_turn_that_vllm_gave_up_is_an_engine_error() -> None:
     with pytest.raises(EngineError, match="finish_reason='error'"):
-        finish_of(Answer(token_ids=[], finish_reason="error"))
+        vllm_finish(Answer(token_ids=[], finish_reason="error"))
 
 
 def test_vllm_is_started_for_tokens_and_the_logprobs_that_were_sampled_with() -> None:

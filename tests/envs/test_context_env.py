@@ -71,10 +71,10 @@ async def test_cutting_keeps_the_turns_asked_for_and_does_not_ask_the_world() ->
     assert (step.keep_recent_turns, step.done, step.reward, inner.steps) == (1, False, 0.0, 3)
     (message,) = step.messages
     assert (message.role, message.tool_call_id, message.is_error) == ("tool", "c", False)
-    assert message.text.startswith("2 turns went out of view; the task and the last 1 turns stay.")
+    assert message.text.startswith("2 turns went out of view; the task and the last 1 turn stay.")
     # One was kept, and the turn that cut is the second: so many are in view now.
     assert await answer(env, "manage_context", keep_recent_turns=2) == (
-        "Nothing to cut: 2 turns are in view."
+        "Nothing to cut: 2 turns in view."
     )
     assert (await env.step(calling(call("echo", text="hi")))).keep_recent_turns is None
     cut = await env.step(calling(call("manage_context", keep_recent_turns=0)))
@@ -169,6 +169,17 @@ async def test_ten_hits_are_shown_and_the_rest_are_counted() -> None:
     hits = (await answer(env, "search_history", pattern="HERON")).split("\n")
     assert len(hits) == 11
     assert hits[-1] == "[2 more; search for longer words]"
+
+
+async def test_an_env_that_is_reset_has_no_past() -> None:
+    env = await opened(page_characters=10)
+    await env.step(calling(call("echo", text="heron " * 10)))
+    await env.reset()
+    assert await answer(env, "search_history", pattern="heron") == "Nobody said 'heron'."
+    assert await answer(env, "view_tool_output") == "Error: every answer so far was shown whole"
+    assert await answer(env, "manage_context", keep_recent_turns=2) == (
+        "Nothing to cut: 2 turns in view."
+    )
 
 
 async def test_several_calls_are_answered_in_their_order() -> None:

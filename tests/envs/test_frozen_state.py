@@ -118,6 +118,7 @@ def test_pages_hide_no_change_however_tables_grow_shrink_and_take_each_others_ro
     seed: int,
 ) -> None:
     random, first = Random(seed), sqlite3.connect(":memory:", isolation_level=None)
+    first.execute(f"pragma auto_vacuum = {seed % 3}")  # where it is on, pages also move
     for table in "abcd":
         first.execute(f"create table {table} (id integer primary key, word text)")
     first.execute("create index by_word on b (word)")
@@ -175,3 +176,26 @@ def test_what_sqlite_counts_for_itself_is_no_change() -> None:
     after.execute("insert into pets (name) values ('rex')")
     after.execute("delete from pets")
     assert Difference(frozen_state(counted.serialize()), after).changes == ()
+
+
+@pytest.mark.parametrize(
+    ("columns", "sql", "said"),
+    [
+        ("fts5(title)", "insert into found values ('evil')", "insert found 2: title='evil'"),
+        ("fts5(title)", "delete from found", "delete found 1: title=1"),
+        ("rtree(id, a, b)", "update found set b = 9", "modify found 1: b=9.0"),
+    ],
+)
+def test_a_virtual_table_is_compared_though_it_has_no_page(
+    columns: str, sql: str, said: str
+) -> None:
+    first = load_state(image("ada"))
+    first.execute(f"create virtual table found using {columns}")
+    width = len(first.execute("pragma table_info(found)").fetchall())
+    first.execute(f"insert into found values ({', '.join('1' * width)})")
+    after = load_state(first.serialize())
+    assert touched_tables(frozen_state(first.serialize()), after) == set()
+    after.execute(sql)
+    changes = list(map(str, Difference(frozen_state(first.serialize()), after).changes))
+    assert said in changes
+    assert changes == row_by_row(first.serialize(), after)

@@ -240,3 +240,14 @@ async def test_partial_credit_is_the_share_of_checks_passed_where_it_is_asked_fo
         rewards.append((await env.grade()).reward)
         await env.close()
     assert rewards == [0.0, 0.75]
+
+
+@pytest.mark.parametrize("given", [{}, {"LOGGED_IN_USER": "zoe"}, {"COLOUR": "red"}])
+def test_variables_that_a_task_leaves_out_are_those_its_data_was_made_for(
+    given: dict[str, str],
+) -> None:
+    world = get_world("github")
+    known = world.variables(3) | given
+    app = world.open(3, given)
+    assert (app.current_date, app.user) == (known["CURRENT_DATE"], known["LOGGED_IN_USER"])
+    app.db.close()

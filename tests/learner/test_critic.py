@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -144,6 +145,24 @@ async def test_the_policy_learns_from_the_critics_credit_and_not_from_what_it_wa
     assert report.metrics["loss/avg_raw_advantages"] == pytest.approx(0.0, abs=1e-9)
     assert report.metrics["loss/avg_raw_advantages_abs"] > 0.1
     assert report.metrics["critic/critic_loss"] == pytest.approx(0.125)
+
+
+async def test_with_a_critic_penalties_are_credited_once() -> None:
+    calls: list[int] = []
+
+    def counted(samples: Sequence[Sample]) -> list[Sample]:
+        calls.append(len(samples))
+        return CRITIC.credit(samples)
+
+    rules = RewardKl(estimate=k1, coef=0.5, control=fixed_control, credit=counted)
+    student = learner(
+        small_decoder(),
+        replace(SETTINGS, reward_kl=rules),
+        make_reference=lambda: small_decoder(seed=2),
+        critic=critic(replace(CRITIC, credit=counted)),
+    )
+    await student.step(earned())
+    assert calls == [8]
 
 
 async def test_a_token_that_left_the_reference_lowers_the_critics_targets() -> None:

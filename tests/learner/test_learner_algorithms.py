@@ -164,6 +164,9 @@ async def test_the_entropy_term_spreads_the_policy_however_it_is_cut(chunk_size:
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
     # Nothing else pulls: the loss is minus half the entropy.
     assert whole[2]["policy/final_loss"] == pytest.approx(-0.5 * whole[2]["policy/policy_entropy"])
+    negative = await updated(replace(settings, entropy_loss_coef=-0.5), samples, reference=False)
+    for one, other in zip(negative[0], whole[0], strict=True):
+        assert torch.equal(one, -other)
     student = learner(small_decoder(seed=1), settings)
     entropies = [(await student.step(samples)).metrics["policy/policy_entropy"] for _ in range(3)]
     assert entropies[0] < entropies[1] < entropies[2]

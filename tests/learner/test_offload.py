@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -51,6 +52,19 @@ def test_an_optimizer_that_waited_on_the_cpu_steps_as_one_that_did_not(dtype: to
         waited.grad = torch.tensor([0.5, 0.25])
         resumed.apply()
     assert torch.equal(stayed, waited)
+
+
+async def test_a_checkpoint_is_read_into_the_cpus_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    student = learner(small_decoder())
+    await student.step(random_groups(2))
+    student.save(tmp_path)
+    resumed = learner(small_decoder(seed=2))
+    # What went to this device would be lost.
+    monkeypatch.setattr(Decoder, "device", META)
+    resumed.load(tmp_path)
+    assert resumed.policy_version == 1
 
 
 def test_parked_weights_hold_no_memory_but_while_they_are_called() -> None:

@@ -89,6 +89,57 @@ def test_attempts_at_one_task_stay_together_when_they_fit() -> None:
         assert keys == sorted(keys, key=keys.index)
 
 
+@pytest.mark.parametrize(
+    ("n", "attempts", "sizes"),
+    [
+        (33, 1, [11, 11, 11]),
+        (17, 1, [9, 8]),
+        (32, 1, [16, 16]),
+        (16, 1, [16]),
+        (0, 1, []),
+        (34, 34, [12, 12, 10]),
+        (24, 8, [16, 8]),  # a cut in two halves would read a task's beginning twice
+    ],
+)
+@pytest.mark.parametrize("length", [3, 10])
+def test_micro_batches_are_of_nearly_one_size(
+    n: int, attempts: int, sizes: list[int], length: int
+) -> None:
+    samples = [
+        sample([5] * length, [False] + [True] * (length - 1), task_key=f"{i // attempts:02}")
+        for i in range(n)
+    ]
+    batches = plan(samples, max_tokens=16 * length + 2)
+    assert [len(batch) for batch in batches] == sizes
+    assert [i for batch in batches for i in batch] == list(range(n))
+
+
+def test_on_a_cpu_each_micro_batch_is_filled_before_the_next() -> None:
+    samples = [sample([5, 6], [False, True], task_key=f"{i:02}") for i in range(33)]
+    batches = pack(samples, [1.0] * 33, max_tokens=32, device=CPU)
+    assert [len(batch.members) for batch in batches] == [16, 16, 1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 8), st.integers(1, 400))
+def test_an_even_cut_needs_no_more_passes_and_splits_no_more_tasks(
+    n_groups: int, max_tokens: int
+) -> None:
+    samples = random_groups(n_groups)
+    even, full = (plan(samples, max_tokens=max_tokens, evenly=e) for e in (True, False))
+    assert len(even) == len(full)
+    pieces = [
+        sum(len({samples[i].task_key for i in batch}) for batch in batches)
+        for batches in (even, full)
+    ]
+    assert pieces[0] <= pieces[1]
+    heaviest = [
+        max(len(batch) * max(len(samples[i].token_ids) for i in batch) for batch in batches)
+        for batches in (even, full)
+    ]
+    assert heaviest[0] <= heaviest[1]
+
+
 def test_mini_batches_keep_a_task_together() -> None:
     samples = random_groups(5, size=3)
     cut = mini_batches(samples, 2)

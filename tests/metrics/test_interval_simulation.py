@@ -50,6 +50,18 @@ def test_many_attempts_do_not_make_few_tasks_sure(n_tasks: int, flips: float) ->
         assert share(holds, (flips, flips), n_tasks, 8, trials=2000) >= 0.94
 
 
+@pytest.mark.parametrize(
+    ("n_tasks", "flips", "attempts"), [(35, 1, 2), (100, 2, 4), (200, 2, 8), (500, 2, 8)]
+)
+def test_nor_do_many_tasks_where_one_or_two_of_them_flip(
+    n_tasks: int, flips: int, attempts: int
+) -> None:
+    of_all = flips / n_tasks
+    assert (
+        share(difference_of_flips_holds, (of_all, of_all), n_tasks, attempts, trials=2000) >= 0.935
+    )
+
+
 @pytest.mark.parametrize("attempts", [1, 4])
 def test_partial_credit_is_covered_as_well(attempts: int) -> None:
     assert 0.94 <= share(score_holds, MIDDLE, 50, attempts, trials=4000) <= 0.96

@@ -104,11 +104,11 @@ def test_rates_that_agree_are_not_certainty() -> None:
 def test_the_paired_interval_is_students_and_wider_where_the_differences_are_skewed() -> None:
     """11 gained, 4 lost of 30: mean 7/30, squares 15 - 49/30 = 401/30, and t is 2.0452296.
 
-    Cubes 7 - 3 * 7/30 * 15 + 2 * 30 * (7/30)³ = -2.7378: upwards (-1.3689 + 1/8) is below 0.
+    Cubes 7 - 3 * 7/30 * 15 + 2 * 30 * (7/30)³ = -2.7378: upwards (-1.3689 + 0.13) is below 0.
     """
     squares, cubes = 401 / 30, 7 - 3 * 7 / 30 * 15 + 2 * 30 * (7 / 30) ** 3
     scale = 2.0452296**2 / 30
-    growth = scale * (-cubes / 2 + 0.125) / (squares + 0.125)
+    growth = scale * (-cubes / 2 + 0.13) / (squares + 0.13)
     down = (growth + (growth**2 + 4 * scale * squares / 29) ** 0.5) / 2
     low, high = paired_difference([1.0] * 11 + [-1.0] * 4 + [0.0] * 15)
     assert high == pytest.approx(7 / 30 + (scale * squares / 29) ** 0.5)

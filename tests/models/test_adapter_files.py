@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.models.test_foreign import EXPERTS, module_of
 from tests.models.test_lora import LORA, TOKENS, stir
 
 from skyfleet.config.policy import Lora
 from skyfleet.errors import ModelError
-from skyfleet.models.adapter_files import load_adapted
+from skyfleet.models.adapter_files import load_adapted, refuse_adapted
 from skyfleet.models.loading import Loaded, load_model, save_model
-from skyfleet.models.lora import adapt, adapters
+from skyfleet.models.lora import adapt, adapters, unmerged
 from skyfleet.models.tiny import build_tiny, train_tokenizer
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 16}
@@ -73,8 +75,15 @@ def test_adapters_come_back_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> N
     ("other", "sentence"),
     [
         (tiny(seed=2), r"is not trainer.policy.model.path plus the saved adapters"),
-        (tiny(lora=Lora(rank=2)), r"other adapters than trainer.policy.model.lora asks for"),
-        (tiny(lora=Lora(rank=4, target_modules="q_proj")), r"other adapters than"),
+        (
+            tiny(lora=Lora(rank=2, alpha=8)),
+            r"lora.rank=2 and the adapters in .* have 4; give the rank",
+        ),
+        (tiny(lora=Lora(rank=4, alpha=16)), r"lora.alpha=16 and .* have 8; give the alpha"),
+        (
+            tiny(lora=Lora(rank=4, alpha=8, target_modules="q_proj")),
+            r"other adapters than trainer.policy.model.lora asks for",
+        ),
     ],
 )
 def test_another_base_or_other_adapters_are_refused(
@@ -85,6 +94,76 @@ def test_another_base_or_other_adapters_are_refused(
     save_model(saved, tmp_path)
     with pytest.raises(ModelError, match=sentence):
         load_adapted(other.module, tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "name", ["model.embed_tokens", "model.layers.0.input_layernorm", "model.layers.0.mlp.up_proj"]
+)
+def test_a_base_that_differs_by_a_hundredth_is_noticed(
+    tmp_path: Path, dtype: torch.dtype, name: str
+) -> None:
+    saved, other = tiny(dtype=dtype), tiny(dtype=dtype)
+    stir(saved.module)
+    save_model(saved, tmp_path)
+    layer: Any = other.module.get_submodule(name)
+    with torch.no_grad():
+        getattr(layer, "base", layer.weight).mul_(1.009)
+    with pytest.raises(ModelError, match=rf"{name}.weight is not trainer.policy.model.path plus"):
+        load_adapted(other.module, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "dtypes", [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)]
+)
+def test_adapters_go_on_in_another_precision(
+    tmp_path: Path, dtypes: tuple[torch.dtype, torch.dtype]
+) -> None:
+    base = tiny(dtype=torch.bfloat16).module.state_dict()
+    saved, other = (tiny(dtype=dtype) for dtype in dtypes)
+    for module in (saved.module, other.module):
+        module.load_state_dict(base)
+        for layer in adapters(module).values():
+            layer.base.copy_(layer.weight)
+    stir(saved.module)
+    save_model(saved, tmp_path)
+    load_adapted(other.module, tmp_path)
+
+
+@torch.no_grad()
+def test_a_sum_in_another_order_is_the_same_base(tmp_path: Path) -> None:
+    saved = tiny()
+    stir(saved.module)
+    for layer in adapters(saved.module).values():
+        columns = (layer.lora_B[:, [r]] @ layer.lora_A[[r]] for r in (3, 1, 2, 0))
+        layer.weight.copy_(sum(layer.scale * column for column in columns) + layer.base)
+    assert unmerged(saved.module)
+    save_model(saved, tmp_path)
+    load_adapted(tiny().module, tmp_path)
+
+
+def test_experts_are_compared_too(tmp_path: Path) -> None:
+    """They lie in a file otherwise than in memory."""
+    tokenizer = train_tokenizer(["a tool call"], vocab_size=300)
+    saved, same, other = (module_of("Qwen3Moe", **EXPERTS) for _ in range(3))
+    for module in (saved, same, other):
+        adapt(module, LORA, seed=1)
+    stir(saved)
+    save_model(Loaded(module=saved, tokenizer=tokenizer), tmp_path)
+    load_adapted(same, tmp_path)
+    with torch.no_grad():
+        other.get_parameter("model.layers.0.mlp.experts.down_proj")[1, 2, 3] += 1e-3
+    with pytest.raises(ModelError, match=r"experts.down_proj is not trainer.policy.model.path"):
+        load_adapted(other, tmp_path)
+
+
+def test_a_folder_with_adapters_is_refused_by_who_trains_every_weight(tmp_path: Path) -> None:
+    save_model(tiny(), tmp_path)
+    with pytest.raises(
+        ModelError, match=r"was trained with adapters and .*lora.rank=0 trains"
+    ) as e:
+        refuse_adapted(tmp_path)
+    assert "\n" not in str(e.value)
 
 
 def test_a_folder_without_adapters_is_refused(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ ODD_SCALES = {
     "residual_multiplier": 0.7,
     "embedding_multiplier": 2.0,
 }
+EXPERTS = {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 MODELS: list[tuple[str, dict[str, Any]]] = [
     ("Gemma", {"head_dim": 8}),
     ("Phi3", {"pad_token_id": 0}),
@@ -36,10 +37,7 @@ MODELS: list[tuple[str, dict[str, Any]]] = [
     ("Olmo2", {"pad_token_id": 0}),
     ("Granite", ODD_SCALES),
     ("Cohere", {"logit_scale": 0.25}),
-    (
-        "Qwen3Moe",
-        {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
-    ),
+    ("Qwen3Moe", EXPERTS),
     ("GPT2", {}),
 ]
 

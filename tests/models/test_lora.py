@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.fakes.small_models import DIMENSIONS, VOCABULARY, logits_of, seeded, small_decoder
+from tests.models.test_foreign import EXPERTS, module_of
 from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import GemmaConfig, GemmaForCausalLM, Qwen2Config, Qwen2ForCausalLM
@@ -212,6 +213,30 @@ def test_layers_are_chosen_by_the_end_of_their_names(
 def test_a_choice_of_nothing_is_refused(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ModelError, match=sentence):
         adapted(Lora(rank=2, **settings))
+
+
+@pytest.mark.parametrize(("target", "warned"), [("all-linear", True), ("q_proj", False)])
+def test_experts_are_left_out_and_said_to_be(
+    target: str, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    module = module_of("Qwen3Moe", **EXPERTS)
+    weights = dict(module.named_parameters())
+    linears = [n for n in weights if n.endswith("_proj.weight")]
+    share = sum(weights[n].numel() for n in linears) / sum(w.numel() for w in weights.values())
+    adapt(module, Lora(rank=2, target_modules=target), seed=0)
+    assert not any("experts" in name for name in adapters(module))
+    said = [r.getMessage() for r in caplog.records]
+    assert len(said) == warned
+    if warned:
+        assert "leaves out the experts of Qwen3MoeForCausalLM" in said[0]
+        assert f": {100 * share:.1f} % of its weights are adapted" in said[0]
+
+
+def test_a_model_without_experts_is_adapted_without_a_word(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    adapted()
+    assert caplog.records == []
 
 
 @pytest.mark.parametrize(

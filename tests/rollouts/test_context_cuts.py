@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
 from tests.fakes.chars import CharRenderer
 from tests.fakes.counter_env import PRESS, TASK, CounterEnv, opening
 from tests.fakes.scripted_engine import ScriptedEngine, speaking
@@ -14,10 +15,11 @@ from skyfleet.algorithms.credit import assign_credit
 from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.engines.sampling import SamplingParams
 from skyfleet.envs.context_env import ContextEnv
+from skyfleet.envs.context_tools import n_turns
 from skyfleet.envs.env import Opening
-from skyfleet.rollouts.conversation import MessageConversation
+from skyfleet.rollouts.conversation import MessageConversation, Policy
 from skyfleet.rollouts.episode import run_episode
-from skyfleet.rollouts.fork import forked_policy
+from skyfleet.rollouts.fork import forked_policy, same_tokens, tokens_before
 from skyfleet.rollouts.history import CUT, History
 from skyfleet.rollouts.limits import Limits
 from skyfleet.rollouts.recorded import recorded_limits, recorded_policy
@@ -31,7 +33,7 @@ LINES = (PRESS % 1, PRESS % 1, PRESS % 1, CUT_TO % 1, "done")
 
 def told(n: int, hidden: int) -> str:
     return (
-        f"{hidden} turns went out of view; the task and the last {n} turns stay. "
+        f"{n_turns(hidden)} went out of view; the task and the last {n_turns(n)} stay. "
         "search_history finds what is out of view."
     )
 
@@ -87,13 +89,11 @@ def test_the_opening_is_never_cut_whoever_speaks_in_it() -> None:
     example = (Message(role="user", content="eg"), Message(role="assistant", content="so"))
     task = Message(role="user", content="the task")
     history = History(Opening(messages=(*example, task)))
-    turns = [
-        (Message(role="assistant", content=f"a{n}"), Message(role="tool", content=f"t{n}"))
-        for n in range(4)
-    ]
-    for said, heard in turns[:3]:
-        history.messages += (said, heard)
-    history.messages.append(turns[3][0])
+    for n in range(4):
+        history.say(Message(role="assistant", content=f"a{n}"))
+        if n < 3:
+            # As worlds of SkyRL-Gym may: what the world says is no turn of the agent's.
+            history.messages.append(Message(role="assistant", content=f"t{n}"))
     assert not History(Opening(messages=(task,))).cut(keep_recent_turns=0)
     assert history.cut(keep_recent_turns=1)
     assert [m.text for m in history.messages] == ["eg", "so", "the task", "a2", "t2", "a3"]
@@ -116,13 +116,16 @@ class Listening:
         return CharRenderer().parse([*map(ord, self._lines.pop(0))])
 
 
-async def test_a_model_of_words_is_cut_alike() -> None:
-    model = Listening(*LINES)
-
+def in_words(model: Listening) -> Policy:
     def start(task: Task, opened: Opening, session: str) -> MessageConversation:
         return MessageConversation(opened, model=model, sampling=SamplingParams())
 
-    trajectory = await run_episode(TASK, opening(counting()), start, LIMITS)
+    return start
+
+
+async def test_a_model_of_words_is_cut_alike() -> None:
+    model = Listening(*LINES)
+    trajectory = await run_episode(TASK, opening(counting()), in_words(model), LIMITS)
     assert trajectory.transcripts == ()
     assert model.heard[3] == ["reach 3", "", "1", "", "2", "", "3"]
     assert model.heard[4] == ["reach 3", "", "3", "", told(1, 2)]
@@ -137,12 +140,45 @@ async def test_a_cut_episode_replays_and_forks() -> None:
     assert [turn.replies for turn in again.turns] == [turn.replies for turn in recorded.turns]
 
     model = Listening("done")
-
-    def start(task: Task, opened: Opening, session: str) -> MessageConversation:
-        return MessageConversation(opened, model=model, sampling=SamplingParams())
-
-    forked = await run_episode(
-        TASK, opening(counting()), forked_policy(recorded, start, turn=4), LIMITS
-    )
+    policy = forked_policy(recorded, in_words(model), turn=4)
+    forked = await run_episode(TASK, opening(counting()), policy, LIMITS)
     assert forked.reward == 1.0
     assert model.heard == [["reach 3", "", "3", "", told(1, 2)]]
+
+
+@pytest.mark.parametrize("turn", range(5))
+async def test_a_fork_of_a_cut_episode_goes_on_from_the_tokens_of_its_turn(turn: int) -> None:
+    recorded = await run_episode(
+        TASK, opening(counting()), speaking(ScriptedEngine(*LINES)), LIMITS
+    )
+    policy = forked_policy(recorded, speaking(ScriptedEngine(*LINES[turn:])), turn=turn)
+    forked = await run_episode(TASK, opening(counting()), policy, LIMITS)
+    assert same_tokens(recorded, forked, turn=turn)
+    # The same lines once more: whatever follows is the same too, and so is where it is cut.
+    assert [t.token_ids for t in forked.transcripts] == [
+        t.token_ids for t in recorded.transcripts[turn == 4 :]
+    ]
+
+
+async def test_completions_that_run_into_one_are_not_told_apart_by_their_tokens() -> None:
+    recorded = await run_episode(
+        TASK, opening(counting()), speaking(ScriptedEngine(*LINES)), LIMITS
+    )
+    first, second = recorded.transcripts
+    merged = replace(first, loss_mask=[True] * len(first))
+    assert tokens_before(replace(recorded, transcripts=(merged, second)), 1) is None
+    assert tokens_before(replace(recorded, transcripts=(merged, second)), 4) is not None
+    assert tokens_before(replace(recorded, transcripts=(second,)), 0) is None
+
+
+async def test_what_was_replayed_goes_out_of_view_as_the_tool_says() -> None:
+    recorded = await run_episode(
+        TASK, opening(counting()), speaking(ScriptedEngine(*LINES)), LIMITS
+    )
+    model = Listening(CUT_TO % 1, "done")
+    policy = forked_policy(recorded, in_words(model), turn=3)
+    await run_episode(TASK, opening(counting()), policy, LIMITS)
+    assert model.heard == [
+        ["reach 3", "", "1", "", "2", "", "3"],
+        ["reach 3", "", "3", "", told(1, 2)],
+    ]

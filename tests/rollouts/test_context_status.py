@@ -9,11 +9,13 @@ from tests.fakes.scripted_engine import ScriptedEngine
 
 from skyfleet.chat.message import Image, Message, Text
 from skyfleet.engines.sampling import SamplingParams
+from skyfleet.envs.context_env import ContextEnv
 from skyfleet.envs.context_tools import CONTEXT_TOOLS
 from skyfleet.envs.env import Opening
 from skyfleet.rollouts.context_status import ContextStatus
-from skyfleet.rollouts.conversation import TokenConversation
+from skyfleet.rollouts.conversation import Policy, TokenConversation
 from skyfleet.rollouts.episode import run_episode
+from skyfleet.rollouts.fork import forked_policy
 from skyfleet.rollouts.limits import Limits
 from skyfleet.tasks.task import Task
 
@@ -22,8 +24,12 @@ ANSWER = Message(role="tool", content="3", tool_call_id="0")
 TOOLS = tuple(tool.spec for tool in CONTEXT_TOOLS.values())
 
 
-async def test_the_line_follows_the_answer_and_is_not_trained_on() -> None:
-    engine = ScriptedEngine(PRESS % 3, "done")
+LIMITS = Limits(max_turns=8, max_input_length=1000, trajectory_timeout_seconds=5)
+CUT_ALL = '{"name": "manage_context", "arguments": {"keep_recent_turns": 0}}'
+
+
+def told(*lines: str) -> Policy:
+    engine = ScriptedEngine(*lines)
 
     def start(task: Task, opened: Opening, session: str) -> TokenConversation:
         return TokenConversation(
@@ -35,8 +41,12 @@ async def test_the_line_follows_the_answer_and_is_not_trained_on() -> None:
             status=STATUS,
         )
 
-    limits = Limits(max_turns=8, max_input_length=1000, trajectory_timeout_seconds=5)
-    trajectory = await run_episode(TASK, opening(CounterEnv()), start, limits)
+    return start
+
+
+async def test_the_line_follows_the_answer_and_is_not_trained_on() -> None:
+    policy = told(PRESS % 3, "done")
+    trajectory = await run_episode(TASK, opening(CounterEnv()), policy, LIMITS)
     (transcript,) = trajectory.transcripts
     text = "".join(chr(token) if token else "|" for token in transcript.token_ids)
     said = f"reach 3|{PRESS % 3}|"
@@ -49,6 +59,28 @@ async def test_the_line_follows_the_answer_and_is_not_trained_on() -> None:
     assert trajectory.turns[0].replies[0].text == "3"
 
 
+async def test_after_a_cut_the_line_tells_the_tokens_that_stay_and_every_turn() -> None:
+    env = ContextEnv(CounterEnv(), page_characters=1000)
+    policy = told(PRESS % 1, PRESS % 2, CUT_ALL, "done")
+    trajectory = await run_episode(TASK, opening(env), policy, LIMITS)
+    _, second = trajectory.transcripts
+    text = "".join(chr(token) if token else "|" for token in second.token_ids)
+    # The call that cut is no words to this renderer: an empty message stands for it.
+    stays = f"reach 3||{trajectory.turns[2].replies[0].text}"
+    used = len(f"{stays}|")
+    line = f"[Context: {used} of 1,000 tokens used ({used / 10:.0f}%), 5 turns left]"
+    assert text == f"{stays}\n{line}|done|"
+
+
+@pytest.mark.parametrize("turn", range(4))
+async def test_a_fork_is_told_as_many_turns_as_the_recorded_episode_was(turn: int) -> None:
+    lines = (PRESS % 1, PRESS % 1, PRESS % 1, "done")
+    recorded = await run_episode(TASK, opening(CounterEnv()), told(*lines), LIMITS)
+    policy = forked_policy(recorded, told(*lines[turn:]), turn=turn)
+    forked = await run_episode(TASK, opening(CounterEnv()), policy, LIMITS)
+    assert [t.token_ids for t in forked.transcripts] == [t.token_ids for t in recorded.transcripts]
+
+
 @pytest.mark.parametrize(
     ("used_tokens", "line"),
     [
@@ -57,14 +89,14 @@ async def test_the_line_follows_the_answer_and_is_not_trained_on() -> None:
     ],
 )
 def test_from_the_threshold_on_it_is_a_warning(used_tokens: int, line: str) -> None:
-    (told,) = STATUS.told([ANSWER], used_tokens=used_tokens, turns=3, tools=())
-    assert told.text == f"3\n{line}"
-    assert (told.role, told.tool_call_id) == ("tool", "0")
+    (answer,) = STATUS.told([ANSWER], used_tokens=used_tokens, turns=3, tools=())
+    assert answer.text == f"3\n{line}"
+    assert (answer.role, answer.tool_call_id) == ("tool", "0")
 
 
 def test_the_warning_names_the_tool_that_makes_room_where_there_is_one() -> None:
-    (told,) = STATUS.told([ANSWER], used_tokens=1000, turns=3, tools=TOOLS)
-    assert told.text.endswith("5 turns left; finish soon, or make room with manage_context]")
+    (warned,) = STATUS.told([ANSWER], used_tokens=1000, turns=3, tools=TOOLS)
+    assert warned.text.endswith("5 turns left; finish soon, or make room with manage_context]")
 
 
 def test_the_last_answer_carries_it_beside_its_picture_or_it_stands_alone() -> None:
@@ -78,3 +110,5 @@ def test_the_last_answer_carries_it_beside_its_picture_or_it_stands_alone() -> N
         "user",
         "[Context: 1 of 1,000 tokens used (0%), 8 turns left]",
     )
+    (last_but_one,) = STATUS.told([], used_tokens=1, turns=7, tools=())
+    assert last_but_one.text.endswith("1 turn left]")

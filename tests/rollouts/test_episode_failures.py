@@ -93,6 +93,29 @@ async def test_a_broken_verifier_leaves_the_grade_unknown_not_zero(
     assert trajectory.success is None
 
 
+async def test_an_env_that_cannot_be_asked_for_its_grade_leaves_the_ending_as_it_was() -> None:
+    env = CounterEnv(breaks="grade", error=EnvError("the server is gone"))
+    assert outcome(await played(env)) == (Ending.DONE, None, "EnvError", "the server is gone")
+    assert env.closed == 1
+
+
+async def test_an_engine_that_hangs_at_its_release_keeps_no_env_open() -> None:
+    asked = asyncio.Event()
+
+    class Clinging(ScriptedEngine):
+        async def release(self, session: str) -> None:
+            asked.set()
+            await asyncio.sleep(60)
+
+    env = CounterEnv()
+    episode = asyncio.create_task(played(env, engine=Clinging(*LINES)))
+    await asyncio.wait_for(asked.wait(), timeout=5)
+    assert env.closed == 1
+    episode.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await episode
+
+
 async def test_a_grade_that_is_none_is_unknown_not_zero() -> None:
     class Undecided(CounterEnv):
         async def grade(self) -> Grade | None:

@@ -79,6 +79,7 @@ def press(by: int) -> Message:
 
 
 DONE = Message(role="assistant", content="done")
+CUT_ALL = ToolCall(id="1", name="manage_context", arguments={"keep_recent_turns": 0})
 
 
 async def test_a_prompt_that_continues_the_tokens_so_far_grows_one_transcript() -> None:
@@ -147,8 +148,7 @@ async def test_a_prompt_of_exactly_the_limit_is_answered() -> None:
 
 
 async def test_a_cut_history_is_what_the_engine_is_sent_and_why_another_transcript_begins() -> None:
-    call = ToolCall(id="1", name="manage_context", arguments={"keep_recent_turns": 0})
-    cut = Message(role="assistant", tool_calls=(call,))
+    cut = Message(role="assistant", tool_calls=(CUT_ALL,))
     script = Script(
         (press(3), [1, 2], [3, 4]), (cut, range(1, 90), range(90, 105)), (DONE, [1, 2, 9], [8])
     )
@@ -158,6 +158,33 @@ async def test_a_cut_history_is_what_the_engine_is_sent_and_why_another_transcri
     assert trajectory.ending is Ending.DONE
     assert script.heard == [1, 3, 3]  # the task, and after the cut the cutting turn and its answer
     assert [t.reason for t in trajectory.transcripts] == ["", CUT]
+
+
+async def test_a_cut_explains_the_next_transcript_and_no_other() -> None:
+    cut = Message(role="assistant", tool_calls=(CUT_ALL,))
+    script = Script(
+        (press(3), [1, 2], [3]),
+        (cut, [1, 2, 3, 4], [5]),
+        (press(0), [1, 9], [8]),
+        (DONE, [7], [8]),
+    )
+    env = ContextEnv(CounterEnv(), page_characters=1000)
+    trajectory = await run_episode(TASK, opening(env), speaking(script), LIMITS)
+    assert [t.reason for t in trajectory.transcripts] == ["", CUT, REWRITTEN]
+
+
+async def test_a_turn_without_tokens_does_not_hide_the_cut_before_it() -> None:
+    conversation = speaking(
+        Script(
+            (press(1), [1], [2]), (press(1), [1, 2, 3], [4]), (press(1), [1], []), (DONE, [1], [8])
+        )
+    )(TASK, Opening(messages=(Message(role="user", content="reach 3"),)), "s")
+    for keep in (0, 0, 5):
+        await conversation.speak()
+        conversation.forget(keep_recent_turns=keep)
+        conversation.hear([Message(role="tool", content="1")])
+    await conversation.speak()
+    assert [t.reason for t in conversation.transcripts] == ["", CUT]
 
 
 async def test_our_server_keeps_an_episode_in_one_transcript_with_its_exact_tokens() -> None:

@@ -94,8 +94,10 @@ def a_broken_verifier_scores_zero(run: Run, patch: Patch) -> None:
     own = episode._grade
 
     async def zero(played: Any, env: Any, limits: Any) -> None:
-        await own(played, env, limits)
-        played.grade = played.grade or NO_GRADE
+        try:
+            await own(played, env, limits)
+        finally:
+            played.grade = played.grade or NO_GRADE
 
     patch.setattr(episode, "_grade", zero)
 

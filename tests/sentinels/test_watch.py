@@ -10,6 +10,7 @@ import pytest
 from tests.fakes.small_runs import rows
 from tests.sentinels.bugs_in_batches import verifiers_break
 from tests.sentinels.bugs_in_tokens import last_token_is_masked
+from tests.sentinels.bugs_in_weights import engines_keep_their_version
 from tests.sentinels.planted import Plant, begun, go_on, said
 
 from skyfleet.config.loading import load_config
@@ -72,6 +73,14 @@ async def test_a_warned_run_goes_on_and_its_metrics_remember(tmp_path: Path) -> 
     assert [row["sentinel/loss_mask"] for row in rows(tmp_path)] == [1.0, 1.0]
     assert [row["sentinel/sampled_tokens"] for row in rows(tmp_path)] == [0.0, 0.0]
     assert all("sentinel/limits" not in row for row in rows(tmp_path))
+
+
+async def test_what_a_sync_got_wrong_is_in_the_row_of_the_next_step(tmp_path: Path) -> None:
+    """A step is kept before its weights travel, and so is its row."""
+    await played(tmp_path, engines_keep_their_version, steps=2)
+    found = [finding for finding in said(tmp_path) if finding.sentinel == "served_version"]
+    assert [finding.step for finding in found] == [1, 2]
+    assert [row["sentinel/served_version"] for row in rows(tmp_path)] == [0.0, 1.0]
 
 
 async def test_nothing_is_looked_at_when_all_is_off(tmp_path: Path) -> None:

@@ -146,6 +146,9 @@ async def test_metrics_count_requests_and_tokens(served: Served) -> None:
         ("[]", "the body is not a JSON object"),
         ('{"model": "tiny"}', "prompt=.*Field required"),
         ('{"model": "tiny", "prompt": []}', "0 prompt tokens"),
+        ('{"model": "tiny", "prompt": [5, 999999]}', "the prompt holds token 999999"),
+        ('{"model": "tiny", "prompt": [[5], [5, -3]]}', "the prompt holds token -3"),
+        (f'{{"model": "tiny", "seed": 1, "prompt": [{10**30}]}}', "a number that is no token id"),
         ('{"model": "tiny", "prompt": "a", "echo": true}', "echo=True is not served"),
         ('{"model": "tiny", "prompt": "a", "logprobs": 5}', "logprobs=5"),
     ],
@@ -165,6 +168,29 @@ async def test_an_address_that_is_not_served_is_told_in_openais_shape(served: Se
     assert answer.status_code == 404
     assert "GET /v1/embeddings is not served here" in answer.json()["error"]["message"]
     assert (await served.client.get("/health")).status_code == 200
+
+
+async def test_a_stream_of_a_foreign_prompt_says_whose_fault_it_is(served: Served) -> None:
+    body = {"model": MODEL, "prompt": [999_999], "stream": True}
+    text = (await served.client.post("/v1/completions", json=body)).text
+    assert json.loads(text.split("\n\n")[0].removeprefix("data: "))["error"]["type"] == (
+        "invalid_request_error"
+    )
+
+
+async def test_a_chat_may_say_the_template_kwargs_that_are_served_and_no_others() -> None:
+    speaker, kwargs = tiny_speaker(), {"enable_thinking": False}
+    body = {"model": MODEL, "messages": [HI], "max_tokens": 2}
+    async with (
+        serving(speaker.app(speaker.engine(), template_kwargs=kwargs)) as url,
+        httpx.AsyncClient(base_url=f"{url}/v1") as client,
+    ):
+        said = [
+            await client.post("/chat/completions", json={**body, "chat_template_kwargs": sent})
+            for sent in (kwargs, {}, {"enable_thinking": True})
+        ]
+    assert [answer.status_code for answer in said] == [200, 200, 400]
+    assert "chat_template_kwargs={'enable_thinking': True} is not served" in said[2].text
 
 
 async def test_an_engine_that_fails_says_so_and_ends_the_stream() -> None:

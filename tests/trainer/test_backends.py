@@ -11,12 +11,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tests.fakes.serving import nothing_left, serving
 from tests.fakes.small_runs import TRAIN, rows, small_config
 
+from skyfleet.chat.message import Message
 from skyfleet.cli.serve import _app
 from skyfleet.config.root import RunConfig
 from skyfleet.engines import posting
+from skyfleet.engines.sampling import SamplingParams
+from skyfleet.envs.env import Opening
 from skyfleet.envs.registry import env_factory
 from skyfleet.errors import ConfigError
 from skyfleet.rollouts.collect import collect
+from skyfleet.rollouts.native import NativeConversation
 from skyfleet.trainer.assemble_policy import sampling_of
 from skyfleet.trainer.assemble_voice import open_player
 from skyfleet.trainer.limits import limits_of
@@ -92,10 +96,15 @@ async def test_native_tool_calling_trains_on_the_very_same_tokens(
 
 @pytest.mark.parametrize("flags", [(), NATIVE[:1], NATIVE[1:], NATIVE])
 async def test_native_tool_calling_needs_the_generators_word_and_the_environments(
-    trained: Path, flags: Sequence[str]
+    trained: Path, flags: Sequence[str], caplog: pytest.LogCaptureFixture
 ) -> None:
+    opening = Opening(messages=(Message(role="user", content="Where?"),))
+    (task, *_) = load_sources([TRAIN], key="data.train_data")
     async with open_player(small_config(trained, *flags), model_of(trained)) as voice:
-        assert voice.native == (len(flags) == 2)
+        start = voice.policy(SamplingParams(max_generate_length=4))
+        native = isinstance(start(task, opening, "s"), NativeConversation)
+    assert native == (len(flags) == 2)
+    assert ("does nothing while" in caplog.text) == (len(flags) == 1)
 
 
 async def test_a_server_of_ours_plays_as_the_engine_in_this_process_does(trained: Path) -> None:
@@ -111,6 +120,19 @@ async def test_a_server_of_ours_plays_as_the_engine_in_this_process_does(trained
     assert tokens(by_chat) == tokens(here)
     assert [a.ending for a in by_chat] == [a.ending for a in here]
     assert {len(a.transcripts) for a in here} == {1}
+
+
+async def test_a_servers_key_goes_with_every_turn(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "open")
+    async with (
+        _app(small_config(trained), model_of(trained), "mine", "open") as (app, _),
+        serving(app) as url,
+    ):
+        for flags in ((), NATIVE):
+            attempts = await played(remote(trained, url, more=flags))
+            assert [attempt.failure for attempt in attempts] == [None] * 4
 
 
 class Dying:

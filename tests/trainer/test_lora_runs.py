@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from tests.fakes.moody_world import open_moody
 from tests.fakes.small_runs import rows, small_config
 from tests.trainer.interrupting import interrupted
+from transformers import PretrainedConfig
 
 from skyfleet.cli.agents import policy_folder_of
 from skyfleet.config.root import RunConfig
@@ -22,6 +23,7 @@ from skyfleet.envs.registry import env_factory
 from skyfleet.errors import ConfigError, ModelError
 from skyfleet.models.loading import load_model
 from skyfleet.trainer.assemble_policy import assemble_speaker
+from skyfleet.trainer.assemble_reference import read_beside
 from skyfleet.trainer.session import run_training
 
 LORA = ("trainer.policy.model.lora.rank=4", "trainer.policy.model.lora.alpha=8")
@@ -110,6 +112,52 @@ async def test_a_base_that_has_changed_is_noticed(base: Path, tmp_path: Path) ->
     save_file(changed, file, metadata={"format": "pt"})
     with pytest.raises(ModelError, match=r"up_proj.weight is not .* bring back the one"):
         await run_training(lora_config(tmp_path / "run", own))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ("lora.rank=0", r"was trained with adapters and trainer.policy.model.lora.rank=0"),
+        ("lora.rank=2", r"trainer.policy.model.lora.rank=2 and the adapters in .* have 4"),
+        ("lora.alpha=16", r"trainer.policy.model.lora.alpha=16 and the adapters in .* have 8"),
+    ],
+)
+async def test_adapters_taken_up_with_other_keys_are_refused_in_a_sentence(
+    base: Path, tmp_path: Path, change: str, sentence: str
+) -> None:
+    await run_training(lora_config(tmp_path / "run", base, "trainer.max_training_steps=1"))
+    taken_up = (
+        "trainer.resume_mode=from_path",
+        f"trainer.resume_path={tmp_path / 'run' / 'checkpoints' / 'global_step_1'}",
+        f"trainer.policy.model.{change}",
+    )
+    with pytest.raises(ModelError, match=sentence) as caught:
+        await run_training(lora_config(tmp_path / "other", base, *taken_up))
+    assert "\n" not in str(caught.value)
+
+
+STRETCHED = "{rope_type: yarn, factor: 2.0, original_max_position_embeddings: 1100}"
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        f"trainer.rope_scaling={STRETCHED}",
+        f"trainer.policy.model_config_kwargs={{rope_parameters: {STRETCHED}}}",
+    ],
+)
+async def test_another_model_beside_the_policy_is_stretched_with_it(
+    base: Path, tmp_path: Path, spelling: str
+) -> None:
+    other = Path(copytree(base, tmp_path / "other"))
+    overrides = (f"trainer.policy.model.path={base}", *BASE, spelling)
+    config = small_config(tmp_path, *overrides, f"trainer.ref.model.path={other}")
+    speaker = await assemble_speaker(config, [], env_factory(config))
+    module = read_beside(config, speaker, str(other), key="trainer.ref.model.path")
+    for read in (speaker.loaded.module.config, module.config):
+        assert isinstance(read, PretrainedConfig)
+        assert read.max_position_embeddings == 2200
+        assert read.rope_parameters["rope_type"] == "yarn"
 
 
 async def test_a_stretched_context_is_trained_in_and_saved(base: Path, tmp_path: Path) -> None:

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from tests.fakes import copied_engine
+from tests.fakes.copied_engine import VLLM, stand_for_vllm
 from tests.fakes.moody_world import open_moody
 from tests.fakes.small_runs import rows, small_config
 from tests.trainer.interrupting import interrupted
 
+from skyfleet.algorithms.sample import Sample
+from skyfleet.checkpoints.resume import find_checkpoint
 from skyfleet.envs import registry
-from skyfleet.errors import CheckpointError, ConfigError
+from skyfleet.errors import CheckpointError, ConfigError, ModelError
+from skyfleet.learner.learner import StepReport
+from skyfleet.learner.single import SingleLearner
 from skyfleet.trainer.session import run_training
 from skyfleet.trajectories.index import entries_of
 
 WARM_START = "skyfleet.learner.single:SingleLearner.imitate"
 ROLLOUT = "skyfleet.trainer.loop:collect"
 EVALUATION = "skyfleet.evaluation.evaluate:collect"
+LEARNING = "skyfleet.learner.single:SingleLearner.step"
+PUSH, SLEEP, WAKE = (
+    f"tests.fakes.copied_engine:{name}" for name in ("CopySync.push", "Copied.sleep", "Copied.wake")
+)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -48,6 +58,11 @@ def episodes(folder: Path) -> dict[str, int]:
         str(path.relative_to(root)): len(entries_of(path))
         for path in sorted(root.rglob("*.jsonl.gz"))
     }
+
+
+def weights(folder: Path, step: int) -> bytes:
+    (file,) = (folder / f"checkpoints/global_step_{step}/policy").glob("*.safetensors")
+    return file.read_bytes()
 
 
 async def test_the_seed_decides_every_byte_of_the_metrics(straight: Path, tmp_path: Path) -> None:
@@ -82,6 +97,70 @@ async def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(
     assert metrics(tmp_path) == metrics(straight)
     assert episodes(tmp_path) == episodes(straight)
     assert table == (straight / "results.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def copied(_moody: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The same of a run whose engine has weights of its own; in here all runs have."""
+    folder = tmp_path_factory.mktemp("copied")
+    with pytest.MonkeyPatch.context() as patch:
+        stand_for_vllm(patch)
+        asyncio.run(run_training(small_config(folder, *VLLM)))
+        yield folder
+
+
+@pytest.mark.parametrize(
+    ("within", "call", "loops", "kept"),
+    [
+        (PUSH, 1, 1, 0),  # of the warm start
+        (WAKE, 1, 1, 0),
+        (SLEEP, 3, 1, 1),
+        (LEARNING, 2, 0, 2),
+        (PUSH, 3, 2, 2),
+        (PUSH, 4, 1, 3),
+        (WAKE, 3, 1, 2),
+        (WAKE, 4, 1, 3),
+    ],
+)
+async def test_weights_that_moved_are_kept_as_their_step_though_no_engine_has_them(
+    copied: Path, tmp_path: Path, within: str, call: int, loops: int, kept: int
+) -> None:
+    config = small_config(tmp_path, *VLLM)
+    await interrupted(config, within, call=call, loops=loops)
+    assert copied_engine.happened[-1] == "close"
+    saved = find_checkpoint(tmp_path / "checkpoints", "latest")
+    assert saved is not None
+    assert saved.step == kept
+    await run_training(config)
+    assert metrics(tmp_path) == metrics(copied)
+    assert weights(tmp_path, 3) == weights(copied, 3)
+
+
+@pytest.mark.parametrize(("lesson", "kept"), [("imitate", 0), ("step", 1)])
+async def test_ctrl_c_while_learning_is_heard_before_the_engine_that_it_killed(
+    copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lesson: str, kept: int
+) -> None:
+    learn = getattr(SingleLearner, lesson)
+    config = small_config(tmp_path, *VLLM, f"trainer.warm_start.steps={1 - kept}")
+
+    async def signalled(self: SingleLearner, samples: Sequence[Sample]) -> StepReport:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        report: StepReport = await learn(self, samples)
+        return report
+
+    async def dead(*_: object) -> int:
+        raise ModelError("EngineDeadError")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SingleLearner, lesson, signalled)
+        patch.setattr(copied_engine.CopySync, "push", dead)
+        with pytest.raises(asyncio.CancelledError):
+            await run_training(config)
+    saved = find_checkpoint(tmp_path / "checkpoints", "latest")
+    assert saved is not None
+    assert saved.step == kept
 
 
 async def test_a_run_may_be_interrupted_again_and_again(straight: Path, tmp_path: Path) -> None:

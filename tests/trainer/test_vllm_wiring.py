@@ -5,90 +5,36 @@ vLLM itself is not needed here: what stands for it loads the same folder into an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tests.fakes import moody_world
+from tests.fakes.copied_engine import VLLM, Copied, happened, stand_for_vllm
 from tests.fakes.small_runs import rows, small_config
-from torch import Tensor
 
-from skyfleet.chat.renderer import Renderer
-from skyfleet.config.root import RunConfig
-from skyfleet.engines.embedded import EmbeddedEngine
+from skyfleet.chat.completion import Completion
 from skyfleet.engines.engine import Engine
+from skyfleet.engines.sampling import SamplingParams
 from skyfleet.envs import registry
 from skyfleet.errors import ConfigError, MissingExtraError
 from skyfleet.learner.learner import Learner
-from skyfleet.models.decoder import Decoder
-from skyfleet.models.loading import load_model
-from skyfleet.trainer import assemble, assemble_voice
-from skyfleet.trainer.assemble_engines import vllm_settings
+from skyfleet.trainer import assemble
+from skyfleet.trainer.assemble_engines import check_gpus, vllm_settings
+from skyfleet.trainer.assemble_voice import open_player
 from skyfleet.trainer.session import run_training
-from skyfleet.weight_sync import vllm
+from skyfleet.weight_sync.sync import PausedSync
 
-VLLM = (
-    "generator.backend=vllm",
-    "data.val_data=[]",
-)
-happened: list[str] = []
-
-
-class Copied(EmbeddedEngine):
-    """Weights of its own, as vLLM has them."""
-
-    weights: dict[str, Tensor]
-
-    async def sleep(self) -> None:
-        happened.append("sleep")
-
-    async def wake(self) -> None:
-        happened.append("wake")
-
-    async def close(self) -> None:
-        happened.append("close")
-
-
-async def start(
-    config: RunConfig, path: str, renderer: Renderer, opened: AsyncExitStack, *, learns: bool
-) -> list[Engine]:
-    engines: list[Engine] = []
-    for _ in range(config.generator.num_inference_engines):
-        loaded = load_model(path, dtype=torch.float32, device=torch.device("cpu"), config_kwargs={})
-        decoder = Decoder(loaded.module, max_positions=1100)
-        engine = Copied(decoder, decode_text=renderer.text, max_num_seqs=16, capacity=1100)
-        engine.weights = dict(loaded.module.named_parameters())
-        opened.push_async_callback(engine.close)
-        engines.append(engine)
-        happened.append("start")
-    return engines
-
-
-class CopySync:
-    def __init__(self, weights: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
-        self._weights = weights
-
-    async def push(self, learner: Learner, engines: Sequence[Engine]) -> int:
-        happened.append("push")
-        sent = dict(self._weights())
-        for engine in engines:
-            assert isinstance(engine, Copied)
-            assert engine.weights.keys() == sent.keys()
-            for name, weight in sent.items():
-                engine.weights[name].data.copy_(weight)
-            engine.policy_version = learner.policy_version
-        return learner.policy_version
+SHORT = ("trainer.max_training_steps=1", "trainer.warm_start.steps=1")
 
 
 @pytest.fixture(autouse=True)
 def stands_for_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    happened.clear()
-    monkeypatch.setattr(assemble, "check_vllm", lambda: None)
-    monkeypatch.setattr(assemble_voice, "start_vllm", start)
-    monkeypatch.setattr(vllm, "VllmSync", CopySync)
+    stand_for_vllm(monkeypatch)
     monkeypatch.setitem(registry.ENV_CLASSES, "world", lambda _: moody_world.open_moody)
 
 
@@ -102,11 +48,18 @@ async def test_an_engine_that_shares_the_gpu_sleeps_while_the_learner_works(tmp_
 
 
 async def test_apart_from_the_learner_it_stays_awake_and_several_speak_as_one(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     apart = ("trainer.placement.colocate_all=false", "generator.num_inference_engines=2")
+    push = PausedSync.push
+
+    async def noted(self: PausedSync, learner: Learner, engines: Sequence[Engine]) -> int:
+        happened.append("pause")
+        return await push(self, learner, engines)
+
+    monkeypatch.setattr(PausedSync, "push", noted)
     await run_training(small_config(tmp_path, *VLLM, *apart))
-    assert happened == ["start", "start", *["push"] * 4, "close", "close"]
+    assert happened == ["start", "start", *["pause", "push"] * 4, "close", "close"]
 
 
 async def test_what_was_saved_is_what_the_engine_goes_on_from(tmp_path: Path) -> None:
@@ -163,3 +116,92 @@ def test_vllm_is_told_what_the_configuration_says(tmp_path: Path) -> None:
     assert settings.max_model_len == 1012  # 1000 of prompt, 12 of the last turn
     assert settings.engine_init_kwargs == {"swap_space": 1}
     assert settings.max_num_seqs == 16
+    assert settings.sleep_level == 0
+
+
+async def test_adapters_reach_the_engine_in_the_weights_they_adapt(tmp_path: Path) -> None:
+    await run_training(small_config(tmp_path / "base", *VLLM, *SHORT))
+    adapted = (
+        f"trainer.policy.model.path={tmp_path}/base/checkpoints/global_step_1/policy",
+        *("trainer.policy.model_config_kwargs={}", "trainer.policy.model.lora.rank=4"),
+        # It cannot look into vLLM, and would miss the adapters here.
+        "trainer.sentinels.modes.engine_weights=off",
+    )
+    # The engine takes no other names than a plain model's.
+    await run_training(small_config(tmp_path / "adapted", *VLLM, *adapted))
+    assert rows(tmp_path / "adapted")[-1]["policy/rollout_train_logprobs_abs_diff_mean"] < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("changed", "by_itself"),
+    [
+        ((), True),
+        (("trainer.policy.model_config_kwargs.max_position_embeddings=1200",), False),
+        (("trainer.rope_scaling.rope_type=yarn", "trainer.rope_scaling.factor=2"), False),
+    ],
+)
+async def test_vllm_loads_by_itself_what_is_as_it_lies_on_disk(
+    tmp_path: Path, changed: tuple[str, ...], by_itself: bool
+) -> None:
+    await run_training(small_config(tmp_path, *VLLM, *SHORT))
+    saved = f"{tmp_path}/checkpoints/global_step_1/policy"
+    unchanged = "trainer.policy.model_config_kwargs={}"
+    path = f"trainer.policy.model.path={saved}"
+    async with open_player(small_config(tmp_path, *VLLM, path, unchanged, *changed), None) as voice:
+        assert isinstance(voice.engine, Copied)
+        assert (voice.engine.path == saved) == by_itself
+
+
+async def test_a_stop_string_is_found_across_a_turn_that_was_broken_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt, sampling = [5, 6, 7], SamplingParams(max_generate_length=6, temperature=0)
+    generate, parts = Copied.generate, 0
+
+    async def breaks_off(self: Copied, *args: Any, **kwargs: Any) -> Completion:
+        nonlocal parts
+        parts += 1
+        said = await generate(self, *args, **kwargs)
+        if parts > 1:
+            return said
+        return replace(
+            said, token_ids=said.token_ids[:1], logprobs=said.logprobs[:1], finish="abort"
+        )
+
+    await run_training(small_config(tmp_path, *VLLM, *SHORT))
+    two = small_config(tmp_path, *VLLM, "generator.num_inference_engines=2")
+    async with open_player(two, tmp_path / "checkpoints/global_step_1/policy") as voice:
+        free = (await voice.engine.generate(prompt, sampling, session="free")).token_ids
+        stops = replace(sampling, stop=(voice.renderer.text(free[:2]),))
+        monkeypatch.setattr(Copied, "generate", breaks_off)
+        said = await voice.engine.generate(prompt, stops, session="cut")
+    assert (said.token_ids, said.finish, parts) == (free[:2], "stop", 2)
+
+
+def test_only_an_engine_that_shares_a_gpu_with_a_learner_sleeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    shared = small_config(tmp_path, *VLLM)
+    apart = small_config(tmp_path, *VLLM, "trainer.placement.colocate_all=false")
+    assert vllm_settings(shared, learns=True).sleep_level == 2
+    assert vllm_settings(shared, learns=False).sleep_level == 0
+    assert vllm_settings(apart, learns=True).sleep_level == 0
+
+
+async def test_one_gpu_takes_one_engine_and_a_learner_shares_it_with_no_other_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = small_config(tmp_path, *VLLM, "generator.num_inference_engines=2")
+    split = small_config(tmp_path, *VLLM, "generator.inference_engine_tensor_parallel_size=2")
+    check_gpus(two, learns=True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(assemble, "assemble_tasks", None)
+    refused = r"here one vLLM speaks, on one GPU while it is trained; set both to 1"
+    for config in (two, split):
+        with pytest.raises(ConfigError, match=refused):
+            await run_training(config)
+    with pytest.raises(ConfigError, match=refused):
+        check_gpus(two, learns=False)
+    check_gpus(split, learns=False)
+    check_gpus(small_config(tmp_path, *VLLM), learns=True)

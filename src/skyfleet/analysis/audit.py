@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from skyfleet.analysis.reading import read_entries
+from skyfleet.analysis.reading import read_entries, warn
 from skyfleet.analysis.replay import replay
 from skyfleet.analysis.wording import percent
 from skyfleet.chat.message import ToolCall
@@ -67,11 +67,15 @@ async def audit(
     *,
     on_read: Callable[[], None] = lambda: None,
 ) -> Audit:
-    """Wins of a task that is not given are not judged. Without `open_env` nothing is replayed."""
+    """Wins of a task that is not given are not judged. Without `open_env` nothing is replayed.
+
+    What a damaged file has lost is warned of, and is in no number.
+    """
     findings: list[Finding] = []
     judged = Counter(dict.fromkeys(Suspicion, 0))
     failures: dict[str, list[_Failed]] = defaultdict(list)
-    for entry, trajectory in read_entries(e for e in entries if e.success is not None):
+    graded = (entry for entry in entries if entry.success is not None)
+    for entry, trajectory in read_entries(graded, on_damage=warn):
         task = tasks.get(entry.task_key)
         if not entry.success:
             failures[entry.env_key].append((_message(trajectory), entry))

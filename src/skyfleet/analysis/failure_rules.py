@@ -27,6 +27,8 @@ _TIMES = 3
 """So often in a row is a loop."""
 _LONGEST_CIRCLE_TURNS = 3
 _TAIL_CHARACTERS = 2000
+_OF_THE_JUDGE = ("VerifierError", "OvertimeError")
+"""How the failures end that leave a grade unknown in an env that could be asked."""
 
 _SAME_WORDS = re.compile(r"(.{2,200}?)\1{2,}", re.DOTALL)
 _MANY_CHARACTERS = 100
@@ -50,15 +52,15 @@ _TOO_LONG = re.compile(
 
 
 def _unjudged(trajectory: Trajectory) -> Evidence | None:
-    if trajectory.grade is not None or trajectory.ending is Ending.FAILED:
+    if trajectory.grade is not None or _has_broken(trajectory):
         return None
     cause = trajectory.failure.detail if trajectory.failure else "no grade"
     return _evidence(FailureClass.VERIFIER_FAULT, len(trajectory.turns), cause)
 
 
 def _broken(trajectory: Trajectory) -> Evidence | None:
-    """The exception that ended it, by what it says."""
-    if trajectory.ending is not Ending.FAILED:
+    """The exception that ended it or kept its grade, by what it says."""
+    if not _has_broken(trajectory):
         return None
     detail = trajectory.failure.detail if trajectory.failure else "no cause was kept"
     kind = FailureClass.ENVIRONMENT_FAULT
@@ -156,6 +158,14 @@ def errors_seen(trajectory: Trajectory) -> Iterator[Evidence]:
     for answer in answers_of(trajectory):
         if answer.is_error:
             yield _evidence(answer.kind, answer.turn, answer.text)
+
+
+def _has_broken(trajectory: Trajectory) -> bool:
+    """Before its end, or after it, when the env could not be asked for the grade."""
+    if trajectory.ending is Ending.FAILED:
+        return True
+    failure = trajectory.failure if trajectory.grade is None else None
+    return failure is not None and not failure.kind.endswith(_OF_THE_JUDGE)
 
 
 def _deed(turn: Turn) -> tuple[object, ...]:

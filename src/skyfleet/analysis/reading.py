@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 
@@ -11,6 +12,8 @@ from skyfleet.trajectories.records import RecordError
 from skyfleet.trajectories.trajectory import Trajectory
 
 OnDamage = Callable[[RecordError], None]
+
+logger = logging.getLogger(__name__)
 
 
 def read_entries(
@@ -39,3 +42,8 @@ def read_entries(
             if on_damage is None:
                 raise
             on_damage(error)
+
+
+def warn(error: RecordError) -> None:
+    """For `on_damage`, where no place of its own says what was left out."""
+    logger.warning("left out: %s", error)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from skyfleet.analysis.before_after import BehaviourChange, behaviour_changes
 from skyfleet.analysis.failures import FailureClass, classify
-from skyfleet.analysis.reading import read_entries
+from skyfleet.analysis.reading import read_entries, warn
 from skyfleet.analysis.run_folder import RunFolder
 from skyfleet.analysis.signal import EnvSignal, env_signals
 from skyfleet.errors import TaskError
@@ -35,14 +35,17 @@ class RunFacts:
 
 
 def gather_facts(run: RunFolder) -> RunFacts:
-    """Evaluation episodes of the first and the last step are read, and none is kept."""
-    entries = run.entries()
+    """Evaluation episodes of the first and the last step are read, and none is kept.
+
+    What a damaged file has lost is warned of, and is in no number.
+    """
+    entries = run.entries(on_damage=warn)
     failures: Counter[FailureClass] = Counter()
     examples: dict[FailureClass, str] = {}
     changes = {}
 
     def last(of_step: Sequence[Entry]) -> Iterator[Trajectory]:
-        for entry, trajectory in read_entries(of_step):
+        for entry, trajectory in read_entries(of_step, on_damage=warn):
             if (kind := classify(trajectory)) is not None:
                 failures[kind] += 1
                 examples.setdefault(kind, entry.id)
@@ -52,8 +55,8 @@ def gather_facts(run: RunFolder) -> RunFacts:
         first_step, last_step = min(by_step), max(by_step)
         after = last(by_step[last_step])
         if first_step < last_step:
-            before = (trajectory for _, trajectory in read_entries(by_step[first_step]))
-            changes[name] = behaviour_changes(before, after)
+            before = read_entries(by_step[first_step], on_damage=warn)
+            changes[name] = behaviour_changes((trajectory for _, trajectory in before), after)
         for _ in after:  # where nothing was compared, they are still to be classified
             pass
     return RunFacts(

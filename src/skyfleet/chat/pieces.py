@@ -6,6 +6,7 @@ can place a mark, and no message can end a turn or begin another.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 from functools import lru_cache
 
@@ -18,6 +19,8 @@ class Mark(str):
     __slots__ = ()
 
 
+_LONGEST_KEPT_CHARACTERS = 16_384
+
 THINK, END_THINK = Mark("<think>"), Mark("</think>")
 
 
@@ -25,8 +28,9 @@ class PieceEncoder:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._tokens: dict[Mark, int | None] = {}
-        # The attempts at a task open alike, and tokenizing is most of what opening costs.
-        self._text_tokens = lru_cache(maxsize=4096)(self._fresh_text_tokens)
+        # The attempts at a task open alike, and tokenizing is most of what opening costs. An array
+        # is a tenth of a tuple of ints; some tens of megabytes are the most that is kept.
+        self._kept_tokens = lru_cache(maxsize=512)(self._text_tokens)
 
     def __call__(self, pieces: Iterable[str]) -> list[int]:
         """Text between two marks is encoded in one go, as it would be in the whole."""
@@ -46,9 +50,11 @@ class PieceEncoder:
             self._tokens[mark] = single_token(self._tokenizer, mark)
         return self._tokens[mark]
 
-    def _encoded(self, text: list[str]) -> tuple[int, ...]:
+    def _encoded(self, text: list[str]) -> Iterable[int]:
         joined = "".join(text)
-        return self._text_tokens(joined) if joined else ()
+        if len(joined) > _LONGEST_KEPT_CHARACTERS:
+            return self._text_tokens(joined)
+        return self._kept_tokens(joined) if joined else ()
 
-    def _fresh_text_tokens(self, text: str) -> tuple[int, ...]:
-        return tuple(encode_text(self._tokenizer, text))
+    def _text_tokens(self, text: str) -> array[int]:
+        return array("i", encode_text(self._tokenizer, text))

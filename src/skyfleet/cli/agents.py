@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -60,10 +59,14 @@ async def policy_of(
         yield scripted[agent], None
         return
     async with voice_of(config, checkpoint) as (voice, folder):
-        from skyfleet.trainer.assemble_policy import sampling_of
+        yield measured_policy(config, voice), folder
 
-        sampling = sampling_of(config.generator.eval_sampling_params, seed=config.trainer.seed)
-        yield voice.policy(sampling), folder
+
+def measured_policy(config: RunConfig, voice: Voice) -> Policy:
+    from skyfleet.trainer.assemble_policy import sampling_of
+
+    sampling = sampling_of(config.generator.eval_sampling_params, seed=config.trainer.seed)
+    return voice.policy(sampling)
 
 
 @asynccontextmanager
@@ -94,15 +97,24 @@ def weights_named(config: RunConfig, folder: Path | None) -> str:
     return str(folder or config.trainer.policy.model.path)
 
 
+def model_named(config: RunConfig, voice: Voice) -> str:
+    """As its server calls it, where it has one."""
+    from skyfleet.engines.openai_engine import OpenAIEngine
+
+    first = voice.engines[0]
+    return first.model if isinstance(first, OpenAIEngine) else config.trainer.policy.model.path
+
+
 @asynccontextmanager
 async def endpoint_policy(config: RunConfig, url: str, model: str) -> AsyncIterator[Policy]:
     """A model behind an endpoint that speaks OpenAI's chat completions; needs no torch."""
     from skyfleet.config.rules import greedy_attempts
     from skyfleet.engines.openai_chat import OpenAIChat
+    from skyfleet.engines.servers import read_key
 
     if refused := list(greedy_attempts(config)):
         raise ConfigError("\n".join(refused))
-    async with OpenAIChat(url, model=model, api_key=os.environ.get("OPENAI_API_KEY")) as chat:
+    async with OpenAIChat(url, model=model, api_key=read_key()) as chat:
         yield _chatting(config, chat)
 
 

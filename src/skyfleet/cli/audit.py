@@ -20,12 +20,13 @@ def audit_command(
 ) -> None:
     """List wins on an untouched state, without a needed tool, or that a replay does not win."""
     from skyfleet.analysis.audit import Suspicion, audit
+    from skyfleet.analysis.reading import warn
     from skyfleet.analysis.run_folder import open_run
     from skyfleet.envs.registry import env_factory
     from skyfleet.tracking.console import ConsoleTracker
 
     folder = open_run(run)
-    entries = folder.entries()
+    entries = folder.entries(on_damage=warn)
     won = [entry for entry in entries if entry.success]
     tasks = tasks_of(folder, won)
     if unknown := sum(entry.task_key not in tasks for entry in won):

@@ -16,8 +16,10 @@ from skyfleet.errors import ConfigError
 
 if TYPE_CHECKING:
     from skyfleet.analysis.before_after import BehaviourChange, Row
+    from skyfleet.analysis.reading import OnDamage
     from skyfleet.analysis.run_folder import RunFolder
     from skyfleet.trajectories.entry import Entry
+    from skyfleet.trajectories.records import RecordError
     from skyfleet.trajectories.trajectory import Trajectory, Turn
 
 Side = Mapping[str, "Sequence[Entry]"]
@@ -42,8 +44,9 @@ def diff_command(
     from skyfleet.analysis.run_folder import open_run
 
     folders = open_run(run), open_run(other or run)
-    one = _side(folders[0], set_name, before, "--before", last=other is not None)
-    two = _side(folders[1], set_name, after, "--after", last=True)
+    damage: list[RecordError] = []
+    one = _side(folders[0], set_name, before, "--before", damage.append, last=other is not None)
+    two = _side(folders[1], set_name, after, "--after", damage.append, last=True)
     if task is not None:
         _show_task(task, one, two)
         return
@@ -51,11 +54,15 @@ def diff_command(
     for name in [name for name in one if name in two]:
         steps = f"{folders[0].name} step {one[name][0].step}, {folders[1].name} step {two[name][0].step}"
         compared.append(shown(f"{name}: {steps}"))
-        rows += [(name, *row) for row in _rows(one[name], two[name])]
+        rows += [(name, *row) for row in _rows(one[name], two[name], damage.append)]
     if not rows:
+        if damage:
+            raise damage[0]
         raise ConfigError(f"{run} and {other or run} have no task in common; choose another --set")
     header = ("set", "environment", "per episode", "tasks", "before", "after", "difference", "95 %")
-    print("\n".join(compared), table(header, rows), sep="\n\n")
+    # Of one run, a file is met on both sides.
+    left_out = dict.fromkeys(f"Left out: {shown(str(error))}" for error in damage)
+    print("\n".join([*compared, *left_out]), table(header, rows), sep="\n\n")
 
 
 def print_rows(rows: Iterable[Row], names: tuple[str, str]) -> None:
@@ -81,12 +88,14 @@ def _print_turn(sign: str, turn: Turn | None) -> None:
         print(f"{sign} {shown(line)}")
 
 
-def _rows(before: Sequence[Entry], after: Sequence[Entry]) -> Iterator[tuple[str, ...]]:
+def _rows(
+    before: Sequence[Entry], after: Sequence[Entry], on_damage: OnDamage
+) -> Iterator[tuple[str, ...]]:
     from skyfleet.analysis.before_after import PLAIN_QUANTITIES, behaviour_changes
     from skyfleet.analysis.reading import read_entries
 
     by_env: dict[str, list[BehaviourChange]] = defaultdict(list)
-    sides = ((t for _, t in read_entries(side)) for side in (before, after))
+    sides = ((t for _, t in read_entries(side, on_damage=on_damage)) for side in (before, after))
     for change in behaviour_changes(*sides):
         by_env[change.env_key].append(change)
     for changes in by_env.values():
@@ -151,11 +160,17 @@ def _first(key: str, entries: Iterable[Entry]) -> Trajectory | None:
 
 
 def _side(
-    folder: RunFolder, set_name: str | None, step: int | None, option: str, *, last: bool
+    folder: RunFolder,
+    set_name: str | None,
+    step: int | None,
+    option: str,
+    on_damage: OnDamage,
+    *,
+    last: bool,
 ) -> Side:
     """Of every set that has the step; of those asked for, the last or the first they have."""
     sets: dict[str, dict[int, list[Entry]]] = defaultdict(lambda: defaultdict(list))
-    for entry in folder.entries():
+    for entry in folder.entries(on_damage=on_damage):
         if entry.kind == "eval":
             sets[entry.set_name][entry.step].append(entry)
     if not sets:

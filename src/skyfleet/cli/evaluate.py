@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -17,8 +17,11 @@ from skyfleet.cli.agents import (
     CheckpointPath,
     check_agent,
     endpoint_policy,
+    measured_policy,
+    model_named,
     policy_of,
     step_of,
+    voice_of,
 )
 from skyfleet.cli.arguments import DryRun, Words, config_from, show_plan
 from skyfleet.cli.trained_envs import trained_envs_of
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
     from skyfleet.evaluation.player import Player
     from skyfleet.evaluation.report import EvalReport
     from skyfleet.rollouts.conversation import Policy
-    from skyfleet.trajectories.trajectory import Group
+    from skyfleet.trajectories.trajectory import Group, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +74,7 @@ def evaluate_command(
     dry_run: DryRun = False,
 ) -> None:
     """Score a checkpoint, a model, an endpoint, or a scripted agent (oracle, null, random)."""
-    from skyfleet.evaluation.keeping import prepare_output
+    from skyfleet.evaluation.keeping import check_output
 
     config = config_from(words)
     asked = _Asked(
@@ -94,8 +97,13 @@ def evaluate_command(
         show_plan(config, [f"would score {asked.who} on {', '.join(chosen)}"])
         return
     if output is not None:
-        prepare_output(output, config)
-    asyncio.run(_evaluate(config, chosen, asked))
+        check_output(output)
+    try:
+        asyncio.run(_evaluate(config, chosen, asked))
+    except KeyboardInterrupt:
+        kept = output is not None and (output / "trajectories").exists()
+        print(f"\nInterrupted{f'; what was played is in {output}' if kept else ''}.")
+        raise SystemExit(130) from None
 
 
 def _check(asked: _Asked) -> None:
@@ -130,7 +138,7 @@ async def _evaluate(config: RunConfig, sets: dict[str, list[str]], asked: _Asked
     from skyfleet.envs.registry import env_factory, is_elsewhere
     from skyfleet.evaluation.baselines import measure_baselines
     from skyfleet.evaluation.evaluate import evaluate
-    from skyfleet.evaluation.keeping import keep_evaluation
+    from skyfleet.evaluation.keeping import keep_report
     from skyfleet.evaluation.table import score_table
     from skyfleet.tracking.console import ConsoleTracker
     from skyfleet.trainer.limits import limits_of
@@ -155,7 +163,10 @@ async def _evaluate(config: RunConfig, sets: dict[str, list[str]], asked: _Asked
                 max_concurrent=most,
                 pass_threshold=asked.pass_threshold,
             )
-            with console.progress(name, len(tasks) * n_samples) as advance:
+            with (
+                console.progress(name, len(tasks) * n_samples) as advance,
+                _keeping(config, asked.output, name, step, advance) as keep,
+            ):
                 report, groups = await evaluate(
                     name,
                     tasks,
@@ -169,10 +180,10 @@ async def _evaluate(config: RunConfig, sets: dict[str, list[str]], asked: _Asked
                     baselines=baselines,
                     pass_threshold=asked.pass_threshold,
                     played_by=player,
-                    on_finished=lambda _: advance(),
+                    on_finished=keep,
                 )
             if asked.output is not None:
-                keep_evaluation(asked.output, report, groups)
+                keep_report(asked.output, report)
             reports.append(report)
             remarks += _remarks(report, groups)
     console.close()
@@ -183,6 +194,26 @@ async def _evaluate(config: RunConfig, sets: dict[str, list[str]], asked: _Asked
         print("", *remarks, sep="\n")
     if not any(report.overall.n_attempts for report in reports):
         raise EngineError("no attempt could be graded: nothing was measured")
+
+
+@contextmanager
+def _keeping(
+    config: RunConfig, output: Path | None, name: str, step: int, advance: Callable[[], None]
+) -> Iterator[Callable[[Trajectory], None]]:
+    """Told of each episode as it ends, so that an interruption loses none."""
+    from skyfleet.evaluation.keeping import open_episodes, prepare_output
+
+    if output is None:
+        yield lambda _: advance()
+        return
+    prepare_output(output, config)
+    with open_episodes(output, name, step) as archive:
+
+        def keep(ended: Trajectory) -> None:
+            archive.add(ended)
+            advance()
+
+        yield keep
 
 
 @asynccontextmanager
@@ -202,14 +233,17 @@ async def _playing(config: RunConfig, asked: _Asked) -> AsyncIterator[tuple[Poli
         async with endpoint_policy(config, asked.endpoint, asked.model) as policy:
             yield policy, player, 0
         return
-    speaks, urls = asked.agent == "policy", generator.remote_inference_engine_urls
-    async with policy_of(config, asked.agent, asked.checkpoint) as (policy, folder):
+    if asked.agent != "policy":
+        player = Player(agent=asked.agent, max_turns=generator.max_turns)
+        async with policy_of(config, asked.agent, asked.checkpoint) as (policy, _):
+            yield policy, player, 0
+        return
+    async with voice_of(config, asked.checkpoint) as (voice, folder):
         player = Player(
-            agent=asked.agent,
-            model=config.trainer.policy.model.path if speaks else None,
-            endpoint=", ".join(urls) if speaks and urls else None,
+            model=model_named(config, voice),
+            endpoint=", ".join(generator.remote_inference_engine_urls) or None,
             checkpoint=str(folder) if folder else None,
-            temperature=temperature if speaks else None,
+            temperature=temperature,
             max_turns=generator.max_turns,
         )
-        yield policy, player, step_of(folder)
+        yield measured_policy(config, voice), player, step_of(folder)

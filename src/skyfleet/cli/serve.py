@@ -84,5 +84,6 @@ async def _app(
             max_model_len=longest_episode(config),
             api_key=api_key,
             max_sessions=config.generator.max_num_seqs,
+            template_kwargs=config.generator.chat_template_kwargs,
         )
         yield app, weights_named(config, folder)

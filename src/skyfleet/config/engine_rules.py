@@ -1,4 +1,4 @@
-"""Engine rules: what the keys that choose and place engines owe each other."""
+"""Engine rules: what the keys that choose engines owe each other."""
 
 from __future__ import annotations
 
@@ -39,27 +39,4 @@ def _servers_are_named(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _engines_fill_the_gpus(config: RunConfig) -> Iterator[str]:
-    generator, placement = config.generator, config.trainer.placement
-    if generator.backend != "vllm" or generator.is_remote or not placement.colocate_all:
-        return
-    engines = generator.num_inference_engines
-    sizes = (
-        generator.inference_engine_tensor_parallel_size,
-        generator.inference_engine_pipeline_parallel_size,
-        generator.inference_engine_data_parallel_size,
-    )
-    needed = engines * sizes[0] * sizes[1] * sizes[2]
-    gpus = placement.policy_num_nodes * placement.policy_num_gpus_per_node
-    if needed != gpus:
-        yield (
-            f"trainer.placement.colocate_all=true shares {gpus} policy GPUs with "
-            f"generator.num_inference_engines={engines} x tensor {sizes[0]} x pipeline {sizes[1]} "
-            f"x data {sizes[2]} = {needed} engine GPUs; make the two numbers equal"
-        )
-
-
-ENGINE_RULES: tuple[Callable[[RunConfig], Iterator[str]], ...] = (
-    _servers_are_named,
-    _engines_fill_the_gpus,
-)
+ENGINE_RULES: tuple[Callable[[RunConfig], Iterator[str]], ...] = (_servers_are_named,)

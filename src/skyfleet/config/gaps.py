@@ -11,7 +11,7 @@ class Gap:
     works: tuple[object, ...] = ()
     """Values that run; empty stands for the default alone."""
     backends: tuple[str, ...] = ()
-    """Under these values of generator.backend every value runs."""
+    """Under these values of generator.backend every value runs; servers are openai's, also vLLM's."""
     instead: str
 
 
@@ -63,12 +63,17 @@ _GENERATOR = (
     _gap(
         "generator.num_inference_engines",
         backends=("vllm", "openai"),
-        instead="the embedded engine is one; use 1, or generator.backend=vllm",
+        instead="the embedded engine is one; use 1, or servers with generator.backend=openai",
     ),
     _gap(
         "generator.run_engines_locally",
         backends=("vllm", "openai"),
         instead="the embedded engine runs here; use true, or generator.backend=openai",
+    ),
+    _gap(
+        "generator.served_model_name",
+        backends=("openai",),
+        instead="only servers are asked by name; leave it out, or set generator.backend=openai",
     ),
     _gap("generator.async_engine", instead="requests always join a running batch; use true"),
     _gap("generator.weight_sync_backend", instead="learner and engine share a machine; use nccl"),
@@ -93,7 +98,8 @@ GAPS: tuple[Gap, ...] = (
         _gap(
             key,
             backends=("vllm",),
-            instead="it is vLLM's; leave it out, or set generator.backend=vllm",
+            instead="only vLLM started here has it; leave it out, or set generator.backend=vllm "
+            "with run_engines_locally=true",
         )
         for key in _VLLM_KEYS
     ),

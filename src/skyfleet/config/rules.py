@@ -30,10 +30,11 @@ def check(config: RunConfig) -> None:
 def unsupported(config: RunConfig) -> list[str]:
     """A sentence for each value that is understood and does not run."""
     tree = config.model_dump(mode="json")
+    speaks = "openai" if config.generator.is_remote else config.generator.backend
     return [
         f"{gap.key}={value!r} does not run in this version: {gap.instead}"
         for gap in GAPS
-        if not _runs(gap, value := _value(tree, gap.key), tree)
+        if speaks not in gap.backends and not _runs(gap, value := _value(tree, gap.key), tree)
     ] + list(greedy_attempts(config))
 
 
@@ -51,8 +52,6 @@ def greedy_attempts(config: RunConfig) -> Iterator[str]:
 
 
 def _runs(gap: Gap, value: Any, tree: Mapping[str, Any]) -> bool:
-    if tree["generator"]["backend"] in gap.backends:
-        return True
     works = gap.works or (_default(tree, gap.key),)
     return value in works
 

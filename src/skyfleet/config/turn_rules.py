@@ -16,9 +16,30 @@ def _a_batch_is_one_turn(config: RunConfig) -> Iterator[str]:
         )
 
 
+def is_native(config: RunConfig) -> bool:
+    """Messages and tools go to the engine as they are; it takes the word of both sections."""
+    return all(_native_flags(config).values())
+
+
+def lone_native_flag(config: RunConfig) -> Iterator[str]:
+    """What to tell whoever set one of the two flags; SkyRL's recipes do, and run without."""
+    flags = _native_flags(config)
+    if any(flags.values()) and not all(flags.values()):
+        on, off = sorted(flags, key=lambda key: not flags[key])
+        yield f"{on}=true does nothing while {off}=false: the renderer writes the tools; set both"
+
+
+def _native_flags(config: RunConfig) -> dict[str, bool]:
+    tau_bench = config.environment.skyrl_gym.tau_bench
+    return {
+        "generator.use_native_tool_calling": config.generator.use_native_tool_calling,
+        "environment.skyrl_gym.tau_bench.use_native_tool_calling": tau_bench.use_native_tool_calling,
+    }
+
+
 def _native_engines_write_the_turns(config: RunConfig) -> Iterator[str]:
-    generator, environments = config.generator, config.environment.skyrl_gym.tau_bench
-    if not (generator.use_native_tool_calling and environments.use_native_tool_calling):
+    generator = config.generator
+    if not is_native(config):
         return
     if not generator.use_conversation_multi_turn:
         yield (

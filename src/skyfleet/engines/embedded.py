@@ -79,7 +79,13 @@ class EmbeddedEngine:
     async def generate(
         self, token_ids: Sequence[int], sampling: SamplingParams, *, session: str
     ) -> Completion:
-        check_fits(token_ids, sampling, capacity=self._cache.capacity, session=session)
+        check_fits(
+            token_ids,
+            sampling,
+            capacity=self._cache.capacity,
+            session=session,
+            vocab_size=self._decoder.vocab_size,
+        )
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         request = _Request(
             session=session,

@@ -11,13 +11,14 @@ from skyfleet.engines.chat_engine import Spoken
 from skyfleet.engines.openai_messages import read_reply, written_message, written_tool
 from skyfleet.engines.openai_tokens import (
     SESSION_HEADER,
+    body_fields,
     completion_of,
     no_tokens,
-    sampling_fields,
     version_of,
 )
 from skyfleet.engines.posting import Endpoint, bearer
 from skyfleet.engines.sampling import SamplingParams
+from skyfleet.errors import EngineError
 
 
 class OpenAIChatEngine(Endpoint):
@@ -58,7 +59,7 @@ class OpenAIChatEngine(Endpoint):
             "model": self._model,
             "messages": [_with_thoughts(message) for message in messages],
             "logprobs": True,
-            **sampling_fields(sampling, session=session, position=len(messages)),
+            **body_fields(sampling, session=session, position=len(messages)),
             # The server knows how its model ends a turn.
             "ignore_eos": False,
         }
@@ -77,10 +78,14 @@ class OpenAIChatEngine(Endpoint):
                 if isinstance(prompt, list):
                     told = (choice.get("logprobs") or {}).get("content") or ()
                     logprobs = [token.get("logprob") for token in told]
+                    completion = completion_of(choice, logprobs, policy_version=version)
+                    if completion.finish == "abort":
+                        # Half a message: a chat cannot go on from its tokens.
+                        raise EngineError(f"{self._url} broke the turn off")
                     return Spoken(
                         message=read_reply(said),
                         prompt_token_ids=tuple(prompt),
-                        completion=completion_of(choice, logprobs, policy_version=version),
+                        completion=completion,
                     )
         raise await no_tokens(self._client, self._url)
 

@@ -8,9 +8,9 @@ from typing import Any
 from skyfleet.chat.completion import Completion
 from skyfleet.engines.openai_tokens import (
     SESSION_HEADER,
+    body_fields,
     completion_of,
     no_tokens,
-    sampling_fields,
     version_of,
 )
 from skyfleet.engines.posting import Endpoint, bearer
@@ -36,7 +36,7 @@ class OpenAIEngine(Endpoint):
             max_concurrent=max_concurrent,
             tries=tries,
         )
-        self._model = model
+        self.model = model
         self.policy_version = 0
         """Recorded on completions, unless the server tells its own."""
 
@@ -46,10 +46,10 @@ class OpenAIEngine(Endpoint):
         """ConfigError where the server gives no token ids."""
         version = self.policy_version
         body: dict[str, Any] = {
-            "model": self._model,
+            "model": self.model,
             "prompt": list(token_ids),
             "logprobs": 0,  # the chosen token's alone
-            **sampling_fields(sampling, session=session, position=len(token_ids)),
+            **body_fields(sampling, session=session, position=len(token_ids)),
         }
         answer = await self.post(body, {SESSION_HEADER: session})
         match answer:

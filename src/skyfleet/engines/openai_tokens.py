@@ -19,11 +19,11 @@ from skyfleet.errors import ConfigError, EngineError
 SESSION_HEADER = "X-Session-ID"
 """As vLLM's router reads it, and our server."""
 
-FIRST_VLLM = "0.10.2"
-"""The first that gives token ids."""
+FIRST_WITH_TOKENS = "0.10.2"
+"""The first vLLM that gives token ids."""
 
 
-def sampling_fields(sampling: SamplingParams, *, session: str, position: int) -> dict[str, Any]:
+def body_fields(sampling: SamplingParams, *, session: str, position: int) -> dict[str, Any]:
     """Everything that decides a draw, said outright: a model's own defaults change nothing."""
     fields: dict[str, Any] = {
         "max_tokens": sampling.max_generate_length,
@@ -54,7 +54,7 @@ def completion_of(
     return Completion(
         token_ids=token_ids,
         logprobs=known,
-        finish=_FINISHES.get(choice.get("finish_reason") or "", "stop"),
+        finish=_CUT_SHORT.get(choice.get("finish_reason") or "", "stop"),
         policy_version=policy_version,
     )
 
@@ -70,7 +70,7 @@ async def no_tokens(client: httpx.AsyncClient, url: str) -> ConfigError:
     return ConfigError(
         f"{url} answered without token ids{await _vllm_note(client, url)}, so its episodes are for "
         "evaluation only (skyfleet evaluate --endpoint); to train on them serve the model with "
-        f"vLLM {FIRST_VLLM} or newer, or with skyfleet serve"
+        f"vLLM {FIRST_WITH_TOKENS} or newer, or with skyfleet serve"
     )
 
 
@@ -82,8 +82,8 @@ async def _vllm_note(client: httpx.AsyncClient, url: str) -> str:
     version = answer.get("version") if isinstance(answer, dict) else None
     if not isinstance(version, str):
         return ""
-    old = "" if at_least(version, FIRST_VLLM) else " is too old for them"
+    old = "" if at_least(version, FIRST_WITH_TOKENS) else " is too old for them"
     return f" (vLLM {version}{old})"
 
 
-_FINISHES: Mapping[str, Finish] = {"length": "length", "abort": "abort"}
+_CUT_SHORT: Mapping[str, Finish] = {"length": "length", "abort": "abort"}

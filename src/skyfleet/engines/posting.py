@@ -17,6 +17,7 @@ from skyfleet.errors import ContextFullError, EngineError
 TRIES = 4
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 15.0
+CONNECT_SECONDS = 10.0
 
 _PASSING = frozenset({408, 409, 429, 500, 502, 503, 504, 529})
 _TO_ALL = frozenset({401, 402, 403, 404, 405, 407})
@@ -58,7 +59,7 @@ class Endpoint:
         self._gate = asyncio.Semaphore(max_concurrent)
         self._client = httpx.AsyncClient(
             headers=dict(headers),
-            timeout=timeout_seconds,
+            timeout=httpx.Timeout(timeout_seconds, connect=min(CONNECT_SECONDS, timeout_seconds)),
             limits=httpx.Limits(
                 max_connections=max_concurrent, max_keepalive_connections=max_concurrent
             ),

@@ -10,7 +10,7 @@ from skyfleet.chat.renderer import Renderer
 from skyfleet.engines.chat_engine import Spoken
 from skyfleet.engines.engine import Engine
 from skyfleet.engines.sampling import SamplingParams
-from skyfleet.errors import ContextFullError
+from skyfleet.errors import ContextFullError, EngineError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +56,8 @@ class RenderedChat:
         completion = await self._engine.generate(
             prompt, replace(sampling, stop_token_ids=tuple(ends)), session=session
         )
+        if completion.finish == "abort":
+            raise EngineError(f"session {session}: the engine broke the turn off")
         message = self._renderer.parse(completion.token_ids, tools)
         self._told[session] = _Told(
             messages=[*messages, message],

@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from math import inf
 from time import monotonic
 from typing import Generic, Protocol, TypeVar
 
@@ -20,7 +21,7 @@ from skyfleet.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 REST_SECONDS = 30.0
-"""For which an engine that failed is asked last."""
+"""For which an engine that failed is asked last; then one turn at a time, until it gives one."""
 
 
 class Seated(Protocol):
@@ -38,7 +39,18 @@ class _Seat(Generic[E]):
     number: int
     engine: E
     sessions: set[str] = field(default_factory=set)
-    rests_until: float = 0.0
+    failed_at: float = -inf
+    is_trusted: bool = True
+    """It has given a turn since it failed."""
+    n_running: int = 0
+
+    @property
+    def is_last_resort(self) -> bool:
+        rests = monotonic() - self.failed_at < REST_SECONDS
+        return rests or (not self.is_trusted and self.n_running > 0)
+
+    def fail(self) -> None:
+        self.failed_at, self.is_trusted = monotonic(), False
 
 
 class Seats(Generic[E]):
@@ -88,28 +100,42 @@ class Seats(Generic[E]):
         failed: list[tuple[_Seat[E], Exception]] = []
         for seat in self._order(session):
             await self._move(session, seat)
+            begun = monotonic()
             try:
-                with self._counted():
+                with self._counted(seat):
                     said = await turn(seat.engine)
             except RefusedError:
+                self._blame(failed, session, seat)
+                raise
+            except asyncio.CancelledError:
+                # So ends an episode's time; what gave nothing for that long may hang.
+                hangs = [seat] if monotonic() - begun > REST_SECONDS else []
+                for doubtful in (*hangs, *(other for other, _ in failed)):
+                    doubtful.fail()
                 raise
             except Exception as error:
                 failed.append((seat, error))
                 continue
-            for other, problem in failed:
-                other.rests_until = monotonic() + REST_SECONDS
-                logger.warning(
-                    "engine %d failed and session %s went on at engine %d: %s",
-                    *(other.number, session, seat.number, problem),
-                )
+            self._blame(failed, session, seat)
             return said
         raise failed[0][1]
 
+    def _blame(
+        self, failed: Sequence[tuple[_Seat[E], Exception]], session: str, answered: _Seat[E]
+    ) -> None:
+        answered.is_trusted = True
+        for seat, problem in failed:
+            seat.fail()
+            logger.warning(
+                "engine %d failed and session %s went on at engine %d: %s",
+                *(seat.number, session, answered.number, problem),
+            )
+
     def _order(self, session: str) -> list[_Seat[E]]:
-        home, now = self._homes.get(session), monotonic()
+        home = self._homes.get(session)
         return sorted(
             self._seats,
-            key=lambda seat: (seat.rests_until > now, seat is not home, len(seat.sessions)),
+            key=lambda seat: (seat.is_last_resort, seat is not home, len(seat.sessions)),
         )
 
     async def _move(self, session: str, seat: _Seat[E]) -> None:
@@ -124,12 +150,14 @@ class Seats(Generic[E]):
                 await home.engine.release(session)
 
     @contextmanager
-    def _counted(self) -> Iterator[None]:
+    def _counted(self, seat: _Seat[E]) -> Iterator[None]:
         self._n_running += 1
+        seat.n_running += 1
         self._idle.clear()
         try:
             yield
         finally:
             self._n_running -= 1
+            seat.n_running -= 1
             if self._n_running == 0:
                 self._idle.set()

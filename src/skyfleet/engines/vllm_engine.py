@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import fields as fields_of
 from itertools import count
 from typing import Any
@@ -18,7 +18,7 @@ from skyfleet.chat.completion import Completion, Finish
 from skyfleet.engines.fitting import check_fits
 from skyfleet.engines.sampling import SamplingParams
 from skyfleet.engines.stopping import said_stop
-from skyfleet.engines.vllm_requests import finish_of, logprobs_of, sampling_fields
+from skyfleet.engines.vllm_requests import logprobs_of, vllm_fields, vllm_finish
 from skyfleet.engines.vllm_settings import VllmSettings, check_vllm, engine_args
 from skyfleet.errors import ConfigError, EngineError, ModelError, blamed_on
 
@@ -74,7 +74,7 @@ class VllmEngine:
             )
         version = self.policy_version
         asked = _asked(sampling, session, len(token_ids))
-        with blamed_on(EngineError, "vLLM"):
+        with self._while_alive(), blamed_on(EngineError, "vLLM"):
             prompt = _prompt(token_ids, version)
             request_id = f"{session}#{next(self._numbers)}"
             # Closed in any case: a turn that nobody waits for is aborted.
@@ -94,10 +94,12 @@ class VllmEngine:
         """Turns under way end first; those asked for meanwhile begin after `wake`."""
         level = self.settings.sleep_level
         if level == 0:
-            await self._llm.reset_prefix_cache()
+            with _told("drop its cache"):
+                await self._llm.reset_prefix_cache()
             return
         self._awake.clear()
-        await self._llm.sleep(level=level, mode="wait")
+        with _told("sleep"):
+            await self._llm.sleep(level=level, mode="wait")
         self._asleep, self._has_weights = ["weights", "kv_cache"], level == 1
 
     async def wake(self) -> None:
@@ -117,10 +119,8 @@ class VllmEngine:
 
     async def ask(self, method: str, *arguments: Any) -> list[Any]:
         """What each worker answers."""
-        try:
+        with _told(method):
             answers: list[Any] = await self._llm.collective_rpc(method, args=arguments)
-        except Exception as error:
-            raise ModelError(f"vLLM's worker failed at {method}: {_reason(error)}") from error
         return answers
 
     async def _heard(
@@ -136,7 +136,7 @@ class VllmEngine:
                 if stops and said_stop(stops, sampled, self._decode_text):
                     return sampled, logprobs, "stop"
             if output.finished:
-                return sampled, logprobs, finish_of(part)
+                return sampled, logprobs, vllm_finish(part)
         raise EngineError("a turn ended without a reason")
 
     @asynccontextmanager
@@ -146,16 +146,41 @@ class VllmEngine:
         if not self._awake.is_set():
             yield
             return
-        await self._llm.pause_generation(mode="keep", clear_cache=True)
+        with _told("pause"):
+            await self._llm.pause_generation(mode="keep", clear_cache=True)
         try:
             yield
         finally:
-            await self._llm.resume_generation()
+            with _told("resume"):
+                await self._llm.resume_generation()
 
     async def _wake(self, *tags: str) -> None:
         if tags:
-            await self._llm.wake_up(tags=list(tags))
+            with _told("wake"):
+                await self._llm.wake_up(tags=list(tags))
             self._asleep = [tag for tag in self._asleep if tag not in tags]
+
+    @contextmanager
+    def _while_alive(self) -> Iterator[None]:
+        """A turn that fails is its episode's matter, unless all that follow would fail with it."""
+        try:
+            yield
+        except EngineError as error:
+            if self._llm.errored:
+                raise ModelError(
+                    f"vLLM has died: {error}; its own last lines say why, and the same "
+                    "command goes on from the newest checkpoint"
+                ) from error
+            raise
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """No episode's fault: ModelError, which stops the run."""
+    try:
+        yield
+    except Exception as error:
+        raise ModelError(f"vLLM was told to {what} and failed: {_reason(error)}") from error
 
 
 def _prompt(token_ids: Sequence[int], version: int) -> Any:
@@ -170,7 +195,7 @@ def _asked(sampling: SamplingParams, session: str, position: int) -> Any:
 
     # Stop strings are looked for token by token, so the tokens must come one by one.
     kind = RequestOutputKind.DELTA if sampling.stop else RequestOutputKind.FINAL_ONLY
-    fields = sampling_fields(sampling, session=session, position=position)
+    fields = vllm_fields(sampling, session=session, position=position)
     try:
         return VllmSampling(**fields, output_kind=kind)
     except Exception as error:  # a ValueError in 0.23, no longer one in 0.32

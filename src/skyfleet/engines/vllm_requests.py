@@ -21,7 +21,7 @@ class Part(Protocol):
     finish_reason: str | None
 
 
-def sampling_fields(sampling: SamplingParams, *, session: str, position: int) -> dict[str, Any]:
+def vllm_fields(sampling: SamplingParams, *, session: str, position: int) -> dict[str, Any]:
     """Fields of vLLM's SamplingParams. Stop strings are not among them: the engine reads them."""
     seed = sampling.seed
     # The likeliest token is taken with certainty; vLLM would tell how likely it was.
@@ -50,7 +50,7 @@ def logprobs_of(part: Part) -> list[float]:
     return logprobs[len(logprobs) - len(part.token_ids) :]
 
 
-def finish_of(part: Part) -> Finish:
+def vllm_finish(part: Part) -> Finish:
     finish = _FINISHES.get(part.finish_reason)
     if finish is None:
         raise EngineError(f"vLLM ended a turn with finish_reason={part.finish_reason!r}")

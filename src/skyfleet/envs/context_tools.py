@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Annotated
 
 from pydantic import Field
@@ -51,11 +52,11 @@ def manage_context(past: Past, keep_recent_turns: Annotated[int, Field(ge=0)] = 
     """Make room: only the task and the last turns, 5 unless told otherwise, stay in view."""
     hidden = past.turns_in_view - keep_recent_turns
     if hidden <= 0:
-        return f"Nothing to cut: {past.turns_in_view} turns are in view."
+        return f"Nothing to cut: {n_turns(past.turns_in_view)} in view."
     past.turns_in_view = past.keep_recent_turns = keep_recent_turns
     return (
-        f"{hidden} turns went out of view; the task and the last {keep_recent_turns} turns stay. "
-        "search_history finds what is out of view."
+        f"{n_turns(hidden)} went out of view; the task and the last {n_turns(keep_recent_turns)} "
+        "stay. search_history finds what is out of view."
     )
 
 
@@ -63,13 +64,10 @@ def search_history(past: Past, pattern: Annotated[str, Field(min_length=1)]) -> 
     """Find words in all that was said so far, in view or not; capitals do not matter."""
     # The words as they stand: a regular expression of the agent's could run for hours.
     words = re.compile(re.escape(pattern), re.IGNORECASE)
-    hits = [
-        f"{where}: {_around(found, text)}"
-        for where, text in past.said
-        for found in _hits(words, text)
-    ]
-    more = len(hits) - _MOST_HITS
-    shown = [*hits[:_MOST_HITS], *([f"[{more} more; search for longer words]"] if more > 0 else ())]
+    hits = ((where, text, start) for where, text in past.said for start in _starts(words, text))
+    shown = [f"{where}: {_snippet(text, start)}" for where, text, start in islice(hits, _MOST_HITS)]
+    if more := sum(1 for _ in hits):
+        shown.append(f"[{more} more; search for longer words]")
     return "\n".join(shown) or f"Nobody said {pattern!r}."
 
 
@@ -86,17 +84,22 @@ def view_tool_output(
     return past.page(page, output or len(past.outputs))
 
 
-def _hits(words: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
-    """One a stretch that is shown."""
-    shown_to = 0
-    for found in words.finditer(text):
-        if found.start() >= shown_to:
-            shown_to = found.start() + _SNIPPET_CHARACTERS // 2
-            yield found
+def n_turns(n: int) -> str:
+    return f"{n} turn{'' if n == 1 else 's'}"
 
 
-def _around(found: re.Match[str], text: str) -> str:
-    start = max(0, found.start() - _SNIPPET_CHARACTERS // 2)
+def _starts(words: re.Pattern[str], text: str) -> Iterator[int]:
+    """Of the snippets that show every hit; two have nothing in common but a hit cut in the first."""
+    at = end = 0
+    while found := words.search(text, at):
+        hit, width = found.start(), found.end() - found.start()
+        start = min(hit, max(end, hit - _SNIPPET_CHARACTERS // 2))
+        end = start + _SNIPPET_CHARACTERS
+        at = max(found.end(), end - width + 1)
+        yield start
+
+
+def _snippet(text: str, start: int) -> str:
     end = start + _SNIPPET_CHARACTERS
     return f"{'…' if start else ''}{text[start:end]}{'…' if end < len(text) else ''}"
 

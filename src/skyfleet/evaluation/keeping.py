@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,14 +11,25 @@ from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError
 from skyfleet.evaluation.report import EvalReport
 from skyfleet.storage.local import write_atomically
-from skyfleet.trajectories.archive import eval_path, write_groups
+from skyfleet.trajectories.archive import EpisodeWriter, eval_path, write_groups
 from skyfleet.trajectories.trajectory import Group
 
 
-def prepare_output(output: Path, config: RunConfig) -> None:
-    """Before any work: what could not be kept at the end is refused now."""
+def check_output(output: Path) -> None:
+    """Before any work, and without a trace: what could not be kept at the end is refused now."""
     if (output / "metrics.jsonl").exists():
         raise ConfigError(f"--output {output} holds a training run; name another folder")
+    whole = output.absolute()
+    there = next(path for path in (whole, *whole.parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        problem = "cannot be written" if there.is_dir() else "is a file"
+        raise ConfigError(
+            f"--output {output}: {there} {problem}; name a folder that can be written"
+        )
+
+
+def prepare_output(output: Path, config: RunConfig) -> None:
+    check_output(output)
     try:
         output.mkdir(parents=True, exist_ok=True)
         write_atomically(output / "config.yaml", as_yaml(config))
@@ -25,6 +37,12 @@ def prepare_output(output: Path, config: RunConfig) -> None:
         raise ConfigError(
             f"--output {output}: {error.strerror}; name a folder that can be written"
         ) from None
+
+
+def open_episodes(output: Path, name: str, step: int) -> EpisodeWriter:
+    """Keeps episodes as they end. An older report tells of others, and goes first."""
+    _path(output, name, step).unlink(missing_ok=True)
+    return EpisodeWriter(eval_path(output / "trajectories", name, step))
 
 
 def keep_evaluation(output: Path, report: EvalReport, groups: Sequence[Group]) -> None:

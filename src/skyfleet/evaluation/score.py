@@ -73,7 +73,7 @@ class EnvScore:
     """Over the tasks with at least k graded attempts."""
     pass_hat_k: Mapping[int, float]
     interval: tuple[float, float]
-    """95 % of the success rate: Wilson's for single attempts, otherwise its like over tasks."""
+    """95 % of the success rate: Wilson's for single attempts, otherwise `mean_rate` over tasks."""
 
     @classmethod
     def of(cls, outcomes: Sequence[TaskOutcome]) -> EnvScore:

@@ -148,8 +148,9 @@ class SingleLearner:
 
     def load(self, folder: Path) -> None:
         self._load_policy(folder)
+        # Not to the device: it would hold everything twice.
         state: dict[str, Any] = torch.load(
-            folder / "optimizer.pt", weights_only=True, map_location=self._decoder.device
+            folder / "optimizer.pt", weights_only=True, map_location="cpu"
         )
         self._begin(state["phase"])
         self._optimizer.load_state_dict(state["optimizer"])
@@ -174,7 +175,7 @@ class SingleLearner:
         return self._settings
 
     def _penalised(self, samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, float]]:
-        """With `use_kl_in_reward`: credit once more, for what the rewards are less the KL."""
+        """With `use_kl_in_reward`: penalties, and credit for what they leave; a critic gives its own."""
         rules, coef = self._settings.reward_kl, self._reward_kl_coef
         if rules is None or self._reference is None:
             return list(samples), {}
@@ -186,7 +187,8 @@ class SingleLearner:
             "loss/avg_kl_max": result.kl_max,
             "loss/kl_loss_coef": coef,
         }
-        return rules.credit(result.samples), metrics
+        credited = result.samples if self._critic else rules.credit(result.samples)
+        return credited, metrics
 
     def _update(
         self,
@@ -242,7 +244,7 @@ class SingleLearner:
             loss = loss + self._settings.kl_loss_coef * kl
             shares["policy_kl"] = kl
         entropy = entropy_N.sum() / n_tokens
-        if self._settings.entropy_loss_coef:
+        if self._settings.entropy_loss_coef != 0:
             loss = loss - self._settings.entropy_loss_coef * entropy
         loss.backward()
         shares |= {"final_loss": loss, "policy_entropy": entropy}
@@ -278,7 +280,7 @@ class SingleLearner:
             batch,
             temperature=self._settings.temperature,
             chunk_size=self._settings.loss_chunk_size,
-            entropy_gradient=self._settings.entropy_loss_coef > 0,
+            entropy_gradient=self._settings.entropy_loss_coef != 0,
             recompute=self._settings.gradient_checkpointing and torch.is_grad_enabled(),
         )
 

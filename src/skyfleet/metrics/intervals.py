@@ -17,9 +17,11 @@ Interval = tuple[float, float]
 
 # Tasks that agree may be some of many that do not, so a task at the far end counts as seen, for
 # this part of one. Chosen by simulation: more is too wide where attempts at a task vary a little,
-# less is too narrow where a few tasks flip whole.
+# less is too narrow where a few tasks flip whole. Among many tasks the few are drowned in what the
+# attempts at all others vary, so a difference counts more of a task where there are more.
 _UNSEEN_TASK = 0.5
-_UNSEEN_FLIP = 0.125
+_UNSEEN_FLIP = 0.1
+_UNSEEN_FLIP_PER_TASK = 0.001
 
 
 def wilson(rate: float, n: int, *, confidence: float = 0.95) -> Interval:
@@ -80,9 +82,10 @@ def paired_difference(differences: Sequence[float], *, confidence: float = 0.95)
         return -end, end
     mean, squares, cubes = _moments(differences)
     scale = _students_t(n, confidence) ** 2 / n
+    unseen = _UNSEEN_FLIP + _UNSEEN_FLIP_PER_TASK * n
 
     def reach(cubes: float) -> float:
-        growth = max(0.0, (cubes / 2 + _UNSEEN_FLIP) / (squares + _UNSEEN_FLIP))
+        growth = max(0.0, (cubes / 2 + unseen) / (squares + unseen))
         return _root(1.0, scale * growth, scale * squares / max(1, n - 1))
 
     return max(-1.0, mean - reach(-cubes)), min(1.0, mean + reach(cubes))

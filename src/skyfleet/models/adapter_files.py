@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
 from skyfleet.errors import ModelError
-from skyfleet.models.lora import LoraLinear, adapters, merge
+from skyfleet.models.lora import LoraLinear, adapters, merge, merged_state
 
 FOLDER = "adapter"
 """Inside the model's own: beside its config.json, transformers would want PEFT to load it."""
@@ -55,6 +56,7 @@ def load_adapted(module: nn.Module, folder: Path) -> None:
             f"{folder} holds no adapters ({FOLDER}/{_WEIGHTS} is missing); resume with "
             "trainer.policy.model.lora.rank=0, as it was saved"
         )
+    _check_settings(module, folder / FOLDER / _CONFIG)
     saved, own = load_file(path), _tensors(adapters(module))
     misfits = sorted(
         {n for n in own if n not in saved or own[n].shape != saved[n].shape} | saved.keys() - own
@@ -71,20 +73,54 @@ def load_adapted(module: nn.Module, folder: Path) -> None:
     _check_merged(module, folder)
 
 
+def refuse_adapted(folder: Path) -> None:
+    """ModelError for a folder whose optimiser knows adapters only."""
+    if (folder / FOLDER).exists():
+        raise ModelError(
+            f"{folder} was trained with adapters and trainer.policy.model.lora.rank=0 trains every "
+            "weight; give the rank they have, or begin a run of its own with that folder as "
+            "trainer.policy.model.path"
+        )
+
+
+def _check_settings(module: nn.Module, path: Path) -> None:
+    saved = json.loads(path.read_text())
+    layer = next(iter(adapters(module).values()))
+    for key, there, here in (
+        ("rank", saved["r"], layer.rank),
+        ("alpha", saved["lora_alpha"], layer.alpha),
+    ):
+        if there != here:
+            raise ModelError(
+                f"trainer.policy.model.lora.{key}={here} and the adapters in {path.parent} have "
+                f"{there}; give the {key} they were trained with"
+            )
+
+
 def _check_merged(module: nn.Module, folder: Path) -> None:
-    own = module.state_dict()
-    for shard in sorted(folder.glob("*.safetensors")):
-        with safe_open(shard, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - the file is no mapping
-                if name not in own:
-                    continue
-                # Another device may round a product differently; another model is far off.
-                saved = file.get_tensor(name).to(own[name])
-                if not torch.allclose(own[name], saved, rtol=1e-2, atol=1e-5):
-                    raise ModelError(
-                        f"{folder}: {name} is not trainer.policy.model.path plus the saved "
-                        "adapters: that model has changed since; bring back the one that was adapted"
-                    )
+    # By transformers, which wrote them: experts, for one, lie in a file otherwise than in memory.
+    kind: Any = type(module)
+    saved = kind.from_pretrained(folder, config=copy.deepcopy(module.config), dtype="auto")
+    weights, adapted = saved.state_dict(), {f"{name}.weight" for name in adapters(module)}
+    for name, own in merged_state(module).items():
+        same = _nearly_equal if name in adapted else torch.equal
+        if not same(*_as_coarse(own.cpu(), weights[name])):
+            raise ModelError(
+                f"{folder}: {name} is not trainer.policy.model.path plus the saved "
+                "adapters: that model has changed since; bring back the one that was adapted"
+            )
+
+
+def _as_coarse(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in the coarser type: a run may go on in another than it was saved in."""
+    dtype = max(one.dtype, other.dtype, key=lambda dtype: torch.finfo(dtype).eps)
+    return one.to(dtype), other.to(dtype)
+
+
+def _nearly_equal(one: Tensor, other: Tensor) -> bool:
+    """As far as another device may sum a product in another order, and round it to a neighbour."""
+    in_float32 = 16 * torch.finfo(torch.float32).eps * float(other.abs().max())
+    return torch.allclose(one, other, rtol=torch.finfo(other.dtype).eps, atol=in_float32)
 
 
 def _tensors(layers: dict[str, LoraLinear]) -> dict[str, nn.Parameter]:

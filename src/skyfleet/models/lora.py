@@ -7,8 +7,9 @@ never hear of adapters; only the gradient knows that it belongs to A and B.
 from __future__ import annotations
 
 import copy
+import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from torch.nn.functional import linear
 from skyfleet.config.policy import Lora
 from skyfleet.errors import ModelError
 from skyfleet.models.fused.low_rank import reach_adapters
+
+logger = logging.getLogger(__name__)
 
 ALL_LINEAR = "all-linear"
 _KEY = "trainer.policy.model.lora.target_modules"
@@ -48,7 +51,10 @@ def adapt(module: nn.Module, settings: Lora, *, seed: int) -> None:
     """Give the chosen linear layers adapters and freeze all else. What is computed stays the same."""
     module.requires_grad_(False)
     draw = torch.Generator().manual_seed(seed)
-    for layer in _targets(module, settings).values():
+    targets = _targets(module, settings)
+    if ALL_LINEAR in _listed(settings.target_modules):
+        _warn_of_experts(module, targets.values())
+    for layer in targets.values():
         _adapt_layer(layer, settings, draw)
 
 
@@ -136,6 +142,17 @@ def _targets(module: nn.Module, settings: Lora) -> dict[str, nn.Linear]:
             f"take {ALL_LINEAR} and exclude less, or train every weight with rank 0"
         )
     return chosen
+
+
+def _warn_of_experts(module: nn.Module, chosen: Iterable[nn.Linear]) -> None:
+    weights = list(module.parameters())
+    if any(weight.ndim > 2 for weight in weights):
+        share = sum(x.weight.numel() for x in chosen) / sum(w.numel() for w in weights)
+        logger.warning(
+            "%s=%s leaves out the experts of %s, which are no linear layers: %.1f %% of its weights "
+            "are adapted; to train them all, set trainer.policy.model.lora.rank=0",
+            *(_KEY, ALL_LINEAR, type(module).__name__, 100 * share),
+        )
 
 
 def _listed(names: str | Sequence[str] | None) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from skyfleet.chat.message import Message, Text, ToolSpec
-from skyfleet.envs.context_tools import manage_context
+from skyfleet.envs.context_tools import manage_context, n_turns
 
 _CUTTING = manage_context.__name__
 
@@ -43,6 +43,6 @@ class ContextStatus:
         warns = share >= self.warning_threshold
         return (
             f"[Context{' warning' if warns else ''}: {used_tokens:,} of {self.max_input_length:,} "
-            f"tokens used ({share:.0%}), {self.max_turns - turns} turns left"
+            f"tokens used ({share:.0%}), {n_turns(self.max_turns - turns)} left"
             f"{f'; {advice}' if warns else ''}]"
         )

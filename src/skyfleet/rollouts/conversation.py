@@ -78,7 +78,7 @@ class TokenConversation:
         transcript.say(completion)
         self.finish = completion.finish
         message = self._renderer.parse(completion.token_ids, self._tools)
-        self._history.messages.append(message)
+        self._history.say(message)
         return message
 
     def hear(self, messages: Sequence[Message]) -> None:
@@ -114,7 +114,7 @@ class TokenConversation:
         return status.told(
             messages,
             used_tokens=len(token_ids) + (0 if reason else self.prompt_length),
-            turns=sum(len(transcript.policy_versions) for transcript in self._transcripts),
+            turns=self._history.n_turns,
             tools=self._tools,
         )
 
@@ -136,9 +136,9 @@ class MessageConversation:
         return 0
 
     async def speak(self) -> Message:
-        messages = self._history.messages
-        messages.append(await self._model.reply(messages, self._tools, self._sampling))
-        return messages[-1]
+        message = await self._model.reply(self._history.messages, self._tools, self._sampling)
+        self._history.say(message)
+        return message
 
     def hear(self, messages: Sequence[Message]) -> None:
         self._history.messages.extend(messages)

@@ -32,9 +32,8 @@ def forked_policy(trajectory: Trajectory, policy: Policy, *, turn: int) -> Polic
         )
 
     def start(task: Task, opening: Opening, session: str) -> ForkedConversation:
-        def hand_over(said: Sequence[Message]) -> Conversation:
-            now = Opening(messages=(*opening.messages, *said), tools=opening.tools)
-            conversation = policy(task, now, session)
+        def hand_over(said: History) -> Conversation:
+            conversation = policy(task, said.resumed(opening.tools), session)
             tokens = tokens_before(trajectory, turn)
             if not _begins_alike(policy(task, opening, session), trajectory):
                 tokens = None
@@ -46,7 +45,7 @@ def forked_policy(trajectory: Trajectory, policy: Policy, *, turn: int) -> Polic
                 transcript.give(tokens)
             return conversation
 
-        return ForkedConversation(trajectory, turn, hand_over)
+        return ForkedConversation(trajectory, turn, History(opening), hand_over)
 
     return start
 
@@ -54,16 +53,18 @@ def forked_policy(trajectory: Trajectory, policy: Policy, *, turn: int) -> Polic
 def tokens_before(trajectory: Trajectory, turn: int) -> list[int] | None:
     """What its policy had before it when it spoke this turn, from 0.
 
-    None where the record is not one transcript with a completion a turn.
+    None where the record has not a completion a turn, or where two cannot be told apart.
     """
-    if len(trajectory.transcripts) != 1:
+    transcripts = trajectory.transcripts
+    if sum(len(each.policy_versions) for each in transcripts) != len(trajectory.turns):
         return None
-    (transcript,) = trajectory.transcripts
-    mask = transcript.loss_mask
-    spoken = [at for at, chosen in enumerate(mask) if chosen and not (at and mask[at - 1])]
-    if len(spoken) != len(trajectory.turns):
-        return None
-    return transcript.token_ids[: spoken[turn]]
+    for transcript in transcripts:
+        n_spoken, mask = len(transcript.policy_versions), transcript.loss_mask
+        if turn < n_spoken:
+            begins = [at for at, chosen in enumerate(mask) if chosen and not (at and mask[at - 1])]
+            return transcript.token_ids[: begins[turn]] if len(begins) == n_spoken else None
+        turn -= n_spoken
+    return None
 
 
 def same_tokens(recorded: Trajectory, forked: Trajectory, *, turn: int) -> bool:
@@ -85,12 +86,12 @@ class ForkedConversation:
         self,
         trajectory: Trajectory,
         turn: int,
-        hand_over: Callable[[Sequence[Message]], Conversation],
+        said: History,
+        hand_over: Callable[[History], Conversation],
     ) -> None:
         self._left = list(trajectory.turns[:turn])
-        self._said = History(Opening(messages=()))
-        self._hand_over = hand_over
-        self._other = None if self._left else hand_over(())
+        self._said, self._hand_over = said, hand_over
+        self._other = None if self._left else hand_over(said)
         self.finish: Finish = "stop"
 
     @property
@@ -103,7 +104,7 @@ class ForkedConversation:
 
     async def speak(self) -> Message:
         if self._other is None:
-            self._said.messages.append(self._left[0].action)
+            self._said.say(self._left[0].action)
             return self._left[0].action
         action = await self._other.speak()
         self.finish = self._other.finish
@@ -121,10 +122,9 @@ class ForkedConversation:
             )
         self._said.messages.extend(messages)
         if not self._left:
-            self._other = self._hand_over(self._said.messages)
+            self._other = self._hand_over(self._said)
 
     def forget(self, *, keep_recent_turns: int) -> None:
-        """What was replayed is the other's opening, and stays from there on."""
         if self._other is not None:
             self._other.forget(keep_recent_turns=keep_recent_turns)
         else:

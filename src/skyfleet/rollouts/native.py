@@ -58,29 +58,30 @@ class NativeConversation:
         if spoken.completion.token_ids:
             transcript = self._continued(spoken.prompt_token_ids)
             transcript.say(spoken.completion)
-        self._history.messages.append(spoken.message)
+        self._history.say(spoken.message)
         return spoken.message
 
     def hear(self, messages: Sequence[Message]) -> None:
         self._history.messages.extend(messages)
 
     def forget(self, *, keep_recent_turns: int) -> None:
-        self._is_cut = self._history.cut(keep_recent_turns=keep_recent_turns)
+        # A turn without tokens may stand between two cuts, and begins no transcript.
+        self._is_cut |= self._history.cut(keep_recent_turns=keep_recent_turns)
 
     async def close(self) -> None:
         await self._engine.release(self._session)
 
     def _continued(self, prompt: Sequence[int]) -> Transcript:
         """The transcript that `prompt` continues, grown to it; a new one where it continues none."""
+        is_cut, self._is_cut = self._is_cut, False
         if self._transcripts:
             transcript = self._transcripts[-1]
             so_far = len(transcript)
             if list(prompt[:so_far]) == transcript.token_ids:
                 transcript.give(prompt[so_far:])
                 return transcript
-        reason = CUT if self._is_cut else REWRITTEN
+        reason = CUT if is_cut else REWRITTEN
         transcript = Transcript(reason=reason if self._transcripts else "")
-        self._is_cut = False
         transcript.give(prompt)
         self._transcripts.append(transcript)
         return transcript

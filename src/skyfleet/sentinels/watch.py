@@ -56,13 +56,12 @@ class Watch:
         self._print: Tensor | None = None
         """Of the learner's weights, as last seen."""
         self._found: set[str] = set()
-        """In this step."""
+        """Since the last row: a sync comes behind its step's."""
         self._warned: set[str] = set()
         self._seconds = 0.0
 
     def played(self, step: int, groups: Sequence[Group]) -> None:
-        self._step, self._version, self._seconds = step, self._learner.policy_version, 0.0
-        self._found = set()
+        self._step, self._version = step, self._learner.policy_version
         with self._timed():
             speeches, lost = self._witness.testify(groups)
             played = Played(
@@ -125,7 +124,8 @@ class Watch:
             keys = {name: f"sentinel/{name}" for name, mode in self._modes.items() if mode != "off"}
             before = lately[-1] if lately else {}
             status = {k: max(float(n in self._found), before.get(k, 0.0)) for n, k in keys.items()}
-        return status | {"timing/sentinels": self._seconds}
+        seconds, self._seconds, self._found = self._seconds, 0.0, set()
+        return status | {"timing/sentinels": seconds}
 
     def _look(self, records: object) -> None:
         found: list[tuple[str, Finding]] = []

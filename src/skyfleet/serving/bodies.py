@@ -14,9 +14,8 @@ from skyfleet.serving.refusal import RefusalError
 
 B = TypeVar("B", bound="Body")
 
-_ONLY: Mapping[str, tuple[object, ...]] = {
+_ONLY: dict[str, tuple[object, ...]] = {
     "best_of": (1,),
-    "chat_template_kwargs": ({},),
     "echo": (False,),
     "frequency_penalty": (0,),
     "logit_bias": ({},),
@@ -122,14 +121,15 @@ class ChatBody(Body):
         return tuple(ToolSpec(**tool.function.model_dump()) for tool in self.tools)
 
 
-def read_body(raw: bytes, kind: type[B]) -> B:
+def read_body(raw: bytes, kind: type[B], *, template_kwargs: Mapping[str, Any]) -> B:
+    """`template_kwargs` are the renderer's own: a chat may only say the same."""
     try:
         sent = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise RefusalError(f"the body is not JSON: {error}") from error
     if not isinstance(sent, dict):
         raise RefusalError("the body is not a JSON object; send one")
-    for key, same in _ONLY.items():
+    for key, same in (_ONLY | {"chat_template_kwargs": ({}, dict(template_kwargs))}).items():
         if sent.get(key) is not None and sent[key] not in same:
             raise RefusalError(f"{key}={sent[key]!r:.100} is not served; leave it out", param=key)
     try:

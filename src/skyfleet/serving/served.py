@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from time import time
 from typing import Any
@@ -28,17 +28,19 @@ class Served:
         encode: Callable[[str], list[int]],
         model: str,
         max_model_len: int,
+        template_kwargs: Mapping[str, Any],
     ) -> None:
         self.renderer, self.speaking, self.encode = renderer, speaking, encode
         self.threads = Threads(renderer)
         self._model, self._max_model_len = model, max_model_len
+        self._template_kwargs = template_kwargs
 
     async def models(self) -> dict[str, Any]:
         model = {"id": self._model, "object": "model", "created": 0, "owned_by": "skyfleet"}
         return {"object": "list", "data": [{**model, "max_model_len": self._max_model_len}]}
 
     def read(self, raw: bytes, kind: type[B]) -> B:
-        body = read_body(raw, kind)
+        body = read_body(raw, kind, template_kwargs=self._template_kwargs)
         if body.model != self._model:
             raise RefusalError(
                 f"model={body.model!r} is not served; {self._model!r} is",
@@ -109,7 +111,11 @@ class Served:
     def _session(self, prompt: Sequence[int], seed: int | None, thread: str | None) -> str:
         """A session's name has a part in its draws: the same seed and prompt, the same name."""
         if seed is not None:
-            return f"seeded-{blake2b(array('q', prompt).tobytes(), digest_size=16).hexdigest()}"
+            try:
+                written = array("q", prompt).tobytes()
+            except OverflowError:
+                raise RefusalError("the prompt holds a number that is no token id") from None
+            return f"seeded-{blake2b(written, digest_size=16).hexdigest()}"
         if thread is not None and self.speaking.sessions.is_free(thread):
             return thread
         return f"nameless-{uuid4().hex}"

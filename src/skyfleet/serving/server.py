@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from skyfleet.chat.renderer import Renderer
 from skyfleet.engines.engine import Engine
 from skyfleet.engines.openai_tokens import SESSION_HEADER
+from skyfleet.engines.posting import RefusedError
 from skyfleet.errors import EngineError, MissingExtraError
 from skyfleet.serving.chatting import chat
 from skyfleet.serving.completing import complete
@@ -42,10 +44,21 @@ def serve_app(
     max_model_len: int,
     api_key: str | None = None,
     max_sessions: int = 1024,
+    template_kwargs: Mapping[str, Any] = MappingProxyType({}),
 ) -> Starlette:
-    """`encode` reads the text prompts of /v1/completions. With `api_key` all of /v1 wants it."""
+    """`encode` reads the text prompts of /v1/completions. With `api_key` all of /v1 wants it.
+
+    `template_kwargs` are those that `renderer` was made with.
+    """
     speaking = Speaking(engine, renderer, max_sessions=max_sessions)
-    served = Served(renderer, speaking, encode=encode, model=model, max_model_len=max_model_len)
+    served = Served(
+        renderer,
+        speaking,
+        encode=encode,
+        model=model,
+        max_model_len=max_model_len,
+        template_kwargs=template_kwargs,
+    )
     door = _Door(served, api_key)
 
     async def metrics(request: Request) -> Response:
@@ -102,7 +115,8 @@ class _Door:
             body = error_body(str(error), status=error.status, param=error.param, code=error.code)
             return JSONResponse(body, error.status)
         except EngineError as error:
-            return JSONResponse(error_body(str(error), status=500), 500)
+            status = 400 if isinstance(error, RefusedError) else 500
+            return JSONResponse(error_body(str(error), status=status), status)
         except ClientDisconnect:
             return Response(status_code=_GONE)
         if isinstance(answer, dict):

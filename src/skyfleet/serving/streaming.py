@@ -8,6 +8,7 @@ from typing import Any
 
 from skyfleet.chat.completion import Completion
 from skyfleet.chat.renderer import Renderer
+from skyfleet.engines.posting import RefusedError
 from skyfleet.errors import EngineError
 from skyfleet.serving.answers import (
     chat_finish,
@@ -46,7 +47,8 @@ async def events(
         if body.stream_options.include_usage:
             yield _event({**fields, "choices": [], "usage": usage(len(prompt), len(said))})
     except EngineError as error:
-        yield _event(error_body(str(error), status=500))
+        status = 400 if isinstance(error, RefusedError) else 500
+        yield _event(error_body(str(error), status=status))
     yield "data: [DONE]\n\n"
 
 

@@ -30,6 +30,7 @@ from skyfleet.tracking.console import ConsoleTracker
 from skyfleet.tracking.step_log import StepLog
 from skyfleet.tracking.tracker import Tracker, make_trackers
 from skyfleet.trainer.assemble_critic import assemble_critic
+from skyfleet.trainer.assemble_engines import check_gpus
 from skyfleet.trainer.assemble_evals import assemble_evals
 from skyfleet.trainer.assemble_exports import exports_of
 from skyfleet.trainer.assemble_learner import assemble_learner, estimate_of, sift_of
@@ -68,6 +69,7 @@ async def assemble(
     check_model_path(config.trainer.policy.model.path)
     if config.generator.backend == "vllm":
         check_vllm()
+        check_gpus(config, learns=True)
     say("reading the tasks to train on and to measure with")
     tasks = assemble_tasks(config)
     say(f"making the policy: {policy_folder or config.trainer.policy.model.path}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -16,18 +15,20 @@ from skyfleet.engines.embedded import EmbeddedEngine
 from skyfleet.engines.engine import Engine
 from skyfleet.engines.openai_chat_engine import OpenAIChatEngine
 from skyfleet.engines.openai_engine import OpenAIEngine
-from skyfleet.engines.servers import find_server
+from skyfleet.engines.servers import find_servers, read_key
 from skyfleet.engines.vllm_settings import VllmSettings
+from skyfleet.errors import ConfigError
 from skyfleet.models.decoder import Decoder
 from skyfleet.trainer.assemble_policy import longest_episode
 
-KEY_VARIABLE = "OPENAI_API_KEY"
-
 MOST_CONNECTIONS = 512
-"""To one server; a process may hold about a thousand files open."""
+"""To all servers together; a process may hold about a thousand files open."""
 
 TRIES_ALONE, TRIES_AMONG_OTHERS = 8, 3
 """A server that others can stand in for is given up after seconds, not a minute."""
+
+HANGS_ALONE_SECONDS, HANGS_AMONG_OTHERS = 900.0, 0.25
+"""When a request's server is taken to hang; among others, the share of its episode's time."""
 
 
 def embedded_engine(config: RunConfig, decoder: Decoder, renderer: Renderer) -> Engine:
@@ -58,6 +59,7 @@ async def start_vllm(
     """As many as are asked for, closed with `opened`. `learns`: a learner may share their GPU."""
     from skyfleet.engines.vllm_engine import open_vllm_engine
 
+    check_gpus(config, learns=learns)
     settings = vllm_settings(config, learns=learns)
     engines: list[Engine] = []
     for _ in range(config.generator.num_inference_engines):
@@ -65,6 +67,21 @@ async def start_vllm(
         opened.push_async_callback(engine.close)
         engines.append(engine)
     return engines
+
+
+def check_gpus(config: RunConfig, *, learns: bool) -> None:
+    """ConfigError for more than the one GPU can do: engines are not placed on others yet."""
+    generator = config.generator
+    engines, tensor = (
+        generator.num_inference_engines,
+        generator.inference_engine_tensor_parallel_size,
+    )
+    if torch.cuda.is_available() and (engines > 1 or (learns and tensor > 1)):
+        raise ConfigError(
+            f"generator.num_inference_engines={engines} with inference_engine_tensor_parallel_size="
+            f"{tensor}: here one vLLM speaks, on one GPU while it is trained; set both to 1, play "
+            "one vLLM over several GPUs, or play several servers with generator.backend=openai"
+        )
 
 
 def vllm_settings(config: RunConfig, *, learns: bool) -> VllmSettings:
@@ -91,17 +108,24 @@ async def reach_servers(
     config: RunConfig, opened: AsyncExitStack
 ) -> tuple[list[Engine], list[ChatEngine]]:
     """Each server's two sides: tokens in and out, and messages with tools."""
-    generator, api_key = config.generator, os.environ.get(KEY_VARIABLE)
-    addresses = generator.remote_inference_engine_urls
+    _refuse_unheard(config)
+    generator, api_key = config.generator, read_key()
+    servers = await find_servers(
+        generator.remote_inference_engine_urls,
+        model=generator.served_model_name,
+        api_key=api_key,
+        longest=longest_episode(config),
+    )
+    alone, share = len(servers) == 1, generator.trajectory_timeout_seconds * HANGS_AMONG_OTHERS
     common: dict[str, Any] = {
         "api_key": api_key,
-        "max_concurrent": min(generator.max_num_seqs, MOST_CONNECTIONS),
-        "tries": TRIES_ALONE if len(addresses) == 1 else TRIES_AMONG_OTHERS,
+        "max_concurrent": max(1, min(generator.max_num_seqs, MOST_CONNECTIONS // len(servers))),
+        "tries": TRIES_ALONE if alone else TRIES_AMONG_OTHERS,
+        "timeout_seconds": HANGS_ALONE_SECONDS if alone or share == 0 else share,
     }
     engines: list[Engine] = []
     chats: list[ChatEngine] = []
-    for address in addresses:
-        server = await find_server(address, model=generator.served_model_name, api_key=api_key)
+    for server in servers:
         engine = OpenAIEngine(server.url, model=server.model, **common)
         engines.append(await opened.enter_async_context(engine))
         chat = OpenAIChatEngine(
@@ -112,3 +136,20 @@ async def reach_servers(
         )
         chats.append(await opened.enter_async_context(chat))
     return engines, chats
+
+
+def _refuse_unheard(config: RunConfig) -> None:
+    """Settings of a renderer, where the server is the one that renders."""
+    generator, environments = config.generator, config.environment.skyrl_gym.tau_bench
+    if not (generator.use_native_tool_calling and environments.use_native_tool_calling):
+        return
+    for key, value in (
+        ("tool_call_parser", generator.tool_call_parser),
+        ("chat_template.name_or_path", generator.chat_template.name_or_path),
+    ):
+        if value is not None:
+            raise ConfigError(
+                f"generator.{key}={value!r} with generator.use_native_tool_calling=true and "
+                f"generator.backend={generator.backend!r}: the server renders and reads by its own; "
+                f"start it so, and set generator.{key}=null here"
+            )

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from torch import nn
+
 from skyfleet.algorithms.advantages import Estimator, WholeBatch
 from skyfleet.algorithms.credit import credit
 from skyfleet.algorithms.dynamic_sampling import (
@@ -35,7 +37,7 @@ from skyfleet.learner.critic import Critic
 from skyfleet.learner.optimizer import OptimizerSettings
 from skyfleet.learner.schedules import linear_to_a_tenth, schedule_named
 from skyfleet.learner.single import LearnerSettings, SingleLearner
-from skyfleet.models.adapter_files import load_adapted
+from skyfleet.models.adapter_files import load_adapted, refuse_adapted
 from skyfleet.models.loading import load_weights, save_model
 from skyfleet.models.lora import adapt
 from skyfleet.trainer.assemble_policy import Speaker, longest_episode
@@ -69,8 +71,13 @@ def assemble_learner(
         else None,
         critic=critic,
         save_policy=partial(save_model, speaker.loaded),
-        load_policy=partial(load_adapted if lora.rank else load_weights, module),
+        load_policy=partial(load_adapted if lora.rank else _load_whole, module),
     )
+
+
+def _load_whole(module: nn.Module, folder: Path) -> None:
+    refuse_adapted(folder)
+    load_weights(module, folder)
 
 
 def learner_settings(config: RunConfig, *, total_steps: int) -> LearnerSettings:

@@ -34,12 +34,15 @@ def reference_maker(
 def read_beside(config: RunConfig, speaker: Speaker, path: str, *, key: str) -> nn.Module:
     """Another model that is to read the policy's tokens, on its device."""
     weights = next(speaker.loaded.module.parameters())
+    # Of what changes the policy, only this: whoever reads an episode has to reach its end.
+    kwargs = config.trainer.policy.model_config_kwargs
+    stretched = {name: kwargs[name] for name in kwargs if name == "rope_parameters"}
     try:
         loaded = load_model(
             path,
             dtype=weights.dtype,
             device=weights.device,
-            config_kwargs=rope_changes(config),
+            config_kwargs=rope_changes(config) | stretched,
         )
     except ModelError as error:
         raise ModelError(f"{key}={path!r}: {error}") from error

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
-
-from torch import Tensor, nn
 
 from skyfleet.config.root import RunConfig
 from skyfleet.engines.engine import Engine
 from skyfleet.engines.router import Router
+from skyfleet.models.lora import merged_state
 from skyfleet.trainer.assemble_policy import Speaker
 from skyfleet.trainer.voice import Voice
 from skyfleet.weight_sync.sync import InProcessSync, PausedSync, WeightSync
@@ -23,7 +22,7 @@ def sync_of(config: RunConfig, speaker: Speaker, voice: Voice) -> WeightSync:
         return InProcessSync()
     from skyfleet.weight_sync.vllm import VllmSync
 
-    sync = VllmSync(partial(_weights, speaker.loaded.module))
+    sync = VllmSync(lambda: merged_state(speaker.loaded.module).items())
     return PausedSync(sync, voice.engine) if isinstance(voice.engine, Router) else sync
 
 
@@ -39,10 +38,3 @@ async def _asleep(engine: Engine) -> AsyncIterator[None]:
     await engine.sleep()
     yield
     await engine.wake()
-
-
-def _weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The model as it is saved: adapters are merged into what they adapt."""
-    for name, weight in module.named_parameters():
-        if not name.endswith((".lora_A", ".lora_B")):
-            yield name, weight

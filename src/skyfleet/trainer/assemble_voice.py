@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from skyfleet.chat.renderer import Renderer
 from skyfleet.config.generator import Generator
 from skyfleet.config.root import RunConfig
+from skyfleet.config.turn_rules import is_native, lone_native_flag
 from skyfleet.engines.chat_engine import ChatEngine
 from skyfleet.engines.engine import Engine
 from skyfleet.engines.router import ChatRouter, Router
@@ -21,6 +23,8 @@ from skyfleet.rollouts.context_status import ContextStatus
 from skyfleet.trainer.assemble_engines import embedded_engine, reach_servers, start_vllm
 from skyfleet.trainer.assemble_policy import Speaker, assemble_speaker, renderer_of
 from skyfleet.trainer.voice import Voice
+
+logger = logging.getLogger(__name__)
 
 
 @asynccontextmanager
@@ -90,14 +94,16 @@ def _voice(
     engines: Sequence[Engine],
     chats: Sequence[ChatEngine] = (),
 ) -> Voice:
-    generator, environments = config.generator, config.environment.skyrl_gym.tau_bench
+    generator = config.generator
+    for sentence in lone_native_flag(config):
+        logger.warning("%s", sentence)
     chat = ChatRouter(chats) if len(chats) > 1 else next(iter(chats), None)
     return Voice(
         tokenizer=tokenizer,
         renderer=renderer,
-        engine=engines[0] if len(engines) == 1 else Router(engines),
+        engine=engines[0] if len(engines) == 1 else Router(engines, decode_text=renderer.text),
         engines=tuple(engines),
-        native=generator.use_native_tool_calling and environments.use_native_tool_calling,
+        native=is_native(config),
         chat=chat,
         max_input_length=generator.max_input_length,
         status=_status(generator) if generator.inject_context_status else None,

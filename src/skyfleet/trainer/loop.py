@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
-from typing import Any
 
 from skyfleet.algorithms.credit import advantage_metrics, assign_credit
 from skyfleet.algorithms.filters import Kept
@@ -25,27 +24,20 @@ BATCH_STRIDE = 100_000  # steps: more than a run has, so that no two batches dra
 
 async def train(run: Run) -> None:
     """From wherever the run stands to its last step. Cancelled, it saves what it has."""
-    reached = _place(run)
+    run.reach()
     try:
         await warm_start(run)
-        reached = _place(run)
         await finish_step(run)
         while run.state.step < run.schedule.total_steps:
-            reached = _place(run)
+            run.reach()
             await train_step(run, run.state.step + 1)
-            reached = _place(run)
             await finish_step(run)
     except asyncio.CancelledError:
         # What was cut off is done again on resume: its tasks are drawn and its numbers taken anew.
-        position, run.state.pending_metrics = reached
-        run.sampler.load_state_dict(position)
+        run.sampler.load_state_dict(run.place.data)
+        run.state.pending_metrics = dict(run.place.metrics)
         save(run)
         raise
-
-
-def _place(run: Run) -> tuple[Mapping[str, Any], dict[str, float]]:
-    """Where the data stands and what the next row holds, between two parts of a step."""
-    return run.sampler.state_dict(), run.log.pending
 
 
 async def train_step(run: Run, step: int) -> None:
@@ -58,8 +50,7 @@ async def train_step(run: Run, step: int) -> None:
         run.console.note(example(step, groups))
     for group in groups:
         run.sampler.observe(group.task_key, passed=group.n_passed, failed=group.n_failed)
-    await learn(run, groups, kept)
-    run.state.step = step
+    await learn(run, step, groups, kept)
 
 
 async def play(run: Run, step: int, keep: Callable[[Trajectory], None]) -> tuple[list[Group], Kept]:
@@ -82,26 +73,37 @@ async def play(run: Run, step: int, keep: Callable[[Trajectory], None]) -> tuple
     return groups, kept
 
 
-async def learn(run: Run, groups: Sequence[Group], kept: Kept) -> None:
+async def learn(run: Run, step: int, groups: Sequence[Group], kept: Kept) -> None:
     run.log.add(reward_metrics(groups) | episode_metrics(groups))
     run.log.add(trained_reward_metrics(kept.groups))
     run.log.add({f"filter/{reason}": float(number) for reason, number in kept.dropped.items()})
     samples = assign_credit(kept.groups, run.estimate, mask_unfinished=run.mask_unfinished)
     run.watch.credited(groups, kept, samples)
-    run.exports.credited(run.state.step + 1, samples)
+    run.exports.credited(step, samples)
     measured = advantage_metrics(samples)
-    if samples:
-        async with run.resting():
-            with run.log.timed("learn"):
-                report = await run.learner.step(samples)
-            run.watch.learned(samples, report)
-            # With a critic the learner gives credit, and tells of that.
-            measured |= report.metrics
-            with run.log.timed("sync_weights"):
-                version = await run.sync.push(run.learner, run.engines)
-        run.watch.synced(version)
+    if not samples:
+        learned(run, step, measured)
+        return
+    async with run.resting():
+        with run.log.timed("learn"):
+            report = await run.learner.step(samples)
+        run.watch.learned(samples, report)
+        # With a critic the learner gives credit, and tells of that.
+        learned(run, step, {**measured, **report.metrics})
+        # Where a Ctrl-C during learning is heard: it ends vLLM too, which must not be asked first.
+        await asyncio.sleep(0)
+        with run.log.timed("sync_weights"):
+            version = await run.sync.push(run.learner, run.engines)
+    run.watch.synced(version)
+    run.reach()
+
+
+def learned(run: Run, step: int, measured: Mapping[str, float]) -> None:
+    """An interruption keeps the step. Nothing awaits between the learner and this."""
     run.log.add(measured)
     run.log.add(run.watch.told(run.log.pending))
+    run.state.step = step
+    run.reach()
 
 
 async def finish_step(run: Run) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from skyfleet.algorithms.advantages import Estimator
 from skyfleet.algorithms.filters import Kept
@@ -26,6 +27,14 @@ from skyfleet.trainer.schedule import Schedule
 from skyfleet.trainer.state import TrainerState
 from skyfleet.trajectories.trajectory import Group
 from skyfleet.weight_sync.sync import WeightSync
+
+
+@dataclass(slots=True)
+class Place:
+    """Where an interrupted run goes on."""
+
+    data: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +72,12 @@ class Run:
     warm_start_batch_size: int = 32
     opened: AsyncExitStack = field(default_factory=AsyncExitStack)
     """What ends with the run: engines that have processes or connections."""
+
+    place: Place = field(default_factory=Place)
+
+    def reach(self) -> None:
+        """An interruption keeps what is done up to here; the rest is done again on resume."""
+        self.place.data, self.place.metrics = self.sampler.state_dict(), self.log.pending
 
     async def close(self) -> None:
         self.log.close()

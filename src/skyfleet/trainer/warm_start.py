@@ -25,6 +25,8 @@ async def warm_start(run: Run) -> None:
                 run.state.warm_start_step = step + 1
                 advance()
         run.log.add({f"warm_start/{name}": value for name, value in report.metrics.items()})
+        run.reach()
+        await asyncio.sleep(0)
         await run.sync.push(run.learner, run.engines)
 
 

@@ -35,13 +35,21 @@ class VllmSync:
 
     async def push(self, learner: Learner, engines: Sequence[Engine]) -> int:
         """SentinelError where an engine then holds others than were sent."""
-        weights = {name: weight.detach().contiguous() for name, weight in self._weights()}
+        weights = _once_each(self._weights())
         for engine in engines:
             if not isinstance(engine, VllmEngine):
                 raise ConfigError(f"VllmSync has no way into a {type(engine).__name__}")
             await _send(weights, engine, learner.policy_version)
             await _check(weights, engine)
         return learner.policy_version
+
+
+def _once_each(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """A tied head is the embedding under another name; no file holds it twice, and vLLM ties it."""
+    seen: dict[int, tuple[str, Tensor]] = {}
+    for name, weight in named:
+        seen.setdefault(weight.data_ptr(), (name, weight.detach().contiguous()))
+    return dict(seen.values())
 
 
 async def _send(weights: dict[str, Tensor], engine: VllmEngine, version: int) -> None:
@@ -53,7 +61,7 @@ async def _send(weights: dict[str, Tensor], engine: VllmEngine, version: int) ->
         return
     with _folder(sum(weight.nbytes for weight in weights.values())) as folder:
         path = Path(folder) / "weights.safetensors"
-        await asyncio.to_thread(_write, weights, path)
+        await asyncio.to_thread(save_file, weights, path)
         await engine.load("skyfleet_load_file", str(path), policy_version=version)
 
 
@@ -71,14 +79,6 @@ def _folder(n_bytes: int) -> TemporaryDirectory[str]:
     """In memory where there is room; a container often gives it little."""
     roomy = SHARED_MEMORY.is_dir() and disk_usage(SHARED_MEMORY).free > n_bytes
     return TemporaryDirectory(prefix="skyfleet-", dir=SHARED_MEMORY if roomy else None)
-
-
-def _write(weights: dict[str, Tensor], path: Path) -> None:
-    # A tied head is the embedding under another name; one file may not hold a tensor twice.
-    seen: dict[int, str] = {}
-    for name, weight in weights.items():
-        seen.setdefault(weight.data_ptr(), name)
-    save_file({name: weights[name] for name in seen.values()}, path)
 
 
 async def _check(weights: dict[str, Tensor], engine: VllmEngine) -> None:

@@ -1,7 +1,7 @@
 """Difference: what changed between two states of a database, and whether it was what was wanted.
 
-Always compares every row of every table, so a change nobody asked for cannot hide in a table that
-the verifier does not name.
+Every table is compared, and passed over only where its pages are the same bytes, so a change nobody
+asked for cannot hide in a table that the verifier does not name.
 """
 
 from __future__ import annotations

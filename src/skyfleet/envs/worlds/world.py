@@ -122,7 +122,7 @@ class World:
 
 _VARIABLES = {"CURRENT_DATE", "LOGGED_IN_USER"}
 _MOST_IMAGES = 1000
-"""Kept in memory, some 20 kB each; a millisecond or two builds one again."""
+"""Kept in memory, 7 to 37 kB each; a millisecond or two builds one again."""
 
 
 def call(tool: str, /, **arguments: Any) -> RecordedCall:

@@ -1,0 +1,175 @@
+"""Servers that a configuration names: what each is asked, and who is refused before the first turn."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.types import ASGIApp, Receive, Scope, Send
+from tests.fakes.serving import serving
+from tests.fakes.small_runs import TRAIN, small_config
+from tests.fakes.tiny_speaker import DIMENSIONS
+
+from skyfleet.cli.serve import _app
+from skyfleet.config.root import RunConfig
+from skyfleet.engines.posting import Endpoint
+from skyfleet.engines.servers import KEY_VARIABLE
+from skyfleet.envs.registry import env_factory
+from skyfleet.errors import ConfigError
+from skyfleet.models.loading import Loaded, save_model
+from skyfleet.models.tiny import build_tiny, train_tokenizer
+from skyfleet.rollouts.collect import collect
+from skyfleet.trainer.assemble_engines import reach_servers
+from skyfleet.trainer.assemble_policy import sampling_of
+from skyfleet.trainer.assemble_voice import open_player
+from skyfleet.trainer.limits import limits_of
+from skyfleet.trainer.sources import load_sources
+from skyfleet.trajectories.trajectory import Ending, Trajectory
+
+NATIVE = (
+    "generator.use_native_tool_calling=true",
+    "environment.skyrl_gym.tau_bench.use_native_tool_calling=true",
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = train_tokenizer([], vocab_size=300)
+    module = build_tiny(tokenizer, DIMENSIONS | {"max_position_embeddings": 16_012}, seed=0)
+    save_model(Loaded(module=module, tokenizer=tokenizer), folder)
+    return folder
+
+
+def configured(model: Path, *more: str) -> RunConfig:
+    return small_config(
+        model / "run",
+        f"trainer.policy.model.path={model}",
+        "trainer.policy.model_config_kwargs={}",
+        "generator.max_input_length=16000",  # a letter is a token of this model
+        "generator.max_turns=2",
+        *more,
+    )
+
+
+def remote(model: Path, *urls: str, more: tuple[str, ...] = ()) -> RunConfig:
+    named = f"generator.remote_inference_engine_urls=[{','.join(urls)}]"
+    return configured(model, "generator.backend=openai", named, *more)
+
+
+class Hanging:
+    """Tells its models, and nothing after that."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app, self.asked = app, 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].endswith("/completions"):
+            self.asked += 1
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            return
+        await self._app(scope, receive, send)
+
+
+async def played(config: RunConfig) -> list[Trajectory]:
+    tasks = load_sources([TRAIN], key="data.train_data")
+    async with open_player(config, None) as voice:
+        policy = voice.policy(sampling_of(config.generator.eval_sampling_params, seed=0))
+        limits = limits_of(config)
+        groups = await collect(
+            tasks, env_factory(config), policy, limits, n_samples=2, max_concurrent=8
+        )
+    return [attempt for group in groups for attempt in group.trajectories]
+
+
+@pytest.mark.parametrize("native", [(), NATIVE])
+async def test_a_server_that_hangs_loses_no_episode(
+    model: Path, native: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    seconds = "generator.trajectory_timeout_seconds=12"
+    async with (
+        _app(configured(model), model, "mine", None) as (app, _),
+        serving(app) as whole,
+        serving(hanging := Hanging(app)) as url,
+    ):
+        attempts = await played(remote(model, url, whole, more=(seconds, *native)))
+    assert 0 < hanging.asked <= 4  # half of the eight that began, and no turn after those
+    assert [a.failure for a in attempts] == [None] * 8
+    assert Ending.TIMEOUT not in {a.ending for a in attempts}
+    assert "engine 0 failed and session" in caplog.text
+    assert "gave no answer within 3 s" in caplog.text
+
+
+async def opened(config: RunConfig) -> list[Any]:
+    async with AsyncExitStack() as stack:
+        engines, chats = await reach_servers(config, stack)
+        return [*engines, *chats]
+
+
+async def test_connections_and_an_episodes_time_are_shared_among_servers(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[dict[str, Any]] = []
+
+    def noted(self: Endpoint, *args: Any, **settings: Any) -> None:
+        made.append(settings)
+        Endpoint_init(self, *args, **settings)
+
+    Endpoint_init = Endpoint.__init__
+    monkeypatch.setattr(Endpoint, "__init__", noted)
+    async with (
+        _app(configured(model), model, "mine", None) as (app, _),
+        serving(app) as one,
+        serving(app) as two,
+    ):
+        crowd = ("generator.max_num_seqs=1024", "generator.trajectory_timeout_seconds=100")
+        await opened(remote(model, one, more=crowd))
+        await opened(remote(model, one, two, more=crowd))
+        await opened(remote(model, one, two, more=("generator.trajectory_timeout_seconds=0",)))
+    shares = [(s["max_concurrent"], s["tries"], s["timeout_seconds"]) for s in made]
+    assert shares[:2] == [(512, 8, 900)] * 2
+    assert shares[2:6] == [(256, 3, 25)] * 4
+    assert {seconds for _, _, seconds in shares[6:]} == {900}
+
+
+async def test_a_server_with_a_shorter_context_is_refused(model: Path) -> None:
+    short = configured(model, "generator.max_input_length=15000")
+    async with _app(short, model, "mine", None) as (app, _), serving(app) as url:
+        with pytest.raises(ConfigError, match=r"takes 15012 tokens, and an episode 16012: gen"):
+            await opened(remote(model, url))
+
+
+async def test_a_bad_key_is_said_before_any_server_is_asked(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "schlüssel")
+    with pytest.raises(ConfigError, match=r"^OPENAI_API_KEY holds"):
+        await opened(remote(model, "127.0.0.1:9"))
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["tool_call_parser=pythonic", "chat_template.name_or_path=qwen3_without_thinking"],
+)
+async def test_a_renderers_settings_are_refused_where_the_server_renders(
+    model: Path, setting: str
+) -> None:
+    key = setting.partition("=")[0]
+    with pytest.raises(ConfigError, match=rf"^generator\.{key}=.*and set generator\.{key}=null"):
+        await opened(remote(model, "127.0.0.1:9", more=(f"generator.{setting}", *NATIVE)))
+    with pytest.raises(ConfigError, match="does not answer"):
+        await opened(remote(model, "127.0.0.1:9", more=(f"generator.{setting}",)))
+
+
+async def test_one_file_serves_and_plays_with_template_kwargs(model: Path) -> None:
+    kwargs = "generator.chat_template_kwargs={enable_thinking: false}"
+    async with (
+        _app(configured(model, kwargs), model, "mine", None) as (app, _),
+        serving(app) as url,
+    ):
+        attempts = await asyncio.wait_for(played(remote(model, url, more=(kwargs, *NATIVE))), 60)
+    assert {a.failure for a in attempts} == {None}

@@ -1,0 +1,71 @@
+"""What a sync hands to vLLM, where its worker is one of ours that reads the same file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.fakes.tiny_speaker import tiny_speaker
+from torch import Tensor
+
+from skyfleet.engines.vllm_engine import VllmEngine
+from skyfleet.engines.vllm_settings import VllmSettings
+from skyfleet.errors import SentinelError
+from skyfleet.learner.learner import Learner
+from skyfleet.models.bit_sums import bit_sums
+from skyfleet.models.lora import merged_state
+from skyfleet.weight_sync.vllm import VllmSync
+
+
+class Worker:
+    """In place of vLLM: holds what it reads, `spoiled` where it should have read another."""
+
+    def __init__(self, *, spoiled: str = "") -> None:
+        self.held: dict[str, Tensor] = {}
+        self._spoiled = spoiled
+
+    async def pause_generation(self, *, mode: str, clear_cache: bool) -> None: ...
+
+    async def resume_generation(self) -> None: ...
+
+    async def collective_rpc(self, method: str, args: tuple[Any, ...]) -> list[Any]:
+        if method == "skyfleet_device":
+            return ["cpu"]
+        if method == "skyfleet_load_file":
+            self.held = load_file(args[0])
+            if self._spoiled:
+                self.held[self._spoiled] = torch.zeros_like(self.held[self._spoiled])
+            return [None]
+        return [{name: bit_sums(self.held[name]).tolist() for name in args[0] if name in self.held}]
+
+
+class Taught:
+    """A learner as far as a sync asks."""
+
+    policy_version = 3
+
+
+async def push(worker: Worker) -> VllmEngine:
+    module = tiny_speaker().decoder.module
+    engine = VllmEngine(
+        worker, VllmSettings(max_model_len=64, model_dtype="float32"), decode_text=str
+    )
+    taught: Learner = Taught()  # type: ignore[assignment]
+    await VllmSync(lambda: merged_state(module).items()).push(taught, [engine])
+    return engine
+
+
+async def test_every_weight_is_sent_once_under_its_own_name() -> None:
+    worker = Worker()
+    assert (await push(worker)).policy_version == 3
+    state = tiny_speaker().decoder.module.state_dict()
+    assert state["lm_head.weight"].data_ptr() == state["model.embed_tokens.weight"].data_ptr()
+    assert state.keys() - worker.held.keys() == {"lm_head.weight"}
+    assert all(torch.equal(weight, state[name]) for name, weight in worker.held.items())
+
+
+async def test_a_worker_that_holds_another_weight_stops_the_run() -> None:
+    with pytest.raises(SentinelError, match=r"1 of the \d+ .* first model\.embed_tokens\.weight"):
+        await push(Worker(spoiled="model.embed_tokens.weight"))
