@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import date
-from functools import partial
+from functools import lru_cache, partial
 
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.envs.env import Opening, Step
@@ -56,7 +56,7 @@ class WorldEnv:
         wish = _WISH.format(
             user=self._app.user,
             world=self._world.name,
-            weekday=date.fromisoformat(self._app.current_date).strftime("%A"),
+            weekday=_weekday(self._app.current_date),
             today=self._app.current_date,
             prompt=self._task.prompt,
         )
@@ -110,6 +110,11 @@ class WorldEnv:
             self._answer = str(result)
         reply = Message(role="tool", content=show(result), tool_call_id=call.id)
         return Step(messages=(reply,), done=submitted)
+
+
+@lru_cache
+def _weekday(iso_date: str) -> str:
+    return date.fromisoformat(iso_date).strftime("%A")
 
 
 def _data_seed(task: Task) -> int:
