@@ -15,8 +15,9 @@ endif
 train: .venv/$(MODEL)
 	$(VENV)/skyfleet train $(CONFIG_$(MODEL)) $(ARGS)
 
+# One thread: on a busy machine two spend their time waiting for each other.
 test: .venv/dev
-	$(VENV)/pytest -m 'not gpu and not network'
+	OMP_NUM_THREADS=1 $(VENV)/pytest -m 'not gpu and not network'
 
 check: .venv/dev
 	$(VENV)/ruff format --check

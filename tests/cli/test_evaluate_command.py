@@ -114,6 +114,8 @@ def test_an_interruption_keeps_the_episodes_that_have_ended(
         played.append(await run_episode(task, *rest, sample=sample))
         return played[-1]
 
+    # Who is started in the background ignores it, and asyncio leaves that so.
+    monkeypatch.setattr(signal, "getsignal", lambda _: signal.default_int_handler)
     output = tmp_path / "kept"
     words = ["evaluate", settings, "--agent", "null", "--set", "unseen", "--output", str(output)]
     run(*words[1:])
@@ -127,6 +129,15 @@ def test_an_interruption_keeps_the_episodes_that_have_ended(
     assert [attempt.task_key for attempt in kept] == [attempt.task_key for attempt in played]
     assert len(played) == 2
     assert not list(output.rglob("unseen.json"))  # the report of others than these
+
+
+def test_a_folder_takes_one_players_evaluations(settings: str, tmp_path: Path) -> None:
+    words = [settings, "--set", "unseen", "--output", str(tmp_path / "kept")]
+    run(*words, "--agent", "null")
+    run(*words, "--agent", "null")  # the same again is fine
+    result = CliRunner().invoke(app, ["evaluate", *words, "--agent", "oracle"])
+    assert isinstance(result.exception, ConfigError)
+    assert "holds what another played (agent: null before, oracle after)" in str(result.exception)
 
 
 async def no_baselines(*rest: Any, **more: Any) -> dict[str, Baseline]:

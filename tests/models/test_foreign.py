@@ -73,7 +73,7 @@ async def test_engine_and_learner_agree_turn_after_turn(
         completion = await speaker.generate(token_ids, SAMPLING, session="s")
         token_ids += completion.token_ids
         expected = logprobs_of(decoder, token_ids, len(completion.token_ids), temperature=0.8)
-        assert completion.logprobs == pytest.approx(expected.tolist(), abs=2e-5)
+        assert completion.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
         token_ids += [turn + 1] * 5
 
 

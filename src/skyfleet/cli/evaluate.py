@@ -165,7 +165,7 @@ async def _evaluate(config: RunConfig, sets: dict[str, list[str]], asked: _Asked
             )
             with (
                 console.progress(name, len(tasks) * n_samples) as advance,
-                _keeping(config, asked.output, name, step, advance) as keep,
+                _keeping(config, asked.output, player, name, step, advance) as keep,
             ):
                 report, groups = await evaluate(
                     name,
@@ -198,7 +198,12 @@ async def _evaluate(config: RunConfig, sets: dict[str, list[str]], asked: _Asked
 
 @contextmanager
 def _keeping(
-    config: RunConfig, output: Path | None, name: str, step: int, advance: Callable[[], None]
+    config: RunConfig,
+    output: Path | None,
+    player: Player,
+    name: str,
+    step: int,
+    advance: Callable[[], None],
 ) -> Iterator[Callable[[Trajectory], None]]:
     """Told of each episode as it ends, so that an interruption loses none."""
     from skyfleet.evaluation.keeping import open_episodes, prepare_output
@@ -206,7 +211,7 @@ def _keeping(
     if output is None:
         yield lambda _: advance()
         return
-    prepare_output(output, config)
+    prepare_output(output, config, player)
     with open_episodes(output, name, step) as archive:
 
         def keep(ended: Trajectory) -> None:

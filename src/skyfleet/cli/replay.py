@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def replay_command(
     run: RunPath,
-    episode_id: Annotated[str, typer.Argument(help="Such as eval/unseen_tasks/40/3.")],
+    episode_id: Annotated[str, typer.Argument(help="Such as eval/unseen_tasks/60/3.")],
     fork_at: Annotated[
         int | None,
         typer.Option(min=1, help="Replay the turns before this one, from 1, then hand over."),

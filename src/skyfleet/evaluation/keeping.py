@@ -9,6 +9,7 @@ from pathlib import Path
 from skyfleet.config.explain import as_yaml
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError
+from skyfleet.evaluation.player import Player, differences
 from skyfleet.evaluation.report import EvalReport
 from skyfleet.storage.local import write_atomically
 from skyfleet.trajectories.archive import EpisodeWriter, eval_path, write_groups
@@ -28,8 +29,16 @@ def check_output(output: Path) -> None:
         )
 
 
-def prepare_output(output: Path, config: RunConfig) -> None:
+def prepare_output(output: Path, config: RunConfig, player: Player) -> None:
+    """A folder is one player's: what reads a run would take two for one that changed."""
     check_output(output)
+    for path in sorted(output.glob("reports/step_*/*.json")):
+        other = EvalReport.from_json(path.read_text()).played_by
+        if other is not None and (apart := differences(other, player)):
+            raise ConfigError(
+                f"--output {output} holds what another played ({'; '.join(apart)}); "
+                "name another folder"
+            )
     try:
         output.mkdir(parents=True, exist_ok=True)
         write_atomically(output / "config.yaml", as_yaml(config))
