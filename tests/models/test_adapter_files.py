@@ -128,6 +128,9 @@ def test_adapters_go_on_in_another_precision(
     stir(saved.module)
     save_model(saved, tmp_path)
     load_adapted(other.module, tmp_path)
+    taken_up = adapters(other.module)
+    for name, layer in adapters(saved.module).items():
+        assert torch.equal(taken_up[name].lora_B, layer.lora_B)
 
 
 @torch.no_grad()
