@@ -39,9 +39,15 @@ def qwen3() -> Any:
     return seeded(Qwen3ForCausalLM, Qwen3Config(**DIMENSIONS, head_dim=8), seed=1)
 
 
-def outcome(module: nn.Module, *, fused: bool, recompute: bool = False) -> list[Tensor]:
-    """The hidden states, then the gradient of every weight, in double precision."""
-    decoder = Decoder(module.double(), max_positions=8, fused=fused)
+def outcome(
+    module: nn.Module,
+    *,
+    fused: bool,
+    recompute: bool = False,
+    dtype: torch.dtype = torch.float64,
+) -> list[Tensor]:
+    """The hidden states, then the gradient of every weight."""
+    decoder = Decoder(module.to(dtype), max_positions=8, fused=fused)
     attend = PackedAttention(SEQUENCES, decoder.device)
     hidden_TE = decoder.hidden(attend.token_ids_T, attend.positions_T, attend, recompute=recompute)
     torch.manual_seed(2)
@@ -58,6 +64,15 @@ def test_hidden_states_and_gradients(make: Callable[[], Any]) -> None:
     torch.testing.assert_close(
         outcome(make(), fused=True, recompute=True), plain, atol=1e-6, rtol=1e-5
     )
+
+
+@pytest.mark.parametrize("make", [llama, qwen2, qwen3])
+def test_layers_run_again_give_the_same_bits(make: Callable[[], Any]) -> None:
+    kept, again = (
+        outcome(make(), fused=True, recompute=recompute, dtype=torch.bfloat16)
+        for recompute in (False, True)
+    )
+    assert all(torch.equal(one, other) for one, other in zip(kept, again, strict=True))
 
 
 def test_a_fused_module_still_holds_its_own_weights() -> None:

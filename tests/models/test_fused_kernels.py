@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Sequence
 from importlib.util import find_spec
 
 import pytest
@@ -115,6 +116,23 @@ def test_scores(vocabulary: int, entropic: bool) -> None:
     )
 
 
+@pytest.mark.parametrize(("n", "vocabulary", "width"), [(4, 300, 64), (130, 128, 72), (3, 9, 20)])
+@pytest.mark.parametrize("entropic", [False, True])
+def test_the_gradient_of_scores_whose_logits_are_gone(
+    n: int, vocabulary: int, width: int, entropic: bool
+) -> None:
+    from skyfleet.models.fused import triton_head
+
+    torch.manual_seed(0)
+    hidden, head = drawn(n, width, dtype=COARSE), drawn(vocabulary, width, dtype=COARSE) / 3
+    chosen = torch.randint(vocabulary, (n,), device=DEVICE)
+    _, entropy, total = twins.score(hidden.float() @ head.float().T, chosen, 0.8)
+    given = (hidden, head, chosen, total, entropy, drawn(n), drawn(n) if entropic else None, 0.8)
+    said, expected = (k.scores_back(*given) for k in (triton_head, twins))
+    assert said.dtype == expected.dtype == COARSE
+    torch.testing.assert_close(said, expected, atol=1e-2, rtol=1e-2)
+
+
 def test_folds() -> None:
     from skyfleet.models.fused import triton_scores
 
@@ -157,26 +175,95 @@ def test_a_row_of_a_product_is_the_same_bits_in_any_batch() -> None:
             assert torch.equal(part, whole[:n]), (depth, columns, n)
 
 
+def ends_of(lengths: Sequence[int]) -> Tensor:
+    return torch.tensor([0, *itertools.accumulate(lengths)], device=DEVICE, dtype=torch.int32)
+
+
+def plainly_attended(
+    q: Tensor, k: Tensor, v: Tensor, asked: Sequence[int], known: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """What float32 says, sequence by sequence; a sequence's last query sees all of its keys."""
+    outs, masses = [], []
+    group, width = q.shape[1] // k.shape[1], q.shape[2]
+    parts = zip(q.split(asked), k.split(known), v.split(known), strict=True)
+    for mine, keys, values in parts:
+        n, m = len(mine), len(keys)
+        keys, values = (x.repeat_interleave(group, dim=1) for x in (keys, values))
+        scores = torch.einsum("qhd,khd->hqk", mine, keys) * width**-0.5
+        later = torch.arange(m, device=DEVICE) > torch.arange(m - n, m, device=DEVICE)[:, None]
+        scores = scores.masked_fill(later, -torch.inf)
+        outs.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), values))
+        masses.append(scores.logsumexp(-1))
+    return torch.cat(outs), torch.cat(masses, dim=1)
+
+
 def test_attention_of_prompts_without_padding() -> None:
     from skyfleet.models.fused import triton_products
 
     torch.manual_seed(0)
     asked, known = [5, 130, 1], [5, 200, 70]
     q, k, v = (drawn(n, h, 64, dtype=COARSE) for n, h in ((136, 4), (275, 2), (275, 2)))
-    ends = [
-        torch.tensor([0, *itertools.accumulate(n)], device=DEVICE, dtype=torch.int32)
-        for n in (asked, known)
-    ]
-    said, masses = triton_products.read(q, k, v, ends[0], ends[1], max(asked))
-    for i, (n, m) in enumerate(zip(asked, known, strict=True)):
-        mine = q[ends[0][i] : ends[0][i + 1]].float()
-        keys, values = (
-            x[ends[1][i] : ends[1][i + 1]].float().repeat_interleave(2, dim=1) for x in (k, v)
-        )
-        scores = torch.einsum("qhd,khd->hqk", mine, keys) / 8
-        later = torch.arange(m, device=DEVICE) > torch.arange(m - n, m, device=DEVICE)[:, None]
-        scores = scores.masked_fill(later, -torch.inf)
-        expected = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values)
-        here = slice(int(ends[0][i]), int(ends[0][i + 1]))
-        torch.testing.assert_close(said[here].float(), expected, atol=2e-2, rtol=2e-2)
-        torch.testing.assert_close(masses[:, here], scores.logsumexp(-1), atol=1e-3, rtol=1e-3)
+    said = triton_products.read(q, k, v, ends_of(asked), ends_of(known), max(asked))
+    expected = plainly_attended(q.float(), k.float(), v.float(), asked, known)
+    torch.testing.assert_close(said[0].float(), expected[0], atol=2e-2, rtol=2e-2)
+    torch.testing.assert_close(said[1], expected[1], atol=1e-3, rtol=1e-3)
+
+
+def attention_gradients(
+    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, asked: Sequence[int], known: Sequence[int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    from skyfleet.models.fused import triton_gradient, triton_products
+
+    ends = ends_of(asked), ends_of(known)
+    out, total = triton_products.read(q, k, v, *ends, max(asked))
+    return triton_gradient.read_back(dout, q, k, v, out, total, *ends, max(asked), max(known))
+
+
+@pytest.mark.parametrize(
+    ("asked", "known"),
+    [([1], [1]), ([5, 130, 1, 64], [5, 130, 1, 64]), ([30, 1, 128], [200, 70, 192])],
+    ids=["one token", "ragged", "shared beginnings"],
+)
+@pytest.mark.parametrize(("heads", "width"), [((6, 2), 64), ((4, 4), 128), ((3, 1), 16)])
+def test_the_gradient_of_attention(
+    asked: Sequence[int], known: Sequence[int], heads: tuple[int, int], width: int
+) -> None:
+    torch.manual_seed(0)
+    q, dout = (drawn(sum(asked), heads[0], width, dtype=COARSE) for _ in range(2))
+    k, v = (drawn(sum(known), heads[1], width, dtype=COARSE) for _ in range(2))
+    said = attention_gradients(q, k, v, dout, asked, known)
+    exact = tuple(x.float().requires_grad_() for x in (q, k, v))
+    out, _ = plainly_attended(exact[0], exact[1], exact[2], asked, known)
+    expected = torch.autograd.grad(out, exact, dout.float())
+    for mine, plain in zip(said, expected, strict=True):
+        assert (mine.float() - plain).norm() <= 1e-2 * plain.norm() + 1e-4
+
+
+@pytest.mark.parametrize("width", [32, 128])
+def test_a_sequence_has_the_same_gradient_alone_and_in_a_pack(width: int) -> None:
+    torch.manual_seed(0)
+    asked, known = [70, 33, 129], [70, 100, 129]
+    q, dout = (drawn(sum(asked), 2, width, dtype=COARSE) for _ in range(2))
+    k, v = (drawn(sum(known), 1, width, dtype=COARSE) for _ in range(2))
+    packed = attention_gradients(q, k, v, dout, asked, known)
+    alone = attention_gradients(
+        q[70:103], k[70:170], v[70:170], dout[70:103], asked[1:2], known[1:2]
+    )
+    places = slice(70, 103), slice(70, 170), slice(70, 170)
+    for whole, place, part in zip(packed, places, alone, strict=True):
+        assert torch.equal(whole[place], part)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="one program at a time has one order")
+@pytest.mark.parametrize(("heads", "width"), [((9, 3), 64), ((16, 8), 128)])
+def test_gradients_of_attention_are_the_same_bits_every_time(
+    heads: tuple[int, int], width: int
+) -> None:
+    torch.manual_seed(0)
+    lengths = [1024, 700, 1500, 1024] * 4
+    q, dout = (drawn(sum(lengths), heads[0], width, dtype=COARSE) for _ in range(2))
+    k, v = (drawn(sum(lengths), heads[1], width, dtype=COARSE) for _ in range(2))
+    first = attention_gradients(q, k, v, dout, lengths, lengths)
+    for _ in range(3):
+        again = attention_gradients(q, k, v, dout, lengths, lengths)
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))

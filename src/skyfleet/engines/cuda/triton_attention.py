@@ -124,12 +124,12 @@ def attend(
             q_NHD, keys, values, kin.members_SZ, kin.shared_S, table_NM, table_width,
             kin.most_SH, kin.total_SH, kin.out_SHD, scale,
             EACH=max(4, triton.next_power_of_2(group)), SEATS=SEATS, **shape,
-            num_warps=4, num_stages=3,
+            num_warps=4, num_stages=2,
         )  # fmt: skip
     state = (q_NHD,) * 4 if kin is None else (kin.met_S, kin.most_SH, kin.total_SH, kin.out_SHD)
     _attend_kernel[(n, n_kv)](
         q_NHD, keys, values, out_NHD, lengths_N, active_N, table_NM, table_width, *state, scale,
         ROWS=max(rows, triton.next_power_of_2(group)), SHARES=kin is not None, **shape,
-        num_warps=4, num_stages=3,
+        num_warps=4, num_stages=1 if kin is not None and width > 64 else 2,
     )  # fmt: skip
     return out_NHD

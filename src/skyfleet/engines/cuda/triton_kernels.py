@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from skyfleet.models.fused.triton_kernels import turned_heads
-from skyfleet.models.fused.triton_scores import tempered_mass
+from skyfleet.models.fused.triton_scores import UNFUSED, tempered_logprob, tempered_mass
 
 
 @triton.jit
@@ -92,8 +92,8 @@ def _speak_kernel(
         last = tl.maximum(last, likely)
         before += tl.sum(mass, axis=0)
     token = tl.where(token < 0, last, token)
-    chosen = tl.load(base + token).to(tl.float32) * factor
-    logprob = tl.where(greedy, 0.0, chosen - (top + tl.log(total_all)))
+    logprob = tempered_logprob(base, token, factor, top, total_all)
+    logprob = tl.where(greedy, 0.0, logprob)
     active = tl.load(active_ptr + slot) != 0
     step = tl.load(step_ptr)
     tl.store(out_tokens_ptr + step * rows + slot, tl.where(active, token, -1))
@@ -122,5 +122,5 @@ def speak(
     _speak_kernel[(m,)](
         logits_MV, slots_M, vocabulary, factors_S, uniforms_SW, uniforms_SW.shape[1], stops_SZ,
         tokens_S, lengths_S, active_S, said_S, most_S, step_1, out_tokens_KS, out_logprobs_KS,
-        out_tokens_KS.shape[1], STOPS=stops_SZ.shape[1], BLOCK=4096, num_warps=8,
+        out_tokens_KS.shape[1], STOPS=stops_SZ.shape[1], BLOCK=4096, num_warps=8, **UNFUSED,
     )  # fmt: skip

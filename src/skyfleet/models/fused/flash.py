@@ -79,17 +79,11 @@ class _FlashVarlen(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q_THD, k_LKD, v_LKD, out, total = ctx.saved_tensors
-        nothing_random = torch.zeros(2, dtype=torch.uint64, device=q_THD.device)
-        # Otherwise queries' gradients are added up in whatever order they come.
-        before = torch.are_deterministic_algorithms_enabled()
-        torch.use_deterministic_algorithms(True)
-        try:
-            dq, dk, dv = torch.ops.aten._flash_attention_backward(
-                grads[0].contiguous(), q_THD, k_LKD, v_LKD, out, total,
-                *_places(ctx.ends), 0.0, True, nothing_random, nothing_random,
-            )  # fmt: skip
-        finally:
-            torch.use_deterministic_algorithms(before)
+        ends: Ends = ctx.ends
+        dq, dk, dv = kernels(q_THD.device, "gradient").read_back(
+            grads[0].contiguous(), q_THD, k_LKD, v_LKD, out, total,
+            ends.queries, ends.keys, ends.most_queries, ends.most_keys,
+        )  # fmt: skip
         return dq, dk, dv, None
 
 
@@ -106,7 +100,3 @@ class _TakeShared(Function):
             grads[0].contiguous(), shared.starts_R, shared.places_L
         )
         return folded, None
-
-
-def _places(ends: Ends) -> tuple[Tensor, Tensor, int, int]:
-    return ends.queries, ends.keys, ends.most_queries, ends.most_keys

@@ -86,6 +86,7 @@ class _AddNorm(Function):
     ) -> tuple[Tensor, Tensor]:
         sum_TE, out_TE, scale_T = kernels(delta_TE.device).add_norm(x_TE, delta_TE, weight_E, eps)
         ctx.save_for_backward(sum_TE, scale_T, weight_E)
+        ctx.delta_dtype = delta_TE.dtype
         ctx.set_materialize_grads(False)
         return sum_TE, out_TE
 
@@ -98,7 +99,8 @@ class _AddNorm(Function):
         dx_TE, ddelta_TE, dweight_E = kernels(sum_TE.device).add_norm_back(
             dsum_TE, dout_TE.contiguous(), sum_TE, scale_T, weight_E
         )
-        return dx_TE if ctx.needs_input_grad[0] else None, ddelta_TE, dweight_E, None
+        of_delta_TE = dx_TE if ctx.delta_dtype == dx_TE.dtype else ddelta_TE
+        return dx_TE if ctx.needs_input_grad[0] else None, of_delta_TE, dweight_E, None
 
 
 class _Turn(Function):
@@ -207,15 +209,15 @@ class _Scores(Function):
         dhead_VE = None
         for start in range(0, len(hidden_NE), ctx.chunk_size):
             here = slice(start, start + ctx.chunk_size)
-            dlogits_CV = kernels(hidden_NE.device, "scores").score_back(
-                product(hidden_NE[here], head_VE, dtype=wide(hidden_NE.dtype)),
+            dlogits_CV = kernels(hidden_NE.device, "head").scores_back(
+                hidden_NE[here],
+                head_VE,
                 chosen_N[here],
                 total_N[here],
                 entropy_N[here],
                 dlogprobs_N[here].contiguous(),
                 dentropy_N[here].contiguous() if ctx.entropic and dentropy_N is not None else None,
                 ctx.temperature,
-                hidden_NE.dtype,
             )
             torch.mm(dlogits_CV, head_VE, out=dhidden_NE[here])
             if ctx.needs_input_grad[1]:

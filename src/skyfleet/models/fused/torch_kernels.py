@@ -21,7 +21,7 @@ def add_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     sum_TE = _wide(delta_TE) if x_TE is None else x_TE + delta_TE
     scale_T = torch.rsqrt(sum_TE.square().mean(dim=-1) + eps)
-    out_TE = (sum_TE * scale_T[:, None] * weight_E).to(delta_TE.dtype)
+    out_TE = (sum_TE * scale_T[:, None] * weight_E).to(weight_E.dtype)
     return sum_TE, out_TE, scale_T
 
 
@@ -114,6 +114,21 @@ def score_back(
     if dentropy_C is not None:
         dlogits_CV -= dentropy_C[:, None] * shares_CV * (logprobs_CV + entropy_C[:, None])
     return (dlogits_CV / temperature).to(dtype)
+
+
+def scores_back(
+    hidden_CE: Tensor,
+    head_VE: Tensor,
+    chosen_C: Tensor,
+    total_C: Tensor,
+    entropy_C: Tensor,
+    dlogprobs_C: Tensor,
+    dentropy_C: Tensor | None,
+    temperature: float,
+) -> Tensor:
+    logits_CV = product(hidden_CE, head_VE, dtype=_wide(hidden_CE).dtype)
+    given = (chosen_C, total_C, entropy_C, dlogprobs_C, dentropy_C)
+    return score_back(logits_CV, *given, temperature, hidden_CE.dtype)
 
 
 def fold(taken_LX: Tensor, starts_R: Tensor, users_L: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ def add_norm(
     """The float32 sum, its RMS norm in the weights' type, and each row's scale."""
     n, width = delta_TE.shape
     sum_TE = torch.empty(n, width, dtype=torch.float32, device=delta_TE.device)
-    out_TE = torch.empty_like(delta_TE)
+    out_TE = torch.empty_like(delta_TE, dtype=weight_E.dtype)
     scale_T = torch.empty(n, dtype=torch.float32, device=delta_TE.device)
     _add_norm_kernel[(n,)](
         sum_TE if x_TE is None else x_TE, delta_TE, weight_E, sum_TE, out_TE, scale_T, eps,

@@ -11,15 +11,26 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+STEP = 64
+"""How deep a block is, whatever its tile: every row is summed in steps of so much."""
+
+
+def blocks(x_NE: Tensor, n: int) -> TensorDescriptor:
+    """As Hopper's copy engine fetches them, `n` rows at a time; its rows are multiples of 16 bytes."""
+    if short := -x_NE.shape[1] % 8:
+        x_NE = pad(x_NE, (0, short))
+    return TensorDescriptor.from_tensor(x_NE.contiguous(), [n, STEP])
 
 
 # Every kernel takes seconds to compile: one for all sizes, where size does not matter.
 @triton.jit(do_not_specialize=["n_rows"])
 def _product_kernel(
-    x_ptr, weight_ptr, bias_ptr, out_ptr, n_rows, n_columns, depth,
+    x, weight, bias_ptr, out_ptr, n_rows, n_columns, depth,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, BAND: tl.constexpr,
-    EVEN: tl.constexpr, BIASED: tl.constexpr,
+    BIASED: tl.constexpr,
 ):  # fmt: skip
     # Programs that run at the same time take a band of rows: they share what they load.
     program = tl.program_id(0)
@@ -29,20 +40,14 @@ def _product_kernel(
     height = min(down - first, BAND)
     row_block = first + program % (BAND * across) % height
     column_block = program % (BAND * across) // height
-    row = row_block.to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = column_block.to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
-    at = tl.arange(0, STEP)
-    x_at = x_ptr + tl.minimum(row, n_rows - 1)[:, None] * depth + at[None, :]
-    weight_at = weight_ptr + tl.minimum(column, n_columns - 1)[None, :] * depth + at[:, None]
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, depth, STEP):
-        if EVEN:
-            x = tl.load(x_at + start)
-            weight = tl.load(weight_at + start)
-        else:
-            x = tl.load(x_at + start, mask=(start + at < depth)[None, :], other=0.0)
-            weight = tl.load(weight_at + start, mask=(start + at < depth)[:, None], other=0.0)
-        total = tl.dot(x, weight, total)
+        # What lies outside is read as 0.
+        x_block = x.load([row_block * ROWS, start])
+        weight_block = weight.load([column_block * COLUMNS, start])
+        total = tl.dot(x_block, weight_block.T, total)
+    row = row_block.to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = column_block.to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     if BIASED:
         bias = tl.load(bias_ptr + tl.minimum(column, n_columns - 1)).to(tl.float32)
         total += bias[None, :]
@@ -65,28 +70,26 @@ def product(
     out_TF = torch.empty(n_rows, n_columns, dtype=dtype, device=x_TE.device)
     rows, columns, warps, stages = _tile(n_rows, n_columns, depth)
     _product_kernel[(triton.cdiv(n_rows, rows) * triton.cdiv(n_columns, columns),)](
-        x_TE.contiguous(), weight_FE, weight_FE if bias_F is None else bias_F, out_TF,
-        n_rows, n_columns, depth, ROWS=rows, COLUMNS=columns, STEP=64, BAND=8,
-        EVEN=depth % 64 == 0, BIASED=bias_F is not None,
+        blocks(x_TE, rows), blocks(weight_FE, columns),
+        weight_FE if bias_F is None else bias_F, out_TF, n_rows, n_columns, depth,
+        ROWS=rows, COLUMNS=columns, STEP=STEP, BAND=8, BIASED=bias_F is not None,
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out_TF
 
 
-_TILES = ((128, 256, 8, 3), (128, 128, 4, 4), (128, 64, 4, 4), (64, 64, 4, 4))
-
-
 def _tile(n_rows: int, n_columns: int, depth: int) -> tuple[int, int, int, int]:
     """Rows, columns, warps and stages: measured on an H200, and the same bits whichever it is."""
     if n_rows <= 64:
-        return (64, 64 if n_columns >= 6400 else 32, 4, 4)
-    if n_rows >= 4096 and (depth >= 2048 or 0 < n_columns % 256 <= 128):
-        return (256, 128, 8, 3)
-    for tile in _TILES:
-        # Enough of them for every multiprocessor to have work.
-        if triton.cdiv(n_rows, tile[0]) * triton.cdiv(n_columns, tile[1]) >= 70:
-            return tile
-    return _TILES[-1]
+        columns = 32 if n_columns <= 2048 else 64 if n_columns <= 8192 else 256
+        return (64, columns, 4, 4 if columns == 256 else 6)
+    if n_rows >= 4096 and depth >= 1024:
+        return (256, 128, 8, 4)
+    if triton.cdiv(n_rows, 128) * triton.cdiv(n_columns, 128) >= 150:
+        return (128, 128, 4, 4 if depth >= 2048 else 3)
+    # Smaller ones, so that every multiprocessor has work.
+    n_tiles = triton.cdiv(n_rows, 128) * triton.cdiv(n_columns, 64)
+    return (128 if n_tiles >= 70 else 64, 64, 4, 6)
 
 
 @triton.jit

@@ -33,6 +33,15 @@ def tempered_mass(base, factor, vocabulary, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def tempered_logprob(base, token, factor, top, mass):
+    return tl.load(base + token).to(tl.float32) * factor - (top + tl.log(mass))
+
+
+UNFUSED = {"enable_fp_fusion": False}
+"""Whether a product is rounded before it is added must not be each kernel's own choice."""
+
+
+@triton.jit
 def _score_kernel(
     logits_ptr, chosen_ptr, logprobs_ptr, entropy_ptr, total_ptr, factor, vocabulary,
     BLOCK: tl.constexpr,
@@ -41,8 +50,8 @@ def _score_kernel(
     base = logits_ptr + row * vocabulary
     top, mass, weighted = tempered_mass(base, factor, vocabulary, BLOCK)
     logarithm = top + tl.log(mass)
-    chosen = tl.load(base + tl.load(chosen_ptr + row)) * factor
-    tl.store(logprobs_ptr + row, chosen - logarithm)
+    logprob = tempered_logprob(base, tl.load(chosen_ptr + row), factor, top, mass)
+    tl.store(logprobs_ptr + row, logprob)
     tl.store(entropy_ptr + row, logarithm - weighted / mass)
     tl.store(total_ptr + row, logarithm)
 
@@ -55,7 +64,7 @@ def score(logits_CV: Tensor, chosen_C: Tensor, temperature: float) -> tuple[Tens
     ).unbind()
     _score_kernel[(n,)](
         logits_CV, chosen_C, logprobs_C, entropy_C, total_C, 1.0 / temperature, vocabulary,
-        BLOCK=4096, num_warps=8,
+        BLOCK=4096, num_warps=8, **UNFUSED,
     )  # fmt: skip
     return logprobs_C, entropy_C, total_C
 
