@@ -10,7 +10,7 @@ from tests.trajectories.making import attempt, group, transcript
 from skyfleet.algorithms.advantages import grpo
 from skyfleet.algorithms.credit import advantage_metrics, assign_credit
 from skyfleet.algorithms.filters import drop_zero_variance, keep_graded, zero_unfinished
-from skyfleet.algorithms.sample import Sample
+from skyfleet.algorithms.sample import Sample, runs_of
 from skyfleet.chat.transcript import Transcript
 from skyfleet.errors import ConfigError
 from skyfleet.trajectories.trajectory import Ending, Group
@@ -44,6 +44,21 @@ def test_the_advantage_stands_on_chosen_tokens_and_zero_elsewhere() -> None:
     assert sample.logprobs == (0.0, 0.0, -0.1, 0.0, -0.2, -0.3)
     assert sample.policy_version == 3  # the oldest that spoke
     assert sample.n_chosen == 3
+
+
+@pytest.mark.parametrize(
+    ("mask", "runs"),
+    [
+        ([], []),
+        ([0, 0], []),
+        ([0, 1, 1], [(1, 3)]),
+        ([1, 0, 1, 1, 0, 0, 1], [(0, 1), (2, 4), (6, 7)]),
+    ],
+)
+def test_a_run_ends_where_the_policy_is_silent(
+    mask: list[int], runs: list[tuple[int, int]]
+) -> None:
+    assert runs_of([bool(chosen) for chosen in mask]) == runs
 
 
 def test_what_follows_the_last_chosen_token_is_left_out() -> None:

@@ -75,6 +75,22 @@ async def test_a_groups_prompt_is_read_once() -> None:
     assert speaker.tokens_computed == 40 + 5 * (40 - 32) + 6 * 12
 
 
+async def test_a_group_begins_in_the_round_that_reads_its_prompt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    speaker, rounds = engine(steps_a_round=11), 0
+    begin = speaker._slots.begin
+
+    def counted() -> None:
+        nonlocal rounds
+        rounds += 1
+        begin()
+
+    monkeypatch.setattr(speaker._slots, "begin", counted)
+    await asyncio.gather(*(speaker.generate(PROMPT, SAMPLING, session=f"s{n}") for n in range(6)))
+    assert rounds == 1  # the first token of twelve, and eleven more
+
+
 async def test_new_weights_leave_nothing_of_the_old() -> None:
     decoder = small_decoder()
     speaker = engine(decoder)

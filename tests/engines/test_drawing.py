@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from math import inf, log
 
+import numpy as np
 import pytest
 import torch
 
-from skyfleet.engines.drawing import draw
+from skyfleet.engines.drawing import draw, randomness_of
 from skyfleet.engines.sampling import SamplingParams
 
 PROBS = (0.15, 0.5, 0.1, 0.25)
@@ -79,3 +81,9 @@ def test_a_large_vocabulary_never_yields_a_token_that_was_cut() -> None:
     for sampling in (SamplingParams(), SamplingParams(top_k=40), SamplingParams(top_p=0.9)):
         _, logprobs_N = draw(logits_NV, sampling, uniforms)
         assert all(logprob > -inf for logprob in logprobs_N.tolist())
+
+
+def test_a_seed_a_session_and_a_position_are_the_key_of_a_philox() -> None:
+    key = int.from_bytes(blake2b(b"7|task/3|24", digest_size=16).digest())
+    expected = np.random.Generator(np.random.Philox(key=key)).random(5)
+    assert randomness_of(7, "task/3", 24).random(5).tolist() == expected.tolist()

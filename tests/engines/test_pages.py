@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from skyfleet.engines.cuda.pages import PAGE, PagePool, page_digests
+from skyfleet.engines.cuda.pages import PAGE, PagePool, page_digests, pool_size
 
 
 def test_page_zero_is_nobodys() -> None:
@@ -62,6 +62,12 @@ def test_a_digest_stands_for_everything_before_it() -> None:
     assert len(page_digests(one)) == 40 // PAGE
     assert not set(page_digests(one)) & set(page_digests(other))
     assert page_digests(one, page_digests(one[:16])) == page_digests(one)
+
+
+def test_a_pool_holds_what_is_wanted_or_what_fits_and_one_page_of_nobodys() -> None:
+    assert pool_size(100, 2, None) == 1 + 7  # of 16 tokens
+    assert pool_size(100, 2, 5 * 32 + 31) == 1 + 5
+    assert pool_size(100, 2, 1 << 20) == 1 + 7
 
 
 def test_ten_thousand_random_deeds_leave_the_books_balanced() -> None:

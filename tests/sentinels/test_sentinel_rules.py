@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from tests.fakes.small_models import small_decoder
 
@@ -60,6 +61,19 @@ def test_one_changed_weight_changes_the_fingerprint() -> None:
 def test_swapped_halves_change_the_fingerprint() -> None:
     weight = torch.arange(16.0)
     assert not fingerprint({"a": weight}).equal(fingerprint({"a": weight.roll(8)}))
+
+
+def test_tensors_of_one_shape_have_a_row_each_however_many_are_summed_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weights = {"a": torch.arange(16.0), "b": torch.ones(3), "c": -torch.arange(16.0)}
+    together = fingerprint(weights)
+    monkeypatch.setattr("skyfleet.sentinels.fingerprint.AT_ONCE_BYTES", 0)
+    assert together.equal(fingerprint(weights))
+    # One is 0x3f800000; three do not divide into eight blocks.
+    assert together[2].tolist() == [3 * 0x3F800000] * 8
+    swapped = {"a": weights["c"], "b": weights["b"], "c": weights["a"]}
+    assert not together.equal(fingerprint(swapped))
 
 
 def test_weights_differ_by_bits_by_shape_and_by_absence() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import fsum
 
 from skyfleet.algorithms.advantages import Estimator, GroupEstimator, WholeBatch
-from skyfleet.algorithms.sample import Sample
+from skyfleet.algorithms.sample import Sample, runs_of
 from skyfleet.chat.transcript import Transcript
 from skyfleet.errors import ConfigError
 from skyfleet.trajectories.trajectory import Group, Trajectory
@@ -30,11 +30,11 @@ def assign_credit(
         for attempt, trajectory in enumerate(graded):
             if mask_unfinished and trajectory.ending.truncated:
                 continue
-            samples.extend(
-                replace(sample, attempt=attempt, group_rewards=rewards)
+            told = (
+                credited(trajectory, transcript, 0.0, attempt=attempt, group_rewards=rewards)
                 for transcript in trajectory.transcripts
-                if (sample := credited(trajectory, transcript, 0.0)).n_chosen
             )
+            samples.extend(sample for sample in told if sample.token_ids)
     return credit(samples, estimate)
 
 
@@ -54,19 +54,30 @@ def credit(samples: Sequence[Sample], estimate: Estimator) -> list[Sample]:
     ]
 
 
-def credited(trajectory: Trajectory, transcript: Transcript, advantage: float) -> Sample:
+def credited(
+    trajectory: Trajectory,
+    transcript: Transcript,
+    advantage: float,
+    *,
+    attempt: int = 0,
+    group_rewards: tuple[float, ...] = (),
+) -> Sample:
     """Up to the last chosen token: what an episode heard after it predicts nothing."""
-    end = max((at for at, chosen in enumerate(transcript.loss_mask, 1) if chosen), default=0)
-    loss_mask = tuple(transcript.loss_mask[:end])
+    runs = runs_of(transcript.loss_mask)
+    end = runs[-1][1] if runs else 0
+    # A tuple's slice up to its end is the tuple itself: mostly nothing is copied twice.
+    loss_mask = tuple(transcript.loss_mask)[:end]
     return Sample(
         task_key=trajectory.task_key,
         env_key=trajectory.env_key,
-        token_ids=tuple(transcript.token_ids[:end]),
+        token_ids=tuple(transcript.token_ids)[:end],
         loss_mask=loss_mask,
-        logprobs=tuple(transcript.logprobs[:end]),
+        logprobs=tuple(transcript.logprobs)[:end],
         advantages=_spread(advantage, loss_mask),
         # Weights may arrive between two turns; the oldest version decides how stale a sample is.
         policy_version=min(transcript.policy_versions, default=0),
+        attempt=attempt,
+        group_rewards=group_rewards,
     )
 
 
@@ -80,20 +91,18 @@ def _advantages(estimate: GroupEstimator, rewards: Sequence[float]) -> list[floa
     return advantages
 
 
-def _spread(advantage: float, loss_mask: tuple[bool, ...]) -> tuple[float, ...]:
+def _spread(advantage: float, loss_mask: Sequence[bool]) -> tuple[float, ...]:
     if not advantage:
         return (0.0,) * len(loss_mask)
-    return tuple(advantage if chosen else 0.0 for chosen in loss_mask)
+    spread = [0.0] * len(loss_mask)
+    for begin, end in runs_of(loss_mask):
+        spread[begin:end] = [advantage] * (end - begin)
+    return tuple(spread)
 
 
 def advantage_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     """`loss/*`: the advantages the learner is given, over chosen tokens."""
-    values = [
-        advantage
-        for sample in samples
-        for advantage, chosen in zip(sample.advantages, sample.loss_mask, strict=True)
-        if chosen
-    ]
+    values = [value for sample in samples for value in sample.at_chosen(sample.advantages)]
     if not values:
         return {"loss/num_samples": 0.0}
     return {

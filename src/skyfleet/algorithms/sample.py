@@ -45,6 +45,11 @@ class Sample:
             raise ValueError(f"task {self.task_key}: the first token has nothing to predict it")
 
     @property
+    def runs(self) -> list[tuple[int, int]]:
+        """From where up to where the policy spoke, turn after turn."""
+        return runs_of(self.loss_mask)
+
+    @property
     def n_chosen(self) -> int:
         return sum(self.loss_mask)
 
@@ -56,3 +61,16 @@ class Sample:
         """From one value a chosen token, one a token: zero where the policy did not choose."""
         each = iter(values)
         return tuple(next(each) if chosen else 0.0 for chosen in self.loss_mask)
+
+
+def runs_of(loss_mask: Sequence[bool]) -> list[tuple[int, int]]:
+    """`runs_of([False, True, True, False, True])` is `[(1, 3), (4, 5)]`."""
+    # As bytes, because a step looks through a hundred thousand.
+    marks = bytes(loss_mask) + b"\0"
+    runs: list[tuple[int, int]] = []
+    begin = marks.find(1)
+    while begin >= 0:
+        end = marks.find(0, begin)
+        runs.append((begin, end))
+        begin = marks.find(1, end)
+    return runs

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import groupby
 
 import numpy as np
 
@@ -61,11 +60,7 @@ def split_turns(samples: Sequence[Sample]) -> list[Sample]:
 
 def _turns(sample: Sample) -> list[Sample]:
     turns: list[Sample] = []
-    end = 0
-    for chosen, run in groupby(sample.loss_mask):
-        begin, end = end, end + len(list(run))
-        if not chosen:
-            continue
+    for begin, end in sample.runs:
         mask = (False,) * begin + (True,) * (end - begin)
 
         def only(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.random.bit_generator import ISeedSequence
 from torch import Tensor
 
 from skyfleet.engines.sampling import SamplingParams
@@ -53,4 +55,15 @@ def randomness_of(seed: int | None, session: str, position: int) -> np.random.Ge
     if seed is None:
         return np.random.default_rng()
     digest = blake2b(f"{seed}|{session}|{position}".encode(), digest_size=16).digest()
-    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest)))
+    key: Any = _Key(digest)  # numpy's types name one kind of seed sequence, its code takes any
+    return np.random.Generator(np.random.Philox(key))
+
+
+class _Key(ISeedSequence):
+    """`Philox(key=...)` at half its cost: that one asks the system for randomness, to no end."""
+
+    def __init__(self, digest: bytes) -> None:
+        self._digest = digest
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint64) -> np.ndarray:
+        return np.frombuffer(self._digest[::-1], "<u8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, compress
 
 import numpy as np
 import torch
@@ -129,28 +130,31 @@ def _micro_batch(
     device: torch.device,
 ) -> MicroBatch:
     attention = PackedAttention([s.token_ids for s in samples], device)
-    masks = [np.asarray(s.loss_mask, dtype=bool) for s in samples]
-    counts = [mask.sum() for mask in masks]
+    masks, counts = [s.loss_mask for s in samples], [s.n_chosen for s in samples]
 
     def chosen(values: Iterable[Sequence[float]], dtype: type) -> Tensor:
         """Of one sequence of values a sample, those at chosen tokens."""
-        parts = [np.asarray(v, dtype)[mask] for v, mask in zip(values, masks, strict=True)]
-        return torch.from_numpy(np.concatenate(parts)).to(device)
+        each = chain.from_iterable(map(compress, values, masks))
+        return torch.from_numpy(np.fromiter(each, dtype, sum(counts))).to(device)
 
     def repeated(values: Sequence[float], dtype: type) -> Tensor:
         """One value a sample, for each of its chosen tokens."""
         return torch.from_numpy(np.repeat(np.asarray(values, dtype), counts)).to(device)
 
     rows_N = repeated(range(len(samples)), np.int64)
-    at_N = chosen((range(len(mask)) for mask in masks), np.int64)
+    at_N = chosen((range(len(s.token_ids)) for s in samples), np.int64)
+    behaviour_N = chosen((s.logprobs for s in samples), np.float32)
+    old_N = behaviour_N
+    if any(s.old_logprobs for s in samples):
+        old_N = chosen((s.old_logprobs or s.logprobs for s in samples), np.float32)
     return MicroBatch(
         members=members,
         attention=attention,
         before_N=attention.rows_BL[rows_N, at_N - 1],
         chosen_N=chosen((s.token_ids for s in samples), np.int64),
         lengths_B=torch.from_numpy(np.asarray(counts, np.int64)).to(device),
-        behaviour_logprobs_N=chosen((s.logprobs for s in samples), np.float32),
-        old_logprobs_N=chosen((s.old_logprobs or s.logprobs for s in samples), np.float32),
+        behaviour_logprobs_N=behaviour_N,
+        old_logprobs_N=old_N,
         advantages_N=chosen((s.advantages for s in samples), np.float32),
         weights_N=repeated(weights, np.float32),
         kl_weights_N=repeated(kl_weights, np.float32),

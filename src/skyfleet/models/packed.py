@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import compress, count
+from operator import ne
 
 import numpy as np
 import torch
@@ -119,7 +121,4 @@ def take_rows(x: Tensor, rows: Tensor) -> Tensor:
 
 def _shared(a: Sequence[int], b: Sequence[int]) -> int:
     """How many tokens two sequences begin with in common."""
-    for n, (left, right) in enumerate(zip(a, b, strict=False)):
-        if left != right:
-            return n
-    return min(len(a), len(b))
+    return next(compress(count(), map(ne, a, b)), min(len(a), len(b)))

@@ -16,9 +16,10 @@ def engine_weights(synced: Synced) -> Finding | None:
             layers=len(names),
             first=names[0],
         )
-    ours = weights_of(synced.learner)
     for number, engine in enumerate(synced.engines):
-        theirs = weights_of(engine)
+        if getattr(engine, "_decoder", None) is decoder:
+            continue  # the very same, or both elsewhere
+        ours, theirs = weights_of(synced.learner), weights_of(engine)
         if ours is None or theirs is None:
             continue  # in another process: its own sync has to tell
         if names := differing(ours, theirs):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from skyfleet.models.bit_sums import bit_sums
+from skyfleet.models.bit_sums import bit_sums, bit_sums_of_each
+
+AT_ONCE_BYTES = 1 << 28
+"""Copied side by side at most."""
 
 Weights = Mapping[str, Tensor]
 
@@ -21,7 +24,18 @@ def weights_of(holder: object) -> Weights | None:
 @torch.no_grad()
 def fingerprint(weights: Weights) -> Tensor:
     """Sums of the bits, a row a tensor, on the CPU."""
-    return torch.stack([bit_sums(weight) for weight in weights.values()]).cpu()
+    alike: dict[tuple[torch.Size, torch.dtype], list[Tensor]] = {}
+    for weight in weights.values():
+        alike.setdefault((weight.shape, weight.dtype), []).append(weight)
+    rows = [_rows(same) for same in alike.values()]
+    return torch.cat(rows).cpu()
+
+
+def _rows(same: Sequence[Tensor]) -> Tensor:
+    """A model has hundreds of tensors of ten shapes: asked one by one, small ones keep a GPU waiting."""
+    if same[0].nbytes * len(same) > AT_ONCE_BYTES:
+        return torch.stack([bit_sums(weight) for weight in same])
+    return bit_sums_of_each(torch.stack(list(same)))
 
 
 @torch.no_grad()

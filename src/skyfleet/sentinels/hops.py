@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -16,7 +16,7 @@ from skyfleet.learner.mini_batches import mini_batches
 from skyfleet.sentinels.expected import Expected
 from skyfleet.sentinels.loss_witness import SeenLoss
 from skyfleet.sentinels.witness import Speech
-from skyfleet.trajectories.trajectory import Group
+from skyfleet.trajectories.trajectory import Group, Trajectory
 
 CLOSELY = 32_000
 """Tokens a step that are compared one by one."""
@@ -38,8 +38,18 @@ class Digest(NamedTuple):
     logprobs: float
 
     @classmethod
-    def of(cls, sample: Sample) -> Digest:
-        return cls(sample.n_chosen, sum(sample.advantages), sum(sample.logprobs))
+    def of_each(cls, samples: Sequence[Sample]) -> list[Digest]:
+        masks, advantages = (s.loss_mask for s in samples), (s.advantages for s in samples)
+        logprobs = (s.logprobs for s in samples)
+        return list(map(cls, map(sum, masks), map(sum, advantages), map(sum, logprobs)))
+
+
+def numbered(groups: Iterable[Group]) -> dict[tuple[str, int], Trajectory]:
+    """A task's graded attempts, one after another, whichever group they are in."""
+    by_task: dict[str, list[Trajectory]] = {}
+    for group in groups:
+        by_task.setdefault(group.task_key, []).extend(group.graded)
+    return {(key, n): attempt for key, own in by_task.items() for n, attempt in enumerate(own)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +75,8 @@ class Credited:
     step: int
     groups: Sequence[Group]
     kept: Kept
+    attempts: Mapping[tuple[str, int], Trajectory]
+    """Task and number -> attempt, as credit numbers them."""
     samples: Sequence[Sample]
     digests: Sequence[Digest]
 

@@ -9,16 +9,12 @@ from skyfleet.algorithms.sample import Sample
 from skyfleet.chat.transcript import Transcript
 from skyfleet.sentinels.finding import Finding, found
 from skyfleet.sentinels.hops import Credited
-from skyfleet.trajectories.trajectory import Trajectory
-
-Attempts = dict[tuple[str, int], Trajectory]
 
 
 def trained_tokens(credited: Credited) -> Finding | None:
     """Every sample is a transcript of its attempt, up to its last chosen token."""
-    attempts = _attempts(credited)
     for sample in credited.closely:
-        attempt = attempts.get((sample.task_key, sample.attempt))
+        attempt = credited.attempts.get((sample.task_key, sample.attempt))
         transcript = attempt and next((t for t in attempt.transcripts if _begins(t, sample)), None)
         where: dict[str, float | str] = {"task": sample.task_key, "attempt": sample.attempt}
         if not transcript:
@@ -47,9 +43,9 @@ def token_conservation(credited: Credited) -> Finding | None:
     for sample, digest in zip(credited.samples, credited.digests, strict=True):
         place = (sample.task_key, sample.attempt)
         trained[place] = trained.get(place, 0) + digest.n_chosen
-    for place, attempt in _attempts(credited).items():
+    for place, attempt in credited.attempts.items():
         masked = credited.expected.mask_unfinished and attempt.ending.truncated
-        sampled = sum(transcript.loss_mask.count(True) for transcript in attempt.transcripts)
+        sampled = sum(sum(transcript.loss_mask) for transcript in attempt.transcripts)
         if trained.get(place, 0) != (0 if masked else sampled):
             return found(
                 "an attempt's samples hold another number of tokens than it sampled",
@@ -60,18 +56,6 @@ def token_conservation(credited: Credited) -> Finding | None:
                 ending=str(attempt.ending),
             )
     return None
-
-
-def _attempts(credited: Credited) -> Attempts:
-    """As credit numbers them: a task's graded attempts, one after another."""
-    attempts: Attempts = {}
-    counts: dict[str, int] = {}
-    for group in credited.kept.groups:
-        for attempt in group.graded:
-            number = counts.get(group.task_key, 0)
-            attempts[group.task_key, number] = attempt
-            counts[group.task_key] = number + 1
-    return attempts
 
 
 def _begins(transcript: Transcript, sample: Sample) -> bool:

@@ -21,7 +21,7 @@ from skyfleet.learner.learner import Learner, StepReport
 from skyfleet.sentinels.expected import Expected
 from skyfleet.sentinels.finding import Finding
 from skyfleet.sentinels.fingerprint import fingerprint, weights_of
-from skyfleet.sentinels.hops import Credited, Digest, Learned, Played, Synced, Told
+from skyfleet.sentinels.hops import Credited, Digest, Learned, Played, Synced, Told, numbered
 from skyfleet.sentinels.loss_witness import LossWitness
 from skyfleet.sentinels.memory import Memory
 from skyfleet.sentinels.roster import ROSTER
@@ -76,7 +76,7 @@ class Watch:
 
     def credited(self, groups: Sequence[Group], kept: Kept, samples: Sequence[Sample]) -> None:
         with self._timed():
-            self._digests = list(map(Digest.of, samples))
+            self._digests = Digest.of_each(samples)
             if self._print is None:
                 self._print = self._weights()
             credited = Credited(
@@ -84,6 +84,7 @@ class Watch:
                 step=self._step,
                 groups=groups,
                 kept=kept,
+                attempts=numbered(kept.groups),
                 samples=samples,
                 digests=self._digests,
             )

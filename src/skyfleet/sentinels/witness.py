@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from skyfleet.chat.completion import Completion
 from skyfleet.chat.transcript import Transcript
@@ -21,8 +21,9 @@ TAIL = 64
 cached turn does."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
+class Heard(NamedTuple):
+    """One completion. A step makes hundreds."""
+
     prompt_length: int
     prompt_tail: int
     """Hash of the prompt's last tokens."""
@@ -34,8 +35,7 @@ class Heard:
         return self.prompt_tail == _tail(token_ids, self.prompt_length)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Speech:
+class Speech(NamedTuple):
     """One transcript of an episode, and what the engine said for it."""
 
     trajectory: Trajectory

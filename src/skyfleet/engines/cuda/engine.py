@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from itertools import chain
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from skyfleet.chat.completion import Completion, Finish
-from skyfleet.engines.cuda.pages import PAGE, page_digests, pages_for
+from skyfleet.engines.cuda.moving import moved
+from skyfleet.engines.cuda.pages import PAGE, page_digests, pages_for, pool_size
 from skyfleet.engines.cuda.reading import PagedReading, Span
 from skyfleet.engines.cuda.request import Request
 from skyfleet.engines.cuda.seating import Seating
 from skyfleet.engines.cuda.slots import MOST_STEPS, N_STOPS, Slots
-from skyfleet.engines.drawing import randomness_of
 from skyfleet.engines.fitting import check_fits
 from skyfleet.engines.sampling import SamplingParams
 from skyfleet.engines.stopping import finish_of
@@ -42,7 +45,8 @@ class CudaEngine:
         self._capacity = capacity
         self._max_num_batched_tokens = max_num_batched_tokens
         self._steps_a_round = min(steps_a_round, MOST_STEPS)
-        n_pages = _pool_size(decoder, max_num_seqs * capacity, memory_bytes)
+        width = decoder.n_layers * 2 * decoder.n_kv_heads * decoder.head_dim
+        n_pages = pool_size(max_num_seqs * capacity, width * decoder.dtype.itemsize, memory_bytes)
         shape = (decoder.n_layers, n_pages, PAGE, decoder.n_kv_heads, decoder.head_dim)
         self._keys = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
         self._values = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
@@ -75,10 +79,8 @@ class CudaEngine:
     async def generate(
         self, token_ids: Sequence[int], sampling: SamplingParams, *, session: str
     ) -> Completion:
-        vocab_size = self._decoder.vocab_size
-        check_fits(
-            token_ids, sampling, capacity=self._capacity, session=session, vocab_size=vocab_size
-        )
+        limits = {"capacity": self._capacity, "vocab_size": self._decoder.vocab_size}
+        check_fits(token_ids, sampling, session=session, **limits)
         longest = min(self._capacity, len(token_ids) + sampling.max_generate_length + 1)
         if pages_for(longest) > self._seating.n_pages:
             raise EngineError(
@@ -87,7 +89,6 @@ class CudaEngine:
             )
         if len(sampling.stop_token_ids) > N_STOPS:
             raise EngineError(f"{len(sampling.stop_token_ids)} stop tokens; give at most {N_STOPS}")
-        randomness = randomness_of(sampling.seed, session, len(token_ids))
         request = Request(
             session=session,
             token_ids=list(token_ids),
@@ -95,7 +96,6 @@ class CudaEngine:
             future=asyncio.get_running_loop().create_future(),
             n_prompt=len(token_ids),
             policy_version=self._policy_version,
-            uniforms=randomness.random(sampling.max_generate_length),
             digests=page_digests(token_ids),
         )
         self._waiting.append(request)
@@ -129,6 +129,7 @@ class CudaEngine:
 
     async def _round(self) -> None:
         n_slots, steps = self._launch()
+        self._look_ahead(steps)
         self._note(*await self._slots.said_so_far(n_slots, steps))
 
     @torch.inference_mode()
@@ -139,16 +140,18 @@ class CudaEngine:
         for request in [r for r in self._running if r.future.done()]:
             self._leave(request)
         self._waiting = [r for r in self._waiting if not r.future.done()]
-        self._admit()
         self._slots.begin()
         self._read()
+        if self._siblings_wait:
+            self._read()  # the pages they waited for are computed before anything queued now
         speaking = [r for r in self._running if r.speaks]
         steps = min(self._steps_a_round, max((r.n_left for r in speaking), default=0))
         if len(speaking) < len(self._running) or self._siblings_wait:
             steps = 0  # a token costs the same for many as for few: read all first
-        self._make_room(speaking, steps)
+        if steps:
+            self._make_room(speaking, steps)
         n_slots = 1 + max((r.slot for r in self._running), default=-1)
-        if steps and any(r.speaks for r in self._running):
+        if steps:
             self._slots.decode(n_slots, steps, truncated=self._truncated)
         return n_slots, steps
 
@@ -156,7 +159,7 @@ class CudaEngine:
     def _truncated(self) -> bool:
         return any(r.sampling.truncates for r in self._running)
 
-    def _admit(self) -> None:
+    def _admit(self) -> list[Request]:
         """Give those who wait a slot and pages, as long as there are any."""
         being_read = {r.beginning for r in self._running if not r.speaks}
         still_waiting: list[Request] = []
@@ -175,50 +178,44 @@ class CudaEngine:
         self._waiting = still_waiting
         self._running += admitted
         self._let_rest()
-        self._slots.take(admitted)
+        return admitted
 
     def _read(self) -> None:
         """Prompts, new tokens only, within the token budget; who is read to the end speaks."""
+        admitted = self._admit()
         budget = self._max_num_batched_tokens
-        batch: list[Request] = []
-        spans: list[Span] = []
+        batch: list[tuple[Request, Span]] = []
         for request in self._running:
             stop = min(len(request.token_ids), request.n_read + budget)
             if request.speaks or stop == request.n_read:
                 continue
             budget -= stop - request.n_read
-            batch.append(request)
-            spans.append(Span(pages=request.pages, start=request.n_read, stop=stop))
+            batch.append((request, Span(pages=request.pages, start=request.n_read, stop=stop)))
         if not batch:
             return
-        token_ids = [
-            token
-            for request, span in zip(batch, spans, strict=True)
-            for token in request.token_ids[span.start : span.stop]
-        ]
-        attend = PagedReading(self._keys, self._values, spans)
-        token_ids_T = torch.tensor(token_ids).to(self._decoder.device, non_blocking=True)
-        hidden_TE = self._decoder.hidden(token_ids_T, attend.positions_T, attend)
-        self.tokens_computed += len(token_ids)
+        hidden_TE = self._hidden(batch)
+        # Queued behind the reading: the device has begun, and the host is not waited for.
+        self._slots.take(admitted)
         last, begun, rows = -1, [], []
-        for request, span in zip(batch, spans, strict=True):
+        for request, span in batch:
             last += span.stop - span.start
             request.n_read = span.stop
             self._seating.publish(request)
             if span.stop == len(request.token_ids):
-                begun.append(request)
+                request.speaks = True
+                begun.append(request.slot)
                 rows.append(last)
         if begun:
-            at = torch.tensor([r.slot for r in begun], device=hidden_TE.device)
-            self._slots.active[at] = 1
-            self._slots.speak(
-                hidden_TE[torch.tensor(rows, device=hidden_TE.device)],
-                [r.slot for r in begun],
-                truncated=self._truncated,
-            )
-            for request in begun:
-                request.speaks = True
+            hidden_ME = hidden_TE[moved(rows, hidden_TE.device)]
+            self._slots.speak(hidden_ME, begun, truncated=self._truncated)
             self._seating.has_moved = True
+
+    def _hidden(self, batch: Sequence[tuple[Request, Span]]) -> Tensor:
+        attend = PagedReading(self._keys, self._values, [span for _, span in batch])
+        new = (request.token_ids[span.start : span.stop] for request, span in batch)
+        token_ids_T = moved(np.fromiter(chain.from_iterable(new), np.int64), self._decoder.device)
+        self.tokens_computed += len(token_ids_T)
+        return self._decoder.hidden(token_ids_T, attend.positions_T, attend)
 
     def _make_room(self, speaking: Sequence[Request], steps: int) -> None:
         """Pages for everyone's next tokens; who came last goes back to waiting if there are none."""
@@ -238,22 +235,29 @@ class CudaEngine:
             self._seating.has_moved = False
         self._let_rest()
 
+    def _look_ahead(self, steps: int) -> None:
+        """While the device is at work: what the round's end and the next one's begin would wait for."""
+        for request in self._running if steps else ():
+            self._seating.publish(request)
+            if request.n_left > steps:
+                n_tokens = len(request.token_ids) + 1 + 2 * steps
+                self._seating.grow(request, min(n_tokens, self._capacity))
+
     def _let_rest(self) -> None:
         self._slots.let_rest(self._seating.resting)
         self._seating.resting.clear()
 
     def _note(self, tokens_SK: list[list[int]], logprobs_SK: list[list[float]]) -> None:
         """Give every sequence what it said in this round, and end those that finished."""
-        for request in list(self._running):
-            if not request.speaks:
-                continue
+        for request in [r for r in self._running if r.speaks]:
             tokens, logprobs = tokens_SK[request.slot], logprobs_SK[request.slot]
             # The first place is for those who began in this round, and silence comes last.
             start = 0 if tokens[0] >= 0 else 1
             stop = len(tokens) - tokens[start:].count(-1)
-            if finish := self._told(request, tokens[start:stop], logprobs[start:stop]):
-                self._end(request, finish)
+            finish = self._told(request, tokens[start:stop], logprobs[start:stop])
             request.n_read = len(request.token_ids) - 1
+            if finish:
+                self._end(request, finish)
 
     def _told(
         self, request: Request, tokens: Sequence[int], logprobs: Sequence[float]
@@ -262,17 +266,13 @@ class CudaEngine:
         # With strings to look for, after every token; without, once.
         stride = 1 if request.sampling.stop else max(len(tokens), 1)
         for start in range(0, len(tokens), stride):
-            request.token_ids += tokens[start : start + stride]
-            request.logprobs += logprobs[start : start + stride]
+            request.say(tokens[start : start + stride], logprobs[start : start + stride])
             self.tokens_computed += min(stride, len(tokens) - start)
             if finish := finish_of(request.sampling, request.sampled, self._decode_text):
                 return finish
         return None
 
     def _end(self, request: Request, finish: Finish) -> None:
-        request.n_read = len(request.token_ids) - 1
-        request.digests = page_digests(request.token_ids, request.digests)
-        self._seating.publish(request)
         self._leave(request)
         if not request.future.done():
             request.future.set_result(request.completion(finish))
@@ -292,10 +292,3 @@ class CudaEngine:
         for request in reversed(list(self._running)):
             self._put_back(request)
         self._seating.forget_all()
-
-
-def _pool_size(decoder: Decoder, n_tokens: int, memory_bytes: int | None) -> int:
-    """Pages for so many tokens, or as many as the memory holds; one more, which is nobody's."""
-    width = decoder.n_layers * 2 * decoder.n_kv_heads * decoder.head_dim * decoder.dtype.itemsize
-    wanted = pages_for(n_tokens)
-    return 1 + (wanted if memory_bytes is None else min(wanted, memory_bytes // (width * PAGE)))

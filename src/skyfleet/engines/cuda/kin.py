@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from skyfleet.engines.cuda.moving import moved
 from skyfleet.engines.cuda.pages import PAGE
 
 SEATS = 16
@@ -62,31 +63,38 @@ class Kin:
             (self.shared_S, shared),
             (self.met_S, met),
         ):
-            target.copy_(torch.from_numpy(values), non_blocking=True)
+            target.copy_(moved(values, target.device))
         return True
 
 
 def _clusters(table: np.ndarray, lengths: dict[int, int]) -> Iterator[tuple[list[int], int]]:
     """Slots, and the tokens they share. In the order of their pages those are neighbours who share most."""
+    # A cluster has no room for who is shorter than the least that is shared.
+    long = (slot for slot, n_tokens in lengths.items() if n_tokens >= _LEAST)
+    order = sorted(long, key=lambda slot: table[slot].tobytes())
+    if not order:
+        return
     slots: list[int] = []
-    n_tokens = 0
-    for slot in sorted(lengths, key=lambda slot: table[slot].tobytes()):
+    n_pages = n_tokens = 0
+    for slot, n_like_before in zip(order, _pages_like_before(table[order]), strict=True):
+        # What is alike with the first is what is alike all the way from it.
+        n_pages = min(n_pages, n_like_before)
+        common = min(n_pages * PAGE, lengths[slot]) // STEP * STEP
+        # One more member is welcome as long as the others lose less than it gains.
+        gains = common >= _LEAST and common * len(slots) >= n_tokens * (len(slots) - 1)
+        if 0 < len(slots) < SEATS and gains:
+            slots.append(slot)
+            n_tokens = min(n_tokens, common)
+            continue
         if slots:
-            common = _common_tokens(table[slots[0]], table[slot], lengths[slot])
-            # One more member is welcome as long as the others lose less than it gains.
-            gains = common >= _LEAST and common * len(slots) >= n_tokens * (len(slots) - 1)
-            if len(slots) < SEATS and gains:
-                slots.append(slot)
-                n_tokens = min(n_tokens, common)
-                continue
             yield slots, n_tokens
-        slots, n_tokens = [slot], lengths[slot] // STEP * STEP
+        slots, n_pages, n_tokens = [slot], table.shape[1], lengths[slot] // STEP * STEP
     if slots:
         yield slots, n_tokens
 
 
-def _common_tokens(pages: np.ndarray, others: np.ndarray, n_tokens: int) -> int:
-    """The tokens before the first page that differs, in whole blocks."""
-    differs = pages != others
-    n_pages = int(differs.argmax()) if differs.any() else len(pages)
-    return min(n_pages * PAGE, n_tokens) // STEP * STEP
+def _pages_like_before(rows: np.ndarray) -> list[int]:
+    """How many pages each row begins with in common with the one before it; none for the first."""
+    differs = rows[1:] != rows[:-1]
+    alike = np.where(differs.any(axis=1), differs.argmax(axis=1), rows.shape[1])
+    return [0, *alike.tolist()]

@@ -97,3 +97,10 @@ def page_digests(token_ids: Sequence[int], known: Sequence[int] = ()) -> list[in
 
 def pages_for(n_tokens: int) -> int:
     return -(-n_tokens // PAGE)
+
+
+def pool_size(n_tokens: int, token_bytes: int, memory_bytes: int | None) -> int:
+    """Pages for so many tokens, or as many as the memory holds; one more, which is nobody's."""
+    wanted = pages_for(n_tokens)
+    held = wanted if memory_bytes is None else memory_bytes // (token_bytes * PAGE)
+    return 1 + min(wanted, held)

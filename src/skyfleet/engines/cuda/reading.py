@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from skyfleet.engines.cuda.moving import moved
 from skyfleet.engines.cuda.pages import PAGE
-from skyfleet.models.fused.flash import Ends, flash_varlen
+from skyfleet.models.fused.flash import Ends, flash_varlen, running_ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,17 +30,19 @@ class PagedReading:
         """`keys` and `values` are [layers, pages, PAGE, K, D]."""
         self._keys, self._values = keys, values
         device = keys.device
-        all_cells = [_cells(span.pages, span.stop) for span in spans]
-        new = [cells[s.start :] for cells, s in zip(all_cells, spans, strict=True)]
-        self.positions_T = _moved(
-            np.concatenate([np.arange(s.start, s.stop) for s in spans]), device
-        )
-        self._new_T = _moved(np.concatenate(new), device)
-        self._all_L = _moved(np.concatenate(all_cells), device)
-        self._fresh = all(span.start == 0 for span in spans)
+        starts = np.array([span.start for span in spans])
+        stops = np.array([span.stop for span in spans])
+        self._fresh = not starts.any()
         """Nothing was read before: what attends is what was just computed."""
-        self._ends = Ends.of(
-            np.array([len(cells) for cells in new]), np.array([s.stop for s in spans]), device
+        new_T, every_L = _ranges(starts, stops), _ranges(np.zeros_like(starts), stops)
+        self.positions_T = moved(new_T, device)
+        self._new_T = moved(_cells(spans, new_T, stops - starts), device)
+        self._all_L = moved(_cells(spans, every_L, stops), device)
+        self._ends = Ends(
+            queries=moved(running_ends(stops - starts), device),
+            keys=moved(running_ends(stops), device),
+            most_queries=int((stops - starts).max()),
+            most_keys=int(stops.max()),
         )
 
     def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
@@ -72,11 +76,17 @@ class PagedReading:
         return out_BHQD.transpose(1, 2)[query < q_lengths]
 
 
-def _cells(pages: Sequence[int], stop: int) -> np.ndarray:
-    """Where the first `stop` tokens of a sequence stand among all pages' tokens."""
-    starts = np.asarray(pages[: -(-stop // PAGE)], dtype=np.int64) * PAGE
-    return (starts[:, None] + np.arange(PAGE)).ravel()[:stop]
+def _ranges(starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+    """From each start up to its stop, one after another."""
+    lengths = stops - starts
+    ranges: np.ndarray = np.arange(lengths.sum()) + np.repeat(stops - lengths.cumsum(), lengths)
+    return ranges
 
 
-def _moved(values: np.ndarray, device: torch.device) -> Tensor:
-    return torch.from_numpy(values).to(device, non_blocking=True)
+def _cells(spans: Sequence[Span], positions: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Where the tokens at these positions, so many of each span, stand among all pages' tokens."""
+    pages = np.fromiter(chain.from_iterable(span.pages for span in spans), np.int64)
+    first = running_ends(np.array([len(span.pages) for span in spans]))[:-1]
+    own = pages[np.repeat(first, lengths) + positions // PAGE]
+    cells: np.ndarray = own * PAGE + positions % PAGE
+    return cells

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from skyfleet.chat.completion import Completion, Finish
 from skyfleet.engines.cuda.pages import PAGE
+from skyfleet.engines.drawing import randomness_of
 from skyfleet.engines.sampling import SamplingParams
 
 
@@ -22,7 +24,6 @@ class Request:
     n_prompt: int
     policy_version: int
     """When it began: weights may arrive while it runs, and the oldest decides how stale it is."""
-    uniforms: np.ndarray
     digests: list[int]
     slot: int = -1
     pages: list[int] = field(default_factory=list)
@@ -30,14 +31,16 @@ class Request:
     """Tokens whose keys and values are in its pages."""
     n_known: int = 0
     """Pages that others can find."""
+    sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-
     speaks: bool = False
     """Its prompt has been read."""
 
     @property
-    def sampled(self) -> list[int]:
-        return self.token_ids[self.n_prompt :]
+    def uniforms(self) -> np.ndarray:
+        """One number decides one token."""
+        randomness = randomness_of(self.sampling.seed, self.session, self.n_prompt)
+        return randomness.random(self.sampling.max_generate_length)
 
     @property
     def n_left(self) -> int:
@@ -53,6 +56,11 @@ class Request:
     def beginning(self) -> int:
         """What it can share with siblings; unlike anyone's where that is nothing."""
         return self.digests[self.n_shareable - 1] if self.n_shareable else id(self)
+
+    def say(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
+        self.token_ids += tokens
+        self.sampled += tokens
+        self.logprobs += logprobs
 
     def completion(self, finish: Finish) -> Completion:
         return Completion(

@@ -62,6 +62,7 @@ class Seating:
 
     def publish(self, request: Request) -> None:
         """Others may share every page that is full and computed."""
+        request.digests = page_digests(request.token_ids, request.digests)
         n_full = min(request.n_read // PAGE, len(request.digests))
         for at in range(request.n_known, n_full):
             self._pool.know(request.pages[at], request.digests[at])
@@ -69,7 +70,7 @@ class Seating:
 
     def leave(self, request: Request) -> None:
         """What it computed stays known until its pages are needed."""
-        request.digests = page_digests(request.token_ids, request.digests)
+        self.publish(request)
         self._pool.let_go(request.pages)
         heappush(self._free_slots, request.slot)
         self.resting.append(request.slot)

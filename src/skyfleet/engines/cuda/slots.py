@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from skyfleet.engines.cuda.kin import Kin
+from skyfleet.engines.cuda.moving import moved
 from skyfleet.engines.cuda.request import Request
 from skyfleet.engines.cuda.truncation import truncate
 from skyfleet.models.decoder import Decoder
@@ -82,10 +83,10 @@ class Slots:
         if not requests:
             return
         device = self.tokens.device
-        at = torch.tensor([r.slot for r in requests], device=device)
+        at = moved([r.slot for r in requests], device)
 
         def put(target: Tensor, values: Sequence[float] | np.ndarray) -> None:
-            target[at] = torch.as_tensor(values, dtype=target.dtype).to(device, non_blocking=True)
+            target[at] = moved(values, device, target.dtype)
 
         # Speaking counts the token before it as placed.
         put(self.lengths, [len(r.token_ids) - 1 for r in requests])
@@ -100,13 +101,13 @@ class Slots:
         uniforms = np.zeros((len(requests), self.uniforms.shape[1]))
         for row, request in enumerate(requests):
             stops[row, : len(request.sampling.stop_token_ids)] = request.sampling.stop_token_ids
-            uniforms[row, : len(request.uniforms)] = request.uniforms
+            uniforms[row, : request.sampling.max_generate_length] = request.uniforms
         put(self.stops, stops)
         put(self.uniforms, uniforms)
 
     def let_rest(self, slots: Sequence[int]) -> None:
         if slots:
-            self.active[torch.tensor(slots, device=self.active.device)] = 0
+            self.active[moved(slots, self.active.device)] = 0
 
     def begin(self) -> None:
         """Nothing has been said in this round."""
@@ -115,12 +116,13 @@ class Slots:
 
     def speak(self, hidden_ME: Tensor, slots: Sequence[int], *, truncated: bool) -> None:
         """The first token of sequences whose prompt was just read."""
-        slots_M = torch.tensor(slots, dtype=torch.int32, device=hidden_ME.device)
+        slots_M = moved(slots, hidden_ME.device, torch.int32)
+        self.active[slots_M.long()] = 1
         self._draw(self._decoder.logits(hidden_ME), slots_M, truncated)
 
     def seat(self, table: np.ndarray) -> None:
         """The pages of every slot."""
-        self.table.copy_(torch.from_numpy(table), non_blocking=True)
+        self.table.copy_(moved(table, self.table.device))
 
     def gather(self, table: np.ndarray, lengths: dict[int, int]) -> None:
         """Find who shares what, among the slots that speak and have so many tokens."""
@@ -145,8 +147,9 @@ class Slots:
             done.record()
             while not done.query():  # noqa: ASYNC110 - the device raises no asyncio event
                 await asyncio.sleep(0)
-        tokens = self._out_tokens[: steps + 1, :n_slots].T.tolist()
-        return tokens, self._out_logprobs[: steps + 1, :n_slots].T.tolist()
+        tokens_KS = self._out_tokens[: steps + 1, :n_slots].cpu().numpy()
+        logprobs_KS = self._out_logprobs[: steps + 1, :n_slots].cpu().numpy()
+        return tokens_KS.T.tolist(), logprobs_KS.T.tolist()
 
     def _graph(self, variant: Variant) -> Callable[[], None]:
         if not self.tokens.is_cuda:
