@@ -22,6 +22,7 @@ from skyfleet.errors import ConfigError
 from skyfleet.evaluation.compare import compare
 from skyfleet.evaluation.report import EvalReport
 from skyfleet.trajectories.archive import eval_path, train_path, write_groups
+from skyfleet.trajectories.entry import index_path
 from skyfleet.trajectories.records import RecordError
 from skyfleet.trajectories.trajectory import Group
 
@@ -130,6 +131,20 @@ def test_the_next_steps_begin_with_what_got_worse() -> None:
         "80 % of the failures are context overflow: "
         "raise generator.max_input_length or max_generate_length.",
     ]
+
+
+def test_the_entry_says_what_a_cut_file_has_lost(run: Path) -> None:
+    assert "Left out" not in experiment_entry(open_run(run))
+    cut = eval_path(run / "trajectories", "unseen", 2)
+    cut.write_bytes(cut.read_bytes()[:-20])
+    unread = train_path(run / "trajectories", 1)
+    unread.write_bytes(b"no gzip")
+    index_path(unread).unlink()
+    found = sections(experiment_entry(open_run(run)))
+    assert f"Left out: {cut} ends before eval/unseen/2/0 and has lost 10 of" in found["Dataset"]
+    assert f"Left out: {unread} at byte 0: " in found["Dataset"]
+    assert found["Dataset"].count("Left out: ") == 2
+    assert found["Error patterns"].strip() == "No failure."
 
 
 def _report(rewards: list[float], step: int) -> EvalReport:

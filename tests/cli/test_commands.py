@@ -70,6 +70,13 @@ def test_train_dry_run_prints_the_configuration_and_the_plan(settings: str) -> N
     ]
 
 
+@pytest.mark.parametrize("command", ["train", "evaluate"])
+def test_a_dry_run_warns_of_what_the_run_would(settings: str, command: str) -> None:
+    flag = "generator.use_native_tool_calling=true"
+    assert f"# {flag} does nothing while environment." in run(command, settings, flag, "--dry-run")
+    assert "does nothing" not in run(command, settings, "--dry-run")
+
+
 def test_train_dry_run_says_what_would_not_start(settings: str) -> None:
     output = run("train", settings, "trainer.strategy=megatron", "--dry-run")
     assert output.splitlines()[-1].startswith("# it would not start: trainer.strategy='megatron'")
@@ -127,7 +134,8 @@ def test_a_policy_is_trained_resumed_scored_and_watched(settings: str, tmp_path:
     words = [settings, f"trainer.run_path={tmp_path}/run"]
     trained = run("train", *words, "trainer.max_training_steps=1")
     assert f"The run is in {tmp_path}/run" in trained
-    assert "resuming test_run from" in run("train", *words, "trainer.max_training_steps=2")
+    resumed = run("train", *words, "trainer.max_training_steps=2")
+    assert f"resuming test_run at step 1 from {tmp_path}/run/checkpoints/global_step_1\n" in resumed
     assert "unseen" in run("evaluate", *words, "--set", "unseen")
     checkpoint = f"{tmp_path}/run/checkpoints/global_step_0"
     assert "grade 0" in run("rollout", SOURCE, *words, "--checkpoint", checkpoint)

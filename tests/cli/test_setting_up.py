@@ -34,3 +34,16 @@ def test_without_a_warm_start_no_solution_is_played(tmp_path: Path) -> None:
     lines = lines_of_training(tmp_path, "trainer.warm_start.steps=0")
     told = [line for line in lines if line.startswith("setting up: ")]
     assert told[-1] == "setting up: making the policy: tiny"
+
+
+def test_a_resumed_run_says_so_first_and_plays_no_solution_it_is_past(tmp_path: Path) -> None:
+    lines_of_training(tmp_path)
+    lines = lines_of_training(tmp_path, "trainer.max_training_steps=2")
+    saved = tmp_path / "run" / "checkpoints" / "global_step_1"
+    assert [line for line in lines if line.startswith("setting up: ")] == [
+        f"setting up: resuming test_run at step 1 from {saved}",
+        "setting up: loading torch and transformers",
+        "setting up: reading the tasks to train on and to measure with",
+        f"setting up: making the policy: {saved}/policy",
+    ]
+    assert lines[0].startswith("setting up: resuming")

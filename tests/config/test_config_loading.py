@@ -59,15 +59,43 @@ def test_a_mapping_is_read_with_or_without_hydras_missing_space(written: str) ->
     assert config.generator.chat_template_kwargs == {"enable_thinking": True}
 
 
-def test_a_mapping_merges_into_what_is_there() -> None:
-    text = "generator: {sampling_params: {top_p: 0.5}, chat_template_kwargs: {a: 1, b: 2}}"
-    config = load_config(
-        text,
-        ["generator.sampling_params={temperature: 0.7}", "generator.chat_template_kwargs={b: 3}"],
-    )
+def test_a_mapping_merges_into_a_section() -> None:
+    text = "generator: {sampling_params: {top_p: 0.5}}"
+    config = load_config(text, ["generator.sampling_params={temperature: 0.7}"])
     assert config.generator.sampling_params.top_p == 0.5
     assert config.generator.sampling_params.temperature == 0.7
-    assert config.generator.chat_template_kwargs == {"a": 1, "b": 3}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "left"),
+    [
+        (["data.val_data={c: [z]}"], {"c": ["z"]}),
+        (["data={val_data: {c: [z]}}"], {"c": ["z"]}),
+        (["data.val_data.c=[z]"], {"a": ["x"], "b": ["y"], "c": ["z"]}),
+        (["data.val_data.a=[z]"], {"a": ["z"], "b": ["y"]}),
+        (["data.val_data={c: [z]}", "data.val_data.d=[w]"], {"c": ["z"], "d": ["w"]}),
+        (["data.val_data.d=[w]", "data.val_data={c: [z]}"], {"c": ["z"]}),
+        (["data.val_data={}"], {}),
+    ],
+)
+def test_a_mapping_replaces_names_that_are_the_users_and_a_dotted_one_is_added(
+    overrides: list[str], left: dict[str, list[str]]
+) -> None:
+    text = "data: {val_data: {a: [x], b: [y]}, train_data: [t]}"
+    config = load_config(text, overrides)
+    assert config.data.val_data == left
+    assert config.data.train_data == ["t"]
+
+
+def test_a_replaced_mapping_is_known_by_either_spelling_and_below_its_key() -> None:
+    text = "generator: {inference_engine: {engine_init_kwargs: {a: {b: 1}, c: 2}, max_num_seqs: 9}}"
+    key = "generator.inference_engine.engine_init_kwargs"
+    whole = load_config(text, [f"{key}={{d: 3}}"]).generator
+    assert (whole.engine_init_kwargs, whole.max_num_seqs) == ({"d": 3}, 9)
+    other = load_config(text, ["generator.engine_init_kwargs={d: 3}"]).generator
+    assert other.engine_init_kwargs == {"d": 3}
+    inner = load_config(text, [f"{key}.a={{e: 4}}"]).generator
+    assert inner.engine_init_kwargs == {"a": {"e": 4}, "c": 2}
 
 
 def test_a_list_or_null_replaces_what_is_there() -> None:

@@ -213,12 +213,21 @@ def test_servers_are_named_where_they_speak_and_only_there() -> None:
         config = load_config("", [*fine, urls, "generator.num_inference_engines=2"])
         assert config.generator.is_remote
         assert unsupported(config) == []
-        (sentence,) = untrainable(config)
-        assert "nothing hands new weights to them" in sentence
+
+
+def test_of_servers_only_vllms_are_trained() -> None:
+    urls = "generator.remote_inference_engine_urls=a:1"
+    (sentence,) = untrainable(load_config("", ["generator.backend=openai", urls]))
+    assert "nothing hands new weights to them" in sentence
+    trained = (*VLLM, "generator.run_engines_locally=false", urls)
+    assert list(untrainable(load_config("", trained))) == []
+    apart = ("trainer.placement.colocate_all=false", "generator.weight_sync_dir=/shared")
+    assert unsupported(load_config("", [*trained, *apart])) == []
+    assert len(unsupported(load_config("", apart))) == 2
 
 
 def test_what_only_vllm_reads_is_refused_elsewhere() -> None:
-    keys = ("generator.enforce_eager=true", "trainer.placement.colocate_all=false")
+    keys = ("generator.enforce_eager=true", "generator.model_dtype=float32")
     assert unsupported(load_config("", [*VLLM, *keys])) == []
     assert len(unsupported(load_config("", keys))) == 2
     urls = "generator.remote_inference_engine_urls=a:1"

@@ -11,30 +11,24 @@ import os
 import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from copy import deepcopy
 from dataclasses import replace
-from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import pytest_asyncio
-import torch
 from tests.engines.contract import LONG, PROMPT, SAMPLING, EngineContract
 from tests.fakes.small_models import logprobs_of
-from tests.fakes.tiny_speaker import CAPACITY, DIMENSIONS, TinySpeaker
+from tests.fakes.tiny_speaker import CAPACITY, TinySpeaker
+from tests.fakes.wide_speaker import LearnerOf, moved, wide_speaker
 
 from skyfleet.chat.message import Message, ToolSpec
-from skyfleet.chat.renderers import make_renderer
 from skyfleet.engines.engine import Engine
 from skyfleet.engines.rendered_chat import RenderedChat
 from skyfleet.engines.vllm_engine import VllmEngine, open_vllm_engine
 from skyfleet.engines.vllm_settings import VllmSettings
 from skyfleet.errors import ConfigError, ModelError, SentinelError
-from skyfleet.models.decoder import Decoder
 from skyfleet.models.loading import Loaded, save_model
-from skyfleet.models.tiny import build_tiny, train_tokenizer
-from skyfleet.weight_sync.vllm import VllmSync
 
 pytestmark = [
     pytest.mark.slow,
@@ -46,26 +40,6 @@ pytestmark = [
 LOOK = ToolSpec(name="look", description="Look.", parameters={"type": "object"})
 READ = list(range(20, 276))
 """Two of the blocks that vLLM caches on a CPU."""
-
-
-@cache
-def wide_speaker() -> TinySpeaker:
-    """vLLM's attention wants heads of 32."""
-    tokenizer = train_tokenizer([], vocab_size=300)
-    dimensions = {**DIMENSIONS, "head_dim": 32, "initializer_range": 0.1}
-    decoder = Decoder(build_tiny(tokenizer, dimensions, seed=0), max_positions=CAPACITY)
-    return TinySpeaker(tokenizer=tokenizer, decoder=decoder, renderer=make_renderer(tokenizer))
-
-
-class LearnerOf:
-    """As much of a learner as a sync asks for."""
-
-    def __init__(self, decoder: Decoder, policy_version: int) -> None:
-        self.decoder, self.policy_version = decoder, policy_version
-
-    async def push(self, *engines: Engine) -> int:
-        sync = VllmSync(lambda: self.decoder.module.state_dict().items())
-        return await sync.push(self, engines)  # type: ignore[arg-type]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -239,13 +213,3 @@ async def test_an_engine_that_died_stops_the_run_and_says_so(
     with pytest.raises(ModelError, match=r"vLLM has died: .*EngineDeadError"):
         await vllm.generate(PROMPT, SAMPLING, session="s")
     caplog.clear()  # its tracebacks would keep vLLM, and what it leaves unclosed, to the very end
-
-
-def moved(amount: float) -> Decoder:
-    """The speaker's weights, each a little elsewhere."""
-    module = deepcopy(wide_speaker().decoder.module)
-    randomness = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for weight in module.parameters():
-            weight.add_(torch.randn(weight.shape, generator=randomness), alpha=amount)
-    return Decoder(module, max_positions=CAPACITY)

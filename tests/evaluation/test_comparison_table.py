@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.trajectories.making import group
 
 from skyfleet.evaluation.baselines import Baseline
@@ -79,6 +80,43 @@ def test_the_evidence_stands_beside_the_verdict() -> None:
     assert saturated.endswith("|      1 | SATURATED |       36.6 |        |")
     assert improved.endswith("| 0.0078 | IMPROVED  |       81.5 |      6 |")
     assert "| 0.0039 | IMPROVED" in overall
+
+
+def changed(env_key: str, gained: int, lost: int) -> tuple[list[Group], list[Group]]:
+    """Forty tasks before and after; those that did not change are passed and failed by halves."""
+    same = [float(number % 2) for number in range(40 - gained - lost)]
+    before = [0.0] * gained + [1.0] * lost + same
+    after = [1.0] * gained + [0.0] * lost + same
+    return tasks(env_key, *before), tasks(env_key, *after)
+
+
+WHERE = "Where an interval leaves out 0 and the verdict sees no change: "
+HOLM = "verdicts are corrected over the environments (Holm), intervals are not"
+TEST = "a verdict's test asks for more than the interval does"
+
+
+@pytest.mark.parametrize(
+    ("envs", "told"),
+    [
+        # 9 gained and 1 lost: 2 x 11 / 1024 = 0.021, and 0.064 among three environments.
+        ({"mail": (9, 1), "shop": (3, 3), "maps": (3, 3)}, f"{WHERE}{HOLM}."),
+        # 7 and 1: 2 x 9 / 256 = 0.070, though the interval of Student's t is above 0.
+        ({"mail": (7, 1)}, f"{WHERE}{TEST}."),
+        ({"mail": (7, 1), "shop": (9, 1), "maps": (3, 3)}, f"{WHERE}{HOLM}; {TEST}."),
+        ({"mail": (10, 0), "shop": (3, 3)}, None),
+    ],
+)
+def test_a_verdict_that_goes_against_its_interval_is_explained_below_the_table(
+    envs: dict[str, tuple[int, int]], told: str | None
+) -> None:
+    sides = [changed(env_key, gained, lost) for env_key, (gained, lost) in envs.items()]
+    before, after = (
+        EvalReport.of("eval", [one for side in sides for one in side[at]], step=at) for at in (0, 1)
+    )
+    comparison = compare(before, after)
+    for table in (comparison_table([comparison]), evidence_table([comparison])):
+        assert [line for line in table.splitlines() if WHERE in line] == ([told] if told else [])
+        assert table.endswith(f"{told}\n" if told else "\n")
 
 
 def test_several_attempts_multiply_what_is_needed() -> None:

@@ -64,7 +64,9 @@ async def start(
 
 
 class CopySync:
-    def __init__(self, weights: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
+    def __init__(
+        self, weights: Callable[[], Iterable[tuple[str, Tensor]]], *, folder: str | None
+    ) -> None:
         self._weights = weights
 
     async def push(self, learner: Learner, engines: Sequence[Engine]) -> int:

@@ -38,19 +38,19 @@ class TinySpeaker:
     decoder: Decoder
     renderer: Renderer
 
-    def engine(self, *, rows: int = 16) -> EmbeddedEngine:
+    def engine(self, *, rows: int = 16, capacity: int = CAPACITY) -> EmbeddedEngine:
         return EmbeddedEngine(
-            self.decoder, decode_text=self.renderer.text, max_num_seqs=rows, capacity=CAPACITY
+            self.decoder, decode_text=self.renderer.text, max_num_seqs=rows, capacity=capacity
         )
 
-    def app(self, engine: Engine, **options: Any) -> Any:
+    def app(self, engine: Engine, *, max_model_len: int = CAPACITY, **options: Any) -> Any:
         """To be given to `serving`."""
         return serve_app(
             engine,
             self.renderer,
             encode=partial(encode, self.tokenizer),
             model=MODEL,
-            max_model_len=CAPACITY,
+            max_model_len=max_model_len,
             **options,
         )
 

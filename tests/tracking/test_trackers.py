@@ -55,9 +55,10 @@ def test_an_absent_package_names_its_extra(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "wandb", None)
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
     with pytest.raises(MissingExtraError, match=r"\.\[wandb\]"):
-        made(tmp_path, "jsonl", "wandb")
+        made(tmp_path, "jsonl", "tensorboard", "wandb")
     with pytest.raises(MissingExtraError, match=r"\.\[tensorboard\]"):
-        made(tmp_path, "tensorboard")
+        made(tmp_path, "jsonl", "tensorboard")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_tensorboard_forgets_what_came_after_the_resumed_step(tmp_path: Path) -> None:
@@ -108,4 +109,5 @@ def test_wandb_without_a_login_says_what_to_do(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     with pytest.raises(ConfigError, match=r"trainer\.logger='wandb': .*WANDB_MODE=offline"):
-        WandbTracker(tmp_path, project_name="p", run_name="r", config={})
+        made(tmp_path / "run", "console", "jsonl", "tensorboard", "wandb")
+    assert list(tmp_path.iterdir()) == []

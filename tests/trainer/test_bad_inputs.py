@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,17 +12,27 @@ from tests.fakes.small_runs import TRAIN, small_config
 from skyfleet.curation.quarantine import Quarantine, write_quarantine
 from skyfleet.curation.verdict import Reason, Verdict
 from skyfleet.envs.worlds.catalog import tasks_from_source, world_tasks
-from skyfleet.errors import ConfigError, ModelError, SkyfleetError, TaskError
+from skyfleet.errors import CheckpointError, ConfigError, ModelError, SkyfleetError, TaskError
+from skyfleet.storage.local import discard
 from skyfleet.tasks.loading import write_tasks
 from skyfleet.trainer.session import run_training
 from skyfleet.trainer.tasks import check_apart, training_tasks
 
 
 async def refusal(folder: Path, *overrides: str) -> SkyfleetError:
+    before = files(folder)
     with pytest.raises(SkyfleetError) as caught:
         await run_training(small_config(folder, *overrides))
     assert "\n" not in str(caught.value)
+    assert files(folder) == before
     return caught.value
+
+
+def files(folder: Path) -> dict[Path, bytes] | None:
+    """Every file with what is in it; None where there is no folder."""
+    if not folder.exists():
+        return None
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 async def test_a_held_out_env_is_never_trained_on(tmp_path: Path) -> None:
@@ -117,6 +128,40 @@ async def test_a_filter_that_names_an_unknown_environment_is_refused(tmp_path: P
 async def test_a_demonstration_longer_than_an_episode_may_be_is_refused(tmp_path: Path) -> None:
     error = await refusal(tmp_path, "generator.max_input_length=40", "trainer.max_prompt_length=40")
     assert "its reference solution does not pass (context_full)" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("trainer.logger=[wandb]", "wandb is not installed; it comes with the extra"),
+        ("trainer.sentinels.modes.no_such=stop", "trainer.sentinels.modes.no_such is no sentinel"),
+        ("trainer.algorithm.policy_loss_type=no_such:loss", "no_such"),
+    ],
+)
+async def test_a_refused_run_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str, sentence: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    folder = tmp_path / "run"
+    assert sentence in str(await refusal(folder, "trainer.warm_start.steps=0", override))
+    assert not folder.exists()
+
+
+async def test_a_refused_resumption_leaves_the_run_as_it_was(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    short = ("data.val_data=[]", "trainer.max_training_steps=2", "trainer.ckpt_interval=1")
+    await run_training(small_config(folder, *short))
+    saved = folder / "checkpoints" / "global_step_1"
+    # Rows after step 1 would be cut off, and the configuration written anew.
+    discard(folder / "checkpoints" / "global_step_2")
+    longer = (*short, "trainer.max_training_steps=3")
+    error = await refusal(folder, *longer, "trainer.sentinels.modes.no_such=stop")
+    assert "trainer.sentinels.modes.no_such is no sentinel" in str(error)
+    weights = saved / "policy" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"!")
+    error = await refusal(folder, *longer)
+    assert isinstance(error, CheckpointError)
+    assert "has changed since it was saved" in str(error)
 
 
 async def test_what_cannot_run_yet_is_said_at_once(tmp_path: Path) -> None:

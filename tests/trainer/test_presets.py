@@ -43,6 +43,13 @@ def test_a_preset_says_where_its_numbers_come_from_and_names_its_run_after_itsel
     assert load_config_file(path).trainer.run_name == path.stem
 
 
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
+def test_a_preset_names_no_file_that_a_clone_does_not_have(path: Path) -> None:
+    comments = " ".join(re.findall(r"#(.*)", path.read_text()))
+    named = re.findall(r"[\w./-]+\.(?:md|txt|yaml|py)\b", comments)
+    assert [name for name in named if not (CONFIGS.parent / name).exists()] == []
+
+
 @pytest.mark.parametrize("path", OF_WORLDS, ids=lambda path: path.stem)
 def test_what_a_preset_trains_on_is_apart_from_what_it_measures(path: Path) -> None:
     config = load_config(re.sub(r"count=\d+", "count=3", path.read_text()))
@@ -52,7 +59,7 @@ def test_what_a_preset_trains_on_is_apart_from_what_it_measures(path: Path) -> N
     assert len(tasks) == 3 * len(config.data.train_data)
 
 
-def test_generalise_has_the_numbers_of_the_seed() -> None:
+def test_generalise_has_the_numbers_of_the_recipe_it_names() -> None:
     config = preset("generalise")
     algorithm, optimizer = config.trainer.algorithm, config.trainer.policy.optimizer_config
     sampling = config.generator.sampling_params

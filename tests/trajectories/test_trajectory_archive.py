@@ -121,8 +121,22 @@ def test_an_index_that_is_lost_is_read_from_the_episodes(tmp_path: Path) -> None
 @pytest.mark.parametrize("entry_id", ["", "train/1", "train/1/99", "train/x/0", "eval/no/1/0"])
 def test_an_unknown_episode_is_one_sentence(tmp_path: Path, entry_id: str) -> None:
     in_members(train_path(tmp_path, 1))
-    with pytest.raises(RecordError, match="holds no such episode; give one like train/1/0"):
+    with pytest.raises(RecordError, match=r"holds no such episode; give one like train/1/0$"):
         find_entry(tmp_path, entry_id)
+
+
+def test_an_unknown_episode_is_answered_with_those_of_the_run(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match=r"no episode was kept in it$"):
+        find_entry(tmp_path, "eval/val/1/0")
+    in_members(eval_path(tmp_path, "unseen", 0))
+    in_members(eval_path(tmp_path, "unseen", 40))
+    in_members(eval_path(tmp_path, "elsewhere", 40))
+    with pytest.raises(
+        RecordError, match=r"give one like eval/elsewhere/40/0, eval/unseen/40/0$"
+    ) as caught:
+        find_entry(tmp_path, "eval/val/1/0")
+    for entry_id in str(caught.value).rpartition("give one like ")[2].split(", "):
+        assert find_entry(tmp_path, entry_id).id == entry_id
 
 
 def test_a_torn_end_is_left_out_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -45,10 +45,11 @@ def _dataset(facts: RunFacts) -> str:
         episodes[place] += 1
     rows = [(*place, f"{len(keys):,}", f"{episodes[place]:,}") for place, keys in tasks.items()]
     played = table(("set", "environment", "tasks", "episodes"), rows)
+    told = [played, *(f"Left out: {sentence}." for sentence in facts.left_out)]
     if facts.run.imported:
-        return f"{played}\n\nWhat it was trained on is not recorded."
+        return "\n\n".join([*told, "What it was trained on is not recorded."])
     sources = [f"- `{source}`" for source in facts.run.config.data.train_data]
-    return "\n".join([played, "", "Trained on:", *sources])
+    return "\n\n".join([*told, "\n".join(["Trained on:", *sources])])
 
 
 def _method(facts: RunFacts) -> str:

@@ -15,6 +15,7 @@ from skyfleet.analysis.signal import EnvSignal, env_signals
 from skyfleet.errors import TaskError
 from skyfleet.evaluation.compare import Comparison, compare
 from skyfleet.trajectories.entry import Entry
+from skyfleet.trajectories.records import RecordError
 from skyfleet.trajectories.trajectory import Trajectory
 
 
@@ -32,20 +33,28 @@ class RunFacts:
     """At the last step of every set, the most frequent first."""
     examples: Mapping[FailureClass, str]
     """The id of one episode of each class."""
+    left_out: Sequence[str]
+    """What damaged files have lost, a sentence each."""
 
 
 def gather_facts(run: RunFolder) -> RunFacts:
     """Evaluation episodes of the first and the last step are read, and none is kept.
 
-    What a damaged file has lost is warned of, and is in no number.
+    What a damaged file has lost is warned of and told, and is in no number that needs it read.
     """
-    entries = run.entries(on_damage=warn)
+    left_out: list[str] = []
+
+    def damaged(error: RecordError) -> None:
+        warn(error)
+        left_out.append(str(error))
+
+    entries = run.entries(on_damage=damaged)
     failures: Counter[FailureClass] = Counter()
     examples: dict[FailureClass, str] = {}
     changes = {}
 
     def last(of_step: Sequence[Entry]) -> Iterator[Trajectory]:
-        for entry, trajectory in read_entries(of_step, on_damage=warn):
+        for entry, trajectory in read_entries(of_step, on_damage=damaged):
             if (kind := classify(trajectory)) is not None:
                 failures[kind] += 1
                 examples.setdefault(kind, entry.id)
@@ -55,7 +64,7 @@ def gather_facts(run: RunFolder) -> RunFacts:
         first_step, last_step = min(by_step), max(by_step)
         after = last(by_step[last_step])
         if first_step < last_step:
-            before = read_entries(by_step[first_step], on_damage=warn)
+            before = read_entries(by_step[first_step], on_damage=damaged)
             changes[name] = behaviour_changes((trajectory for _, trajectory in before), after)
         for _ in after:  # where nothing was compared, they are still to be classified
             pass
@@ -68,6 +77,7 @@ def gather_facts(run: RunFolder) -> RunFacts:
         changes=changes,
         failures=dict(failures.most_common()),
         examples=examples,
+        left_out=left_out,
     )
 
 

@@ -33,11 +33,12 @@ def config_from(words: list[str] | None) -> RunConfig:
 
 
 def show_plan(config: RunConfig, sentences: Iterable[str]) -> None:
-    """A dry run: the resolved configuration, and what would happen."""
+    """A dry run: the resolved configuration, what would happen, and what would be warned of."""
     from skyfleet.config.explain import as_yaml
+    from skyfleet.config.turn_rules import lone_native_flag
 
     print(as_yaml(config), end="")
-    print("\n".join(f"# {sentence}" for sentence in sentences))
+    print("\n".join(f"# {sentence}" for sentence in (*sentences, *lone_native_flag(config))))
 
 
 @contextmanager

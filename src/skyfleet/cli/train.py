@@ -22,12 +22,12 @@ def train_command(words: Words = None, dry_run: DryRun = False) -> None:
     if dry_run:
         show_plan(config, _plan(config))
         return
+    from skyfleet.trainer.session import run_training
+
     say = partial(print, "setting up:", flush=True)
-    with torch_needed():
-        say("loading torch and transformers")
-        from skyfleet.trainer.session import run_training
     try:
-        table = asyncio.run(run_training(config, say=say))
+        with torch_needed():
+            table = asyncio.run(run_training(config, say=say))
     except KeyboardInterrupt:
         print(f"\n{_farewell(config)}")
         raise SystemExit(130) from None

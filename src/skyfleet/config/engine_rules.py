@@ -10,11 +10,11 @@ from skyfleet.config.root import RunConfig
 def untrainable(config: RunConfig) -> Iterator[str]:
     """Why a policy that can be played cannot be trained."""
     generator = config.generator
-    if generator.is_remote:
+    if generator.backend == "openai":
         yield (
-            f"generator.backend={generator.backend!r} speaks through servers, and nothing hands "
-            "new weights to them: play with `skyfleet evaluate` or `rollout`, or train with "
-            "generator.backend=embedded or vllm in this process"
+            "generator.backend='openai' speaks through servers, and nothing hands new weights to "
+            "them: play with `skyfleet evaluate` or `rollout`, or train with "
+            "generator.backend=embedded or vllm, which may be a server with run_engines_locally=false"
         )
 
 

@@ -23,7 +23,6 @@ _VLLM_KEYS = (
     "generator.enable_chunked_prefill",
     "generator.engine_init_kwargs",
     "generator.inference_engine_tensor_parallel_size",
-    "trainer.placement.colocate_all",
 )
 
 _DEVICE_KEYS = (
@@ -76,6 +75,16 @@ _GENERATOR = (
         instead="only servers are asked by name; leave it out, or set generator.backend=openai",
     ),
     _gap("generator.async_engine", instead="requests always join a running batch; use true"),
+    _gap(
+        "generator.weight_sync_dir",
+        backends=("vllm", "openai"),
+        instead="the embedded engine has the learner's own weights; leave it out",
+    ),
+    _gap(
+        "trainer.placement.colocate_all",
+        backends=("vllm", "openai"),
+        instead="the embedded engine has the learner's own weights; leave it out",
+    ),
     _gap("generator.weight_sync_backend", instead="learner and engine share a machine; use nccl"),
     _gap("generator.language_model_only", instead="models have no vision tower; leave it out"),
     _gap("generator.reasoning_parser", instead="the renderer reads thoughts; leave it out"),

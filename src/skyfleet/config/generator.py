@@ -89,7 +89,7 @@ holds here, openai from servers; SkyRL's default is vllm."""
     inference_engine_expert_parallel_size: int = Field(1, ge=1)
     inference_engine_data_parallel_size: int = Field(1, ge=1)
     run_engines_locally: bool = True
-    """false, with backend=vllm: vLLM runs as a server somewhere, and is spoken to as openai is."""
+    """false, with backend=vllm: vLLM runs as a server somewhere, and is trained over HTTP."""
     remote_inference_engine_urls: StrList = Field([])
     """Servers with token ids, vLLM or `skyfleet serve`: http://host:port/v1 each, or host:port."""
     served_model_name: str | None = None
@@ -97,6 +97,9 @@ holds here, openai from servers; SkyRL's default is vllm."""
     async_engine: bool = True
     """Requests join and leave a running batch."""
     weight_sync_backend: Literal["nccl", "gloo", "delta"] = "nccl"
+    weight_sync_dir: str | None = None
+    """A folder that trainer and vLLM's servers both see, for weights on their way; null: the servers \
+run on this machine, and it is in its memory. SkyRL has no such key."""
     model_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     """The engine's own copy of the weights."""
     gpu_memory_utilization: float = Field(0.8, gt=0, le=1)

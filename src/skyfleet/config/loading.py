@@ -25,7 +25,8 @@ def load_config(text: str = "", overrides: Sequence[str] = ()) -> RunConfig:
     `load_config("trainer: {seed: 1}", ["+generator.max_turns=20"])`
     """
     problems: list[str] = []
-    values = _in_our_spelling(reading.read(text, overrides, problems), problems)
+    given = reading.read(text, overrides, problems, is_free=_is_free)
+    values = _in_our_spelling(given, problems)
     derived = reading.nest({tuple(key.split(".")): value for key, value in DERIVED.items()})
     defaults = reading.overlay(RunConfig().model_dump(), derived)
     tree = _without_references(reading.overlay(defaults, reading.nest(values)), problems)
@@ -78,7 +79,7 @@ def _means_default(path: reading.Path, value: Any) -> bool:
 
 def _objection(path: reading.Path, value: Any, name: str) -> str | None:
     key, known = ".".join(path), known_keys()
-    if any(known[above].free for above in _at_and_above(path) if above in known) or key in known:
+    if _is_free(path) or key in known:
         return None
     if key in known_sections():
         if value is None or value == {} or (isinstance(value, str) and "${" in value):
@@ -88,6 +89,12 @@ def _objection(path: reading.Path, value: Any, name: str) -> str | None:
     if reason := refusal(key):
         return f"{name} is not supported: {reason}"
     return f"{name} is unknown; {nearest(name)}"
+
+
+def _is_free(path: reading.Path) -> bool:
+    """Whether it is, or lies in, a mapping whose names are not ours."""
+    known = known_keys()
+    return any(known[above].free for above in _at_and_above(our_spelling(path)) if above in known)
 
 
 def _at_and_above(path: reading.Path) -> list[str]:

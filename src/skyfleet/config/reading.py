@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
+
+from skyfleet.config.dialects import our_spelling
 
 Path = tuple[str, ...]
 
@@ -26,8 +28,13 @@ _Loader.add_implicit_resolver(
 )
 
 
-def read(text: str, overrides: Sequence[str], problems: list[str]) -> dict[Path, Any]:
-    """Every value by the path it was given under; a later override wins."""
+def read(
+    text: str, overrides: Sequence[str], problems: list[str], *, is_free: Callable[[Path], bool]
+) -> dict[Path, Any]:
+    """Every value by the path it was given under; a later override wins.
+
+    An override's mapping adds to a section and replaces what `is_free`, whose names are the user's.
+    """
     given = dict(leaves(_mapping(text, problems)))
     for override in overrides:
         key, equals, value = override.lstrip("+").partition("=")
@@ -35,7 +42,7 @@ def read(text: str, overrides: Sequence[str], problems: list[str]) -> dict[Path,
             problems.append(f"{override!r} is not an override; write it as key=value")
             continue
         try:
-            _put(given, tuple(key.strip().split(".")), parse_value(value))
+            _put(given, tuple(key.strip().split(".")), parse_value(value), is_free)
         except yaml.YAMLError:
             problems.append(
                 f'{key}={value!r} is not a YAML value; put quotes inside, as in {key}=\'["a", "b"]\''
@@ -100,12 +107,16 @@ def _mapping(text: str, problems: list[str]) -> dict[Any, Any]:
     return {}
 
 
-def _put(given: dict[Path, Any], path: Path, value: Any) -> None:
-    """Set a value; a mapping merges, anything else replaces what was above or below."""
-    for leaf, item in leaves(value, path):
-        for other in [known for known in given if overlap(known, leaf)]:
+def _put(given: dict[Path, Any], path: Path, value: Any, is_free: Callable[[Path], bool]) -> None:
+    """Set a value, which replaces what was above or below."""
+    put = dict(leaves(value, path))
+    prefixes = {leaf[:end] for leaf in put for end in range(len(path), len(leaf) + 1)}
+    whole = [our_spelling(prefix) for prefix in prefixes if is_free(prefix)]
+    for other in list(given):
+        ours = our_spelling(other)
+        if any(overlap(other, leaf) for leaf in put) or any(overlap(ours, new) for new in whole):
             del given[other]
-        given[leaf] = item
+    given.update(put)
 
 
 def _spaced(value: Any) -> Any:

@@ -41,9 +41,14 @@ class OpenAIEngine(Endpoint):
         """Recorded on completions, unless the server tells its own."""
 
     async def generate(
-        self, token_ids: Sequence[int], sampling: SamplingParams, *, session: str
+        self,
+        token_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        session: str,
+        cache_salt: str | None = None,
     ) -> Completion:
-        """ConfigError where the server gives no token ids."""
+        """ConfigError where the server gives no token ids. `cache_salt` is vLLM's alone."""
         version = self.policy_version
         body: dict[str, Any] = {
             "model": self.model,
@@ -51,6 +56,8 @@ class OpenAIEngine(Endpoint):
             "logprobs": 0,  # the chosen token's alone
             **body_fields(sampling, session=session, position=len(token_ids)),
         }
+        if cache_salt is not None:
+            body["cache_salt"] = cache_salt
         answer = await self.post(body, {SESSION_HEADER: session})
         match answer:
             case {"choices": [{"token_ids": list()} as choice, *_]}:

@@ -1,15 +1,13 @@
 """VllmEngine: vLLM as the Engine, its scheduler and workers in processes of their own.
 
-Tokens go in and come out; vLLM never sees a word. What was cached under old weights is never read
-again: the cache is dropped when weights arrive, and its keys carry the policy version.
+Tokens go in and come out; vLLM never sees a word.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import fields as fields_of
 from itertools import count
 from typing import Any
@@ -20,6 +18,7 @@ from skyfleet.engines.sampling import SamplingParams
 from skyfleet.engines.stopping import said_stop
 from skyfleet.engines.vllm_requests import logprobs_of, vllm_fields, vllm_finish
 from skyfleet.engines.vllm_settings import VllmSettings, check_vllm, engine_args
+from skyfleet.engines.vllm_steering import SteeredVllm, reason_of
 from skyfleet.errors import ConfigError, EngineError, ModelError, blamed_on
 
 
@@ -44,34 +43,30 @@ async def open_vllm_engine(
         )
     except Exception as error:
         raise ConfigError(
-            f"generator.backend='vllm' cannot start with {model_path!r}: {_reason(error)}"
+            f"generator.backend='vllm' cannot start with {model_path!r}: {reason_of(error)}"
         ) from error
 
 
-class VllmEngine:
+class VllmEngine(SteeredVllm):
+    reads_memory = True
+
     def __init__(
         self, llm: Any, settings: VllmSettings, *, decode_text: Callable[[Sequence[int]], str]
     ) -> None:
-        self._llm, self._decode_text = llm, decode_text
-        self.settings = settings
-        self.policy_version = 0
+        super().__init__(
+            llm,
+            name="vLLM",
+            sleep_level=settings.sleep_level,
+            model_dtype=settings.model_dtype,
+        )
+        self._decode_text, self._capacity = decode_text, settings.max_model_len
         self._numbers = count()
-        self._asleep: list[str] = []
-        """Which of vLLM's memory is given back: weights, kv_cache."""
-        self._awake = asyncio.Event()
-        self._awake.set()
-        self._has_weights = True
 
     async def generate(
         self, token_ids: Sequence[int], sampling: SamplingParams, *, session: str
     ) -> Completion:
-        check_fits(token_ids, sampling, capacity=self.settings.max_model_len, session=session)
-        await self._awake.wait()
-        if not self._has_weights:
-            raise ConfigError(
-                "sleep_level=2 dropped the engine's weights and none have come since; "
-                "sync them after wake(), or use sleep_level=1"
-            )
+        check_fits(token_ids, sampling, capacity=self._capacity, session=session)
+        await self._ready()
         version = self.policy_version
         asked = _asked(sampling, session, len(token_ids))
         with self._while_alive(), blamed_on(EngineError, "vLLM"):
@@ -87,41 +82,10 @@ class VllmEngine:
             policy_version=version,
         )
 
-    async def release(self, session: str) -> None:
-        """vLLM drops the oldest of its cache by itself."""
-
-    async def sleep(self) -> None:
-        """Turns under way end first; those asked for meanwhile begin after `wake`."""
-        level = self.settings.sleep_level
-        if level == 0:
-            with _told("drop its cache"):
-                await self._llm.reset_prefix_cache()
-            return
-        self._awake.clear()
-        with _told("sleep"):
-            await self._llm.sleep(level=level, mode="wait")
-        self._asleep, self._has_weights = ["weights", "kv_cache"], level == 1
-
-    async def wake(self) -> None:
-        await self._wake(*self._asleep)
-        self._awake.set()
-
     async def close(self) -> None:
         """Ends vLLM's processes."""
         self._llm.shutdown()
         self._llm = None  # kept until Python ends, it would shut down again and fail at that
-
-    async def load(self, method: str, argument: str | bytes, *, policy_version: int) -> None:
-        """New weights, by one of WeightDoor's methods. Turns under way wait, then go on with them."""
-        async with self._still():
-            await self.ask(method, argument)
-            self._has_weights, self.policy_version = True, policy_version
-
-    async def ask(self, method: str, *arguments: Any) -> list[Any]:
-        """What each worker answers."""
-        with _told(method):
-            answers: list[Any] = await self._llm.collective_rpc(method, args=arguments)
-        return answers
 
     async def _heard(
         self, outputs: AsyncIterator[Any], stops: Sequence[str]
@@ -139,27 +103,6 @@ class VllmEngine:
                 return sampled, logprobs, vllm_finish(part)
         raise EngineError("a turn ended without a reason")
 
-    @asynccontextmanager
-    async def _still(self) -> AsyncIterator[None]:
-        """Weights are in memory, nothing is cached, and nothing computes."""
-        await self._wake(*[tag for tag in self._asleep if tag == "weights"])
-        if not self._awake.is_set():
-            yield
-            return
-        with _told("pause"):
-            await self._llm.pause_generation(mode="keep", clear_cache=True)
-        try:
-            yield
-        finally:
-            with _told("resume"):
-                await self._llm.resume_generation()
-
-    async def _wake(self, *tags: str) -> None:
-        if tags:
-            with _told("wake"):
-                await self._llm.wake_up(tags=list(tags))
-            self._asleep = [tag for tag in self._asleep if tag not in tags]
-
     @contextmanager
     def _while_alive(self) -> Iterator[None]:
         """A turn that fails is its episode's matter, unless all that follow would fail with it."""
@@ -172,15 +115,6 @@ class VllmEngine:
                     "command goes on from the newest checkpoint"
                 ) from error
             raise
-
-
-@contextmanager
-def _told(what: str) -> Iterator[None]:
-    """No episode's fault: ModelError, which stops the run."""
-    try:
-        yield
-    except Exception as error:
-        raise ModelError(f"vLLM was told to {what} and failed: {_reason(error)}") from error
 
 
 def _prompt(token_ids: Sequence[int], version: int) -> Any:
@@ -200,7 +134,3 @@ def _asked(sampling: SamplingParams, session: str, position: int) -> Any:
         return VllmSampling(**fields, output_kind=kind)
     except Exception as error:  # a ValueError in 0.23, no longer one in 0.32
         raise ConfigError(f"generator.sampling_params: vLLM refuses them: {error}") from error
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().split(chr(10))[0]}"

@@ -1,11 +1,12 @@
 """WeightDoor: what vLLM's worker processes learn from us: to take new weights, and to tell them.
 
-vLLM mixes it into its own worker class, so its methods carry our name. Whoever calls them started
-these processes and is trusted as they are.
+vLLM mixes it into its own worker class, so its methods carry our name. Only the process that started
+vLLM can send bytes, which are unpickled here; over HTTP there are none.
 """
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -25,14 +26,34 @@ class WeightDoor:
     device: torch.device
     model_runner: Any
     vllm_config: Any
+    _skyfleet_path = ""
 
     def skyfleet_device(self) -> str:
         return device_name(self.device)
 
+    def skyfleet_about(self) -> dict[str, Any]:
+        """What a trainer that has not started this vLLM must know of it."""
+        model = self.vllm_config.model_config
+        return {
+            "model_dtype": str(model.dtype).removeprefix("torch."),
+            "logprobs_mode": str(model.logprobs_mode),
+            "sleep_mode": bool(model.enable_sleep_mode),
+        }
+
     def skyfleet_load_file(self, path: str) -> None:
         """From a safetensors file in a folder that both processes see."""
+        if not os.access(path, os.R_OK):
+            raise FileNotFoundError(
+                f"{path} cannot be read there; set generator.weight_sync_dir to a folder that "
+                "trainer and server both see"
+            )
         with safe_open(path, framework="pt") as file:
             _replace(self, ((name, file.get_tensor(name)) for name in file.keys()))  # noqa: SIM118
+        self._skyfleet_path = path
+
+    def skyfleet_given(self) -> str:
+        """The file that its weights came from; empty since it was started."""
+        return self._skyfleet_path
 
     def skyfleet_load_handles(self, pickled: bytes) -> None:
         """From the sender's own memory on this GPU, without a copy in between."""

@@ -14,6 +14,9 @@ from skyfleet.metrics.intervals import paired_difference
 from skyfleet.metrics.power import detectable_difference, tasks_needed
 from skyfleet.metrics.significance import holm
 
+LEVEL = 0.05
+"""A p below it is significant."""
+
 
 class Verdict(StrEnum):
     """What may be said of a change; the first that holds.
@@ -66,7 +69,7 @@ class Change:
 
     @property
     def verdict(self) -> Verdict:
-        if self.corrected_p_value < 0.05:
+        if self.corrected_p_value < LEVEL:
             return Verdict.IMPROVED if self.difference > 0 else Verdict.REGRESSED
         if min(self.before, self.after) >= 0.95:
             return Verdict.SATURATED

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from math import isinf
 
 from skyfleet.evaluation.baselines import Baseline
-from skyfleet.evaluation.compare import Change, Comparison
+from skyfleet.evaluation.compare import LEVEL, Change, Comparison
 from skyfleet.evaluation.report import EvalReport
 
 _TEXT = ("set", "environment", "part", "verdict")
@@ -48,12 +48,34 @@ def comparison_table(comparisons: Sequence[Comparison]) -> str:
     table = _markdown(_HEADER, list(_rows(comparisons, _row)))
     if left_out := sum(comparison.overall.n_left_out for comparison in comparisons):
         table += f"\nTasks left out, for want of a known grade before and after: {left_out}.\n"
+    if note := interval_note(comparisons):
+        table += f"\n{note}\n"
     return table
 
 
 def evidence_table(comparisons: Sequence[Comparison]) -> str:
     """The same rows with p, the smallest change they could have shown, and what it would take."""
-    return f"{_markdown(_EVIDENCE_HEADER, list(_rows(comparisons, _evidence_row)))}\n{_NOTE}\n"
+    table = _markdown(_EVIDENCE_HEADER, list(_rows(comparisons, _evidence_row)))
+    notes = filter(None, (_NOTE, interval_note(comparisons)))
+    return "\n".join((table, *notes, ""))
+
+
+def interval_note(comparisons: Sequence[Comparison]) -> str | None:
+    """Why an interval leaves out 0 beside a verdict that sees no change; None where none does."""
+    odd = [
+        change
+        for comparison in comparisons
+        for _, change in table_changes(comparison)
+        if change.corrected_p_value >= LEVEL and not change.interval[0] <= 0 <= change.interval[1]
+    ]
+    if not odd:
+        return None
+    reasons = []
+    if any(change.p_value < LEVEL for change in odd):
+        reasons.append("verdicts are corrected over the environments (Holm), intervals are not")
+    if any(change.p_value >= LEVEL for change in odd):
+        reasons.append("a verdict's test asks for more than the interval does")
+    return f"Where an interval leaves out 0 and the verdict sees no change: {'; '.join(reasons)}."
 
 
 def score_table(reports: Sequence[EvalReport]) -> str:
@@ -104,10 +126,15 @@ def _rows(
     comparisons: Sequence[Comparison], row: Callable[[str, str, Change], tuple[str, ...]]
 ) -> Iterator[tuple[str, ...]]:
     for comparison in comparisons:
-        for env_key, change in comparison.by_env.items():
+        for env_key, change in table_changes(comparison):
             yield row(comparison.name, env_key, change)
-        if len(comparison.by_env) > 1:
-            yield row(comparison.name, "all", comparison.overall)
+
+
+def table_changes(comparison: Comparison) -> Iterator[tuple[str, Change]]:
+    """What has a row: every environment, and `all` where there are several."""
+    yield from comparison.by_env.items()
+    if len(comparison.by_env) > 1:
+        yield "all", comparison.overall
 
 
 def _row(name: str, env_key: str, change: Change) -> tuple[str, ...]:

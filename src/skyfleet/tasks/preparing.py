@@ -1,6 +1,6 @@
 """Prepare: raw rows -> the tasks to train on and to measure with, and why the others are neither.
 
-The steps are the seeds', in their order: filter, take the first, drop what is in quarantine or there
+The steps are Fleet's, in their order: filter, take the first, drop what is in quarantine or there
 twice, split, cap the evaluation, cap each env's share of the training.
 """
 
@@ -170,7 +170,7 @@ def _cap_eval(tasks: tuple[Task, ...], most: int | None) -> tuple[Task, ...]:
 
 
 def _cap_shares(tasks: tuple[Task, ...], ratio: float | None) -> tuple[Task, ...]:
-    """The seeds' rule: a share of what was there before, since with few envs nothing else is left."""
+    """Fleet's rule: a share of what was there before, since with few envs nothing else is left."""
     if ratio is None or not tasks:
         return tasks
     most = int(ratio * len(tasks))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,12 +19,15 @@ class WandbTracker:
             import wandb
         except ImportError:
             raise MissingExtraError("wandb", "wandb") from None
+        is_new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
         try:
             self._run = wandb.init(
                 project=project_name, name=run_name, dir=folder, config=dict(config)
             )
         except wandb.Error as error:
+            if is_new:
+                shutil.rmtree(folder)
             raise ConfigError(
                 f"trainer.logger='wandb': {error} Or set WANDB_MODE=offline, or choose 'jsonl'"
             ) from error

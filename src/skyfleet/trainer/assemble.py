@@ -11,7 +11,8 @@ from random import Random
 from skyfleet.algorithms.advantages import Estimator
 from skyfleet.algorithms.filters import Kept
 from skyfleet.algorithms.sample import Sample
-from skyfleet.checkpoints.checkpoint import folder_of
+from skyfleet.checkpoints.checkpoint import Checkpoint, JsonPart, folder_of
+from skyfleet.checkpoints.resume import load_checkpoint
 from skyfleet.config.engine_rules import untrainable
 from skyfleet.config.explain import flatten
 from skyfleet.config.root import RunConfig
@@ -28,7 +29,7 @@ from skyfleet.sentinels.loss_witness import LossWitness
 from skyfleet.sentinels.witness import Witness
 from skyfleet.tracking.console import ConsoleTracker
 from skyfleet.tracking.step_log import StepLog
-from skyfleet.tracking.tracker import Tracker, make_trackers
+from skyfleet.tracking.tracker import Tracker, check_trackers, make_trackers
 from skyfleet.trainer.assemble_critic import assemble_critic
 from skyfleet.trainer.assemble_engines import check_gpus
 from skyfleet.trainer.assemble_evals import assemble_evals
@@ -42,6 +43,7 @@ from skyfleet.trainer.assemble_watch import assemble_watch, still_metrics_of
 from skyfleet.trainer.demonstrations import demonstrate
 from skyfleet.trainer.limits import limits_of
 from skyfleet.trainer.run import Run
+from skyfleet.trainer.saving import parts
 from skyfleet.trainer.schedule import Schedule
 from skyfleet.trainer.state import TrainerState
 from skyfleet.trainer.voice import Voice
@@ -51,41 +53,50 @@ Say = Callable[[str], None]
 
 
 async def assemble(
-    config: RunConfig,
-    *,
-    policy_folder: Path | None = None,
-    resume_step: int | None = None,
-    say: Say = lambda _: None,
+    config: RunConfig, *, checkpoint: Checkpoint | None = None, say: Say = lambda _: None
 ) -> Run:
-    """`policy_folder` holds weights to go on from, instead of what the configuration names.
+    """`checkpoint` is what the run goes on from, instead of the weights that are configured.
 
-    `resume_step` is the last step whose metrics count; None starts the metrics afresh. `say` is
-    told what takes its time, before it is done.
+    Whatever is refused is refused before the run's folder is touched. `say` is told what takes its
+    time, before it is done.
     """
     if refused := [*unsupported(config), *untrainable(config)]:
         raise ConfigError("\n".join(refused))
     # What is only named wrongly is said before minutes are spent on drawing tasks.
     open_env = env_factory(config)
     check_model_path(config.trainer.policy.model.path)
-    if config.generator.backend == "vllm":
+    check_trackers(config.trainer.logger)
+    starts_vllm = config.generator.backend == "vllm" and not config.generator.is_remote
+    if starts_vllm:
         check_vllm()
         check_gpus(config, learns=True)
+    state = TrainerState()
+    if checkpoint:
+        load_checkpoint(checkpoint, {"trainer": JsonPart(state)})
     say("reading the tasks to train on and to measure with")
     tasks = assemble_tasks(config)
+    policy_folder = checkpoint.folder / "policy" if checkpoint else None
     say(f"making the policy: {policy_folder or config.trainer.policy.model.path}")
     # Saved adapters go on from the weights they were trained on, not from those merged with them.
     weights_folder = None if config.trainer.policy.model.lora.rank else policy_folder
     speaker = await assemble_speaker(config, tasks.train, open_env, policy_folder=weights_folder)
-    # Before an engine starts or a tracker opens a file: a loss or a reference may be named wrongly.
-    learning = _learning(config, speaker, total_steps=tasks.schedule.total_steps)
-    demonstrations = await _demonstrations(config, tasks, open_env, speaker, say)
-    if config.generator.backend == "vllm":
+    # Before an engine starts: a loss or a reference may be named wrongly.
+    learning = _learning(config, speaker, state, total_steps=tasks.schedule.total_steps)
+    warm = state.warm_start_step >= tasks.schedule.warm_start_steps
+    demonstrations = [] if warm else await _demonstrations(config, tasks, open_env, speaker, say)
+    if starts_vllm:
         say("starting vLLM")
     async with AsyncExitStack() as opened:
         opening = open_voice(config, speaker, folder=policy_folder, learns=True)
         voice = await opened.enter_async_context(opening)
-        trackers = _trackers(config, resume_step=resume_step, schedule=tasks.schedule)
-        run = _run(config, tasks, open_env, speaker, learning, voice, trackers)
+        if checkpoint:
+            _load(checkpoint, tasks, learning, voice)
+        if config.generator.is_remote:
+            # Whoever started them gave them other weights, and so did the run before.
+            say("handing the policy to the servers")
+            await sync_of(config, speaker, voice).push(learning.learner, voice.engines)
+        resume_step = state.logged_step if checkpoint else None
+        run = _run(config, tasks, open_env, speaker, learning, voice, resume_step)
         return replace(run, demonstrations=demonstrations, opened=opened.pop_all())
 
 
@@ -99,8 +110,10 @@ class _Learning:
     estimate: Estimator
 
 
-def _learning(config: RunConfig, speaker: Speaker, *, total_steps: int) -> _Learning:
-    checkpoints, state, losses = Path(config.trainer.ckpt_path), TrainerState(), LossWitness()
+def _learning(
+    config: RunConfig, speaker: Speaker, state: TrainerState, *, total_steps: int
+) -> _Learning:
+    checkpoints, losses = Path(config.trainer.ckpt_path), LossWitness()
     critic = assemble_critic(config, speaker, total_steps=total_steps)
     learner = assemble_learner(
         config,
@@ -120,6 +133,13 @@ def _learning(config: RunConfig, speaker: Speaker, *, total_steps: int) -> _Lear
     )
 
 
+def _load(checkpoint: Checkpoint, tasks: RunTasks, learning: _Learning, voice: Voice) -> None:
+    learner = learning.learner
+    load_checkpoint(checkpoint, parts(learning.state, learner, learning.critic, tasks.sampler))
+    for engine in voice.engines:
+        engine.policy_version = learner.policy_version
+
+
 def _run(
     config: RunConfig,
     tasks: RunTasks,
@@ -127,10 +147,16 @@ def _run(
     speaker: Speaker,
     learning: _Learning,
     voice: Voice,
-    trackers: Sequence[Tracker],
+    resume_step: int | None,
 ) -> Run:
     trainer, generator = config.trainer, config.generator
     witness, learner, envs = Witness(voice.engine), learning.learner, tasks.trained_envs
+    evals = assemble_evals(config, voice, tasks.eval_sets, envs)
+    watch = assemble_watch(
+        config, speaker, voice, learner, envs=envs, witness=witness, losses=learning.losses
+    )
+    # Behind all that may be named wrongly: they write in the run's folder.
+    trackers = _trackers(config, resume_step=resume_step, schedule=tasks.schedule)
     console = next(tracker for tracker in trackers if isinstance(tracker, ConsoleTracker))
     for key, why in still_metrics_of(config).items():
         console.note(f"{key} {why}")
@@ -141,7 +167,7 @@ def _run(
         schedule=tasks.schedule,
         state=learning.state,
         sampler=tasks.sampler,
-        evals=assemble_evals(config, voice, tasks.eval_sets, envs),
+        evals=evals,
         open_env=open_env,
         policy=_policy_by_step(config, replace(voice, engine=witness)),
         limits=limits_of(config),
@@ -155,9 +181,7 @@ def _run(
         engines=voice.engines,
         sync=sync_of(config, speaker, voice),
         resting=resting_of(config, voice),
-        watch=assemble_watch(
-            config, speaker, voice, learner, envs=envs, witness=witness, losses=learning.losses
-        ),
+        watch=watch,
         log=StepLog(*trackers),
         console=console,
         exports=exports_of(config, speaker),
@@ -170,11 +194,9 @@ async def _demonstrations(
 ) -> list[Sample]:
     """What a warm start imitates; -1 shows it all tasks."""
     trainer, shown = config.trainer, list(tasks.train)
-    most = trainer.warm_start.tasks if trainer.warm_start.steps else 0
-    if 0 <= most < len(shown):
-        shown = Random(trainer.seed).sample(shown, most)
-    if shown:
-        say(f"playing {len(shown)} reference solutions to imitate")
+    if 0 <= trainer.warm_start.tasks < len(shown):
+        shown = Random(trainer.seed).sample(shown, trainer.warm_start.tasks)
+    say(f"playing {len(shown)} reference solutions to imitate")
     return await demonstrate(shown, open_env, speaker.renderer, limits_of(config))
 
 

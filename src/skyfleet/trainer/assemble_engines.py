@@ -15,7 +15,9 @@ from skyfleet.engines.embedded import EmbeddedEngine
 from skyfleet.engines.engine import Engine
 from skyfleet.engines.openai_chat_engine import OpenAIChatEngine
 from skyfleet.engines.openai_engine import OpenAIEngine
-from skyfleet.engines.servers import find_servers, read_key
+from skyfleet.engines.servers import Server, find_servers, read_key
+from skyfleet.engines.vllm_routes import VllmRoutes
+from skyfleet.engines.vllm_server import open_vllm_server
 from skyfleet.engines.vllm_settings import VllmSettings
 from skyfleet.errors import ConfigError
 from skyfleet.models.decoder import Decoder
@@ -80,7 +82,8 @@ def check_gpus(config: RunConfig, *, learns: bool) -> None:
         raise ConfigError(
             f"generator.num_inference_engines={engines} with inference_engine_tensor_parallel_size="
             f"{tensor}: here one vLLM speaks, on one GPU while it is trained; set both to 1, play "
-            "one vLLM over several GPUs, or play several servers with generator.backend=openai"
+            "one vLLM over several GPUs, or start vLLM as servers and set "
+            "generator.run_engines_locally=false"
         )
 
 
@@ -109,20 +112,7 @@ async def reach_servers(
 ) -> tuple[list[Engine], list[ChatEngine]]:
     """Each server's two sides: tokens in and out, and messages with tools."""
     _refuse_unheard(config)
-    generator, api_key = config.generator, read_key()
-    servers = await find_servers(
-        generator.remote_inference_engine_urls,
-        model=generator.served_model_name,
-        api_key=api_key,
-        longest=longest_episode(config),
-    )
-    alone, share = len(servers) == 1, generator.trajectory_timeout_seconds * HANGS_AMONG_OTHERS
-    common: dict[str, Any] = {
-        "api_key": api_key,
-        "max_concurrent": max(1, min(generator.max_num_seqs, MOST_CONNECTIONS // len(servers))),
-        "tries": TRIES_ALONE if alone else TRIES_AMONG_OTHERS,
-        "timeout_seconds": HANGS_ALONE_SECONDS if alone or share == 0 else share,
-    }
+    servers, common = await _found(config)
     engines: list[Engine] = []
     chats: list[ChatEngine] = []
     for server in servers:
@@ -131,11 +121,43 @@ async def reach_servers(
         chat = OpenAIChatEngine(
             server.url,
             model=server.model,
-            chat_template_kwargs=generator.chat_template_kwargs,
+            chat_template_kwargs=config.generator.chat_template_kwargs,
             **common,
         )
         chats.append(await opened.enter_async_context(chat))
     return engines, chats
+
+
+async def reach_vllm_servers(config: RunConfig, opened: AsyncExitStack) -> list[Engine]:
+    """To be trained: each can be given the learner's weights, or a ConfigError says why not."""
+    servers, common = await _found(config)
+    engines: list[Engine] = []
+    for server in servers:
+        speaker = OpenAIEngine(server.url, model=server.model, **common)
+        routes = VllmRoutes(server.url.removesuffix("/v1"), api_key=common["api_key"])
+        await opened.enter_async_context(speaker)
+        await opened.enter_async_context(routes)
+        may_sleep = config.trainer.placement.colocate_all
+        engines.append(await open_vllm_server(speaker, routes, may_sleep=may_sleep))
+    return engines
+
+
+async def _found(config: RunConfig) -> tuple[list[Server], dict[str, Any]]:
+    """The servers, and how each is asked for turns."""
+    generator, api_key = config.generator, read_key()
+    servers = await find_servers(
+        generator.remote_inference_engine_urls,
+        model=generator.served_model_name,
+        api_key=api_key,
+        longest=longest_episode(config),
+    )
+    alone, share = len(servers) == 1, generator.trajectory_timeout_seconds * HANGS_AMONG_OTHERS
+    return servers, {
+        "api_key": api_key,
+        "max_concurrent": max(1, min(generator.max_num_seqs, MOST_CONNECTIONS // len(servers))),
+        "tries": TRIES_ALONE if alone else TRIES_AMONG_OTHERS,
+        "timeout_seconds": HANGS_ALONE_SECONDS if alone or share == 0 else share,
+    }
 
 
 def _refuse_unheard(config: RunConfig) -> None:

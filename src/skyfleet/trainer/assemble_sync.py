@@ -22,7 +22,10 @@ def sync_of(config: RunConfig, speaker: Speaker, voice: Voice) -> WeightSync:
         return InProcessSync()
     from skyfleet.weight_sync.vllm import VllmSync
 
-    sync = VllmSync(lambda: merged_state(speaker.loaded.module).items())
+    sync = VllmSync(
+        lambda: merged_state(speaker.loaded.module).items(),
+        folder=config.generator.weight_sync_dir,
+    )
     return PausedSync(sync, voice.engine) if isinstance(voice.engine, Router) else sync
 
 

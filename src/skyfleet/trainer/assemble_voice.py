@@ -20,7 +20,12 @@ from skyfleet.envs.registry import env_factory
 from skyfleet.errors import ConfigError
 from skyfleet.models.loading import load_tokenizer, save_model
 from skyfleet.rollouts.context_status import ContextStatus
-from skyfleet.trainer.assemble_engines import embedded_engine, reach_servers, start_vllm
+from skyfleet.trainer.assemble_engines import (
+    embedded_engine,
+    reach_servers,
+    reach_vllm_servers,
+    start_vllm,
+)
 from skyfleet.trainer.assemble_policy import Speaker, assemble_speaker, renderer_of
 from skyfleet.trainer.voice import Voice
 
@@ -36,6 +41,8 @@ async def open_voice(
     async with AsyncExitStack() as opened:
         if config.generator.backend == "embedded":
             engines = [embedded_engine(config, speaker.decoder, renderer)]
+        elif config.generator.is_remote:
+            engines = await reach_vllm_servers(config, opened)
         else:
             with TemporaryDirectory() as scratch:
                 path = _readable(config, folder)

@@ -24,6 +24,8 @@ BATCH_STRIDE = 100_000  # steps: more than a run has, so that no two batches dra
 
 async def train(run: Run) -> None:
     """From wherever the run stands to its last step. Cancelled, it saves what it has."""
+    run.log.add(run.state.pending_metrics)
+    run.state.pending_metrics = {}
     run.reach()
     try:
         await warm_start(run)

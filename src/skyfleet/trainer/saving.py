@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from skyfleet.checkpoints.checkpoint import Checkpoint, JsonPart, Saveable
-from skyfleet.checkpoints.resume import load_checkpoint
+from skyfleet.checkpoints.checkpoint import Checkpoint, JsonPart, Saveable, Stateful
 from skyfleet.checkpoints.saving import save_checkpoint
 from skyfleet.trainer.run import Run
+from skyfleet.trainer.state import TrainerState
 
 
-def parts(run: Run) -> dict[str, Saveable]:
-    critic = {} if run.critic is None else {"critic": run.critic}
+def parts(
+    state: TrainerState, learner: Saveable, critic: Saveable | None, sampler: Stateful
+) -> dict[str, Saveable]:
     return {
         # First: it says which step's policy the learner compares with.
-        "trainer": JsonPart(run.state),
-        "policy": run.learner,
-        **critic,
-        "data": JsonPart(run.sampler),
+        "trainer": JsonPart(state),
+        "policy": learner,
+        **({} if critic is None else {"critic": critic}),
+        "data": JsonPart(sampler),
     }
 
 
@@ -23,16 +24,8 @@ def save(run: Run) -> Checkpoint:
     return save_checkpoint(
         run.checkpoints,
         run.state.step,
-        parts(run),
+        parts(run.state, run.learner, run.critic, run.sampler),
         max_to_keep=run.schedule.max_ckpts_to_keep,
         # The policy before reinforcement is what every later one is compared with.
         protect=(0, run.state.best_step, run.state.reference_step),
     )
-
-
-def load(run: Run, checkpoint: Checkpoint) -> None:
-    load_checkpoint(checkpoint, parts(run))
-    for engine in run.engines:
-        engine.policy_version = run.learner.policy_version
-    run.log.add(run.state.pending_metrics)
-    run.state.pending_metrics = {}

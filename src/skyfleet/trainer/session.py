@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from skyfleet.analysis.html.page import write_report
 from skyfleet.analysis.run_folder import open_run
-from skyfleet.checkpoints.checkpoint import Checkpoint, JsonPart
-from skyfleet.checkpoints.resume import find_checkpoint, load_checkpoint
+from skyfleet.checkpoints.checkpoint import Checkpoint
+from skyfleet.checkpoints.resume import find_checkpoint
 from skyfleet.config.explain import as_yaml, diff
 from skyfleet.config.loading import load_config_file
 from skyfleet.config.root import RunConfig
@@ -19,15 +19,14 @@ from skyfleet.evaluation.compare import Comparison, compare
 from skyfleet.evaluation.keeping import kept_report
 from skyfleet.evaluation.table import comparison_table
 from skyfleet.storage.local import write_atomically
-from skyfleet.trainer.assemble import assemble
-from skyfleet.trainer.loop import train
-from skyfleet.trainer.run import Run
-from skyfleet.trainer.saving import load
-from skyfleet.trainer.state import TrainerState
+from skyfleet.trainer.garbage import settled
+
+if TYPE_CHECKING:
+    from skyfleet.trainer.run import Run
 
 logger = logging.getLogger(__name__)
 
-REPORT = "report.html"
+CONFIG, REPORT = "config.yaml", "report.html"
 
 # What may change between the sessions of one run: how long, how often, and who is told.
 FREE_KEYS = (
@@ -43,6 +42,8 @@ FREE_KEYS = (
     "trainer.resume_mode",
     "trainer.resume_path",
     "trainer.logger",
+    "generator.remote_inference_engine_urls",
+    "generator.weight_sync_dir",
     "trainer.sentinels.mode",
     "trainer.sentinels.modes",
 )
@@ -53,7 +54,8 @@ async def run_training(
 ) -> str | None:
     """Train, or go on training, and conclude. Returns the final table, if there is one.
 
-    `say` is told what is being set up, until there is a console.
+    `say` is told what is being set up, until there is a console. A run that is refused leaves its
+    folder as it was.
     """
     folder = Path(config.trainer.run_path)
     checkpoint = find_checkpoint(
@@ -61,24 +63,22 @@ async def run_training(
     )
     if checkpoint:
         _refuse_later_checkpoints(config, checkpoint)
-    prepare_folder(config, folder, resumed=checkpoint is not None)
-    run = await assemble(
-        config,
-        policy_folder=checkpoint.folder / "policy" if checkpoint else None,
-        resume_step=_logged_step(checkpoint) if checkpoint else None,
-        say=say,
-    )
-    # What was set up stays to the end: looking through it for garbage costs rollouts a tenth.
-    gc.collect()
-    gc.freeze()
+    _refuse_another_run(config, folder, resumed=checkpoint is not None)
+    if checkpoint:
+        name = config.trainer.run_name
+        say(f"resuming {name} at step {checkpoint.step} from {checkpoint.folder}")
+    say("loading torch and transformers")
+    # Here, because they take seconds, and what is above is said at once.
+    from skyfleet.trainer.assemble import assemble
+    from skyfleet.trainer.loop import train
+
+    run = await assemble(config, checkpoint=checkpoint, say=say)
     try:
-        if checkpoint:
-            load(run, checkpoint)
-            run.console.note(f"resuming {config.trainer.run_name} from {checkpoint.folder}")
-        await train(run)
+        write_atomically(folder / CONFIG, as_yaml(config))
+        with settled():
+            await train(run)
         table = conclude(run)
     finally:
-        gc.unfreeze()
         await run.close()
     try:
         write_report([open_run(folder)], folder / REPORT)
@@ -99,9 +99,9 @@ def _refuse_later_checkpoints(config: RunConfig, checkpoint: Checkpoint) -> None
         )
 
 
-def prepare_folder(config: RunConfig, folder: Path, *, resumed: bool) -> None:
-    """Write the configuration down; refuse to mix two runs in one folder."""
-    path = folder / "config.yaml"
+def _refuse_another_run(config: RunConfig, folder: Path, *, resumed: bool) -> None:
+    """Two runs are never mixed in one folder."""
+    path = folder / CONFIG
     if resumed and path.exists():
         changed = {
             key: values
@@ -119,8 +119,6 @@ def prepare_folder(config: RunConfig, folder: Path, *, resumed: bool) -> None:
             f"{folder} holds a run already; give trainer.run_name another name, "
             "move the folder away, or go on with trainer.resume_mode=latest"
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, as_yaml(config))
 
 
 def conclude(run: Run) -> str | None:
@@ -149,9 +147,3 @@ def _compared(run: Run, name: str) -> Comparison | None:
 
 def _has_rows(metrics: Path) -> bool:
     return metrics.exists() and metrics.stat().st_size > 0
-
-
-def _logged_step(checkpoint: Checkpoint) -> int:
-    state = TrainerState()
-    load_checkpoint(checkpoint, {"trainer": JsonPart(state)})
-    return state.logged_step

@@ -22,7 +22,7 @@ def list_entries(
     With `on_damage` a file that cannot be read is told and left out.
     """
     entries: list[Entry] = []
-    for path in sorted(folder.glob(f"train/*{SUFFIX}")) + sorted(folder.glob(f"eval/*/*{SUFFIX}")):
+    for path in _files(folder):
         try:
             entries += entries_of(path)
         except RecordError as error:
@@ -57,9 +57,20 @@ def find_entry(folder: Path, entry_id: str) -> Entry:
     entries = entries_of(path) if path.is_file() else []
     if not number.isdecimal() or int(number) >= len(entries):
         raise RecordError(
-            f"{entry_id!r}: {folder} holds no such episode; give one like train/1/0 or eval/val/1/0"
+            f"{entry_id!r}: {folder} holds no such episode; {_some_that_are_there(folder)}"
         )
     return entries[int(number)]
+
+
+def _some_that_are_there(folder: Path) -> str:
+    """An id of training and of every set, each of its last step."""
+    last = {path.parent: _place(path) for path in _files(folder)}
+    ids = ["/".join(filter(None, (*place, str(step), "0"))) for *place, step in last.values()]
+    return f"give one like {', '.join(ids)}" if ids else "no episode was kept in it"
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.glob(f"train/*{SUFFIX}")) + sorted(folder.glob(f"eval/*/*{SUFFIX}"))
 
 
 def search(entries: Iterable[Entry], text: str) -> Iterator[Entry]:

@@ -1,7 +1,7 @@
 """VllmSync: the learner's weights into running vLLM engines, read back to be sure.
 
-On the learner's own GPU vLLM reads them where they lie; elsewhere, and on CPUs, from a file in
-shared memory.
+On the learner's own GPU vLLM reads them where they lie; elsewhere, on CPUs and as a server, from a
+file.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from shutil import disk_usage
 from tempfile import TemporaryDirectory
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from safetensors.torch import save_file
@@ -19,7 +20,6 @@ from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 
 from skyfleet.engines.engine import Engine
-from skyfleet.engines.vllm_engine import VllmEngine
 from skyfleet.engines.vllm_worker import device_name
 from skyfleet.errors import ConfigError, SentinelError
 from skyfleet.learner.learner import Learner
@@ -28,20 +28,55 @@ from skyfleet.models.bit_sums import bit_sums
 SHARED_MEMORY = Path("/dev/shm")
 
 
+@runtime_checkable
+class TakesWeights(Protocol):
+    """An engine that weights can be handed to while it runs."""
+
+    name: str
+    model_dtype: str
+    reads_memory: bool
+
+    async def ask(self, method: str, *arguments: Any) -> list[Any]: ...
+
+    async def load(self, method: str, argument: str | bytes, *, policy_version: int) -> None: ...
+
+
 class VllmSync:
-    def __init__(self, weights: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
-        """`weights` gives the whole model by Hugging Face's names, adapters merged in."""
-        self._weights = weights
+    def __init__(
+        self,
+        weights: Callable[[], Iterable[tuple[str, Tensor]]],
+        *,
+        folder: str | None = None,
+    ) -> None:
+        """`weights` gives the whole model by Hugging Face's names, adapters merged in.
+
+        `folder` is one that the engines see too; None is for engines on this machine.
+        """
+        self._weights, self._folder = weights, folder
 
     async def push(self, learner: Learner, engines: Sequence[Engine]) -> int:
         """SentinelError where an engine then holds others than were sent."""
-        weights = _once_each(self._weights())
-        for engine in engines:
-            if not isinstance(engine, VllmEngine):
-                raise ConfigError(f"VllmSync has no way into a {type(engine).__name__}")
-            await _send(weights, engine, learner.policy_version)
-            await _check(weights, engine)
-        return learner.policy_version
+        weights, version = _once_each(self._weights()), learner.policy_version
+        takers = [_taker(engine) for engine in engines]
+        near = [taker for taker in takers if await _shares_gpu(taker, weights)]
+        for taker in near:
+            handles = await asyncio.to_thread(_handles, weights)
+            await taker.load("skyfleet_load_handles", handles, policy_version=version)
+        if far := [taker for taker in takers if taker not in near]:
+            with _scratch(self._folder, sum(w.nbytes for w in weights.values())) as scratch:
+                path = Path(scratch) / "weights.safetensors"
+                await asyncio.to_thread(save_file, weights, path)
+                for taker in far:
+                    await taker.load("skyfleet_load_file", str(path), policy_version=version)
+        for taker in takers:
+            await _check(weights, taker)
+        return version
+
+
+def _taker(engine: Engine) -> TakesWeights:
+    if not isinstance(engine, TakesWeights):
+        raise ConfigError(f"VllmSync has no way into a {type(engine).__name__}")
+    return engine
 
 
 def _once_each(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
@@ -52,17 +87,11 @@ def _once_each(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
     return dict(seen.values())
 
 
-async def _send(weights: dict[str, Tensor], engine: VllmEngine, version: int) -> None:
+async def _shares_gpu(taker: TakesWeights, weights: dict[str, Tensor]) -> bool:
     here = {device_name(weight.device) for weight in weights.values()}
-    there = set(await engine.ask("skyfleet_device"))
-    if here == there != {"cpu"}:
-        handles = await asyncio.to_thread(_handles, weights)
-        await engine.load("skyfleet_load_handles", handles, policy_version=version)
-        return
-    with _folder(sum(weight.nbytes for weight in weights.values())) as folder:
-        path = Path(folder) / "weights.safetensors"
-        await asyncio.to_thread(save_file, weights, path)
-        await engine.load("skyfleet_load_file", str(path), policy_version=version)
+    return (
+        taker.reads_memory and here != {"cpu"} and here == set(await taker.ask("skyfleet_device"))
+    )
 
 
 def _handles(weights: dict[str, Tensor]) -> bytes:
@@ -75,21 +104,29 @@ def _handles(weights: dict[str, Tensor]) -> bytes:
     return pickle.dumps(handles)
 
 
-def _folder(n_bytes: int) -> TemporaryDirectory[str]:
-    """In memory where there is room; a container often gives it little."""
+def _scratch(folder: str | None, n_bytes: int) -> TemporaryDirectory[str]:
+    """By default in memory where there is room; a container often gives it little."""
     roomy = SHARED_MEMORY.is_dir() and disk_usage(SHARED_MEMORY).free > n_bytes
-    return TemporaryDirectory(prefix="skyfleet-", dir=SHARED_MEMORY if roomy else None)
+    place = folder or (str(SHARED_MEMORY) if roomy else None)
+    try:
+        return TemporaryDirectory(prefix="skyfleet-", dir=place)
+    except OSError as error:
+        raise ConfigError(
+            f"generator.weight_sync_dir={folder!r}: nothing can be written to "
+            f"{place or 'the temporary folder'} ({error.strerror}); name a folder that exists, and "
+            "that the engines see too"
+        ) from error
 
 
-async def _check(weights: dict[str, Tensor], engine: VllmEngine) -> None:
+async def _check(weights: dict[str, Tensor], taker: TakesWeights) -> None:
     shapes = {name: list(weight.shape) for name, weight in weights.items()}
-    theirs, *_ = await engine.ask("skyfleet_sums", shapes)
-    dtype = getattr(torch, engine.settings.model_dtype)
+    theirs, *_ = await taker.ask("skyfleet_sums", shapes)
+    dtype = getattr(torch, taker.model_dtype)
     odd = [
         name for name, sums in theirs.items() if bit_sums(weights[name].to(dtype)).tolist() != sums
     ]
     if odd:
         raise SentinelError(
-            f"after the sync vLLM has other weights than the learner: {len(odd)} of the "
+            f"after the sync {taker.name} has other weights than the learner: {len(odd)} of the "
             f"{len(theirs)} tensors that can be read back, first {odd[0]}"
         )

@@ -13,7 +13,8 @@ from skyfleet.analysis.html.markup import Child, Html, join, tag
 from skyfleet.analysis.html.scale import round_range
 from skyfleet.analysis.html.scores import score_faults, score_tables
 from skyfleet.analysis.html.wording import count, percent, points
-from skyfleet.evaluation.compare import Change, Comparison, Verdict
+from skyfleet.evaluation.compare import Change, Verdict
+from skyfleet.evaluation.table import interval_note, table_changes
 
 _SIGNS = {
     Verdict.IMPROVED: ("▲", "up", "significant, and upwards"),
@@ -91,7 +92,11 @@ def _sentences(compared: Compared) -> Iterator[Html]:
 
 
 def _table(compared: Compared) -> Html:
-    rows = [row for comparison in compared.comparisons for row in _changes(comparison)]
+    rows = [
+        (comparison.name, env_key, change)
+        for comparison in compared.comparisons
+        for env_key, change in table_changes(comparison)
+    ]
     if not rows:
         return tag("h3", compared.caption)
     reach = max(round_range(abs(end) for _, _, change in rows for end in change.interval))
@@ -106,6 +111,7 @@ def _table(compared: Compared) -> Html:
         note(f"{count(left_out)} tasks without a known grade on both sides are left out.")
         if left_out
         else None,
+        note(said) if (said := interval_note(compared.comparisons)) else None,
     )
 
 
@@ -117,13 +123,6 @@ def _columns(sides: tuple[str, str]) -> list[Column]:
         text=("Set", "Environment", "Verdict"),
         draw=("",),
     )
-
-
-def _changes(comparison: Comparison) -> Iterator[tuple[str, str, Change]]:
-    for env_key, change in comparison.by_env.items():
-        yield comparison.name, env_key, change
-    if len(comparison.by_env) > 1:
-        yield comparison.name, "all", comparison.overall
 
 
 def _row(name: str, env_key: str, change: Change, reach: float) -> list[Child]:

@@ -1,0 +1,214 @@
+"""vLLM's own server keeps the engines' contract and is trained over HTTP; needs vLLM, on a CPU.
+
+One server serves all tests in here, because it takes a while to start; the last one kills it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import sys
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import httpx
+import pytest
+import pytest_asyncio
+from tests.engines.contract import LONG, PROMPT, SAMPLING, EngineContract
+from tests.fakes.small_models import logprobs_of
+from tests.fakes.tiny_speaker import CAPACITY, MODEL, TinySpeaker
+from tests.fakes.wide_speaker import LearnerOf, moved, wide_speaker
+
+from skyfleet.chat.completion import Completion
+from skyfleet.engines import posting
+from skyfleet.engines.engine import Engine
+from skyfleet.engines.openai_engine import OpenAIEngine
+from skyfleet.engines.vllm_routes import VllmRoutes
+from skyfleet.engines.vllm_server import VllmServer, open_vllm_server
+from skyfleet.engines.vllm_settings import WORKER_EXTENSION
+from skyfleet.errors import ModelError, SentinelError
+from skyfleet.models.loading import Loaded, save_model
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("vllm") is None, reason="no vllm here: pip install -e '.[vllm]'"),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+READ = [20 + i % 240 for i in range(256)]
+"""Two of the blocks that vLLM caches on a CPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A server of vLLM's own, and the engine that speaks through it."""
+
+    process: Process
+    engine: VllmServer
+    client: httpx.AsyncClient
+
+    async def counted(self, metric: str) -> float:
+        """What vLLM tells Prometheus."""
+        page = (await self.client.get("metrics")).text
+        return sum(
+            float(n) for n in re.findall(rf"^vllm:{metric}{{.*}} (\S+)$", page, re.MULTILINE)
+        )
+
+    async def begun(self) -> asyncio.Task[Completion]:
+        """A long turn, which takes a second; on a busy machine it may be over when we are back."""
+        turn = asyncio.create_task(self.engine.generate(PROMPT, LONG, session="long"))
+        await asyncio.sleep(0.1)
+        return turn
+
+
+def skip_if_over(turn: asyncio.Task[Completion]) -> None:
+    if turn.done():
+        pytest.skip("the machine is busy: the turn was over before it could be disturbed")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def started(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Started]:
+    speaker, folder = wide_speaker(), tmp_path_factory.mktemp("model")
+    save_model(Loaded(module=speaker.decoder.module, tokenizer=speaker.tokenizer), folder)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = (
+        *("--model", str(folder), "--served-model-name", MODEL, "--port", str(port)),
+        *("--host", "127.0.0.1", "--dtype", "float32", "--max-model-len", str(CAPACITY)),
+        *("--enforce-eager", "--max-num-seqs", "16", "--kv-cache-memory-bytes", str(2**28)),
+        *("--logprobs-mode", "processed_logprobs", "--worker-extension-cls", WORKER_EXTENSION),
+    )
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words),
+        env=os.environ | {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"},
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    url = f"http://127.0.0.1:{port}"
+    async with AsyncExitStack() as opened:
+        opened.push_async_callback(ended, process)
+        routes = await opened.enter_async_context(VllmRoutes(url))
+        async with asyncio.timeout(300):
+            while not await routes.is_alive():
+                assert process.returncode is None
+                await asyncio.sleep(0.5)
+        speaking = OpenAIEngine(f"{url}/v1", model=MODEL, tries=2)
+        await opened.enter_async_context(speaking)
+        client = await opened.enter_async_context(httpx.AsyncClient(base_url=url))
+        engine = await open_vllm_server(speaking, routes, may_sleep=True)
+        yield Started(process=process, engine=engine, client=client)
+
+
+async def ended(process: Process) -> None:
+    """With its workers, which outlive a server that was killed."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()
+
+
+class TestVllmServer(EngineContract):
+    tolerance = 1e-4
+    hottest = 2.0
+
+    @property
+    def speaker(self) -> TinySpeaker:
+        return wide_speaker()
+
+    @pytest.fixture(autouse=True)
+    def _given(self, started: Started) -> None:
+        self.started, self.behind = started, []
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[Engine]:
+        engine = self.started.engine
+        engine.policy_version = 0
+        await engine.sleep()
+        yield engine
+
+    async def test_a_turn_reads_only_what_is_new(self) -> None:
+        """As far as it fills blocks."""
+        async with self.opened() as engine:
+            before = await self.started.counted("prefix_cache_hits_total")
+            await engine.generate(READ, SAMPLING, session="s")
+            assert await self.started.counted("prefix_cache_hits_total") == before
+            await engine.generate([*READ, 20], SAMPLING, session="s")
+            assert await self.started.counted("prefix_cache_hits_total") == before + len(READ)
+
+    async def test_a_cancelled_turn_leaves_nothing_running_and_a_usable_engine(self) -> None:
+        async with self.opened() as engine:
+            turn = await self.started.begun()
+            skip_if_over(turn)
+            turn.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await turn
+            assert len((await engine.generate(PROMPT, SAMPLING, session="s")).token_ids) == 12
+            assert await self.started.counted("num_requests_running") == 0
+
+
+async def test_what_was_cached_under_another_version_is_not_read(started: Started) -> None:
+    await started.engine.generate(READ, SAMPLING, session="s")
+    before = await started.counted("prefix_cache_hits_total")
+    started.engine.policy_version += 1
+    await started.engine.generate([*READ, 20], SAMPLING, session="s")
+    assert await started.counted("prefix_cache_hits_total") == before
+
+
+async def test_a_push_changes_what_is_said_and_the_logprobs_are_the_new_ones(
+    started: Started,
+) -> None:
+    engine, changed = started.engine, moved(0.05)
+    before = await engine.generate(PROMPT, SAMPLING, session="s")
+    assert await LearnerOf(changed, 3).push(engine) == 3
+    after = await engine.generate(PROMPT, SAMPLING, session="s")
+    assert after.token_ids != before.token_ids
+    assert after.policy_version == 3
+    expected = logprobs_of(changed, [*PROMPT, *after.token_ids], 12, temperature=0.8)
+    assert after.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+    await LearnerOf(wide_speaker().decoder, 4).push(engine)
+    again = await engine.generate(PROMPT, SAMPLING, session="s")
+    assert again.token_ids == before.token_ids
+
+
+async def test_a_turn_under_way_waits_and_goes_on_with_the_new_weights(started: Started) -> None:
+    engine = started.engine
+    engine.policy_version = 5
+    turn = await started.begun()
+    await LearnerOf(moved(0.05), 6).push(engine)
+    overtaken = turn.done()
+    said = await turn
+    await LearnerOf(wide_speaker().decoder, 7).push(engine)
+    assert (len(said.token_ids), said.finish, said.policy_version) == (400, "length", 5)
+    if overtaken:
+        skip_if_over(turn)
+    last = logprobs_of(moved(0.05), [*PROMPT, *said.token_ids], 50)
+    assert said.logprobs[-50:] == pytest.approx(last.tolist(), abs=1e-4)
+
+
+async def test_weights_that_are_not_the_learners_are_found(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def forget(*_: object, policy_version: int) -> None: ...
+
+    monkeypatch.setattr(VllmServer, "load", forget)
+    with pytest.raises(SentinelError, match=r"http://127\S+ has other weights than the learner"):
+        await LearnerOf(moved(0.05), 8).push(started.engine)
+
+
+async def test_a_server_that_died_stops_the_run_and_says_so(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(posting, "FIRST_PAUSE_SECONDS", 0.01)
+    started.process.kill()
+    await started.process.wait()
+    with pytest.raises(ModelError, match=r"vLLM at http://127\S+ has died: .* ConnectError"):
+        await started.engine.generate(PROMPT, SAMPLING, session="s")
+    with pytest.raises(ModelError, match=r"was told to \w+ and failed: ConnectError"):
+        await LearnerOf(moved(0.05), 9).push(started.engine)

@@ -1,0 +1,150 @@
+"""LoopbackVllm: vLLM's routes on this machine, with an engine and weights of ours behind them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from copy import deepcopy
+from functools import partial
+from types import SimpleNamespace
+
+import torch
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Mount, Route
+from starlette.types import Message, Receive, Scope, Send
+from tests.fakes.tiny_speaker import CAPACITY, TinySpeaker
+from torch import Tensor, nn
+
+from skyfleet.chat.renderers import make_renderer
+from skyfleet.engines.vllm_worker import WeightDoor
+from skyfleet.models.decoder import Decoder
+from skyfleet.models.loading import Loaded
+
+STEERED = ("sleep", "wake_up", "pause", "resume", "reset_prefix_cache")
+
+
+class Door(WeightDoor):
+    """In a worker that has as much of vLLM's as is asked for there."""
+
+    def __init__(self, module: nn.Module, logprobs_mode: str, sleep_mode: bool) -> None:
+        self.module, self.device = module, torch.device("cpu")
+        self.model_runner = SimpleNamespace(get_model=lambda: module)
+        model_config = SimpleNamespace(
+            dtype=torch.float32, logprobs_mode=logprobs_mode, enable_sleep_mode=sleep_mode
+        )
+        self.vllm_config = SimpleNamespace(model_config=model_config)
+
+
+class LoopbackVllm:
+    """An ASGI app. `told` is what it was told, in order."""
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        *,
+        capacity: int = CAPACITY,
+        version: str | None = "0.23.0",
+        dev_mode: bool = True,
+        extension: bool = True,
+        logprobs_mode: str = "processed_logprobs",
+        sleep_mode: bool = False,
+    ) -> None:
+        """It has weights of its own, which are those of `loaded` at first."""
+        self.told: list[str] = []
+        self.loaded: list[str] = []
+        self.salts: list[str] = []
+        self.asleep, self.is_healthy = False, True
+        self.breaks = ""
+        """The route that fails; "sums" makes it forget what it was given."""
+        self.mounted_at = ""
+        """Under which the trainer's folders are seen from here."""
+        module = deepcopy(loaded.module)
+        self._new_door = partial(Door, module, logprobs_mode, sleep_mode)
+        self._extension = extension
+        self.start_again()
+        speaker = TinySpeaker(
+            tokenizer=loaded.tokenizer,
+            decoder=Decoder(module, max_positions=capacity),
+            renderer=make_renderer(loaded.tokenizer),
+        )
+        self._engine = speaker.engine(capacity=capacity)
+        self._speaking = speaker.app(self._engine, max_model_len=capacity)
+        steering = [
+            Route("/is_sleeping", self._is_sleeping),
+            *(Route(f"/{name}", self._hear, methods=["POST"]) for name in STEERED),
+            Route("/collective_rpc", self._rpc, methods=["POST"]),
+        ]
+        told = [Route("/version", lambda _: JSONResponse({"version": version}))]
+        self._app = Starlette(
+            routes=[
+                Route("/health", lambda _: Response(status_code=200 if self.is_healthy else 503)),
+                *(told if version else ()),
+                *(steering if dev_mode else ()),
+                Mount("/", self._speak),
+            ]
+        )
+
+    def start_again(self) -> None:
+        self._door = self._new_door()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+    async def _speak(self, scope: Scope, receive: Receive, send: Send) -> None:
+        heard: list[Message] = []
+
+        async def overheard() -> Message:
+            heard.append(await receive())
+            return heard[-1]
+
+        if self.breaks == "completions" and scope["method"] == "POST":
+            await failure("no turns today")(scope, receive, send)
+            return
+        await self._speaking(scope, overheard, send)
+        if body := b"".join(message.get("body", b"") for message in heard):
+            self.salts.append(json.loads(body)["cache_salt"])
+
+    async def _is_sleeping(self, request: Request) -> Response:
+        return JSONResponse({"is_sleeping": self.asleep})
+
+    async def _hear(self, request: Request) -> Response:
+        route = request.url.path.removeprefix("/")
+        asked = [value for _, value in request.query_params.multi_items()]
+        self.told.append(" ".join([route, *asked]))
+        if route == self.breaks:
+            return failure(f"{route} broke")
+        await self._engine.sleep()  # nothing that was cached is kept
+        self.asleep = route == "sleep" or (self.asleep and route != "wake_up")
+        return Response()
+
+    async def _rpc(self, request: Request) -> Response:
+        asked = await request.json()
+        method, args = asked["method"], asked["args"]
+        if not self._extension:
+            return failure(
+                f"Worker failed with error ''Worker' object has no attribute '{method}''"
+            )
+        if method == "skyfleet_load_file":
+            self.told.append("load")
+            self.loaded += args
+            args = [f"{self.mounted_at}{path}" for path in args]
+        try:
+            answer = getattr(self._door, method)(*args)
+        except FileNotFoundError as error:
+            return failure(f"Worker failed with error '{error}'")
+        if method == "skyfleet_sums" and self.breaks == "sums":
+            answer = {name: [0] * 8 for name in answer}
+        kept = answer if answer is None or isinstance(answer, dict | list) else str(answer)
+        return JSONResponse({"results": [kept]})
+
+
+def failure(message: str) -> Response:
+    """As vLLM writes it."""
+    return JSONResponse({"error": {"message": message, "code": 500}}, status_code=500)
+
+
+def replace_weights(door: Door, weights: Iterable[tuple[str, Tensor]]) -> None:
+    """In place of `vllm_worker._replace`, which needs vLLM."""
+    door.module.load_state_dict(dict(weights), strict=False)

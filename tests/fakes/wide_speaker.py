@@ -1,0 +1,45 @@
+"""A speaker that vLLM can serve, and a learner that hands it weights."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from functools import cache
+
+import torch
+from tests.fakes.tiny_speaker import CAPACITY, DIMENSIONS, TinySpeaker
+
+from skyfleet.chat.renderers import make_renderer
+from skyfleet.engines.engine import Engine
+from skyfleet.models.decoder import Decoder
+from skyfleet.models.tiny import build_tiny, train_tokenizer
+from skyfleet.weight_sync.vllm import VllmSync
+
+
+@cache
+def wide_speaker() -> TinySpeaker:
+    """vLLM's attention wants heads of 32."""
+    tokenizer = train_tokenizer([], vocab_size=300)
+    dimensions = {**DIMENSIONS, "head_dim": 32, "initializer_range": 0.1}
+    decoder = Decoder(build_tiny(tokenizer, dimensions, seed=0), max_positions=CAPACITY)
+    return TinySpeaker(tokenizer=tokenizer, decoder=decoder, renderer=make_renderer(tokenizer))
+
+
+def moved(amount: float) -> Decoder:
+    """The speaker's weights, each a little elsewhere."""
+    module = deepcopy(wide_speaker().decoder.module)
+    randomness = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.add_(torch.randn(weight.shape, generator=randomness), alpha=amount)
+    return Decoder(module, max_positions=CAPACITY)
+
+
+class LearnerOf:
+    """As much of a learner as a sync asks for."""
+
+    def __init__(self, decoder: Decoder, policy_version: int) -> None:
+        self.decoder, self.policy_version = decoder, policy_version
+
+    async def push(self, *engines: Engine) -> int:
+        sync = VllmSync(lambda: self.decoder.module.state_dict().items())
+        return await sync.push(self, engines)  # type: ignore[arg-type]
