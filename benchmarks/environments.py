@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import logging
 import os
 import resource
@@ -50,6 +49,7 @@ from skyfleet.rollouts.collect import collect
 from skyfleet.rollouts.limits import Limits
 from skyfleet.rollouts.reference import oracle_policy
 from skyfleet.tasks.task import Task
+from skyfleet.trainer.garbage import settled
 
 AT_ONCE = (1, 16, 64)
 SESSIONS = 1000
@@ -113,12 +113,11 @@ async def episodes_per_second(
     async with door(tasks) as open_env:
         # Imports, certificates, the jail's first worker; and a verifier is compiled once a task.
         await play(open_env, tasks, at_once)
-        gc.collect()
-        gc.freeze()  # as the trainer does
-        n_played, start, cpu_start = 0, perf_counter(), process_time()
-        while (spent := perf_counter() - start) < seconds:
-            n_played += await play(open_env, tasks, at_once)
-        return n_played / spent, n_played / (process_time() - cpu_start)
+        with settled():  # as the trainer does it
+            n_played, start, cpu_start = 0, perf_counter(), process_time()
+            while (spent := perf_counter() - start) < seconds:
+                n_played += await play(open_env, tasks, at_once)
+            return n_played / spent, n_played / (process_time() - cpu_start)
 
 
 async def play(open_env: EnvFactory, tasks: list[Task], at_once: int) -> int:

@@ -45,7 +45,7 @@ class Directed:
     """A world in which the next call of the reference solution is made, whatever is said."""
 
     def __init__(self, env: Env, task: Task) -> None:
-        self._env = env
+        self._env, self._task = env, task
         self._calls = islice(cycle(task.solution), N_TURNS)
 
     async def reset(self) -> Opening:
@@ -55,6 +55,10 @@ class Directed:
         call = next(self._calls)
         said = ToolCall(id="call_0", name=call.name, arguments=call.arguments)
         step = await self._env.step(Message(role="assistant", tool_calls=(said,)))
+        if step.done:  # an answer was given, which ends a world: the next call begins it anew
+            await self._env.close()
+            self._env = await open_world(self._task)
+            await self._env.reset()
         return Step(messages=step.messages, done=False)
 
     async def grade(self) -> Grade:
@@ -138,7 +142,7 @@ async def play(engine: Counted, renderer: Any, tasks: Sequence[Task], seed: int)
     return seconds
 
 
-async def measured(side: str, n_tasks: int, device: str) -> dict[str, Any]:
+async def measured(side: str, n_tasks: int, device: str, memory: float) -> dict[str, Any]:
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     loaded = load_model("smollm2", dtype=dtype, device=torch.device(device), config_kwargs={})
     renderer = make_renderer(loaded.tokenizer)
@@ -152,7 +156,7 @@ async def measured(side: str, n_tasks: int, device: str) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             save_model(loaded, Path(folder))
             settings = VllmSettings(
-                max_model_len=CAPACITY, max_num_seqs=n_episodes, gpu_memory_utilization=0.6
+                max_model_len=CAPACITY, max_num_seqs=n_episodes, gpu_memory_utilization=memory
             )
             vllm = await open_vllm_engine(folder, settings, decode_text=renderer.text)
         cached = CachedTokens(vllm._llm)
@@ -195,8 +199,9 @@ def main() -> None:
     parser.add_argument("--side", choices=["embedded", "vllm"], required=True)
     parser.add_argument("--tasks", type=int, default=64, help="of 8 attempts each")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--memory", type=float, default=0.6, help="share of the card for vLLM")
     options = parser.parse_args()
-    row = asyncio.run(measured(options.side, options.tasks, options.device))
+    row = asyncio.run(measured(options.side, options.tasks, options.device, options.memory))
     print(json.dumps(row), flush=True)
 
 

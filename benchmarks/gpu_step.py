@@ -39,6 +39,7 @@ from skyfleet.rollouts.conversation import TokenConversation
 from skyfleet.rollouts.limits import Limits
 from skyfleet.tasks.grade import Grade
 from skyfleet.tasks.task import Task
+from skyfleet.trainer.garbage import settled
 
 N_PROMPTS, N_SAMPLES, N_READ, N_NEW = 64, 8, 256, 128
 LR, EPS_CLIP = 1e-6, 0.2
@@ -230,7 +231,7 @@ def trl_steps(folder: Path, steps: int, *, use_vllm: bool) -> dict[str, Any]:
                 gradient_checkpointing=False,
                 use_vllm=use_vllm,
                 vllm_mode="colocate",
-                vllm_gpu_memory_utilization=0.3,
+                vllm_gpu_memory_utilization=0.15,
                 vllm_max_model_length=N_READ + N_NEW,
                 logging_strategy="steps",
                 logging_steps=1,
@@ -257,7 +258,8 @@ def main() -> None:
     device = torch.device("cuda" if options.side == "skyfleet" else "cpu")
     loaded = load_model("smollm2", dtype=torch.bfloat16, device=device, config_kwargs={})
     if options.side == "skyfleet":
-        row = asyncio.run(skyfleet_steps(loaded, options.steps))
+        with settled():  # as `skyfleet train` does it
+            row = asyncio.run(skyfleet_steps(loaded, options.steps))
     else:
         with tempfile.TemporaryDirectory() as folder:
             save_model(loaded, Path(folder))

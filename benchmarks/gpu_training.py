@@ -61,7 +61,7 @@ CASES = {
     for case in (
         Case(name="smollm2 32x1024", config=SMOLLM2, lengths=[1024] * 32),
         Case(name="qwen3-0.6b 16k", config=QWEN3_06B, lengths=[4096] * 4),
-        Case(name="qwen3-0.6b 64k", config=QWEN3_06B, lengths=[4096] * 16, recompute=True),
+        Case(name="qwen3-0.6b 64k", config=QWEN3_06B, lengths=[4096] * 16),
         Case(name="qwen3-8b lora 16k", config=QWEN3_8B, lengths=[4096] * 4, lora_rank=32),
         Case(
             name="qwen3-8b lora 64k",
@@ -108,7 +108,7 @@ def batch_of(lengths: Sequence[int], vocab_size: int) -> MicroBatch:
 
 
 def seconds_of(run: Callable[[], None], *, times: int) -> float:
-    """Median of several, after one that nobody counts."""
+    """Median of several, after one that nobody counts unless it is the only one."""
     taken = []
     for _ in range(times + 1):
         torch.cuda.synchronize()
@@ -116,7 +116,7 @@ def seconds_of(run: Callable[[], None], *, times: int) -> float:
         run()
         torch.cuda.synchronize()
         taken.append(perf_counter() - start)
-    return median(taken[1:])
+    return median(taken[1:] or taken)
 
 
 def flops_of(module: Any, config: Any, lengths: Sequence[int], *, trains_all: bool) -> float:
@@ -170,32 +170,14 @@ def transformers_sdpa(case: Case, *, times: int) -> dict[str, Any]:
     )
 
 
-def longest_context(*, lora_rank: int, most: int) -> dict[str, Any]:
-    """Doubled from 32k until memory ends: one sequence, 8B, LoRA, layers run again."""
-    module = model_of(QWEN3_8B, lora_rank=lora_rank)
-    reached, seconds, n = 0, 0.0, 32_768
-    while n <= most:
-        try:
-            decoder = Decoder(module, max_positions=n)
-            batch = batch_of([n], QWEN3_8B.vocab_size)
-            start = perf_counter()
-            logprobs_N, _ = chosen_logprobs(decoder, batch, temperature=1.0, recompute=True)
-            (logprobs_N * batch.weights_N).sum().backward()
-            torch.cuda.synchronize()
-            reached, seconds = n, perf_counter() - start
-        except torch.OutOfMemoryError:
-            break
-        finally:
-            module.zero_grad()
-            gc.collect()
-            torch.cuda.empty_cache()
-        n *= 2
-    return {
-        "side": "skyfleet",
-        "case": "qwen3-8b lora longest",
-        "tokens": reached,
-        "seconds": seconds,
-    }
+def one_long_sequence(n: int) -> Case:
+    return Case(
+        name=f"qwen3-8b lora, one of {n}",
+        config=QWEN3_8B,
+        lengths=[n],
+        lora_rank=32,
+        recompute=True,
+    )
 
 
 def _row(side: str, case: Case, seconds: float, flops: float) -> dict[str, Any]:
@@ -213,21 +195,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", nargs="*", default=list(CASES))
     parser.add_argument("--times", type=int, default=5)
-    parser.add_argument("--longest", type=int, default=0, help="tokens to try for 8B with LoRA")
+    parser.add_argument(
+        "--longest", type=int, nargs="*", default=[], help="lengths to try for 8B with LoRA"
+    )
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    jobs: list[Callable[[], dict[str, Any]]] = []
-    for name in options.cases:
-        if CASES[name].config is SMOLLM2:
-            jobs.append(lambda c=CASES[name]: transformers_sdpa(c, times=options.times))  # type: ignore[misc]
-        jobs.append(lambda c=CASES[name]: measured(c, times=options.times))  # type: ignore[misc]
-    if options.longest:
-        jobs.append(lambda: longest_context(lora_rank=32, most=options.longest))
-    for job in jobs:
+    jobs: list[tuple[Callable[..., dict[str, Any]], Case, int]] = []
+    for case in (CASES[name] for name in options.cases):
+        if case.config is SMOLLM2:
+            jobs.append((transformers_sdpa, case, options.times))
+        jobs.append((measured, case, options.times))
+    jobs += [(measured, one_long_sequence(n), 0) for n in options.longest]
+    for job, case, times in jobs:
         try:
-            row = job()
+            row = job(case, times=times)
         except torch.OutOfMemoryError as error:
-            row = {"failed": str(error)[:120]}
+            row = {"case": case.name, "failed": str(error)[:120]}
         print(json.dumps(row), flush=True)
         if options.output:
             with options.output.open("a") as file:
