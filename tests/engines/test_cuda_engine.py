@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -188,6 +189,24 @@ async def test_a_stop_string_ends_the_turn_at_its_token() -> None:
         max_generate_length=12, temperature=0.8, seed=1, stop_token_ids=(free.token_ids[6],)
     )
     assert (await speaker.generate(PROMPT, token, session="s")).token_ids == cut
+
+
+async def test_a_round_without_the_stop_string_is_looked_through_once() -> None:
+    looked: list[int] = []
+
+    def letters(token_ids: Sequence[int]) -> str:
+        looked.append(len(token_ids))
+        return "".join(chr(32 + token) for token in token_ids)
+
+    speaker = CudaEngine(
+        small_decoder(), decode_text=letters, max_num_seqs=1, capacity=80, steps_a_round=8
+    )
+    sampling = SamplingParams(max_generate_length=33, seed=1, stop=("never said",))
+    said = await speaker.generate(PROMPT, sampling, session="s")
+    assert (len(said.token_ids), said.finish) == (33, "length")
+    # Four rounds of eight after the first token: all that is new, then the end.
+    assert len(looked) <= 2 * 5
+    assert max(looked) <= len("never said") + 4 + 8
 
 
 def test_truncation_keeps_what_drawing_keeps() -> None:

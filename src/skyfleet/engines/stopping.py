@@ -20,10 +20,15 @@ def finish_of(
 
 
 def said_stop(
-    stops: Sequence[str], sampled: Sequence[int], decode_text: Callable[[Sequence[int]], str]
+    stops: Sequence[str],
+    sampled: Sequence[int],
+    decode_text: Callable[[Sequence[int]], str],
+    *,
+    n_new: int = 1,
 ) -> bool:
+    """Whether a stop string ends within the last `n_new` tokens."""
     # A token is at least a byte, so a stop string of n bytes ends within the last n tokens.
     n_bytes = max(len(stop.encode()) for stop in stops)
     # A few more, because some tokenizers strip what they decode first.
-    text = decode_text(sampled[-(n_bytes + 4) :])
+    text = decode_text(sampled[-(n_new - 1 + n_bytes + 4) :])
     return any(stop in text for stop in stops)

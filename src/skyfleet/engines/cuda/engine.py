@@ -23,7 +23,7 @@ from skyfleet.engines.cuda.seating import Seating
 from skyfleet.engines.cuda.slots import MOST_STEPS, N_STOPS, Slots
 from skyfleet.engines.fitting import check_fits
 from skyfleet.engines.sampling import SamplingParams
-from skyfleet.engines.stopping import finish_of
+from skyfleet.engines.stopping import finish_of, said_stop
 from skyfleet.errors import EngineError
 from skyfleet.models.decoder import Decoder
 
@@ -263,8 +263,12 @@ class CudaEngine:
         self, request: Request, tokens: Sequence[int], logprobs: Sequence[float]
     ) -> Finish | None:
         """Strings are for the host to find; of what the device knows only the last token can end."""
-        # With strings to look for, after every token; without, once.
-        stride = 1 if request.sampling.stop else max(len(tokens), 1)
+        stops = request.sampling.stop
+        has_stop = stops and said_stop(
+            stops, [*request.sampled, *tokens], self._decode_text, n_new=len(tokens)
+        )
+        # With a string among them, after every token; without, once.
+        stride = 1 if has_stop else max(len(tokens), 1)
         for start in range(0, len(tokens), stride):
             request.say(tokens[start : start + stride], logprobs[start : start + stride])
             self.tokens_computed += min(stride, len(tokens) - start)
