@@ -89,4 +89,6 @@ def test_fleets_recipe_has_fleets_batches_turns_and_lengths() -> None:
 def test_the_h200_preset_is_the_measured_one_on_its_card() -> None:
     changed = diff(preset("smollm2_135m"), preset("smollm2_135m_h200"))
     names = {"run_name", "run_path", "ckpt_path", "export_path"}
-    assert set(changed) == {f"trainer.{key}" for key in ({"device", "bf16", "max_tokens_per_microbatch"} | names)}
+    assert set(changed) == {
+        f"trainer.{key}" for key in ({"device", "bf16", "max_tokens_per_microbatch"} | names)
+    }

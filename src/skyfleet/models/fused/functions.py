@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -14,8 +15,13 @@ from skyfleet.models.fused.shapes import Heads
 
 
 def kernels(device: torch.device, name: str = "kernels") -> Any:
+    return _kernels(device.type, name)
+
+
+@cache
+def _kernels(device_type: str, name: str) -> Any:
     """Triton comes with torch for CUDA only."""
-    module = f"triton_{name}" if device.type == "cuda" else "torch_kernels"
+    module = f"triton_{name}" if device_type == "cuda" else "torch_kernels"
     return import_module(f"skyfleet.models.fused.{module}")
 
 
