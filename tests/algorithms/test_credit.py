@@ -166,6 +166,10 @@ def test_a_sample_whose_parts_disagree_is_refused() -> None:
         _sample(token_ids=(1, 2), loss_mask=(False,))
     with pytest.raises(ValueError, match="task t: the first token has nothing to predict it"):
         _sample(token_ids=(1,), loss_mask=(True,))
+    whole = _sample(token_ids=(1, 2), loss_mask=(False, True))
+    for part in ("old_logprobs", "penalties", "values", "returns"):
+        with pytest.raises(ValueError, match="task t: old logprobs, penalties or values disagree"):
+            replace(whole, **{part: (0.0,)})
 
 
 def _sample(*, token_ids: tuple[int, ...], loss_mask: tuple[bool, ...]) -> Sample:

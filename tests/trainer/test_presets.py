@@ -86,7 +86,7 @@ def test_fleets_recipe_has_fleets_batches_turns_and_lengths() -> None:
     assert generator.sampling_params.stop == ["</tool_call>"]
 
 
-def test_the_h200_preset_is_the_measured_one_on_its_card() -> None:
+def test_the_h200_preset_is_the_other_one_in_bfloat16_with_larger_passes() -> None:
     changed = diff(preset("smollm2_135m"), preset("smollm2_135m_h200"))
     names = {"run_name", "run_path", "ckpt_path", "export_path"}
     assert set(changed) == {

@@ -41,6 +41,9 @@ class Sample:
         }
         if len(lengths) != 1:
             raise ValueError(f"task {self.task_key}: tokens, mask, logprobs, advantages disagree")
+        optional = (self.old_logprobs, self.penalties, self.values, self.returns)
+        if any(given and len(given) != len(self.token_ids) for given in optional):
+            raise ValueError(f"task {self.task_key}: old logprobs, penalties or values disagree")
         if self.loss_mask and self.loss_mask[0]:
             raise ValueError(f"task {self.task_key}: the first token has nothing to predict it")
 

@@ -6,6 +6,7 @@ over a key-value cache, or over packed sequences. That is why their logprobs agr
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -18,6 +19,8 @@ from skyfleet.errors import ModelError
 from skyfleet.models.fused.flash import WIDTHS
 from skyfleet.models.fused.functions import add_norm, product
 from skyfleet.models.fused.layers import FusedLayer
+
+logger = logging.getLogger(__name__)
 
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
@@ -60,6 +63,13 @@ class Decoder:
         check_positions(config, max_positions)
         fits = self.device.type == "cuda" and self.head_dim in WIDTHS
         is_fused = fits if fused is None else fused
+        if self.device.type == "cuda" and not is_fused:
+            logger.warning(
+                "heads are %s wide, and our kernels are for %s: engine and learner agree to rounding "
+                "only, and both are slower",
+                self.head_dim,
+                ", ".join(map(str, WIDTHS)),
+            )
         self.cos_PD, self.sin_PD = self._rotary_tables(
             max_positions, torch.float32 if is_fused else self.dtype
         )
@@ -118,7 +128,8 @@ class Decoder:
 
     def logits(self, hidden_NE: Tensor) -> Tensor:
         """Float32 scores over the vocabulary [N, V]; over fused layers without a gradient."""
-        if self._fused is not None:
+        # Without rounding, as the learner's own head on CUDA computes them.
+        if self._fused is not None or (hidden_NE.is_cuda and not hidden_NE.requires_grad):
             return product(hidden_NE, self._head.weight, dtype=torch.float32)
         return linear(hidden_NE, self._head.weight).float()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from skyfleet.chat.completion import Completion
 from skyfleet.chat.transcript import Transcript
@@ -21,9 +21,8 @@ TAIL = 64
 cached turn does."""
 
 
-class Heard(NamedTuple):
-    """One completion. A step makes hundreds."""
-
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
     prompt_length: int
     prompt_tail: int
     """Hash of the prompt's last tokens."""
@@ -35,7 +34,8 @@ class Heard(NamedTuple):
         return self.prompt_tail == _tail(token_ids, self.prompt_length)
 
 
-class Speech(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speech:
     """One transcript of an episode, and what the engine said for it."""
 
     trajectory: Trajectory

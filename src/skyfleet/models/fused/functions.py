@@ -78,7 +78,7 @@ def scores(
     chunk_size: int,
     entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Logprob and entropy of the chosen tokens; logits live one chunk at a time, and twice."""
+    """Logprob and entropy of the chosen tokens; logits live one chunk at a time."""
     both: tuple[Tensor, Tensor] = _Scores.apply(  # type: ignore[no-untyped-call]
         hidden_NE, head_VE, chosen_N, temperature, chunk_size, entropy_gradient
     )
