@@ -191,6 +191,21 @@ async def test_a_stop_string_ends_the_turn_at_its_token() -> None:
     assert (await speaker.generate(PROMPT, token, session="s")).token_ids == cut
 
 
+async def test_pages_are_asked_for_what_a_sequence_says_and_not_for_what_others_do() -> None:
+    """Else one that nearly fills the pool could never go on beside one with much to say."""
+    decoder = small_decoder()
+    page_bytes = 16 * decoder.n_layers * 2 * decoder.n_kv_heads * decoder.head_dim * 4
+    speaker = engine(decoder, steps_a_round=32, memory_bytes=5 * page_bytes)
+    long, short = await asyncio.wait_for(
+        asyncio.gather(
+            speaker.generate([3] * 64, SamplingParams(max_generate_length=5, seed=1), session="a"),
+            speaker.generate([5] * 3, SamplingParams(max_generate_length=60, seed=1), session="b"),
+        ),
+        timeout=20,
+    )
+    assert (len(long.token_ids), len(short.token_ids)) == (5, 60)
+
+
 async def test_a_round_without_the_stop_string_is_looked_through_once() -> None:
     looked: list[int] = []
 

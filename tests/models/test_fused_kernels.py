@@ -161,6 +161,21 @@ def test_products(dtype: torch.dtype, tolerance: float, columns: int, biased: bo
     )
 
 
+@pytest.mark.parametrize("rows", [0, 3, 70, 300])
+@pytest.mark.parametrize("depth", [20, 96, 256])
+def test_products_on_cards_without_a_copy_engine(
+    rows: int, depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from skyfleet.models.fused import triton_products
+
+    old = triton_products.Card(fetches=False, is_small=True)
+    monkeypatch.setattr(triton_products, "card_of", lambda _: old)
+    torch.manual_seed(0)
+    x, weight = drawn(rows, depth, dtype=COARSE), drawn(130, depth, dtype=COARSE) / 10
+    said = triton_products.product(x, weight, dtype=torch.float32)
+    torch.testing.assert_close(said, x.float() @ weight.float().T, atol=2e-2, rtol=2e-2)
+
+
 @pytest.mark.skipif(INTERPRETED, reason="bits are a matter of the device")
 def test_a_row_of_a_product_is_the_same_bits_in_any_batch() -> None:
     from skyfleet.models.fused import triton_products

@@ -27,8 +27,11 @@ def said_stop(
     n_new: int = 1,
 ) -> bool:
     """Whether a stop string ends within the last `n_new` tokens."""
-    # A token is at least a byte, so a stop string of n bytes ends within the last n tokens.
-    n_bytes = max(len(stop.encode()) for stop in stops)
-    # A few more, because some tokenizers strip what they decode first.
-    text = decode_text(sampled[-(n_new - 1 + n_bytes + 4) :])
+    text = decode_text(sampled[-(n_new - 1 + stop_window(stops)) :])
     return any(stop in text for stop in stops)
+
+
+def stop_window(stops: Sequence[str]) -> int:
+    """Tokens that a stop string takes at most."""
+    # A token is at least a byte; a few more, because some tokenizers strip what they decode first.
+    return max(len(stop.encode()) for stop in stops) + 4

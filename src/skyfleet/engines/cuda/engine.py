@@ -23,7 +23,7 @@ from skyfleet.engines.cuda.seating import Seating
 from skyfleet.engines.cuda.slots import MOST_STEPS, N_STOPS, Slots
 from skyfleet.engines.fitting import check_fits
 from skyfleet.engines.sampling import SamplingParams
-from skyfleet.engines.stopping import finish_of, said_stop
+from skyfleet.engines.stopping import finish_of, said_stop, stop_window
 from skyfleet.errors import EngineError
 from skyfleet.models.decoder import Decoder
 
@@ -222,12 +222,13 @@ class CudaEngine:
         left = list(speaking)
         for request in speaking:
             while request.speaks:
-                n_tokens = min(len(request.token_ids) + 1 + steps, self._capacity)
-                if self._seating.grow(request, n_tokens):
+                if self._seating.grow(request, request.n_tokens_after(steps)):
                     break
                 # Never the only one: whoever would not fit alone was refused at the door.
                 self._put_back(left.pop())
-        self._slots.seat(self._seating.table)
+        if self._seating.has_new_pages:
+            self._slots.seat(self._seating.table)
+            self._seating.has_new_pages = False
         if self._seating.has_moved:
             self._slots.gather(
                 self._seating.table, {r.slot: len(r.token_ids) for r in speaking if r.speaks}
@@ -240,8 +241,7 @@ class CudaEngine:
         for request in self._running if steps else ():
             self._seating.publish(request)
             if request.n_left > steps:
-                n_tokens = len(request.token_ids) + 1 + 2 * steps
-                self._seating.grow(request, min(n_tokens, self._capacity))
+                self._seating.grow(request, request.n_tokens_after(2 * steps))
 
     def _let_rest(self) -> None:
         self._slots.let_rest(self._seating.resting)
@@ -264,9 +264,8 @@ class CudaEngine:
     ) -> Finish | None:
         """Strings are for the host to find; of what the device knows only the last token can end."""
         stops = request.sampling.stop
-        has_stop = stops and said_stop(
-            stops, [*request.sampled, *tokens], self._decode_text, n_new=len(tokens)
-        )
+        last = [*request.sampled[-stop_window(stops) :], *tokens] if stops else []
+        has_stop = stops and said_stop(stops, last, self._decode_text, n_new=len(tokens))
         # With a string among them, after every token; without, once.
         stride = 1 if has_stop else max(len(tokens), 1)
         for start in range(0, len(tokens), stride):

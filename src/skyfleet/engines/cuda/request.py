@@ -47,6 +47,10 @@ class Request:
         """Tokens it may still say."""
         return self.sampling.max_generate_length - len(self.logprobs)
 
+    def n_tokens_after(self, steps: int) -> int:
+        """And one that is placed; no more than it was let in for, or it might not fit even alone."""
+        return len(self.token_ids) + 1 + min(steps, self.n_left)
+
     @property
     def n_shareable(self) -> int:
         """Pages that may be another's: one token is always left to compute, to predict the next."""

@@ -17,8 +17,8 @@ class Seating:
         """A heap: the lowest goes first, for few sequences to need few slots."""
         self.table = np.zeros((n_slots, table_width), dtype=np.int32)
         """The pages of each slot, in order."""
-        self.has_moved = False
-        """Somebody came, began to speak, or left."""
+        self.has_moved = self.has_new_pages = False
+        """Somebody came, began to speak, or left; or was given pages."""
         self.resting: list[int] = []
         """Slots whose sequence ended on the host's word."""
 
@@ -47,17 +47,22 @@ class Seating:
         request.n_read, request.n_known = len(pages) * PAGE, len(pages)
         request.pages = pages + fresh
         request.slot = heappop(self._free_slots)
-        self.has_moved = True
+        self.table[request.slot, : len(request.pages)] = request.pages
+        self.has_moved = self.has_new_pages = True
         return True
 
     def grow(self, request: Request, n_tokens: int) -> bool:
         """Pages for so many tokens in all; False if there are none left."""
-        n_more = pages_for(n_tokens) - len(request.pages)
-        fresh = self._pool.hold_new(n_more) if n_more > 0 else []
+        n_held = len(request.pages)
+        n_wanted = min(pages_for(n_tokens), self.table.shape[1])
+        if n_wanted <= n_held:
+            return True
+        fresh = self._pool.hold_new(n_wanted - n_held)
         if fresh is None:
             return False
         request.pages += fresh
-        self.table[request.slot, : len(request.pages)] = request.pages
+        self.table[request.slot, n_held:n_wanted] = fresh
+        self.has_new_pages = True
         return True
 
     def publish(self, request: Request) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -72,8 +71,8 @@ class Slots:
         self._out_logprobs = zeros(MOST_STEPS + 1, n_slots, dtype=torch.float32)
         self._every = torch.arange(n_slots, device=device, dtype=torch.int32)
         self._kin = Kin.among(n_slots, decoder.n_heads, decoder.head_dim, device)
-        self._kernels: Any = _kernels(device, "kernels")
-        self._attention: Any = _kernels(device, "attention")
+        self._kernels: Any = kernels(device, package="skyfleet.engines.cuda")
+        self._attention: Any = kernels(device, "attention", package="skyfleet.engines.cuda")
         self._graphs: dict[Variant, torch.cuda.CUDAGraph] = {}
         self._pool: Any = None
         self._shares = False
@@ -98,12 +97,13 @@ class Slots:
         put(self.top_k, [r.sampling.top_k for r in requests])
         put(self.min_p, [r.sampling.min_p for r in requests])
         stops = np.full((len(requests), N_STOPS), -1)
-        uniforms = np.zeros((len(requests), self.uniforms.shape[1]))
+        longest = max(r.sampling.max_generate_length for r in requests)
+        uniforms = np.zeros((len(requests), longest))
         for row, request in enumerate(requests):
             stops[row, : len(request.sampling.stop_token_ids)] = request.sampling.stop_token_ids
             uniforms[row, : request.sampling.max_generate_length] = request.uniforms
         put(self.stops, stops)
-        put(self.uniforms, uniforms)
+        put(self.uniforms[:, :longest], uniforms)
 
     def let_rest(self, slots: Sequence[int]) -> None:
         if slots:
@@ -209,12 +209,6 @@ class Slots:
             most_S=self.most, step_1=self._step, out_tokens_KS=self._out_tokens,
             out_logprobs_KS=self._out_logprobs,
         )  # fmt: skip
-
-
-def _kernels(device: torch.device, name: str) -> Any:
-    """Triton comes with torch for CUDA only."""
-    module = f"triton_{name}" if device.type == "cuda" else "torch_kernels"
-    return import_module(f"skyfleet.engines.cuda.{module}")
 
 
 def _projected(joined: Joined, x_NE: Tensor) -> Tensor:

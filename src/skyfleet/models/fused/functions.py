@@ -14,15 +14,16 @@ from torch.autograd import Function
 from skyfleet.models.fused.shapes import Heads
 
 
-def kernels(device: torch.device, name: str = "kernels") -> Any:
-    return _kernels(device.type, name)
+def kernels(
+    device: torch.device, name: str = "kernels", *, package: str = "skyfleet.models.fused"
+) -> Any:
+    return _kernels(device.type, f"{package}.triton_{name}", f"{package}.torch_kernels")
 
 
 @cache
-def _kernels(device_type: str, name: str) -> Any:
+def _kernels(device_type: str, of_cuda: str, of_others: str) -> Any:
     """Triton comes with torch for CUDA only."""
-    module = f"triton_{name}" if device_type == "cuda" else "torch_kernels"
-    return import_module(f"skyfleet.models.fused.{module}")
+    return import_module(of_cuda if device_type == "cuda" else of_others)
 
 
 def product(

@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from skyfleet.models.fused.triton_products import card_of
+
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -23,8 +25,6 @@ class Tile(NamedTuple):
     step: int
     warps: int
     stages: int
-    registers: int | None = None
-    """A thread's at most; fewer let more programs run at the same time."""
 
 
 NARROW = Tile(64, 32, 4, 3), Tile(32, 64, 4, 3)
@@ -182,6 +182,7 @@ def read_back(
     n, n_heads, width = q_THD.shape
     n_kv_heads, n_sequences = k_LKD.shape[1], len(q_ends) - 1
     of_queries, of_keys = NARROW if width <= 64 else WIDE
+    is_small = card_of(q_THD.device).is_small
     dq_THD, dk_LKD, dv_LKD = map(torch.empty_like, (q_THD, k_LKD, v_LKD))
     room = of_queries.rows
     n_marks = (n // room + n_sequences) * room
@@ -191,11 +192,11 @@ def read_back(
     _queries_kernel[(n_heads, n_sequences, triton.cdiv(most_queries, of_queries.rows))](
         dout_THD, q_THD, k_LKD, v_LKD, out_THD, total_HT, dq_THD, marks, q_ends, k_ends,
         width**-0.5, n, n_marks, **shape, ROWS=of_queries.rows, STEP=of_queries.step,
-        num_warps=of_queries.warps, num_stages=of_queries.stages, maxnreg=of_queries.registers,
+        num_warps=of_queries.warps, num_stages=of_queries.stages - is_small,
     )  # fmt: skip
     _keys_kernel[(n_kv_heads, n_sequences, triton.cdiv(most_keys, of_keys.step))](
         dout_THD, q_THD, k_LKD, v_LKD, marks, dk_LKD, dv_LKD, q_ends, k_ends,
         width**-0.5, n_marks, **shape, ROWS=of_keys.rows, STEP=of_keys.step,
-        num_warps=of_keys.warps, num_stages=of_keys.stages, maxnreg=of_keys.registers,
+        num_warps=of_keys.warps, num_stages=of_keys.stages - is_small,
     )  # fmt: skip
     return dq_THD, dk_LKD, dv_LKD

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from skyfleet.models.fused.triton_products import STEP, blocks, product
+from skyfleet.models.fused.triton_products import STEP, blocks, card_of, product
 from skyfleet.models.fused.triton_scores import score_back
 
 _ROWS, _COLUMNS = 128, 128
@@ -52,7 +52,8 @@ def scores_back(
     """The logits' gradient in the type of `hidden`, of which float32 takes the way over memory."""
     given = (chosen_C, total_C, entropy_C, dlogprobs_C, dentropy_C, temperature, hidden_CE.dtype)
     (n_rows, depth), vocabulary = hidden_CE.shape, len(head_VE)
-    if hidden_CE.dtype == torch.float32:
+    # The copy engine's blocks are what makes it worth while.
+    if hidden_CE.dtype == torch.float32 or n_rows == 0 or not card_of(hidden_CE.device).fetches:
         return score_back(product(hidden_CE, head_VE, dtype=torch.float32), *given)
     dlogits_CV = hidden_CE.new_empty(n_rows, vocabulary)
     grid = (triton.cdiv(n_rows, _ROWS) * triton.cdiv(vocabulary, _COLUMNS),)

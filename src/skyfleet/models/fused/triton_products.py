@@ -7,15 +7,35 @@ a sampled token the very logprob that the engine gave it.
 
 from __future__ import annotations
 
+from functools import cache
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import linear, pad
+from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 STEP = 64
 """How deep a block is, whatever its tile: every row is summed in steps of so much."""
+
+
+class Card(NamedTuple):
+    fetches: bool
+    """Blocks by a copy engine, which cards have since Hopper."""
+    is_small: bool
+    """Its multiprocessors hold less than the tiles below want: they keep one block fewer in flight."""
+
+
+@cache
+def card_of(device: torch.device) -> Card:
+    if device.type != "cuda":
+        return Card(fetches=True, is_small=False)
+    held_bytes = driver.active.utils.get_device_properties(device.index)["max_shared_mem"]
+    major, _ = torch.cuda.get_device_capability(device)
+    return Card(fetches=major >= 9, is_small=held_bytes < 160_000)
 
 
 def blocks(x_NE: Tensor, n: int) -> TensorDescriptor:
@@ -30,7 +50,7 @@ def blocks(x_NE: Tensor, n: int) -> TensorDescriptor:
 def _product_kernel(
     x, weight, bias_ptr, out_ptr, n_rows, n_columns, depth,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, BAND: tl.constexpr,
-    BIASED: tl.constexpr,
+    BIASED: tl.constexpr, FETCHES: tl.constexpr,
 ):  # fmt: skip
     # Programs that run at the same time take a band of rows: they share what they load.
     program = tl.program_id(0)
@@ -40,14 +60,20 @@ def _product_kernel(
     height = min(down - first, BAND)
     row_block = first + program % (BAND * across) % height
     column_block = program % (BAND * across) // height
-    total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for start in range(0, depth, STEP):
-        # What lies outside is read as 0.
-        x_block = x.load([row_block * ROWS, start])
-        weight_block = weight.load([column_block * COLUMNS, start])
-        total = tl.dot(x_block, weight_block.T, total)
     row = row_block.to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = column_block.to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, depth, STEP):
+        if FETCHES:  # what lies outside is read as 0
+            x_block = x.load([row_block * ROWS, start])
+            weight_block = weight.load([column_block * COLUMNS, start])
+        else:
+            at = start + tl.arange(0, STEP)[None, :]
+            x_at = x + tl.minimum(row, n_rows - 1)[:, None] * depth + at
+            weight_at = weight + tl.minimum(column, n_columns - 1)[:, None] * depth + at
+            x_block = tl.load(x_at, mask=at < depth, other=0.0)
+            weight_block = tl.load(weight_at, mask=at < depth, other=0.0)
+        total = tl.dot(x_block, weight_block.T, total)
     if BIASED:
         bias = tl.load(bias_ptr + tl.minimum(column, n_columns - 1)).to(tl.float32)
         total += bias[None, :]
@@ -68,12 +94,16 @@ def product(
     n_rows, depth = x_TE.shape
     n_columns = len(weight_FE)
     out_TF = torch.empty(n_rows, n_columns, dtype=dtype, device=x_TE.device)
+    if n_rows == 0:
+        return out_TF
+    card = card_of(x_TE.device)
     rows, columns, warps, stages = _tile(n_rows, n_columns, depth)
     _product_kernel[(triton.cdiv(n_rows, rows) * triton.cdiv(n_columns, columns),)](
-        blocks(x_TE, rows), blocks(weight_FE, columns),
+        blocks(x_TE, rows) if card.fetches else x_TE.contiguous(),
+        blocks(weight_FE, columns) if card.fetches else weight_FE,
         weight_FE if bias_F is None else bias_F, out_TF, n_rows, n_columns, depth,
         ROWS=rows, COLUMNS=columns, STEP=STEP, BAND=8, BIASED=bias_F is not None,
-        num_warps=warps, num_stages=stages,
+        FETCHES=card.fetches, num_warps=warps, num_stages=stages - card.is_small,
     )  # fmt: skip
     return out_TF
 
