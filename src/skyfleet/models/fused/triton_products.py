@@ -60,8 +60,6 @@ def _product_kernel(
     height = min(down - first, BAND)
     row_block = first + program % (BAND * across) % height
     column_block = program % (BAND * across) // height
-    row = row_block.to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = column_block.to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, depth, STEP):
         if FETCHES:  # what lies outside is read as 0
@@ -69,11 +67,15 @@ def _product_kernel(
             weight_block = weight.load([column_block * COLUMNS, start])
         else:
             at = start + tl.arange(0, STEP)[None, :]
-            x_at = x + tl.minimum(row, n_rows - 1)[:, None] * depth + at
-            weight_at = weight + tl.minimum(column, n_columns - 1)[:, None] * depth + at
+            x_row = tl.minimum(row_block * ROWS + tl.arange(0, ROWS), n_rows - 1).to(tl.int64)
+            weight_row = tl.minimum(column_block * COLUMNS + tl.arange(0, COLUMNS), n_columns - 1)
+            x_at = x + x_row[:, None] * depth + at
+            weight_at = weight + weight_row.to(tl.int64)[:, None] * depth + at
             x_block = tl.load(x_at, mask=at < depth, other=0.0)
             weight_block = tl.load(weight_at, mask=at < depth, other=0.0)
         total = tl.dot(x_block, weight_block.T, total)
+    row = row_block.to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = column_block.to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     if BIASED:
         bias = tl.load(bias_ptr + tl.minimum(column, n_columns - 1)).to(tl.float32)
         total += bias[None, :]
