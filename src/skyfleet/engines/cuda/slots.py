@@ -126,7 +126,9 @@ class Slots:
 
     def gather(self, table: np.ndarray, lengths: dict[int, int]) -> None:
         """Find who shares what, among the slots that speak and have so many tokens."""
-        self._shares = self._kin.gather(table, lengths)
+        # With more heads over one key head a sequence alone fills the tensor cores.
+        few = self._decoder.n_heads // self._decoder.n_kv_heads <= 8
+        self._shares = few and self._kin.gather(table, lengths)
 
     def decode(self, n_slots: int, steps: int, *, truncated: bool) -> None:
         """`steps` more tokens for the first `n_slots` slots; queued, not waited for."""
