@@ -6,7 +6,7 @@ CONFIG_smollm2 = configs/smollm2_135m.yaml
 VENV = .venv/bin
 INSTALL = $(VENV)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: train test check bench clean
+.PHONY: train test kernels check bench clean
 
 ifndef CONFIG_$(MODEL)
 $(error MODEL=$(MODEL) is unknown; choose tiny or smollm2)
@@ -18,6 +18,11 @@ train: .venv/$(MODEL)
 # One thread: on a busy machine two spend their time waiting for each other.
 test: .venv/dev
 	OMP_NUM_THREADS=1 $(VENV)/pytest -m 'not gpu and not network'
+
+# The GPU's kernels in Triton's interpreter, which wants an older numpy: both stay beside the rest.
+kernels: .venv/triton
+	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 PYTHONPATH=.venv/triton $(VENV)/pytest -m gpu -W ignore::DeprecationWarning \
+		tests/engines/test_triton_kernels.py tests/models/test_fused_kernels.py
 
 check: .venv/dev
 	$(VENV)/ruff format --check
@@ -56,6 +61,9 @@ bench: .venv/dev
 	$(INSTALL) --editable '.[train,tensorboard,wandb,s3,mcp,serve,skyrl-gym,browser,dev]'
 	$(INSTALL) --no-deps openenv==0.10.0 agentdojo==0.1.35
 	touch $@
+
+.venv/triton: .venv/dev
+	$(VENV)/pip install --quiet --disable-pip-version-check --no-deps --target $@ triton==3.6.0 numpy==2.2.6
 
 clean:
 	rm -rf .venv

@@ -1,6 +1,6 @@
 """Each Triton kernel does what its twin in plain torch does.
 
-Without a GPU: TRITON_INTERPRET=1 pytest -m gpu tests/engines/test_triton_kernels.py
+Without a GPU: `make kernels`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ COARSE = torch.float16 if INTERPRETED else torch.bfloat16
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        not (INTERPRETED or torch.cuda.is_available()), reason="needs a CUDA device"
+        not (INTERPRETED or torch.cuda.is_available()),
+        reason="needs a CUDA device, or Triton's interpreter: make kernels",
     ),
 ]
 

@@ -1,6 +1,6 @@
 """Each Triton kernel of the layers does what its twin in plain torch does.
 
-Without a GPU: TRITON_INTERPRET=1 pytest -m gpu tests/models/test_fused_kernels.py
+Without a GPU: `make kernels`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ COARSE = torch.float16 if INTERPRETED else torch.bfloat16
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        not (INTERPRETED or torch.cuda.is_available()), reason="needs a CUDA device"
+        not (INTERPRETED or torch.cuda.is_available()),
+        reason="needs a CUDA device, or Triton's interpreter: make kernels",
     ),
 ]
 
