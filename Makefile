@@ -22,7 +22,7 @@ test: .venv/dev
 # The GPU's kernels in Triton's interpreter, which wants an older numpy: both stay beside the rest.
 kernels: .venv/triton
 	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 PYTHONPATH=.venv/triton $(VENV)/pytest -m gpu -W ignore::DeprecationWarning \
-		tests/engines/test_triton_kernels.py tests/models/test_fused_kernels.py
+		tests/engines/test_triton_*.py tests/models/test_fused_kernels.py
 
 check: .venv/dev
 	$(VENV)/ruff format --check
