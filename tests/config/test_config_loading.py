@@ -98,6 +98,17 @@ def test_a_replaced_mapping_is_known_by_either_spelling_and_below_its_key() -> N
     assert inner.engine_init_kwargs == {"a": {"e": 4}, "c": 2}
 
 
+def test_a_set_is_not_added_to_a_list_which_would_be_lost() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config("data: {val_data: [a.jsonl]}", ["data.val_data.mine=[t.jsonl]"])
+    assert str(caught.value) == (
+        "data.val_data.mine=[t.jsonl]: data.val_data=['a.jsonl'] is a list, to which no name can be "
+        "added; set data.val_data={NAME: [...], ...} whole"
+    )
+    added = load_config("data: {val_data: []}", ["data.val_data.mine=[t.jsonl]"])
+    assert added.data.val_data == {"mine": ["t.jsonl"]}
+
+
 def test_a_list_or_null_replaces_what_is_there() -> None:
     text = "{data: {val_data: {x: [a]}, test_data: null}, trainer: {rope_scaling: {factor: 4}}}"
     config = load_config(text, ["data.val_data=[b]", "trainer.rope_scaling=null"])

@@ -206,7 +206,8 @@ def test_servers_are_named_where_they_speak_and_only_there() -> None:
         "generator.backend=openai"
     )
     assert "none is named" in broken(*VLLM, "generator.run_engines_locally=false")
-    assert "set generator.backend=openai or drop the urls" in broken(urls)
+    for said in (broken(urls), broken(*VLLM, urls)):
+        assert "drop the urls, or set generator.run_engines_locally=false with" in said
     three = "generator.num_inference_engines=3"
     assert "names 2; drop the number" in broken("generator.backend=openai", urls, three)
     for fine in (("generator.backend=openai",), (*VLLM, "generator.run_engines_locally=false")):
@@ -240,11 +241,13 @@ def test_what_only_vllm_reads_is_refused_elsewhere() -> None:
     for here in ((), VLLM):
         assert unsupported(load_config("", [*here, "generator.served_model_name=mine"])) == [
             "generator.served_model_name='mine' does not run in this version: only servers are "
-            "asked by name; leave it out, or set generator.backend=openai"
+            "asked by name; leave it out, or have servers: generator.backend=vllm with "
+            "run_engines_locally=false, or to play only generator.backend=openai"
         ]
     assert unsupported(load_config("", ["generator.num_inference_engines=2"])) == [
         "generator.num_inference_engines=2 does not run in this version: "
-        "the embedded engine is one; use 1, or servers with generator.backend=openai"
+        "the embedded engine is one; use 1, or servers: generator.backend=vllm with "
+        "run_engines_locally=false, or to play only generator.backend=openai"
     ]
 
 

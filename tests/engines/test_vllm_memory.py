@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from skyfleet.engines import vllm_engine
+from skyfleet.engines import vllm_engine, vllm_worker
 from skyfleet.engines.sampling import SamplingParams
 from skyfleet.engines.vllm_engine import VllmEngine
 from skyfleet.engines.vllm_settings import VllmSettings
@@ -89,7 +89,9 @@ async def test_nobody_speaks_with_weights_that_were_dropped() -> None:
     sleeper = engine(Calls(), sleep_level=2)
     await sleeper.sleep()
     await sleeper.wake()
-    with pytest.raises(ConfigError, match=r"sleep_level=2 dropped the engine's weights"):
+    with pytest.raises(
+        ConfigError, match=r"^vLLM dropped its weights to sleep, and none have come"
+    ):
         await sleeper.generate([1], SamplingParams(max_generate_length=4), session="s")
 
 
@@ -134,14 +136,18 @@ class Fused(nn.Module):
         self.o_proj.weight = nn.Parameter(torch.empty(0))
 
 
-def test_each_weight_is_read_back_from_where_vllm_holds_it() -> None:
-    torch.manual_seed(0)
-    k, v, embedding = torch.randn(2, 4), torch.randn(6, 4), torch.randn(5, 4)
+def door_to(k: Tensor, v: Tensor, embedding: Tensor) -> WeightDoor:
     model = nn.Module()
     model.layer = Fused(k, v, embedding)
     model.packed_modules_mapping = {"kv_proj": ["k_proj", "v_proj"]}  # type: ignore[assignment]
     door = WeightDoor()
     door.model_runner = SimpleNamespace(get_model=lambda: model)
+    return door
+
+
+def test_each_weight_is_read_back_from_where_vllm_holds_it() -> None:
+    torch.manual_seed(0)
+    k, v, embedding = torch.randn(2, 4), torch.randn(6, 4), torch.randn(5, 4)
     shapes = {
         "layer.k_proj.weight": [2, 4],
         "layer.v_proj.weight": [6, 4],
@@ -149,8 +155,38 @@ def test_each_weight_is_read_back_from_where_vllm_holds_it() -> None:
         "layer.o_proj.weight": [4, 4],  # packed away
         "lm_head.weight": [5, 4],  # tied
     }
-    assert door.skyfleet_sums(shapes) == {
+    assert door_to(k, v, embedding).skyfleet_sums(shapes)["held"] == {
         "layer.k_proj.weight": bit_sums(k).tolist(),
         "layer.v_proj.weight": bit_sums(v).tolist(),
         "layer.embed.weight": bit_sums(embedding).tolist(),
     }
+
+
+def test_what_lies_elsewhere_in_a_fused_tensor_is_not_taken_for_a_weight() -> None:
+    """As one of two GPUs holds it: half of each, and together as many rows as one of them."""
+    k, v = torch.randn(4, 4), torch.randn(4, 4)
+    shapes = {"layer.k_proj.weight": [4, 4], "layer.v_proj.weight": [4, 4]}
+    assert door_to(k[:2], v[:2], torch.randn(5, 4)).skyfleet_sums(shapes)["held"] == {}
+
+
+def test_what_vllm_was_given_is_summed_as_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a load that breaks off, no more than came; nothing of the load before."""
+    one, other, taken = torch.randn(2, 4), torch.randn(3), list[str]()
+
+    def replace(door: WeightDoor, weights: Iterable[tuple[str, Tensor]]) -> None:
+        for name, _ in weights:
+            taken.append(name)
+            if name == "breaks":
+                raise RuntimeError(name)
+
+    monkeypatch.setattr(vllm_worker, "_replace", replace)
+    door = door_to(torch.randn(2, 4), torch.randn(2, 4), torch.randn(5, 4))
+    door._skyfleet_take([("a", one), ("b", other)])
+    assert door.skyfleet_sums({})["given"] == {
+        "a": bit_sums(one).tolist(),
+        "b": bit_sums(other).tolist(),
+    }
+    with pytest.raises(RuntimeError, match="breaks"):
+        door._skyfleet_take([("breaks", other), ("a", one)])
+    assert door.skyfleet_sums({})["given"].keys() == {"breaks"}
+    assert taken == ["a", "b", "breaks"]

@@ -1,32 +1,26 @@
-"""A vLLM server is trained over HTTP: what it must have, what it is told, and who is to blame."""
+"""A vLLM server is trained over HTTP: what it is told, what it proves, and who is to blame."""
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from copy import deepcopy
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from tests.fakes.loopback_vllm import LoopbackVllm, replace_weights
-from tests.fakes.serving import serving
+from tests.fakes.loopback_vllm import replace_weights
+from tests.fakes.reached_vllm import loopback, reached
 from tests.fakes.small_models import logprobs_of
-from tests.fakes.tiny_speaker import CAPACITY, MODEL, tiny_speaker
+from tests.fakes.tiny_speaker import MODEL
+from tests.fakes.wide_speaker import LearnerOf, moved, wide_speaker
 
 from skyfleet.engines import posting, vllm_worker
 from skyfleet.engines.openai_engine import OpenAIEngine
 from skyfleet.engines.posting import RefusedError
+from skyfleet.engines.router import Router
 from skyfleet.engines.sampling import SamplingParams
 from skyfleet.engines.vllm_routes import VllmRoutes
 from skyfleet.engines.vllm_server import VllmServer, open_vllm_server
 from skyfleet.errors import ConfigError, EngineError, ModelError, SentinelError
-from skyfleet.learner.learner import Learner
-from skyfleet.models.decoder import Decoder
-from skyfleet.models.loading import Loaded
-from skyfleet.weight_sync.vllm import VllmSync
 
 PROMPT = [20 + i for i in range(12)]
 SAMPLING = SamplingParams(max_generate_length=8, seed=1)
@@ -38,97 +32,20 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_worker, "_replace", replace_weights)
 
 
-def loopback(**lacks: Any) -> LoopbackVllm:
-    speaker = tiny_speaker()
-    loaded = Loaded(module=speaker.decoder.module, tokenizer=speaker.tokenizer)
-    return LoopbackVllm(loaded, **lacks)
-
-
-@asynccontextmanager
-async def reached(server: LoopbackVllm, *, may_sleep: bool = True) -> AsyncIterator[VllmServer]:
-    async with (
-        serving(server) as url,
-        OpenAIEngine(f"{url}/v1", model=MODEL, tries=2) as speaker,
-        VllmRoutes(url) as routes,
-    ):
-        yield await open_vllm_server(speaker, routes, may_sleep=may_sleep)
-
-
-def moved() -> Decoder:
-    """Weights that the server does not have."""
-    module = deepcopy(tiny_speaker().decoder.module)
-    with torch.no_grad():
-        for weight in module.parameters():
-            weight.mul_(0.5)
-    return Decoder(module, max_positions=CAPACITY)
-
-
-class Taught:
-    """A learner as far as a sync asks."""
-
-    policy_version = 3
-
-
-async def push(decoder: Decoder, *engines: VllmServer, folder: str | None = None) -> None:
-    taught: Learner = Taught()  # type: ignore[assignment]
-    sync = VllmSync(lambda: decoder.module.state_dict().items(), folder=folder)
-    await sync.push(taught, engines)
-
-
-@pytest.mark.parametrize(
-    ("lacks", "sentence"),
-    [
-        ({"version": None}, r"is no vLLM, and a server that is trained is vLLM 0\.23 or newer"),
-        ({"version": "0.22.1"}, r"runs vLLM 0\.22\.1, and a server that is trained is vLLM 0\.23"),
-        ({"dev_mode": False}, "start it with VLLM_SERVER_DEV_MODE=1 in its environment"),
-        (
-            {"extension": False},
-            "--worker-extension-cls skyfleet.engines.vllm_worker.WeightDoor, and",
-        ),
-        (
-            {"logprobs_mode": "raw_logprobs"},
-            "raw_logprobs, which .* --logprobs-mode processed_logp",
-        ),
-    ],
-)
-async def test_what_a_server_lacks_to_be_trained_is_one_sentence_with_the_way_out(
-    lacks: dict[str, Any], sentence: str
-) -> None:
-    with pytest.raises(
-        ConfigError,
-        match=rf"^generator\.remote_inference_engine_urls: http://127\S+ .*{sentence}",
-    ):
-        async with reached(loopback(**lacks)):
-            pass
-
-
-async def test_a_server_that_fails_at_the_start_is_named() -> None:
-    server = loopback()
-    server.asleep, server.breaks = True, "wake_up"
-    with pytest.raises(
-        ConfigError, match=r"answer as it should \(RouteError: 500: wake_up broke\)"
-    ):
-        async with reached(server):
-            pass
-
-
-async def test_a_server_that_a_run_left_asleep_is_woken() -> None:
-    server = loopback(sleep_mode=True)
-    server.asleep = True
-    async with reached(server):
-        assert not server.asleep
-    assert server.told == ["wake_up"]
+def changed() -> LearnerOf:
+    """With weights that the server does not have."""
+    return LearnerOf(moved(0.05), 3)
 
 
 async def test_weights_change_what_is_said_and_the_version_goes_with_each_turn() -> None:
     server = loopback()
     async with reached(server) as engine:
         before = await engine.generate(PROMPT, SAMPLING, session="s")
-        await push(moved(), engine)
+        await changed().push(engine)
         after = await engine.generate(PROMPT, SAMPLING, session="s")
     assert (before.policy_version, after.policy_version) == (0, 3)
     assert server.salts == ["0", "3"]
-    expected = logprobs_of(moved(), [*PROMPT, *after.token_ids], 8)
+    expected = logprobs_of(moved(0.05), [*PROMPT, *after.token_ids], 8)
     assert after.logprobs == pytest.approx(expected.tolist(), abs=1e-5)
     assert server.told == ["pause keep true", "load", "resume"]
 
@@ -137,9 +54,20 @@ async def test_a_server_with_sleep_mode_gives_its_memory_to_the_learner() -> Non
     server = loopback(sleep_mode=True)
     async with reached(server) as engine:
         await engine.sleep()
-        await push(moved(), engine)
+        turn = asyncio.create_task(engine.generate(PROMPT, SAMPLING, session="s"))
+        await changed().push(engine)
+        assert not turn.done()
         await engine.wake()
+        assert (await turn).policy_version == 3
     assert server.told == ["sleep 2 wait", "wake_up weights", "load", "wake_up kv_cache"]
+
+
+async def test_a_server_that_dropped_its_weights_is_silent_until_others_come() -> None:
+    async with reached(loopback(sleep_mode=True)) as engine:
+        await engine.sleep()
+        await engine.wake()
+        with pytest.raises(ConfigError, match=r"vLLM at \S+ dropped its weights .* none have come"):
+            await engine.generate(PROMPT, SAMPLING, session="s")
 
 
 @pytest.mark.parametrize(("sleep_mode", "may_sleep"), [(False, True), (True, False)])
@@ -153,36 +81,62 @@ async def test_without_sleep_mode_or_apart_from_the_learner_it_keeps_its_memory(
     assert server.told == ["reset_prefix_cache"]
 
 
-async def test_a_server_that_holds_other_weights_stops_the_run_by_name() -> None:
+async def test_a_server_that_holds_one_other_tensor_stops_the_run_by_name() -> None:
     good, bad = loopback(), loopback()
     bad.breaks = "sums"
     async with reached(good) as one, reached(bad) as other:
-        with pytest.raises(SentinelError, match=rf"^after the sync {other.name} has other weights"):
-            await push(moved(), one, other)
+        with pytest.raises(
+            SentinelError,
+            match=rf"^after the sync {other.name} holds other weights than the learner's: "
+            r"1 of 24 tensors, first model\.norm\.weight; start it again",
+        ):
+            await changed().push(one, other)
+
+
+async def test_tensors_that_never_came_are_found_though_none_can_be_read_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As adapters move them: projections alone, which are packed on a CPU."""
+    monkeypatch.setattr(vllm_worker, "_held", lambda *_: None)
+    async with reached(loopback()) as engine:
+        await LearnerOf(wide_speaker().decoder, 4).push(engine)
+        monkeypatch.setattr(VllmServer, "load", never)
+        with pytest.raises(
+            SentinelError, match=r"was given other .*: 14 of 24 tensors, first \S+_proj"
+        ):
+            await LearnerOf(moved(0.05, only="_proj.weight"), 5).push(engine)
+
+
+async def never(*_: object, policy_version: int) -> None: ...
 
 
 async def test_a_server_that_was_started_again_or_given_away_stops_the_run() -> None:
-    server = loopback()
+    server, learner = loopback(), changed()
+    sync = learner.sync()
     async with reached(server) as engine:
-        await push(moved(), engine)
-        await push(moved(), engine)
+        await sync.push(learner, [engine])  # type: ignore[arg-type]
+        await sync.confirm([engine])
         async with reached(server) as others:
-            await push(moved(), others)
+            await LearnerOf(wide_speaker().decoder, 9).push(others)
         with pytest.raises(
-            SentinelError, match=r"^vLLM at \S+ was started again .* or another run"
+            SentinelError, match=r"^vLLM at \S+ was given other .* 24 of 24 .* or another run gave"
         ):
-            await push(moved(), engine)
+            await sync.confirm([engine])
+        await sync.push(learner, [engine])  # type: ignore[arg-type]
         server.start_again()
-        with pytest.raises(SentinelError, match="what it said in this step is not the policy's"):
-            await push(moved(), engine)
+        with pytest.raises(SentinelError, match="what it has said since is not the policy's"):
+            await sync.confirm([engine])
 
 
 async def test_weights_that_a_server_does_not_see_name_the_key_for_a_shared_folder() -> None:
     server = loopback()
     server.mounted_at = "/elsewhere"
     async with reached(server) as engine:
-        with pytest.raises(ModelError, match=r"cannot be read there; set generator\.weight_sync_d"):
-            await push(moved(), engine)
+        with pytest.raises(
+            ModelError,
+            match=r"read there by user \d+ \(No such file .*set generator\.weight_sync_dir",
+        ):
+            await changed().push(engine)
     assert server.told[-1] == "resume"
 
 
@@ -190,10 +144,10 @@ async def test_weights_travel_through_the_folder_that_is_named(tmp_path: Path) -
     server = loopback()
     async with reached(server) as engine:
         with pytest.raises(
-            ConfigError, match=r"weight_sync_dir='/no/such': nothing can be written"
+            ConfigError, match=r"weight_sync_dir='/no/such': \d+ bytes of weights cannot be"
         ):
-            await push(moved(), engine, folder="/no/such")
-        await push(moved(), engine, folder=str(tmp_path))
+            await changed().push(engine, folder="/no/such")
+        await changed().push(engine, folder=str(tmp_path))
     (path,) = server.loaded
     assert Path(path).parent.parent == tmp_path
     assert os.listdir(tmp_path) == []
@@ -212,6 +166,31 @@ async def test_a_turn_that_fails_is_its_episodes_matter_unless_the_server_has_di
             ModelError, match=r"^vLLM at http://\S+ has died: .*no turns today.*goes"
         ):
             await engine.generate(PROMPT, SAMPLING, session="s")
+        server.breaks = ""
+        with pytest.raises(RefusedError):  # whoever refuses lives, however busy it is
+            await engine.generate([], SAMPLING, session="s")
+
+
+async def test_a_server_that_died_stops_the_run_though_others_could_go_on() -> None:
+    """One that comes up again by itself has the weights that it was started with."""
+    dead = loopback()
+    async with reached(dead) as one, reached(loopback()) as other:
+        router = Router([one, other])
+        dead.breaks = "completions"
+        assert (await router.generate(PROMPT, SAMPLING, session="s")).finish == "length"
+        router = Router([one, other])
+        dead.is_healthy = False
+        with pytest.raises(ModelError, match=r"has died: .* start it again"):
+            await router.generate(PROMPT, SAMPLING, session="s")
+
+
+async def test_the_first_failure_is_told_where_the_way_back_fails_too() -> None:
+    server = loopback()
+    server.mounted_at, server.breaks = "/elsewhere", "resume"
+    async with reached(server) as engine:
+        with pytest.raises(ModelError, match="told to skyfleet_load_file and failed"):
+            await changed().push(engine)
+    assert server.told[-1] == "resume"
 
 
 async def test_a_server_that_is_gone_stops_the_run() -> None:
@@ -220,14 +199,14 @@ async def test_a_server_that_is_gone_stops_the_run() -> None:
         VllmRoutes("http://127.0.0.1:9") as routes,
     ):
         with pytest.raises(ConfigError, match=r"does not answer as it should \(ConnectError: "):
-            await open_vllm_server(speaker, routes, may_sleep=True)
+            await open_vllm_server(speaker, routes, may_sleep=True, sizes={})
         gone = VllmServer(speaker, routes, sleeps=False, model_dtype="float32")
         with pytest.raises(ModelError, match=r"^vLLM at http://127\.0\.0\.1:9 has died: "):
             await gone.generate(PROMPT, SAMPLING, session="s")
         with pytest.raises(
             ModelError, match=r"^vLLM at \S+ was told to pause and failed: ConnectErr"
         ):
-            await push(moved(), gone)
+            await changed().push(gone)
 
 
 @pytest.mark.parametrize("fails", ["pause", "resume", "reset_prefix_cache"])
@@ -237,7 +216,7 @@ async def test_whatever_a_server_fails_at_besides_turns_stops_the_run(fails: str
 
     async def step(engine: VllmServer) -> None:
         await engine.sleep()
-        await push(moved(), engine)
+        await changed().push(engine)
 
     async with reached(server) as engine:
         with pytest.raises(ModelError, match=rf"and failed: RouteError: 500: {fails} broke"):

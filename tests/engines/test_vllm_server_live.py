@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Any
 
 import httpx
 import pytest
@@ -32,8 +33,9 @@ from skyfleet.engines.openai_engine import OpenAIEngine
 from skyfleet.engines.vllm_routes import VllmRoutes
 from skyfleet.engines.vllm_server import VllmServer, open_vllm_server
 from skyfleet.engines.vllm_settings import WORKER_EXTENSION
-from skyfleet.errors import ModelError, SentinelError
+from skyfleet.errors import ConfigError, ModelError, SentinelError
 from skyfleet.models.loading import Loaded, save_model
+from skyfleet.models.sizes import sizes_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -52,6 +54,7 @@ class Started:
     process: Process
     engine: VllmServer
     client: httpx.AsyncClient
+    routes: VllmRoutes
 
     async def counted(self, metric: str) -> float:
         """What vLLM tells Prometheus."""
@@ -65,6 +68,10 @@ class Started:
         turn = asyncio.create_task(self.engine.generate(PROMPT, LONG, session="long"))
         await asyncio.sleep(0.1)
         return turn
+
+
+def sizes() -> dict[str, Any]:
+    return sizes_of(wide_speaker().decoder.module.config)
 
 
 def skip_if_over(turn: asyncio.Task[Completion]) -> None:
@@ -103,8 +110,8 @@ async def started(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sta
         speaking = OpenAIEngine(f"{url}/v1", model=MODEL, tries=2)
         await opened.enter_async_context(speaking)
         client = await opened.enter_async_context(httpx.AsyncClient(base_url=url))
-        engine = await open_vllm_server(speaking, routes, may_sleep=True)
-        yield Started(process=process, engine=engine, client=client)
+        engine = await open_vllm_server(speaking, routes, may_sleep=True, sizes=sizes())
+        yield Started(process=process, engine=engine, client=client, routes=routes)
 
 
 async def ended(process: Process) -> None:
@@ -197,9 +204,33 @@ async def test_weights_that_are_not_the_learners_are_found(
 ) -> None:
     async def forget(*_: object, policy_version: int) -> None: ...
 
+    await LearnerOf(wide_speaker().decoder, 8).push(started.engine)
     monkeypatch.setattr(VllmServer, "load", forget)
-    with pytest.raises(SentinelError, match=r"http://127\S+ has other weights than the learner"):
-        await LearnerOf(moved(0.05), 8).push(started.engine)
+    # Packed for a CPU, none of the projections can be read back; there are 14 of them.
+    with pytest.raises(SentinelError, match=r"http://127\S+ was given .*: 14 of 24 tensors, first"):
+        await LearnerOf(moved(0.05, only="_proj.weight"), 8).push(started.engine)
+
+
+async def test_weights_that_another_gave_are_found_before_what_was_said_counts(
+    started: Started,
+) -> None:
+    learner = LearnerOf(wide_speaker().decoder, 9)
+    sync = learner.sync()
+    await sync.push(learner, [started.engine])  # type: ignore[arg-type]
+    await sync.confirm([started.engine])
+    await LearnerOf(moved(0.05), 9).push(started.engine)
+    with pytest.raises(SentinelError, match="what it has said since is not the policy's"):
+        await sync.confirm([started.engine])
+
+
+@pytest.mark.parametrize("other", [{"num_hidden_layers": 1}, {"intermediate_size": 64}])
+async def test_a_server_of_another_model_is_refused(
+    started: Started, other: dict[str, int]
+) -> None:
+    (told,) = (f"{name}={sizes()[name]}, and the learner's has {n}" for name, n in other.items())
+    async with OpenAIEngine(f"{started.routes.url}/v1", model=MODEL) as speaking:
+        with pytest.raises(ConfigError, match=told):
+            await open_vllm_server(speaking, started.routes, may_sleep=True, sizes=sizes() | other)
 
 
 async def test_a_server_that_died_stops_the_run_and_says_so(
@@ -210,5 +241,7 @@ async def test_a_server_that_died_stops_the_run_and_says_so(
     await started.process.wait()
     with pytest.raises(ModelError, match=r"vLLM at http://127\S+ has died: .* ConnectError"):
         await started.engine.generate(PROMPT, SAMPLING, session="s")
-    with pytest.raises(ModelError, match=r"was told to \w+ and failed: ConnectError"):
+    with pytest.raises(
+        ModelError, match=r"was told to pause and failed: ConnectError.*start it again"
+    ):
         await LearnerOf(moved(0.05), 9).push(started.engine)

@@ -22,19 +22,22 @@ from skyfleet.engines.vllm_worker import WeightDoor
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.loading import Loaded
 
+MEMORY = ("weights", "kv_cache")
 STEERED = ("sleep", "wake_up", "pause", "resume", "reset_prefix_cache")
 
 
 class Door(WeightDoor):
     """In a worker that has as much of vLLM's as is asked for there."""
 
-    def __init__(self, module: nn.Module, logprobs_mode: str, sleep_mode: bool) -> None:
+    def __init__(self, module: nn.Module, n_workers: int, **model: object) -> None:
         self.module, self.device = module, torch.device("cpu")
         self.model_runner = SimpleNamespace(get_model=lambda: module)
-        model_config = SimpleNamespace(
-            dtype=torch.float32, logprobs_mode=logprobs_mode, enable_sleep_mode=sleep_mode
+        self.vllm_config = SimpleNamespace(
+            model_config=SimpleNamespace(
+                dtype=torch.float32, hf_text_config=module.config, **model
+            ),
+            parallel_config=SimpleNamespace(world_size=n_workers),
         )
-        self.vllm_config = SimpleNamespace(model_config=model_config)
 
 
 class LoopbackVllm:
@@ -50,18 +53,30 @@ class LoopbackVllm:
         extension: bool = True,
         logprobs_mode: str = "processed_logprobs",
         sleep_mode: bool = False,
+        quantization: str | None = None,
+        n_workers: int = 1,
+        n_replicas: int = 1,
     ) -> None:
         """It has weights of its own, which are those of `loaded` at first."""
         self.told: list[str] = []
         self.loaded: list[str] = []
         self.salts: list[str] = []
-        self.asleep, self.is_healthy = False, True
+        self.asleep: list[str] = []
+        """Which of its memory is given back."""
+        self.paused, self.is_healthy = False, True
         self.breaks = ""
-        """The route that fails; "sums" makes it forget what it was given."""
+        """The route that fails; "sums" spoils one tensor, "about" leaves one thing out."""
         self.mounted_at = ""
         """Under which the trainer's folders are seen from here."""
         module = deepcopy(loaded.module)
-        self._new_door = partial(Door, module, logprobs_mode, sleep_mode)
+        self._new_door = partial(
+            Door,
+            module,
+            n_workers,
+            logprobs_mode=logprobs_mode,
+            enable_sleep_mode=sleep_mode,
+            quantization=quantization,
+        )
         self._extension = extension
         self.start_again()
         speaker = TinySpeaker(
@@ -75,6 +90,12 @@ class LoopbackVllm:
             Route("/is_sleeping", self._is_sleeping),
             *(Route(f"/{name}", self._hear, methods=["POST"]) for name in STEERED),
             Route("/collective_rpc", self._rpc, methods=["POST"]),
+            Route(
+                "/server_info",
+                lambda _: JSONResponse(
+                    {"vllm_config": f"tp=1, data_parallel_size={n_replicas}, x=1"}
+                ),
+            ),
         ]
         told = [Route("/version", lambda _: JSONResponse({"version": version}))]
         self._app = Starlette(
@@ -99,15 +120,21 @@ class LoopbackVllm:
             heard.append(await receive())
             return heard[-1]
 
-        if self.breaks == "completions" and scope["method"] == "POST":
-            await failure("no turns today")(scope, receive, send)
+        if scope["method"] == "POST" and (self.breaks == "completions" or self._is_still):
+            # vLLM would keep a turn waiting that is asked for while it is asleep or paused.
+            why = "asleep or paused" if self._is_still else "no turns today"
+            await failure(why)(scope, receive, send)
             return
         await self._speaking(scope, overheard, send)
         if body := b"".join(message.get("body", b"") for message in heard):
             self.salts.append(json.loads(body)["cache_salt"])
 
     async def _is_sleeping(self, request: Request) -> Response:
-        return JSONResponse({"is_sleeping": self.asleep})
+        return JSONResponse({"is_sleeping": self._is_still})
+
+    @property
+    def _is_still(self) -> bool:
+        return bool(self.asleep) or self.paused
 
     async def _hear(self, request: Request) -> Response:
         route = request.url.path.removeprefix("/")
@@ -116,7 +143,17 @@ class LoopbackVllm:
         if route == self.breaks:
             return failure(f"{route} broke")
         await self._engine.sleep()  # nothing that was cached is kept
-        self.asleep = route == "sleep" or (self.asleep and route != "wake_up")
+        woken = request.query_params.getlist("tags") or MEMORY
+        match route:
+            case "sleep":
+                self.asleep = [*MEMORY]
+                if request.query_params["level"] == "2":
+                    forget_weights(self._door.module)
+            case "wake_up":
+                self.asleep = [tag for tag in self.asleep if tag not in woken]
+                self.paused = self.paused and bool(self.asleep)
+            case "pause" | "resume":
+                self.paused = route == "pause"
         return Response()
 
     async def _rpc(self, request: Request) -> Response:
@@ -126,6 +163,8 @@ class LoopbackVllm:
             return failure(
                 f"Worker failed with error ''Worker' object has no attribute '{method}''"
             )
+        if "weights" in self.asleep and method != "skyfleet_about":
+            return failure(f"Worker failed with error 'no memory is mapped for {method}'")
         if method == "skyfleet_load_file":
             self.told.append("load")
             self.loaded += args
@@ -135,7 +174,9 @@ class LoopbackVllm:
         except FileNotFoundError as error:
             return failure(f"Worker failed with error '{error}'")
         if method == "skyfleet_sums" and self.breaks == "sums":
-            answer = {name: [0] * 8 for name in answer}
+            answer["held"]["model.norm.weight"] = [0] * 8
+        if method == "skyfleet_about" and self.breaks == "about":
+            del answer["sizes"]
         kept = answer if answer is None or isinstance(answer, dict | list) else str(answer)
         return JSONResponse({"results": [kept]})
 
@@ -143,6 +184,12 @@ class LoopbackVllm:
 def failure(message: str) -> Response:
     """As vLLM writes it."""
     return JSONResponse({"error": {"message": message, "code": 500}}, status_code=500)
+
+
+def forget_weights(module: nn.Module) -> None:
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.zero_()
 
 
 def replace_weights(door: Door, weights: Iterable[tuple[str, Tensor]]) -> None:

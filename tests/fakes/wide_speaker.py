@@ -24,13 +24,14 @@ def wide_speaker() -> TinySpeaker:
     return TinySpeaker(tokenizer=tokenizer, decoder=decoder, renderer=make_renderer(tokenizer))
 
 
-def moved(amount: float) -> Decoder:
-    """The speaker's weights, each a little elsewhere."""
+def moved(amount: float, *, only: str = "") -> Decoder:
+    """The speaker's weights, each whose name ends so a little elsewhere."""
     module = deepcopy(wide_speaker().decoder.module)
     randomness = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for weight in module.parameters():
-            weight.add_(torch.randn(weight.shape, generator=randomness), alpha=amount)
+        for name, weight in module.named_parameters():
+            if name.endswith(only):
+                weight.add_(torch.randn(weight.shape, generator=randomness), alpha=amount)
     return Decoder(module, max_positions=CAPACITY)
 
 
@@ -40,6 +41,8 @@ class LearnerOf:
     def __init__(self, decoder: Decoder, policy_version: int) -> None:
         self.decoder, self.policy_version = decoder, policy_version
 
-    async def push(self, *engines: Engine) -> int:
-        sync = VllmSync(lambda: self.decoder.module.state_dict().items())
-        return await sync.push(self, engines)  # type: ignore[arg-type]
+    def sync(self, *, folder: str | None = None) -> VllmSync:
+        return VllmSync(lambda: self.decoder.module.state_dict().items(), folder=folder)
+
+    async def push(self, *engines: Engine, folder: str | None = None) -> int:
+        return await self.sync(folder=folder).push(self, engines)  # type: ignore[arg-type]

@@ -109,5 +109,22 @@ def test_wandb_without_a_login_says_what_to_do(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     with pytest.raises(ConfigError, match=r"trainer\.logger='wandb': .*WANDB_MODE=offline"):
-        made(tmp_path / "run", "console", "jsonl", "tensorboard", "wandb")
+        made(tmp_path / "runs" / "run", "console", "jsonl", "tensorboard", "wandb")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("fresh_wandb")
+def test_what_another_put_into_the_folder_while_wandb_asked_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import wandb
+
+    def refuses(*_: object, dir: Path, **__: object) -> None:
+        (dir / "wandb").mkdir()
+        (dir / "metrics.jsonl").write_text("{}")
+        raise wandb.Error("no login.")
+
+    monkeypatch.setattr(wandb, "init", refuses)
+    with pytest.raises(ConfigError, match="no login"):
+        made(tmp_path / "run", "wandb")
+    assert [path.name for path in tmp_path.rglob("*")] == ["run", "metrics.jsonl"]

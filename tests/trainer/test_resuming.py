@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from skyfleet.envs import registry
 from skyfleet.errors import CheckpointError, ConfigError, ModelError
 from skyfleet.learner.learner import StepReport
 from skyfleet.learner.single import SingleLearner
-from skyfleet.trainer.session import run_training
+from skyfleet.trainer.session import FREE_KEYS, run_training
 from skyfleet.trajectories.index import entries_of
 
 WARM_START = "skyfleet.learner.single:SingleLearner.imitate"
@@ -219,3 +220,16 @@ async def test_a_run_moved_elsewhere_without_its_reference_is_refused(
     overrides = ("trainer.resume_mode=from_path", f"trainer.resume_path={earlier}")
     with pytest.raises(CheckpointError, match="use_kl_loss"):
         await run_training(small_config(tmp_path / "elsewhere", *overrides))
+
+
+def test_the_page_names_the_keys_that_may_change() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "run_folder.md").read_text()
+    sentence = page.partition("only these keys may change: ")[2].partition(". ")[0]
+    named, section = set(), ""
+    for name in re.findall(r"`([\w.]+)`", sentence):
+        given, dot, key = name.partition(".")
+        section, key = (
+            (given, key) if dot and given in ("trainer", "generator") else (section, name)
+        )
+        named.add(f"{section}.{key}")
+    assert named == set(FREE_KEYS)

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.fakes.loopback_vllm import LoopbackVllm, replace_weights
+from starlette.types import Receive, Scope, Send
+from tests.fakes.loopback_vllm import MEMORY, LoopbackVllm, replace_weights
 from tests.fakes.serving import serving
-from tests.fakes.small_runs import rows, small_config
+from tests.fakes.small_runs import UNSEEN, rows, small_config
 
 from skyfleet.config.root import RunConfig
 from skyfleet.engines import vllm_worker
 from skyfleet.errors import ConfigError, SentinelError
-from skyfleet.models.loading import load_model
+from skyfleet.models.loading import Loaded, load_model
+from skyfleet.trainer.assemble_voice import open_player
 from skyfleet.trainer.session import run_training
 
 SHORT = ("data.val_data=[]", "trainer.max_training_steps=1", "trainer.warm_start.steps=1")
@@ -51,10 +55,14 @@ def configured(folder: Path, policy: Path, *urls: str, more: tuple[str, ...] = (
     )
 
 
+def loaded_from(policy: Path) -> Loaded:
+    cpu = torch.device("cpu")
+    return load_model(str(policy), dtype=torch.float32, device=cpu, config_kwargs={})
+
+
 def serving_another(policy: Path, **settings: Any) -> LoopbackVllm:
     """Started with weights that are not the run's."""
-    cpu = torch.device("cpu")
-    loaded = load_model(str(policy), dtype=torch.float32, device=cpu, config_kwargs={})
+    loaded = loaded_from(policy)
     with torch.no_grad():
         for weight in loaded.module.parameters():
             weight.mul_(0.5)
@@ -101,8 +109,62 @@ async def test_a_server_that_keeps_its_own_weights_stops_the_run(
     server = serving_another(policy)
     server.breaks = "sums"
     async with serving(server) as url:
-        with pytest.raises(SentinelError, match="has other weights than the learner"):
+        with pytest.raises(SentinelError, match="holds other weights than the learner"):
             await run_training(configured(tmp_path, policy, url))
+
+
+class GivenAway(LoopbackVllm):
+    """Started again at its first turn after it has got weights for the last of `loads` times."""
+
+    loads = 0
+
+    async def _speak(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "POST" and len(self.loaded) == self.loads:
+            self.start_again()
+        await super()._speak(scope, receive, send)
+
+
+@pytest.mark.parametrize(
+    ("loads", "val_data", "n_rows", "reported"),
+    [
+        pytest.param(1, "[]", 1, set(), id="in training"),
+        pytest.param(3, f"{{unseen: ['{UNSEEN}']}}", 2, {"step_000000"}, id="in an evaluation"),
+    ],
+)
+async def test_what_a_server_says_with_others_weights_is_neither_learnt_nor_reported(
+    policy: Path, tmp_path: Path, loads: int, val_data: str, n_rows: int, reported: set[str]
+) -> None:
+    server = GivenAway(loaded_from(policy), capacity=CAPACITY)
+    server.loads = loads
+    config = partial(configured, tmp_path, policy, more=(f"data.val_data={val_data}",))
+    async with serving(server) as url:
+        with pytest.raises(SentinelError, match=r"was given other weights .* started again"):
+            await run_training(config(url))
+    assert len(server.loaded) == loads
+    assert len(rows(tmp_path)) == n_rows
+    folders = set(os.listdir(tmp_path / "reports")) if reported else set()
+    assert folders == reported
+    assert "global_step_2" not in os.listdir(tmp_path / "checkpoints")
+
+
+async def test_a_server_that_a_broken_off_run_left_asleep_keeps_nobody_waiting(
+    policy: Path, tmp_path: Path
+) -> None:
+    server = serving_another(policy, sleep_mode=True)
+    server.asleep = [*MEMORY]
+    async with serving(server) as url:
+        with pytest.raises(ConfigError, match="is asleep or paused"):
+            async with open_player(configured(tmp_path, policy, url), None):
+                pass
+
+
+async def test_a_server_of_another_size_than_the_learner_is_refused(
+    policy: Path, tmp_path: Path
+) -> None:
+    another = ("trainer.policy.model.path=tiny", "trainer.policy.model_config_kwargs={}")
+    async with serving(serving_another(policy)) as url:
+        with pytest.raises(ConfigError, match=r"num_hidden_layers=1, and the learner's has \d+"):
+            await run_training(configured(tmp_path, policy, url, more=another))
 
 
 async def test_a_server_that_cannot_be_trained_is_told_before_the_run_has_a_row(

@@ -139,6 +139,14 @@ def test_an_unknown_episode_is_answered_with_those_of_the_run(tmp_path: Path) ->
         assert find_entry(tmp_path, entry_id).id == entry_id
 
 
+def test_an_episode_is_not_named_from_a_step_that_holds_none(tmp_path: Path) -> None:
+    in_members(train_path(tmp_path, 1))
+    with EpisodeWriter(train_path(tmp_path, 2)):
+        pass
+    with pytest.raises(RecordError, match=r"give one like train/1/0$"):
+        find_entry(tmp_path, "train/2/0")
+
+
 def test_a_torn_end_is_left_out_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = train_path(tmp_path, 1)
     in_members(path)

@@ -45,6 +45,8 @@ class SlowSync:
         await self.gate.wait()
         return await InProcessSync().push(learner, engines)
 
+    async def confirm(self, engines: Sequence[Engine]) -> None: ...
+
 
 async def test_a_turn_under_way_keeps_its_version_and_the_next_waits_for_the_new_one() -> None:
     engines = [tiny_speaker().engine(), tiny_speaker().engine()]

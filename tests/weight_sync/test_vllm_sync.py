@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,15 +17,19 @@ from skyfleet.errors import SentinelError
 from skyfleet.learner.learner import Learner
 from skyfleet.models.bit_sums import bit_sums
 from skyfleet.models.lora import merged_state
+from skyfleet.weight_sync.proof import Proof
 from skyfleet.weight_sync.vllm import VllmSync
 
 
 class Worker:
-    """In place of vLLM: holds what it reads, `spoiled` where it should have read another."""
+    """In place of vLLM: holds what it reads, `spoiled` where it should have read another.
 
-    def __init__(self, *, spoiled: str = "") -> None:
+    It can tell of those that it was given as `proven` says, and of none that it holds.
+    """
+
+    def __init__(self, *, spoiled: str = "", proven: Callable[[str], bool] | None = None) -> None:
         self.held: dict[str, Tensor] = {}
-        self._spoiled = spoiled
+        self._spoiled, self._proven = spoiled, proven
 
     async def pause_generation(self, *, mode: str, clear_cache: bool) -> None: ...
 
@@ -35,10 +40,14 @@ class Worker:
             return ["cpu"]
         if method == "skyfleet_load_file":
             self.held = load_file(args[0])
+            self._given = {name: bit_sums(w).tolist() for name, w in self.held.items()}
             if self._spoiled:
                 self.held[self._spoiled] = torch.zeros_like(self.held[self._spoiled])
             return [None]
-        return [{name: bit_sums(self.held[name]).tolist() for name in args[0] if name in self.held}]
+        sums = {name: bit_sums(weight).tolist() for name, weight in self.held.items()}
+        if self._proven is None:
+            return [{"given": self._given, "held": sums}]
+        return [{"given": {name: sums[name] for name in filter(self._proven, sums)}, "held": {}}]
 
 
 class Taught:
@@ -67,5 +76,24 @@ async def test_every_weight_is_sent_once_under_its_own_name() -> None:
 
 
 async def test_a_worker_that_holds_another_weight_stops_the_run() -> None:
-    with pytest.raises(SentinelError, match=r"1 of the \d+ .* first model\.embed_tokens\.weight"):
+    with pytest.raises(
+        SentinelError, match=r"holds .*: 1 of 24 .* first model\.embed_tokens\.weight"
+    ):
         await push(Worker(spoiled="model.embed_tokens.weight"))
+
+
+async def test_a_worker_that_proves_nothing_or_not_all_stops_the_run() -> None:
+    with pytest.raises(SentinelError, match=r"was given other .*: 24 of 24 .* first model\.embed_"):
+        await push(Worker(proven=lambda name: False))
+    with pytest.raises(SentinelError, match=r": 1 of 24 tensors, first model\.norm\.weight"):
+        await push(Worker(proven=lambda name: name != "model.norm.weight"))
+    await push(Worker(proven=lambda name: True))
+
+
+def test_what_an_engine_rounds_is_proven_as_it_came_and_as_it_is_held() -> None:
+    weight = torch.tensor([1.001, 2.0])
+    proof = Proof.of({"w": weight}, ["bfloat16"])
+    rounded = {"w": bit_sums(weight.bfloat16()).tolist()}
+    assert proof.fault({"given": proof.sent, "held": rounded}, "bfloat16") == ""
+    assert proof.fault({"given": rounded, "held": rounded}, "bfloat16").startswith("was given")
+    assert proof.fault({"given": proof.sent, "held": proof.sent}, "bfloat16").startswith("holds")

@@ -29,8 +29,9 @@ def _servers_are_named(config: RunConfig) -> Iterator[str]:
     if urls and not generator.is_remote:
         yield (
             f"generator.remote_inference_engine_urls={urls} names servers, and "
-            f"generator.backend={generator.backend!r} speaks in this process; set "
-            "generator.backend=openai or drop the urls"
+            f"generator.backend={generator.backend!r} speaks in this process; drop the urls, or "
+            "set generator.run_engines_locally=false with generator.backend=vllm to train those "
+            "servers, or generator.backend=openai to play with them"
         )
     if generator.is_remote and urls and generator.num_inference_engines not in (1, len(urls)):
         yield (

@@ -24,9 +24,10 @@ Written from the field docstrings by `skyfleet.config.explain.write_keys_page`; 
 A run is `key=value` on the command line or the same tree in YAML. Names are SkyRL's in Fleet's flat
 spelling; the other spelling of a key is read too. `${…}` follows another key.
 
-A later `key=value` wins. One whose value is a mapping adds to a section and replaces a key:
-`data.val_data={mine: [tasks.jsonl]}` evaluates on `mine` alone, whatever sets the file names, and
-`data.val_data.mine=[tasks.jsonl]` adds that set to them.
+A later `key=value` wins over one in the same spelling. One whose value is a mapping adds to a section
+and replaces a key: `data.val_data={mine: [tasks.jsonl]}` evaluates on `mine` alone, whatever sets the
+file names, and `data.val_data.mine=[tasks.jsonl]` adds that set to them; to a list, whose sets have no
+names, nothing can be added.
 """
 
 

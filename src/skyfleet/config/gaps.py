@@ -58,21 +58,26 @@ _TRAINER = (
     _gap("trainer.ref.language_model_only", instead="models have no vision tower; leave it out"),
 )
 
+_SERVERS = (
+    "servers: generator.backend=vllm with run_engines_locally=false, or to play only "
+    "generator.backend=openai"
+)
+
 _GENERATOR = (
     _gap(
         "generator.num_inference_engines",
         backends=("vllm", "openai"),
-        instead="the embedded engine is one; use 1, or servers with generator.backend=openai",
+        instead=f"the embedded engine is one; use 1, or {_SERVERS}",
     ),
     _gap(
         "generator.run_engines_locally",
         backends=("vllm", "openai"),
-        instead="the embedded engine runs here; use true, or generator.backend=openai",
+        instead=f"the embedded engine runs here; use true, or {_SERVERS}",
     ),
     _gap(
         "generator.served_model_name",
         backends=("openai",),
-        instead="only servers are asked by name; leave it out, or set generator.backend=openai",
+        instead=f"only servers are asked by name; leave it out, or have {_SERVERS}",
     ),
     _gap("generator.async_engine", instead="requests always join a running batch; use true"),
     _gap(

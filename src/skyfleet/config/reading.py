@@ -42,7 +42,14 @@ def read(
             problems.append(f"{override!r} is not an override; write it as key=value")
             continue
         try:
-            _put(given, tuple(key.strip().split(".")), parse_value(value), is_free)
+            path = tuple(key.strip().split("."))
+            if above := _list_above(given, path):
+                problems.append(
+                    f"{key}={value}: {above}={given[tuple(above.split('.'))]} is a list, to which "
+                    f"no name can be added; set {above}={{NAME: [...], ...}} whole"
+                )
+                continue
+            _put(given, path, parse_value(value), is_free)
         except yaml.YAMLError:
             problems.append(
                 f'{key}={value!r} is not a YAML value; put quotes inside, as in {key}=\'["a", "b"]\''
@@ -117,6 +124,16 @@ def _put(given: dict[Path, Any], path: Path, value: Any, is_free: Callable[[Path
         if any(overlap(other, leaf) for leaf in put) or any(overlap(ours, new) for new in whole):
             del given[other]
     given.update(put)
+
+
+def _list_above(given: Mapping[Path, Any], path: Path) -> str:
+    """The key of a list that setting `path` would remove without a word."""
+    ours = our_spelling(path)
+    for other, value in given.items():
+        theirs = our_spelling(other)
+        if isinstance(value, list) and value and ours[: len(theirs)] == theirs != ours:
+            return ".".join(other)
+    return ""
 
 
 def _spaced(value: Any) -> Any:

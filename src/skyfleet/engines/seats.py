@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Generic, Protocol, TypeVar
 
 from skyfleet.engines.posting import RefusedError
-from skyfleet.errors import ConfigError
+from skyfleet.errors import ConfigError, ModelError
 
 logger = logging.getLogger(__name__)
 
@@ -107,6 +107,8 @@ class Seats(Generic[E]):
             except RefusedError:
                 self._blame(failed, session, seat)
                 raise
+            except ModelError:
+                raise  # a trained one that died: what comes up in its place has other weights
             except asyncio.CancelledError:
                 # So ends an episode's time; what gave nothing for that long may hang.
                 hangs = [seat] if monotonic() - begun > REST_SECONDS else []

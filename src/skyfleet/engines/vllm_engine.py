@@ -49,6 +49,7 @@ async def open_vllm_engine(
 
 class VllmEngine(SteeredVllm):
     reads_memory = True
+    way_out = "the same command goes on from the newest checkpoint"
 
     def __init__(
         self, llm: Any, settings: VllmSettings, *, decode_text: Callable[[Sequence[int]], str]
@@ -111,8 +112,7 @@ class VllmEngine(SteeredVllm):
         except EngineError as error:
             if self._llm.errored:
                 raise ModelError(
-                    f"vLLM has died: {error}; its own last lines say why, and the same "
-                    "command goes on from the newest checkpoint"
+                    f"vLLM has died: {error}; its own last lines say why, and {self.way_out}"
                 ) from error
             raise
 

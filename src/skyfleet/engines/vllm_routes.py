@@ -5,6 +5,7 @@ They are the same in 0.23 and 0.32. What they answer is read only where it says 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -66,6 +67,7 @@ class VllmRoutes:
         await self._ask("POST", "resume")
 
     async def reset_prefix_cache(self) -> None:
+        """Not done while a turn runs, which 0.32 tells; what stays has its version in its keys."""
         await self._ask("POST", "reset_prefix_cache")
 
     async def collective_rpc(self, method: str, args: Sequence[Any] = ()) -> list[Any]:
@@ -75,12 +77,24 @@ class VllmRoutes:
         results: list[Any] = answer["results"]
         return results
 
+    async def data_parallel_size(self) -> int:
+        """A worker of a dense model does not know it: its engine is told that it is alone."""
+        answer = await self._ask("GET", "server_info")
+        found = re.search(r"\bdata_parallel_size=(\d+)", answer.text)
+        if found is None:
+            raise RouteError(answer.status_code, "/server_info names no data_parallel_size")
+        return int(found[1])
+
     async def version(self) -> str | None:
         """None for a server that is not vLLM."""
         try:
             answer = (await self._ask("GET", "version")).json()
-        except (RouteError, ValueError):
+        except ValueError:
             return None
+        except RouteError as error:
+            if error.status == httpx.codes.NOT_FOUND:
+                return None
+            raise
         version = answer.get("version") if isinstance(answer, dict) else None
         return version if isinstance(version, str) else None
 

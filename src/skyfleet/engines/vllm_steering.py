@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Literal
 
 from skyfleet.errors import ConfigError, ModelError
@@ -19,6 +19,8 @@ class SteeredVllm:
 
     reads_memory: bool
     """Whether it can be told where weights lie in GPU memory; else they come in a file."""
+    way_out: str
+    """What whoever started it does when it fails."""
 
     def __init__(
         self, llm: Any, *, name: str, sleep_level: Literal[0, 1, 2], model_dtype: str
@@ -49,6 +51,7 @@ class SteeredVllm:
         self._asleep, self._has_weights = ["weights", "kv_cache"], level == 1
 
     async def wake(self) -> None:
+        """Until then `_ready` holds turns back: 0.23 schedules them as soon as weights are awake."""
         await self._wake(*self._asleep)
         self._awake.set()
 
@@ -69,8 +72,8 @@ class SteeredVllm:
         await self._awake.wait()
         if not self._has_weights:
             raise ConfigError(
-                "sleep_level=2 dropped the engine's weights and none have come since; "
-                "sync them after wake(), or use sleep_level=1"
+                f"{self.name} dropped its weights to sleep, and none have come since; push them "
+                "before it speaks"
             )
 
     @asynccontextmanager
@@ -84,9 +87,12 @@ class SteeredVllm:
             await self._llm.pause_generation(mode="keep", clear_cache=True)
         try:
             yield
-        finally:
-            with self._told("resume"):
+        except BaseException:
+            with suppress(Exception):  # it may be why the first failed
                 await self._llm.resume_generation()
+            raise
+        with self._told("resume"):
+            await self._llm.resume_generation()
 
     async def _wake(self, *tags: str) -> None:
         if tags:
@@ -101,7 +107,8 @@ class SteeredVllm:
             yield
         except Exception as error:
             raise ModelError(
-                f"{self.name} was told to {what} and failed: {reason_of(error)}"
+                f"{self.name} was told to {what} and failed: {reason_of(error)}; if it has died, "
+                f"{self.way_out}"
             ) from error
 
 

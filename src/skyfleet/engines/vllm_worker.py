@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from skyfleet.models.bit_sums import bit_sums
+from skyfleet.models.sizes import sizes_of
 
 _DEVICE_ARGUMENT = 6
 """Where torch writes the sender's number of a device, which may not be the receiver's."""
@@ -26,7 +28,7 @@ class WeightDoor:
     device: torch.device
     model_runner: Any
     vllm_config: Any
-    _skyfleet_path = ""
+    _skyfleet_given: Mapping[str, list[int]] = MappingProxyType({})
 
     def skyfleet_device(self) -> str:
         return device_name(self.device)
@@ -38,42 +40,58 @@ class WeightDoor:
             "model_dtype": str(model.dtype).removeprefix("torch."),
             "logprobs_mode": str(model.logprobs_mode),
             "sleep_mode": bool(model.enable_sleep_mode),
+            "quantization": model.quantization and str(model.quantization),
+            "n_workers": self.vllm_config.parallel_config.world_size,
+            "sizes": sizes_of(model.hf_text_config),
         }
 
     def skyfleet_load_file(self, path: str) -> None:
         """From a safetensors file in a folder that both processes see."""
-        if not os.access(path, os.R_OK):
+        try:
+            os.close(os.open(path, os.O_RDONLY))
+        except OSError as error:
             raise FileNotFoundError(
-                f"{path} cannot be read there; set generator.weight_sync_dir to a folder that "
-                "trainer and server both see"
-            )
+                f"{path} cannot be read there by user {os.getuid()} ({error.strerror}); set "
+                "generator.weight_sync_dir to a folder that trainer and server both see"
+            ) from error
         with safe_open(path, framework="pt") as file:
-            _replace(self, ((name, file.get_tensor(name)) for name in file.keys()))  # noqa: SIM118
-        self._skyfleet_path = path
-
-    def skyfleet_given(self) -> str:
-        """The file that its weights came from; empty since it was started."""
-        return self._skyfleet_path
+            self._skyfleet_take((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
 
     def skyfleet_load_handles(self, pickled: bytes) -> None:
         """From the sender's own memory on this GPU, without a copy in between."""
         handles: list[tuple[str, list[Any]]] = pickle.loads(pickled)
         for _, arguments in handles:
             arguments[_DEVICE_ARGUMENT] = self.device.index
-        _replace(self, ((name, _rebuilt(arguments)) for name, arguments in handles))
+        self._skyfleet_take((name, _rebuilt(arguments)) for name, arguments in handles)
         torch.cuda.synchronize(self.device)
 
-    def skyfleet_sums(self, shapes: dict[str, list[int]]) -> dict[str, list[int]]:
-        """`bit_sums` of the weights with these names and shapes, as they are held here.
+    def skyfleet_sums(self, shapes: dict[str, list[int]]) -> dict[str, dict[str, list[int]]]:
+        """`bit_sums` of the weights as vLLM was given them last, and as it holds them now.
 
-        Left out are those in another form: split over GPUs, or packed for a CPU's instructions.
+        Of the latter those with these names and shapes: what is packed for a CPU's instructions
+        cannot be read back.
         """
-        held = {name: _held(self.model_runner.get_model(), name, shapes) for name in shapes}
+        parameters = dict(self.model_runner.get_model().named_parameters())
+        fused = getattr(self.model_runner.get_model(), "packed_modules_mapping", {})
+        held = {name: _held(parameters, fused, name, shapes) for name in shapes}
         return {
-            name: bit_sums(weight).tolist()
-            for name, weight in held.items()
-            if weight is not None and list(weight.shape) == list(shapes[name])
+            "given": dict(self._skyfleet_given),
+            "held": {
+                name: bit_sums(weight).tolist()
+                for name, weight in held.items()
+                if weight is not None and list(weight.shape) == list(shapes[name])
+            },
         }
+
+    def _skyfleet_take(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        self._skyfleet_given = given = dict[str, list[int]]()
+
+        def summed() -> Iterator[tuple[str, Tensor]]:
+            for name, weight in weights:
+                given[name] = bit_sums(weight).tolist()
+                yield name, weight
+
+        _replace(self, summed())
 
 
 def device_name(device: torch.device) -> str:
@@ -100,18 +118,23 @@ def _replace(worker: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
             head.quant_method.process_weights_after_loading(head)
 
 
-def _held(model: Any, name: str, shapes: Mapping[str, Sequence[int]]) -> Tensor | None:
+def _held(
+    parameters: Mapping[str, Tensor],
+    fused: Mapping[str, Sequence[str]],
+    name: str,
+    shapes: Mapping[str, Sequence[int]],
+) -> Tensor | None:
     """The rows of vLLM's tensor that hold `name`: it fuses some and pads the vocabulary."""
-    rows = shapes[name][0]
-    parameters: dict[str, Tensor] = dict(model.named_parameters())
     if name in parameters:
-        return parameters[name][:rows]
+        return parameters[name][: shapes[name][0]]
     module, _, leaf = name.rpartition(".")
     parent, _, own = module.rpartition(".")
-    for fused, parts in getattr(model, "packed_modules_mapping", {}).items():
-        whole = parameters.get(f"{parent}.{fused}.{leaf}")
-        if own in parts and whole is not None:
-            before = parts[: parts.index(own)]
-            start = sum(shapes[f"{parent}.{part}.{leaf}"][0] for part in before)
-            return whole[start : start + rows]
+    for whole, parts in fused.items():
+        weight = parameters.get(f"{parent}.{whole}.{leaf}")
+        if own in parts and weight is not None:
+            rows = [shapes.get(f"{parent}.{part}.{leaf}", [0])[0] for part in parts]
+            # With others than all its parts' rows, a row is not where it would be looked for.
+            if sum(rows) == len(weight):
+                start = sum(rows[: parts.index(own)])
+                return weight[start : start + shapes[name][0]]
     return None

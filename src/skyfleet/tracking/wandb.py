@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from skyfleet.errors import ConfigError, MissingExtraError
@@ -19,15 +20,19 @@ class WandbTracker:
             import wandb
         except ImportError:
             raise MissingExtraError("wandb", "wandb") from None
-        is_new = not folder.exists()
+        had_files = (folder / "wandb").exists()
+        made = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         try:
             self._run = wandb.init(
                 project=project_name, name=run_name, dir=folder, config=dict(config)
             )
         except wandb.Error as error:
-            if is_new:
-                shutil.rmtree(folder)
+            if not had_files:
+                shutil.rmtree(folder / "wandb", ignore_errors=True)
+            for path in made:
+                with suppress(OSError):  # somebody else has put something there since
+                    path.rmdir()
             raise ConfigError(
                 f"trainer.logger='wandb': {error} Or set WANDB_MODE=offline, or choose 'jsonl'"
             ) from error

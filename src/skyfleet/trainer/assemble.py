@@ -48,6 +48,7 @@ from skyfleet.trainer.schedule import Schedule
 from skyfleet.trainer.state import TrainerState
 from skyfleet.trainer.voice import Voice
 from skyfleet.trajectories.trajectory import Group
+from skyfleet.weight_sync.sync import WeightSync
 
 Say = Callable[[str], None]
 
@@ -91,12 +92,13 @@ async def assemble(
         voice = await opened.enter_async_context(opening)
         if checkpoint:
             _load(checkpoint, tasks, learning, voice)
+        sync = sync_of(config, speaker, voice)
         if config.generator.is_remote:
             # Whoever started them gave them other weights, and so did the run before.
             say("handing the policy to the servers")
-            await sync_of(config, speaker, voice).push(learning.learner, voice.engines)
+            await sync.push(learning.learner, voice.engines)
         resume_step = state.logged_step if checkpoint else None
-        run = _run(config, tasks, open_env, speaker, learning, voice, resume_step)
+        run = _run(config, tasks, open_env, speaker, learning, voice, sync, resume_step)
         return replace(run, demonstrations=demonstrations, opened=opened.pop_all())
 
 
@@ -147,6 +149,7 @@ def _run(
     speaker: Speaker,
     learning: _Learning,
     voice: Voice,
+    sync: WeightSync,
     resume_step: int | None,
 ) -> Run:
     trainer, generator = config.trainer, config.generator
@@ -179,7 +182,7 @@ def _run(
         learner=learner,
         critic=learning.critic,
         engines=voice.engines,
-        sync=sync_of(config, speaker, voice),
+        sync=sync,
         resting=resting_of(config, voice),
         watch=watch,
         log=StepLog(*trackers),

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import torch
+from torch import nn
 
 from skyfleet.chat.renderer import Renderer
 from skyfleet.config.root import RunConfig
@@ -17,10 +18,11 @@ from skyfleet.engines.openai_chat_engine import OpenAIChatEngine
 from skyfleet.engines.openai_engine import OpenAIEngine
 from skyfleet.engines.servers import Server, find_servers, read_key
 from skyfleet.engines.vllm_routes import VllmRoutes
-from skyfleet.engines.vllm_server import open_vllm_server
+from skyfleet.engines.vllm_server import open_vllm_server, refuse_asleep
 from skyfleet.engines.vllm_settings import VllmSettings
 from skyfleet.errors import ConfigError
 from skyfleet.models.decoder import Decoder
+from skyfleet.models.sizes import sizes_of
 from skyfleet.trainer.assemble_policy import longest_episode
 
 MOST_CONNECTIONS = 512
@@ -116,6 +118,9 @@ async def reach_servers(
     engines: list[Engine] = []
     chats: list[ChatEngine] = []
     for server in servers:
+        if config.generator.backend == "vllm":
+            async with _routes(server, common["api_key"]) as routes:
+                await refuse_asleep(routes)
         engine = OpenAIEngine(server.url, model=server.model, **common)
         engines.append(await opened.enter_async_context(engine))
         chat = OpenAIChatEngine(
@@ -128,18 +133,29 @@ async def reach_servers(
     return engines, chats
 
 
-async def reach_vllm_servers(config: RunConfig, opened: AsyncExitStack) -> list[Engine]:
-    """To be trained: each can be given the learner's weights, or a ConfigError says why not."""
+async def reach_vllm_servers(
+    config: RunConfig, module: nn.Module, opened: AsyncExitStack
+) -> list[Engine]:
+    """To be trained: each can be given the weights of `module`, or a ConfigError says why not."""
     servers, common = await _found(config)
     engines: list[Engine] = []
     for server in servers:
         speaker = OpenAIEngine(server.url, model=server.model, **common)
-        routes = VllmRoutes(server.url.removesuffix("/v1"), api_key=common["api_key"])
+        routes = _routes(server, common["api_key"])
         await opened.enter_async_context(speaker)
         await opened.enter_async_context(routes)
-        may_sleep = config.trainer.placement.colocate_all
-        engines.append(await open_vllm_server(speaker, routes, may_sleep=may_sleep))
+        engine = await open_vllm_server(
+            speaker,
+            routes,
+            may_sleep=config.trainer.placement.colocate_all,
+            sizes=sizes_of(module.config),
+        )
+        engines.append(engine)
     return engines
+
+
+def _routes(server: Server, api_key: str | None) -> VllmRoutes:
+    return VllmRoutes(server.url.removesuffix("/v1"), api_key=api_key)
 
 
 async def _found(config: RunConfig) -> tuple[list[Server], dict[str, Any]]:

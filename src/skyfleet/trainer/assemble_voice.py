@@ -42,7 +42,7 @@ async def open_voice(
         if config.generator.backend == "embedded":
             engines = [embedded_engine(config, speaker.decoder, renderer)]
         elif config.generator.is_remote:
-            engines = await reach_vllm_servers(config, opened)
+            engines = await reach_vllm_servers(config, speaker.loaded.module, opened)
         else:
             with TemporaryDirectory() as scratch:
                 path = _readable(config, folder)

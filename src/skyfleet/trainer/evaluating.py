@@ -52,6 +52,7 @@ async def _evaluate_set(
             played_by=evals.played_by,
             on_finished=keep,
         )
+    await run.sync.confirm(run.engines)
     metrics = report.metrics("eval" if name == "val" else f"test-{name}")
     if evals.dump is not None:
         evals.dump(name, step, groups, metrics)

@@ -72,6 +72,7 @@ async def play(run: Run, step: int, keep: Callable[[Trajectory], None]) -> tuple
         kept = run.sift(groups)
         if not kept.wants_more:
             break
+    await run.sync.confirm(run.engines)
     return groups, kept
 
 

@@ -63,10 +63,21 @@ def find_entry(folder: Path, entry_id: str) -> Entry:
 
 
 def _some_that_are_there(folder: Path) -> str:
-    """An id of training and of every set, each of its last step."""
-    last = {path.parent: _place(path) for path in _files(folder)}
-    ids = ["/".join(filter(None, (*place, str(step), "0"))) for *place, step in last.values()]
+    """An id of training and of every set, each of its last step that has an episode."""
+    last: dict[Path, tuple[Kind, str, int]] = {}
+    for path in reversed(_files(folder)):
+        if path.parent not in last and _holds_any(path):
+            last[path.parent] = _place(path)
+    places = reversed(last.values())
+    ids = ["/".join(filter(None, (*place, str(step), "0"))) for *place, step in places]
     return f"give one like {', '.join(ids)}" if ids else "no episode was kept in it"
+
+
+def _holds_any(path: Path) -> bool:
+    try:
+        return bool(entries_of(path))
+    except RecordError:
+        return False
 
 
 def _files(folder: Path) -> list[Path]:

@@ -15,6 +15,10 @@ class WeightSync(Protocol):
         """Returns the policy version every engine now serves."""
         ...
 
+    async def confirm(self, engines: Sequence[Engine]) -> None:
+        """SentinelError where one has spoken since the last push with other weights than came."""
+        ...
+
 
 class InProcessSync:
     """Engine and learner hold the same tensors: only the version has to move."""
@@ -23,6 +27,8 @@ class InProcessSync:
         for engine in engines:
             engine.policy_version = learner.policy_version
         return learner.policy_version
+
+    async def confirm(self, engines: Sequence[Engine]) -> None: ...
 
 
 class PausedSync:
@@ -34,3 +40,6 @@ class PausedSync:
     async def push(self, learner: Learner, engines: Sequence[Engine]) -> int:
         async with self._router.paused(wait=False):
             return await self._sync.push(learner, engines)
+
+    async def confirm(self, engines: Sequence[Engine]) -> None:
+        await self._sync.confirm(engines)

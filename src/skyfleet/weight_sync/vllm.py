@@ -9,13 +9,9 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from shutil import disk_usage
-from tempfile import TemporaryDirectory
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 
@@ -23,9 +19,8 @@ from skyfleet.engines.engine import Engine
 from skyfleet.engines.vllm_worker import device_name
 from skyfleet.errors import ConfigError, SentinelError
 from skyfleet.learner.learner import Learner
-from skyfleet.models.bit_sums import bit_sums
-
-SHARED_MEMORY = Path("/dev/shm")
+from skyfleet.weight_sync.proof import Proof
+from skyfleet.weight_sync.scratch import remove_left, weights_file
 
 
 @runtime_checkable
@@ -35,6 +30,7 @@ class TakesWeights(Protocol):
     name: str
     model_dtype: str
     reads_memory: bool
+    way_out: str
 
     async def ask(self, method: str, *arguments: Any) -> list[Any]: ...
 
@@ -53,6 +49,8 @@ class VllmSync:
         `folder` is one that the engines see too; None is for engines on this machine.
         """
         self._weights, self._folder = weights, folder
+        self._proof: Proof | None = None
+        remove_left()
 
     async def push(self, learner: Learner, engines: Sequence[Engine]) -> int:
         """SentinelError where an engine then holds others than were sent."""
@@ -63,14 +61,23 @@ class VllmSync:
             handles = await asyncio.to_thread(_handles, weights)
             await taker.load("skyfleet_load_handles", handles, policy_version=version)
         if far := [taker for taker in takers if taker not in near]:
-            with _scratch(self._folder, sum(w.nbytes for w in weights.values())) as scratch:
-                path = Path(scratch) / "weights.safetensors"
-                await asyncio.to_thread(save_file, weights, path)
+            async with weights_file(weights, self._folder) as path:
                 for taker in far:
                     await taker.load("skyfleet_load_file", str(path), policy_version=version)
+        self._proof = Proof.of(weights, {taker.model_dtype for taker in takers})
         for taker in takers:
-            await _check(weights, taker)
+            if fault := await _fault(self._proof, taker):
+                raise SentinelError(f"after the sync {taker.name} {fault}; {taker.way_out}")
         return version
+
+    async def confirm(self, engines: Sequence[Engine]) -> None:
+        for taker in map(_taker, engines):
+            if self._proof and (fault := await _fault(self._proof, taker)):
+                raise SentinelError(
+                    f"{taker.name} {fault}: it was started again since the last sync, or another "
+                    "run gave it weights, and what it has said since is not the policy's; leave it "
+                    "to this run, and the same command goes on from the newest checkpoint"
+                )
 
 
 def _taker(engine: Engine) -> TakesWeights:
@@ -104,29 +111,6 @@ def _handles(weights: dict[str, Tensor]) -> bytes:
     return pickle.dumps(handles)
 
 
-def _scratch(folder: str | None, n_bytes: int) -> TemporaryDirectory[str]:
-    """By default in memory where there is room; a container often gives it little."""
-    roomy = SHARED_MEMORY.is_dir() and disk_usage(SHARED_MEMORY).free > n_bytes
-    place = folder or (str(SHARED_MEMORY) if roomy else None)
-    try:
-        return TemporaryDirectory(prefix="skyfleet-", dir=place)
-    except OSError as error:
-        raise ConfigError(
-            f"generator.weight_sync_dir={folder!r}: nothing can be written to "
-            f"{place or 'the temporary folder'} ({error.strerror}); name a folder that exists, and "
-            "that the engines see too"
-        ) from error
-
-
-async def _check(weights: dict[str, Tensor], taker: TakesWeights) -> None:
-    shapes = {name: list(weight.shape) for name, weight in weights.items()}
-    theirs, *_ = await taker.ask("skyfleet_sums", shapes)
-    dtype = getattr(torch, taker.model_dtype)
-    odd = [
-        name for name, sums in theirs.items() if bit_sums(weights[name].to(dtype)).tolist() != sums
-    ]
-    if odd:
-        raise SentinelError(
-            f"after the sync {taker.name} has other weights than the learner: {len(odd)} of the "
-            f"{len(theirs)} tensors that can be read back, first {odd[0]}"
-        )
+async def _fault(proof: Proof, taker: TakesWeights) -> str:
+    (told,) = await taker.ask("skyfleet_sums", proof.shapes)
+    return proof.fault(told, taker.model_dtype)

@@ -1,0 +1,38 @@
+"""A LoopbackVllm of the wide speaker, reached as a run that trains it reaches it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from tests.fakes.loopback_vllm import LoopbackVllm
+from tests.fakes.serving import serving
+from tests.fakes.tiny_speaker import MODEL
+from tests.fakes.wide_speaker import wide_speaker
+
+from skyfleet.engines.openai_engine import OpenAIEngine
+from skyfleet.engines.vllm_routes import VllmRoutes
+from skyfleet.engines.vllm_server import VllmServer, open_vllm_server
+from skyfleet.models.loading import Loaded
+from skyfleet.models.sizes import sizes_of
+
+
+def loopback(**lacks: Any) -> LoopbackVllm:
+    speaker = wide_speaker()
+    loaded = Loaded(module=speaker.decoder.module, tokenizer=speaker.tokenizer)
+    return LoopbackVllm(loaded, **lacks)
+
+
+@asynccontextmanager
+async def reached(
+    server: LoopbackVllm, *, may_sleep: bool = True, learner: dict[str, Any] | None = None
+) -> AsyncIterator[VllmServer]:
+    """`learner` is what its model has other than the server's."""
+    async with (
+        serving(server) as url,
+        OpenAIEngine(f"{url}/v1", model=MODEL, tries=2) as speaker,
+        VllmRoutes(url) as routes,
+    ):
+        sizes = sizes_of(wide_speaker().decoder.module.config) | (learner or {})
+        yield await open_vllm_server(speaker, routes, may_sleep=may_sleep, sizes=sizes)
