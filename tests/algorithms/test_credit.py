@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.trajectories.making import attempt, group, transcript
@@ -168,8 +169,9 @@ def test_a_sample_whose_parts_disagree_is_refused() -> None:
         _sample(token_ids=(1,), loss_mask=(True,))
     whole = _sample(token_ids=(1, 2), loss_mask=(False, True))
     for part in ("old_logprobs", "penalties", "values", "returns"):
+        wrong: dict[str, Any] = {part: (0.0,)}
         with pytest.raises(ValueError, match="task t: old logprobs, penalties or values disagree"):
-            replace(whole, **{part: (0.0,)})
+            replace(whole, **wrong)
 
 
 def _sample(*, token_ids: tuple[int, ...], loss_mask: tuple[bool, ...]) -> Sample:
