@@ -107,16 +107,9 @@ def floor_seconds(module: Any) -> dict[str, float]:
     }
 
 
-async def skyfleet_steps(loaded: Loaded, steps: int) -> dict[str, Any]:
+def engine_and_learner(loaded: Loaded) -> tuple[CudaEngine, SingleLearner]:
+    """Over the same tensors."""
     decoder = Decoder(loaded.module, max_positions=N_READ + N_NEW)
-    renderer: Any = PlainRenderer(loaded.tokenizer)
-    tasks = [
-        Task(key=f"w1-{index}", prompt=prompt, env_key="w1")
-        for index, prompt in enumerate(prompts_of(loaded.tokenizer))
-    ]
-    assert {len(renderer.open([Message(role="user", content=t.prompt)], ())) for t in tasks} == {
-        N_READ
-    }
     engine = CudaEngine(
         decoder,
         decode_text=loaded.tokenizer.decode,
@@ -140,6 +133,19 @@ async def skyfleet_steps(loaded: Loaded, steps: int) -> dict[str, Any]:
         save_policy=lambda _: None,
         load_policy=lambda _: None,
     )
+    return engine, learner
+
+
+async def skyfleet_steps(loaded: Loaded, steps: int) -> dict[str, Any]:
+    engine, learner = engine_and_learner(loaded)
+    renderer: Any = PlainRenderer(loaded.tokenizer)
+    tasks = [
+        Task(key=f"w1-{index}", prompt=prompt, env_key="w1")
+        for index, prompt in enumerate(prompts_of(loaded.tokenizer))
+    ]
+    assert {len(renderer.open([Message(role="user", content=t.prompt)], ())) for t in tasks} == {
+        N_READ
+    }
     limits = Limits(max_turns=1, max_input_length=N_READ, trajectory_timeout_seconds=900)
 
     async def open_env(task: Task) -> OneAnswer:

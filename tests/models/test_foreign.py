@@ -191,4 +191,5 @@ def test_positions_that_turn_otherwise_when_long_are_refused_only_there(reach: i
 
 
 def test_a_window_no_episode_can_leave_is_none() -> None:
-    make_decoder(module_of("Mistral", sliding_window=64), max_positions=64)
+    decoder = make_decoder(module_of("Mistral", sliding_window=64), max_positions=64)
+    assert isinstance(decoder, ForeignDecoder)
