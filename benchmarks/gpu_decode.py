@@ -136,6 +136,7 @@ def transformers_generate(module: Any) -> Generate:
                 token_ids,
                 attention_mask=torch.ones_like(token_ids),
                 do_sample=True,
+                top_k=0,  # it would leave out all but the 50 likeliest
                 max_new_tokens=N_NEW,
                 min_new_tokens=N_NEW,
                 return_dict_in_generate=True,
