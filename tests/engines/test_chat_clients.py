@@ -106,6 +106,27 @@ async def test_openai_calls_that_do_not_parse_are_kept(server: Server) -> None:
     assert message.text == "so"
 
 
+@pytest.mark.parametrize(
+    ("content", "text", "thought"),
+    [
+        (
+            "<think>\nThen I say <done>.\n</think>\n\nOne moment.",
+            "One moment.",
+            "Then I say <done>.",
+        ),
+        ("Then I say <done>.\n</think>\n\nOne moment.", "One moment.", "Then I say <done>."),
+        ("<think>[done]", "", "[done]"),
+        (" as it is ", " as it is ", None),
+    ],
+)
+async def test_thoughts_that_a_server_left_in_what_is_said_are_not_said(
+    server: Server, content: str, text: str, thought: str | None
+) -> None:
+    server.answers = [said(content=content)]
+    message = await ask_openai(server)
+    assert (message.text, message.reasoning) == (text, thought)
+
+
 async def test_anthropic_is_sent_turns_and_answers_with_a_call(server: Server) -> None:
     blocks = [
         {"type": "thinking", "thinking": "hm"},

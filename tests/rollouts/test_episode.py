@@ -121,3 +121,11 @@ async def test_a_policy_that_says_nothing_is_an_action_too(finish: str) -> None:
     trajectory = await run_episode(TASK, opening(CounterEnv()), speaking(engine), LIMITS)
     assert trajectory.reward == 0.0
     assert trajectory.turns[0].action.text == ""
+
+
+async def test_a_turn_that_was_broken_off_reaches_no_world() -> None:
+    engine = ScriptedEngine("I will ca", finish="abort")
+    trajectory = await run_episode(TASK, opening(CounterEnv()), speaking(engine), LIMITS)
+    assert trajectory.turns == ()
+    assert "broken off" in str(trajectory.failure)
+    assert trajectory.reward is None

@@ -212,3 +212,58 @@ async def test_our_server_keeps_an_episode_in_one_transcript_with_its_exact_toke
     chosen = [i for i, mine in enumerate(transcript.loss_mask) if mine]
     for i in chosen:
         assert abs(transcript.logprobs[i] - expected[i - 1]) < 1e-5
+
+
+class Wondering:
+    """Makes one call after a thought of the session's own."""
+
+    policy_version = 0
+
+    def __init__(self) -> None:
+        self.prompts: dict[str, list[str]] = {}
+
+    async def generate(
+        self, token_ids: Sequence[int], sampling: SamplingParams, *, session: str
+    ) -> Completion:
+        self.prompts.setdefault(session, []).append(tiny_speaker().renderer.text(token_ids))
+        call = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+        text = f"<think>\nI am {session}.\n</think>\n\n{call}<|im_end|>"
+        said = tiny_speaker().tokenizer.encode(text, add_special_tokens=False)
+        return Completion(
+            token_ids=tuple(said), logprobs=(-1.0,) * len(said), finish="stop", policy_version=0
+        )
+
+    async def release(self, session: str) -> None: ...
+
+    async def sleep(self) -> None: ...
+
+    async def wake(self) -> None: ...
+
+
+async def test_sessions_that_say_the_same_go_on_from_their_own_thoughts() -> None:
+    look = ToolSpec(name="look", description="Look.", parameters={"type": "object"})
+    asked, seen = Message(role="user", content="hi"), Message(role="tool", content="nothing")
+    engine = Wondering()
+    async with (
+        serving(tiny_speaker().app(engine, max_model_len=4000)) as url,
+        OpenAIChatEngine(f"{url}/v1", model=MODEL) as client,
+    ):
+        both = [
+            NativeConversation(
+                Opening(messages=(asked,), tools=(look,)),
+                engine=client,
+                sampling=SamplingParams(max_generate_length=200),
+                session=session,
+                max_input_length=4000,
+            )
+            for session in ("Ann", "Bob")
+        ]
+        for _ in range(2):
+            for one in both:
+                await one.speak()
+            for one in both:
+                one.hear([seen])
+    assert [len(one.transcripts) for one in both] == [1, 1]
+    for name, other in (("Ann", "Bob"), ("Bob", "Ann")):
+        assert f"I am {name}." in engine.prompts[name][1]
+        assert f"I am {other}." not in engine.prompts[name][1]

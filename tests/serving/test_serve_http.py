@@ -225,7 +225,26 @@ def test_threads_forget_the_oldest_when_they_are_full() -> None:
     talks = [[Message(role="user", content=text), Message(role="assistant")] for text in "ab"]
     more = Message(role="user", content="go on")
     for session, talk in zip("ab", talks, strict=True):
-        threads.keep(talk, (), [1, 2, 3, 4, 5, 6], session=session)
-    assert threads.prompt([*talks[0], more], ()).session is None
-    known = threads.prompt([*talks[1], more], ())
+        threads.keep(talk, (), [1, 2, 3, 4, 5, 6], session=session, client=None)
+    assert threads.prompt([*talks[0], more], (), client=None).session is None
+    known = threads.prompt([*talks[1], more], (), client=None)
     assert (known.session, known.token_ids[:6]) == ("b", [1, 2, 3, 4, 5, 6])
+
+
+@pytest.mark.parametrize("client", [None, "mine"])
+def test_words_that_came_from_other_tokens_go_on_from_neither_unless_they_have_a_name(
+    client: str | None,
+) -> None:
+    renderer = tiny_speaker().renderer
+    threads = Threads(renderer)
+    talk = [Message(role="user", content="a"), Message(role="assistant", content="b")]
+    longer = [*talk, Message(role="user", content="go on")]
+    threads.keep(talk, (), [1, 2, 3], session="s", client=client)
+    threads.keep(talk, (), [1, 2, 3], session="s", client=client)  # the same again is no doubt
+    assert threads.prompt(longer, (), client=client).token_ids[:3] == [1, 2, 3]
+    threads.keep(talk, (), [1, 9, 3], session="t", client=None)
+    told = threads.prompt(longer, (), client=client)
+    if client is None:
+        assert (told.session, told.token_ids) == (None, renderer.open(longer, ()))
+    else:
+        assert (told.session, told.token_ids[:3]) == ("s", [1, 2, 3])

@@ -8,6 +8,7 @@ from typing import Any
 
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
 from skyfleet.chat.text_only import text_only
+from skyfleet.chat.tool_calls.blocks import thoughts_aside
 
 
 def written_message(message: Message) -> dict[str, Any]:
@@ -37,7 +38,10 @@ def written_tool(spec: ToolSpec) -> dict[str, Any]:
 
 
 def read_reply(said: Mapping[str, Any]) -> Message:
-    """An assistant's message; a call that cannot be read is kept as malformed."""
+    """An assistant's message; a call that cannot be read is kept as malformed.
+
+    Servers that were not told how their model thinks leave its thoughts in what it says.
+    """
     calls: list[ToolCall] = []
     malformed: list[str] = []
     for number, call in enumerate(said.get("tool_calls") or ()):
@@ -49,10 +53,15 @@ def read_reply(said: Mapping[str, Any]) -> Message:
                     calls.append(ToolCall(id=made, name=name, arguments=read))
                     continue
         malformed.append(json.dumps(call))
+    content, reasoning = said.get("content") or "", said.get("reasoning_content")
+    if reasoning is None:
+        reasoning = said.get("reasoning")
+    if reasoning is None and isinstance(content, str):
+        content, reasoning = thoughts_aside(content)
     return Message(
         role="assistant",
-        content=said.get("content") or "",
-        reasoning=said.get("reasoning_content") or said.get("reasoning"),
+        content=content,
+        reasoning=reasoning,
         tool_calls=tuple(calls),
         malformed_calls=tuple(malformed),
     )

@@ -12,6 +12,7 @@ from skyfleet.chat.transcript import Transcript
 from skyfleet.engines.engine import ChatModel, Engine
 from skyfleet.engines.sampling import SamplingParams
 from skyfleet.envs.env import Opening
+from skyfleet.errors import EngineError
 from skyfleet.rollouts.context_status import ContextStatus
 from skyfleet.rollouts.history import CUT, History
 from skyfleet.tasks.task import Task
@@ -75,6 +76,9 @@ class TokenConversation:
     async def speak(self) -> Message:
         transcript = self._transcripts[-1]
         completion = await self._complete(transcript.token_ids)
+        if completion.finish == "abort":
+            # Half a message is nobody's action.
+            raise EngineError(f"the turn was broken off after {len(completion.token_ids)} tokens")
         transcript.say(completion)
         self.finish = completion.finish
         message = self._renderer.parse(completion.token_ids, self._tools)

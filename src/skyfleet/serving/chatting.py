@@ -18,7 +18,7 @@ async def chat(
 ) -> dict[str, Any] | AsyncIterator[str]:
     body = served.read(raw, ChatBody)
     messages, tools = [said.message() for said in body.messages], body.specs
-    prompt = served.threads.prompt(messages, tools)
+    prompt = served.threads.prompt(messages, tools, client=session)
     asks = served.asks(
         body,
         [prompt.token_ids],
@@ -31,7 +31,8 @@ async def chat(
         """What the client is told; if it sends that back, its tokens are known."""
         message = chat_message(body, served.renderer, token_ids)
         talk = [*messages, read_reply(message)]
-        served.threads.keep(talk, tools, [*ask.prompt, *token_ids], session=ask.session)
+        said = [*ask.prompt, *token_ids]
+        served.threads.keep(talk, tools, said, session=ask.session, client=session)
         return message
 
     if body.stream:

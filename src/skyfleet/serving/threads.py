@@ -1,7 +1,9 @@
 """Threads: conversations as their exact tokens, found again by what a client sends back.
 
 A client of the chat endpoint sends the whole conversation every time. Where it holds a message of
-ours, unchanged, the tokens go on from those that were sampled, and are not rendered anew.
+ours, unchanged, the tokens go on from those that were sampled, and are not rendered anew. Two
+attempts at a task may say the same after other thoughts: a client that names its sessions is told
+from others by that name; of those that do not, whose words came from different tokens go on from neither.
 """
 
 from __future__ import annotations
@@ -31,15 +33,19 @@ class Threads:
     def __init__(self, renderer: Renderer, *, most_tokens: int = MOST_TOKENS) -> None:
         self._renderer, self._left = renderer, most_tokens
         self._kept: OrderedDict[bytes, tuple[str, array[int]]] = OrderedDict()
+        """Without tokens: several were the same words'."""
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Prompt:
+    def prompt(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, client: str | None
+    ) -> Prompt:
+        """`client` is the name that it gave its session."""
         spoken = [i for i, message in enumerate(messages) if message.role == "assistant"]
         if spoken:
             heard = spoken[-1] + 1
-            key = _key(messages[:heard], tools)
-            if key in self._kept:
+            key = _key(messages[:heard], tools, client)
+            session, token_ids = self._kept.get(key, ("", array("i")))
+            if token_ids:
                 self._kept.move_to_end(key)
-                session, token_ids = self._kept[key]
                 joined = self._renderer.join(token_ids[-1], messages[heard:])
                 if joined is not None:
                     return Prompt(token_ids=[*token_ids, *joined], session=session)
@@ -52,24 +58,28 @@ class Threads:
         token_ids: Sequence[int],
         *,
         session: str,
+        client: str | None,
     ) -> None:
         """`messages` end in what the client was answered, `token_ids` in what was sampled."""
-        key = _key(messages, tools)
+        key, tokens = _key(messages, tools, client), array("i", token_ids)
         if key in self._kept:
-            self._left += len(self._kept.pop(key)[1])
-        self._kept[key] = session, array("i", token_ids)
-        self._left -= len(token_ids)
+            before = self._kept.pop(key)[1]
+            self._left += len(before)
+            if client is None and before != tokens:
+                tokens = array("i")
+        self._kept[key] = session, tokens
+        self._left -= len(tokens)
         while self._left < 0:
             _, (_, oldest) = self._kept.popitem(last=False)
             self._left += len(oldest)
 
 
-def _key(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> bytes:
+def _key(messages: Sequence[Message], tools: Sequence[ToolSpec], client: str | None) -> bytes:
     """Ids and thoughts are left out: clients change the one and drop the other."""
     said = [
         [m.role, m.text, [[call.name, dict(call.arguments)] for call in m.tool_calls]]
         for m in messages
     ]
     shown = [[tool.name, tool.description, dict(tool.parameters)] for tool in tools]
-    written = json.dumps([said, shown], sort_keys=True)
+    written = json.dumps([client, said, shown], sort_keys=True)
     return blake2b(written.encode(), digest_size=16).digest()

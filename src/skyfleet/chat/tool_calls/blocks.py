@@ -17,6 +17,7 @@ from skyfleet.chat.tool_calls.parser import Parsed
 
 END_OF_THOUGHT = {THINK: END_THINK, "[THINK]": "[/THINK]"}
 
+_THOUGHT = re.compile("|".join(map(re.escape, (*END_OF_THOUGHT, *END_OF_THOUGHT.values()))))
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
@@ -76,6 +77,14 @@ def read_turn(text: str, marks: re.Pattern[str], read_block: ReadBlock) -> Parse
         malformed_calls=tuple(said for said, block in blocks if block.malformed),
         repaired_calls=sum(len(block.calls) for _, block in blocks if block.repaired),
     )
+
+
+def thoughts_aside(text: str) -> tuple[str, str | None]:
+    """What is said aloud and what is thought; text without a thought stays as it is."""
+    if not _THOUGHT.search(text):
+        return text, None
+    parsed = read_turn(text, _THOUGHT, lambda _, mark: Block(end=mark.end()))
+    return parsed.content, parsed.reasoning
 
 
 def skip_space(text: str, position: int) -> int:
