@@ -4,47 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-
-
-class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.stopping = asyncio.Event()
-
-    async def main_loop(self) -> None:
-        await self.stopping.wait()
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Signals stay with pytest."""
-        yield
+from skyfleet.serving.loopback import Loopback
 
 
 @asynccontextmanager
 async def serving(app: Any) -> AsyncIterator[str]:
     """The base URL, without a slash at its end. Leaving cuts whoever is still connected."""
-    config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=1)
-    # asyncio sends small answers at once only on a socket that says it is TCP; 40 ms each, else.
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listening:
-        listening.bind(("127.0.0.1", 0))
-        # Before uvicorn has started, so that nobody need wait for that.
-        listening.listen()
-        server = _Server(config)
-        task = asyncio.create_task(server.serve(sockets=[listening]))
-        try:
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        finally:
-            server.stopping.set()
-            await task
+    server = Loopback(app)
+    try:
+        yield server.url
+    finally:
+        await server.stop()
 
 
 @asynccontextmanager

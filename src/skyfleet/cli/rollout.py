@@ -81,7 +81,7 @@ def watched(policy: Policy, console: Console) -> Policy:
     def start(task: Task, opening: Opening, session: str) -> Conversation:
         _show(console, opening.messages)
         conversation = policy(task, opening, session)
-        speak, hear = conversation.speak, conversation.hear
+        speak, hear, begin = conversation.speak, conversation.hear, conversation.begin
 
         async def spoken() -> Message:
             message = await speak()
@@ -92,7 +92,12 @@ def watched(policy: Policy, console: Console) -> Policy:
             _show(console, messages)
             hear(messages)
 
-        conversation.speak, conversation.hear = spoken, heard  # type: ignore[method-assign]
+        def begun(opening: Opening) -> None:
+            _show(console, opening.messages)
+            begin(opening)
+
+        conversation.speak = spoken  # type: ignore[method-assign]
+        conversation.hear, conversation.begin = heard, begun  # type: ignore[method-assign]
         return conversation
 
     return start

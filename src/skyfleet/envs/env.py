@@ -34,6 +34,8 @@ class Step:
     keep_recent_turns: int | None = None
     """Of the agent's past only the opening, this turn and so many before it stay in its context;
     None keeps all."""
+    opening: Opening | None = None
+    """The agent goes on with these messages and tools alone, as if it began here."""
 
 
 class Env(Protocol):

@@ -18,6 +18,7 @@ from skyfleet.rollouts.history import CUT, History
 from skyfleet.tasks.task import Task
 
 REWRITTEN = "the chat template writes the past anew"
+BEGUN = "the environment began another conversation"
 
 
 class Conversation(Protocol):
@@ -27,6 +28,10 @@ class Conversation(Protocol):
 
     def forget(self, *, keep_recent_turns: int) -> None:
         """What is heard next follows the opening, the last turn and so many turns before it."""
+        ...
+
+    def begin(self, opening: Opening) -> None:
+        """What is spoken next follows `opening` and nothing before it."""
         ...
 
     async def speak(self) -> Message: ...
@@ -98,6 +103,12 @@ class TokenConversation:
     def forget(self, *, keep_recent_turns: int) -> None:
         self._is_cut = self._history.cut(keep_recent_turns=keep_recent_turns)
 
+    def begin(self, opening: Opening) -> None:
+        self._history, self._tools = self._history.begun(opening), opening.tools
+        self._is_cut = False
+        self._transcripts.append(Transcript(reason=BEGUN))
+        self._transcripts[-1].give(self._renderer.open(opening.messages, opening.tools))
+
     async def close(self) -> None:
         await self._engine.release(self._session)
 
@@ -149,5 +160,8 @@ class MessageConversation:
 
     def forget(self, *, keep_recent_turns: int) -> None:
         self._history.cut(keep_recent_turns=keep_recent_turns)
+
+    def begin(self, opening: Opening) -> None:
+        self._history, self._tools = self._history.begun(opening), opening.tools
 
     async def close(self) -> None: ...

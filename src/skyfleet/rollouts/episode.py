@@ -141,7 +141,7 @@ async def _play(env: Env, conversation: Conversation, limits: Limits, turns: lis
         turns.append(
             Turn(
                 action=action,
-                replies=step.messages,
+                replies=step.opening.messages if step.opening else step.messages,
                 reward=step.reward,
                 engine_seconds=spoken - start,
                 env_seconds=perf_counter() - spoken,
@@ -151,7 +151,10 @@ async def _play(env: Env, conversation: Conversation, limits: Limits, turns: lis
             return Ending.DONE
         if step.keep_recent_turns is not None:
             conversation.forget(keep_recent_turns=step.keep_recent_turns)
-        conversation.hear(step.messages)
+        if step.opening is None:
+            conversation.hear(step.messages)
+        else:
+            conversation.begin(step.opening)
     return Ending.MAX_TURNS
 
 

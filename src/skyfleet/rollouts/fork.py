@@ -130,6 +130,14 @@ class ForkedConversation:
         else:
             self._said.cut(keep_recent_turns=keep_recent_turns)
 
+    def begin(self, opening: Opening) -> None:
+        if self._other is None:
+            raise ReplayDiffersError(
+                "the environment began another conversation before the turn to fork at; "
+                "fork at an earlier one"
+            )
+        self._other.begin(opening)
+
     async def close(self) -> None:
         if self._other is not None:
             await self._other.close()

@@ -46,6 +46,12 @@ class History:
         self._begins = [at - kept[0] + first for at in kept]
         return True
 
+    def begun(self, opening: Opening) -> History:
+        """Another, with nothing of this one but how many turns there were."""
+        history = History(opening)
+        history.n_turns += self.n_turns
+        return history
+
     def resumed(self, tools: Sequence[ToolSpec]) -> Resumed:
         return Resumed(
             messages=tuple(self.messages),

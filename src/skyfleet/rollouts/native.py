@@ -15,7 +15,7 @@ from skyfleet.engines.chat_engine import ChatEngine
 from skyfleet.engines.sampling import SamplingParams
 from skyfleet.envs.env import Opening
 from skyfleet.errors import ContextFullError
-from skyfleet.rollouts.conversation import REWRITTEN
+from skyfleet.rollouts.conversation import BEGUN, REWRITTEN
 from skyfleet.rollouts.history import CUT, History
 
 
@@ -32,7 +32,7 @@ class NativeConversation:
         self._engine, self._sampling, self._session = engine, sampling, session
         self._max_input_length = max_input_length
         self._history, self._tools = History(opening), opening.tools
-        self._is_cut = False
+        self._is_cut = self._is_begun = False
         self._transcripts: list[Transcript] = []
         self.finish: Finish = "stop"
 
@@ -43,7 +43,8 @@ class NativeConversation:
     @property
     def prompt_length(self) -> int:
         """Without what was heard since the last turn: only the engine can tell its tokens."""
-        return 0 if self._is_cut or not self._transcripts else len(self._transcripts[-1])
+        anew = self._is_cut or self._is_begun or not self._transcripts
+        return 0 if anew else len(self._transcripts[-1])
 
     async def speak(self) -> Message:
         spoken = await self._engine.speak(
@@ -68,19 +69,24 @@ class NativeConversation:
         # A turn without tokens may stand between two cuts, and begins no transcript.
         self._is_cut |= self._history.cut(keep_recent_turns=keep_recent_turns)
 
+    def begin(self, opening: Opening) -> None:
+        self._history, self._tools = self._history.begun(opening), opening.tools
+        self._is_begun = True
+
     async def close(self) -> None:
         await self._engine.release(self._session)
 
     def _continued(self, prompt: Sequence[int]) -> Transcript:
         """The transcript that `prompt` continues, grown to it; a new one where it continues none."""
         is_cut, self._is_cut = self._is_cut, False
-        if self._transcripts:
+        is_begun, self._is_begun = self._is_begun, False
+        if self._transcripts and not is_begun:
             transcript = self._transcripts[-1]
             so_far = len(transcript)
             if list(prompt[:so_far]) == transcript.token_ids:
                 transcript.give(prompt[so_far:])
                 return transcript
-        reason = CUT if is_cut else REWRITTEN
+        reason = BEGUN if is_begun else CUT if is_cut else REWRITTEN
         transcript = Transcript(reason=reason if self._transcripts else "")
         transcript.give(prompt)
         self._transcripts.append(transcript)

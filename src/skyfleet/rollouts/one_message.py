@@ -58,6 +58,10 @@ class OneMessageConversation(TokenConversation):
         self._left_out = slice(self._begins[0], kept[0])
         self._begins = [at - kept[0] + self._begins[0] for at in kept]
 
+    def begin(self, opening: Opening) -> None:
+        super().begin(opening)
+        self._begins, self._left_out = [], slice(0, 0)
+
     def _next(self, messages: Sequence[Message]) -> tuple[list[int], str]:
         transcript = self._transcripts[-1]
         words = self._encode("".join(map(_written, messages)))

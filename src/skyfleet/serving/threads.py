@@ -74,12 +74,15 @@ class Threads:
             self._left += len(oldest)
 
 
+def words(message: Message) -> list[object]:
+    """What a client gives back of a message, whatever it does to the rest."""
+    calls = [[call.name, dict(call.arguments)] for call in message.tool_calls]
+    return [message.role, message.text, calls]
+
+
 def _key(messages: Sequence[Message], tools: Sequence[ToolSpec], client: str | None) -> bytes:
     """Ids and thoughts are left out: clients change the one and drop the other."""
-    said = [
-        [m.role, m.text, [[call.name, dict(call.arguments)] for call in m.tool_calls]]
-        for m in messages
-    ]
+    said = [words(message) for message in messages]
     shown = [[tool.name, tool.description, dict(tool.parameters)] for tool in tools]
     written = json.dumps([client, said, shown], sort_keys=True)
     return blake2b(written.encode(), digest_size=16).digest()

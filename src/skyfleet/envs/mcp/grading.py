@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from inspect import isawaitable
-from math import isfinite
 from urllib.parse import quote
 
 import httpx
@@ -18,10 +17,11 @@ from skyfleet.chat.message import Message
 from skyfleet.config.imports import import_named
 from skyfleet.envs.certificates import certificates
 from skyfleet.envs.mcp.session import Session
+from skyfleet.envs.rewards import Reward, grade_from
 from skyfleet.envs.turns import SUBMIT_NAME
 from skyfleet.envs.verifiers.conversation import conversation_json
 from skyfleet.envs.verifiers.grading import grade_state
-from skyfleet.envs.verifiers.running import SUCCESS_REWARD, load_state
+from skyfleet.envs.verifiers.running import load_state
 from skyfleet.errors import VerifierError
 from skyfleet.tasks.grade import Grade
 from skyfleet.tasks.task import Task
@@ -41,7 +41,6 @@ class Played:
 
 Grader = Callable[[Played], Awaitable[Grade | None]]
 
-Reward = float | Grade | None
 RewardFunction = Callable[[Task, Sequence[Message]], Reward | Awaitable[Reward]]
 
 
@@ -56,7 +55,7 @@ def by_function(target: str) -> Grader:
         result = await asyncio.to_thread(reward_of, played.task, played.messages)
         if isawaitable(result):
             result = await result
-        return _grade_from(result, target)
+        return grade_from(result, by=f"environment.mcp.reward={target!r}")
 
     return grade
 
@@ -111,24 +110,6 @@ async def _image(played: Played, uri: str) -> bytes:
         if blob := getattr(content, "blob", None):
             return b64decode(blob)
     raise VerifierError(f"task {played.task.key}: resource {uri} is no SQLite image")
-
-
-def _grade_from(result: Reward, target: str) -> Grade | None:
-    if result is None:
-        return None
-    reward = result.reward if isinstance(result, Grade) else result
-    try:
-        finite = isfinite(reward)
-    except (TypeError, OverflowError):
-        finite = False
-    if not finite:
-        raise VerifierError(
-            f"environment.mcp.reward={target!r} gave {result!r:.200}; "
-            "give a finite number, a Grade with one, or None"
-        )
-    if isinstance(result, Grade):
-        return result
-    return Grade(reward=float(reward), success=reward >= SUCCESS_REWARD)
 
 
 def _answer(messages: Sequence[Message]) -> str | None:

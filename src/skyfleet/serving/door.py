@@ -1,0 +1,102 @@
+"""Door: a chat endpoint of this process, behind which each key's questions are answered elsewhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from time import time
+from typing import Any
+from uuid import uuid4
+
+from skyfleet.chat.message import Message
+from skyfleet.engines.openai_messages import written_message
+from skyfleet.errors import MissingExtraError
+from skyfleet.serving.bodies import ChatBody, read_body
+from skyfleet.serving.loopback import Loopback
+from skyfleet.serving.refusal import RefusalError, error_body
+
+try:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse, Response, StreamingResponse
+    from starlette.routing import Route
+except ImportError:
+    raise MissingExtraError("starlette", "serve") from None
+
+MODEL = "policy"
+Ask = Callable[[ChatBody], Awaitable[Message]]
+
+
+class Door:
+    """Open while anybody has a key."""
+
+    def __init__(self) -> None:
+        self._asks: dict[str, Ask] = {}
+        self._server: Loopback | None = None
+
+    def admit(self, ask: Ask) -> tuple[str, str]:
+        """The base URL and the key of a client whose every question goes to `ask`."""
+        if self._server is None:
+            routes = [
+                Route("/v1/models", _models),
+                Route("/v1/chat/completions", self._chat, methods=["POST"]),
+            ]
+            self._server = Loopback(Starlette(routes=routes))
+        key = f"episode-{uuid4().hex}"
+        self._asks[key] = ask
+        return f"{self._server.url}/v1", key
+
+    async def leave(self, key: str) -> None:
+        """Unknown keys are fine."""
+        self._asks.pop(key, None)
+        if not self._asks and self._server is not None:
+            server, self._server = self._server, None
+            await server.stop()
+
+    async def _chat(self, request: Request) -> Response:
+        try:
+            ask = self._asks.get(request.headers.get("authorization", "").removeprefix("Bearer "))
+            if ask is None:
+                raise RefusalError("no episode has this key, or it is over", status=401)
+            body = read_body(await request.body(), ChatBody, template_kwargs={})
+            message = await ask(body)
+        except RefusalError as error:
+            refusal = error_body(
+                str(error), status=error.status, param=error.param, code=error.code
+            )
+            return JSONResponse(refusal, error.status)
+        fields = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time()), "model": body.model}
+        written = told(message)
+        finish = "tool_calls" if message.tool_calls else "stop"
+        if body.stream:
+            return StreamingResponse(
+                _chunks(fields, written, finish), media_type="text/event-stream"
+            )
+        choice = {"index": 0, "message": written, "finish_reason": finish}
+        return JSONResponse({**fields, "object": "chat.completion", "choices": [choice]})
+
+
+async def _models(request: Request) -> Response:
+    return JSONResponse({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
+
+
+def told(message: Message) -> dict[str, Any]:
+    """A call that could not be read is text, so that a program can say what is wrong with it."""
+    written = written_message(message)
+    written["content"] = "\n".join(filter(None, (written["content"], *message.malformed_calls)))
+    if message.reasoning is not None:
+        written["reasoning_content"] = message.reasoning
+    return written
+
+
+async def _chunks(
+    fields: dict[str, Any], written: dict[str, Any], finish: str
+) -> AsyncIterator[str]:
+    """All of it at once: a program that streams gets its stream."""
+    delta = dict(written)
+    if calls := written.get("tool_calls"):
+        delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
+    for choice in ({"delta": delta, "finish_reason": None}, {"delta": {}, "finish_reason": finish}):
+        chunk = {**fields, "object": "chat.completion.chunk", "choices": [{"index": 0, **choice}]}
+        yield f"data: {json.dumps(chunk)}\n\n"
+    yield "data: [DONE]\n\n"

@@ -1,0 +1,172 @@
+"""Programs: an agent that somebody wrote against OpenAI's API, as an environment to train in.
+
+The program runs as it is and asks a model of ours. Its first question opens the episode, each answer is
+a turn of the policy, and what it asks next is what the world replies: tokens, limits, grades and losses
+are those of any other environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from inspect import iscoroutinefunction
+
+from skyfleet.chat.message import Message, ToolSpec
+from skyfleet.engines.openai_messages import read_reply
+from skyfleet.envs.env import EnvFactory, Opening, Step
+from skyfleet.envs.own_thread import OwnThread
+from skyfleet.envs.rewards import Reward, grade_from
+from skyfleet.errors import EnvError
+from skyfleet.serving.bodies import ChatBody
+from skyfleet.serving.door import MODEL, Door, told
+from skyfleet.serving.refusal import RefusalError
+from skyfleet.serving.threads import words
+from skyfleet.tasks.grade import Grade
+from skyfleet.tasks.task import Task
+
+_LAST_WORDS_SECONDS = 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Api:
+    """Where the program finds its model; the key is the episode's own."""
+
+    base_url: str
+    key: str
+    model: str = MODEL
+
+
+Solve = Callable[[Task, Api], Awaitable[Reward]] | Callable[[Task, Api], Reward]
+
+
+def program(solve: Solve, *, cut_short: float | None = None) -> EnvFactory:
+    """What `environment.env_class` names: opens an episode in which `solve` plays a task.
+
+    `solve` returns a reward, a Grade, or None where it cannot tell; without `async` it has a thread of
+    its own. `cut_short` is the reward of an attempt that the run's limits ended; None is unknown.
+    """
+    door = Door()
+
+    async def open_program(task: Task) -> ProgramEnv:
+        return ProgramEnv(task, solve, door, cut_short=cut_short)
+
+    return open_program
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...]
+    answer: asyncio.Future[Message]
+
+
+class ProgramEnv:
+    def __init__(self, task: Task, solve: Solve, door: Door, *, cut_short: float | None) -> None:
+        self._task, self._solve, self._door, self._cut_short = task, solve, door, cut_short
+        self._questions: asyncio.Queue[_Asked] = asyncio.Queue()
+        self._asked: _Asked | None = None
+        """What waits for an answer."""
+        self._program: asyncio.Task[Reward] | None = None
+        self._key, self._is_over = "", False
+
+    async def reset(self) -> Opening:
+        base_url, self._key = self._door.admit(self._ask)
+        api = Api(base_url=base_url, key=self._key)
+        self._program = asyncio.create_task(_run(self._solve, self._task, api))
+        self._asked = asked = await self._next_question(self._program)
+        if asked is None:
+            raise EnvError("the program ended before it asked its model anything")
+        return Opening(messages=asked.messages, tools=asked.tools)
+
+    async def step(self, action: Message) -> Step:
+        before = self._asked
+        if self._program is None or before is None:
+            raise EnvError(f"task {self._task.key}: the program is not asking; call reset first")
+        if not before.answer.done():  # else it no longer waits
+            before.answer.set_result(action)
+        self._asked = asked = await self._next_question(self._program)
+        if asked is None:
+            return Step(done=True)
+        news = _after([*before.messages, read_reply(told(action))], asked.messages)
+        if news is None or asked.tools != before.tools:
+            return Step(opening=Opening(messages=asked.messages, tools=asked.tools))
+        return Step(messages=news)
+
+    async def grade(self) -> Grade | None:
+        """A program that was cut short is told so, and may still say how it went."""
+        if self._program is None:
+            return None
+        self._is_over = True
+        was_cut = self._asked is not None
+        if self._asked is not None and not self._asked.answer.done():
+            self._asked.answer.set_exception(_over())
+        ended, _ = await asyncio.wait({self._program}, timeout=_LAST_WORDS_SECONDS)
+        failed = not ended or self._program.exception() is not None
+        if was_cut and failed:
+            return None if self._cut_short is None else Grade(reward=self._cut_short, success=False)
+        return grade_from(self._program.result(), by=f"the program of task {self._task.key}")
+
+    async def close(self) -> None:
+        self._is_over = True
+        if self._asked is not None and not self._asked.answer.done():
+            self._asked.answer.set_exception(_over())
+        if self._program is not None:
+            self._program.cancel()
+            await asyncio.gather(self._program, return_exceptions=True)
+        await self._door.leave(self._key)
+
+    async def _ask(self, body: ChatBody) -> Message:
+        if self._is_over:
+            raise _over()
+        if body.n > 1:
+            raise RefusalError(f"n={body.n}: an episode has one answer; ask with n=1", param="n")
+        if body.stops:
+            raise RefusalError(
+                f"stop={list(body.stops)}: a turn ends where the run says; set "
+                "generator.sampling_params.stop",
+                param="stop",
+            )
+        messages = tuple(said.message() for said in body.messages)
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        await self._questions.put(_Asked(messages=messages, tools=body.specs, answer=answer))
+        return await answer
+
+    async def _next_question(self, program: asyncio.Task[Reward]) -> _Asked | None:
+        """None: the program has ended. EnvError where it failed."""
+        asking = asyncio.create_task(self._questions.get())
+        try:
+            await asyncio.wait({asking, program}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not asking.done():
+                asking.cancel()
+        if asking.done() and not asking.cancelled():
+            return asking.result()
+        if error := program.exception():
+            raise EnvError(f"the program failed: {type(error).__name__}: {error}") from error
+        return None
+
+
+async def _run(solve: Solve, task: Task, api: Api) -> Reward:
+    result: Reward
+    if iscoroutinefunction(solve):
+        result = await solve(task, api)
+        return result
+    thread = OwnThread(f"program {task.key}", asyncio.Semaphore(1))
+    try:
+        result = await thread.call(solve, task, api)
+    finally:
+        thread.end()
+    return result
+
+
+def _after(before: Sequence[Message], now: Sequence[Message]) -> tuple[Message, ...] | None:
+    """What `now` says beyond `before`; None where it begins otherwise."""
+    n = len(before)
+    if [words(message) for message in now[:n]] != [words(message) for message in before]:
+        return None
+    return tuple(now[n:])
+
+
+def _over() -> RefusalError:
+    return RefusalError("the episode is over: its limits are those of the run", status=403)
