@@ -41,6 +41,7 @@ from skyfleet.sentinels.witness import Witness
 from skyfleet.tasks.grade import Grade
 from skyfleet.tasks.task import Task
 from skyfleet.trainer.assemble import assemble
+from skyfleet.trainer.garbage import settled
 from skyfleet.trainer.loop import finish_step, train_step
 from skyfleet.trainer.warm_start import warm_start
 
@@ -156,7 +157,7 @@ async def measure(config: RunConfig, steps: int) -> dict[str, float]:
         run.state.logged_step = 0
         roster = tuple(timed(sentinel, spent) for sentinel in ROSTER)
         # CPU time, because others use the machine too.
-        with patch.multiple(watch, ROSTER=roster, perf_counter=process_time):
+        with settled(), patch.multiple(watch, ROSTER=roster, perf_counter=process_time):
             for step in range(1, steps + 2):
                 spent.clear()
                 start = process_time()

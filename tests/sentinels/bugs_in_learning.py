@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tests.sentinels.bugs_in_tokens import asked
-from tests.sentinels.planted import KL, Bug
+from tests.sentinels.planted import IN_REWARD, KL, Bug
 from torch import Tensor
 
 from skyfleet.algorithms import token_credit
@@ -32,6 +32,8 @@ from skyfleet.trainer.run import Run
 Patch = pytest.MonkeyPatch
 GAE = ("trainer.algorithm.advantage_estimator=gae", "trainer.critic.model.path=tiny")
 COOL = ("generator.sampling_params.temperature=0.6",)
+NUCLEUS = "generator.sampling_params.top_p=0.95"
+PENALISED = (IN_REWARD, "trainer.algorithm.kl_estimator_type=k1")
 
 
 def packed(change: Callable[[MicroBatch], MicroBatch]) -> Callable[[Run, Patch], None]:
@@ -97,6 +99,28 @@ def the_critics_credit_is_not_whitened(run: Run, patch: Patch) -> None:
     patch.setattr(token_credit, "whitened", lambda values: np.asarray(values) + 0.5)
 
 
+def _blamed(rules: Any) -> Any:
+    """Credit with the wrong sign."""
+
+    def credit(samples: Sequence[Sample]) -> list[Sample]:
+        return [
+            replace(sample, advantages=tuple(-a for a in sample.advantages))
+            for sample in rules.credit(samples)
+        ]
+
+    return replace(rules, credit=credit)
+
+
+def _without_baseline(rules: Any) -> Any:
+    def credit(samples: Sequence[Sample]) -> list[Sample]:
+        return [
+            replace(s, advantages=s.spread([s.group_rewards[s.attempt]] * s.n_chosen))
+            for s in samples
+        ]
+
+    return replace(rules, credit=credit)
+
+
 def nothing_can_be_parsed(run: Run, patch: Patch) -> None:
     async def speak(self: Any) -> Message:
         own: Message = await speaking(self)
@@ -148,6 +172,34 @@ IN_LEARNING = (
         sentinel="logprob_gap",
         plant=packed(_late),
         says="cause: other tokens",
+    ),
+    Bug(
+        name="engine logprobs before temperature, under a nucleus",
+        source="SkyRL 6",
+        sentinel="logprob_gap",
+        plant=raw_logprobs,
+        settings=(*COOL, NUCLEUS),
+    ),
+    Bug(
+        name="a sampling parameter is not forwarded to the engine, under a nucleus",
+        source="SkyRL 12",
+        sentinel="logprob_gap",
+        plant=asked(lambda sampling: replace(sampling, temperature=1.0)),
+        settings=(*COOL, NUCLEUS),
+    ),
+    Bug(
+        name="logprobs are taken one place off after packing, under a nucleus",
+        source="Fleet 61",
+        sentinel="logprob_gap",
+        plant=packed(_late),
+        settings=(NUCLEUS,),
+    ),
+    Bug(
+        name="the engine keeps less of the vocabulary than its nucleus",
+        source="SkyRL 6",
+        sentinel="logprob_gap",
+        plant=asked(lambda sampling: replace(sampling, top_p=0.3)),
+        settings=(NUCLEUS,),
     ),
     Bug(
         name="the reference ignores the temperature",
@@ -204,6 +256,37 @@ IN_LEARNING = (
         plant=the_critics_credit_is_not_whitened,
         settings=GAE,
         says="another mean than 0",
+    ),
+    Bug(
+        name="with KL in the reward, credit has the wrong sign",
+        source="also",
+        sentinel="loss_advantages",
+        plant=settings(reward_kl=_blamed),
+        settings=PENALISED,
+    ),
+    Bug(
+        name="with KL in the reward, credit has no baseline",
+        source="also",
+        sentinel="loss_advantages",
+        plant=settings(reward_kl=_without_baseline),
+        settings=PENALISED,
+    ),
+    Bug(
+        name="with KL in the reward, packing puts advantages at other sequences",
+        source="Fleet 61",
+        sentinel="loss_advantages",
+        plant=packed(_rotated),
+        settings=PENALISED,
+    ),
+    Bug(
+        name="with whitened credit, clip_cov is given advantages already divided by the tokens",
+        source="SkyRL 2",
+        sentinel="loss_advantages",
+        plant=packed(_scaled),
+        settings=(
+            "trainer.algorithm.policy_loss_type=clip_cov",
+            "trainer.algorithm.advantage_batch_normalize=true",
+        ),
     ),
     Bug(
         name="the gradient is not a number",

@@ -34,6 +34,7 @@ SETTINGS = (
     "trainer.sentinels.mode=warn",
 )
 KL = "trainer.algorithm.use_kl_loss=true"
+IN_REWARD = "trainer.algorithm.use_kl_in_reward=true"
 
 Plant = Callable[[Run, pytest.MonkeyPatch], None]
 
@@ -68,7 +69,7 @@ async def begun(folder: Path, *settings: str, open_env: EnvFactory = open_moody)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(registry.ENV_CLASSES, "world", lambda _: open_env)
         run = await assemble(small_config(folder, *SETTINGS, *settings))
-    if KL in settings:
+    if KL in settings or IN_REWARD in settings:
         await finish_step(run)  # saves the reference
     run.state.logged_step = 0
     return run

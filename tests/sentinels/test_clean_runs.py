@@ -5,10 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.fakes.moody_world import MoodyWorld
 from tests.fakes.small_runs import rows
-from tests.sentinels.planted import KL, begun, go_on, said
+from tests.sentinels.planted import IN_REWARD, KL, begun, go_on, said
 
+from skyfleet.envs.env import Env
+from skyfleet.envs.worlds.catalog import get_world
 from skyfleet.sentinels.roster import ROSTER
+from skyfleet.tasks.grade import Grade
+from skyfleet.tasks.task import Task
 
 PAIRS = "generator.n_samples_per_prompt=2"
 ALGORITHM = "trainer.algorithm"
@@ -65,9 +70,53 @@ async def test_no_setting_is_taken_for_a_bug(settings: tuple[str, ...], tmp_path
     await quiet(tmp_path, 2, *settings)
 
 
-async def test_kl_in_reward_is_not_taken_for_a_bug(tmp_path: Path) -> None:
-    run = await begun(tmp_path, KL)  # leaves the reference where the next run looks for it
-    run.log.close()
-    (tmp_path / "metrics.jsonl").unlink()
-    in_reward = (f"{ALGORITHM}.use_kl_in_reward=true", f"{ALGORITHM}.kl_estimator_type=k1")
-    await quiet(tmp_path, 2, *in_reward)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        (),
+        ("generator.step_wise_trajectories=true",),
+        (f"{ALGORITHM}.advantage_estimator=rloo",),
+        (f"{ALGORITHM}.advantage_estimator=reinforce++",),
+        (f"{ALGORITHM}.advantage_estimator=reinforce++", "generator.step_wise_trajectories=true"),
+        (f"{ALGORITHM}.advantage_batch_normalize=true",),
+        (f"{ALGORITHM}.advantage_estimator=gae", "trainer.critic.model.path=tiny"),
+        (
+            f"{ALGORITHM}.advantage_estimator=distillation",
+            f"{ALGORITHM}.policy_loss_type=importance_sampling",
+            f"{ALGORITHM}.kl_loss_coef=1",
+        ),
+    ],
+    ids=lambda settings: "-".join(s.rpartition(".")[2] for s in settings) or "grpo",
+)
+async def test_kl_in_reward_is_not_taken_for_a_bug(
+    settings: tuple[str, ...], tmp_path: Path
+) -> None:
+    await quiet(tmp_path, 2, IN_REWARD, f"{ALGORITHM}.kl_estimator_type=k1", *settings)
+
+
+@pytest.mark.parametrize(
+    ("reward", "attempts", "estimator"),
+    [(0.11, 5, "grpo"), (0.1, 3, "grpo"), (0.7, 8, "rloo"), (0.1, 4, "reinforce++")],
+)
+async def test_attempts_that_earned_the_same_fraction_are_not_taken_for_a_bug(
+    reward: float, attempts: int, estimator: str, tmp_path: Path
+) -> None:
+    """The mean of several 0.1 is not quite 0.1."""
+
+    class Even(MoodyWorld):
+        async def grade(self) -> Grade:
+            return Grade(reward=reward, success=False)
+
+    async def open_even(task: Task) -> Env:
+        return Even(get_world(task.env_key), task)
+
+    settings = (
+        f"generator.n_samples_per_prompt={attempts}",
+        f"{ALGORITHM}.advantage_estimator={estimator}",
+    )
+    run = await begun(tmp_path, *settings, open_env=open_even)
+    try:
+        await go_on(run, 2)
+    finally:
+        run.log.close()
+    assert said(tmp_path) == []

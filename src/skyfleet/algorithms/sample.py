@@ -54,7 +54,7 @@ class Sample:
 
     @property
     def n_chosen(self) -> int:
-        return sum(self.loss_mask)
+        return self.loss_mask.count(True)
 
     def at_chosen(self, values: Sequence[float]) -> list[float]:
         """Of one value a token, those of the chosen ones."""

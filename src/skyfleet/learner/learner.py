@@ -14,6 +14,8 @@ from skyfleet.algorithms.sample import Sample
 class StepReport:
     policy_version: int
     metrics: Mapping[str, float]
+    credited: Sequence[Sample] = ()
+    """What was learnt from, where the learner gave the credit itself: KL in reward, or a critic."""
 
 
 class Learner(Protocol):

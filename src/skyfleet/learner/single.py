@@ -120,7 +120,12 @@ class SingleLearner:
                         totals[f"policy/{name}"].append(value)
         self.policy_version += 1
         metrics |= {name: sum(values) / len(values) for name, values in totals.items()}
-        return StepReport(policy_version=self.policy_version, metrics=metrics)
+        credits = self._critic is not None or settings.reward_kl is not None
+        return StepReport(
+            policy_version=self.policy_version,
+            metrics=metrics,
+            credited=samples if credits else (),
+        )
 
     async def imitate(self, samples: Sequence[Sample]) -> StepReport:
         self._begin("warm_start")

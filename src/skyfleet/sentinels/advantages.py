@@ -13,6 +13,8 @@ from skyfleet.sentinels.finding import Finding, found
 from skyfleet.sentinels.hops import Credited, Digest
 
 NEARLY = 1e-3
+ROUNDING = 1e-6
+"""Of rewards that are all the same 0.1, whose mean is not quite 0.1."""
 SAME, TINY = 1e-4, 1e-9
 """Nearer to the mean than the first, a reward may round to either side; than the second, it is it."""
 
@@ -27,14 +29,14 @@ def advantages(credited: Credited) -> Finding | None:
 
 def _batch(samples: Sequence[Sample]) -> Finding | None:
     values = np.array([a for sample in samples for a in sample.at_chosen(sample.advantages)])
-    if len(values) < 2 or not values.any():
+    if len(values) < 2 or np.abs(values).max() < ROUNDING:
         return None
     mean, deviation = float(values.mean()), float(values.std())
-    # Some estimators divide by the deviation of a sample, which is larger by a token's share.
-    if abs(mean) < NEARLY and abs(deviation - 1) < 1 / len(values) + NEARLY:
+    # Less than 1 where tokens hardly differ: whitening divides by a little more than their deviation.
+    if abs(mean) < NEARLY and deviation < 1 + 1 / len(values) + NEARLY:
         return None
     return found(
-        "the batch's advantages have not mean 0 and deviation 1",
+        "the batch's advantages have another mean than 0 or deviate by more than 1",
         mean=mean,
         deviation=deviation,
         tokens=len(values),
@@ -48,9 +50,8 @@ def _groups(credited: Credited) -> Finding | None:
     values: dict[str, dict[int, float]] = {task_key: {} for task_key in rewards}
     for sample, digest in zip(credited.samples, credited.digests, strict=True):
         value = sample.advantages[-1]
-        given = values.setdefault(sample.task_key, {})
-        same = isclose(given.setdefault(sample.attempt, value), value)
-        if not (same and _sums(value, digest)):
+        first = values.setdefault(sample.task_key, {}).setdefault(sample.attempt, value)
+        if not ((first is value or isclose(first, value)) and _sums(value, digest)):
             return _mixed(sample)
     if odd := next((sample for sample in credited.closely if not _even(sample)), None):
         return _mixed(odd)
@@ -58,6 +59,23 @@ def _groups(credited: Credited) -> Finding | None:
         earned = rewards.get(task_key, [])
         wrong = _unlike_earned(task_key, given, earned) or _uneven(
             task_key, given, earned, unit_deviation=credited.expected.unit_deviation
+        )
+        if wrong:
+            return wrong
+    return None
+
+
+def groups_again(samples: Sequence[Sample], *, unit_deviation: bool) -> Finding | None:
+    """The same of the learner's own credit, for rewards that penalties have changed."""
+    earned: dict[str, list[float]] = {}
+    values: dict[str, dict[int, float]] = {}
+    for sample in samples:
+        rewards = earned.setdefault(sample.task_key, list(sample.group_rewards))
+        rewards[sample.attempt] -= fsum(sample.penalties)
+        values.setdefault(sample.task_key, {})[sample.attempt] = sample.advantages[-1]
+    for task_key, given in values.items():
+        wrong = _unlike_earned(task_key, given, earned[task_key]) or _uneven(
+            task_key, given, earned[task_key], unit_deviation=unit_deviation
         )
         if wrong:
             return wrong
@@ -110,7 +128,7 @@ def _uneven(
     if len(given) < max(len(earned), 2):
         return None  # the rest teach nothing, and their share of the sum is not known
     total, size = fsum(given.values()), fsum(map(abs, given.values()))
-    if abs(total) > NEARLY * size:
+    if abs(total) > NEARLY * size + ROUNDING:
         return found("a group's advantages do not sum to zero", task=task_key, sum=total, size=size)
     deviation = sqrt(fsum(value * value for value in given.values()) / (len(given) - 1))
     if unit_deviation and max(earned) - min(earned) > NEARLY and abs(deviation - 1) > 10 * NEARLY:

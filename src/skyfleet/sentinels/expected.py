@@ -34,12 +34,10 @@ class Expected:
     mini_batch_size: int
     """Prompts an optimiser step."""
     update_epochs: int = 1
-    credits_again: bool = False
-    """The learner changes the advantages: KL in reward, or a critic."""
-    whitened_again: bool = False
-    """And what it gives has mean 0 and deviation 1 over a step's tokens."""
-    comparable_logprobs: bool = True
-    """Engine and learner score the same vocabulary."""
+    credited_again: Literal["group", "batch"] | None = None
+    """Where the learner gives the credit itself (KL in reward, a critic): over what it is centred."""
+    least_mass: float | None = 1.0
+    """Of the vocabulary's, that the engine draws from; None: at another temperature than the learner."""
     logprob_tolerance: float = 1e-3
     """Mean distance of the two: float32 keeps this, bfloat16 does not."""
     own_reference: bool = False

@@ -39,9 +39,7 @@ class Digest(NamedTuple):
 
     @classmethod
     def of_each(cls, samples: Sequence[Sample]) -> list[Digest]:
-        masks, advantages = (s.loss_mask for s in samples), (s.advantages for s in samples)
-        logprobs = (s.logprobs for s in samples)
-        return list(map(cls, map(sum, masks), map(sum, advantages), map(sum, logprobs)))
+        return [cls(s.n_chosen, sum(s.advantages), sum(s.logprobs)) for s in samples]
 
 
 def numbered(groups: Iterable[Group]) -> dict[tuple[str, int], Trajectory]:
@@ -65,7 +63,7 @@ class Played:
 
     @property
     def closely(self) -> Sequence[Speech]:
-        n_tokens = sum(len(speech.transcript) for speech in self.speeches)
+        n_tokens = sum([len(speech.transcript.token_ids) for speech in self.speeches])
         return share(self.speeches, n_tokens, self.step)
 
 
@@ -79,10 +77,12 @@ class Credited:
     """Task and number -> attempt, as credit numbers them."""
     samples: Sequence[Sample]
     digests: Sequence[Digest]
+    sampled: Mapping[int, int]
+    """`id` of a transcript -> tokens that the engine sampled for it."""
 
     @property
     def closely(self) -> Sequence[Sample]:
-        n_tokens = sum(len(sample.token_ids) for sample in self.samples)
+        n_tokens = sum([len(sample.token_ids) for sample in self.samples])
         return share(self.samples, n_tokens, self.step)
 
 

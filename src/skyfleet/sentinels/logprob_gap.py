@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf, log
+
 import torch
 from torch import Tensor
 
@@ -13,13 +15,19 @@ ALIKE = 0.9
 
 
 def logprob_gap(learned: Learned) -> Finding | None:
-    """On the first mini-batch: after an update the two differ because something was learned."""
+    """On the first mini-batch: after an update the two differ because something was learned.
+
+    An engine that draws from a part of the vocabulary gives each token more than the learner does, and
+    with top_p alone at most as much more as that part must hold.
+    """
     seen, expected = learned.seen, learned.expected
-    if not expected.comparable_logprobs or not seen.logprobs:
+    if expected.least_mass is None or not seen.logprobs:
         return None
     own_N = torch.cat(seen.logprobs)[: learned.n_first]
     told_N = torch.cat(seen.behaviour)[: learned.n_first]
-    gap = float((own_N - told_N).abs().mean())
+    allowed = -log(expected.least_mass) if expected.least_mass else inf
+    gap_N = (own_N - told_N).clamp(min=0) + (told_N - own_N - allowed).clamp(min=0)
+    gap = float(gap_N.mean())
     if gap <= expected.logprob_tolerance:
         return None
     own_N, told_N = own_N.double().cpu(), told_N.double().cpu()

@@ -6,6 +6,7 @@ from math import fsum
 
 import torch
 
+from skyfleet.sentinels.advantages import groups_again
 from skyfleet.sentinels.finding import Finding, found
 from skyfleet.sentinels.hops import Learned
 
@@ -29,15 +30,18 @@ def loss_inputs(learned: Learned) -> Finding | None:
 
 def loss_advantages(learned: Learned) -> Finding | None:
     """Advantages reach the loss as they were estimated, each at its own sequence."""
-    if learned.expected.credits_again:
-        return _credited_again(learned) if learned.expected.whitened_again else None
+    again = learned.expected.credited_again
+    if again and (wrong := _whitened(learned) if again == "batch" else _centred(learned)):
+        return wrong
     epochs = learned.expected.update_epochs
     totals = [digest.advantages for digest in learned.digests]
     products = [digest.advantages * digest.logprobs for digest in learned.digests]
     total, product = epochs * fsum(totals), epochs * fsum(products)
-    seen_total, seen_product = learned.seen.credit()
-    evidence = {"sum": total, "seen_sum": seen_total}
-    if abs(seen_total - total) > NEARLY * (epochs * fsum(map(abs, totals)) + NEARLY):
+    size = epochs * fsum(map(abs, totals))
+    seen_total, seen_size, seen_product = learned.seen.credit()
+    evidence = {"sum": total, "seen_sum": seen_total, "size": size, "seen_size": seen_size}
+    # Both: what is centred sums to nothing, however it is scaled.
+    if max(abs(seen_total - total), abs(seen_size - size)) > NEARLY * (size + NEARLY):
         return found("the advantages in the loss are not those that were estimated", **evidence)
     if abs(seen_product - product) > NEARLY * (epochs * fsum(map(abs, products)) + NEARLY):
         return found(
@@ -49,7 +53,11 @@ def loss_advantages(learned: Learned) -> Finding | None:
     return None
 
 
-def _credited_again(learned: Learned) -> Finding | None:
+def _centred(learned: Learned) -> Finding | None:
+    return groups_again(learned.samples, unit_deviation=learned.expected.unit_deviation)
+
+
+def _whitened(learned: Learned) -> Finding | None:
     """Whitened; and nothing at all only where every attempt earned the same."""
     values_N = torch.cat(learned.seen.advantages).double()
     if not values_N.any():

@@ -36,15 +36,16 @@ class SeenLoss:
     def n_sequences(self) -> int:
         return sum(map(len, self.lengths))
 
-    def credit(self) -> tuple[float, float]:
-        """The sum of the advantages, and of each sequence's times its engine logprob."""
+    def credit(self) -> tuple[float, float, float]:
+        """The sum of the advantages, of their sizes, and of each sequence's times its engine logprob."""
         if not self.lengths:
-            return 0.0, 0.0
+            return 0.0, 0.0, 0.0
         lengths_B = torch.cat(self.lengths)
         advantages_B = sequence_sum(torch.cat(self.advantages).double(), lengths_B)
         behaviour_B = sequence_sum(torch.cat(self.behaviour).double(), lengths_B)
-        total, product = torch.stack([advantages_B.sum(), advantages_B @ behaviour_B]).tolist()
-        return total, product
+        sums = [advantages_B.sum(), advantages_B.abs().sum(), advantages_B @ behaviour_B]
+        total, size, product = torch.stack(sums).tolist()
+        return total, size, product
 
 
 class LossWitness:

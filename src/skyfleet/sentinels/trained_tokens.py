@@ -38,14 +38,15 @@ def trained_tokens(credited: Credited) -> Finding | None:
 
 
 def token_conservation(credited: Credited) -> Finding | None:
-    """What the kept attempts sampled is what their samples hold; nothing twice, nothing cut."""
+    """What the engine sampled for kept attempts is what their samples hold; nothing twice or cut."""
     trained: dict[tuple[str, int], int] = {}
     for sample, digest in zip(credited.samples, credited.digests, strict=True):
         place = (sample.task_key, sample.attempt)
         trained[place] = trained.get(place, 0) + digest.n_chosen
+    counts, masks = credited.sampled, credited.expected.mask_unfinished
     for place, attempt in credited.attempts.items():
-        masked = credited.expected.mask_unfinished and attempt.ending.truncated
-        sampled = sum(sum(transcript.loss_mask) for transcript in attempt.transcripts)
+        masked = masks and attempt.ending.truncated
+        sampled = sum([counts[id(transcript)] for transcript in attempt.transcripts])
         if trained.get(place, 0) != (0 if masked else sampled):
             return found(
                 "an attempt's samples hold another number of tokens than it sampled",

@@ -53,6 +53,7 @@ class Watch:
         self._memory = Memory(folder / "metrics.jsonl")
         self._step = self._version = 0
         self._digests: list[Digest] = []
+        self._sampled: dict[int, int] = {}
         self._print: Tensor | None = None
         """Of the learner's weights, as last seen."""
         self._found: set[str] = set()
@@ -64,6 +65,7 @@ class Watch:
         self._step, self._version = step, self._learner.policy_version
         with self._timed():
             speeches, lost = self._witness.testify(groups)
+            self._sampled = {id(speech.transcript): speech.n_sampled for speech in speeches}
             played = Played(
                 expected=self._expected,
                 step=step,
@@ -87,6 +89,7 @@ class Watch:
                 attempts=numbered(kept.groups),
                 samples=samples,
                 digests=self._digests,
+                sampled=self._sampled,
             )
             self._look(credited)
 
@@ -96,8 +99,8 @@ class Watch:
             learned = Learned(
                 expected=self._expected,
                 step=self._step,
-                samples=samples,
-                digests=self._digests,
+                samples=report.credited or samples,
+                digests=Digest.of_each(report.credited) if report.credited else self._digests,
                 policy_version=self._version,
                 report=report,
                 seen=self._losses.testify(),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from skyfleet.chat.completion import Completion
 from skyfleet.chat.transcript import Transcript
@@ -21,8 +21,9 @@ TAIL = 64
 cached turn does."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
+class Heard(NamedTuple):
+    """A step makes one for every turn."""
+
     prompt_length: int
     prompt_tail: int
     """Hash of the prompt's last tokens."""
@@ -34,13 +35,16 @@ class Heard:
         return self.prompt_tail == _tail(token_ids, self.prompt_length)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Speech:
+class Speech(NamedTuple):
     """One transcript of an episode, and what the engine said for it."""
 
     trajectory: Trajectory
     transcript: Transcript
     heard: tuple[Heard, ...]
+
+    @property
+    def n_sampled(self) -> int:
+        return sum([len(said.completion.token_ids) for said in self.heard])
 
 
 class Witness:
@@ -60,16 +64,10 @@ class Witness:
     async def generate(
         self, token_ids: Sequence[int], sampling: SamplingParams, *, session: str
     ) -> Completion:
-        length, tail = len(token_ids), _tail(token_ids, len(token_ids))
+        length, tail = len(token_ids), hash(tuple(token_ids[-TAIL:]))
         completion = await self._engine.generate(token_ids, sampling, session=session)
-        self._heard[session].append(
-            Heard(
-                prompt_length=length,
-                prompt_tail=tail,
-                completion=completion,
-                max_generate_length=sampling.max_generate_length,
-            )
-        )
+        heard = Heard(length, tail, completion, sampling.max_generate_length)
+        self._heard[session].append(heard)
         return completion
 
     async def release(self, session: str) -> None:
@@ -94,7 +92,7 @@ class Witness:
                 for transcript in trajectory.transcripts:
                     end = begin + len(transcript.policy_versions)
                     own, begin = tuple(heard[begin:end]), end
-                    speeches.append(Speech(trajectory=trajectory, transcript=transcript, heard=own))
+                    speeches.append(Speech(trajectory, transcript, own))
                 del heard[:begin]  # a task that is drawn again in the step has the same sessions
         lost = sum(map(len, self._heard.values()))
         self._heard.clear()

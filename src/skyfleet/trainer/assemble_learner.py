@@ -109,7 +109,9 @@ def learner_settings(config: RunConfig, *, total_steps: int) -> LearnerSettings:
         loss_chunk_size=trainer.loss_chunk_size,
         gradient_checkpointing=trainer.gradient_checkpointing,
         comparable_logprobs=comparable_logprobs(config),
-        recompute_old_logprobs=algorithm.off_policy_correction.active,
+        # What another engine says is near to the learner's, and a ratio would clip the rest.
+        recompute_old_logprobs=algorithm.off_policy_correction.active
+        or config.generator.backend != "embedded",
         kl=kl_estimator(algorithm.kl_estimator_type) if algorithm.use_kl_loss else None,
         kl_loss_coef=algorithm.kl_loss_coef,
         entropy_loss_coef=algorithm.entropy_loss_coef if algorithm.use_entropy_loss else 0.0,

@@ -16,7 +16,6 @@ from skyfleet.sentinels.roster import modes_of
 from skyfleet.sentinels.still_metrics import still_metrics
 from skyfleet.sentinels.watch import Watch
 from skyfleet.sentinels.witness import Witness
-from skyfleet.trainer.assemble_learner import comparable_logprobs
 from skyfleet.trainer.assemble_policy import Speaker
 from skyfleet.trainer.limits import limits_of
 from skyfleet.trainer.voice import Voice
@@ -72,10 +71,8 @@ def expected_of(config: RunConfig, *, envs: Collection[str], dtype: torch.dtype)
         unit_deviation=algorithm.advantage_estimator == "grpo" and algorithm.grpo_norm_by_std,
         mini_batch_size=trainer.policy_mini_batch_size,
         update_epochs=trainer.update_epochs_per_batch,
-        credits_again=algorithm.use_kl_in_reward or algorithm.advantage_estimator == "gae",
-        whitened_again=algorithm.advantage_estimator in ("gae", "reinforce++")
-        or algorithm.advantage_batch_normalize,
-        comparable_logprobs=comparable_logprobs(config),
+        credited_again=_credited_again(config),
+        least_mass=_least_mass(config),
         logprob_tolerance=FLOAT32_GAP if alike and dtype == torch.float32 else COARSE_GAP,
         own_reference=trainer.ref.model.path == trainer.policy.model.path,
         acting=tuple(key for key, on in acting.items() if on),
@@ -89,6 +86,27 @@ def still_metrics_of(config: RunConfig) -> Mapping[str, str]:
         n_updates=trainer.update_epochs_per_batch
         * (trainer.train_batch_size // trainer.policy_mini_batch_size),
     )
+
+
+def _least_mass(config: RunConfig) -> float | None:
+    sampling = config.generator.sampling_params
+    if sampling.temperature != config.trainer.algorithm.temperature:
+        return None
+    if not sampling.truncates:
+        return 1.0
+    top_p_alone = sampling.top_k < 1 and not sampling.min_p
+    return sampling.top_p if top_p_alone else 0.0
+
+
+def _credited_again(config: RunConfig) -> Literal["group", "batch"] | None:
+    algorithm = config.trainer.algorithm
+    if algorithm.advantage_estimator == "gae":
+        return "batch"
+    if not algorithm.use_kl_in_reward:
+        return None
+    if algorithm.advantage_estimator == "reinforce++" or algorithm.advantage_batch_normalize:
+        return "batch"
+    return "group" if algorithm.advantage_estimator in ("grpo", "rloo") else None
 
 
 def _centred(config: RunConfig) -> Literal["group", "batch"] | None:
