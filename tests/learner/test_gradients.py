@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from math import sqrt
 
@@ -31,7 +32,8 @@ def test_a_norm_is_told_for_every_layer_and_every_kind() -> None:
         "model.norm.weight": weight([1.0], [2.0]),
     }
     metrics = gradient_metrics(named.items())
-    metrics.pop("megabytes_edited")
+    for name in ("megabytes_edited", "grad:snr", "effective_rank"):
+        metrics.pop(name)
     assert metrics == pytest.approx(
         {
             "grad_norm/embedding": 2.0,
@@ -49,6 +51,29 @@ def test_a_weight_is_edited_where_its_gradient_is_above_a_twentieth_of_it() -> N
     metrics = gradient_metrics([("lm_head.weight", edited), ("frozen", nn.Parameter(edited.data))])
     assert metrics["megabytes_edited"] == pytest.approx(3 * 3.6 / 8 / 2**20)
     assert gradient_metrics([])["megabytes_edited"] == 0.0
+
+
+def test_signal_to_noise_is_the_mean_in_deviations() -> None:
+    weight = nn.Parameter(torch.ones(4))
+    weight.grad = torch.tensor([1.0, 3.0, 1.0, 3.0])
+    assert gradient_metrics([("w", weight)])["grad:snr"] == pytest.approx(2.0)
+    assert gradient_metrics([])["grad:snr"] == 0.0
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_the_effective_rank_counts_directions_by_their_weight(turned: bool) -> None:
+    def rank(*singular: float) -> float:
+        gradient = torch.zeros(3, 5)
+        gradient[range(len(singular)), range(len(singular))] = torch.tensor(singular)
+        weight = nn.Parameter(torch.ones(3, 5).T if turned else torch.ones(3, 5))
+        weight.grad = gradient.T.contiguous() if turned else gradient
+        return gradient_metrics([("w", weight)])["effective_rank"]
+
+    assert rank(7.0) == pytest.approx(1.0)
+    assert rank(2.0, 2.0, 2.0) == pytest.approx(3.0, rel=1e-4)
+    entropy = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
+    assert rank(3.0, 1.0) == pytest.approx(math.exp(entropy), rel=1e-4)
+    assert rank() == 0.0
 
 
 async def test_a_step_tells_norms_that_make_up_the_whole() -> None:

@@ -86,9 +86,9 @@ def test_fleets_recipe_has_fleets_batches_turns_and_lengths() -> None:
     assert generator.sampling_params.stop == ["</tool_call>"]
 
 
-def test_the_h200_preset_is_the_other_one_in_bfloat16_with_larger_passes() -> None:
+def test_the_h200_preset_is_the_other_one_in_bfloat16_for_longer_and_measured_on_more() -> None:
     changed = diff(preset("smollm2_135m"), preset("smollm2_135m_h200"))
     names = {"run_name", "run_path", "ckpt_path", "export_path"}
-    assert set(changed) == {
-        f"trainer.{key}" for key in ({"device", "bf16", "max_tokens_per_microbatch"} | names)
-    }
+    longer = {"max_tokens_per_microbatch", "max_training_steps", "eval_interval"}
+    keys = {f"trainer.{key}" for key in ({"device", "bf16"} | longer | names)}
+    assert set(changed) == {"data.val_data", *keys}

@@ -24,13 +24,17 @@ _BITS_AN_EDIT, _EDITED_SHARE = 3.6, 0.05
 
 @torch.no_grad()
 def gradient_metrics(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, float]:
-    """`grad_norm/layer_N`, `grad_norm/{kind}` and `megabytes_edited`, before any clipping.
+    """`grad_norm/layer_N`, `grad_norm/{kind}` and three of Fleet's, before any clipping.
 
     The squares of the layers' norms and of those outside layers sum to the square of the whole;
-    so do those of the kinds.
+    so do those of the kinds. `grad:snr` is the mean entry's size in deviations, `effective_rank` the
+    mean over matrices of exp(entropy of their singular values), `megabytes_edited` what changes much.
     """
     squares: dict[str, list[Tensor]] = defaultdict(list)
     edited: list[Tensor] = []
+    sums: list[Tensor] = []
+    ranks: list[Tensor] = []
+    n_entries = 0
     for name, parameter in named:
         if parameter.grad is None:
             continue
@@ -39,9 +43,35 @@ def gradient_metrics(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, flo
         if layer := _LAYER.search(name):
             squares[f"layer_{layer[1]}"].append(square)
         edited.append((parameter.grad.abs() > _EDITED_SHARE * parameter.abs()).sum())
+        sums.append(torch.stack([parameter.grad.sum(dtype=torch.float64), square.double()]))
+        n_entries += parameter.grad.numel()
+        if parameter.grad.dim() == 2:
+            ranks.append(_effective_rank(parameter.grad))
     norms = {f"grad_norm/{key}": float(torch.stack(s).sum().sqrt()) for key, s in squares.items()}
     n_edited = int(torch.stack(edited).sum()) if edited else 0
-    return norms | {"megabytes_edited": _BITS_AN_EDIT * n_edited / 8 / 2**20}
+    return norms | {
+        "megabytes_edited": _BITS_AN_EDIT * n_edited / 8 / 2**20,
+        "grad:snr": _snr(sums, n_entries),
+        "effective_rank": float(torch.stack(ranks).mean()) if ranks else 0.0,
+    }
+
+
+def _snr(sums: list[Tensor], n_entries: int) -> float:
+    if not sums:
+        return 0.0
+    total, square = (float(x) / n_entries for x in torch.stack(sums).sum(dim=0))
+    deviation = max(square - total * total, 0.0) ** 0.5
+    return abs(total) / deviation if deviation else 0.0
+
+
+def _effective_rank(gradient_FE: Tensor) -> Tensor:
+    """Between 1 and the shorter side (Roy and Vetterli 2007); 0 of nothing."""
+    wide = gradient_FE.float()
+    gram = wide @ wide.T if wide.shape[0] <= wide.shape[1] else wide.T @ wide
+    values = torch.linalg.eigvalsh(gram).clamp(min=0).sqrt()
+    shares = values / values.sum().clamp(min=1e-30)
+    rank: Tensor = torch.special.entr(shares).sum().exp() * (values.sum() > 0)
+    return rank
 
 
 def _kind(name: str) -> str:
