@@ -34,10 +34,12 @@ class SentinelError(SkyfleetError, RuntimeError):
 class MissingExtraError(SkyfleetError, ImportError):
     """An optional package is not installed."""
 
-    def __init__(self, package: str, extra: str) -> None:
+    def __init__(self, package: str, extra: str, *, constrained: bool = True) -> None:
+        """Without constraints where the package wants other versions than we test with."""
+        versions = "-c constraints.txt " if constrained else ""
         super().__init__(
             f"{package} is not installed; it comes with the extra {extra}: in a clone, "
-            f"pip install -c constraints.txt -e '.[{extra}]'"
+            f"pip install {versions}-e '.[{extra}]'"
         )
 
 

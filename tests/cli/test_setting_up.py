@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 from pathlib import Path
+from typing import Any
 
+import pytest
 from tests.fakes.small_runs import SETTINGS
 from typer.testing import CliRunner
 
 from skyfleet.cli.main import app
+from skyfleet.rollouts.collect import collect
+from skyfleet.trainer import loop
 
 
 def lines_of_training(folder: Path, *words: str) -> list[str]:
@@ -47,3 +54,26 @@ def test_a_resumed_run_says_so_first_and_plays_no_solution_it_is_past(tmp_path: 
         f"setting up: making the policy: {saved}/policy",
     ]
     assert lines[0].startswith("setting up: resuming")
+
+
+def test_a_run_that_its_cluster_ends_is_saved_as_one_that_its_user_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = collect
+
+    async def ended_in_the_third(*args: Any, **more: Any) -> Any:
+        calls.append(None)
+        if len(calls) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(10)
+        return await played(*args, **more)
+
+    calls: list[None] = []
+    monkeypatch.setattr(loop, "collect", ended_in_the_third)
+    file = tmp_path / "run.yaml"
+    file.write_text(SETTINGS)
+    words = ["trainer.max_training_steps=5", "data.val_data=[]", f"trainer.run_path={tmp_path}/run"]
+    result = CliRunner().invoke(app, ["train", str(file), *words, "trainer.ckpt_interval=100"])
+    assert result.exit_code == 128 + signal.SIGTERM, result.output
+    assert "global_step_2" in result.output
+    assert (tmp_path / "run" / "checkpoints" / "global_step_2").is_dir()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -194,9 +196,24 @@ async def test_a_chat_turn_broken_off_is_an_engine_error(server: Server) -> None
 
 
 async def test_a_host_that_takes_no_connection_is_not_waited_for(server: Server) -> None:
-    async with OpenAIEngine(server.url, model="m", timeout_seconds=900) as engine:
-        timeout = engine._client.timeout
+    async with (
+        OpenAIEngine(server.url, model="m", timeout_seconds=900) as engine,
+        engine.connection() as client,
+    ):
+        timeout = client.timeout
     assert (timeout.connect, timeout.read) == (10, 900)
+
+
+async def test_connections_come_from_small_pools_and_go_back_to_them(server: Server) -> None:
+    async with OpenAIEngine(server.url, model="m", max_concurrent=40) as engine:
+        for _ in range(2):
+            async with AsyncExitStack() as held:
+                taken = [await held.enter_async_context(engine.connection()) for _ in range(40)]
+                assert sorted(Counter(map(id, taken)).values()) == [8, 16, 16]
+        async with engine.connection() as one:
+            pass
+        async with engine.connection() as other:
+            assert other is one
 
 
 async def test_a_post_and_all_its_tries_end_at_the_deadline(server: Server) -> None:

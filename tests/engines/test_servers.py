@@ -50,7 +50,9 @@ async def test_the_only_model_of_a_server_need_not_be_named() -> None:
     speaker = tiny_speaker()
     async with serving(speaker.app(speaker.engine(), api_key="k")) as url:
         found = await find_server(url, model=None, api_key="k")
-        assert found == Server(url=f"{url}/v1", model=MODEL, max_model_len=CAPACITY)
+        assert found == Server(
+            url=f"{url}/v1", model=MODEL, max_model_len=CAPACITY, policy_version=0
+        )
         assert await find_server(url, model=MODEL, api_key="k") == found
         with pytest.raises(ConfigError, match=rf"serves \['{MODEL}'\], not .*'other'"):
             await find_server(url, model="other", api_key="k")
@@ -103,6 +105,15 @@ async def test_different_models_are_not_scored_as_one_policy() -> None:
         await found(listing("base"), listing("mine"))
     servers = await found(listing("base", "mine"), listing("mine"), model="mine")
     assert [server.model for server in servers] == ["mine", "mine"]
+
+
+async def test_different_steps_are_not_scored_as_one_policy() -> None:
+    def at(step: int | None) -> Response:
+        return JSONResponse({"data": [{"id": "mine", "policy_version": step}]})
+
+    assert len(await found(at(40), at(40), at(None))) == 3
+    with pytest.raises(ConfigError, match=r"different steps of a policy: 40 at .*, 60 at http"):
+        await found(at(40), at(60))
 
 
 @pytest.mark.parametrize("again", ["host:8000", "http://host:8000/v1/"])

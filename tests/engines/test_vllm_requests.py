@@ -118,5 +118,5 @@ def test_a_vllm_that_cannot_is_refused_by_its_version(version: str) -> None:
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vllm is installed")
 async def test_without_vllm_the_extra_is_named() -> None:
-    with pytest.raises(MissingExtraError, match=r"vllm is not installed.*\[vllm\]"):
+    with pytest.raises(MissingExtraError, match=r"pip install -e .\.\[train,vllm\]"):
         await open_vllm_engine("folder", SETTINGS, decode_text=str)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import pytest
 from tests.fakes.counter_env import PRESS, TASK, CounterEnv, Place, opening
 from tests.fakes.scripted_engine import ScriptedEngine, speaking
 
+from skyfleet.envs.env import Opening, Step
 from skyfleet.errors import ContextFullError, EngineError, EnvError, VerifierError
 from skyfleet.rollouts.collect import collect
 from skyfleet.rollouts.episode import run_episode
@@ -57,6 +59,36 @@ async def test_an_env_that_raises_fails_its_episode(
     assert outcome(trajectory) == (Ending.FAILED, None, "EnvError", detail)
     assert len(trajectory.turns) == n_turns
     assert env.closed == (0 if place == "open" else 1)
+
+
+@pytest.mark.parametrize(
+    ("place", "given", "kind", "detail"),
+    [
+        ("reset", None, "EnvError", "reset() gave None, no Opening"),
+        ("reset", Opening(messages=("hello",)), "EnvError", "'hello' among its messages"),  # type: ignore[arg-type]
+        ("step", None, "EnvError", "step() gave None, no Step"),
+        ("step", Step(messages=("hello",)), "EnvError", "'hello' among its messages"),  # type: ignore[arg-type]
+        ("step", Step(reward=math.nan), "EnvError", "the reward nan"),
+        ("grade", 1.0, "VerifierError", "grade() gave 1.0; give a Grade"),
+        ("grade", {"reward": 1.0}, "VerifierError", "give a Grade, or None"),
+        ("grade", Grade(reward=math.nan, success=False), "VerifierError", "the reward nan"),
+        ("grade", Grade(reward="1", success=True), "VerifierError", "the reward '1'"),  # type: ignore[arg-type]
+    ],
+)
+async def test_an_env_that_gives_something_else_fails_its_episode_alone(
+    place: str, given: object, kind: str, detail: str
+) -> None:
+    env: Any = CounterEnv()
+
+    async def give(*_: object) -> object:
+        return given
+
+    setattr(env, place, give)
+    trajectory = await played(env)
+    assert trajectory.reward is None
+    assert trajectory.failure is not None
+    assert trajectory.failure.kind == kind
+    assert detail in trajectory.failure.detail
 
 
 async def test_an_error_that_has_a_name_keeps_it() -> None:

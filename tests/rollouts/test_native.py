@@ -219,15 +219,15 @@ class Wondering:
 
     policy_version = 0
 
-    def __init__(self) -> None:
+    def __init__(self, call: str = '{"name": "look", "arguments": {}}') -> None:
         self.prompts: dict[str, list[str]] = {}
+        self._call = f"<tool_call>\n{call}\n</tool_call>"
 
     async def generate(
         self, token_ids: Sequence[int], sampling: SamplingParams, *, session: str
     ) -> Completion:
         self.prompts.setdefault(session, []).append(tiny_speaker().renderer.text(token_ids))
-        call = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
-        text = f"<think>\nI am {session}.\n</think>\n\n{call}<|im_end|>"
+        text = f"<think>\nI am {session}.\n</think>\n\nHm.\n{self._call}<|im_end|>"
         said = tiny_speaker().tokenizer.encode(text, add_special_tokens=False)
         return Completion(
             token_ids=tuple(said), logprobs=(-1.0,) * len(said), finish="stop", policy_version=0
@@ -267,3 +267,24 @@ async def test_sessions_that_say_the_same_go_on_from_their_own_thoughts() -> Non
     for name, other in (("Ann", "Bob"), ("Bob", "Ann")):
         assert f"I am {name}." in engine.prompts[name][1]
         assert f"I am {other}." not in engine.prompts[name][1]
+
+
+async def test_a_call_that_our_server_could_not_read_is_told_as_one() -> None:
+    look = ToolSpec(name="look", description="Look.", parameters={"type": "object"})
+    async with (
+        serving(tiny_speaker().app(Wondering('{"name": "look", "argu'), max_model_len=4000)) as url,
+        OpenAIChatEngine(f"{url}/v1", model=MODEL) as client,
+    ):
+        conversation = NativeConversation(
+            Opening(messages=(Message(role="user", content="hi"),), tools=(look,)),
+            engine=client,
+            sampling=SamplingParams(max_generate_length=200),
+            session="Ann",
+            max_input_length=4000,
+        )
+        for _ in range(3):
+            message = await conversation.speak()
+            assert (message.text, len(message.malformed_calls)) == ("Hm.", 1)
+            assert "argu" in message.malformed_calls[0]
+            conversation.hear([Message(role="user", content="no")])
+    assert len(conversation.transcripts) == 1

@@ -150,6 +150,7 @@ async def test_metrics_count_requests_and_tokens(served: Served) -> None:
         ('{"model": "tiny", "prompt": [[5], [5, -3]]}', "the prompt holds token -3"),
         (f'{{"model": "tiny", "seed": 1, "prompt": [{10**30}]}}', "a number that is no token id"),
         ('{"model": "tiny", "prompt": "a", "echo": true}', "echo=True is not served"),
+        ('{"model": "tiny", "prompt": "a", "guided_json": {}}', "guided_json={} is not served"),
         ('{"model": "tiny", "prompt": "a", "logprobs": 5}', "logprobs=5"),
     ],
 )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+import signal
 import sys
 from collections import Counter
+from collections.abc import Coroutine
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from skyfleet.cli.arguments import DryRun, Words, config_from, show_plan, torch_needed
 
@@ -27,10 +29,11 @@ def train_command(words: Words = None, dry_run: DryRun = False) -> None:
     say = partial(print, "setting up:", flush=True)
     try:
         with torch_needed():
-            table = asyncio.run(run_training(config, say=say))
-    except KeyboardInterrupt:
+            table = asyncio.run(_until_ended(run_training(config, say=say)))
+    except (KeyboardInterrupt, asyncio.CancelledError) as end:
         print(f"\n{_farewell(config)}")
-        raise SystemExit(130) from None
+        sent = signal.SIGINT if isinstance(end, KeyboardInterrupt) else signal.SIGTERM
+        raise SystemExit(128 + sent) from None
     if table:
         print(f"\n{table}")
     folder = config.trainer.run_path
@@ -38,6 +41,14 @@ def train_command(words: Words = None, dry_run: DryRun = False) -> None:
         f"The run is in {folder}: config, metrics, trajectories, checkpoints.\n"
         f"Its report: {folder}/report.html. Its episodes: skyfleet view {folder}"
     )
+
+
+async def _until_ended(training: Coroutine[Any, Any, str | None]) -> str | None:
+    """SIGTERM, with which clusters end a job, is taken as Ctrl-C is: what was learnt is saved."""
+    task = asyncio.current_task()
+    if task is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await training
 
 
 def _farewell(config: RunConfig) -> str:

@@ -87,15 +87,20 @@ class OpenAIChatEngine(Endpoint):
                         prompt_token_ids=tuple(prompt),
                         completion=completion,
                     )
-        raise await no_tokens(self._client, self._url)
+        async with self.connection() as client:
+            raise await no_tokens(client, self._url)
 
     async def release(self, session: str) -> None:
         """A server drops the oldest of its cache by itself."""
 
 
 def _with_thoughts(message: Message) -> dict[str, Any]:
-    """So that a template which keeps thoughts gives the tokens that were sampled."""
+    """So that a template which keeps thoughts gives the tokens that were sampled.
+
+    A call that could not be read is text, as the server told it.
+    """
     written = written_message(message)
+    written["content"] = "\n".join(filter(None, (written["content"], *message.malformed_calls)))
     if message.reasoning is not None:
         written |= {"reasoning": message.reasoning, "reasoning_content": message.reasoning}
     return written

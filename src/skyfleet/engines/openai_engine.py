@@ -63,7 +63,8 @@ class OpenAIEngine(Endpoint):
             case {"choices": [{"token_ids": list()} as choice, *_]}:
                 told = (choice.get("logprobs") or {}).get("token_logprobs") or ()
                 return completion_of(choice, told, policy_version=version_of(answer, version))
-        raise await no_tokens(self._client, self._url)
+        async with self.connection() as client:
+            raise await no_tokens(client, self._url)
 
     async def release(self, session: str) -> None:
         """A server drops the oldest of its cache by itself."""

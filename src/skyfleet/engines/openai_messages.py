@@ -43,7 +43,9 @@ def read_reply(said: Mapping[str, Any]) -> Message:
     Servers that were not told how their model thinks leave its thoughts in what it says.
     """
     calls: list[ToolCall] = []
-    malformed: list[str] = []
+    # Ours alone tells them; to others they stand in what is said.
+    told = "\n".join(map(str, said.get("malformed_calls") or ()))
+    malformed = [str(call) for call in said.get("malformed_calls") or ()]
     for number, call in enumerate(said.get("tool_calls") or ()):
         match call:
             case {"function": {"name": str() as name, "arguments": arguments}}:
@@ -56,8 +58,10 @@ def read_reply(said: Mapping[str, Any]) -> Message:
     content, reasoning = said.get("content") or "", said.get("reasoning_content")
     if reasoning is None:
         reasoning = said.get("reasoning")
-    if reasoning is None and isinstance(content, str):
-        content, reasoning = thoughts_aside(content)
+    if isinstance(content, str):
+        content = content.removesuffix(told).rstrip() if told else content
+        if reasoning is None:
+            content, reasoning = thoughts_aside(content)
     return Message(
         role="assistant",
         content=content,

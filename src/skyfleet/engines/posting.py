@@ -6,7 +6,8 @@ RefusedError where only this request is refused: the endpoint may well take the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,6 +20,8 @@ FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 15.0
 CONNECT_SECONDS = 10.0
 
+_A_POOL = 16
+"""Connections: httpx looks through a whole pool for every request, a hundred of them for long."""
 _PASSING = frozenset({408, 409, 429, 500, 502, 503, 504, 529})
 _TO_ALL = frozenset({401, 402, 403, 404, 405, 407})
 """Refusals that every request would meet: key, credit, address."""
@@ -57,13 +60,11 @@ class Endpoint:
         """
         self._url, self._timeout_seconds, self._tries = url, timeout_seconds, tries
         self._gate = asyncio.Semaphore(max_concurrent)
-        self._client = httpx.AsyncClient(
-            headers=dict(headers),
-            timeout=httpx.Timeout(timeout_seconds, connect=min(CONNECT_SECONDS, timeout_seconds)),
-            limits=httpx.Limits(
-                max_connections=max_concurrent, max_keepalive_connections=max_concurrent
-            ),
-        )
+        self._headers = dict(headers)
+        self._ssl = httpx.create_ssl_context()
+        self._pools: list[httpx.AsyncClient] = []
+        self._free: list[httpx.AsyncClient] = []
+        """A pool once for each of its connections that nobody uses."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -74,7 +75,29 @@ class Endpoint:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self._client.aclose()
+        for pool in self._pools:
+            await pool.aclose()
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[httpx.AsyncClient]:
+        """One of a pool that has one free; low pools first, so that few are ever opened."""
+        if not self._free:
+            self._pools.append(self._new_pool())
+            self._free += [self._pools[-1]] * _A_POOL
+        pool = self._free.pop()
+        try:
+            yield pool
+        finally:
+            self._free.append(pool)
+
+    def _new_pool(self) -> httpx.AsyncClient:
+        seconds = self._timeout_seconds
+        return httpx.AsyncClient(
+            headers=self._headers,
+            verify=self._ssl,
+            timeout=httpx.Timeout(seconds, connect=min(CONNECT_SECONDS, seconds)),
+            limits=httpx.Limits(max_connections=_A_POOL, max_keepalive_connections=_A_POOL),
+        )
 
     async def post(
         self, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
@@ -93,7 +116,8 @@ class Endpoint:
         for attempt in range(1, self._tries + 1):
             asked_seconds = 0.0
             try:
-                response = await self._client.post(self._url, json=body, headers=headers)
+                async with self.connection() as client:
+                    response = await client.post(self._url, json=body, headers=headers)
             except httpx.TransportError as error:
                 problem = f"{type(error).__name__}: {error}"
             else:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import httpx
 
@@ -25,6 +25,8 @@ class Server:
     model: str
     max_model_len: int | None = None
     """Tokens of a prompt with its turn; None where the server does not tell."""
+    policy_version: int | None = None
+    """The step whose weights it has; only ours tell."""
 
 
 def read_key() -> str | None:
@@ -51,6 +53,12 @@ async def find_servers(
         raise ConfigError(
             f"{_URLS} serve different models: {told}; they would be scored as one policy, so name "
             f"one that all have with {_MODEL}, or evaluate them one by one"
+        )
+    if len({server.policy_version for server in servers} - {None}) > 1:
+        told = ", ".join(f"{server.policy_version} at {server.url}" for server in servers)
+        raise ConfigError(
+            f"{_URLS} serve different steps of a policy: {told}; they would be scored as one, so "
+            "serve one step on all, or evaluate them one by one"
         )
     for server in servers:
         if server.max_model_len is not None and server.max_model_len < longest:
@@ -86,7 +94,7 @@ async def find_server(address: str, *, model: str | None, api_key: str | None) -
     if model is None and len(served) != 1:
         raise ConfigError(f"{named} serves {list(served)}; choose with {_MODEL}")
     name = model or next(iter(served))
-    return Server(url=url, model=name, max_model_len=served[name])
+    return replace(served[name], url=url)
 
 
 def base_url(address: str) -> str:
@@ -113,17 +121,23 @@ def _way_out(status: int, *, has_key: bool) -> str:
     return "try again when it is up, or read its log" if status >= 500 else _ELSEWHERE
 
 
-def _models(response: httpx.Response) -> dict[str, int | None] | None:
-    """Each with how many tokens it takes; None where no models are listed at all."""
+def _models(response: httpx.Response) -> dict[str, Server] | None:
+    """By name; None where no models are listed at all."""
     try:
         match response.json():
             case {"data": list() as models}:
-                return {
-                    str(one["id"]): length if isinstance(length, int) else None
-                    for one in models
-                    if isinstance(one, dict) and "id" in one
-                    for length in (one.get("max_model_len"),)
-                }
+                told = [one for one in models if isinstance(one, dict) and "id" in one]
+                return {str(one["id"]): _model(one) for one in told}
     except ValueError:
         pass
     return None
+
+
+def _model(told: Mapping[str, object]) -> Server:
+    length, version = told.get("max_model_len"), told.get("policy_version")
+    return Server(
+        url="",
+        model=str(told["id"]),
+        max_model_len=length if isinstance(length, int) else None,
+        policy_version=version if isinstance(version, int) else None,
+    )

@@ -77,7 +77,7 @@ def check_vllm() -> None:
     try:
         from vllm import __version__ as version
     except ImportError:
-        raise MissingExtraError("vllm", "vllm") from None
+        raise MissingExtraError("vllm", "train,vllm", constrained=False) from None
     check_version(version)
 
 

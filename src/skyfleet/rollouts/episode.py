@@ -8,6 +8,7 @@ from time import perf_counter
 from types import TracebackType
 
 from skyfleet.envs.env import Env, EnvFactory, Opening
+from skyfleet.envs.given import given_grade, given_opening, given_step
 from skyfleet.envs.lifecycle import opened
 from skyfleet.errors import ContextFullError, EnvError, EpisodeError, VerifierError, blamed_on
 from skyfleet.rollouts.conversation import Conversation, Policy
@@ -111,7 +112,7 @@ async def _play_in_time(
         async with _InTime(limits):
             env = await opened(open_env, task, closing)
             with blamed_on(EnvError, "reset"):
-                episode.opening = await env.reset()
+                episode.opening = given_opening(await env.reset())
             episode.conversation = policy(task, episode.opening, f"{task.key}/{sample}")
             episode.ending = await _play(env, episode.conversation, limits, episode.turns)
     except OvertimeError as error:
@@ -137,7 +138,7 @@ async def _play(env: Env, conversation: Conversation, limits: Limits, turns: lis
             turns.append(Turn(action=action, replies=(), reward=0.0, engine_seconds=spoken - start))
             return Ending.LENGTH
         with blamed_on(EnvError, "step"):
-            step = await env.step(action)
+            step = given_step(await env.step(action))
         turns.append(
             Turn(
                 action=action,
@@ -161,4 +162,4 @@ async def _play(env: Env, conversation: Conversation, limits: Limits, turns: lis
 async def _grade(episode: _Episode, env: Env, limits: Limits) -> None:
     with blamed_on(VerifierError, "grade"):
         async with _InTime(limits):
-            episode.grade = await env.grade()
+            episode.grade = given_grade(await env.grade())

@@ -60,6 +60,8 @@ def chat_message(
         text = "\n".join(filter(None, (text, *message.malformed_calls)))
     written = written_message(message)
     written["content"] = without_stop(body, text, is_whole=is_whole)
+    if is_whole and message.malformed_calls:
+        written["malformed_calls"] = list(message.malformed_calls)
     if message.reasoning is not None:
         written["reasoning_content"] = message.reasoning
     return written

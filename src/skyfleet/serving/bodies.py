@@ -27,6 +27,10 @@ _ONLY: dict[str, tuple[object, ...]] = {
     "use_beam_search": (False,),
 }
 """Keys that would change the answer, with the values at which they do not."""
+_HARMLESS = frozenset(
+    ["add_generation_prompt", "add_special_tokens", "cache_salt", "metadata", "parallel_tool_calls", "priority", "prompt_cache_key", "request_id", "return_tokens_as_token_ids", "safety_identifier", "service_tier", "skip_special_tokens", "spaces_between_special_tokens", "store", "user"]
+)
+"""Keys that change nothing here."""
 
 
 class _Tolerant(BaseModel):
@@ -131,6 +135,10 @@ def read_body(raw: bytes, kind: type[B], *, template_kwargs: Mapping[str, Any]) 
         raise RefusalError("the body is not a JSON object; send one")
     for key, same in (_ONLY | {"chat_template_kwargs": ({}, dict(template_kwargs))}).items():
         if sent.get(key) is not None and sent[key] not in same:
+            raise RefusalError(f"{key}={sent[key]!r:.100} is not served; leave it out", param=key)
+    known = kind.model_fields.keys() | _ONLY.keys() | _HARMLESS | {"chat_template_kwargs"}
+    for key in sent.keys() - known:
+        if sent[key] is not None:
             raise RefusalError(f"{key}={sent[key]!r:.100} is not served; leave it out", param=key)
     try:
         return kind.model_validate(sent)

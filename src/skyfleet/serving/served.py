@@ -37,7 +37,8 @@ class Served:
 
     async def models(self) -> dict[str, Any]:
         model = {"id": self._model, "object": "model", "created": 0, "owned_by": "skyfleet"}
-        return {"object": "list", "data": [{**model, "max_model_len": self._max_model_len}]}
+        told = {"max_model_len": self._max_model_len, "policy_version": self.speaking.version}
+        return {"object": "list", "data": [{**model, **told}]}
 
     def read(self, raw: bytes, kind: type[B]) -> B:
         body = read_body(raw, kind, template_kwargs=self._template_kwargs)

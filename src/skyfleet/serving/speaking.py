@@ -30,6 +30,10 @@ class Speaking:
         self.sessions = Sessions(engine, most=max_sessions)
         self.counters = Counters()
 
+    @property
+    def version(self) -> int:
+        return self._engine.policy_version
+
     async def whole(self, ask: Ask) -> Completion:
         with self.counters.turn(len(ask.prompt)):
             async with self.sessions.held(ask.session):

@@ -77,7 +77,8 @@ class Threads:
 def words(message: Message) -> list[object]:
     """What a client gives back of a message, whatever it does to the rest."""
     calls = [[call.name, dict(call.arguments)] for call in message.tool_calls]
-    return [message.role, message.text, calls]
+    text = "\n".join(filter(None, (message.text, *message.malformed_calls)))
+    return [message.role, text, calls]
 
 
 def _key(messages: Sequence[Message], tools: Sequence[ToolSpec], client: str | None) -> bytes:

@@ -1,0 +1,50 @@
+"""Given: what an env of anybody's gives back, looked at before anyone counts on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import isfinite
+
+from skyfleet.chat.message import Message
+from skyfleet.envs.env import Opening, Step
+from skyfleet.errors import EnvError, VerifierError
+from skyfleet.tasks.grade import Grade
+
+
+def given_opening(opening: object) -> Opening:
+    if not isinstance(opening, Opening):
+        raise EnvError(f"reset() gave {opening!r:.100}, no Opening")
+    _check_messages(opening.messages, "reset()")
+    return opening
+
+
+def given_step(step: object) -> Step:
+    if not isinstance(step, Step):
+        raise EnvError(f"step() gave {step!r:.100}, no Step")
+    _check_messages(step.messages, "step()")
+    if not _is_finite(step.reward):
+        raise EnvError(f"step() gave the reward {step.reward!r:.100}; give a finite number")
+    return step
+
+
+def given_grade(grade: object) -> Grade | None:
+    if grade is None:
+        return None
+    if not isinstance(grade, Grade):
+        raise VerifierError(f"grade() gave {grade!r:.100}; give a Grade, or None for unknown")
+    if not _is_finite(grade.reward):
+        raise VerifierError(
+            f"grade() gave the reward {grade.reward!r:.100}; give a finite number, or None for "
+            "a grade that is unknown"
+        )
+    return grade
+
+
+def _check_messages(messages: Iterable[object], by: str) -> None:
+    for message in messages:
+        if not isinstance(message, Message):
+            raise EnvError(f"{by} gave {message!r:.100} among its messages, no Message")
+
+
+def _is_finite(number: object) -> bool:
+    return isinstance(number, int | float) and isfinite(number)
