@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.fakes.moody_world import MoodyWorld
-from tests.fakes.small_runs import rows
+from tests.fakes.small_runs import rows, small_config
 from tests.sentinels.planted import IN_REWARD, KL, begun, go_on, said
 
 from skyfleet.envs.env import Env
@@ -14,6 +14,7 @@ from skyfleet.envs.worlds.catalog import get_world
 from skyfleet.sentinels.roster import ROSTER
 from skyfleet.tasks.grade import Grade
 from skyfleet.tasks.task import Task
+from skyfleet.trainer.assemble_watch import acting_of
 
 PAIRS = "generator.n_samples_per_prompt=2"
 ALGORITHM = "trainer.algorithm"
@@ -120,3 +121,23 @@ async def test_attempts_that_earned_the_same_fraction_are_not_taken_for_a_bug(
     finally:
         run.log.close()
     assert said(tmp_path) == []
+
+
+async def test_every_filter_that_is_on_tells_whether_it_acts(tmp_path: Path) -> None:
+    rules = f"{ALGORITHM}.off_policy_correction"
+    settings = (
+        f"{ALGORITHM}.zero_variance_filter=true",
+        f"{rules}.tis_ratio_type=sequence",
+        f"{rules}.sequence_mask_metric=geometric",
+        f"{rules}.outlier_token_is_threshold_high=5",
+        f"{rules}.token_mask_is_threshold_low=0.5",
+        f"{rules}.token_mask_is_threshold_high=2",
+    )
+    run = await begun(tmp_path, *settings)
+    try:
+        await go_on(run, 1)
+    finally:
+        run.log.close()
+    acting = acting_of(small_config(tmp_path, *settings))
+    assert len(acting) == 5
+    assert rows(tmp_path)[-1].keys() >= set(acting)

@@ -28,7 +28,23 @@ _ONLY: dict[str, tuple[object, ...]] = {
 }
 """Keys that would change the answer, with the values at which they do not."""
 _HARMLESS = frozenset(
-    ["add_generation_prompt", "add_special_tokens", "cache_salt", "metadata", "parallel_tool_calls", "priority", "prompt_cache_key", "request_id", "return_tokens_as_token_ids", "safety_identifier", "service_tier", "skip_special_tokens", "spaces_between_special_tokens", "store", "user"]
+    [
+        "add_generation_prompt",
+        "add_special_tokens",
+        "cache_salt",
+        "metadata",
+        "parallel_tool_calls",
+        "priority",
+        "prompt_cache_key",
+        "request_id",
+        "return_tokens_as_token_ids",
+        "safety_identifier",
+        "service_tier",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+        "store",
+        "user",
+    ]
 )
 """Keys that change nothing here."""
 

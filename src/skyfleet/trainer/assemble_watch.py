@@ -51,10 +51,6 @@ def expected_of(config: RunConfig, *, envs: Collection[str], dtype: torch.dtype)
     dynamic = algorithm.dynamic_sampling.type
     punished = algorithm.overlong_buffer_len is not None
     alike = generator.backend == "embedded"  # else the engine computes in its own way
-    acting = {
-        "filter/zero_variance": algorithm.zero_variance_filter,
-        "policy/clip_cov_ratio": algorithm.policy_loss_type == "clip_cov",
-    }
     return Expected(
         n_samples=generator.n_samples_per_prompt,
         batch_size=trainer.train_batch_size,
@@ -75,8 +71,28 @@ def expected_of(config: RunConfig, *, envs: Collection[str], dtype: torch.dtype)
         least_mass=_least_mass(config),
         logprob_tolerance=FLOAT32_GAP if alike and dtype == torch.float32 else COARSE_GAP,
         own_reference=trainer.ref.model.path == trainer.policy.model.path,
-        acting=tuple(key for key, on in acting.items() if on),
+        acting=acting_of(config),
     )
+
+
+def acting_of(config: RunConfig) -> tuple[str, ...]:
+    """What tells that each filter, mask and cap that is on has something to do."""
+    algorithm = config.trainer.algorithm
+    rules = algorithm.off_policy_correction
+    outliers = (rules.outlier_token_is_threshold_low, rules.outlier_token_is_threshold_high)
+    varied = algorithm.zero_variance_filter or algorithm.dynamic_sampling.type is not None
+    acting = {
+        "filter/zero_variance": varied,
+        "policy/clip_cov_ratio": algorithm.policy_loss_type == "clip_cov",
+        "policy/tis_token_clip_high_ratio": rules.tis_ratio_type == "token",
+        "policy/tis_seq_clip_high_ratio": rules.tis_ratio_type == "sequence",
+        "policy/geo_sequence_mask_masked_ratio": rules.sequence_mask_metric == "geometric",
+        "policy/product_sequence_mask_masked_ratio": rules.sequence_mask_metric == "product",
+        "policy/outlier_seq_masked_ratio": outliers != (None, None),
+        "policy/token_mask_ratio": rules.token_mask_is_threshold_low is not None
+        and rules.token_mask_is_threshold_high is not None,
+    }
+    return tuple(key for key, on in acting.items() if on)
 
 
 def still_metrics_of(config: RunConfig) -> Mapping[str, str]:
