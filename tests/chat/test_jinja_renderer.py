@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from dataclasses import replace
 
 import pytest
+from tests.chat.family_templates import GLM, GLM_MARKS
 from tests.chat.small_tokenizer import chatml_template, small_tokenizer
 
 from skyfleet.chat.jinja import JinjaRenderer
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.chat.probes import ANSWER, QUESTION, SYSTEM, TOOLS, WORK
+from skyfleet.chat.renderers import make_renderer
 from skyfleet.chat.template import Template
 from skyfleet.errors import EngineError, ModelError
 
@@ -136,9 +139,36 @@ def test_a_template_that_hides_the_tools_is_refused() -> None:
         renderer.open([QUESTION], TOOLS)
 
 
-def test_a_template_without_an_end_of_turn_is_refused() -> None:
-    with pytest.raises(ModelError, match="no special token to stop at"):
-        jinja("{% for m in messages %}{{ m.content }}\n{% endfor %}")
+def test_a_template_without_an_end_of_turn_stops_at_the_tokenizers_and_joins_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    renderer = jinja("{% for m in messages %}{{ m.content }}\n{% endfor %}")
+    assert renderer.stop_token_ids == (END,)
+    assert (renderer.append_only, renderer.join(END, [QUESTION])) == (False, None)
+    assert "every turn will open a new transcript: the chat template ends" in caplog.text
+    assert renderer.write(ANSWER)[-1] == END
+    assert renderer.parse(renderer.write(ANSWER)).text == ANSWER.text
+
+
+def test_where_no_turn_has_an_end_the_next_speaker_is_one() -> None:
+    """GLM's format with other words than its own."""
+    tokenizer = small_tokenizer(GLM.replace("# Tools", "# Some tools"), marks=GLM_MARKS)
+    renderer = make_renderer(tokenizer)
+    assert isinstance(renderer, JinjaRenderer)
+    stops = tokenizer.convert_ids_to_tokens(list(renderer.stop_token_ids))
+    assert set(stops) >= {"<|user|>", "<|observation|>"}
+    assert not renderer.append_only
+    assert renderer.parse(renderer.write(ANSWER)).text == ANSWER.text
+
+
+def test_without_any_token_to_stop_at_a_template_is_refused() -> None:
+    tokenizer = copy.deepcopy(PLAIN)
+    tokenizer.eos_token = None
+    template = Template(
+        tokenizer=tokenizer, source="{% for m in messages %}{{ m.content }}{% endfor %}", kwargs={}
+    )
+    with pytest.raises(ModelError, match="no eos_token to stop at"):
+        JinjaRenderer(template)
 
 
 def test_a_thought_the_template_opened_is_a_thought() -> None:

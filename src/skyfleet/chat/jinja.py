@@ -43,16 +43,28 @@ class JinjaRenderer:
         self._template, self._tokenizer = template, template.tokenizer
         self._parse, self._close_turns = parse, close_turns
         self._guard = Guard(template.tokenizer)
-        self._writes_reasoning = "Birds." in template.render(
-            [QUESTION, replace(ANSWER, reasoning="Birds.")], prompt=False
+        # Some keep the thoughts of turns that call and drop those of answers.
+        self._writes_reasoning = any(
+            "Birds." in template.render([QUESTION, replace(said, reasoning="Birds.")], prompt=False)
+            for said in (ANSWER, CALL_BY_CALL[1])
         )
         self._opens_thought = self._render([QUESTION]).rstrip().endswith(THINK)
-        self._end = self._find_end()
-        self._end_text = decode(self._tokenizer, [self._end])
-        ends = (self._end, self._tokenizer.eos_token_id)
+        own, others = self._first_mark([]), self._next_speakers()
+        ends = (own, self._tokenizer.eos_token_id, *others)
         self.stop_token_ids = tuple(dict.fromkeys(end for end in ends if end is not None))
+        if not self.stop_token_ids:
+            raise ModelError(
+                "the chat template ends an assistant turn without a special token, and the "
+                "tokenizer has no eos_token to stop at; give a chat_template that ends turns with one"
+            )
+        self._end = self.stop_token_ids[0]
+        self._end_text = decode(self._tokenizer, [self._end]) if own is not None else ""
         self.append_only = True  # until tried: the proof joins as everyone will
-        self.reason = why_not_append_only(self, CALL_BY_CALL if self._refuses(WORK) else WORK)
+        self.reason = (
+            "the chat template ends an assistant turn without a special token"
+            if own is None
+            else why_not_append_only(self, CALL_BY_CALL if self._refuses(WORK) else WORK)
+        )
         self.append_only = self.reason is None
         if not self.append_only:
             logger.warning("every turn will open a new transcript: %s", self.reason)
@@ -91,7 +103,8 @@ class JinjaRenderer:
                 "the chat template's generation prompt is not how its assistant turns begin; "
                 "give a chat_template where it is"
             )
-        return self._guard.encode(text.removeprefix(prompt))
+        token_ids = self._guard.encode(text.removeprefix(prompt))
+        return token_ids if self._end_text else [*token_ids, self._end]
 
     def text(self, token_ids: Sequence[int]) -> str:
         return decode(self._tokenizer, token_ids)
@@ -106,19 +119,28 @@ class JinjaRenderer:
             ]
         return self._template.render(messages, tools, prompt=prompt, spell=self._guard.spell)
 
-    def _find_end(self) -> int:
-        after = self._render([QUESTION, ANSWER], prompt=False).rpartition(ANSWER.text)[2]
+    def _first_mark(self, heard: Sequence[Message]) -> int | None:
+        """The first special token behind an answer, with `heard` after it."""
+        after = self._render([QUESTION, ANSWER, *heard], prompt=False).rpartition(ANSWER.text)[2]
         added = self._tokenizer.added_tokens_decoder
-        ends = [token for token in self._guard.encode(after) if token in added]
-        if not ends:
-            raise ModelError(
-                f"the chat template ends an assistant turn with {after!r}, which holds no special "
-                "token to stop at; give a chat_template that ends turns with one"
-            )
-        return ends[0]
+        return next((token for token in self._guard.encode(after) if token in added), None)
+
+    def _next_speakers(self) -> list[int | None]:
+        """How the next one's words begin: where a turn has no end of its own, that ends it."""
+        if self._first_mark([]) is not None:
+            return []
+        result = Message(role="tool", content="seen", tool_call_id="call_0")
+        said = ([Message(role="user", content="go on")], [result])
+        return [
+            self._first_mark(heard)
+            for heard in said
+            if not self._refuses([QUESTION, ANSWER, *heard])
+        ]
 
     def _up_to_end(self, messages: Sequence[Message]) -> str:
         """The conversation up to and with the end of its last turn."""
+        if not self._end_text:
+            return self._render(messages, prompt=False)
         before, end, _ = self._render(messages, prompt=False).rpartition(self._end_text)
         return before + end
 
