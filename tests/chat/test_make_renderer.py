@@ -117,3 +117,13 @@ def test_gpt_oss_by_another_template_is_refused(parser: str | None) -> None:
     template = HARMONY.replace("# Tools", "# Tools available", 1)
     with pytest.raises(ModelError, match="other tokens than gpt-oss's own"):
         make_renderer(small_tokenizer(template, marks=HARMONY_MARKS), tool_call_parser=parser)
+
+
+def test_a_template_of_yours_is_not_held_to_what_the_tokenizer_wishes() -> None:
+    tokenizer = small_tokenizer(chatml_template(), skyfleet_tools="signatures")
+    spaced = (
+        "{{- tools | map(attribute='function.name') | join if tools }}{%- for m in messages %}"
+        "{{- '[' + m.role + '] ' + m.content + '<|im_end|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{- '[assistant] ' }}{% endif %}"
+    )
+    assert isinstance(make_renderer(tokenizer, chat_template=spaced), JinjaRenderer)

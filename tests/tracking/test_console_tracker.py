@@ -40,6 +40,13 @@ def test_a_step_that_taught_nothing_says_so() -> None:
     assert summary({"loss/num_samples": 8.0}) == ""
 
 
+def test_a_step_without_a_sample_says_how_all_of_its_episodes_ended() -> None:
+    metrics = {"loss/num_samples": 0.0, "generation/ending_done": 0.0}
+    assert summary(metrics | {"generation/ending_context_full": 0.9}) == "nothing to learn from"
+    told = summary(metrics | {"generation/ending_context_full": 1.0})
+    assert told == "nothing to learn from: every episode ended context_full"
+
+
 def test_a_resumed_phase_counts_on_from_where_it_stood() -> None:
     stream = io.StringIO()
     with ConsoleTracker(stream=stream).progress("warm start", 10, done=8) as advance:

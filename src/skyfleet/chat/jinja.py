@@ -81,7 +81,7 @@ class JinjaRenderer:
         if hidden:
             raise ModelError(
                 f"the chat template does not show the tools {hidden}; "
-                'give a chat_template that does, or tools_style="qwen" for a ChatML tokenizer'
+                "give generator.chat_template one that does"
             )
         return self._guard.encode(text)
 

@@ -44,7 +44,8 @@ def make_renderer(
     template = Template(tokenizer=tokenizer, source=chat_template, kwargs=kwargs)
     parser = tool_call_parser or detect_parser(template.text) or "hermes"
     parse = parser_named(parser)
-    style = tools_style or _wished_style(tokenizer)
+    # What a tokenizer wishes is of its own template.
+    style = tools_style or (None if chat_template else _wished_style(tokenizer))
     if style is not None and style not in TOOLS_STYLES:
         raise ConfigError(f"tools_style={style!r}; choose from {sorted(TOOLS_STYLES)}")
     if not template.text:

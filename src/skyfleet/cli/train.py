@@ -82,6 +82,7 @@ def _plan(config: RunConfig) -> list[str]:
         for name, sources in config.data.eval_sets.items()
     }
     check_apart(tasks, eval_sets, allow=config.data.allow_overlap)
-    plan += [f"evaluating {name} on {len(held)} tasks" for name, held in eval_sets.items()]
+    if any(map(schedule.evaluates_at, range(schedule.total_steps + 1))):
+        plan += [f"evaluating {name} on {len(held)} tasks" for name, held in eval_sets.items()]
     refused = [*unsupported(config), *untrainable(config)]
     return plan + [f"it would not start: {sentence}" for sentence in refused]

@@ -29,10 +29,12 @@ def unknown_grades(played: Played) -> Finding | None:
     attempts = [attempt for group in played.groups for attempt in group.trajectories]
     unknown = [attempt for attempt in attempts if attempt.grade is None]
     if attempts and len(unknown) > TOO_MANY * len(attempts):
+        first = next((attempt.failure for attempt in unknown if attempt.failure), None)
         return found(
             f"more than {TOO_MANY:.0%} of the grades are unknown; see why verifiers fail",
             unknown=len(unknown),
             attempts=len(attempts),
+            first=f"{first.kind}: {first.detail}"[:300] if first else "no failure is on record",
         )
     cut = [attempt for attempt in attempts if attempt.ending.truncated]
     ungraded = [attempt for attempt in cut if attempt.grade is None and attempt.failure is None]

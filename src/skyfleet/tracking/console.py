@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 TICK_SECONDS = 15.0
 TICK_FRACTION = 0.1
 PASS_AT = "reward/avg_pass_at_"
+ENDING = "generation/ending_"
 
 
 class ConsoleTracker:
@@ -76,7 +77,9 @@ def summary(metrics: Mapping[str, float]) -> str:
         if key.startswith(PASS_AT)
     ]
     if metrics.get("loss/num_samples") == 0:
-        words.append("nothing to learn from")
+        alike = next((k for k, v in metrics.items() if k.startswith(ENDING) and v == 1), None)
+        ending = f": every episode ended {alike.removeprefix(ENDING)}" if alike else ""
+        words.append(f"nothing to learn from{ending}")
     words += [
         f"{phase} {metrics[f'timing/{phase}']:.1f} s"
         for phase in ("rollout", "learn")
