@@ -95,6 +95,20 @@ async def test_the_sessions_of_an_engine_that_dies_go_on_elsewhere_from_their_to
     assert dying.sessions == ["a", "a"]
 
 
+async def test_an_engine_that_dies_is_told_once_and_not_for_each_of_its_sessions(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    dying, other = Recorded(), Recorded()
+    router = Router([dying, other])
+    sessions = [f"s{n}" for n in range(6)]
+    for session in sessions:
+        await say(router, session)
+    dying.error = RuntimeError("the device is gone")
+    with caplog.at_level(logging.WARNING):
+        await asyncio.gather(*(say(router, session) for session in sessions))
+    assert len(caplog.records) == 1
+
+
 async def test_an_engine_that_rested_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seats, "REST_SECONDS", 0.0)
     dying, other = Recorded(RuntimeError("busy")), Recorded()

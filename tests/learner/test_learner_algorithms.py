@@ -18,11 +18,13 @@ from skyfleet.algorithms.credit import credit
 from skyfleet.algorithms.kl import adaptive_control, fixed_control, k1
 from skyfleet.algorithms.losses.choosing import policy_loss_of, selector_of
 from skyfleet.algorithms.losses.importance import importance_sampling
+from skyfleet.algorithms.losses.loss import LossInputs, LossOutput
 from skyfleet.algorithms.reduction import Reduction, prompt_mean, sequence_mean, token_mean
 from skyfleet.algorithms.reward_kl import RewardKl
 from skyfleet.algorithms.sample import Sample
 from skyfleet.algorithms.token_credit import distillation
 from skyfleet.config.algorithm import POLICY_LOSSES, Algorithm, ClipCov, OffPolicyCorrection
+from skyfleet.errors import ModelError
 from skyfleet.learner.optimizer import OptimizerSettings
 
 
@@ -170,3 +172,12 @@ async def test_the_entropy_term_spreads_the_policy_however_it_is_cut(chunk_size:
     student = learner(small_decoder(seed=1), settings)
     entropies = [(await student.step(samples)).metrics["policy/policy_entropy"] for _ in range(3)]
     assert entropies[0] < entropies[1] < entropies[2]
+
+
+async def test_a_loss_without_a_gradient_is_refused_in_one_sentence() -> None:
+    def detached(inputs: LossInputs) -> LossOutput:
+        return LossOutput(loss_T=-inputs.logprobs_T.detach() * inputs.advantages_T, metrics_T={})
+
+    settings = replace(SETTINGS, policy_loss=detached)
+    with pytest.raises(ModelError, match="the policy loss has no gradient"):
+        await learner(small_decoder(), settings).step(random_groups(2))

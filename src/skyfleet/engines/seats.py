@@ -127,11 +127,13 @@ class Seats(Generic[E]):
     ) -> None:
         answered.is_trusted = True
         for seat, problem in failed:
-            seat.fail()
-            logger.warning(
+            # Once until it answers again, and not for each of its sessions.
+            logger.log(
+                logging.WARNING if seat.is_trusted else logging.DEBUG,
                 "engine %d failed and session %s went on at engine %d: %s",
                 *(seat.number, session, answered.number, problem),
             )
+            seat.fail()
 
     def _order(self, session: str) -> list[_Seat[E]]:
         home = self._homes.get(session)

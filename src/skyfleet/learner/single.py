@@ -19,6 +19,7 @@ from skyfleet.algorithms.losses.loss import LossInputs, PolicyLoss, Selector
 from skyfleet.algorithms.reduction import Reduction, token_mean
 from skyfleet.algorithms.reward_kl import RewardKl, penalised
 from skyfleet.algorithms.sample import Sample
+from skyfleet.errors import ModelError
 from skyfleet.learner.critic import Critic
 from skyfleet.learner.gradients import gradient_metrics
 from skyfleet.learner.learner import StepReport
@@ -251,6 +252,10 @@ class SingleLearner:
         entropy = entropy_N.sum() / n_tokens
         if self._settings.entropy_loss_coef != 0:
             loss = loss - self._settings.entropy_loss_coef * entropy
+        if not loss.requires_grad:
+            raise ModelError(
+                "the policy loss has no gradient: make it of logprobs_T, which nothing may detach"
+            )
         loss.backward()
         shares |= {"final_loss": loss, "policy_entropy": entropy}
         if self._settings.comparable_logprobs:
