@@ -227,6 +227,15 @@ def test_a_run_that_has_only_begun_has_a_page(tmp_path: Path) -> None:
         assert said in page
 
 
+@pytest.mark.parametrize(("mini_batch", "is_told"), [(4, True), (2, False)])
+def test_a_metric_that_cannot_move_is_said_to_be_one(
+    mini_batch: int, is_told: bool, tmp_path: Path
+) -> None:
+    sizes = ("trainer.train_batch_size=4", f"trainer.policy_mini_batch_size={mini_batch}")
+    page = words(report_page([empty_run(tmp_path / "run", *sizes)]))
+    assert ("policy/ppo_clip_ratio stays 0" in page) == is_told
+
+
 def test_one_evaluation_is_shown_and_not_compared(tmp_path: Path) -> None:
     run = empty_run(tmp_path / "run")
     add_evaluation(run, "val", 0, rewarded([1.0, 0.0], n_tasks=4, env_key="mail"))

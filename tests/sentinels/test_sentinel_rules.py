@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.fakes.small_models import small_decoder
 
+from skyfleet.config.loading import load_config
 from skyfleet.rollouts.limits import Limits
 from skyfleet.sentinels.expected import Expected
 from skyfleet.sentinels.fingerprint import differing, fingerprint
@@ -125,6 +126,11 @@ def test_every_part_of_a_large_batch_has_its_turn() -> None:
 
 
 def test_a_clip_ratio_is_labelled_where_it_cannot_move() -> None:
-    assert list(still_metrics(clips=True, n_updates=1)) == ["policy/ppo_clip_ratio"]
-    assert still_metrics(clips=True, n_updates=2) == {}
-    assert still_metrics(clips=False, n_updates=1) == {}
+    one = ("trainer.train_batch_size=8", "trainer.policy_mini_batch_size=8")
+    assert list(still_metrics(load_config("", one))) == ["policy/ppo_clip_ratio"]
+    for more in (
+        "trainer.policy_mini_batch_size=4",
+        "trainer.update_epochs_per_batch=2",
+        "trainer.algorithm.policy_loss_type=importance_sampling",
+    ):
+        assert still_metrics(load_config("", [*one, more])) == {}

@@ -26,6 +26,7 @@ from skyfleet.learner.single import SingleLearner
 from skyfleet.models.loading import check_model_path
 from skyfleet.rollouts.conversation import Policy
 from skyfleet.sentinels.loss_witness import LossWitness
+from skyfleet.sentinels.still_metrics import still_metrics
 from skyfleet.sentinels.witness import Witness
 from skyfleet.tracking.console import ConsoleTracker
 from skyfleet.tracking.step_log import StepLog
@@ -39,7 +40,7 @@ from skyfleet.trainer.assemble_policy import Speaker, assemble_speaker, sampling
 from skyfleet.trainer.assemble_sync import resting_of, sync_of
 from skyfleet.trainer.assemble_tasks import RunTasks, assemble_tasks
 from skyfleet.trainer.assemble_voice import open_voice
-from skyfleet.trainer.assemble_watch import assemble_watch, still_metrics_of
+from skyfleet.trainer.assemble_watch import assemble_watch
 from skyfleet.trainer.demonstrations import demonstrate
 from skyfleet.trainer.limits import limits_of
 from skyfleet.trainer.run import Run
@@ -161,7 +162,7 @@ def _run(
     # Behind all that may be named wrongly: they write in the run's folder.
     trackers = _trackers(config, resume_step=resume_step, schedule=tasks.schedule)
     console = next(tracker for tracker in trackers if isinstance(tracker, ConsoleTracker))
-    for key, why in still_metrics_of(config).items():
+    for key, why in still_metrics(config).items():
         console.note(f"{key} {why}")
     return Run(
         folder=Path(trainer.run_path),

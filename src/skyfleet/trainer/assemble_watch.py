@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Literal
 
@@ -13,7 +13,6 @@ from skyfleet.learner.single import SingleLearner
 from skyfleet.sentinels.expected import Expected
 from skyfleet.sentinels.loss_witness import LossWitness
 from skyfleet.sentinels.roster import modes_of
-from skyfleet.sentinels.still_metrics import still_metrics
 from skyfleet.sentinels.watch import Watch
 from skyfleet.sentinels.witness import Witness
 from skyfleet.trainer.assemble_policy import Speaker
@@ -93,15 +92,6 @@ def acting_of(config: RunConfig) -> tuple[str, ...]:
         and rules.token_mask_is_threshold_high is not None,
     }
     return tuple(key for key, on in acting.items() if on)
-
-
-def still_metrics_of(config: RunConfig) -> Mapping[str, str]:
-    trainer = config.trainer
-    return still_metrics(
-        clips=trainer.algorithm.policy_loss_type in ("regular", "dual_clip", "gspo", "clip_cov"),
-        n_updates=trainer.update_epochs_per_batch
-        * (trainer.train_batch_size // trainer.policy_mini_batch_size),
-    )
 
 
 def _least_mass(config: RunConfig) -> float | None:

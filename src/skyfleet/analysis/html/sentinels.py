@@ -8,12 +8,19 @@ from skyfleet.analysis.html.blocks import columns, note, section, table
 from skyfleet.analysis.html.markup import Html
 from skyfleet.analysis.html.shown_run import ShownRun
 from skyfleet.analysis.html.wording import count, number
+from skyfleet.sentinels.still_metrics import still_metrics
 
 _PREFIX = "sentinel/"
 
 
 def sentinel_section(runs: Sequence[ShownRun]) -> Html:
-    return section("sentinels", "Sentinels", [_of_run(run) for run in runs])
+    shown = [part for run in runs for part in (_of_run(run), *_still(run))]
+    return section("sentinels", "Sentinels", shown)
+
+
+def _still(run: ShownRun) -> list[Html]:
+    told = () if run.folder.imported else still_metrics(run.folder.config).items()
+    return [note(f"{run.title}: {key} {why}.") for key, why in told]
 
 
 def _of_run(run: ShownRun) -> Html:
