@@ -224,10 +224,12 @@ class Handler(BaseHTTPRequestHandler):
     """Says it is done to whoever brings the key, and keeps what it was asked."""
 
     asked: ClassVar[list[dict[str, Any]]]
+    patience: ClassVar[int]
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         known = self.headers["Authorization"] == "Bearer secret"
+        known = known and len(self.asked) < self.patience
         self.asked.append(body)
         answer = {"choices": [{"message": {"role": "assistant", "content": "<done>"}}]}
         text = json.dumps(answer if known else {"error": "who are you?"}).encode()
@@ -240,9 +242,12 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def endpoint() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+def endpoint(*, answers: int = sys.maxsize) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Refuses after so many answers."""
+
     class Kept(Handler):
         asked: ClassVar[list[dict[str, Any]]] = []
+        patience = answers
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Kept) as server:
         threading.Thread(target=server.serve_forever).start()
@@ -263,16 +268,29 @@ def test_a_model_behind_an_endpoint_is_scored(
     with endpoint() as (url, asked):
         output = run(settings, *words, "--endpoint", url, "--model", "m", "--set", "unseen")
     assert cells(output)[0][:4] == ["unseen", "github", "3", "0.0 %"]
-    assert {body["model"] for body in asked} == {"m"}
-    assert len({body["seed"] for body in asked}) == 6  # attempts at one task are not one attempt
+    hello, *played = asked
+    assert "seed" not in hello
+    assert {body["model"] for body in played} == {"m"}
+    assert len({body["seed"] for body in played}) == 6  # attempts at one task are not one attempt
+
+
+def test_an_endpoint_that_does_not_answer_is_found_out_before_anything_is_played(
+    settings: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(posting, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with endpoint() as (url, asked):
+        with pytest.raises(ConfigError, match=r"does not answer: .* refused with 401.*--model"):
+            run(settings, "--endpoint", url, "--model", "m", "--set", "unseen")
+        assert len(asked) == 1
 
 
 def test_an_endpoint_that_refuses_leaves_grades_unknown_and_says_why(
     settings: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(posting, "FIRST_PAUSE_SECONDS", 0.01)
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    with endpoint() as (url, _):
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    with endpoint(answers=1) as (url, _):
         words = [settings, "--endpoint", url, "--model", "m", "--set", "unseen"]
         result = CliRunner().invoke(app, ["evaluate", *words])
     output = result.output

@@ -12,7 +12,7 @@ from zlib import crc32
 import typer
 
 from skyfleet.cli.arguments import torch_needed
-from skyfleet.errors import ConfigError
+from skyfleet.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
     from skyfleet.config.root import RunConfig
@@ -115,7 +115,22 @@ async def endpoint_policy(config: RunConfig, url: str, model: str) -> AsyncItera
     if refused := list(greedy_attempts(config)):
         raise ConfigError("\n".join(refused))
     async with OpenAIChat(url, model=model, api_key=read_key()) as chat:
+        await _check_answers(chat, url)
         yield _chatting(config, chat)
+
+
+async def _check_answers(chat: ChatModel, url: str) -> None:
+    """Before anything is played: an endpoint that is down would fail every episode alike."""
+    from skyfleet.chat.message import Message
+    from skyfleet.engines.sampling import SamplingParams
+
+    sampling = SamplingParams(max_generate_length=16)
+    try:
+        await chat.reply([Message(role="user", content="Say hello.")], (), sampling)
+    except EngineError as error:
+        raise ConfigError(
+            f"--endpoint {url} does not answer: {error}; start it, or correct the url or --model"
+        ) from error
 
 
 def _chatting(config: RunConfig, chat: ChatModel) -> Policy:
