@@ -12,15 +12,21 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from tests.fakes.counter_env import TASK, CounterEnv, opening
 from tests.fakes.serving import serving
 
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
 from skyfleet.engines import posting
 from skyfleet.engines.anthropic_chat import AnthropicChat
+from skyfleet.engines.engine import CutShortError
 from skyfleet.engines.openai_chat import OpenAIChat
 from skyfleet.engines.posting import RefusedError
 from skyfleet.engines.sampling import SamplingParams
 from skyfleet.errors import ContextFullError, EngineError
+from skyfleet.rollouts.conversation import MessageConversation
+from skyfleet.rollouts.episode import run_episode
+from skyfleet.rollouts.limits import Limits
+from skyfleet.trajectories.trajectory import Ending
 
 TOOL = ToolSpec(name="look", description="Look.", parameters={"type": "object"})
 SAMPLING = SamplingParams(max_generate_length=64, temperature=0.5, top_p=0.9, stop=("X",), seed=3)
@@ -65,8 +71,9 @@ async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
         yield server
 
 
-def said(**message: Any) -> Response:
-    return JSONResponse({"choices": [{"message": {"role": "assistant", **message}}]})
+def said(finish: str = "stop", **message: Any) -> Response:
+    choice = {"message": {"role": "assistant", **message}, "finish_reason": finish}
+    return JSONResponse({"choices": [choice]})
 
 
 def call(name: str, arguments: str) -> dict[str, Any]:
@@ -127,6 +134,25 @@ async def test_thoughts_that_a_server_left_in_what_is_said_are_not_said(
     assert (message.text, message.reasoning) == (text, thought)
 
 
+async def test_a_reply_that_its_length_cut_short_ends_the_episode_and_is_no_action(
+    server: Server,
+) -> None:
+    server.answers = [said(finish="length", content="I will press the")]
+    env = CounterEnv()
+    async with OpenAIChat(f"{server.url}/v1/", model="m") as model:
+        trajectory = await run_episode(
+            TASK,
+            opening(env),
+            lambda task, opening, session: MessageConversation(
+                opening, model=model, sampling=SAMPLING
+            ),
+            Limits(max_turns=3, max_input_length=100, trajectory_timeout_seconds=5),
+        )
+    assert (trajectory.ending, len(trajectory.turns)) == (Ending.LENGTH, 1)
+    assert trajectory.turns[0].action.text == "I will press the"
+    assert (env.count, trajectory.reward) == (0, 0.0)
+
+
 async def test_anthropic_is_sent_turns_and_answers_with_a_call(server: Server) -> None:
     blocks = [
         {"type": "thinking", "thinking": "hm"},
@@ -147,6 +173,14 @@ async def test_anthropic_is_sent_turns_and_answers_with_a_call(server: Server) -
     assert body["stop_sequences"] == ["X"]
     assert server.headers[0]["x-api-key"] == "k"
     assert server.headers[0]["anthropic-version"] == "2023-06-01"
+
+
+async def test_anthropic_tells_a_reply_that_was_cut_short(server: Server) -> None:
+    block = {"type": "text", "text": "I will press the"}
+    server.answers = [JSONResponse({"content": [block], "stop_reason": "max_tokens"})]
+    with pytest.raises(CutShortError) as cut:
+        await ask_anthropic(server)
+    assert cut.value.message.text == "I will press the"
 
 
 @pytest.mark.parametrize("ask", [ask_openai, ask_anthropic])

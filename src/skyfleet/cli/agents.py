@@ -122,11 +122,14 @@ async def endpoint_policy(config: RunConfig, url: str, model: str) -> AsyncItera
 async def _check_answers(chat: ChatModel, url: str) -> None:
     """Before anything is played: an endpoint that is down would fail every episode alike."""
     from skyfleet.chat.message import Message
+    from skyfleet.engines.engine import CutShortError
     from skyfleet.engines.sampling import SamplingParams
 
     sampling = SamplingParams(max_generate_length=16)
     try:
         await chat.reply([Message(role="user", content="Say hello.")], (), sampling)
+    except CutShortError:
+        return
     except EngineError as error:
         raise ConfigError(
             f"--endpoint {url} does not answer: {error}; start it, or correct the url or --model"

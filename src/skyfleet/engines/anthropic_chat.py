@@ -7,6 +7,7 @@ from typing import Any
 
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
 from skyfleet.chat.text_only import text_only
+from skyfleet.engines.engine import CutShortError
 from skyfleet.engines.posting import Endpoint, RefusedError
 from skyfleet.engines.sampling import SamplingParams
 
@@ -43,7 +44,10 @@ class AnthropicChat(Endpoint):
         answer = await self.post(body)
         match answer:
             case {"content": list() as blocks}:
-                return _read(blocks)
+                message = _read(blocks)
+                if answer.get("stop_reason") == "max_tokens":
+                    raise CutShortError(message)
+                return message
         raise RefusedError(f"{self._model} answered without content: {str(answer)[:300]}")
 
 

@@ -8,6 +8,7 @@ from typing import Protocol
 from skyfleet.chat.completion import Completion
 from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.engines.sampling import SamplingParams
+from skyfleet.errors import EngineError
 
 
 class Engine(Protocol):
@@ -30,9 +31,19 @@ class Engine(Protocol):
     async def wake(self) -> None: ...
 
 
+class CutShortError(EngineError):
+    """The reply reached its most tokens before its end; `message` is what there is of it."""
+
+    def __init__(self, message: Message) -> None:
+        super().__init__("the reply was cut short by its length")
+        self.message = message
+
+
 class ChatModel(Protocol):
     """A teacher, a judge, a simulated user."""
 
     async def reply(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: SamplingParams
-    ) -> Message: ...
+    ) -> Message:
+        """CutShortError where `max_generate_length` ended it, if the model tells."""
+        ...

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from skyfleet.chat.message import Message, ToolSpec
+from skyfleet.engines.engine import CutShortError
 from skyfleet.engines.openai_messages import read_reply, written_message, written_tool
 from skyfleet.engines.posting import Endpoint, RefusedError, bearer
 from skyfleet.engines.sampling import SamplingParams
@@ -38,6 +39,9 @@ class OpenAIChat(Endpoint):
             body["seed"] = sampling.seed
         answer = await self.post(body)
         match answer:
-            case {"choices": [{"message": dict() as said}, *_]}:
-                return read_reply(said)
+            case {"choices": [{"message": dict() as said} as choice, *_]}:
+                message = read_reply(said)
+                if choice.get("finish_reason") == "length":
+                    raise CutShortError(message)
+                return message
         raise RefusedError(f"{self._model} answered without a message: {str(answer)[:300]}")

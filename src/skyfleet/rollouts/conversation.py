@@ -9,7 +9,7 @@ from skyfleet.chat.completion import Completion, Finish
 from skyfleet.chat.message import Message
 from skyfleet.chat.renderer import Renderer
 from skyfleet.chat.transcript import Transcript
-from skyfleet.engines.engine import ChatModel, Engine
+from skyfleet.engines.engine import ChatModel, CutShortError, Engine
 from skyfleet.engines.sampling import SamplingParams
 from skyfleet.envs.env import Opening
 from skyfleet.errors import EngineError
@@ -151,7 +151,10 @@ class MessageConversation:
         return 0
 
     async def speak(self) -> Message:
-        message = await self._model.reply(self._history.messages, self._tools, self._sampling)
+        try:
+            message = await self._model.reply(self._history.messages, self._tools, self._sampling)
+        except CutShortError as error:
+            message, self.finish = error.message, "length"
         self._history.say(message)
         return message
 
