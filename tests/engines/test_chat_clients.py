@@ -124,6 +124,7 @@ async def test_openai_calls_that_do_not_parse_are_kept(server: Server) -> None:
         ("Then I say <done>.\n</think>\n\nOne moment.", "One moment.", "Then I say <done>."),
         ("<think>[done]", "", "[done]"),
         (" as it is ", " as it is ", None),
+        ("Write <think> around it.", "Write <think> around it.", None),
     ],
 )
 async def test_thoughts_that_a_server_left_in_what_is_said_are_not_said(

@@ -76,6 +76,19 @@ def test_the_effective_rank_counts_directions_by_their_weight(turned: bool) -> N
     assert rank() == 0.0
 
 
+def test_the_effective_rank_of_a_wide_outer_product_is_one() -> None:
+    torch.manual_seed(0)
+    made = nn.Parameter(torch.ones(512, 512))
+    made.grad = torch.outer(torch.randn(512), torch.randn(512))
+    assert gradient_metrics([("w", made)])["effective_rank"] == pytest.approx(1.0, abs=1e-3)
+
+
+def test_a_gradient_that_is_not_a_number_has_no_rank() -> None:
+    made = nn.Parameter(torch.ones(2, 2))
+    made.grad = torch.full((2, 2), math.nan)
+    assert math.isnan(gradient_metrics([("w", made)])["effective_rank"])
+
+
 async def test_a_step_tells_norms_that_make_up_the_whole() -> None:
     settings = replace(SETTINGS, track_extra_gradient_metrics=True)
     metrics = (await learner(small_decoder(), settings).step(random_groups(2))).metrics

@@ -6,6 +6,7 @@ import asyncio
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.fakes.counter_env import PRESS, TASK, CounterEnv, Place, opening
 from tests.fakes.scripted_engine import ScriptedEngine, speaking
@@ -69,6 +70,9 @@ async def test_an_env_that_raises_fails_its_episode(
         ("step", None, "EnvError", "step() gave None, no Step"),
         ("step", Step(messages=("hello",)), "EnvError", "'hello' among its messages"),  # type: ignore[arg-type]
         ("step", Step(reward=math.nan), "EnvError", "the reward nan"),
+        ("step", Step(opening="x"), "EnvError", "step() gave 'x', no Opening"),  # type: ignore[arg-type]
+        ("step", Step(opening=Opening(messages=())), "EnvError", "without a message"),
+        ("reset", Opening(messages=()), "EnvError", "without a message"),
         ("grade", 1.0, "VerifierError", "grade() gave 1.0; give a Grade"),
         ("grade", {"reward": 1.0}, "VerifierError", "give a Grade, or None"),
         ("grade", Grade(reward=math.nan, success=False), "VerifierError", "the reward nan"),
@@ -89,6 +93,17 @@ async def test_an_env_that_gives_something_else_fails_its_episode_alone(
     assert trajectory.failure is not None
     assert trajectory.failure.kind == kind
     assert detail in trajectory.failure.detail
+
+
+async def test_numbers_of_numpy_are_numbers() -> None:
+    env: Any = CounterEnv()
+
+    async def grade() -> Grade:
+        return Grade(reward=np.float32(0.5), success=False)  # type: ignore[arg-type]
+
+    env.grade = grade
+    reward = (await played(env)).reward
+    assert (reward, type(reward)) == (0.5, float)
 
 
 async def test_an_error_that_has_a_name_keeps_it() -> None:

@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 
 import pytest
+from tests.fakes.scripted_engine import ScriptedEngine
 from tests.fakes.small_runs import rows
 from tests.sentinels.bugs_in_batches import verifiers_break
 from tests.sentinels.bugs_in_tokens import last_token_is_masked
@@ -14,8 +15,10 @@ from tests.sentinels.bugs_in_weights import engines_keep_their_version
 from tests.sentinels.planted import Plant, begun, go_on, said
 
 from skyfleet.config.loading import load_config
+from skyfleet.engines.sampling import SamplingParams
 from skyfleet.errors import ConfigError, SentinelError
 from skyfleet.sentinels.roster import modes_of
+from skyfleet.sentinels.witness import Witness
 
 MODE = "trainer.sentinels.mode"
 MODES = "trainer.sentinels.modes"
@@ -98,3 +101,9 @@ def test_a_sentinel_that_does_not_exist_is_refused_by_name() -> None:
 def test_a_mode_that_does_not_exist_is_refused_with_its_key() -> None:
     with pytest.raises(ConfigError, match=r"^trainer\.sentinels\.mode='halt': it takes stop \| "):
         load_config("", [f"{MODE}=halt"])
+
+
+async def test_half_a_turn_is_not_missed_in_any_episode() -> None:
+    witness = Witness(ScriptedEngine("I will ca", finish="abort"))
+    await witness.generate([1, 2], SamplingParams(), session="t/0")
+    assert witness.testify([]) == ((), 0)

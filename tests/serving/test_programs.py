@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from examples.add_an_env.env import open_env as open_safe_env
 from examples.train_an_agent.agent import open_safe, play
-from openai import APIStatusError, AsyncOpenAI, OpenAI, PermissionDeniedError
+from openai import APIStatusError, APITimeoutError, AsyncOpenAI, OpenAI, PermissionDeniedError
 from tests.fakes.serving import nothing_left
 from tests.fakes.tiny_speaker import tiny_speaker
 
@@ -185,6 +186,91 @@ async def test_what_a_program_raises_fails_its_episode_and_tells_why() -> None:
     assert "ValueError: no such page" in trajectory.failure.detail
 
 
+async def test_what_would_end_a_process_ends_the_episode_alone() -> None:
+    async def leaves(task: Task, api: Api) -> float:
+        await ask(api, QUESTION)
+        sys.exit(0)
+
+    async def cancels(task: Task, api: Api) -> float:
+        await ask(api, QUESTION)
+        helper = asyncio.create_task(asyncio.sleep(9))
+        helper.cancel()
+        await helper
+        return 1.0
+
+    for solve, word in ((leaves, "SystemExit(0)"), (cancels, "cancelled itself")):
+        trajectory = await played(program(solve))
+        assert trajectory.reward is None
+        assert word in str(trajectory.failure)
+
+
+async def test_an_object_that_is_called_is_a_program_too() -> None:
+    class Solver:
+        async def __call__(self, task: Task, api: Api) -> float:
+            return float(await ask(api, QUESTION) == "one")
+
+    assert (await played(program(Solver()))).reward == 1.0
+
+
+async def test_a_question_that_nobody_waits_for_is_no_turn() -> None:
+    slow = asyncio.Event()
+
+    class Slow(_Lines):
+        async def generate(
+            self, token_ids: Sequence[int], sampling: SamplingParams, *, session: str
+        ) -> Completion:
+            await slow.wait()
+            return await super().generate(token_ids, sampling, session=session)
+
+    async def solve(task: Task, api: Api) -> float:
+        with pytest.raises(APITimeoutError):
+            await ask(api, QUESTION, timeout=0.2)
+        await asyncio.sleep(0.1)  # for the door to see that its client has gone
+        slow.set()
+        await ask(api, QUESTION)
+        return 1.0
+
+    def start(task: Task, opening: Opening, session: str) -> Conversation:
+        return TokenConversation(
+            opening,
+            engine=Slow(["one", "two"]),
+            renderer=tiny_speaker().renderer,
+            sampling=SamplingParams(),
+            session=session,
+        )
+
+    async with nothing_of_ours_left():
+        trajectory = await run_episode(TASK, program(solve), start, LIMITS)
+    assert trajectory.reward is None
+    assert "waits for its answer no longer" in str(trajectory.failure)
+
+
+async def test_questions_asked_at_once_are_all_refused_when_the_episode_is_over() -> None:
+    async def solve(task: Task, api: Api) -> float:
+        answers = await asyncio.gather(
+            *(ask(api, QUESTION) for _ in range(4)), return_exceptions=True
+        )
+        return sum(isinstance(answer, PermissionDeniedError) for answer in answers) / 10
+
+    limits = Limits(max_turns=1, max_input_length=2000, trajectory_timeout_seconds=20)
+    trajectory = await played(program(solve, cut_short=0.25), limits=limits)
+    assert trajectory.reward == 0.3
+
+
+async def test_a_program_that_will_not_end_has_the_reward_of_one_that_was_cut_short() -> None:
+    async def solve(task: Task, api: Api) -> float:
+        talk = list(QUESTION)
+        with suppress(PermissionDeniedError):
+            while True:
+                talk += [{"role": "assistant", "content": await ask(api, talk)}, *QUESTION]
+        await asyncio.sleep(60)
+        return 1.0
+
+    limits = Limits(max_turns=2, max_input_length=2000, trajectory_timeout_seconds=20)
+    open_env = program(solve, cut_short=0.25, last_words_seconds=0.1)
+    assert (await played(open_env, limits=limits)).reward == 0.25
+
+
 async def test_a_program_that_asks_nothing_and_a_reward_that_is_none_are_told_apart() -> None:
     async def silent(task: Task, api: Api) -> float:
         return 1.0
@@ -219,7 +305,9 @@ async def test_limits_are_kept_and_a_program_may_have_a_last_word(
     assert trajectory.reward == (0.75 if catches else reward)
 
 
-@pytest.mark.parametrize(("asked", "key"), [({"n": 2}, "n"), ({"stop": ["x"]}, "stop")])
+@pytest.mark.parametrize(
+    ("asked", "key"), [({"n": 2}, "n"), ({"stop": ["x"]}, "stop"), ({"logprobs": True}, "logprobs")]
+)
 async def test_what_would_change_the_turn_is_refused_by_name(asked: Any, key: str) -> None:
     async def solve(task: Task, api: Api) -> float:
         with pytest.raises(APIStatusError) as refused:

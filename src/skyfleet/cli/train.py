@@ -30,7 +30,7 @@ def train_command(words: Words = None, dry_run: DryRun = False) -> None:
     try:
         with torch_needed():
             table = asyncio.run(_until_ended(run_training(config, say=say)))
-    except (KeyboardInterrupt, asyncio.CancelledError) as end:
+    except (KeyboardInterrupt, _EndedError) as end:
         print(f"\n{_farewell(config)}")
         sent = signal.SIGINT if isinstance(end, KeyboardInterrupt) else signal.SIGTERM
         raise SystemExit(128 + sent) from None
@@ -43,12 +43,26 @@ def train_command(words: Words = None, dry_run: DryRun = False) -> None:
     )
 
 
+class _EndedError(Exception):
+    """SIGTERM has come."""
+
+
 async def _until_ended(training: Coroutine[Any, Any, str | None]) -> str | None:
     """SIGTERM, with which clusters end a job, is taken as Ctrl-C is: what was learnt is saved."""
-    task = asyncio.current_task()
-    if task is not None:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    return await training
+    running = asyncio.ensure_future(training)
+    told = asyncio.Event()
+
+    def end() -> None:
+        told.set()
+        running.cancel()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end)
+    try:
+        return await running
+    except asyncio.CancelledError:
+        if told.is_set():
+            raise _EndedError from None
+        raise
 
 
 def _farewell(config: RunConfig) -> str:

@@ -37,10 +37,11 @@ def written_tool(spec: ToolSpec) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def read_reply(said: Mapping[str, Any]) -> Message:
+def read_reply(said: Mapping[str, Any], *, splits: bool = True) -> Message:
     """An assistant's message; a call that cannot be read is kept as malformed.
 
-    Servers that were not told how their model thinks leave its thoughts in what it says.
+    Servers that were not told how their model thinks leave its thoughts in what it says: `splits`
+    takes them out.
     """
     calls: list[ToolCall] = []
     # Ours alone tells them; to others they stand in what is said.
@@ -60,7 +61,7 @@ def read_reply(said: Mapping[str, Any]) -> Message:
         reasoning = said.get("reasoning")
     if isinstance(content, str):
         content = content.removesuffix(told).rstrip() if told else content
-        if reasoning is None:
+        if splits and reasoning is None:
             content, reasoning = thoughts_aside(content)
     return Message(
         role="assistant",

@@ -80,7 +80,7 @@ class Endpoint:
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[httpx.AsyncClient]:
-        """One of a pool that has one free; low pools first, so that few are ever opened."""
+        """One of a pool that has one free, the last used first; another pool only if none has."""
         if not self._free:
             self._pools.append(self._new_pool())
             self._free += [self._pools[-1]] * _A_POOL

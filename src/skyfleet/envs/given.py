@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from math import isfinite
+from numbers import Real
 
 from skyfleet.chat.message import Message
 from skyfleet.envs.env import Opening, Step
@@ -12,19 +14,18 @@ from skyfleet.tasks.grade import Grade
 
 
 def given_opening(opening: object) -> Opening:
-    if not isinstance(opening, Opening):
-        raise EnvError(f"reset() gave {opening!r:.100}, no Opening")
-    _check_messages(opening.messages, "reset()")
-    return opening
+    return _checked(opening, "reset()")
 
 
 def given_step(step: object) -> Step:
     if not isinstance(step, Step):
         raise EnvError(f"step() gave {step!r:.100}, no Step")
     _check_messages(step.messages, "step()")
+    if step.opening is not None:
+        _checked(step.opening, "step()")
     if not _is_finite(step.reward):
         raise EnvError(f"step() gave the reward {step.reward!r:.100}; give a finite number")
-    return step
+    return step if isinstance(step.reward, float) else replace(step, reward=float(step.reward))
 
 
 def given_grade(grade: object) -> Grade | None:
@@ -37,7 +38,16 @@ def given_grade(grade: object) -> Grade | None:
             f"grade() gave the reward {grade.reward!r:.100}; give a finite number, or None for "
             "a grade that is unknown"
         )
-    return grade
+    return grade if isinstance(grade.reward, float) else replace(grade, reward=float(grade.reward))
+
+
+def _checked(opening: object, by: str) -> Opening:
+    if not isinstance(opening, Opening):
+        raise EnvError(f"{by} gave {opening!r:.100}, no Opening")
+    if not opening.messages:
+        raise EnvError(f"{by} gave an Opening without a message; give the agent one")
+    _check_messages(opening.messages, by)
+    return opening
 
 
 def _check_messages(messages: Iterable[object], by: str) -> None:
@@ -47,4 +57,4 @@ def _check_messages(messages: Iterable[object], by: str) -> None:
 
 
 def _is_finite(number: object) -> bool:
-    return isinstance(number, int | float) and isfinite(number)
+    return isinstance(number, Real) and isfinite(number)

@@ -27,4 +27,4 @@ def grade_from(result: Reward, *, by: str) -> Grade | None:
         )
     if isinstance(result, Grade):
         return result
-    return Grade(reward=float(reward), success=reward >= SUCCESS_REWARD)
+    return Grade(reward=float(reward), success=bool(reward >= SUCCESS_REWARD))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable
+from math import nan
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,8 @@ _KINDS = {
 """Part of a weight's name -> its kind; the first that fits."""
 _BITS_AN_EDIT, _EDITED_SHARE = 3.6, 0.05
 """Fleet's: what a weight stores, and from which share of itself a gradient edits it."""
+_NOISE = 1e-6
+"""Of the largest singular value: less is rounding."""
 
 
 @torch.no_grad()
@@ -66,9 +69,13 @@ def _snr(sums: list[Tensor], n_entries: int) -> float:
 
 def _effective_rank(gradient_FE: Tensor) -> Tensor:
     """Between 1 and the shorter side (Roy and Vetterli 2007); 0 of nothing."""
-    wide = gradient_FE.float()
+    # In double, because squares of small values drown in what float32 rounds off the large.
+    wide = gradient_FE.double()
     gram = wide @ wide.T if wide.shape[0] <= wide.shape[1] else wide.T @ wide
+    if not torch.isfinite(gram).all():
+        return gram.new_tensor(nan)
     values = torch.linalg.eigvalsh(gram).clamp(min=0).sqrt()
+    values = values * (values > _NOISE * values.max())
     shares = values / values.sum().clamp(min=1e-30)
     rank: Tensor = torch.special.entr(shares).sum().exp() * (values.sum() > 0)
     return rank

@@ -66,8 +66,9 @@ class Witness:
     ) -> Completion:
         length, tail = len(token_ids), hash(tuple(token_ids[-TAIL:]))
         completion = await self._engine.generate(token_ids, sampling, session=session)
-        heard = Heard(length, tail, completion, sampling.max_generate_length)
-        self._heard[session].append(heard)
+        if completion.finish != "abort":  # half a turn is in no episode
+            heard = Heard(length, tail, completion, sampling.max_generate_length)
+            self._heard[session].append(heard)
         return completion
 
     async def release(self, session: str) -> None:

@@ -15,29 +15,29 @@ from skyfleet.serving.refusal import RefusalError
 B = TypeVar("B", bound="Body")
 
 _ONLY: dict[str, tuple[object, ...]] = {
+    "add_generation_prompt": (True,),
     "best_of": (1,),
     "echo": (False,),
     "frequency_penalty": (0,),
     "logit_bias": ({},),
     "min_tokens": (0, 1),
+    "parallel_tool_calls": (True,),
     "presence_penalty": (0,),
     "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
+    "return_tokens_as_token_ids": (False,),
     "suffix": ("",),
     "use_beam_search": (False,),
 }
 """Keys that would change the answer, with the values at which they do not."""
 _HARMLESS = frozenset(
     [
-        "add_generation_prompt",
         "add_special_tokens",
         "cache_salt",
         "metadata",
-        "parallel_tool_calls",
         "priority",
         "prompt_cache_key",
         "request_id",
-        "return_tokens_as_token_ids",
         "safety_identifier",
         "service_tier",
         "skip_special_tokens",
@@ -119,7 +119,7 @@ class _Said(_Tolerant):
         parts = self.content
         text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
         if self.role == "assistant":
-            return read_reply({**self.model_dump(), "content": text})
+            return read_reply({**self.model_dump(), "content": text}, splits=False)
         role = "system" if self.role == "developer" else self.role
         return Message(role=role, content=text, tool_call_id=self.tool_call_id)
 

@@ -30,7 +30,7 @@ async def chat(
     def answer(ask: Ask, token_ids: Sequence[int]) -> dict[str, Any]:
         """What the client is told; if it sends that back, its tokens are known."""
         message = chat_message(body, served.renderer, token_ids)
-        talk = [*messages, read_reply(message)]
+        talk = [*messages, read_reply(message, splits=False)]
         said = [*ask.prompt, *token_ids]
         served.threads.keep(talk, tools, said, session=ask.session, client=session)
         return message

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from time import time
 from typing import Any
 from uuid import uuid4
@@ -12,19 +12,20 @@ from skyfleet.chat.message import Message
 from skyfleet.engines.openai_messages import written_message
 from skyfleet.errors import MissingExtraError
 from skyfleet.serving.bodies import ChatBody, read_body
+from skyfleet.serving.leaving import unless_gone
 from skyfleet.serving.loopback import Loopback
 from skyfleet.serving.refusal import RefusalError, error_body
 
 try:
     from starlette.applications import Starlette
-    from starlette.requests import Request
+    from starlette.requests import ClientDisconnect, Request
     from starlette.responses import JSONResponse, Response, StreamingResponse
     from starlette.routing import Route
 except ImportError:
     raise MissingExtraError("starlette", "serve") from None
 
 MODEL = "policy"
-Ask = Callable[[ChatBody], Awaitable[Message]]
+Ask = Callable[[ChatBody], Coroutine[Any, Any, Message]]
 
 
 class Door:
@@ -36,7 +37,7 @@ class Door:
 
     def admit(self, ask: Ask) -> tuple[str, str]:
         """The base URL and the key of a client whose every question goes to `ask`."""
-        if self._server is None:
+        if self._server is None or self._server.has_ended:
             routes = [
                 Route("/v1/models", _models),
                 Route("/v1/chat/completions", self._chat, methods=["POST"]),
@@ -59,7 +60,9 @@ class Door:
             if ask is None:
                 raise RefusalError("no episode has this key, or it is over", status=401)
             body = read_body(await request.body(), ChatBody, template_kwargs={})
-            message = await ask(body)
+            message = await unless_gone(request, ask(body))
+        except ClientDisconnect:
+            return Response(status_code=499)
         except RefusalError as error:
             refusal = error_body(
                 str(error), status=error.status, param=error.param, code=error.code
@@ -73,7 +76,10 @@ class Door:
                 _chunks(fields, written, finish), media_type="text/event-stream"
             )
         choice = {"index": 0, "message": written, "finish_reason": finish}
-        return JSONResponse({**fields, "object": "chat.completion", "choices": [choice]})
+        # The run counts the tokens; clients that add them up find nothing to add.
+        usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+        answer = {**fields, "object": "chat.completion", "choices": [choice], "usage": usage}
+        return JSONResponse(answer)
 
 
 async def _models(request: Request) -> Response:

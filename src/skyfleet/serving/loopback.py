@@ -30,6 +30,11 @@ class Loopback(uvicorn.Server):
         self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
         self._serving = asyncio.create_task(self.serve(sockets=[self._listening]))
 
+    @property
+    def has_ended(self) -> bool:
+        """With the event loop that it was made in, say."""
+        return self._serving.done()
+
     async def stop(self) -> None:
         """Cuts whoever is still connected."""
         self._stopping.set()

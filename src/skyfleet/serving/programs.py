@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from inspect import iscoroutinefunction
+from inspect import isawaitable, iscoroutinefunction
 
 from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.engines.openai_messages import read_reply
@@ -25,7 +25,8 @@ from skyfleet.serving.threads import words
 from skyfleet.tasks.grade import Grade
 from skyfleet.tasks.task import Task
 
-_LAST_WORDS_SECONDS = 30
+LAST_WORDS_SECONDS = 5.0
+"""For a program that was cut short to return a reward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,16 +41,24 @@ class Api:
 Solve = Callable[[Task, Api], Awaitable[Reward]] | Callable[[Task, Api], Reward]
 
 
-def program(solve: Solve, *, cut_short: float | None = None) -> EnvFactory:
+def program(
+    solve: Solve,
+    *,
+    cut_short: float | None = None,
+    last_words_seconds: float = LAST_WORDS_SECONDS,
+) -> EnvFactory:
     """What `environment.env_class` names: opens an episode in which `solve` plays a task.
 
     `solve` returns a reward, a Grade, or None where it cannot tell; without `async` it has a thread of
-    its own. `cut_short` is the reward of an attempt that the run's limits ended; None is unknown.
+    its own. `cut_short` is the reward of an attempt that the run's limits ended and that returned none
+    itself soon after; None is unknown.
     """
     door = Door()
 
     async def open_program(task: Task) -> ProgramEnv:
-        return ProgramEnv(task, solve, door, cut_short=cut_short)
+        return ProgramEnv(
+            task, solve, door, cut_short=cut_short, last_words_seconds=last_words_seconds
+        )
 
     return open_program
 
@@ -62,8 +71,17 @@ class _Asked:
 
 
 class ProgramEnv:
-    def __init__(self, task: Task, solve: Solve, door: Door, *, cut_short: float | None) -> None:
-        self._task, self._solve, self._door, self._cut_short = task, solve, door, cut_short
+    def __init__(
+        self,
+        task: Task,
+        solve: Solve,
+        door: Door,
+        *,
+        cut_short: float | None,
+        last_words_seconds: float,
+    ) -> None:
+        self._task, self._solve, self._door = task, solve, door
+        self._cut_short, self._last_words_seconds = cut_short, last_words_seconds
         self._questions: asyncio.Queue[_Asked] = asyncio.Queue()
         self._asked: _Asked | None = None
         """What waits for an answer."""
@@ -83,8 +101,9 @@ class ProgramEnv:
         before = self._asked
         if self._program is None or before is None:
             raise EnvError(f"task {self._task.key}: the program is not asking; call reset first")
-        if not before.answer.done():  # else it no longer waits
-            before.answer.set_result(action)
+        if before.answer.done():
+            raise EnvError("the program waits for its answer no longer; raise its client's timeout")
+        before.answer.set_result(action)
         self._asked = asked = await self._next_question(self._program)
         if asked is None:
             return Step(done=True)
@@ -97,30 +116,43 @@ class ProgramEnv:
         """A program that was cut short is told so, and may still say how it went."""
         if self._program is None:
             return None
-        self._is_over = True
         was_cut = self._asked is not None
-        if self._asked is not None and not self._asked.answer.done():
-            self._asked.answer.set_exception(_over())
-        ended, _ = await asyncio.wait({self._program}, timeout=_LAST_WORDS_SECONDS)
-        failed = not ended or self._program.exception() is not None
-        if was_cut and failed:
-            return None if self._cut_short is None else Grade(reward=self._cut_short, success=False)
+        self._refuse_all()
+        cut = None if self._cut_short is None else Grade(reward=self._cut_short, success=False)
+        ended, _ = await asyncio.wait({self._program}, timeout=self._last_words_seconds)
+        if was_cut and (not ended or self._program.exception() is not None):
+            return cut
         return grade_from(self._program.result(), by=f"the program of task {self._task.key}")
 
     async def close(self) -> None:
+        self._refuse_all()
+        try:
+            if self._program is not None:
+                self._program.cancel()
+                await asyncio.gather(self._program, return_exceptions=True)
+        finally:
+            await self._door.leave(self._key)
+
+    def _refuse_all(self) -> None:
+        """The episode is over: whoever asks, or waits to be heard, is told so."""
         self._is_over = True
-        if self._asked is not None and not self._asked.answer.done():
-            self._asked.answer.set_exception(_over())
-        if self._program is not None:
-            self._program.cancel()
-            await asyncio.gather(self._program, return_exceptions=True)
-        await self._door.leave(self._key)
+        waiting = [self._asked] if self._asked else []
+        while not self._questions.empty():
+            waiting.append(self._questions.get_nowait())
+        for asked in waiting:
+            if not asked.answer.done():
+                asked.answer.set_exception(_over())
 
     async def _ask(self, body: ChatBody) -> Message:
         if self._is_over:
             raise _over()
         if body.n > 1:
             raise RefusalError(f"n={body.n}: an episode has one answer; ask with n=1", param="n")
+        if body.logprobs or body.return_token_ids:
+            raise RefusalError(
+                "logprobs and token ids are the run's own and not told here; leave them out",
+                param="logprobs" if body.logprobs else "return_token_ids",
+            )
         if body.stops:
             raise RefusalError(
                 f"stop={list(body.stops)}: a turn ends where the run says; set "
@@ -134,30 +166,42 @@ class ProgramEnv:
 
     async def _next_question(self, program: asyncio.Task[Reward]) -> _Asked | None:
         """None: the program has ended. EnvError where it failed."""
-        asking = asyncio.create_task(self._questions.get())
-        try:
-            await asyncio.wait({asking, program}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            if not asking.done():
-                asking.cancel()
-        if asking.done() and not asking.cancelled():
-            return asking.result()
+        while not program.done() or not self._questions.empty():
+            asking = asyncio.create_task(self._questions.get())
+            try:
+                await asyncio.wait({asking, program}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                if asking.done():
+                    self._asked = asking.result()  # to be told when the episode is over
+                else:
+                    asking.cancel()
+            if asking.done() and not asking.result().answer.done():  # else who asked has gone
+                return asking.result()
         if error := program.exception():
             raise EnvError(f"the program failed: {type(error).__name__}: {error}") from error
         return None
 
 
 async def _run(solve: Solve, task: Task, api: Api) -> Reward:
-    result: Reward
-    if iscoroutinefunction(solve):
-        result = await solve(task, api)
-        return result
-    thread = OwnThread(f"program {task.key}", asyncio.Semaphore(1))
+    """EnvError for what would otherwise end more than the program."""
+    thread: OwnThread | None = None
     try:
-        result = await thread.call(solve, task, api)
+        if iscoroutinefunction(solve):
+            result = solve(task, api)
+        else:
+            thread = OwnThread(f"program {task.key}", asyncio.Semaphore(1))
+            result = await thread.call(solve, task, api)
+        given: Reward = await result if isawaitable(result) else result
+    except asyncio.CancelledError:
+        if (own := asyncio.current_task()) is not None and own.cancelling():
+            raise
+        raise EnvError("the program cancelled itself") from None
+    except SystemExit as error:
+        raise EnvError(f"the program raised {error!r}") from None
     finally:
-        thread.end()
-    return result
+        if thread is not None:
+            thread.end()
+    return given
 
 
 def _after(before: Sequence[Message], now: Sequence[Message]) -> tuple[Message, ...] | None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 from skyfleet.chat.renderer import Renderer
 from skyfleet.engines.engine import Engine
@@ -16,6 +15,7 @@ from skyfleet.engines.posting import RefusedError
 from skyfleet.errors import EngineError, MissingExtraError
 from skyfleet.serving.chatting import chat
 from skyfleet.serving.completing import complete
+from skyfleet.serving.leaving import unless_gone
 from skyfleet.serving.refusal import RefusalError, error_body
 from skyfleet.serving.served import Served
 from skyfleet.serving.speaking import Speaking
@@ -28,7 +28,6 @@ try:
 except ImportError:
     raise MissingExtraError("starlette", "serve") from None
 
-T = TypeVar("T")
 Work = Callable[[bytes, str | None], Coroutine[Any, Any, dict[str, Any] | AsyncIterator[str]]]
 
 _GONE = 499
@@ -110,7 +109,7 @@ class _Door:
         try:
             self._check_key(request)
             raw, session = await request.body(), request.headers.get(SESSION_HEADER)
-            answer = await _unless_gone(request, work(raw, session))
+            answer = await unless_gone(request, work(raw, session))
         except RefusalError as error:
             body = error_body(str(error), status=error.status, param=error.param, code=error.code)
             return JSONResponse(body, error.status)
@@ -131,22 +130,3 @@ class _Door:
                 status=401,
                 code="invalid_api_key",
             )
-
-
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` gives; it is cancelled when the client hangs up."""
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_hang_up(request))
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
-    finally:
-        working.cancel()
-        leaving.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
-
-
-async def _hang_up(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

@@ -80,8 +80,10 @@ def read_turn(text: str, marks: re.Pattern[str], read_block: ReadBlock) -> Parse
 
 
 def thoughts_aside(text: str) -> tuple[str, str | None]:
-    """What is said aloud and what is thought; text without a thought stays as it is."""
-    if not _THOUGHT.search(text):
+    """What is said aloud and what is thought first; text that begins otherwise stays as it is."""
+    mark = _THOUGHT.search(text)
+    opens = mark is not None and mark[0] in END_OF_THOUGHT
+    if mark is None or (opens and text[: mark.start()].strip()):
         return text, None
     parsed = read_turn(text, _THOUGHT, lambda _, mark: Block(end=mark.end()))
     return parsed.content, parsed.reasoning
