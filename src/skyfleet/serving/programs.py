@@ -107,7 +107,7 @@ class ProgramEnv:
         self._asked = asked = await self._next_question(self._program)
         if asked is None:
             return Step(done=True)
-        news = _after([*before.messages, read_reply(told(action))], asked.messages)
+        news = _after([*before.messages, read_reply(told(action), splits=False)], asked.messages)
         if news is None or asked.tools != before.tools:
             return Step(opening=Opening(messages=asked.messages, tools=asked.tools))
         return Step(messages=news)
