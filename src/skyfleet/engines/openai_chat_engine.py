@@ -8,7 +8,7 @@ from typing import Any
 from skyfleet.chat.completion import Completion
 from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.engines.chat_engine import Spoken
-from skyfleet.engines.openai_messages import read_reply, written_message, written_tool
+from skyfleet.engines.openai_messages import read_reply, written_tool, written_turn
 from skyfleet.engines.openai_tokens import (
     SESSION_HEADER,
     body_fields,
@@ -57,7 +57,8 @@ class OpenAIChatEngine(Endpoint):
         version = self.policy_version
         body: dict[str, Any] = {
             "model": self._model,
-            "messages": [_with_thoughts(message) for message in messages],
+            # So that a template which keeps thoughts gives the tokens that were sampled.
+            "messages": [written_turn(message) for message in messages],
             "logprobs": True,
             **body_fields(sampling, session=session, position=len(messages)),
             # The server knows how its model ends a turn.
@@ -92,18 +93,6 @@ class OpenAIChatEngine(Endpoint):
 
     async def release(self, session: str) -> None:
         """A server drops the oldest of its cache by itself."""
-
-
-def _with_thoughts(message: Message) -> dict[str, Any]:
-    """So that a template which keeps thoughts gives the tokens that were sampled.
-
-    A call that could not be read is text, as the server told it.
-    """
-    written = written_message(message)
-    written["content"] = "\n".join(filter(None, (written["content"], *message.malformed_calls)))
-    if message.reasoning is not None:
-        written |= {"reasoning": message.reasoning, "reasoning_content": message.reasoning}
-    return written
 
 
 def _nothing_said(policy_version: int) -> Spoken:

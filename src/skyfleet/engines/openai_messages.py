@@ -28,6 +28,18 @@ def written_message(message: Message) -> dict[str, Any]:
     return written
 
 
+def written_turn(message: Message) -> dict[str, Any]:
+    """With its thoughts, and calls that could not be read as text: all that was said."""
+    written = written_message(message) | {"content": aloud(message)}
+    if message.reasoning is not None:
+        written |= {"reasoning": message.reasoning, "reasoning_content": message.reasoning}
+    return written
+
+
+def aloud(message: Message) -> str:
+    return "\n".join(filter(None, (text_only(message), *message.malformed_calls)))
+
+
 def written_tool(spec: ToolSpec) -> dict[str, Any]:
     function = {
         "name": spec.name,
@@ -45,8 +57,8 @@ def read_reply(said: Mapping[str, Any], *, splits: bool = True) -> Message:
     """
     calls: list[ToolCall] = []
     # Ours alone tells them; to others they stand in what is said.
-    told = "\n".join(map(str, said.get("malformed_calls") or ()))
     malformed = [str(call) for call in said.get("malformed_calls") or ()]
+    told = "\n".join(malformed)
     for number, call in enumerate(said.get("tool_calls") or ()):
         match call:
             case {"function": {"name": str() as name, "arguments": arguments}}:

@@ -23,7 +23,7 @@ def given_step(step: object) -> Step:
     _check_messages(step.messages, "step()")
     if step.opening is not None:
         _checked(step.opening, "step()")
-    if not _is_finite(step.reward):
+    if not is_finite(step.reward):
         raise EnvError(f"step() gave the reward {step.reward!r:.100}; give a finite number")
     return step if isinstance(step.reward, float) else replace(step, reward=float(step.reward))
 
@@ -33,7 +33,7 @@ def given_grade(grade: object) -> Grade | None:
         return None
     if not isinstance(grade, Grade):
         raise VerifierError(f"grade() gave {grade!r:.100}; give a Grade, or None for unknown")
-    if not _is_finite(grade.reward):
+    if not is_finite(grade.reward):
         raise VerifierError(
             f"grade() gave the reward {grade.reward!r:.100}; give a finite number, or None for "
             "a grade that is unknown"
@@ -56,5 +56,9 @@ def _check_messages(messages: Iterable[object], by: str) -> None:
             raise EnvError(f"{by} gave {message!r:.100} among its messages, no Message")
 
 
-def _is_finite(number: object) -> bool:
-    return isinstance(number, Real) and isfinite(number)
+def is_finite(number: object) -> bool:
+    """Numbers of numpy are numbers too."""
+    try:
+        return isinstance(number, Real) and isfinite(number)
+    except OverflowError:  # an integer larger than any float
+        return False

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from math import isfinite
-
+from skyfleet.envs.given import is_finite
 from skyfleet.envs.verifiers.running import SUCCESS_REWARD
 from skyfleet.errors import VerifierError
 from skyfleet.tasks.grade import Grade
@@ -17,11 +16,7 @@ def grade_from(result: Reward, *, by: str) -> Grade | None:
     if result is None:
         return None
     reward = result.reward if isinstance(result, Grade) else result
-    try:
-        finite = isfinite(reward)
-    except (TypeError, OverflowError):
-        finite = False
-    if not finite:
+    if not is_finite(reward):
         raise VerifierError(
             f"{by} gave {result!r:.200}; give a finite number, a Grade with one, or None"
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import fsum, isclose, isfinite, sqrt
 from statistics import fmean
 
@@ -55,14 +55,7 @@ def _groups(credited: Credited) -> Finding | None:
             return _mixed(sample)
     if odd := next((sample for sample in credited.closely if not _even(sample)), None):
         return _mixed(odd)
-    for task_key, given in values.items():
-        earned = rewards.get(task_key, [])
-        wrong = _unlike_earned(task_key, given, earned) or _uneven(
-            task_key, given, earned, unit_deviation=credited.expected.unit_deviation
-        )
-        if wrong:
-            return wrong
-    return None
+    return _first_wrong(values, rewards, unit_deviation=credited.expected.unit_deviation)
 
 
 def groups_again(samples: Sequence[Sample], *, unit_deviation: bool) -> Finding | None:
@@ -73,9 +66,20 @@ def groups_again(samples: Sequence[Sample], *, unit_deviation: bool) -> Finding 
         rewards = earned.setdefault(sample.task_key, list(sample.group_rewards))
         rewards[sample.attempt] -= fsum(sample.penalties)
         values.setdefault(sample.task_key, {})[sample.attempt] = sample.advantages[-1]
+    return _first_wrong(values, earned, unit_deviation=unit_deviation)
+
+
+def _first_wrong(
+    values: Mapping[str, dict[int, float]],
+    rewards: Mapping[str, Sequence[float]],
+    *,
+    unit_deviation: bool,
+) -> Finding | None:
+    """By task: attempts' advantages, beside what every attempt earned."""
     for task_key, given in values.items():
-        wrong = _unlike_earned(task_key, given, earned[task_key]) or _uneven(
-            task_key, given, earned[task_key], unit_deviation=unit_deviation
+        earned = rewards.get(task_key, ())
+        wrong = _unlike_earned(task_key, given, earned) or _uneven(
+            task_key, given, earned, unit_deviation=unit_deviation
         )
         if wrong:
             return wrong

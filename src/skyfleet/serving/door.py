@@ -9,7 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 from skyfleet.chat.message import Message
-from skyfleet.engines.openai_messages import written_message
+from skyfleet.engines.openai_messages import written_turn
 from skyfleet.errors import MissingExtraError
 from skyfleet.serving.bodies import ChatBody, read_body
 from skyfleet.serving.leaving import unless_gone
@@ -69,7 +69,7 @@ class Door:
             )
             return JSONResponse(refusal, error.status)
         fields = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time()), "model": body.model}
-        written = told(message)
+        written = written_turn(message)
         finish = "tool_calls" if message.tool_calls else "stop"
         if body.stream:
             return StreamingResponse(
@@ -84,15 +84,6 @@ class Door:
 
 async def _models(request: Request) -> Response:
     return JSONResponse({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
-
-
-def told(message: Message) -> dict[str, Any]:
-    """A call that could not be read is text, so that a program can say what is wrong with it."""
-    written = written_message(message)
-    written["content"] = "\n".join(filter(None, (written["content"], *message.malformed_calls)))
-    if message.reasoning is not None:
-        written["reasoning_content"] = message.reasoning
-    return written
 
 
 async def _chunks(

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from inspect import isawaitable, iscoroutinefunction
 
 from skyfleet.chat.message import Message, ToolSpec
-from skyfleet.engines.openai_messages import read_reply
+from skyfleet.engines.openai_messages import read_reply, written_turn
 from skyfleet.envs.env import EnvFactory, Opening, Step
 from skyfleet.envs.own_thread import OwnThread
 from skyfleet.envs.rewards import Reward, grade_from
 from skyfleet.errors import EnvError
 from skyfleet.serving.bodies import ChatBody
-from skyfleet.serving.door import MODEL, Door, told
+from skyfleet.serving.door import MODEL, Door
 from skyfleet.serving.refusal import RefusalError
 from skyfleet.serving.threads import words
 from skyfleet.tasks.grade import Grade
@@ -107,7 +107,9 @@ class ProgramEnv:
         self._asked = asked = await self._next_question(self._program)
         if asked is None:
             return Step(done=True)
-        news = _after([*before.messages, read_reply(told(action), splits=False)], asked.messages)
+        news = _after(
+            [*before.messages, read_reply(written_turn(action), splits=False)], asked.messages
+        )
         if news is None or asked.tools != before.tools:
             return Step(opening=Opening(messages=asked.messages, tools=asked.tools))
         return Step(messages=news)

@@ -17,6 +17,7 @@ from hashlib import blake2b
 
 from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.chat.renderer import Renderer
+from skyfleet.engines.openai_messages import aloud
 
 MOST_TOKENS = 16_000_000
 """Remembered in all: 64 MB."""
@@ -77,8 +78,7 @@ class Threads:
 def words(message: Message) -> list[object]:
     """What a client gives back of a message, whatever it does to the rest."""
     calls = [[call.name, dict(call.arguments)] for call in message.tool_calls]
-    text = "\n".join(filter(None, (message.text, *message.malformed_calls)))
-    return [message.role, text, calls]
+    return [message.role, aloud(message), calls]
 
 
 def _key(messages: Sequence[Message], tools: Sequence[ToolSpec], client: str | None) -> bytes:
