@@ -45,6 +45,7 @@ def test_a_step_without_a_sample_says_how_all_of_its_episodes_ended() -> None:
     assert summary(metrics | {"generation/ending_context_full": 0.9}) == "nothing to learn from"
     told = summary(metrics | {"generation/ending_context_full": 1.0})
     assert told == "nothing to learn from: every episode ended context_full"
+    assert summary(metrics | {"generation/ending_done": 1.0}) == "nothing to learn from"
 
 
 def test_a_resumed_phase_counts_on_from_where_it_stood() -> None:

@@ -77,9 +77,9 @@ def summary(metrics: Mapping[str, float]) -> str:
         if key.startswith(PASS_AT)
     ]
     if metrics.get("loss/num_samples") == 0:
-        alike = next((k for k, v in metrics.items() if k.startswith(ENDING) and v == 1), None)
-        ending = f": every episode ended {alike.removeprefix(ENDING)}" if alike else ""
-        words.append(f"nothing to learn from{ending}")
+        endings = {k.removeprefix(ENDING): v for k, v in metrics.items() if k.startswith(ENDING)}
+        cause = next((ending for ending, v in endings.items() if v == 1 and ending != "done"), "")
+        words.append(f"nothing to learn from{f': every episode ended {cause}' if cause else ''}")
     words += [
         f"{phase} {metrics[f'timing/{phase}']:.1f} s"
         for phase in ("rollout", "learn")
