@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from itertools import chain
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from skyfleet.chat.completion import Completion, Finish
 from skyfleet.engines.cuda.moving import moved
 from skyfleet.engines.cuda.pages import PAGE, page_digests, pages_for, pool_size
-from skyfleet.engines.cuda.reading import PagedReading, Span
+from skyfleet.engines.cuda.reading import Reading, Span
 from skyfleet.engines.cuda.request import Request
 from skyfleet.engines.cuda.seating import Seating
 from skyfleet.engines.cuda.slots import MOST_STEPS, N_STOPS, Slots
@@ -55,6 +52,13 @@ class CudaEngine:
         )
         self._seating = Seating(
             n_slots=max_num_seqs, n_pages=n_pages, table_width=self._slots.table.shape[1]
+        )
+        self._reading = Reading(
+            decoder,
+            self._keys,
+            self._values,
+            n_slots=max_num_seqs,
+            n_pages=self._slots.table.numel(),
         )
         self._siblings_wait = False
         """For a prompt that is being read, to share its pages."""
@@ -193,7 +197,10 @@ class CudaEngine:
             batch.append((request, Span(pages=request.pages, start=request.n_read, stop=stop)))
         if not batch:
             return
-        hidden_TE = self._hidden(batch)
+        spans = [span for _, span in batch]
+        token_ids = [request.token_ids[span.start : span.stop] for request, span in batch]
+        hidden_TE = self._reading.hidden(token_ids, spans)
+        self.tokens_computed += len(hidden_TE)
         # Queued behind the reading: the device has begun, and the host is not waited for.
         self._slots.take(admitted)
         last, begun, rows = -1, [], []
@@ -209,13 +216,6 @@ class CudaEngine:
             hidden_ME = hidden_TE[moved(rows, hidden_TE.device)]
             self._slots.speak(hidden_ME, begun, truncated=self._truncated)
             self._seating.has_moved = True
-
-    def _hidden(self, batch: Sequence[tuple[Request, Span]]) -> Tensor:
-        attend = PagedReading(self._keys, self._values, [span for _, span in batch])
-        new = (request.token_ids[span.start : span.stop] for request, span in batch)
-        token_ids_T = moved(np.fromiter(chain.from_iterable(new), np.int64), self._decoder.device)
-        self.tokens_computed += len(token_ids_T)
-        return self._decoder.hidden(token_ids_T, attend.positions_T, attend)
 
     def _make_room(self, speaking: Sequence[Request], steps: int) -> None:
         """Pages for everyone's next tokens; who came last goes back to waiting if there are none."""

@@ -1,19 +1,32 @@
-"""Reading: attention of prompts over the pages, new tokens only."""
+"""Reading: new tokens of several sequences in one forward pass, their keys and values into pages.
+
+A pass over few tokens is hundreds of launches that take the host longer than the device: passes are
+padded to a few sizes and recorded as graphs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
+from skyfleet.engines.cuda.forward import run_layers
+from skyfleet.engines.cuda.graphs import Recorder
 from skyfleet.engines.cuda.moving import moved
 from skyfleet.engines.cuda.pages import PAGE
-from skyfleet.models.fused.flash import Ends, flash_varlen, running_ends
+from skyfleet.models.decoder import Decoder
+from skyfleet.models.fused.flash import running_ends
+from skyfleet.models.fused.functions import kernels
+from skyfleet.models.fused.layers import FusedLayer
+
+SIZES = (32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
+"""Tokens of a recorded pass; a larger one keeps the device busy without."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,68 +38,121 @@ class Span:
     stop: int
 
 
-class PagedReading:
-    def __init__(self, keys: Tensor, values: Tensor, spans: Sequence[Span]) -> None:
-        """`keys` and `values` are [layers, pages, PAGE, K, D]."""
-        self._keys, self._values = keys, values
-        device = keys.device
+class Inputs(NamedTuple):
+    """What a pass reads."""
+
+    rows_3T: Tensor
+    """Of each token its id, its position, and its cell among all pages' tokens."""
+    blocks_B4: Tensor
+    """`read_pages`'s."""
+    pages_P: Tensor
+    """Those of the spans, one after another."""
+
+
+class Reading:
+    def __init__(
+        self, decoder: Decoder, keys: Tensor, values: Tensor, *, n_slots: int, n_pages: int
+    ):
+        """`keys` and `values` are [layers, pages, PAGE, K, D]; `n_pages` is what all slots can have."""
+        self._decoder, self._keys, self._values = decoder, keys, values
+        self._layers = decoder.fuse()
+        self._device, self._n_slots = keys.device, n_slots
+        # The tensor cores' tiles must be those of the learner's forward; float32 has none.
+        self._rows = 16 if decoder.dtype == torch.float32 else 128
+        self._attention = kernels(keys.device, "reading", package="skyfleet.engines.cuda")
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._recorder = Recorder()
+        self._static = Inputs(
+            rows_3T=torch.zeros(3, SIZES[-1], dtype=torch.int64, device=keys.device),
+            blocks_B4=self._zeros(self._n_blocks(SIZES[-1]), 4),
+            pages_P=self._zeros(n_pages),
+        )
+
+    def hidden(self, token_ids: Sequence[Sequence[int]], spans: Sequence[Span]) -> Tensor:
+        """The new tokens' hidden states, one span after another [T, E]."""
+        given = self._laid_out(token_ids, spans)
+        n = given[0].shape[1]
+        size = next((size for size in SIZES if size >= n), 0)
+        if not size:
+            return self._forward(Inputs(*(moved(x, self._device) for x in given)))
+        static = self._inputs_of(size, len(given[2]))
+        run = self._graph(size, static) if self._device.type == "cuda" else self._forward
+        # Behind them zeros: nobody's tokens, and blocks without a row.
+        for target, values in zip(static, given, strict=True):
+            padded = np.zeros(tuple(target.shape), dtype=values.dtype)
+            padded[tuple(slice(n) for n in values.shape)] = values
+            target.copy_(moved(padded, self._device))
+        return run(static)[:n]
+
+    def _graph(self, size: int, static: Inputs) -> Callable[[Inputs], Tensor]:
+        if size not in self._graphs:
+            # With no blocks and every token in page 0, which is nobody's, trying it changes nothing.
+            static.rows_3T.zero_()
+            static.blocks_B4.zero_()
+            self._graphs[size] = self._recorder.record(partial(self._forward, static))
+        graph, hidden_TE = self._graphs[size]
+
+        def replay(_: Inputs) -> Tensor:
+            graph.replay()
+            return hidden_TE
+
+        return replay
+
+    def _laid_out(
+        self, token_ids: Sequence[Sequence[int]], spans: Sequence[Span]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         starts = np.array([span.start for span in spans])
-        stops = np.array([span.stop for span in spans])
-        self._fresh = not starts.any()
-        """Nothing was read before: what attends is what was just computed."""
-        new_T, every_L = _ranges(starts, stops), _ranges(np.zeros_like(starts), stops)
-        self.positions_T = moved(new_T, device)
-        self._new_T = moved(_cells(spans, new_T, stops - starts), device)
-        self._all_L = moved(_cells(spans, every_L, stops), device)
-        self._ends = Ends(
-            queries=moved(running_ends(stops - starts), device),
-            keys=moved(running_ends(stops), device),
-            most_queries=int((stops - starts).max()),
-            most_keys=int(stops.max()),
+        lengths = np.array([span.stop for span in spans]) - starts
+        ends = running_ends(lengths).astype(np.int64)
+        pages = np.fromiter(chain.from_iterable(span.pages for span in spans), np.int32)
+        pages_at = running_ends(np.array([len(span.pages) for span in spans]))[:-1]
+        positions = np.arange(ends[-1]) + np.repeat(starts - ends[:-1], lengths)
+        own = pages[np.repeat(pages_at, lengths) + positions // PAGE].astype(np.int64)
+        ids = np.fromiter(chain.from_iterable(token_ids), np.int64)
+        # A span is cut into blocks from its beginning.
+        n_blocks = -(-lengths // self._rows)
+        owner = np.repeat(np.arange(len(spans)), n_blocks)
+        ahead = (np.arange(len(owner)) - running_ends(n_blocks)[owner]) * self._rows
+        blocks = np.stack(
+            [
+                ends[owner] + ahead,
+                np.minimum(lengths[owner] - ahead, self._rows),
+                starts[owner] + ahead,
+                pages_at[owner],
+            ],
+            axis=1,
+        ).astype(np.int32)
+        return np.stack([ids, positions, own * PAGE + positions % PAGE]), blocks, pages
+
+    def _forward(self, inputs: Inputs) -> Tensor:
+        token_ids_T, positions_T, cells_T = inputs.rows_3T.unbind()
+        decoder, turn = self._decoder, kernels(self._device).turn
+
+        def mix(index: int, layer: FusedLayer, qkv_TX: Tensor) -> Tensor:
+            q_THD, k_TKD, v_TKD = turn(
+                qkv_TX, layer.heads, decoder.cos_PD, decoder.sin_PD, positions_T
+            )
+            keys, values = self._keys[index], self._values[index]
+            keys.flatten(0, 1).index_copy_(0, cells_T, k_TKD)
+            values.flatten(0, 1).index_copy_(0, cells_T, v_TKD)
+            out_THD: Tensor = self._attention.read_pages(
+                q_THD, keys, values, inputs.blocks_B4, inputs.pages_P, self._rows
+            )
+            return out_THD
+
+        return run_layers(decoder, self._layers, token_ids_T, mix)
+
+    def _inputs_of(self, size: int, n_pages: int) -> Inputs:
+        """A graph knows where they begin, and takes of the pages what its blocks name."""
+        return Inputs(
+            rows_3T=self._static.rows_3T[:, :size],
+            blocks_B4=self._static.blocks_B4[: self._n_blocks(size)],
+            pages_P=self._static.pages_P[:n_pages],
         )
 
-    def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
-        keys, values = self._keys[layer].flatten(0, 1), self._values[layer].flatten(0, 1)
-        keys[self._new_T] = k_TKD
-        values[self._new_T] = v_TKD
-        if not self._fresh:
-            k_TKD, v_TKD = keys[self._all_L], values[self._all_L]
-        if q_THD.dtype == torch.float32:
-            return self._padded(q_THD, k_TKD, v_TKD)
-        return flash_varlen(q_THD, k_TKD, v_TKD, self._ends)
+    def _n_blocks(self, size: int) -> int:
+        """At most, of so many tokens."""
+        return -(-size // self._rows) + min(size, self._n_slots)
 
-    def _padded(self, q_THD: Tensor, k_LKD: Tensor, v_LKD: Tensor) -> Tensor:
-        """Flash attention has no float32: sequences are padded to a rectangle instead."""
-        ends = self._ends
-        q_starts, k_starts = ends.queries[:-1].unsqueeze(1), ends.keys[:-1].unsqueeze(1)
-        q_lengths, k_lengths = ends.queries.diff().unsqueeze(1), ends.keys.diff().unsqueeze(1)
-        query = torch.arange(ends.most_queries, device=q_THD.device)
-        key = torch.arange(ends.most_keys, device=q_THD.device)
-        q_BQ = q_starts + torch.minimum(query, q_lengths - 1)
-        k_BL = k_starts + torch.minimum(key, k_lengths - 1)
-        # The last query sees every key.
-        visible_B1QL = key <= (k_lengths - q_lengths + query)[:, None, :, None]
-        out_BHQD = scaled_dot_product_attention(
-            q_THD[q_BQ].transpose(1, 2),
-            k_LKD[k_BL].transpose(1, 2),
-            v_LKD[k_BL].transpose(1, 2),
-            attn_mask=visible_B1QL,
-            enable_gqa=q_THD.shape[1] != k_LKD.shape[1],
-        )
-        return out_BHQD.transpose(1, 2)[query < q_lengths]
-
-
-def _ranges(starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-    """From each start up to its stop, one after another."""
-    lengths = stops - starts
-    ranges: np.ndarray = np.arange(lengths.sum()) + np.repeat(stops - lengths.cumsum(), lengths)
-    return ranges
-
-
-def _cells(spans: Sequence[Span], positions: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Where the tokens at these positions, so many of each span, stand among all pages' tokens."""
-    pages = np.fromiter(chain.from_iterable(span.pages for span in spans), np.int64)
-    first = running_ends(np.array([len(span.pages) for span in spans]))[:-1]
-    own = pages[np.repeat(first, lengths) + positions // PAGE]
-    cells: np.ndarray = own * PAGE + positions % PAGE
-    return cells
+    def _zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.int32, device=self._device)

@@ -11,13 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from skyfleet.engines.cuda.forward import run_layers
+from skyfleet.engines.cuda.graphs import Recorder
 from skyfleet.engines.cuda.kin import Kin
 from skyfleet.engines.cuda.moving import moved
 from skyfleet.engines.cuda.request import Request
 from skyfleet.engines.cuda.truncation import truncate
 from skyfleet.models.decoder import Decoder
-from skyfleet.models.fused.functions import kernels, product
-from skyfleet.models.fused.layers import Joined
+from skyfleet.models.fused.functions import kernels
+from skyfleet.models.fused.layers import FusedLayer
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 N_STOPS = 8
@@ -74,7 +76,7 @@ class Slots:
         self._kernels: Any = kernels(device, package="skyfleet.engines.cuda")
         self._attention: Any = kernels(device, "attention", package="skyfleet.engines.cuda")
         self._graphs: dict[Variant, torch.cuda.CUDAGraph] = {}
-        self._pool: Any = None
+        self._recorder = Recorder()
         self._shares = False
 
     def take(self, requests: Sequence[Request]) -> None:
@@ -156,45 +158,37 @@ class Slots:
     def _graph(self, variant: Variant) -> Callable[[], None]:
         if not self.tokens.is_cuda:
             return partial(self._forward, variant)
-        graph = self._graphs.get(variant) or self._capture(variant)
-        return graph.replay
+        if variant not in self._graphs:
+            self._graphs[variant] = self._recorded(variant)
+        return self._graphs[variant].replay
 
-    def _capture(self, variant: Variant) -> torch.cuda.CUDAGraph:
-        """Recorded with every slot at rest, so that trying it moves nobody."""
+    def _recorded(self, variant: Variant) -> torch.cuda.CUDAGraph:
+        """With every slot at rest, so that trying it moves nobody."""
         kept = self.active.clone()
         self.active.zero_()
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(2):
-                self._step.fill_(1)
-                self._forward(variant)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            self._forward(variant)
-        self._pool = self._pool or graph.pool()
-        self._graphs[variant] = graph
+        graph, _ = self._recorder.record(
+            partial(self._forward, variant), before=lambda: self._step.fill_(1)
+        )
         self.active.copy_(kept)
         return graph
 
     def _forward(self, variant: Variant) -> None:
         n, kin = variant.n, self._kin if variant.shares else None
-        decoder, layer_kernels = self._decoder, kernels(self.tokens.device)
+        decoder = self._decoder
         lengths, active, table = self.lengths[:n], self.active[:n], self.table[:n]
-        x_NE, delta_NE = None, decoder.embedding_weight[self.tokens[:n]]
-        for index, layer in enumerate(self._layers):
+
+        def mix(index: int, layer: FusedLayer, qkv_NX: Tensor) -> Tensor:
             keys, values = self._keys[index], self._values[index]
-            x_NE, y_NE, _ = layer_kernels.add_norm(x_NE, delta_NE, layer.input_norm, decoder.eps)
             q_NHD = self._kernels.place(
-                _projected(layer.qkv, y_NE), keys, values, decoder.cos_PD, decoder.sin_PD,
+                qkv_NX, keys, values, decoder.cos_PD, decoder.sin_PD,
                 layer.heads.norms, lengths, active, table, eps=decoder.eps,
             )  # fmt: skip
-            out_NHD = self._attention.attend(q_NHD, keys, values, lengths, active, table, kin)
-            delta_NE = _projected(layer.out, out_NHD.flatten(1))
-            x_NE, y_NE, _ = layer_kernels.add_norm(x_NE, delta_NE, layer.post_norm, decoder.eps)
-            delta_NE = _projected(layer.down, layer_kernels.gate(_projected(layer.gate_up, y_NE)))
-        _, y_NE, _ = layer_kernels.add_norm(x_NE, delta_NE, decoder.norm_weight, decoder.eps)
+            out_NHD: Tensor = self._attention.attend(
+                q_NHD, keys, values, lengths, active, table, kin
+            )
+            return out_NHD
+
+        y_NE = run_layers(decoder, self._layers, self.tokens[:n], mix)
         self._draw(decoder.logits(y_NE), self._every[:n], variant.truncated)
         self._step += 1
 
@@ -211,7 +205,3 @@ class Slots:
             most_S=self.most, step_1=self._step, out_tokens_KS=self._out_tokens,
             out_logprobs_KS=self._out_logprobs,
         )  # fmt: skip
-
-
-def _projected(joined: Joined, x_NE: Tensor) -> Tensor:
-    return product(x_NE, joined.weight, joined.bias, dtype=x_NE.dtype)

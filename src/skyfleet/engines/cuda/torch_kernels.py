@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from skyfleet.engines.cuda.kin import Kin
 from skyfleet.models.fused.shapes import Heads
@@ -57,6 +58,33 @@ def attend(
     weights_NKGL = torch.softmax(scores_NKGL, dim=-1)
     out = torch.einsum("nkgl,nlkd->nkgd", weights_NKGL, v_NLKD.float())
     return out.reshape(n, n_heads, width).to(q_NHD.dtype)
+
+
+def read_pages(
+    q_THD: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    blocks_B4: Tensor,
+    pages_P: Tensor,
+    rows: int,
+) -> Tensor:
+    out_THD = torch.zeros_like(q_THD)
+    page, n_kv, _ = keys.shape[1:]
+    for first, n_rows, position, pages_at in blocks_B4.tolist():
+        tokens_L = torch.arange(position + n_rows, device=q_THD.device)
+        cells_L = pages_P[pages_at + tokens_L // page].long() * page + tokens_L % page
+        k_KLD, v_KLD = (x.flatten(0, 1)[cells_L].transpose(0, 1) for x in (keys, values))
+        seen_QL = tokens_L <= position + torch.arange(n_rows, device=q_THD.device)[:, None]
+        here = slice(first, first + n_rows)
+        out_HQD = scaled_dot_product_attention(
+            q_THD[here].transpose(0, 1),
+            k_KLD,
+            v_KLD,
+            attn_mask=seen_QL,
+            enable_gqa=q_THD.shape[1] != n_kv,
+        )
+        out_THD[here] = out_HQD.transpose(0, 1)
+    return out_THD
 
 
 def speak(

@@ -1,0 +1,34 @@
+"""Forward: a pass over fused layers without gradients; what meets what is the caller's matter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from skyfleet.models.decoder import Decoder
+from skyfleet.models.fused.functions import kernels, product
+from skyfleet.models.fused.layers import FusedLayer, Joined
+
+Mix = Callable[[int, FusedLayer, Tensor], Tensor]
+"""A layer's number, the layer, its queries, keys and values as projected [N, X] -> what queries took."""
+
+
+def run_layers(
+    decoder: Decoder, layers: Sequence[FusedLayer], token_ids_N: Tensor, mix: Mix
+) -> Tensor:
+    """The last layer's output [N, E], normed and ready for `logits`."""
+    of_layers, eps = kernels(token_ids_N.device), decoder.eps
+    x_NE, delta_NE = None, decoder.embedding_weight[token_ids_N]
+    for index, layer in enumerate(layers):
+        x_NE, y_NE, _ = of_layers.add_norm(x_NE, delta_NE, layer.input_norm, eps)
+        out_NHD = mix(index, layer, _projected(layer.qkv, y_NE))
+        delta_NE = _projected(layer.out, out_NHD.flatten(1))
+        x_NE, y_NE, _ = of_layers.add_norm(x_NE, delta_NE, layer.post_norm, eps)
+        delta_NE = _projected(layer.down, of_layers.gate(_projected(layer.gate_up, y_NE)))
+    normed: Tensor = of_layers.add_norm(x_NE, delta_NE, decoder.norm_weight, eps)[1]
+    return normed
+
+
+def _projected(joined: Joined, x_NE: Tensor) -> Tensor:
+    return product(x_NE, joined.weight, joined.bias, dtype=x_NE.dtype)

@@ -1,0 +1,60 @@
+"""Reading over pages in Triton is what it is in plain torch; blocks without rows are passed over."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from skyfleet.engines.cuda import torch_kernels as twins
+from skyfleet.engines.cuda.pages import PAGE
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1",
+        reason="needs a CUDA device, or TRITON_INTERPRET=1",
+    ),
+]
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(9, 3, 64), (4, 4, 16), (8, 2, 128)])
+def test_new_tokens_meet_their_sequences_pages(
+    heads: int, kv_heads: int, width: int, dtype: torch.dtype
+) -> None:
+    from skyfleet.engines.cuda.triton_reading import read_pages
+
+    torch.manual_seed(0)
+    rows = 16 if dtype == torch.float32 else 128
+    # (tokens before, new tokens): fresh, longer than a block, one token far in, ends of pages.
+    spans = [(0, 5), (3, 150), (200, 1), (PAGE - 1, 2), (64, 64)]
+    pages: list[int] = []
+    blocks: list[tuple[int, int, int, int]] = []
+    first, n_pages = 0, 1
+    for start, n_new in spans:
+        pages_at, n_own = len(pages), -(-(start + n_new) // PAGE)
+        pages += range(n_pages, n_pages + n_own)
+        n_pages += n_own
+        blocks += [
+            (first + ahead, min(rows, n_new - ahead), start + ahead, pages_at)
+            for ahead in range(0, n_new, rows)
+        ]
+        first += n_new
+    blocks += [(0, 0, 0, 0)] * 3
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=DEVICE).to(dtype)
+
+    q_THD, keys, values = (
+        drawn(first, heads, width),
+        drawn(n_pages, PAGE, kv_heads, width),
+        drawn(n_pages, PAGE, kv_heads, width),
+    )
+    blocks_B4 = torch.tensor(blocks, dtype=torch.int32, device=DEVICE)
+    pages_P = torch.tensor(pages, dtype=torch.int32, device=DEVICE)
+    said = read_pages(q_THD, keys, values, blocks_B4, pages_P, rows)
+    exact = twins.read_pages(q_THD.float(), keys.float(), values.float(), blocks_B4, pages_P, rows)
+    torch.testing.assert_close(said.float(), exact, atol=2e-3, rtol=2e-3)
