@@ -1,4 +1,4 @@
-"""Reading over pages in Triton is what it is in plain torch; blocks without rows are passed over."""
+"""Reading over pages is what it is in plain torch, and bit for bit the learner's own attention."""
 
 from __future__ import annotations
 
@@ -58,3 +58,28 @@ def test_new_tokens_meet_their_sequences_pages(
     said = read_pages(q_THD, keys, values, blocks_B4, pages_P, rows)
     exact = twins.read_pages(q_THD.float(), keys.float(), values.float(), blocks_B4, pages_P, rows)
     torch.testing.assert_close(said.float(), exact, atol=2e-3, rtol=2e-3)
+
+
+@pytest.mark.parametrize(("start", "n_new"), [(0, 130), (383, 200), (511, 1), (512, 1), (640, 128)])
+def test_pages_give_the_bits_of_sequences_laid_end_to_end(start: int, n_new: int) -> None:
+    from skyfleet.engines.cuda.triton_reading import read_pages
+    from skyfleet.models.fused.triton_products import read
+
+    torch.manual_seed(0)
+    n_heads, n_kv, width, stop = 4, 2, 16, start + n_new
+    n_pages = -(-stop // PAGE)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return 4 * torch.randn(*shape, device=DEVICE).half()
+
+    keys, values = drawn(1 + n_pages, PAGE, n_kv, width), drawn(1 + n_pages, PAGE, n_kv, width)
+    keys[0] = values[0] = float("nan")  # the page that is nobody's
+    q_THD = drawn(n_new, n_heads, width)
+    pages_P = (1 + torch.randperm(n_pages)).int().to(DEVICE)
+    blocks = [(a, min(128, n_new - a), start + a, 0) for a in range(0, n_new, 128)]
+    blocks_B4 = torch.tensor([*blocks, (0, 0, 0, 0)], dtype=torch.int32, device=DEVICE)
+    said = read_pages(q_THD, keys, values, blocks_B4, pages_P, 128)
+    k_LKD, v_LKD = (x[pages_P.long()].flatten(0, 1)[:stop].contiguous() for x in (keys, values))
+    q_ends, k_ends = (torch.tensor([0, n], dtype=torch.int32, device=DEVICE) for n in (n_new, stop))
+    learners, _ = read(q_THD, k_LKD, v_LKD, q_ends, k_ends, n_new)
+    assert torch.equal(said, learners)

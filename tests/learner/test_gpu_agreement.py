@@ -87,6 +87,32 @@ def test_logprobs_are_the_same_bits(make: Callable[[], Any], temperature: float)
             assert torch.equal(logprobs_N, batch.behaviour_logprobs_N)
 
 
+@pytest.mark.parametrize("make", [llama, qwen3])
+def test_prompts_read_in_any_pieces_are_answered_with_the_same_bits(
+    make: Callable[[], Any],
+) -> None:
+    """33 and 333 cut prompts anywhere, 8,192 fills the largest graph, 40,000 goes without one."""
+    decoder = Decoder(make(), max_positions=LONGEST)
+    sampling = SamplingParams(max_generate_length=12, seed=5)
+    prompts = [[(11 * i + 5 * j) % 5000 for j in range(1 + 12 * i)] for i in range(48)]
+
+    async def answers(engine: CudaEngine) -> list[Any]:
+        asked = [engine.generate(p, sampling, session=str(i)) for i, p in enumerate(prompts)]
+        return [(said.token_ids, said.logprobs) for said in await asyncio.gather(*asked)]
+
+    given = []
+    for budget in (8_192, 33, 333, 40_000):
+        engine = CudaEngine(
+            decoder,
+            decode_text=str,
+            max_num_seqs=48,
+            capacity=LONGEST,
+            max_num_batched_tokens=budget,
+        )
+        given.append(asyncio.run(answers(engine)))
+    assert all(one == given[0] for one in given)
+
+
 def test_gradients_of_packed_attention_are_those_of_plain_float32() -> None:
     torch.manual_seed(0)
     sequences = [tuple(range(300)), (*range(200), 999, 998), (7, 8, 9)]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from skyfleet.chat.completion import Completion, Finish
+from skyfleet.engines.cuda.graphs import Recorder
 from skyfleet.engines.cuda.moving import moved
 from skyfleet.engines.cuda.pages import PAGE, page_digests, pages_for, pool_size
 from skyfleet.engines.cuda.reading import Reading, Span
@@ -47,8 +48,15 @@ class CudaEngine:
         shape = (decoder.n_layers, n_pages, PAGE, decoder.n_kv_heads, decoder.head_dim)
         self._keys = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
         self._values = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
+        recorder = Recorder()
         self._slots = Slots(
-            decoder, self._keys, self._values, n_slots=max_num_seqs, capacity=capacity, page=PAGE
+            decoder,
+            self._keys,
+            self._values,
+            recorder,
+            n_slots=max_num_seqs,
+            capacity=capacity,
+            page=PAGE,
         )
         self._seating = Seating(
             n_slots=max_num_seqs, n_pages=n_pages, table_width=self._slots.table.shape[1]
@@ -57,6 +65,7 @@ class CudaEngine:
             decoder,
             self._keys,
             self._values,
+            recorder,
             n_slots=max_num_seqs,
             n_pages=self._slots.table.numel(),
         )

@@ -26,7 +26,9 @@ from skyfleet.models.fused.functions import kernels
 from skyfleet.models.fused.layers import FusedLayer
 
 SIZES = (32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
-"""Tokens of a recorded pass; a larger one keeps the device busy without."""
+"""Tokens of a recorded pass."""
+_LAUNCHES_FLOPS = 1.5e11
+"""What an H200 computes while the host launches one layer: larger passes need no graph."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,20 +53,29 @@ class Inputs(NamedTuple):
 
 class Reading:
     def __init__(
-        self, decoder: Decoder, keys: Tensor, values: Tensor, *, n_slots: int, n_pages: int
-    ):
+        self,
+        decoder: Decoder,
+        keys: Tensor,
+        values: Tensor,
+        recorder: Recorder,
+        *,
+        n_slots: int,
+        n_pages: int,
+    ) -> None:
         """`keys` and `values` are [layers, pages, PAGE, K, D]; `n_pages` is what all slots can have."""
         self._decoder, self._keys, self._values = decoder, keys, values
-        self._layers = decoder.fuse()
+        self._layers, self._recorder = decoder.fuse(), recorder
         self._device, self._n_slots = keys.device, n_slots
         # The tensor cores' tiles must be those of the learner's forward; float32 has none.
         self._rows = 16 if decoder.dtype == torch.float32 else 128
         self._attention = kernels(keys.device, "reading", package="skyfleet.engines.cuda")
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
-        self._recorder = Recorder()
+        flops_a_token = 2 * self._layers[0].n_weights
+        self._sizes = [size for size in SIZES if size * flops_a_token <= _LAUNCHES_FLOPS]
+        most = max(self._sizes, default=0)
         self._static = Inputs(
-            rows_3T=torch.zeros(3, SIZES[-1], dtype=torch.int64, device=keys.device),
-            blocks_B4=self._zeros(self._n_blocks(SIZES[-1]), 4),
+            rows_3T=torch.zeros(3, most, dtype=torch.int64, device=keys.device),
+            blocks_B4=self._zeros(self._n_blocks(most), 4),
             pages_P=self._zeros(n_pages),
         )
 
@@ -72,7 +83,7 @@ class Reading:
         """The new tokens' hidden states, one span after another [T, E]."""
         given = self._laid_out(token_ids, spans)
         n = given[0].shape[1]
-        size = next((size for size in SIZES if size >= n), 0)
+        size = next((size for size in self._sizes if size >= n), 0)
         if not size:
             return self._forward(Inputs(*(moved(x, self._device) for x in given)))
         static = self._inputs_of(size, len(given[2]))

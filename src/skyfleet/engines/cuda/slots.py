@@ -43,6 +43,7 @@ class Slots:
         decoder: Decoder,
         keys: Tensor,
         values: Tensor,
+        recorder: Recorder,
         *,
         n_slots: int,
         capacity: int,
@@ -75,8 +76,8 @@ class Slots:
         self._kin = Kin.among(n_slots, decoder.n_heads, decoder.head_dim, device)
         self._kernels: Any = kernels(device, package="skyfleet.engines.cuda")
         self._attention: Any = kernels(device, "attention", package="skyfleet.engines.cuda")
+        self._recorder = recorder
         self._graphs: dict[Variant, torch.cuda.CUDAGraph] = {}
-        self._recorder = Recorder()
         self._shares = False
 
     def take(self, requests: Sequence[Request]) -> None:

@@ -50,6 +50,11 @@ class FusedLayer:
             eps=eps,
         )
 
+    @property
+    def n_weights(self) -> int:
+        """Those of its products: each is a multiplication and an addition for every token."""
+        return sum(j.weight.numel() for j in (self.qkv, self.out, self.gate_up, self.down))
+
     def __call__(
         self,
         index: int,
