@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from skyfleet.models.decoder import Decoder
+from skyfleet.models.fused import layers as of_layers
 from skyfleet.models.packed import PackedAttention
 
 # The second shares its first three tokens with the first, the third is the beginning of it.
@@ -73,6 +74,23 @@ def test_layers_run_again_give_the_same_bits(make: Callable[[], Any]) -> None:
         for recompute in (False, True)
     )
     assert all(torch.equal(one, other) for one, other in zip(kept, again, strict=True))
+
+
+@pytest.mark.parametrize("make", [llama, qwen2, qwen3])
+def test_long_sequences_go_through_the_middle_in_pieces(
+    make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = outcome(make(), fused=True, recompute=True)
+    middle, sizes = of_layers.FusedLayer._middle, set()
+
+    def noted(layer: of_layers.FusedLayer, y_TE: Tensor) -> Tensor:
+        sizes.add(len(y_TE))
+        return middle(layer, y_TE)
+
+    monkeypatch.setattr(of_layers, "PIECE", 3)
+    monkeypatch.setattr(of_layers.FusedLayer, "_middle", noted)
+    torch.testing.assert_close(outcome(make(), fused=True, recompute=True), plain)
+    assert max(sizes) == 3
 
 
 def test_a_fused_module_still_holds_its_own_weights() -> None:

@@ -163,7 +163,9 @@ class Decoder:
             if recompute:
                 # Their sum is kept, which takes two thirds of the room that both would.
                 sum_TE = delta_TE if x_TE is None else x_TE + delta_TE
-                x_TE, delta_TE = checkpoint(layer, index, None, sum_TE, *given, use_reentrant=False)
+                x_TE, delta_TE = checkpoint(
+                    layer, index, None, sum_TE, *given, sparing=True, use_reentrant=False
+                )
             else:
                 x_TE, delta_TE = layer(index, x_TE, delta_TE, *given)
         return add_norm(x_TE, delta_TE, self.norm_weight, self.eps)[1]

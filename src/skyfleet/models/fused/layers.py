@@ -11,10 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from skyfleet.models.fused.functions import add_norm, gate, joined_linear, turn
 from skyfleet.models.fused.low_rank import reach_adapters
 from skyfleet.models.fused.shapes import Heads
+
+PIECE = 65_536
+"""Tokens: of a longer sequence a layer's wide middle would take more memory than all the rest."""
 
 
 class Joined:
@@ -63,14 +67,25 @@ class FusedLayer:
         tables: tuple[Tensor, Tensor],
         positions_T: Tensor,
         attend: Any,
+        *,
+        sparing: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """The float32 residual and what is still to be added to it, as the layer before left them."""
+        """The float32 residual and what is still to be added to it, as the layer before left them.
+
+        `sparing` computes the middle of long sequences again for its gradient, piece by piece.
+        """
         eps = self.heads.eps
         x_TE, y_TE = add_norm(x_TE, delta_TE, self.input_norm, eps)
         q_THD, k_TKD, v_TKD = turn(self.qkv(y_TE), self.heads, tables, positions_T)
         out_THD = attend(index, q_THD, k_TKD, v_TKD)
         x_TE, y_TE = add_norm(x_TE, self.out(out_THD.flatten(1)), self.post_norm, eps)
-        return x_TE, self.down(gate(self.gate_up(y_TE)))
+        if not sparing or len(y_TE) <= PIECE:
+            return x_TE, self._middle(y_TE)
+        pieces = [checkpoint(self._middle, y, use_reentrant=False) for y in y_TE.split(PIECE)]
+        return x_TE, torch.cat(pieces)
+
+    def _middle(self, y_TE: Tensor) -> Tensor:
+        return self.down(gate(self.gate_up(y_TE)))
 
 
 def _joined(parameters: Sequence[Tensor]) -> Tensor:
