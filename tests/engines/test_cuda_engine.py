@@ -10,6 +10,7 @@ import torch
 from tests.fakes.small_models import logprobs_of, small_decoder
 
 from skyfleet.chat.completion import Completion
+from skyfleet.engines.cuda import reading
 from skyfleet.engines.cuda.engine import CudaEngine
 from skyfleet.engines.cuda.truncation import truncate
 from skyfleet.engines.drawing import draw
@@ -175,6 +176,41 @@ async def test_a_prompt_read_in_parts_is_the_prompt(batched_tokens: int) -> None
     whole = await crowd(engine(decoder), SAMPLING)
     parts = await crowd(engine(decoder, max_num_batched_tokens=batched_tokens), SAMPLING)
     assert [c.token_ids for c in parts] == [c.token_ids for c in whole]
+
+
+async def test_prompts_are_read_alike_padded_to_a_size_and_as_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    padded = await crowd(engine(), SAMPLING)
+    monkeypatch.setattr(reading, "_LAUNCHES_FLOPS", 0)
+    sizes: list[int] = []
+    forward = reading.Reading._forward
+
+    def noted(self: reading.Reading, inputs: reading.Inputs) -> torch.Tensor:
+        sizes.append(inputs.rows_3T.shape[1])
+        return forward(self, inputs)
+
+    monkeypatch.setattr(reading.Reading, "_forward", noted)
+    assert await crowd(engine(), SAMPLING) == padded
+    assert not {*sizes} <= {*reading.SIZES}
+
+
+@pytest.mark.parametrize(("most_tokens", "largest"), [(100, 128), (128, 128), (8192, 8192)])
+def test_passes_are_recorded_as_large_as_they_can_be(most_tokens: int, largest: int) -> None:
+    speaker = engine(max_num_batched_tokens=most_tokens)
+    assert max(speaker._reading._sizes) == largest
+
+
+def test_a_pass_that_keeps_the_device_busy_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = speaker_weights(small_decoder())
+    monkeypatch.setattr(reading, "_LAUNCHES_FLOPS", 2 * weights * 300)
+    assert max(engine()._reading._sizes) == 256
+
+
+def speaker_weights(decoder: Decoder) -> int:
+    """Of one layer's seven projections."""
+    layer = decoder.layers[0]
+    return sum(m.weight.numel() for m in layer.modules() if isinstance(m, torch.nn.Linear))
 
 
 async def test_a_stop_string_ends_the_turn_at_its_token() -> None:

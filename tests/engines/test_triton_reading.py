@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -10,14 +11,16 @@ import torch
 from skyfleet.engines.cuda import torch_kernels as twins
 from skyfleet.engines.cuda.pages import PAGE
 
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1",
-        reason="needs a CUDA device, or TRITON_INTERPRET=1",
+        not (INTERPRETED or torch.cuda.is_available()),
+        reason="needs a CUDA device, or Triton's interpreter: make kernels",
     ),
 ]
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

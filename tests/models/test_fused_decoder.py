@@ -91,6 +91,13 @@ def test_long_sequences_go_through_the_middle_in_pieces(
     monkeypatch.setattr(of_layers.FusedLayer, "_middle", noted)
     torch.testing.assert_close(outcome(make(), fused=True, recompute=True), plain)
     assert max(sizes) == 3
+    sizes.clear()
+    with torch.no_grad():
+        decoder = Decoder(make().double(), max_positions=8, fused=True)
+        attend = PackedAttention(SEQUENCES, decoder.device)
+        hidden_TE = decoder.hidden(attend.token_ids_T, attend.positions_T, attend)
+    torch.testing.assert_close(hidden_TE, plain[0])
+    assert max(sizes) == 3
 
 
 def test_a_fused_module_still_holds_its_own_weights() -> None:

@@ -25,6 +25,9 @@ from skyfleet.engines.stopping import finish_of, said_stop, stop_window
 from skyfleet.errors import EngineError
 from skyfleet.models.decoder import Decoder
 
+_MOST_READS = 4
+"""Passes over prompts that are queued before the host looks around."""
+
 
 class CudaEngine:
     def __init__(
@@ -48,26 +51,16 @@ class CudaEngine:
         shape = (decoder.n_layers, n_pages, PAGE, decoder.n_kv_heads, decoder.head_dim)
         self._keys = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
         self._values = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
-        recorder = Recorder()
-        self._slots = Slots(
-            decoder,
-            self._keys,
-            self._values,
-            recorder,
-            n_slots=max_num_seqs,
-            capacity=capacity,
-            page=PAGE,
-        )
+        pool = decoder, self._keys, self._values, Recorder()
+        self._slots = Slots(*pool, n_slots=max_num_seqs, capacity=capacity, page=PAGE)
         self._seating = Seating(
             n_slots=max_num_seqs, n_pages=n_pages, table_width=self._slots.table.shape[1]
         )
         self._reading = Reading(
-            decoder,
-            self._keys,
-            self._values,
-            recorder,
+            *pool,
             n_slots=max_num_seqs,
             n_pages=self._slots.table.numel(),
+            most_tokens=max_num_batched_tokens,
         )
         self._siblings_wait = False
         """For a prompt that is being read, to share its pages."""
@@ -154,9 +147,11 @@ class CudaEngine:
             self._leave(request)
         self._waiting = [r for r in self._waiting if not r.future.done()]
         self._slots.begin()
-        self._read()
-        if self._siblings_wait:
-            self._read()  # the pages they waited for are computed before anything queued now
+        # What siblings wait for is computed before anything queued now. Others' turns begin meanwhile.
+        for _ in range(_MOST_READS):
+            self._read()
+            if not self._siblings_wait and all(r.speaks for r in self._running):
+                break
         speaking = [r for r in self._running if r.speaks]
         steps = min(self._steps_a_round, max((r.n_left for r in speaking), default=0))
         if len(speaking) < len(self._running) or self._siblings_wait:
@@ -203,12 +198,10 @@ class CudaEngine:
             if request.speaks or stop == request.n_read:
                 continue
             budget -= stop - request.n_read
-            batch.append((request, Span(pages=request.pages, start=request.n_read, stop=stop)))
+            batch.append((request, request.span(stop, self._seating.table)))
         if not batch:
             return
-        spans = [span for _, span in batch]
-        token_ids = [request.token_ids[span.start : span.stop] for request, span in batch]
-        hidden_TE = self._reading.hidden(token_ids, spans)
+        hidden_TE = self._reading.hidden([span for _, span in batch])
         self.tokens_computed += len(hidden_TE)
         # Queued behind the reading: the device has begun, and the host is not waited for.
         self._slots.take(admitted)

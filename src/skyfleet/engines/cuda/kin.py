@@ -15,10 +15,11 @@ from torch import Tensor
 
 from skyfleet.engines.cuda.moving import moved
 from skyfleet.engines.cuda.pages import PAGE
+from skyfleet.models.fused.shapes import KEY_BLOCK
 
 SEATS = 16
 """Sequences that meet keys together; with their heads they fill what a tensor core takes at once."""
-STEP = 64
+STEP = KEY_BLOCK
 """Tokens: whole blocks of keys are shared, so that nothing is summed in another order."""
 _LEAST = 2 * STEP
 

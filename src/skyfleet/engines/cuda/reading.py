@@ -27,15 +27,18 @@ from skyfleet.models.fused.layers import FusedLayer
 
 SIZES = (32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
 """Tokens of a recorded pass."""
-_LAUNCHES_FLOPS = 1.5e11
-"""What an H200 computes while the host launches one layer: larger passes need no graph."""
+_LAUNCHES_FLOPS = 7.5e10
+"""What an H200 multiplies while the host launches one layer: larger passes need no graph."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
     """Consecutive tokens of one sequence that one forward pass reads."""
 
-    pages: Sequence[int]
+    token_ids: Sequence[int]
+    """From `start` up to `stop`."""
+    pages: np.ndarray
+    """The sequence's own, as many as it has."""
     start: int
     stop: int
 
@@ -61,8 +64,12 @@ class Reading:
         *,
         n_slots: int,
         n_pages: int,
+        most_tokens: int,
     ) -> None:
-        """`keys` and `values` are [layers, pages, PAGE, K, D]; `n_pages` is what all slots can have."""
+        """`keys` and `values` are [layers, pages, PAGE, K, D].
+
+        `n_pages` is what all slots can have, `most_tokens` what a pass may read.
+        """
         self._decoder, self._keys, self._values = decoder, keys, values
         self._layers, self._recorder = decoder.fuse(), recorder
         self._device, self._n_slots = keys.device, n_slots
@@ -71,7 +78,9 @@ class Reading:
         self._attention = kernels(keys.device, "reading", package="skyfleet.engines.cuda")
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         flops_a_token = 2 * self._layers[0].n_weights
-        self._sizes = [size for size in SIZES if size * flops_a_token <= _LAUNCHES_FLOPS]
+        small = [size for size in SIZES if size * flops_a_token <= _LAUNCHES_FLOPS]
+        enough = next((size for size in small if size >= most_tokens), SIZES[-1])
+        self._sizes = [size for size in small if size <= enough]
         most = max(self._sizes, default=0)
         self._static = Inputs(
             rows_3T=torch.zeros(3, most, dtype=torch.int64, device=keys.device),
@@ -79,15 +88,15 @@ class Reading:
             pages_P=self._zeros(n_pages),
         )
 
-    def hidden(self, token_ids: Sequence[Sequence[int]], spans: Sequence[Span]) -> Tensor:
-        """The new tokens' hidden states, one span after another [T, E]."""
-        given = self._laid_out(token_ids, spans)
+    def hidden(self, spans: Sequence[Span]) -> Tensor:
+        """The new tokens' hidden states, one span after another [T, E]; the next call overwrites them."""
+        given = self._laid_out(spans)
         n = given[0].shape[1]
         size = next((size for size in self._sizes if size >= n), 0)
         if not size:
             return self._forward(Inputs(*(moved(x, self._device) for x in given)))
         static = self._inputs_of(size, len(given[2]))
-        run = self._graph(size, static) if self._device.type == "cuda" else self._forward
+        run = self._graph(size) if self._device.type == "cuda" else self._forward
         # Behind them zeros: nobody's tokens, and blocks without a row.
         for target, values in zip(static, given, strict=True):
             padded = np.zeros(tuple(target.shape), dtype=values.dtype)
@@ -95,12 +104,11 @@ class Reading:
             target.copy_(moved(padded, self._device))
         return run(static)[:n]
 
-    def _graph(self, size: int, static: Inputs) -> Callable[[Inputs], Tensor]:
-        if size not in self._graphs:
-            # With no blocks and every token in page 0, which is nobody's, trying it changes nothing.
-            static.rows_3T.zero_()
-            static.blocks_B4.zero_()
-            self._graphs[size] = self._recorder.record(partial(self._forward, static))
+    def _graph(self, size: int) -> Callable[[Inputs], Tensor]:
+        if not self._graphs:
+            # All at once and the largest first, so that the smaller find room in what it left.
+            for each in reversed(self._sizes):
+                self._record(each)
         graph, hidden_TE = self._graphs[size]
 
         def replay(_: Inputs) -> Tensor:
@@ -109,17 +117,22 @@ class Reading:
 
         return replay
 
-    def _laid_out(
-        self, token_ids: Sequence[Sequence[int]], spans: Sequence[Span]
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _record(self, size: int) -> None:
+        """With no blocks and every token in page 0, which is nobody's, trying it changes nothing."""
+        static = self._inputs_of(size, self._static.pages_P.numel())
+        static.rows_3T.zero_()
+        static.blocks_B4.zero_()
+        self._graphs[size] = self._recorder.record(partial(self._forward, static))
+
+    def _laid_out(self, spans: Sequence[Span]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         starts = np.array([span.start for span in spans])
         lengths = np.array([span.stop for span in spans]) - starts
         ends = running_ends(lengths).astype(np.int64)
-        pages = np.fromiter(chain.from_iterable(span.pages for span in spans), np.int32)
+        pages = np.concatenate([span.pages for span in spans])
         pages_at = running_ends(np.array([len(span.pages) for span in spans]))[:-1]
         positions = np.arange(ends[-1]) + np.repeat(starts - ends[:-1], lengths)
         own = pages[np.repeat(pages_at, lengths) + positions // PAGE].astype(np.int64)
-        ids = np.fromiter(chain.from_iterable(token_ids), np.int64)
+        ids = np.fromiter(chain.from_iterable(span.token_ids for span in spans), np.int64)
         # A span is cut into blocks from its beginning.
         n_blocks = -(-lengths // self._rows)
         owner = np.repeat(np.arange(len(spans)), n_blocks)

@@ -10,6 +10,7 @@ import numpy as np
 
 from skyfleet.chat.completion import Completion, Finish
 from skyfleet.engines.cuda.pages import PAGE
+from skyfleet.engines.cuda.reading import Span
 from skyfleet.engines.drawing import randomness_of
 from skyfleet.engines.sampling import SamplingParams
 
@@ -72,4 +73,13 @@ class Request:
             logprobs=tuple(self.logprobs),
             finish=finish,
             policy_version=self.policy_version,
+        )
+
+    def span(self, stop: int, table: np.ndarray) -> Span:
+        """What is to be read up to `stop`; `table` has the pages of every slot."""
+        return Span(
+            token_ids=self.token_ids[self.n_read : stop],
+            pages=table[self.slot, : len(self.pages)],
+            start=self.n_read,
+            stop=stop,
         )

@@ -16,7 +16,7 @@ from skyfleet.models.fused.triton_products import meet_keys
 
 
 @triton.jit
-def _page_cells(table_ptr, row, table_width, token, seen, kv_head, KV_HEADS: tl.constexpr,
+def page_cells(table_ptr, row, table_width, token, seen, kv_head, KV_HEADS: tl.constexpr,
                 WIDTH: tl.constexpr, PAGE: tl.constexpr):  # fmt: skip
     """Where the keys and values of these tokens of a sequence stand."""
     page = tl.load(table_ptr + row * table_width + token // PAGE, mask=seen, other=0)
@@ -49,7 +49,7 @@ def _share_kernel(
     for start in range(0, n_tokens, STEP):
         token = start + tl.arange(0, STEP)
         seen = token < n_tokens
-        cell = _page_cells(
+        cell = page_cells(
             table_ptr, first, table_width, token, seen, kv_head, KV_HEADS, WIDTH, PAGE
         )
         k = tl.load(keys_ptr + cell[:, None] + at[None, :])
@@ -92,7 +92,7 @@ def _attend_kernel(
     for start in range(met, length, STEP):
         token = start + tl.arange(0, STEP)
         seen = token < length
-        cell = _page_cells(table_ptr, row, table_width, token, seen, kv_head, KV_HEADS, WIDTH, PAGE)
+        cell = page_cells(table_ptr, row, table_width, token, seen, kv_head, KV_HEADS, WIDTH, PAGE)
         k = tl.load(keys_ptr + cell[:, None] + at[None, :], mask=seen[:, None], other=0.0)
         v = tl.load(values_ptr + cell[:, None] + at[None, :], mask=seen[:, None], other=0.0)
         most, total, out = meet_keys(

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from skyfleet.engines.cuda.kin import STEP
+from skyfleet.engines.cuda.triton_attention import page_cells
 from skyfleet.models.fused.triton_products import meet_keys
 
 
@@ -43,8 +44,7 @@ def _read_pages_kernel(
     for start in range(0, n_keys, STEP):
         token = start + tl.arange(0, STEP)
         inside = token < n_keys
-        page = tl.load(pages_ptr + pages_at + token // PAGE, mask=inside, other=0)
-        cell = ((page.to(tl.int64) * PAGE + token % PAGE) * KV_HEADS + kv_head) * WIDTH
+        cell = page_cells(pages_ptr + pages_at, 0, 0, token, inside, kv_head, KV_HEADS, WIDTH, PAGE)
         k = tl.load(keys_ptr + cell[:, None] + at[None, :], mask=inside[:, None], other=0.0)
         v = tl.load(values_ptr + cell[:, None] + at[None, :], mask=inside[:, None], other=0.0)
         seen = token[None, :] <= (position + row)[:, None]
@@ -68,6 +68,8 @@ def read_pages(
     _read_pages_kernel[(len(blocks_B4), n_heads)](
         q_THD, keys, values, out_THD, blocks_B4, pages_P, width**-0.5,
         HEADS=n_heads, KV_HEADS=n_kv, WIDTH=width, PAGE=page, ROWS=rows, STEP=STEP,
-        PRECISION="ieee" if exact else "tf32", num_warps=4 if exact else 8, num_stages=3,
+        PRECISION="ieee" if exact else "tf32", num_warps=4 if exact else 8,
+        # Looking up pages takes two of them; wide heads leave room for no second program anyway.
+        num_stages=5 if width > 64 and not exact else 3,
     )  # fmt: skip
     return out_THD

@@ -18,7 +18,7 @@ from skyfleet.models.fused.low_rank import reach_adapters
 from skyfleet.models.fused.shapes import Heads
 
 PIECE = 65_536
-"""Tokens: of a longer sequence a layer's wide middle would take more memory than all the rest."""
+"""Rows of a pass: of a longer one a layer's wide middle is held a piece at a time."""
 
 
 class Joined:
@@ -72,14 +72,14 @@ class FusedLayer:
     ) -> tuple[Tensor, Tensor]:
         """The float32 residual and what is still to be added to it, as the layer before left them.
 
-        `sparing` computes the middle of long sequences again for its gradient, piece by piece.
+        `sparing` computes the middle of long passes up to once more for its gradient.
         """
         eps = self.heads.eps
         x_TE, y_TE = add_norm(x_TE, delta_TE, self.input_norm, eps)
         q_THD, k_TKD, v_TKD = turn(self.qkv(y_TE), self.heads, tables, positions_T)
         out_THD = attend(index, q_THD, k_TKD, v_TKD)
         x_TE, y_TE = add_norm(x_TE, self.out(out_THD.flatten(1)), self.post_norm, eps)
-        if not sparing or len(y_TE) <= PIECE:
+        if len(y_TE) <= PIECE or (torch.is_grad_enabled() and not sparing):
             return x_TE, self._middle(y_TE)
         pieces = [checkpoint(self._middle, y, use_reentrant=False) for y in y_TE.split(PIECE)]
         return x_TE, torch.cat(pieces)

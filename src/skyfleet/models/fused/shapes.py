@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+KEY_BLOCK = 64
+"""Keys that a query meets at once, read, decoded or learnt: sums in one order are the same bits."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heads:

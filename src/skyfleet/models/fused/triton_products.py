@@ -18,6 +18,8 @@ from torch.nn.functional import linear, pad
 from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from skyfleet.models.fused.shapes import KEY_BLOCK
+
 STEP = 64
 """How deep a block is, whatever its tile: every row is summed in steps of so much."""
 
@@ -185,7 +187,7 @@ def read(
     rows = 128
     _read_kernel[(triton.cdiv(most_queries, rows), n_heads, len(q_ends) - 1)](
         q_THD, k_LKD, v_LKD, out_THD, total_HT, q_ends, k_ends, width**-0.5, n,
-        HEADS=n_heads, KV_HEADS=k_LKD.shape[1], WIDTH=width, ROWS=rows, STEP=64,
+        HEADS=n_heads, KV_HEADS=k_LKD.shape[1], WIDTH=width, ROWS=rows, STEP=KEY_BLOCK,
         num_warps=8, num_stages=3,
     )  # fmt: skip
     return out_THD, total_HT
