@@ -26,6 +26,7 @@ from skyfleet.engines.sampling import SamplingParams
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.loading import load_model, save_model
 from skyfleet.models.packed import PackedAttention
+from skyfleet.trainer.garbage import settled
 
 N_NEW = 128
 BATCHES = (1, 64, 512, 1024)
@@ -39,7 +40,7 @@ class Said(NamedTuple):
 
 
 Generate = Callable[[Sequence[Sequence[int]], int], list[Said]]
-"""Prompts and a seed -> what is said to each."""
+"""Prompts and a seed -> what is said to each, with nothing of earlier calls in any cache."""
 
 
 def prompts_of(n: int) -> list[list[int]]:
@@ -69,6 +70,7 @@ def timed(
 
 
 def embedded(decoder: Decoder, *, n: int, capacity: int) -> Generate:
+    """Looks at what was said as often as it does in `skyfleet train`."""
     engine = CudaEngine(
         decoder,
         decode_text=str,
@@ -76,10 +78,10 @@ def embedded(decoder: Decoder, *, n: int, capacity: int) -> Generate:
         capacity=capacity,
         max_num_batched_tokens=16_384,
         memory_bytes=40 << 30,
-        steps_a_round=32,
     )
 
     async def all_of(prompts: Sequence[Sequence[int]], seed: int) -> list[Said]:
+        engine.policy_version = seed  # as after a step: pages of the last call are other weights'
         sampling = SamplingParams(max_generate_length=N_NEW, seed=seed)
         completions = await asyncio.gather(
             *(engine.generate(p, sampling, session=f"{i}") for i, p in enumerate(prompts))
@@ -89,7 +91,8 @@ def embedded(decoder: Decoder, *, n: int, capacity: int) -> Generate:
     return lambda prompts, seed: asyncio.run(all_of(prompts, seed))
 
 
-def vllm(folder: Path, *, n: int, capacity: int, memory: float, dummy: bool) -> Generate:
+def vllm(folder: Path, *, n: int, capacity: int, cache_gib: float, dummy: bool) -> Generate:
+    """CUDA graphs for all n sequences, where vLLM by itself stops at 512."""
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     from vllm import LLM
     from vllm import SamplingParams as VllmParams
@@ -99,7 +102,9 @@ def vllm(folder: Path, *, n: int, capacity: int, memory: float, dummy: bool) -> 
         dtype="bfloat16",
         max_model_len=capacity,
         max_num_seqs=n,
-        gpu_memory_utilization=memory,
+        gpu_memory_utilization=0.1,  # looked at only to see that so much is free
+        kv_cache_memory_bytes=int(cache_gib * 2**30),
+        compilation_config={"max_cudagraph_capture_size": n},
         enable_prefix_caching=True,
         skip_tokenizer_init=True,
         load_format="dummy" if dummy else "auto",
@@ -107,6 +112,7 @@ def vllm(folder: Path, *, n: int, capacity: int, memory: float, dummy: bool) -> 
     )
 
     def generate(prompts: Sequence[Sequence[int]], seed: int) -> list[Said]:
+        model.reset_prefix_cache()
         params = VllmParams(max_tokens=N_NEW, ignore_eos=True, logprobs=0, detokenize=False)
         outputs = model.generate(
             [{"prompt_token_ids": list(p)} for p in prompts], params, use_tqdm=False
@@ -171,7 +177,7 @@ def gap(
     return {"gap_mean": round(float(every.mean()), 6), "gap_max": round(float(every.max()), 6)}
 
 
-def smollm2(side: str, memory: float) -> None:
+def smollm2(side: str, cache_gib: float) -> None:
     loaded = load_model(
         "smollm2", dtype=torch.bfloat16, device=torch.device("cuda"), config_kwargs={}
     )
@@ -180,7 +186,9 @@ def smollm2(side: str, memory: float) -> None:
     if side == "vllm":
         with tempfile.TemporaryDirectory() as folder:
             save_model(loaded, Path(folder))
-            theirs = vllm(Path(folder), n=BATCHES[-1], capacity=256, memory=memory, dummy=False)
+            theirs = vllm(
+                Path(folder), n=BATCHES[-1], capacity=256, cache_gib=cache_gib, dummy=False
+            )
     elif side == "generate":
         theirs = transformers_generate(loaded.module)
     for n in BATCHES:
@@ -194,14 +202,14 @@ def smollm2(side: str, memory: float) -> None:
         print(json.dumps(row | (gap(decoder, prompts, said) if n >= 64 else {})), flush=True)
 
 
-def qwen3_8b(side: str, memory: float) -> None:
+def qwen3_8b(side: str, cache_gib: float) -> None:
     prompts, capacity = behind_one_prompt(), N_SHARED + 1 + N_NEW
     if side == "vllm":
         with tempfile.TemporaryDirectory() as folder:
             QWEN3_8B.architectures = ["Qwen3ForCausalLM"]
             QWEN3_8B.save_pretrained(folder)
             generate = vllm(
-                Path(folder), n=N_SEQUENCES, capacity=capacity + 16, memory=memory, dummy=True
+                Path(folder), n=N_SEQUENCES, capacity=capacity + 16, cache_gib=cache_gib, dummy=True
             )
     else:
         decoder = Decoder(model_of(QWEN3_8B), max_positions=capacity)
@@ -226,9 +234,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--side", choices=["embedded", "vllm", "generate"], required=True)
     parser.add_argument("--case", choices=["smollm2", "qwen3-8b"], default="smollm2")
-    parser.add_argument("--memory", type=float, default=0.6, help="share of the card for vLLM")
+    parser.add_argument("--cache-gib", type=float, default=20, help="vLLM's keys and values")
     options = parser.parse_args()
-    (smollm2 if options.case == "smollm2" else qwen3_8b)(options.side, options.memory)
+    with settled():  # as `skyfleet train` does it
+        (smollm2 if options.case == "smollm2" else qwen3_8b)(options.side, options.cache_gib)
 
 
 if __name__ == "__main__":

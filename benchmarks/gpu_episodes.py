@@ -36,6 +36,7 @@ from skyfleet.rollouts.conversation import TokenConversation
 from skyfleet.rollouts.limits import Limits
 from skyfleet.tasks.grade import Grade
 from skyfleet.tasks.task import Task
+from skyfleet.trainer.garbage import settled
 
 WORLDS = ("booking", "github", "reddit", "zillow", "hubspot", "dropbox", "fira", "google-maps")
 N_SAMPLES, N_TURNS, N_NEW, CAPACITY = 8, 8, 48, 4096
@@ -142,7 +143,7 @@ async def play(engine: Counted, renderer: Any, tasks: Sequence[Task], seed: int)
     return seconds
 
 
-async def measured(side: str, n_tasks: int, device: str, memory: float) -> dict[str, Any]:
+async def measured(side: str, n_tasks: int, device: str, cache_gib: float) -> dict[str, Any]:
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     loaded = load_model("smollm2", dtype=dtype, device=torch.device(device), config_kwargs={})
     renderer = make_renderer(loaded.tokenizer)
@@ -156,7 +157,10 @@ async def measured(side: str, n_tasks: int, device: str, memory: float) -> dict[
         with tempfile.TemporaryDirectory() as folder:
             save_model(loaded, Path(folder))
             settings = VllmSettings(
-                max_model_len=CAPACITY, max_num_seqs=n_episodes, gpu_memory_utilization=memory
+                max_model_len=CAPACITY,
+                max_num_seqs=n_episodes,
+                gpu_memory_utilization=0.1,
+                engine_init_kwargs={"kv_cache_memory_bytes": int(cache_gib * 2**30)},
             )
             vllm = await open_vllm_engine(folder, settings, decode_text=renderer.text)
         cached = CachedTokens(vllm._llm)
@@ -168,8 +172,7 @@ async def measured(side: str, n_tasks: int, device: str, memory: float) -> dict[
             max_num_seqs=n_episodes,
             capacity=CAPACITY,
             max_num_batched_tokens=16_384,
-            memory_bytes=60 << 30 if device == "cuda" else 1 << 30,
-            steps_a_round=16,
+            memory_bytes=int(cache_gib * 2**30) if device == "cuda" else 1 << 30,
         )
     engine = Counted(inner)
     await play(engine, renderer, tasks, 0)
@@ -199,9 +202,10 @@ def main() -> None:
     parser.add_argument("--side", choices=["embedded", "vllm"], required=True)
     parser.add_argument("--tasks", type=int, default=64, help="of 8 attempts each")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--memory", type=float, default=0.6, help="share of the card for vLLM")
+    parser.add_argument("--cache-gib", type=float, default=30, help="keys and values of either")
     options = parser.parse_args()
-    row = asyncio.run(measured(options.side, options.tasks, options.device, options.memory))
+    with settled():  # as `skyfleet train` does it
+        row = asyncio.run(measured(options.side, options.tasks, options.device, options.cache_gib))
     print(json.dumps(row), flush=True)
 
 

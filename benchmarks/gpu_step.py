@@ -116,7 +116,6 @@ def engine_and_learner(loaded: Loaded) -> tuple[CudaEngine, SingleLearner]:
         max_num_seqs=N_PROMPTS * N_SAMPLES,
         capacity=N_READ + N_NEW,
         max_num_batched_tokens=N_PROMPTS * N_READ,
-        steps_a_round=32,
     )
     optimizer = OptimizerSettings(lr=LR)
     learner = SingleLearner(
