@@ -39,7 +39,7 @@ class CudaEngine:
         capacity: int,
         max_num_batched_tokens: int = 8192,
         memory_bytes: int | None = None,
-        steps_a_round: int = 8,
+        steps_a_round: int = 16,
     ) -> None:
         """`capacity` is a sequence's most tokens; `memory_bytes` is what pages may take."""
         self._decoder, self._decode_text = decoder, decode_text
