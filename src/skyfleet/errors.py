@@ -23,6 +23,10 @@ class ModelError(SkyfleetError, RuntimeError):
     """A model or tokenizer cannot be found, read or used."""
 
 
+class EngineLostError(ModelError):
+    """An engine that is trained has died: the run goes on if others can stand in for it."""
+
+
 class CheckpointError(SkyfleetError, RuntimeError):
     """A checkpoint is absent, partial, or from another run."""
 

@@ -16,7 +16,6 @@ from tests.fakes.wide_speaker import LearnerOf, moved, wide_speaker
 from skyfleet.engines import posting, vllm_worker
 from skyfleet.engines.openai_engine import OpenAIEngine
 from skyfleet.engines.posting import RefusedError
-from skyfleet.engines.router import Router
 from skyfleet.engines.sampling import SamplingParams
 from skyfleet.engines.vllm_routes import VllmRoutes
 from skyfleet.engines.vllm_server import VllmServer, open_vllm_server
@@ -156,9 +155,10 @@ async def test_weights_travel_through_the_folder_that_is_named(tmp_path: Path) -
 async def test_a_turn_that_fails_is_its_episodes_matter_unless_the_server_has_died() -> None:
     server = loopback()
     async with reached(server) as engine:
-        with pytest.raises(RefusedError):
+        server.is_healthy = False
+        with pytest.raises(RefusedError):  # whoever refuses lives, however busy it is
             await engine.generate([], SAMPLING, session="s")
-        server.breaks = "completions"
+        server.is_healthy, server.breaks = True, "completions"
         with pytest.raises(EngineError, match="no turns today"):
             await engine.generate(PROMPT, SAMPLING, session="s")
         server.is_healthy = False
@@ -166,22 +166,6 @@ async def test_a_turn_that_fails_is_its_episodes_matter_unless_the_server_has_di
             ModelError, match=r"^vLLM at http://\S+ has died: .*no turns today.*goes"
         ):
             await engine.generate(PROMPT, SAMPLING, session="s")
-        server.breaks = ""
-        with pytest.raises(RefusedError):  # whoever refuses lives, however busy it is
-            await engine.generate([], SAMPLING, session="s")
-
-
-async def test_a_server_that_died_stops_the_run_though_others_could_go_on() -> None:
-    """One that comes up again by itself has the weights that it was started with."""
-    dead = loopback()
-    async with reached(dead) as one, reached(loopback()) as other:
-        router = Router([one, other])
-        dead.breaks = "completions"
-        assert (await router.generate(PROMPT, SAMPLING, session="s")).finish == "length"
-        router = Router([one, other])
-        dead.is_healthy = False
-        with pytest.raises(ModelError, match=r"has died: .* start it again"):
-            await router.generate(PROMPT, SAMPLING, session="s")
 
 
 async def test_the_first_failure_is_told_where_the_way_back_fails_too() -> None:
@@ -206,7 +190,7 @@ async def test_a_server_that_is_gone_stops_the_run() -> None:
         with pytest.raises(
             ModelError, match=r"^vLLM at \S+ was told to pause and failed: ConnectErr"
         ):
-            await changed().push(gone)
+            await changed().push(VllmServer(speaker, routes, sleeps=False, model_dtype="float32"))
 
 
 @pytest.mark.parametrize("fails", ["pause", "resume", "reset_prefix_cache"])

@@ -159,6 +159,8 @@ class LoopbackVllm:
     async def _rpc(self, request: Request) -> Response:
         asked = await request.json()
         method, args = asked["method"], asked["args"]
+        if self.breaks == "collective_rpc":
+            return failure(f"{method} broke")
         if not self._extension:
             return failure(
                 f"Worker failed with error ''Worker' object has no attribute '{method}''"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -10,6 +9,7 @@ from skyfleet.chat.completion import Completion
 from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.engines.chat_engine import ChatEngine, Spoken
 from skyfleet.engines.engine import Engine
+from skyfleet.engines.living import tell_living
 from skyfleet.engines.sampling import SamplingParams
 from skyfleet.engines.seats import Seats
 from skyfleet.engines.stopping import said_stop
@@ -42,10 +42,10 @@ class Router(Seats[Engine]):
         return said
 
     async def sleep(self) -> None:
-        await asyncio.gather(*(seat.engine.sleep() for seat in self._seats))
+        await tell_living(self.engines, lambda engine: engine.sleep())
 
     async def wake(self) -> None:
-        await asyncio.gather(*(seat.engine.wake() for seat in self._seats))
+        await tell_living(self.engines, lambda engine: engine.wake())
 
     async def _part(
         self, token_ids: Sequence[int], sampling: SamplingParams, session: str

@@ -15,8 +15,9 @@ from math import inf
 from time import monotonic
 from typing import Generic, Protocol, TypeVar
 
+from skyfleet.engines.living import is_lost, living
 from skyfleet.engines.posting import RefusedError
-from skyfleet.errors import ConfigError, ModelError
+from skyfleet.errors import ConfigError, EngineLostError, ModelError
 
 logger = logging.getLogger(__name__)
 
@@ -65,9 +66,13 @@ class Seats(Generic[E]):
         self._idle.set()
 
     @property
+    def engines(self) -> list[E]:
+        return [seat.engine for seat in self._seats]
+
+    @property
     def policy_version(self) -> int:
         """The oldest that is served."""
-        return min(seat.engine.policy_version for seat in self._seats)
+        return min(engine.policy_version for engine in living(self.engines))
 
     @policy_version.setter
     def policy_version(self, version: int) -> None:
@@ -107,8 +112,11 @@ class Seats(Generic[E]):
             except RefusedError:
                 self._blame(failed, session, seat)
                 raise
+            except EngineLostError as error:
+                failed.append((seat, error))
+                continue
             except ModelError:
-                raise  # a trained one that died: what comes up in its place has other weights
+                raise
             except asyncio.CancelledError:
                 # So ends an episode's time; what gave nothing for that long may hang.
                 hangs = [seat] if monotonic() - begun > REST_SECONDS else []
@@ -120,25 +128,30 @@ class Seats(Generic[E]):
                 continue
             self._blame(failed, session, seat)
             return said
-        raise failed[0][1]
+        # That one has died is the run's matter only if nobody is left to be asked.
+        errors = [error for _, error in failed]
+        raise next((e for e in errors if not isinstance(e, EngineLostError)), errors[-1])
 
     def _blame(
         self, failed: Sequence[tuple[_Seat[E], Exception]], session: str, answered: _Seat[E]
     ) -> None:
         answered.is_trusted = True
+        left_out = ", which is not asked again in this run,"
         for seat, problem in failed:
             # Once until it answers again, and not for each of its sessions.
             logger.log(
                 logging.WARNING if seat.is_trusted else logging.DEBUG,
-                "engine %d failed and session %s went on at engine %d: %s",
-                *(seat.number, session, answered.number, problem),
+                "engine %d%s failed and session %s went on at engine %d: %s",
+                *(seat.number, left_out if is_lost(seat.engine) else ""),
+                *(session, answered.number, problem),
             )
             seat.fail()
 
     def _order(self, session: str) -> list[_Seat[E]]:
         home = self._homes.get(session)
+        living(self.engines)
         return sorted(
-            self._seats,
+            (seat for seat in self._seats if not is_lost(seat.engine)),
             key=lambda seat: (seat.is_last_resort, seat is not home, len(seat.sessions)),
         )
 

@@ -6,8 +6,8 @@ Tokens go in and come out; vLLM never sees a word.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import fields as fields_of
 from itertools import count
 from typing import Any
@@ -19,7 +19,7 @@ from skyfleet.engines.stopping import said_stop
 from skyfleet.engines.vllm_requests import logprobs_of, vllm_fields, vllm_finish
 from skyfleet.engines.vllm_settings import VllmSettings, check_vllm, engine_args
 from skyfleet.engines.vllm_steering import SteeredVllm, reason_of
-from skyfleet.errors import ConfigError, EngineError, ModelError, blamed_on
+from skyfleet.errors import ConfigError, EngineError, blamed_on
 
 
 async def open_vllm_engine(
@@ -70,12 +70,16 @@ class VllmEngine(SteeredVllm):
         await self._ready()
         version = self.policy_version
         asked = _asked(sampling, session, len(token_ids))
-        with self._while_alive(), blamed_on(EngineError, "vLLM"):
-            prompt = _prompt(token_ids, version)
-            request_id = f"{session}#{next(self._numbers)}"
-            # Closed in any case: a turn that nobody waits for is aborted.
-            async with aclosing(self._llm.generate(prompt, asked, request_id)) as outputs:
-                sampled, logprobs, finish = await self._heard(outputs, sampling.stop)
+        try:
+            with blamed_on(EngineError, "vLLM"):
+                prompt = _prompt(token_ids, version)
+                request_id = f"{session}#{next(self._numbers)}"
+                # Closed in any case: a turn that nobody waits for is aborted.
+                async with aclosing(self._llm.generate(prompt, asked, request_id)) as outputs:
+                    sampled, logprobs, finish = await self._heard(outputs, sampling.stop)
+        except EngineError as error:
+            await self._died(error)
+            raise
         return Completion(
             token_ids=tuple(sampled),
             logprobs=tuple(logprobs),
@@ -104,17 +108,8 @@ class VllmEngine(SteeredVllm):
                 return sampled, logprobs, vllm_finish(part)
         raise EngineError("a turn ended without a reason")
 
-    @contextmanager
-    def _while_alive(self) -> Iterator[None]:
-        """A turn that fails is its episode's matter, unless all that follow would fail with it."""
-        try:
-            yield
-        except EngineError as error:
-            if self._llm.errored:
-                raise ModelError(
-                    f"vLLM has died: {error}; its own last lines say why, and {self.way_out}"
-                ) from error
-            raise
+    async def _is_alive(self) -> bool:
+        return not self._llm.errored
 
 
 def _prompt(token_ids: Sequence[int], version: int) -> Any:

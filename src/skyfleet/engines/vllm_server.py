@@ -15,7 +15,7 @@ from skyfleet.engines.sampling import SamplingParams
 from skyfleet.engines.vllm_about import ask_about, check_trainable
 from skyfleet.engines.vllm_routes import RouteError, VllmRoutes
 from skyfleet.engines.vllm_steering import SteeredVllm
-from skyfleet.errors import ConfigError, EngineError, ModelError
+from skyfleet.errors import ConfigError, EngineError
 
 
 class VllmServer(SteeredVllm):
@@ -47,13 +47,13 @@ class VllmServer(SteeredVllm):
         except RefusedError:
             raise
         except EngineError as error:
-            # A turn that fails is its episode's matter, unless all that follow would fail with it.
-            if await self._llm.is_alive():
-                raise
-            raise ModelError(
-                f"{self.name} has died: {error}; its own last lines say why: {self.way_out}"
-            ) from error
+            await self._died(error)
+            raise
         return replace(said, policy_version=version)
+
+    async def _is_alive(self) -> bool:
+        alive: bool = await self._llm.is_alive()
+        return alive
 
 
 async def open_vllm_server(

@@ -7,11 +7,11 @@ its keys carry the policy version.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Literal
 
-from skyfleet.errors import ConfigError, ModelError
+from skyfleet.errors import ConfigError, EngineLostError, ModelError
 
 
 class SteeredVllm:
@@ -34,6 +34,8 @@ class SteeredVllm:
         self._awake = asyncio.Event()
         self._awake.set()
         self._has_weights = True
+        self.is_lost = False
+        """It has died. What comes up in its place has other weights, and is not asked in this run."""
 
     async def release(self, session: str) -> None:
         """vLLM drops the oldest of its cache by itself."""
@@ -42,11 +44,11 @@ class SteeredVllm:
         """Turns under way end first; those asked for meanwhile begin after `wake`."""
         level = self._sleep_level
         if level == 0:
-            with self._told("drop its cache"):
+            async with self._told("drop its cache"):
                 await self._llm.reset_prefix_cache()
             return
         self._awake.clear()
-        with self._told("sleep"):
+        async with self._told("sleep"):
             await self._llm.sleep(level=level, mode="wait")
         self._asleep, self._has_weights = ["weights", "kv_cache"], level == 1
 
@@ -63,13 +65,15 @@ class SteeredVllm:
 
     async def ask(self, method: str, *arguments: Any) -> list[Any]:
         """What each worker answers."""
-        with self._told(method):
+        async with self._told(method):
             answers: list[Any] = await self._llm.collective_rpc(method, args=arguments)
         return answers
 
     async def _ready(self) -> None:
         """Returns when a turn can begin."""
         await self._awake.wait()
+        if self.is_lost:
+            raise EngineLostError(f"{self.name} has died; {self.way_out}")
         if not self._has_weights:
             raise ConfigError(
                 f"{self.name} dropped its weights to sleep, and none have come since; push them "
@@ -83,7 +87,7 @@ class SteeredVllm:
         if not self._awake.is_set():
             yield
             return
-        with self._told("pause"):
+        async with self._told("pause"):
             await self._llm.pause_generation(mode="keep", clear_cache=True)
         try:
             yield
@@ -91,25 +95,38 @@ class SteeredVllm:
             with suppress(Exception):  # it may be why the first failed
                 await self._llm.resume_generation()
             raise
-        with self._told("resume"):
+        async with self._told("resume"):
             await self._llm.resume_generation()
 
     async def _wake(self, *tags: str) -> None:
         if tags:
-            with self._told("wake"):
+            async with self._told("wake"):
                 await self._llm.wake_up(tags=list(tags))
             self._asleep = [tag for tag in self._asleep if tag not in tags]
 
-    @contextmanager
-    def _told(self, what: str) -> Iterator[None]:
-        """No episode's fault: ModelError, which stops the run."""
+    @asynccontextmanager
+    async def _told(self, what: str) -> AsyncIterator[None]:
+        """No episode's fault: ModelError, which stops the run; EngineLostError where it has died."""
         try:
             yield
         except Exception as error:
-            raise ModelError(
+            self.is_lost = not await self._is_alive()
+            raise (EngineLostError if self.is_lost else ModelError)(
                 f"{self.name} was told to {what} and failed: {reason_of(error)}; if it has died, "
                 f"{self.way_out}"
             ) from error
+
+    async def _died(self, error: Exception) -> None:
+        """EngineLostError if so: a turn that fails is its episode's matter while others would not."""
+        if await self._is_alive():
+            return
+        self.is_lost = True
+        raise EngineLostError(
+            f"{self.name} has died: {error}; its own last lines say why: {self.way_out}"
+        ) from error
+
+    async def _is_alive(self) -> bool:
+        raise NotImplementedError
 
 
 def reason_of(error: Exception) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 
 from skyfleet.engines.engine import Engine
+from skyfleet.engines.living import tell_living
 from skyfleet.engines.vllm_worker import device_name
 from skyfleet.errors import ConfigError, SentinelError
 from skyfleet.learner.learner import Learner
@@ -56,28 +57,51 @@ class VllmSync:
         """SentinelError where an engine then holds others than were sent."""
         weights, version = _once_each(self._weights()), learner.policy_version
         takers = [_taker(engine) for engine in engines]
-        near = [taker for taker in takers if await _shares_gpu(taker, weights)]
-        for taker in near:
+        near: list[TakesWeights] = []
+        far: list[TakesWeights] = []
+
+        async def sort(taker: TakesWeights) -> None:
+            (near if await _shares_gpu(taker, weights) else far).append(taker)
+
+        async def point(taker: TakesWeights) -> None:
             handles = await asyncio.to_thread(_handles, weights)
             await taker.load("skyfleet_load_handles", handles, policy_version=version)
-        if far := [taker for taker in takers if taker not in near]:
-            async with weights_file(weights, self._folder) as path:
-                for taker in far:
-                    await taker.load("skyfleet_load_file", str(path), policy_version=version)
-        self._proof = Proof.of(weights, {taker.model_dtype for taker in takers})
-        for taker in takers:
-            if fault := await _fault(self._proof, taker):
+
+        async def check(taker: TakesWeights) -> None:
+            if fault := await _fault(proof, taker):
                 raise SentinelError(f"after the sync {taker.name} {fault}; {taker.way_out}")
+
+        await tell_living(takers, sort)
+        if near:
+            await tell_living(near, point)
+        if far:
+            async with weights_file(weights, self._folder) as path:
+                await tell_living(
+                    far,
+                    lambda taker: taker.load(
+                        "skyfleet_load_file", str(path), policy_version=version
+                    ),
+                )
+        proof = Proof.of(weights, {taker.model_dtype for taker in takers})
+        self._proof = proof
+        await tell_living(takers, check)
         return version
 
     async def confirm(self, engines: Sequence[Engine]) -> None:
-        for taker in map(_taker, engines):
-            if self._proof and (fault := await _fault(self._proof, taker)):
+        """Of one that has died nothing more can be read; it had the policy's weights when it began."""
+        proof = self._proof
+        if proof is None:
+            return
+
+        async def check(taker: TakesWeights) -> None:
+            if fault := await _fault(proof, taker):
                 raise SentinelError(
                     f"{taker.name} {fault}: it was started again since the last sync, or another "
                     "run gave it weights, and what it has said since is not the policy's; leave it "
                     "to this run, and the same command goes on from the newest checkpoint"
                 )
+
+        await tell_living([_taker(engine) for engine in engines], check)
 
 
 def _taker(engine: Engine) -> TakesWeights:
