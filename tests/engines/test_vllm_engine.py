@@ -212,6 +212,6 @@ async def test_an_engine_that_died_stops_the_run_and_says_so(
     resources.engine_manager.processes[0].kill()
     with pytest.raises(ModelError, match=r"vLLM has died: .*EngineDeadError"):
         await turn
-    with pytest.raises(ModelError, match=r"vLLM has died: .*EngineDeadError"):
+    with pytest.raises(ModelError, match=r"^vLLM has died; the same command goes on from"):
         await vllm.generate(PROMPT, SAMPLING, session="s")
     caplog.clear()  # its tracebacks would keep vLLM, and what it leaves unclosed, to the very end

@@ -18,9 +18,10 @@ def living(engines: Sequence[E]) -> list[E]:
     """Those that have not died; EngineLostError if there is none."""
     left = [engine for engine in engines if not is_lost(engine)]
     if not left:
+        names = ", ".join(getattr(engine, "name", type(engine).__name__) for engine in engines)
         raise EngineLostError(
-            f"every engine has died, {len(engines)} of them; start them again, and the same command "
-            "goes on from the newest checkpoint"
+            f"every engine has died ({names}); start them again, and the same command goes on from "
+            "the newest checkpoint"
         )
     return left
 
