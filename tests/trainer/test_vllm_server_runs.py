@@ -17,7 +17,7 @@ from tests.fakes.serving import serving
 from tests.fakes.small_runs import UNSEEN, rows, small_config
 
 from skyfleet.config.root import RunConfig
-from skyfleet.engines import vllm_worker
+from skyfleet.engines import posting, vllm_worker
 from skyfleet.errors import ConfigError, SentinelError
 from skyfleet.models.loading import Loaded, load_model
 from skyfleet.trainer.assemble_voice import open_player
@@ -100,6 +100,33 @@ async def test_several_servers_are_one_policy_and_a_resumed_run_may_find_them_el
         await run_training(configured(tmp_path, policy, third, more=longer))
     assert later.told == ["pause keep true", "load", "resume"] * 2
     assert len(rows(tmp_path)) == 4
+    assert max(gaps(tmp_path)) < 1e-4
+
+
+class Dying(LoopbackVllm):
+    """From its third turn on it answers nothing any more."""
+
+    n_turns = 0
+
+    async def _speak(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.n_turns += scope["method"] == "POST"
+        if self.n_turns == 3:
+            self.breaks, self.is_healthy = "completions", False
+        await super()._speak(scope, receive, send)
+
+
+async def test_a_run_goes_on_without_the_server_that_dies_in_it(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(posting, "FIRST_PAUSE_SECONDS", 0.01)
+    dying, other = Dying(loaded_from(policy), capacity=CAPACITY), serving_another(policy)
+    apart = ("trainer.placement.colocate_all=false",)
+    async with serving(dying) as first, serving(other) as second:
+        await run_training(configured(tmp_path, policy, first, second, more=apart))
+    assert len(rows(tmp_path)) == 3
+    assert dying.told == ["pause keep true", "load", "resume"]
+    assert other.told == ["pause keep true", "load", "resume"] * 3
+    assert all(row["generation/ending_failed"] == 0 for row in rows(tmp_path)[1:])
     assert max(gaps(tmp_path)) < 1e-4
 
 

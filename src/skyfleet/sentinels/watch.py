@@ -16,6 +16,7 @@ from skyfleet.algorithms.filters import Kept
 from skyfleet.algorithms.sample import Sample
 from skyfleet.config.sentinels import Mode
 from skyfleet.engines.engine import Engine
+from skyfleet.engines.living import living
 from skyfleet.errors import SentinelError
 from skyfleet.learner.learner import Learner, StepReport
 from skyfleet.sentinels.expected import Expected
@@ -116,7 +117,7 @@ class Watch:
                     version=version,
                     previous=self._version,
                     learner=self._learner,
-                    engines=self._engines,
+                    engines=living(self._engines),
                 )
             )
 
