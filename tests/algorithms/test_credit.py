@@ -154,12 +154,13 @@ def test_a_group_that_earned_the_same_throughout_is_dropped_and_counted() -> Non
 
 
 def test_an_unfinished_attempt_earns_nothing_when_asked_and_stays_unknown_when_unknown() -> None:
-    for ending in (Ending.LENGTH, Ending.MAX_TURNS, Ending.CONTEXT_FULL, Ending.TIMEOUT):
+    for ending in (Ending.LENGTH, Ending.CONTEXT_FULL, Ending.TIMEOUT):
         (zeroed,) = zero_unfinished(groups(1.0, None, ending=ending))
         assert [t.reward for t in zeroed.trajectories] == [0.0, None]
         assert zeroed.trajectories[0].success is False
-    (kept,) = zero_unfinished(groups(1.0, None))
-    assert [t.reward for t in kept.trajectories] == [1.0, None]
+    for ending in (Ending.DONE, Ending.MAX_TURNS):
+        (kept,) = zero_unfinished(groups(1.0, None, ending=ending))
+        assert [t.reward for t in kept.trajectories] == [1.0, None]
 
 
 def test_a_sample_whose_parts_disagree_is_refused() -> None:

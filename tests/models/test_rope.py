@@ -95,6 +95,11 @@ def test_the_base_of_the_rotation_can_be_set(folder: Path) -> None:
         ({}, {**YARN, "factor": 1.0}, r"^factor=1.0 and .* stretch nothing"),
         ({}, {"rope_type": "yarn", "factor": 2.0}, r"original_max_position_embeddings=0 stretch"),
         (
+            {},
+            {**YARN, "original_max_position_embeddings": 64},
+            r"=64 and the model knows 32 positi",
+        ),
+        (
             {"max_position_embeddings": 256},
             YARN,
             r"reaches 4.0 x 32 = 128 tokens and the model knows 256 already",

@@ -5,6 +5,7 @@ vLLM itself is not needed here: what stands for it loads the same folder into an
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -30,6 +31,8 @@ from skyfleet.trainer.session import run_training
 from skyfleet.weight_sync.sync import PausedSync
 
 SHORT = ("trainer.max_training_steps=1", "trainer.warm_start.steps=1")
+YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 1100}
+STRETCHED = f"trainer.rope_scaling={YARN}"
 
 
 @pytest.fixture(autouse=True)
@@ -137,7 +140,7 @@ async def test_adapters_reach_the_engine_in_the_weights_they_adapt(tmp_path: Pat
     [
         ((), True),
         (("trainer.policy.model_config_kwargs.max_position_embeddings=1200",), False),
-        (("trainer.rope_scaling.rope_type=yarn", "trainer.rope_scaling.factor=2"), False),
+        ((STRETCHED,), False),
     ],
 )
 async def test_vllm_loads_by_itself_what_is_as_it_lies_on_disk(
@@ -150,6 +153,27 @@ async def test_vllm_loads_by_itself_what_is_as_it_lies_on_disk(
     async with open_player(small_config(tmp_path, *VLLM, path, unchanged, *changed), None) as voice:
         assert isinstance(voice.engine, Copied)
         assert (voice.engine.path == saved) == by_itself
+
+
+async def test_vllm_loads_a_checkpoint_by_itself_unless_its_context_is_to_be_stretched(
+    tmp_path: Path,
+) -> None:
+    await run_training(small_config(tmp_path, *VLLM, *SHORT))
+    saved = tmp_path / "checkpoints/global_step_1/policy"
+    taken = (f"trainer.policy.model.path={saved}", "trainer.policy.model_config_kwargs={}")
+    plain = small_config(tmp_path, *VLLM, *taken)
+    stretching = small_config(tmp_path, *VLLM, *taken, STRETCHED)
+    for config, by_itself in ((plain, True), (stretching, False)):
+        async with open_player(config, saved) as voice:
+            assert isinstance(voice.engine, Copied)
+            assert (voice.engine.path == str(saved)) == by_itself
+    # As a run that stretched it has saved it.
+    described = json.loads((saved / "config.json").read_text())
+    described["rope_parameters"] |= YARN
+    (saved / "config.json").write_text(json.dumps(described))
+    async with open_player(stretching, saved) as voice:
+        assert isinstance(voice.engine, Copied)
+        assert voice.engine.path == str(saved)
 
 
 async def test_a_stop_string_is_found_across_a_turn_that_was_broken_off(

@@ -62,10 +62,13 @@ def drop_zero_variance(groups: Iterable[Group], *, tolerance: float = 1e-6) -> K
 
 
 def zero_unfinished(groups: Iterable[Group]) -> tuple[Group, ...]:
-    """Give no reward to an episode that was cut short (`generator.zero_reward_on_non_stop`)."""
+    """Give no reward to an episode that was cut short (`generator.zero_reward_on_non_stop`).
+
+    The last turn decides, as in SkyRL: one that had no turn left has finished all it began.
+    """
 
     def zeroed(trajectory: Trajectory) -> Trajectory:
-        if trajectory.grade is None or trajectory.ending is Ending.DONE:
+        if trajectory.grade is None or trajectory.ending in (Ending.DONE, Ending.MAX_TURNS):
             return trajectory
         return replace(trajectory, grade=replace(trajectory.grade, reward=0.0, success=False))
 

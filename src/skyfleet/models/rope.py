@@ -6,7 +6,10 @@ Engine, learner and reference are built from that configuration, and a saved pol
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from transformers import AutoConfig
 
 from skyfleet.errors import ModelError
 
@@ -33,6 +36,12 @@ def change_rope(config: Any, changes: Mapping[str, Any]) -> None:
     config.rope_parameters = rope
 
 
+def carries_rope(folder: Path, changes: Mapping[str, Any]) -> bool:
+    """Whether the model saved in `folder` is stretched so already."""
+    own = getattr(AutoConfig.from_pretrained(folder), "rope_parameters", None) or {}
+    return all(own.get(key) == value for key, value in changes.get("rope_parameters", {}).items())
+
+
 def _reach(config: Any, rope: Mapping[str, Any]) -> int:
     """Tokens of the stretched context."""
     factor = rope.get("factor", 0)
@@ -41,6 +50,11 @@ def _reach(config: Any, rope: Mapping[str, Any]) -> int:
         raise ModelError(
             f"factor={factor!r} and original_max_position_embeddings={original!r} stretch nothing; "
             "set trainer.rope_scaling.factor above 1 and the context the model was trained with"
+        )
+    if original > config.max_position_embeddings:
+        raise ModelError(
+            f"trainer.rope_scaling.original_max_position_embeddings={original} and the model knows "
+            f"{config.max_position_embeddings} positions; set it to the context it was trained with"
         )
     reach = int(factor * original)
     if reach < config.max_position_embeddings:

@@ -19,6 +19,7 @@ from skyfleet.engines.router import ChatRouter, Router
 from skyfleet.envs.registry import env_factory
 from skyfleet.errors import ConfigError
 from skyfleet.models.loading import load_tokenizer, save_model
+from skyfleet.models.rope import carries_rope
 from skyfleet.rollouts.context_status import ContextStatus
 from skyfleet.trainer.assemble_engines import (
     embedded_engine,
@@ -26,7 +27,12 @@ from skyfleet.trainer.assemble_engines import (
     reach_vllm_servers,
     start_vllm,
 )
-from skyfleet.trainer.assemble_policy import Speaker, assemble_speaker, renderer_of
+from skyfleet.trainer.assemble_policy import (
+    Speaker,
+    assemble_speaker,
+    renderer_of,
+    rope_changes,
+)
 from skyfleet.trainer.voice import Voice
 
 logger = logging.getLogger(__name__)
@@ -76,7 +82,7 @@ def _readable(config: RunConfig, folder: Path | None) -> str | None:
     """Where an engine can load the weights by itself; None: only from this process."""
     policy = config.trainer.policy
     if folder is not None:
-        return str(folder)
+        return str(folder) if carries_rope(folder, rope_changes(config)) else None
     made_here = policy.model.path in ("tiny", "smollm2")
     changed = policy.model_config_kwargs or config.trainer.rope_scaling
     return None if made_here or changed else policy.model.path
