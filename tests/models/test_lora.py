@@ -18,7 +18,7 @@ from skyfleet.errors import ModelError
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.foreign import make_decoder
 from skyfleet.models.fused.layers import Joined
-from skyfleet.models.lora import adapt, adapters, merge, without_adapters
+from skyfleet.models.lora import adapt, adapters, merge, thresholds, without_adapters
 from skyfleet.models.packed import PackedAttention
 
 LORA = Lora(rank=4, alpha=8)
@@ -137,12 +137,42 @@ def test_only_a_and_b_are_trainable_and_in_float32() -> None:
         assert parameter.dtype == (torch.float32 if is_adapter else torch.bfloat16)
 
 
-def test_a_coarse_weight_is_rounded_once() -> None:
+COARSE = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+
+
+@COARSE
+def test_where_adapters_say_nothing_a_coarse_weight_stays_to_the_last_bit(
+    dtype: torch.dtype,
+) -> None:
+    draw = torch.Generator().manual_seed(1)
+    base = torch.randn(256, 256, generator=draw).mul(0.02).to(dtype)
+    odd = [0.0, 1.0, -1.0, 0.5, -0.25, 2.0**-10, -(2.0**-10), 65000.0, 1e-7]
+    base[0, : len(odd)] = torch.tensor(odd).to(dtype)
+    assert torch.equal((base.float() + thresholds(base)).to(dtype), base)
+
+
+@COARSE
+def test_what_adapters_say_reaches_coarse_weights_in_the_mean(dtype: torch.dtype) -> None:
+    """A hundredth of a step: rounded as it is, next to nothing of it would arrive."""
+    draw = torch.Generator().manual_seed(1)
+    base = torch.randn(512, 512, generator=draw).mul(0.02).to(dtype)
+    change = torch.randn(512, 4, generator=draw) @ torch.randn(4, 512, generator=draw)
+    change *= 2e-4 * torch.finfo(dtype).eps / change.std()
+
+    def arrived(total: Tensor) -> float:
+        moved = total.to(dtype).float() - base.float()
+        return float((moved * change).sum() / (change * change).sum())
+
+    assert arrived(base.float() + change) < 0.1
+    assert arrived(base.float() + change + thresholds(base)) == pytest.approx(1.0, abs=0.1)
+
+
+def test_a_coarse_weight_is_summed_in_float32_and_rounded_once() -> None:
     decoder = adapted(dtype=torch.bfloat16)
     stir(decoder.module)
     for layer in adapters(decoder.module).values():
         exact = layer.base.float() + layer.scale * layer.lora_B @ layer.lora_A
-        assert torch.equal(layer.weight, exact.to(torch.bfloat16))
+        assert torch.equal(layer.weight, (exact + thresholds(layer.base)).to(torch.bfloat16))
 
 
 def test_the_model_before_its_adapters_needs_no_memory() -> None:

@@ -101,10 +101,12 @@ def _check_merged(module: nn.Module, folder: Path) -> None:
     # By transformers, which wrote them: experts, for one, lie in a file otherwise than in memory.
     kind: Any = type(module)
     saved = kind.from_pretrained(folder, config=copy.deepcopy(module.config), dtype="auto")
-    weights, adapted = saved.state_dict(), {f"{name}.weight" for name in adapters(module)}
+    weights = saved.state_dict()
+    adapted = {f"{name}.weight": layer.base for name, layer in adapters(module).items()}
     for name, own in merged_state(module).items():
-        same = _nearly_equal if name in adapted else torch.equal
-        if not same(*_as_coarse(own.cpu(), weights[name])):
+        pair = _as_coarse(own.cpu(), weights[name])
+        base = adapted.get(name)
+        if not (torch.equal(*pair) if base is None else _nearly_equal(*pair, base.cpu())):
             raise ModelError(
                 f"{folder}: {name} is not trainer.policy.model.path plus the saved "
                 "adapters: that model has changed since; bring back the one that was adapted"
@@ -117,10 +119,14 @@ def _as_coarse(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
     return one.to(dtype), other.to(dtype)
 
 
-def _nearly_equal(one: Tensor, other: Tensor) -> bool:
-    """As far as another device may sum a product in another order, and round it to a neighbour."""
+def _nearly_equal(one: Tensor, other: Tensor, base: Tensor) -> bool:
+    """As far as another device may sum a product in another order, and round it to a neighbour.
+
+    In another precision a weight is also rounded at another of the base's thresholds.
+    """
     in_float32 = 16 * torch.finfo(torch.float32).eps * float(other.abs().max())
-    return torch.allclose(one, other, rtol=torch.finfo(other.dtype).eps, atol=in_float32)
+    steps = torch.finfo(other.dtype).eps * (other.abs().float() + base.abs().float())
+    return bool(((one.float() - other.float()).abs() <= steps + in_float32).all())
 
 
 def _tensors(layers: dict[str, LoraLinear]) -> dict[str, nn.Parameter]:
