@@ -62,6 +62,17 @@ def test_what_is_no_function_is_no_estimator() -> None:
         estimator_of(Algorithm(advantage_estimator="math:pi"))
 
 
+def test_an_estimator_of_ones_own_wants_the_rewards_alone() -> None:
+    takes_two = "skyfleet.algorithms.returns:discounted"
+    with pytest.raises(ConfigError) as caught:
+        estimator_of(Algorithm(advantage_estimator=takes_two))
+    assert str(caught.value).startswith(
+        f"trainer.algorithm.advantage_estimator='{takes_two}' is called with a group's rewards and "
+        "nothing else: missing a required"
+    )
+    estimator_of(Algorithm(advantage_estimator="math:fsum"))
+
+
 def test_a_return_is_what_follows_nearer_rewards_counting_more() -> None:
     # From the right: 1; 0 + 1/2; 2 + 1/4.
     assert discounted([2.0, 0.0, 1.0], gamma=0.5) == [2.25, 0.5, 1.0]

@@ -220,6 +220,18 @@ def test_a_loss_of_ones_own_is_named_by_module_and_function() -> None:
         policy_loss_of(Algorithm(policy_loss_type="nowhere:loss"))
 
 
+def test_a_loss_of_ones_own_wants_its_inputs_alone() -> None:
+    name = "skyfleet.algorithms.losses.ppo:ppo_clip"
+    with pytest.raises(ConfigError) as caught:
+        policy_loss_of(Algorithm(policy_loss_type=name))
+    told = str(caught.value)
+    assert told.startswith(f"trainer.algorithm.policy_loss_type='{name}' is called with LossInputs")
+    assert "'eps_clip_low'" in told
+    assert told.endswith("see examples/add_a_loss")
+    with pytest.raises(ConfigError, match="is not a callable object"):
+        policy_loss_of(Algorithm(policy_loss_type="math:pi"))
+
+
 def averaged(given: LossInputs) -> LossOutput:
     return LossOutput(loss_T=-(given.logprobs_T * given.advantages_T).mean())
 

@@ -11,7 +11,7 @@ from skyfleet.algorithms.token_credit import (
     reinforce_plus_plus,
 )
 from skyfleet.config.algorithm import Algorithm
-from skyfleet.config.imports import import_named
+from skyfleet.config.imports import check_takes, import_named
 from skyfleet.errors import ConfigError
 
 _KEY = "trainer.algorithm.advantage_estimator"
@@ -27,6 +27,8 @@ def estimator_of(algorithm: Algorithm) -> Estimator:
                 f"{_KEY}={name!r} is a {type(own).__name__}; name a function of a group's rewards, or "
                 "a WholeBatch"
             )
+        if not isinstance(own, WholeBatch):
+            check_takes(own, name, key=_KEY, takes="a group's rewards")
         return own
     named: dict[str, Estimator] = {
         "grpo": partial(grpo, norm_by_std=algorithm.grpo_norm_by_std),

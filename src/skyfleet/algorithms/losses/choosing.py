@@ -20,7 +20,7 @@ from skyfleet.algorithms.losses.off_policy import with_correction
 from skyfleet.algorithms.losses.ppo import dual_clip, gspo, ppo_clip
 from skyfleet.algorithms.losses.sapo import sapo
 from skyfleet.config.algorithm import Algorithm
-from skyfleet.config.imports import import_named
+from skyfleet.config.imports import check_takes, import_named
 from skyfleet.errors import ConfigError
 
 _KEY = "trainer.algorithm.policy_loss_type"
@@ -31,7 +31,9 @@ def policy_loss_of(algorithm: Algorithm) -> PolicyLoss:
     name = algorithm.policy_loss_type
     loss: PolicyLoss
     if ":" in name:
-        loss = partial(_checked, name, import_named(name, key=_KEY))
+        own = import_named(name, key=_KEY)
+        check_takes(own, name, key=_KEY, takes="LossInputs")
+        loss = partial(_checked, name, own)
     else:
         loss = _named(algorithm)[name]
     return with_correction(loss, algorithm.off_policy_correction)
