@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.config.test_config_rules import broken
 
+from skyfleet.algorithms.kl import adaptive_control
 from skyfleet.chat.tool_calls.formats import FORMATS
 from skyfleet.config.generator import SamplingParams
 from skyfleet.config.keys import known_keys
@@ -22,6 +23,17 @@ def test_maxrl_is_refused_where_a_mean_reward_can_be_negative() -> None:
     assert "use_kl_in_reward can push to 0 and below" in broken(MAXRL, *KL_IN_REWARD)
     punished = (f"{BUFFER}=64", f"{ALGORITHM}.overlong_max_len=128")
     assert "overlong_buffer_len can push to 0 and below" in broken(MAXRL, *punished)
+
+
+def test_an_adaptive_coefficient_keeps_its_sign() -> None:
+    adaptive = (f"{ALGORITHM}.kl_ctrl.type=adaptive", *KL_IN_REWARD)
+    horizon = f"{ALGORITHM}.kl_ctrl.horizon"
+    assert adaptive_control(0.1, 0.0, 16, kl_target=0.1, horizon=3) < 0
+    assert f"{horizon}=3 with 16 sequences a step" in broken(*adaptive, f"{horizon}=3")
+    assert "set it to 16 or more" in broken(*adaptive, f"{horizon}=3")
+    assert adaptive_control(0.1, 0.0, 16, kl_target=0.1, horizon=4) > 0
+    load_config("", [*adaptive, f"{horizon}=4"])
+    load_config("", [adaptive[0], f"{horizon}=3"])  # a KL in the loss has no such coefficient
 
 
 def test_an_attempt_that_is_left_out_of_the_loss_pays_its_kl_or_there_is_none() -> None:

@@ -29,7 +29,7 @@ def test_a_section_lists_its_keys_with_their_meanings_and_nothing_lists_all() ->
         "trainer.algorithm.kl_ctrl.kl_target: float, above 0 = 0.1",
         "    Where adaptive steers the KL of a token.",
         "trainer.algorithm.kl_ctrl.horizon: int, at least 1 = 10000",
-        "    Sequences over which the adaptive coefficient reacts.",
+        "    Sequences over which the adaptive coefficient reacts; more than a fifth of a step's.",
     ]
     keys = [line for line in explain().splitlines() if not line.startswith(" ")]
     assert len(keys) == len(known_keys())

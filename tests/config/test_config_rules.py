@@ -165,7 +165,15 @@ def test_distillation_needs_the_kl_to_its_teacher() -> None:
     )
     assert "set trainer.algorithm.use_kl_loss=false, use_kl_in_reward=true" in broken(*teacher)
     assert "kl_estimator_type=k1" in broken(*teacher, *in_reward)
-    load_config("", [*teacher, *in_reward, "trainer.algorithm.kl_estimator_type=k1"])
+    named = (*teacher, *in_reward, "trainer.algorithm.kl_estimator_type=k1")
+    assert "1.5B-Instruct' is the policy as it began; set it to the teacher" in broken(*named)
+    other = (*named, "trainer.ref.model.path=other")
+    load_config("", other)
+    assert "set it to fixed" in broken(*other, "trainer.algorithm.kl_ctrl.type=adaptive")
+    for drops in ("zero_variance_filter=true", "dynamic_sampling.type=replace"):
+        assert f"{drops} leaves out groups by their rewards" in broken(
+            *other, f"trainer.algorithm.{drops}"
+        )
 
 
 def test_an_off_policy_correction_fits_its_loss() -> None:
@@ -176,7 +184,13 @@ def test_an_off_policy_correction_fits_its_loss() -> None:
         "trainer.algorithm.policy_loss_type=cispo",
         "trainer.algorithm.cispo.cispo_anchor=rollout",
     )
-    assert "both weigh by the engine's logprobs" in broken(weighed, *anchored)
+    said = broken(weighed, *anchored)
+    assert "both weigh by the engine's logprobs" in said
+    assert said.endswith("out or set trainer.algorithm.cispo.cispo_anchor=old")
+    for loss in ("rollout_is", "dppo"):
+        chosen = f"trainer.algorithm.policy_loss_type={loss}"
+        assert "a ratio would count as its square; leave" in broken(weighed, chosen)
+    load_config("", [weighed, "trainer.algorithm.policy_loss_type=importance_sampling"])
     low = "trainer.algorithm.off_policy_correction.token_mask_is_threshold_low=0.5"
     assert "has one bound; set both or neither" in broken(low)
 
@@ -326,3 +340,22 @@ def test_every_key_runs_or_has_a_gap() -> None:
         if key not in accounted and not key.startswith(tuple(SILENT.split()))
     ]
     assert unaccounted == []
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("trainer.ref.model.path", []),
+        ("trainer.critic.model.path", ["trainer.algorithm.advantage_estimator=gae"]),
+    ],
+)
+def test_no_tiny_model_reads_what_another_writes(key: str, words: list[str]) -> None:
+    (sentence,) = unsupported(load_config("", [f"{key}=tiny", *words]))
+    assert sentence.startswith(f"{key}=tiny is made from scratch")
+    alike = [f"{key}=tiny", "trainer.policy.model.path=tiny", *words]
+    assert unsupported(load_config("", alike)) == []
+
+
+def test_a_reference_that_nobody_asks_may_be_anything() -> None:
+    asked = ["trainer.ref.model.path=tiny", "trainer.algorithm.use_kl_loss=false"]
+    assert unsupported(load_config("", asked)) == []

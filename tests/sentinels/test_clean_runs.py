@@ -81,11 +81,6 @@ async def test_no_setting_is_taken_for_a_bug(settings: tuple[str, ...], tmp_path
         (f"{ALGORITHM}.advantage_estimator=reinforce++", "generator.step_wise_trajectories=true"),
         (f"{ALGORITHM}.advantage_batch_normalize=true",),
         (f"{ALGORITHM}.advantage_estimator=gae", "trainer.critic.model.path=tiny"),
-        (
-            f"{ALGORITHM}.advantage_estimator=distillation",
-            f"{ALGORITHM}.policy_loss_type=importance_sampling",
-            f"{ALGORITHM}.kl_loss_coef=1",
-        ),
     ],
     ids=lambda settings: "-".join(s.rpartition(".")[2] for s in settings) or "grpo",
 )
@@ -93,6 +88,19 @@ async def test_kl_in_reward_is_not_taken_for_a_bug(
     settings: tuple[str, ...], tmp_path: Path
 ) -> None:
     await quiet(tmp_path, 2, IN_REWARD, f"{ALGORITHM}.kl_estimator_type=k1", *settings)
+
+
+async def test_distillation_is_not_taken_for_a_bug(tmp_path: Path) -> None:
+    teacher = await begun(tmp_path / "teacher", IN_REWARD, "trainer.seed=7")
+    teacher.log.close()
+    settings = (
+        f"trainer.ref.model.path={teacher.checkpoints / 'global_step_0/policy'}",
+        f"{ALGORITHM}.kl_estimator_type=k1",
+        f"{ALGORITHM}.advantage_estimator=distillation",
+        f"{ALGORITHM}.policy_loss_type=importance_sampling",
+        f"{ALGORITHM}.kl_loss_coef=1",
+    )
+    await quiet(tmp_path / "student", 2, IN_REWARD, *settings)
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ class KlCtrl(Section):
     kl_target: float = Field(0.1, gt=0)
     """Where adaptive steers the KL of a token."""
     horizon: int = Field(10000, ge=1)
-    """Sequences over which the adaptive coefficient reacts."""
+    """Sequences over which the adaptive coefficient reacts; more than a fifth of a step's."""
 
 
 class DynamicSampling(Section):

@@ -4,7 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from skyfleet.config.algorithm import Algorithm
 from skyfleet.config.root import RunConfig
+
+
+def equal_rewards_drop(config: RunConfig) -> str | None:
+    """The setting, if one is on, that leaves out groups whose attempts earned the same."""
+    algorithm, kind = config.trainer.algorithm, config.trainer.algorithm.dynamic_sampling.type
+    if config.generator.n_samples_per_prompt == 1:
+        return None  # one attempt is always kept
+    if kind is not None:
+        return f"trainer.algorithm.dynamic_sampling.type={kind}"
+    return "trainer.algorithm.zero_variance_filter=true" if algorithm.zero_variance_filter else None
+
+
+def _weighs_by_the_engine(algorithm: Algorithm) -> bool:
+    """The loss's own ratio is to the engine's logprobs."""
+    loss = algorithm.policy_loss_type
+    anchored = loss == "cispo" and algorithm.cispo.cispo_anchor == "rollout"
+    return anchored or loss in ("rollout_is", "dppo")
 
 
 def _reduction_has_its_constant(config: RunConfig) -> Iterator[str]:
@@ -27,6 +45,20 @@ def _kl_counts_once(config: RunConfig) -> Iterator[str]:
         )
 
 
+def _the_coefficient_keeps_its_sign(config: RunConfig) -> Iterator[str]:
+    algorithm = config.trainer.algorithm
+    horizon = algorithm.kl_ctrl.horizon
+    sequences = config.trainer.train_batch_size * config.generator.n_samples_per_prompt
+    adapts = algorithm.use_kl_in_reward and algorithm.kl_ctrl.type == "adaptive"
+    # A step multiplies it by 1 - 0.2 * sequences / horizon where the KL is low.
+    if adapts and sequences >= 5 * horizon:
+        yield (
+            f"trainer.algorithm.kl_ctrl.horizon={horizon} with {sequences} sequences a step would "
+            f"take the adaptive coefficient to 0 or below; set it to {sequences} or more, and the "
+            "coefficient moves by a fifth a step at most"
+        )
+
+
 def _distillation_has_its_kl(config: RunConfig) -> Iterator[str]:
     algorithm = config.trainer.algorithm
     if algorithm.advantage_estimator != "distillation":
@@ -36,6 +68,28 @@ def _distillation_has_its_kl(config: RunConfig) -> Iterator[str]:
             "trainer.algorithm.advantage_estimator=distillation learns from the KL to "
             "trainer.ref.model.path, token by token; set trainer.algorithm.use_kl_loss=false, "
             "use_kl_in_reward=true, kl_estimator_type=k1 and kl_loss_coef=1"
+        )
+    if algorithm.kl_ctrl.type == "adaptive":
+        yield (
+            "trainer.algorithm.kl_ctrl.type=adaptive would have "
+            "trainer.algorithm.advantage_estimator=distillation learn the slower the nearer it is to "
+            "its teacher; set it to fixed"
+        )
+
+
+def _distillation_has_its_teacher(config: RunConfig) -> Iterator[str]:
+    trainer, path = config.trainer, config.trainer.ref.model.path
+    if trainer.algorithm.advantage_estimator != "distillation":
+        return
+    if path == trainer.policy.model.path:
+        yield (
+            "trainer.algorithm.advantage_estimator=distillation learns from another model, and "
+            f"trainer.ref.model.path={path!r} is the policy as it began; set it to the teacher"
+        )
+    if dropping := equal_rewards_drop(config):
+        yield (
+            f"{dropping} leaves out groups by their rewards, at which "
+            "trainer.algorithm.advantage_estimator=distillation does not look; unset it"
         )
 
 
@@ -77,11 +131,12 @@ def _corrections_fit_the_loss(config: RunConfig) -> Iterator[str]:
         )
     if (rules.token_mask_is_threshold_low is None) != (rules.token_mask_is_threshold_high is None):
         yield f"{prefix}.token_mask_is_threshold_* has one bound; set both or neither"
-    if loss == "cispo" and algorithm.cispo.cispo_anchor == "rollout" and rules.tis_ratio_type:
+    if rules.tis_ratio_type and _weighs_by_the_engine(algorithm):
+        way_out = " or set trainer.algorithm.cispo.cispo_anchor=old" if loss == "cispo" else ""
         yield (
             f"{prefix}.tis_ratio_type={rules.tis_ratio_type} and "
-            "trainer.algorithm.cispo.cispo_anchor=rollout both weigh by the engine's logprobs; "
-            "unset the one or set the other to old"
+            f"trainer.algorithm.policy_loss_type={loss} both weigh by the engine's logprobs, and a "
+            f"ratio would count as its square; leave tis_ratio_type out{way_out}"
         )
 
 
@@ -91,8 +146,7 @@ def _engine_logprobs_compare(config: RunConfig) -> Iterator[str]:
     if not sampling.truncates and sampling.temperature == algorithm.temperature:
         return
     loss = algorithm.policy_loss_type
-    anchored = loss == "cispo" and algorithm.cispo.cispo_anchor == "rollout"
-    if anchored or loss in ("rollout_is", "dppo") or algorithm.off_policy_correction.active:
+    if _weighs_by_the_engine(algorithm) or algorithm.off_policy_correction.active:
         yield (
             f"trainer.algorithm.policy_loss_type={loss} or its off_policy_correction compares the "
             "learner's logprobs with the engine's, which sampled from a part of the vocabulary or at "
@@ -187,7 +241,9 @@ def _bounds_are_ordered(config: RunConfig) -> Iterator[str]:
 ALGORITHM_RULES = (
     _reduction_has_its_constant,
     _kl_counts_once,
+    _the_coefficient_keeps_its_sign,
     _distillation_has_its_kl,
+    _distillation_has_its_teacher,
     _gae_has_its_critic,
     _corrections_fit_the_loss,
     _engine_logprobs_compare,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
+from operator import getitem
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -12,6 +13,7 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import AfterValidator, BaseModel
 from pydantic.fields import FieldInfo
 
+from skyfleet.config.references import resolve
 from skyfleet.config.root import RunConfig
 
 # SkyRL's rules for what a key takes when nobody sets it.
@@ -50,6 +52,15 @@ def known_keys() -> Mapping[str, Key]:
 def known_sections() -> frozenset[str]:
     names = (name.split(".") for name in known_keys())
     return frozenset(".".join(name[:end]) for name in names for end in range(1, len(name)))
+
+
+def value_at(tree: Mapping[str, Any], key: str) -> Any:
+    return reduce(getitem, key.split("."), tree)
+
+
+def default_at(tree: Mapping[str, Any], key: str) -> Any:
+    """What the key would hold in this tree if nobody had set it."""
+    return resolve(tree, known_keys()[key].default, (key,))
 
 
 def _keys(section: type[BaseModel], defaults: BaseModel | None, prefix: str) -> Iterator[Key]:

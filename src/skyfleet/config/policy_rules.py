@@ -35,6 +35,21 @@ def _a_context_is_stretched_once(config: RunConfig) -> Iterator[str]:
         )
 
 
+def tiny_strangers(config: RunConfig) -> Iterator[str]:
+    """Loads, because a run's own file names its reference, and a policy of it may only be played."""
+    trainer, algorithm = config.trainer, config.trainer.algorithm
+    beside = {"trainer.critic.model.path": trainer.critic.model.path}
+    if algorithm.use_kl_loss or algorithm.use_kl_in_reward:
+        beside["trainer.ref.model.path"] = trainer.ref.model.path
+    for key, path in beside.items():
+        if path == "tiny" and trainer.policy.model.path != "tiny":
+            yield (
+                f"{key}=tiny is made from scratch with the words of its tasks, and cannot read what "
+                f"trainer.policy.model.path={trainer.policy.model.path!r} writes; set it to that, or "
+                "to a model of its family"
+            )
+
+
 POLICY_RULES = (
     _adapters_have_a_base,
     _a_trained_context_is_stretched,

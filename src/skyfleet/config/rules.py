@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from functools import reduce
-from operator import getitem
 from typing import Any
 
 from skyfleet.config.algorithm_rules import ALGORITHM_RULES
 from skyfleet.config.engine_rules import ENGINE_RULES
 from skyfleet.config.gaps import GAPS, Gap
-from skyfleet.config.keys import known_keys
-from skyfleet.config.policy_rules import POLICY_RULES
-from skyfleet.config.references import resolve
+from skyfleet.config.generator import SamplingParams
+from skyfleet.config.keys import default_at, value_at
+from skyfleet.config.policy_rules import POLICY_RULES, tiny_strangers
 from skyfleet.config.root import RunConfig
 from skyfleet.config.turn_rules import TURN_RULES
 from skyfleet.errors import ConfigError
@@ -34,15 +32,14 @@ def unsupported(config: RunConfig) -> list[str]:
     return [
         f"{gap.key}={value!r} does not run in this version: {gap.instead}"
         for gap in GAPS
-        if speaks not in gap.backends and not _runs(gap, value := _value(tree, gap.key), tree)
-    ] + list(greedy_attempts(config))
+        if speaks not in gap.backends and not _runs(gap, value := value_at(tree, gap.key), tree)
+    ] + [*greedy_attempts(config), *_greedy_rollouts(config), *tiny_strangers(config)]
 
 
 def greedy_attempts(config: RunConfig) -> Iterator[str]:
     """Loads, because SkyRL's recipes have it; a policy is not measured by it."""
     n, sampling = config.generator.eval_n_samples_per_prompt, config.generator.eval_sampling_params
-    if n > 1 and (sampling.temperature == 0 or sampling.top_k == 1):
-        greedy = "temperature=0" if sampling.temperature == 0 else "top_k=1"
+    if n > 1 and (greedy := _greedy(sampling)):
         yield (
             f"generator.eval_n_samples_per_prompt={n} with "
             f"generator.eval_sampling_params.{greedy} would play one attempt {n} times, and "
@@ -51,17 +48,26 @@ def greedy_attempts(config: RunConfig) -> Iterator[str]:
         )
 
 
+def _greedy_rollouts(config: RunConfig) -> Iterator[str]:
+    n, sampling = config.generator.n_samples_per_prompt, config.generator.sampling_params
+    if n > 1 and (greedy := _greedy(sampling)):
+        yield (
+            f"generator.n_samples_per_prompt={n} with generator.sampling_params.{greedy} would play "
+            f"one attempt {n} times and compare it with itself; set "
+            "generator.sampling_params.temperature=1 without top_k"
+        )
+
+
+def _greedy(sampling: SamplingParams) -> str | None:
+    """The setting under which every attempt at a task is the same."""
+    if sampling.temperature == 0:
+        return "temperature=0"
+    return "top_k=1" if sampling.top_k == 1 else None
+
+
 def _runs(gap: Gap, value: Any, tree: Mapping[str, Any]) -> bool:
-    works = gap.works or (_default(tree, gap.key),)
+    works = gap.works or (default_at(tree, gap.key),)
     return value in works
-
-
-def _value(tree: Mapping[str, Any], key: str) -> Any:
-    return reduce(getitem, key.split("."), tree)
-
-
-def _default(tree: Mapping[str, Any], key: str) -> Any:
-    return resolve(tree, known_keys()[key].default, (key,))
 
 
 def _batches_divide(config: RunConfig) -> Iterator[str]:
