@@ -77,6 +77,12 @@ def test_a_dry_run_warns_of_what_the_run_would(settings: str, command: str) -> N
     assert "does nothing" not in run(command, settings, "--dry-run")
 
 
+def test_a_dry_run_tells_of_idle_keys_only_who_would_train(settings: str) -> None:
+    idle = "trainer.algorithm.gamma=0.9"
+    assert f"# {idle} does nothing while" in run("train", settings, idle, "--dry-run")
+    assert "does nothing" not in run("evaluate", settings, idle, "--dry-run")
+
+
 def test_train_dry_run_says_what_would_not_start(settings: str) -> None:
     output = run("train", settings, "trainer.strategy=megatron", "--dry-run")
     assert output.splitlines()[-1].startswith("# it would not start: trainer.strategy='megatron'")

@@ -24,6 +24,14 @@ def test_show_prints_yaml_that_loads_with_what_cannot_run_as_comments(tmp_path: 
     assert output.splitlines()[-1].startswith("# trainer.strategy='megatron' does not run")
 
 
+def test_show_tells_what_a_run_would_be_warned_of() -> None:
+    idle, flag = "trainer.algorithm.gamma=0.9", "generator.use_native_tool_calling=true"
+    output = run("show", idle, flag)
+    assert load_config(output) == load_config("", [idle, flag])
+    told = [line.partition(" while")[0] for line in output.splitlines() if line.startswith("# ")]
+    assert told == [f"# {flag} does nothing", f"# {idle} does nothing"]
+
+
 def test_show_needs_no_file() -> None:
     assert load_config(run("show", "trainer.seed=3")).trainer.seed == 3
     assert load_config(run("show")) == load_config()

@@ -103,6 +103,13 @@ async def test_a_policy_learns_from_a_teacher_and_needs_no_group(tmp_path: Path)
     assert row["policy/grad_norm"] > 0
 
 
+async def test_a_run_is_told_at_its_start_which_keys_do_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await last_row(tmp_path, "trainer.algorithm.gamma=0.9")
+    assert "trainer.algorithm.gamma=0.9 does nothing while" in caplog.text
+
+
 async def test_a_reference_that_cannot_be_read_is_refused_by_its_own_key(tmp_path: Path) -> None:
     config = small_config(tmp_path, "trainer.ref.model.path=/nowhere")
     speaker = await assemble_speaker(config, training_tasks(config), open_moody)

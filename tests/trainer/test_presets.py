@@ -10,6 +10,7 @@ import pytest
 from skyfleet.config.engine_rules import untrainable
 from skyfleet.config.explain import diff
 from skyfleet.config.loading import load_config, load_config_file
+from skyfleet.config.remarks import remarks
 from skyfleet.config.root import RunConfig
 from skyfleet.config.rules import unsupported
 from skyfleet.trainer.sources import load_sources
@@ -32,7 +33,7 @@ def test_the_four_that_users_look_for_are_there() -> None:
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
 def test_a_preset_keeps_every_rule_and_asks_for_nothing_that_does_not_run(path: Path) -> None:
     config = load_config_file(path)
-    assert [*unsupported(config), *untrainable(config)] == []
+    assert [*unsupported(config), *untrainable(config), *remarks(config)] == []
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)

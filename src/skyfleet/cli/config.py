@@ -15,16 +15,18 @@ config_app = typer.Typer(
 
 @config_app.command("show")
 def show_command(words: Words = None, dry_run: DryRun = False) -> None:
-    """Print the whole configuration, and what in it cannot run yet."""
+    """Print the whole configuration, what in it cannot run yet, and what is seldom meant."""
     from skyfleet.config.explain import as_yaml
+    from skyfleet.config.remarks import remarks
     from skyfleet.config.rules import unsupported
+    from skyfleet.config.turn_rules import lone_native_flag
 
     config = config_from(words)
     if dry_run:
         show_plan(config, ["would print this"])
         return
     print(as_yaml(config), end="")
-    for sentence in unsupported(config):
+    for sentence in (*unsupported(config), *lone_native_flag(config), *remarks(config)):
         print(f"# {sentence}")
 
 

@@ -77,6 +77,7 @@ def _farewell(config: RunConfig) -> str:
 def _plan(config: RunConfig) -> list[str]:
     """What a run of this configuration would do, without loading a model."""
     from skyfleet.config.engine_rules import untrainable
+    from skyfleet.config.remarks import remarks
     from skyfleet.config.rules import unsupported
     from skyfleet.trainer.sources import load_sources
     from skyfleet.trainer.tasks import check_apart, schedule_of, training_tasks
@@ -99,4 +100,4 @@ def _plan(config: RunConfig) -> list[str]:
     if any(map(schedule.evaluates_at, range(schedule.total_steps + 1))):
         plan += [f"evaluating {name} on {len(held)} tasks" for name, held in eval_sets.items()]
     refused = [*unsupported(config), *untrainable(config)]
-    return plan + [f"it would not start: {sentence}" for sentence in refused]
+    return plan + [f"it would not start: {sentence}" for sentence in refused] + remarks(config)

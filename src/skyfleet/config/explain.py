@@ -28,6 +28,9 @@ A later `key=value` wins over one in the same spelling. One whose value is a map
 and replaces a key: `data.val_data={mine: [tasks.jsonl]}` evaluates on `mine` alone, whatever sets the
 file names, and `data.val_data.mine=[tasks.jsonl]` adds that set to them; to a list, whose sets have no
 names, nothing can be added.
+
+A key that was set and that nothing reads, because another key switches off what would, is named as a
+run starts and by `skyfleet config show`.
 """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from skyfleet.checkpoints.checkpoint import Checkpoint, JsonPart, folder_of
 from skyfleet.checkpoints.resume import load_checkpoint
 from skyfleet.config.engine_rules import untrainable
 from skyfleet.config.explain import flatten
+from skyfleet.config.remarks import remarks
 from skyfleet.config.root import RunConfig
 from skyfleet.config.rules import unsupported
 from skyfleet.engines.vllm_settings import check_vllm
@@ -51,6 +53,8 @@ from skyfleet.trainer.voice import Voice
 from skyfleet.trajectories.trajectory import Group
 from skyfleet.weight_sync.sync import WeightSync
 
+logger = logging.getLogger(__name__)
+
 Say = Callable[[str], None]
 
 
@@ -64,6 +68,8 @@ async def assemble(
     """
     if refused := [*unsupported(config), *untrainable(config)]:
         raise ConfigError("\n".join(refused))
+    for sentence in remarks(config):
+        logger.warning("%s", sentence)
     # What is only named wrongly is said before minutes are spent on drawing tasks.
     open_env = env_factory(config)
     check_model_path(config.trainer.policy.model.path)
