@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
-from tests.fakes.small_models import logprobs_of, small_decoder
+from tests.fakes.cuda_engines import PROMPT, SAMPLING, crowd, engine, page_bytes
+from tests.fakes.small_models import llama, logprobs_of, qwen2, qwen3, small_decoder
 
-from skyfleet.chat.completion import Completion
-from skyfleet.engines.cuda import reading
 from skyfleet.engines.cuda.engine import CudaEngine
 from skyfleet.engines.cuda.truncation import truncate
 from skyfleet.engines.drawing import draw
@@ -19,8 +19,6 @@ from skyfleet.engines.sampling import SamplingParams
 from skyfleet.errors import EngineError
 from skyfleet.models.decoder import Decoder
 
-PROMPT = [(7 * i) % 61 for i in range(40)]
-SAMPLING = SamplingParams(max_generate_length=12, temperature=0.8, seed=1)
 KINDS = [
     SAMPLING,
     SamplingParams(max_generate_length=12, temperature=0.0, seed=1),
@@ -29,25 +27,12 @@ KINDS = [
 ]
 
 
-def engine(decoder: Decoder | None = None, **settings: int) -> CudaEngine:
-    return CudaEngine(
-        decoder or small_decoder(),
-        decode_text=lambda token_ids: "".join(chr(32 + token) for token in token_ids),
-        **{"max_num_seqs": 8, "capacity": 160, "steps_a_round": 4, **settings},
-    )
-
-
-async def crowd(speaker: CudaEngine | EmbeddedEngine, sampling: SamplingParams) -> list[Completion]:
-    """Twelve prompts, half of which begin alike, through eight slots."""
-    prompts = [PROMPT + [n] * n if n % 2 else PROMPT[n:] for n in range(12)]
-    return await asyncio.gather(
-        *(speaker.generate(p, sampling, session=f"s{n}") for n, p in enumerate(prompts))
-    )
-
-
+@pytest.mark.parametrize("make", [llama, qwen2, qwen3])
 @pytest.mark.parametrize("sampling", KINDS)
-async def test_it_says_what_the_engine_for_cpus_says(sampling: SamplingParams) -> None:
-    decoder = small_decoder()
+async def test_it_says_what_the_engine_for_cpus_says(
+    sampling: SamplingParams, make: Callable[[], Any]
+) -> None:
+    decoder = Decoder(make(), max_positions=160)
     plain = EmbeddedEngine(decoder, decode_text=str, max_num_seqs=64, capacity=160)
     expected = await crowd(plain, sampling)
     said = await crowd(engine(decoder), sampling)
@@ -77,11 +62,17 @@ async def test_a_groups_prompt_is_read_once() -> None:
     assert speaker.tokens_computed == 40 + 5 * (40 - 32) + 6 * 12
 
 
-async def test_a_group_begins_in_the_round_that_reads_its_prompt(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("n_samples", "budget", "n_rounds"),
+    # Siblings are read after the first, and 40 tokens by 17 in three passes. By 8 they take five.
+    [(6, 8192, 1), (1, 17, 1), (1, 8, 2)],
+)
+async def test_a_round_queues_up_to_four_reads_before_it_speaks(
+    n_samples: int, budget: int, n_rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    speaker, rounds = engine(steps_a_round=11), 0
-    begin = speaker._slots.begin
+    # The first token of twelve, and eleven more, are one round.
+    speaker = engine(steps_a_round=11, max_num_batched_tokens=budget)
+    rounds, begin = 0, speaker._slots.begin
 
     def counted() -> None:
         nonlocal rounds
@@ -89,8 +80,9 @@ async def test_a_group_begins_in_the_round_that_reads_its_prompt(
         begin()
 
     monkeypatch.setattr(speaker._slots, "begin", counted)
-    await asyncio.gather(*(speaker.generate(PROMPT, SAMPLING, session=f"s{n}") for n in range(6)))
-    assert rounds == 1  # the first token of twelve, and eleven more
+    asked = [speaker.generate(PROMPT, SAMPLING, session=f"s{n}") for n in range(n_samples)]
+    await asyncio.gather(*asked)
+    assert rounds == n_rounds
 
 
 async def test_new_weights_leave_nothing_of_the_old() -> None:
@@ -123,8 +115,7 @@ async def test_weights_that_arrive_amid_a_turn_are_read_under_and_the_oldest_ver
 async def test_who_does_not_fit_waits_and_loses_nothing() -> None:
     # Nine pages in all: three sequences of 52 tokens need twelve.
     decoder = small_decoder()
-    width = decoder.n_layers * 2 * decoder.n_kv_heads * decoder.head_dim * 4 * 16
-    tight = engine(decoder, memory_bytes=9 * width)
+    tight = engine(decoder, memory_bytes=9 * page_bytes(decoder))
     prompts = [[n, *PROMPT[1:]] for n in range(3)]
     said = await asyncio.gather(
         *(tight.generate(p, SAMPLING, session=f"s{n}") for n, p in enumerate(prompts))
@@ -137,8 +128,7 @@ async def test_who_does_not_fit_waits_and_loses_nothing() -> None:
 
 async def test_a_sequence_larger_than_the_memory_is_refused_alone() -> None:
     decoder = small_decoder()
-    width = decoder.n_layers * 2 * decoder.n_kv_heads * decoder.head_dim * 4 * 16
-    tight = engine(decoder, memory_bytes=3 * width)
+    tight = engine(decoder, memory_bytes=3 * page_bytes(decoder))
     small = asyncio.ensure_future(tight.generate(PROMPT[:20], SAMPLING, session="t"))
     for prompt in (PROMPT, PROMPT * 3):
         with pytest.raises(EngineError, match="do not fit in the engine's memory"):
@@ -178,41 +168,6 @@ async def test_a_prompt_read_in_parts_is_the_prompt(batched_tokens: int) -> None
     assert [c.token_ids for c in parts] == [c.token_ids for c in whole]
 
 
-async def test_prompts_are_read_alike_padded_to_a_size_and_as_they_are(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    padded = await crowd(engine(), SAMPLING)
-    monkeypatch.setattr(reading, "_LAUNCHES_FLOPS", 0)
-    sizes: list[int] = []
-    forward = reading.Reading._forward
-
-    def noted(self: reading.Reading, inputs: reading.Inputs) -> torch.Tensor:
-        sizes.append(inputs.rows_3T.shape[1])
-        return forward(self, inputs)
-
-    monkeypatch.setattr(reading.Reading, "_forward", noted)
-    assert await crowd(engine(), SAMPLING) == padded
-    assert not {*sizes} <= {*reading.SIZES}
-
-
-@pytest.mark.parametrize(("most_tokens", "largest"), [(100, 128), (128, 128), (8192, 8192)])
-def test_passes_are_recorded_as_large_as_they_can_be(most_tokens: int, largest: int) -> None:
-    speaker = engine(max_num_batched_tokens=most_tokens)
-    assert max(speaker._reading._sizes) == largest
-
-
-def test_a_pass_that_keeps_the_device_busy_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = speaker_weights(small_decoder())
-    monkeypatch.setattr(reading, "_LAUNCHES_FLOPS", 2 * weights * 300)
-    assert max(engine()._reading._sizes) == 256
-
-
-def speaker_weights(decoder: Decoder) -> int:
-    """Of one layer's seven projections."""
-    layer = decoder.layers[0]
-    return sum(m.weight.numel() for m in layer.modules() if isinstance(m, torch.nn.Linear))
-
-
 async def test_a_stop_string_ends_the_turn_at_its_token() -> None:
     speaker = engine()
     free = await speaker.generate(PROMPT, SAMPLING, session="s")
@@ -230,8 +185,7 @@ async def test_a_stop_string_ends_the_turn_at_its_token() -> None:
 async def test_pages_are_asked_for_what_a_sequence_says_and_not_for_what_others_do() -> None:
     """Else one that nearly fills the pool could never go on beside one with much to say."""
     decoder = small_decoder()
-    page_bytes = 16 * decoder.n_layers * 2 * decoder.n_kv_heads * decoder.head_dim * 4
-    speaker = engine(decoder, steps_a_round=32, memory_bytes=5 * page_bytes)
+    speaker = engine(decoder, steps_a_round=32, memory_bytes=5 * page_bytes(decoder))
     long, short = await asyncio.wait_for(
         asyncio.gather(
             speaker.generate([3] * 64, SamplingParams(max_generate_length=5, seed=1), session="a"),

@@ -7,7 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.packed import PackedAttention
@@ -33,6 +40,26 @@ def seeded(build: type, config: object, *, seed: int = 0) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build(config)
+
+
+def llama() -> Any:
+    return seeded(LlamaForCausalLM, LlamaConfig(**DIMENSIONS), seed=1)
+
+
+def qwen2() -> Any:
+    """Its projections of queries, keys and values have biases, which transformers leaves at zero."""
+    module = seeded(Qwen2ForCausalLM, Qwen2Config(**DIMENSIONS), seed=1)
+    drawn = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(generator=drawn)
+    return module
+
+
+def qwen3() -> Any:
+    """Its queries and keys are normed."""
+    return seeded(Qwen3ForCausalLM, Qwen3Config(**DIMENSIONS, head_dim=8), seed=1)
 
 
 def small_decoder(*, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> Decoder:

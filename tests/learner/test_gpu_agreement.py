@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from skyfleet.algorithms.sample import Sample
 from skyfleet.engines.cuda.engine import CudaEngine
@@ -43,6 +50,22 @@ def llama() -> Any:
     return on_cuda(LlamaForCausalLM(config))
 
 
+def qwen2() -> Any:
+    """Its projections of queries, keys and values have biases, which transformers leaves at zero."""
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=5000, hidden_size=512, intermediate_size=1024, num_hidden_layers=4,
+        num_attention_heads=8, num_key_value_heads=2, max_position_embeddings=LONGEST,
+        initializer_range=0.08,
+    )  # fmt: skip
+    module = Qwen2ForCausalLM(config)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_()
+    return on_cuda(module)
+
+
 def qwen3() -> Any:
     torch.manual_seed(0)
     config = Qwen3Config(
@@ -53,7 +76,7 @@ def qwen3() -> Any:
     return on_cuda(Qwen3ForCausalLM(config))
 
 
-@pytest.mark.parametrize("make", [llama, qwen3])
+@pytest.mark.parametrize("make", [llama, qwen2, qwen3])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_logprobs_are_the_same_bits(make: Callable[[], Any], temperature: float) -> None:
     decoder = Decoder(make(), max_positions=LONGEST)
@@ -79,15 +102,23 @@ def test_logprobs_are_the_same_bits(make: Callable[[], Any], temperature: float)
 
         return list(await asyncio.gather(*(one(i, k) for i in range(12) for k in range(4))))
 
-    samples = asyncio.run(played())
-    for budget in (2_000, 100_000):
-        for batch in pack(samples, [1.0] * len(samples), max_tokens=budget, device=CUDA):
-            with torch.no_grad():
-                logprobs_N, _ = chosen_logprobs(decoder, batch, temperature=temperature)
-            assert torch.equal(logprobs_N, batch.behaviour_logprobs_N)
+    # The second time by the same graphs, under weights that changed in place.
+    for version in (0, 1):
+        engine.policy_version = version
+        samples = asyncio.run(played())
+        for budget in (2_000, 100_000):
+            for batch in pack(samples, [1.0] * len(samples), max_tokens=budget, device=CUDA):
+                with torch.no_grad():
+                    logprobs_N, _ = chosen_logprobs(decoder, batch, temperature=temperature)
+                assert torch.equal(logprobs_N, batch.behaviour_logprobs_N)
+        with torch.no_grad():
+            for parameter in decoder.module.parameters():
+                parameter.mul_(1.05)
+    assert engine._reading._graphs
+    assert engine._slots._graphs
 
 
-@pytest.mark.parametrize("make", [llama, qwen3])
+@pytest.mark.parametrize("make", [llama, qwen2, qwen3])
 def test_prompts_read_in_any_pieces_are_answered_with_the_same_bits(
     make: Callable[[], Any],
 ) -> None:
@@ -110,6 +141,7 @@ def test_prompts_read_in_any_pieces_are_answered_with_the_same_bits(
             max_num_batched_tokens=budget,
         )
         given.append(asyncio.run(answers(engine)))
+        assert bool(engine._reading._graphs) == (budget <= 8_192)
     assert all(one == given[0] for one in given)
 
 

@@ -7,16 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.fakes.small_models import DIMENSIONS, seeded
+from tests.fakes.small_models import llama, qwen2, qwen3
 from torch import Tensor, nn
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.fused import layers as of_layers
@@ -24,20 +16,6 @@ from skyfleet.models.packed import PackedAttention
 
 # The second shares its first three tokens with the first, the third is the beginning of it.
 SEQUENCES = [(1, 2, 3, 4, 5, 6), (1, 2, 3, 9, 8), (1, 2, 3), (7, 7)]
-
-
-def llama() -> Any:
-    return seeded(LlamaForCausalLM, LlamaConfig(**DIMENSIONS), seed=1)
-
-
-def qwen2() -> Any:
-    """Its projections of queries, keys and values have biases."""
-    return seeded(Qwen2ForCausalLM, Qwen2Config(**DIMENSIONS), seed=1)
-
-
-def qwen3() -> Any:
-    """Its queries and keys are normed."""
-    return seeded(Qwen3ForCausalLM, Qwen3Config(**DIMENSIONS, head_dim=8), seed=1)
 
 
 def outcome(
@@ -76,28 +54,64 @@ def test_layers_run_again_give_the_same_bits(make: Callable[[], Any]) -> None:
     assert all(torch.equal(one, other) for one, other in zip(kept, again, strict=True))
 
 
-@pytest.mark.parametrize("make", [llama, qwen2, qwen3])
-def test_long_sequences_go_through_the_middle_in_pieces(
-    make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain = outcome(make(), fused=True, recompute=True)
-    middle, sizes = of_layers.FusedLayer._middle, set()
+@pytest.fixture
+def pieces(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of every call of a layer's middle; of 10 tokens, 3 are a piece."""
+    middle = of_layers.FusedLayer._middle
+    rows: list[int] = []
 
     def noted(layer: of_layers.FusedLayer, y_TE: Tensor) -> Tensor:
-        sizes.add(len(y_TE))
+        rows.append(len(y_TE))
         return middle(layer, y_TE)
 
     monkeypatch.setattr(of_layers, "PIECE", 3)
     monkeypatch.setattr(of_layers.FusedLayer, "_middle", noted)
+    return rows
+
+
+def hidden_states(module: nn.Module, *, recompute: bool = False) -> Tensor:
+    decoder = Decoder(module, max_positions=8, fused=True)
+    attend = PackedAttention(SEQUENCES, decoder.device)
+    return decoder.hidden(attend.token_ids_T, attend.positions_T, attend, recompute=recompute)
+
+
+@pytest.mark.parametrize("make", [llama, qwen2, qwen3])
+def test_long_sequences_go_through_the_middle_in_pieces(
+    make: Callable[[], Any], pieces: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as whole:
+        whole.setattr(of_layers, "PIECE", 10)
+        plain = outcome(make(), fused=True, recompute=True)
+        with torch.no_grad():
+            coarse_TE = hidden_states(make().bfloat16())
     torch.testing.assert_close(outcome(make(), fused=True, recompute=True), plain)
-    assert max(sizes) == 3
-    sizes.clear()
     with torch.no_grad():
-        decoder = Decoder(make().double(), max_positions=8, fused=True)
-        attend = PackedAttention(SEQUENCES, decoder.device)
-        hidden_TE = decoder.hidden(attend.token_ids_T, attend.positions_T, attend)
-    torch.testing.assert_close(hidden_TE, plain[0])
-    assert max(sizes) == 3
+        assert torch.equal(hidden_states(make().bfloat16()), coarse_TE)
+
+
+def test_pieces_are_held_one_at_a_time(pieces: list[int]) -> None:
+    hidden_TE = hidden_states(llama(), recompute=True)
+    assert pieces == [3, 3, 3, 1] * 2
+    hidden_TE.sum().backward()
+    # Each layer again, for what goes into its pieces, and each piece for its gradient. Torch leaves
+    # out a layer's last piece the first time, because nothing in the layer comes after it.
+    assert 8 + 6 <= len(pieces) - 8 <= 8 + 8
+    pieces.clear()
+    with torch.no_grad():
+        hidden_states(llama())
+    assert pieces == [3, 3, 3, 1] * 2
+
+
+def test_nothing_is_cut_where_all_is_kept_or_all_is_a_piece(
+    pieces: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(of_layers, "checkpoint")
+    hidden_states(llama()).sum().backward()
+    assert pieces == [10, 10]
+    pieces.clear()
+    monkeypatch.setattr(of_layers, "PIECE", 10)
+    hidden_states(llama(), recompute=True).sum().backward()
+    assert pieces == [10, 10] * 2
 
 
 def test_a_fused_module_still_holds_its_own_weights() -> None:

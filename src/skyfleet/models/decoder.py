@@ -1,7 +1,9 @@
 """Decoder: one forward pass for the Llama family, over the weights of a Hugging Face module.
 
-Engine and learner run this same code on the same tensors and differ only in how a layer attends:
-over a key-value cache, or over packed sequences. That is why their logprobs agree.
+On a CPU engine and learner run this same code on the same tensors and differ only in how a layer
+attends: over a key-value cache, or over packed sequences. That is why their logprobs agree. On CUDA
+the engine has a pass of its own (engines/cuda/forward.py) over the same kernels and tensors, and
+tests compare the bits.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The embedded engine on CUDA: paged keys and values, decoding in CUDA graphs."""
+"""The embedded engine on CUDA: paged keys and values, prompts and decoding in CUDA graphs."""

@@ -13,6 +13,7 @@ import torch
 
 from skyfleet.chat.completion import Completion, Finish
 from skyfleet.engines.cuda.graphs import Recorder
+from skyfleet.engines.cuda.hearing import hear
 from skyfleet.engines.cuda.moving import moved
 from skyfleet.engines.cuda.pages import PAGE, page_digests, pages_for, pool_size
 from skyfleet.engines.cuda.reading import Reading, Span
@@ -21,7 +22,6 @@ from skyfleet.engines.cuda.seating import Seating
 from skyfleet.engines.cuda.slots import MOST_STEPS, N_STOPS, Slots
 from skyfleet.engines.fitting import check_fits
 from skyfleet.engines.sampling import SamplingParams
-from skyfleet.engines.stopping import finish_of, said_stop, stop_window
 from skyfleet.errors import EngineError
 from skyfleet.models.decoder import Decoder
 
@@ -41,7 +41,12 @@ class CudaEngine:
         memory_bytes: int | None = None,
         steps_a_round: int = 16,
     ) -> None:
-        """`capacity` is a sequence's most tokens; `memory_bytes` is what pages may take."""
+        """`capacity` is a sequence's most tokens; `memory_bytes` is what pages may take.
+
+        More `steps_a_round` are fewer looks of the host and more tokens computed after a turn has
+        ended. On an H200, 16 train as fast as 8, and are some 10 % faster in 512 episodes and in a
+        GRPO step of 512 answers.
+        """
         self._decoder, self._decode_text = decoder, decode_text
         self._capacity = capacity
         self._max_num_batched_tokens = max_num_batched_tokens
@@ -49,16 +54,27 @@ class CudaEngine:
         width = decoder.n_layers * 2 * decoder.n_kv_heads * decoder.head_dim
         n_pages = pool_size(max_num_seqs * capacity, width * decoder.dtype.itemsize, memory_bytes)
         shape = (decoder.n_layers, n_pages, PAGE, decoder.n_kv_heads, decoder.head_dim)
-        self._keys = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
-        self._values = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
-        pool = decoder, self._keys, self._values, Recorder()
-        self._slots = Slots(*pool, n_slots=max_num_seqs, capacity=capacity, page=PAGE)
+        keys = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
+        values, recorder = torch.zeros_like(keys), Recorder()
+        self._slots = Slots(
+            decoder,
+            keys=keys,
+            values=values,
+            recorder=recorder,
+            n_slots=max_num_seqs,
+            capacity=capacity,
+            page=PAGE,
+        )
         self._seating = Seating(
             n_slots=max_num_seqs, n_pages=n_pages, table_width=self._slots.table.shape[1]
         )
         self._reading = Reading(
-            *pool,
+            decoder,
+            keys=keys,
+            values=values,
+            recorder=recorder,
             n_slots=max_num_seqs,
+            # Perhaps more than the pool has: a page counts once for each sequence that shares it.
             n_pages=self._slots.table.numel(),
             most_tokens=max_num_batched_tokens,
         )
@@ -147,7 +163,8 @@ class CudaEngine:
             self._leave(request)
         self._waiting = [r for r in self._waiting if not r.future.done()]
         self._slots.begin()
-        # What siblings wait for is computed before anything queued now. Others' turns begin meanwhile.
+        # Pages that siblings wait for are computed before anything queued now. A prompt in parts is
+        # read on: the host would only wait between two reads, and its first token comes sooner.
         for _ in range(_MOST_READS):
             self._read()
             if not self._siblings_wait and all(r.speaks for r in self._running):
@@ -205,18 +222,18 @@ class CudaEngine:
         self.tokens_computed += len(hidden_TE)
         # Queued behind the reading: the device has begun, and the host is not waited for.
         self._slots.take(admitted)
-        last, begun, rows = -1, [], []
+        last = -1
+        begun: dict[int, int] = {}  # slot -> which of the hidden states is its last token's
         for request, span in batch:
             last += span.stop - span.start
             request.n_read = span.stop
             self._seating.publish(request)
             if span.stop == len(request.token_ids):
                 request.speaks = True
-                begun.append(request.slot)
-                rows.append(last)
+                begun[request.slot] = last
         if begun:
-            hidden_ME = hidden_TE[moved(rows, hidden_TE.device)]
-            self._slots.speak(hidden_ME, begun, truncated=self._truncated)
+            hidden_ME = hidden_TE[moved([*begun.values()], hidden_TE.device)]
+            self._slots.speak(hidden_ME, [*begun], truncated=self._truncated)
             self._seating.has_moved = True
 
     def _make_room(self, speaking: Sequence[Request], steps: int) -> None:
@@ -252,30 +269,12 @@ class CudaEngine:
     def _note(self, tokens_SK: list[list[int]], logprobs_SK: list[list[float]]) -> None:
         """Give every sequence what it said in this round, and end those that finished."""
         for request in [r for r in self._running if r.speaks]:
-            tokens, logprobs = tokens_SK[request.slot], logprobs_SK[request.slot]
-            # The first place is for those who began in this round, and silence comes last.
-            start = 0 if tokens[0] >= 0 else 1
-            stop = len(tokens) - tokens[start:].count(-1)
-            finish = self._told(request, tokens[start:stop], logprobs[start:stop])
+            before, slot = len(request.sampled), request.slot
+            finish = hear(request, tokens_SK[slot], logprobs_SK[slot], self._decode_text)
+            self.tokens_computed += len(request.sampled) - before
             request.n_read = len(request.token_ids) - 1
             if finish:
                 self._end(request, finish)
-
-    def _told(
-        self, request: Request, tokens: Sequence[int], logprobs: Sequence[float]
-    ) -> Finish | None:
-        """Strings are for the host to find; of what the device knows only the last token can end."""
-        stops = request.sampling.stop
-        last = [*request.sampled[-stop_window(stops) :], *tokens] if stops else []
-        has_stop = stops and said_stop(stops, last, self._decode_text, n_new=len(tokens))
-        # With a string among them, after every token; without, once.
-        stride = 1 if has_stop else max(len(tokens), 1)
-        for start in range(0, len(tokens), stride):
-            request.say(tokens[start : start + stride], logprobs[start : start + stride])
-            self.tokens_computed += min(stride, len(tokens) - start)
-            if finish := finish_of(request.sampling, request.sampled, self._decode_text):
-                return finish
-        return None
 
     def _end(self, request: Request, finish: Finish) -> None:
         self._leave(request)

@@ -17,7 +17,10 @@ Mix = Callable[[int, FusedLayer, Tensor], Tensor]
 def run_layers(
     decoder: Decoder, layers: Sequence[FusedLayer], token_ids_N: Tensor, mix: Mix
 ) -> Tensor:
-    """The last layer's output [N, E], normed and ready for `logits`."""
+    """The last layer's output [N, E], normed and ready for `logits`.
+
+    A layer is computed here as in `FusedLayer.__call__`, which the learner runs: mend both.
+    """
     of_layers, eps = kernels(token_ids_N.device), decoder.eps
     x_NE, delta_NE = None, decoder.embedding_weight[token_ids_N]
     for index, layer in enumerate(layers):

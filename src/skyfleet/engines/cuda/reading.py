@@ -46,7 +46,7 @@ class Span:
 class Inputs(NamedTuple):
     """What a pass reads."""
 
-    rows_3T: Tensor
+    tokens_3T: Tensor
     """Of each token its id, its position, and its cell among all pages' tokens."""
     blocks_B4: Tensor
     """`read_pages`'s."""
@@ -58,10 +58,10 @@ class Reading:
     def __init__(
         self,
         decoder: Decoder,
+        *,
         keys: Tensor,
         values: Tensor,
         recorder: Recorder,
-        *,
         n_slots: int,
         n_pages: int,
         most_tokens: int,
@@ -83,13 +83,16 @@ class Reading:
         self._sizes = [size for size in small if size <= enough]
         most = max(self._sizes, default=0)
         self._static = Inputs(
-            rows_3T=torch.zeros(3, most, dtype=torch.int64, device=keys.device),
+            tokens_3T=torch.zeros(3, most, dtype=torch.int64, device=keys.device),
             blocks_B4=self._zeros(self._n_blocks(most), 4),
             pages_P=self._zeros(n_pages),
         )
 
     def hidden(self, spans: Sequence[Span]) -> Tensor:
-        """The new tokens' hidden states, one span after another [T, E]; the next call overwrites them."""
+        """The new tokens' hidden states, one span after another [T, E].
+
+        The next call or decoding step overwrites them: all graphs share their memory.
+        """
         given = self._laid_out(spans)
         n = given[0].shape[1]
         size = next((size for size in self._sizes if size >= n), 0)
@@ -100,14 +103,15 @@ class Reading:
         # Behind them zeros: nobody's tokens, and blocks without a row.
         for target, values in zip(static, given, strict=True):
             padded = np.zeros(tuple(target.shape), dtype=values.dtype)
-            padded[tuple(slice(n) for n in values.shape)] = values
+            padded[tuple(map(slice, values.shape))] = values
             target.copy_(moved(padded, self._device))
         return run(static)[:n]
 
     def _graph(self, size: int) -> Callable[[Inputs], Tensor]:
-        if not self._graphs:
-            # All at once and the largest first, so that the smaller find room in what it left.
-            for each in reversed(self._sizes):
+        # All at once and the largest first, so that the smaller find room in what it left.
+        for each in reversed(self._sizes):
+            # Those recorded before an error stay: they hold the memory that the others share.
+            if each not in self._graphs:
                 self._record(each)
         graph, hidden_TE = self._graphs[size]
 
@@ -120,7 +124,7 @@ class Reading:
     def _record(self, size: int) -> None:
         """With no blocks and every token in page 0, which is nobody's, trying it changes nothing."""
         static = self._inputs_of(size, self._static.pages_P.numel())
-        static.rows_3T.zero_()
+        static.tokens_3T.zero_()
         static.blocks_B4.zero_()
         self._graphs[size] = self._recorder.record(partial(self._forward, static))
 
@@ -149,7 +153,7 @@ class Reading:
         return np.stack([ids, positions, own * PAGE + positions % PAGE]), blocks, pages
 
     def _forward(self, inputs: Inputs) -> Tensor:
-        token_ids_T, positions_T, cells_T = inputs.rows_3T.unbind()
+        token_ids_T, positions_T, cells_T = inputs.tokens_3T.unbind()
         decoder, turn = self._decoder, kernels(self._device).turn
 
         def mix(index: int, layer: FusedLayer, qkv_TX: Tensor) -> Tensor:
@@ -169,7 +173,7 @@ class Reading:
     def _inputs_of(self, size: int, n_pages: int) -> Inputs:
         """A graph knows where they begin, and takes of the pages what its blocks name."""
         return Inputs(
-            rows_3T=self._static.rows_3T[:, :size],
+            tokens_3T=self._static.tokens_3T[:, :size],
             blocks_B4=self._static.blocks_B4[: self._n_blocks(size)],
             pages_P=self._static.pages_P[:n_pages],
         )

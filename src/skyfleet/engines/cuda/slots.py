@@ -41,10 +41,10 @@ class Slots:
     def __init__(
         self,
         decoder: Decoder,
+        *,
         keys: Tensor,
         values: Tensor,
         recorder: Recorder,
-        *,
         n_slots: int,
         capacity: int,
         page: int,

@@ -17,7 +17,7 @@ from skyfleet.models.fused.triton_products import meet_keys
 
 @triton.jit
 def page_cells(table_ptr, row, table_width, token, seen, kv_head, KV_HEADS: tl.constexpr,
-                WIDTH: tl.constexpr, PAGE: tl.constexpr):  # fmt: skip
+               WIDTH: tl.constexpr, PAGE: tl.constexpr):  # fmt: skip
     """Where the keys and values of these tokens of a sequence stand."""
     page = tl.load(table_ptr + row * table_width + token // PAGE, mask=seen, other=0)
     return ((page.to(tl.int64) * PAGE + token % PAGE) * KV_HEADS + kv_head) * WIDTH

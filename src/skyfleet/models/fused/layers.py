@@ -72,7 +72,8 @@ class FusedLayer:
     ) -> tuple[Tensor, Tensor]:
         """The float32 residual and what is still to be added to it, as the layer before left them.
 
-        `sparing` computes the middle of long passes up to once more for its gradient.
+        `sparing` computes the middle of long passes up to once more for its gradient. A layer is
+        computed here as in `engines/cuda/forward.py`, where the engine runs it: mend both.
         """
         eps = self.heads.eps
         x_TE, y_TE = add_norm(x_TE, delta_TE, self.input_norm, eps)

@@ -1,4 +1,4 @@
-"""The shape of a layer's heads, as its kernels need it."""
+"""The shape of a layer's heads, as its kernels need it, and how many keys they meet at once."""
 
 from __future__ import annotations
 
