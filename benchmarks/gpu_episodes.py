@@ -40,6 +40,7 @@ from skyfleet.trainer.garbage import settled
 
 WORLDS = ("booking", "github", "reddit", "zillow", "hubspot", "dropbox", "fira", "google-maps")
 N_SAMPLES, N_TURNS, N_NEW, CAPACITY = 8, 8, 48, 4096
+MAX_NUM_BATCHED_TOKENS = 16_384
 
 
 class Directed:
@@ -159,8 +160,12 @@ async def measured(side: str, n_tasks: int, device: str, cache_gib: float) -> di
             settings = VllmSettings(
                 max_model_len=CAPACITY,
                 max_num_seqs=n_episodes,
+                max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
                 gpu_memory_utilization=0.1,
-                engine_init_kwargs={"kv_cache_memory_bytes": int(cache_gib * 2**30)},
+                engine_init_kwargs={
+                    "kv_cache_memory_bytes": int(cache_gib * 2**30),
+                    "compilation_config": {"max_cudagraph_capture_size": n_episodes},
+                },
             )
             vllm = await open_vllm_engine(folder, settings, decode_text=renderer.text)
         cached = CachedTokens(vllm._llm)
@@ -171,7 +176,7 @@ async def measured(side: str, n_tasks: int, device: str, cache_gib: float) -> di
             decode_text=renderer.text,
             max_num_seqs=n_episodes,
             capacity=CAPACITY,
-            max_num_batched_tokens=16_384,
+            max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
             memory_bytes=int(cache_gib * 2**30) if device == "cuda" else 1 << 30,
         )
     engine = Counted(inner)
@@ -180,7 +185,8 @@ async def measured(side: str, n_tasks: int, device: str, cache_gib: float) -> di
     inner.policy_version = 1
     before = engine.n_prompt, engine.n_said
     read_before = cached.total if side == "vllm" else inner.tokens_computed
-    seconds = await play(engine, renderer, tasks, 1)
+    with settled():  # as in `skyfleet train`, once everything is set up
+        seconds = await play(engine, renderer, tasks, 1)
     n_prompt, n_said = engine.n_prompt - before[0], engine.n_said - before[1]
     if side == "vllm":
         from_cache = cached.total - read_before
@@ -204,8 +210,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--cache-gib", type=float, default=30, help="keys and values of either")
     options = parser.parse_args()
-    with settled():  # as `skyfleet train` does it
-        row = asyncio.run(measured(options.side, options.tasks, options.device, options.cache_gib))
+    row = asyncio.run(measured(options.side, options.tasks, options.device, options.cache_gib))
     print(json.dumps(row), flush=True)
 
 

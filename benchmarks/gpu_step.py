@@ -135,8 +135,9 @@ def engine_and_learner(loaded: Loaded) -> tuple[CudaEngine, SingleLearner]:
     return engine, learner
 
 
-async def skyfleet_steps(loaded: Loaded, steps: int) -> dict[str, Any]:
-    engine, learner = engine_and_learner(loaded)
+async def skyfleet_steps(
+    loaded: Loaded, engine: CudaEngine, learner: SingleLearner, steps: int
+) -> dict[str, Any]:
     renderer: Any = PlainRenderer(loaded.tokenizer)
     tasks = [
         Task(key=f"w1-{index}", prompt=prompt, env_key="w1")
@@ -244,7 +245,8 @@ def trl_steps(folder: Path, steps: int, *, use_vllm: bool) -> dict[str, Any]:
             ),
         )
         trainer.remove_callback(ProgressCallback)
-        trainer.train()
+        with settled():
+            trainer.train()
     told = trainer.state.log_history[-2]
     assert told["completions/mean_length"] == N_NEW, told
     return {
@@ -263,8 +265,9 @@ def main() -> None:
     device = torch.device("cuda" if options.side == "skyfleet" else "cpu")
     loaded = load_model("smollm2", dtype=torch.bfloat16, device=device, config_kwargs={})
     if options.side == "skyfleet":
-        with settled():  # as `skyfleet train` does it
-            row = asyncio.run(skyfleet_steps(loaded, options.steps))
+        engine, learner = engine_and_learner(loaded)
+        with settled():  # as in `skyfleet train`, once everything is set up
+            row = asyncio.run(skyfleet_steps(loaded, engine, learner, options.steps))
     else:
         with tempfile.TemporaryDirectory() as folder:
             save_model(loaded, Path(folder))
