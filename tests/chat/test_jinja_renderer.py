@@ -23,8 +23,8 @@ PLAIN = small_tokenizer(chatml_template())
 # Not ChatML: turns end in the end-of-text token, and a space stands before it.
 SPACED = (
     "{{- tools | map(attribute='function.name') | join if tools }}{%- for m in messages %}"
-    "{{- '[' + m.role + '] ' + m.content + ' ' }}"
-    "{%- for call in m.tool_calls or [] %}{{- call.function.name }}{% endfor %}"
+    "{{- '[' + m.role + '] ' + m.content + ' ' }}{%- for call in m.tool_calls or [] %}"
+    "{{- '<tool_call>' + call.function | tojson + '</tool_call>' }}{% endfor %}"
     "{{- '<|endoftext|>' }}{% endfor %}{% if add_generation_prompt %}{{- '[assistant]' }}{% endif %}"
 )
 HIDES_TOOLS = SPACED.replace("if tools", "if false")

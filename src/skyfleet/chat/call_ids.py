@@ -1,8 +1,12 @@
-"""Call ids: `functions.look_up:0`, how Kimi K2 and gpt-oss say which call a result answers."""
+"""Call ids: which call a result answers, as a format says it.
+
+Kimi K2 and gpt-oss say `functions.look_up:0`; Mistral's templates take nine letters and digits.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from hashlib import sha256
 
 from skyfleet.chat.message import Message, ToolCall
 
@@ -17,6 +21,12 @@ def call_id(name: str, place: int) -> str:
 def called_name(call_id: str) -> str:
     """`called_name("functions.look_up:0")` is look_up; empty where the id names no function."""
     return call_id.removeprefix(_PREFIX).rpartition(":")[0]
+
+
+def nine_characters(call_id: str) -> str:
+    """`nine_characters("a1b2c3d4e")` is itself; of another id, always the same nine of its hash."""
+    is_nine = len(call_id) == 9 and call_id.isascii() and call_id.isalnum()
+    return call_id if is_nine else sha256(call_id.encode(errors="replace")).hexdigest()[:9]
 
 
 def with_answered_ids(messages: Sequence[Message]) -> Iterator[tuple[Message, str]]:

@@ -2,7 +2,8 @@
 
 A template sees the whole conversation and may rewrite its past: drop old thoughts, move the tools
 to the last question. The renderer tries it on probes, and where the past does not stand still
-`append_only` is False, `reason` says why, and each turn opens a new transcript.
+`append_only` is False, `reason` says why, and each turn opens a new transcript. Where it writes
+calls in a way that would not be read, tools are refused.
 
 What a message spells stays text, as with renderers by hand; only `<think>` may become a mark.
 """
@@ -14,10 +15,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from skyfleet.chat.append_only import why_not_append_only
+from skyfleet.chat.calls_read_back import handed_as_taken, why_unread
 from skyfleet.chat.guard import Guard
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
 from skyfleet.chat.pieces import THINK
-from skyfleet.chat.probes import ANSWER, CALL_BY_CALL, QUESTION, WORK
+from skyfleet.chat.probes import ANSWER, CALL, CALL_BY_CALL, QUESTION, WORK
 from skyfleet.chat.template import RefusedConversationError, Template
 from skyfleet.chat.text_only import thought_aloud
 from skyfleet.chat.tokenizer import decode
@@ -37,16 +39,18 @@ class JinjaRenderer:
         self,
         template: Template,
         *,
-        parse: ToolCallParser = parse_hermes,
+        parse: ToolCallParser | None = None,
         close_turns: bool = True,
     ) -> None:
-        self._template, self._tokenizer = template, template.tokenizer
-        self._parse, self._close_turns = parse, close_turns
+        """Without `parse` calls are read as Hermes's, if the template writes such."""
+        self._parse, self._close_turns = parse or parse_hermes, close_turns
+        self._template = template = handed_as_taken(template, self._parse)
+        self._tokenizer = template.tokenizer
         self._guard = Guard(template.tokenizer)
         # Some keep the thoughts of turns that call and drop those of answers.
         self._writes_reasoning = any(
             "Birds." in template.render([QUESTION, replace(said, reasoning="Birds.")], prompt=False)
-            for said in (ANSWER, CALL_BY_CALL[1])
+            for said in (ANSWER, CALL)
         )
         self._opens_thought = self._render([QUESTION]).rstrip().endswith(THINK)
         own, others = self._first_mark([]), self._next_speakers()
@@ -60,12 +64,14 @@ class JinjaRenderer:
         self._end = self.stop_token_ids[0]
         self._end_text = decode(self._tokenizer, [self._end]) if own is not None else ""
         self.append_only = True  # until tried: the proof joins as everyone will
+        self._unread: str | None = None
         self.reason = (
             "the chat template ends an assistant turn without a special token"
             if own is None
             else why_not_append_only(self, CALL_BY_CALL if self._refuses(WORK) else WORK)
         )
         self.append_only = self.reason is None
+        self._unread = why_unread(template, self._parse, is_guess=parse is None)
         if not self.append_only:
             logger.warning("every turn will open a new transcript: %s", self.reason)
 
@@ -83,6 +89,8 @@ class JinjaRenderer:
                 f"the chat template does not show the tools {hidden}; "
                 "give generator.chat_template one that does"
             )
+        if tools and self._unread:
+            raise ModelError(self._unread)
         return self._guard.encode(text)
 
     def join(self, last_token: int, messages: Sequence[Message]) -> list[int] | None:

@@ -25,13 +25,13 @@ TOOLS = (
 _FIRST = ToolCall(id="call_0", name="look_up", arguments={"word": "heron"})
 _SECOND = ToolCall(id="call_1", name="look_up", arguments={"word": "héron"})
 _ASK_BOTH = Message(role="assistant", content="Let me see.", tool_calls=(_FIRST, _SECOND))
-_ASK_AGAIN = Message(role="assistant", tool_calls=(_FIRST,))
-_RESULT = Message(role="tool", content="a wading bird", tool_call_id="call_0")
+CALL = Message(role="assistant", tool_calls=(_FIRST,))
+RESULT = Message(role="tool", content="a wading bird", tool_call_id="call_0")
 _OTHER_RESULT = Message(role="tool", content="un échassier", tool_call_id="call_1")
 
 TALK = (QUESTION, ANSWER, QUESTION)
-WORK = (QUESTION, _ASK_BOTH, _RESULT, _OTHER_RESULT, ANSWER, QUESTION, _ASK_AGAIN, _RESULT)
-CALL_BY_CALL = (QUESTION, _ASK_AGAIN, _RESULT, ANSWER, QUESTION, _ASK_AGAIN, _RESULT)
+WORK = (QUESTION, _ASK_BOTH, RESULT, _OTHER_RESULT, ANSWER, QUESTION, CALL, RESULT)
+CALL_BY_CALL = (QUESTION, CALL, RESULT, ANSWER, QUESTION, CALL, RESULT)
 """For templates that take one call a turn, and no word beside it."""
 
 Probe = tuple[Sequence[Message], Sequence[ToolSpec]]

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from skyfleet.chat.by_hand import HandWrittenRenderer
+from skyfleet.chat.calls_read_back import reads_hermes
 from skyfleet.chat.chatml import END, START, ChatMLRenderer
 from skyfleet.chat.families import CHATML, FAMILIES, Family, fit_chatml, fitted
 from skyfleet.chat.generation_marks import why_marks_differ
@@ -42,12 +43,17 @@ def make_renderer(
     """
     kwargs = dict(chat_template_kwargs or {})
     template = Template(tokenizer=tokenizer, source=chat_template, kwargs=kwargs)
-    parser = tool_call_parser or detect_parser(template.text) or "hermes"
-    parse = parser_named(parser)
+    parser = tool_call_parser or detect_parser(template.text)
+    parse = parser_named(parser or "hermes")
     # What a tokenizer wishes is of its own template.
     style = tools_style or (None if chat_template else _wished_style(tokenizer))
     if style is not None and style not in TOOLS_STYLES:
         raise ConfigError(f"tools_style={style!r}; choose from {sorted(TOOLS_STYLES)}")
+    if tool_call_parser and (style is not None or not template.text) and not reads_hermes(parse):
+        raise ConfigError(
+            f"generator.tool_call_parser={tool_call_parser!r} with tools shown as "
+            f"{style or 'qwen'!r}: the model is told to call as Hermes does; leave it out"
+        )
     if not template.text:
         return _without_template(template, style or "qwen", parse, close_turns=close_turns)
     if style is not None:
@@ -68,8 +74,8 @@ def make_renderer(
             "generator.tool_call_parser"
         )
     if renderer is None:
-        logger.info("rendering with the chat template itself, calls read as %s", parser)
-        renderer = JinjaRenderer(template, parse=parse, close_turns=close_turns)
+        logger.info("rendering with the chat template itself, calls read as %s", parser or "hermes")
+        renderer = JinjaRenderer(template, parse=parse if parser else None, close_turns=close_turns)
     difference = why_marks_differ(template, renderer)
     if difference:
         logger.warning("%s", difference)

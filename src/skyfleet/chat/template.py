@@ -8,9 +8,11 @@ from typing import Any, Protocol
 
 from jinja2 import TemplateError, TemplateSyntaxError
 
-from skyfleet.chat.message import Message, ToolSpec
+from skyfleet.chat.call_ids import nine_characters
+from skyfleet.chat.message import Message, ToolCall, ToolSpec
 from skyfleet.chat.text_only import text_only
 from skyfleet.chat.tokenizer import Tokenizer, encode
+from skyfleet.chat.tool_calls.strict_json import encode as as_json
 from skyfleet.chat.tools_section import function_schema
 from skyfleet.errors import ConfigError, ModelError
 
@@ -45,6 +47,10 @@ class Template:
     """Jinja; None takes the tokenizer's own."""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Handed to the template, such as enable_thinking."""
+    nine_character_ids: bool = False
+    """Calls and their results are handed over under ids of nine letters and digits."""
+    arguments_as_text: bool = False
+    """A call's arguments are handed over as JSON text."""
 
     def __post_init__(self) -> None:
         taken = sorted(_OURS & self.kwargs.keys())
@@ -98,7 +104,7 @@ class Template:
         spell: Callable[[str], str] = str,
         **options: Any,
     ) -> Any:
-        said = _spelled([_as_dict(message) for message in messages], spell)
+        said = _spelled(list(map(self._as_dict, messages)), spell)
         shown = _spelled([function_schema(tool) for tool in tools], spell)
         roles = ", ".join(message.role for message in messages)
         try:
@@ -120,6 +126,32 @@ class Template:
                 f"{error}; give a chat_template that takes it"
             ) from error
 
+    def _as_dict(self, message: Message) -> dict[str, Any]:
+        content = "\n".join(filter(None, (text_only(message), *message.malformed_calls)))
+        fields: dict[str, Any] = {"role": message.role, "content": content}
+        if message.reasoning is not None:
+            # gpt-oss spells it `thinking`.
+            fields["reasoning_content"] = fields["thinking"] = message.reasoning
+        if message.tool_call_id is not None:
+            fields["tool_call_id"] = self._id(message.tool_call_id)
+        if message.tool_calls:
+            fields["tool_calls"] = [
+                {
+                    "id": self._id(call.id),
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": self._arguments(call)},
+                }
+                for call in message.tool_calls
+            ]
+        return fields
+
+    def _id(self, call_id: str) -> str:
+        return nine_characters(call_id) if self.nine_character_ids else call_id
+
+    def _arguments(self, call: ToolCall) -> dict[str, Any] | str:
+        arguments = dict(call.arguments)
+        return as_json(arguments) if self.arguments_as_text else arguments
+
 
 def _spelled(value: Any, spell: Callable[[str], str]) -> Any:
     if isinstance(value, str):
@@ -127,23 +159,3 @@ def _spelled(value: Any, spell: Callable[[str], str]) -> Any:
     if isinstance(value, Mapping):
         return {spell(key): _spelled(inner, spell) for key, inner in value.items()}
     return [_spelled(inner, spell) for inner in value] if isinstance(value, list) else value
-
-
-def _as_dict(message: Message) -> dict[str, Any]:
-    content = "\n".join(filter(None, (text_only(message), *message.malformed_calls)))
-    fields: dict[str, Any] = {"role": message.role, "content": content}
-    if message.reasoning is not None:
-        # gpt-oss spells it `thinking`.
-        fields["reasoning_content"] = fields["thinking"] = message.reasoning
-    if message.tool_call_id is not None:
-        fields["tool_call_id"] = message.tool_call_id
-    if message.tool_calls:
-        fields["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": dict(call.arguments)},
-            }
-            for call in message.tool_calls
-        ]
-    return fields

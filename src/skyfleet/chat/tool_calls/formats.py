@@ -54,6 +54,7 @@ _MENTIONS = (
     ("hermes", ("<tool_call>", "arguments")),
     ("mistral", ("[TOOL_CALLS]",)),
     ("pythonic", ("<|tool_call_start|>",)),
+    ("pythonic", ("<|tool_list_start|>",)),
     ("pythonic", ("func_name1(",)),
     ("llama3_json", ('{"name": function name, "parameters": ',)),
 )
