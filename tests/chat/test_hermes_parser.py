@@ -167,9 +167,18 @@ def test_a_call_that_may_have_been_cut_is_not_completed() -> None:
     assert parsed.malformed_calls == (cut,)
 
 
+@pytest.mark.parametrize("between", ["", "\n", "<think>Next.</think>"])
+def test_a_whole_call_ends_where_the_next_begins(between: str) -> None:
+    parsed = parse_hermes(
+        f'<tool_call>{{"name": "x"}}{between}<tool_call>{{"name": "y"}}</tool_call>'
+    )
+    assert [call.name for call in parsed.tool_calls] == ["x", "y"]
+    assert (parsed.malformed_calls, parsed.repaired_calls) == ((), 0)
+
+
 def test_an_unclosed_block_ends_where_the_next_begins() -> None:
-    parsed = parse_hermes('<tool_call>{"name": "x"}<tool_call>{"name": "y"}</tool_call>')
-    assert parsed.malformed_calls == ('<tool_call>{"name": "x"}',)
+    parsed = parse_hermes('<tool_call>{"name": "x", <tool_call>{"name": "y"}</tool_call>')
+    assert parsed.malformed_calls == ('<tool_call>{"name": "x", ',)
     assert [call.name for call in parsed.tool_calls] == ["y"]
 
 

@@ -125,6 +125,13 @@ async def test_openai_calls_that_do_not_parse_are_kept(server: Server) -> None:
         ("<think>[done]", "", "[done]"),
         (" as it is ", " as it is ", None),
         ("Write <think> around it.", "Write <think> around it.", None),
+        (
+            "Sure. <think>I am not <done> yet</think> Let me.",
+            "Sure.\nLet me.",
+            "I am not <done> yet",
+        ),
+        ("<think>Hm</think> Write <think> around it.", "Write <think> around it.", "Hm"),
+        ("<think>a</think><think>[done]", "", "a\n[done]"),
     ],
 )
 async def test_thoughts_that_a_server_left_in_what_is_said_are_not_said(

@@ -80,13 +80,16 @@ def read_turn(text: str, marks: re.Pattern[str], read_block: ReadBlock) -> Parse
 
 
 def thoughts_aside(text: str) -> tuple[str, str | None]:
-    """What is said aloud and what is thought first; text that begins otherwise stays as it is."""
-    mark = _THOUGHT.search(text)
-    opens = mark is not None and mark[0] in END_OF_THOUGHT
-    if mark is None or (opens and text[: mark.start()].strip()):
+    """What is said aloud and what is thought; behind words, `<think>` that nothing closes is a word."""
+    ends = (mark.end() for mark in _THOUGHT.finditer(text) if mark[0] not in END_OF_THOUGHT)
+    unclosed = _THOUGHT.search(text, max(ends, default=0))
+    before = text[: unclosed.start()].rstrip() if unclosed else text
+    parsed = _read_thoughts(before)
+    if unclosed and not parsed.content:
+        before, parsed = text, _read_thoughts(text)
+    if parsed.reasoning is None:
         return text, None
-    parsed = read_turn(text, _THOUGHT, lambda _, mark: Block(end=mark.end()))
-    return parsed.content, parsed.reasoning
+    return parsed.content + text[len(before) :].rstrip(), parsed.reasoning
 
 
 def skip_space(text: str, position: int) -> int:
@@ -100,6 +103,10 @@ def up_to(text: str, position: int, closing: str) -> tuple[str, int]:
     if end < 0:
         raise ValueError(f"{closing} is missing")
     return text[position:end], end + len(closing)
+
+
+def _read_thoughts(text: str) -> Parsed:
+    return read_turn(text, _THOUGHT, lambda _, mark: Block(end=mark.end()))
 
 
 def _with_ids(calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:

@@ -1,6 +1,7 @@
 """JSON blocks: a call's JSON between two marks, the second of them optional.
 
-JSON's own grammar says where a call ends: a mark inside an argument is part of that argument.
+JSON's own grammar says where a call ends: a mark inside an argument is part of that argument, and
+one that opens something else needs no closing mark before it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def read_json_block(
     start = skip_space(text, start)
     try:
         value, end = decode_at(text, start)
-        end = _end_of_block(text, end, closing)
+        end = _end_of_block(text, end, closing, boundary)
         return Block(end=end, calls=(make_call(value),))
     except UNREADABLE:
         stop = boundary.search(text, start)
@@ -48,10 +49,12 @@ def read_json_block(
         return Block(end=end, malformed=True)
 
 
-def _end_of_block(text: str, position: int, closing: str) -> int:
+def _end_of_block(text: str, position: int, closing: str, boundary: re.Pattern[str]) -> int:
     position = skip_space(text, position)
     if text.startswith(closing, position):
         return position + len(closing)
-    if position == len(text) or text.startswith(SPECIAL, position):
+    mark = boundary.match(text, position)
+    opens = mark is not None and not mark[0].startswith("</")
+    if position == len(text) or text.startswith(SPECIAL, position) or opens:
         return position
     raise ValueError("something follows the call")
