@@ -61,10 +61,26 @@ def test_the_template_decides_the_default_system_and_the_empty_thought() -> None
     )
 
 
-def test_a_setting_the_template_ignores_changes_nothing() -> None:
+def test_a_setting_the_template_ignores_changes_nothing_and_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     tokenizer = small_tokenizer(chatml_template())
     told = make_renderer(tokenizer, chat_template_kwargs={"enable_thinking": False})
     assert told.open([QUESTION], TOOLS) == make_renderer(tokenizer).open([QUESTION], TOOLS)
+    assert [record.getMessage() for record in caplog.records] == [
+        "generator.chat_template_kwargs.enable_thinking=False does nothing: the chat template does "
+        "not mention it; correct its name or leave it out"
+    ]
+
+
+@pytest.mark.parametrize("template", [None, chatml_template() + NO_THOUGHT])
+def test_a_misspelled_setting_is_told_and_a_known_one_is_not(
+    template: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {"enable_thinking": False, "enable_thinkin": False}
+    make_renderer(small_tokenizer(template), chat_template_kwargs=settings)
+    (record,) = caplog.records
+    assert ".enable_thinkin=False does nothing" in record.getMessage()
 
 
 def test_a_setting_that_rendering_needs_is_refused() -> None:

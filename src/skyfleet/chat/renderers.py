@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -43,6 +44,7 @@ def make_renderer(
     """
     kwargs = dict(chat_template_kwargs or {})
     template = Template(tokenizer=tokenizer, source=chat_template, kwargs=kwargs)
+    _tell_idle_settings(template)
     parser = tool_call_parser or detect_parser(template.text)
     parse = parser_named(parser or "hermes")
     # What a tokenizer wishes is of its own template.
@@ -80,6 +82,19 @@ def make_renderer(
     if difference:
         logger.warning("%s", difference)
     return renderer
+
+
+def _tell_idle_settings(template: Template) -> None:
+    # ChatML without a template knows the one; a template knows none but of its words.
+    known = re.findall(r"\w+", template.text) if template.text else ["enable_thinking"]
+    for key, value in template.kwargs.items():
+        if key not in known:
+            logger.warning(
+                "generator.chat_template_kwargs.%s=%r does nothing: the chat template does not "
+                "mention it; correct its name or leave it out",
+                key,
+                value,
+            )
 
 
 def _by_hand(
