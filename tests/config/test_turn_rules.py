@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import pytest
 
+from skyfleet.chat.custom_templates import NAMED
+from skyfleet.chat.tool_calls.formats import FORMATS, VLLM_NAMES
 from skyfleet.config.loading import load_config
 from skyfleet.config.rules import unsupported
-from skyfleet.config.turn_rules import lone_native_flag
+from skyfleet.config.turn_rules import CHAT_TEMPLATES, TOOL_CALL_PARSERS, lone_native_flag
 from skyfleet.errors import ConfigError
 
 ONE_MESSAGE = "generator.use_conversation_multi_turn=false"
@@ -32,9 +34,27 @@ def test_a_batch_is_one_turn() -> None:
 
 def test_a_native_engine_writes_the_turns_itself() -> None:
     assert "set one of them the other way" in broken(ONE_MESSAGE, *NATIVE)
-    assert "only the engine knows how long its prompt is" in broken(TOLD, *NATIVE)
+    assert "a native prompt is not measured before its turn" in broken(TOLD, *NATIVE)
     # With one flag alone nothing is native.
     load_config("", [ONE_MESSAGE, TOLD, NATIVE[0]])
+
+
+def test_a_name_that_nobody_has_is_refused_before_anything_is_loaded() -> None:
+    assert broken("generator.tool_call_parser=granite").startswith(
+        "generator.tool_call_parser='granite'; choose from ['glm', 'glm45', "
+    )
+    named = "generator.chat_template.name_or_path=qwen3_acc_thinking"
+    assert broken(named) == (
+        "generator.chat_template.name_or_path='qwen3_acc_thinking'; choose from "
+        "['qwen3_with_thinking', 'qwen3_without_thinking'], or set "
+        "generator.chat_template.source=file"
+    )
+    load_config("", [named, "generator.chat_template.source=file"])
+
+
+def test_the_names_are_those_of_the_room_that_reads() -> None:
+    assert sorted(TOOL_CALL_PARSERS) == sorted([*FORMATS, *VLLM_NAMES])
+    assert sorted(CHAT_TEMPLATES) == sorted(NAMED)
 
 
 def test_one_native_flag_alone_is_told_that_it_does_nothing() -> None:

@@ -6,6 +6,13 @@ from collections.abc import Callable, Iterator
 
 from skyfleet.config.root import RunConfig
 
+TOOL_CALL_PARSERS = (
+    *("glm", "harmony", "hermes", "json_object", "kimi_k2", "llama3_json", "mistral", "pythonic"),
+    *("qwen3_coder", "glm45", "glm47", "llama4_json", "llama4_pythonic", "openai", "qwen3_xml"),
+)
+"""Our names and vLLM's. Words are read above: a test compares both lists with what is there."""
+CHAT_TEMPLATES = ("qwen3_with_thinking", "qwen3_without_thinking")
+
 
 def _a_batch_is_one_turn(config: RunConfig) -> Iterator[str]:
     generator = config.generator
@@ -49,7 +56,18 @@ def _native_engines_write_the_turns(config: RunConfig) -> Iterator[str]:
     if generator.inject_context_status:
         yield (
             "generator.inject_context_status=true with generator.use_native_tool_calling=true: "
-            "only the engine knows how long its prompt is; set one of them to false"
+            "a native prompt is not measured before its turn; set one of them to false"
+        )
+
+
+def _names_are_known(config: RunConfig) -> Iterator[str]:
+    parser, template = config.generator.tool_call_parser, config.generator.chat_template
+    if parser is not None and parser not in TOOL_CALL_PARSERS:
+        yield f"generator.tool_call_parser={parser!r}; choose from {sorted(TOOL_CALL_PARSERS)}"
+    if template.source == "name" and template.name_or_path not in (None, *CHAT_TEMPLATES):
+        yield (
+            f"generator.chat_template.name_or_path={template.name_or_path!r}; choose from "
+            f"{sorted(CHAT_TEMPLATES)}, or set generator.chat_template.source=file"
         )
 
 
@@ -65,5 +83,6 @@ def _demonstrations_are_messages(config: RunConfig) -> Iterator[str]:
 TURN_RULES: tuple[Callable[[RunConfig], Iterator[str]], ...] = (
     _a_batch_is_one_turn,
     _native_engines_write_the_turns,
+    _names_are_known,
     _demonstrations_are_messages,
 )
