@@ -162,6 +162,11 @@ async def test_what_is_out_of_view_and_beyond_the_first_page_is_found() -> None:
     assert again.split("\n") == found
 
 
+async def test_what_the_task_said_is_found() -> None:
+    env = await opened(page_characters=20)
+    assert await answer(env, "search_history", pattern="SHOUT") == "opening, user: shout"
+
+
 async def test_ten_hits_are_shown_and_the_rest_are_counted() -> None:
     env = await opened(page_characters=100)
     for _ in range(12):

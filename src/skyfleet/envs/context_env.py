@@ -38,6 +38,8 @@ class ContextEnv:
                 f"the env has {', '.join(sorted(taken))} of its own; "
                 "set enable_context_tools=false under environment"
             )
+        for message in opening.messages:
+            self._note(message)
         return replace(
             opening, tools=(*opening.tools, *(tool.spec for tool in CONTEXT_TOOLS.values()))
         )
@@ -79,7 +81,8 @@ class ContextEnv:
             for call in message.tool_calls
         )
         text = "\n".join(filter(None, (message.text, *calls, *message.malformed_calls)))
-        self._past.said.append((f"turn {self._past.turn}, {message.role}", text))
+        when = f"turn {self._past.turn}" if self._past.turn else "opening"
+        self._past.said.append((f"{when}, {message.role}", text))
 
     def _paged(self, message: Message) -> Message:
         text = message.text

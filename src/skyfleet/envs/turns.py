@@ -23,6 +23,10 @@ SUBMIT = ToolSpec(
 )
 """What an env adds to its tools where a task asks a question."""
 
+# How GLM, Qwen3-Coder and models that call in Python begin to.
+_NO_JSON = re.compile(
+    r"<arg_(?:key|value)>|<function=|<\|(?:tool_call|python)_start\|>|\A\[\s*[\w.]+\("
+)
 _DONE = re.compile(rf"{re.escape(DONE)}|\[done\]", re.IGNORECASE)
 
 
@@ -38,7 +42,9 @@ async def take_turn(action: Message, answer: Callable[[ToolCall], Awaitable[Step
             break
     done = done or says_done(action)
     if not done and action.malformed_calls:
-        text = "Error: the tool call is not valid JSON; give a name and arguments."
+        other = any(map(_NO_JSON.search, action.malformed_calls))
+        why = "cannot be read" if other else "is not valid JSON"
+        text = f"Error: the tool call {why}; give a name and arguments."
         replies.append(Message(role="user", content=text))
     elif not done and not replies:
         text = f"Error: no tool call. Call a tool, or say {DONE} when finished."

@@ -1,0 +1,34 @@
+"""What an env of tools answers to a turn that calls nothing it can do."""
+
+from __future__ import annotations
+
+import pytest
+
+from skyfleet.chat.message import Message, ToolCall
+from skyfleet.chat.tool_calls.formats import parser_named
+from skyfleet.envs.env import Step
+from skyfleet.envs.turns import take_turn
+
+
+async def answer(call: ToolCall) -> Step:
+    raise AssertionError(f"{call.name} is not to be called")
+
+
+@pytest.mark.parametrize(
+    ("parser", "said", "why"),
+    [
+        ("hermes", '<tool_call>{"name": "stop", </tool_call>', "is not valid JSON"),
+        ("mistral", '[TOOL_CALLS][{"name": "stop"}]', "is not valid JSON"),
+        ("glm", "<tool_call>stop\n<arg_key>now</arg_key>\n</tool_call>", "cannot be read"),
+        ("qwen3_coder", "<tool_call>\n<function=stop\n</tool_call>", "cannot be read"),
+        ("pythonic", "[stop(now=later())]", "cannot be read"),
+        ("pythonic", "<|tool_call_start|>stop<|tool_call_end|>", "cannot be read"),
+    ],
+)
+async def test_only_json_is_told_that_it_is_not_valid(parser: str, said: str, why: str) -> None:
+    action: Message = parser_named(parser)(said).message
+    assert action.malformed_calls
+    step = await take_turn(action, answer)
+    assert [message.text for message in step.messages] == [
+        f"Error: the tool call {why}; give a name and arguments."
+    ]
