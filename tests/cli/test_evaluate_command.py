@@ -225,6 +225,7 @@ class Handler(BaseHTTPRequestHandler):
 
     asked: ClassVar[list[dict[str, Any]]]
     patience: ClassVar[int]
+    refuses: ClassVar[str | None]
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -233,7 +234,11 @@ class Handler(BaseHTTPRequestHandler):
         self.asked.append(body)
         answer = {"choices": [{"message": {"role": "assistant", "content": "<done>"}}]}
         text = json.dumps(answer if known else {"error": "who are you?"}).encode()
-        self.send_response(200 if known else 401)
+        status = 200 if known else 401
+        if self.refuses in body:
+            error = {"code": "unsupported_value", "param": self.refuses}
+            text, status = json.dumps({"error": error}).encode(), 400
+        self.send_response(status)
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
         self.wfile.write(text)
@@ -242,12 +247,15 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def endpoint(*, answers: int = sys.maxsize) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Refuses after so many answers."""
+def endpoint(
+    *, answers: int = sys.maxsize, unknown: str | None = None
+) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Refuses after so many answers, and whatever has the key `unknown`."""
 
     class Kept(Handler):
         asked: ClassVar[list[dict[str, Any]]] = []
         patience = answers
+        refuses = unknown
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Kept) as server:
         threading.Thread(target=server.serve_forever).start()
@@ -280,9 +288,19 @@ def test_an_endpoint_that_does_not_answer_is_found_out_before_anything_is_played
     monkeypatch.setattr(posting, "FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with endpoint() as (url, asked):
-        with pytest.raises(ConfigError, match=r"does not answer: .* refused with 401.*--model"):
+        with pytest.raises(ConfigError, match=r"no answer: .* refused with 401.*OPENAI_API_KEY"):
             run(settings, "--endpoint", url, "--model", "m", "--set", "unseen")
         assert len(asked) == 1
+
+
+def test_an_endpoint_that_does_not_take_the_sampling_is_told_from_one_that_is_silent(
+    settings: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    words = (settings, "generator.eval_sampling_params.temperature=0.5", "--set", "unseen")
+    sentence = r"does not take what it is asked: .*temperature.*; change generator.eval_sampling"
+    with endpoint(unknown="temperature") as (url, _), pytest.raises(ConfigError, match=sentence):
+        run(*words, "--endpoint", url, "--model", "m")
 
 
 def test_an_endpoint_that_refuses_leaves_grades_unknown_and_says_why(

@@ -73,7 +73,7 @@ async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
 
 def said(finish: str = "stop", **message: Any) -> Response:
     choice = {"message": {"role": "assistant", **message}, "finish_reason": finish}
-    return JSONResponse({"choices": [choice]})
+    return PlainTextResponse(json.dumps({"choices": [choice]}))
 
 
 def call(name: str, arguments: str) -> dict[str, Any]:
@@ -105,12 +105,90 @@ async def test_openai_is_sent_the_conversation_and_answers_with_a_call(server: S
     assert server.headers[0]["authorization"] == "Bearer k"
 
 
-async def test_openai_calls_that_do_not_parse_are_kept(server: Server) -> None:
-    server.answers = [said(content="so", tool_calls=[call("look", '{"at"'), call("look", "[1]")])]
+@pytest.mark.parametrize(
+    "arguments", ['{"at"', "[1]", "[" * 200_000, '{"at": NaN}', r'{"at": "\ud800"}']
+)
+async def test_openai_calls_that_do_not_parse_are_kept(server: Server, arguments: str) -> None:
+    server.answers = [said(content="so", tool_calls=[call("look", arguments), call("look", "{}")])]
     message = await ask_openai(server)
-    assert message.tool_calls == ()
-    assert len(message.malformed_calls) == 2
+    assert [call.arguments for call in message.tool_calls] == [{}]
+    assert len(message.malformed_calls) == 1
     assert message.text == "so"
+
+
+async def test_openai_calls_with_one_id_are_counted_anew(server: Server) -> None:
+    server.answers = [said(content="", tool_calls=[call("look", "{}"), call("look", "")])]
+    message = await ask_openai(server)
+    assert len({call.id for call in message.tool_calls}) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "text", "thought"),
+    [
+        (
+            [
+                {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}], "closed": True},
+                {"type": "text", "text": "One "},
+                {"type": "reference", "reference_ids": [1]},
+                {"type": "text", "text": "moment."},
+            ],
+            "One moment.",
+            "hm",
+        ),
+        ([{"type": "text", "text": "<think>hm</think>Hi."}], "Hi.", "hm"),
+        ([{"type": "thinking", "thinking": "hm"}], "", "hm"),
+        ([1, {"type": "text"}, {"type": "text", "text": None}], "", None),
+        (7, "", None),
+    ],
+)
+async def test_a_content_in_chunks_is_one_text_and_one_thought(
+    server: Server, content: Any, text: str, thought: str | None
+) -> None:
+    server.answers = [said(content=content, tool_calls=7)]
+    message = await ask_openai(server)
+    assert (message.content, message.reasoning, message.tool_calls) == (text, thought, ())
+
+
+async def test_half_a_letter_can_be_sent_back(server: Server) -> None:
+    server.answers = [said(content="\ud83d", reasoning="\ud83d"), said(content="hi")]
+    async with OpenAIChat(f"{server.url}/v1/", model="m") as model:
+        message = await model.reply(TALK, [], SAMPLING)
+        await model.reply([*TALK, message], [], SAMPLING)
+    assert (message.content, message.reasoning) == ("?", "?")
+
+
+def unsupported(param: str, code: str = "unsupported_parameter") -> Response:
+    message = f"'{param}' is not supported with this model."
+    error = {"message": message, "type": "invalid_request_error", "param": param, "code": code}
+    return JSONResponse({"error": error}, 400)
+
+
+async def test_what_a_model_does_not_take_is_said_otherwise_and_then_never_again(
+    server: Server,
+) -> None:
+    server.answers = [unsupported("max_tokens"), unsupported("top_p"), *[said(content="hi")] * 2]
+    sampling = SamplingParams(max_generate_length=64, temperature=1.0, top_p=1.0)
+    async with OpenAIChat(f"{server.url}/v1/", model="m") as model:
+        for _ in range(2):
+            assert (await model.reply(TALK, [], sampling)).text == "hi"
+    for body in server.bodies[2:]:
+        assert body["max_completion_tokens"] == 64
+        assert not body.keys() & {"max_tokens", "top_p"}
+    assert len(server.bodies) == 4
+
+
+@pytest.mark.parametrize("param", ["temperature", "top_p", "stop", "service_tier"])
+async def test_what_would_change_the_answer_is_not_left_out(server: Server, param: str) -> None:
+    server.answers = [unsupported("max_tokens"), unsupported(param, "unsupported_value")]
+    with pytest.raises(RefusedError, match=f"'{param}' is not supported"):
+        await ask_openai(server)
+
+
+async def test_a_turn_that_was_thoughts_alone_is_cut_short(server: Server) -> None:
+    sentence = "Could not finish the message because max_tokens or model output limit was reached."
+    server.answers = [JSONResponse({"error": {"message": sentence}}, 400)]
+    with pytest.raises(CutShortError):
+        await ask_openai(server)
 
 
 @pytest.mark.parametrize(
@@ -246,6 +324,7 @@ async def test_a_server_that_is_not_there_is_one_engine_error(
         ([PlainTextResponse("slower", 429)] * 4, False),
         ([PlainTextResponse("never", 501)], False),
         ([PlainTextResponse("<html>")], False),
+        ([PlainTextResponse("[" * 200_000)], False),
     ],
 )
 async def test_a_refusal_of_one_request_is_told_from_a_refusal_of_all(

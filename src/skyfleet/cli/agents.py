@@ -17,6 +17,7 @@ from skyfleet.errors import ConfigError, EngineError
 if TYPE_CHECKING:
     from skyfleet.config.root import RunConfig
     from skyfleet.engines.engine import ChatModel
+    from skyfleet.engines.sampling import SamplingParams
     from skyfleet.envs.env import Opening
     from skyfleet.rollouts.conversation import MessageConversation, Policy
     from skyfleet.tasks.task import Task
@@ -110,36 +111,11 @@ async def endpoint_policy(config: RunConfig, url: str, model: str) -> AsyncItera
     """A model behind an endpoint that speaks OpenAI's chat completions; needs no torch."""
     from skyfleet.config.rules import greedy_attempts
     from skyfleet.engines.openai_chat import OpenAIChat
+    from skyfleet.engines.sampling import SamplingParams
     from skyfleet.engines.servers import read_key
 
     if refused := list(greedy_attempts(config)):
         raise ConfigError("\n".join(refused))
-    async with OpenAIChat(url, model=model, api_key=read_key()) as chat:
-        await _check_answers(chat, url)
-        yield _chatting(config, chat)
-
-
-async def _check_answers(chat: ChatModel, url: str) -> None:
-    """Before anything is played: an endpoint that is down would fail every episode alike."""
-    from skyfleet.chat.message import Message
-    from skyfleet.engines.engine import CutShortError
-    from skyfleet.engines.sampling import SamplingParams
-
-    sampling = SamplingParams(max_generate_length=16)
-    try:
-        await chat.reply([Message(role="user", content="Say hello.")], (), sampling)
-    except CutShortError:
-        return
-    except EngineError as error:
-        raise ConfigError(
-            f"--endpoint {url} does not answer: {error}; start it, or correct the url or --model"
-        ) from error
-
-
-def _chatting(config: RunConfig, chat: ChatModel) -> Policy:
-    from skyfleet.engines.sampling import SamplingParams
-    from skyfleet.rollouts.conversation import MessageConversation
-
     asked = config.generator.eval_sampling_params
     sampling = SamplingParams(
         max_generate_length=asked.max_generate_length,
@@ -147,6 +123,35 @@ def _chatting(config: RunConfig, chat: ChatModel) -> Policy:
         top_p=asked.top_p,
         stop=tuple(asked.stop),
     )
+    async with OpenAIChat(url, model=model, api_key=read_key()) as chat:
+        await _check_answers(chat, url, replace(sampling, max_generate_length=16))
+        yield _chatting(config, chat, sampling)
+
+
+async def _check_answers(chat: ChatModel, url: str, sampling: SamplingParams) -> None:
+    """Before anything is played: what fails here would fail every episode alike."""
+    from skyfleet.chat.message import Message
+    from skyfleet.engines.engine import CutShortError
+    from skyfleet.engines.posting import RefusedError
+
+    try:
+        await chat.reply([Message(role="user", content="Say hello.")], (), sampling)
+    except CutShortError:
+        return
+    except RefusedError as error:
+        raise ConfigError(
+            f"--endpoint {url} does not take what it is asked: {error}; change "
+            "generator.eval_sampling_params, or correct the url or --model"
+        ) from error
+    except EngineError as error:
+        raise ConfigError(
+            f"--endpoint {url} gives no answer: {error}; start it, or correct the url, --model or "
+            "the key in OPENAI_API_KEY"
+        ) from error
+
+
+def _chatting(config: RunConfig, chat: ChatModel, sampling: SamplingParams) -> Policy:
+    from skyfleet.rollouts.conversation import MessageConversation
 
     def start(task: Task, opening: Opening, session: str) -> MessageConversation:
         # One seed for all would make every attempt at a task the same.

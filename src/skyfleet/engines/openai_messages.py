@@ -8,7 +8,8 @@ from typing import Any
 
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
 from skyfleet.chat.text_only import text_only
-from skyfleet.chat.tool_calls.blocks import thoughts_aside
+from skyfleet.chat.tool_calls.blocks import thoughts_aside, with_ids
+from skyfleet.chat.tool_calls.strict_json import UNREADABLE, decode, sound_call
 
 
 def written_message(message: Message) -> dict[str, Any]:
@@ -59,37 +60,50 @@ def read_reply(said: Mapping[str, Any], *, splits: bool = True) -> Message:
     # Ours alone tells them; to others they stand in what is said.
     malformed = [str(call) for call in said.get("malformed_calls") or ()]
     told = "\n".join(malformed)
-    for number, call in enumerate(said.get("tool_calls") or ()):
-        match call:
-            case {"function": {"name": str() as name, "arguments": arguments}}:
-                read = _arguments(arguments)
-                if read is not None:
-                    made = str(call.get("id") or f"call_{number}")
-                    calls.append(ToolCall(id=made, name=name, arguments=read))
-                    continue
-        malformed.append(json.dumps(call))
-    content, reasoning = said.get("content") or "", said.get("reasoning_content")
-    if reasoning is None:
-        reasoning = said.get("reasoning")
-    if isinstance(content, str):
-        content = content.removesuffix(told).rstrip() if told else content
-        if splits and reasoning is None:
-            content, reasoning = thoughts_aside(content)
+    given = said.get("tool_calls")
+    for call in given if isinstance(given, list) else ():
+        try:
+            calls.append(_call(call))
+        except UNREADABLE:
+            malformed.append(json.dumps(call))
+    content, reasoning = _text(said.get("content")), _thought(said)
+    content = content.removesuffix(told).rstrip() if told else content
+    if splits and reasoning is None:
+        content, reasoning = thoughts_aside(content)
     return Message(
         role="assistant",
         content=content,
         reasoning=reasoning,
-        tool_calls=tuple(calls),
+        tool_calls=with_ids(calls),
         malformed_calls=tuple(malformed),
     )
 
 
-def _arguments(text: object) -> dict[str, Any] | None:
-    """None: not an object. Some servers send the object itself, some an empty string."""
-    if isinstance(text, dict):
-        return text
-    try:
-        read = json.loads(str(text) or "{}")
-    except ValueError:
-        return None
-    return read if isinstance(read, dict) else None
+def _call(call: Any) -> ToolCall:
+    """ValueError where there is none. Some servers send the object itself, some an empty string."""
+    match call:
+        case {"function": {"name": name, "arguments": arguments}}:
+            read = decode(arguments or "{}") if isinstance(arguments, str) else arguments
+            return sound_call(name, read, id=call.get("id"))
+    raise ValueError("a call has a function with a name and arguments")
+
+
+def _thought(said: Mapping[str, Any]) -> str | None:
+    """None: it did not think, or not apart. Mistral's models think in chunks of the content."""
+    for key in ("reasoning_content", "reasoning"):
+        if isinstance(said.get(key), str):
+            return _text(said[key])
+    chunks = _chunks(said.get("content"), "thinking")
+    return "".join(map(_text, chunks)) if chunks else None
+
+
+def _text(words: object) -> str:
+    """A string, or the text of chunks. Half a letter is replaced: it could not be sent back."""
+    if isinstance(words, list):
+        words = "".join(text for text in _chunks(words, "text") if isinstance(text, str))
+    return words.encode(errors="replace").decode() if isinstance(words, str) else ""
+
+
+def _chunks(content: object, key: str) -> list[object]:
+    found = content if isinstance(content, list) else []
+    return [chunk[key] for chunk in found if isinstance(chunk, dict) and key in chunk]

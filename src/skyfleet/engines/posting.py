@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import httpx
 
+from skyfleet.chat.tool_calls.strict_json import UNREADABLE
 from skyfleet.errors import ContextFullError, EngineError
 
 TRIES = 4
@@ -32,6 +33,14 @@ _SHOWN_CHARACTERS = 300
 
 class RefusedError(EngineError):
     """The endpoint has no answer to this one request, such as a conversation too long for it."""
+
+
+class UnsupportedError(RefusedError):
+    """The model does not take `param`, or not with this value."""
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class TooLongError(RefusedError, ContextFullError):
@@ -132,18 +141,35 @@ class Endpoint:
 
     def _read(self, response: httpx.Response, problem: str) -> dict[str, Any]:
         if response.is_error:
-            alone = response.is_client_error and response.status_code not in _TO_ALL
-            kind: type[EngineError] = RefusedError if alone else EngineError
-            if alone and any(words in response.text for words in _TOO_LONG):
-                kind = TooLongError
-            raise kind(f"{self._url} refused with {problem}")
-        try:
-            answer = response.json()
-        except ValueError:
-            answer = None
+            raise _refusal(response, f"{self._url} refused with {problem}")
+        answer = _json(response)
         if not isinstance(answer, dict):
             raise EngineError(f"{self._url} answered no JSON object but {problem}")
         return answer
+
+
+def _refusal(response: httpx.Response, problem: str) -> EngineError:
+    if not response.is_client_error or response.status_code in _TO_ALL:
+        return EngineError(problem)
+    if any(words in response.text for words in _TOO_LONG):
+        return TooLongError(problem)
+    match _json(response):
+        case {
+            "error": {
+                "code": "unsupported_parameter" | "unsupported_value",
+                "param": str() as param,
+            }
+        }:
+            return UnsupportedError(problem, param)
+    return RefusedError(problem)
+
+
+def _json(response: httpx.Response) -> Any:
+    """None where it is none."""
+    try:
+        return response.json()
+    except UNREADABLE:
+        return None
 
 
 def _asked_pause(response: httpx.Response) -> float:

@@ -73,7 +73,7 @@ def read_turn(text: str, marks: re.Pattern[str], read_block: ReadBlock) -> Parse
     return Parsed(
         content=_joined(speech),
         reasoning=_joined(thoughts) if thoughts else None,
-        tool_calls=_with_ids([call for _, block in blocks for call in block.calls]),
+        tool_calls=with_ids([call for _, block in blocks for call in block.calls]),
         malformed_calls=tuple(said for said, block in blocks if block.malformed),
         repaired_calls=sum(len(block.calls) for _, block in blocks if block.repaired),
     )
@@ -105,11 +105,7 @@ def up_to(text: str, position: int, closing: str) -> tuple[str, int]:
     return text[position:end], end + len(closing)
 
 
-def _read_thoughts(text: str) -> Parsed:
-    return read_turn(text, _THOUGHT, lambda _, mark: Block(end=mark.end()))
-
-
-def _with_ids(calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
+def with_ids(calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
     """A model's own ids are kept, unless it says one twice: then they are counted anew."""
     ids = [call.id or f"call_{i}" for i, call in enumerate(calls)]
     if len(set(ids)) < len(ids):
@@ -119,3 +115,7 @@ def _with_ids(calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
 
 def _joined(pieces: list[str]) -> str:
     return "\n".join(filter(None, map(str.strip, pieces)))
+
+
+def _read_thoughts(text: str) -> Parsed:
+    return read_turn(text, _THOUGHT, lambda _, mark: Block(end=mark.end()))
