@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -79,6 +81,36 @@ async def test_a_served_policy_is_scored_and_its_episodes_keep_its_tokens(
     assert report["played_by"]["model"] == "mine"
     attempts = list(read_trajectories(eval_path(kept / "trajectories", "unseen", 0)))
     assert [sum(a.transcripts[0].loss_mask) for a in attempts] == [12, 12, 12]
+
+
+async def test_the_step_that_played_is_in_reports_and_transcripts_and_is_one_players(
+    settings: list[str], tmp_path: Path
+) -> None:
+    folders = [tmp_path / f"global_step_{step}" / "policy" for step in (3, 4)]
+    for folder in folders:
+        shutil.copytree(tmp_path / "model", folder)
+    words = ["evaluate", *settings, "--set", "unseen", "--output"]
+    await asyncio.to_thread(said, *words, str(tmp_path / "here"), "--checkpoint", str(folders[0]))
+    config, there = config_from(settings), str(tmp_path / "there")
+    async with (
+        _app(config, folders[0], "mine", None) as (third, _),
+        _app(config, folders[1], "mine", None) as (fourth, _),
+    ):
+        up = [third]
+
+        async def restarted(scope: Any, receive: Any, send: Any) -> None:
+            await up[-1](scope, receive, send)
+
+        async with serving(restarted) as url:
+            await asyncio.to_thread(said, *words, there, *through(url))
+            up.append(fourth)
+            with pytest.raises(ConfigError, match="another played .step: 3 before, 4 after"):
+                await asyncio.to_thread(said, *words, there, *through(url))
+    for kept in ("here", "there"):
+        attempts = read_trajectories(eval_path(tmp_path / kept / "trajectories", "unseen", 3))
+        versions = {v for a in attempts for t in a.transcripts for v in t.policy_versions}
+        report = json.loads((tmp_path / kept / "reports/step_000003/unseen.json").read_text())
+        assert (report["step"], versions) == (3, {3})
 
 
 async def test_a_server_without_token_ids_is_for_the_other_door(settings: list[str]) -> None:

@@ -74,7 +74,10 @@ def measured_policy(config: RunConfig, voice: Voice) -> Policy:
 async def voice_of(
     config: RunConfig, checkpoint: Path | None
 ) -> AsyncIterator[tuple[Voice, Path | None]]:
-    """How the policy speaks, and where its weights lie; None for the model as it is."""
+    """How the policy speaks, and where its weights lie; None for the model as it is.
+
+    Its `policy_version` is the step it was trained to, 0 for whatever does not tell.
+    """
     from skyfleet.config.rules import unsupported
 
     if refused := unsupported(config):
@@ -88,6 +91,8 @@ async def voice_of(
         from skyfleet.trainer.assemble_voice import open_player
     folder = None if config.generator.is_remote else policy_folder_of(config, checkpoint)
     async with open_player(config, folder) as voice:
+        if not config.generator.is_remote:  # a server tells its own
+            voice.engine.policy_version = step_of(folder)
         yield voice, folder
 
 

@@ -20,7 +20,6 @@ from skyfleet.cli.agents import (
     measured_policy,
     model_named,
     policy_of,
-    step_of,
     voice_of,
 )
 from skyfleet.cli.arguments import DryRun, Words, config_from, show_plan
@@ -244,11 +243,13 @@ async def _playing(config: RunConfig, asked: _Asked) -> AsyncIterator[tuple[Poli
             yield policy, player, 0
         return
     async with voice_of(config, asked.checkpoint) as (voice, folder):
+        step = voice.engine.policy_version
         player = Player(
             model=model_named(config, voice),
             endpoint=", ".join(generator.remote_inference_engine_urls) or None,
             checkpoint=str(folder) if folder else None,
+            step=step if step and generator.is_remote else None,
             temperature=temperature,
             max_turns=generator.max_turns,
         )
-        yield measured_policy(config, voice), player, step_of(folder)
+        yield measured_policy(config, voice), player, step

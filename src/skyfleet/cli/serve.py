@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skyfleet.cli.agents import CheckpointPath, step_of, voice_of, weights_named
+from skyfleet.cli.agents import CheckpointPath, voice_of, weights_named
 from skyfleet.cli.arguments import DryRun, Words, config_from, show_plan
 from skyfleet.cli.worlds import check_free
 from skyfleet.errors import ConfigError, MissingExtraError
@@ -76,7 +76,6 @@ async def _app(
     async with voice_of(config, checkpoint) as (voice, folder):
         from skyfleet.trainer.assemble_policy import longest_episode
 
-        voice.engine.policy_version = step_of(folder)
         app = serve_app(
             voice.engine,
             voice.renderer,

@@ -13,6 +13,8 @@ class Player:
     endpoint: str | None = None
     checkpoint: str | None = None
     """None: the model as it is, or a run that is still training."""
+    step: int | None = None
+    """The one that a server tells; a checkpoint's is in its name."""
     temperature: float | None = None
     max_turns: int | None = None
 

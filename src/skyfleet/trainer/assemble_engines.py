@@ -130,6 +130,7 @@ async def reach_servers(
             **common,
         )
         chats.append(await opened.enter_async_context(chat))
+        engine.policy_version = chat.policy_version = server.policy_version or 0
     return engines, chats
 
 
