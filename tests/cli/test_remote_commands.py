@@ -104,7 +104,7 @@ async def test_the_step_that_played_is_in_reports_and_transcripts_and_is_one_pla
         async with serving(restarted) as url:
             await asyncio.to_thread(said, *words, there, *through(url))
             up.append(fourth)
-            with pytest.raises(ConfigError, match="another played .step: 3 before, 4 after"):
+            with pytest.raises(ConfigError, match=r"another played \(step: 3 before, 4 after"):
                 await asyncio.to_thread(said, *words, there, *through(url))
     for kept in ("here", "there"):
         attempts = read_trajectories(eval_path(tmp_path / kept / "trajectories", "unseen", 3))

@@ -8,6 +8,7 @@ from typing import Any
 from skyfleet.chat.completion import Completion
 from skyfleet.chat.message import Message
 from skyfleet.chat.renderer import Renderer
+from skyfleet.chat.tool_calls.blocks import thoughts_aside
 from skyfleet.engines.openai_messages import written_message
 from skyfleet.serving.bodies import Body, ChatBody, CompletionBody
 
@@ -47,20 +48,17 @@ def plain_text(renderer: Renderer, token_ids: Sequence[int]) -> str:
     return renderer.text(token_ids[:-1] if ended else token_ids)
 
 
-def chat_message(
-    body: ChatBody, renderer: Renderer, token_ids: Sequence[int], *, is_whole: bool = True
-) -> dict[str, Any]:
+def chat_message(body: ChatBody, renderer: Renderer, token_ids: Sequence[int]) -> dict[str, Any]:
     """What the turn says. A call that nobody offered a tool for, or that is malformed, is text."""
     message = renderer.parse(token_ids, body.specs)
     text = message.text
     if message.tool_calls and not body.specs:
         message = Message(role="assistant", reasoning=message.reasoning)
-        text = plain_text(renderer, token_ids)
-    if is_whole:
-        text = "\n".join(filter(None, (text, *message.malformed_calls)))
+        text = thoughts_aside(plain_text(renderer, token_ids))[0].strip()
     written = written_message(message)
-    written["content"] = without_stop(body, text, is_whole=is_whole)
-    if is_whole and message.malformed_calls:
+    text = "\n".join(filter(None, (text, *message.malformed_calls)))
+    written["content"] = without_stop(body, text)
+    if message.malformed_calls:
         written["malformed_calls"] = list(message.malformed_calls)
     if message.reasoning is not None:
         written["reasoning_content"] = message.reasoning

@@ -37,7 +37,8 @@ async def chat(
 
     if body.stream:
         (ask,) = asks
-        choices = chat_choices(body, served.renderer, served.speaking.slices(ask))
+        slices = served.speaking.slices(ask)
+        choices = chat_choices(body, served.renderer, slices, thinks=served.thinks)
         fields = served.fields("chatcmpl", "chat.completion.chunk")
         return events(fields, body, ask.prompt, choices, on_end=lambda said: answer(ask, said))
     completions = await served.whole(asks)

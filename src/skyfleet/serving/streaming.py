@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from skyfleet.chat.completion import Completion
+from skyfleet.chat.message import Message
 from skyfleet.chat.renderer import Renderer
 from skyfleet.engines.posting import RefusedError
 from skyfleet.errors import EngineError
@@ -24,6 +26,9 @@ from skyfleet.serving.refusal import error_body
 
 Slices = AsyncIterator[tuple[Completion, bool]]
 Choices = AsyncIterator[tuple[Completion, dict[str, Any]]]
+
+_MARK_BEGUN = re.compile(r"\s*[<\[][^<\[]{0,31}\Z")
+"""The end of a text that may be the first half of a mark."""
 
 
 async def events(
@@ -67,26 +72,46 @@ async def text_choices(body: CompletionBody, renderer: Renderer, slices: Slices)
         sent, offset = len(text), len(renderer.text(said))
 
 
-async def chat_choices(body: ChatBody, renderer: Renderer, slices: Slices) -> Choices:
-    """Where tools were offered, words wait for the last slice: they may yet become a call."""
+async def chat_choices(
+    body: ChatBody, renderer: Renderer, slices: Slices, *, thinks: bool = True
+) -> Choices:
+    """What may yet become something else waits for the last slice: all words where tools were offered.
+
+    `thinks`: what is said before any thought may turn out to be one, so it waits for that.
+    """
     said: list[int] = []
     sent = {"content": "", "reasoning_content": ""}
     async for part, is_last in slices:
         delta: dict[str, Any] = {} if said else {"role": "assistant", "content": ""}
         said += part.token_ids
         finish = None
-        if is_last or not body.specs:
-            message = chat_message(body, renderer, said, is_whole=is_last)
-            for key, before in sent.items():
-                now = message.get(key) or ""
-                if len(now) > len(before) and now.startswith(before):
-                    delta[key], sent[key] = now[len(before) :], now
-            if is_last:
-                finish = chat_finish(part, message)
-                if calls := message.get("tool_calls"):
-                    delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
+        message: dict[str, Any] = {}
+        if is_last:
+            message = chat_message(body, renderer, said)
+            finish = chat_finish(part, message)
+            if calls := message.get("tool_calls"):
+                delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
+        elif not body.specs:
+            message = _settled(body, renderer.parse(said), thinks=thinks)
+        for key, before in sent.items():
+            now = message.get(key) or ""
+            more = now.removeprefix(before)
+            # At the end rather twice than never.
+            if more and (is_last or now.startswith(before)):
+                delta[key], sent[key] = more, before + more
         choice = {"index": 0, "delta": delta, "finish_reason": finish}
         yield part, choice | chat_tokens(body, renderer, part)
+
+
+def _settled(body: ChatBody, message: Message, *, thinks: bool) -> dict[str, str]:
+    """What the whole turn will say too, whatever comes; nothing more once a call has begun."""
+    if message.tool_calls or message.malformed_calls or (thinks and message.reasoning is None):
+        return {}
+    text = without_stop(body, message.text, is_whole=False)
+    return {
+        "content": _MARK_BEGUN.sub("", text),
+        "reasoning_content": _MARK_BEGUN.sub("", message.reasoning or ""),
+    }
 
 
 def _event(chunk: Mapping[str, Any]) -> str:
