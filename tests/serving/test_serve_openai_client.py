@@ -16,6 +16,8 @@ from tests.fakes.tiny_speaker import CAPACITY, MODEL, tiny_speaker
 from skyfleet.chat.completion import Completion
 from skyfleet.chat.message import Message
 from skyfleet.engines.sampling import SamplingParams
+from skyfleet.serving.answers import chat_message
+from skyfleet.serving.bodies import ChatBody
 
 HI: Any = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
 LOOK: Any = {
@@ -27,19 +29,24 @@ LOOK: Any = {
 class OneLine:
     """Says its line in the tiny tokenizer's tokens, as many at a time as it may."""
 
-    def __init__(self, line: str) -> None:
+    def __init__(self, line: str, *, times: int = 1) -> None:
         self.policy_version = 0
-        self._left = tiny_speaker().renderer.write(Message(role="assistant", content=line))
+        tokens = tiny_speaker().renderer.write(Message(role="assistant", content=line))
+        self._turns = [list(tokens) for _ in range(times)]
 
     async def generate(
         self, token_ids: Sequence[int], sampling: SamplingParams, *, session: str
     ) -> Completion:
         most = sampling.max_generate_length
-        said, self._left = tuple(self._left[:most]), self._left[most:]
+        turn = self._turns[0]
+        said = tuple(turn[:most])
+        del turn[:most]
+        if not turn:
+            del self._turns[0]
         return Completion(
             token_ids=said,
             logprobs=(-0.5,) * len(said),
-            finish="length" if self._left else "stop",
+            finish="length" if turn else "stop",
             policy_version=0,
         )
 
@@ -173,6 +180,42 @@ async def test_a_tool_is_called(stream: bool) -> None:
     (call,) = calls
     assert call.function.name == "look"
     assert json.loads(call.function.arguments) == {"at": 2}
+
+
+async def test_a_call_of_each_turn_has_an_id_of_its_own() -> None:
+    line = '<tool_call>\n{"name": "look", "arguments": {"at": 2}}\n</tool_call>'
+    talk = list(HI)
+    async with (
+        serving(tiny_speaker().app(OneLine(line, times=3))) as url,
+        AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as client,
+    ):
+        asked: Any = {"model": MODEL, "tools": [LOOK], "max_tokens": 200}
+        tokens: list[int] = []
+        for _ in range(3):
+            answer: Any = await client.chat.completions.create(
+                **asked, messages=talk, extra_body={"return_token_ids": True}
+            )
+            assert answer.prompt_token_ids[: len(tokens)] == tokens
+            tokens = answer.prompt_token_ids + answer.choices[0].token_ids
+            message = answer.choices[0].message
+            (call,) = message.tool_calls
+            talk += [message, {"role": "tool", "content": "7", "tool_call_id": call.id}]
+    assert len({call.id for said in talk[2::2] for call in said.tool_calls}) == 3
+
+
+def test_a_models_own_id_is_kept_until_it_says_it_again() -> None:
+    def call(id: str) -> dict[str, Any]:
+        return {"id": id, "type": "function", "function": {"name": "look", "arguments": "{}"}}
+
+    renderer = tiny_speaker().renderer
+    said = renderer.write(
+        Message(role="assistant", content='<tool_call>{"name": "look", "id": "a7"}</tool_call>')
+    )
+    for before, told in ((["b7"], "a7"), (["a7", "b7"], "functions.look:2")):
+        talk = [*HI, {"role": "assistant", "tool_calls": [call(id) for id in before]}]
+        body = ChatBody.model_validate({"model": MODEL, "messages": talk, "tools": [LOOK]})
+        (written,) = chat_message(body, renderer, said)["tool_calls"]
+        assert written["id"] == told
 
 
 async def test_without_tools_a_call_is_only_text() -> None:

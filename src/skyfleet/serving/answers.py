@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
+from uuid import uuid4
 
+from skyfleet.chat.call_ids import call_id
 from skyfleet.chat.completion import Completion
-from skyfleet.chat.message import Message
+from skyfleet.chat.message import Message, ToolCall
 from skyfleet.chat.renderer import Renderer
 from skyfleet.chat.tool_calls.blocks import thoughts_aside
 from skyfleet.engines.openai_messages import written_message
@@ -55,7 +58,8 @@ def chat_message(body: ChatBody, renderer: Renderer, token_ids: Sequence[int]) -
     if message.tool_calls and not body.specs:
         message = Message(role="assistant", reasoning=message.reasoning)
         text = thoughts_aside(plain_text(renderer, token_ids))[0].strip()
-    written = written_message(message)
+    calls = _told_apart(message.tool_calls, body.call_ids)
+    written = written_message(replace(message, tool_calls=calls))
     text = "\n".join(filter(None, (text, *message.malformed_calls)))
     written["content"] = without_stop(body, text)
     if message.malformed_calls:
@@ -63,6 +67,18 @@ def chat_message(body: ChatBody, renderer: Renderer, token_ids: Sequence[int]) -
     if message.reasoning is not None:
         written["reasoning_content"] = message.reasoning
     return written
+
+
+def _told_apart(calls: Sequence[ToolCall], used: Collection[str]) -> tuple[ToolCall, ...]:
+    """An id is told once, so that agents can keep results by it; a model's own new one is kept."""
+
+    def told(place: int, call: ToolCall) -> str:
+        if call.id == f"call_{place}":  # the model named none
+            return f"call_{uuid4().hex}"
+        # As Kimi K2 counts; gpt-oss reads the name in it.
+        return call_id(call.name, len(used) + place) if call.id in used else call.id
+
+    return tuple(replace(call, id=told(place, call)) for place, call in enumerate(calls))
 
 
 def chat_finish(completion: Completion, message: dict[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
@@ -58,6 +58,19 @@ class _Tolerant(BaseModel):
         return {key: value for key, value in sent.items() if value is not None}
 
 
+class _Inner(_Tolerant, extra="forbid"):
+    """A part of a body; `harmless` are keys that clients send and that change nothing here."""
+
+    harmless: ClassVar[frozenset[str]] = frozenset()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _harmless_is_left_out(cls, sent: Any) -> Any:
+        if not isinstance(sent, dict):
+            return sent
+        return {key: value for key, value in sent.items() if key not in cls.harmless}
+
+
 class StreamOptions(_Tolerant):
     include_usage: bool = False
 
@@ -91,29 +104,47 @@ class CompletionBody(Body):
     """Either way the chosen token's alone."""
 
 
-class _Function(_Tolerant):
+class _Function(_Inner):
+    harmless = frozenset(["strict"])  # agents' SDKs always ask for it; a model here is not bound
+
     name: str
     description: str = ""
     parameters: dict[str, Any] = {"type": "object", "properties": {}}
 
 
-class _Tool(_Tolerant):
+class _Tool(_Inner):
     type: Literal["function"] = "function"
     function: _Function
 
 
-class _TextPart(_Tolerant):
+class _TextPart(_Inner):
+    harmless = frozenset(["cache_control"])
+
     type: Literal["text"]
     text: str
 
 
-class _Said(_Tolerant):
+class _Said(_Inner):
+    harmless = frozenset(["annotations", "malformed_calls"])  # of an answer that is sent back
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[_TextPart] = ""
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[dict[str, Any]] = []
     tool_call_id: str | None = None
+    name: str | None = None
+    """Whose turn or which tool's answer; a user or system by name is refused."""
+
+    @model_validator(mode="after")
+    def _nobody_else_has_a_name(self) -> Self:
+        if self.name is not None and self.role not in ("assistant", "tool"):
+            raise RefusalError(
+                f"name={self.name!r:.100} of a {self.role} message is not served; write it into "
+                "the content",
+                param="name",
+            )
+        return self
 
     def message(self) -> Message:
         parts = self.content
@@ -133,6 +164,11 @@ class ChatBody(Body):
     logprobs: bool = False
     top_logprobs: Literal[0] = 0
     """The chosen token's alone."""
+
+    @property
+    def call_ids(self) -> set[str]:
+        """Those that the conversation has used."""
+        return {str(call.get("id")) for said in self.messages for call in said.tool_calls}
 
     @property
     def specs(self) -> tuple[ToolSpec, ...]:
