@@ -15,7 +15,7 @@ from tests.fakes.scripted_engine import ScriptedEngine
 from tests.fakes.serving import nothing_left, serving
 from tests.fakes.tiny_speaker import MODEL, tiny_speaker
 
-from skyfleet.chat.message import Message, ToolCall, ToolSpec
+from skyfleet.chat.message import Message
 from skyfleet.engines.embedded import EmbeddedEngine
 from skyfleet.errors import EngineError
 from skyfleet.serving.sessions import Sessions
@@ -162,52 +162,6 @@ async def test_a_body_that_cannot_be_served_is_refused_in_one_sentence(
     error = answer.json()["error"]
     assert error["type"] == "invalid_request_error"
     assert re.search(says, error["message"])
-
-
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
-        ({"messages": [HI | {"name": "bob"}]}, "name='bob' of a user message is not served"),
-        (
-            {"messages": [HI, {"role": "assistant", "function_call": {}}]},
-            r"messages\.1\.function_c",
-        ),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "text", "text": "", "x": 1}]}]},
-            "content.*'x': 1",
-        ),
-        ({"tools": [{"function": {"name": "look", "returns": {}}}]}, r"function\.returns={}"),
-        ({"tools": [{"function": {"name": "look"}, "allowed": True}]}, r"tools\.0\.allowed=True"),
-    ],
-)
-async def test_what_is_not_known_within_messages_and_tools_is_refused(
-    served: Served, more: dict[str, Any], says: str
-) -> None:
-    body = {"model": MODEL, "messages": [HI], "max_tokens": 1, **more}
-    answer = await served.client.post("/v1/chat/completions", json=body)
-    assert answer.status_code == 400
-    assert re.search(says, answer.json()["error"]["message"])
-
-
-async def test_what_clients_send_by_themselves_is_taken(served: Served) -> None:
-    nothing = {"refusal": None, "annotations": [], "audio": None, "function_call": None}
-    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
-    text = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}
-    talk = [
-        {"role": "user", "content": [text], "name": None},
-        {"role": "assistant", "content": None, "tool_calls": [call], "name": "me", **nothing},
-        {"role": "tool", "content": "7", "tool_call_id": "1", "name": "look"},
-    ]
-    strict = {"type": "function", "function": {"name": "look", "strict": True}}
-    answer = await served.chat(talk, tools=[strict])
-    assert answer["prompt_token_ids"] == tiny_speaker().renderer.open(
-        [
-            Message(role="user", content="hi"),
-            Message(role="assistant", tool_calls=(ToolCall(id="1", name="look", arguments={}),)),
-            Message(role="tool", content="7", tool_call_id="1"),
-        ],
-        [ToolSpec(name="look", description="", parameters={"type": "object", "properties": {}})],
-    )
 
 
 async def test_an_address_that_is_not_served_is_told_in_openais_shape(served: Served) -> None:

@@ -66,7 +66,8 @@ one message of the assistant's."""
     step_wise_trajectories: bool = False
     """One training row for each turn."""
     use_native_tool_calling: bool = False
-    """Tools travel as OpenAI's definitions, and the engine renders and parses them itself; \
+    """Tools travel as OpenAI's definitions to a server that is played against, which renders and reads \
+them; embedded and a vLLM that is trained are rendered here, and sample the same tokens as without it. \
 environment.skyrl_gym.tau_bench.use_native_tool_calling must say so too."""
     reasoning_parser: str | None = None
     """vLLM's parser for thinking."""

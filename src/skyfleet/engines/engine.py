@@ -40,7 +40,7 @@ class CutShortError(EngineError):
 
 
 class ChatModel(Protocol):
-    """A teacher, a judge, a simulated user."""
+    """A teacher, or a model behind an endpoint that is evaluated."""
 
     async def reply(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: SamplingParams

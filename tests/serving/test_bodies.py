@@ -1,0 +1,58 @@
+"""What a chat's body may hold within its messages and tools."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from skyfleet.chat.message import Message, ToolCall, ToolSpec
+from skyfleet.serving.bodies import ChatBody, read_body
+from skyfleet.serving.refusal import RefusalError
+
+HI = {"role": "user", "content": "hi"}
+
+
+def read(**more: Any) -> ChatBody:
+    raw = json.dumps({"model": "m", "messages": [HI], **more}).encode()
+    return read_body(raw, ChatBody, template_kwargs={})
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"messages": [HI | {"name": "bob"}]}, "name='bob' of a user message is not served"),
+        (
+            {"messages": [{"role": "assistant", "function_call": {}}]},
+            r"messages\.0\.function_call={}",
+        ),
+        ({"messages": [HI | {"content": [{"type": "text", "text": "", "x": 1}]}]}, "'x': 1"),
+        ({"tools": [{"function": {"name": "look", "returns": {}}}]}, r"function\.returns={}"),
+        ({"tools": [{"function": {"name": "look"}, "allowed": True}]}, r"tools\.0\.allowed=True"),
+    ],
+)
+def test_what_is_not_known_is_refused_by_name(more: dict[str, Any], says: str) -> None:
+    with pytest.raises(RefusalError, match=says):
+        read(**more)
+
+
+def test_what_clients_send_by_themselves_changes_nothing() -> None:
+    nothing: dict[str, Any] = {"refusal": None, "audio": None, "function_call": None}
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    text = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}
+    body = read(
+        messages=[
+            {"role": "user", "content": [text], "name": None},
+            {"role": "assistant", "tool_calls": [call], "name": "me", "annotations": [], **nothing},
+            {"role": "tool", "content": "7", "tool_call_id": "1", "name": "look"},
+        ],
+        tools=[{"type": "function", "function": {"name": "look", "strict": True}}],
+    )
+    assert [said.message() for said in body.messages] == [
+        Message(role="user", content="hi"),
+        Message(role="assistant", tool_calls=(ToolCall(id="1", name="look", arguments={}),)),
+        Message(role="tool", content="7", tool_call_id="1"),
+    ]
+    parameters = {"type": "object", "properties": {}}
+    assert body.specs == (ToolSpec(name="look", description="", parameters=parameters),)
