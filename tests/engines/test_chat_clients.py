@@ -105,50 +105,6 @@ async def test_openai_is_sent_the_conversation_and_answers_with_a_call(server: S
     assert server.headers[0]["authorization"] == "Bearer k"
 
 
-@pytest.mark.parametrize(
-    "arguments", ['{"at"', "[1]", "[" * 200_000, '{"at": NaN}', r'{"at": "\ud800"}']
-)
-async def test_openai_calls_that_do_not_parse_are_kept(server: Server, arguments: str) -> None:
-    server.answers = [said(content="so", tool_calls=[call("look", arguments), call("look", "{}")])]
-    message = await ask_openai(server)
-    assert [call.arguments for call in message.tool_calls] == [{}]
-    assert len(message.malformed_calls) == 1
-    assert message.text == "so"
-
-
-async def test_openai_calls_with_one_id_are_counted_anew(server: Server) -> None:
-    server.answers = [said(content="", tool_calls=[call("look", "{}"), call("look", "")])]
-    message = await ask_openai(server)
-    assert len({call.id for call in message.tool_calls}) == 2
-
-
-@pytest.mark.parametrize(
-    ("content", "text", "thought"),
-    [
-        (
-            [
-                {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}], "closed": True},
-                {"type": "text", "text": "One "},
-                {"type": "reference", "reference_ids": [1]},
-                {"type": "text", "text": "moment."},
-            ],
-            "One moment.",
-            "hm",
-        ),
-        ([{"type": "text", "text": "<think>hm</think>Hi."}], "Hi.", "hm"),
-        ([{"type": "thinking", "thinking": "hm"}], "", "hm"),
-        ([1, {"type": "text"}, {"type": "text", "text": None}], "", None),
-        (7, "", None),
-    ],
-)
-async def test_a_content_in_chunks_is_one_text_and_one_thought(
-    server: Server, content: Any, text: str, thought: str | None
-) -> None:
-    server.answers = [said(content=content, tool_calls=7)]
-    message = await ask_openai(server)
-    assert (message.content, message.reasoning, message.tool_calls) == (text, thought, ())
-
-
 async def test_half_a_letter_can_be_sent_back(server: Server) -> None:
     server.answers = [said(content="\ud83d", reasoning="\ud83d"), said(content="hi")]
     async with OpenAIChat(f"{server.url}/v1/", model="m") as model:
@@ -189,35 +145,6 @@ async def test_a_turn_that_was_thoughts_alone_is_cut_short(server: Server) -> No
     server.answers = [JSONResponse({"error": {"message": sentence}}, 400)]
     with pytest.raises(CutShortError):
         await ask_openai(server)
-
-
-@pytest.mark.parametrize(
-    ("content", "text", "thought"),
-    [
-        (
-            "<think>\nThen I say <done>.\n</think>\n\nOne moment.",
-            "One moment.",
-            "Then I say <done>.",
-        ),
-        ("Then I say <done>.\n</think>\n\nOne moment.", "One moment.", "Then I say <done>."),
-        ("<think>[done]", "", "[done]"),
-        (" as it is ", " as it is ", None),
-        ("Write <think> around it.", "Write <think> around it.", None),
-        (
-            "Sure. <think>I am not <done> yet</think> Let me.",
-            "Sure.\nLet me.",
-            "I am not <done> yet",
-        ),
-        ("<think>Hm</think> Write <think> around it.", "Write <think> around it.", "Hm"),
-        ("<think>a</think><think>[done]", "", "a\n[done]"),
-    ],
-)
-async def test_thoughts_that_a_server_left_in_what_is_said_are_not_said(
-    server: Server, content: str, text: str, thought: str | None
-) -> None:
-    server.answers = [said(content=content)]
-    message = await ask_openai(server)
-    assert (message.text, message.reasoning) == (text, thought)
 
 
 async def test_a_reply_that_its_length_cut_short_ends_the_episode_and_is_no_action(

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 from tests.fakes.chars import CharRenderer
+from tests.fakes.tiny_speaker import tiny_speaker
 
 from skyfleet.chat.completion import Completion
 from skyfleet.chat.message import Message, ToolSpec
+from skyfleet.chat.renderer import Renderer
 from skyfleet.chat.tool_calls.hermes import parse_hermes
 from skyfleet.serving.answers import chat_message
 from skyfleet.serving.bodies import ChatBody
@@ -40,6 +42,9 @@ class HermesChars(CharRenderer):
         return parse_hermes(self.text(token_ids)).message
 
 
+CHARS = HermesChars()
+
+
 async def slices(token_ids: Sequence[int], n: int) -> AsyncIterator[tuple[Completion, bool]]:
     for start in range(0, len(token_ids), n):
         said, is_last = tuple(token_ids[start : start + n]), start + n >= len(token_ids)
@@ -51,9 +56,11 @@ async def slices(token_ids: Sequence[int], n: int) -> AsyncIterator[tuple[Comple
         )
 
 
-async def deltas(body: ChatBody, line: str, *, n: int, thinks: bool) -> list[dict[str, Any]]:
-    parts = slices(HermesChars().write(Message(role="assistant", content=line)), n)
-    choices = chat_choices(body, HermesChars(), parts, thinks=thinks)
+async def deltas(
+    body: ChatBody, line: str, *, n: int, thinks: bool, renderer: Renderer = CHARS
+) -> list[dict[str, Any]]:
+    parts = slices(renderer.write(Message(role="assistant", content=line)), n)
+    choices = chat_choices(body, renderer, parts, thinks=thinks)
     return [choice["delta"] async for _, choice in choices]
 
 
@@ -66,18 +73,16 @@ def asked(**more: Any) -> ChatBody:
     ("line", "thinks"),
     [(BEGUN_IN_THE_PROMPT, True)] + [(line, thinks) for line in LINES for thinks in (True, False)],
 )
-@pytest.mark.parametrize("tools", [[], [TOOL]])
+@pytest.mark.parametrize("more", [{}, {"tools": [TOOL]}, {"stop": "xyz"}])
 async def test_a_stream_says_what_the_whole_answer_says(
-    line: str, thinks: bool, n: int, tools: list[Any]
+    line: str, thinks: bool, n: int, more: dict[str, Any]
 ) -> None:
-    body = asked(tools=tools)
+    body = asked(**more)
     streamed = {"content": "", "reasoning_content": ""}
     for delta in await deltas(body, line, n=n, thinks=thinks):
         for key in streamed:
             streamed[key] += delta.get(key, "")
-    whole = chat_message(
-        body, HermesChars(), HermesChars().write(Message(role="assistant", content=line))
-    )
+    whole = chat_message(body, CHARS, CHARS.write(Message(role="assistant", content=line)))
     assert streamed == {key: whole.get(key) or "" for key in streamed}
 
 
@@ -87,6 +92,18 @@ async def test_words_and_thoughts_are_sent_as_they_are_said() -> None:
     line = "<think>A thought of some length.</think>Said."
     thought = await deltas(asked(), line, n=SLICE, thinks=True)
     assert sum("reasoning_content" in delta for delta in thought) > 2
+
+
+async def test_half_a_letter_waits_for_the_rest() -> None:
+    """A letter of several tokens, which slices cut."""
+    line = "<think>\n猫猫猫猫猫猫\n</think>\n\nçàéèü, 猫猫猫猫猫猫."
+    renderer = tiny_speaker().renderer
+    said = await deltas(asked(), line, n=SLICE, thinks=True, renderer=renderer)
+    thought, words = (
+        [delta[key] for delta in said if delta.get(key)] for key in ("reasoning_content", "content")
+    )
+    assert ("".join(thought), "".join(words)) == ("猫猫猫猫猫猫", "çàéèü, 猫猫猫猫猫猫.")
+    assert min(len(thought), len(words)) > 1
 
 
 async def test_a_thought_without_its_first_mark_costs_no_answer() -> None:

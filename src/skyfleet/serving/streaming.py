@@ -107,10 +107,10 @@ def _settled(body: ChatBody, message: Message, *, thinks: bool) -> dict[str, str
     """What the whole turn will say too, whatever comes; nothing more once a call has begun."""
     if message.tool_calls or message.malformed_calls or (thinks and message.reasoning is None):
         return {}
-    text = without_stop(body, message.text, is_whole=False)
+    texts = {"content": message.text, "reasoning_content": message.reasoning or ""}
     return {
-        "content": _MARK_BEGUN.sub("", text),
-        "reasoning_content": _MARK_BEGUN.sub("", message.reasoning or ""),
+        key: without_stop(body, _MARK_BEGUN.sub("", text), is_whole=False)
+        for key, text in texts.items()
     }
 
 
