@@ -29,6 +29,7 @@ def inputs(ratios: list[float], advantages: list[float]) -> LossInputs:
     """Sampled, and known as the step began, with a logprob of -1; one sequence."""
     sampled = torch.full((len(ratios),), -1.0)
     return LossInputs(
+        tokens_T=torch.arange(len(ratios)),
         logprobs_T=torch.tensor([log(r) - 1.0 for r in ratios], requires_grad=True),
         old_logprobs_T=sampled,
         behaviour_logprobs_T=sampled,

@@ -20,6 +20,7 @@ RATIOS = [[4.0, 0.5], [1.1, 1.0, 0.9]]
 def given() -> LossInputs:
     flat = [ratio for row in RATIOS for ratio in row]
     return LossInputs(
+        tokens_T=torch.arange(5),
         logprobs_T=torch.full((5,), -1.0, requires_grad=True),
         old_logprobs_T=torch.full((5,), -1.0),
         behaviour_logprobs_T=torch.tensor([-1.0 - log(ratio) for ratio in flat]),

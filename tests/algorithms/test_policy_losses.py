@@ -129,6 +129,7 @@ def test_importance_sampling_is_the_ratio_times_the_advantage() -> None:
 def comparing() -> LossInputs:
     """Logprobs -1, -3, -1, -3 and advantages 2, -2, -2, 2: covariances 2, 2, -2, -2."""
     return LossInputs(
+        tokens_T=torch.arange(4),
         logprobs_T=torch.tensor([-1.0, -3.0, -1.0, -3.0], requires_grad=True),
         old_logprobs_T=torch.tensor([-1.0, -3.0, -1.0, -3.0]),
         behaviour_logprobs_T=torch.zeros(4),
@@ -150,21 +151,24 @@ def test_clip_cov_leaves_out_some_of_the_tokens_between_its_bounds() -> None:
     assert output.metrics_T["clip_cov_ratio"].tolist() == [1.0, 0.0, 0.0, 0.0]
 
 
-def test_clip_cov_draws_by_what_was_sampled_and_not_by_how_much() -> None:
-    def drawn(seed: int) -> list[int]:
-        made = torch.Generator().manual_seed(seed)
+def test_clip_cov_draws_by_the_tokens_and_not_by_how_likely_they_were() -> None:
+    def drawn(first_token: int, *, rounding: float = 0.0, fewer: int = 0) -> list[int]:
+        logprobs_T = torch.tensor([-1.0, -3.0] * 50) + rounding
         given = LossInputs(
-            logprobs_T=torch.tensor([-1.0, -3.0] * 50),
-            old_logprobs_T=torch.tensor([-1.0, -3.0] * 50),
-            behaviour_logprobs_T=-torch.rand(100, generator=made),
-            advantages_T=torch.tensor([2.0, -2.0] * 50),
+            tokens_T=torch.arange(first_token, first_token + 100),
+            logprobs_T=logprobs_T,
+            old_logprobs_T=logprobs_T,
+            behaviour_logprobs_T=logprobs_T,
+            advantages_T=torch.tensor([0.0] * fewer + [2.0, -2.0] * 50)[:100],
             lengths_B=torch.tensor([100]),
         )
         selected = select_clip_cov(given, clip_ratio=0.1, clip_cov_lb=1, clip_cov_ub=5, **CLIP)
         return selected.nonzero().squeeze(1).tolist()
 
-    assert drawn(1) == drawn(1)
+    assert drawn(1) == drawn(1, rounding=1e-6)
     assert drawn(1) != drawn(2)
+    # Two tokens less to draw from: at most two others are drawn in their place.
+    assert len({*drawn(1)} - {*drawn(1, fewer=2)}) <= 2
 
 
 def test_clip_cov_does_not_pick_what_ppo_clips() -> None:
@@ -181,6 +185,18 @@ def test_kl_cov_holds_back_the_tokens_of_highest_covariance() -> None:
     # -rA, and 0.1 x 0.5 on the one that moved.
     expected = [-2 * exp(0.5) + 0.05, 2.0, 2.0, -2.0]
     assert output.loss_T.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_kl_cov_does_not_take_rounding_for_a_move() -> None:
+    """Of a size the gradient is the sign, and with one update a batch that is the sign of noise."""
+    still = comparing()
+    noise_T = torch.tensor([1e-7, -2e-7, 1e-7, 2e-7])
+    given = replace(
+        still, old_logprobs_T=still.old_logprobs_T + noise_T, selected_T=torch.ones(4).bool()
+    )
+    output = kl_cov(given, ppo_kl_coef=1.0)
+    assert output.loss_T.tolist() == pytest.approx([-2.0, 2.0, 2.0, -2.0])
+    assert gradients(given, output) == pytest.approx([-2.0, 2.0, 2.0, -2.0])
 
 
 def test_kl_covs_penalty_weighs_what_its_token_weighs() -> None:

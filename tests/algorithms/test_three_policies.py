@@ -22,6 +22,7 @@ NOW, OLD, SAMPLED = [-1.0, -0.5, -2.0], [-1.1, -0.7, -1.9], [-1.4, -0.2, -1.6]
 
 def inputs(*, advantages: tuple[float, ...] = (1.0, -2.0, 3.0)) -> LossInputs:
     return LossInputs(
+        tokens_T=torch.arange(3),
         logprobs_T=torch.tensor(NOW, requires_grad=True),
         old_logprobs_T=torch.tensor(OLD),
         behaviour_logprobs_T=torch.tensor(SAMPLED),
@@ -54,6 +55,7 @@ def test_dppo_has_a_bound_for_the_likelier_and_one_for_the_rarer(
     low: float, high: float, dropped: list[float]
 ) -> None:
     given = LossInputs(
+        tokens_T=torch.arange(2),
         logprobs_T=torch.tensor([log(0.8), log(0.2)], requires_grad=True),
         old_logprobs_T=torch.tensor([log(0.5), log(0.5)]),
         behaviour_logprobs_T=torch.tensor([log(0.5), log(0.5)]),
@@ -66,6 +68,7 @@ def test_dppo_has_a_bound_for_the_likelier_and_one_for_the_rarer(
 
 def test_a_masks_bounds_belong_to_what_it_keeps() -> None:
     given = LossInputs(
+        tokens_T=torch.arange(3),
         logprobs_T=torch.zeros(3, requires_grad=True),
         old_logprobs_T=torch.log(torch.tensor([0.5, 2.0, 2.1], dtype=torch.float64)),
         behaviour_logprobs_T=torch.zeros(3, dtype=torch.float64),
@@ -81,6 +84,7 @@ def test_a_masks_bounds_belong_to_what_it_keeps() -> None:
 
 def test_rollout_is_leaves_out_what_lies_on_its_bounds() -> None:
     given = LossInputs(
+        tokens_T=torch.arange(3),
         logprobs_T=torch.tensor([0.0, log(0.75), log(0.5)], requires_grad=True),
         old_logprobs_T=torch.zeros(3),
         behaviour_logprobs_T=torch.zeros(3),

@@ -59,6 +59,31 @@ async def test_no_loss_depends_on_the_micro_batches(name: str) -> None:
     assert cut[2] == pytest.approx(whole[2], abs=1e-6, rel=1e-5)
 
 
+@pytest.mark.parametrize("name", ["clip_cov", "kl_cov"])
+async def test_tokens_treated_apart_are_the_same_for_every_cut_step_after_step(name: str) -> None:
+    """What one step rounds otherwise, the next one samples with: it must decide nothing."""
+    algorithm = Algorithm(
+        policy_loss_type=name, clip_cov=ClipCov(clip_ratio=0.2, clip_cov_lb=0.1, clip_cov_ub=50.0)
+    )
+
+    async def weights(max_tokens: int) -> list[torch.Tensor]:
+        decoder = small_decoder(seed=1)
+        settings = replace(
+            SETTINGS,
+            policy_loss=policy_loss_of(algorithm),
+            select=selector_of(algorithm),
+            max_tokens_per_microbatch=max_tokens,
+        )
+        student = learner(decoder, settings)
+        for _ in range(2):
+            await student.step(on_policy(decoder, random_groups(3)))
+        return [weight.detach().clone() for weight in decoder.module.parameters()]
+
+    for one, other in zip(await weights(1), await weights(10_000), strict=True):
+        # A step moves a weight by the rate, 1e-4; Adam makes noise of a gradient of nearly zero.
+        assert (one - other).abs().mean() < 1e-6
+
+
 @pytest.mark.parametrize("reduce", [token_mean, sequence_mean])
 async def test_clip_cov_acts_whatever_the_reduction(reduce: Reduction) -> None:
     """SkyRL judges advantages that a token mean has made too small to pass any bound."""

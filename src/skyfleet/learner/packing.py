@@ -35,6 +35,18 @@ class MicroBatch:
     kl_weights_N: Tensor
     """The same for the KL term, which is always a mean over sequences."""
 
+    def inputs(self, logprobs_N: Tensor, selected_N: Tensor | None = None) -> LossInputs:
+        """What the loss is given of it."""
+        return LossInputs(
+            tokens_T=self.chosen_N,
+            logprobs_T=logprobs_N,
+            old_logprobs_T=self.old_logprobs_N,
+            behaviour_logprobs_T=self.behaviour_logprobs_N,
+            advantages_T=self.advantages_N,
+            lengths_B=self.lengths_B,
+            selected_T=selected_N,
+        )
+
 
 def plan(samples: Sequence[Sample], *, max_tokens: int, evenly: bool = True) -> list[list[int]]:
     """Indices per micro-batch: attempts at one task stay together, tasks of like length meet.
@@ -113,6 +125,7 @@ def in_sample_order(
     owners_B = torch.tensor([i for batch in members for i in batch], device=lengths_B.device)
     order_N = torch.argsort(owners_B.repeat_interleave(lengths_B), stable=True)
     whole = LossInputs(
+        tokens_T=torch.cat([part.tokens_T for part in parts])[order_N],
         logprobs_T=torch.cat([part.logprobs_T for part in parts])[order_N],
         old_logprobs_T=torch.cat([part.old_logprobs_T for part in parts])[order_N],
         behaviour_logprobs_T=torch.cat([part.behaviour_logprobs_T for part in parts])[order_N],

@@ -224,7 +224,7 @@ class SingleLearner:
         parts: list[LossInputs] = []
         for batch in batches:
             with torch.no_grad():
-                parts.append(_inputs(batch, self._logprobs(self._decoder, batch)[0]))
+                parts.append(batch.inputs(self._logprobs(self._decoder, batch)[0]))
         whole, order_N = in_sample_order(parts, [b.members for b in batches])
         selected_N = torch.empty_like(order_N, dtype=torch.bool)
         selected_N[order_N] = select(whole)
@@ -240,7 +240,7 @@ class SingleLearner:
     ) -> dict[str, float]:
         """Add one micro-batch's gradients; its share of every metric comes back."""
         logprobs_N, entropy_N = self._logprobs(self._decoder, batch)
-        output = policy_loss(_inputs(batch, logprobs_N, selected_N))
+        output = policy_loss(batch.inputs(logprobs_N, selected_N))
         policy_part = loss = (output.loss_T * batch.weights_N).sum()
         shares = {"policy_loss": policy_part}
         if self._settings.kl is not None and self._reference is not None:
@@ -293,14 +293,3 @@ class SingleLearner:
             entropy_gradient=self._settings.entropy_loss_coef != 0,
             recompute=self._settings.gradient_checkpointing and torch.is_grad_enabled(),
         )
-
-
-def _inputs(batch: MicroBatch, logprobs_N: Tensor, selected_N: Tensor | None = None) -> LossInputs:
-    return LossInputs(
-        logprobs_T=logprobs_N,
-        old_logprobs_T=batch.old_logprobs_N,
-        behaviour_logprobs_T=batch.behaviour_logprobs_N,
-        advantages_T=batch.advantages_N,
-        lengths_B=batch.lengths_B,
-        selected_T=selected_N,
-    )

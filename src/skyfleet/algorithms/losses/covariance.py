@@ -16,6 +16,9 @@ from skyfleet.algorithms.losses.loss import LossInputs, LossOutput
 from skyfleet.algorithms.losses.ppo import ppo_clip
 from skyfleet.algorithms.losses.ratios import ratio
 
+ROUNDING = 1e-5
+"""How far apart two logprobs may be that would be equal without rounding, in float32."""
+
 
 def covariances(inputs: LossInputs) -> Tensor:
     """What each token adds to the covariance of logprob and advantage."""
@@ -37,12 +40,13 @@ def select_clip_cov(
     plain = ppo_clip(inputs, eps_clip_low=eps_clip_low, eps_clip_high=eps_clip_high)
     cov_T = covariances(inputs)
     inside_T = (cov_T > clip_cov_lb) & (cov_T < clip_cov_ub)
-    candidates = (inside_T & (plain.metrics_T["ppo_clip_ratio"] == 0)).nonzero().squeeze(1).cpu()
+    candidates_T = (inside_T & (plain.metrics_T["ppo_clip_ratio"] == 0)).cpu()
     wanted = max(int(clip_ratio * len(cov_T)), 1)
-    # Seeded by what was sampled: the same mini-batch, resumed or cut otherwise, draws the same.
-    sampled = inputs.behaviour_logprobs_T.float().cpu().numpy().tobytes()
-    draw = torch.Generator().manual_seed(crc32(sampled))
-    picked = candidates[torch.randperm(len(candidates), generator=draw)[:wanted]]
+    # Seeded by the tokens, of which nothing is rounded: the same mini-batch, resumed or cut
+    # otherwise, draws the same. All tokens are shuffled: one candidate more moves no other.
+    draw = torch.Generator().manual_seed(crc32(inputs.tokens_T.cpu().numpy().tobytes()))
+    shuffled = torch.randperm(len(cov_T), generator=draw)
+    picked = shuffled[candidates_T[shuffled]][:wanted]
     selected_T = torch.zeros(len(cov_T), dtype=torch.bool)
     selected_T[picked] = True
     return selected_T.to(cov_T.device)
@@ -68,9 +72,14 @@ def select_kl_cov(inputs: LossInputs, *, kl_cov_frac: float) -> Tensor:
 
 
 def kl_cov(inputs: LossInputs, *, ppo_kl_coef: float) -> LossOutput:
-    """-rA, and for a selected token what it costs to move; both weigh what the token weighs."""
+    """-rA, and for a selected token what it costs to move; both weigh what the token weighs.
+
+    A token that has not moved costs nothing and is not pushed: the gradient of a size is its sign,
+    and with one update a batch that sign is all rounding.
+    """
     assert inputs.selected_T is not None
     moved_T = (inputs.logprobs_T - inputs.old_logprobs_T).abs()
+    moved_T = torch.where(moved_T > ROUNDING, moved_T, 0.0)
     held_T = inputs.selected_T.float()
     ratio_T = ratio(inputs.logprobs_T, inputs.old_logprobs_T)
     return LossOutput(

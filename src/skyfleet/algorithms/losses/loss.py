@@ -12,6 +12,7 @@ from torch import Tensor
 class LossInputs:
     """The chosen tokens of whole sequences, one entry each; what the policy was given is not here."""
 
+    tokens_T: Tensor
     logprobs_T: Tensor
     """Under the weights being trained; carries the gradient."""
     old_logprobs_T: Tensor
