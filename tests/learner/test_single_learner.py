@@ -223,6 +223,19 @@ async def test_the_gap_to_the_engine_is_taken_before_any_update(
     samples = on_policy(small_decoder(seed=1), random_groups(8))
     report = await learner(small_decoder(seed=1), settings).step(samples)
     assert report.metrics["policy/rollout_train_logprobs_abs_diff_mean"] < 1e-5
+    assert report.metrics["policy/rollout_train_logprobs_abs_diff_max"] < 1e-5
+
+
+@pytest.mark.parametrize("max_tokens", [1, 10_000])
+async def test_one_token_far_off_shows_in_the_widest_gap(max_tokens: int) -> None:
+    first, *others = on_policy(small_decoder(), random_groups(3))
+    at = first.loss_mask.index(True)
+    told = (*first.logprobs[:at], first.logprobs[at] - 0.5, *first.logprobs[at + 1 :])
+    settings = replace(SETTINGS, policy_mini_batch_size=1, max_tokens_per_microbatch=max_tokens)
+    report = await learner(small_decoder(), settings).step([replace(first, logprobs=told), *others])
+    gap = "policy/rollout_train_logprobs_abs_diff"
+    assert report.metrics[f"{gap}_max"] == pytest.approx(0.5, abs=1e-4)
+    assert report.metrics[f"{gap}_mean"] < 0.05
 
 
 async def test_after_truncated_sampling_the_ratio_starts_from_the_policys_own_logprobs() -> None:

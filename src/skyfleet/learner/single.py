@@ -31,8 +31,8 @@ from skyfleet.learner.packing import MicroBatch, in_sample_order, pack
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.lora import merge
 
-_GAP = "rollout_train_logprobs_abs_diff_mean"
-"""Engine to learner, of the first mini-batch."""
+_GAP, _WIDEST = "rollout_train_logprobs_abs_diff_mean", "rollout_train_logprobs_abs_diff_max"
+"""Engine to learner, of the first mini-batch. One token far off hardly shows in a mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,7 @@ class SingleLearner:
                 )
                 for name, value in report.items():
                     # After an update the gap says how far the policy moved, not how well they agree.
-                    if name != _GAP or not totals.get(f"policy/{_GAP}"):
+                    if name not in (_GAP, _WIDEST) or not totals.get(f"policy/{name}"):
                         totals[f"policy/{name}"].append(value)
         self.policy_version += 1
         metrics |= {name: sum(values) / len(values) for name, values in totals.items()}
@@ -211,7 +211,7 @@ class SingleLearner:
         for batch, selected_N in zip(batches, selected, strict=True):
             shares = self._accumulate(batch, policy_loss, selected_N, sum(counts), len(samples))
             for name, value in shares.items():
-                sums[name] += value
+                sums[name] = max(sums[name], value) if name == _WIDEST else sums[name] + value
         if self._settings.track_extra_gradient_metrics:
             sums |= gradient_metrics(self._decoder.module.named_parameters())
         sums["policy_lr"] = self._optimizer.lr
@@ -260,7 +260,7 @@ class SingleLearner:
         shares |= {"final_loss": loss, "policy_entropy": entropy}
         if self._settings.comparable_logprobs:
             gap_N = (logprobs_N.detach() - batch.behaviour_logprobs_N).abs()
-            shares[_GAP] = gap_N.sum() / n_tokens
+            shares |= {_GAP: gap_N.sum() / n_tokens, _WIDEST: gap_N.max()}
         shares |= {name: x.sum() / n_tokens for name, x in output.metrics_T.items()}
         shares |= {name: x.sum() / n_sequences for name, x in output.metrics_B.items()}
         return {name: float(share.detach()) for name, share in shares.items()}
