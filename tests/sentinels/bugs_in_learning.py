@@ -209,6 +209,15 @@ IN_LEARNING = (
         settings=(KL, *COOL),
     ),
     Bug(
+        name="the reference is not renewed with the epoch",
+        source="also",
+        sentinel="reference",
+        plant=lambda run, patch: patch.setattr(SingleLearner, "renew_reference", lambda self: None),
+        settings=(KL, "trainer.update_ref_every_epoch=true"),
+        after=1,
+        shows_later=True,
+    ),
+    Bug(
         name="the KL term has no gradient",
         source="SkyRL 1",
         sentinel="gradient",

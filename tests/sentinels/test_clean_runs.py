@@ -50,6 +50,7 @@ async def test_200_clean_steps_raise_nothing(tmp_path: Path) -> None:
         ("generator.sampling_params.temperature=0.6", KL),
         ("generator.sampling_params.top_p=0.8",),
         ("trainer.bf16=true", KL),
+        ("trainer.update_ref_every_epoch=true", "trainer.train_batch_size=8", KL),
         (f"{ALGORITHM}.dynamic_sampling.type=filter", PAIRS),
         (f"{ALGORITHM}.dynamic_sampling.type=replace", PAIRS),
         (f"{ALGORITHM}.advantage_estimator=rloo",),

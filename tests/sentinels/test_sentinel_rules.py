@@ -104,6 +104,18 @@ def test_a_gap_is_put_down_to_what_it_looks_like() -> None:
     assert cause(own, strangers).startswith("other tokens or weights")
 
 
+def test_logprobs_before_temperature_are_known_where_the_policy_is_sure_of_most_tokens() -> None:
+    draw = torch.Generator().manual_seed(3)
+    scores = 3 * torch.randn(400, 50, generator=draw, dtype=torch.float64)
+    best = scores[:360].argmax(dim=-1, keepdim=True)
+    scores[:360].scatter_add_(1, best, torch.full((360, 1), 6.0, dtype=torch.float64))
+    own_NV = torch.log_softmax(scores / 0.7, dim=-1)
+    tokens = torch.multinomial(own_NV.exp(), 1, generator=draw)
+    own = own_NV.gather(1, tokens).squeeze(1)
+    told = torch.log_softmax(scores, dim=-1).gather(1, tokens).squeeze(1)
+    assert cause(own, told) == "temperature"
+
+
 def test_memory_reads_every_training_row_once_and_leaves_out_nulls(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     memory = Memory(path)
@@ -131,6 +143,35 @@ def test_a_clip_ratio_is_labelled_where_it_cannot_move() -> None:
     for more in (
         "trainer.policy_mini_batch_size=4",
         "trainer.update_epochs_per_batch=2",
-        "trainer.algorithm.policy_loss_type=importance_sampling",
+        "trainer.algorithm.policy_loss_type=sapo",
     ):
         assert still_metrics(load_config("", [*one, more])) == {}
+
+
+CISPO = ["policy/ppo_clip_ratio", "policy/cispo_ratio_mean", "policy/cispo_ratio_clamped_mean"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "in_float32", "in_bfloat16"),
+    [
+        (("policy_loss_type=cispo",), CISPO, CISPO),
+        (("policy_loss_type=cispo", "cispo.cispo_anchor=rollout"), CISPO, []),
+        (("policy_loss_type=dppo",), ["policy/ppo_clip_ratio"], []),
+        (("policy_loss_type=rollout_is",), ["policy/ppo_clip_ratio"], []),
+        (("policy_loss_type=importance_sampling",), *[["policy/importance_ratio"]] * 2),
+        (("policy_loss_type=kl_cov",), *[["policy/kl_cov_ratio"]] * 2),
+        (
+            ("policy_loss_type=sapo", "off_policy_correction.tis_ratio_type=token"),
+            ["policy/is_ratio_mean"],
+            [],
+        ),
+    ],
+    ids=lambda case: case[-1] if isinstance(case, tuple) else "",
+)
+def test_ratios_are_labelled_where_they_cannot_move(
+    settings: tuple[str, ...], in_float32: list[str], in_bfloat16: list[str]
+) -> None:
+    one = ["trainer.train_batch_size=8", "trainer.policy_mini_batch_size=8"]
+    one += [f"trainer.algorithm.{setting}" for setting in settings]
+    assert list(still_metrics(load_config("", [*one, "trainer.bf16=false"]))) == in_float32
+    assert list(still_metrics(load_config("", [*one, "trainer.bf16=true"]))) == in_bfloat16

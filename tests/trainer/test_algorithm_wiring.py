@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 from tests.fakes.moody_world import open_moody
+from tests.fakes.small_models import small_decoder
 from tests.fakes.small_runs import rows, small_config
 
 from skyfleet.envs import registry
 from skyfleet.errors import ModelError, SkyfleetError
-from skyfleet.trainer.assemble_learner import assemble_learner
+from skyfleet.models.decoder import Decoder
+from skyfleet.trainer.assemble_learner import assemble_learner, learner_settings
 from skyfleet.trainer.assemble_policy import assemble_speaker
+from skyfleet.trainer.assemble_watch import acting_of, expected_of
+from skyfleet.trainer.schedule import Schedule
 from skyfleet.trainer.session import run_training
 from skyfleet.trainer.tasks import training_tasks
 from skyfleet.trajectories.archive import read_trajectories, train_path
+from skyfleet.trajectories.trajectory import Ending
 
 SHORT = (
     *(
@@ -67,6 +74,29 @@ async def test_a_step_that_never_fills_its_batch_ends_the_run_with_a_sentence(
         )
 
 
+async def test_attempts_that_their_length_costs_something_are_counted(tmp_path: Path) -> None:
+    settings = (
+        "generator.zero_reward_on_non_stop=true",
+        "generator.apply_overlong_filtering=true",
+        "trainer.algorithm.overlong_buffer_len=10",
+        "trainer.algorithm.overlong_max_len=20",
+    )
+    row = await last_row(tmp_path, *settings, "generator.max_turns=4")
+    played = list(read_trajectories(train_path(tmp_path / "trajectories", 1)))
+    said = [sum(sum(each.loss_mask) for each in attempt.transcripts) for attempt in played]
+    endings = Counter(attempt.ending for attempt in played)
+    told = {key: value for key, value in row.items() if key.startswith("filter/")}
+    assert told == {
+        "filter/unknown_grade": 0,
+        "filter/too_few_graded": 0,
+        # The last turn decides, and these worlds call every attempt a success.
+        "filter/zeroed": endings[Ending.LENGTH],
+        "filter/punished": sum(n > 10 for n in said),
+        "filter/overlong": endings[Ending.LENGTH] + endings[Ending.MAX_TURNS],
+    }
+    assert told.keys() > set(acting_of(small_config(tmp_path, *settings)))
+
+
 async def test_a_turn_is_a_sample_when_trajectories_are_step_wise(tmp_path: Path) -> None:
     row = await last_row(tmp_path, "generator.step_wise_trajectories=true")
     played = read_trajectories(train_path(tmp_path / "trajectories", 1))
@@ -108,6 +138,53 @@ async def test_a_run_is_told_at_its_start_which_keys_do_nothing(
 ) -> None:
     await last_row(tmp_path, "trainer.algorithm.gamma=0.9")
     assert "trainer.algorithm.gamma=0.9 does nothing while" in caplog.text
+
+
+@pytest.mark.parametrize("loss", ["regular", "gspo"])
+async def test_in_bfloat16_one_update_a_batch_clips_nothing(loss: str, tmp_path: Path) -> None:
+    """There the engine only comes near, so the ratio is to what the learner itself says."""
+    row = await last_row(
+        tmp_path,
+        "trainer.bf16=true",
+        "trainer.policy_mini_batch_size=2",
+        f"trainer.algorithm.policy_loss_type={loss}",
+        "trainer.algorithm.eps_clip_low=2e-5",
+        "trainer.algorithm.eps_clip_high=2e-5",
+    )
+    assert row["policy/rollout_train_logprobs_abs_diff_mean"] > 5e-5
+    assert row["policy/grad_norm"] > 0
+    assert row["policy/ppo_clip_ratio"] == 0
+
+
+@pytest.mark.parametrize(
+    ("backend", "dtype", "capability", "to_engine", "to_reference"),
+    [
+        ("embedded", torch.float32, None, 0.001, 0.001),
+        ("embedded", torch.bfloat16, (9, 0), 0.001, 0.001),
+        ("embedded", torch.bfloat16, (8, 0), 0.03, 0.03),
+        ("embedded", torch.bfloat16, None, 0.03, 0.03),
+        ("vllm", torch.bfloat16, (9, 0), 0.05, 0.001),
+    ],
+)
+def test_logprobs_may_be_as_far_apart_as_what_computes_them_makes_them(
+    backend: str,
+    dtype: torch.dtype,
+    capability: tuple[int, int] | None,
+    to_engine: float,
+    to_reference: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decoder = small_decoder(dtype=dtype)
+    if capability:
+        monkeypatch.setattr(Decoder, "is_fused", True)
+        monkeypatch.setattr(Decoder, "device", torch.device("cuda"))
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    config = small_config(tmp_path, f"generator.backend={backend}")
+    expected = expected_of(config, decoder, Schedule(total_steps=1), envs=[])
+    assert (expected.logprob_tolerance, expected.reference_tolerance) == (to_engine, to_reference)
+    settings = learner_settings(config, decoder, total_steps=1)
+    assert settings.recompute_old_logprobs == (to_engine > 0.001)
 
 
 async def test_a_reference_that_cannot_be_read_is_refused_by_its_own_key(tmp_path: Path) -> None:

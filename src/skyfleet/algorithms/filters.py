@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 
 from skyfleet.trajectories.trajectory import Ending, Group, Trajectory
 
@@ -17,8 +17,15 @@ class Kept:
     groups: tuple[Group, ...]
     dropped: Counter[str]
     """Reason -> how many: attempts for `unknown_grade`, groups for the rest."""
+    touched: Counter[str] = field(default_factory=Counter)
+    """What was done to attempts that count in their group still -> to how many."""
     wants_more: bool = False
     """Too few yet: play another batch, and sift all of them again."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """`filter/*`."""
+        return {f"filter/{why}": float(n) for why, n in {**self.dropped, **self.touched}.items()}
 
 
 def keep_graded(groups: Iterable[Group], *, at_least: int = 2) -> Kept:
@@ -93,6 +100,16 @@ def punish_overlong(
         return replace(trajectory, grade=replace(trajectory.grade, reward=reward))
 
     return _each(groups, punished)
+
+
+def n_regraded(before: Iterable[Group], after: Iterable[Group]) -> int:
+    """How many attempts were given another grade."""
+    pairs = zip(_attempts(before), _attempts(after), strict=True)
+    return sum(one.grade != other.grade for one, other in pairs)
+
+
+def _attempts(groups: Iterable[Group]) -> Iterator[Trajectory]:
+    return (trajectory for group in groups for trajectory in group.trajectories)
 
 
 def _each(groups: Iterable[Group], change: Callable[[Trajectory], Trajectory]) -> tuple[Group, ...]:

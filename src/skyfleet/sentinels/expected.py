@@ -39,8 +39,12 @@ class Expected:
     least_mass: float | None = 1.0
     """Of the vocabulary's, that the engine draws from; None: at another temperature than the learner."""
     logprob_tolerance: float = 1e-3
-    """Mean distance of the two: float32 keeps this, bfloat16 does not."""
+    """Mean distance of the two: where both compute alike they keep this, and elsewhere not."""
+    reference_tolerance: float = 1e-3
+    """The same of learner and reference, which no engine has a part in."""
     own_reference: bool = False
     """The KL's reference is the policy as it began."""
+    reference_interval: int = -1
+    """Steps after which it is the policy as it then is; -1 leaves it."""
     acting: tuple[str, ...] = ()
     """Metrics of filters that are on: one that stays zero filters nothing."""

@@ -56,8 +56,9 @@ def cause(own_N: Tensor, told_N: Tensor) -> str:
     if float((gap_N > 0.1 * size).double().mean()) < 0.01:
         # A part of the vocabulary, renormalised, is likelier token by token.
         return "truncation (the engine drew from a part of the vocabulary)"
-    if abs(_correlation(gap_N, told_N)) > 0.5:
-        # Another temperature stretches logprobs: the gap grows with them.
+    if abs(_correlation(gap_N, own_N)) > 0.5:
+        # Another temperature stretches logprobs: over the learner's, the engine's have a slope
+        # that is not 1.
         return "temperature"
     return "dtype (small, both ways, without a pattern)"
 

@@ -163,7 +163,14 @@ def _run(
     witness, learner, envs = Witness(voice.engine), learning.learner, tasks.trained_envs
     evals = assemble_evals(config, voice, tasks.eval_sets, envs)
     watch = assemble_watch(
-        config, speaker, voice, learner, envs=envs, witness=witness, losses=learning.losses
+        config,
+        speaker,
+        voice,
+        learner,
+        envs=envs,
+        witness=witness,
+        losses=learning.losses,
+        schedule=tasks.schedule,
     )
     # Behind all that may be named wrongly: they write in the run's folder.
     trackers = _trackers(config, resume_step=resume_step, schedule=tasks.schedule)

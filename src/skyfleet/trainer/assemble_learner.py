@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from skyfleet.algorithms.advantages import Estimator, WholeBatch
@@ -22,6 +24,7 @@ from skyfleet.algorithms.filters import (
     Kept,
     drop_zero_variance,
     keep_graded,
+    n_regraded,
     punish_overlong,
     zero_unfinished,
 )
@@ -38,6 +41,7 @@ from skyfleet.learner.optimizer import OptimizerSettings
 from skyfleet.learner.schedules import linear_to_a_tenth, schedule_named
 from skyfleet.learner.single import LearnerSettings, SingleLearner
 from skyfleet.models.adapter_files import load_adapted, refuse_adapted
+from skyfleet.models.decoder import Decoder
 from skyfleet.models.loading import load_weights, save_model
 from skyfleet.models.lora import adapt
 from skyfleet.trainer.assemble_policy import Speaker, longest_episode
@@ -65,7 +69,7 @@ def assemble_learner(
         adapt(module, lora, seed=config.trainer.seed)
     return SingleLearner(
         speaker.decoder,
-        watched(learner_settings(config, total_steps=total_steps)),
+        watched(learner_settings(config, speaker.decoder, total_steps=total_steps)),
         make_reference=reference_maker(config, speaker, reference_folder)
         if needs_reference
         else None,
@@ -80,7 +84,18 @@ def _load_whole(module: nn.Module, folder: Path) -> None:
     load_weights(module, folder)
 
 
-def learner_settings(config: RunConfig, *, total_steps: int) -> LearnerSettings:
+def is_exact(decoder: Decoder) -> bool:
+    """Whether a token is scored alike wherever it stands in a batch, up to the rounding of float32.
+
+    So much was shown of float32, and of bfloat16 over our own kernels on a Hopper GPU.
+    """
+    if decoder.dtype == torch.float32:
+        return True
+    own_kernels = decoder.is_fused and decoder.device.type == "cuda"
+    return own_kernels and torch.cuda.get_device_capability(decoder.device)[0] == 9
+
+
+def learner_settings(config: RunConfig, decoder: Decoder, *, total_steps: int) -> LearnerSettings:
     trainer, algorithm = config.trainer, config.trainer.algorithm
     return LearnerSettings(
         optimizer=optimizer_settings(
@@ -111,7 +126,8 @@ def learner_settings(config: RunConfig, *, total_steps: int) -> LearnerSettings:
         comparable_logprobs=comparable_logprobs(config),
         # What another engine says is near to the learner's, and a ratio would clip the rest.
         recompute_old_logprobs=algorithm.off_policy_correction.active
-        or config.generator.backend != "embedded",
+        or config.generator.backend != "embedded"
+        or not is_exact(decoder),
         kl=kl_estimator(algorithm.kl_estimator_type) if algorithm.use_kl_loss else None,
         kl_loss_coef=algorithm.kl_loss_coef,
         entropy_loss_coef=algorithm.entropy_loss_coef if algorithm.use_entropy_loss else 0.0,
@@ -169,22 +185,29 @@ def sift_of(config: RunConfig) -> Callable[[Sequence[Group]], Kept]:
     at_least = 1 if isinstance(estimator_of(algorithm), WholeBatch) else 2
 
     def sift(groups: Sequence[Group]) -> Kept:
+        touched: Counter[str] = Counter()
         if generator.zero_reward_on_non_stop:
-            groups = zero_unfinished(groups)
+            earned, groups = groups, zero_unfinished(groups)
+            touched["zeroed"] = n_regraded(earned, groups)
         if algorithm.overlong_buffer_len is not None:
+            earned = groups
             groups = punish_overlong(
                 groups,
                 max_len=algorithm.overlong_max_len or generator.sampling_params.max_generate_length,
                 buffer_len=algorithm.overlong_buffer_len,
                 penalty_factor=algorithm.overlong_buffer_penalty_factor,
             )
+            touched["punished"] = n_regraded(earned, groups)
         kept = _varied(config, groups, at_least)
+        if generator.apply_overlong_filtering:
+            unfinished = [t for group in kept.groups for t in group.graded if t.ending.truncated]
+            touched["overlong"] = len(unfinished)
         check_sample_batches(
             kept,
             len(groups) // config.trainer.train_batch_size,
             max_sample_batches=algorithm.dynamic_sampling.max_sample_batches,
         )
-        return kept
+        return replace(kept, touched=touched)
 
     return sift
 

@@ -6,21 +6,23 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Literal
 
-import torch
-
 from skyfleet.config.root import RunConfig
 from skyfleet.learner.single import SingleLearner
+from skyfleet.models.decoder import Decoder
 from skyfleet.sentinels.expected import Expected
 from skyfleet.sentinels.loss_witness import LossWitness
 from skyfleet.sentinels.roster import modes_of
 from skyfleet.sentinels.watch import Watch
 from skyfleet.sentinels.witness import Witness
+from skyfleet.trainer.assemble_learner import is_exact
 from skyfleet.trainer.assemble_policy import Speaker
 from skyfleet.trainer.limits import limits_of
+from skyfleet.trainer.schedule import Schedule
 from skyfleet.trainer.voice import Voice
 
-FLOAT32_GAP, COARSE_GAP = 1e-3, 0.05
-"""How far two ways of computing one logprob lie apart at most, on average."""
+EXACT_GAP, COARSE_GAP, FOREIGN_GAP = 1e-3, 0.03, 0.05
+"""How far two ways of computing one logprob lie apart at most, on average: where they are shown to be
+alike, in any other bfloat16, and where an engine computes in its own way."""
 
 
 def assemble_watch(
@@ -32,10 +34,11 @@ def assemble_watch(
     envs: Collection[str],
     witness: Witness,
     losses: LossWitness,
+    schedule: Schedule,
 ) -> Watch:
     return Watch(
         folder=Path(config.trainer.run_path),
-        expected=expected_of(config, envs=envs, dtype=speaker.decoder.dtype),
+        expected=expected_of(config, speaker.decoder, schedule, envs=envs),
         modes=modes_of(config.trainer.sentinels),
         witness=witness,
         losses=losses,
@@ -44,12 +47,14 @@ def assemble_watch(
     )
 
 
-def expected_of(config: RunConfig, *, envs: Collection[str], dtype: torch.dtype) -> Expected:
+def expected_of(
+    config: RunConfig, decoder: Decoder, schedule: Schedule, *, envs: Collection[str]
+) -> Expected:
     trainer, generator = config.trainer, config.generator
     algorithm = trainer.algorithm
     dynamic = algorithm.dynamic_sampling.type
     punished = algorithm.overlong_buffer_len is not None
-    alike = generator.backend == "embedded"  # else the engine computes in its own way
+    own_gap = EXACT_GAP if is_exact(decoder) else COARSE_GAP
     return Expected(
         n_samples=generator.n_samples_per_prompt,
         batch_size=trainer.train_batch_size,
@@ -68,8 +73,10 @@ def expected_of(config: RunConfig, *, envs: Collection[str], dtype: torch.dtype)
         update_epochs=trainer.update_epochs_per_batch,
         credited_again=_credited_again(config),
         least_mass=_least_mass(config),
-        logprob_tolerance=FLOAT32_GAP if alike and dtype == torch.float32 else COARSE_GAP,
+        logprob_tolerance=own_gap if generator.backend == "embedded" else FOREIGN_GAP,
+        reference_tolerance=own_gap,
         own_reference=trainer.ref.model.path == trainer.policy.model.path,
+        reference_interval=schedule.reference_interval,
         acting=acting_of(config),
     )
 
@@ -82,6 +89,9 @@ def acting_of(config: RunConfig) -> tuple[str, ...]:
     varied = algorithm.zero_variance_filter or algorithm.dynamic_sampling.type is not None
     acting = {
         "filter/zero_variance": varied,
+        "filter/zeroed": config.generator.zero_reward_on_non_stop,
+        "filter/punished": algorithm.overlong_buffer_len is not None,
+        "filter/overlong": config.generator.apply_overlong_filtering,
         "policy/clip_cov_ratio": algorithm.policy_loss_type == "clip_cov",
         "policy/tis_token_clip_high_ratio": rules.tis_ratio_type == "token",
         "policy/tis_seq_clip_high_ratio": rules.tis_ratio_type == "sequence",

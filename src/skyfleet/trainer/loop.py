@@ -78,8 +78,7 @@ async def play(run: Run, step: int, keep: Callable[[Trajectory], None]) -> tuple
 
 async def learn(run: Run, step: int, groups: Sequence[Group], kept: Kept) -> None:
     run.log.add(reward_metrics(groups) | episode_metrics(groups))
-    run.log.add(trained_reward_metrics(kept.groups))
-    run.log.add({f"filter/{reason}": float(number) for reason, number in kept.dropped.items()})
+    run.log.add(trained_reward_metrics(kept.groups) | kept.metrics)
     samples = assign_credit(kept.groups, run.estimate, mask_unfinished=run.mask_unfinished)
     run.watch.credited(groups, kept, samples)
     run.exports.credited(step, samples)
