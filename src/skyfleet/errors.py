@@ -26,6 +26,10 @@ class ModelError(SkyfleetError, RuntimeError):
 class EngineLostError(ModelError):
     """An engine that is trained has died: the run goes on if others can stand in for it."""
 
+    def __init__(self, reason: str, way_out: str) -> None:
+        super().__init__(f"{reason}; {way_out}")
+        self.reason = reason
+
 
 class CheckpointError(SkyfleetError, RuntimeError):
     """A checkpoint is absent, partial, or from another run."""

@@ -92,6 +92,34 @@ def test_a_parser_that_does_not_read_the_template_is_answered_with_one_that_does
         renderer.open([QUESTION], TOOLS)
 
 
+UNQUOTED = _TURNS.replace(
+    "CALL", "{{- '[' + call.function.name + '(word=' + call.function.arguments.word + ')]' }}"
+).replace("RESULT", "")
+
+
+def test_a_parser_that_somebody_names_is_believed_where_nobody_reads_the_template(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As vLLM's template for Llama 3.2: it leaves out the quotes that it tells the model to write."""
+    with pytest.raises(
+        ModelError, match=r"\(word=heron\).*, or name in generator.tool_call_parser"
+    ):
+        rendered_by(UNQUOTED).open([QUESTION], TOOLS)
+    assert rendered_by(UNQUOTED, "pythonic").open([QUESTION], TOOLS)
+    assert "generator.tool_call_parser is believed, though the chat template" in caplog.text
+
+
+def test_a_reader_is_named_that_reads_the_template_as_it_would_be_handed_calls() -> None:
+    """As Phi-4's: a list of JSON objects, whose arguments are an object to it."""
+    phi = _TURNS.replace(
+        "CALL",
+        """{{- 'functools[{"name": "' + call.function.name + '", "arguments": ' """
+        """+ call.function.arguments + '}]' }}""",
+    ).replace("RESULT", "")
+    with pytest.raises(ModelError, match=r"set generator.tool_call_parser=json_object"):
+        rendered_by(phi).open([QUESTION], TOOLS)
+
+
 def test_where_a_template_writes_no_calls_somebody_has_to_say_how_they_are_read() -> None:
     with pytest.raises(ModelError, match=r"set generator.tool_call_parser to one of \['glm', "):
         rendered_by(WRITES_NONE).open([QUESTION], TOOLS)

@@ -277,7 +277,7 @@ def test_a_model_behind_an_endpoint_is_scored(
         output = run(settings, *words, "--endpoint", url, "--model", "m", "--set", "unseen")
     assert cells(output)[0][:4] == ["unseen", "github", "3", "0.0 %"]
     hello, *played = asked
-    assert "seed" not in hello
+    assert hello["seed"] == 0  # what would refuse a seed would refuse every turn
     assert {body["model"] for body in played} == {"m"}
     assert len({body["seed"] for body in played}) == 6  # attempts at one task are not one attempt
 

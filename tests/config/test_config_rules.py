@@ -2,11 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from skyfleet.config.engine_rules import untrainable
 from skyfleet.config.gaps import GAPS
 from skyfleet.config.keys import known_keys
 from skyfleet.config.loading import load_config
-from skyfleet.config.rules import unsupported
+from skyfleet.config.rules import unsupported, untrainable
 from skyfleet.errors import ConfigError
 
 VLLM = ("generator.backend=vllm", "trainer.micro_train_batch_size_per_gpu=1")
@@ -350,12 +349,14 @@ def test_every_key_runs_or_has_a_gap() -> None:
     ],
 )
 def test_no_tiny_model_reads_what_another_writes(key: str, words: list[str]) -> None:
-    (sentence,) = unsupported(load_config("", [f"{key}=tiny", *words]))
+    config = load_config("", [f"{key}=tiny", *words])
+    (sentence,) = untrainable(config)
     assert sentence.startswith(f"{key}=tiny is made from scratch")
+    assert unsupported(config) == []  # to be played, as a run's own file is
     alike = [f"{key}=tiny", "trainer.policy.model.path=tiny", *words]
-    assert unsupported(load_config("", alike)) == []
+    assert untrainable(load_config("", alike)) == []
 
 
 def test_a_reference_that_nobody_asks_may_be_anything() -> None:
     asked = ["trainer.ref.model.path=tiny", "trainer.algorithm.use_kl_loss=false"]
-    assert unsupported(load_config("", asked)) == []
+    assert untrainable(load_config("", asked)) == []

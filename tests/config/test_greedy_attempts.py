@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from skyfleet.config.loading import load_config
-from skyfleet.config.rules import greedy_attempts, unsupported
+from skyfleet.config.rules import greedy_attempts, unsupported, untrainable
 
 N = "generator.eval_n_samples_per_prompt=4"
 SAMPLING = "generator.eval_sampling_params"
@@ -29,9 +29,10 @@ def test_one_attempt_or_drawn_attempts_are_fine(words: list[str]) -> None:
 @pytest.mark.parametrize("greedy", ["temperature=0", "top_k=1"])
 def test_greedy_attempts_are_not_learnt_from(greedy: str) -> None:
     words = ["trainer.algorithm.temperature=1", f"generator.sampling_params.{greedy}"]
-    assert unsupported(load_config("", words)) == [
+    assert untrainable(load_config("", words)) == [
         f"generator.n_samples_per_prompt=4 with generator.sampling_params.{greedy} would play one "
         "attempt 4 times and compare it with itself; set generator.sampling_params.temperature=1 "
         "without top_k"
     ]
-    assert unsupported(load_config("", [*words, "generator.n_samples_per_prompt=1"])) == []
+    assert untrainable(load_config("", [*words, "generator.n_samples_per_prompt=1"])) == []
+    assert unsupported(load_config("", words)) == []  # nobody plays groups to measure or to serve

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 from tests.fakes.loopback_vllm import replace_weights
 from tests.fakes.reached_vllm import loopback, reached
 from tests.fakes.wide_speaker import LearnerOf, moved
 
+from skyfleet.chat.completion import Completion
 from skyfleet.engines import posting, vllm_worker
 from skyfleet.engines.living import tell_living
+from skyfleet.engines.openai_engine import OpenAIEngine
 from skyfleet.engines.router import Router
 from skyfleet.engines.sampling import SamplingParams
 from skyfleet.engines.vllm_server import VllmServer
@@ -95,7 +98,7 @@ async def test_weights_reach_the_others_where_it_dies_of_them(
         dead.breaks, dead.is_healthy = at, False
         with caplog.at_level(logging.WARNING):
             await sync.push(learner, [one, other])  # type: ignore[arg-type]
-        assert f"the others go on without it: {one.name} was told to" in caplog.text
+        assert f"the others go on without it in this run: {one.name} was told to" in caplog.text
         assert one.is_lost
         assert not other.is_lost
         assert other.policy_version == 3
@@ -122,3 +125,35 @@ async def test_one_that_fails_and_lives_stops_the_run_though_another_died() -> N
         odd.breaks = "reset_prefix_cache"
         with pytest.raises(ModelError, match=rf"^{other.name} was told to drop its cache"):
             await tell_living([one, other], VllmServer.sleep)
+
+
+async def test_one_that_came_up_again_while_it_was_asked_is_not_believed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two turns fail; the first finds it dead, and the second is answered when it is up again."""
+    server = loopback()
+    async with reached(server) as engine:
+        generate = OpenAIEngine.generate
+
+        async def meanwhile(self: OpenAIEngine, *args: Any, **kwargs: Any) -> Completion:
+            said = await generate(self, *args, **kwargs)
+            engine.is_lost = True
+            return said
+
+        monkeypatch.setattr(OpenAIEngine, "generate", meanwhile)
+        with pytest.raises(EngineLostError, match="has died; start it again"):
+            await engine.generate(PROMPT, SAMPLING, session="s")
+        server.breaks = "reset_prefix_cache"  # it lives, and what it fails at is the lost one's
+        with pytest.raises(EngineLostError):
+            await engine.sleep()
+        assert engine.is_lost
+
+
+async def test_nobody_waits_for_one_that_died_asleep() -> None:
+    server = loopback(sleep_mode=True)
+    async with reached(server) as engine:
+        server.breaks, server.is_healthy = "sleep", False
+        with pytest.raises(EngineLostError):
+            await engine.sleep()
+        with pytest.raises(EngineLostError):
+            await engine.generate(PROMPT, SAMPLING, session="s")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,15 @@ def test_a_filter_that_never_acts_is_told_after_20_steps() -> None:
     finding = idle_filter(told(*[idle] * 20))
     assert finding is not None
     assert finding.evidence == {"metric": "filter/zero_variance", "steps": 20}
+
+
+def test_filters_that_never_act_are_named_together() -> None:
+    acting = ("filter/zero_variance", "filter/overlong")
+    rows = [dict.fromkeys(acting, 0.0)] * 20
+    expected = replace(EXPECTED, acting=acting)
+    finding = idle_filter(Told(expected=expected, metrics=rows[0], began=rows[:3], lately=rows[1:]))
+    assert finding is not None
+    assert finding.evidence["metric"] == "filter/zero_variance filter/overlong"
 
 
 def test_rewards_that_never_differ_are_told_after_10_steps() -> None:

@@ -44,7 +44,8 @@ def test_what_clients_send_by_themselves_changes_nothing() -> None:
     body = read(
         messages=[
             {"role": "user", "content": [text], "name": None},
-            {"role": "assistant", "tool_calls": [call], "name": "me", "annotations": [], **nothing},
+            {"role": "assistant", "tool_calls": [call], "name": "me", "annotations": [], **nothing}
+            | {"provider_specific_fields": {"refusal": None}, "thinking_blocks": []},
             {"role": "tool", "content": "7", "tool_call_id": "1", "name": "look"},
         ],
         tools=[{"type": "function", "function": {"name": "look", "strict": True}}],

@@ -216,6 +216,15 @@ def test_a_models_own_id_is_kept_until_it_says_it_again() -> None:
         body = ChatBody.model_validate({"model": MODEL, "messages": talk, "tools": [LOOK]})
         (written,) = chat_message(body, renderer, said)["tool_calls"]
         assert written["id"] == told
+    again = "".join(
+        f'<tool_call>{{"name": "look", "id": "functions.look:{i}"}}</tool_call>' for i in range(2)
+    )
+    for before in (["functions.look:0"], ["functions.look:1"]):
+        talk = [*HI, {"role": "assistant", "tool_calls": [call(id) for id in before]}]
+        body = ChatBody.model_validate({"model": MODEL, "messages": talk, "tools": [LOOK]})
+        both = renderer.write(Message(role="assistant", content=again))
+        ids = [one["id"] for one in chat_message(body, renderer, both)["tool_calls"]]
+        assert len({*ids, *before}) == 3
 
 
 async def test_without_tools_a_call_is_only_text() -> None:

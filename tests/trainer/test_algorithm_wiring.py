@@ -187,6 +187,11 @@ def test_logprobs_may_be_as_far_apart_as_what_computes_them_makes_them(
     assert settings.recompute_old_logprobs == (to_engine > 0.001)
 
 
+def test_kl_cov_asks_the_learner_itself_whose_distance_to_itself_is_none(tmp_path: Path) -> None:
+    config = small_config(tmp_path, "trainer.algorithm.policy_loss_type=kl_cov")
+    assert learner_settings(config, small_decoder(), total_steps=1).recompute_old_logprobs
+
+
 async def test_a_reference_that_cannot_be_read_is_refused_by_its_own_key(tmp_path: Path) -> None:
     config = small_config(tmp_path, "trainer.ref.model.path=/nowhere")
     speaker = await assemble_speaker(config, training_tasks(config), open_moody)

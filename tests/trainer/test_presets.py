@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from skyfleet.config.engine_rules import untrainable
 from skyfleet.config.explain import diff
 from skyfleet.config.loading import load_config, load_config_file
 from skyfleet.config.remarks import remarks
 from skyfleet.config.root import RunConfig
-from skyfleet.config.rules import unsupported
+from skyfleet.config.rules import unsupported, untrainable
 from skyfleet.trainer.sources import load_sources
 from skyfleet.trainer.tasks import check_apart, training_tasks
 

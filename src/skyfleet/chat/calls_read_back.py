@@ -6,6 +6,7 @@ here reads that way, every call would be speech and every episode a failure, in 
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from itertools import product
 
@@ -15,6 +16,8 @@ from skyfleet.chat.template import RefusedConversationError, Template
 from skyfleet.chat.tool_calls.formats import FORMATS
 from skyfleet.chat.tool_calls.hermes import write_hermes
 from skyfleet.chat.tool_calls.parser import ToolCallParser
+
+logger = logging.getLogger(__name__)
 
 (_PROBE,) = CALL.tool_calls
 
@@ -37,10 +40,13 @@ def handed_as_taken(template: Template, parse: ToolCallParser) -> Template:
     return max(ways, key=merits)  # of equals the first
 
 
-def why_unread(template: Template, parse: ToolCallParser, *, is_guess: bool) -> str | None:
-    """Why a call of the model would not be heard; None: it is, or the template writes none.
+def why_unread(
+    template: Template, parse: ToolCallParser, *, is_guess: bool, is_named: bool = False
+) -> str | None:
+    """Why a call of the model would not be heard; None: it is, or `parse` is believed.
 
-    Where it writes none, `parse` is believed unless it `is_guess`.
+    It is where the template writes no call, unless it `is_guess`; and where nobody reads what the
+    template writes and `parse` `is_named`: some leave out the quotes that their models write.
     """
     written, known = (_written(template, CALL) or "").strip(), sorted(FORMATS)
     writes_none = _PROBE.name not in written
@@ -51,16 +57,26 @@ def why_unread(template: Template, parse: ToolCallParser, *, is_guess: bool) -> 
             "the chat template does not say how the model writes its calls; "
             f"set generator.tool_call_parser to one of {known}"
         )
-    readers = [name for name in known if _is_read(written, FORMATS[name].parse)]
-    return f"the chat template writes a call as {written!r}, which would not be read; " + (
-        f"set generator.tool_call_parser={readers[0]}"
-        if readers
-        else f"give generator.chat_template one that writes calls as one of {known}"
+    readers = [name for name in known if _could_read(template, FORMATS[name].parse)]
+    why = f"the chat template writes a call as {written!r}, which would not be read"
+    if readers:
+        return f"{why}; set generator.tool_call_parser={readers[0]}"
+    if is_named:
+        logger.warning("generator.tool_call_parser is believed, though %s", why)
+        return None
+    return (
+        f"{why}; give generator.chat_template one that writes calls as one of {known}, or name in "
+        "generator.tool_call_parser what the model writes, whatever its template does"
     )
 
 
 def reads_hermes(parse: ToolCallParser) -> bool:
     return _is_read("".join(write_hermes(CALL.tool_calls)), parse)
+
+
+def _could_read(template: Template, parse: ToolCallParser) -> bool:
+    """Handed calls as they are written for that reader."""
+    return _is_read(_written(handed_as_taken(template, parse), CALL) or "", parse)
 
 
 def _is_read(written: str, parse: ToolCallParser) -> bool:

@@ -40,9 +40,13 @@ class JinjaRenderer:
         template: Template,
         *,
         parse: ToolCallParser | None = None,
+        parse_is_named: bool = False,
         close_turns: bool = True,
     ) -> None:
-        """Without `parse` calls are read as Hermes's, if the template writes such."""
+        """Without `parse` calls are read as Hermes's, if the template writes such.
+
+        `parse_is_named`: by somebody who may know the model better than its template does.
+        """
         self._parse, self._close_turns = parse or parse_hermes, close_turns
         self._template = template = handed_as_taken(template, self._parse)
         self._tokenizer = template.tokenizer
@@ -71,7 +75,9 @@ class JinjaRenderer:
             else why_not_append_only(self, CALL_BY_CALL if self._refuses(WORK) else WORK)
         )
         self.append_only = self.reason is None
-        self._unread = why_unread(template, self._parse, is_guess=parse is None)
+        self._unread = why_unread(
+            template, self._parse, is_guess=parse is None, is_named=parse_is_named
+        )
         if not self.append_only:
             logger.warning("every turn will open a new transcript: %s", self.reason)
 

@@ -77,7 +77,12 @@ def make_renderer(
         )
     if renderer is None:
         logger.info("rendering with the chat template itself, calls read as %s", parser or "hermes")
-        renderer = JinjaRenderer(template, parse=parse if parser else None, close_turns=close_turns)
+        renderer = JinjaRenderer(
+            template,
+            parse=parse if parser else None,
+            parse_is_named=tool_call_parser is not None,
+            close_turns=close_turns,
+        )
     difference = why_marks_differ(template, renderer)
     if difference:
         logger.warning("%s", difference)

@@ -129,7 +129,7 @@ async def endpoint_policy(config: RunConfig, url: str, model: str) -> AsyncItera
         stop=tuple(asked.stop),
     )
     async with OpenAIChat(url, model=model, api_key=read_key()) as chat:
-        await _check_answers(chat, url, replace(sampling, max_generate_length=16))
+        await _check_answers(chat, url, replace(sampling, max_generate_length=16, seed=0))
         yield _chatting(config, chat, sampling)
 
 

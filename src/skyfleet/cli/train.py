@@ -76,9 +76,8 @@ def _farewell(config: RunConfig) -> str:
 
 def _plan(config: RunConfig) -> list[str]:
     """What a run of this configuration would do, without loading a model."""
-    from skyfleet.config.engine_rules import untrainable
     from skyfleet.config.remarks import remarks
-    from skyfleet.config.rules import unsupported
+    from skyfleet.config.rules import unsupported, untrainable
     from skyfleet.trainer.sources import load_sources
     from skyfleet.trainer.tasks import check_apart, schedule_of, training_tasks
 

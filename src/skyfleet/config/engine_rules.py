@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from skyfleet.config.root import RunConfig
 
 
-def untrainable(config: RunConfig) -> Iterator[str]:
-    """Why a policy that can be played cannot be trained."""
+def handed_no_weights(config: RunConfig) -> Iterator[str]:
+    """Loads, because it can be played."""
     generator = config.generator
     if generator.backend == "openai":
         yield (

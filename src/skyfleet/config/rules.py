@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from skyfleet.config.algorithm_rules import ALGORITHM_RULES
-from skyfleet.config.engine_rules import ENGINE_RULES
+from skyfleet.config.engine_rules import ENGINE_RULES, handed_no_weights
 from skyfleet.config.gaps import GAPS, Gap
 from skyfleet.config.generator import SamplingParams
 from skyfleet.config.keys import default_at, value_at
@@ -33,7 +33,13 @@ def unsupported(config: RunConfig) -> list[str]:
         f"{gap.key}={value!r} does not run in this version: {gap.instead}"
         for gap in GAPS
         if speaks not in gap.backends and not _runs(gap, value := value_at(tree, gap.key), tree)
-    ] + [*greedy_attempts(config), *_greedy_rollouts(config), *tiny_strangers(config)]
+    ] + list(greedy_attempts(config))
+
+
+def untrainable(config: RunConfig) -> list[str]:
+    """Why a policy that can be played cannot be trained so."""
+    rules = (handed_no_weights, _greedy_rollouts, tiny_strangers)
+    return [sentence for rule in rules for sentence in rule(config)]
 
 
 def greedy_attempts(config: RunConfig) -> Iterator[str]:

@@ -20,8 +20,8 @@ def living(engines: Sequence[E]) -> list[E]:
     if not left:
         names = ", ".join(getattr(engine, "name", type(engine).__name__) for engine in engines)
         raise EngineLostError(
-            f"every engine has died ({names}); start them again, and the same command goes on from "
-            "the newest checkpoint"
+            f"every engine has died ({names})",
+            "start them again, and the same command goes on from the newest checkpoint",
         )
     return left
 
@@ -36,7 +36,7 @@ async def tell_living(engines: Sequence[E], do: Callable[[E], Awaitable[object]]
         if error not in lost or len(lost) == len(told):
             raise error
     for error in lost:
-        logger.warning("the others go on without it: %s", error)
+        logger.warning("the others go on without it in this run: %s", error.reason)
 
 
 def is_lost(engine: object) -> bool:

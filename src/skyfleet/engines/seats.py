@@ -143,7 +143,7 @@ class Seats(Generic[E]):
                 logging.WARNING if seat.is_trusted else logging.DEBUG,
                 "engine %d%s failed and session %s went on at engine %d: %s",
                 *(seat.number, left_out if is_lost(seat.engine) else ""),
-                *(session, answered.number, problem),
+                *(session, answered.number, getattr(problem, "reason", problem)),
             )
             seat.fail()
 

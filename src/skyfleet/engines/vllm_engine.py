@@ -78,7 +78,8 @@ class VllmEngine(SteeredVllm):
                 async with aclosing(self._llm.generate(prompt, asked, request_id)) as outputs:
                     sampled, logprobs, finish = await self._heard(outputs, sampling.stop)
         except EngineError as error:
-            await self._died(error)
+            # A turn that fails is its episode's matter, unless all that follow would fail with it.
+            await self._check_alive(f"{self.name} has died: {error}", error)
             raise
         return Completion(
             token_ids=tuple(sampled),

@@ -47,8 +47,11 @@ class VllmServer(SteeredVllm):
         except RefusedError:
             raise
         except EngineError as error:
-            await self._died(error)
+            # A turn that fails is its episode's matter, unless all that follow would fail with it.
+            await self._check_alive(f"{self.name} has died: {error}", error)
             raise
+        # Asked again and again, it may have died and come up again meanwhile.
+        self._check_not_lost()
         return replace(said, policy_version=version)
 
     async def _is_alive(self) -> bool:

@@ -72,8 +72,7 @@ class SteeredVllm:
     async def _ready(self) -> None:
         """Returns when a turn can begin."""
         await self._awake.wait()
-        if self.is_lost:
-            raise EngineLostError(f"{self.name} has died; {self.way_out}")
+        self._check_not_lost()
         if not self._has_weights:
             raise ConfigError(
                 f"{self.name} dropped its weights to sleep, and none have come since; push them "
@@ -110,20 +109,21 @@ class SteeredVllm:
         try:
             yield
         except Exception as error:
-            self.is_lost = not await self._is_alive()
-            raise (EngineLostError if self.is_lost else ModelError)(
-                f"{self.name} was told to {what} and failed: {reason_of(error)}; if it has died, "
-                f"{self.way_out}"
-            ) from error
+            failure = f"{self.name} was told to {what} and failed: {reason_of(error)}"
+            await self._check_alive(failure, error)
+            raise ModelError(f"{failure}; {self.way_out}") from error
 
-    async def _died(self, error: Exception) -> None:
-        """EngineLostError if so: a turn that fails is its episode's matter while others would not."""
-        if await self._is_alive():
+    async def _check_alive(self, failure: str, error: Exception) -> None:
+        """EngineLostError where it has died, which whatever comes up in its place does not mend."""
+        if not self.is_lost and await self._is_alive():
             return
         self.is_lost = True
-        raise EngineLostError(
-            f"{self.name} has died: {error}; its own last lines say why: {self.way_out}"
-        ) from error
+        self._awake.set()  # whoever waits for it is told
+        raise EngineLostError(failure, self.way_out) from error
+
+    def _check_not_lost(self) -> None:
+        if self.is_lost:
+            raise EngineLostError(f"{self.name} has died", self.way_out)
 
     async def _is_alive(self) -> bool:
         raise NotImplementedError

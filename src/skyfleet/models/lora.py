@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 ALL_LINEAR = "all-linear"
 _KEY = "trainer.policy.model.lora.target_modules"
+_SLAB = 2**24
+"""Weights that are merged at once: thresholds take 40 bytes for each."""
 
 
 class LoraLinear(nn.Linear):
@@ -43,13 +45,20 @@ class LoraLinear(nn.Linear):
 
     def merged(self) -> Tensor:
         """What the weight has to be: summed in float32, rounded once."""
-        total = torch.addmm(self.base.float(), self.lora_B, self.lora_A, alpha=self.scale)
-        if self.weight.dtype != torch.float32:
-            total += thresholds(self.base)
-        return total.to(self.weight.dtype)
+        if self.weight.dtype == torch.float32:
+            return torch.addmm(self.base, self.lora_B, self.lora_A, alpha=self.scale)
+        merged_OI = torch.empty_like(self.base)
+        for first in range(0, self.out_features, rows := max(1, _SLAB // self.in_features)):
+            here = slice(first, first + rows)
+            total_RI = torch.addmm(
+                self.base[here].float(), self.lora_B[here], self.lora_A, alpha=self.scale
+            )
+            total_RI += thresholds(self.base[here], first * self.in_features)
+            merged_OI[here] = total_RI
+        return merged_OI
 
 
-def thresholds(base_OI: Tensor) -> Tensor:
+def thresholds(base_OI: Tensor, first_place: int = 0) -> Tensor:
     """What each weight is moved by before it is rounded: less than half a step of its precision.
 
     A base lies on the very steps, where most of what adapters say would be rounded away for many
@@ -62,7 +71,7 @@ def thresholds(base_OI: Tensor) -> Tensor:
     step_OI = torch.ldexp(half, exponent_OI)
     step_OI = torch.where(mantissa_OI.abs() == 0.5, step_OI / 2, step_OI) * (base_OI != 0)
     # Multiples of the golden ratio lie evenly, and on every device alike.
-    place_OI = torch.arange(base_OI.numel(), device=base_OI.device).view_as(base_OI)
+    place_OI = first_place + torch.arange(base_OI.numel(), device=base_OI.device).view_as(base_OI)
     share_OI = (place_OI * 2_654_435_769 % 2**32).float() / 2**32
     # Not quite half, which the sum in float32 could round to a half.
     return 0.999 * step_OI * (share_OI - 0.5)

@@ -71,15 +71,15 @@ def equal_rewards(told: Told) -> Finding | None:
 
 def idle_filter(told: Told) -> Finding | None:
     rows = [*told.lately[1 - STEPS_IDLE :], told.metrics]
-    for key in told.expected.acting:
-        seen = _values(rows, key)
-        if len(seen) >= STEPS_IDLE and not any(seen):
-            return found(
-                f"a filter is on and did nothing for {STEPS_IDLE} steps; switch it off or see why",
-                metric=key,
-                steps=len(seen),
-            )
-    return None
+    seen = {key: _values(rows, key) for key in told.expected.acting}
+    idle = [key for key, values in seen.items() if len(values) >= STEPS_IDLE and not any(values)]
+    if not idle:
+        return None
+    return found(
+        f"a filter is on and did nothing for {STEPS_IDLE} steps; switch it off or see why",
+        metric=" ".join(idle),
+        steps=STEPS_IDLE,
+    )
 
 
 def _values(rows: Sequence[Mapping[str, float]], key: str) -> list[float]:

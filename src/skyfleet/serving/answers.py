@@ -71,14 +71,18 @@ def chat_message(body: ChatBody, renderer: Renderer, token_ids: Sequence[int]) -
 
 def _told_apart(calls: Sequence[ToolCall], used: Collection[str]) -> tuple[ToolCall, ...]:
     """An id is told once, so that agents can keep results by it; a model's own new one is kept."""
-
-    def told(place: int, call: ToolCall) -> str:
-        if call.id == f"call_{place}":  # the model named none
-            return f"call_{uuid4().hex}"
-        # As Kimi K2 counts; gpt-oss reads the name in it.
-        return call_id(call.name, len(used) + place) if call.id in used else call.id
-
-    return tuple(replace(call, id=told(place, call)) for place, call in enumerate(calls))
+    taken, told = {*used, *(call.id for call in calls)}, list[ToolCall]()
+    for place, call in enumerate(calls):
+        own, number = call.id, len(used)
+        if own == f"call_{place}":  # the model named none
+            own = f"call_{uuid4().hex}"
+        elif own in used:
+            # As Kimi K2 counts; gpt-oss reads the name in it.
+            while (own := call_id(call.name, number)) in taken:
+                number += 1
+        taken.add(own)
+        told.append(replace(call, id=own))
+    return tuple(told)
 
 
 def chat_finish(completion: Completion, message: dict[str, Any]) -> str:

@@ -113,19 +113,31 @@ class _Function(_Inner):
 
 
 class _Tool(_Inner):
+    harmless = frozenset(["cache_control"])
+
     type: Literal["function"] = "function"
     function: _Function
 
 
 class _TextPart(_Inner):
-    harmless = frozenset(["cache_control"])
+    harmless = frozenset(["annotations", "cache_control"])
 
     type: Literal["text"]
     text: str
 
 
 class _Said(_Inner):
-    harmless = frozenset(["annotations", "malformed_calls"])  # of an answer that is sent back
+    # Of an answer that is sent back, by way of LiteLLM too.
+    harmless = frozenset(
+        [
+            "annotations",
+            "cache_control",
+            "malformed_calls",
+            "provider_specific_fields",
+            "reasoning_details",
+            "thinking_blocks",
+        ]
+    )
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[_TextPart] = ""

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from skyfleet.chat.tool_calls.blocks import opens_thought
 from skyfleet.engines.openai_messages import read_reply
 from skyfleet.serving.answers import chat_finish, chat_message, chat_tokens, totals
 from skyfleet.serving.bodies import ChatBody
 from skyfleet.serving.served import Served
 from skyfleet.serving.speaking import Ask
 from skyfleet.serving.streaming import chat_choices, events
+
+_LAST = 8
+"""Tokens of a prompt: what a template begins a turn with is among them."""
 
 
 async def chat(
@@ -38,7 +42,8 @@ async def chat(
     if body.stream:
         (ask,) = asks
         slices = served.speaking.slices(ask)
-        choices = chat_choices(body, served.renderer, slices, thinks=served.thinks)
+        thinks = opens_thought(served.renderer.text(ask.prompt[-_LAST:]))
+        choices = chat_choices(body, served.renderer, slices, thinks=thinks)
         fields = served.fields("chatcmpl", "chat.completion.chunk")
         return events(fields, body, ask.prompt, choices, on_end=lambda said: answer(ask, said))
     completions = await served.whole(asks)

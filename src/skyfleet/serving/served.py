@@ -12,7 +12,6 @@ from uuid import uuid4
 
 from skyfleet.chat.completion import Completion
 from skyfleet.chat.renderer import Renderer
-from skyfleet.chat.tool_calls.blocks import END_OF_THOUGHT
 from skyfleet.engines.sampling import SamplingParams
 from skyfleet.serving.bodies import B, Body, read_body
 from skyfleet.serving.refusal import RefusalError
@@ -33,8 +32,6 @@ class Served:
     ) -> None:
         self.renderer, self.speaking, self.encode = renderer, speaking, encode
         self.threads = Threads(renderer)
-        self.thinks = any(len(encode(mark)) == 1 for mark in END_OF_THOUGHT.values())
-        """The model has a token for the end of a thought."""
         self._model, self._max_model_len = model, max_model_len
         self._template_kwargs = template_kwargs
 

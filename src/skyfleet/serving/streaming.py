@@ -77,7 +77,7 @@ async def chat_choices(
 ) -> Choices:
     """What may yet become something else waits for the last slice: all words where tools were offered.
 
-    `thinks`: what is said before any thought may turn out to be one, so it waits for that.
+    `thinks`: the prompt ends in a thought, and what is said before it ends may be part of that.
     """
     said: list[int] = []
     sent = {"content": "", "reasoning_content": ""}

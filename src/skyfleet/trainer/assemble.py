@@ -14,11 +14,10 @@ from skyfleet.algorithms.filters import Kept
 from skyfleet.algorithms.sample import Sample
 from skyfleet.checkpoints.checkpoint import Checkpoint, JsonPart, folder_of
 from skyfleet.checkpoints.resume import load_checkpoint
-from skyfleet.config.engine_rules import untrainable
 from skyfleet.config.explain import flatten
 from skyfleet.config.remarks import remarks
 from skyfleet.config.root import RunConfig
-from skyfleet.config.rules import unsupported
+from skyfleet.config.rules import unsupported, untrainable
 from skyfleet.engines.vllm_settings import check_vllm
 from skyfleet.envs.env import EnvFactory
 from skyfleet.envs.registry import env_factory

@@ -127,7 +127,9 @@ def learner_settings(config: RunConfig, decoder: Decoder, *, total_steps: int) -
         # What another engine says is near to the learner's, and a ratio would clip the rest.
         recompute_old_logprobs=algorithm.off_policy_correction.active
         or config.generator.backend != "embedded"
-        or not is_exact(decoder),
+        or not is_exact(decoder)
+        # Its gradient is a sign, and knows no small distance.
+        or algorithm.policy_loss_type == "kl_cov",
         kl=kl_estimator(algorithm.kl_estimator_type) if algorithm.use_kl_loss else None,
         kl_loss_coef=algorithm.kl_loss_coef,
         entropy_loss_coef=algorithm.entropy_loss_coef if algorithm.use_entropy_loss else 0.0,

@@ -89,7 +89,6 @@ def acting_of(config: RunConfig) -> tuple[str, ...]:
     varied = algorithm.zero_variance_filter or algorithm.dynamic_sampling.type is not None
     acting = {
         "filter/zero_variance": varied,
-        "filter/zeroed": config.generator.zero_reward_on_non_stop,
         "filter/punished": algorithm.overlong_buffer_len is not None,
         "filter/overlong": config.generator.apply_overlong_filtering,
         "policy/clip_cov_ratio": algorithm.policy_loss_type == "clip_cov",

@@ -88,7 +88,7 @@ class VllmSync:
         return version
 
     async def confirm(self, engines: Sequence[Engine]) -> None:
-        """Of one that has died nothing more can be read; it had the policy's weights when it began."""
+        """Of one that has died nothing more can be read: it was proven when its weights came."""
         proof = self._proof
         if proof is None:
             return

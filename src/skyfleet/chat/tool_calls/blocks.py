@@ -92,6 +92,12 @@ def thoughts_aside(text: str) -> tuple[str, str | None]:
     return parsed.content + text[len(before) :].rstrip(), parsed.reasoning
 
 
+def opens_thought(text: str) -> bool:
+    """Whether a thought is begun and not ended: what follows belongs to it."""
+    marks = _THOUGHT.findall(text)
+    return bool(marks) and marks[-1] in END_OF_THOUGHT
+
+
 def skip_space(text: str, position: int) -> int:
     space = _SPACE.match(text, position)
     return space.end() if space else position
