@@ -116,6 +116,14 @@ def test_evaluate_takes_one_set_by_name(settings: str) -> None:
         (["evaluate", "--agent", "null"], "data.val_data is empty"),
         (["rollout", SOURCE, "trainer.policy.model.path=tiny"], "holds no checkpoint yet"),
         (["train", "no_such_file.yaml"], "no_such_file.yaml cannot be read as a configuration"),
+        (
+            ["train", "--dry-run", "trainer.algorithm.policy_loss_type=no_such:loss"],
+            "trainer.algorithm.policy_loss_type='no_such:loss' cannot be imported",
+        ),
+        (
+            ["train", "--dry-run", "environment.env_class=no_such:play"],
+            "='no_such:play' cannot be imported",
+        ),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_two(

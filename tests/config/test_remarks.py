@@ -56,3 +56,12 @@ def test_an_update_at_another_temperature_than_the_rollouts_is_told(learnt: floa
         f"{ALGORITHM}.temperature={learnt} and generator.sampling_params.temperature=1.0: "
     )
     assert told("generator.sampling_params.temperature=0.5") == []
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "rloo", "maxrl"])
+def test_one_attempt_has_nobody_to_be_compared_with(estimator: str) -> None:
+    words = [f"trainer.algorithm.advantage_estimator={estimator}"]
+    alone = load_config("", [*words, "generator.n_samples_per_prompt=1"])
+    (sentence,) = remarks(alone)
+    assert sentence.startswith("generator.n_samples_per_prompt=1 with trainer.algorithm.advantage_")
+    assert remarks(load_config("", words)) == []

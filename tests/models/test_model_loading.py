@@ -75,3 +75,13 @@ def test_a_folder_without_a_model_is_one_sentence(tmp_path: Path, content: str |
 def test_a_missing_folder_names_what_may_be_given_instead(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no model folder there .* 'tiny' or 'smollm2'"):
         load_model(str(tmp_path / "none"), dtype=torch.float32, device=CPU, config_kwargs={})
+
+
+def test_weights_of_other_sizes_than_asked_name_the_key(tmp_path: Path) -> None:
+    save_model(tiny(seed=1), tmp_path)
+    with pytest.raises(
+        ModelError, match=r"other sizes .*kwargs=\{'vocab_size': 512\} .*kwargs=\{\}$"
+    ):
+        load_model(
+            str(tmp_path), dtype=torch.float32, device=CPU, config_kwargs={"vocab_size": 512}
+        )

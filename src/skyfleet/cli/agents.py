@@ -195,6 +195,7 @@ def policy_folder_of(config: RunConfig, checkpoint: Path | None) -> Path | None:
     if trainer.policy.model.path == "tiny":
         raise ConfigError(
             f"{trainer.ckpt_path} holds no checkpoint yet, and a tiny policy is made by "
-            "training: run `skyfleet train` first, or choose --agent oracle"
+            "training: run `skyfleet train` first, name another run by trainer.run_name or its "
+            "--checkpoint, or choose --agent oracle"
         )
     return None

