@@ -6,31 +6,26 @@ import logging
 from typing import Any
 
 import pytest
-from tests.fakes.loopback_vllm import replace_weights
-from tests.fakes.reached_vllm import loopback, reached
-from tests.fakes.wide_speaker import LearnerOf, moved
+from tests.fakes.reached_vllm import (
+    PROMPT,
+    SAMPLING,
+    changed,
+    loopback,
+    reached,
+    without_vllm,
+)
 
 from skyfleet.chat.completion import Completion
-from skyfleet.engines import posting, vllm_worker
 from skyfleet.engines.living import tell_living
 from skyfleet.engines.openai_engine import OpenAIEngine
 from skyfleet.engines.router import Router
-from skyfleet.engines.sampling import SamplingParams
 from skyfleet.engines.vllm_server import VllmServer
 from skyfleet.errors import EngineError, EngineLostError, ModelError
 
-PROMPT = [20 + i for i in range(12)]
-SAMPLING = SamplingParams(max_generate_length=8, seed=1)
-
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(posting, "FIRST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(vllm_worker, "_replace", replace_weights)
-
-
-def changed() -> LearnerOf:
-    return LearnerOf(moved(0.05), 3)
+def _without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_vllm(monkeypatch)
 
 
 async def test_its_sessions_go_on_elsewhere_and_it_is_not_asked_again(

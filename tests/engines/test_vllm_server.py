@@ -7,33 +7,29 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.fakes.loopback_vllm import replace_weights
-from tests.fakes.reached_vllm import loopback, reached
+from tests.fakes.reached_vllm import (
+    PROMPT,
+    SAMPLING,
+    changed,
+    loopback,
+    reached,
+    without_vllm,
+)
 from tests.fakes.small_models import logprobs_of
 from tests.fakes.tiny_speaker import MODEL
 from tests.fakes.wide_speaker import LearnerOf, moved, wide_speaker
 
-from skyfleet.engines import posting, vllm_worker
+from skyfleet.engines import vllm_worker
 from skyfleet.engines.openai_engine import OpenAIEngine
 from skyfleet.engines.posting import RefusedError
-from skyfleet.engines.sampling import SamplingParams
 from skyfleet.engines.vllm_routes import VllmRoutes
 from skyfleet.engines.vllm_server import VllmServer, open_vllm_server
 from skyfleet.errors import ConfigError, EngineError, ModelError, SentinelError
 
-PROMPT = [20 + i for i in range(12)]
-SAMPLING = SamplingParams(max_generate_length=8, seed=1)
-
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(posting, "FIRST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(vllm_worker, "_replace", replace_weights)
-
-
-def changed() -> LearnerOf:
-    """With weights that the server does not have."""
-    return LearnerOf(moved(0.05), 3)
+def _without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_vllm(monkeypatch)
 
 
 async def test_weights_change_what_is_said_and_the_version_goes_with_each_turn() -> None:

@@ -6,16 +6,33 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from tests.fakes.loopback_vllm import LoopbackVllm
+import pytest
+from tests.fakes.loopback_vllm import LoopbackVllm, replace_weights
 from tests.fakes.serving import serving
 from tests.fakes.tiny_speaker import MODEL
-from tests.fakes.wide_speaker import wide_speaker
+from tests.fakes.wide_speaker import LearnerOf, moved, wide_speaker
 
+from skyfleet.engines import posting, vllm_worker
 from skyfleet.engines.openai_engine import OpenAIEngine
+from skyfleet.engines.sampling import SamplingParams
 from skyfleet.engines.vllm_routes import VllmRoutes
 from skyfleet.engines.vllm_server import VllmServer, open_vllm_server
 from skyfleet.models.loading import Loaded
 from skyfleet.models.sizes import sizes_of
+
+PROMPT = [20 + i for i in range(12)]
+SAMPLING = SamplingParams(max_generate_length=8, seed=1)
+
+
+def without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked again at once, and given weights without vLLM."""
+    monkeypatch.setattr(posting, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(vllm_worker, "_replace", replace_weights)
+
+
+def changed() -> LearnerOf:
+    """With weights that the server does not have."""
+    return LearnerOf(moved(0.05), 3)
 
 
 def loopback(**lacks: Any) -> LoopbackVllm:

@@ -7,6 +7,7 @@ its keys carry the policy version.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from typing import Any, Literal
 from skyfleet.errors import ConfigError, EngineLostError, ModelError
 
 
-class SteeredVllm:
+class SteeredVllm(ABC):
     """What an engine of vLLM's is besides its turns."""
 
     reads_memory: bool
@@ -37,7 +38,7 @@ class SteeredVllm:
         self.is_lost = False
         """It has died. What comes up in its place has other weights, and is not asked in this run."""
 
-    async def release(self, session: str) -> None:
+    async def release(self, session: str) -> None:  # noqa: B027 - there is nothing to be done
         """vLLM drops the oldest of its cache by itself."""
 
     async def sleep(self) -> None:
@@ -125,8 +126,8 @@ class SteeredVllm:
         if self.is_lost:
             raise EngineLostError(f"{self.name} has died", self.way_out)
 
-    async def _is_alive(self) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    async def _is_alive(self) -> bool: ...
 
 
 def reason_of(error: Exception) -> str:
