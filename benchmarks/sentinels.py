@@ -29,6 +29,7 @@ os.environ |= {"OMP_NUM_THREADS": "1"}
 
 import torch
 
+from skyfleet.chat.completion import Completion
 from skyfleet.chat.message import Message
 from skyfleet.config.loading import load_config, load_config_file
 from skyfleet.config.root import RunConfig
@@ -113,8 +114,10 @@ class Echo:
     """An engine that takes no time."""
 
     policy_version = 0
+    said = Completion(token_ids=(0,), logprobs=(0.0,), finish="stop", policy_version=0)
 
-    async def generate(self, token_ids: object, sampling: object, *, session: str) -> Any: ...
+    async def generate(self, token_ids: object, sampling: object, *, session: str) -> Completion:
+        return self.said
 
 
 async def witness_seconds(n: int = 2000) -> float:
