@@ -2,7 +2,8 @@
 
 SmolLM2-135M in bfloat16 says 48 tokens a turn, which nothing ends early. An untrained model calls
 few tools, so the world answers the next call of the task's reference solution whatever was said:
-prompts grow as an agent's do, and both sides play the same turns. Each side is a process of its own.
+prompts grow as an agent's do, and both sides play the same turns. Each side is a process of its own,
+and plays with a seed on every request, as training does, and without: vLLM draws seeded ones one by one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import argparse
 import asyncio
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from itertools import cycle, islice
 from pathlib import Path
 from time import perf_counter
@@ -113,8 +114,10 @@ class CachedTokens:
             yield output
 
 
-async def play(engine: Counted, renderer: Any, tasks: Sequence[Task], seed: int) -> float:
-    sampling = SamplingParams(max_generate_length=N_NEW, seed=seed)
+async def play(
+    engine: Counted, renderer: Any, tasks: Sequence[Task], time: int, *, seeded: bool
+) -> float:
+    sampling = SamplingParams(max_generate_length=N_NEW, seed=time if seeded else None)
     limits = Limits(max_turns=N_TURNS, max_input_length=CAPACITY, trajectory_timeout_seconds=900)
 
     async def open_env(task: Task) -> Directed:
@@ -126,7 +129,7 @@ async def play(engine: Counted, renderer: Any, tasks: Sequence[Task], seed: int)
             engine=engine,
             renderer=renderer,
             sampling=sampling,
-            session=f"{seed}/{session}",
+            session=f"{time}/{session}",
         )
 
     start = perf_counter()
@@ -144,7 +147,9 @@ async def play(engine: Counted, renderer: Any, tasks: Sequence[Task], seed: int)
     return seconds
 
 
-async def measured(side: str, n_tasks: int, device: str, cache_gib: float) -> dict[str, Any]:
+async def measured(
+    side: str, n_tasks: int, device: str, cache_gib: float
+) -> AsyncIterator[dict[str, Any]]:
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     loaded = load_model("smollm2", dtype=dtype, device=torch.device(device), config_kwargs={})
     renderer = make_renderer(loaded.tokenizer)
@@ -180,27 +185,35 @@ async def measured(side: str, n_tasks: int, device: str, cache_gib: float) -> di
             memory_bytes=int(cache_gib * 2**30) if device == "cuda" else 1 << 30,
         )
     engine = Counted(inner)
-    await play(engine, renderer, tasks, 0)
-    # As after a weight update: nothing of the first time is left to be found.
-    inner.policy_version = 1
-    before = engine.n_prompt, engine.n_said
-    read_before = cached.total if side == "vllm" else inner.tokens_computed
-    with settled():  # as in `skyfleet train`, once everything is set up
-        seconds = await play(engine, renderer, tasks, 1)
-    n_prompt, n_said = engine.n_prompt - before[0], engine.n_said - before[1]
+    await play(engine, renderer, tasks, 0, seeded=True)
+    for time, seeded in enumerate([True, False, True, False], start=1):
+        # As after a weight update: nothing of the time before is left to be found.
+        inner.policy_version = time
+        n_prompt, n_said = engine.n_prompt, engine.n_said
+        read = cached.total if side == "vllm" else inner.tokens_computed
+        with settled():  # as in `skyfleet train`, once everything is set up
+            seconds = await play(engine, renderer, tasks, time, seeded=seeded)
+        n_prompt, n_said = engine.n_prompt - n_prompt, engine.n_said - n_said
+        if side == "vllm":
+            from_cache = cached.total - read
+        else:
+            from_cache = n_prompt - (inner.tokens_computed - read - n_said)
+        yield {
+            "side": side,
+            "seeds": seeded,
+            "episodes_a_minute": round(n_episodes * 60 / seconds),
+            "seconds": round(seconds, 2),
+            "sampled_tokens_a_second": round(n_said / seconds),
+            "prompt_tokens": n_prompt,
+            "share_from_cache": round(from_cache / n_prompt, 4),
+        }
     if side == "vllm":
-        from_cache = cached.total - read_before
         await vllm.close()
-    else:
-        from_cache = n_prompt - (inner.tokens_computed - read_before - n_said)
-    return {
-        "side": side,
-        "episodes_a_minute": round(n_episodes * 60 / seconds),
-        "seconds": round(seconds, 2),
-        "sampled_tokens_a_second": round(n_said / seconds),
-        "prompt_tokens": n_prompt,
-        "share_from_cache": round(from_cache / n_prompt, 4),
-    }
+
+
+async def tell(side: str, n_tasks: int, device: str, cache_gib: float) -> None:
+    async for row in measured(side, n_tasks, device, cache_gib):
+        print(json.dumps(row), flush=True)
 
 
 def main() -> None:
@@ -210,8 +223,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--cache-gib", type=float, default=30, help="keys and values of either")
     options = parser.parse_args()
-    row = asyncio.run(measured(options.side, options.tasks, options.device, options.cache_gib))
-    print(json.dumps(row), flush=True)
+    asyncio.run(tell(options.side, options.tasks, options.device, options.cache_gib))
 
 
 if __name__ == "__main__":
