@@ -63,6 +63,7 @@ def test_cispo_clamps_the_weight_and_keeps_every_gradient() -> None:
     # -A clamp(r) logp: weights 5 and 1/2; older SkyRL's bounds would have made the second 1.
     assert output.loss_T.tolist() == pytest.approx([-5 * (log(8) - 1), log(0.5) - 1], abs=1e-5)
     assert output.metrics_T["ppo_clip_ratio"].tolist() == [1.0, 0.0]
+    assert output.spreads_T["cispo_ratio"].tolist() == pytest.approx([8.0, 0.5], abs=1e-5)
     assert gradients(given, output) == pytest.approx([-5.0, 1.0])
 
 
@@ -281,6 +282,10 @@ def counted_once(given: LossInputs) -> LossOutput:
     return LossOutput(loss_T=-given.logprobs_T, metrics_B={"x": given.advantages_T})
 
 
+def spread_once(given: LossInputs) -> LossOutput:
+    return LossOutput(loss_T=-given.logprobs_T, spreads_T={"x": given.advantages_T[:1]})
+
+
 def bare(given: LossInputs) -> Any:
     return -given.logprobs_T
 
@@ -295,6 +300,10 @@ def bare(given: LossInputs) -> Any:
         (
             "counted_once",
             r"counted_once' gave metrics_B\['x'\] of shape \(2,\) where \(1,\) is owed",
+        ),
+        (
+            "spread_once",
+            r"spread_once' gave spreads_T\['x'\] of shape \(1,\) where \(2,\) is owed",
         ),
         ("bare", "bare' returns a Tensor; return a LossOutput"),
     ],

@@ -62,6 +62,7 @@ def _checked(name: str, own: PolicyLoss, inputs: LossInputs) -> LossOutput:
     owed = [("loss_T", output.loss_T, tokens)]
     owed += [(f"metrics_T[{key!r}]", x, tokens) for key, x in output.metrics_T.items()]
     owed += [(f"metrics_B[{key!r}]", x, sequences) for key, x in output.metrics_B.items()]
+    owed += [(f"spreads_T[{key!r}]", x, tokens) for key, x in output.spreads_T.items()]
     for field, values, shape in owed:
         if values.shape != shape:
             raise ConfigError(
