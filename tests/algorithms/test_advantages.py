@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
+from tests.fakes.samples import sample
 
 from skyfleet.algorithms.advantages import WholeBatch, grpo, maxrl, rloo
 from skyfleet.algorithms.estimators import estimator_of
 from skyfleet.algorithms.returns import discounted, gae, standardized, whitened
+from skyfleet.algorithms.sample import Sample
 from skyfleet.config.algorithm import ADVANTAGE_ESTIMATORS, Algorithm
 from skyfleet.errors import ConfigError
 
@@ -52,7 +57,8 @@ def test_every_estimator_a_configuration_may_name_is_there() -> None:
 
 def test_an_estimator_of_ones_own_is_named_by_module_and_function() -> None:
     own = estimator_of(Algorithm(advantage_estimator="skyfleet.algorithms.advantages:rloo"))
-    assert own is rloo
+    assert not isinstance(own, WholeBatch)
+    assert own([1.0, 0.0, 0.0]) == [1.0, -0.5, -0.5]
     with pytest.raises(ConfigError, match="'nowhere:rloo' cannot be imported"):
         estimator_of(Algorithm(advantage_estimator="nowhere:rloo"))
 
@@ -62,14 +68,55 @@ def test_what_is_no_function_is_no_estimator() -> None:
         estimator_of(Algorithm(advantage_estimator="math:pi"))
 
 
-def test_an_estimator_of_ones_own_wants_the_rewards_alone() -> None:
-    takes_two = "skyfleet.algorithms.returns:discounted"
-    with pytest.raises(ConfigError) as caught:
-        estimator_of(Algorithm(advantage_estimator=takes_two))
-    assert str(caught.value).startswith(
-        f"trainer.algorithm.advantage_estimator='{takes_two}' is called with a group's rewards and "
-        "nothing else: missing a required"
+def shifted(samples: Sequence[Sample], *, by: float = 0.0) -> list[Sample]:
+    return [replace(s, advantages=tuple(x + by for x in s.advantages)) for s in samples]
+
+
+batch_shifted = WholeBatch(credit=shifted)
+
+
+def test_an_estimator_of_ones_own_is_given_its_settings() -> None:
+    own = estimator_of(
+        Algorithm(
+            advantage_estimator="skyfleet.algorithms.advantages:grpo",
+            advantage_estimator_kwargs={"norm_by_std": False},
+        )
     )
+    assert not isinstance(own, WholeBatch)
+    assert own([1.0, 0.0]) == [0.5, -0.5]
+
+
+def test_a_whole_batch_of_ones_own_is_given_its_settings() -> None:
+    whole = estimator_of(
+        Algorithm(
+            advantage_estimator=f"{__name__}:batch_shifted", advantage_estimator_kwargs={"by": 2.0}
+        )
+    )
+    assert isinstance(whole, WholeBatch)
+    (credited,) = whole.credit([sample([1, 2], [False, True], advantage=1.0)])
+    assert credited.advantages[1] == 3.0
+
+
+@pytest.mark.parametrize(
+    ("own", "kwargs", "takes", "complaint"),
+    [
+        ("skyfleet.algorithms.returns:discounted", {}, "a group's rewards", "missing a required"),
+        ("math:fsum", {"gamma": 1.0}, "a group's rewards", ""),
+        (f"{__name__}:batch_shifted", {"gamma": 1.0}, "a batch's samples", "got an unexpected"),
+    ],
+)
+def test_settings_that_an_estimator_of_ones_own_does_not_take_are_refused(
+    own: str, kwargs: dict[str, float], takes: str, complaint: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        estimator_of(Algorithm(advantage_estimator=own, advantage_estimator_kwargs=kwargs))
+    assert str(caught.value).startswith(
+        f"trainer.algorithm.advantage_estimator='{own}' is called with {takes} and "
+        f"trainer.algorithm.advantage_estimator_kwargs={kwargs}: {complaint}"
+    )
+
+
+def test_what_is_written_in_c_can_be_an_estimator() -> None:
     estimator_of(Algorithm(advantage_estimator="math:fsum"))
 
 

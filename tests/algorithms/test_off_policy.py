@@ -44,9 +44,9 @@ def test_without_a_rule_the_loss_is_left_alone() -> None:
 
 def test_a_token_weighs_its_ratio_up_to_a_cap() -> None:
     assert weights(tis_ratio_type="token") == pytest.approx([2.0, 0.5, 1.1, 1.0, 0.9], abs=1e-5)
-    told = corrected(tis_ratio_type="token").metrics_T
-    assert told["tis_token_clip_high_ratio"].tolist() == [1.0, 0.0, 0.0, 0.0, 0.0]
-    assert told["is_ratio_mean"].tolist() == pytest.approx([4.0, 0.5, 1.1, 1.0, 0.9], abs=1e-5)
+    told = corrected(tis_ratio_type="token")
+    assert told.metrics_T["tis_token_clip_high_ratio"].tolist() == [1.0, 0.0, 0.0, 0.0, 0.0]
+    assert told.spreads_T["is_ratio"].tolist() == pytest.approx([4.0, 0.5, 1.1, 1.0, 0.9], abs=1e-5)
 
 
 def test_a_sequence_weighs_the_product_of_its_ratios_up_to_a_cap() -> None:
@@ -96,4 +96,5 @@ def test_the_weight_multiplies_the_loss_and_its_metrics_join_the_losss() -> None
     loss = with_correction(importance_sampling, OffPolicyCorrection(tis_ratio_type="token"))
     output = loss(given())
     assert output.loss_T.tolist() == pytest.approx([-2.0, -0.5, -1.1, -1.0, -0.9], abs=1e-5)
-    assert {"importance_ratio", "is_ratio_mean"} <= output.metrics_T.keys()
+    assert {"importance_ratio", "tis_token_clip_high_ratio"} == output.metrics_T.keys()
+    assert {"is_ratio"} == output.spreads_T.keys()

@@ -63,6 +63,7 @@ def test_cispo_clamps_the_weight_and_keeps_every_gradient() -> None:
     # -A clamp(r) logp: weights 5 and 1/2; older SkyRL's bounds would have made the second 1.
     assert output.loss_T.tolist() == pytest.approx([-5 * (log(8) - 1), log(0.5) - 1], abs=1e-5)
     assert output.metrics_T["ppo_clip_ratio"].tolist() == [1.0, 0.0]
+    assert output.spreads_T["cispo_ratio"].tolist() == pytest.approx([8.0, 0.5], abs=1e-5)
     assert gradients(given, output) == pytest.approx([-5.0, 1.0])
 
 
@@ -236,15 +237,40 @@ def test_a_loss_of_ones_own_is_named_by_module_and_function() -> None:
         policy_loss_of(Algorithm(policy_loss_type="nowhere:loss"))
 
 
-def test_a_loss_of_ones_own_wants_its_inputs_alone() -> None:
-    name = "skyfleet.algorithms.losses.ppo:ppo_clip"
+PPO = "skyfleet.algorithms.losses.ppo:ppo_clip"
+
+
+def test_a_loss_of_ones_own_is_given_its_settings() -> None:
+    given = inputs([1.0, 9.0], [1.0, 1.0])
+    own = policy_loss_of(Algorithm(policy_loss_type=PPO, policy_loss_kwargs=CLIP))(given)
+    assert torch.equal(own.loss_T, ppo_clip(given, **CLIP).loss_T)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "complaint"),
+    [
+        ({}, "missing a required "),
+        (CLIP | {"eps_clip": 0.2}, "got an unexpected keyword argument 'eps_clip'"),
+        (CLIP | {"inputs": 1}, "multiple values for argument 'inputs'"),
+    ],
+)
+def test_settings_that_a_loss_of_ones_own_does_not_take_are_refused(
+    kwargs: dict[str, float], complaint: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
-        policy_loss_of(Algorithm(policy_loss_type=name))
+        policy_loss_of(Algorithm(policy_loss_type=PPO, policy_loss_kwargs=kwargs))
     told = str(caught.value)
-    assert told.startswith(f"trainer.algorithm.policy_loss_type='{name}' is called with LossInputs")
-    assert "'eps_clip_low'" in told
-    assert told.endswith("see examples/add_a_loss")
-    with pytest.raises(ConfigError, match="is not a callable object"):
+    assert told.startswith(
+        f"trainer.algorithm.policy_loss_type='{PPO}' is called with LossInputs and "
+        f"trainer.algorithm.policy_loss_kwargs={kwargs}: {complaint}"
+    )
+    assert told.endswith(
+        "; beside LossInputs it takes eps_clip_low, eps_clip_high; see examples/add_a_loss"
+    )
+
+
+def test_what_is_no_function_is_no_loss() -> None:
+    with pytest.raises(ConfigError, match="is not a callable object; name a function"):
         policy_loss_of(Algorithm(policy_loss_type="math:pi"))
 
 
@@ -254,6 +280,10 @@ def averaged(given: LossInputs) -> LossOutput:
 
 def counted_once(given: LossInputs) -> LossOutput:
     return LossOutput(loss_T=-given.logprobs_T, metrics_B={"x": given.advantages_T})
+
+
+def spread_once(given: LossInputs) -> LossOutput:
+    return LossOutput(loss_T=-given.logprobs_T, spreads_T={"x": given.advantages_T[:1]})
 
 
 def bare(given: LossInputs) -> Any:
@@ -270,6 +300,10 @@ def bare(given: LossInputs) -> Any:
         (
             "counted_once",
             r"counted_once' gave metrics_B\['x'\] of shape \(2,\) where \(1,\) is owed",
+        ),
+        (
+            "spread_once",
+            r"spread_once' gave spreads_T\['x'\] of shape \(1,\) where \(2,\) is owed",
         ),
         ("bare", "bare' returns a Tensor; return a LossOutput"),
     ],

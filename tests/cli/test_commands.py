@@ -17,6 +17,7 @@ from skyfleet.errors import CheckpointError, ConfigError
 from skyfleet.tasks.loading import load_tasks
 
 SOURCE = "world:github?split=train&count=3"
+_SMOOTH = "trainer.algorithm.policy_loss_type=examples.add_a_loss.loss:smooth_clip"
 
 
 def run(*words: str) -> str:
@@ -119,6 +120,10 @@ def test_evaluate_takes_one_set_by_name(settings: str) -> None:
         (
             ["train", "--dry-run", "trainer.algorithm.policy_loss_type=no_such:loss"],
             "trainer.algorithm.policy_loss_type='no_such:loss' cannot be imported",
+        ),
+        (
+            ["train", "--dry-run", _SMOOTH, "trainer.algorithm.policy_loss_kwargs.widht=0.1"],
+            "got an unexpected keyword argument 'widht'; beside LossInputs it takes width=0.2; see",
         ),
         (
             ["train", "--dry-run", "environment.env_class=no_such:play"],

@@ -52,6 +52,7 @@ trainer.algorithm.kl_estimator_type trainer.algorithm.kl_ctrl.type
 trainer.algorithm.kl_ctrl.kl_target trainer.algorithm.kl_ctrl.horizon
 trainer.algorithm.use_entropy_loss trainer.algorithm.entropy_loss_coef
 trainer.algorithm.policy_loss_type trainer.algorithm.loss_reduction trainer.algorithm.gamma
+trainer.algorithm.policy_loss_kwargs trainer.algorithm.advantage_estimator_kwargs
 trainer.algorithm.advantage_batch_normalize trainer.algorithm.clip_ratio_c
 trainer.algorithm.sapo.tau_pos trainer.algorithm.sapo.tau_neg
 trainer.algorithm.clip_cov.clip_ratio trainer.algorithm.clip_cov.clip_cov_lb

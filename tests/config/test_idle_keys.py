@@ -35,6 +35,8 @@ def told(*words: str) -> list[str]:
         ("gamma=0.9", "advantage_estimator=grpo"),
         ("value_clip=null", "advantage_estimator=grpo"),
         ("clip_ratio_c=4.0", "policy_loss_type=regular"),
+        ('policy_loss_kwargs={"width": 0.1}', "policy_loss_type=regular"),
+        ('advantage_estimator_kwargs={"bar": 0.1}', "advantage_estimator=grpo"),
         ("cispo.cispo_anchor=rollout", "policy_loss_type=regular"),
         ("max_seq_len=100", "loss_reduction=token_mean"),
         ("dynamic_sampling.max_sample_batches=5", "dynamic_sampling.type=null"),
@@ -68,6 +70,11 @@ def test_keys_of_one_cause_are_one_sentence() -> None:
         (NO_KL, f"{ALGORITHM}.use_kl_in_reward=true", ADAPTIVE, f"{ALGORITHM}.kl_ctrl.horizon=99"),
         (f"{ALGORITHM}.dynamic_sampling.type=filter", f"{ALGORITHM}.zero_variance_filter_tol=0.1"),
         (NO_KL, f"{ALGORITHM}.gamma=1.0", f"{ALGORITHM}.kl_loss_coef=0.001"),
+        (f"{ALGORITHM}.policy_loss_type=my:loss", f"{ALGORITHM}.policy_loss_kwargs.width=0.1"),
+        (
+            f"{ALGORITHM}.advantage_estimator=my:bar",
+            f"{ALGORITHM}.advantage_estimator_kwargs.by=1",
+        ),
     ],
 )
 def test_what_is_read_or_left_at_its_default_is_not_spoken_of(words: tuple[str, ...]) -> None:

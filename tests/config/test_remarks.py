@@ -58,6 +58,18 @@ def test_an_update_at_another_temperature_than_the_rollouts_is_told(learnt: floa
     assert told("generator.sampling_params.temperature=0.5") == []
 
 
+def test_gspo_with_the_clip_of_a_tokens_ratio_is_told_its_own() -> None:
+    gspo, low, high = (
+        f"{ALGORITHM}.{word}"
+        for word in ("policy_loss_type=gspo", "eps_clip_low=3e-4", "eps_clip_high=4e-4")
+    )
+    for words in ([gspo], [gspo, low]):
+        (sentence,) = told(*words)
+        assert sentence.startswith(f"{gspo} with eps_clip_low=")
+        assert "set eps_clip_low=3e-4 and eps_clip_high=4e-4" in sentence
+    assert told(gspo, low, high) == told() == []
+
+
 @pytest.mark.parametrize("estimator", ["grpo", "rloo", "maxrl"])
 def test_one_attempt_has_nobody_to_be_compared_with(estimator: str) -> None:
     words = [f"trainer.algorithm.advantage_estimator={estimator}"]

@@ -12,6 +12,7 @@ from tests.algorithms.test_losses import inputs
 from tests.fakes.moody_world import open_moody
 from tests.fakes.small_runs import rows, small_config
 
+from skyfleet.algorithms.losses.choosing import policy_loss_of
 from skyfleet.envs import registry
 from skyfleet.trainer.session import run_training
 
@@ -34,12 +35,15 @@ async def test_a_run_trains_with_both(tmp_path: Path, monkeypatch: pytest.Monkey
     config = small_config(
         tmp_path,
         "trainer.algorithm.policy_loss_type=examples.add_a_loss.loss:smooth_clip",
+        "trainer.algorithm.policy_loss_kwargs.width=0.1",
         "trainer.algorithm.advantage_estimator=examples.add_a_loss.loss:against_the_best",
         "trainer.max_training_steps=1",
         "trainer.eval_interval=-1",
         "trainer.eval_before_train=false",
         "trainer.algorithm.use_kl_loss=false",
     )
+    bent = policy_loss_of(config.trainer.algorithm)(inputs([3.0], [1.0]))
+    assert bent.loss_T.tolist() == pytest.approx([-1.1], abs=1e-5)
     await run_training(config)
     row = rows(tmp_path)[-1]
     assert "policy/smooth_clip_ratio" in row

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from math import log
 from pathlib import Path
+from statistics import pstdev
 
 import pytest
 import torch
@@ -197,6 +199,52 @@ async def test_the_entropy_term_spreads_the_policy_however_it_is_cut(chunk_size:
     student = learner(small_decoder(seed=1), settings)
     entropies = [(await student.step(samples)).metrics["policy/policy_entropy"] for _ in range(3)]
     assert entropies[0] < entropies[1] < entropies[2]
+
+
+@pytest.mark.parametrize("max_tokens", [1, 10_000])
+async def test_a_losss_extremes_are_those_of_the_whole_step(max_tokens: int) -> None:
+    def telling(inputs: LossInputs) -> LossOutput:
+        return LossOutput(loss_T=-inputs.logprobs_T, spreads_T={"token": inputs.tokens_T})
+
+    samples = random_groups(3)
+    settings = replace(
+        SETTINGS,
+        policy_loss=telling,
+        policy_mini_batch_size=1,
+        max_tokens_per_microbatch=max_tokens,
+    )
+    told = (await learner(small_decoder(), settings).step(samples)).metrics
+    said = [t for s in samples for t, own in zip(s.token_ids, s.loss_mask, strict=True) if own]
+    assert told["policy/token_std"] == pytest.approx(pstdev(said))
+    assert (told["policy/token_max"], told["policy/token_min"]) == (max(said), min(said))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "ratio"),
+    [
+        (Algorithm(policy_loss_type="cispo"), "cispo_ratio"),
+        (
+            Algorithm(off_policy_correction=OffPolicyCorrection(tis_ratio_type="token")),
+            "is_ratio",
+        ),
+    ],
+)
+async def test_the_extremes_of_a_ratio_are_told(algorithm: Algorithm, ratio: str) -> None:
+    """Old logprobs are the learner's own but for one token; the engine's are off by it too."""
+    first, *others = on_policy(small_decoder(), random_groups(2))
+    at = first.loss_mask.index(True)
+    doubled = (*first.logprobs[:at], first.logprobs[at] - log(2), *first.logprobs[at + 1 :])
+    settings = replace(
+        SETTINGS,
+        policy_loss=policy_loss_of(algorithm),
+        recompute_old_logprobs=ratio == "is_ratio",
+    )
+    report = await learner(small_decoder(), settings).step(
+        [replace(first, logprobs=doubled), *others]
+    )
+    assert report.metrics[f"policy/{ratio}_max"] == pytest.approx(2.0, abs=1e-3)
+    assert report.metrics[f"policy/{ratio}_min"] == pytest.approx(1.0, abs=1e-3)
+    assert report.metrics[f"policy/{ratio}_std"] > 0
 
 
 async def test_a_loss_without_a_gradient_is_refused_in_one_sentence() -> None:

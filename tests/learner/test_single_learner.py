@@ -227,7 +227,9 @@ async def test_the_gap_to_the_engine_is_taken_before_any_update(
 
 
 @pytest.mark.parametrize("max_tokens", [1, 10_000])
-async def test_one_token_far_off_shows_in_the_widest_gap(max_tokens: int) -> None:
+async def test_one_token_far_off_shows_in_the_widest_gap_and_in_the_deviation(
+    max_tokens: int,
+) -> None:
     first, *others = on_policy(small_decoder(), random_groups(3))
     at = first.loss_mask.index(True)
     told = (*first.logprobs[:at], first.logprobs[at] - 0.5, *first.logprobs[at + 1 :])
@@ -235,7 +237,12 @@ async def test_one_token_far_off_shows_in_the_widest_gap(max_tokens: int) -> Non
     report = await learner(small_decoder(), settings).step([replace(first, logprobs=told), *others])
     gap = "policy/rollout_train_logprobs_abs_diff"
     assert report.metrics[f"{gap}_max"] == pytest.approx(0.5, abs=1e-4)
-    assert report.metrics[f"{gap}_mean"] < 0.05
+    assert report.metrics[f"{gap}_min"] == pytest.approx(0.0, abs=1e-5)
+    # One of the n tokens of the first mini-batch, which is the first task.
+    far = 1 / sum(s.n_chosen for s in (first, *others) if s.task_key == first.task_key)
+    assert report.metrics[f"{gap}_mean"] == pytest.approx(0.5 * far, abs=1e-5)
+    deviation = 0.5 * math.sqrt(far * (1 - far))
+    assert report.metrics[f"{gap}_std"] == pytest.approx(deviation, abs=1e-4)
 
 
 async def test_after_truncated_sampling_the_ratio_starts_from_the_policys_own_logprobs() -> None:

@@ -147,6 +147,17 @@ async def test_a_refused_run_leaves_no_folder(
     assert not folder.exists()
 
 
+@pytest.mark.parametrize("key", ["policy_loss_type", "advantage_estimator"])
+async def test_settings_that_do_not_fit_are_refused_before_anything_is_drawn(
+    tmp_path: Path, key: str
+) -> None:
+    said: list[str] = []
+    config = small_config(tmp_path, f"trainer.algorithm.{key}=bisect:bisect")
+    with pytest.raises(ConfigError, match=f"{key}='bisect:bisect' is called with .* missing a"):
+        await run_training(config, say=said.append)
+    assert said == ["loading torch and transformers"]
+
+
 async def test_a_refused_resumption_leaves_the_run_as_it_was(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     short = ("data.val_data=[]", "trainer.max_training_steps=2", "trainer.ckpt_interval=1")

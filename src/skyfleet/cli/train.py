@@ -76,7 +76,7 @@ def _farewell(config: RunConfig) -> str:
 
 def _plan(config: RunConfig) -> list[str]:
     """What a run of this configuration would do, without loading a model."""
-    from skyfleet.config.imports import import_named
+    from skyfleet.algorithms.estimators import estimator_of
     from skyfleet.config.remarks import remarks
     from skyfleet.config.rules import unsupported, untrainable
     from skyfleet.envs.registry import env_factory
@@ -84,9 +84,12 @@ def _plan(config: RunConfig) -> list[str]:
     from skyfleet.trainer.tasks import check_apart, schedule_of, training_tasks
 
     env_factory(config)
-    for key in ("policy_loss_type", "advantage_estimator"):
-        if ":" in (named := getattr(config.trainer.algorithm, key)):
-            import_named(named, key=f"trainer.algorithm.{key}")
+    estimator_of(config.trainer.algorithm)
+    if ":" in config.trainer.algorithm.policy_loss_type:
+        with torch_needed():
+            from skyfleet.algorithms.losses.choosing import policy_loss_of
+
+            policy_loss_of(config.trainer.algorithm)
     tasks = training_tasks(config)
     schedule = schedule_of(config, n_tasks=len(tasks))
     envs = ", ".join(f"{n} {env}" for env, n in Counter(t.env_key for t in tasks).items())

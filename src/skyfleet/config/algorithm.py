@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -131,6 +131,8 @@ class OffPolicyCorrection(Section):
 class Algorithm(Section):
     advantage_estimator: AdvantageEstimator = "grpo"
     """distillation learns from a teacher, trainer.ref.model.path, and not from rewards."""
+    advantage_estimator_kwargs: dict[str, Any] = Field({})
+    """Keyword arguments of an estimator of your own."""
     grpo_norm_by_std: bool = True
     """Divide the advantage by the group's standard deviation."""
     gamma: float = Field(1.0, ge=0, le=1)
@@ -152,6 +154,8 @@ class Algorithm(Section):
     """Tokens an attempt says in all; with one turn null is max_generate_length."""
     policy_loss_type: PolicyLossType = "regular"
     """regular is PPO's clipped ratio."""
+    policy_loss_kwargs: dict[str, Any] = Field({})
+    """Keyword arguments of a loss of your own."""
     loss_reduction: LossReduction = "token_mean"
     max_seq_len: int | None = Field(None, ge=1)
     """Tokens; the constant seq_mean_token_sum_norm divides by."""

@@ -21,6 +21,8 @@ class Gate:
     """A section stands for all its keys."""
 
 
+_OWN = "module:function"
+"""Of the user's own, whatever its name."""
 _CLIPPING = ("regular", "dual_clip", "gspo", "clip_cov", "rollout_is")
 
 
@@ -42,6 +44,7 @@ GATES = (
     _gate("use_kl_in_reward", True, behind=("kl_ctrl",)),
     _gate("kl_ctrl.type", "adaptive", behind=("kl_ctrl",)),
     _gate("use_entropy_loss", True, behind=("entropy_loss_coef",)),
+    _gate("advantage_estimator", _OWN, behind=("advantage_estimator_kwargs",)),
     _gate("advantage_estimator", "grpo", behind=("grpo_norm_by_std",)),
     _gate("advantage_estimator", "reinforce++", "gae", behind=("gamma",)),
     _gate("advantage_estimator", "gae", behind=("lambd", "value_clip")),
@@ -56,6 +59,7 @@ GATES = (
     _gate("dynamic_sampling.type", behind=("dynamic_sampling.max_sample_batches",)),
     _gate("dynamic_sampling.type", "replace", behind=("dynamic_sampling.min_replace_ratio",)),
     _gate("overlong_buffer_len", behind=("overlong_max_len", "overlong_buffer_penalty_factor")),
+    _gate("policy_loss_type", _OWN, behind=("policy_loss_kwargs",)),
     _gate("policy_loss_type", *_CLIPPING, behind=("eps_clip_low", "eps_clip_high")),
     _gate("policy_loss_type", "dual_clip", behind=("clip_ratio_c",)),
     *(
@@ -98,7 +102,9 @@ def idle_keys(config: RunConfig) -> Iterator[str]:
 
 
 def _is_open(value: Any, values: tuple[object, ...]) -> bool:
-    return value in values if values else value is not None
+    if not values:
+        return value is not None
+    return value in values or (_OWN in values and ":" in value)
 
 
 def _set_behind(gate: Gate, tree: Mapping[str, Any]) -> list[str]:

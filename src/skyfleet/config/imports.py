@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import import_module
-from inspect import signature
+from inspect import Parameter, signature
 from typing import Any
 
 from skyfleet.errors import ConfigError
@@ -27,14 +29,28 @@ def import_named(target: str, *, key: str) -> Any:
         raise ConfigError(f"{key}={target!r} cannot be imported: {told}; correct it") from error
 
 
-def check_takes(own: Any, target: str, *, key: str, takes: str) -> None:
-    """ConfigError where what `target` names cannot be called with one value; `takes` says which."""
+def with_kwargs(
+    own: Any, kwargs: Mapping[str, Any], *, named: str, key: str, takes: str
+) -> Callable[[Any], Any]:
+    """`own` with the settings that `key` holds; ConfigError where one value more does not call it.
+
+    In the error `named` says where it was named, and `takes` what that value is.
+    """
     try:
-        signature(own).bind(None)
+        signature(own).bind(None, **kwargs)
     except TypeError as error:
         raise ConfigError(
-            f"{key}={target!r} is called with {takes} and nothing else: {error}; see "
+            f"{named} is called with {takes} and {key}={kwargs}: {error}; {_wanted(own, takes)}; see "
             "examples/add_a_loss"
         ) from None
     except ValueError:
-        return  # what is written in C need not tell
+        pass  # what is written in C need not tell
+    return partial(own, **kwargs)
+
+
+def _wanted(own: Any, takes: str) -> str:
+    if not callable(own):
+        return "name a function"
+    others = list(signature(own).parameters.values())[1:]
+    told = [str(other.replace(annotation=Parameter.empty)) for other in others]
+    return f"beside {takes} it takes {', '.join(told) or 'nothing'}"

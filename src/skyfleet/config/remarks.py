@@ -56,10 +56,23 @@ def _the_policy_that_played_is_updated(config: RunConfig) -> Iterator[str]:
         )
 
 
+def _a_sequence_has_its_own_clip(config: RunConfig) -> Iterator[str]:
+    """A mean over tokens moves far less than one of them."""
+    algorithm = config.trainer.algorithm
+    low, high = algorithm.eps_clip_low, algorithm.eps_clip_high
+    if algorithm.policy_loss_type == "gspo" and max(low, high) >= 0.1:
+        yield (
+            f"trainer.algorithm.policy_loss_type=gspo with eps_clip_low={low} and "
+            f"eps_clip_high={high}: that is for a token's ratio, and a sequence's mean ratio hardly "
+            "ever leaves it; set eps_clip_low=3e-4 and eps_clip_high=4e-4, as in GSPO's paper"
+        )
+
+
 REMARKS: tuple[Callable[[RunConfig], Iterator[str]], ...] = (
     idle_keys,
     _an_attempt_compares_with_others,
     _equal_rewards_teach,
     _equal_rewards_stay_equal,
     _the_policy_that_played_is_updated,
+    _a_sequence_has_its_own_clip,
 )

@@ -28,11 +28,9 @@ from skyfleet.learner.mini_batches import mini_batches
 from skyfleet.learner.offload import Parked
 from skyfleet.learner.optimizer import Optimizer, OptimizerSettings
 from skyfleet.learner.packing import MicroBatch, in_sample_order, pack
+from skyfleet.learner.step_metrics import GAP, StepMetrics
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.lora import merge
-
-_GAP, _WIDEST = "rollout_train_logprobs_abs_diff_mean", "rollout_train_logprobs_abs_diff_max"
-"""Engine to learner, of the first mini-batch. One token far off hardly shows in a mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,18 +107,15 @@ class SingleLearner:
         if self._critic is not None:
             samples, learned = self._critic.learn(samples)
             metrics |= learned | advantage_metrics(samples)
-        totals: dict[str, list[float]] = defaultdict(list)
+        updates = StepMetrics()
         for _ in range(settings.update_epochs_per_batch):
             for mini_batch in mini_batches(samples, settings.policy_mini_batch_size):
-                report = self._update(
+                report, spreads = self._update(
                     mini_batch, settings.policy_loss, settings.reduce, settings.select
                 )
-                for name, value in report.items():
-                    # After an update the gap says how far the policy moved, not how well they agree.
-                    if name not in (_GAP, _WIDEST) or not totals.get(f"policy/{name}"):
-                        totals[f"policy/{name}"].append(value)
+                updates.add(report, spreads)
         self.policy_version += 1
-        metrics |= {name: sum(values) / len(values) for name, values in totals.items()}
+        metrics |= updates.told()
         credits = self._critic is not None or settings.reward_kl is not None
         return StepReport(
             policy_version=self.policy_version,
@@ -130,7 +125,7 @@ class SingleLearner:
 
     async def imitate(self, samples: Sequence[Sample]) -> StepReport:
         self._begin("warm_start")
-        report = self._update(samples, cross_entropy, token_mean)
+        report, _ = self._update(samples, cross_entropy, token_mean)
         self.policy_version += 1
         return StepReport(
             policy_version=self.policy_version,
@@ -202,22 +197,26 @@ class SingleLearner:
         policy_loss: PolicyLoss,
         reduce: Reduction,
         select: Selector | None = None,
-    ) -> dict[str, float]:
+    ) -> tuple[dict[str, float], list[dict[str, Tensor]]]:
         """One optimiser step. Sums run over the whole mini-batch, however it is cut."""
         counts = [s.n_chosen for s in samples]
         batches = self._pack(samples, reduce(counts, [s.task_key for s in samples]))
         selected = self._selected(batches, select) if select else [None] * len(batches)
         sums: dict[str, float] = defaultdict(float)
+        spreads: list[dict[str, Tensor]] = []
         for batch, selected_N in zip(batches, selected, strict=True):
-            shares = self._accumulate(batch, policy_loss, selected_N, sum(counts), len(samples))
+            shares, spread = self._accumulate(
+                batch, policy_loss, selected_N, sum(counts), len(samples)
+            )
             for name, value in shares.items():
-                sums[name] = max(sums[name], value) if name == _WIDEST else sums[name] + value
+                sums[name] += value
+            spreads.append(spread)
         if self._settings.track_extra_gradient_metrics:
             sums |= gradient_metrics(self._decoder.module.named_parameters())
         sums["policy_lr"] = self._optimizer.lr
         sums["grad_norm"] = self._optimizer.apply()
         merge(self._decoder.module)
-        return dict(sums)
+        return dict(sums), spreads
 
     def _selected(self, batches: Sequence[MicroBatch], select: Selector) -> list[Tensor | None]:
         """Judge all tokens of the mini-batch together, in the samples' own order."""
@@ -237,8 +236,8 @@ class SingleLearner:
         selected_N: Tensor | None,
         n_tokens: int,
         n_sequences: int,
-    ) -> dict[str, float]:
-        """Add one micro-batch's gradients; its share of every metric comes back."""
+    ) -> tuple[dict[str, float], dict[str, Tensor]]:
+        """Add one micro-batch's gradients; its share of every metric comes back, and its spreads."""
         logprobs_N, entropy_N = self._logprobs(self._decoder, batch)
         output = policy_loss(batch.inputs(logprobs_N, selected_N))
         policy_part = loss = (output.loss_T * batch.weights_N).sum()
@@ -258,12 +257,12 @@ class SingleLearner:
             )
         loss.backward()
         shares |= {"final_loss": loss, "policy_entropy": entropy}
+        spreads = {name: x.detach() for name, x in output.spreads_T.items()}
         if self._settings.comparable_logprobs:
-            gap_N = (logprobs_N.detach() - batch.behaviour_logprobs_N).abs()
-            shares |= {_GAP: gap_N.sum() / n_tokens, _WIDEST: gap_N.max()}
+            spreads[GAP] = (logprobs_N.detach() - batch.behaviour_logprobs_N).abs()
         shares |= {name: x.sum() / n_tokens for name, x in output.metrics_T.items()}
         shares |= {name: x.sum() / n_sequences for name, x in output.metrics_B.items()}
-        return {name: float(share.detach()) for name, share in shares.items()}
+        return {name: float(share.detach()) for name, share in shares.items()}, spreads
 
     def _chosen_logprobs(self, decoder: Decoder, samples: Sequence[Sample]) -> list[list[float]]:
         """What `decoder` gives to the tokens that were sampled."""

@@ -9,7 +9,7 @@ from skyfleet.config.root import RunConfig
 _CLIPPED = {"ppo_clip_ratio": 0}
 _TO_OLD: Mapping[str, Mapping[str, int]] = {
     **dict.fromkeys(("regular", "dual_clip", "gspo", "clip_cov"), _CLIPPED),
-    "cispo": {**_CLIPPED, "cispo_ratio_mean": 1, "cispo_ratio_clamped_mean": 1},
+    "cispo": {**_CLIPPED, "cispo_ratio_{mean,clamped_mean,max,min}": 1},
     "importance_sampling": {"importance_ratio": 1},
 }
 """Loss -> what it tells of the ratio to the policy as the step began, and what that is at 1."""
@@ -21,7 +21,7 @@ _TO_ENGINE: Mapping[str, Mapping[str, int]] = {
 
 
 def still_metrics(config: RunConfig) -> Mapping[str, str]:
-    """Key -> why it stays.
+    """Key, or `{}` of several -> why it stays.
 
     The ratio to the old policy is 1 with every engine: where one only comes near, the learner asks
     itself. That to the engine is 1 in float32, where both compute the same.
@@ -45,7 +45,7 @@ def still_metrics(config: RunConfig) -> Mapping[str, str]:
             "batch no token has moved, so the penalty is 0. Lower trainer.policy_mini_batch_size for it"
         )
     if exact and algorithm.off_policy_correction.active:
-        still["policy/is_ratio_mean"] = (
+        still["policy/is_ratio_{mean,max,min}"] = (
             "stays 1: engine and learner compute the same, so there is nothing to correct"
         )
     return still

@@ -10,7 +10,9 @@ from pathlib import Path
 from random import Random
 
 from skyfleet.algorithms.advantages import Estimator
+from skyfleet.algorithms.estimators import estimator_of
 from skyfleet.algorithms.filters import Kept
+from skyfleet.algorithms.losses.choosing import policy_loss_of
 from skyfleet.algorithms.sample import Sample
 from skyfleet.checkpoints.checkpoint import Checkpoint, JsonPart, folder_of
 from skyfleet.checkpoints.resume import load_checkpoint
@@ -73,6 +75,8 @@ async def assemble(
     open_env = env_factory(config)
     check_model_path(config.trainer.policy.model.path)
     check_trackers(config.trainer.logger)
+    policy_loss_of(config.trainer.algorithm)
+    estimator_of(config.trainer.algorithm)
     starts_vllm = config.generator.backend == "vllm" and not config.generator.is_remote
     if starts_vllm:
         check_vllm()
@@ -87,7 +91,7 @@ async def assemble(
     # Saved adapters go on from the weights they were trained on, not from those merged with them.
     weights_folder = None if config.trainer.policy.model.lora.rank else policy_folder
     speaker = await assemble_speaker(config, tasks.train, open_env, policy_folder=weights_folder)
-    # Before an engine starts: a loss or a reference may be named wrongly.
+    # Before an engine starts: a reference may be named wrongly.
     learning = _learning(config, speaker, state, total_steps=tasks.schedule.total_steps)
     warm = state.warm_start_step >= tasks.schedule.warm_start_steps
     demonstrations = [] if warm else await _demonstrations(config, tasks, open_env, speaker, say)

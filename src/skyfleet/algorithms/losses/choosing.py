@@ -20,7 +20,7 @@ from skyfleet.algorithms.losses.off_policy import with_correction
 from skyfleet.algorithms.losses.ppo import dual_clip, gspo, ppo_clip
 from skyfleet.algorithms.losses.sapo import sapo
 from skyfleet.config.algorithm import Algorithm
-from skyfleet.config.imports import check_takes, import_named
+from skyfleet.config.imports import import_named, with_kwargs
 from skyfleet.errors import ConfigError
 
 _KEY = "trainer.algorithm.policy_loss_type"
@@ -31,8 +31,13 @@ def policy_loss_of(algorithm: Algorithm) -> PolicyLoss:
     name = algorithm.policy_loss_type
     loss: PolicyLoss
     if ":" in name:
-        own = import_named(name, key=_KEY)
-        check_takes(own, name, key=_KEY, takes="LossInputs")
+        own = with_kwargs(
+            import_named(name, key=_KEY),
+            algorithm.policy_loss_kwargs,
+            named=f"{_KEY}={name!r}",
+            key="trainer.algorithm.policy_loss_kwargs",
+            takes="LossInputs",
+        )
         loss = partial(_checked, name, own)
     else:
         loss = _named(algorithm)[name]
@@ -57,6 +62,7 @@ def _checked(name: str, own: PolicyLoss, inputs: LossInputs) -> LossOutput:
     owed = [("loss_T", output.loss_T, tokens)]
     owed += [(f"metrics_T[{key!r}]", x, tokens) for key, x in output.metrics_T.items()]
     owed += [(f"metrics_B[{key!r}]", x, sequences) for key, x in output.metrics_B.items()]
+    owed += [(f"spreads_T[{key!r}]", x, tokens) for key, x in output.spreads_T.items()]
     for field, values, shape in owed:
         if values.shape != shape:
             raise ConfigError(

@@ -24,7 +24,7 @@ def cispo(
         loss_T=-inputs.advantages_T * clamped_T * inputs.logprobs_T,
         metrics_T={
             "ppo_clip_ratio": (clamped_T != ratio_T).float(),
-            "cispo_ratio_mean": ratio_T,
             "cispo_ratio_clamped_mean": clamped_T,
         },
+        spreads_T={"cispo_ratio": ratio_T},
     )

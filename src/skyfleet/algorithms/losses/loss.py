@@ -35,6 +35,8 @@ class LossOutput:
     """Name -> a value per token, averaged over all chosen tokens."""
     metrics_B: dict[str, Tensor] = field(default_factory=dict)
     """Name -> a value per sequence, averaged over all sequences."""
+    spreads_T: dict[str, Tensor] = field(default_factory=dict)
+    """Name -> a value per token, of which `_mean`, `_std`, `_max` and `_min` are told."""
 
 
 PolicyLoss = Callable[[LossInputs], LossOutput]

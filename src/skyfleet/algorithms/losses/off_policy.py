@@ -22,6 +22,7 @@ class Correction:
     weights_T: Tensor
     metrics_T: dict[str, Tensor]
     metrics_B: dict[str, Tensor]
+    spreads_T: dict[str, Tensor]
 
 
 def with_correction(policy_loss: PolicyLoss, rules: OffPolicyCorrection) -> PolicyLoss:
@@ -37,6 +38,7 @@ def _corrected(
         loss_T=output.loss_T * correction.weights_T,
         metrics_T=output.metrics_T | correction.metrics_T,
         metrics_B=output.metrics_B | correction.metrics_B,
+        spreads_T=output.spreads_T | correction.spreads_T,
     )
 
 
@@ -50,7 +52,7 @@ def correct(inputs: LossInputs, rules: OffPolicyCorrection) -> Correction:
     log_T = log_ratio(inputs.old_logprobs_T, inputs.behaviour_logprobs_T)
     ratio_T, lengths_B = log_T.exp(), inputs.lengths_B
     kept_T = torch.ones_like(ratio_T)
-    metrics_T, metrics_B = {"is_ratio_mean": ratio_T}, dict[str, Tensor]()
+    metrics_T, metrics_B = dict[str, Tensor](), dict[str, Tensor]()
     low, high = rules.outlier_token_is_threshold_low, rules.outlier_token_is_threshold_high
     if low is not None or high is not None:
         odd_T = ~_between(ratio_T, low, high)
@@ -77,7 +79,12 @@ def correct(inputs: LossInputs, rules: OffPolicyCorrection) -> Correction:
         weights_T = weights_T * by_token(inside_B, lengths_B)
         prefix = "geo" if rules.sequence_mask_metric == "geometric" else "product"
         metrics_B[f"{prefix}_sequence_mask_masked_ratio"] = 1 - inside_B
-    return Correction(weights_T=weights_T, metrics_T=metrics_T, metrics_B=metrics_B)
+    return Correction(
+        weights_T=weights_T,
+        metrics_T=metrics_T,
+        metrics_B=metrics_B,
+        spreads_T={"is_ratio": ratio_T},
+    )
 
 
 def _sequences_inside(total_B: Tensor, count_B: Tensor, rules: OffPolicyCorrection) -> Tensor:
