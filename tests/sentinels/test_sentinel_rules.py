@@ -17,7 +17,7 @@ from skyfleet.sentinels.fingerprint import differing, fingerprint
 from skyfleet.sentinels.hops import CLOSELY, Told, share
 from skyfleet.sentinels.logprob_gap import cause
 from skyfleet.sentinels.memory import Memory
-from skyfleet.sentinels.signs import equal_rewards, idle_filter
+from skyfleet.sentinels.signs import equal_rewards, idle_filter, nothing_graded
 from skyfleet.sentinels.still_metrics import still_metrics
 
 LIMITS = Limits(max_turns=1, max_input_length=1, trajectory_timeout_seconds=0)
@@ -32,7 +32,17 @@ EXPECTED = Expected(
 
 
 def told(*history: dict[str, float]) -> Told:
-    return Told(expected=EXPECTED, metrics=history[-1], began=history[:3], lately=history[:-1])
+    return told_of(EXPECTED, *history)
+
+
+def told_of(expected: Expected, *history: dict[str, float]) -> Told:
+    return Told(
+        expected=expected,
+        metrics=history[-1],
+        began=history[:3],
+        lately=history[:-1],
+        why_unknown="env: away",
+    )
 
 
 def test_a_filter_that_never_acts_is_told_after_20_steps() -> None:
@@ -48,9 +58,18 @@ def test_filters_that_never_act_are_named_together() -> None:
     acting = ("filter/zero_variance", "filter/overlong")
     rows = [dict.fromkeys(acting, 0.0)] * 20
     expected = replace(EXPECTED, acting=acting)
-    finding = idle_filter(Told(expected=expected, metrics=rows[0], began=rows[:3], lately=rows[1:]))
+    finding = idle_filter(told_of(expected, *rows))
     assert finding is not None
     assert finding.evidence["metric"] == "filter/zero_variance filter/overlong"
+
+
+def test_three_steps_without_a_grade_are_a_run_that_failed() -> None:
+    unknown, graded = {"reward/unknown_grades": 4.0}, {"generation/avg_reward": 0.0}
+    assert nothing_graded(told(*[unknown] * 2)) is None
+    assert nothing_graded(told(unknown, graded, unknown)) is None
+    finding = nothing_graded(told(graded, *[unknown] * 3))
+    assert finding is not None
+    assert finding.evidence == {"steps": 3, "first": "env: away"}
 
 
 def test_rewards_that_never_differ_are_told_after_10_steps() -> None:

@@ -61,6 +61,15 @@ async def test_what_is_only_a_sign_warns_where_promises_stop(
     assert "unknown_grades, step 1: more than 25%" in warnings[0].getMessage()
 
 
+async def test_a_run_whose_every_episode_fails_stops_and_says_why(tmp_path: Path) -> None:
+    with pytest.raises(
+        SentinelError,
+        match=r"^sentinel nothing_graded, step 3: for 3 steps .*first=VerifierError: ",
+    ):
+        await played(tmp_path, verifiers_break, f"{MODE}=stop", steps=5)
+    assert [row["step"] for row in rows(tmp_path)] == [1, 2]
+
+
 async def test_a_sign_stops_where_it_is_told_to(tmp_path: Path) -> None:
     with pytest.raises(SentinelError, match=r"^sentinel unknown_grades"):
         await played(tmp_path, verifiers_break, f"{MODES}.unknown_grades=stop")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from skyfleet.sentinels.finding import Finding, found
 from skyfleet.sentinels.hops import Played
-from skyfleet.trajectories.trajectory import Ending
+from skyfleet.trajectories.trajectory import Ending, Group
 
 TOO_MANY = 0.25
 
@@ -29,12 +31,11 @@ def unknown_grades(played: Played) -> Finding | None:
     attempts = [attempt for group in played.groups for attempt in group.trajectories]
     unknown = [attempt for attempt in attempts if attempt.grade is None]
     if attempts and len(unknown) > TOO_MANY * len(attempts):
-        first = next((attempt.failure for attempt in unknown if attempt.failure), None)
         return found(
             f"more than {TOO_MANY:.0%} of the grades are unknown; see why verifiers fail",
             unknown=len(unknown),
             attempts=len(attempts),
-            first=f"{first.kind}: {first.detail}"[:300] if first else "no failure is on record",
+            first=why_unknown(played.groups),
         )
     cut = [attempt for attempt in attempts if attempt.ending.truncated]
     ungraded = [attempt for attempt in cut if attempt.grade is None and attempt.failure is None]
@@ -45,3 +46,11 @@ def unknown_grades(played: Played) -> Finding | None:
             attempts=len(attempts),
         )
     return None
+
+
+def why_unknown(groups: Iterable[Group]) -> str:
+    """Of the first attempt without a grade that failed."""
+    attempts = (attempt for group in groups for attempt in group.trajectories)
+    failures = (attempt.failure for attempt in attempts if attempt.grade is None)
+    first = next(filter(None, failures), None)
+    return f"{first.kind}: {first.detail}"[:300] if first else "no failure is on record"

@@ -125,3 +125,5 @@ class Told:
     """The run's first rows."""
     lately: Sequence[Mapping[str, float]]
     """The rows just before this one, oldest first."""
+    why_unknown: str
+    """Of an attempt of this step without a grade."""

@@ -49,6 +49,7 @@ ROSTER: tuple[Sentinel[Any], ...] = (
     Sentinel(Learned, moved_weights),
     Sentinel(Synced, served_version),
     Sentinel(Synced, engine_weights),
+    Sentinel(Told, signs.nothing_graded),
     Sentinel(Told, signs.finite_numbers, promise=False),
     Sentinel(Told, signs.entropy_collapse, promise=False),
     Sentinel(Told, signs.parse_failures, promise=False),

@@ -1,4 +1,4 @@
-"""Signs in the metrics: what is seldom right, and sometimes only bad luck."""
+"""What metrics show over several steps: most of it is seldom right, and sometimes only bad luck."""
 
 from __future__ import annotations
 
@@ -10,13 +10,27 @@ from skyfleet.sentinels.finding import Finding, found
 from skyfleet.sentinels.hops import Told
 
 ENTROPY, MALFORMED = "policy/policy_entropy", "reward/parse_failure_rate"
+REWARD = "generation/avg_reward"
+"""Has no value in a step without a grade."""
 COLLAPSED = 0.1
 """Share of the entropy at the beginning, the highest of the first steps."""
 UNTRAINED = 0.6
 """Malformed turns, as a share of all, that a policy may begin with."""
 JUMP = 0.3
 """More malformed turns than lately, as a share of all."""
-STEPS_ALIKE, STEPS_IDLE = 10, 20
+STEPS_UNGRADED, STEPS_ALIKE, STEPS_IDLE = 3, 10, 20
+
+
+def nothing_graded(told: Told) -> Finding | None:
+    """One step without a grade may be a server that was away; a run of them is a run that failed."""
+    rows = [*told.lately[1 - STEPS_UNGRADED :], told.metrics]
+    if len(rows) < STEPS_UNGRADED or any(REWARD in row for row in rows):
+        return None
+    return found(
+        f"for {STEPS_UNGRADED} steps not one episode has a grade, so there is nothing to learn from",
+        steps=STEPS_UNGRADED,
+        first=told.why_unknown,
+    )
 
 
 def finite_numbers(told: Told) -> Finding | None:
@@ -65,7 +79,7 @@ def equal_rewards(told: Told) -> Finding | None:
         f"for {STEPS_ALIKE} steps every group earned the same throughout: there is nothing to learn "
         "from; see the verifiers, or choose tasks that are neither too hard nor too easy",
         steps=STEPS_ALIKE,
-        reward=told.metrics.get("generation/avg_reward", 0.0),
+        reward=told.metrics.get(REWARD, 0.0),
     )
 
 

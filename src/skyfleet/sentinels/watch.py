@@ -22,6 +22,7 @@ from skyfleet.learner.learner import Learner, StepReport
 from skyfleet.sentinels.expected import Expected
 from skyfleet.sentinels.finding import Finding
 from skyfleet.sentinels.fingerprint import fingerprint, weights_of
+from skyfleet.sentinels.grades import why_unknown
 from skyfleet.sentinels.hops import Credited, Digest, Learned, Played, Synced, Told, numbered
 from skyfleet.sentinels.loss_witness import LossWitness
 from skyfleet.sentinels.memory import Memory
@@ -55,6 +56,7 @@ class Watch:
         self._step = self._version = 0
         self._digests: list[Digest] = []
         self._sampled: dict[int, int] = {}
+        self._why_unknown = ""
         self._print: Tensor | None = None
         """Of the learner's weights, as last seen."""
         self._found: set[str] = set()
@@ -66,6 +68,7 @@ class Watch:
         self._step, self._version = step, self._learner.policy_version
         with self._timed():
             speeches, lost = self._witness.testify(groups)
+            self._why_unknown = why_unknown(groups)
             self._sampled = {id(speech.transcript): speech.n_sampled for speech in speeches}
             played = Played(
                 expected=self._expected,
@@ -125,7 +128,15 @@ class Watch:
         """`sentinel/<name>` for every sentinel that is on: 1 where it has found something so far."""
         with self._timed():
             began, lately = self._memory.recall()
-            self._look(Told(expected=self._expected, metrics=metrics, began=began, lately=lately))
+            self._look(
+                Told(
+                    expected=self._expected,
+                    metrics=metrics,
+                    began=began,
+                    lately=lately,
+                    why_unknown=self._why_unknown,
+                )
+            )
             keys = {name: f"sentinel/{name}" for name, mode in self._modes.items() if mode != "off"}
             before = lately[-1] if lately else {}
             status = {k: max(float(n in self._found), before.get(k, 0.0)) for n, k in keys.items()}
