@@ -82,9 +82,11 @@ def _plan(config: RunConfig) -> list[str]:
     from skyfleet.config.imports import import_named
     from skyfleet.config.remarks import remarks
     from skyfleet.envs.registry import env_factory
+    from skyfleet.trainer.session import resuming, starting_point
     from skyfleet.trainer.sources import load_sources
     from skyfleet.trainer.tasks import check_apart, schedule_of, training_tasks
 
+    checkpoint = starting_point(config)
     env_factory(config)
     for key in ("policy_loss_type", "advantage_estimator"):
         if ":" in (named := getattr(config.trainer.algorithm, key)):
@@ -99,6 +101,8 @@ def _plan(config: RunConfig) -> list[str]:
         f"{config.trainer.train_batch_size} x {config.generator.n_samples_per_prompt} = {rollouts} "
         "episodes",
     ]
+    if checkpoint:
+        plan.append(resuming(config, checkpoint))
     eval_sets = {
         name: load_sources(sources, key=f"data.val_data.{name}")
         for name, sources in config.data.eval_sets.items()
