@@ -92,6 +92,18 @@ def test_train_dry_run_says_what_would_not_start(settings: str) -> None:
     assert result.output.splitlines()[-1].startswith(f"# {idle} does nothing while")
 
 
+def test_a_dry_run_refuses_the_player_whom_the_run_would(settings: str, tmp_path: Path) -> None:
+    for command in (["evaluate"], ["rollout", SOURCE]):
+        with pytest.raises(ConfigError, match=r"trainer.strategy='megatron' does not run"):
+            run(*command, settings, "trainer.strategy=megatron", "--dry-run")
+        scripted = [*command, settings, "trainer.strategy=megatron", "--agent", "null", "--dry-run"]
+        assert " null" in run(*scripted).splitlines()[-1]
+        with pytest.raises(ConfigError, match="--agent null plays without --checkpoint"):
+            run(*scripted, "--checkpoint", str(tmp_path))
+    with pytest.raises(ConfigError, match=f"--output {settings}: {settings} is a file"):
+        run("evaluate", settings, "--agent", "null", "--output", settings, "--dry-run")
+
+
 def test_rollout_shows_every_turn_of_the_oracle() -> None:
     output = run("rollout", SOURCE, "--agent", "oracle", "--key", keys()[1])
     assert "[user]" in output

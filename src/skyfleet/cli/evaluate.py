@@ -85,18 +85,18 @@ def evaluate_command(
         baselines=baselines,
         output=output,
     )
-    _check(asked)
+    _check(config, asked)
     sets = config.data.eval_sets
     if only is not None and only not in sets:
         raise ConfigError(f"--set {only}: data.val_data names {sorted(sets) or 'no set'}")
     chosen = {name: sources for name, sources in sets.items() if only in (None, name)}
     if not chosen:
         raise ConfigError("data.val_data is empty: name the sets to evaluate on")
+    if output is not None:
+        check_output(output)
     if dry_run:
         show_plan(config, [f"would score {asked.who} on {', '.join(chosen)}"])
         return
-    if output is not None:
-        check_output(output)
     try:
         asyncio.run(_evaluate(config, chosen, asked))
     except KeyboardInterrupt:
@@ -105,14 +105,15 @@ def evaluate_command(
         raise SystemExit(130) from None
 
 
-def _check(asked: _Asked) -> None:
+def _check(config: RunConfig, asked: _Asked) -> None:
     if (asked.endpoint is None) != (asked.model is None):
         raise ConfigError("--endpoint and --model go together; give both or neither")
     if asked.endpoint is not None and (asked.agent != "policy" or asked.checkpoint is not None):
         raise ConfigError(
             f"--endpoint {asked.endpoint} plays instead of --agent and --checkpoint; leave them out"
         )
-    check_agent(asked.agent, asked.checkpoint)
+    if asked.endpoint is None:
+        check_agent(config, asked.agent, asked.checkpoint)
     if not isfinite(asked.pass_threshold):
         raise ConfigError(f"--pass-threshold {asked.pass_threshold}: give a number, such as 0.5")
 
