@@ -23,6 +23,7 @@ from skyfleet.cli.agents import (
     voice_of,
 )
 from skyfleet.cli.arguments import DryRun, Words, config_from, show_plan
+from skyfleet.cli.interrupting import cancelled_by_ctrl_c, say_farewell
 from skyfleet.cli.trained_envs import trained_envs_of
 from skyfleet.errors import ConfigError, EngineError
 
@@ -98,11 +99,10 @@ def evaluate_command(
         show_plan(config, [f"would score {asked.who} on {', '.join(chosen)}"])
         return
     try:
-        asyncio.run(_evaluate(config, chosen, asked))
+        asyncio.run(cancelled_by_ctrl_c(_evaluate(config, chosen, asked)))
     except KeyboardInterrupt:
         kept = output is not None and (output / "trajectories").exists()
-        print(f"\nInterrupted{f'; what was played is in {output}' if kept else ''}.")
-        raise SystemExit(130) from None
+        say_farewell(f"Interrupted{f'; what was played is in {output}' if kept else ''}.")
 
 
 def _check(config: RunConfig, asked: _Asked) -> None:

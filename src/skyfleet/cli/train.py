@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skyfleet.cli.arguments import DryRun, Words, config_from, show_plan, torch_needed
+from skyfleet.cli.interrupting import cancelled_by_ctrl_c, say_farewell
 
 if TYPE_CHECKING:
     from skyfleet.config.root import RunConfig
@@ -34,9 +35,8 @@ def train_command(words: Words = None, dry_run: DryRun = False) -> None:
         with torch_needed():
             table = asyncio.run(_until_ended(run_training(config, say=say)))
     except (KeyboardInterrupt, _EndedError) as end:
-        print(f"\n{_farewell(config)}")
         sent = signal.SIGINT if isinstance(end, KeyboardInterrupt) else signal.SIGTERM
-        raise SystemExit(128 + sent) from None
+        say_farewell(_farewell(config), sent)
     if table:
         print(f"\n{table}")
     folder = config.trainer.run_path
@@ -52,7 +52,7 @@ class _EndedError(Exception):
 
 async def _until_ended(training: Coroutine[Any, Any, str | None]) -> str | None:
     """SIGTERM, with which clusters end a job, is taken as Ctrl-C is: what was learnt is saved."""
-    running = asyncio.ensure_future(training)
+    running = asyncio.ensure_future(cancelled_by_ctrl_c(training))
     told = asyncio.Event()
 
     def end() -> None:
