@@ -68,6 +68,20 @@ async def test_a_missing_model_folder_is_refused(tmp_path: Path) -> None:
     assert "no model folder there" in str(error)
 
 
+@pytest.mark.parametrize("content", [None, "{}"])
+async def test_a_missing_reference_is_refused_by_its_own_key(
+    tmp_path: Path, content: str | None
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    if content is not None:
+        (other / "config.json").write_text(content)
+    error = await refusal(tmp_path / "run", f"trainer.ref.model.path={other}")
+    assert isinstance(error, ModelError)
+    assert str(error).startswith(f"trainer.ref.model.path='{other}': ")
+    assert "trainer.policy" not in str(error)
+
+
 async def test_more_tasks_a_batch_than_there_are_is_refused(tmp_path: Path) -> None:
     error = await refusal(
         tmp_path, "trainer.train_batch_size=5", "trainer.policy_mini_batch_size=5"
