@@ -18,6 +18,7 @@ from skyfleet.tasks.loading import load_tasks
 
 SOURCE = "world:github?split=train&count=3"
 _SMOOTH = "trainer.algorithm.policy_loss_type=examples.add_a_loss.loss:smooth_clip"
+FEW = ("trainer.train_batch_size=2", "trainer.policy_mini_batch_size=2")
 
 
 def run(*words: str) -> str:
@@ -85,8 +86,23 @@ def test_a_dry_run_tells_of_idle_keys_only_who_would_train(settings: str) -> Non
 
 
 def test_train_dry_run_says_what_would_not_start(settings: str) -> None:
-    output = run("train", settings, "trainer.strategy=megatron", "--dry-run")
-    assert output.splitlines()[-1].startswith("# it would not start: trainer.strategy='megatron'")
+    idle = "trainer.algorithm.gamma=0.9"
+    words = ["train", settings, "trainer.strategy=megatron", idle, "--dry-run"]
+    result = CliRunner().invoke(app, words)
+    assert str(result.exception).startswith("trainer.strategy='megatron' does not run")
+    assert result.output.splitlines()[-1].startswith(f"# {idle} does nothing while")
+
+
+def test_a_dry_run_refuses_the_player_whom_the_run_would(settings: str, tmp_path: Path) -> None:
+    for command in (["evaluate"], ["rollout", SOURCE]):
+        with pytest.raises(ConfigError, match=r"trainer.strategy='megatron' does not run"):
+            run(*command, settings, "trainer.strategy=megatron", "--dry-run")
+        scripted = [*command, settings, "trainer.strategy=megatron", "--agent", "null", "--dry-run"]
+        assert " null" in run(*scripted).splitlines()[-1]
+        with pytest.raises(ConfigError, match="--agent null plays without --checkpoint"):
+            run(*scripted, "--checkpoint", str(tmp_path))
+    with pytest.raises(ConfigError, match=f"--output {settings}: {settings} is a file"):
+        run("evaluate", settings, "--agent", "null", "--output", settings, "--dry-run")
 
 
 def test_rollout_shows_every_turn_of_the_oracle() -> None:
@@ -128,6 +144,16 @@ def test_evaluate_takes_one_set_by_name(settings: str) -> None:
         (
             ["train", "--dry-run", "environment.env_class=no_such:play"],
             "='no_such:play' cannot be imported",
+        ),
+        (
+            [
+                "train",
+                "--dry-run",
+                "trainer.strategy=megatron",
+                f"data.train_data=[{SOURCE}]",
+                *FEW,
+            ],
+            "trainer.strategy='megatron' does not run in this version",
         ),
     ],
 )

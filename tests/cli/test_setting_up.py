@@ -13,6 +13,7 @@ from tests.fakes.small_runs import SETTINGS
 from typer.testing import CliRunner
 
 from skyfleet.cli.main import app
+from skyfleet.errors import ConfigError
 from skyfleet.rollouts.collect import collect
 from skyfleet.trainer import loop
 
@@ -54,6 +55,24 @@ def test_a_resumed_run_says_so_first_and_plays_no_solution_it_is_past(tmp_path: 
         f"setting up: making the policy: {saved}/policy",
     ]
     assert lines[0].startswith("setting up: resuming")
+
+
+def test_a_dry_run_goes_on_or_is_refused_where_the_run_would_be(tmp_path: Path) -> None:
+    lines_of_training(tmp_path)
+    before = files(tmp_path)
+    saved = tmp_path / "run" / "checkpoints" / "global_step_1"
+    assert f"# resuming test_run at step 1 from {saved}" in lines_of_training(tmp_path, "--dry-run")
+    for word, sentence in (
+        ("trainer.seed=7", "was begun with trainer.seed=42 and this run says 7"),
+        ("trainer.resume_mode=none", "holds a run already"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            lines_of_training(tmp_path, word, "--dry-run")
+    assert files(tmp_path) == before
+
+
+def files(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_run_that_its_cluster_ends_is_saved_as_one_that_its_user_ends(

@@ -62,6 +62,17 @@ def test_keys_of_one_cause_are_one_sentence() -> None:
     ]
 
 
+def test_adapters_are_idle_without_a_rank() -> None:
+    lora = "trainer.policy.model.lora"
+    words = (
+        f"{lora}.alpha=32",
+        f'{lora}.target_modules=["q_proj"]',
+        f"{lora}.exclude_modules=v_proj",
+    )
+    assert told(*words) == [f"{', '.join(words)} do nothing while {lora}.rank=0"]
+    assert told(*words, f"{lora}.rank=8") == []
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -15,6 +15,7 @@ from skyfleet.envs.worlds.catalog import tasks_from_source, world_tasks
 from skyfleet.errors import CheckpointError, ConfigError, ModelError, SkyfleetError, TaskError
 from skyfleet.storage.local import discard
 from skyfleet.tasks.loading import write_tasks
+from skyfleet.tasks.task import RecordedCall
 from skyfleet.trainer.session import run_training
 from skyfleet.trainer.tasks import check_apart, training_tasks
 
@@ -67,6 +68,20 @@ async def test_a_missing_model_folder_is_refused(tmp_path: Path) -> None:
     assert "no model folder there" in str(error)
 
 
+@pytest.mark.parametrize("content", [None, "{}"])
+async def test_a_missing_reference_is_refused_by_its_own_key(
+    tmp_path: Path, content: str | None
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    if content is not None:
+        (other / "config.json").write_text(content)
+    error = await refusal(tmp_path / "run", f"trainer.ref.model.path={other}")
+    assert isinstance(error, ModelError)
+    assert str(error).startswith(f"trainer.ref.model.path='{other}': ")
+    assert "trainer.policy" not in str(error)
+
+
 async def test_more_tasks_a_batch_than_there_are_is_refused(tmp_path: Path) -> None:
     error = await refusal(
         tmp_path, "trainer.train_batch_size=5", "trainer.policy_mini_batch_size=5"
@@ -74,11 +89,18 @@ async def test_more_tasks_a_batch_than_there_are_is_refused(tmp_path: Path) -> N
     assert str(error).startswith("trainer.train_batch_size=5 wants 5 different tasks")
 
 
+@pytest.mark.parametrize(
+    ("solution", "sentence"),
+    [
+        ((RecordedCall(name="no_such_tool"),), "its reference solution does not pass (done)"),
+        ((), "it has no reference solution to imitate; mend or leave out the task"),
+    ],
+)
 async def test_a_solution_that_does_not_pass_is_refused_before_it_is_imitated(
-    tmp_path: Path,
+    tmp_path: Path, solution: tuple[RecordedCall, ...], sentence: str
 ) -> None:
     tasks = [
-        task.model_copy(update={"solution": ()})
+        task.model_copy(update={"solution": solution})
         for task in world_tasks("github", split="train", count=4)
     ]
     file = tmp_path / "tasks.json"
@@ -87,7 +109,7 @@ async def test_a_solution_that_does_not_pass_is_refused_before_it_is_imitated(
         tmp_path / "run", f"data.train_data=[{file}]", "data.allow_unmanifested=true"
     )
     assert isinstance(error, TaskError)
-    assert "its reference solution does not pass" in str(error)
+    assert sentence in str(error)
 
 
 async def test_a_file_that_nothing_vouches_for_is_refused(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ async def test_a_linear_rate_falls_over_the_optimiser_steps_of_the_run(tmp_path:
 
 
 async def test_a_critic_that_cannot_be_read_is_refused_by_its_own_key(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"^trainer\.critic\.model\.path='/nowhere': "):
+    with pytest.raises(ModelError, match=r"^trainer\.critic\.model\.path='/nowhere': no model"):
         await run_training(gae_config(tmp_path, "trainer.critic.model.path=/nowhere"))
 
 

@@ -39,9 +39,24 @@ CheckpointPath = Annotated[
 ]
 
 
-def check_agent(agent: str, checkpoint: Path | None) -> None:
-    if agent != "policy" and checkpoint is not None:
+def check_agent(config: RunConfig, agent: str, checkpoint: Path | None) -> None:
+    """What keeps it from playing and can be told from the configuration alone."""
+    if agent == "policy":
+        _check_policy(config, checkpoint)
+    elif checkpoint is not None:
         raise ConfigError(f"--agent {agent} plays without --checkpoint {checkpoint}; leave one out")
+
+
+def _check_policy(config: RunConfig, checkpoint: Path | None) -> None:
+    from skyfleet.config.rules import unsupported
+
+    if refused := unsupported(config):
+        raise ConfigError("\n".join(refused))
+    if config.generator.is_remote and checkpoint is not None:
+        raise ConfigError(
+            f"--checkpoint {checkpoint} and generator.backend={config.generator.backend!r}: "
+            "a server speaks with its own weights; leave one out"
+        )
 
 
 @asynccontextmanager
@@ -52,7 +67,7 @@ async def policy_of(
     from skyfleet.rollouts.random_policy import random_policy
     from skyfleet.rollouts.reference import null_policy, oracle_policy
 
-    check_agent(agent, checkpoint)
+    check_agent(config, agent, checkpoint)
     scripted: dict[str, Policy] = {"oracle": oracle_policy, "null": null_policy}
     if agent == "random":
         scripted[agent] = random_policy(seed=config.trainer.seed)
@@ -78,15 +93,7 @@ async def voice_of(
 
     Its `policy_version` is the step it was trained to, 0 for whatever does not tell.
     """
-    from skyfleet.config.rules import unsupported
-
-    if refused := unsupported(config):
-        raise ConfigError("\n".join(refused))
-    if config.generator.is_remote and checkpoint is not None:
-        raise ConfigError(
-            f"--checkpoint {checkpoint} and generator.backend={config.generator.backend!r}: "
-            "a server speaks with its own weights; leave one out"
-        )
+    _check_policy(config, checkpoint)
     with torch_needed():
         from skyfleet.trainer.assemble_voice import open_player
     folder = None if config.generator.is_remote else policy_folder_of(config, checkpoint)

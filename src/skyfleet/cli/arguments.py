@@ -38,7 +38,9 @@ def show_plan(config: RunConfig, sentences: Iterable[str]) -> None:
     from skyfleet.config.turn_rules import lone_native_flag
 
     print(as_yaml(config), end="")
-    print("\n".join(f"# {sentence}" for sentence in (*sentences, *lone_native_flag(config))))
+    told = (*sentences, *lone_native_flag(config))
+    # At once: what is refused after it goes to stderr.
+    print("\n".join(f"# {sentence}" for sentence in told), flush=True)
 
 
 @contextmanager

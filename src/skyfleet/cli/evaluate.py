@@ -23,6 +23,7 @@ from skyfleet.cli.agents import (
     voice_of,
 )
 from skyfleet.cli.arguments import DryRun, Words, config_from, show_plan
+from skyfleet.cli.interrupting import cancelled_by_ctrl_c, say_farewell
 from skyfleet.cli.trained_envs import trained_envs_of
 from skyfleet.errors import ConfigError, EngineError
 
@@ -85,34 +86,34 @@ def evaluate_command(
         baselines=baselines,
         output=output,
     )
-    _check(asked)
+    _check(config, asked)
     sets = config.data.eval_sets
     if only is not None and only not in sets:
         raise ConfigError(f"--set {only}: data.val_data names {sorted(sets) or 'no set'}")
     chosen = {name: sources for name, sources in sets.items() if only in (None, name)}
     if not chosen:
         raise ConfigError("data.val_data is empty: name the sets to evaluate on")
+    if output is not None:
+        check_output(output)
     if dry_run:
         show_plan(config, [f"would score {asked.who} on {', '.join(chosen)}"])
         return
-    if output is not None:
-        check_output(output)
     try:
-        asyncio.run(_evaluate(config, chosen, asked))
+        asyncio.run(cancelled_by_ctrl_c(_evaluate(config, chosen, asked)))
     except KeyboardInterrupt:
         kept = output is not None and (output / "trajectories").exists()
-        print(f"\nInterrupted{f'; what was played is in {output}' if kept else ''}.")
-        raise SystemExit(130) from None
+        say_farewell(f"Interrupted{f'; what was played is in {output}' if kept else ''}.")
 
 
-def _check(asked: _Asked) -> None:
+def _check(config: RunConfig, asked: _Asked) -> None:
     if (asked.endpoint is None) != (asked.model is None):
         raise ConfigError("--endpoint and --model go together; give both or neither")
     if asked.endpoint is not None and (asked.agent != "policy" or asked.checkpoint is not None):
         raise ConfigError(
             f"--endpoint {asked.endpoint} plays instead of --agent and --checkpoint; leave them out"
         )
-    check_agent(asked.agent, asked.checkpoint)
+    if asked.endpoint is None:
+        check_agent(config, asked.agent, asked.checkpoint)
     if not isfinite(asked.pass_threshold):
         raise ConfigError(f"--pass-threshold {asked.pass_threshold}: give a number, such as 0.5")
 

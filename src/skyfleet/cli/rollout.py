@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skyfleet.cli.agents import Agent, CheckpointPath, policy_of, weights_named
+from skyfleet.cli.agents import Agent, CheckpointPath, check_agent, policy_of, weights_named
 from skyfleet.cli.arguments import DryRun, Words, config_from, show_plan
 from skyfleet.errors import ConfigError, TaskError
 
@@ -41,6 +41,7 @@ def rollout_command(
             "nobody to play: give a configuration file, --checkpoint FOLDER, or --agent oracle"
         )
     config = config_from(words)
+    check_agent(config, agent, checkpoint)
     tasks = [t for t in load_sources([source], key="SOURCE") if key in (None, t.key)]
     if not tasks:
         raise TaskError(f"{source} has no task {key!r}; `skyfleet tasks list` shows its keys")

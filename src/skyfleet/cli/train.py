@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skyfleet.cli.arguments import DryRun, Words, config_from, show_plan, torch_needed
+from skyfleet.cli.interrupting import cancelled_by_ctrl_c, say_farewell
 
 if TYPE_CHECKING:
     from skyfleet.config.root import RunConfig
@@ -22,7 +23,10 @@ def train_command(words: Words = None, dry_run: DryRun = False) -> None:
     """Train a policy, or go on where an interrupted run stopped."""
     config = config_from(words)
     if dry_run:
+        from skyfleet.config.rules import check_trainable
+
         show_plan(config, _plan(config))
+        check_trainable(config)
         return
     from skyfleet.trainer.session import run_training
 
@@ -31,9 +35,8 @@ def train_command(words: Words = None, dry_run: DryRun = False) -> None:
         with torch_needed():
             table = asyncio.run(_until_ended(run_training(config, say=say)))
     except (KeyboardInterrupt, _EndedError) as end:
-        print(f"\n{_farewell(config)}")
         sent = signal.SIGINT if isinstance(end, KeyboardInterrupt) else signal.SIGTERM
-        raise SystemExit(128 + sent) from None
+        say_farewell(_farewell(config), sent)
     if table:
         print(f"\n{table}")
     folder = config.trainer.run_path
@@ -49,7 +52,7 @@ class _EndedError(Exception):
 
 async def _until_ended(training: Coroutine[Any, Any, str | None]) -> str | None:
     """SIGTERM, with which clusters end a job, is taken as Ctrl-C is: what was learnt is saved."""
-    running = asyncio.ensure_future(training)
+    running = asyncio.ensure_future(cancelled_by_ctrl_c(training))
     told = asyncio.Event()
 
     def end() -> None:
@@ -78,11 +81,12 @@ def _plan(config: RunConfig) -> list[str]:
     """What a run of this configuration would do, without loading a model."""
     from skyfleet.algorithms.estimators import estimator_of
     from skyfleet.config.remarks import remarks
-    from skyfleet.config.rules import unsupported, untrainable
     from skyfleet.envs.registry import env_factory
+    from skyfleet.trainer.session import resuming, starting_point
     from skyfleet.trainer.sources import load_sources
     from skyfleet.trainer.tasks import check_apart, schedule_of, training_tasks
 
+    checkpoint = starting_point(config)
     env_factory(config)
     estimator_of(config.trainer.algorithm)
     if ":" in config.trainer.algorithm.policy_loss_type:
@@ -100,6 +104,8 @@ def _plan(config: RunConfig) -> list[str]:
         f"{config.trainer.train_batch_size} x {config.generator.n_samples_per_prompt} = {rollouts} "
         "episodes",
     ]
+    if checkpoint:
+        plan.append(resuming(config, checkpoint))
     eval_sets = {
         name: load_sources(sources, key=f"data.val_data.{name}")
         for name, sources in config.data.eval_sets.items()
@@ -107,5 +113,4 @@ def _plan(config: RunConfig) -> list[str]:
     check_apart(tasks, eval_sets, allow=config.data.allow_overlap)
     if any(map(schedule.evaluates_at, range(schedule.total_steps + 1))):
         plan += [f"evaluating {name} on {len(held)} tasks" for name, held in eval_sets.items()]
-    refused = [*unsupported(config), *untrainable(config)]
-    return plan + [f"it would not start: {sentence}" for sentence in refused] + remarks(config)
+    return plan + remarks(config)

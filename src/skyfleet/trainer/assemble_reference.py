@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import nn
 
 from skyfleet.config.root import RunConfig
-from skyfleet.errors import CheckpointError, ConfigError, ModelError
+from skyfleet.errors import CheckpointError, ConfigError
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.foreign import make_decoder
 from skyfleet.models.loading import load_model, load_weights
@@ -37,15 +37,13 @@ def read_beside(config: RunConfig, speaker: Speaker, path: str, *, key: str) -> 
     # Of what changes the policy, only this: whoever reads an episode has to reach its end.
     kwargs = config.trainer.policy.model_config_kwargs
     stretched = {name: kwargs[name] for name in kwargs if name == "rope_parameters"}
-    try:
-        loaded = load_model(
-            path,
-            dtype=weights.dtype,
-            device=weights.device,
-            config_kwargs=rope_changes(config) | stretched,
-        )
-    except ModelError as error:
-        raise ModelError(f"{key}={path!r}: {error}") from error
+    loaded = load_model(
+        path,
+        dtype=weights.dtype,
+        device=weights.device,
+        config_kwargs=rope_changes(config) | stretched,
+        key=key,
+    )
     if loaded.tokenizer.get_vocab() != speaker.loaded.tokenizer.get_vocab():
         raise ConfigError(
             f"{key}={path!r} has another vocabulary than the policy, so it would read other tokens; "

@@ -20,18 +20,20 @@ async def demonstrate(
 ) -> list[Sample]:
     """Play each task's own solution through its env and keep the tokens it took to say it.
 
-    A solution that does not pass is a broken task, and the run stops before learning from it.
+    One whose solution is missing or does not pass is broken, and the run stops before learning from it.
     """
     groups = await collect(
         tasks, open_env, reference_policy(renderer), limits, n_samples=1, max_concurrent=64
     )
     samples: list[Sample] = []
-    for group in groups:
+    for task, group in zip(tasks, groups, strict=True):
         (trajectory,) = group.trajectories
         if not trajectory.success:
             cause = trajectory.failure.detail if trajectory.failure else trajectory.ending.value
+            fails = f"its reference solution does not pass ({cause})"
+            wrong = fails if task.solution else "it has no reference solution to imitate"
             raise TaskError(
-                f"task {group.task_key}: its reference solution does not pass ({cause}); "
+                f"task {task.key}: {wrong}; "
                 "mend or leave out the task, or set trainer.warm_start.steps=0"
             )
         said = (credited(trajectory, t, 1.0) for t in trajectory.transcripts)

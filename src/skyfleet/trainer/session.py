@@ -58,15 +58,9 @@ async def run_training(
     folder as it was.
     """
     folder = Path(config.trainer.run_path)
-    checkpoint = find_checkpoint(
-        Path(config.trainer.ckpt_path), config.trainer.resume_mode, config.trainer.resume_path
-    )
+    checkpoint = starting_point(config)
     if checkpoint:
-        _refuse_later_checkpoints(config, checkpoint)
-    _refuse_another_run(config, folder, resumed=checkpoint is not None)
-    if checkpoint:
-        name = config.trainer.run_name
-        say(f"resuming {name} at step {checkpoint.step} from {checkpoint.folder}")
+        say(resuming(config, checkpoint))
     say("loading torch and transformers")
     # Here, because they take seconds, and what is above is said at once.
     from skyfleet.trainer.assemble import assemble
@@ -87,6 +81,20 @@ async def run_training(
             "the report could not be written: %s; try `skyfleet report %s`", error, folder
         )
     return table
+
+
+def starting_point(config: RunConfig) -> Checkpoint | None:
+    """The checkpoint to go on from. Refuses a folder that this run may not go on in; writes nothing."""
+    trainer = config.trainer
+    found = find_checkpoint(Path(trainer.ckpt_path), trainer.resume_mode, trainer.resume_path)
+    if found:
+        _refuse_later_checkpoints(config, found)
+    _refuse_another_run(config, Path(trainer.run_path), resumed=found is not None)
+    return found
+
+
+def resuming(config: RunConfig, checkpoint: Checkpoint) -> str:
+    return f"resuming {config.trainer.run_name} at step {checkpoint.step} from {checkpoint.folder}"
 
 
 def _refuse_later_checkpoints(config: RunConfig, checkpoint: Checkpoint) -> None:
