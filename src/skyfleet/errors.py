@@ -39,6 +39,10 @@ class SentinelError(SkyfleetError, RuntimeError):
     """Something that must be true in every step was not."""
 
 
+class UngradedError(SentinelError):
+    """No episode has a grade any more; what was learnt before that is sound."""
+
+
 class MissingExtraError(SkyfleetError, ImportError):
     """An optional package is not installed."""
 

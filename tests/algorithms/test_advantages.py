@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from inspect import signature
 
 import pytest
 from tests.fakes.samples import sample
@@ -101,7 +102,7 @@ def test_a_whole_batch_of_ones_own_is_given_its_settings() -> None:
     ("own", "kwargs", "takes", "complaint"),
     [
         ("skyfleet.algorithms.returns:discounted", {}, "a group's rewards", "missing a required"),
-        ("math:fsum", {"gamma": 1.0}, "a group's rewards", ""),
+        ("math:fsum", {"gamma": 1.0}, "a group's rewards", "got an unexpected"),
         (f"{__name__}:batch_shifted", {"gamma": 1.0}, "a batch's samples", "got an unexpected"),
     ],
 )
@@ -116,8 +117,10 @@ def test_settings_that_an_estimator_of_ones_own_does_not_take_are_refused(
     )
 
 
-def test_what_is_written_in_c_can_be_an_estimator() -> None:
-    estimator_of(Algorithm(advantage_estimator="math:fsum"))
+def test_what_does_not_tell_its_arguments_can_be_an_estimator() -> None:
+    with pytest.raises(ValueError, match="no signature"):
+        signature(max)
+    estimator_of(Algorithm(advantage_estimator="builtins:max"))
 
 
 def test_a_return_is_what_follows_nearer_rewards_counting_more() -> None:

@@ -72,17 +72,17 @@ def test_train_dry_run_prints_the_configuration_and_the_plan(settings: str) -> N
     ]
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate"])
-def test_a_dry_run_warns_of_what_the_run_would(settings: str, command: str) -> None:
+@pytest.mark.parametrize("command", [["train"], ["evaluate", "--agent", "null"]])
+def test_a_dry_run_warns_of_what_the_run_would(settings: str, command: list[str]) -> None:
     flag = "generator.use_native_tool_calling=true"
-    assert f"# {flag} does nothing while environment." in run(command, settings, flag, "--dry-run")
-    assert "does nothing" not in run(command, settings, "--dry-run")
+    assert f"# {flag} does nothing while environment." in run(*command, settings, flag, "--dry-run")
+    assert "does nothing" not in run(*command, settings, "--dry-run")
 
 
 def test_a_dry_run_tells_of_idle_keys_only_who_would_train(settings: str) -> None:
     idle = "trainer.algorithm.gamma=0.9"
     assert f"# {idle} does nothing while" in run("train", settings, idle, "--dry-run")
-    assert "does nothing" not in run("evaluate", settings, idle, "--dry-run")
+    assert "does nothing" not in run("evaluate", settings, idle, "--agent", "null", "--dry-run")
 
 
 def test_train_dry_run_says_what_would_not_start(settings: str) -> None:
@@ -101,6 +101,16 @@ def test_a_dry_run_refuses_the_player_whom_the_run_would(settings: str, tmp_path
         assert " null" in run(*scripted).splitlines()[-1]
         with pytest.raises(ConfigError, match="--agent null plays without --checkpoint"):
             run(*scripted, "--checkpoint", str(tmp_path))
+        with pytest.raises(ConfigError, match="holds no checkpoint yet"):
+            run(*command, settings, "--dry-run")
+        with pytest.raises(ConfigError, match="--checkpoint nowhere: no such folder"):
+            run(*command, settings, "--checkpoint", "nowhere", "--dry-run")
+    greedy = [
+        "generator.eval_sampling_params.temperature=0",
+        "generator.eval_n_samples_per_prompt=2",
+    ]
+    with pytest.raises(ConfigError, match="temperature"):
+        run("evaluate", settings, *greedy, "--endpoint", "http://x", "--model", "x", "--dry-run")
     with pytest.raises(ConfigError, match=f"--output {settings}: {settings} is a file"):
         run("evaluate", settings, "--agent", "null", "--output", settings, "--dry-run")
 
@@ -140,6 +150,14 @@ def test_evaluate_takes_one_set_by_name(settings: str) -> None:
         (
             ["train", "--dry-run", _SMOOTH, "trainer.algorithm.policy_loss_kwargs.widht=0.1"],
             "got an unexpected keyword argument 'widht'; beside LossInputs it takes width=0.2; see",
+        ),
+        (
+            ["train", "--dry-run", "trainer.policy.model.path=./nowhere"],
+            "trainer.policy.model.path='./nowhere': no model folder there",
+        ),
+        (
+            ["train", "--dry-run", "trainer.sentinels.modes.moon=warn"],
+            "trainer.sentinels.modes.moon is no sentinel; choose from",
         ),
         (
             ["train", "--dry-run", "environment.env_class=no_such:play"],

@@ -71,6 +71,7 @@ def test_adapters_are_idle_without_a_rank() -> None:
     )
     assert told(*words) == [f"{', '.join(words)} do nothing while {lora}.rank=0"]
     assert told(*words, f"{lora}.rank=8") == []
+    assert told(f"{lora}.dropout=0.1") == []  # refused, whatever the rank
 
 
 @pytest.mark.parametrize(

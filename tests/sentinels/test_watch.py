@@ -14,11 +14,13 @@ from tests.sentinels.bugs_in_tokens import last_token_is_masked
 from tests.sentinels.bugs_in_weights import engines_keep_their_version
 from tests.sentinels.planted import Plant, begun, go_on, said
 
+from skyfleet.checkpoints.resume import find_checkpoint
 from skyfleet.config.loading import load_config
 from skyfleet.engines.sampling import SamplingParams
-from skyfleet.errors import ConfigError, SentinelError
+from skyfleet.errors import ConfigError, SentinelError, UngradedError
 from skyfleet.sentinels.roster import modes_of
 from skyfleet.sentinels.witness import Witness
+from skyfleet.trainer.loop import train
 
 MODE = "trainer.sentinels.mode"
 MODES = "trainer.sentinels.modes"
@@ -68,6 +70,19 @@ async def test_a_run_whose_every_episode_fails_stops_and_says_why(tmp_path: Path
     ):
         await played(tmp_path, verifiers_break, f"{MODE}=stop", steps=5)
     assert [row["step"] for row in rows(tmp_path)] == [1, 2]
+
+
+async def test_what_was_learnt_before_environments_went_away_is_saved(tmp_path: Path) -> None:
+    run = await begun(tmp_path, f"{MODE}=stop")
+    await go_on(run, 2)
+    with pytest.MonkeyPatch.context() as patch:
+        verifiers_break(run, patch)
+        with pytest.raises(UngradedError):
+            await train(run)
+    run.log.close()
+    checkpoint = find_checkpoint(tmp_path / "checkpoints", "latest")
+    assert checkpoint is not None
+    assert checkpoint.step == 4
 
 
 async def test_a_sign_stops_where_it_is_told_to(tmp_path: Path) -> None:

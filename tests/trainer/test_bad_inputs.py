@@ -78,7 +78,7 @@ async def test_a_missing_reference_is_refused_by_its_own_key(
         (other / "config.json").write_text(content)
     error = await refusal(tmp_path / "run", f"trainer.ref.model.path={other}")
     assert isinstance(error, ModelError)
-    assert str(error).startswith(f"trainer.ref.model.path='{other}': ")
+    assert str(error).startswith(f"trainer.ref.model.path='{other}'")
     assert "trainer.policy" not in str(error)
 
 

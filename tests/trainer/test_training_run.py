@@ -215,6 +215,7 @@ async def test_tasks_that_nobody_can_grade_are_played_and_counted(tmp_path: Path
             f"data.train_data=[{file}]",
             "data.allow_unmanifested=true",
             "trainer.warm_start.steps=0",
+            "trainer.sentinels.modes.nothing_graded=warn",
         )
     )
     assert [row["reward/unknown_grades"] for row in rows(tmp_path / "run")[1:]] == [8.0] * 3

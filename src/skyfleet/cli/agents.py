@@ -59,6 +59,19 @@ def _check_policy(config: RunConfig, checkpoint: Path | None) -> None:
         )
 
 
+def check_weights(config: RunConfig, agent: str, checkpoint: Path | None) -> None:
+    """Those of the policy are where they are said to be; a server has its own."""
+    if agent == "policy" and not config.generator.is_remote:
+        policy_folder_of(config, checkpoint)
+
+
+def check_endpoint(config: RunConfig) -> None:
+    from skyfleet.config.rules import greedy_attempts
+
+    if refused := list(greedy_attempts(config)):
+        raise ConfigError("\n".join(refused))
+
+
 @asynccontextmanager
 async def policy_of(
     config: RunConfig, agent: str, checkpoint: Path | None
@@ -121,13 +134,11 @@ def model_named(config: RunConfig, voice: Voice) -> str:
 @asynccontextmanager
 async def endpoint_policy(config: RunConfig, url: str, model: str) -> AsyncIterator[Policy]:
     """A model behind an endpoint that speaks OpenAI's chat completions; needs no torch."""
-    from skyfleet.config.rules import greedy_attempts
     from skyfleet.engines.openai_chat import OpenAIChat
     from skyfleet.engines.sampling import SamplingParams
     from skyfleet.engines.servers import read_key
 
-    if refused := list(greedy_attempts(config)):
-        raise ConfigError("\n".join(refused))
+    check_endpoint(config)
     asked = config.generator.eval_sampling_params
     sampling = SamplingParams(
         max_generate_length=asked.max_generate_length,

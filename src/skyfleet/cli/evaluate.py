@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +17,8 @@ from skyfleet.cli.agents import (
     Agent,
     CheckpointPath,
     check_agent,
+    check_endpoint,
+    check_weights,
     endpoint_policy,
     measured_policy,
     model_named,
@@ -96,13 +99,19 @@ def evaluate_command(
     if output is not None:
         check_output(output)
     if dry_run:
+        if endpoint is None:
+            check_weights(config, agent, checkpoint)
         show_plan(config, [f"would score {asked.who} on {', '.join(chosen)}"])
         return
     try:
         asyncio.run(cancelled_by_ctrl_c(_evaluate(config, chosen, asked)))
     except KeyboardInterrupt:
-        kept = output is not None and (output / "trajectories").exists()
-        say_farewell(f"Interrupted{f'; what was played is in {output}' if kept else ''}.")
+        say_farewell(partial(_farewell, output))
+
+
+def _farewell(output: Path | None) -> str:
+    kept = output is not None and (output / "trajectories").exists()
+    return f"Interrupted{f'; what was played is in {output}' if kept else ''}."
 
 
 def _check(config: RunConfig, asked: _Asked) -> None:
@@ -114,6 +123,8 @@ def _check(config: RunConfig, asked: _Asked) -> None:
         )
     if asked.endpoint is None:
         check_agent(config, asked.agent, asked.checkpoint)
+    else:
+        check_endpoint(config)
     if not isfinite(asked.pass_threshold):
         raise ConfigError(f"--pass-threshold {asked.pass_threshold}: give a number, such as 0.5")
 

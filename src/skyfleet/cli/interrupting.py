@@ -1,10 +1,10 @@
-"""Ctrl-C ends a command with one sentence and its exit code, however often it is pressed."""
+"""Ctrl-C, pressed once or twice, ends a command with one sentence and its exit code."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
 
 T = TypeVar("T")
@@ -33,8 +33,9 @@ def _was_pressed(error: BaseException | None) -> bool:
     return _was_pressed(error.__cause__ or error.__context__)
 
 
-def say_farewell(sentence: str, sent: signal.Signals = signal.SIGINT) -> NoReturn:
-    """What Python still tidies up is not told of, whatever is pressed by then."""
-    print(f"\n{sentence}", flush=True)
+def say_farewell(sentence: Callable[[], str], sent: signal.Signals = signal.SIGINT) -> NoReturn:
+    """Said to its end; what Python still tidies up then is not told of, whatever is pressed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    print(f"\n{sentence()}", flush=True)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     raise SystemExit(128 + sent)

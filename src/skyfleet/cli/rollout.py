@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skyfleet.cli.agents import Agent, CheckpointPath, check_agent, policy_of, weights_named
+from skyfleet.cli.agents import (
+    Agent,
+    CheckpointPath,
+    check_agent,
+    check_weights,
+    policy_of,
+    weights_named,
+)
 from skyfleet.cli.arguments import DryRun, Words, config_from, show_plan
 from skyfleet.errors import ConfigError, TaskError
 
@@ -46,6 +53,7 @@ def rollout_command(
     if not tasks:
         raise TaskError(f"{source} has no task {key!r}; `skyfleet tasks list` shows its keys")
     if dry_run:
+        check_weights(config, agent, checkpoint)
         show_plan(config, [f"would play {tasks[0].key} with {checkpoint or agent}"])
         return
     asyncio.run(_play(config, tasks[0], agent, checkpoint, Console(highlight=False)))

@@ -36,7 +36,7 @@ def train_command(words: Words = None, dry_run: DryRun = False) -> None:
             table = asyncio.run(_until_ended(run_training(config, say=say)))
     except (KeyboardInterrupt, _EndedError) as end:
         sent = signal.SIGINT if isinstance(end, KeyboardInterrupt) else signal.SIGTERM
-        say_farewell(_farewell(config), sent)
+        say_farewell(partial(_farewell, config), sent)
     if table:
         print(f"\n{table}")
     folder = config.trainer.run_path
@@ -73,8 +73,11 @@ def _farewell(config: RunConfig) -> str:
 
     saved = find_checkpoint(Path(config.trainer.ckpt_path), "latest")
     if saved is None:
-        return "Interrupted before there was anything to save."
-    return f"Interrupted; saved in {saved.folder}. To go on from there: {shlex.join(sys.argv)}"
+        return "Interrupted; nothing was saved yet."
+    return (
+        f"Interrupted; the last checkpoint is {saved.folder}. To go on from there: "
+        f"{shlex.join(sys.argv)}"
+    )
 
 
 def _plan(config: RunConfig) -> list[str]:
@@ -82,12 +85,21 @@ def _plan(config: RunConfig) -> list[str]:
     from skyfleet.algorithms.estimators import estimator_of
     from skyfleet.config.remarks import remarks
     from skyfleet.envs.registry import env_factory
+    from skyfleet.models.paths import check_model_path
+    from skyfleet.tracking.tracker import check_trackers
     from skyfleet.trainer.session import resuming, starting_point
     from skyfleet.trainer.sources import load_sources
     from skyfleet.trainer.tasks import check_apart, schedule_of, training_tasks
 
     checkpoint = starting_point(config)
     env_factory(config)
+    check_model_path(config.trainer.policy.model.path)
+    check_trackers(config.trainer.logger)
+    if config.trainer.sentinels.modes:
+        with torch_needed():
+            from skyfleet.sentinels.roster import modes_of
+
+            modes_of(config.trainer.sentinels)
     estimator_of(config.trainer.algorithm)
     if ":" in config.trainer.algorithm.policy_loss_type:
         with torch_needed():

@@ -52,7 +52,12 @@ GATES = (
         opens={"algorithm.advantage_estimator": ("gae",)},
         behind=("critic.optimizer_config", "critic_mini_batch_size"),
     ),
-    Gate(opens={"policy.model.lora.rank": ()}, behind=("policy.model.lora",)),
+    Gate(
+        opens={"policy.model.lora.rank": ()},
+        behind=tuple(
+            f"policy.model.lora.{name}" for name in ("alpha", "target_modules", "exclude_modules")
+        ),
+    ),
     Gate(
         opens={"algorithm.zero_variance_filter": (True,), "algorithm.dynamic_sampling.type": ()},
         behind=("algorithm.zero_variance_filter_tol",),

@@ -15,7 +15,7 @@ GAP = "rollout_train_logprobs_abs_diff"
 class StepMetrics:
     def __init__(self) -> None:
         self._reports: dict[str, list[float]] = defaultdict(list)
-        # Not numbers yet: a GPU would be waited for at every micro-batch.
+        # Values, not numbers: a deviation is over all of the step.
         self._spreads: dict[str, list[Tensor]] = defaultdict(list)
 
     def add(self, report: Mapping[str, float], spreads: Sequence[Mapping[str, Tensor]]) -> None:

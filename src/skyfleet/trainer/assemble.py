@@ -25,7 +25,7 @@ from skyfleet.envs.env import EnvFactory
 from skyfleet.envs.registry import env_factory
 from skyfleet.learner.critic import Critic
 from skyfleet.learner.single import SingleLearner
-from skyfleet.models.loading import check_model_path
+from skyfleet.models.paths import check_model_path
 from skyfleet.rollouts.conversation import Policy
 from skyfleet.sentinels.loss_witness import LossWitness
 from skyfleet.sentinels.still_metrics import still_metrics

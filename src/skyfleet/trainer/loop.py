@@ -8,6 +8,7 @@ from itertools import count
 
 from skyfleet.algorithms.credit import advantage_metrics, assign_credit
 from skyfleet.algorithms.filters import Kept
+from skyfleet.errors import UngradedError
 from skyfleet.metrics.episodes import episode_metrics
 from skyfleet.metrics.rewards import reward_metrics, trained_reward_metrics
 from skyfleet.rollouts.collect import collect
@@ -23,7 +24,7 @@ BATCH_STRIDE = 100_000  # steps: more than a run has, so that no two batches dra
 
 
 async def train(run: Run) -> None:
-    """From wherever the run stands to its last step. Cancelled, it saves what it has."""
+    """From wherever the run stands to its last step. What ends it, but no fault of its own, finds it saved."""
     run.log.add(run.state.pending_metrics)
     run.state.pending_metrics = {}
     run.reach()
@@ -34,7 +35,7 @@ async def train(run: Run) -> None:
             run.reach()
             await train_step(run, run.state.step + 1)
             await finish_step(run)
-    except asyncio.CancelledError:
+    except (asyncio.CancelledError, UngradedError):
         # What was cut off is done again on resume: its tasks are drawn and its numbers taken anew.
         run.sampler.load_state_dict(run.place.data)
         run.state.pending_metrics = dict(run.place.metrics)
