@@ -24,7 +24,7 @@ BATCH_STRIDE = 100_000  # steps: more than a run has, so that no two batches dra
 
 
 async def train(run: Run) -> None:
-    """From wherever the run stands to its last step. What ends it, but no fault of its own, finds it saved."""
+    """From wherever the run stands to its last step. Cancelled or left ungraded, it saves what it has."""
     run.log.add(run.state.pending_metrics)
     run.state.pending_metrics = {}
     run.reach()
