@@ -39,8 +39,8 @@ class SentinelError(SkyfleetError, RuntimeError):
     """Something that must be true in every step was not."""
 
 
-class UngradedError(SentinelError):
-    """No episode has a grade any more; what was learnt before that is sound."""
+class StarvedError(SentinelError):
+    """There is nothing to learn from any more; what was learnt before is sound, and is saved."""
 
 
 class MissingExtraError(SkyfleetError, ImportError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from tests.trajectories.making import attempt, group, transcript
 
@@ -14,7 +16,7 @@ from skyfleet.algorithms.dynamic_sampling import (
     replace_uninformative,
 )
 from skyfleet.algorithms.filters import punish_overlong
-from skyfleet.errors import SkyfleetError
+from skyfleet.errors import StarvedError
 from skyfleet.learner.mini_batches import mini_batches
 from skyfleet.trajectories.trajectory import Group
 
@@ -80,12 +82,15 @@ def test_no_group_is_copied_twice_while_others_are_not_copied() -> None:
 
 
 def test_a_step_gives_up_after_so_many_batches_and_minus_one_never_does() -> None:
-    wanting = fill_batch([flat("a")], batch_size=1)
-    check_sample_batches(wanting, 29, max_sample_batches=30)
-    check_sample_batches(wanting, 300, max_sample_batches=-1)
-    check_sample_batches(fill_batch([good("a")], batch_size=1), 30, max_sample_batches=30)
-    with pytest.raises(SkyfleetError, match="max_sample_batches=30 batches did not hold enough"):
-        check_sample_batches(wanting, 30, max_sample_batches=30)
+    wanting, check = (
+        fill_batch([flat("a")], batch_size=1),
+        partial(check_sample_batches, batch_size=1),
+    )
+    check(wanting, [flat("a")] * 29, max_sample_batches=30)
+    check(wanting, [flat("a")] * 300, max_sample_batches=-1)
+    check(fill_batch([good("a")], batch_size=1), [good("a")] * 30, max_sample_batches=30)
+    with pytest.raises(StarvedError, match=r"max_sample_batches=30 .* rewards; raise it"):
+        check(wanting, [flat("a")] * 30, max_sample_batches=30)
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,10 @@ def test_evaluate_takes_one_set_by_name(settings: str) -> None:
             "got an unexpected keyword argument 'widht'; beside LossInputs it takes width=0.2; see",
         ),
         (
+            ["train", "--dry-run", f"data.train_data=[{SOURCE}]", "trainer.policy.model.path=tiny"],
+            "different tasks and there are 3; lower it or add tasks",
+        ),
+        (
             ["train", "--dry-run", "trainer.policy.model.path=./nowhere"],
             "trainer.policy.model.path='./nowhere': no model folder there",
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from math import nan
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from skyfleet.sentinels.fingerprint import differing, fingerprint
 from skyfleet.sentinels.hops import CLOSELY, Told, share
 from skyfleet.sentinels.logprob_gap import cause
 from skyfleet.sentinels.memory import Memory
-from skyfleet.sentinels.signs import equal_rewards, idle_filter, nothing_graded
+from skyfleet.sentinels.signs import equal_rewards, idle_filter, nothing_graded, nothing_learned
 from skyfleet.sentinels.still_metrics import still_metrics
 
 LIMITS = Limits(max_turns=1, max_input_length=1, trajectory_timeout_seconds=0)
@@ -70,6 +71,19 @@ def test_three_steps_without_a_grade_are_a_run_that_failed() -> None:
     finding = nothing_graded(told(graded, *[unknown] * 3))
     assert finding is not None
     assert finding.evidence == {"steps": 3, "first": "env: away"}
+
+
+def test_three_updates_that_are_no_numbers_are_a_run_that_failed() -> None:
+    sound = {"policy/policy_lr": 1.0, "policy/final_loss": 0.0, "policy/grad_norm": 1.0}
+    kept = {"policy/policy_lr": 1.0, "policy/final_loss": 0.0}  # as memory has it
+    now, idle = kept | {"policy/grad_norm": nan}, {"generation/avg_reward": 0.0}
+    assert nothing_learned(told(kept, now)) is None
+    assert nothing_learned(told(kept, sound, kept, now)) is None
+    assert nothing_learned(told(kept, kept, kept, idle)) is None
+    assert nothing_learned(told(sound, kept, idle, kept, sound)) is None
+    finding = nothing_learned(told(sound, kept, idle, kept, now))
+    assert finding is not None
+    assert finding.evidence == {"steps": 3, "final_loss": "0.0", "grad_norm": "nan"}
 
 
 def test_rewards_that_never_differ_are_told_after_10_steps() -> None:

@@ -17,7 +17,7 @@ from tests.sentinels.planted import Plant, begun, go_on, said
 from skyfleet.checkpoints.resume import find_checkpoint
 from skyfleet.config.loading import load_config
 from skyfleet.engines.sampling import SamplingParams
-from skyfleet.errors import ConfigError, SentinelError, UngradedError
+from skyfleet.errors import ConfigError, SentinelError, StarvedError
 from skyfleet.sentinels.roster import modes_of
 from skyfleet.sentinels.witness import Witness
 from skyfleet.trainer.loop import train
@@ -72,17 +72,30 @@ async def test_a_run_whose_every_episode_fails_stops_and_says_why(tmp_path: Path
     assert [row["step"] for row in rows(tmp_path)] == [1, 2]
 
 
-async def test_what_was_learnt_before_environments_went_away_is_saved(tmp_path: Path) -> None:
-    run = await begun(tmp_path, f"{MODE}=stop")
+@pytest.mark.parametrize(
+    ("settings", "why", "step"),
+    [
+        ((), "nothing_graded, step 5: .*VerifierError: Environment is not defined", 4),
+        (
+            ("trainer.algorithm.dynamic_sampling.type=filter",),
+            "max_sample_batches=30 .*attempts have no grade; the first: VerifierError: Env",
+            2,
+        ),
+    ],
+)
+async def test_what_was_learnt_before_environments_went_away_is_saved(
+    tmp_path: Path, settings: tuple[str, ...], why: str, step: int
+) -> None:
+    run = await begun(tmp_path, f"{MODE}=stop", *settings)
     await go_on(run, 2)
     with pytest.MonkeyPatch.context() as patch:
         verifiers_break(run, patch)
-        with pytest.raises(UngradedError):
+        with pytest.raises(StarvedError, match=why):
             await train(run)
     run.log.close()
     checkpoint = find_checkpoint(tmp_path / "checkpoints", "latest")
     assert checkpoint is not None
-    assert checkpoint.step == 4
+    assert checkpoint.step == step
 
 
 async def test_a_sign_stops_where_it_is_told_to(tmp_path: Path) -> None:

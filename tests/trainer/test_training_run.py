@@ -19,6 +19,7 @@ from skyfleet.evaluation.best import Best
 from skyfleet.evaluation.report import EvalReport
 from skyfleet.trainer import evaluating, session
 from skyfleet.trainer.session import run_training
+from skyfleet.trainer.tasks import schedule_of
 from skyfleet.trajectories.archive import read_trajectories
 from skyfleet.trajectories.trajectory import Ending
 
@@ -202,13 +203,41 @@ async def test_a_reply_longer_than_the_context_ends_the_episode_and_the_rest_is_
     assert all(row["loss/num_samples"] == 8 for row in rows(tmp_path)[1:])
 
 
-async def test_tasks_that_nobody_can_grade_are_played_and_counted(tmp_path: Path) -> None:
+def ungradable(folder: Path) -> Path:
+    """A file of tasks."""
     tasks = [
         task.model_copy(update={"verifier_code": "def verify(env): return 1 / 0"})
         for task in world_tasks("github", split="train", count=4)
     ]
-    file = tmp_path / "tasks.jsonl"
+    file = folder / "tasks.jsonl"
     file.write_text("\n".join(task.model_dump_json() for task in tasks))
+    return file
+
+
+async def test_an_evaluation_without_grades_says_why_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = ungradable(tmp_path)
+    settings = (f"data.val_data={{v: [{file}]}}", "data.allow_unmanifested=true")
+    run_config = small_config(tmp_path / "run", *settings, "data.allow_overlap=true")
+    await run_training(run_config)
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("v: ")]
+    assert "attempts have no grade; the first: VerifierError: verifier_code failed" in said[0]
+
+
+def test_steps_that_epochs_never_reach_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    epochs = ("trainer.epochs=2", "trainer.train_batch_size=2", "trainer.policy_mini_batch_size=2")
+    few, many = (small_config(tmp_path, *epochs, f"trainer.max_training_steps={n}") for n in (4, 9))
+    assert schedule_of(few, n_tasks=4).total_steps == 4
+    assert not caplog.records
+    assert schedule_of(many, n_tasks=4).total_steps == 4
+    assert "max_training_steps=9 is never reached: trainer.epochs=2 end after 4" in caplog.text
+
+
+async def test_tasks_that_nobody_can_grade_are_played_and_counted(tmp_path: Path) -> None:
+    file = ungradable(tmp_path)
     await run_training(
         small_config(
             tmp_path / "run",

@@ -12,8 +12,9 @@ from dataclasses import replace
 from random import Random
 
 from skyfleet.algorithms.filters import Kept, drop_zero_variance
-from skyfleet.errors import SkyfleetError
+from skyfleet.errors import StarvedError
 from skyfleet.trajectories.trajectory import Group
+from skyfleet.trajectories.unknown import told_unknown
 
 
 def merge_by_task(groups: Sequence[Group]) -> list[Group]:
@@ -57,14 +58,20 @@ def replace_uninformative(
     return Kept(groups=tuple(filled), dropped=Counter({**kept.dropped, "copied": missing}))
 
 
-def check_sample_batches(kept: Kept, n_batches: int, *, max_sample_batches: int) -> None:
-    """Give up where so many batches were not enough; -1 never does."""
-    if kept.wants_more and 0 < max_sample_batches <= n_batches:
-        raise SkyfleetError(
-            f"trainer.algorithm.dynamic_sampling.max_sample_batches={max_sample_batches} batches "
-            "did not hold enough groups whose attempts earned different rewards; raise it, raise "
-            "generator.n_samples_per_prompt, or choose tasks that are neither too hard nor too easy"
-        )
+def check_sample_batches(
+    kept: Kept, groups: Sequence[Group], *, batch_size: int, max_sample_batches: int
+) -> None:
+    """Give up where so many batches, all that was played, were not enough; -1 never does."""
+    if not kept.wants_more or not 0 < max_sample_batches <= len(groups) // batch_size:
+        return
+    unknown = told_unknown(groups)
+    raise StarvedError(
+        f"trainer.algorithm.dynamic_sampling.max_sample_batches={max_sample_batches} batches "
+        "did not hold enough groups whose attempts earned different rewards; "
+        + (f"{unknown}; or " if unknown else "")
+        + "raise it, raise generator.n_samples_per_prompt, or choose tasks that are neither too hard "
+        "nor too easy"
+    )
 
 
 def _copy(group: Group, number: int) -> Group:

@@ -131,15 +131,10 @@ def _check(config: RunConfig, asked: _Asked) -> None:
 
 def _remarks(report: EvalReport, groups: Sequence[Group]) -> Iterator[str]:
     from skyfleet.evaluation.baselines import baseline_faults
+    from skyfleet.trajectories.unknown import told_unknown
 
-    attempts = [attempt for group in groups for attempt in group.trajectories]
-    if unknown := [attempt for attempt in attempts if attempt.grade is None]:
-        failure = unknown[0].failure
-        cause = f"{failure.kind}: {failure.detail}" if failure else "the environment gave no grade"
-        yield (
-            f"{report.name}: {len(unknown)} of {len(attempts)} attempts have no grade; "
-            f"the first: {cause}"
-        )
+    if unknown := told_unknown(groups):
+        yield f"{report.name}: {unknown}"
     for sentence in baseline_faults(report.baselines):
         yield f"{report.name}: {sentence}"
 

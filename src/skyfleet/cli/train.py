@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from skyfleet.cli.arguments import DryRun, Words, config_from, show_plan, torch_needed
 from skyfleet.cli.interrupting import cancelled_by_ctrl_c, say_farewell
+from skyfleet.errors import StarvedError
 
 if TYPE_CHECKING:
     from skyfleet.config.root import RunConfig
@@ -37,6 +38,8 @@ def train_command(words: Words = None, dry_run: DryRun = False) -> None:
     except (KeyboardInterrupt, _EndedError) as end:
         sent = signal.SIGINT if isinstance(end, KeyboardInterrupt) else signal.SIGTERM
         say_farewell(partial(_farewell, config), sent)
+    except StarvedError as error:
+        raise type(error)(f"{error}. {_kept(config)}") from None
     if table:
         print(f"\n{table}")
     folder = config.trainer.run_path
@@ -69,15 +72,16 @@ async def _until_ended(training: Coroutine[Any, Any, str | None]) -> str | None:
 
 
 def _farewell(config: RunConfig) -> str:
+    return f"Interrupted. {_kept(config)}"
+
+
+def _kept(config: RunConfig) -> str:
     from skyfleet.checkpoints.resume import find_checkpoint
 
     saved = find_checkpoint(Path(config.trainer.ckpt_path), "latest")
     if saved is None:
-        return "Interrupted; nothing was saved yet."
-    return (
-        f"Interrupted; the last checkpoint is {saved.folder}. To go on from there: "
-        f"{shlex.join(sys.argv)}"
-    )
+        return "Nothing was saved yet."
+    return f"The last checkpoint is {saved.folder}. To go on from there: {shlex.join(sys.argv)}"
 
 
 def _plan(config: RunConfig) -> list[str]:
@@ -86,6 +90,7 @@ def _plan(config: RunConfig) -> list[str]:
     from skyfleet.config.remarks import remarks
     from skyfleet.envs.registry import env_factory
     from skyfleet.models.paths import check_model_path
+    from skyfleet.tasks.sampling import check_fit
     from skyfleet.tracking.tracker import check_trackers
     from skyfleet.trainer.session import resuming, starting_point
     from skyfleet.trainer.sources import load_sources
@@ -107,6 +112,7 @@ def _plan(config: RunConfig) -> list[str]:
 
             policy_loss_of(config.trainer.algorithm)
     tasks = training_tasks(config)
+    check_fit(tasks, config.trainer.train_batch_size, config.trainer.min_samples_per_env)
     schedule = schedule_of(config, n_tasks=len(tasks))
     envs = ", ".join(f"{n} {env}" for env, n in Counter(t.env_key for t in tasks).items())
     rollouts = config.trainer.train_batch_size * config.generator.n_samples_per_prompt

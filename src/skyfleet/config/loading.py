@@ -42,6 +42,8 @@ def load_config(text: str = "", overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def load_config_file(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    if (Path(path) / "config.yaml").is_file():
+        raise ConfigError(f"{path} is a folder; its configuration is {path}/config.yaml")
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

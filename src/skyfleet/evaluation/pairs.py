@@ -46,7 +46,7 @@ def pair_tasks(before: EvalReport, after: EvalReport) -> list[Pair]:
     if not both:
         raise TaskError(
             f"{before.name!r} at step {before.step} and {after.name!r} at step {after.step} have "
-            "no task graded in both; evaluate both on the same tasks"
+            "no task graded in both; see why grades are missing, or evaluate both on the same tasks"
         )
     # The same two reports draw the same; any others draw afresh, so that no task has a bias.
     counts = [(o.successes, o.attempts) for pair in both for o in pair]

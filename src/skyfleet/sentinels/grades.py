@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from skyfleet.sentinels.finding import Finding, found
 from skyfleet.sentinels.hops import Played
-from skyfleet.trajectories.trajectory import Ending, Group
+from skyfleet.trajectories.trajectory import Ending
+from skyfleet.trajectories.unknown import why_unknown
 
 TOO_MANY = 0.25
 
@@ -32,7 +31,7 @@ def unknown_grades(played: Played) -> Finding | None:
     unknown = [attempt for attempt in attempts if attempt.grade is None]
     if attempts and len(unknown) > TOO_MANY * len(attempts):
         return found(
-            f"more than {TOO_MANY:.0%} of the grades are unknown; see why verifiers fail",
+            f"more than {TOO_MANY:.0%} of the grades are unknown; see why episodes fail",
             unknown=len(unknown),
             attempts=len(attempts),
             first=why_unknown(played.groups),
@@ -46,11 +45,3 @@ def unknown_grades(played: Played) -> Finding | None:
             attempts=len(attempts),
         )
     return None
-
-
-def why_unknown(groups: Iterable[Group]) -> str:
-    """Of the first attempt without a grade that failed."""
-    attempts = (attempt for group in groups for attempt in group.trajectories)
-    failures = (attempt.failure for attempt in attempts if attempt.grade is None)
-    first = next(filter(None, failures), None)
-    return f"{first.kind}: {first.detail}"[:300] if first else "no failure is on record"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from skyfleet.config.sentinels import Mode, Sentinels
-from skyfleet.errors import ConfigError, UngradedError
+from skyfleet.errors import ConfigError, StarvedError
 from skyfleet.sentinels import signs
 from skyfleet.sentinels.advantages import advantages
 from skyfleet.sentinels.batch_accounting import batch_accounting
@@ -49,7 +49,8 @@ ROSTER: tuple[Sentinel[Any], ...] = (
     Sentinel(Learned, moved_weights),
     Sentinel(Synced, served_version),
     Sentinel(Synced, engine_weights),
-    Sentinel(Told, signs.nothing_graded, error=UngradedError),
+    Sentinel(Told, signs.nothing_graded, error=StarvedError),
+    Sentinel(Told, signs.nothing_learned, error=StarvedError),
     Sentinel(Told, signs.finite_numbers, promise=False),
     Sentinel(Told, signs.entropy_collapse, promise=False),
     Sentinel(Told, signs.parse_failures, promise=False),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import isfinite
+from math import isfinite, nan
 from statistics import fmean
 
 from skyfleet.sentinels.finding import Finding, found
 from skyfleet.sentinels.hops import Told
 
 ENTROPY, MALFORMED = "policy/policy_entropy", "reward/parse_failure_rate"
+LOSS, LR = ("policy/final_loss", "policy/grad_norm"), "policy/policy_lr"
 REWARD = "generation/avg_reward"
 """Has no value in a step without a grade."""
 COLLAPSED = 0.1
@@ -18,7 +19,7 @@ UNTRAINED = 0.6
 """Malformed turns, as a share of all, that a policy may begin with."""
 JUMP = 0.3
 """More malformed turns than lately, as a share of all."""
-STEPS_UNGRADED, STEPS_ALIKE, STEPS_IDLE = 3, 10, 20
+STEPS_UNGRADED, STEPS_LOST, STEPS_ALIKE, STEPS_IDLE = 3, 3, 10, 20
 
 
 def nothing_graded(told: Told) -> Finding | None:
@@ -33,9 +34,23 @@ def nothing_graded(told: Told) -> Finding | None:
     )
 
 
+def nothing_learned(told: Told) -> Finding | None:
+    """One such step may be an odd batch; a run of them is a run that failed."""
+    updates = [row for row in [*told.lately, told.metrics] if LR in row][-STEPS_LOST:]
+    # Memory leaves out what was not a number.
+    lost = [row for row in updates if not all(isfinite(row.get(key, nan)) for key in LOSS)]
+    if len(lost) < STEPS_LOST or LR not in told.metrics:
+        return None
+    return found(
+        f"in {STEPS_LOST} steps one after another the loss or its gradient is not a number, and such "
+        "an update teaches nothing; lower the learning rate, or see the loss and the model",
+        steps=STEPS_LOST,
+        **{key.rpartition("/")[2]: str(told.metrics.get(key, nan)) for key in LOSS},
+    )
+
+
 def finite_numbers(told: Told) -> Finding | None:
-    keys = ("policy/final_loss", "policy/grad_norm")
-    odd = {key: str(told.metrics[key]) for key in keys if not isfinite(told.metrics.get(key, 0.0))}
+    odd = {key: str(told.metrics[key]) for key in LOSS if not isfinite(told.metrics.get(key, 0.0))}
     return (
         found("the loss or its gradient is not a number; nothing was learned", **odd)
         if odd

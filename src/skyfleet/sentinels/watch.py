@@ -21,13 +21,13 @@ from skyfleet.learner.learner import Learner, StepReport
 from skyfleet.sentinels.expected import Expected
 from skyfleet.sentinels.finding import Finding, Sentinel
 from skyfleet.sentinels.fingerprint import fingerprint, weights_of
-from skyfleet.sentinels.grades import why_unknown
 from skyfleet.sentinels.hops import Credited, Digest, Learned, Played, Synced, Told, numbered
 from skyfleet.sentinels.loss_witness import LossWitness
 from skyfleet.sentinels.memory import Memory
 from skyfleet.sentinels.roster import ROSTER
 from skyfleet.sentinels.witness import Witness
 from skyfleet.trajectories.trajectory import Group
+from skyfleet.trajectories.unknown import why_unknown
 
 logger = logging.getLogger(__name__)
 

@@ -209,4 +209,6 @@ def read_body(raw: bytes, kind: type[B], *, template_kwargs: Mapping[str, Any]) 
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = ".".join(map(str, first["loc"])) or "the body"
+        if first["type"] == "missing":
+            raise RefusalError(f"{key} is missing; send it", param=key) from error
         raise RefusalError(f"{key}={first['input']!r:.100}; {first['msg']}", param=key) from error

@@ -206,7 +206,8 @@ def sift_of(config: RunConfig) -> Callable[[Sequence[Group]], Kept]:
             touched["overlong"] = len(unfinished)
         check_sample_batches(
             kept,
-            len(groups) // config.trainer.train_batch_size,
+            groups,
+            batch_size=config.trainer.train_batch_size,
             max_sample_batches=algorithm.dynamic_sampling.max_sample_batches,
         )
         return replace(kept, touched=touched)

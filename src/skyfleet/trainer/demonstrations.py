@@ -13,6 +13,7 @@ from skyfleet.rollouts.collect import collect
 from skyfleet.rollouts.limits import Limits
 from skyfleet.rollouts.reference import reference_policy
 from skyfleet.tasks.task import Task
+from skyfleet.trajectories.trajectory import Trajectory
 
 
 async def demonstrate(
@@ -29,13 +30,18 @@ async def demonstrate(
     for task, group in zip(tasks, groups, strict=True):
         (trajectory,) = group.trajectories
         if not trajectory.success:
-            cause = trajectory.failure.detail if trajectory.failure else trajectory.ending.value
-            fails = f"its reference solution does not pass ({cause})"
-            wrong = fails if task.solution else "it has no reference solution to imitate"
             raise TaskError(
-                f"task {task.key}: {wrong}; "
+                f"task {task.key}: {_wrong(task, trajectory)}; "
                 "mend or leave out the task, or set trainer.warm_start.steps=0"
             )
         said = (credited(trajectory, t, 1.0) for t in trajectory.transcripts)
         samples.extend(sample for sample in said if sample.n_chosen)
     return samples
+
+
+def _wrong(task: Task, trajectory: Trajectory) -> str:
+    if not task.solution:
+        return "it has no reference solution to imitate"
+    if trajectory.failure:
+        return f"its reference solution cannot be played: {trajectory.failure.detail}"
+    return f"its reference solution does not pass ({trajectory.ending.value})"

@@ -12,6 +12,7 @@ from skyfleet.tasks.task import Task
 from skyfleet.trainer.run import Run
 from skyfleet.trajectories.archive import EpisodeWriter, eval_path
 from skyfleet.trajectories.trajectory import Trajectory
+from skyfleet.trajectories.unknown import told_unknown
 
 
 async def evaluate_all(run: Run, step: int) -> None:
@@ -53,6 +54,8 @@ async def _evaluate_set(
             on_finished=keep,
         )
     await run.sync.confirm(run.engines)
+    if unknown := told_unknown(groups):
+        run.console.note(f"{name}: {unknown}")
     metrics = report.metrics("eval" if name == "val" else f"test-{name}")
     if evals.dump is not None:
         evals.dump(name, step, groups, metrics)

@@ -8,7 +8,7 @@ from itertools import count
 
 from skyfleet.algorithms.credit import advantage_metrics, assign_credit
 from skyfleet.algorithms.filters import Kept
-from skyfleet.errors import UngradedError
+from skyfleet.errors import StarvedError
 from skyfleet.metrics.episodes import episode_metrics
 from skyfleet.metrics.rewards import reward_metrics, trained_reward_metrics
 from skyfleet.rollouts.collect import collect
@@ -35,7 +35,7 @@ async def train(run: Run) -> None:
             run.reach()
             await train_step(run, run.state.step + 1)
             await finish_step(run)
-    except (asyncio.CancelledError, UngradedError):
+    except (asyncio.CancelledError, StarvedError):
         # What was cut off is done again on resume: its tasks are drawn and its numbers taken anew.
         run.sampler.load_state_dict(run.place.data)
         run.state.pending_metrics = dict(run.place.metrics)

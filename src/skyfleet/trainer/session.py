@@ -32,6 +32,7 @@ CONFIG, REPORT = "config.yaml", "report.html"
 FREE_KEYS = (
     "trainer.epochs",
     "trainer.max_training_steps",
+    "trainer.algorithm.dynamic_sampling.max_sample_batches",
     "trainer.eval_interval",
     "trainer.ckpt_interval",
     "trainer.max_ckpts_to_keep",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 
 from skyfleet.config.root import RunConfig
@@ -12,6 +13,8 @@ from skyfleet.tasks.preparing import fingerprint
 from skyfleet.tasks.task import Task
 from skyfleet.trainer.schedule import Schedule
 from skyfleet.trainer.sources import load_sources
+
+logger = logging.getLogger(__name__)
 
 
 def training_tasks(config: RunConfig) -> list[Task]:
@@ -69,6 +72,14 @@ def schedule_of(config: RunConfig, *, n_tasks: int) -> Schedule:
     epoch = n_tasks // trainer.train_batch_size
     total = trainer.epochs * epoch
     if trainer.max_training_steps is not None:
+        if trainer.max_training_steps > total:
+            logger.warning(
+                "trainer.max_training_steps=%d is never reached: trainer.epochs=%d end after %d "
+                "steps; raise them",
+                trainer.max_training_steps,
+                trainer.epochs,
+                total,
+            )
         total = min(total, trainer.max_training_steps)
     return Schedule(
         total_steps=total,
