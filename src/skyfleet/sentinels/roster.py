@@ -50,7 +50,7 @@ ROSTER: tuple[Sentinel[Any], ...] = (
     Sentinel(Synced, served_version),
     Sentinel(Synced, engine_weights),
     Sentinel(Told, signs.nothing_graded, error=StarvedError),
-    Sentinel(Told, signs.nothing_learned, error=StarvedError),
+    Sentinel(Told, signs.nothing_learned),
     Sentinel(Told, signs.finite_numbers, promise=False),
     Sentinel(Told, signs.entropy_collapse, promise=False),
     Sentinel(Told, signs.parse_failures, promise=False),
