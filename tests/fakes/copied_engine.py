@@ -20,7 +20,7 @@ from skyfleet.engines.engine import Engine
 from skyfleet.learner.learner import Learner
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.loading import load_model
-from skyfleet.trainer import assemble, assemble_voice
+from skyfleet.trainer import assemble_voice, names
 from skyfleet.weight_sync import vllm
 
 VLLM = ("generator.backend=vllm", "data.val_data=[]")
@@ -86,6 +86,6 @@ class CopySync:
 
 def stand_for_vllm(patch: pytest.MonkeyPatch) -> None:
     happened.clear()
-    patch.setattr(assemble, "check_vllm", lambda: None)
+    patch.setattr(names, "check_vllm", lambda: None)
     patch.setattr(assemble_voice, "start_vllm", start)
     patch.setattr(vllm, "VllmSync", CopySync)

@@ -86,26 +86,22 @@ def _kept(config: RunConfig) -> str:
 
 def _plan(config: RunConfig) -> list[str]:
     """What a run of this configuration would do, without loading a model."""
-    from skyfleet.algorithms.estimators import estimator_of
     from skyfleet.config.remarks import remarks
     from skyfleet.envs.registry import env_factory
-    from skyfleet.models.paths import check_model_path
     from skyfleet.tasks.sampling import check_fit
-    from skyfleet.tracking.tracker import check_trackers
+    from skyfleet.trainer.names import check_names
     from skyfleet.trainer.session import resuming, starting_point
     from skyfleet.trainer.sources import load_sources
     from skyfleet.trainer.tasks import check_apart, schedule_of, training_tasks
 
     checkpoint = starting_point(config)
     env_factory(config)
-    check_model_path(config.trainer.policy.model.path)
-    check_trackers(config.trainer.logger)
+    check_names(config)
     if config.trainer.sentinels.modes:
         with torch_needed():
             from skyfleet.sentinels.roster import modes_of
 
             modes_of(config.trainer.sentinels)
-    estimator_of(config.trainer.algorithm)
     if ":" in config.trainer.algorithm.policy_loss_type:
         with torch_needed():
             from skyfleet.algorithms.losses.choosing import policy_loss_of

@@ -10,7 +10,6 @@ from pathlib import Path
 from random import Random
 
 from skyfleet.algorithms.advantages import Estimator
-from skyfleet.algorithms.estimators import estimator_of
 from skyfleet.algorithms.filters import Kept
 from skyfleet.algorithms.losses.choosing import policy_loss_of
 from skyfleet.algorithms.sample import Sample
@@ -20,19 +19,17 @@ from skyfleet.config.explain import flatten
 from skyfleet.config.remarks import remarks
 from skyfleet.config.root import RunConfig
 from skyfleet.config.rules import check_trainable
-from skyfleet.engines.vllm_settings import check_vllm
 from skyfleet.envs.env import EnvFactory
 from skyfleet.envs.registry import env_factory
 from skyfleet.learner.critic import Critic
 from skyfleet.learner.single import SingleLearner
-from skyfleet.models.paths import check_model_path
 from skyfleet.rollouts.conversation import Policy
 from skyfleet.sentinels.loss_witness import LossWitness
 from skyfleet.sentinels.still_metrics import still_metrics
 from skyfleet.sentinels.witness import Witness
 from skyfleet.tracking.console import ConsoleTracker
 from skyfleet.tracking.step_log import StepLog
-from skyfleet.tracking.tracker import Tracker, check_trackers, make_trackers
+from skyfleet.tracking.tracker import Tracker, make_trackers
 from skyfleet.trainer.assemble_critic import assemble_critic
 from skyfleet.trainer.assemble_engines import check_gpus
 from skyfleet.trainer.assemble_evals import assemble_evals
@@ -45,6 +42,7 @@ from skyfleet.trainer.assemble_voice import open_voice
 from skyfleet.trainer.assemble_watch import assemble_watch
 from skyfleet.trainer.demonstrations import demonstrate
 from skyfleet.trainer.limits import limits_of
+from skyfleet.trainer.names import check_names
 from skyfleet.trainer.run import Run
 from skyfleet.trainer.saving import parts
 from skyfleet.trainer.schedule import Schedule
@@ -71,13 +69,10 @@ async def assemble(
         logger.warning("%s", sentence)
     # What is only named wrongly is said before minutes are spent on drawing tasks.
     open_env = env_factory(config)
-    check_model_path(config.trainer.policy.model.path)
-    check_trackers(config.trainer.logger)
+    check_names(config)
     policy_loss_of(config.trainer.algorithm)
-    estimator_of(config.trainer.algorithm)
     starts_vllm = config.generator.backend == "vllm" and not config.generator.is_remote
     if starts_vllm:
-        check_vllm()
         check_gpus(config, learns=True)
     state = TrainerState()
     if checkpoint:
