@@ -20,7 +20,7 @@ from time import perf_counter
 
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.chat.transcript import Transcript
-from skyfleet.tasks.grade import Grade
+from skyfleet.tasks.task import Grade
 from skyfleet.trajectories.archive import EpisodeWriter, load, train_path
 from skyfleet.trajectories.index import list_entries, search
 from skyfleet.trajectories.trajectory import Ending, Trajectory, Turn

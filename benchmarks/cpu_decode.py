@@ -26,7 +26,7 @@ os.environ |= {"OMP_NUM_THREADS": "1"}
 import torch
 
 from skyfleet.engines.embedded import EmbeddedEngine
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.loading import load_model
 

@@ -29,27 +29,25 @@ import torch
 from transformers.utils.chat_template_utils import get_json_schema
 
 from skyfleet.algorithms.advantages import grpo
-from skyfleet.algorithms.credit import assign_credit
+from skyfleet.algorithms.credit_assignment import assign_credit
 from skyfleet.algorithms.losses.ppo import ppo_clip
 from skyfleet.algorithms.reduction import token_mean
 from skyfleet.chat.chatml import ChatMLRenderer
-from skyfleet.chat.completion import Completion
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
 from skyfleet.chat.tools_section import qwen_tools
+from skyfleet.chat.transcript import Completion
 from skyfleet.engines.embedded import EmbeddedEngine
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import Opening, Step
-from skyfleet.envs.worlds.catalog import world_tasks
 from skyfleet.learner.optimizer import OptimizerSettings
 from skyfleet.learner.single import LearnerSettings, SingleLearner
-from skyfleet.metrics.episodes import episode_metrics
+from skyfleet.metrics.rollout_metrics import episode_metrics
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.tiny import build_tiny, train_tokenizer
-from skyfleet.rollouts.collect import collect
 from skyfleet.rollouts.conversation import TokenConversation
-from skyfleet.rollouts.limits import Limits
-from skyfleet.tasks.grade import Grade
-from skyfleet.tasks.task import Task
+from skyfleet.rollouts.episode import Limits, collect
+from skyfleet.tasks.task import Grade, Task
+from skyfleet.worlds.catalog import world_tasks
 
 N_PROMPTS, N_SAMPLES = 4, 4
 N_ROLLOUTS = N_PROMPTS * N_SAMPLES

@@ -33,7 +33,6 @@ from skyfleet.curation.journal import keeping_journal
 from skyfleet.curation.validate import validate
 from skyfleet.envs.env import EnvFactory
 from skyfleet.envs.fleet.env import fleet_factory
-from skyfleet.envs.fleet.server import fleet_app
 from skyfleet.envs.fleet.settings import FleetSettings
 from skyfleet.envs.mcp.client import MCPSettings, mcp_factory
 from skyfleet.envs.mcp.grading import by_url
@@ -41,15 +40,15 @@ from skyfleet.envs.mcp.server import mcp_app
 from skyfleet.envs.openenv.client import openenv_factory
 from skyfleet.envs.openenv.server import openenv_app
 from skyfleet.envs.openenv.session import OpenEnvSettings
+from skyfleet.envs.tools import ToolError
 from skyfleet.envs.verifiers import writing
 from skyfleet.envs.verifiers.running import load_state, run_verifier
-from skyfleet.envs.worlds.catalog import WORLD_NAMES, get_world, open_world, world_tasks
-from skyfleet.envs.worlds.toolkit import ToolError
-from skyfleet.rollouts.collect import collect
-from skyfleet.rollouts.limits import Limits
-from skyfleet.rollouts.reference import oracle_policy
+from skyfleet.rollouts.episode import Limits, collect
+from skyfleet.rollouts.scripted_agents import oracle_policy
 from skyfleet.tasks.task import Task
 from skyfleet.trainer.garbage import settled
+from skyfleet.worlds.catalog import WORLD_NAMES, get_world, open_world, world_tasks
+from skyfleet.worlds.fleet_server.server import fleet_app
 
 AT_ONCE = (1, 16, 64)
 SESSIONS = 1000

@@ -37,23 +37,21 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from skyfleet.algorithms.advantages import grpo
-from skyfleet.algorithms.credit import assign_credit
+from skyfleet.algorithms.credit_assignment import assign_credit
 from skyfleet.algorithms.losses.ppo import ppo_clip
 from skyfleet.algorithms.reduction import token_mean
-from skyfleet.chat.completion import Completion
 from skyfleet.chat.message import Message
+from skyfleet.chat.transcript import Completion
 from skyfleet.engines.embedded import EmbeddedEngine
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import Opening, Step
 from skyfleet.learner.optimizer import OptimizerSettings
 from skyfleet.learner.single import LearnerSettings, SingleLearner
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.tiny import build_tiny
-from skyfleet.rollouts.collect import collect
 from skyfleet.rollouts.conversation import TokenConversation
-from skyfleet.rollouts.limits import Limits
-from skyfleet.tasks.grade import Grade
-from skyfleet.tasks.task import Task
+from skyfleet.rollouts.episode import Limits, collect
+from skyfleet.tasks.task import Grade, Task
 
 N_IDS, PROMPT_LENGTH, LENGTH = 256, 8, 32
 N_PROMPTS, N_SAMPLES = 4, 8

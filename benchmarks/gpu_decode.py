@@ -22,7 +22,7 @@ import torch
 from benchmarks.gpu_training import QWEN3_8B, model_of
 
 from skyfleet.engines.cuda.engine import CudaEngine
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.loading import load_model, save_model
 from skyfleet.models.packed import PackedAttention

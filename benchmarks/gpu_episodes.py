@@ -20,24 +20,22 @@ from typing import Any
 
 import torch
 
-from skyfleet.chat.completion import Completion
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.chat.renderers import make_renderer
+from skyfleet.chat.transcript import Completion
 from skyfleet.engines.cuda.engine import CudaEngine
 from skyfleet.engines.engine import Engine
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.engines.sampling_params import SamplingParams
+from skyfleet.engines.vllm_controller import VllmSettings
 from skyfleet.engines.vllm_engine import open_vllm_engine
-from skyfleet.engines.vllm_settings import VllmSettings
 from skyfleet.envs.env import Env, Opening, Step
-from skyfleet.envs.worlds.catalog import open_world, world_tasks
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.loading import load_model, save_model
-from skyfleet.rollouts.collect import collect
 from skyfleet.rollouts.conversation import TokenConversation
-from skyfleet.rollouts.limits import Limits
-from skyfleet.tasks.grade import Grade
-from skyfleet.tasks.task import Task
+from skyfleet.rollouts.episode import Limits, collect
+from skyfleet.tasks.task import Grade, Task
 from skyfleet.trainer.garbage import settled
+from skyfleet.worlds.catalog import open_world, world_tasks
 
 WORLDS = ("booking", "github", "reddit", "zillow", "hubspot", "dropbox", "fira", "google-maps")
 N_SAMPLES, N_TURNS, N_NEW, CAPACITY = 8, 8, 48, 4096

@@ -22,23 +22,21 @@ from typing import Any
 import torch
 
 from skyfleet.algorithms.advantages import grpo
-from skyfleet.algorithms.credit import assign_credit
+from skyfleet.algorithms.credit_assignment import assign_credit
 from skyfleet.algorithms.losses.ppo import ppo_clip
 from skyfleet.algorithms.reduction import token_mean
 from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.chat.pieces import PieceEncoder
 from skyfleet.engines.cuda.engine import CudaEngine
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import Opening, Step
 from skyfleet.learner.optimizer import OptimizerSettings
 from skyfleet.learner.single import LearnerSettings, SingleLearner
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.loading import Loaded, load_model, save_model
-from skyfleet.rollouts.collect import collect
 from skyfleet.rollouts.conversation import TokenConversation
-from skyfleet.rollouts.limits import Limits
-from skyfleet.tasks.grade import Grade
-from skyfleet.tasks.task import Task
+from skyfleet.rollouts.episode import Limits, collect
+from skyfleet.tasks.task import Grade, Task
 from skyfleet.trainer.garbage import settled
 
 N_PROMPTS, N_SAMPLES, N_READ, N_NEW = 64, 8, 256, 128

@@ -20,8 +20,8 @@ import numpy.typing as npt
 import scipy
 from scipy.special import stdtrit
 
-from skyfleet.evaluation.best import ALPHA, best_step
-from skyfleet.evaluation.pairs import difference_and_p, pair_tasks
+from skyfleet.evaluation.compare import difference_and_p, pair_tasks
+from skyfleet.evaluation.model_selection import ALPHA, best_step
 from skyfleet.evaluation.report import EvalReport
 from skyfleet.evaluation.score import TaskOutcome
 from skyfleet.metrics.intervals import (

@@ -16,16 +16,14 @@ from random import Random
 from statistics import median, quantiles
 from time import perf_counter, process_time
 
-from skyfleet.chat.completion import Completion
 from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.chat.renderer import Renderer
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.chat.transcript import Completion
+from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import Env, Opening, Step
-from skyfleet.rollouts.collect import collect
 from skyfleet.rollouts.conversation import TokenConversation
-from skyfleet.rollouts.limits import Limits
-from skyfleet.tasks.grade import Grade
-from skyfleet.tasks.task import Task
+from skyfleet.rollouts.episode import Limits, collect
+from skyfleet.tasks.task import Grade, Task
 
 TURN_TOKENS, REPLY_TOKENS, PROMPT_TOKENS = 48, 32, 512
 ACTION = Message(role="assistant", content="I look around.")

@@ -29,18 +29,17 @@ os.environ |= {"OMP_NUM_THREADS": "1"}
 
 import torch
 
-from skyfleet.chat.completion import Completion
 from skyfleet.chat.message import Message
+from skyfleet.chat.transcript import Completion
 from skyfleet.config.loading import load_config, load_config_file
 from skyfleet.config.root import RunConfig
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import Opening, Step
 from skyfleet.sentinels import watch
 from skyfleet.sentinels.finding import Finding, Sentinel
 from skyfleet.sentinels.roster import ROSTER
 from skyfleet.sentinels.witness import Witness
-from skyfleet.tasks.grade import Grade
-from skyfleet.tasks.task import Task
+from skyfleet.tasks.task import Grade, Task
 from skyfleet.trainer.assemble import assemble
 from skyfleet.trainer.garbage import settled
 from skyfleet.trainer.loop import finish_step, train_step

@@ -14,7 +14,7 @@ from time import perf_counter
 
 from skyfleet.envs.verifiers.grading import grade_state
 from skyfleet.envs.verifiers.jail import Jail
-from skyfleet.envs.worlds.catalog import get_world, world_tasks
+from skyfleet.worlds.catalog import get_world, world_tasks
 
 WARM_UP = 10
 

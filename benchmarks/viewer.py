@@ -30,7 +30,7 @@ from skyfleet.chat.message import Message, ToolCall
 from skyfleet.chat.transcript import Transcript
 from skyfleet.config.explain import as_yaml
 from skyfleet.config.loading import load_config
-from skyfleet.tasks.grade import Grade
+from skyfleet.tasks.task import Grade
 from skyfleet.trajectories.archive import EpisodeWriter, train_path
 from skyfleet.trajectories.entry import index_path
 from skyfleet.trajectories.trajectory import Ending, Trajectory, Turn

@@ -24,8 +24,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.envs.env import Env
-from skyfleet.envs.worlds.catalog import open_world, world_tasks
 from skyfleet.tasks.task import Task
+from skyfleet.worlds.catalog import open_world, world_tasks
 
 WISHES = ("act_on_number", "assign_oldest")  # two of the world's templates: a minute is short
 N_ATTEMPTS = 8  # at each task: the group that an attempt is compared with

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from skyfleet.envs.worlds.catalog import WORLD_NAMES, get_world
+from skyfleet.worlds.catalog import WORLD_NAMES, get_world
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "skyfleet"

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from skyfleet.algorithms.losses.loss import LossInputs, LossOutput
-from skyfleet.algorithms.losses.ratios import ratio
+from skyfleet.algorithms.losses.loss import LossInputs, LossOutput, ratio
 
 
 def smooth_clip(inputs: LossInputs, *, width: float = 0.2) -> LossOutput:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.envs.env import Opening, Step
 from skyfleet.errors import EnvError
-from skyfleet.tasks.grade import Grade
-from skyfleet.tasks.task import Task
+from skyfleet.tasks.task import Grade, Task
 
 TURN_DIAL = ToolSpec(
     name="turn_dial",

@@ -7,7 +7,7 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-from skyfleet.serving.programs import Api, program
+from skyfleet.envs.agent_env import Api, program
 from skyfleet.tasks.task import Task
 
 TURN_DIAL: Any = {

@@ -9,9 +9,17 @@ from inspect import signature
 import pytest
 from tests.fakes.samples import sample
 
-from skyfleet.algorithms.advantages import WholeBatch, grpo, maxrl, rloo
-from skyfleet.algorithms.estimators import estimator_of
-from skyfleet.algorithms.returns import discounted, gae, standardized, whitened
+from skyfleet.algorithms.advantages import (
+    WholeBatch,
+    discounted,
+    estimator_of,
+    gae,
+    grpo,
+    maxrl,
+    rloo,
+    standardized,
+    whitened,
+)
 from skyfleet.algorithms.sample import Sample
 from skyfleet.config.algorithm import ADVANTAGE_ESTIMATORS, Algorithm
 from skyfleet.errors import ConfigError
@@ -102,7 +110,12 @@ def test_a_whole_batch_of_ones_own_is_given_its_settings() -> None:
 @pytest.mark.parametrize(
     ("own", "kwargs", "takes", "complaint"),
     [
-        ("skyfleet.algorithms.returns:discounted", {}, "a group's rewards", "missing a required"),
+        (
+            "skyfleet.algorithms.advantages:discounted",
+            {},
+            "a group's rewards",
+            "missing a required",
+        ),
         ("math:fsum", {"gamma": 1.0}, "a group's rewards", "got an unexpected"),
         (f"{__name__}:batch_shifted", {"gamma": 1.0}, "a batch's samples", "got an unexpected"),
     ],

@@ -9,7 +9,7 @@ import pytest
 from tests.trajectories.making import attempt, group, transcript
 
 from skyfleet.algorithms.advantages import grpo
-from skyfleet.algorithms.credit import advantage_metrics, assign_credit
+from skyfleet.algorithms.credit_assignment import advantage_metrics, assign_credit
 from skyfleet.algorithms.filters import drop_zero_variance, keep_graded, zero_unfinished
 from skyfleet.algorithms.sample import Sample, runs_of
 from skyfleet.chat.transcript import Transcript

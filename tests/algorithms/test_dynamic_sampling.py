@@ -8,16 +8,16 @@ import pytest
 from tests.trajectories.making import attempt, group, transcript
 
 from skyfleet.algorithms.advantages import grpo
-from skyfleet.algorithms.credit import assign_credit
-from skyfleet.algorithms.dynamic_sampling import (
+from skyfleet.algorithms.credit_assignment import assign_credit
+from skyfleet.algorithms.filters import (
     check_sample_batches,
     fill_batch,
     merge_by_task,
+    punish_overlong,
     replace_uninformative,
 )
-from skyfleet.algorithms.filters import punish_overlong
 from skyfleet.errors import StarvedError
-from skyfleet.learner.mini_batches import mini_batches
+from skyfleet.learner.batching import mini_batches
 from skyfleet.trajectories.trajectory import Group
 
 

@@ -9,10 +9,9 @@ import pytest
 import torch
 from tests.fakes.samples import sample
 
-from skyfleet.algorithms.losses.value import value_loss
-from skyfleet.algorithms.returns import gae
+from skyfleet.algorithms.advantages import gae, generalized_advantage
+from skyfleet.algorithms.losses.ppo import value_loss
 from skyfleet.algorithms.sample import Sample
-from skyfleet.algorithms.token_credit import generalized_advantage
 
 
 def valued(mask: str, values: list[float], reward: float) -> Sample:

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from skyfleet.algorithms.kl import absolute, k1, k2, k3, kl_estimator
-from skyfleet.algorithms.losses.cross_entropy import cross_entropy
 from skyfleet.algorithms.losses.loss import LossInputs
+from skyfleet.algorithms.losses.policy_gradient import cross_entropy
 from skyfleet.algorithms.losses.ppo import ppo_clip
 from skyfleet.algorithms.reduction import (
     prompt_mean,

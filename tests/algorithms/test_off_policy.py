@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from skyfleet.algorithms.losses.importance import importance_sampling
 from skyfleet.algorithms.losses.loss import LossInputs
 from skyfleet.algorithms.losses.off_policy import Correction, correct, with_correction
+from skyfleet.algorithms.losses.policy_gradient import importance_sampling
 from skyfleet.config.algorithm import OffPolicyCorrection
 
 RATIOS = [[4.0, 0.5], [1.1, 1.0, 0.9]]

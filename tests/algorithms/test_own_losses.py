@@ -8,10 +8,10 @@ import pytest
 import torch
 from tests.algorithms.test_losses import inputs
 
-from skyfleet.algorithms.losses.choosing import policy_loss_of
-from skyfleet.algorithms.losses.importance import importance_sampling
 from skyfleet.algorithms.losses.loss import LossInputs, LossOutput
+from skyfleet.algorithms.losses.policy_gradient import importance_sampling
 from skyfleet.algorithms.losses.ppo import ppo_clip
+from skyfleet.algorithms.losses.registry import policy_loss_of
 from skyfleet.config.algorithm import Algorithm, OffPolicyCorrection
 from skyfleet.errors import ConfigError
 
@@ -20,7 +20,7 @@ PPO = "skyfleet.algorithms.losses.ppo:ppo_clip"
 
 
 def test_a_loss_of_ones_own_is_named_by_module_and_function() -> None:
-    name = "skyfleet.algorithms.losses.importance:importance_sampling"
+    name = "skyfleet.algorithms.losses.policy_gradient:importance_sampling"
     given = inputs([3.0, 0.1], [1.0, -2.0])
     own = policy_loss_of(Algorithm(policy_loss_type=name))(given)
     assert torch.equal(own.loss_T, importance_sampling(given).loss_T)

@@ -11,8 +11,6 @@ import pytest
 import torch
 from tests.algorithms.test_losses import inputs
 
-from skyfleet.algorithms.losses.choosing import policy_loss_of, selector_of
-from skyfleet.algorithms.losses.cispo import cispo
 from skyfleet.algorithms.losses.covariance import (
     clip_cov,
     covariances,
@@ -20,11 +18,16 @@ from skyfleet.algorithms.losses.covariance import (
     select_clip_cov,
     select_kl_cov,
 )
-from skyfleet.algorithms.losses.dppo import dppo
-from skyfleet.algorithms.losses.importance import importance_sampling, rollout_is
 from skyfleet.algorithms.losses.loss import LossInputs, LossOutput
+from skyfleet.algorithms.losses.policy_gradient import (
+    cispo,
+    dppo,
+    importance_sampling,
+    rollout_is,
+    sapo,
+)
 from skyfleet.algorithms.losses.ppo import dual_clip, gspo, ppo_clip
-from skyfleet.algorithms.losses.sapo import sapo
+from skyfleet.algorithms.losses.registry import policy_loss_of, selector_of
 from skyfleet.config.algorithm import POLICY_LOSSES, Algorithm
 
 CLIP: dict[str, Any] = {"eps_clip_low": 0.2, "eps_clip_high": 0.2}

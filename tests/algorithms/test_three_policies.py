@@ -10,10 +10,9 @@ from tests.algorithms.test_credit import groups
 
 from skyfleet.algorithms.filters import drop_zero_variance
 from skyfleet.algorithms.losses.covariance import covariances
-from skyfleet.algorithms.losses.dppo import dppo
-from skyfleet.algorithms.losses.importance import rollout_is
 from skyfleet.algorithms.losses.loss import LossInputs
 from skyfleet.algorithms.losses.off_policy import correct
+from skyfleet.algorithms.losses.policy_gradient import dppo, rollout_is
 from skyfleet.algorithms.losses.ppo import gspo
 from skyfleet.config.algorithm import OffPolicyCorrection
 

@@ -9,17 +9,17 @@ import pytest
 import torch
 from tests.fakes.samples import sample
 
-from skyfleet.algorithms.advantages import WholeBatch, grpo
-from skyfleet.algorithms.credit import credit
-from skyfleet.algorithms.kl import adaptive_control, fixed_control, k1
-from skyfleet.algorithms.reward_kl import penalised
-from skyfleet.algorithms.sample import Sample
-from skyfleet.algorithms.token_credit import (
+from skyfleet.algorithms.advantages import (
+    WholeBatch,
     distillation,
+    grpo,
     normalize_batch,
     reinforce_plus_plus,
     split_turns,
 )
+from skyfleet.algorithms.credit_assignment import credit
+from skyfleet.algorithms.kl import adaptive_control, fixed_control, k1, penalised
+from skyfleet.algorithms.sample import Sample
 
 
 def earning(reward: float, mask: str, *, attempt: int = 0, rewards: list[float]) -> Sample:

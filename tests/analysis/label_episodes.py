@@ -19,9 +19,9 @@ from tests.analysis.scripted import play
 
 from skyfleet.analysis.failure_class import FailureClass
 from skyfleet.analysis.failure_scores import Labelled, write_labelled
-from skyfleet.envs.worlds.catalog import WORLD_NAMES, world_tasks
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.trajectory import Trajectory
+from skyfleet.worlds.catalog import WORLD_NAMES, world_tasks
 
 FOLDER = Path(__file__).parents[1] / "assets" / "labelled_episodes"
 _PER_CLASS = {False: 24, True: 12}

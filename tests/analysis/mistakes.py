@@ -21,8 +21,8 @@ from skyfleet.chat.tool_calls.hermes import parse_hermes
 from skyfleet.curation.mutating import other_value
 from skyfleet.envs.env import DONE
 from skyfleet.envs.turns import SUBMIT, SUBMIT_NAME
-from skyfleet.envs.worlds.catalog import get_world
 from skyfleet.tasks.task import RecordedCall, Task
+from skyfleet.worlds.catalog import get_world
 
 NAMED = re.compile(r"(.*_id|number|repo|subreddit|city|venue|area|project|place|file|folder)")
 """Arguments that name something which is there or is not."""

@@ -9,8 +9,8 @@ from tests.analysis.wordings import WORDINGS
 from skyfleet.analysis.failure_class import FailureClass
 from skyfleet.chat.message import ToolCall
 from skyfleet.envs.turns import SUBMIT_NAME
-from skyfleet.envs.worlds.reddit import reddit
 from skyfleet.errors import EngineError, EnvError
+from skyfleet.worlds.reddit import reddit
 
 CRASHES = (
     "def validate_task(env, final_answer=None):\n    return 1 / 0\n",

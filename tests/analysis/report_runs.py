@@ -14,7 +14,7 @@ from skyfleet.chat.message import Image, Message, Text, ToolCall
 from skyfleet.config.explain import as_yaml
 from skyfleet.config.loading import load_config
 from skyfleet.evaluation.report import EvalReport
-from skyfleet.tasks.grade import Grade
+from skyfleet.tasks.task import Grade
 from skyfleet.trajectories.archive import eval_path, train_path, write_groups
 from skyfleet.trajectories.trajectory import Ending, Failure, Group, Trajectory, Turn
 

@@ -7,16 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, cycle
 
-from skyfleet.chat.completion import Finish
 from skyfleet.chat.message import Message, ToolCall
-from skyfleet.chat.transcript import Transcript
+from skyfleet.chat.transcript import Finish, Transcript
 from skyfleet.envs.env import Env, EnvFactory, Opening, Step
-from skyfleet.envs.worlds.catalog import open_world
-from skyfleet.rollouts.episode import run_episode
-from skyfleet.rollouts.limits import Limits
-from skyfleet.tasks.grade import Grade
-from skyfleet.tasks.task import Task
+from skyfleet.rollouts.episode import Limits, run_episode
+from skyfleet.tasks.task import Grade, Task
 from skyfleet.trajectories.trajectory import Ending, Trajectory
+from skyfleet.worlds.catalog import open_world
 
 Line = Message | Exception
 """What the agent says; an exception is what its engine raises instead."""

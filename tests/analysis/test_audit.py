@@ -10,16 +10,14 @@ import pytest
 from tests.trajectories.making import attempt
 
 from skyfleet.analysis.audit import Audit, Finding, Suspicion, audit
-from skyfleet.envs.worlds.catalog import WORLD_NAMES, get_world, open_world, world_tasks
-from skyfleet.rollouts.collect import collect
 from skyfleet.rollouts.conversation import Policy
-from skyfleet.rollouts.limits import Limits
-from skyfleet.rollouts.reference import null_policy, oracle_policy
-from skyfleet.tasks.grade import Grade
-from skyfleet.tasks.task import Task
+from skyfleet.rollouts.episode import Limits, collect
+from skyfleet.rollouts.scripted_agents import null_policy, oracle_policy
+from skyfleet.tasks.task import Grade, Task
 from skyfleet.trajectories.archive import train_path, write_groups
 from skyfleet.trajectories.index import list_entries
 from skyfleet.trajectories.trajectory import Group, Trajectory
+from skyfleet.worlds.catalog import WORLD_NAMES, get_world, open_world, world_tasks
 
 LIMITS = Limits(max_turns=12, max_input_length=0, trajectory_timeout_seconds=0)
 WON = Grade(reward=1.0, success=True)

@@ -13,17 +13,15 @@ from skyfleet.analysis.replay import first_difference, replay
 from skyfleet.chat.message import Message
 from skyfleet.chat.renderers import make_renderer
 from skyfleet.envs.env import Env, Step
-from skyfleet.envs.worlds.catalog import WORLD_NAMES, open_world, world_tasks
 from skyfleet.errors import EngineError, TaskError
 from skyfleet.models.tiny import train_tokenizer
-from skyfleet.rollouts.collect import collect
-from skyfleet.rollouts.episode import run_episode
+from skyfleet.rollouts.episode import Limits, collect, run_episode
 from skyfleet.rollouts.fork import forked_policy, same_tokens
-from skyfleet.rollouts.limits import Limits
-from skyfleet.rollouts.random_policy import random_policy
-from skyfleet.rollouts.reference import oracle_policy, reference_policy
-from skyfleet.tasks.grade import Grade
+from skyfleet.rollouts.random_agent import random_policy
+from skyfleet.rollouts.scripted_agents import oracle_policy, reference_policy
+from skyfleet.tasks.task import Grade
 from skyfleet.trajectories.trajectory import Ending, Trajectory
+from skyfleet.worlds.catalog import WORLD_NAMES, open_world, world_tasks
 
 LIMITS = Limits(max_turns=6, max_input_length=1000, trajectory_timeout_seconds=0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skyfleet.chat.harmony_tools import harmony_tools
+from skyfleet.chat.harmony import harmony_tools
 from skyfleet.chat.message import ToolCall, ToolSpec
 from skyfleet.chat.tool_calls.harmony import parse_harmony
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from skyfleet.cli.compare import compare_command
 from skyfleet.errors import ConfigError, TaskError
-from skyfleet.evaluation.player import Player
+from skyfleet.evaluation.agent_info import Player
 from skyfleet.evaluation.report import EvalReport
 
 PUBLISHED = Path(__file__).parents[2] / "examples" / "published_rates.yaml"

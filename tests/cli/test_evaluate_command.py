@@ -20,13 +20,13 @@ from typer.testing import CliRunner
 
 from skyfleet.analysis.run_folder import open_run
 from skyfleet.cli.main import app
-from skyfleet.engines import posting
+from skyfleet.engines import http_client as posting
 from skyfleet.errors import ConfigError
 from skyfleet.evaluation import evaluate as evaluation
+from skyfleet.evaluation.agent_info import Player
 from skyfleet.evaluation.baselines import Baseline
-from skyfleet.evaluation.player import Player
 from skyfleet.evaluation.report import EvalReport
-from skyfleet.rollouts import collect
+from skyfleet.rollouts import episode as collect
 from skyfleet.rollouts.episode import run_episode
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.archive import eval_path, read_trajectories

@@ -23,17 +23,16 @@ from skyfleet.cli.log import log_command
 from skyfleet.cli.replay import replay_command
 from skyfleet.config.loading import load_config
 from skyfleet.config.root import RunConfig
-from skyfleet.envs.worlds.catalog import open_world, tasks_from_source
 from skyfleet.errors import ConfigError, TaskError
-from skyfleet.rollouts.collect import collect
 from skyfleet.rollouts.conversation import Policy
-from skyfleet.rollouts.limits import Limits
-from skyfleet.rollouts.reference import null_policy, oracle_policy
+from skyfleet.rollouts.episode import Limits, collect
+from skyfleet.rollouts.scripted_agents import null_policy, oracle_policy
 from skyfleet.trajectories.archive import eval_path, load, train_path, write_groups
 from skyfleet.trajectories.entry import index_path
 from skyfleet.trajectories.index import entries_of, list_entries
 from skyfleet.trajectories.records import RecordError
 from skyfleet.trajectories.trajectory import Turn
+from skyfleet.worlds.catalog import open_world, tasks_from_source
 
 OLD = Path(__file__).parents[1] / "assets" / "dumped_evals"
 LIMITS = Limits(max_turns=12, max_input_length=0, trajectory_timeout_seconds=0)

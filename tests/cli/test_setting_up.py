@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from skyfleet.cli.main import app
 from skyfleet.errors import ConfigError
-from skyfleet.rollouts.collect import collect
+from skyfleet.rollouts.episode import collect
 from skyfleet.trainer import loop
 
 

@@ -15,12 +15,12 @@ from skyfleet.cli.tasks_data import stats_command, validate_command
 from skyfleet.cli.tasks_prepare import prepare_command
 from skyfleet.curation.quarantine import Quarantine, write_quarantine
 from skyfleet.curation.verdict import Reason, Verdict
-from skyfleet.engines import posting
-from skyfleet.envs.worlds.catalog import world_tasks
+from skyfleet.engines import http_client as posting
 from skyfleet.errors import ConfigError, ModelError, SkyfleetError, TaskError
 from skyfleet.tasks import loading
 from skyfleet.tasks.loading import load_tasks, write_tasks
 from skyfleet.tasks.manifest import read_manifest
+from skyfleet.worlds.catalog import world_tasks
 
 app = typer.Typer()
 app.command("prepare")(prepare_command)

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from skyfleet.algorithms.advantages import WholeBatch
-from skyfleet.algorithms.estimators import estimator_of
-from skyfleet.algorithms.losses.choosing import policy_loss_of
+from skyfleet.algorithms.advantages import WholeBatch, estimator_of
+from skyfleet.algorithms.losses.registry import policy_loss_of
 from skyfleet.config.algorithm import POLICY_LOSSES, Algorithm
 from skyfleet.config.idle_keys import GATES, idle_keys
 from skyfleet.config.keys import known_keys

@@ -8,9 +8,8 @@ from itertools import islice
 
 from skyfleet.curation.inspecting import InspectedWorld
 from skyfleet.curation.verdict import Reason
-from skyfleet.envs.worlds.catalog import get_world, world_tasks
-from skyfleet.tasks.grade import Grade
-from skyfleet.tasks.task import RecordedCall, Task
+from skyfleet.tasks.task import Grade, RecordedCall, Task
+from skyfleet.worlds.catalog import get_world, world_tasks
 
 ALWAYS = "def validate_task(env, final_answer=None):\n    return 1\n"
 NEVER = "def validate_task(env, final_answer=None):\n    return 0\n"

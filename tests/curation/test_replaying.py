@@ -14,8 +14,7 @@ from skyfleet.curation.replay import EXPECTED_ERRORS, replay
 from skyfleet.curation.verdict import Fault, Reason
 from skyfleet.envs.env import Opening, Step
 from skyfleet.errors import VerifierError
-from skyfleet.tasks.grade import Grade
-from skyfleet.tasks.task import RecordedCall, Task
+from skyfleet.tasks.task import Grade, RecordedCall, Task
 
 NOTE = ToolSpec(
     name="note",

@@ -12,10 +12,10 @@ from skyfleet.curation.inspecting import open_inspected
 from skyfleet.curation.teacher import Band, Teacher, teach
 from skyfleet.curation.validate import check
 from skyfleet.curation.verdict import Fault, Reason
-from skyfleet.engines.posting import RefusedError
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.engines.http_client import RefusedError
+from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.errors import EngineError, ModelError
-from skyfleet.rollouts.reference import ReferenceModel
+from skyfleet.rollouts.scripted_agents import ReferenceModel
 from skyfleet.tasks.task import Task
 
 

@@ -14,9 +14,9 @@ from skyfleet.curation.journal import keeping_journal
 from skyfleet.curation.validate import validate
 from skyfleet.curation.verdict import Reason, Verdict
 from skyfleet.envs.env import Env
-from skyfleet.envs.worlds.catalog import WORLD_NAMES, world_tasks
 from skyfleet.errors import ConfigError
 from skyfleet.tasks.task import Task
+from skyfleet.worlds.catalog import WORLD_NAMES, world_tasks
 
 
 async def test_planted_tasks_are_caught_each_for_its_reason(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ import pytest
 from tests.fakes.small_models import logprobs_of
 from tests.fakes.tiny_speaker import CAPACITY, TinySpeaker, tiny_speaker
 
-from skyfleet.chat.completion import Completion
+from skyfleet.chat.transcript import Completion
 from skyfleet.engines.cuda.engine import CudaEngine
 from skyfleet.engines.embedded import EmbeddedEngine
 from skyfleet.engines.engine import Engine
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.errors import EngineError
 
 PROMPT = [20 + (7 * i) % 61 for i in range(40)]

@@ -16,16 +16,15 @@ from tests.fakes.counter_env import TASK, CounterEnv, opening
 from tests.fakes.serving import serving
 
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
-from skyfleet.engines import posting
+from skyfleet.engines import http_client as posting
 from skyfleet.engines.anthropic_chat import AnthropicChat
 from skyfleet.engines.engine import CutShortError
+from skyfleet.engines.http_client import RefusedError
 from skyfleet.engines.openai_chat import OpenAIChat
-from skyfleet.engines.posting import RefusedError
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.errors import ContextFullError, EngineError
 from skyfleet.rollouts.conversation import MessageConversation
-from skyfleet.rollouts.episode import run_episode
-from skyfleet.rollouts.limits import Limits
+from skyfleet.rollouts.episode import Limits, run_episode
 from skyfleet.trajectories.trajectory import Ending
 
 TOOL = ToolSpec(name="look", description="Look.", parameters={"type": "object"})

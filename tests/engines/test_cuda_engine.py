@@ -11,11 +11,11 @@ import torch
 from tests.fakes.cuda_engines import PROMPT, SAMPLING, crowd, engine, page_bytes
 from tests.fakes.small_models import llama, logprobs_of, qwen2, qwen3, small_decoder
 
+from skyfleet.engines.cuda.decode import truncate
 from skyfleet.engines.cuda.engine import CudaEngine
-from skyfleet.engines.cuda.truncation import truncate
-from skyfleet.engines.drawing import draw
 from skyfleet.engines.embedded import EmbeddedEngine
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.engines.sampler import draw
+from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.errors import EngineError
 from skyfleet.models.decoder import Decoder
 

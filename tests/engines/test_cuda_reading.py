@@ -10,7 +10,7 @@ import torch
 from tests.fakes.cuda_engines import SAMPLING, crowd, engine, page_bytes
 from tests.fakes.small_models import small_decoder
 
-from skyfleet.engines.cuda import reading
+from skyfleet.engines.cuda import prefill as reading
 from skyfleet.models.decoder import Decoder
 
 

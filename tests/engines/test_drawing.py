@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from skyfleet.engines.drawing import draw, randomness_of
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.engines.sampler import draw, randomness_of
+from skyfleet.engines.sampling_params import SamplingParams
 
 PROBS = (0.15, 0.5, 0.1, 0.25)
 HALVES = SamplingParams(temperature=0.5)

@@ -11,8 +11,8 @@ from tests.fakes.tiny_speaker import CAPACITY, MODEL, tiny_speaker
 
 from skyfleet.engines.cuda.engine import CudaEngine
 from skyfleet.engines.engine import Engine
+from skyfleet.engines.engine_pool import Router
 from skyfleet.engines.openai_engine import OpenAIEngine
-from skyfleet.engines.router import Router
 
 
 class TestEmbedded(EngineContract):

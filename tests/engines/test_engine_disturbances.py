@@ -9,9 +9,9 @@ import pytest
 import torch
 from tests.fakes.small_models import logprobs_of, small_decoder
 
-from skyfleet.chat.completion import Completion
+from skyfleet.chat.transcript import Completion
 from skyfleet.engines.embedded import EmbeddedEngine
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.models.decoder import Decoder
 
 PROMPT = [(5 * i) % 59 for i in range(30)]

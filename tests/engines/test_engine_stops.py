@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from tests.fakes.small_models import small_decoder
 
-from skyfleet.chat.completion import Completion
+from skyfleet.chat.transcript import Completion
 from skyfleet.engines.embedded import EmbeddedEngine
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.engines.sampling_params import SamplingParams
 
 PROMPT = [3, 1, 4, 1, 5]
 FREE = SamplingParams(max_generate_length=20, temperature=3.0, seed=4)

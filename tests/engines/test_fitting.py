@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pytest
 from tests.fakes.small_models import VOCABULARY, small_decoder
 
-from skyfleet.chat.completion import Completion
+from skyfleet.chat.transcript import Completion
 from skyfleet.engines.cuda.engine import CudaEngine
 from skyfleet.engines.embedded import EmbeddedEngine
-from skyfleet.engines.posting import RefusedError
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.engines.http_client import RefusedError
+from skyfleet.engines.sampling_params import SamplingParams
 
 SAMPLING = SamplingParams(max_generate_length=4, seed=1)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from skyfleet.engines.cuda.kin import Kin
+from skyfleet.engines.cuda.prefix_groups import Kin
 
 
 def gathered(pages: list[list[int]], lengths: list[int]) -> list[tuple[list[int], int]]:

@@ -15,10 +15,9 @@ from tests.fakes.reached_vllm import (
     without_vllm,
 )
 
-from skyfleet.chat.completion import Completion
-from skyfleet.engines.living import tell_living
+from skyfleet.chat.transcript import Completion
+from skyfleet.engines.engine_pool import Router, tell_living
 from skyfleet.engines.openai_engine import OpenAIEngine
-from skyfleet.engines.router import Router
 from skyfleet.engines.vllm_server import VllmServer
 from skyfleet.errors import EngineError, EngineLostError, ModelError
 

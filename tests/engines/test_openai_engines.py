@@ -18,10 +18,10 @@ from starlette.routing import Route
 from tests.fakes.serving import serving
 
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
-from skyfleet.engines import posting
-from skyfleet.engines.openai_chat_engine import OpenAIChatEngine
+from skyfleet.engines import http_client as posting
+from skyfleet.engines.openai_chat import OpenAIChatEngine
 from skyfleet.engines.openai_engine import OpenAIEngine
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.errors import ConfigError, EngineError
 
 SAMPLING = SamplingParams(

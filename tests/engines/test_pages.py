@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from skyfleet.engines.cuda.pages import PAGE, PagePool, page_digests, pool_size
+from skyfleet.engines.cuda.block_pool import PAGE, PagePool, page_digests, pool_size
 
 
 def test_page_zero_is_nobodys() -> None:

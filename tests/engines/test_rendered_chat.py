@@ -8,8 +8,8 @@ from tests.fakes.small_models import logprobs_of
 from tests.fakes.tiny_speaker import CAPACITY, tiny_speaker
 
 from skyfleet.chat.message import Message, ToolSpec
-from skyfleet.engines.rendered_chat import RenderedChat
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.engines.chat_engine import RenderedChat
+from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.errors import ContextFullError, EngineError
 
 SAMPLING = SamplingParams(max_generate_length=9, temperature=1.5, seed=3)

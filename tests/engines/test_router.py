@@ -10,16 +10,15 @@ import pytest
 from tests.fakes.counter_env import PRESS, TASK, CounterEnv, opening
 from tests.fakes.scripted_engine import ScriptedEngine, speaking
 
-from skyfleet.chat.completion import Completion, Finish
 from skyfleet.chat.message import Message, ToolSpec
-from skyfleet.engines import seats
+from skyfleet.chat.transcript import Completion, Finish
+from skyfleet.engines import engine_pool as seats
 from skyfleet.engines.chat_engine import Spoken
-from skyfleet.engines.posting import RefusedError
-from skyfleet.engines.router import ChatRouter, Router
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.engines.engine_pool import ChatRouter, Router
+from skyfleet.engines.http_client import RefusedError
+from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.errors import ConfigError, EngineError
-from skyfleet.rollouts.episode import run_episode
-from skyfleet.rollouts.limits import Limits
+from skyfleet.rollouts.episode import Limits, run_episode
 from skyfleet.trajectories.trajectory import Ending
 
 SAMPLING = SamplingParams(max_generate_length=10)

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 import pytest
 from tests.engines.test_router import SAMPLING, Recorded, say
 
-from skyfleet.chat.completion import Completion, Finish
-from skyfleet.engines import seats
-from skyfleet.engines.posting import RefusedError
-from skyfleet.engines.router import Router
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.chat.transcript import Completion, Finish
+from skyfleet.engines import engine_pool as seats
+from skyfleet.engines.engine_pool import Router
+from skyfleet.engines.http_client import RefusedError
+from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.errors import EngineError
 
 

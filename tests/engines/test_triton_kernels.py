@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from skyfleet.engines.cuda import torch_kernels
-from skyfleet.engines.cuda.kin import Kin
+from skyfleet.engines.cuda.prefix_groups import Kin
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
 DEVICE = "cpu" if INTERPRETED else "cuda"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from skyfleet.engines.cuda import torch_kernels as twins
-from skyfleet.engines.cuda.pages import PAGE
+from skyfleet.engines.cuda.block_pool import PAGE
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -28,7 +28,7 @@ pytestmark = [
 def test_new_tokens_meet_their_sequences_pages(
     heads: int, kv_heads: int, width: int, dtype: torch.dtype
 ) -> None:
-    from skyfleet.engines.cuda.triton_reading import read_pages
+    from skyfleet.engines.cuda.triton_prefill import read_pages
 
     torch.manual_seed(0)
     rows = 16 if dtype == torch.float32 else 128
@@ -69,7 +69,7 @@ def test_new_tokens_meet_their_sequences_pages(
 
 @pytest.mark.parametrize(("start", "n_new"), [(0, 130), (383, 200), (511, 1), (512, 1), (640, 128)])
 def test_pages_give_the_bits_of_sequences_laid_end_to_end(start: int, n_new: int) -> None:
-    from skyfleet.engines.cuda.triton_reading import read_pages
+    from skyfleet.engines.cuda.triton_prefill import read_pages
     from skyfleet.models.fused.triton_products import read
 
     torch.manual_seed(0)

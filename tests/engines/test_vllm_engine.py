@@ -23,10 +23,10 @@ from tests.fakes.tiny_speaker import CAPACITY, TinySpeaker
 from tests.fakes.wide_speaker import LearnerOf, moved, wide_speaker
 
 from skyfleet.chat.message import Message, ToolSpec
+from skyfleet.engines.chat_engine import RenderedChat
 from skyfleet.engines.engine import Engine
-from skyfleet.engines.rendered_chat import RenderedChat
+from skyfleet.engines.vllm_controller import VllmSettings
 from skyfleet.engines.vllm_engine import VllmEngine, open_vllm_engine
-from skyfleet.engines.vllm_settings import VllmSettings
 from skyfleet.errors import ConfigError, ModelError, SentinelError
 from skyfleet.models.loading import Loaded, save_model
 

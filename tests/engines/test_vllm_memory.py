@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from skyfleet.engines import vllm_engine, vllm_worker
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.engines.sampling_params import SamplingParams
+from skyfleet.engines.vllm_controller import VllmSettings
 from skyfleet.engines.vllm_engine import VllmEngine
-from skyfleet.engines.vllm_settings import VllmSettings
 from skyfleet.engines.vllm_worker import WeightDoor
 from skyfleet.errors import ConfigError, EngineError, ModelError
-from skyfleet.models.bit_sums import bit_sums
+from skyfleet.models.weights import bit_sums
 
 
 class Calls:

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from skyfleet.engines.sampling import SamplingParams
-from skyfleet.engines.vllm_engine import open_vllm_engine
-from skyfleet.engines.vllm_requests import logprobs_of, vllm_fields, vllm_finish
-from skyfleet.engines.vllm_settings import VllmSettings, check_version, engine_args
+from skyfleet.engines.sampling_params import SamplingParams
+from skyfleet.engines.vllm_controller import VllmSettings, check_version, engine_args
+from skyfleet.engines.vllm_engine import logprobs_of, open_vllm_engine, vllm_fields, vllm_finish
 from skyfleet.errors import ConfigError, EngineError, MissingExtraError
 
 SAMPLING = SamplingParams(

@@ -20,10 +20,9 @@ from tests.fakes.tiny_speaker import MODEL
 from tests.fakes.wide_speaker import LearnerOf, moved, wide_speaker
 
 from skyfleet.engines import vllm_worker
+from skyfleet.engines.http_client import RefusedError
 from skyfleet.engines.openai_engine import OpenAIEngine
-from skyfleet.engines.posting import RefusedError
-from skyfleet.engines.vllm_routes import VllmRoutes
-from skyfleet.engines.vllm_server import VllmServer, open_vllm_server
+from skyfleet.engines.vllm_server import VllmRoutes, VllmServer, open_vllm_server
 from skyfleet.errors import ConfigError, EngineError, ModelError, SentinelError
 
 

@@ -26,16 +26,15 @@ from tests.fakes.small_models import logprobs_of
 from tests.fakes.tiny_speaker import CAPACITY, MODEL, TinySpeaker
 from tests.fakes.wide_speaker import LearnerOf, moved, wide_speaker
 
-from skyfleet.chat.completion import Completion
-from skyfleet.engines import posting
+from skyfleet.chat.transcript import Completion
+from skyfleet.engines import http_client as posting
 from skyfleet.engines.engine import Engine
 from skyfleet.engines.openai_engine import OpenAIEngine
-from skyfleet.engines.vllm_routes import VllmRoutes
-from skyfleet.engines.vllm_server import VllmServer, open_vllm_server
-from skyfleet.engines.vllm_settings import WORKER_EXTENSION
+from skyfleet.engines.vllm_controller import WORKER_EXTENSION
+from skyfleet.engines.vllm_server import VllmRoutes, VllmServer, open_vllm_server
 from skyfleet.errors import ConfigError, ModelError, SentinelError
 from skyfleet.models.loading import Loaded, save_model
-from skyfleet.models.sizes import sizes_of
+from skyfleet.models.weights import sizes_of
 
 pytestmark = [
     pytest.mark.slow,

@@ -10,8 +10,7 @@ from tests.fakes.loopback_vllm import MEMORY
 from tests.fakes.reached_vllm import loopback, reached
 from tests.fakes.serving import serving
 
-from skyfleet.engines.vllm_routes import VllmRoutes
-from skyfleet.engines.vllm_server import refuse_asleep
+from skyfleet.engines.vllm_server import VllmRoutes, refuse_asleep
 from skyfleet.errors import ConfigError
 
 

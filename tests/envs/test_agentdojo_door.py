@@ -13,9 +13,8 @@ from skyfleet.envs.agentdojo.package import load_dojo
 from skyfleet.envs.agentdojo.tasks import agentdojo_tasks
 from skyfleet.errors import ConfigError, EnvError, MissingExtraError, VerifierError
 from skyfleet.rollouts.conversation import Policy
-from skyfleet.rollouts.episode import run_episode
-from skyfleet.rollouts.limits import Limits
-from skyfleet.rollouts.reference import null_policy, oracle_policy
+from skyfleet.rollouts.episode import Limits, run_episode
+from skyfleet.rollouts.scripted_agents import null_policy, oracle_policy
 from skyfleet.tasks.task import Task
 
 LIMITS = Limits(max_turns=40, max_input_length=1_000_000, trajectory_timeout_seconds=30)

@@ -7,8 +7,9 @@ from random import Random
 
 import pytest
 
-from skyfleet.envs.worlds.booking import booking
-from skyfleet.envs.worlds.toolkit import App, ToolError
+from skyfleet.envs.tools import ToolError
+from skyfleet.worlds.booking import booking
+from skyfleet.worlds.toolkit import App
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from skyfleet.config.loading import load_config
 from skyfleet.envs.context_env import ContextEnv
 from skyfleet.envs.env import Opening, Step
 from skyfleet.envs.registry import env_factory
-from skyfleet.envs.worlds.catalog import open_world, world_tasks
 from skyfleet.errors import EnvError
+from skyfleet.worlds.catalog import open_world, world_tasks
 
 
 class Echo(ShoutingEnv):

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from skyfleet.envs.context_tools import Past, search_history
+from skyfleet.envs.context_env import Past, search_history
 
 
 def searched(text: str, pattern: str) -> list[str]:

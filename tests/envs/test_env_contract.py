@@ -31,7 +31,6 @@ from skyfleet.envs.agentdojo.tasks import agentdojo_tasks
 from skyfleet.envs.context_env import with_context_tools
 from skyfleet.envs.env import DONE, Env, EnvFactory, Step
 from skyfleet.envs.fleet.env import fleet_factory
-from skyfleet.envs.fleet.server import fleet_app
 from skyfleet.envs.fleet.settings import FleetSettings
 from skyfleet.envs.mcp.client import MCPSettings, mcp_factory
 from skyfleet.envs.mcp.grading import by_url, by_verifier
@@ -40,11 +39,11 @@ from skyfleet.envs.openenv.client import openenv_factory
 from skyfleet.envs.openenv.server import openenv_app
 from skyfleet.envs.openenv.session import OpenEnvSettings
 from skyfleet.envs.skyrl_gym import skyrl_gym_factory
-from skyfleet.envs.worlds.catalog import open_world, world_tasks
 from skyfleet.errors import EnvError, VerifierError
-from skyfleet.tasks.grade import Grade
 from skyfleet.tasks.loading import load_tasks
-from skyfleet.tasks.task import Task
+from skyfleet.tasks.task import Grade, Task
+from skyfleet.worlds.catalog import open_world, world_tasks
+from skyfleet.worlds.fleet_server.server import fleet_app
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from skyfleet.envs.worlds.fira import fira, list_sprints
-from skyfleet.envs.worlds.toolkit import App, ToolError
+from skyfleet.envs.tools import ToolError
+from skyfleet.worlds.fira import fira, list_sprints
+from skyfleet.worlds.toolkit import App
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ import httpx
 import pytest
 from tests.fakes.serving import serving
 
-from skyfleet.envs.fleet.databases import DiffRequest, QueryRequest, difference, query
-from skyfleet.envs.fleet.instances import Instance, Instances, MakeRequest
-from skyfleet.envs.fleet.server import fleet_app
-from skyfleet.envs.worlds.database import Database
+from skyfleet.worlds.database import Database
+from skyfleet.worlds.fleet_server.databases import DiffRequest, QueryRequest, difference, query
+from skyfleet.worlds.fleet_server.instances import Instance, Instances, MakeRequest
+from skyfleet.worlds.fleet_server.server import fleet_app
 
 
 async def test_a_query_reaches_no_file_and_does_not_run_for_ever(tmp_path: Path) -> None:

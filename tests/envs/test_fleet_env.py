@@ -32,12 +32,12 @@ from skyfleet.envs.fleet.prompt import opening_messages
 from skyfleet.envs.fleet.service import Arguments, FleetService, RemoteInstance, RunnerToken
 from skyfleet.envs.fleet.settings import FLEET_URL, FleetSettings
 from skyfleet.envs.verifiers.running import load_state, run_verifier
-from skyfleet.envs.worlds.catalog import WORLD_NAMES, world_tasks
 from skyfleet.errors import ConfigError, EnvError, VerifierError
 from skyfleet.rollouts.episode import run_episode
-from skyfleet.rollouts.reference import null_policy
+from skyfleet.rollouts.scripted_agents import null_policy
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.trajectory import Ending
+from skyfleet.worlds.catalog import WORLD_NAMES, world_tasks
 
 
 def _call(name: str, **arguments: Any) -> Message:

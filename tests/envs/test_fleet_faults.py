@@ -24,13 +24,12 @@ from tests.fakes.faulty_fleet import (
 from tests.fakes.serving import nothing_left, serving
 
 from skyfleet.envs.fleet.env import fleet_factory
-from skyfleet.envs.fleet.server import fleet_app
 from skyfleet.envs.fleet.service import FleetService, RunnerToken
 from skyfleet.envs.fleet.settings import FleetSettings
-from skyfleet.rollouts.episode import run_episode
-from skyfleet.rollouts.limits import Limits
-from skyfleet.rollouts.reference import oracle_policy
+from skyfleet.rollouts.episode import Limits, run_episode
+from skyfleet.rollouts.scripted_agents import oracle_policy
 from skyfleet.trajectories.trajectory import Ending
+from skyfleet.worlds.fleet_server.server import fleet_app
 
 _TOKEN = "/v1/runner-auth/token"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.envs.two_executors import CLOCK_WARNING, Score, both_scores
 
-from skyfleet.envs.worlds.database import Database
+from skyfleet.worlds.database import Database
 
 pytestmark = CLOCK_WARNING
 

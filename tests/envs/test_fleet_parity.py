@@ -15,9 +15,10 @@ from random import Random
 import pytest
 from tests.envs.two_executors import CLOCK_WARNING, both_scores
 
-from skyfleet.envs.worlds.catalog import WORLD_NAMES, get_world, world_tasks
-from skyfleet.envs.worlds.toolkit import App, ToolError
+from skyfleet.envs.tools import ToolError
 from skyfleet.tasks.task import RecordedCall, Task
+from skyfleet.worlds.catalog import WORLD_NAMES, get_world, world_tasks
+from skyfleet.worlds.toolkit import App
 
 pytestmark = CLOCK_WARNING
 

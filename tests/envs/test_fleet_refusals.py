@@ -12,8 +12,8 @@ import httpx
 import pytest
 from tests.fakes.serving import serving
 
-from skyfleet.envs.fleet import listings
-from skyfleet.envs.fleet.server import fleet_app
+from skyfleet.worlds.fleet_server import listings
+from skyfleet.worlds.fleet_server.server import fleet_app
 
 
 async def test_params_that_are_no_object_are_refused_by_the_tools() -> None:

@@ -15,10 +15,10 @@ from mcp import ClientSession
 from mcp.client.streamable_http import streamable_http_client
 from tests.fakes.serving import serving
 
-from skyfleet.envs.fleet.server import fleet_app
-from skyfleet.envs.worlds.catalog import get_world, world_tasks
 from skyfleet.errors import ConfigError
 from skyfleet.tasks.task import Task
+from skyfleet.worlds.catalog import get_world, world_tasks
+from skyfleet.worlds.fleet_server.server import fleet_app
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it speaks to pydantic as of version 1

@@ -17,9 +17,9 @@ import pytest
 from tests.fakes.serving import serving
 
 from skyfleet.envs.fleet.bundles import pack
-from skyfleet.envs.fleet.plain_pickle import read_plain
-from skyfleet.envs.fleet.server import fleet_app
 from skyfleet.envs.verifiers.writing import write_verifier
+from skyfleet.worlds.fleet_server.plain_pickle import read_plain
+from skyfleet.worlds.fleet_server.server import fleet_app
 
 KEY = "local-key"
 HEADERS = {"Authorization": f"Bearer {KEY}"}

@@ -16,9 +16,9 @@ from skyfleet.envs.verifiers.jail import Jail
 from skyfleet.envs.verifiers.partial import partial_reward
 from skyfleet.envs.verifiers.running import BrokenVerifierError, load_state, run_verifier
 from skyfleet.envs.verifiers.writing import write_verifier, written_here
-from skyfleet.envs.worlds.catalog import get_world, world_tasks
-from skyfleet.envs.worlds.env import WorldEnv
 from skyfleet.errors import VerifierError
+from skyfleet.worlds.catalog import get_world, world_tasks
+from skyfleet.worlds.env import WorldEnv
 
 PID = verifier("import os; return os.getpid()")
 

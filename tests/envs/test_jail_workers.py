@@ -31,7 +31,7 @@ from skyfleet.envs.verifiers import jail as jail_module
 from skyfleet.envs.verifiers.jail import Jail
 from skyfleet.envs.verifiers.jail_process import JailProcess
 from skyfleet.errors import VerifierError
-from skyfleet.tasks.grade import Grade
+from skyfleet.tasks.task import Grade
 
 
 @pytest.fixture(params=KINDS)

@@ -22,14 +22,12 @@ from skyfleet.chat.message import Image, Message, Text, ToolCall
 from skyfleet.envs.mcp.client import MCPSettings, mcp_factory
 from skyfleet.envs.mcp.grading import Played, by_function, by_url, by_verifier
 from skyfleet.envs.mcp.server import mcp_app
-from skyfleet.envs.worlds.catalog import open_world, world_tasks
 from skyfleet.errors import ConfigError, EnvError
-from skyfleet.rollouts.episode import run_episode
-from skyfleet.rollouts.limits import Limits
-from skyfleet.rollouts.reference import null_policy, oracle_policy
-from skyfleet.tasks.grade import Grade
-from skyfleet.tasks.task import Task
+from skyfleet.rollouts.episode import Limits, run_episode
+from skyfleet.rollouts.scripted_agents import null_policy, oracle_policy
+from skyfleet.tasks.task import Grade, Task
 from skyfleet.trajectories.trajectory import Ending, Trajectory
+from skyfleet.worlds.catalog import open_world, world_tasks
 
 LIMITS = Limits(max_turns=12, max_input_length=10**6, trajectory_timeout_seconds=30)
 ROOT = Path(__file__).parents[2]

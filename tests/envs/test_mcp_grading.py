@@ -18,8 +18,7 @@ from skyfleet.envs.mcp.grading import Played, by_function, by_verifier
 from skyfleet.envs.mcp.session import Session
 from skyfleet.envs.verifiers.running import load_state
 from skyfleet.errors import VerifierError
-from skyfleet.tasks.grade import Grade
-from skyfleet.tasks.task import Task
+from skyfleet.tasks.task import Grade, Task
 
 SAID = (Message(role="user", content="count"), Message(role="assistant", content="three"))
 gives: Any = None

@@ -14,8 +14,8 @@ from tests.fakes.serving import nothing_left, serving
 
 from skyfleet.envs.env import EnvFactory
 from skyfleet.envs.mcp.server import SESSION_HEADER, mcp_app
-from skyfleet.envs.worlds.catalog import open_world, world_tasks
 from skyfleet.tasks.task import Task
+from skyfleet.worlds.catalog import open_world, world_tasks
 
 OTHER = TASK.model_copy(update={"key": "other"})
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from skyfleet.cli.main import app
-from skyfleet.envs.worlds.catalog import add_world, get_world
-from skyfleet.envs.worlds.skeleton import write_world
 from skyfleet.errors import ConfigError
+from skyfleet.worlds.catalog import add_world, get_world
+from skyfleet.worlds.skeleton import write_world
 
 
 def test_the_new_world_passes_the_test_that_comes_with_it(tmp_path: Path) -> None:

@@ -21,13 +21,12 @@ from skyfleet.envs.env import Step
 from skyfleet.envs.openenv.client import openenv_factory
 from skyfleet.envs.openenv.server import ServedEnv, openenv_app
 from skyfleet.envs.openenv.session import OpenEnvSettings
-from skyfleet.envs.worlds.catalog import open_world, world_tasks
 from skyfleet.errors import EnvError
-from skyfleet.rollouts.episode import run_episode
-from skyfleet.rollouts.limits import Limits
-from skyfleet.rollouts.reference import oracle_policy
+from skyfleet.rollouts.episode import Limits, run_episode
+from skyfleet.rollouts.scripted_agents import oracle_policy
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.trajectory import Ending
+from skyfleet.worlds.catalog import open_world, world_tasks
 
 # After our server, which keeps gradio out.
 from openenv.core.env_server import CallToolAction  # isort: skip

@@ -21,13 +21,12 @@ from skyfleet.envs.env import Opening
 from skyfleet.envs.openenv.client import openenv_factory
 from skyfleet.envs.openenv.server import _unimportable, openenv_app
 from skyfleet.envs.openenv.session import OpenEnvSettings
-from skyfleet.envs.worlds.catalog import open_world, world_tasks
 from skyfleet.errors import ConfigError
-from skyfleet.rollouts.episode import run_episode
-from skyfleet.rollouts.limits import Limits
-from skyfleet.rollouts.reference import null_policy, oracle_policy
+from skyfleet.rollouts.episode import Limits, run_episode
+from skyfleet.rollouts.scripted_agents import null_policy, oracle_policy
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.trajectory import Ending, Trajectory
+from skyfleet.worlds.catalog import open_world, world_tasks
 
 # After our server, which keeps gradio out.
 from openenv.core import GenericEnvClient  # isort: skip

@@ -13,9 +13,9 @@ from skyfleet.envs.mcp.client import MCPEnv
 from skyfleet.envs.openenv.client import OpenEnvEnv
 from skyfleet.envs.registry import env_factory
 from skyfleet.envs.skyrl_gym import SkyrlGymEnv
-from skyfleet.envs.worlds.catalog import world_tasks
-from skyfleet.envs.worlds.env import WorldEnv
 from skyfleet.errors import ConfigError
+from skyfleet.worlds.catalog import world_tasks
+from skyfleet.worlds.env import WorldEnv
 
 
 def factory(*words: str) -> EnvFactory:
@@ -37,7 +37,7 @@ def factory(*words: str) -> EnvFactory:
         ),
         (("fleet_task", "environment.skyrl_gym.fleet_task.api_key=secret"), FleetEnv),
         (("skyrl_gym", "environment.skyrl_gym.env_id=gsm8k"), SkyrlGymEnv),
-        (("skyfleet.envs.worlds.catalog:open_world",), WorldEnv),
+        (("skyfleet.worlds.catalog:open_world",), WorldEnv),
     ],
 )
 async def test_an_env_class_is_a_known_name_or_a_function_of_your_own(
@@ -56,7 +56,7 @@ async def test_one_environment_may_have_a_class_of_its_own() -> None:
 
 
 async def test_a_world_of_ones_own_can_be_named() -> None:
-    open_env = factory("environment.worlds=[skyfleet.envs.worlds.github:github]")
+    open_env = factory("environment.worlds=[skyfleet.worlds.github:github]")
     (task,) = world_tasks("github", split="train", count=1)
     assert isinstance(await open_env(task), WorldEnv)
 

@@ -8,10 +8,11 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field
 
-from skyfleet.envs.worlds.database import Database
-from skyfleet.envs.worlds.observation import show
-from skyfleet.envs.worlds.toolkit import App, ToolError, Toolkit
+from skyfleet.envs.tools import ToolError
 from skyfleet.errors import EnvError
+from skyfleet.worlds.database import Database
+from skyfleet.worlds.formatting import show
+from skyfleet.worlds.toolkit import App, Toolkit
 
 
 def rename_pet(

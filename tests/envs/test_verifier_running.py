@@ -15,7 +15,7 @@ from skyfleet.envs.verifiers.answers import (
 )
 from skyfleet.envs.verifiers.running import run_verifier
 from skyfleet.errors import VerifierError
-from skyfleet.tasks.grade import Grade
+from skyfleet.tasks.task import Grade
 
 
 @pytest.fixture

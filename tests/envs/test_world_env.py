@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skyfleet.chat.message import Message, ToolCall
-from skyfleet.envs.worlds.catalog import WORLD_NAMES, get_world, world_tasks
-from skyfleet.envs.worlds.env import WorldEnv
 from skyfleet.errors import EnvError, VerifierError
 from skyfleet.tasks.task import Task
+from skyfleet.worlds.catalog import WORLD_NAMES, get_world, world_tasks
+from skyfleet.worlds.env import WorldEnv
 
 
 def _task(template: str, world: str = "github") -> Task:

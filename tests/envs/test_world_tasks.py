@@ -12,12 +12,12 @@ from typing import Literal
 import pytest
 
 from skyfleet.chat.message import Message, ToolCall
-from skyfleet.envs.worlds import catalog, wording
-from skyfleet.envs.worlds.catalog import WORLD_NAMES, get_world, tasks_from_source, world_tasks
-from skyfleet.envs.worlds.env import WorldEnv
 from skyfleet.errors import ConfigError
-from skyfleet.tasks.grade import Grade
-from skyfleet.tasks.task import Task
+from skyfleet.tasks.task import Grade, Task
+from skyfleet.worlds import catalog
+from skyfleet.worlds import vocabulary as wording
+from skyfleet.worlds.catalog import WORLD_NAMES, get_world, tasks_from_source, world_tasks
+from skyfleet.worlds.env import WorldEnv
 
 every_world = pytest.mark.parametrize("name", WORLD_NAMES)
 

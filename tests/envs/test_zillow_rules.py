@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from skyfleet.envs.worlds.toolkit import App, ToolError
-from skyfleet.envs.worlds.zillow import zillow
+from skyfleet.envs.tools import ToolError
+from skyfleet.worlds.toolkit import App
+from skyfleet.worlds.zillow import zillow
 
 
 @pytest.fixture

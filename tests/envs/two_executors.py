@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from skyfleet.envs.verifiers.running import run_verifier
-from skyfleet.envs.worlds.database import Database
 from skyfleet.errors import VerifierError
+from skyfleet.worlds.database import Database
 
 fleet = pytest.importorskip("fleet.verifiers.local_executor", reason="needs fleet-python")
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from tests.fakes.counter_env import CounterEnv
 
 from skyfleet.envs.env import Env
-from skyfleet.envs.worlds.catalog import open_world, world_tasks
 from skyfleet.evaluation.baselines import Baseline, baseline_faults, measure_baselines
-from skyfleet.rollouts.limits import Limits
-from skyfleet.tasks.grade import Grade
-from skyfleet.tasks.task import RecordedCall, Task
+from skyfleet.rollouts.episode import Limits
+from skyfleet.tasks.task import Grade, RecordedCall, Task
+from skyfleet.worlds.catalog import open_world, world_tasks
 
 LIMITS = Limits(max_turns=8, max_input_length=0, trajectory_timeout_seconds=0)
 

@@ -11,7 +11,7 @@ import pytest
 from tests.trajectories.making import group
 
 from skyfleet.errors import TaskError
-from skyfleet.evaluation.best import Best, best_step
+from skyfleet.evaluation.model_selection import Best, best_step
 from skyfleet.evaluation.report import EvalReport
 from skyfleet.evaluation.score import TaskOutcome
 

@@ -10,8 +10,7 @@ import pytest
 from tests.trajectories.making import group
 
 from skyfleet.errors import TaskError
-from skyfleet.evaluation.compare import Verdict, compare
-from skyfleet.evaluation.pairs import Pair, difference_and_p
+from skyfleet.evaluation.compare import Pair, Verdict, compare, difference_and_p
 from skyfleet.evaluation.report import EvalReport
 from skyfleet.evaluation.score import TaskOutcome
 

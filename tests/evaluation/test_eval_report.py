@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import pytest
 from tests.trajectories.making import attempt, group, played
 
+from skyfleet.evaluation.agent_info import Player, differences
 from skyfleet.evaluation.baselines import Baseline
-from skyfleet.evaluation.player import Player, differences
 from skyfleet.evaluation.report import EvalReport
 from skyfleet.evaluation.score import EnvScore, TaskOutcome
 from skyfleet.metrics.intervals import mean_rate, wilson

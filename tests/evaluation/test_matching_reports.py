@@ -8,8 +8,7 @@ import pytest
 from tests.trajectories.making import group
 
 from skyfleet.errors import ConfigError
-from skyfleet.evaluation.report import EvalReport
-from skyfleet.evaluation.reports import Matched, match_reports
+from skyfleet.evaluation.report import EvalReport, Matched, match_reports
 
 
 @pytest.fixture

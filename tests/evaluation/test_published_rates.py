@@ -8,8 +8,8 @@ import pytest
 
 from skyfleet.errors import ConfigError
 from skyfleet.evaluation.compare import Verdict
-from skyfleet.evaluation.conclusion import conclude
 from skyfleet.evaluation.published import read_published
+from skyfleet.evaluation.table import conclude
 
 SEEDS = Path(__file__).parents[2] / "examples" / "published_rates.yaml"
 

@@ -12,7 +12,7 @@ from tests.algorithms.test_losses import inputs
 from tests.fakes.moody_world import open_moody
 from tests.fakes.small_runs import rows, small_config
 
-from skyfleet.algorithms.losses.choosing import policy_loss_of
+from skyfleet.algorithms.losses.registry import policy_loss_of
 from skyfleet.envs import registry
 from skyfleet.trainer.session import run_training
 

@@ -9,9 +9,8 @@ from examples.add_an_env.env import SafeEnv, open_env
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.config.loading import load_config
 from skyfleet.envs.registry import env_factory
-from skyfleet.rollouts.episode import run_episode
-from skyfleet.rollouts.limits import Limits
-from skyfleet.rollouts.reference import null_policy, oracle_policy
+from skyfleet.rollouts.episode import Limits, run_episode
+from skyfleet.rollouts.scripted_agents import null_policy, oracle_policy
 from skyfleet.tasks.loading import load_tasks
 from skyfleet.trajectories.trajectory import Ending
 

@@ -9,9 +9,8 @@ from tests.fakes.page_example import block_on, module_on, task_on
 
 from skyfleet.config.loading import load_config
 from skyfleet.envs.registry import env_factory
-from skyfleet.rollouts.episode import run_episode
-from skyfleet.rollouts.limits import Limits
-from skyfleet.rollouts.reference import null_policy, oracle_policy
+from skyfleet.rollouts.episode import Limits, run_episode
+from skyfleet.rollouts.scripted_agents import null_policy, oracle_policy
 from skyfleet.trajectories.trajectory import Ending
 
 PAGE = "bring_your_own_environment.md"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from examples.grpo_from_scratch import Vocabulary, demonstrate, grpo_advantages, main, read_action
 
-from skyfleet.envs.worlds.catalog import world_tasks
+from skyfleet.worlds.catalog import world_tasks
 
 
 async def test_imitation_loss_falls_and_every_step_has_a_reward(

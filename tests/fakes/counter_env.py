@@ -7,8 +7,7 @@ from typing import Literal
 
 from skyfleet.chat.message import Message
 from skyfleet.envs.env import Env, EnvFactory, Opening, Step
-from skyfleet.tasks.grade import Grade
-from skyfleet.tasks.task import Task
+from skyfleet.tasks.task import Grade, Task
 
 Place = Literal["open", "reset", "step", "grade", "close"]
 

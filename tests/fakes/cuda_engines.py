@@ -6,10 +6,10 @@ import asyncio
 
 from tests.fakes.small_models import small_decoder
 
-from skyfleet.chat.completion import Completion
+from skyfleet.chat.transcript import Completion
 from skyfleet.engines.cuda.engine import CudaEngine
 from skyfleet.engines.embedded import EmbeddedEngine
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.models.decoder import Decoder
 
 PROMPT = [(7 * i) % 61 for i in range(40)]

@@ -14,15 +14,14 @@ from tests.fakes.serving import nothing_left, serving
 
 from skyfleet.envs.env import EnvFactory
 from skyfleet.envs.fleet.env import fleet_factory
-from skyfleet.envs.fleet.server import fleet_app
 from skyfleet.envs.fleet.settings import FleetSettings
 from skyfleet.envs.verifiers.grading import shared_jail
-from skyfleet.envs.worlds.catalog import world_tasks
-from skyfleet.rollouts.episode import run_episode
-from skyfleet.rollouts.limits import Limits
-from skyfleet.rollouts.reference import oracle_policy
+from skyfleet.rollouts.episode import Limits, run_episode
+from skyfleet.rollouts.scripted_agents import oracle_policy
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.trajectory import Trajectory
+from skyfleet.worlds.catalog import world_tasks
+from skyfleet.worlds.fleet_server.server import fleet_app
 
 KEY = "local-key"
 LIMITS = Limits(max_turns=20, max_input_length=10**6, trajectory_timeout_seconds=20)

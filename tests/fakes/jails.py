@@ -14,7 +14,7 @@ from textwrap import dedent, indent
 import pytest
 
 from skyfleet.envs.verifiers.jail import Jail
-from skyfleet.tasks.grade import Grade
+from skyfleet.tasks.task import Grade
 
 BWRAP = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 NO_BWRAP = "/not/installed/bwrap"

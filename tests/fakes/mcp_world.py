@@ -12,9 +12,9 @@ from mcp import types
 from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
 
-from skyfleet.envs.worlds.catalog import get_world
-from skyfleet.envs.worlds.observation import show
-from skyfleet.envs.worlds.toolkit import ToolError
+from skyfleet.envs.tools import ToolError
+from skyfleet.worlds.catalog import get_world
+from skyfleet.worlds.formatting import show
 
 
 async def serve(name: str, data_seed: int) -> None:

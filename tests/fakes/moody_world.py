@@ -6,11 +6,10 @@ from dataclasses import replace
 
 from skyfleet.chat.message import Message
 from skyfleet.envs.env import DONE, Step
-from skyfleet.envs.worlds.catalog import get_world
-from skyfleet.envs.worlds.env import WorldEnv
 from skyfleet.errors import VerifierError
-from skyfleet.tasks.grade import Grade
-from skyfleet.tasks.task import Task
+from skyfleet.tasks.task import Grade, Task
+from skyfleet.worlds.catalog import get_world
+from skyfleet.worlds.env import WorldEnv
 
 
 class MoodyWorld(WorldEnv):

@@ -12,13 +12,13 @@ from tests.fakes.serving import serving
 from tests.fakes.tiny_speaker import MODEL
 from tests.fakes.wide_speaker import LearnerOf, moved, wide_speaker
 
-from skyfleet.engines import posting, vllm_worker
+from skyfleet.engines import http_client as posting
+from skyfleet.engines import vllm_worker
 from skyfleet.engines.openai_engine import OpenAIEngine
-from skyfleet.engines.sampling import SamplingParams
-from skyfleet.engines.vllm_routes import VllmRoutes
-from skyfleet.engines.vllm_server import VllmServer, open_vllm_server
+from skyfleet.engines.sampling_params import SamplingParams
+from skyfleet.engines.vllm_server import VllmRoutes, VllmServer, open_vllm_server
 from skyfleet.models.loading import Loaded
-from skyfleet.models.sizes import sizes_of
+from skyfleet.models.weights import sizes_of
 
 PROMPT = [20 + i for i in range(12)]
 SAMPLING = SamplingParams(max_generate_length=8, seed=1)

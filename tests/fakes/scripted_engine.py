@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from tests.fakes.chars import END, CharRenderer
 
-from skyfleet.chat.completion import Completion, Finish
+from skyfleet.chat.transcript import Completion, Finish
 from skyfleet.engines.engine import Engine
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import Opening
 from skyfleet.rollouts.conversation import Policy, TokenConversation
 from skyfleet.tasks.task import Task

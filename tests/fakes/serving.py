@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from skyfleet.serving.loopback import Loopback
+from skyfleet.envs.agent_env import Loopback
 
 
 @asynccontextmanager

@@ -10,27 +10,25 @@ from random import Random
 
 import torch
 
-from skyfleet.algorithms.credit import assign_credit
+from skyfleet.algorithms.credit_assignment import assign_credit
 from skyfleet.algorithms.sample import Sample
 from skyfleet.chat.chatml import ChatMLRenderer
-from skyfleet.chat.completion import Completion
 from skyfleet.chat.message import Message
 from skyfleet.chat.renderers import make_renderer
+from skyfleet.chat.transcript import Completion
 from skyfleet.engines.embedded import EmbeddedEngine
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import Opening, Step
-from skyfleet.envs.worlds.catalog import WORLD_NAMES, get_world, world_tasks
-from skyfleet.envs.worlds.env import WorldEnv
+from skyfleet.learner.batching import pack
 from skyfleet.learner.logprobs import chosen_logprobs
-from skyfleet.learner.packing import pack
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.tiny import build_tiny, train_tokenizer
-from skyfleet.rollouts.collect import collect
 from skyfleet.rollouts.conversation import TokenConversation
-from skyfleet.rollouts.limits import Limits
-from skyfleet.tasks.grade import Grade
-from skyfleet.tasks.task import Task
+from skyfleet.rollouts.episode import Limits, collect
+from skyfleet.tasks.task import Grade, Task
 from skyfleet.trajectories.trajectory import Ending, Group
+from skyfleet.worlds.catalog import WORLD_NAMES, get_world, world_tasks
+from skyfleet.worlds.env import WorldEnv
 
 N_TASKS = 50
 N_SAMPLES = 20

@@ -14,10 +14,9 @@ from tests.fakes.samples import random_groups
 from tests.fakes.small_models import logprobs_of, small_decoder
 from tests.learner.test_single_learner import SETTINGS, learner, on_policy
 
-from skyfleet.algorithms.kl import fixed_control, k1
-from skyfleet.algorithms.reward_kl import RewardKl
+from skyfleet.algorithms.advantages import generalized_advantage
+from skyfleet.algorithms.kl import RewardKl, fixed_control, k1
 from skyfleet.algorithms.sample import Sample
-from skyfleet.algorithms.token_credit import generalized_advantage
 from skyfleet.learner.critic import Critic, CriticSettings
 from skyfleet.learner.optimizer import OptimizerSettings
 

@@ -20,9 +20,9 @@ from transformers import (
 
 from skyfleet.algorithms.sample import Sample
 from skyfleet.engines.cuda.engine import CudaEngine
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.engines.sampling_params import SamplingParams
+from skyfleet.learner.batching import pack
 from skyfleet.learner.logprobs import chosen_logprobs
-from skyfleet.learner.packing import pack
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.packed import PackedAttention
 

@@ -15,16 +15,14 @@ from tests.fakes.samples import random_groups, sample
 from tests.fakes.small_models import logits_of, small_decoder
 from tests.learner.test_single_learner import SETTINGS, learner, on_policy, updated
 
-from skyfleet.algorithms.advantages import WholeBatch, grpo
-from skyfleet.algorithms.credit import credit
-from skyfleet.algorithms.kl import adaptive_control, fixed_control, k1
-from skyfleet.algorithms.losses.choosing import policy_loss_of, selector_of
-from skyfleet.algorithms.losses.importance import importance_sampling
+from skyfleet.algorithms.advantages import WholeBatch, distillation, grpo
+from skyfleet.algorithms.credit_assignment import credit
+from skyfleet.algorithms.kl import RewardKl, adaptive_control, fixed_control, k1
 from skyfleet.algorithms.losses.loss import LossInputs, LossOutput
+from skyfleet.algorithms.losses.policy_gradient import importance_sampling
+from skyfleet.algorithms.losses.registry import policy_loss_of, selector_of
 from skyfleet.algorithms.reduction import Reduction, prompt_mean, sequence_mean, token_mean
-from skyfleet.algorithms.reward_kl import RewardKl
 from skyfleet.algorithms.sample import Sample
-from skyfleet.algorithms.token_credit import distillation
 from skyfleet.config.algorithm import POLICY_LOSSES, Algorithm, ClipCov, OffPolicyCorrection
 from skyfleet.errors import ModelError
 from skyfleet.learner.optimizer import OptimizerSettings

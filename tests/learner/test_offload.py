@@ -14,8 +14,7 @@ from tests.learner.test_single_learner import SETTINGS, learner
 from torch import nn
 
 from skyfleet.algorithms.kl import k3
-from skyfleet.learner.offload import Parked
-from skyfleet.learner.optimizer import Optimizer, OptimizerSettings
+from skyfleet.learner.optimizer import Optimizer, OptimizerSettings, Parked
 from skyfleet.models.decoder import Decoder
 
 META = torch.device("meta")

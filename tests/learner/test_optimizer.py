@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from skyfleet.learner.optimizer import Optimizer, OptimizerSettings
-from skyfleet.learner.schedules import Schedule, constant_with_warmup
+from skyfleet.learner.optimizer import Optimizer, OptimizerSettings, Schedule, constant_with_warmup
 
 
 def parameter(*values: float, dtype: torch.dtype = torch.float32) -> nn.Parameter:

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from tests.fakes.samples import random_groups, sample
 
 from skyfleet.algorithms.sample import Sample
-from skyfleet.learner.mini_batches import mini_batches
-from skyfleet.learner.packing import pack, plan
+from skyfleet.learner.batching import mini_batches, pack, plan
 
 CPU = torch.device("cpu")
 

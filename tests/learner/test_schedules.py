@@ -6,7 +6,7 @@ from math import sqrt
 
 import pytest
 
-from skyfleet.learner.schedules import linear_to_a_tenth, schedule_named
+from skyfleet.learner.optimizer import linear_to_a_tenth, schedule_named
 
 
 def shares(name: str, steps: range, *, num_warmup_steps: int = 0, total_steps: int) -> list[float]:

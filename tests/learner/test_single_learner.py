@@ -26,11 +26,10 @@ from skyfleet.algorithms.reduction import (
     token_mean,
 )
 from skyfleet.algorithms.sample import Sample
+from skyfleet.learner.batching import pack
 from skyfleet.learner.critic import Critic
 from skyfleet.learner.logprobs import chosen_logprobs
-from skyfleet.learner.optimizer import OptimizerSettings
-from skyfleet.learner.packing import pack
-from skyfleet.learner.schedules import constant_with_warmup
+from skyfleet.learner.optimizer import OptimizerSettings, constant_with_warmup
 from skyfleet.learner.single import LearnerSettings, SingleLearner
 from skyfleet.models.decoder import Decoder
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.trajectories.making import attempt, call_turn, played, transcript
 
-from skyfleet.metrics.episodes import episode_metrics
+from skyfleet.metrics.rollout_metrics import episode_metrics
 from skyfleet.trajectories.trajectory import Ending
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skyfleet.metrics.naming import key
+from skyfleet.metrics.rollout_metrics import key
 
 
 def test_a_slash_inside_a_part_does_not_add_a_level() -> None:

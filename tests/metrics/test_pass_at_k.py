@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from skyfleet.metrics.pass_at_k import pass_at_k, pass_hat_k
+from skyfleet.metrics.intervals import pass_at_k, pass_hat_k
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5])

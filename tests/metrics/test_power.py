@@ -9,8 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skyfleet.metrics.power import detectable_difference, tasks_needed
-from skyfleet.metrics.significance import mcnemar_exact, sign_flip
+from skyfleet.metrics.significance import (
+    detectable_difference,
+    mcnemar_exact,
+    sign_flip,
+    tasks_needed,
+)
 
 UNPAIRED = 50 / 116 * 57 / 116 + 66 / 116 * 59 / 116
 """Share of tasks that would differ between two unrelated arms of 50 and 59 in 116."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.trajectories.making import attempt, group
 
-from skyfleet.metrics.rewards import reward_metrics, trained_reward_metrics
+from skyfleet.metrics.rollout_metrics import reward_metrics, trained_reward_metrics
 from skyfleet.trajectories.trajectory import Group
 
 

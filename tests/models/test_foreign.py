@@ -17,9 +17,9 @@ from tests.learner.test_single_learner import SETTINGS, learner, on_policy
 
 from skyfleet.errors import ModelError
 from skyfleet.learner.optimizer import OptimizerSettings
-from skyfleet.models import foreign
+from skyfleet.models import hf_decoder as foreign
 from skyfleet.models.decoder import Decoder
-from skyfleet.models.foreign import ForeignDecoder, make_decoder
+from skyfleet.models.hf_decoder import ForeignDecoder, make_decoder
 from skyfleet.models.loading import load_weights
 from skyfleet.models.packed import PackedAttention
 

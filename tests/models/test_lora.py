@@ -16,8 +16,8 @@ from transformers import GemmaConfig, GemmaForCausalLM, Qwen2Config, Qwen2ForCau
 from skyfleet.config.policy import Lora
 from skyfleet.errors import ModelError
 from skyfleet.models.decoder import Decoder
-from skyfleet.models.foreign import make_decoder
 from skyfleet.models.fused.layers import Joined
+from skyfleet.models.hf_decoder import make_decoder
 from skyfleet.models.lora import adapt, adapters, merge, thresholds, without_adapters
 from skyfleet.models.packed import PackedAttention
 

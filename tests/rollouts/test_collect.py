@@ -8,8 +8,7 @@ from tests.fakes.counter_env import CounterEnv
 from tests.fakes.scripted_engine import ScriptedEngine, speaking
 
 from skyfleet.envs.env import Opening
-from skyfleet.rollouts.collect import collect
-from skyfleet.rollouts.limits import Limits
+from skyfleet.rollouts.episode import Limits, collect
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.trajectory import Trajectory
 

@@ -11,18 +11,15 @@ from tests.fakes.counter_env import PRESS, TASK, CounterEnv, opening
 from tests.fakes.scripted_engine import ScriptedEngine, speaking
 
 from skyfleet.algorithms.advantages import grpo
-from skyfleet.algorithms.credit import assign_credit
+from skyfleet.algorithms.credit_assignment import assign_credit
 from skyfleet.chat.message import Message, ToolSpec
-from skyfleet.engines.sampling import SamplingParams
-from skyfleet.envs.context_env import ContextEnv
-from skyfleet.envs.context_tools import n_turns
+from skyfleet.engines.sampling_params import SamplingParams
+from skyfleet.envs.context_env import ContextEnv, n_turns
 from skyfleet.envs.env import Opening
-from skyfleet.rollouts.conversation import MessageConversation, Policy
-from skyfleet.rollouts.episode import run_episode
+from skyfleet.rollouts.conversation import CUT, History, MessageConversation, Policy
+from skyfleet.rollouts.episode import Limits, run_episode
 from skyfleet.rollouts.fork import forked_policy, same_tokens, tokens_before
-from skyfleet.rollouts.history import CUT, History
-from skyfleet.rollouts.limits import Limits
-from skyfleet.rollouts.recorded import recorded_limits, recorded_policy
+from skyfleet.rollouts.scripted_agents import recorded_limits, recorded_policy
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.trajectory import Ending, Group
 

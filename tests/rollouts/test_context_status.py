@@ -8,15 +8,12 @@ from tests.fakes.counter_env import PRESS, TASK, CounterEnv, opening
 from tests.fakes.scripted_engine import ScriptedEngine
 
 from skyfleet.chat.message import Image, Message, Text
-from skyfleet.engines.sampling import SamplingParams
-from skyfleet.envs.context_env import ContextEnv
-from skyfleet.envs.context_tools import CONTEXT_TOOLS
+from skyfleet.engines.sampling_params import SamplingParams
+from skyfleet.envs.context_env import CONTEXT_TOOLS, ContextEnv
 from skyfleet.envs.env import Opening
-from skyfleet.rollouts.context_status import ContextStatus
-from skyfleet.rollouts.conversation import Policy, TokenConversation
-from skyfleet.rollouts.episode import run_episode
+from skyfleet.rollouts.conversation import ContextStatus, Policy, TokenConversation
+from skyfleet.rollouts.episode import Limits, run_episode
 from skyfleet.rollouts.fork import forked_policy
-from skyfleet.rollouts.limits import Limits
 from skyfleet.tasks.task import Task
 
 STATUS = ContextStatus(max_input_length=1000, max_turns=8, warning_threshold=0.9)

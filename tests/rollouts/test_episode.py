@@ -11,11 +11,10 @@ from tests.fakes.counter_env import PRESS, TASK, CounterEnv, opening
 from tests.fakes.scripted_engine import ScriptedEngine, speaking
 
 from skyfleet.chat.message import Message
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import Opening, Step
 from skyfleet.rollouts.conversation import TokenConversation
-from skyfleet.rollouts.episode import run_episode
-from skyfleet.rollouts.limits import Limits
+from skyfleet.rollouts.episode import Limits, run_episode
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.trajectory import Ending, Trajectory
 

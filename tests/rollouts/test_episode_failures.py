@@ -13,11 +13,8 @@ from tests.fakes.scripted_engine import ScriptedEngine, speaking
 
 from skyfleet.envs.env import Opening, Step
 from skyfleet.errors import ContextFullError, EngineError, EnvError, VerifierError
-from skyfleet.rollouts.collect import collect
-from skyfleet.rollouts.episode import run_episode
-from skyfleet.rollouts.limits import Limits
-from skyfleet.tasks.grade import Grade
-from skyfleet.tasks.task import Task
+from skyfleet.rollouts.episode import Limits, collect, run_episode
+from skyfleet.tasks.task import Grade, Task
 from skyfleet.trajectories.trajectory import Ending, Trajectory
 
 LIMITS = Limits(max_turns=8, max_input_length=1000, trajectory_timeout_seconds=5)

@@ -12,23 +12,19 @@ from random import Random
 import pytest
 from tests.chat.small_tokenizer import small_tokenizer
 
-from skyfleet.algorithms.credit import assign_credit
-from skyfleet.algorithms.token_credit import split_turns
+from skyfleet.algorithms.advantages import split_turns
+from skyfleet.algorithms.credit_assignment import assign_credit
 from skyfleet.chat.chatml import ChatMLRenderer
-from skyfleet.chat.completion import Completion
 from skyfleet.chat.message import Message
 from skyfleet.chat.tokenizer import encode_text
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.chat.transcript import Completion
+from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.context_env import ContextEnv
 from skyfleet.envs.env import Opening, Step
-from skyfleet.rollouts.context_status import ContextStatus
-from skyfleet.rollouts.conversation import TokenConversation
-from skyfleet.rollouts.episode import run_episode
-from skyfleet.rollouts.history import CUT
-from skyfleet.rollouts.limits import Limits
+from skyfleet.rollouts.conversation import CUT, ContextStatus, TokenConversation
+from skyfleet.rollouts.episode import Limits, run_episode
 from skyfleet.rollouts.one_message import TAKEN_BACK, OneMessageConversation
-from skyfleet.tasks.grade import Grade
-from skyfleet.tasks.task import Task
+from skyfleet.tasks.task import Grade, Task
 from skyfleet.trajectories.trajectory import Group, Trajectory
 
 EPISODES = 500

@@ -9,17 +9,15 @@ from tests.fakes.serving import serving
 from tests.fakes.small_models import logprobs_of
 from tests.fakes.tiny_speaker import MODEL, tiny_speaker
 
-from skyfleet.chat.completion import Completion, Finish
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
+from skyfleet.chat.transcript import Completion, Finish
 from skyfleet.engines.chat_engine import ChatEngine, Spoken
-from skyfleet.engines.openai_chat_engine import OpenAIChatEngine
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.engines.openai_chat import OpenAIChatEngine
+from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.context_env import ContextEnv
 from skyfleet.envs.env import Opening
-from skyfleet.rollouts.conversation import REWRITTEN, Policy
-from skyfleet.rollouts.episode import run_episode
-from skyfleet.rollouts.history import CUT
-from skyfleet.rollouts.limits import Limits
+from skyfleet.rollouts.conversation import CUT, REWRITTEN, Policy
+from skyfleet.rollouts.episode import Limits, run_episode
 from skyfleet.rollouts.native import NativeConversation
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.trajectory import Ending

@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from tests.fakes.chars import END, CharRenderer
 from tests.fakes.counter_env import TASK, CounterEnv, opening
 
-from skyfleet.chat.completion import Completion
 from skyfleet.chat.message import Message, Role, ToolSpec
 from skyfleet.chat.renderer import Renderer
-from skyfleet.chat.transcript import Transcript
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.chat.transcript import Completion, Transcript
+from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import Opening, Step
-from skyfleet.rollouts.episode import run_episode
-from skyfleet.rollouts.history import CUT
-from skyfleet.rollouts.limits import Limits
+from skyfleet.rollouts.conversation import CUT
+from skyfleet.rollouts.episode import Limits, run_episode
 from skyfleet.rollouts.one_message import TAKEN_BACK, OneMessageConversation
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.trajectory import Ending, Trajectory

@@ -12,11 +12,10 @@ from tests.fakes.counter_env import TASK, CounterEnv, opening
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.envs.agentdojo.env import open_agentdojo
 from skyfleet.envs.agentdojo.tasks import agentdojo_tasks
-from skyfleet.envs.worlds.catalog import WORLD_NAMES, get_world, open_world, world_tasks
-from skyfleet.rollouts.collect import collect
-from skyfleet.rollouts.limits import Limits
-from skyfleet.rollouts.random_policy import RANDOM_CALLS, random_object, random_policy
+from skyfleet.rollouts.episode import Limits, collect
+from skyfleet.rollouts.random_agent import RANDOM_CALLS, random_object, random_policy
 from skyfleet.trajectories.trajectory import Ending, Trajectory
+from skyfleet.worlds.catalog import WORLD_NAMES, get_world, open_world, world_tasks
 
 LIMITS = Limits(max_turns=12, max_input_length=0, trajectory_timeout_seconds=0)
 PERSON: dict[str, Any] = {

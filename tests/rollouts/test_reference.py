@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from skyfleet.chat.renderers import make_renderer
-from skyfleet.envs.worlds.catalog import WORLD_NAMES, open_world, world_tasks
 from skyfleet.models.tiny import train_tokenizer
-from skyfleet.rollouts.collect import collect
-from skyfleet.rollouts.limits import Limits
-from skyfleet.rollouts.reference import null_policy, oracle_policy, reference_policy
+from skyfleet.rollouts.episode import Limits, collect
+from skyfleet.rollouts.scripted_agents import null_policy, oracle_policy, reference_policy
+from skyfleet.worlds.catalog import WORLD_NAMES, open_world, world_tasks
 
 LIMITS = Limits(max_turns=12, max_input_length=100_000, trajectory_timeout_seconds=0)
 

@@ -8,15 +8,14 @@ import pytest
 from tests.chat.small_tokenizer import small_tokenizer
 
 from skyfleet.chat.chatml import ChatMLRenderer
-from skyfleet.chat.completion import Completion
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.chat.transcript import Completion
+from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import Opening
-from skyfleet.envs.worlds.catalog import open_world, world_tasks
 from skyfleet.rollouts.conversation import TokenConversation
-from skyfleet.rollouts.episode import run_episode
-from skyfleet.rollouts.limits import Limits
+from skyfleet.rollouts.episode import Limits, run_episode
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.trajectory import Ending, Trajectory
+from skyfleet.worlds.catalog import open_world, world_tasks
 
 TOKENIZER = small_tokenizer()
 (STOP,) = TOKENIZER.encode("<|im_end|>")

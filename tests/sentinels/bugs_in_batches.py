@@ -12,18 +12,16 @@ from tests.fakes.moody_world import MoodyWorld, open_breaking, open_ungradable
 from tests.sentinels.bugs_in_tokens import resampled
 from tests.sentinels.planted import Bug
 
-from skyfleet.algorithms import dynamic_sampling
-from skyfleet.algorithms.advantages import Estimator
-from skyfleet.algorithms.credit import assign_credit
+from skyfleet.algorithms import filters as dynamic_sampling
+from skyfleet.algorithms.advantages import Estimator, split_turns
+from skyfleet.algorithms.credit_assignment import assign_credit
 from skyfleet.algorithms.filters import Kept, keep_graded
 from skyfleet.algorithms.sample import Sample
-from skyfleet.algorithms.token_credit import split_turns
 from skyfleet.errors import VerifierError
 from skyfleet.rollouts import episode
-from skyfleet.rollouts.collect import collect
-from skyfleet.tasks.grade import Grade
+from skyfleet.rollouts.episode import collect
 from skyfleet.tasks.sampling import TaskSampler
-from skyfleet.tasks.task import Task
+from skyfleet.tasks.task import Grade, Task
 from skyfleet.trainer import assemble_learner, loop
 from skyfleet.trainer.run import Run
 from skyfleet.trajectories.trajectory import Ending, Group, Trajectory

@@ -14,16 +14,15 @@ from tests.sentinels.bugs_in_tokens import asked
 from tests.sentinels.planted import IN_REWARD, KL, Bug
 from torch import Tensor
 
-from skyfleet.algorithms import token_credit
+from skyfleet.algorithms import advantages as token_credit
 from skyfleet.algorithms.sample import Sample
 from skyfleet.chat.message import Message
 from skyfleet.engines import embedded
-from skyfleet.engines.drawing import draw
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.engines.sampler import draw
+from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.learner import single
+from skyfleet.learner.batching import MicroBatch, mini_batches, pack
 from skyfleet.learner.critic import Critic
-from skyfleet.learner.mini_batches import mini_batches
-from skyfleet.learner.packing import MicroBatch, pack
 from skyfleet.learner.single import SingleLearner
 from skyfleet.models.decoder import Decoder
 from skyfleet.rollouts.conversation import TokenConversation

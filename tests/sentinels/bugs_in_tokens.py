@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 from tests.sentinels.planted import Bug
 
-from skyfleet.algorithms.credit import assign_credit
+from skyfleet.algorithms.credit_assignment import assign_credit
 from skyfleet.algorithms.sample import Sample
-from skyfleet.chat.completion import Completion
 from skyfleet.chat.message import Message
-from skyfleet.chat.transcript import Transcript
+from skyfleet.chat.transcript import Completion, Transcript
 from skyfleet.engines import embedded
-from skyfleet.engines.drawing import randomness_of
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.engines.sampler import randomness_of
+from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.rollouts import episode
 from skyfleet.rollouts.conversation import TokenConversation
 from skyfleet.trainer import loop

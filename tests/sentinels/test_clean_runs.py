@@ -10,11 +10,10 @@ from tests.fakes.small_runs import rows, small_config
 from tests.sentinels.planted import IN_REWARD, KL, begun, go_on, said
 
 from skyfleet.envs.env import Env
-from skyfleet.envs.worlds.catalog import get_world
 from skyfleet.sentinels.roster import ROSTER
-from skyfleet.tasks.grade import Grade
-from skyfleet.tasks.task import Task
+from skyfleet.tasks.task import Grade, Task
 from skyfleet.trainer.assemble_watch import acting_of
+from skyfleet.worlds.catalog import get_world
 
 PAIRS = "generator.n_samples_per_prompt=2"
 ALGORITHM = "trainer.algorithm"

@@ -12,7 +12,7 @@ import torch
 from tests.fakes.small_models import small_decoder
 
 from skyfleet.config.loading import load_config
-from skyfleet.rollouts.limits import Limits
+from skyfleet.rollouts.episode import Limits
 from skyfleet.sentinels.expected import Expected
 from skyfleet.sentinels.fingerprint import differing, fingerprint
 from skyfleet.sentinels.hops import CLOSELY, Told, share

@@ -16,7 +16,7 @@ from tests.sentinels.planted import Plant, begun, go_on, said
 
 from skyfleet.checkpoints.resume import find_checkpoint
 from skyfleet.config.loading import load_config
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.errors import ConfigError, SentinelError, StarvedError
 from skyfleet.sentinels.roster import modes_of
 from skyfleet.sentinels.witness import Witness

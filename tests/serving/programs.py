@@ -12,13 +12,12 @@ from openai import AsyncOpenAI
 from tests.fakes.serving import nothing_left
 from tests.fakes.tiny_speaker import tiny_speaker
 
-from skyfleet.chat.completion import Completion
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.chat.transcript import Completion
+from skyfleet.engines.sampling_params import SamplingParams
+from skyfleet.envs.agent_env import Api
 from skyfleet.envs.env import EnvFactory, Opening
 from skyfleet.rollouts.conversation import Conversation, Policy, TokenConversation
-from skyfleet.rollouts.episode import run_episode
-from skyfleet.rollouts.limits import Limits
-from skyfleet.serving.programs import Api
+from skyfleet.rollouts.episode import Limits, run_episode
 from skyfleet.tasks.loading import load_tasks
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.trajectory import Trajectory

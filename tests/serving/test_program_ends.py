@@ -22,13 +22,12 @@ from tests.serving.programs import (
     played,
 )
 
-from skyfleet.chat.completion import Completion
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.chat.transcript import Completion
+from skyfleet.engines.sampling_params import SamplingParams
+from skyfleet.envs.agent_env import Api, program
 from skyfleet.envs.env import Opening
 from skyfleet.rollouts.conversation import Conversation, TokenConversation
-from skyfleet.rollouts.episode import run_episode
-from skyfleet.rollouts.limits import Limits
-from skyfleet.serving.programs import Api, program
+from skyfleet.rollouts.episode import Limits, run_episode
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.trajectory import Ending
 

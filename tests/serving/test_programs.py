@@ -19,13 +19,11 @@ from tests.serving.programs import (
     speaking,
 )
 
-from skyfleet.rollouts.collect import collect
+from skyfleet.envs.agent_env import Api, program
 from skyfleet.rollouts.conversation import BEGUN
-from skyfleet.rollouts.episode import run_episode
-from skyfleet.rollouts.reference import oracle_policy
-from skyfleet.serving.programs import Api, program
-from skyfleet.tasks.grade import Grade
-from skyfleet.tasks.task import Task
+from skyfleet.rollouts.episode import collect, run_episode
+from skyfleet.rollouts.scripted_agents import oracle_policy
+from skyfleet.tasks.task import Grade, Task
 from skyfleet.trajectories.trajectory import Ending
 
 

@@ -19,7 +19,7 @@ from skyfleet.chat.message import Message
 from skyfleet.engines.embedded import EmbeddedEngine
 from skyfleet.errors import EngineError
 from skyfleet.serving.sessions import Sessions
-from skyfleet.serving.threads import Threads
+from skyfleet.serving.token_cache import Threads
 
 
 class Served:

@@ -13,11 +13,11 @@ from tests.fakes.serving import serving
 from tests.fakes.small_models import logprobs_of
 from tests.fakes.tiny_speaker import CAPACITY, MODEL, tiny_speaker
 
-from skyfleet.chat.completion import Completion
 from skyfleet.chat.message import Message
-from skyfleet.engines.sampling import SamplingParams
-from skyfleet.serving.answers import chat_message
-from skyfleet.serving.bodies import ChatBody
+from skyfleet.chat.transcript import Completion
+from skyfleet.engines.sampling_params import SamplingParams
+from skyfleet.serving.requests import ChatBody
+from skyfleet.serving.responses import chat_message
 
 HI: Any = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
 LOOK: Any = {

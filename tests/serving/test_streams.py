@@ -9,13 +9,13 @@ import pytest
 from tests.fakes.chars import CharRenderer
 from tests.fakes.tiny_speaker import tiny_speaker
 
-from skyfleet.chat.completion import Completion
 from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.chat.renderer import Renderer
 from skyfleet.chat.tool_calls.hermes import parse_hermes
-from skyfleet.serving.answers import chat_message
-from skyfleet.serving.bodies import ChatBody
-from skyfleet.serving.speaking import SLICE
+from skyfleet.chat.transcript import Completion
+from skyfleet.serving.model_service import SLICE
+from skyfleet.serving.requests import ChatBody
+from skyfleet.serving.responses import chat_message
 from skyfleet.serving.streaming import chat_choices
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": 2}}\n</tool_call>'

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from skyfleet.errors import CheckpointError, ConfigError
-from skyfleet.tasks.curriculum_sampling import CurriculumSampler
+from skyfleet.tasks.curriculum import CurriculumSampler
 from skyfleet.tasks.task import Task
 
 

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from skyfleet.errors import TaskError
-from skyfleet.tasks.task import Task
-from skyfleet.tasks.task_set import TaskSet
+from skyfleet.tasks.task import Task, TaskSet
 
 
 def task(key: str, env_key: str, difficulty: int | None = None) -> Task:

@@ -14,12 +14,12 @@ from tests.fakes.small_runs import TRAIN, rows, small_config
 from skyfleet.chat.message import Message
 from skyfleet.cli.serve import _app
 from skyfleet.config.root import RunConfig
-from skyfleet.engines import posting
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.engines import http_client as posting
+from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import Opening
 from skyfleet.envs.registry import env_factory
 from skyfleet.errors import ConfigError
-from skyfleet.rollouts.collect import collect
+from skyfleet.rollouts.episode import collect
 from skyfleet.rollouts.native import NativeConversation
 from skyfleet.trainer.assemble_policy import sampling_of
 from skyfleet.trainer.assemble_voice import open_player

@@ -11,13 +11,13 @@ from tests.fakes.small_runs import TRAIN, small_config
 
 from skyfleet.curation.quarantine import Quarantine, write_quarantine
 from skyfleet.curation.verdict import Reason, Verdict
-from skyfleet.envs.worlds.catalog import tasks_from_source, world_tasks
 from skyfleet.errors import CheckpointError, ConfigError, ModelError, SkyfleetError, TaskError
 from skyfleet.storage.local import discard
 from skyfleet.tasks.loading import write_tasks
 from skyfleet.tasks.task import RecordedCall
 from skyfleet.trainer.session import run_training
 from skyfleet.trainer.tasks import check_apart, training_tasks
+from skyfleet.worlds.catalog import tasks_from_source, world_tasks
 
 
 async def refusal(folder: Path, *overrides: str) -> SkyfleetError:

@@ -10,7 +10,7 @@ from tests.fakes.moody_world import open_moody
 from tests.fakes.small_runs import rows, small_config
 from tests.trainer.interrupting import interrupted
 
-from skyfleet.algorithms.credit import assign_credit
+from skyfleet.algorithms.credit_assignment import assign_credit
 from skyfleet.config.root import RunConfig
 from skyfleet.envs import registry
 from skyfleet.errors import ConfigError, ModelError

@@ -15,13 +15,13 @@ from tests.fakes.tiny_speaker import DIMENSIONS
 
 from skyfleet.cli.serve import _app
 from skyfleet.config.root import RunConfig
-from skyfleet.engines.posting import Endpoint
+from skyfleet.engines.http_client import Endpoint
 from skyfleet.engines.servers import KEY_VARIABLE
 from skyfleet.envs.registry import env_factory
 from skyfleet.errors import ConfigError
 from skyfleet.models.loading import Loaded, save_model
 from skyfleet.models.tiny import build_tiny, train_tokenizer
-from skyfleet.rollouts.collect import collect
+from skyfleet.rollouts.episode import collect
 from skyfleet.trainer.assemble_engines import reach_servers
 from skyfleet.trainer.assemble_policy import sampling_of
 from skyfleet.trainer.assemble_voice import open_player

@@ -14,14 +14,14 @@ from tests.fakes.small_runs import rows, small_config
 
 from skyfleet.config.loading import load_config_file
 from skyfleet.envs import registry
-from skyfleet.envs.worlds.catalog import world_tasks
-from skyfleet.evaluation.best import Best
+from skyfleet.evaluation.model_selection import Best
 from skyfleet.evaluation.report import EvalReport
 from skyfleet.trainer import evaluating, session
 from skyfleet.trainer.session import run_training
 from skyfleet.trainer.tasks import schedule_of
 from skyfleet.trajectories.archive import read_trajectories
 from skyfleet.trajectories.trajectory import Ending
+from skyfleet.worlds.catalog import world_tasks
 
 
 @pytest.fixture

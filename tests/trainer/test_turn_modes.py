@@ -13,9 +13,8 @@ from skyfleet.chat.message import Message
 from skyfleet.envs import registry
 from skyfleet.envs.env import Step
 from skyfleet.envs.registry import env_factory
-from skyfleet.envs.worlds.catalog import get_world
+from skyfleet.rollouts.conversation import CUT
 from skyfleet.rollouts.episode import run_episode
-from skyfleet.rollouts.history import CUT
 from skyfleet.tasks.task import Task
 from skyfleet.trainer.assemble_policy import assemble_speaker, sampling_of
 from skyfleet.trainer.assemble_voice import open_voice
@@ -23,6 +22,7 @@ from skyfleet.trainer.limits import limits_of
 from skyfleet.trainer.session import run_training
 from skyfleet.trainer.tasks import training_tasks
 from skyfleet.trajectories.archive import read_trajectories, train_path
+from skyfleet.worlds.catalog import get_world
 
 SHORT = (
     *("trainer.max_training_steps=1", "trainer.eval_interval=-1", "trainer.ckpt_interval=-1"),

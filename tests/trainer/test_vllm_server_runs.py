@@ -17,7 +17,8 @@ from tests.fakes.serving import serving
 from tests.fakes.small_runs import UNSEEN, rows, small_config
 
 from skyfleet.config.root import RunConfig
-from skyfleet.engines import posting, vllm_worker
+from skyfleet.engines import http_client as posting
+from skyfleet.engines import vllm_worker
 from skyfleet.errors import ConfigError, SentinelError
 from skyfleet.models.loading import Loaded, load_model
 from skyfleet.trainer.assemble_voice import open_player

@@ -18,9 +18,9 @@ from tests.fakes import moody_world
 from tests.fakes.copied_engine import VLLM, Copied, happened, stand_for_vllm
 from tests.fakes.small_runs import rows, small_config
 
-from skyfleet.chat.completion import Completion
+from skyfleet.chat.transcript import Completion
 from skyfleet.engines.engine import Engine
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs import registry
 from skyfleet.errors import ConfigError, MissingExtraError
 from skyfleet.learner.learner import Learner

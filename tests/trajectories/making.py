@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.chat.transcript import Transcript
-from skyfleet.tasks.grade import Grade
+from skyfleet.tasks.task import Grade
 from skyfleet.trajectories.trajectory import Ending, Group, Trajectory, Turn
 
 PROMPT = Message(role="user", content="do it")

@@ -12,7 +12,7 @@ import pytest
 from tests.trajectories.making import attempt, call_turn, group, played, transcript
 
 from skyfleet.chat.message import Message
-from skyfleet.metrics.episodes import episode_metrics
+from skyfleet.metrics.rollout_metrics import episode_metrics
 from skyfleet.trajectories.archive import (
     EpisodeWriter,
     eval_path,

@@ -10,7 +10,7 @@ from tests.trajectories.making import attempt
 
 from skyfleet.chat.message import Image, Message, Text, ToolCall
 from skyfleet.chat.transcript import Transcript
-from skyfleet.tasks.grade import Grade
+from skyfleet.tasks.task import Grade
 from skyfleet.trajectories.records import RecordError, from_record, to_record
 from skyfleet.trajectories.trajectory import Ending, Failure, Trajectory, Turn
 

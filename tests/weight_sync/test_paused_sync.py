@@ -9,8 +9,8 @@ from tests.fakes.tiny_speaker import tiny_speaker
 
 from skyfleet.algorithms.sample import Sample
 from skyfleet.engines.engine import Engine
-from skyfleet.engines.router import Router
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.engines.engine_pool import Router
+from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.learner.learner import Learner, StepReport
 from skyfleet.weight_sync.sync import InProcessSync, PausedSync
 

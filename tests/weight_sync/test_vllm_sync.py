@@ -11,14 +11,13 @@ from safetensors.torch import load_file
 from tests.fakes.tiny_speaker import tiny_speaker
 from torch import Tensor
 
+from skyfleet.engines.vllm_controller import VllmSettings
 from skyfleet.engines.vllm_engine import VllmEngine
-from skyfleet.engines.vllm_settings import VllmSettings
 from skyfleet.errors import SentinelError
 from skyfleet.learner.learner import Learner
-from skyfleet.models.bit_sums import bit_sums
 from skyfleet.models.lora import merged_state
-from skyfleet.weight_sync.proof import Proof
-from skyfleet.weight_sync.vllm import VllmSync
+from skyfleet.models.weights import bit_sums
+from skyfleet.weight_sync.vllm import Proof, VllmSync
 
 
 class Worker:

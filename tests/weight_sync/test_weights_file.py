@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from skyfleet.errors import ConfigError
-from skyfleet.weight_sync import scratch
-from skyfleet.weight_sync.scratch import remove_left, weights_file
+from skyfleet.weight_sync import weights_file as scratch
+from skyfleet.weight_sync.weights_file import remove_left, weights_file
 
 WEIGHTS = {"a": torch.zeros(100_000)}
 

@@ -1,12 +1,15 @@
-"""KL: how far the policy has moved from its reference, per token, with gradient; and how much
-that costs."""
+"""KL estimators, as a loss term and as a reward penalty."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
 
+import torch
 from torch import Tensor
 
+from skyfleet.algorithms.sample import Sample
 from skyfleet.errors import ConfigError
 
 KlEstimator = Callable[[Tensor, Tensor], Tensor]
@@ -55,3 +58,42 @@ def adaptive_control(
     """Raised while the KL is above its target, lowered while below (arXiv 1909.08593)."""
     error = min(max(kl / kl_target - 1, -0.2), 0.2)
     return coef * (1 + error * n_sequences / horizon)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardKl:
+    estimate: KlEstimator
+    coef: float
+    """Of the first batch."""
+    control: KlControl
+    credit: Callable[[Sequence[Sample]], list[Sample]]
+    """Advantages of the rewards that are left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Penalised:
+    samples: list[Sample]
+    kl: float
+    """Mean over sequences of each one's mean over its chosen tokens."""
+    kl_max: float
+    """Mean over sequences of each one's largest, signs aside."""
+
+
+def penalised(
+    samples: Sequence[Sample],
+    ref_logprobs: Sequence[Sequence[float]],
+    estimate: KlEstimator,
+    *,
+    coef: float,
+) -> Penalised:
+    """Every chosen token pays `coef` times its KL; `ref_logprobs` holds one for each of them."""
+    paying: list[Sample] = []
+    means: list[float] = []
+    peaks: list[float] = []
+    for sample, reference in zip(samples, ref_logprobs, strict=True):
+        own = sample.at_chosen(sample.old_logprobs or sample.logprobs)
+        kl_T = estimate(torch.tensor(own), torch.tensor(reference))
+        paying.append(replace(sample, penalties=sample.spread((max(coef, 0.0) * kl_T).tolist())))
+        means.append(float(kl_T.mean()))
+        peaks.append(float(kl_T.abs().max()))
+    return Penalised(samples=paying, kl=fmean(means), kl_max=fmean(peaks))

@@ -17,11 +17,11 @@ from skyfleet.analysis.replay import replay
 from skyfleet.analysis.wording import percent
 from skyfleet.chat.message import ToolCall
 from skyfleet.envs.env import EnvFactory
-from skyfleet.envs.worlds.catalog import get_world
 from skyfleet.errors import ConfigError
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.entry import Entry
 from skyfleet.trajectories.trajectory import Trajectory
+from skyfleet.worlds.catalog import get_world
 
 _DOMINANT_SHARE = 0.5
 _FEWEST_FAILURES = 20

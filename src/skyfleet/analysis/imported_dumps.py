@@ -10,8 +10,7 @@ from skyfleet.analysis.run_folder import IMPORTED
 from skyfleet.config.explain import as_yaml
 from skyfleet.config.loading import load_config
 from skyfleet.errors import ConfigError
-from skyfleet.evaluation.keeping import keep_evaluation
-from skyfleet.evaluation.report import EvalReport
+from skyfleet.evaluation.report import EvalReport, keep_evaluation
 from skyfleet.storage.local import publishing, write_atomically
 from skyfleet.trajectories.skyrl_dump import read_dump
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from skyfleet.metrics.pass_at_k import pass_at_k, pass_hat_k
+from skyfleet.metrics.intervals import pass_at_k, pass_hat_k
 
 Counts = tuple[int, int]
 """Attempts at a task, and how many passed."""

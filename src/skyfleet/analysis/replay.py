@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from skyfleet.envs.env import EnvFactory
 from skyfleet.rollouts.episode import run_episode
-from skyfleet.rollouts.recorded import recorded_limits, recorded_policy
+from skyfleet.rollouts.scripted_agents import recorded_limits, recorded_policy
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.trajectory import Ending, Trajectory
 

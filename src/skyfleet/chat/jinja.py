@@ -11,21 +11,69 @@ What a message spells stays text, as with renderers by hand; only `<think>` may 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from skyfleet.chat.append_only import why_not_append_only
 from skyfleet.chat.calls_read_back import handed_as_taken, why_unread
-from skyfleet.chat.guard import Guard
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
-from skyfleet.chat.pieces import THINK
-from skyfleet.chat.probes import ANSWER, CALL, CALL_BY_CALL, QUESTION, WORK
-from skyfleet.chat.template import RefusedConversationError, Template
+from skyfleet.chat.pieces import END_THINK, THINK, Mark, PieceEncoder
+from skyfleet.chat.probes import ANSWER, CALL, CALL_BY_CALL, QUESTION, TALK, TOOLS, WORK, thoughtful
+from skyfleet.chat.renderer import Renderer
+from skyfleet.chat.template import RefusedConversationError, Template, TemplateTokenizer
 from skyfleet.chat.text_only import thought_aloud
-from skyfleet.chat.tokenizer import decode
+from skyfleet.chat.tokenizer import decode, encode
 from skyfleet.chat.tool_calls.hermes import parse_hermes
 from skyfleet.chat.tool_calls.parser import ToolCallParser
-from skyfleet.errors import EngineError, ModelError
+from skyfleet.errors import EngineError, ModelError, SkyfleetError
+
+
+def why_not_append_only(renderer: Renderer, work: Sequence[Message]) -> str | None:
+    """Play `work` turn by turn, in words, with tools and with thoughts; None: all of it joins."""
+    try:
+        for messages, tools in ((TALK, ()), (work, TOOLS), (thoughtful(work), TOOLS)):
+            spoken = [i for i, message in enumerate(messages) if message.role == "assistant"]
+            for start, stop in zip(spoken, [*spoken[1:], len(messages)], strict=True):
+                said = renderer.write(messages[start])
+                glue = renderer.join(said[-1], messages[start + 1 : stop])
+                before = renderer.open(messages[:start], tools)
+                if glue is None or before + said + glue != renderer.open(messages[:stop], tools):
+                    heard = ", ".join(message.role for message in messages[:stop])
+                    return f"the chat template gives {heard} other tokens than turn by turn"
+    except SkyfleetError as error:
+        return str(error)
+    return None
+
+
+_INSIDE = "\ufdd0"  # a noncharacter of Unicode: no text holds it
+
+
+class Guard:
+    def __init__(self, tokenizer: TemplateTokenizer) -> None:
+        special = [str(t) for t in tokenizer.added_tokens_decoder.values() if t.special]
+        longest_first = sorted(special, key=len, reverse=True)
+        self._marks = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
+        self._tokenizer, self._encode = tokenizer, PieceEncoder(tokenizer)
+
+    def spell(self, text: str) -> str:
+        return self._marks.sub(_broken_up, text)
+
+    def encode(self, rendered: str) -> list[int]:
+        """The tokens of what a template made of spelled texts."""
+        if _INSIDE not in rendered:
+            return encode(self._tokenizer, rendered)
+        pieces = self._marks.split(rendered)  # a text and a mark in turn
+        return self._encode(
+            Mark(piece) if is_mark % 2 else piece.replace(_INSIDE, "")
+            for is_mark, piece in enumerate(pieces)
+        )
+
+
+def _broken_up(found: re.Match[str]) -> str:
+    mark = found[0]
+    # Templates look for thoughts in what the assistant said.
+    return mark if mark in (THINK, END_THINK) else mark[0] + _INSIDE + mark[1:]
+
 
 logger = logging.getLogger(__name__)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,10 +15,26 @@ from skyfleet.checkpoints.checkpoint import (
     Saveable,
     folder_of,
 )
-from skyfleet.checkpoints.resume import find_checkpoint
-from skyfleet.checkpoints.retention import prune
+from skyfleet.checkpoints.resume import complete_checkpoints, find_checkpoint
 from skyfleet.errors import CheckpointError
-from skyfleet.storage.local import publishing, sweep, write_atomically
+from skyfleet.storage.local import discard, publishing, sweep, write_atomically
+
+logger = logging.getLogger(__name__)
+
+
+def prune(root: Path, *, max_to_keep: int, protect: Collection[int]) -> None:
+    """Keeps the newest `max_to_keep` and those whose step is in `protect`; -1 keeps all."""
+    if max_to_keep < 0:
+        return
+    newest_first = sorted(complete_checkpoints(root), key=lambda c: c.step, reverse=True)
+    for checkpoint in newest_first[max_to_keep:]:
+        if checkpoint.step in protect:
+            continue
+        try:
+            discard(checkpoint.folder)
+        except OSError as error:
+            logger.warning("%s is old and could not be removed: %s", checkpoint.folder, error)
+
 
 LATEST = "latest_ckpt_global_step.txt"
 

@@ -17,7 +17,7 @@ from skyfleet.errors import ConfigError, EngineError
 if TYPE_CHECKING:
     from skyfleet.config.root import RunConfig
     from skyfleet.engines.engine import ChatModel
-    from skyfleet.engines.sampling import SamplingParams
+    from skyfleet.engines.sampling_params import SamplingParams
     from skyfleet.envs.env import Opening
     from skyfleet.rollouts.conversation import MessageConversation, Policy
     from skyfleet.tasks.task import Task
@@ -77,8 +77,8 @@ async def policy_of(
     config: RunConfig, agent: str, checkpoint: Path | None
 ) -> AsyncIterator[tuple[Policy, Path | None]]:
     """And where its weights lie; None for a scripted agent and for the model as it is."""
-    from skyfleet.rollouts.random_policy import random_policy
-    from skyfleet.rollouts.reference import null_policy, oracle_policy
+    from skyfleet.rollouts.random_agent import random_policy
+    from skyfleet.rollouts.scripted_agents import null_policy, oracle_policy
 
     check_agent(config, agent, checkpoint)
     scripted: dict[str, Policy] = {"oracle": oracle_policy, "null": null_policy}
@@ -135,7 +135,7 @@ def model_named(config: RunConfig, voice: Voice) -> str:
 async def endpoint_policy(config: RunConfig, url: str, model: str) -> AsyncIterator[Policy]:
     """A model behind an endpoint that speaks OpenAI's chat completions; needs no torch."""
     from skyfleet.engines.openai_chat import OpenAIChat
-    from skyfleet.engines.sampling import SamplingParams
+    from skyfleet.engines.sampling_params import SamplingParams
     from skyfleet.engines.servers import read_key
 
     check_endpoint(config)
@@ -155,7 +155,7 @@ async def _check_answers(chat: ChatModel, url: str, sampling: SamplingParams) ->
     """Before anything is played: what fails here would fail every episode alike."""
     from skyfleet.chat.message import Message
     from skyfleet.engines.engine import CutShortError
-    from skyfleet.engines.posting import RefusedError
+    from skyfleet.engines.http_client import RefusedError
 
     try:
         await chat.reply([Message(role="user", content="Say hello.")], (), sampling)

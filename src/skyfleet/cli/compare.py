@@ -36,8 +36,7 @@ def compare_command(
 ) -> None:
     """Compare task by task: difference, interval, p, verdict, and what it would take to see it."""
     from skyfleet.evaluation.compare import Verdict
-    from skyfleet.evaluation.conclusion import conclude
-    from skyfleet.evaluation.table import evidence_table
+    from skyfleet.evaluation.table import conclude, evidence_table
 
     comparisons, notes = _comparisons(before, after, step)
     if dry_run:
@@ -60,7 +59,7 @@ def _comparisons(
     """And a sentence for each set that could not be compared."""
     from skyfleet.evaluation.compare import compare
     from skyfleet.evaluation.published import SUFFIXES, read_published
-    from skyfleet.evaluation.reports import match_reports
+    from skyfleet.evaluation.report import match_reports
 
     for path in filter(None, (before, after)):
         if not path.exists():
@@ -94,7 +93,7 @@ def _comparisons(
 
 def _cautions(before: EvalReport, after: EvalReport, comparison: Comparison) -> Iterator[str]:
     """What else differs between two evaluations, but the policy's skill."""
-    from skyfleet.evaluation.player import differences
+    from skyfleet.evaluation.agent_info import differences
 
     if before.played_by and after.played_by:
         for difference in differences(before.played_by, after.played_by):

@@ -32,7 +32,7 @@ from skyfleet.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
     from skyfleet.config.root import RunConfig
-    from skyfleet.evaluation.player import Player
+    from skyfleet.evaluation.agent_info import Player
     from skyfleet.evaluation.report import EvalReport
     from skyfleet.rollouts.conversation import Policy
     from skyfleet.trajectories.trajectory import Group, Trajectory
@@ -77,7 +77,7 @@ def evaluate_command(
     dry_run: DryRun = False,
 ) -> None:
     """Score a checkpoint, a model, an endpoint, or a scripted agent (oracle, null, random)."""
-    from skyfleet.evaluation.keeping import check_output
+    from skyfleet.evaluation.report import check_output
 
     config = config_from(words)
     asked = _Asked(
@@ -131,7 +131,7 @@ def _check(config: RunConfig, asked: _Asked) -> None:
 
 def _remarks(report: EvalReport, groups: Sequence[Group]) -> Iterator[str]:
     from skyfleet.evaluation.baselines import baseline_faults
-    from skyfleet.trajectories.unknown import told_unknown
+    from skyfleet.trajectories.trajectory import told_unknown
 
     if unknown := told_unknown(groups):
         yield f"{report.name}: {unknown}"
@@ -144,7 +144,7 @@ async def _evaluate(config: RunConfig, sets: dict[str, list[str]], asked: _Asked
     from skyfleet.envs.registry import env_factory, is_elsewhere
     from skyfleet.evaluation.baselines import measure_baselines
     from skyfleet.evaluation.evaluate import evaluate
-    from skyfleet.evaluation.keeping import keep_report
+    from skyfleet.evaluation.report import keep_report
     from skyfleet.evaluation.table import score_table
     from skyfleet.tracking.console import ConsoleTracker
     from skyfleet.trainer.limits import limits_of
@@ -212,7 +212,7 @@ def _keeping(
     advance: Callable[[], None],
 ) -> Iterator[Callable[[Trajectory], None]]:
     """Told of each episode as it ends, so that an interruption loses none."""
-    from skyfleet.evaluation.keeping import open_episodes, prepare_output
+    from skyfleet.evaluation.report import open_episodes, prepare_output
 
     if output is None:
         yield lambda _: advance()
@@ -230,7 +230,7 @@ def _keeping(
 @asynccontextmanager
 async def _playing(config: RunConfig, asked: _Asked) -> AsyncIterator[tuple[Policy, Player, int]]:
     """The policy, who it is, and the step it was trained to."""
-    from skyfleet.evaluation.player import Player
+    from skyfleet.evaluation.agent_info import Player
 
     generator = config.generator
     temperature = generator.eval_sampling_params.temperature

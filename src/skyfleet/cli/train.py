@@ -104,7 +104,7 @@ def _plan(config: RunConfig) -> list[str]:
             modes_of(config.trainer.sentinels)
     if ":" in config.trainer.algorithm.policy_loss_type:
         with torch_needed():
-            from skyfleet.algorithms.losses.choosing import policy_loss_of
+            from skyfleet.algorithms.losses.registry import policy_loss_of
 
             policy_loss_of(config.trainer.algorithm)
     tasks = training_tasks(config)

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 def trained_envs_of(config: RunConfig) -> tuple[frozenset[str] | None, list[str]]:
     """As training would have it; None, and why, where nothing says what is trained on."""
-    from skyfleet.envs.worlds.catalog import add_world
     from skyfleet.trainer.sources import load_sources
+    from skyfleet.worlds.catalog import add_world
 
     data = config.data
     if not data.train_data:

@@ -24,7 +24,7 @@ worlds_app = typer.Typer(
 @worlds_app.command("list")
 def list_command(dry_run: DryRun = False) -> None:
     """Every world that ships, with its tools and templates."""
-    from skyfleet.envs.worlds.catalog import WORLDS
+    from skyfleet.worlds.catalog import WORLDS
 
     if dry_run:
         print(f"would list {len(WORLDS)} worlds")
@@ -43,7 +43,7 @@ def new_command(
     dry_run: DryRun = False,
 ) -> None:
     """Write a small world that works, and its test."""
-    from skyfleet.envs.worlds.skeleton import world_paths, write_world
+    from skyfleet.worlds.skeleton import world_paths, write_world
 
     if dry_run:
         print(f"would write {' and '.join(map(str, world_paths(name, folder)))}")
@@ -73,8 +73,8 @@ def serve_command(
     dry_run: DryRun = False,
 ) -> None:
     """Serve embedded worlds to agents that speak OpenEnv, MCP or Fleet's API."""
-    from skyfleet.envs.worlds.catalog import get_world
     from skyfleet.trainer.sources import load_sources
+    from skyfleet.worlds.catalog import get_world
 
     tasks = load_sources(sources, key="SOURCE")
     for task in tasks:
@@ -105,7 +105,7 @@ def check_free(host: str, port: int) -> None:
 
 
 def _app(protocol: str, tasks: list[Task], *, max_sessions: int, ttl_seconds: int) -> Any:
-    from skyfleet.envs.worlds.catalog import open_world
+    from skyfleet.worlds.catalog import open_world
 
     if protocol == "openenv":
         from skyfleet.envs.openenv.server import openenv_app
@@ -119,7 +119,7 @@ def _app(protocol: str, tasks: list[Task], *, max_sessions: int, ttl_seconds: in
         return mcp_app(
             tasks, open_world, max_sessions=max_sessions, idle_timeout_seconds=ttl_seconds
         )
-    from skyfleet.envs.fleet.server import fleet_app
+    from skyfleet.worlds.fleet_server.server import fleet_app
 
     api_key = os.environ.get("FLEET_API_KEY")
     if api_key is None:

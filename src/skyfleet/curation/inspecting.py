@@ -9,11 +9,10 @@ from skyfleet.config.root import RunConfig
 from skyfleet.envs.env import Env, EnvFactory, Opening, Step
 from skyfleet.envs.registry import env_factory
 from skyfleet.envs.turns import SUBMIT_NAME
-from skyfleet.envs.worlds.catalog import get_world
-from skyfleet.envs.worlds.env import WorldEnv
-from skyfleet.envs.worlds.world import World
-from skyfleet.tasks.grade import Grade
-from skyfleet.tasks.task import Task
+from skyfleet.tasks.task import Grade, Task
+from skyfleet.worlds.catalog import get_world
+from skyfleet.worlds.env import WorldEnv
+from skyfleet.worlds.world import World
 
 ANSWERING = SUBMIT_NAME
 

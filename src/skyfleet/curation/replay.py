@@ -11,10 +11,9 @@ from skyfleet.curation.mutating import writing_arguments
 from skyfleet.curation.verdict import Fault, Reason
 from skyfleet.envs.env import EnvFactory, Opening
 from skyfleet.rollouts.conversation import Conversation, Policy
-from skyfleet.rollouts.episode import run_episode
-from skyfleet.rollouts.limits import Limits
-from skyfleet.rollouts.random_policy import RANDOM_CALLS, random_policy
-from skyfleet.rollouts.reference import null_policy, oracle_policy
+from skyfleet.rollouts.episode import Limits, run_episode
+from skyfleet.rollouts.random_agent import RANDOM_CALLS, random_policy
+from skyfleet.rollouts.scripted_agents import null_policy, oracle_policy
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.trajectory import Ending, Trajectory
 

@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 
 from skyfleet.curation.verdict import Fault, Reason
 from skyfleet.engines.engine import ChatModel
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import EnvFactory, Opening
 from skyfleet.errors import EngineError, ModelError
-from skyfleet.rollouts.collect import collect
 from skyfleet.rollouts.conversation import MessageConversation
-from skyfleet.rollouts.limits import Limits
+from skyfleet.rollouts.episode import Limits, collect
 from skyfleet.tasks.task import Task
 
 

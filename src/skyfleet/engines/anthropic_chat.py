@@ -8,8 +8,8 @@ from typing import Any
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
 from skyfleet.chat.text_only import text_only
 from skyfleet.engines.engine import CutShortError
-from skyfleet.engines.posting import Endpoint, RefusedError
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.engines.http_client import Endpoint, RefusedError
+from skyfleet.engines.sampling_params import SamplingParams
 
 VERSION = "2023-06-01"
 

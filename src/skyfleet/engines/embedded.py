@@ -14,12 +14,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from skyfleet.chat.completion import Completion
-from skyfleet.engines.cache import BLOCK, CachedAttention, KeyValueCache, Row, Segment
-from skyfleet.engines.drawing import draw, randomness_of
-from skyfleet.engines.fitting import check_fits
-from skyfleet.engines.sampling import SamplingParams
-from skyfleet.engines.stopping import finish_of
+from skyfleet.chat.transcript import Completion
+from skyfleet.engines.kv_cache import BLOCK, CachedAttention, KeyValueCache, Row, Segment
+from skyfleet.engines.sampler import check_fits, draw, finish_of, randomness_of
+from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.models.decoder import Decoder
 
 

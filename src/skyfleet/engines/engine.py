@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from skyfleet.chat.completion import Completion
 from skyfleet.chat.message import Message, ToolSpec
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.chat.transcript import Completion
+from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.errors import EngineError
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import httpx
 
-from skyfleet.engines.posting import bearer
+from skyfleet.engines.http_client import bearer
 from skyfleet.errors import ConfigError
 
 ANSWER_SECONDS = 10

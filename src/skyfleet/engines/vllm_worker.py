@@ -17,8 +17,7 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
-from skyfleet.models.bit_sums import bit_sums
-from skyfleet.models.sizes import sizes_of
+from skyfleet.models.weights import bit_sums, sizes_of
 
 _DEVICE_ARGUMENT = 6
 """Where torch writes the sender's number of a device, which may not be the receiver's."""

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from skyfleet.chat.message import Message, ToolSpec
-from skyfleet.tasks.grade import Grade
-from skyfleet.tasks.task import Task
+from skyfleet.tasks.task import Grade, Task
 
 DONE = "<done>"
 """What an agent says when it has finished."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from difflib import get_close_matches
+from importlib import import_module
 
 from skyfleet.config.environment import FleetTask
 from skyfleet.config.imports import import_named
@@ -67,11 +68,14 @@ def _plain_factory(env_class: str, config: RunConfig, *, key: str) -> EnvFactory
 
 
 def _world(config: RunConfig) -> EnvFactory:
-    from skyfleet.envs.worlds.catalog import add_world, open_world, open_world_for_parts
-
+    # By name: the built-in environments are content and import this package.
+    catalog = import_module("skyfleet.worlds.catalog")
     for target in config.environment.worlds:
-        add_world(target, key="environment.worlds")
-    return open_world_for_parts if config.environment.partial_reward else open_world
+        catalog.add_world(target, key="environment.worlds")
+    factory: EnvFactory = (
+        catalog.open_world_for_parts if config.environment.partial_reward else catalog.open_world
+    )
+    return factory
 
 
 def _fleet(config: RunConfig) -> EnvFactory:

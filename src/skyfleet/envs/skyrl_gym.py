@@ -18,10 +18,9 @@ from typing import Any, get_args
 from skyfleet.chat.message import Message, Role
 from skyfleet.config.imports import import_named
 from skyfleet.envs.env import EnvFactory, Opening, Step
-from skyfleet.envs.own_thread import OwnThread
+from skyfleet.envs.env_thread import OwnThread
 from skyfleet.errors import ConfigError, EnvError, MissingExtraError
-from skyfleet.tasks.grade import Grade
-from skyfleet.tasks.task import Task
+from skyfleet.tasks.task import Grade, Task
 
 _RIGHT = 1.0
 """What skyrl-gym's envs give a right answer; less is partial credit."""

@@ -12,10 +12,9 @@ from statistics import fmean
 
 from skyfleet.envs.env import EnvFactory
 from skyfleet.evaluation.score import PASS_THRESHOLD, passes
-from skyfleet.rollouts.collect import collect
 from skyfleet.rollouts.conversation import Policy
-from skyfleet.rollouts.limits import Limits
-from skyfleet.rollouts.reference import null_policy, oracle_policy
+from skyfleet.rollouts.episode import Limits, collect
+from skyfleet.rollouts.scripted_agents import null_policy, oracle_policy
 from skyfleet.tasks.task import Task
 
 

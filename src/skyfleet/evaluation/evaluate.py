@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from skyfleet.envs.env import EnvFactory
+from skyfleet.evaluation.agent_info import Player
 from skyfleet.evaluation.baselines import Baseline
-from skyfleet.evaluation.player import Player
 from skyfleet.evaluation.report import EvalReport
 from skyfleet.evaluation.score import PASS_THRESHOLD
-from skyfleet.rollouts.collect import collect
 from skyfleet.rollouts.conversation import Policy
-from skyfleet.rollouts.limits import Limits
+from skyfleet.rollouts.episode import Limits, collect
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.trajectory import Group, Trajectory
 

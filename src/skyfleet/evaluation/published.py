@@ -26,8 +26,7 @@ from pydantic import (
 from skyfleet.errors import ConfigError
 from skyfleet.evaluation.compare import Change, Comparison, corrected
 from skyfleet.metrics.intervals import newcombe
-from skyfleet.metrics.power import detectable_difference, tasks_needed
-from skyfleet.metrics.significance import fisher_exact
+from skyfleet.metrics.significance import detectable_difference, fisher_exact, tasks_needed
 
 SUFFIXES = (".yaml", ".yml", ".csv")
 

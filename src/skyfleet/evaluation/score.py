@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from skyfleet.metrics.intervals import mean_rate, wilson
-from skyfleet.metrics.pass_at_k import pass_at_k, pass_hat_k
-from skyfleet.tasks.grade import Grade
+from skyfleet.metrics.intervals import mean_rate, pass_at_k, pass_hat_k, wilson
+from skyfleet.tasks.task import Grade
 from skyfleet.trajectories.trajectory import Group
 
 PASS_THRESHOLD = 1.0

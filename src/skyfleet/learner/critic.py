@@ -12,12 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from skyfleet.algorithms.losses.value import value_loss
+from skyfleet.algorithms.losses.ppo import value_loss
 from skyfleet.algorithms.reduction import sequence_mean
 from skyfleet.algorithms.sample import Sample
-from skyfleet.learner.mini_batches import mini_batches
+from skyfleet.learner.batching import MicroBatch, mini_batches, pack
 from skyfleet.learner.optimizer import Optimizer, OptimizerSettings
-from skyfleet.learner.packing import MicroBatch, pack
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.packed import take_rows
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from skyfleet.learner.packing import MicroBatch
+from skyfleet.learner.batching import MicroBatch
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.fused.functions import scores
 from skyfleet.models.packed import take_rows

@@ -1,17 +1,103 @@
-"""AdamW with a schedule and clipping, on float32 copies where the weights are coarser."""
+"""AdamW with learning-rate schedules, gradient clipping and CPU offload."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from math import cos, pi
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, UntypedStorage, nn
 
-from skyfleet.learner.offload import CPU
-from skyfleet.learner.schedules import Schedule, constant_with_warmup
+Schedule = Callable[[int], float]
+
+
+def constant_with_warmup(step: int, *, num_warmup_steps: int = 0) -> float:
+    """Rises in even steps to 1 and stays. The first step learns too: none is taken at a rate of 0."""
+    return min(1.0, (step + 1) / (num_warmup_steps + 1))
+
+
+def linear(step: int, *, num_warmup_steps: int, total_steps: int) -> float:
+    """After the warm-up it falls evenly; a step after the last would be at 0."""
+    warm = constant_with_warmup(step, num_warmup_steps=num_warmup_steps)
+    return warm * (1 - _progress(step, num_warmup_steps, total_steps))
+
+
+def cosine(step: int, *, num_warmup_steps: int, total_steps: int) -> float:
+    """After the warm-up it falls along half a cosine, slowly at both ends."""
+    warm = constant_with_warmup(step, num_warmup_steps=num_warmup_steps)
+    return warm * (1 + cos(pi * _progress(step, num_warmup_steps, total_steps))) / 2
+
+
+def linear_to_a_tenth(step: int, *, num_warmup_steps: int, total_steps: int) -> float:
+    """Falls from the first step on, and never below a tenth: what the warm start learns at."""
+    warm = constant_with_warmup(step, num_warmup_steps=num_warmup_steps)
+    return warm * max(0.1, 1 - 0.9 * step / total_steps)
+
+
+def schedule_named(name: str, *, num_warmup_steps: int, total_steps: int) -> Schedule:
+    """`total_steps` are all optimiser steps of the run."""
+    if name == "constant_with_warmup":
+        return partial(constant_with_warmup, num_warmup_steps=num_warmup_steps)
+    falling = {"linear": linear, "cosine": cosine}[name]
+    return partial(falling, num_warmup_steps=num_warmup_steps, total_steps=total_steps)
+
+
+def _progress(step: int, num_warmup_steps: int, total_steps: int) -> float:
+    """From 0, when the warm-up ends, to 1."""
+    return min(max(0, step - num_warmup_steps) / max(1, total_steps - num_warmup_steps), 1.0)
+
+
+CPU = torch.device("cpu")
+
+
+class Parked:
+    """A frozen model whose weights are on the CPU but for the time they are called.
+
+    Its device's memory is given back and taken again under the tensors, which stay the same
+    objects: whoever has made a view of a weight still has it.
+    """
+
+    def __init__(self, module: nn.Module, *, beside: nn.Module) -> None:
+        """What it shares with the module `beside` it stays where it is."""
+        shared = _storages(beside)
+        own = _storages(module)
+        self._storages = [own[at] for at in own if at not in shared and own[at].resizable()]
+        self._copies = [_copied(storage) for storage in self._storages]
+        self._leave()
+
+    @contextmanager
+    def called(self) -> Iterator[None]:
+        # Blocking copies: weights that were still on their way have been read as garbage.
+        for storage, copy in zip(self._storages, self._copies, strict=True):
+            storage.resize_(copy.nbytes())
+            storage.copy_(copy)
+        try:
+            yield
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        for storage in self._storages:
+            storage.resize_(0)
+
+
+def _copied(storage: UntypedStorage) -> UntypedStorage:
+    copy = torch.empty(storage.nbytes(), dtype=torch.uint8).untyped_storage()
+    copy.copy_(storage)
+    return copy
+
+
+def _storages(module: nn.Module) -> dict[int, UntypedStorage]:
+    """By address: tied weights and joined ones are one."""
+    tensors = chain(module.parameters(), module.buffers())
+    storages = (tensor.untyped_storage() for tensor in tensors)
+    return {storage.data_ptr(): storage for storage in storages}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,22 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skyfleet.algorithms.credit import advantage_metrics
-from skyfleet.algorithms.kl import KlEstimator
-from skyfleet.algorithms.losses.cross_entropy import cross_entropy
+from skyfleet.algorithms.credit_assignment import advantage_metrics
+from skyfleet.algorithms.kl import KlEstimator, RewardKl, penalised
 from skyfleet.algorithms.losses.loss import LossInputs, PolicyLoss, Selector
+from skyfleet.algorithms.losses.policy_gradient import cross_entropy
 from skyfleet.algorithms.reduction import Reduction, token_mean
-from skyfleet.algorithms.reward_kl import RewardKl, penalised
 from skyfleet.algorithms.sample import Sample
 from skyfleet.errors import ModelError
+from skyfleet.learner.batching import MicroBatch, in_sample_order, mini_batches, pack
 from skyfleet.learner.critic import Critic
 from skyfleet.learner.gradients import gradient_metrics
 from skyfleet.learner.learner import StepReport
 from skyfleet.learner.logprobs import chosen_logprobs
-from skyfleet.learner.mini_batches import mini_batches
-from skyfleet.learner.offload import Parked
-from skyfleet.learner.optimizer import Optimizer, OptimizerSettings
-from skyfleet.learner.packing import MicroBatch, in_sample_order, pack
+from skyfleet.learner.optimizer import Optimizer, OptimizerSettings, Parked
 from skyfleet.learner.step_metrics import GAP, StepMetrics
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.lora import merge

@@ -18,8 +18,23 @@ from skyfleet.errors import ModelError
 from skyfleet.models.adapter_files import FOLDER as ADAPTER_FOLDER
 from skyfleet.models.adapter_files import save_adapters
 from skyfleet.models.lora import merged_state
-from skyfleet.models.paths import POLICY_KEY, check_model_path, looks_local
 from skyfleet.models.rope import change_rope
+
+POLICY_KEY = "trainer.policy.model.path"
+
+
+def check_model_path(path: str, *, key: str = POLICY_KEY) -> None:
+    """ModelError for a folder that holds no model; names of other kinds wait until they are loaded."""
+    if looks_local(path) and not (Path(path).expanduser() / "config.json").is_file():
+        raise ModelError(
+            f"{key}={path!r}: no model folder there (config.json is missing); "
+            "give a folder made by save_pretrained, a Hugging Face name, 'tiny' or 'smollm2'"
+        )
+
+
+def looks_local(path: str) -> bool:
+    return path.startswith((".", "/", "~")) or Path(path).exists()
+
 
 transformers_logging.disable_progress_bar()  # a run shows one bar, its own
 

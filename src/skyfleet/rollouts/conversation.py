@@ -1,21 +1,113 @@
-"""Conversation: the agent's side of an episode."""
+"""The agent's side of an episode: message history, token transcripts and the engine that extends them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from skyfleet.chat.completion import Completion, Finish
-from skyfleet.chat.message import Message
+from skyfleet.chat.message import Message, Text, ToolSpec
 from skyfleet.chat.renderer import Renderer
-from skyfleet.chat.transcript import Transcript
+from skyfleet.chat.transcript import Completion, Finish, Transcript
 from skyfleet.engines.engine import ChatModel, CutShortError, Engine
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.engines.sampling_params import SamplingParams
+from skyfleet.envs.context_env import manage_context, n_turns
 from skyfleet.envs.env import Opening
 from skyfleet.errors import EngineError
-from skyfleet.rollouts.context_status import ContextStatus
-from skyfleet.rollouts.history import CUT, History
 from skyfleet.tasks.task import Task
+
+CUT = "the agent's history was cut"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed(Opening):
+    """An opening and, behind it, turns that were played before."""
+
+    begins: tuple[int, ...]
+    """Where in `messages` each turn begins that is still in view."""
+    n_turns: int
+    """All that were played, in view or not."""
+
+
+class History:
+    def __init__(self, opening: Opening) -> None:
+        self.messages: list[Message] = list(opening.messages)
+        self.n_turns = 0
+        # Not told by their role: an env may speak as the assistant too.
+        self._begins: list[int] = []
+        if isinstance(opening, Resumed):
+            self.n_turns, self._begins = opening.n_turns, list(opening.begins)
+
+    def say(self, message: Message) -> None:
+        """Begin a turn."""
+        self._begins.append(len(self.messages))
+        self.n_turns += 1
+        self.messages.append(message)
+
+    def cut(self, *, keep_recent_turns: int) -> bool:
+        """Leave the opening, the turn just spoken and so many before it; False: that is all."""
+        kept = self._begins[-1 - keep_recent_turns :]
+        if len(kept) == len(self._begins):
+            return False
+        first = self._begins[0]
+        del self.messages[first : kept[0]]
+        self._begins = [at - kept[0] + first for at in kept]
+        return True
+
+    def begun(self, opening: Opening) -> History:
+        """Another, with nothing of this one but how many turns there were."""
+        history = History(opening)
+        history.n_turns += self.n_turns
+        return history
+
+    def resumed(self, tools: Sequence[ToolSpec]) -> Resumed:
+        return Resumed(
+            messages=tuple(self.messages),
+            tools=tuple(tools),
+            begins=tuple(self._begins),
+            n_turns=self.n_turns,
+        )
+
+
+_CUTTING = manage_context.__name__
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextStatus:
+    max_input_length: int
+    max_turns: int
+    warning_threshold: float
+    """Share of `max_input_length`; from there on the line is a warning."""
+
+    def told(
+        self,
+        messages: Sequence[Message],
+        *,
+        used_tokens: int,
+        turns: int,
+        tools: Sequence[ToolSpec],
+    ) -> tuple[Message, ...]:
+        """`messages`, the last of them with the line, after so many `turns`."""
+        can_cut = any(tool.name == _CUTTING for tool in tools)
+        advice = f"finish soon{f', or make room with {_CUTTING}' if can_cut else ''}"
+        line = self._line(used_tokens, turns, advice)
+        if not messages:
+            return (Message(role="user", content=line),)
+        *before, last = messages
+        content = last.content
+        if isinstance(content, str):
+            return (*before, replace(last, content=f"{content}\n{line}"))
+        return (*before, replace(last, content=(*content, Text(f"\n{line}"))))
+
+    def _line(self, used_tokens: int, turns: int, advice: str) -> str:
+        share = used_tokens / self.max_input_length
+        warns = share >= self.warning_threshold
+        return (
+            f"[Context{' warning' if warns else ''}: {used_tokens:,} of {self.max_input_length:,} "
+            f"tokens used ({share:.0%}), {n_turns(self.max_turns - turns)} left"
+            f"{f'; {advice}' if warns else ''}]"
+        )
+
 
 REWRITTEN = "the chat template writes the past anew"
 BEGUN = "the environment began another conversation"

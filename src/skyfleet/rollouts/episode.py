@@ -1,21 +1,34 @@
-"""One episode: the agent loop."""
+"""Run episodes: the agent loop for one, and many at once with bounded concurrency."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from time import perf_counter
 from types import TracebackType
 
 from skyfleet.envs.env import Env, EnvFactory, Opening
-from skyfleet.envs.given import given_grade, given_opening, given_step
 from skyfleet.envs.lifecycle import opened
+from skyfleet.envs.validation import given_grade, given_opening, given_step
 from skyfleet.errors import ContextFullError, EnvError, EpisodeError, VerifierError, blamed_on
 from skyfleet.rollouts.conversation import Conversation, Policy
-from skyfleet.rollouts.limits import Limits
-from skyfleet.tasks.grade import Grade
-from skyfleet.tasks.task import Task
-from skyfleet.trajectories.trajectory import Ending, Failure, Trajectory, Turn
+from skyfleet.tasks.task import Grade, Task
+from skyfleet.trajectories.trajectory import Ending, Failure, Group, Trajectory, Turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    max_turns: int
+    max_input_length: int
+    """Tokens; a turn whose prompt is longer is not begun."""
+    trajectory_timeout_seconds: float
+    """From opening to the last turn, and again for the grade; 0 switches it off."""
+
+    @property
+    def seconds_or_none(self) -> float | None:
+        return self.trajectory_timeout_seconds or None
 
 
 class OvertimeError(TimeoutError):
@@ -163,3 +176,37 @@ async def _grade(episode: _Episode, env: Env, limits: Limits) -> None:
     with blamed_on(VerifierError, "grade"):
         async with _InTime(limits):
             episode.grade = given_grade(await env.grade())
+
+
+async def collect(
+    tasks: Sequence[Task],
+    open_env: EnvFactory,
+    policy: Policy,
+    limits: Limits,
+    *,
+    n_samples: int,
+    max_concurrent: int,
+    on_finished: Callable[[Trajectory], None] = lambda _: None,
+) -> list[Group]:
+    """`n_samples` attempts at each task, in the order asked. A failed attempt is one of them."""
+    gate = asyncio.Semaphore(max_concurrent)
+
+    async def gated(task: Task, sample: int) -> Trajectory:
+        async with gate:
+            trajectory = await run_episode(task, open_env, policy, limits, sample=sample)
+        on_finished(trajectory)
+        return trajectory
+
+    async with asyncio.TaskGroup() as episodes:
+        running = [
+            [episodes.create_task(gated(task, sample)) for sample in range(n_samples)]
+            for task in tasks
+        ]
+    return [
+        Group(
+            task_key=task.key,
+            env_key=task.env_key,
+            trajectories=tuple(attempt.result() for attempt in attempts),
+        )
+        for task, attempts in zip(tasks, running, strict=True)
+    ]

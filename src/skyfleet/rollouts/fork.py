@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from skyfleet.chat.completion import Finish
 from skyfleet.chat.message import Message
-from skyfleet.chat.transcript import Transcript
+from skyfleet.chat.transcript import Finish, Transcript
 from skyfleet.envs.env import Opening
 from skyfleet.errors import EnvError, TaskError
-from skyfleet.rollouts.conversation import Conversation, Policy
-from skyfleet.rollouts.history import History
+from skyfleet.rollouts.conversation import Conversation, History, Policy
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.trajectory import Trajectory
 

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from skyfleet.chat.completion import Finish
 from skyfleet.chat.message import Message
-from skyfleet.chat.transcript import Transcript
+from skyfleet.chat.transcript import Finish, Transcript
 from skyfleet.engines.chat_engine import ChatEngine
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import Opening
 from skyfleet.errors import ContextFullError
-from skyfleet.rollouts.conversation import BEGUN, REWRITTEN
-from skyfleet.rollouts.history import CUT, History
+from skyfleet.rollouts.conversation import BEGUN, CUT, REWRITTEN, History
 
 
 class NativeConversation:

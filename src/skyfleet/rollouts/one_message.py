@@ -13,11 +13,9 @@ from skyfleet.chat.message import Message
 from skyfleet.chat.renderer import Renderer
 from skyfleet.chat.text_only import text_only
 from skyfleet.engines.engine import Engine
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import Opening
-from skyfleet.rollouts.context_status import ContextStatus
-from skyfleet.rollouts.conversation import TokenConversation
-from skyfleet.rollouts.history import CUT
+from skyfleet.rollouts.conversation import CUT, ContextStatus, TokenConversation
 
 TAKEN_BACK = "a stop token was taken back: the message goes on"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from skyfleet.rollouts.limits import Limits
+from skyfleet.rollouts.episode import Limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from skyfleet.models.bit_sums import bit_sums, bit_sums_of_each
+from skyfleet.models.weights import bit_sums, bit_sums_of_each
 
 AT_ONCE_BYTES = 1 << 28
 """Copied side by side at most."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from skyfleet.sentinels.finding import Finding, found
 from skyfleet.sentinels.hops import Played
-from skyfleet.trajectories.trajectory import Ending
-from skyfleet.trajectories.unknown import why_unknown
+from skyfleet.trajectories.trajectory import Ending, why_unknown
 
 TOO_MANY = 0.25
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from skyfleet.algorithms.filters import Kept
 from skyfleet.algorithms.sample import Sample
 from skyfleet.engines.engine import Engine
+from skyfleet.learner.batching import mini_batches
 from skyfleet.learner.learner import Learner, StepReport
-from skyfleet.learner.mini_batches import mini_batches
 from skyfleet.sentinels.expected import Expected
 from skyfleet.sentinels.loss_witness import SeenLoss
 from skyfleet.sentinels.witness import Speech

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from skyfleet.algorithms.kl import KlEstimator
-from skyfleet.algorithms.losses.loss import LossInputs, LossOutput, PolicyLoss
-from skyfleet.algorithms.losses.ratios import sequence_sum
+from skyfleet.algorithms.losses.loss import LossInputs, LossOutput, PolicyLoss, sequence_sum
 from skyfleet.learner.single import LearnerSettings
 
 

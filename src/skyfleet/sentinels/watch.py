@@ -16,7 +16,7 @@ from skyfleet.algorithms.filters import Kept
 from skyfleet.algorithms.sample import Sample
 from skyfleet.config.sentinels import Mode
 from skyfleet.engines.engine import Engine
-from skyfleet.engines.living import living
+from skyfleet.engines.engine_pool import living
 from skyfleet.learner.learner import Learner, StepReport
 from skyfleet.sentinels.expected import Expected
 from skyfleet.sentinels.finding import Finding, Sentinel
@@ -26,8 +26,7 @@ from skyfleet.sentinels.loss_witness import LossWitness
 from skyfleet.sentinels.memory import Memory
 from skyfleet.sentinels.roster import ROSTER
 from skyfleet.sentinels.witness import Witness
-from skyfleet.trajectories.trajectory import Group
-from skyfleet.trajectories.unknown import why_unknown
+from skyfleet.trajectories.trajectory import Group, why_unknown
 
 logger = logging.getLogger(__name__)
 

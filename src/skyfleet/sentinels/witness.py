@@ -10,10 +10,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from skyfleet.chat.completion import Completion
-from skyfleet.chat.transcript import Transcript
+from skyfleet.chat.transcript import Completion, Transcript
 from skyfleet.engines.engine import Engine
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.trajectories.trajectory import Group, Trajectory
 
 TAIL = 64

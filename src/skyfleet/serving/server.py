@@ -10,15 +10,13 @@ from typing import Any
 
 from skyfleet.chat.renderer import Renderer
 from skyfleet.engines.engine import Engine
-from skyfleet.engines.openai_tokens import SESSION_HEADER
-from skyfleet.engines.posting import RefusedError
+from skyfleet.engines.http_client import RefusedError
+from skyfleet.engines.openai_engine import SESSION_HEADER
 from skyfleet.errors import EngineError, MissingExtraError
-from skyfleet.serving.chatting import chat
-from skyfleet.serving.completing import complete
-from skyfleet.serving.leaving import unless_gone
-from skyfleet.serving.refusal import RefusalError, error_body
-from skyfleet.serving.served import Served
-from skyfleet.serving.speaking import Speaking
+from skyfleet.serving.completions import chat, complete
+from skyfleet.serving.disconnect import unless_gone
+from skyfleet.serving.errors import RefusalError, error_body
+from skyfleet.serving.model_service import Served, Speaking
 
 try:
     from starlette.applications import Starlette

@@ -7,12 +7,14 @@ import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
-from skyfleet.chat.completion import Completion
 from skyfleet.chat.message import Message
 from skyfleet.chat.renderer import Renderer
-from skyfleet.engines.posting import RefusedError
+from skyfleet.chat.transcript import Completion
+from skyfleet.engines.http_client import RefusedError
 from skyfleet.errors import EngineError
-from skyfleet.serving.answers import (
+from skyfleet.serving.errors import error_body
+from skyfleet.serving.requests import Body, ChatBody, CompletionBody
+from skyfleet.serving.responses import (
     chat_finish,
     chat_message,
     chat_tokens,
@@ -21,8 +23,6 @@ from skyfleet.serving.answers import (
     usage,
     without_stop,
 )
-from skyfleet.serving.bodies import Body, ChatBody, CompletionBody
-from skyfleet.serving.refusal import error_body
 
 Slices = AsyncIterator[tuple[Completion, bool]]
 Choices = AsyncIterator[tuple[Completion, dict[str, Any]]]

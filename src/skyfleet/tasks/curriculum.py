@@ -8,11 +8,14 @@ first, so that a task nobody has tried weighs 1.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from random import Random
 from typing import Any
 
 from skyfleet.errors import CheckpointError
-from skyfleet.tasks.task import Task
+from skyfleet.tasks.sampling import check_fit, check_identity, identity_of
+from skyfleet.tasks.task import Task, TaskSet
 
 
 class Curriculum:
@@ -50,3 +53,63 @@ class Curriculum:
                     f"{value!r}; resume with what it was saved with"
                 )
         self._counts = {key: (passed, failed) for key, (passed, failed) in state["counts"].items()}
+
+
+class CurriculumSampler:
+    """Every batch is drawn from all tasks, none twice, the likelier the more a task weighs.
+
+    At least `min_per_env` are of each env. What an epoch is for other samplers is here only a count:
+    so many draws as there are tasks.
+    """
+
+    def __init__(
+        self, tasks: Iterable[Task], *, batch_size: int, seed: int, min_per_env: int = 0
+    ) -> None:
+        self._tasks = sorted(TaskSet(tasks), key=lambda task: task.key)
+        self._batch_size, self._seed, self._min_per_env = batch_size, seed, min_per_env
+        check_fit(self._tasks, batch_size, min_per_env)
+        self._curriculum = Curriculum()
+        self._n_batches = 0
+
+    @property
+    def epoch(self) -> int:
+        return self._n_batches * self._batch_size // len(self._tasks)
+
+    def draw(self) -> list[Task]:
+        rng = Random(f"{self._seed}/curriculum/{self._n_batches}")
+        self._n_batches += 1
+        # The largest u ** (1 / weight) first: sampling by weight without replacement
+        # (Efraimidis and Spirakis, 2006).
+        weights = self._curriculum.weights(self._tasks)
+        ranks = [rng.random() ** (1 / weight) for weight in weights]
+        order = sorted(range(len(ranks)), key=lambda index: -ranks[index])
+        owed: dict[str, int] = defaultdict(lambda: self._min_per_env)
+        first: list[int] = []
+        for index in order:
+            env_key = self._tasks[index].env_key
+            if owed[env_key] > 0:
+                owed[env_key] -= 1
+                first.append(index)
+        chosen = set(first)
+        rest = [index for index in order if index not in chosen]
+        return [self._tasks[index] for index in (*first, *rest)[: self._batch_size]]
+
+    def observe(self, task_key: str, *, passed: int, failed: int) -> None:
+        self._curriculum.observe(task_key, passed=passed, failed=failed)
+
+    def state_dict(self) -> dict[str, Any]:
+        curriculum = self._curriculum.state_dict()
+        return self._identity() | {"n_batches": self._n_batches, "curriculum": curriculum}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        check_identity(state, self._identity())
+        self._n_batches = state["n_batches"]
+        self._curriculum.load_state_dict(state["curriculum"])
+
+    def _identity(self) -> dict[str, Any]:
+        return identity_of(
+            self._tasks,
+            batch_size=self._batch_size,
+            seed=self._seed,
+            min_per_env=self._min_per_env,
+        )

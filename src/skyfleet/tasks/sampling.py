@@ -11,8 +11,7 @@ from random import Random
 from typing import Any, Protocol
 
 from skyfleet.errors import CheckpointError, ConfigError
-from skyfleet.tasks.task import Task
-from skyfleet.tasks.task_set import TaskSet
+from skyfleet.tasks.task import Task, TaskSet
 
 
 class Sampler(Protocol):

@@ -11,7 +11,7 @@ from random import Random
 
 from skyfleet.algorithms.advantages import Estimator
 from skyfleet.algorithms.filters import Kept
-from skyfleet.algorithms.losses.choosing import policy_loss_of
+from skyfleet.algorithms.losses.registry import policy_loss_of
 from skyfleet.algorithms.sample import Sample
 from skyfleet.checkpoints.checkpoint import Checkpoint, JsonPart, folder_of
 from skyfleet.checkpoints.resume import load_checkpoint

@@ -8,7 +8,7 @@ from functools import partial
 from skyfleet.config.root import RunConfig
 from skyfleet.learner.critic import Critic, CriticSettings
 from skyfleet.models.decoder import Decoder
-from skyfleet.models.foreign import make_decoder
+from skyfleet.models.hf_decoder import make_decoder
 from skyfleet.trainer.assemble_learner import (
     credited_by,
     max_tokens_per_microbatch,

@@ -14,15 +14,14 @@ from skyfleet.engines.chat_engine import ChatEngine
 from skyfleet.engines.cuda.engine import CudaEngine
 from skyfleet.engines.embedded import EmbeddedEngine
 from skyfleet.engines.engine import Engine
-from skyfleet.engines.openai_chat_engine import OpenAIChatEngine
+from skyfleet.engines.openai_chat import OpenAIChatEngine
 from skyfleet.engines.openai_engine import OpenAIEngine
 from skyfleet.engines.servers import Server, find_servers, read_key
-from skyfleet.engines.vllm_routes import VllmRoutes
-from skyfleet.engines.vllm_server import open_vllm_server, refuse_asleep
-from skyfleet.engines.vllm_settings import VllmSettings
+from skyfleet.engines.vllm_controller import VllmSettings
+from skyfleet.engines.vllm_server import VllmRoutes, open_vllm_server, refuse_asleep
 from skyfleet.errors import ConfigError
 from skyfleet.models.decoder import Decoder
-from skyfleet.models.sizes import sizes_of
+from skyfleet.models.weights import sizes_of
 from skyfleet.trainer.assemble_policy import longest_episode
 
 MOST_CONNECTIONS = 512

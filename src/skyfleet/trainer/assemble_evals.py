@@ -7,7 +7,7 @@ from pathlib import Path
 
 from skyfleet.config.root import RunConfig
 from skyfleet.envs.registry import is_elsewhere
-from skyfleet.evaluation.player import Player
+from skyfleet.evaluation.agent_info import Player
 from skyfleet.tasks.task import Task
 from skyfleet.trainer.assemble_policy import sampling_of
 from skyfleet.trainer.evals import Dump, Evals

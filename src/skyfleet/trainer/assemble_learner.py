@@ -11,34 +11,34 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from skyfleet.algorithms.advantages import Estimator, WholeBatch
-from skyfleet.algorithms.credit import credit
-from skyfleet.algorithms.dynamic_sampling import (
-    check_sample_batches,
-    fill_batch,
-    merge_by_task,
-    replace_uninformative,
+from skyfleet.algorithms.advantages import (
+    Estimator,
+    WholeBatch,
+    estimator_of,
+    normalize_batch,
+    split_turns,
 )
-from skyfleet.algorithms.estimators import estimator_of
+from skyfleet.algorithms.credit_assignment import credit
 from skyfleet.algorithms.filters import (
     Kept,
+    check_sample_batches,
     drop_zero_variance,
+    fill_batch,
     keep_graded,
+    merge_by_task,
     n_regraded,
     punish_overlong,
+    replace_uninformative,
     zero_unfinished,
 )
-from skyfleet.algorithms.kl import adaptive_control, fixed_control, kl_estimator
-from skyfleet.algorithms.losses.choosing import policy_loss_of, selector_of
+from skyfleet.algorithms.kl import RewardKl, adaptive_control, fixed_control, kl_estimator
+from skyfleet.algorithms.losses.registry import policy_loss_of, selector_of
 from skyfleet.algorithms.reduction import reduction
-from skyfleet.algorithms.reward_kl import RewardKl
 from skyfleet.algorithms.sample import Sample
-from skyfleet.algorithms.token_credit import normalize_batch, split_turns
 from skyfleet.config.policy import OptimizerConfig
 from skyfleet.config.root import RunConfig
 from skyfleet.learner.critic import Critic
-from skyfleet.learner.optimizer import OptimizerSettings
-from skyfleet.learner.schedules import linear_to_a_tenth, schedule_named
+from skyfleet.learner.optimizer import OptimizerSettings, linear_to_a_tenth, schedule_named
 from skyfleet.learner.single import LearnerSettings, SingleLearner
 from skyfleet.models.adapter_files import load_adapted, refuse_adapted
 from skyfleet.models.decoder import Decoder

@@ -15,11 +15,11 @@ from skyfleet.chat.renderers import make_renderer
 from skyfleet.config.generator import Generator as GeneratorConfig
 from skyfleet.config.generator import SamplingParams as SamplingConfig
 from skyfleet.config.root import RunConfig
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import EnvFactory
 from skyfleet.errors import ConfigError
 from skyfleet.models.decoder import Decoder
-from skyfleet.models.foreign import make_decoder
+from skyfleet.models.hf_decoder import make_decoder
 from skyfleet.models.loading import Loaded, load_model
 from skyfleet.tasks.task import Task
 from skyfleet.trainer.limits import limits_of

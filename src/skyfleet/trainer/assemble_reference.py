@@ -11,7 +11,7 @@ from torch import nn
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import CheckpointError, ConfigError
 from skyfleet.models.decoder import Decoder
-from skyfleet.models.foreign import make_decoder
+from skyfleet.models.hf_decoder import make_decoder
 from skyfleet.models.loading import load_model, load_weights
 from skyfleet.models.lora import without_adapters
 from skyfleet.trainer.assemble_policy import Speaker, longest_episode, rope_changes

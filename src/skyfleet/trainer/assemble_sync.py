@@ -8,7 +8,7 @@ from functools import partial
 
 from skyfleet.config.root import RunConfig
 from skyfleet.engines.engine import Engine
-from skyfleet.engines.router import Router
+from skyfleet.engines.engine_pool import Router
 from skyfleet.models.lora import merged_state
 from skyfleet.trainer.assemble_policy import Speaker
 from skyfleet.trainer.voice import Voice

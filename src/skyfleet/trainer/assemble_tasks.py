@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from skyfleet.config.root import RunConfig
-from skyfleet.tasks.curriculum_sampling import CurriculumSampler
+from skyfleet.tasks.curriculum import CurriculumSampler
 from skyfleet.tasks.sampling import Sampler, TaskSampler
 from skyfleet.tasks.task import Task
 from skyfleet.trainer.schedule import Schedule

@@ -15,12 +15,12 @@ from skyfleet.config.root import RunConfig
 from skyfleet.config.turn_rules import is_native, lone_native_flag
 from skyfleet.engines.chat_engine import ChatEngine
 from skyfleet.engines.engine import Engine
-from skyfleet.engines.router import ChatRouter, Router
+from skyfleet.engines.engine_pool import ChatRouter, Router
 from skyfleet.envs.registry import env_factory
 from skyfleet.errors import ConfigError
 from skyfleet.models.loading import load_tokenizer, save_model
 from skyfleet.models.rope import carries_rope
-from skyfleet.rollouts.context_status import ContextStatus
+from skyfleet.rollouts.conversation import ContextStatus
 from skyfleet.trainer.assemble_engines import (
     embedded_engine,
     reach_servers,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from skyfleet.algorithms.credit import credited
+from skyfleet.algorithms.credit_assignment import credited
 from skyfleet.algorithms.sample import Sample
 from skyfleet.chat.renderer import Renderer
 from skyfleet.envs.env import EnvFactory
 from skyfleet.errors import TaskError
-from skyfleet.rollouts.collect import collect
-from skyfleet.rollouts.limits import Limits
-from skyfleet.rollouts.reference import reference_policy
+from skyfleet.rollouts.episode import Limits, collect
+from skyfleet.rollouts.scripted_agents import reference_policy
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.trajectory import Trajectory
 

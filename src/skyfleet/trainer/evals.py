@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from skyfleet.evaluation.agent_info import Player
 from skyfleet.evaluation.baselines import Baseline
-from skyfleet.evaluation.player import Player
 from skyfleet.rollouts.conversation import Policy
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.trajectory import Group

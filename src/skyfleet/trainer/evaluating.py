@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from skyfleet.evaluation.baselines import Baseline, baseline_faults, measure_baselines
-from skyfleet.evaluation.best import best_step
 from skyfleet.evaluation.evaluate import evaluate
-from skyfleet.evaluation.keeping import keep_report, kept_report
+from skyfleet.evaluation.model_selection import best_step
+from skyfleet.evaluation.report import keep_report, kept_report
 from skyfleet.tasks.task import Task
 from skyfleet.trainer.run import Run
 from skyfleet.trajectories.archive import EpisodeWriter, eval_path
-from skyfleet.trajectories.trajectory import Trajectory
-from skyfleet.trajectories.unknown import told_unknown
+from skyfleet.trajectories.trajectory import Trajectory, told_unknown
 
 
 async def evaluate_all(run: Run, step: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from skyfleet.algorithms.sample import Sample
 from skyfleet.storage.local import publishing, write_atomically
-from skyfleet.trajectories.training_dump import write_training_dump
+from skyfleet.trajectories.skyrl_dump import write_training_dump
 from skyfleet.trajectories.trajectory import Group
 
 

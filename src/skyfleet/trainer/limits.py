@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from skyfleet.config.root import RunConfig
-from skyfleet.rollouts.limits import Limits
+from skyfleet.rollouts.episode import Limits
 
 
 def limits_of(config: RunConfig) -> Limits:

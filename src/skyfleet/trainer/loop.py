@@ -6,14 +6,13 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 
-from skyfleet.algorithms.credit import advantage_metrics, assign_credit
+from skyfleet.algorithms.credit_assignment import advantage_metrics, assign_credit
 from skyfleet.algorithms.filters import Kept
 from skyfleet.errors import StarvedError
-from skyfleet.metrics.episodes import episode_metrics
-from skyfleet.metrics.rewards import reward_metrics, trained_reward_metrics
-from skyfleet.rollouts.collect import collect
+from skyfleet.metrics.rollout_metrics import episode_metrics, reward_metrics, trained_reward_metrics
+from skyfleet.rollouts.episode import collect
+from skyfleet.tracking.example import example
 from skyfleet.trainer.evaluating import evaluate_all
-from skyfleet.trainer.example import example
 from skyfleet.trainer.run import Run
 from skyfleet.trainer.saving import save
 from skyfleet.trainer.warm_start import warm_start

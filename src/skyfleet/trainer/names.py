@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from skyfleet.algorithms.estimators import estimator_of
+from skyfleet.algorithms.advantages import estimator_of
 from skyfleet.config.root import RunConfig
-from skyfleet.engines.vllm_settings import check_vllm
-from skyfleet.models.paths import check_model_path
+from skyfleet.engines.vllm_controller import check_vllm
+from skyfleet.models.loading import check_model_path
 from skyfleet.tracking.tracker import check_trackers
 
 

@@ -16,7 +16,7 @@ from skyfleet.engines.engine import Engine
 from skyfleet.envs.env import EnvFactory
 from skyfleet.learner.learner import Learner
 from skyfleet.rollouts.conversation import Policy
-from skyfleet.rollouts.limits import Limits
+from skyfleet.rollouts.episode import Limits
 from skyfleet.sentinels.watch import Watch
 from skyfleet.tasks.sampling import Sampler
 from skyfleet.tracking.console import ConsoleTracker

@@ -12,9 +12,8 @@ from skyfleet.chat.renderers import make_renderer
 from skyfleet.envs.env import EnvFactory
 from skyfleet.models.loading import Loaded
 from skyfleet.models.tiny import DIMENSIONS, build_tiny, train_tokenizer
-from skyfleet.rollouts.collect import collect
-from skyfleet.rollouts.limits import Limits
-from skyfleet.rollouts.reference import reference_policy
+from skyfleet.rollouts.episode import Limits, collect
+from skyfleet.rollouts.scripted_agents import reference_policy
 from skyfleet.tasks.task import Task
 
 _ENOUGH = 500

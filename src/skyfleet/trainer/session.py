@@ -16,7 +16,7 @@ from skyfleet.config.loading import load_config_file
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError, TaskError
 from skyfleet.evaluation.compare import Comparison, compare
-from skyfleet.evaluation.keeping import kept_report
+from skyfleet.evaluation.report import kept_report
 from skyfleet.evaluation.table import comparison_table
 from skyfleet.storage.local import write_atomically
 from skyfleet.trainer.garbage import settled

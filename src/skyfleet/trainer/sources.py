@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from skyfleet.envs.worlds.catalog import tasks_from_source
 from skyfleet.errors import ConfigError
 from skyfleet.tasks.loading import load_tasks
-from skyfleet.tasks.task import Task
-from skyfleet.tasks.task_set import TaskSet
+from skyfleet.tasks.task import Task, TaskSet
+from skyfleet.worlds.catalog import tasks_from_source
 
 
 def load_sources(sources: Sequence[str], *, key: str) -> list[Task]:

@@ -9,13 +9,11 @@ from typing import Any
 
 from skyfleet.chat.renderer import Renderer
 from skyfleet.chat.tokenizer import encode_text
-from skyfleet.engines.chat_engine import ChatEngine
+from skyfleet.engines.chat_engine import ChatEngine, RenderedChat
 from skyfleet.engines.engine import Engine
-from skyfleet.engines.rendered_chat import RenderedChat
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import Opening
-from skyfleet.rollouts.context_status import ContextStatus
-from skyfleet.rollouts.conversation import Conversation, Policy, TokenConversation
+from skyfleet.rollouts.conversation import ContextStatus, Conversation, Policy, TokenConversation
 from skyfleet.rollouts.native import NativeConversation
 from skyfleet.rollouts.one_message import OneMessageConversation
 from skyfleet.tasks.task import Task

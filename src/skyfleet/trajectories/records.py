@@ -14,7 +14,7 @@ from typing import Any
 from skyfleet.chat.message import Image, Message, Part, Text, ToolCall
 from skyfleet.chat.transcript import Transcript
 from skyfleet.errors import SkyfleetError
-from skyfleet.tasks.grade import Grade
+from skyfleet.tasks.task import Grade
 from skyfleet.trajectories.trajectory import Ending, Failure, Trajectory, Turn
 
 VERSION = 2

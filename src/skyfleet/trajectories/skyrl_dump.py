@@ -7,18 +7,73 @@ holds text: tokens, times and step rewards are not in it.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from skyfleet.chat.message import Message
+from skyfleet.chat.tool_calls.hermes import parse_hermes
 from skyfleet.chat.transcript import Transcript
 from skyfleet.storage.local import write_atomically
-from skyfleet.tasks.grade import Grade
-from skyfleet.trajectories.chatml_text import read_response, split_messages
+from skyfleet.tasks.task import Grade
 from skyfleet.trajectories.records import RecordError
-from skyfleet.trajectories.trajectory import Ending, Group, Trajectory
+from skyfleet.trajectories.trajectory import Ending, Group, Trajectory, Turn
+
+_SPOKEN = re.compile(
+    r"<\|im_start\|>(system|user|assistant|tool)\n(.*?)(<\|im_end\|>|(?=<\|im_start\|>)|\Z)",
+    re.DOTALL,
+)
+_TOOL_RESPONSE = re.compile(r"<tool_response>\n?(.*?)\n?</tool_response>", re.DOTALL)
+_FLEET_RESULT = "Tool result:\n"
+_ASSISTANT = "<|im_start|>assistant\n"
+
+
+def split_messages(text: str) -> tuple[Message, ...]:
+    """A prompt's messages, without the assistant's that is only begun; other text is one user's."""
+    if "<|im_start|>" not in text:
+        return (Message(role="user", content=text),) if text else ()
+    return tuple(
+        message
+        for role, said, closed in _SPOKEN.findall(text)
+        if closed or role != "assistant"
+        for message in _messages(role, said)
+    )
+
+
+def read_response(text: str) -> tuple[Turn, ...]:
+    """The turns of a response, which begins in the middle of the assistant's first."""
+    turns: list[tuple[Message, list[Message]]] = []
+    for role, said, closed in _SPOKEN.findall(_ASSISTANT + text):
+        # A turn that was begun and never spoken is none.
+        if role == "assistant" and (closed or said.strip()):
+            turns.append((parse_hermes(said).message, []))
+        elif role != "assistant" and turns:
+            turns[-1][1].extend(_messages(role, said))
+    return tuple(
+        Turn(action=action, replies=tuple(replies), reward=0.0, engine_seconds=0.0)
+        for action, replies in turns
+    )
+
+
+def _messages(role: str, said: str) -> Iterator[Message]:
+    """Results of tools are the user's words in ChatML; here they are the tool's again."""
+    if role == "assistant":
+        yield parse_hermes(said).message
+    elif responses := _TOOL_RESPONSE.findall(said):
+        yield from map(_result, responses)
+    elif said.startswith((_FLEET_RESULT, "Error:")):
+        yield _result(said.removeprefix(_FLEET_RESULT))
+    else:
+        yield Message(role="system" if role == "system" else "user", content=said)
+
+
+def _result(text: str) -> Message:
+    return Message(role="tool", content=text, is_error=text.lower().startswith("error:"))
+
 
 RESULTS = "aggregated_results.jsonl"
 OURS = "skyfleet"
@@ -178,3 +233,37 @@ def _grade(score: list[float] | float, ending: Ending, success: bool | None) -> 
 def _key_of(source: str, prompt: str) -> str:
     """For dumps that do not name their tasks: the same prompt is the same task."""
     return f"{source}-{sha256(prompt.encode()).hexdigest()[:8]}"
+
+
+def write_training_dump(
+    path: Path, step: int, groups: Sequence[Group], *, text: Callable[[Sequence[int]], str]
+) -> None:
+    """`text` is the renderer's, special tokens included. An unknown reward is null."""
+    now = datetime.now(UTC).isoformat()
+    rows = (
+        {"step": step, "timestamp": now, **_row(trajectory, text)}
+        for group in groups
+        for trajectory in group.trajectories
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _row(trajectory: Trajectory, text: Callable[[Sequence[int]], str]) -> dict[str, Any]:
+    # History that was rewritten is told once more in the transcript that came last.
+    last = trajectory.transcripts[-1:]
+    token_ids = [token for transcript in last for token in transcript.token_ids]
+    mask = [chosen for transcript in last for chosen in transcript.loss_mask]
+    begins = mask.index(True) if True in mask else len(mask)
+    return {
+        "env_key": trajectory.env_key,
+        "data_source": trajectory.env_key,
+        "task_key": trajectory.task_key,
+        "stop_reason": STOP_REASONS[trajectory.ending],
+        "reward": trajectory.reward,
+        "turns": len(trajectory.turns),
+        "tokens": len(token_ids) - begins,
+        "prompt": text(token_ids[:begins]),
+        "text": text(token_ids[begins:]),
+        "image_paths": [],
+    }

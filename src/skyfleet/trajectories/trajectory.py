@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from skyfleet.chat.message import Message
 from skyfleet.chat.transcript import Transcript
-from skyfleet.tasks.grade import Grade
+from skyfleet.tasks.task import Grade
 
 
 class Ending(StrEnum):
@@ -97,3 +98,22 @@ class Group:
     def rewards(self) -> list[float]:
         """One per graded attempt."""
         return [t.grade.reward for t in self.trajectories if t.grade is not None]
+
+
+def told_unknown(groups: Sequence[Group]) -> str | None:
+    """A sentence, where a grade is missing."""
+    attempts = [attempt for group in groups for attempt in group.trajectories]
+    n_unknown = sum(attempt.grade is None for attempt in attempts)
+    if not n_unknown:
+        return None
+    return (
+        f"{n_unknown} of {len(attempts)} attempts have no grade; the first: {why_unknown(groups)}"
+    )
+
+
+def why_unknown(groups: Sequence[Group]) -> str:
+    """Of the first attempt without a grade that failed."""
+    attempts = (attempt for group in groups for attempt in group.trajectories)
+    failures = (attempt.failure for attempt in attempts if attempt.grade is None)
+    first = next(filter(None, failures), None)
+    return f"{first.kind}: {first.detail}"[:300] if first else "the environment gave no grade"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from skyfleet.engines.engine import Engine
-from skyfleet.engines.router import Router
+from skyfleet.engines.engine_pool import Router
 from skyfleet.learner.learner import Learner
 
 

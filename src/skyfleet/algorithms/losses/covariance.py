@@ -12,9 +12,8 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from skyfleet.algorithms.losses.loss import LossInputs, LossOutput
+from skyfleet.algorithms.losses.loss import LossInputs, LossOutput, ratio
 from skyfleet.algorithms.losses.ppo import ppo_clip
-from skyfleet.algorithms.losses.ratios import ratio
 
 ROUNDING = 1e-5
 """How far apart two logprobs may be that would be equal without rounding, in float32."""

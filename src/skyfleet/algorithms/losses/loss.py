@@ -1,10 +1,11 @@
-"""What a policy loss is given and what it gives back."""
+"""The interface of a policy loss: its inputs, its output and the ratios every loss needs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 
@@ -43,3 +44,22 @@ PolicyLoss = Callable[[LossInputs], LossOutput]
 
 Selector = Callable[[LossInputs], Tensor]
 """Which tokens of a whole mini-batch are treated apart, for a loss that compares all of them."""
+
+
+def log_ratio(logprobs_T: Tensor, others_T: Tensor) -> Tensor:
+    """Within ±20: a ratio is finite, however far a policy went."""
+    return (logprobs_T - others_T).float().clamp(-20, 20)
+
+
+def ratio(logprobs_T: Tensor, others_T: Tensor) -> Tensor:
+    return log_ratio(logprobs_T, others_T).exp()
+
+
+def sequence_sum(values_T: Tensor, lengths_B: Tensor) -> Tensor:
+    """One sum a sequence, added up in the same order every time."""
+    return torch.segment_reduce(values_T, "sum", lengths=lengths_B)
+
+
+def by_token(values_B: Tensor, lengths_B: Tensor) -> Tensor:
+    """A sequence's value on each of its tokens."""
+    return values_B.repeat_interleave(lengths_B)

@@ -12,8 +12,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from skyfleet.algorithms.losses.loss import LossInputs, LossOutput, PolicyLoss
-from skyfleet.algorithms.losses.ratios import by_token, log_ratio, sequence_sum
+from skyfleet.algorithms.losses.loss import (
+    LossInputs,
+    LossOutput,
+    PolicyLoss,
+    by_token,
+    log_ratio,
+    sequence_sum,
+)
 from skyfleet.config.algorithm import OffPolicyCorrection
 
 

@@ -1,12 +1,11 @@
-"""PPO's clipped loss, SkyRL's `regular`, and what is clipped in the same way."""
+"""PPO's clipped policy loss and clipped value loss."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from skyfleet.algorithms.losses.loss import LossInputs, LossOutput
-from skyfleet.algorithms.losses.ratios import by_token, ratio, sequence_sum
+from skyfleet.algorithms.losses.loss import LossInputs, LossOutput, by_token, ratio, sequence_sum
 
 
 def ppo_clip(inputs: LossInputs, *, eps_clip_low: float, eps_clip_high: float) -> LossOutput:
@@ -46,4 +45,23 @@ def _clipped(ratio_T: Tensor, advantages_T: Tensor, low: float, high: float) -> 
     return LossOutput(
         loss_T=torch.maximum(free_T, clipped_T),
         metrics_T={"ppo_clip_ratio": (clipped_T > free_T).float()},
+    )
+
+
+def value_loss(
+    values_T: Tensor, old_values_T: Tensor, returns_T: Tensor, *, value_clip: float | None
+) -> LossOutput:
+    """Half the squared error; with a clip, the worse of it and of the clipped value's.
+
+    A value that has come `value_clip` nearer since the step began is held at that bound, which has
+    no gradient (the clip of arXiv 1707.06347, for values).
+    """
+    error_T = (values_T - returns_T).square()
+    if value_clip is None:
+        return LossOutput(loss_T=error_T / 2)
+    moved_T = (values_T - old_values_T).clamp(-value_clip, value_clip)
+    clipped_T = (old_values_T + moved_T - returns_T).square()
+    decides_T = (clipped_T > error_T).float()
+    return LossOutput(
+        loss_T=error_T.maximum(clipped_T) / 2, metrics_T={"values_clipfrac": decides_T}
     )

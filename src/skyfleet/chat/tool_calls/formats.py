@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from skyfleet.chat.tool_calls.glm import parse_glm, write_glm
 from skyfleet.chat.tool_calls.harmony import parse_harmony, write_harmony
 from skyfleet.chat.tool_calls.hermes import parse_hermes, write_hermes
-from skyfleet.chat.tool_calls.json_object import parse_json_object, write_json_object
 from skyfleet.chat.tool_calls.kimi_k2 import parse_kimi_k2, write_kimi_k2
-from skyfleet.chat.tool_calls.llama3_json import parse_llama3_json, write_llama3_json
+from skyfleet.chat.tool_calls.llama3_json import (
+    parse_json_object,
+    parse_llama3_json,
+    write_json_object,
+    write_llama3_json,
+)
 from skyfleet.chat.tool_calls.mistral import parse_mistral, write_mistral
 from skyfleet.chat.tool_calls.parser import ToolCallParser, ToolCallWriter
 from skyfleet.chat.tool_calls.pythonic import parse_pythonic, write_pythonic

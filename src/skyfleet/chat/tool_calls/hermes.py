@@ -7,9 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from skyfleet.chat.message import ToolCall, ToolSpec
 from skyfleet.chat.pieces import Mark
-from skyfleet.chat.tool_calls.blocks import Block, marks, read_turn
-from skyfleet.chat.tool_calls.json_blocks import read_json_block
-from skyfleet.chat.tool_calls.parser import Parsed
+from skyfleet.chat.tool_calls.parser import Block, Parsed, marks, read_json_block, read_turn
 from skyfleet.chat.tool_calls.strict_json import call_from, encode
 
 _OPEN, _CLOSE = Mark("<tool_call>"), Mark("</tool_call>")

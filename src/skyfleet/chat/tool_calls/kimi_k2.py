@@ -13,9 +13,7 @@ from dataclasses import replace
 from skyfleet.chat.call_ids import call_id
 from skyfleet.chat.message import ToolCall, ToolSpec
 from skyfleet.chat.pieces import Mark
-from skyfleet.chat.tool_calls.blocks import Block, marks, read_turn
-from skyfleet.chat.tool_calls.json_blocks import read_json_block
-from skyfleet.chat.tool_calls.parser import Parsed
+from skyfleet.chat.tool_calls.parser import Block, Parsed, marks, read_json_block, read_turn
 from skyfleet.chat.tool_calls.strict_json import encode, sound_call
 
 _SECTION = Mark("<|tool_calls_section_begin|>")

@@ -10,9 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from skyfleet.chat.message import ToolCall, ToolSpec
 from skyfleet.chat.pieces import Mark
-from skyfleet.chat.tool_calls.blocks import Block, marks, read_turn, skip_space
-from skyfleet.chat.tool_calls.json_blocks import SPECIAL
-from skyfleet.chat.tool_calls.parser import Parsed
+from skyfleet.chat.tool_calls.parser import SPECIAL, Block, Parsed, marks, read_turn, skip_space
 from skyfleet.chat.tool_calls.strict_json import (
     UNREADABLE,
     call_from,

@@ -13,11 +13,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from skyfleet.chat.message import ToolCall, ToolSpec
-from skyfleet.chat.tool_calls.blocks import Block, marks, read_turn, skip_space
-from skyfleet.chat.tool_calls.brackets import find_close
-from skyfleet.chat.tool_calls.json_blocks import SPECIAL
-from skyfleet.chat.tool_calls.parser import Parsed
-from skyfleet.chat.tool_calls.strict_json import MAX_MISSING, sound_call
+from skyfleet.chat.tool_calls.parser import SPECIAL, Block, Parsed, marks, read_turn, skip_space
+from skyfleet.chat.tool_calls.strict_json import MAX_MISSING, find_close, sound_call
 
 _CLOSING = {"<|tool_call_start|>": "<|tool_call_end|>", "<|python_start|>": "<|python_end|>"}
 _WORD = r"[^\W\d]\w*"

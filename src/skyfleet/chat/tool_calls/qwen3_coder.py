@@ -14,8 +14,7 @@ from typing import Any
 
 from skyfleet.chat.message import ToolCall, ToolSpec
 from skyfleet.chat.pieces import Mark
-from skyfleet.chat.tool_calls.blocks import Block, marks, read_turn, up_to
-from skyfleet.chat.tool_calls.parser import Parsed
+from skyfleet.chat.tool_calls.parser import Block, Parsed, marks, read_turn, up_to
 from skyfleet.chat.tool_calls.strict_json import UNREADABLE, sound_call
 from skyfleet.chat.tool_calls.typed_values import bare_text, typed_value
 

@@ -7,7 +7,30 @@ import re
 from typing import Any, NoReturn
 
 from skyfleet.chat.message import ToolCall
-from skyfleet.chat.tool_calls.brackets import find_close
+
+CLOSING = {"{": "}", "[": "]", "(": ")"}
+MAX_OPEN = 200
+"""Python's own limit. A text that opens more is no call, and reading on would take long."""
+
+
+def find_close(text: str, start: int, tokens: re.Pattern[str]) -> tuple[int | None, str]:
+    """Where the bracket at `start` is closed; if the text ends before that, what is missing.
+
+    `tokens` finds brackets and whole strings, so that a bracket inside a string is none.
+    """
+    expected: list[str] = []
+    for token in tokens.finditer(text, start):
+        if token[0] in CLOSING:
+            expected.append(CLOSING[token[0]])
+            if len(expected) > MAX_OPEN:
+                return None, ""
+        elif token[0] in CLOSING.values():
+            if not expected or expected.pop() != token[0]:
+                return None, ""
+            if not expected:
+                return token.end(), ""
+    return None, "".join(reversed(expected))
+
 
 UNREADABLE = (ValueError, RecursionError)
 """What reading a model's text may raise."""

@@ -1,8 +1,4 @@
-"""CudaEngine: the learner's own weights on a GPU, many sequences at once, nothing copied.
-
-A round admits who waits, reads their prompts, and moves everyone on by a few tokens in CUDA
-graphs; stopping is decided on the device, and the host looks once a round.
-"""
+"""Continuous batching on one GPU: scheduling, prefill, decoding with CUDA graphs, and weight updates."""
 
 from __future__ import annotations
 
@@ -11,19 +7,43 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from skyfleet.chat.completion import Completion, Finish
-from skyfleet.engines.cuda.graphs import Recorder
-from skyfleet.engines.cuda.hearing import hear
-from skyfleet.engines.cuda.moving import moved
-from skyfleet.engines.cuda.pages import PAGE, page_digests, pages_for, pool_size
-from skyfleet.engines.cuda.reading import Reading, Span
-from skyfleet.engines.cuda.request import Request
-from skyfleet.engines.cuda.seating import Seating
-from skyfleet.engines.cuda.slots import MOST_STEPS, N_STOPS, Slots
-from skyfleet.engines.fitting import check_fits
-from skyfleet.engines.sampling import SamplingParams
+from skyfleet.chat.transcript import Completion, Finish
+from skyfleet.engines.cuda.block_pool import PAGE, page_digests, pages_for, pool_size
+from skyfleet.engines.cuda.cuda_graphs import Recorder, moved
+from skyfleet.engines.cuda.decode import MOST_STEPS, N_STOPS, Slots
+from skyfleet.engines.cuda.prefill import Reading, Span
+from skyfleet.engines.cuda.scheduler import Request, Seating
+from skyfleet.engines.sampler import check_fits, finish_of, said_stop, stop_window
+from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.errors import EngineError
 from skyfleet.models.decoder import Decoder
+
+
+def hear(
+    request: Request,
+    tokens_K: Sequence[int],
+    logprobs_K: Sequence[float],
+    decode_text: Callable[[Sequence[int]], str],
+) -> Finish | None:
+    """Gives a request its slot's tokens of a round; how its turn ended, or None if it goes on.
+
+    Strings are for the host to find; of what the device knows only the last token can end.
+    """
+    # The first place is for those who began in this round, and silence comes last.
+    start = 0 if tokens_K[0] >= 0 else 1
+    stop = len(tokens_K) - tokens_K[start:].count(-1)
+    tokens, logprobs = tokens_K[start:stop], logprobs_K[start:stop]
+    stops = request.sampling.stop
+    last = [*request.sampled[-stop_window(stops) :], *tokens] if stops else []
+    has_stop = stops and said_stop(stops, last, decode_text, n_new=len(tokens))
+    # With a string among them, after every token; without, once.
+    stride = 1 if has_stop else max(len(tokens), 1)
+    for at in range(0, len(tokens), stride):
+        request.say(tokens[at : at + stride], logprobs[at : at + stride])
+        if finish := finish_of(request.sampling, request.sampled, decode_text):
+            return finish
+    return None
+
 
 _MOST_READS = 4
 """Passes over prompts that are queued before the host looks around."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from skyfleet.engines.cuda.kin import Kin
+from skyfleet.engines.cuda.prefix_groups import Kin
 from skyfleet.models.fused.shapes import Heads
 from skyfleet.models.fused.torch_kernels import turn
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from skyfleet.engines.cuda.kin import SEATS, STEP, Kin
+from skyfleet.engines.cuda.prefix_groups import SEATS, STEP, Kin
 from skyfleet.models.fused.triton_products import meet_keys
 
 

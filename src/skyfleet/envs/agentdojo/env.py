@@ -16,8 +16,7 @@ from skyfleet.envs.agentdojo.scene import VERSION, Scene, set_scene
 from skyfleet.envs.env import DONE, Opening, Step
 from skyfleet.envs.turns import SUBMIT, SUBMIT_NAME, take_turn
 from skyfleet.errors import EnvError, VerifierError, blamed_on
-from skyfleet.tasks.grade import Grade
-from skyfleet.tasks.task import Task
+from skyfleet.tasks.task import Grade, Task
 
 
 async def open_agentdojo(task: Task) -> AgentDojoEnv:

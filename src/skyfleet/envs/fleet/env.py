@@ -19,8 +19,7 @@ from skyfleet.envs.fleet.service import FleetService, RemoteInstance, RunnerToke
 from skyfleet.envs.fleet.settings import FleetSettings
 from skyfleet.envs.turns import SUBMIT, SUBMIT_NAME, take_turn
 from skyfleet.errors import EnvError, EpisodeError, VerifierError
-from skyfleet.tasks.grade import Grade
-from skyfleet.tasks.task import Task
+from skyfleet.tasks.task import Grade, Task
 
 logger = logging.getLogger(__name__)
 

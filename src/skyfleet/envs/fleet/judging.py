@@ -22,8 +22,7 @@ from skyfleet.envs.verifiers.running import (
     read_reward,
 )
 from skyfleet.errors import VerifierError
-from skyfleet.tasks.grade import Grade
-from skyfleet.tasks.task import Task
+from skyfleet.tasks.task import Grade, Task
 
 
 async def judge(

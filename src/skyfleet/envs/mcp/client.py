@@ -17,8 +17,7 @@ from skyfleet.envs.mcp.grading import Grader, Played
 from skyfleet.envs.mcp.session import RefusedError, Session, over_http, over_stdio
 from skyfleet.envs.turns import SYSTEM, take_turn
 from skyfleet.errors import ConfigError, EnvError, VerifierError
-from skyfleet.tasks.grade import Grade
-from skyfleet.tasks.task import Task
+from skyfleet.tasks.task import Grade, Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

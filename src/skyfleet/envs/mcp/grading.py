@@ -17,14 +17,13 @@ from skyfleet.chat.message import Message
 from skyfleet.config.imports import import_named
 from skyfleet.envs.certificates import certificates
 from skyfleet.envs.mcp.session import Session
-from skyfleet.envs.rewards import Reward, grade_from
 from skyfleet.envs.turns import SUBMIT_NAME
+from skyfleet.envs.validation import Reward, grade_from
 from skyfleet.envs.verifiers.conversation import conversation_json
 from skyfleet.envs.verifiers.grading import grade_state
 from skyfleet.envs.verifiers.running import load_state
 from skyfleet.errors import VerifierError
-from skyfleet.tasks.grade import Grade
-from skyfleet.tasks.task import Task
+from skyfleet.tasks.task import Grade, Task
 
 _GRADE_SECONDS = 60
 

@@ -23,8 +23,7 @@ from skyfleet.envs.openenv.session import Observed, OpenEnvSettings, RefusedErro
 from skyfleet.envs.turns import SYSTEM, take_turn
 from skyfleet.envs.verifiers.running import SUCCESS_REWARD
 from skyfleet.errors import EnvError, VerifierError
-from skyfleet.tasks.grade import Grade
-from skyfleet.tasks.task import Task
+from skyfleet.tasks.task import Grade, Task
 
 END_TOOL = "done"
 

@@ -1,0 +1,103 @@
+"""Tools from plain typed functions: JSON schema from the signature, argument validation, tool errors."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+
+from skyfleet.chat.message import ToolSpec
+
+ToolFunction = Callable[..., object]
+"""Takes an App, then the parameters that the agent sees."""
+
+_SHOWN_CHARACTERS = 40
+"""How much of a wrong value an error repeats."""
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
+
+
+class ToolError(Exception):
+    """What the agent did wrong and what would be right."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    spec: ToolSpec
+    function: ToolFunction
+    arguments: type[BaseModel]
+    writes: bool
+    """May change the database; what only reads is kept from doing so."""
+
+    @classmethod
+    def of(cls, function: ToolFunction, *, writes: bool = False) -> Tool:
+        """The name, the signature and the docstring say it all."""
+        hints = get_type_hints(function, include_extras=True)
+        _, *parameters = inspect.signature(function).parameters.values()
+        fields: dict[str, Any] = {
+            p.name: (hints[p.name], ... if p.default is p.empty else p.default) for p in parameters
+        }
+        model = create_model(function.__name__, __config__=ConfigDict(strict=True), **fields)
+        spec = ToolSpec(
+            name=function.__name__,
+            description=inspect.getdoc(function) or "",
+            parameters=_plain_schema(model),
+        )
+        return cls(spec=spec, function=function, arguments=model, writes=writes)
+
+    def read(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments, checked; ToolError names the first that is wrong."""
+        for name, value in arguments.items():
+            if name not in self.spec.parameters["properties"]:
+                raise ToolError(f"{self.spec.name} has no {shown(name)}; {self._takes}")
+            # SQLite stores 64 bits and UTF-8; a number of 5,000 digits cannot even be printed.
+            if isinstance(value, int) and value.bit_length() > 63:
+                raise ToolError(f"{name} is too large a number; use one from a listing")
+            if isinstance(value, str) and _HALF_CHARACTER.search(value):
+                raise ToolError(f"{name} is {shown(value)}; write it without half characters")
+        try:
+            return vars(self.arguments.model_validate(dict(arguments)))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            wrong, right = first["loc"][0], first["msg"][0].lower() + first["msg"][1:]
+            if first["type"] == "missing":
+                raise ToolError(f"{self.spec.name} needs {wrong}; {self._takes}") from error
+            raise ToolError(f"{wrong} is {shown(first['input'])}; {right}") from error
+
+    @property
+    def _takes(self) -> str:
+        return f"it takes {', '.join(self.spec.parameters['properties']) or 'nothing'}"
+
+
+def check_known(kind: str, name: str, known: Sequence[str]) -> None:
+    """ToolError unless `name` is one of the known ones, which the error lists."""
+    if name not in known:
+        raise ToolError(f"no {kind} {shown(name)}; choose from {', '.join(known)}")
+
+
+def shown(value: object) -> str:
+    """A value from the agent, safe and short enough to be repeated in an error."""
+    if isinstance(value, list | dict):
+        return "an array" if isinstance(value, list) else "an object"
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
+
+
+def _plain_schema(model: type[BaseModel]) -> dict[str, Any]:
+    schema = model.model_json_schema()
+    properties = {name: _plain(prop) for name, prop in schema.get("properties", {}).items()}
+    return {"type": "object", "properties": properties, "required": schema.get("required", [])}
+
+
+def _plain(prop: Mapping[str, Any]) -> dict[str, Any]:
+    """Without titles and defaults; what may be left out is said once, by not being required."""
+    plain = {key: value for key, value in prop.items() if key not in ("title", "default")}
+    for option in plain.pop("anyOf", ()):
+        if option != {"type": "null"}:
+            plain |= option
+    if "const" in plain:
+        plain["enum"] = [plain.pop("const")]
+    return plain

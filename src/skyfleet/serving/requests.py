@@ -1,0 +1,214 @@
+"""Bodies: what clients of OpenAI's API send, checked, and nothing ignored that would change it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self, TypeVar
+
+from pydantic import BaseModel, Field, ValidationError, model_validator
+
+from skyfleet.chat.message import Message, ToolSpec
+from skyfleet.engines.openai_messages import read_reply
+from skyfleet.serving.errors import RefusalError
+
+B = TypeVar("B", bound="Body")
+
+_ONLY: dict[str, tuple[object, ...]] = {
+    "add_generation_prompt": (True,),
+    "best_of": (1,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+    "min_tokens": (0, 1),
+    "parallel_tool_calls": (True,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "return_tokens_as_token_ids": (False,),
+    "suffix": ("",),
+    "use_beam_search": (False,),
+}
+"""Keys that would change the answer, with the values at which they do not."""
+_HARMLESS = frozenset(
+    [
+        "add_special_tokens",
+        "cache_salt",
+        "metadata",
+        "priority",
+        "prompt_cache_key",
+        "request_id",
+        "safety_identifier",
+        "service_tier",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+        "store",
+        "user",
+    ]
+)
+"""Keys that change nothing here."""
+
+
+class _Tolerant(BaseModel):
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_left_out(cls, sent: Any) -> Any:
+        if not isinstance(sent, dict):
+            return sent
+        return {key: value for key, value in sent.items() if value is not None}
+
+
+class _Inner(_Tolerant, extra="forbid"):
+    """A part of a body; `harmless` are keys that clients send and that change nothing here."""
+
+    harmless: ClassVar[frozenset[str]] = frozenset()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _harmless_is_left_out(cls, sent: Any) -> Any:
+        if not isinstance(sent, dict):
+            return sent
+        return {key: value for key, value in sent.items() if key not in cls.harmless}
+
+
+class StreamOptions(_Tolerant):
+    include_usage: bool = False
+
+
+class Body(_Tolerant):
+    model: str
+    n: int = Field(1, ge=1, le=128)
+    temperature: float = Field(1.0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(-1, ge=-1)
+    min_p: float = Field(0.0, ge=0, le=1)
+    seed: int | None = None
+    stop: str | list[str] = []
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    return_token_ids: bool = False
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop
+        return tuple(filter(None, stops))
+
+
+class CompletionBody(Body):
+    prompt: str | list[int] | list[str] | list[list[int]]
+    max_tokens: int = Field(16, ge=1)
+    logprobs: int | None = Field(None, ge=0, le=1)
+    """Either way the chosen token's alone."""
+
+
+class _Function(_Inner):
+    harmless = frozenset(["strict"])  # agents' SDKs always ask for it; a model here is not bound
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = {"type": "object", "properties": {}}
+
+
+class _Tool(_Inner):
+    harmless = frozenset(["cache_control"])
+
+    type: Literal["function"] = "function"
+    function: _Function
+
+
+class _TextPart(_Inner):
+    harmless = frozenset(["annotations", "cache_control"])
+
+    type: Literal["text"]
+    text: str
+
+
+class _Said(_Inner):
+    # Of an answer that is sent back, by way of LiteLLM too.
+    harmless = frozenset(
+        [
+            "annotations",
+            "cache_control",
+            "malformed_calls",
+            "provider_specific_fields",
+            "reasoning_details",
+            "thinking_blocks",
+        ]
+    )
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[_TextPart] = ""
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[dict[str, Any]] = []
+    tool_call_id: str | None = None
+    name: str | None = None
+    """Whose turn or which tool's answer; a user or system by name is refused."""
+
+    @model_validator(mode="after")
+    def _nobody_else_has_a_name(self) -> Self:
+        if self.name is not None and self.role not in ("assistant", "tool"):
+            raise RefusalError(
+                f"name={self.name!r:.100} of a {self.role} message is not served; write it into "
+                "the content",
+                param="name",
+            )
+        return self
+
+    def message(self) -> Message:
+        parts = self.content
+        text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        if self.role == "assistant":
+            return read_reply({**self.model_dump(), "content": text}, splits=False)
+        role = "system" if self.role == "developer" else self.role
+        return Message(role=role, content=text, tool_call_id=self.tool_call_id)
+
+
+class ChatBody(Body):
+    messages: list[_Said] = Field(min_length=1)
+    tools: list[_Tool] = []
+    tool_choice: Literal["auto", "none"] = "auto"
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool = False
+    top_logprobs: Literal[0] = 0
+    """The chosen token's alone."""
+
+    @property
+    def call_ids(self) -> set[str]:
+        """Those that the conversation has used."""
+        return {str(call.get("id")) for said in self.messages for call in said.tool_calls}
+
+    @property
+    def specs(self) -> tuple[ToolSpec, ...]:
+        if self.tool_choice == "none":
+            return ()
+        return tuple(ToolSpec(**tool.function.model_dump()) for tool in self.tools)
+
+
+def read_body(raw: bytes, kind: type[B], *, template_kwargs: Mapping[str, Any]) -> B:
+    """`template_kwargs` are the renderer's own: a chat may only say the same."""
+    try:
+        sent = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise RefusalError(f"the body is not JSON: {error}") from error
+    if not isinstance(sent, dict):
+        raise RefusalError("the body is not a JSON object; send one")
+    for key, same in (_ONLY | {"chat_template_kwargs": ({}, dict(template_kwargs))}).items():
+        if sent.get(key) is not None and sent[key] not in same:
+            raise RefusalError(f"{key}={sent[key]!r:.100} is not served; leave it out", param=key)
+    known = kind.model_fields.keys() | _ONLY.keys() | _HARMLESS | {"chat_template_kwargs"}
+    for key in sent.keys() - known:
+        if sent[key] is not None:
+            raise RefusalError(f"{key}={sent[key]!r:.100} is not served; leave it out", param=key)
+    try:
+        return kind.model_validate(sent)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(map(str, first["loc"])) or "the body"
+        if first["type"] == "missing":
+            raise RefusalError(f"{key} is missing; send it", param=key) from error
+        raise RefusalError(f"{key}={first['input']!r:.100}; {first['msg']}", param=key) from error

@@ -1,0 +1,131 @@
+"""Answers: what was sampled, as OpenAI's API tells it, with vLLM's fields for the tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Any
+from uuid import uuid4
+
+from skyfleet.chat.call_ids import call_id
+from skyfleet.chat.message import Message, ToolCall
+from skyfleet.chat.renderer import Renderer
+from skyfleet.chat.tool_calls.parser import thoughts_aside
+from skyfleet.chat.transcript import Completion
+from skyfleet.engines.openai_messages import written_message
+from skyfleet.serving.requests import Body, ChatBody, CompletionBody
+
+_HALF_A_LETTER = "\ufffd"
+
+
+def totals(prompts: Sequence[Sequence[int]], completions: Sequence[Completion]) -> dict[str, Any]:
+    """What an answer says beside its choices: tokens in all, and the oldest weights that spoke."""
+    n_prompt = sum(map(len, prompts))
+    n_sampled = sum(len(completion.token_ids) for completion in completions)
+    version = min(completion.policy_version for completion in completions)
+    return {"usage": usage(n_prompt, n_sampled), "policy_version": version}
+
+
+def usage(n_prompt: int, n_sampled: int) -> dict[str, int]:
+    return {
+        "prompt_tokens": n_prompt,
+        "completion_tokens": n_sampled,
+        "total_tokens": n_prompt + n_sampled,
+    }
+
+
+def without_stop(body: Body, text: str, *, is_whole: bool = True) -> str:
+    """The text before a stop string; of a text that grows, what no stop string can take back."""
+    stops = () if body.include_stop_str_in_output else body.stops
+    ends = [end for stop in stops if (end := text.find(stop)) >= 0]
+    if ends:
+        return text[: min(ends)]
+    if is_whole:
+        return text
+    text = text.rstrip(_HALF_A_LETTER)
+    return text[: len(text) + 1 - max(map(len, stops), default=1)]
+
+
+def plain_text(renderer: Renderer, token_ids: Sequence[int]) -> str:
+    ended = bool(token_ids) and token_ids[-1] in renderer.stop_token_ids
+    return renderer.text(token_ids[:-1] if ended else token_ids)
+
+
+def chat_message(body: ChatBody, renderer: Renderer, token_ids: Sequence[int]) -> dict[str, Any]:
+    """What the turn says. A call that nobody offered a tool for, or that is malformed, is text."""
+    message = renderer.parse(token_ids, body.specs)
+    text = message.text
+    if message.tool_calls and not body.specs:
+        message = Message(role="assistant", reasoning=message.reasoning)
+        text = thoughts_aside(plain_text(renderer, token_ids))[0].strip()
+    calls = _told_apart(message.tool_calls, body.call_ids)
+    written = written_message(replace(message, tool_calls=calls))
+    text = "\n".join(filter(None, (text, *message.malformed_calls)))
+    written["content"] = without_stop(body, text)
+    if message.malformed_calls:
+        written["malformed_calls"] = list(message.malformed_calls)
+    if message.reasoning is not None:
+        written["reasoning_content"] = message.reasoning
+    return written
+
+
+def _told_apart(calls: Sequence[ToolCall], used: Collection[str]) -> tuple[ToolCall, ...]:
+    """An id is told once, so that agents can keep results by it; a model's own new one is kept."""
+    taken, told = {*used, *(call.id for call in calls)}, list[ToolCall]()
+    for place, call in enumerate(calls):
+        own, number = call.id, len(used)
+        if own == f"call_{place}":  # the model named none
+            own = f"call_{uuid4().hex}"
+        elif own in used:
+            # As Kimi K2 counts; gpt-oss reads the name in it.
+            while (own := call_id(call.name, number)) in taken:
+                number += 1
+        taken.add(own)
+        told.append(replace(call, id=own))
+    return tuple(told)
+
+
+def chat_finish(completion: Completion, message: dict[str, Any]) -> str:
+    called = "tool_calls" in message and completion.finish == "stop"
+    return "tool_calls" if called else completion.finish
+
+
+def chat_tokens(body: ChatBody, renderer: Renderer, completion: Completion) -> dict[str, Any]:
+    """The fields of a choice that tell its tokens, as far as they were asked for."""
+    told: dict[str, Any] = {"logprobs": None}
+    if body.logprobs:
+        pairs = zip(completion.token_ids, completion.logprobs, strict=True)
+        told["logprobs"] = {
+            "content": [_logprob(renderer.text([token]), logprob) for token, logprob in pairs]
+        }
+    if body.return_token_ids:
+        told["token_ids"] = list(completion.token_ids)
+    return told
+
+
+def text_tokens(
+    body: CompletionBody, renderer: Renderer, completion: Completion, *, offset: int = 0
+) -> dict[str, Any]:
+    told: dict[str, Any] = {"logprobs": None}
+    if body.logprobs is not None:
+        tokens = [renderer.text([token]) for token in completion.token_ids]
+        offsets = [offset + len("".join(tokens[:i])) for i in range(len(tokens))]
+        told["logprobs"] = {
+            "tokens": tokens,
+            "token_logprobs": list(completion.logprobs),
+            "top_logprobs": None,
+            "text_offset": offsets,
+        }
+    if body.return_token_ids:
+        told["token_ids"] = list(completion.token_ids)
+    return told
+
+
+def _logprob(text: str, logprob: float) -> dict[str, Any]:
+    whole = _HALF_A_LETTER not in text
+    return {
+        "token": text,
+        "logprob": logprob,
+        "bytes": list(text.encode()) if whole else None,
+        "top_logprobs": [],
+    }

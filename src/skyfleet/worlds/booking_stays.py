@@ -1,0 +1,111 @@
+"""Stays: which rooms are free, and how one is booked and paid for, moved, cancelled and refunded."""
+
+from __future__ import annotations
+
+from datetime import date, timedelta
+
+from skyfleet.envs.tools import ToolError
+from skyfleet.worlds import vocabulary as wording
+from skyfleet.worlds.database import Row
+from skyfleet.worlds.toolkit import App
+
+_REFUND_PERCENT = {"Flexible": 100, "Moderate": 50, "Strict": 0}
+
+_BOOK = """
+insert into bookings (
+    booking_reference, user_id, hotel_id, room_id, check_in_date, check_out_date, booking_date,
+    base_price, total_price, original_price, guest_first_name, guest_last_name, guest_email,
+    guest_phone_number, guest_country, payment_method_id, agreed_to_terms_at
+)
+select printf('BK%04d', (select count(*) + 1 from bookings)), users.id, hotel_id, rooms.id,
+    ?1, date(?1, '+1 day'), ?2, base_price, base_price, base_price, first_name, last_name, email,
+    phone_number, country,
+    coalesce(?3, (select id from payment_methods where user_id = users.id and is_default)), ?2
+from rooms, users where rooms.id = ?4 and users.id = ?5
+"""
+
+_PAY = """
+insert into transactions (booking_id, payment_method_id, amount, processed_at)
+select id, payment_method_id, total_price, ?1 from bookings
+where id not in (select booking_id from transactions)
+"""
+
+_REFUND = """
+insert into transactions (booking_id, payment_method_id, amount, transaction_type, processed_at)
+select id, payment_method_id, ?2, 'Refund', ?3 from bookings where id = ?1
+"""
+
+
+def date_of(app: App, day: wording.Day) -> str:
+    """The next such day after today. On a Monday, Monday is a week ahead."""
+    today = date.fromisoformat(app.current_date)
+    days_ahead = (wording.DAYS.index(day) - today.weekday() - 1) % 7 + 1
+    return (today + timedelta(days=days_ahead)).isoformat()
+
+
+def free_rooms(app: App, hotel_id: int, day: wording.Day) -> list[Row]:
+    """The rooms of a hotel that nobody has on that day, cheapest first."""
+    return app.db.rows(
+        "select * from rooms where hotel_id = ? and id not in (select room_id from bookings"
+        " where check_in_date = ? and status = 'confirmed') order by base_price",
+        hotel_id,
+        date_of(app, day),
+    )
+
+
+def check_free(app: App, room_id: int, day: wording.Day) -> None:
+    room = app.db.row("select * from rooms where id = ?", room_id)
+    if room is None:
+        raise ToolError(f"no room {room_id}; list_rooms shows the ids")
+    free = [room["id"] for room in free_rooms(app, room["hotel_id"], day)]
+    if room_id not in free:
+        others = ", ".join(map(str, free)) or "none"
+        raise ToolError(f"room {room_id} is taken on {day}; free, cheapest first: {others}")
+
+
+def check_card(app: App, user: int, card_id: int) -> None:
+    sql = "select * from payment_methods where id = ? and user_id = ?"
+    if app.db.row(sql, card_id, user) is None:
+        raise ToolError(f"no card {card_id} of yours; list_cards shows them")
+    if has_expired(app, card_id):
+        raise ToolError(f"card {card_id} has expired; pay with another")
+
+
+def has_expired(app: App, card_id: int) -> bool:
+    sql = "select printf('%d-%02d', expiry_year, expiry_month) from payment_methods where id = ?"
+    month: str = app.db.column(sql, card_id)[0]
+    return month < app.current_date[:7]
+
+
+def book_room(
+    app: App, room_id: int, day: wording.Day, *, user: int, card_id: int | None = None
+) -> int:
+    """To be paid for with the user's default card unless another is given."""
+    values = (date_of(app, day), app.current_date, card_id, room_id, user)
+    return app.db.connection.execute(_BOOK, values).lastrowid or 0
+
+
+def pay_for_bookings(app: App) -> None:
+    """Those that are not yet paid for."""
+    app.db.write(_PAY, app.current_date)
+
+
+def refund_of(app: App, booking_id: int) -> int:
+    """How much of its price the hotel's policy pays back."""
+    price, policy = app.db.connection.execute(
+        "select total_price, cancellation_policy_type"
+        " from bookings join property_policies using (hotel_id) where id = ?",
+        (booking_id,),
+    ).fetchone()
+    return int(price * _REFUND_PERCENT[policy] // 100)
+
+
+def cancel(app: App, booking_id: int) -> int:
+    """Give a booking up; returns the refund."""
+    refund = refund_of(app, booking_id)
+    app.db.write("update bookings set status = 'cancelled' where id = ?", booking_id)
+    if refund:
+        sql = "update bookings set payment_status = 'refunded' where id = ?"
+        app.db.write(sql, booking_id)
+        app.db.write(_REFUND, booking_id, refund, app.current_date)
+    return refund

@@ -1,0 +1,124 @@
+"""WorldEnv: one episode of one task in a world of its own, all in this process."""
+
+from __future__ import annotations
+
+import re
+from datetime import date
+from functools import lru_cache, partial
+
+from skyfleet.chat.message import Message, ToolCall
+from skyfleet.envs.env import Opening, Step
+from skyfleet.envs.tools import Tool, ToolError
+from skyfleet.envs.turns import SYSTEM, take_turn
+from skyfleet.envs.verifiers.conversation import conversation_json
+from skyfleet.envs.verifiers.grading import grade_state
+from skyfleet.errors import EnvError, VerifierError
+from skyfleet.tasks.task import Grade, Task
+from skyfleet.worlds.formatting import show
+from skyfleet.worlds.toolkit import App
+from skyfleet.worlds.world import World
+
+_RULES = Message(role="system", content=SYSTEM)
+_DATA_KEY = re.compile(r"seed-(\d{1,9})")
+
+# Who and when stand with the wish, not in the system text: all tasks of a world then begin with
+# the same tokens, which engine and learner compute once.
+_WISH = """\
+You help {user} in {world}. Today is {weekday}, {today}.
+{prompt}"""
+
+
+def submit_final_answer(app: App, answer: str) -> str:
+    """Give the answer and finish."""
+    return answer
+
+
+_SUBMIT = Tool.of(submit_final_answer)
+
+
+class WorldEnv:
+    def __init__(self, world: World, task: Task, *, partial_credit: bool = False) -> None:
+        """`partial_credit`: a failed task is worth the share of its checks that passed."""
+        self._world, self._partial_credit = world, partial_credit
+        self._task = task
+        asks = _SUBMIT.spec.name in task.prompt
+        self._toolkit = world.toolkit.plus(_SUBMIT) if asks else world.toolkit
+        self._data_seed = _data_seed(task)
+        self._app: App | None = None
+        self._done = False
+        self._answer: str | None = None
+        self._said: list[Message] = []
+
+    async def reset(self) -> Opening:
+        await self.close()
+        self._done, self._answer = False, None
+        self._app = self._world.open(self._data_seed, self._task.env_variables)
+        wish = _WISH.format(
+            user=self._app.user,
+            world=self._world.name,
+            weekday=_weekday(self._app.current_date),
+            today=self._app.current_date,
+            prompt=self._task.prompt,
+        )
+        messages = (_RULES, Message(role="user", content=wish))
+        self._said = list(messages)
+        return Opening(messages=messages, tools=self._toolkit.specs)
+
+    async def step(self, action: Message) -> Step:
+        if self._done:
+            raise EnvError(f"task {self._task.key}: step after done; open another env")
+        step = await take_turn(action, partial(self._answer_to, self._opened))
+        self._done = step.done
+        self._said += (action, *step.messages)
+        return step
+
+    async def grade(self) -> Grade:
+        code = self._task.verifier_code
+        if code is None:
+            raise VerifierError(f"task {self._task.key}: verifier_code is None; give it one")
+        seed = self._world.image(self._data_seed)
+        return await grade_state(
+            code,
+            seed,
+            self._opened.db.connection,
+            self._answer,
+            # Few verifiers ask for it, and it is as long as the episode.
+            conversation=conversation_json(self._said) if "conversation" in code else None,
+            partial_credit=self._partial_credit,
+        )
+
+    async def close(self) -> None:
+        if self._app is not None:
+            self._app.db.close()
+            self._app = None
+
+    @property
+    def _opened(self) -> App:
+        if self._app is None:
+            raise EnvError(f"task {self._task.key}: the env is not open; call reset first")
+        return self._app
+
+    async def _answer_to(self, app: App, call: ToolCall) -> Step:
+        try:
+            result = self._toolkit.call(app, call.name, call.arguments)
+        except ToolError as error:
+            text = f"Error: {error}"
+            reply = Message(role="tool", content=text, tool_call_id=call.id, is_error=True)
+            return Step(messages=(reply,))
+        submitted = call.name == _SUBMIT.spec.name
+        if submitted:
+            self._answer = str(result)
+        reply = Message(role="tool", content=show(result), tool_call_id=call.id)
+        return Step(messages=(reply,), done=submitted)
+
+
+@lru_cache
+def _weekday(iso_date: str) -> str:
+    return date.fromisoformat(iso_date).strftime("%A")
+
+
+def _data_seed(task: Task) -> int:
+    match = _DATA_KEY.fullmatch(task.data_key or "")
+    if match is None:
+        raise EnvError(f"task {task.key}: data_key={task.data_key!r}; write seed-<number>")
+    return int(match[1])

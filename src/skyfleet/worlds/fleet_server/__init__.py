@@ -1,0 +1,1 @@
+"""A Fleet-compatible HTTP server that serves the built-in environments."""

@@ -1,0 +1,182 @@
+"""Verification: verifier source that a client sends is run on its instance by our own executor.
+
+What a client sends is never unpickled, and its source runs nowhere but in the jail.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import binascii
+from collections import OrderedDict
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+from uuid import uuid4
+
+from pydantic import BaseModel, Field
+
+from skyfleet.envs.fleet.bundles import digest, unpack
+from skyfleet.envs.verifiers.grading import shared_jail
+from skyfleet.errors import VerifierError
+from skyfleet.tasks.task import Grade
+from skyfleet.worlds.fleet_server.errors import RefusalError
+from skyfleet.worlds.fleet_server.instances import Instance
+from skyfleet.worlds.fleet_server.plain_pickle import read_plain
+
+_MOST_SOURCES = 4096
+_RAW_SECONDS = 30
+
+
+class ExecuteRequest(BaseModel):
+    key: str | None = None
+    sha256: str | None = None
+    bundle: str | None = None
+    """Base64 of a zip; left out where the server already knows the digest."""
+    args: str | None = None
+    """Base64 of a pickle of the positional and the keyword arguments."""
+    args_array: list[Any]
+    """The positional arguments, then {"env": instance_id}."""
+    timeout: int = Field(30, ge=1, le=300)
+
+
+class RawRequest(BaseModel):
+    function_code: str
+    function_name: str
+    text_solution: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What the agent said, as far as a verifier asks."""
+
+    final_answer: str | None = None
+    conversation: str | None = None
+
+
+class Sources:
+    """Verifier sources by the digest of their bundle, the oldest forgotten first."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, str] = OrderedDict()
+
+    def __contains__(self, sha256: str) -> bool:
+        return sha256 in self._known
+
+    def find(self, request: ExecuteRequest) -> str:
+        if request.bundle is None:
+            code = self._known.get(request.sha256 or "")
+            if code is None:
+                # fleet-python sends the bundle when it reads these words.
+                raise RefusalError(400, f"bundle not found: sha256={request.sha256!r}; send it")
+            return code
+        bundle = _decoded("bundle", request.bundle)
+        try:
+            code = unpack(bundle)
+        except ValueError as error:
+            raise RefusalError(400, f"bundle: {error}") from error
+        self._known[digest(bundle)] = code
+        if len(self._known) > _MOST_SOURCES:
+            self._known.popitem(last=False)
+        return code
+
+
+def instance_id(request: ExecuteRequest) -> str:
+    named = [a["env"] for a in request.args_array if isinstance(a, dict) and "env" in a]
+    if not named:
+        raise RefusalError(400, 'args_array names no instance; add {"env": instance_id}')
+    return str(named[-1])
+
+
+def said(request: ExecuteRequest) -> Said:
+    """The arguments for the verifier; others than texts it could not be given."""
+    positional = [a for a in request.args_array if not (isinstance(a, dict) and "env" in a)]
+    named = {} if request.args is None else _keywords(request.args)
+    given = dict(zip(("final_answer", "conversation"), positional, strict=False)) | named
+    if given.keys() - {"final_answer", "conversation"} or len(positional) > 2:
+        raise RefusalError(
+            400,
+            f"arguments {sorted(map(str, given))}; a verifier takes final_answer and conversation",
+        )
+    if not all(value is None or isinstance(value, str) for value in given.values()):
+        raise RefusalError(400, "final_answer and conversation are texts; send strings")
+    return Said(**given)
+
+
+async def execute(
+    instance: Instance, code: str, spoken: Said, *, timeout_seconds: float
+) -> dict[str, Any]:
+    """Fleet's answer to an execution: a verifier that fails has graded nothing."""
+    start = perf_counter()
+    answer: dict[str, Any] = {"execution_id": str(uuid4())}
+    try:
+        grade = await _grade(instance, code, spoken, timeout_seconds)
+    except VerifierError as error:
+        failure = {"type": "VerifierError", "message": str(error)}
+        answer |= {"success": False, "result": None, "stdout": "", "error": failure}
+    else:
+        answer |= {"success": True, "result": grade.reward, "stdout": grade.explanation}
+    return answer | {"execution_time_ms": round(1000 * (perf_counter() - start))}
+
+
+async def execute_raw(instance: Instance, request: RawRequest) -> dict[str, Any]:
+    """The older way: source without a bundle, for one database before and one after."""
+    code = request.function_code
+    try:
+        if _takes_two_databases(code, request.function_name):
+            code = _taking_an_env(code, request.function_name)
+        grade = await _grade(instance, code, Said(final_answer=request.text_solution), _RAW_SECONDS)
+    except VerifierError as error:
+        return {"success": False, "error": str(error), "message": "the verifier failed"}
+    return {"success": True, "result": grade.reward, "message": grade.explanation or "ok"}
+
+
+async def _grade(instance: Instance, code: str, spoken: Said, timeout_seconds: float) -> Grade:
+    # Even source that this process wrote: a client may have made the tables it reads a trap.
+    return await shared_jail().verify(
+        code,
+        instance.world.image(instance.data_seed),
+        instance.app.db.image(),
+        spoken.final_answer,
+        spoken.conversation,
+        timeout_seconds=timeout_seconds,
+    )
+
+
+def _takes_two_databases(code: str, name: str) -> bool:
+    try:
+        body = ast.parse(code).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        said = f"{type(error).__name__}: {error}"
+        raise VerifierError(f"function_code cannot be read, {said:.200}; mend it") from error
+    functions = [node for node in body if isinstance(node, ast.FunctionDef)]
+    return any(
+        [a.arg for a in f.args.args][:2] == ["before", "after"] for f in functions if f.name == name
+    )
+
+
+def _taking_an_env(code: str, name: str) -> str:
+    # Kept in a list, because the executor takes the first function that has a verifier's name.
+    return (
+        f"from __future__ import annotations\n{code}\n"
+        f"kept = [{name}]\ndel {name}\n"
+        "def main(env, final_answer=None):\n"
+        '    return kept[0](env.db("seed"), env.db("current"), final_answer)\n'
+    )
+
+
+def _keywords(args: str) -> dict[Any, Any]:
+    try:
+        named = read_plain(_decoded("args", args))["kwargs"]
+        if not isinstance(named, dict):
+            raise TypeError(f"kwargs is a {type(named).__name__} and no dict")
+    except (ValueError, KeyError, TypeError) as error:
+        raise RefusalError(400, f"args: {error}; pickle {{'args': ..., 'kwargs': ...}}") from error
+    return named
+
+
+def _decoded(key: str, text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise RefusalError(400, f"{key} is not base64: {error}") from error
