@@ -38,7 +38,7 @@ from skyfleet.chat.tools_section import qwen_tools
 from skyfleet.chat.transcript import Completion
 from skyfleet.engines.embedded import EmbeddedEngine
 from skyfleet.engines.sampling_params import SamplingParams
-from skyfleet.envs.env import Opening, Step
+from skyfleet.envs.env import Observation, Step
 from skyfleet.learner.optimizer import OptimizerSettings
 from skyfleet.learner.single import LearnerSettings, SingleLearner
 from skyfleet.metrics.rollout_metrics import episode_metrics
@@ -121,10 +121,10 @@ class CpuSeconds(NamedTuple):
 class NotesEnv:
     def __init__(self, task: Task, tools: tuple[ToolSpec, ...]) -> None:
         question = Message(role="user", content=task.prompt)
-        self._opening = Opening(messages=(question,), tools=tools)
+        self._opening = Observation(messages=(question,), tools=tools)
         self._notes, self._answer = Notes(), ""
 
-    async def reset(self) -> Opening:
+    async def reset(self) -> Observation:
         return self._opening
 
     async def step(self, action: Message) -> Step:
@@ -183,7 +183,7 @@ async def measure_skyfleet(work: Work, steps: int) -> CpuSeconds:
     async def open_env(task: Task) -> NotesEnv:
         return NotesEnv(task, work.tools)
 
-    def policy(task: Task, opening: Opening, session: str) -> TokenConversation:
+    def policy(task: Task, opening: Observation, session: str) -> TokenConversation:
         return TokenConversation(
             opening, engine=engine, renderer=work.renderer, sampling=sampling, session=session
         )

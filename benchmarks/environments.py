@@ -54,7 +54,7 @@ AT_ONCE = (1, 16, 64)
 SESSIONS = 1000
 LIMITS = Limits(max_turns=20, max_input_length=0, trajectory_timeout_seconds=300)
 
-Door = Callable[[list[Task]], AbstractAsyncContextManager[EnvFactory]]
+AgentGateway = Callable[[list[Task]], AbstractAsyncContextManager[EnvFactory]]
 
 
 @asynccontextmanager
@@ -97,7 +97,7 @@ async def mcp(tasks: list[Task]) -> AsyncIterator[EnvFactory]:
         yield mcp_factory(MCPSettings(url=f"{url}/{{task_key}}/mcp", grade=grade))
 
 
-DOORS: dict[str, Door] = {
+DOORS: dict[str, AgentGateway] = {
     "in process": in_process,
     "OpenEnv": openenv,
     "Fleet-compatible server": fleet,
@@ -106,7 +106,7 @@ DOORS: dict[str, Door] = {
 
 
 async def episodes_per_second(
-    door: Door, tasks: list[Task], at_once: int, seconds: float
+    door: AgentGateway, tasks: list[Task], at_once: int, seconds: float
 ) -> tuple[float, float]:
     """By the wall clock, and by the process's own, which other work on the machine slows less."""
     async with door(tasks) as open_env:
@@ -185,7 +185,7 @@ def world_row(name: str, tasks: list[Task], verdicts: str) -> str:
     return f"| {name} | {counted} | {' | '.join(cells)} |"
 
 
-async def memory_row(name: str, door: Door, tasks: list[Task]) -> str:
+async def memory_row(name: str, door: AgentGateway, tasks: list[Task]) -> str:
     """Growth while so many episodes are open at once, both ends of each in this process."""
     async with door(tasks) as open_env:
         await play(open_env, tasks[:8], 8)

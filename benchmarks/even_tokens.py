@@ -44,7 +44,7 @@ from skyfleet.chat.message import Message
 from skyfleet.chat.transcript import Completion
 from skyfleet.engines.embedded import EmbeddedEngine
 from skyfleet.engines.sampling_params import SamplingParams
-from skyfleet.envs.env import Opening, Step
+from skyfleet.envs.env import Observation, Step
 from skyfleet.learner.optimizer import OptimizerSettings
 from skyfleet.learner.single import LearnerSettings, SingleLearner
 from skyfleet.models.decoder import Decoder
@@ -121,10 +121,10 @@ class Numbers:
 
 class EvenEnv:
     def __init__(self, task: Task) -> None:
-        self._opening = Opening(messages=(Message(role="user", content=task.prompt),))
+        self._opening = Observation(messages=(Message(role="user", content=task.prompt),))
         self._said: list[int] = []
 
-    async def reset(self) -> Opening:
+    async def reset(self) -> Observation:
         return self._opening
 
     async def step(self, action: Message) -> Step:
@@ -173,7 +173,7 @@ async def _learn(lr: float, seed: int) -> Learned:
         sampling = SamplingParams(max_generate_length=LENGTH, seed=seed * 1_000 + step)
 
         def policy(
-            task: Task, opening: Opening, session: str, sampling: SamplingParams = sampling
+            task: Task, opening: Observation, session: str, sampling: SamplingParams = sampling
         ) -> TokenConversation:
             return TokenConversation(
                 opening, engine=engine, renderer=numbers, sampling=sampling, session=session

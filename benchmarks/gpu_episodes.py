@@ -28,7 +28,7 @@ from skyfleet.engines.engine import Engine
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.engines.vllm_controller import VllmSettings
 from skyfleet.engines.vllm_engine import open_vllm_engine
-from skyfleet.envs.env import Env, Opening, Step
+from skyfleet.envs.env import Env, Observation, Step
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.loading import load_model, save_model
 from skyfleet.rollouts.conversation import TokenConversation
@@ -49,7 +49,7 @@ class Directed:
         self._env, self._task = env, task
         self._calls = islice(cycle(task.solution), N_TURNS)
 
-    async def reset(self) -> Opening:
+    async def reset(self) -> Observation:
         return await self._env.reset()
 
     async def step(self, action: Message) -> Step:
@@ -121,7 +121,7 @@ async def play(
     async def open_env(task: Task) -> Directed:
         return Directed(await open_world(task), task)
 
-    def policy(task: Task, opening: Opening, session: str) -> TokenConversation:
+    def policy(task: Task, opening: Observation, session: str) -> TokenConversation:
         return TokenConversation(
             opening,
             engine=engine,

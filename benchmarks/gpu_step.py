@@ -29,7 +29,7 @@ from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.chat.pieces import PieceEncoder
 from skyfleet.engines.cuda.engine import CudaEngine
 from skyfleet.engines.sampling_params import SamplingParams
-from skyfleet.envs.env import Opening, Step
+from skyfleet.envs.env import Observation, Step
 from skyfleet.learner.optimizer import OptimizerSettings
 from skyfleet.learner.single import LearnerSettings, SingleLearner
 from skyfleet.models.decoder import Decoder
@@ -79,8 +79,8 @@ class OneAnswer:
     def __init__(self, task: Task) -> None:
         self._task, self._answer = task, ""
 
-    async def reset(self) -> Opening:
-        return Opening(messages=(Message(role="user", content=self._task.prompt),), tools=())
+    async def reset(self) -> Observation:
+        return Observation(messages=(Message(role="user", content=self._task.prompt),), tools=())
 
     async def step(self, action: Message) -> Step:
         self._answer = action.text
@@ -154,7 +154,7 @@ async def skyfleet_steps(
         sampling = SamplingParams(max_generate_length=N_NEW, seed=step)
 
         def policy(
-            task: Task, opening: Opening, session: str, sampling: SamplingParams = sampling
+            task: Task, opening: Observation, session: str, sampling: SamplingParams = sampling
         ) -> TokenConversation:
             return TokenConversation(
                 opening, engine=engine, renderer=renderer, sampling=sampling, session=session
@@ -171,7 +171,7 @@ async def skyfleet_steps(
         engine.policy_version = report.policy_version
         torch.cuda.synchronize()
         end = perf_counter()
-        assert {s.n_chosen for s in samples} == {N_NEW}
+        assert {s.n_action_tokens for s in samples} == {N_NEW}
         rows.append(
             {
                 "step": end - start,

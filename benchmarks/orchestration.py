@@ -20,7 +20,7 @@ from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.chat.renderer import Renderer
 from skyfleet.chat.transcript import Completion
 from skyfleet.engines.sampling_params import SamplingParams
-from skyfleet.envs.env import Env, Opening, Step
+from skyfleet.envs.env import Env, Observation, Step
 from skyfleet.rollouts.conversation import TokenConversation
 from skyfleet.rollouts.episode import Limits, collect
 from skyfleet.tasks.task import Grade, Task
@@ -89,8 +89,8 @@ class ScriptedEngine:
 class Room:
     """Always answers, never ends."""
 
-    async def reset(self) -> Opening:
-        return Opening(messages=(Message(role="user", content="Look around."),))
+    async def reset(self) -> Observation:
+        return Observation(messages=(Message(role="user", content="Look around."),))
 
     async def step(self, action: Message) -> Step:
         return Step(messages=(REPLY,))
@@ -110,7 +110,7 @@ async def played(n_episodes: int, n_turns: int, engine: ScriptedEngine) -> float
     tasks = [Task(key=f"t{i}", env_key="room", prompt="?") for i in range(n_episodes)]
     limits = Limits(max_turns=n_turns, max_input_length=1 << 30, trajectory_timeout_seconds=900)
 
-    def policy(task: Task, opening: Opening, session: str) -> TokenConversation:
+    def policy(task: Task, opening: Observation, session: str) -> TokenConversation:
         return TokenConversation(
             opening, engine=engine, renderer=ReadyTokens(), sampling=SAMPLING, session=session
         )

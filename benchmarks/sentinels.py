@@ -34,11 +34,11 @@ from skyfleet.chat.transcript import Completion
 from skyfleet.config.loading import load_config, load_config_file
 from skyfleet.config.root import RunConfig
 from skyfleet.engines.sampling_params import SamplingParams
-from skyfleet.envs.env import Opening, Step
-from skyfleet.sentinels import watch
+from skyfleet.envs.env import Observation, Step
+from skyfleet.sentinels import checker as watch
 from skyfleet.sentinels.finding import Finding, Sentinel
-from skyfleet.sentinels.roster import ROSTER
-from skyfleet.sentinels.witness import Witness
+from skyfleet.sentinels.recording_engine import RecordingEngine
+from skyfleet.sentinels.registry import ROSTER
 from skyfleet.tasks.task import Grade, Task
 from skyfleet.trainer.assemble import assemble
 from skyfleet.trainer.garbage import settled
@@ -78,9 +78,9 @@ class Coin:
     """Whatever is said is over, and earns 1 or 0 by chance."""
 
     def __init__(self, task: Task) -> None:
-        self._opening = Opening(messages=(Message(role="user", content=task.prompt),))
+        self._opening = Observation(messages=(Message(role="user", content=task.prompt),))
 
-    async def reset(self) -> Opening:
+    async def reset(self) -> Observation:
         return self._opening
 
     async def step(self, action: Message) -> Step:
@@ -130,7 +130,7 @@ async def witness_seconds(n: int = 2000) -> float:
             await engine.generate(prompt, sampling, session=f"task/{i}")
         return process_time() - start
 
-    return (await spent(Witness(echo)) - await spent(echo)) / n
+    return (await spent(RecordingEngine(echo)) - await spent(echo)) / n
 
 
 def timed(sentinel: Sentinel[Any], spent: dict[str, float]) -> Sentinel[Any]:

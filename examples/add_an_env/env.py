@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from skyfleet.chat.message import Message, ToolSpec
-from skyfleet.envs.env import Opening, Step
+from skyfleet.envs.env import Observation, Step
 from skyfleet.errors import EnvError
 from skyfleet.tasks.task import Grade, Task
 
@@ -24,9 +24,11 @@ class SafeEnv:
         self._secret = int(task.env_variables["SECRET"])
         self._is_there = self._is_open = False
 
-    async def reset(self) -> Opening:
+    async def reset(self) -> Observation:
         self._is_there, self._is_open = True, False
-        return Opening(messages=(Message(role="user", content=self._prompt),), tools=(TURN_DIAL,))
+        return Observation(
+            messages=(Message(role="user", content=self._prompt),), tools=(TURN_DIAL,)
+        )
 
     async def step(self, action: Message) -> Step:
         """Every call is answered; what the agent does wrong is said, not raised."""

@@ -39,7 +39,7 @@ class SentinelError(SkyfleetError, RuntimeError):
     """Something that must be true in every step was not."""
 
 
-class StarvedError(SentinelError):
+class NoLearningSignalError(SentinelError):
     """There is nothing to learn from any more; what was learnt before is sound, and is saved."""
 
 
@@ -87,7 +87,7 @@ class _Blame:
             raise self._kind(f"{self._doing}: {type(error).__name__}: {error}") from error
 
 
-def blamed_on(kind: type[EpisodeError], doing: str) -> _Blame:
+def wrap_errors(kind: type[EpisodeError], doing: str) -> _Blame:
     """Name whatever escapes: `doing` failed, and `kind` says whose fault it was.
 
     An error that already has a name keeps it. Cancellation passes through.

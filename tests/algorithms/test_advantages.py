@@ -10,7 +10,7 @@ import pytest
 from tests.fakes.samples import sample
 
 from skyfleet.algorithms.advantages import (
-    WholeBatch,
+    BatchEstimator,
     discounted,
     estimator_of,
     gae,
@@ -53,7 +53,7 @@ def test_maxrl_learns_nothing_from_a_mean_that_would_turn_its_sign(rewards: list
 def test_nothing_is_learned_where_there_is_nothing_to_compare(name: str) -> None:
     """SkyRL gives a group of one its raw score as its advantage, under grpo and maxrl."""
     estimate = estimator_of(Algorithm(advantage_estimator=name))
-    assert not isinstance(estimate, WholeBatch)
+    assert not isinstance(estimate, BatchEstimator)
     assert estimate([]) == []
     assert estimate([1.0]) == [0.0]
     assert estimate([1.0, 1.0, 1.0]) == [0.0, 0.0, 0.0]
@@ -62,12 +62,12 @@ def test_nothing_is_learned_where_there_is_nothing_to_compare(name: str) -> None
 def test_every_estimator_a_configuration_may_name_is_there() -> None:
     for name in ADVANTAGE_ESTIMATORS:
         estimate = estimator_of(Algorithm(advantage_estimator=name))
-        assert callable(estimate) or isinstance(estimate, WholeBatch)
+        assert callable(estimate) or isinstance(estimate, BatchEstimator)
 
 
 def test_an_estimator_of_ones_own_is_named_by_module_and_function() -> None:
     own = estimator_of(Algorithm(advantage_estimator="skyfleet.algorithms.advantages:rloo"))
-    assert not isinstance(own, WholeBatch)
+    assert not isinstance(own, BatchEstimator)
     assert own([1.0, 0.0, 0.0]) == [1.0, -0.5, -0.5]
     with pytest.raises(ConfigError, match="'nowhere:rloo' cannot be imported"):
         estimator_of(Algorithm(advantage_estimator="nowhere:rloo"))
@@ -82,7 +82,7 @@ def shifted(samples: Sequence[Sample], *, by: float = 0.0) -> list[Sample]:
     return [replace(s, advantages=tuple(x + by for x in s.advantages)) for s in samples]
 
 
-batch_shifted = WholeBatch(credit=shifted)
+batch_shifted = BatchEstimator(credit=shifted)
 
 
 def test_an_estimator_of_ones_own_is_given_its_settings() -> None:
@@ -92,7 +92,7 @@ def test_an_estimator_of_ones_own_is_given_its_settings() -> None:
             advantage_estimator_kwargs={"norm_by_std": False},
         )
     )
-    assert not isinstance(own, WholeBatch)
+    assert not isinstance(own, BatchEstimator)
     assert own([1.0, 0.0]) == [0.5, -0.5]
 
 
@@ -102,7 +102,7 @@ def test_a_whole_batch_of_ones_own_is_given_its_settings() -> None:
             advantage_estimator=f"{__name__}:batch_shifted", advantage_estimator_kwargs={"by": 2.0}
         )
     )
-    assert isinstance(whole, WholeBatch)
+    assert isinstance(whole, BatchEstimator)
     (credited,) = whole.credit([sample([1, 2], [False, True], advantage=1.0)])
     assert credited.advantages[1] == 3.0
 

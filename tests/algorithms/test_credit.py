@@ -44,7 +44,7 @@ def test_the_advantage_stands_on_chosen_tokens_and_zero_elsewhere() -> None:
     assert sample.advantages == (0.0, 0.0, 2.0, 0.0, 2.0, 2.0)
     assert sample.logprobs == (0.0, 0.0, -0.1, 0.0, -0.2, -0.3)
     assert sample.policy_version == 3  # the oldest that spoke
-    assert sample.n_chosen == 3
+    assert sample.n_action_tokens == 3
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from skyfleet.algorithms.filters import (
     punish_overlong,
     replace_uninformative,
 )
-from skyfleet.errors import StarvedError
+from skyfleet.errors import NoLearningSignalError
 from skyfleet.learner.batching import mini_batches
 from skyfleet.trajectories.trajectory import Group
 
@@ -89,7 +89,7 @@ def test_a_step_gives_up_after_so_many_batches_and_minus_one_never_does() -> Non
     check(wanting, [flat("a")] * 29, max_sample_batches=30)
     check(wanting, [flat("a")] * 300, max_sample_batches=-1)
     check(fill_batch([good("a")], batch_size=1), [good("a")] * 30, max_sample_batches=30)
-    with pytest.raises(StarvedError, match=r"max_sample_batches=30 .* rewards; raise it"):
+    with pytest.raises(NoLearningSignalError, match=r"max_sample_batches=30 .* rewards; raise it"):
         check(wanting, [flat("a")] * 30, max_sample_batches=30)
 
 

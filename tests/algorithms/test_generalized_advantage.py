@@ -55,8 +55,10 @@ def test_what_an_agent_hears_neither_discounts_nor_delays_its_credit() -> None:
     spoken = generalized_advantage([valued("011", [0.5, 0.2], 1.0), other], gamma=0.5, lambd=0.9)
     heard = generalized_advantage([valued("010001", [0.5, 0.2], 1.0), other], gamma=0.5, lambd=0.9)
     for one, same in zip(spoken, heard, strict=True):
-        assert one.at_chosen(one.advantages) == same.at_chosen(same.advantages)
-        assert one.at_chosen(one.returns) == same.at_chosen(same.returns)
+        assert one.select_action_tokens(one.advantages) == same.select_action_tokens(
+            same.advantages
+        )
+        assert one.select_action_tokens(one.returns) == same.select_action_tokens(same.returns)
 
 
 def test_a_penalty_is_a_loss_where_it_arose() -> None:

@@ -11,7 +11,7 @@ from tests.algorithms.test_losses import inputs
 from skyfleet.algorithms.losses.loss import LossInputs, LossOutput
 from skyfleet.algorithms.losses.policy_gradient import importance_sampling
 from skyfleet.algorithms.losses.ppo import ppo_clip
-from skyfleet.algorithms.losses.registry import policy_loss_of
+from skyfleet.algorithms.losses.registry import build_policy_loss
 from skyfleet.config.algorithm import Algorithm, OffPolicyCorrection
 from skyfleet.errors import ConfigError
 
@@ -22,15 +22,15 @@ PPO = "skyfleet.algorithms.losses.ppo:ppo_clip"
 def test_a_loss_of_ones_own_is_named_by_module_and_function() -> None:
     name = "skyfleet.algorithms.losses.policy_gradient:importance_sampling"
     given = inputs([3.0, 0.1], [1.0, -2.0])
-    own = policy_loss_of(Algorithm(policy_loss_type=name))(given)
+    own = build_policy_loss(Algorithm(policy_loss_type=name))(given)
     assert torch.equal(own.loss_T, importance_sampling(given).loss_T)
     with pytest.raises(ConfigError, match="policy_loss_type='nowhere:loss' cannot be imported"):
-        policy_loss_of(Algorithm(policy_loss_type="nowhere:loss"))
+        build_policy_loss(Algorithm(policy_loss_type="nowhere:loss"))
 
 
 def test_a_loss_of_ones_own_is_given_its_settings() -> None:
     given = inputs([1.0, 9.0], [1.0, 1.0])
-    own = policy_loss_of(Algorithm(policy_loss_type=PPO, policy_loss_kwargs=CLIP))(given)
+    own = build_policy_loss(Algorithm(policy_loss_type=PPO, policy_loss_kwargs=CLIP))(given)
     assert torch.equal(own.loss_T, ppo_clip(given, **CLIP).loss_T)
 
 
@@ -46,7 +46,7 @@ def test_settings_that_a_loss_of_ones_own_does_not_take_are_refused(
     kwargs: dict[str, float], complaint: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        policy_loss_of(Algorithm(policy_loss_type=PPO, policy_loss_kwargs=kwargs))
+        build_policy_loss(Algorithm(policy_loss_type=PPO, policy_loss_kwargs=kwargs))
     told = str(caught.value)
     assert told.startswith(
         f"trainer.algorithm.policy_loss_type='{PPO}' is called with LossInputs and "
@@ -59,7 +59,7 @@ def test_settings_that_a_loss_of_ones_own_does_not_take_are_refused(
 
 def test_what_is_no_function_is_no_loss() -> None:
     with pytest.raises(ConfigError, match="is not a callable object; name a function"):
-        policy_loss_of(Algorithm(policy_loss_type="math:pi"))
+        build_policy_loss(Algorithm(policy_loss_type="math:pi"))
 
 
 def averaged(given: LossInputs) -> LossOutput:
@@ -105,4 +105,4 @@ def test_a_loss_of_another_shape_is_refused_before_it_broadcasts(
         off_policy_correction=OffPolicyCorrection(tis_ratio_type=correction),
     )
     with pytest.raises(ConfigError, match=complaint):
-        policy_loss_of(algorithm)(inputs([1.0, 1.1], [1.0, -1.0]))
+        build_policy_loss(algorithm)(inputs([1.0, 1.1], [1.0, -1.0]))

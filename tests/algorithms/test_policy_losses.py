@@ -27,7 +27,7 @@ from skyfleet.algorithms.losses.policy_gradient import (
     sapo,
 )
 from skyfleet.algorithms.losses.ppo import dual_clip, gspo, ppo_clip
-from skyfleet.algorithms.losses.registry import policy_loss_of, selector_of
+from skyfleet.algorithms.losses.registry import build_policy_loss, selector_of
 from skyfleet.config.algorithm import POLICY_LOSSES, Algorithm
 
 CLIP: dict[str, Any] = {"eps_clip_low": 0.2, "eps_clip_high": 0.2}
@@ -221,13 +221,13 @@ def test_every_loss_a_configuration_may_name_is_there_with_its_settings(name: st
     assert (select is not None) == name.endswith("_cov")
     if select:
         given = replace(given, selected_T=select(given))
-    assert policy_loss_of(algorithm)(given).loss_T.shape == (2,)
+    assert build_policy_loss(algorithm)(given).loss_T.shape == (2,)
 
 
 def test_settings_reach_their_loss() -> None:
     wide = Algorithm(eps_clip_low=0.5, eps_clip_high=0.6)
     given = inputs([9.0], [1.0])
-    assert policy_loss_of(wide)(given).loss_T.tolist() == pytest.approx([-1.6])
+    assert build_policy_loss(wide)(given).loss_T.tolist() == pytest.approx([-1.6])
 
 
 def test_a_far_token_is_finite_in_every_clipped_loss() -> None:

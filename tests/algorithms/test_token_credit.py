@@ -10,7 +10,7 @@ import torch
 from tests.fakes.samples import sample
 
 from skyfleet.algorithms.advantages import (
-    WholeBatch,
+    BatchEstimator,
     distillation,
     grpo,
     normalize_batch,
@@ -31,7 +31,7 @@ def earning(reward: float, mask: str, *, attempt: int = 0, rewards: list[float])
 
 
 def advantages(samples: list[Sample]) -> list[list[float]]:
-    return [s.at_chosen(s.advantages) for s in samples]
+    return [s.select_action_tokens(s.advantages) for s in samples]
 
 
 def test_reinforce_plus_plus_whitens_discounted_returns_over_the_batch() -> None:
@@ -120,7 +120,7 @@ def test_reinforce_plus_plus_sees_a_penalty_where_it_arose() -> None:
 def test_a_student_gains_where_the_teacher_finds_the_token_likelier() -> None:
     student = earning(0.0, "011", rewards=[0.0])
     result = penalised([student], [[-0.5, -4.0]], k1, coef=1.0)
-    (made,) = credit(result.samples, WholeBatch(credit=distillation))
+    (made,) = credit(result.samples, BatchEstimator(credit=distillation))
     # Minus (-2 + 0.5) and minus (-2 + 4).
     assert made.advantages == pytest.approx((0.0, 1.5, -2.0))
 

@@ -9,7 +9,7 @@ from itertools import chain, cycle
 
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.chat.transcript import Finish, Transcript
-from skyfleet.envs.env import Env, EnvFactory, Opening, Step
+from skyfleet.envs.env import Env, EnvFactory, Observation, Step
 from skyfleet.rollouts.episode import Limits, run_episode
 from skyfleet.tasks.task import Grade, Task
 from skyfleet.trajectories.trajectory import Ending, Trajectory
@@ -61,7 +61,7 @@ async def play(script: Script) -> Trajectory | None:
 
 
 class _Agent:
-    def __init__(self, script: Script, opening: Opening) -> None:
+    def __init__(self, script: Script, opening: Observation) -> None:
         self._lines: Iterator[Line] = chain(script.lines, cycle(script.forever))
         self._left, self._cut_short = len(script.lines), script.cut_short
         self._heard = sum(len(message.text) for message in opening.messages)
@@ -75,7 +75,7 @@ class _Agent:
     def prompt_length(self) -> int:
         return self._heard // _CHARACTERS_PER_TOKEN
 
-    async def speak(self) -> Message:
+    async def generate(self) -> Message:
         line, self._left = next(self._lines), self._left - 1
         if isinstance(line, Exception):
             raise line
@@ -83,12 +83,12 @@ class _Agent:
         self._heard += len(line.text)
         return line
 
-    def hear(self, messages: Sequence[Message]) -> None:
+    def observe(self, messages: Sequence[Message]) -> None:
         self._heard += sum(len(message.text) for message in messages)
 
-    def forget(self, *, keep_recent_turns: int) -> None: ...
+    def truncate_history(self, *, keep_recent_turns: int) -> None: ...
 
-    def begin(self, opening: Opening) -> None: ...
+    def restart(self, opening: Observation) -> None: ...
 
     async def close(self) -> None: ...
 
@@ -101,7 +101,7 @@ class FaultyEnv:
     fault: Fault
     at_reset: Exception | None = None
 
-    async def reset(self) -> Opening:
+    async def reset(self) -> Observation:
         if self.at_reset is not None:
             raise self.at_reset
         return await self.inner.reset()

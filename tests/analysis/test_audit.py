@@ -10,7 +10,7 @@ import pytest
 from tests.trajectories.making import attempt
 
 from skyfleet.analysis.audit import Audit, Finding, Suspicion, audit
-from skyfleet.rollouts.conversation import Policy
+from skyfleet.rollouts.conversation import AgentFactory
 from skyfleet.rollouts.episode import Limits, collect
 from skyfleet.rollouts.scripted_agents import null_policy, oracle_policy
 from skyfleet.tasks.task import Grade, Task
@@ -23,7 +23,7 @@ LIMITS = Limits(max_turns=12, max_input_length=0, trajectory_timeout_seconds=0)
 WON = Grade(reward=1.0, success=True)
 
 
-async def played(tasks: Sequence[Task], policy: Policy) -> list[Trajectory]:
+async def played(tasks: Sequence[Task], policy: AgentFactory) -> list[Trajectory]:
     groups = await collect(tasks, open_world, policy, LIMITS, n_samples=1, max_concurrent=8)
     return [group.trajectories[0] for group in groups]
 

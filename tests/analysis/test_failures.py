@@ -161,7 +161,7 @@ def test_an_unknown_grade_is_the_verifiers_fault_whatever_the_agent_did() -> Non
         ("RefusedError", FailureClass.ENVIRONMENT_FAULT),
         ("VerifierError", FailureClass.VERIFIER_FAULT),
         ("BrokenVerifierError", FailureClass.VERIFIER_FAULT),
-        ("OvertimeError", FailureClass.VERIFIER_FAULT),
+        ("EpisodeTimeoutError", FailureClass.VERIFIER_FAULT),
     ],
 )
 def test_a_grade_is_kept_by_the_env_or_by_its_verifier(kind: str, expected: FailureClass) -> None:

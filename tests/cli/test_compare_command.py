@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from skyfleet.cli.compare import compare_command
 from skyfleet.errors import ConfigError, TaskError
-from skyfleet.evaluation.agent_info import Player
+from skyfleet.evaluation.agent_info import AgentInfo
 from skyfleet.evaluation.report import EvalReport
 
 PUBLISHED = Path(__file__).parents[2] / "examples" / "published_rates.yaml"
@@ -73,7 +73,7 @@ def test_a_dry_run_names_the_sets(runs: Path) -> None:
 def test_what_else_differs_is_said(tmp_path: Path) -> None:
     def kept(name: str, attempts: int, temperature: float) -> Path:
         groups = [group([1.0] * attempts, task_key=str(i)) for i in range(4)]
-        player = Player(model="m", temperature=temperature)
+        player = AgentInfo(model="m", temperature=temperature)
         path = tmp_path / name
         path.write_text(EvalReport.of("val", groups, step=0, played_by=player).to_json())
         return path

@@ -23,7 +23,7 @@ from skyfleet.cli.main import app
 from skyfleet.engines import http_client as posting
 from skyfleet.errors import ConfigError
 from skyfleet.evaluation import evaluate as evaluation
-from skyfleet.evaluation.agent_info import Player
+from skyfleet.evaluation.agent_info import AgentInfo
 from skyfleet.evaluation.baselines import Baseline
 from skyfleet.evaluation.report import EvalReport
 from skyfleet.rollouts import episode as collect
@@ -74,7 +74,7 @@ def test_what_is_kept_is_a_run_folder_that_other_commands_read(
     report = EvalReport.from_json((output / "reports/step_000000/unseen.json").read_text())
     assert report.baselines["github"].null_rate == 0.0
     assert report.baselines["github"].oracle_rate == 1.0
-    assert report.played_by == Player(agent="oracle", max_turns=8)
+    assert report.played_by == AgentInfo(agent="oracle", max_turns=8)
     kept = open_run(output)
     assert sorted(kept.reports()) == ["elsewhere", "unseen"]
     assert [entry.id for entry in kept.entries()] == [

@@ -14,7 +14,7 @@ PRESSED = """
 import asyncio, atexit, signal
 from skyfleet.cli import evaluate
 from skyfleet.cli.main import main
-from skyfleet.trainer import session
+from skyfleet.trainer import training_run as session
 
 class Field:
     def __set_name__(self, *_):  # what is raised here Python 3.11 makes a RuntimeError

@@ -24,7 +24,7 @@ from skyfleet.cli.replay import replay_command
 from skyfleet.config.loading import load_config
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError, TaskError
-from skyfleet.rollouts.conversation import Policy
+from skyfleet.rollouts.conversation import AgentFactory
 from skyfleet.rollouts.episode import Limits, collect
 from skyfleet.rollouts.scripted_agents import null_policy, oracle_policy
 from skyfleet.trajectories.archive import eval_path, load, train_path, write_groups
@@ -55,7 +55,7 @@ def said(*words: object, exit_code: int = 0) -> str:
 async def run(tmp_path: Path) -> Path:
     """Nothing done before, everything solved after."""
 
-    async def write(path: Path, source: str, policy: Policy) -> None:
+    async def write(path: Path, source: str, policy: AgentFactory) -> None:
         tasks = tasks_from_source(source)
         groups = await collect(tasks, open_world, policy, LIMITS, n_samples=1, max_concurrent=4)
         write_groups(path, groups)
@@ -96,13 +96,13 @@ def test_a_fork_plays_this_runs_checkpoint_whatever_lies_where_the_command_is_gi
     asked: list[Path | None] = []
 
     @asynccontextmanager
-    async def policy_of(
+    async def build_agent(
         config: RunConfig, agent: str, folder: Path | None
-    ) -> AsyncIterator[tuple[Policy, None]]:
+    ) -> AsyncIterator[tuple[AgentFactory, None]]:
         asked.append(folder)
         yield oracle_policy, None
 
-    monkeypatch.setattr("skyfleet.cli.replay.policy_of", policy_of)
+    monkeypatch.setattr("skyfleet.cli.replay.build_agent", build_agent)
     with pytest.raises(
         ConfigError, match=r"run/checkpoints holds no checkpoint; give --checkpoint"
     ):

@@ -21,8 +21,8 @@ app.command()(serve_command)
 
 
 def saved(folder: Path) -> Path:
-    speaker = tiny_speaker()
-    save_model(Loaded(module=speaker.decoder.module, tokenizer=speaker.tokenizer), folder)
+    policy_model = tiny_speaker()
+    save_model(Loaded(module=policy_model.decoder.module, tokenizer=policy_model.tokenizer), folder)
     return folder
 
 

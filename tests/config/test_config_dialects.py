@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from skyfleet.config.dialects import SPELLINGS, other_spellings
-from skyfleet.config.gaps import GAPS
+from skyfleet.config.aliases import SPELLINGS, other_spellings
 from skyfleet.config.keys import known_keys
 from skyfleet.config.loading import load_config
-from skyfleet.config.refusals import REFUSED, refusal
+from skyfleet.config.unsupported_keys import REFUSED, refusal
+from skyfleet.config.unsupported_values import GAPS
 from skyfleet.errors import ConfigError
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from skyfleet.config.gaps import GAPS
 from skyfleet.config.keys import known_keys
 from skyfleet.config.loading import load_config
 from skyfleet.config.rules import unsupported
+from skyfleet.config.unsupported_values import GAPS
 
 # Taken by this version whatever they hold.
 RUNS = """

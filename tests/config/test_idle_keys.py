@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from skyfleet.algorithms.advantages import WholeBatch, estimator_of
-from skyfleet.algorithms.losses.registry import policy_loss_of
+from skyfleet.algorithms.advantages import BatchEstimator, estimator_of
+from skyfleet.algorithms.losses.registry import build_policy_loss
 from skyfleet.config.algorithm import POLICY_LOSSES, Algorithm
-from skyfleet.config.idle_keys import GATES, idle_keys
 from skyfleet.config.keys import known_keys
 from skyfleet.config.loading import load_config
+from skyfleet.config.unused_keys import GATES, idle_keys
 
 ALGORITHM = "trainer.algorithm"
 NO_KL = f"{ALGORITHM}.use_kl_loss=false"
@@ -100,7 +100,7 @@ def test_a_key_that_follows_another_is_set_once_it_differs() -> None:
 
 @pytest.mark.parametrize("name", [*POLICY_LOSSES, "math:sqrt"])
 def test_the_clip_is_idle_for_just_those_losses_that_are_not_given_it(name: str) -> None:
-    reads = "eps_clip_high" in _keywords(policy_loss_of(Algorithm(policy_loss_type=name)))
+    reads = "eps_clip_high" in _keywords(build_policy_loss(Algorithm(policy_loss_type=name)))
     words = (f"{ALGORITHM}.policy_loss_type={name}", f"{ALGORITHM}.eps_clip_high=0.3")
     assert bool(told(*words)) != reads
 
@@ -111,7 +111,7 @@ def test_discounts_are_idle_for_just_those_estimators_that_are_not_given_them(
     name: str, key: str
 ) -> None:
     estimate = estimator_of(Algorithm(advantage_estimator=name))
-    given = estimate.credit if isinstance(estimate, WholeBatch) else estimate
+    given = estimate.credit if isinstance(estimate, BatchEstimator) else estimate
     critic = ["trainer.critic.model.path=tiny"] if name == "gae" else []
     words = (f"{ALGORITHM}.advantage_estimator={name}", f"{ALGORITHM}.{key}=0.9", *critic)
     assert bool(told(*words)) == (key not in _keywords(given))

@@ -8,7 +8,7 @@ import pytest
 
 from skyfleet.algorithms.advantages import grpo
 from skyfleet.config.loading import load_config, load_config_file
-from skyfleet.config.remarks import remarks
+from skyfleet.config.warnings import remarks
 
 ALGORITHM = "trainer.algorithm"
 FILTER = f"{ALGORITHM}.zero_variance_filter=true"

@@ -12,7 +12,7 @@ from skyfleet.curation.inspecting import open_inspected
 from skyfleet.curation.mutating import other_value
 from skyfleet.curation.replay import EXPECTED_ERRORS, replay
 from skyfleet.curation.verdict import Fault, Reason
-from skyfleet.envs.env import Opening, Step
+from skyfleet.envs.env import Observation, Step
 from skyfleet.errors import VerifierError
 from skyfleet.tasks.task import Grade, RecordedCall, Task
 
@@ -30,8 +30,8 @@ class Notebook:
     wanted: str
     noted: list[str] = field(default_factory=list)
 
-    async def reset(self) -> Opening:
-        return Opening(messages=(Message(role="user", content="note it"),), tools=(NOTE,))
+    async def reset(self) -> Observation:
+        return Observation(messages=(Message(role="user", content="note it"),), tools=(NOTE,))
 
     async def step(self, action: Message) -> Step:
         self.noted += [str(call.arguments.get("text")) for call in action.tool_calls]

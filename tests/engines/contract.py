@@ -32,7 +32,7 @@ class EngineContract(ABC):
     """At this temperature it soon says anything."""
 
     @property
-    def speaker(self) -> TinySpeaker:
+    def policy_model(self) -> TinySpeaker:
         return tiny_speaker()
 
     @abstractmethod
@@ -57,7 +57,7 @@ class EngineContract(ABC):
                 said = await engine.generate(token_ids, SAMPLING, session="s")
                 token_ids += said.token_ids
                 expected = logprobs_of(
-                    self.speaker.decoder, token_ids, len(said.token_ids), temperature=0.8
+                    self.policy_model.decoder, token_ids, len(said.token_ids), temperature=0.8
                 )
                 assert said.logprobs == pytest.approx(expected.tolist(), abs=self.tolerance)
                 token_ids += [turn + 50] * 5
@@ -94,7 +94,7 @@ class EngineContract(ABC):
         assert (said.token_ids, said.finish) == (free[: free.index(stop) + 1], "stop")
 
     async def test_nothing_but_its_stop_tokens_ends_a_turn(self) -> None:
-        eos = self.speaker.tokenizer.eos_token_id
+        eos = self.policy_model.tokenizer.eos_token_id
         hot = replace(SAMPLING, temperature=self.hottest, max_generate_length=60)
         async with self.opened() as engine:
             turns = [
@@ -106,7 +106,7 @@ class EngineContract(ABC):
         assert any(eos in one.token_ids[:-1] for one in said)
 
     async def test_a_stop_string_across_tokens_ends_a_turn_and_is_kept(self) -> None:
-        text = self.speaker.renderer.text
+        text = self.policy_model.renderer.text
         async with self.opened() as engine:
             for seed in range(50):
                 sampling = replace(SAMPLING, seed=seed)

@@ -43,23 +43,25 @@ async def test_it_says_what_the_engine_for_cpus_says(
 
 
 async def test_a_turn_reads_only_pages_that_are_new() -> None:
-    speaker = engine()
-    first = await speaker.generate(PROMPT, SAMPLING, session="s")
-    assert speaker.tokens_computed == 40 + 12
-    before = speaker.tokens_computed
+    policy_model = engine()
+    first = await policy_model.generate(PROMPT, SAMPLING, session="s")
+    assert policy_model.tokens_computed == 40 + 12
+    before = policy_model.tokens_computed
     token_ids = [*PROMPT, *first.token_ids, 1, 2, 3]
-    second = await speaker.generate(token_ids, SAMPLING, session="s")
+    second = await policy_model.generate(token_ids, SAMPLING, session="s")
     # Of 55 tokens, three whole pages of 16 are known.
-    assert speaker.tokens_computed - before == 55 - 48 + 12
+    assert policy_model.tokens_computed - before == 55 - 48 + 12
     whole = [*token_ids, *second.token_ids]
-    expected = logprobs_of(speaker._decoder, whole, 12, temperature=0.8)
+    expected = logprobs_of(policy_model._decoder, whole, 12, temperature=0.8)
     assert second.logprobs == pytest.approx(expected.tolist(), abs=1e-5)
 
 
 async def test_a_groups_prompt_is_read_once() -> None:
-    speaker = engine()
-    await asyncio.gather(*(speaker.generate(PROMPT, SAMPLING, session=f"s{n}") for n in range(6)))
-    assert speaker.tokens_computed == 40 + 5 * (40 - 32) + 6 * 12
+    policy_model = engine()
+    await asyncio.gather(
+        *(policy_model.generate(PROMPT, SAMPLING, session=f"s{n}") for n in range(6))
+    )
+    assert policy_model.tokens_computed == 40 + 5 * (40 - 32) + 6 * 12
 
 
 @pytest.mark.parametrize(
@@ -71,29 +73,29 @@ async def test_a_round_queues_up_to_four_reads_before_it_speaks(
     n_samples: int, budget: int, n_rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The first token of twelve, and eleven more, are one round.
-    speaker = engine(steps_a_round=11, max_num_batched_tokens=budget)
-    rounds, begin = 0, speaker._slots.begin
+    policy_model = engine(steps_a_round=11, max_num_batched_tokens=budget)
+    rounds, begin = 0, policy_model._slots.begin
 
     def counted() -> None:
         nonlocal rounds
         rounds += 1
         begin()
 
-    monkeypatch.setattr(speaker._slots, "begin", counted)
-    asked = [speaker.generate(PROMPT, SAMPLING, session=f"s{n}") for n in range(n_samples)]
+    monkeypatch.setattr(policy_model._slots, "begin", counted)
+    asked = [policy_model.generate(PROMPT, SAMPLING, session=f"s{n}") for n in range(n_samples)]
     await asyncio.gather(*asked)
     assert rounds == n_rounds
 
 
 async def test_new_weights_leave_nothing_of_the_old() -> None:
     decoder = small_decoder()
-    speaker = engine(decoder)
-    await speaker.generate(PROMPT, SAMPLING, session="s")
+    policy_model = engine(decoder)
+    await policy_model.generate(PROMPT, SAMPLING, session="s")
     with torch.no_grad():
         for parameter in decoder.module.parameters():
             parameter.mul_(1.1)
-    speaker.policy_version = 1
-    said = await speaker.generate(PROMPT, SAMPLING, session="s")
+    policy_model.policy_version = 1
+    said = await policy_model.generate(PROMPT, SAMPLING, session="s")
     fresh = await engine(decoder).generate(PROMPT, SAMPLING, session="s")
     assert said.token_ids == fresh.token_ids
     assert said.logprobs == pytest.approx(fresh.logprobs, abs=1e-6)
@@ -103,11 +105,11 @@ async def test_new_weights_leave_nothing_of_the_old() -> None:
 async def test_weights_that_arrive_amid_a_turn_are_read_under_and_the_oldest_version_stays() -> (
     None
 ):
-    speaker = engine()
-    turn = asyncio.ensure_future(speaker.generate(PROMPT, SAMPLING, session="s"))
+    policy_model = engine()
+    turn = asyncio.ensure_future(policy_model.generate(PROMPT, SAMPLING, session="s"))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    speaker.policy_version = 5
+    policy_model.policy_version = 5
     said = await turn
     assert (len(said.token_ids), said.policy_version) == (12, 0)
 
@@ -139,25 +141,25 @@ async def test_a_sequence_larger_than_the_memory_is_refused_alone() -> None:
 async def test_after_an_error_in_a_round_the_engine_still_works(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    speaker = engine()
+    policy_model = engine()
     with monkeypatch.context() as broken:
-        broken.setattr(speaker._slots, "decode", lambda *a, **k: 1 / 0)
+        broken.setattr(policy_model._slots, "decode", lambda *a, **k: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            await speaker.generate(PROMPT, SAMPLING, session="s")
-    assert speaker._seating.n_available == speaker._seating.n_pages
-    assert len((await speaker.generate(PROMPT, SAMPLING, session="s")).token_ids) == 12
+            await policy_model.generate(PROMPT, SAMPLING, session="s")
+    assert policy_model._seating.n_available == policy_model._seating.n_pages
+    assert len((await policy_model.generate(PROMPT, SAMPLING, session="s")).token_ids) == 12
 
 
 async def test_a_cancelled_turn_gives_its_slot_and_pages_back() -> None:
-    speaker = engine(max_num_seqs=1)
+    policy_model = engine(max_num_seqs=1)
     turn = asyncio.ensure_future(
-        speaker.generate(PROMPT, SamplingParams(max_generate_length=100, seed=1), session="s")
+        policy_model.generate(PROMPT, SamplingParams(max_generate_length=100, seed=1), session="s")
     )
     await asyncio.sleep(0)
     turn.cancel()
-    said = await speaker.generate(PROMPT, SAMPLING, session="t")
+    said = await policy_model.generate(PROMPT, SAMPLING, session="t")
     assert len(said.token_ids) == 12
-    assert speaker._seating.n_available == 80 // 8  # 160 tokens, all pages free again
+    assert policy_model._seating.n_available == 80 // 8  # 160 tokens, all pages free again
 
 
 @pytest.mark.parametrize("batched_tokens", [8, 17, 64])
@@ -169,27 +171,31 @@ async def test_a_prompt_read_in_parts_is_the_prompt(batched_tokens: int) -> None
 
 
 async def test_a_stop_string_ends_the_turn_at_its_token() -> None:
-    speaker = engine()
-    free = await speaker.generate(PROMPT, SAMPLING, session="s")
+    policy_model = engine()
+    free = await policy_model.generate(PROMPT, SAMPLING, session="s")
     stop = chr(32 + free.token_ids[6])
     cut = free.token_ids[: free.token_ids.index(free.token_ids[6]) + 1]
     sampling = SamplingParams(max_generate_length=12, temperature=0.8, seed=1, stop=(stop,))
-    said = await speaker.generate(PROMPT, sampling, session="s")
+    said = await policy_model.generate(PROMPT, sampling, session="s")
     assert (said.token_ids, said.finish) == (cut, "stop")
     token = SamplingParams(
         max_generate_length=12, temperature=0.8, seed=1, stop_token_ids=(free.token_ids[6],)
     )
-    assert (await speaker.generate(PROMPT, token, session="s")).token_ids == cut
+    assert (await policy_model.generate(PROMPT, token, session="s")).token_ids == cut
 
 
 async def test_pages_are_asked_for_what_a_sequence_says_and_not_for_what_others_do() -> None:
     """Else one that nearly fills the pool could never go on beside one with much to say."""
     decoder = small_decoder()
-    speaker = engine(decoder, steps_a_round=32, memory_bytes=5 * page_bytes(decoder))
+    policy_model = engine(decoder, steps_a_round=32, memory_bytes=5 * page_bytes(decoder))
     long, short = await asyncio.wait_for(
         asyncio.gather(
-            speaker.generate([3] * 64, SamplingParams(max_generate_length=5, seed=1), session="a"),
-            speaker.generate([5] * 3, SamplingParams(max_generate_length=60, seed=1), session="b"),
+            policy_model.generate(
+                [3] * 64, SamplingParams(max_generate_length=5, seed=1), session="a"
+            ),
+            policy_model.generate(
+                [5] * 3, SamplingParams(max_generate_length=60, seed=1), session="b"
+            ),
         ),
         timeout=20,
     )
@@ -203,11 +209,11 @@ async def test_a_round_without_the_stop_string_is_looked_through_once() -> None:
         looked.append(len(token_ids))
         return "".join(chr(32 + token) for token in token_ids)
 
-    speaker = CudaEngine(
+    policy_model = CudaEngine(
         small_decoder(), decode_text=letters, max_num_seqs=1, capacity=80, steps_a_round=8
     )
     sampling = SamplingParams(max_generate_length=33, seed=1, stop=("never said",))
-    said = await speaker.generate(PROMPT, sampling, session="s")
+    said = await policy_model.generate(PROMPT, sampling, session="s")
     assert (len(said.token_ids), said.finish) == (33, "length")
     # Four rounds of eight after the first token: all that is new, then the end.
     assert len(looked) <= 2 * 5

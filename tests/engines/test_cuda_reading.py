@@ -38,9 +38,12 @@ async def test_prompts_are_read_alike_padded_to_a_size_and_as_they_are(
 
 async def test_short_prompts_through_every_slot_find_room_in_a_pass() -> None:
     # 17 tokens are a block of 16 and one of a single token: 15 blocks of 120 tokens, padded to 128.
-    speaker = engine()
+    policy_model = engine()
     said = await asyncio.gather(
-        *(speaker.generate([n] * (17 if n else 1), SAMPLING, session=f"s{n}") for n in range(8))
+        *(
+            policy_model.generate([n] * (17 if n else 1), SAMPLING, session=f"s{n}")
+            for n in range(8)
+        )
     )
     assert all(len(c.token_ids) == 12 for c in said)
 
@@ -48,9 +51,9 @@ async def test_short_prompts_through_every_slot_find_room_in_a_pass() -> None:
 async def test_siblings_may_share_more_pages_than_there_are() -> None:
     # Nine each, eight of them shared: the pass after the first's names 63, and the pool has 20.
     decoder = small_decoder()
-    speaker = engine(decoder, memory_bytes=20 * page_bytes(decoder))
+    policy_model = engine(decoder, memory_bytes=20 * page_bytes(decoder))
     said = await asyncio.gather(
-        *(speaker.generate([1] * 128 + [n], SAMPLING, session=f"s{n}") for n in range(8))
+        *(policy_model.generate([1] * 128 + [n], SAMPLING, session=f"s{n}") for n in range(8))
     )
     assert all(len(c.token_ids) == 12 for c in said)
 
@@ -80,8 +83,8 @@ def test_a_recording_that_failed_half_way_is_gone_on_with(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(("most_tokens", "largest"), [(100, 128), (128, 128), (8192, 8192)])
 def test_passes_are_recorded_as_large_as_they_can_be(most_tokens: int, largest: int) -> None:
-    speaker = engine(max_num_batched_tokens=most_tokens)
-    assert max(speaker._reading._sizes) == largest
+    policy_model = engine(max_num_batched_tokens=most_tokens)
+    assert max(policy_model._reading._sizes) == largest
 
 
 def test_a_pass_that_keeps_the_device_busy_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

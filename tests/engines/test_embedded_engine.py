@@ -32,12 +32,12 @@ def engine(
 
 
 async def converse(
-    speaker: EmbeddedEngine, session: str, *, turns: int = 3, prompt: Sequence[int] = PROMPT
+    policy_model: EmbeddedEngine, session: str, *, turns: int = 3, prompt: Sequence[int] = PROMPT
 ) -> tuple[list[int], list[Completion]]:
     """Several turns with five given tokens between them: the whole sequence, and what was said."""
     token_ids, said = list(prompt), []
     for turn in range(turns):
-        completion = await speaker.generate(token_ids, SAMPLING, session=session)
+        completion = await policy_model.generate(token_ids, SAMPLING, session=session)
         said.append(completion)
         token_ids = [*token_ids, *completion.token_ids, *([turn + 1] * 5)]
     return token_ids, said
@@ -49,9 +49,9 @@ def tokens(said: Sequence[Completion]) -> list[tuple[int, ...]]:
 
 async def test_logprobs_are_those_of_a_fresh_forward_pass_turn_after_turn() -> None:
     decoder = small_decoder()
-    speaker, token_ids = engine(decoder), list(PROMPT)
+    policy_model, token_ids = engine(decoder), list(PROMPT)
     for turn in range(4):
-        completion = await speaker.generate(token_ids, SAMPLING, session="s")
+        completion = await policy_model.generate(token_ids, SAMPLING, session="s")
         token_ids += completion.token_ids
         expected = logprobs_of(decoder, token_ids, len(completion.token_ids), temperature=0.8)
         assert completion.logprobs == pytest.approx(expected.tolist(), abs=1e-5)
@@ -59,9 +59,9 @@ async def test_logprobs_are_those_of_a_fresh_forward_pass_turn_after_turn() -> N
 
 
 async def test_a_turn_reads_only_what_is_new() -> None:
-    speaker = engine()
-    await converse(speaker, "s", turns=1)
-    assert speaker.tokens_computed == 40 + 11  # the last token of a turn waits for the next
+    policy_model = engine()
+    await converse(policy_model, "s", turns=1)
+    assert policy_model.tokens_computed == 40 + 11  # the last token of a turn waits for the next
     await converse(engine(), "other")
     computed = engine()
     await converse(computed, "s", turns=2)
@@ -77,22 +77,22 @@ async def test_company_in_the_batch_changes_nothing() -> None:
 
 
 async def test_seed_session_and_position_decide_the_tokens() -> None:
-    speaker = engine()
-    _, one = await converse(speaker, "a")
-    await speaker.release("a")
-    _, again = await converse(speaker, "a")
-    _, other = await converse(speaker, "b")
+    policy_model = engine()
+    _, one = await converse(policy_model, "a")
+    await policy_model.release("a")
+    _, again = await converse(policy_model, "a")
+    _, other = await converse(policy_model, "b")
     assert tokens(one) == tokens(again)
     assert tokens(one)[0] != tokens(other)[0]
 
 
 @pytest.mark.parametrize("batched_tokens", [8192, 16])
 async def test_the_prompt_of_a_group_is_computed_once(batched_tokens: int) -> None:
-    speaker = engine(batched_tokens=batched_tokens)
+    policy_model = engine(batched_tokens=batched_tokens)
     once = SamplingParams(max_generate_length=1, seed=1)
-    await asyncio.gather(*[speaker.generate(PROMPT, once, session=f"s{i}") for i in range(8)])
+    await asyncio.gather(*[policy_model.generate(PROMPT, once, session=f"s{i}") for i in range(8)])
     # Two blocks of 16 are shared; each of the seven siblings reads the last eight tokens.
-    assert speaker.tokens_computed == 40 + 7 * 8
+    assert policy_model.tokens_computed == 40 + 7 * 8
 
 
 @pytest.mark.parametrize("rows", [1, 3])

@@ -27,10 +27,10 @@ class TestCuda(EngineContract):
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Engine]:
-        speaker = tiny_speaker()
+        policy_model = tiny_speaker()
         engine = CudaEngine(
-            speaker.decoder,
-            decode_text=speaker.renderer.text,
+            policy_model.decoder,
+            decode_text=policy_model.renderer.text,
             max_num_seqs=16,
             capacity=CAPACITY,
             steps_a_round=4,

@@ -25,10 +25,10 @@ def engine(decoder: Decoder | None = None, *, rows: int = 4) -> EmbeddedEngine:
 
 
 async def begun(
-    speaker: EmbeddedEngine, session: str, *, n_steps: int = 5
+    policy_model: EmbeddedEngine, session: str, *, n_steps: int = 5
 ) -> asyncio.Task[Completion]:
     """A turn that has been running for a few steps."""
-    task = asyncio.create_task(speaker.generate(PROMPT, SAMPLING, session=session))
+    task = asyncio.create_task(policy_model.generate(PROMPT, SAMPLING, session=session))
     for _ in range(n_steps):
         await asyncio.sleep(0)
     return task
@@ -43,24 +43,24 @@ async def settled() -> set[asyncio.Task[Any]]:
 
 async def test_a_cancelled_turn_leaves_no_task_and_a_usable_engine() -> None:
     expected = await engine().generate(PROMPT, SAMPLING, session="s")
-    speaker = engine(rows=1)
-    turn = await begun(speaker, "cancelled")
+    policy_model = engine(rows=1)
+    turn = await begun(policy_model, "cancelled")
     turn.cancel()
     with pytest.raises(asyncio.CancelledError):
         await turn
-    await speaker.release("cancelled")
+    await policy_model.release("cancelled")
     assert await settled() == set()
-    assert (await speaker.generate(PROMPT, SAMPLING, session="s")) == expected
+    assert (await policy_model.generate(PROMPT, SAMPLING, session="s")) == expected
 
 
 async def test_a_turn_cancelled_among_others_does_not_touch_them() -> None:
     expected = await engine().generate(PROMPT, SAMPLING, session="s")
-    speaker = engine()
-    cancelled, kept = await begun(speaker, "cancelled"), await begun(speaker, "s")
+    policy_model = engine()
+    cancelled, kept = await begun(policy_model, "cancelled"), await begun(policy_model, "s")
     cancelled.cancel()
     await asyncio.sleep(0)
-    await speaker.release("cancelled")
-    late = await begun(speaker, "late")
+    await policy_model.release("cancelled")
+    late = await begun(policy_model, "late")
     assert (await kept).token_ids == expected.token_ids
     assert len((await late).token_ids) == 20
 
@@ -68,10 +68,10 @@ async def test_a_turn_cancelled_among_others_does_not_touch_them() -> None:
 async def test_new_weights_take_over_in_the_middle_of_a_turn() -> None:
     decoder, newer = small_decoder(seed=0), small_decoder(seed=1)
     older = small_decoder(seed=0)
-    speaker = engine(decoder)
-    turn = await begun(speaker, "s", n_steps=9)
+    policy_model = engine(decoder)
+    turn = await begun(policy_model, "s", n_steps=9)
     decoder.module.load_state_dict(newer.module.state_dict())
-    speaker.policy_version = 7
+    policy_model.policy_version = 7
     completion = await turn
     assert completion.policy_version == 0  # the oldest decides how stale it is
     sequence = [*PROMPT, *completion.token_ids]
@@ -85,16 +85,16 @@ async def test_new_weights_take_over_in_the_middle_of_a_turn() -> None:
     assert 0 < switch < 20
     expected = before[:switch] + after[switch:]
     assert completion.logprobs == pytest.approx(expected, abs=1e-5)
-    assert (await speaker.generate(PROMPT, SAMPLING, session="next")).policy_version == 7
+    assert (await policy_model.generate(PROMPT, SAMPLING, session="next")).policy_version == 7
 
 
 async def test_new_weights_drop_what_the_old_ones_computed() -> None:
     decoder, newer = small_decoder(seed=0), small_decoder(seed=1)
-    speaker = engine(decoder)
-    await speaker.generate(PROMPT, SAMPLING, session="s")
+    policy_model = engine(decoder)
+    await policy_model.generate(PROMPT, SAMPLING, session="s")
     decoder.module.load_state_dict(newer.module.state_dict())
-    speaker.policy_version = 1
-    got = await speaker.generate(PROMPT, SAMPLING, session="s")
+    policy_model.policy_version = 1
+    got = await policy_model.generate(PROMPT, SAMPLING, session="s")
     assert got.token_ids == (await engine(newer).generate(PROMPT, SAMPLING, session="s")).token_ids
 
 
@@ -102,10 +102,10 @@ async def test_sleeping_in_the_middle_of_a_turn_changes_nothing_it_says() -> Non
     expected = await asyncio.gather(
         *[engine().generate(PROMPT, SAMPLING, session=f"s{i}") for i in range(2)]
     )
-    speaker = engine(rows=2)
-    first = await begun(speaker, "s0")
-    await speaker.sleep()
-    second = await begun(speaker, "s1")
+    policy_model = engine(rows=2)
+    first = await begun(policy_model, "s0")
+    await policy_model.sleep()
+    second = await begun(policy_model, "s1")
     got = await asyncio.gather(first, second)
     assert [c.token_ids for c in got] == [c.token_ids for c in expected]
 
@@ -114,8 +114,8 @@ async def test_an_error_inside_a_step_reaches_everyone_who_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     decoder = small_decoder()
-    speaker = engine(decoder)
-    turns = [await begun(speaker, f"s{i}") for i in range(3)]
+    policy_model = engine(decoder)
+    turns = [await begun(policy_model, f"s{i}") for i in range(3)]
 
     def broken(*_: Any) -> torch.Tensor:
         raise RuntimeError("out of memory")
@@ -126,11 +126,13 @@ async def test_an_error_inside_a_step_reaches_everyone_who_waits(
     assert await settled() == set()
     monkeypatch.undo()
     expected = await engine().generate(PROMPT, SAMPLING, session="s0")
-    assert (await speaker.generate(PROMPT, SAMPLING, session="s0")).token_ids == expected.token_ids
+    assert (
+        await policy_model.generate(PROMPT, SAMPLING, session="s0")
+    ).token_ids == expected.token_ids
 
 
 async def test_releasing_a_session_nobody_knows_is_fine() -> None:
-    speaker = engine()
-    await speaker.release("nobody")
+    policy_model = engine()
+    await policy_model.release("nobody")
     expected = await engine().generate(PROMPT, SAMPLING, session="s0")
-    assert await speaker.generate(PROMPT, SAMPLING, session="s0") == expected
+    assert await policy_model.generate(PROMPT, SAMPLING, session="s0") == expected

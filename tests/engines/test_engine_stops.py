@@ -22,8 +22,10 @@ def letters(token_ids: Sequence[int]) -> str:
 async def said(
     sampling: SamplingParams, decode_text: Callable[[Sequence[int]], str] = letters
 ) -> Completion:
-    speaker = EmbeddedEngine(small_decoder(), decode_text=decode_text, max_num_seqs=1, capacity=64)
-    return await speaker.generate(PROMPT, sampling, session="s")
+    policy_model = EmbeddedEngine(
+        small_decoder(), decode_text=decode_text, max_num_seqs=1, capacity=64
+    )
+    return await policy_model.generate(PROMPT, sampling, session="s")
 
 
 async def test_length_ends_a_turn() -> None:

@@ -22,10 +22,10 @@ SAMPLING = SamplingParams(max_generate_length=4, seed=1)
 async def test_a_foreign_token_id_fails_its_own_session_alone(
     make: Callable[..., EmbeddedEngine | CudaEngine], foreign: int
 ) -> None:
-    speaker = make(small_decoder(), decode_text=str, max_num_seqs=4, capacity=64)
+    policy_model = make(small_decoder(), decode_text=str, max_num_seqs=4, capacity=64)
     said, refused = await asyncio.gather(
-        speaker.generate([5, VOCABULARY - 1, 0], SAMPLING, session="s"),
-        speaker.generate([5, foreign], SAMPLING, session="t"),
+        policy_model.generate([5, VOCABULARY - 1, 0], SAMPLING, session="s"),
+        policy_model.generate([5, foreign], SAMPLING, session="t"),
         return_exceptions=True,
     )
     assert isinstance(said, Completion)

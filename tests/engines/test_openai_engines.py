@@ -152,7 +152,7 @@ async def test_a_chat_without_token_ids_is_for_evaluation_only(server: Server) -
     server.answers = [JSONResponse({"choices": [{"message": {"content": "hi"}}]})]
     async with OpenAIChatEngine(server.url, model="m") as engine:
         with pytest.raises(ConfigError, match=r"without token ids \(vLLM 0.23.0\).*evaluation"):
-            await engine.speak(TALK, [], SAMPLING, session="s")
+            await engine.chat(TALK, [], SAMPLING, session="s")
 
 
 async def test_tokens_without_their_logprobs_are_an_engine_error(server: Server) -> None:
@@ -167,7 +167,7 @@ async def test_a_chat_sends_tools_and_brings_calls_and_tokens_back(server: Serve
     server.answers = [chatted({"content": None, "tool_calls": [call]}, 11, 12)]
     kwargs = {"enable_thinking": False}
     async with OpenAIChatEngine(server.url, model="m", chat_template_kwargs=kwargs) as engine:
-        spoken = await engine.speak(TALK, [TOOL], SAMPLING, session="s")
+        spoken = await engine.chat(TALK, [TOOL], SAMPLING, session="s")
     assert spoken.message.tool_calls == (ToolCall(id="9", name="look", arguments={"at": 2}),)
     assert (spoken.prompt_token_ids, spoken.completion.token_ids) == ((7, 8), (11, 12))
     assert spoken.completion.logprobs == (-0.5, -0.5)
@@ -184,7 +184,7 @@ async def test_a_chat_sends_tools_and_brings_calls_and_tokens_back(server: Serve
 async def test_an_empty_answer_is_an_empty_turn(server: Server, answer: Response) -> None:
     server.answers = [answer]
     async with OpenAIChatEngine(server.url, model="m") as engine:
-        spoken = await engine.speak(TALK, [TOOL], SAMPLING, session="s")
+        spoken = await engine.chat(TALK, [TOOL], SAMPLING, session="s")
     assert (spoken.message.text, spoken.message.tool_calls) == ("", ())
 
 
@@ -192,7 +192,7 @@ async def test_a_chat_turn_broken_off_is_an_engine_error(server: Server) -> None
     server.answers = [chatted({"content": "half a"}, 2, 3, finish="abort")]
     async with OpenAIChatEngine(server.url, model="m") as engine:
         with pytest.raises(EngineError, match="broke the turn off"):
-            await engine.speak(TALK, [TOOL], SAMPLING, session="s")
+            await engine.chat(TALK, [TOOL], SAMPLING, session="s")
 
 
 async def test_a_host_that_takes_no_connection_is_not_waited_for(server: Server) -> None:

@@ -18,15 +18,17 @@ TOOL = ToolSpec(name="look_up", description="a word", parameters={"type": "objec
 
 
 def chatting(*, max_input_length: int = CAPACITY) -> RenderedChat:
-    speaker = tiny_speaker()
-    return RenderedChat(speaker.engine(), speaker.renderer, max_input_length=max_input_length)
+    policy_model = tiny_speaker()
+    return RenderedChat(
+        policy_model.engine(), policy_model.renderer, max_input_length=max_input_length
+    )
 
 
 async def test_a_conversation_goes_on_from_the_tokens_that_were_sampled() -> None:
     chat, talk = chatting(), [HI]
     before: tuple[int, ...] = ()
     for _ in range(3):
-        spoken = await chat.speak(talk, (), SAMPLING, session="s")
+        spoken = await chat.chat(talk, (), SAMPLING, session="s")
         assert spoken.prompt_token_ids[: len(before)] == before
         before = spoken.prompt_token_ids + spoken.completion.token_ids
         own = logprobs_of(
@@ -39,7 +41,7 @@ async def test_a_conversation_goes_on_from_the_tokens_that_were_sampled() -> Non
 async def test_tools_stand_in_the_prompt_and_stop_tokens_are_the_models() -> None:
     renderer = tiny_speaker().renderer
     chat = chatting()
-    spoken = await chat.speak([HI], [TOOL], SAMPLING, session="s")
+    spoken = await chat.chat([HI], [TOOL], SAMPLING, session="s")
     assert list(spoken.prompt_token_ids) == renderer.open([HI], [TOOL])
     assert "look_up" in renderer.text(spoken.prompt_token_ids)
     assert spoken.message == renderer.parse(spoken.completion.token_ids, [TOOL])
@@ -47,34 +49,34 @@ async def test_tools_stand_in_the_prompt_and_stop_tokens_are_the_models() -> Non
 
 async def test_a_past_that_was_changed_is_rendered_anew() -> None:
     chat = chatting()
-    spoken = await chat.speak([HI], (), SAMPLING, session="s")
+    spoken = await chat.chat([HI], (), SAMPLING, session="s")
     other = [HI, Message(role="assistant", content="something else"), ON]
-    again = await chat.speak(other, (), SAMPLING, session="s")
+    again = await chat.chat(other, (), SAMPLING, session="s")
     assert list(again.prompt_token_ids) == tiny_speaker().renderer.open(other, ())
-    with_tool = await chat.speak([*other, again.message, ON], [TOOL], SAMPLING, session="s")
+    with_tool = await chat.chat([*other, again.message, ON], [TOOL], SAMPLING, session="s")
     assert "look_up" in tiny_speaker().renderer.text(with_tool.prompt_token_ids)
     assert spoken.completion.token_ids
 
 
 async def test_sessions_do_not_hear_each_other_and_end() -> None:
     chat = chatting()
-    one = await chat.speak([HI], (), SAMPLING, session="one")
-    await chat.speak([ON], (), SAMPLING, session="two")
+    one = await chat.chat([HI], (), SAMPLING, session="one")
+    await chat.chat([ON], (), SAMPLING, session="two")
     await chat.release("one")
-    again = await chat.speak([HI], (), SAMPLING, session="one")
+    again = await chat.chat([HI], (), SAMPLING, session="one")
     assert again.completion == one.completion
 
 
 async def test_a_prompt_beyond_the_limit_is_never_sampled_from() -> None:
     chat = chatting(max_input_length=3)
     with pytest.raises(ContextFullError, match=r"generator\.max_input_length=3"):
-        await chat.speak([HI], (), SAMPLING, session="s")
+        await chat.chat([HI], (), SAMPLING, session="s")
 
 
 async def test_its_version_is_the_engines() -> None:
     chat = chatting()
     chat.policy_version = 4
-    spoken = await chat.speak([HI], (), SAMPLING, session="s")
+    spoken = await chat.chat([HI], (), SAMPLING, session="s")
     assert (chat.policy_version, spoken.completion.policy_version) == (4, 4)
 
 
@@ -82,4 +84,4 @@ async def test_a_turn_broken_off_is_half_a_message_and_none() -> None:
     breaking = Recorded(finishes=["abort"])
     chat = RenderedChat(breaking, tiny_speaker().renderer, max_input_length=CAPACITY)
     with pytest.raises(EngineError, match="session s: the engine broke the turn off"):
-        await chat.speak([HI], (), SAMPLING, session="s")
+        await chat.chat([HI], (), SAMPLING, session="s")

@@ -13,7 +13,7 @@ from tests.fakes.scripted_engine import ScriptedEngine, speaking
 from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.chat.transcript import Completion, Finish
 from skyfleet.engines import engine_pool as seats
-from skyfleet.engines.chat_engine import Spoken
+from skyfleet.engines.chat_engine import ChatCompletion
 from skyfleet.engines.engine_pool import ChatRouter, Router
 from skyfleet.engines.http_client import RefusedError
 from skyfleet.engines.sampling_params import SamplingParams
@@ -232,17 +232,17 @@ def test_a_router_without_engines_is_refused() -> None:
 
 
 class Chatting(Recorded):
-    async def speak(
+    async def chat(
         self,
         messages: Sequence[Message],
         tools: Sequence[ToolSpec],
         sampling: SamplingParams,
         *,
         session: str,
-    ) -> Spoken:
+    ) -> ChatCompletion:
         completion = await self.generate([len(messages)], sampling, session=session)
         message = Message(role="assistant", content="1")
-        return Spoken(message=message, prompt_token_ids=(5,), completion=completion)
+        return ChatCompletion(message=message, prompt_token_ids=(5,), completion=completion)
 
 
 async def test_chats_stay_move_and_end_as_sessions_of_tokens_do() -> None:
@@ -250,10 +250,10 @@ async def test_chats_stay_move_and_end_as_sessions_of_tokens_do() -> None:
     router = ChatRouter(engines)
     talk = [Message(role="user", content="hi")]
     for session in ("a", "b", "a"):
-        await router.speak(talk, (), SAMPLING, session=session)
+        await router.chat(talk, (), SAMPLING, session=session)
     assert [engine.sessions for engine in engines] == [["a", "a"], ["b"]]
     engines[0].error = RuntimeError("the device is gone")
-    spoken = await router.speak(talk, (), SAMPLING, session="a")
+    spoken = await router.chat(talk, (), SAMPLING, session="a")
     assert spoken.completion.token_ids == (1,)
     await router.release("a")
     assert engines[1].released == ["a"]

@@ -47,8 +47,8 @@ def test_an_address_is_written_shortly_or_in_full() -> None:
 
 
 async def test_the_only_model_of_a_server_need_not_be_named() -> None:
-    speaker = tiny_speaker()
-    async with serving(speaker.app(speaker.engine(), api_key="k")) as url:
+    policy_model = tiny_speaker()
+    async with serving(policy_model.app(policy_model.engine(), api_key="k")) as url:
         found = await find_server(url, model=None, api_key="k")
         assert found == Server(
             url=f"{url}/v1", model=MODEL, max_model_len=CAPACITY, policy_version=0

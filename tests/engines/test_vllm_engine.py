@@ -45,8 +45,8 @@ READ = list(range(20, 276))
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def vllm(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmEngine]:
     os.environ["VLLM_NO_USAGE_STATS"] = "1"
-    speaker, folder = wide_speaker(), tmp_path_factory.mktemp("model")
-    save_model(Loaded(module=speaker.decoder.module, tokenizer=speaker.tokenizer), folder)
+    policy_model, folder = wide_speaker(), tmp_path_factory.mktemp("model")
+    save_model(Loaded(module=policy_model.decoder.module, tokenizer=policy_model.tokenizer), folder)
     settings = VllmSettings(
         max_model_len=CAPACITY,
         model_dtype="float32",
@@ -54,7 +54,7 @@ async def vllm(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmEn
         max_num_seqs=16,
         engine_init_kwargs={"kv_cache_memory_bytes": 2**28},
     )
-    engine = await open_vllm_engine(str(folder), settings, decode_text=speaker.renderer.text)
+    engine = await open_vllm_engine(str(folder), settings, decode_text=policy_model.renderer.text)
     yield engine
     await engine.close()
     with warnings.catch_warnings(action="ignore"):
@@ -88,7 +88,7 @@ class TestVllm(EngineContract):
     hottest = 2.0
 
     @property
-    def speaker(self) -> TinySpeaker:
+    def policy_model(self) -> TinySpeaker:
         return wide_speaker()
 
     @pytest.fixture(autouse=True)
@@ -122,7 +122,7 @@ class TestVllm(EngineContract):
     async def test_a_turn_that_a_stop_string_ended_leaves_nothing_running(self) -> None:
         async with self.opened() as engine:
             free = (await engine.generate(PROMPT, LONG, session="s")).token_ids
-            stop = self.speaker.renderer.text(free[:1])
+            stop = self.policy_model.renderer.text(free[:1])
             said = await engine.generate(PROMPT, replace(LONG, stop=(stop,)), session="s")
         assert (said.token_ids, said.finish) == (free[:1], "stop")
         assert unfinished(self.vllm) == 0
@@ -131,7 +131,7 @@ class TestVllm(EngineContract):
         greedy = replace(SAMPLING, temperature=0.0)
         async with self.opened() as engine:
             said = await engine.generate(PROMPT, greedy, session="s")
-        expected = await self.speaker.engine().generate(PROMPT, greedy, session="s")
+        expected = await self.policy_model.engine().generate(PROMPT, greedy, session="s")
         assert (said.token_ids, said.logprobs) == (expected.token_ids, expected.logprobs)
 
 
@@ -175,9 +175,9 @@ async def test_a_turn_under_way_goes_on_with_the_new_weights(vllm: VllmEngine) -
 async def test_weights_that_are_not_the_learners_are_found(
     vllm: VllmEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def forget(*_: object, policy_version: int) -> None: ...
+    async def truncate_history(*_: object, policy_version: int) -> None: ...
 
-    monkeypatch.setattr(VllmEngine, "load", forget)
+    monkeypatch.setattr(VllmEngine, "load", truncate_history)
     with pytest.raises(
         SentinelError, match=r"was given other weights than the learner's: 24 of 24"
     ):
@@ -188,13 +188,13 @@ async def test_a_conversation_with_tools_is_spoken_in_exact_tokens(vllm: VllmEng
     renderer = wide_speaker().renderer
     chat = RenderedChat(vllm, renderer, max_input_length=CAPACITY)
     talk = [Message(role="user", content="Where?")]
-    said = await chat.speak(talk, [LOOK], SAMPLING, session="c")
+    said = await chat.chat(talk, [LOOK], SAMPLING, session="c")
     assert list(said.prompt_token_ids) == renderer.open(talk, [LOOK])
     so_far = [*said.prompt_token_ids, *said.completion.token_ids]
     expected = logprobs_of(wide_speaker().decoder, so_far, 12, temperature=0.8)
     assert said.completion.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
     talk += [said.message, Message(role="user", content="There?")]
-    more = await chat.speak(talk, [LOOK], SAMPLING, session="c")
+    more = await chat.chat(talk, [LOOK], SAMPLING, session="c")
     assert list(more.prompt_token_ids[: len(so_far)]) == so_far
 
 

@@ -14,7 +14,7 @@ from skyfleet.engines import vllm_engine, vllm_worker
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.engines.vllm_controller import VllmSettings
 from skyfleet.engines.vllm_engine import VllmEngine
-from skyfleet.engines.vllm_worker import WeightDoor
+from skyfleet.engines.vllm_worker import WeightUpdateExtension
 from skyfleet.errors import ConfigError, EngineError, ModelError
 from skyfleet.models.weights import bit_sums
 
@@ -120,9 +120,9 @@ async def test_a_failed_turn_is_its_episodes_matter_unless_vllm_has_died(
 ) -> None:
     monkeypatch.setattr(vllm_engine, "_prompt", lambda *_: None)
     monkeypatch.setattr(vllm_engine, "_asked", lambda *_: None)
-    speaker = engine(Calls(fails="generate", errored=errored), sleep_level=0)
+    policy_model = engine(Calls(fails="generate", errored=errored), sleep_level=0)
     with pytest.raises(kind, match=r"vLLM: RuntimeError: no such weight"):
-        await speaker.generate([1], SamplingParams(max_generate_length=4), session="s")
+        await policy_model.generate([1], SamplingParams(max_generate_length=4), session="s")
 
 
 class Fused(nn.Module):
@@ -136,11 +136,11 @@ class Fused(nn.Module):
         self.o_proj.weight = nn.Parameter(torch.empty(0))
 
 
-def door_to(k: Tensor, v: Tensor, embedding: Tensor) -> WeightDoor:
+def door_to(k: Tensor, v: Tensor, embedding: Tensor) -> WeightUpdateExtension:
     model = nn.Module()
     model.layer = Fused(k, v, embedding)
     model.packed_modules_mapping = {"kv_proj": ["k_proj", "v_proj"]}  # type: ignore[assignment]
-    door = WeightDoor()
+    door = WeightUpdateExtension()
     door.model_runner = SimpleNamespace(get_model=lambda: model)
     return door
 
@@ -173,7 +173,7 @@ def test_what_vllm_was_given_is_summed_as_it_came(monkeypatch: pytest.MonkeyPatc
     """Of a load that breaks off, no more than came; nothing of the load before."""
     one, other, taken = torch.randn(2, 4), torch.randn(3), list[str]()
 
-    def replace(door: WeightDoor, weights: Iterable[tuple[str, Tensor]]) -> None:
+    def replace(door: WeightUpdateExtension, weights: Iterable[tuple[str, Tensor]]) -> None:
         for name, _ in weights:
             taken.append(name)
             if name == "breaks":

@@ -174,18 +174,20 @@ async def test_the_first_failure_is_told_where_the_way_back_fails_too() -> None:
 
 async def test_a_server_that_is_gone_stops_the_run() -> None:
     async with (
-        OpenAIEngine("http://127.0.0.1:9/v1", model=MODEL, tries=2) as speaker,
+        OpenAIEngine("http://127.0.0.1:9/v1", model=MODEL, tries=2) as policy_model,
         VllmRoutes("http://127.0.0.1:9") as routes,
     ):
         with pytest.raises(ConfigError, match=r"does not answer as it should \(ConnectError: "):
-            await open_vllm_server(speaker, routes, may_sleep=True, sizes={})
-        gone = VllmServer(speaker, routes, sleeps=False, model_dtype="float32")
+            await open_vllm_server(policy_model, routes, may_sleep=True, sizes={})
+        gone = VllmServer(policy_model, routes, sleeps=False, model_dtype="float32")
         with pytest.raises(ModelError, match=r"^vLLM at http://127\.0\.0\.1:9 has died: "):
             await gone.generate(PROMPT, SAMPLING, session="s")
         with pytest.raises(
             ModelError, match=r"^vLLM at \S+ was told to pause and failed: ConnectErr"
         ):
-            await changed().push(VllmServer(speaker, routes, sleeps=False, model_dtype="float32"))
+            await changed().push(
+                VllmServer(policy_model, routes, sleeps=False, model_dtype="float32")
+            )
 
 
 @pytest.mark.parametrize("fails", ["pause", "resume", "reset_prefix_cache"])

@@ -80,8 +80,8 @@ def skip_if_over(turn: asyncio.Task[Completion]) -> None:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def started(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Started]:
-    speaker, folder = wide_speaker(), tmp_path_factory.mktemp("model")
-    save_model(Loaded(module=speaker.decoder.module, tokenizer=speaker.tokenizer), folder)
+    policy_model, folder = wide_speaker(), tmp_path_factory.mktemp("model")
+    save_model(Loaded(module=policy_model.decoder.module, tokenizer=policy_model.tokenizer), folder)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -125,7 +125,7 @@ class TestVllmServer(EngineContract):
     hottest = 2.0
 
     @property
-    def speaker(self) -> TinySpeaker:
+    def policy_model(self) -> TinySpeaker:
         return wide_speaker()
 
     @pytest.fixture(autouse=True)
@@ -201,10 +201,10 @@ async def test_a_turn_under_way_waits_and_goes_on_with_the_new_weights(started: 
 async def test_weights_that_are_not_the_learners_are_found(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def forget(*_: object, policy_version: int) -> None: ...
+    async def truncate_history(*_: object, policy_version: int) -> None: ...
 
     await LearnerOf(wide_speaker().decoder, 8).push(started.engine)
-    monkeypatch.setattr(VllmServer, "load", forget)
+    monkeypatch.setattr(VllmServer, "load", truncate_history)
     # Packed for a CPU, none of the projections can be read back; there are 14 of them.
     with pytest.raises(SentinelError, match=r"http://127\S+ was given .*: 14 of 24 tensors, first"):
         await LearnerOf(moved(0.05, only="_proj.weight"), 8).push(started.engine)

@@ -12,7 +12,7 @@ from skyfleet.envs.agentdojo.env import AgentDojoEnv, open_agentdojo
 from skyfleet.envs.agentdojo.package import load_dojo
 from skyfleet.envs.agentdojo.tasks import agentdojo_tasks
 from skyfleet.errors import ConfigError, EnvError, MissingExtraError, VerifierError
-from skyfleet.rollouts.conversation import Policy
+from skyfleet.rollouts.conversation import AgentFactory
 from skyfleet.rollouts.episode import Limits, run_episode
 from skyfleet.rollouts.scripted_agents import null_policy, oracle_policy
 from skyfleet.tasks.task import Task
@@ -36,7 +36,7 @@ async def _opened(task: Task) -> AgentDojoEnv:
     return env
 
 
-async def _passed(tasks: list[Task], policy: Policy) -> list[str]:
+async def _passed(tasks: list[Task], policy: AgentFactory) -> list[str]:
     played = [await run_episode(task, open_agentdojo, policy, LIMITS) for task in tasks]
     assert [episode.failure for episode in played] == [None] * len(tasks)
     return [episode.task_key.rpartition("_")[2] for episode in played if episode.reward == 1.0]

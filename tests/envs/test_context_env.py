@@ -10,7 +10,7 @@ from tests.fakes.shouting_env import ShoutingEnv
 from skyfleet.chat.message import Image, Message, Text, ToolCall, ToolSpec
 from skyfleet.config.loading import load_config
 from skyfleet.envs.context_env import ContextEnv
-from skyfleet.envs.env import Opening, Step
+from skyfleet.envs.env import Observation, Step
 from skyfleet.envs.registry import env_factory
 from skyfleet.errors import EnvError
 from skyfleet.worlds.catalog import open_world, world_tasks
@@ -222,9 +222,9 @@ async def test_a_turn_without_a_call_is_the_worlds() -> None:
 
 async def test_an_env_that_has_such_a_tool_already_is_refused() -> None:
     class Taken(ShoutingEnv):
-        async def reset(self) -> Opening:
+        async def reset(self) -> Observation:
             tool = ToolSpec(name="manage_context", description="", parameters={})
-            return Opening(messages=(), tools=(tool,))
+            return Observation(messages=(), tools=(tool,))
 
     with pytest.raises(EnvError, match="has manage_context of its own; set enable_context_tools"):
         await ContextEnv(Taken(), page_characters=1).reset()

@@ -8,7 +8,7 @@ import pytest
 from tests.fakes.counter_env import TASK, CounterEnv, opening
 
 from skyfleet.envs.lifecycle import opened
-from skyfleet.errors import EnvError, VerifierError, blamed_on
+from skyfleet.errors import EnvError, VerifierError, wrap_errors
 
 
 async def test_an_env_is_closed_after_an_error_inside() -> None:
@@ -39,9 +39,9 @@ async def test_a_close_that_hangs_is_left_behind_and_logged(
 
 
 def test_blame_names_the_deed_and_keeps_names_already_given() -> None:
-    with pytest.raises(EnvError, match=r"^step: ValueError: odd$"), blamed_on(EnvError, "step"):
+    with pytest.raises(EnvError, match=r"^step: ValueError: odd$"), wrap_errors(EnvError, "step"):
         raise ValueError("odd")
-    with pytest.raises(VerifierError, match=r"^mine$"), blamed_on(EnvError, "step"):
+    with pytest.raises(VerifierError, match=r"^mine$"), wrap_errors(EnvError, "step"):
         raise VerifierError("mine")
-    with pytest.raises(KeyboardInterrupt), blamed_on(EnvError, "step"):
+    with pytest.raises(KeyboardInterrupt), wrap_errors(EnvError, "step"):
         raise KeyboardInterrupt

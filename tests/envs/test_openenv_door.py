@@ -17,7 +17,7 @@ from tests.fakes.counter_env import TASK, CounterEnv, opening
 from tests.fakes.serving import nothing_left, serving
 
 from skyfleet.chat.message import Message, ToolCall
-from skyfleet.envs.env import Opening
+from skyfleet.envs.env import Observation as EnvObservation
 from skyfleet.envs.openenv.client import openenv_factory
 from skyfleet.envs.openenv.server import _unimportable, openenv_app
 from skyfleet.envs.openenv.session import OpenEnvSettings
@@ -92,7 +92,7 @@ async def test_an_episode_through_the_door_is_the_episode_without_it() -> None:
     assert tools == (await (await open_world(tasks[0])).reset()).tools
 
 
-async def _opening(url: str, task: Task) -> Opening:
+async def _opening(url: str, task: Task) -> EnvObservation:
     env = await openenv_factory(_settings(url))(task)
     try:
         return await env.reset()

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 from tests.trajectories.making import attempt, group, played
 
-from skyfleet.evaluation.agent_info import Player, differences
+from skyfleet.evaluation.agent_info import AgentInfo, differences
 from skyfleet.evaluation.baselines import Baseline
 from skyfleet.evaluation.report import EvalReport
 from skyfleet.evaluation.score import EnvScore, TaskOutcome
@@ -101,7 +101,7 @@ BASED = EvalReport.of(
     step=3,
     baselines={"github": Baseline(null_rate=0.5, oracle_rate=None, vacuous=("t",), impossible=())},
     pass_threshold=0.5,
-    played_by=Player(model="tiny", checkpoint="runs/a", temperature=0.5, max_turns=8),
+    played_by=AgentInfo(model="tiny", checkpoint="runs/a", temperature=0.5, max_turns=8),
 )
 
 
@@ -156,8 +156,8 @@ def test_pass_at_k_is_over_other_tasks_than_pass_at_1_where_grades_are_unknown()
 
 
 def test_what_differs_between_two_players_is_named() -> None:
-    one = Player(model="tiny", temperature=0.0, max_turns=8)
-    other = Player(model="tiny", checkpoint="runs/a", temperature=1.0, max_turns=8)
+    one = AgentInfo(model="tiny", temperature=0.0, max_turns=8)
+    other = AgentInfo(model="tiny", checkpoint="runs/a", temperature=1.0, max_turns=8)
     assert differences(one, one) == []
     assert differences(one, other) == [
         "checkpoint: none before, runs/a after",

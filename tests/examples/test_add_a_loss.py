@@ -12,9 +12,9 @@ from tests.algorithms.test_losses import inputs
 from tests.fakes.moody_world import open_moody
 from tests.fakes.small_runs import rows, small_config
 
-from skyfleet.algorithms.losses.registry import policy_loss_of
+from skyfleet.algorithms.losses.registry import build_policy_loss
 from skyfleet.envs import registry
-from skyfleet.trainer.session import run_training
+from skyfleet.trainer.training_run import run_training
 
 
 def test_the_loss_bends_where_ppo_breaks() -> None:
@@ -42,7 +42,7 @@ async def test_a_run_trains_with_both(tmp_path: Path, monkeypatch: pytest.Monkey
         "trainer.eval_before_train=false",
         "trainer.algorithm.use_kl_loss=false",
     )
-    bent = policy_loss_of(config.trainer.algorithm)(inputs([3.0], [1.0]))
+    bent = build_policy_loss(config.trainer.algorithm)(inputs([3.0], [1.0]))
     assert bent.loss_T.tolist() == pytest.approx([-1.1], abs=1e-5)
     await run_training(config)
     row = rows(tmp_path)[-1]

@@ -20,7 +20,8 @@ from skyfleet.engines.engine import Engine
 from skyfleet.learner.learner import Learner
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.loading import load_model
-from skyfleet.trainer import assemble_voice, names
+from skyfleet.trainer import assemble_voice
+from skyfleet.trainer import preflight as names
 from skyfleet.weight_sync import vllm
 
 VLLM = ("generator.backend=vllm", "data.val_data=[]")

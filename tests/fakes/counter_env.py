@@ -6,7 +6,7 @@ import asyncio
 from typing import Literal
 
 from skyfleet.chat.message import Message
-from skyfleet.envs.env import Env, EnvFactory, Opening, Step
+from skyfleet.envs.env import Env, EnvFactory, Observation, Step
 from skyfleet.tasks.task import Grade, Task
 
 Place = Literal["open", "reset", "step", "grade", "close"]
@@ -23,9 +23,9 @@ class CounterEnv:
         self.count, self.closed = 0, 0
         self._breaks, self._error, self._hangs = breaks, error or OSError("it broke"), hangs
 
-    async def reset(self) -> Opening:
+    async def reset(self) -> Observation:
         await self.passing("reset")
-        return Opening(messages=(Message(role="user", content="reach 3"),))
+        return Observation(messages=(Message(role="user", content="reach 3"),))
 
     async def step(self, action: Message) -> Step:
         await self.passing("step")

@@ -24,11 +24,13 @@ def engine(decoder: Decoder | None = None, **settings: int) -> CudaEngine:
     )
 
 
-async def crowd(speaker: CudaEngine | EmbeddedEngine, sampling: SamplingParams) -> list[Completion]:
+async def crowd(
+    policy_model: CudaEngine | EmbeddedEngine, sampling: SamplingParams
+) -> list[Completion]:
     """Twelve prompts, half of which begin alike, through eight slots."""
     prompts = [PROMPT + [n] * n if n % 2 else PROMPT[n:] for n in range(12)]
     return await asyncio.gather(
-        *(speaker.generate(p, sampling, session=f"s{n}") for n, p in enumerate(prompts))
+        *(policy_model.generate(p, sampling, session=f"s{n}") for n, p in enumerate(prompts))
     )
 
 

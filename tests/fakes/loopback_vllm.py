@@ -18,7 +18,7 @@ from tests.fakes.tiny_speaker import CAPACITY, TinySpeaker
 from torch import Tensor, nn
 
 from skyfleet.chat.renderers import make_renderer
-from skyfleet.engines.vllm_worker import WeightDoor
+from skyfleet.engines.vllm_worker import WeightUpdateExtension
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.loading import Loaded
 
@@ -26,7 +26,7 @@ MEMORY = ("weights", "kv_cache")
 STEERED = ("sleep", "wake_up", "pause", "resume", "reset_prefix_cache")
 
 
-class Door(WeightDoor):
+class AgentGateway(WeightUpdateExtension):
     """In a worker that has as much of vLLM's as is asked for there."""
 
     def __init__(self, module: nn.Module, n_workers: int, **model: object) -> None:
@@ -70,7 +70,7 @@ class LoopbackVllm:
         """Under which the trainer's folders are seen from here."""
         module = deepcopy(loaded.module)
         self._new_door = partial(
-            Door,
+            AgentGateway,
             module,
             n_workers,
             logprobs_mode=logprobs_mode,
@@ -79,13 +79,13 @@ class LoopbackVllm:
         )
         self._extension = extension
         self.start_again()
-        speaker = TinySpeaker(
+        policy_model = TinySpeaker(
             tokenizer=loaded.tokenizer,
             decoder=Decoder(module, max_positions=capacity),
             renderer=make_renderer(loaded.tokenizer),
         )
-        self._engine = speaker.engine(capacity=capacity)
-        self._speaking = speaker.app(self._engine, max_model_len=capacity)
+        self._engine = policy_model.engine(capacity=capacity)
+        self._speaking = policy_model.app(self._engine, max_model_len=capacity)
         steering = [
             Route("/is_sleeping", self._is_sleeping),
             *(Route(f"/{name}", self._hear, methods=["POST"]) for name in STEERED),
@@ -194,6 +194,6 @@ def forget_weights(module: nn.Module) -> None:
             weight.zero_()
 
 
-def replace_weights(door: Door, weights: Iterable[tuple[str, Tensor]]) -> None:
+def replace_weights(door: AgentGateway, weights: Iterable[tuple[str, Tensor]]) -> None:
     """In place of `vllm_worker._replace`, which needs vLLM."""
     door.module.load_state_dict(dict(weights), strict=False)

@@ -36,8 +36,8 @@ def changed() -> LearnerOf:
 
 
 def loopback(**lacks: Any) -> LoopbackVllm:
-    speaker = wide_speaker()
-    loaded = Loaded(module=speaker.decoder.module, tokenizer=speaker.tokenizer)
+    policy_model = wide_speaker()
+    loaded = Loaded(module=policy_model.decoder.module, tokenizer=policy_model.tokenizer)
     return LoopbackVllm(loaded, **lacks)
 
 
@@ -48,8 +48,8 @@ async def reached(
     """`learner` is what its model has other than the server's."""
     async with (
         serving(server) as url,
-        OpenAIEngine(f"{url}/v1", model=MODEL, tries=2) as speaker,
+        OpenAIEngine(f"{url}/v1", model=MODEL, tries=2) as policy_model,
         VllmRoutes(url) as routes,
     ):
         sizes = sizes_of(wide_speaker().decoder.module.config) | (learner or {})
-        yield await open_vllm_server(speaker, routes, may_sleep=may_sleep, sizes=sizes)
+        yield await open_vllm_server(policy_model, routes, may_sleep=may_sleep, sizes=sizes)

@@ -10,8 +10,8 @@ from tests.fakes.chars import END, CharRenderer
 from skyfleet.chat.transcript import Completion, Finish
 from skyfleet.engines.engine import Engine
 from skyfleet.engines.sampling_params import SamplingParams
-from skyfleet.envs.env import Opening
-from skyfleet.rollouts.conversation import Policy, TokenConversation
+from skyfleet.envs.env import Observation
+from skyfleet.rollouts.conversation import AgentFactory, TokenConversation
 from skyfleet.tasks.task import Task
 
 
@@ -49,10 +49,10 @@ class ScriptedEngine:
     async def wake(self) -> None: ...
 
 
-def speaking(engine: Engine) -> Policy:
+def speaking(engine: Engine) -> AgentFactory:
     """A policy that speaks in characters through `engine`."""
 
-    def start(task: Task, opening: Opening, session: str) -> TokenConversation:
+    def start(task: Task, opening: Observation, session: str) -> TokenConversation:
         return TokenConversation(
             opening,
             engine=engine,

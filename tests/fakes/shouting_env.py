@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from skyfleet.chat.message import Message, ToolSpec
-from skyfleet.envs.env import Opening, Step
+from skyfleet.envs.env import Observation, Step
 from skyfleet.tasks.task import Task
 
 
 class ShoutingEnv:
-    async def reset(self) -> Opening:
+    async def reset(self) -> Observation:
         tool = ToolSpec(name="shout", description="", parameters={"type": "object"})
-        return Opening(messages=(Message(role="user", content="shout"),), tools=(tool,))
+        return Observation(messages=(Message(role="user", content="shout"),), tools=(tool,))
 
     async def step(self, action: Message) -> Step:
         (call,) = action.tool_calls

@@ -18,7 +18,7 @@ from skyfleet.chat.renderers import make_renderer
 from skyfleet.chat.transcript import Completion
 from skyfleet.engines.embedded import EmbeddedEngine
 from skyfleet.engines.sampling_params import SamplingParams
-from skyfleet.envs.env import Opening, Step
+from skyfleet.envs.env import Observation, Step
 from skyfleet.learner.batching import pack
 from skyfleet.learner.logprobs import chosen_logprobs
 from skyfleet.models.decoder import Decoder
@@ -134,7 +134,7 @@ async def played(
     async def open_env(task: Task) -> FailingWorld:
         return FailingWorld(task, Random(chance.random()))
 
-    def start(task: Task, opening: Opening, session: str) -> TokenConversation:
+    def start(task: Task, opening: Observation, session: str) -> TokenConversation:
         return TokenConversation(
             opening,
             engine=recorder,

@@ -178,7 +178,7 @@ async def test_a_token_that_left_the_reference_lowers_the_critics_targets() -> N
         ref_T = logprobs_of(
             small_decoder(seed=2), s.token_ids, len(s.token_ids) - 1, temperature=0.9
         )
-        costs = s.at_chosen([0.0, *(torch.tensor(s.logprobs[1:]) - ref_T).tolist()])
+        costs = s.select_action_tokens([0.0, *(torch.tensor(s.logprobs[1:]) - ref_T).tolist()])
         earned_here = s.group_rewards[s.attempt]
         returns = [earned_here - 0.5 * sum(costs[at:]) for at in range(len(costs))]
         losses.append(fmean(r * r / 2 for r in returns))

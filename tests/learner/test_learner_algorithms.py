@@ -15,12 +15,12 @@ from tests.fakes.samples import random_groups, sample
 from tests.fakes.small_models import logits_of, small_decoder
 from tests.learner.test_single_learner import SETTINGS, learner, on_policy, updated
 
-from skyfleet.algorithms.advantages import WholeBatch, distillation, grpo
+from skyfleet.algorithms.advantages import BatchEstimator, distillation, grpo
 from skyfleet.algorithms.credit_assignment import credit
 from skyfleet.algorithms.kl import RewardKl, adaptive_control, fixed_control, k1
 from skyfleet.algorithms.losses.loss import LossInputs, LossOutput
 from skyfleet.algorithms.losses.policy_gradient import importance_sampling
-from skyfleet.algorithms.losses.registry import policy_loss_of, selector_of
+from skyfleet.algorithms.losses.registry import build_policy_loss, selector_of
 from skyfleet.algorithms.reduction import Reduction, prompt_mean, sequence_mean, token_mean
 from skyfleet.algorithms.sample import Sample
 from skyfleet.config.algorithm import POLICY_LOSSES, Algorithm, ClipCov, OffPolicyCorrection
@@ -47,7 +47,7 @@ async def test_no_loss_depends_on_the_micro_batches(name: str) -> None:
     )
     settings = replace(
         SETTINGS,
-        policy_loss=policy_loss_of(algorithm),
+        policy_loss=build_policy_loss(algorithm),
         select=selector_of(algorithm),
         reduce=prompt_mean,
         optimizer=OptimizerSettings(lr=1e-5),
@@ -70,7 +70,7 @@ async def test_tokens_treated_apart_are_the_same_for_every_cut_step_after_step(n
         decoder = small_decoder(seed=1)
         settings = replace(
             SETTINGS,
-            policy_loss=policy_loss_of(algorithm),
+            policy_loss=build_policy_loss(algorithm),
             select=selector_of(algorithm),
             max_tokens_per_microbatch=max_tokens,
         )
@@ -88,16 +88,16 @@ async def test_tokens_treated_apart_are_the_same_for_every_cut_step_after_step(n
 async def test_clip_cov_acts_whatever_the_reduction(reduce: Reduction) -> None:
     """SkyRL judges advantages that a token mean has made too small to pass any bound."""
     samples = on_policy(small_decoder(), random_groups(3))
-    n_chosen = sum(s.n_chosen for s in samples)
+    n_action_tokens = sum(s.n_action_tokens for s in samples)
     algorithm = Algorithm(policy_loss_type="clip_cov")
     settings = replace(
         SETTINGS,
-        policy_loss=policy_loss_of(algorithm),
+        policy_loss=build_policy_loss(algorithm),
         select=selector_of(algorithm),
         reduce=reduce,
     )
     report = await learner(small_decoder(), settings).step(samples)
-    assert report.metrics["policy/clip_cov_ratio"] == pytest.approx(1 / n_chosen)
+    assert report.metrics["policy/clip_cov_ratio"] == pytest.approx(1 / n_action_tokens)
 
 
 async def test_kl_in_the_reward_credits_again_and_adapts_its_coefficient(tmp_path: Path) -> None:
@@ -130,8 +130,10 @@ async def test_kl_in_the_reward_credits_again_and_adapts_its_coefficient(tmp_pat
         for mine, other in zip(own, theirs, strict=True)
     ]
     left = grpo([1.0 - penalties[0], *(-p for p in penalties[1:])])
-    assert [s.at_chosen(s.advantages)[0] for s in credited] == pytest.approx(left, abs=1e-4)
-    means = [p / 0.5 / s.n_chosen for p, s in zip(penalties, attempts, strict=True)]
+    assert [s.select_action_tokens(s.advantages)[0] for s in credited] == pytest.approx(
+        left, abs=1e-4
+    )
+    means = [p / 0.5 / s.n_action_tokens for p, s in zip(penalties, attempts, strict=True)]
     assert first["loss/avg_kl"] == pytest.approx(sum(means) / 4, abs=1e-4)
     assert first["loss/kl_loss_coef"] == 0.5
     student.save(tmp_path)
@@ -148,7 +150,7 @@ async def test_a_student_comes_nearer_to_its_teacher() -> None:
         estimate=k1,
         coef=1.0,
         control=fixed_control,
-        credit=partial(credit, estimate=WholeBatch(credit=distillation)),
+        credit=partial(credit, estimate=BatchEstimator(credit=distillation)),
     )
     settings = replace(
         SETTINGS,
@@ -234,7 +236,7 @@ async def test_the_extremes_of_a_ratio_are_told(algorithm: Algorithm, ratio: str
     doubled = (*first.logprobs[:at], first.logprobs[at] - log(2), *first.logprobs[at + 1 :])
     settings = replace(
         SETTINGS,
-        policy_loss=policy_loss_of(algorithm),
+        policy_loss=build_policy_loss(algorithm),
         recompute_old_logprobs=ratio == "is_ratio",
     )
     report = await learner(small_decoder(), settings).step(

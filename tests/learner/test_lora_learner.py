@@ -48,13 +48,13 @@ async def test_an_engine_speaks_with_the_new_adapters_after_a_step(
     dtype: torch.dtype, gap: float
 ) -> None:
     decoder = adapted(dtype=dtype)
-    speaker = engine(decoder)
-    before = await speaker.generate(PROMPT, SAMPLING, session="s")
+    policy_model = engine(decoder)
+    before = await policy_model.generate(PROMPT, SAMPLING, session="s")
     student = learner(decoder, FAST)
     for _ in range(3):
         await student.step(on_policy(decoder, random_groups(2)))
-    speaker.policy_version = student.policy_version
-    after = await speaker.generate(PROMPT, SAMPLING, session="s")
+    policy_model.policy_version = student.policy_version
+    after = await policy_model.generate(PROMPT, SAMPLING, session="s")
     assert after.logprobs != before.logprobs
     said = [*PROMPT, *after.token_ids]
     expected = logprobs_of(decoder, said, len(after.token_ids), temperature=0.8)

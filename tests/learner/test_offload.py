@@ -14,7 +14,7 @@ from tests.learner.test_single_learner import SETTINGS, learner
 from torch import nn
 
 from skyfleet.algorithms.kl import k3
-from skyfleet.learner.optimizer import Optimizer, OptimizerSettings, Parked
+from skyfleet.learner.optimizer import CPUOffloaded, Optimizer, OptimizerSettings
 from skyfleet.models.decoder import Decoder
 
 META = torch.device("meta")
@@ -71,7 +71,7 @@ def test_parked_weights_hold_no_memory_but_while_they_are_called() -> None:
     weights = list(decoder.module.parameters())
     before = [weight.detach().clone() for weight in weights]
     view = weights[0][1:3]
-    parked = Parked(decoder.module, beside=policy.module)
+    parked = CPUOffloaded(decoder.module, beside=policy.module)
     held = [weight.untyped_storage().nbytes() for weight in weights]
     assert held == [0] * len(weights)
     with parked.called():
@@ -86,7 +86,7 @@ def test_what_a_reference_shares_with_the_policy_is_not_taken_from_it() -> None:
     decoder = small_decoder()
     adapted = small_decoder(seed=2)
     adapted.module.load_state_dict(decoder.module.state_dict(), assign=True)
-    Parked(adapted.module, beside=decoder.module)
+    CPUOffloaded(adapted.module, beside=decoder.module)
     assert all(p.untyped_storage().nbytes() for p in decoder.module.parameters())
 
 
@@ -127,7 +127,7 @@ def test_on_a_gpu_a_parked_decoder_gives_its_memory_back_and_speaks_as_before() 
     with torch.no_grad():
         before = logits_of(decoder, tokens)
     n_bytes = torch.cuda.memory_allocated()
-    parked = Parked(decoder.module, beside=small_decoder().module)
+    parked = CPUOffloaded(decoder.module, beside=small_decoder().module)
     assert torch.cuda.memory_allocated() < n_bytes
     with parked.called(), torch.no_grad():
         assert torch.equal(logits_of(decoder, tokens), before)

@@ -238,7 +238,7 @@ async def test_one_token_far_off_shows_in_the_widest_gap_and_in_the_deviation(
     assert report.metrics[f"{gap}_max"] == pytest.approx(0.5, abs=1e-4)
     assert report.metrics[f"{gap}_min"] == pytest.approx(0.0, abs=1e-5)
     # One of the n tokens of the first mini-batch, which is the first task.
-    far = 1 / sum(s.n_chosen for s in (first, *others) if s.task_key == first.task_key)
+    far = 1 / sum(s.n_action_tokens for s in (first, *others) if s.task_key == first.task_key)
     assert report.metrics[f"{gap}_mean"] == pytest.approx(0.5 * far, abs=1e-5)
     deviation = 0.5 * math.sqrt(far * (1 - far))
     assert report.metrics[f"{gap}_std"] == pytest.approx(deviation, abs=1e-4)

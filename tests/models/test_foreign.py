@@ -19,7 +19,7 @@ from skyfleet.errors import ModelError
 from skyfleet.learner.optimizer import OptimizerSettings
 from skyfleet.models import hf_decoder as foreign
 from skyfleet.models.decoder import Decoder
-from skyfleet.models.hf_decoder import ForeignDecoder, make_decoder
+from skyfleet.models.hf_decoder import HFDecoder, make_decoder
 from skyfleet.models.loading import load_weights
 from skyfleet.models.packed import PackedAttention
 
@@ -59,7 +59,7 @@ def test_logits_are_those_of_plain_transformers(family: str, changes: dict[str, 
         expected = module(token_ids).logits[0]
         decoder = make_decoder(module, max_positions=256)
         got = logits_of(decoder, token_ids[0].tolist())
-    assert isinstance(decoder, ForeignDecoder)
+    assert isinstance(decoder, HFDecoder)
     torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-5)
 
 
@@ -68,9 +68,9 @@ async def test_engine_and_learner_agree_turn_after_turn(
     family: str, changes: dict[str, Any]
 ) -> None:
     decoder = make_decoder(module_of(family, **changes), max_positions=256)
-    speaker, token_ids = engine(decoder), list(PROMPT)
+    policy_model, token_ids = engine(decoder), list(PROMPT)
     for turn in range(3):
-        completion = await speaker.generate(token_ids, SAMPLING, session="s")
+        completion = await policy_model.generate(token_ids, SAMPLING, session="s")
         token_ids += completion.token_ids
         expected = logprobs_of(decoder, token_ids, len(completion.token_ids), temperature=0.8)
         assert completion.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
@@ -192,4 +192,4 @@ def test_positions_that_turn_otherwise_when_long_are_refused_only_there(reach: i
 
 def test_a_window_no_episode_can_leave_is_none() -> None:
     decoder = make_decoder(module_of("Mistral", sliding_window=64), max_positions=64)
-    assert isinstance(decoder, ForeignDecoder)
+    assert isinstance(decoder, HFDecoder)

@@ -7,7 +7,7 @@ import asyncio
 from tests.fakes.counter_env import CounterEnv
 from tests.fakes.scripted_engine import ScriptedEngine, speaking
 
-from skyfleet.envs.env import Opening
+from skyfleet.envs.env import Observation
 from skyfleet.rollouts.episode import Limits, collect
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.trajectory import Trajectory
@@ -22,7 +22,7 @@ async def test_groups_come_back_in_the_order_asked_with_all_their_attempts() -> 
             super().__init__()
             self._seconds = seconds
 
-        async def reset(self) -> Opening:
+        async def reset(self) -> Observation:
             await asyncio.sleep(self._seconds)
             return await super().reset()
 

@@ -15,8 +15,8 @@ from skyfleet.algorithms.credit_assignment import assign_credit
 from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.context_env import ContextEnv, n_turns
-from skyfleet.envs.env import Opening
-from skyfleet.rollouts.conversation import CUT, History, MessageConversation, Policy
+from skyfleet.envs.env import Observation
+from skyfleet.rollouts.conversation import CUT, AgentFactory, History, MessageConversation
 from skyfleet.rollouts.episode import Limits, run_episode
 from skyfleet.rollouts.fork import forked_policy, same_tokens, tokens_before
 from skyfleet.rollouts.scripted_agents import recorded_limits, recorded_policy
@@ -62,9 +62,15 @@ async def test_every_transcript_of_a_cut_episode_is_trained_on() -> None:
     ]
     group = Group(task_key=TASK.key, env_key=TASK.env_key, trajectories=tuple(played))
     won, also_won, lost = assign_credit([group], grpo)
-    assert set(won.at_chosen(won.advantages)) == set(also_won.at_chosen(also_won.advantages))
-    assert won.at_chosen(won.advantages)[0] > 0 > lost.at_chosen(lost.advantages)[0]
-    assert won.n_chosen + also_won.n_chosen == sum(len(line) + 1 for line in LINES)
+    assert set(won.select_action_tokens(won.advantages)) == set(
+        also_won.select_action_tokens(also_won.advantages)
+    )
+    assert (
+        won.select_action_tokens(won.advantages)[0]
+        > 0
+        > lost.select_action_tokens(lost.advantages)[0]
+    )
+    assert won.n_action_tokens + also_won.n_action_tokens == sum(len(line) + 1 for line in LINES)
 
 
 async def test_a_cut_makes_room_where_the_context_would_be_full() -> None:
@@ -85,13 +91,13 @@ async def test_a_cut_makes_room_where_the_context_would_be_full() -> None:
 def test_the_opening_is_never_cut_whoever_speaks_in_it() -> None:
     example = (Message(role="user", content="eg"), Message(role="assistant", content="so"))
     task = Message(role="user", content="the task")
-    history = History(Opening(messages=(*example, task)))
+    history = History(Observation(messages=(*example, task)))
     for n in range(4):
         history.say(Message(role="assistant", content=f"a{n}"))
         if n < 3:
             # As worlds of SkyRL-Gym may: what the world says is no turn of the agent's.
             history.messages.append(Message(role="assistant", content=f"t{n}"))
-    assert not History(Opening(messages=(task,))).cut(keep_recent_turns=0)
+    assert not History(Observation(messages=(task,))).cut(keep_recent_turns=0)
     assert history.cut(keep_recent_turns=1)
     assert [m.text for m in history.messages] == ["eg", "so", "the task", "a2", "t2", "a3"]
     assert not history.cut(keep_recent_turns=1)
@@ -113,8 +119,8 @@ class Listening:
         return CharRenderer().parse([*map(ord, self._lines.pop(0))])
 
 
-def in_words(model: Listening) -> Policy:
-    def start(task: Task, opened: Opening, session: str) -> MessageConversation:
+def in_words(model: Listening) -> AgentFactory:
+    def start(task: Task, opened: Observation, session: str) -> MessageConversation:
         return MessageConversation(opened, model=model, sampling=SamplingParams())
 
     return start

@@ -10,8 +10,8 @@ from tests.fakes.scripted_engine import ScriptedEngine
 from skyfleet.chat.message import Image, Message, Text
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.context_env import CONTEXT_TOOLS, ContextEnv
-from skyfleet.envs.env import Opening
-from skyfleet.rollouts.conversation import ContextStatus, Policy, TokenConversation
+from skyfleet.envs.env import Observation
+from skyfleet.rollouts.conversation import AgentFactory, ContextStatus, TokenConversation
 from skyfleet.rollouts.episode import Limits, run_episode
 from skyfleet.rollouts.fork import forked_policy
 from skyfleet.tasks.task import Task
@@ -25,10 +25,10 @@ LIMITS = Limits(max_turns=8, max_input_length=1000, trajectory_timeout_seconds=5
 CUT_ALL = '{"name": "manage_context", "arguments": {"keep_recent_turns": 0}}'
 
 
-def told(*lines: str) -> Policy:
+def told(*lines: str) -> AgentFactory:
     engine = ScriptedEngine(*lines)
 
-    def start(task: Task, opened: Opening, session: str) -> TokenConversation:
+    def start(task: Task, opened: Observation, session: str) -> TokenConversation:
         return TokenConversation(
             opened,
             engine=engine,

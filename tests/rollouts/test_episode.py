@@ -12,7 +12,7 @@ from tests.fakes.scripted_engine import ScriptedEngine, speaking
 
 from skyfleet.chat.message import Message
 from skyfleet.engines.sampling_params import SamplingParams
-from skyfleet.envs.env import Opening, Step
+from skyfleet.envs.env import Observation, Step
 from skyfleet.rollouts.conversation import TokenConversation
 from skyfleet.rollouts.episode import Limits, run_episode
 from skyfleet.tasks.task import Task
@@ -98,7 +98,7 @@ async def test_a_turn_that_cannot_be_joined_begins_another_transcript() -> None:
 
     engine = ScriptedEngine(PRESS % 3, "done")
 
-    def start(task: Task, opened: Opening, session: str) -> TokenConversation:
+    def start(task: Task, opened: Observation, session: str) -> TokenConversation:
         return TokenConversation(
             opened,
             engine=engine,

@@ -11,7 +11,7 @@ import pytest
 from tests.fakes.counter_env import PRESS, TASK, CounterEnv, Place, opening
 from tests.fakes.scripted_engine import ScriptedEngine, speaking
 
-from skyfleet.envs.env import Opening, Step
+from skyfleet.envs.env import Observation, Step
 from skyfleet.errors import ContextFullError, EngineError, EnvError, VerifierError
 from skyfleet.rollouts.episode import Limits, collect, run_episode
 from skyfleet.tasks.task import Grade, Task
@@ -63,13 +63,13 @@ async def test_an_env_that_raises_fails_its_episode(
     ("place", "given", "kind", "detail"),
     [
         ("reset", None, "EnvError", "reset() gave None, no Opening"),
-        ("reset", Opening(messages=("hello",)), "EnvError", "'hello' among its messages"),  # type: ignore[arg-type]
+        ("reset", Observation(messages=("hello",)), "EnvError", "'hello' among its messages"),  # type: ignore[arg-type]
         ("step", None, "EnvError", "step() gave None, no Step"),
         ("step", Step(messages=("hello",)), "EnvError", "'hello' among its messages"),  # type: ignore[arg-type]
         ("step", Step(reward=math.nan), "EnvError", "the reward nan"),
         ("step", Step(opening="x"), "EnvError", "step() gave 'x', no Opening"),  # type: ignore[arg-type]
-        ("step", Step(opening=Opening(messages=())), "EnvError", "without a message"),
-        ("reset", Opening(messages=()), "EnvError", "without a message"),
+        ("step", Step(opening=Observation(messages=())), "EnvError", "without a message"),
+        ("reset", Observation(messages=()), "EnvError", "without a message"),
         ("grade", 1.0, "VerifierError", "grade() gave 1.0; give a Grade"),
         ("grade", {"reward": 1.0}, "VerifierError", "give a Grade, or None"),
         ("grade", Grade(reward=math.nan, success=False), "VerifierError", "the reward nan"),
@@ -173,7 +173,7 @@ async def test_a_grade_that_is_none_is_unknown_not_zero() -> None:
     [
         ("open", (Ending.FAILED, None, "EnvError", f"opening counter: {OVERTIME}")),
         ("reset", (Ending.FAILED, None, "EnvError", f"reset: {OVERTIME}")),
-        ("step", (Ending.TIMEOUT, 0.0, "OvertimeError", OVERTIME)),
+        ("step", (Ending.TIMEOUT, 0.0, "EpisodeTimeoutError", OVERTIME)),
         ("grade", (Ending.DONE, None, "VerifierError", f"grade: OvertimeError: {OVERTIME}")),
     ],
 )
@@ -188,7 +188,7 @@ async def test_an_env_that_hangs_is_given_its_time_and_graded_if_it_can_be(
 async def test_an_engine_that_takes_too_long_ends_its_episode_only() -> None:
     engine = ScriptedEngine(*LINES, delay=60)
     trajectory = await played(CounterEnv(), HASTY, engine)
-    assert outcome(trajectory) == (Ending.TIMEOUT, 0.0, "OvertimeError", OVERTIME)
+    assert outcome(trajectory) == (Ending.TIMEOUT, 0.0, "EpisodeTimeoutError", OVERTIME)
     assert engine.released == ["t/0"]
 
 

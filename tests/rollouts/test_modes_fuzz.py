@@ -20,7 +20,7 @@ from skyfleet.chat.tokenizer import encode_text
 from skyfleet.chat.transcript import Completion
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.context_env import ContextEnv
-from skyfleet.envs.env import Opening, Step
+from skyfleet.envs.env import Observation, Step
 from skyfleet.rollouts.conversation import CUT, ContextStatus, TokenConversation
 from skyfleet.rollouts.episode import Limits, run_episode
 from skyfleet.rollouts.one_message import TAKEN_BACK, OneMessageConversation
@@ -91,8 +91,8 @@ class Whimsical:
     def __init__(self, rng: Random) -> None:
         self._rng = rng
 
-    async def reset(self) -> Opening:
-        return Opening(messages=(Message(role="user", content="the task"),))
+    async def reset(self) -> Observation:
+        return Observation(messages=(Message(role="user", content="the task"),))
 
     async def step(self, action: Message) -> Step:
         rng = self._rng
@@ -115,7 +115,7 @@ async def played(rng: Random, engine: Babbling, *, one_message: bool) -> Traject
     )
     status = STATUS if rng.random() < 0.5 else None
 
-    def start(task: Task, opening: Opening, session: str) -> TokenConversation:
+    def start(task: Task, opening: Observation, session: str) -> TokenConversation:
         return speaks(
             opening,
             engine=engine,
@@ -140,12 +140,12 @@ def check(trajectory: Trajectory, said: Sequence[Said]) -> None:
         mask, logprobs = [False] * len(transcript), [0.0] * len(transcript)
         for version in transcript.policy_versions:
             prompt, completion = left.pop(0)
-            begin, end = len(prompt), len(prompt) + len(completion.token_ids)
-            assert transcript.token_ids[:begin] == prompt
-            assert transcript.token_ids[begin:end] == list(completion.token_ids)
+            restart, end = len(prompt), len(prompt) + len(completion.token_ids)
+            assert transcript.token_ids[:restart] == prompt
+            assert transcript.token_ids[restart:end] == list(completion.token_ids)
             assert completion.policy_version == version
-            mask[begin:end] = [True] * (end - begin)
-            logprobs[begin:end] = completion.logprobs
+            mask[restart:end] = [True] * (end - restart)
+            logprobs[restart:end] = completion.logprobs
         assert transcript.loss_mask == mask
         assert transcript.logprobs == logprobs
         assert transcript.token_ids[: len(opening)] == opening

@@ -11,12 +11,12 @@ from tests.fakes.tiny_speaker import MODEL, tiny_speaker
 
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
 from skyfleet.chat.transcript import Completion, Finish
-from skyfleet.engines.chat_engine import ChatEngine, Spoken
+from skyfleet.engines.chat_engine import ChatCompletion, ChatEngine
 from skyfleet.engines.openai_chat import OpenAIChatEngine
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.context_env import ContextEnv
-from skyfleet.envs.env import Opening
-from skyfleet.rollouts.conversation import CUT, REWRITTEN, Policy
+from skyfleet.envs.env import Observation
+from skyfleet.rollouts.conversation import CUT, REWRITTEN, AgentFactory
 from skyfleet.rollouts.episode import Limits, run_episode
 from skyfleet.rollouts.native import NativeConversation
 from skyfleet.tasks.task import Task
@@ -35,14 +35,14 @@ class Script:
         self.finish: Finish = "stop"
         self._lines = list(lines)
 
-    async def speak(
+    async def chat(
         self,
         messages: Sequence[Message],
         tools: Sequence[ToolSpec],
         sampling: SamplingParams,
         *,
         session: str,
-    ) -> Spoken:
+    ) -> ChatCompletion:
         self.heard.append(len(messages))
         message, prompt, said = self._lines.pop(0)
         version, self.policy_version = self.policy_version, self.policy_version + 1
@@ -52,14 +52,16 @@ class Script:
             finish=self.finish,
             policy_version=version,
         )
-        return Spoken(message=message, prompt_token_ids=tuple(prompt), completion=completion)
+        return ChatCompletion(
+            message=message, prompt_token_ids=tuple(prompt), completion=completion
+        )
 
     async def release(self, session: str) -> None:
         self.released.append(session)
 
 
-def speaking(engine: ChatEngine, sampling: SamplingParams | None = None) -> Policy:
-    def start(task: Task, opening: Opening, session: str) -> NativeConversation:
+def speaking(engine: ChatEngine, sampling: SamplingParams | None = None) -> AgentFactory:
+    def start(task: Task, opening: Observation, session: str) -> NativeConversation:
         return NativeConversation(
             opening,
             engine=engine,
@@ -176,36 +178,36 @@ async def test_a_turn_without_tokens_does_not_hide_the_cut_before_it() -> None:
         Script(
             (press(1), [1], [2]), (press(1), [1, 2, 3], [4]), (press(1), [1], []), (DONE, [1], [8])
         )
-    )(TASK, Opening(messages=(Message(role="user", content="reach 3"),)), "s")
+    )(TASK, Observation(messages=(Message(role="user", content="reach 3"),)), "s")
     for keep in (0, 0, 5):
-        await conversation.speak()
-        conversation.forget(keep_recent_turns=keep)
-        conversation.hear([Message(role="tool", content="1")])
-    await conversation.speak()
+        await conversation.generate()
+        conversation.truncate_history(keep_recent_turns=keep)
+        conversation.observe([Message(role="tool", content="1")])
+    await conversation.generate()
     assert [t.reason for t in conversation.transcripts] == ["", CUT]
 
 
 async def test_our_server_keeps_an_episode_in_one_transcript_with_its_exact_tokens() -> None:
-    speaker = tiny_speaker()
+    policy_model = tiny_speaker()
     sampling = SamplingParams(max_generate_length=9, temperature=1.5, seed=3)
     async with (
-        serving(speaker.app(speaker.engine())) as url,
+        serving(policy_model.app(policy_model.engine())) as url,
         OpenAIChatEngine(f"{url}/v1", model=MODEL) as engine,
     ):
         conversation = NativeConversation(
-            Opening(messages=(Message(role="user", content="hi"),)),
+            Observation(messages=(Message(role="user", content="hi"),)),
             engine=engine,
             sampling=sampling,
             session="s",
             max_input_length=1000,
         )
         for _ in range(3):
-            await conversation.speak()
-            conversation.hear([Message(role="user", content="go on")])
+            await conversation.generate()
+            conversation.observe([Message(role="user", content="go on")])
     (transcript,) = conversation.transcripts
     assert sum(transcript.loss_mask) == 27
     expected = logprobs_of(
-        speaker.decoder, transcript.token_ids, len(transcript) - 1, temperature=1.5
+        policy_model.decoder, transcript.token_ids, len(transcript) - 1, temperature=1.5
     ).tolist()
     chosen = [i for i, mine in enumerate(transcript.loss_mask) if mine]
     for i in chosen:
@@ -248,7 +250,7 @@ async def test_sessions_that_say_the_same_go_on_from_their_own_thoughts() -> Non
     ):
         both = [
             NativeConversation(
-                Opening(messages=(asked,), tools=(look,)),
+                Observation(messages=(asked,), tools=(look,)),
                 engine=client,
                 sampling=SamplingParams(max_generate_length=200),
                 session=session,
@@ -258,9 +260,9 @@ async def test_sessions_that_say_the_same_go_on_from_their_own_thoughts() -> Non
         ]
         for _ in range(2):
             for one in both:
-                await one.speak()
+                await one.generate()
             for one in both:
-                one.hear([seen])
+                one.observe([seen])
     assert [len(one.transcripts) for one in both] == [1, 1]
     for name, other in (("Ann", "Bob"), ("Bob", "Ann")):
         assert f"I am {name}." in engine.prompts[name][1]
@@ -274,15 +276,15 @@ async def test_a_call_that_our_server_could_not_read_is_told_as_one() -> None:
         OpenAIChatEngine(f"{url}/v1", model=MODEL) as client,
     ):
         conversation = NativeConversation(
-            Opening(messages=(Message(role="user", content="hi"),), tools=(look,)),
+            Observation(messages=(Message(role="user", content="hi"),), tools=(look,)),
             engine=client,
             sampling=SamplingParams(max_generate_length=200),
             session="Ann",
             max_input_length=4000,
         )
         for _ in range(3):
-            message = await conversation.speak()
+            message = await conversation.generate()
             assert (message.text, len(message.malformed_calls)) == ("Hm.", 1)
             assert "argu" in message.malformed_calls[0]
-            conversation.hear([Message(role="user", content="no")])
+            conversation.observe([Message(role="user", content="no")])
     assert len(conversation.transcripts) == 1

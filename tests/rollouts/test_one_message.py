@@ -11,7 +11,7 @@ from skyfleet.chat.message import Message, Role, ToolSpec
 from skyfleet.chat.renderer import Renderer
 from skyfleet.chat.transcript import Completion, Transcript
 from skyfleet.engines.sampling_params import SamplingParams
-from skyfleet.envs.env import Opening, Step
+from skyfleet.envs.env import Observation, Step
 from skyfleet.rollouts.conversation import CUT
 from skyfleet.rollouts.episode import Limits, run_episode
 from skyfleet.rollouts.one_message import TAKEN_BACK, OneMessageConversation
@@ -76,7 +76,7 @@ def spoken(transcript: Transcript) -> str:
 
 
 async def played(engine: Lines, renderer: Renderer | None = None) -> Trajectory:
-    def start(task: Task, opened: Opening, session: str) -> OneMessageConversation:
+    def start(task: Task, opened: Observation, session: str) -> OneMessageConversation:
         return OneMessageConversation(
             opened,
             engine=engine,

@@ -10,7 +10,7 @@ from tests.chat.small_tokenizer import small_tokenizer
 from skyfleet.chat.chatml import ChatMLRenderer
 from skyfleet.chat.transcript import Completion
 from skyfleet.engines.sampling_params import SamplingParams
-from skyfleet.envs.env import Opening
+from skyfleet.envs.env import Observation
 from skyfleet.rollouts.conversation import TokenConversation
 from skyfleet.rollouts.episode import Limits, run_episode
 from skyfleet.tasks.task import Task
@@ -48,7 +48,7 @@ class Saying:
 
 
 async def played(engine: Saying, *, close_turns: bool = True) -> Trajectory:
-    def start(task: Task, opening: Opening, session: str) -> TokenConversation:
+    def start(task: Task, opening: Observation, session: str) -> TokenConversation:
         return TokenConversation(
             opening,
             engine=engine,

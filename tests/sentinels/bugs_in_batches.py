@@ -15,7 +15,7 @@ from tests.sentinels.planted import Bug
 from skyfleet.algorithms import filters as dynamic_sampling
 from skyfleet.algorithms.advantages import Estimator, split_turns
 from skyfleet.algorithms.credit_assignment import assign_credit
-from skyfleet.algorithms.filters import Kept, keep_graded
+from skyfleet.algorithms.filters import FilterResult, keep_graded
 from skyfleet.algorithms.sample import Sample
 from skyfleet.errors import VerifierError
 from skyfleet.rollouts import episode
@@ -111,7 +111,7 @@ def only_finished_episodes_are_graded(run: Run, patch: Patch) -> None:
 
 
 def unknown_is_kept_as_zero(run: Run, patch: Patch) -> None:
-    def keep(groups: Sequence[Group], *, at_least: int = 2) -> Kept:
+    def keep(groups: Sequence[Group], *, at_least: int = 2) -> FilterResult:
         kept = _each(list(groups), lambda t: t if t.grade else replace(t, grade=NO_GRADE))
         return keep_graded(kept, at_least=at_least)
 
@@ -119,14 +119,14 @@ def unknown_is_kept_as_zero(run: Run, patch: Patch) -> None:
 
 
 def the_filter_does_nothing(run: Run, patch: Patch) -> None:
-    def let_through(groups: Sequence[Group], **_: Any) -> Kept:
-        return Kept(groups=tuple(groups), dropped=Counter(zero_variance=0))
+    def let_through(groups: Sequence[Group], **_: Any) -> FilterResult:
+        return FilterResult(groups=tuple(groups), dropped=Counter(zero_variance=0))
 
     patch.setattr(assemble_learner, "drop_zero_variance", let_through)
 
 
 def groups_vanish(run: Run, patch: Patch) -> None:
-    def lossy(groups: Sequence[Group], **kwargs: Any) -> Kept:
+    def lossy(groups: Sequence[Group], **kwargs: Any) -> FilterResult:
         kept = keep_graded(groups, **kwargs)
         return replace(kept, groups=kept.groups[:-1])
 
@@ -149,7 +149,7 @@ def one_env_fills_the_batch(run: Run, patch: Patch) -> None:
 
 
 def lone_attempts_keep_their_score(run: Run, patch: Patch) -> None:
-    def keep(groups: Sequence[Group], **_: Any) -> Kept:
+    def keep(groups: Sequence[Group], **_: Any) -> FilterResult:
         return keep_graded(groups, at_least=1)
 
     patch.setattr(assemble_learner, "keep_graded", keep)

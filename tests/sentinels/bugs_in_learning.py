@@ -113,7 +113,7 @@ def _blamed(rules: Any) -> Any:
 def _without_baseline(rules: Any) -> Any:
     def credit(samples: Sequence[Sample]) -> list[Sample]:
         return [
-            replace(s, advantages=s.spread([s.group_rewards[s.attempt]] * s.n_chosen))
+            replace(s, advantages=s.spread([s.group_rewards[s.attempt]] * s.n_action_tokens))
             for s in samples
         ]
 
@@ -121,12 +121,12 @@ def _without_baseline(rules: Any) -> Any:
 
 
 def nothing_can_be_parsed(run: Run, patch: Patch) -> None:
-    async def speak(self: Any) -> Message:
+    async def generate(self: Any) -> Message:
         own: Message = await speaking(self)
         return replace(own, malformed_calls=("{",))
 
-    speaking = TokenConversation.speak
-    patch.setattr(TokenConversation, "speak", speak)
+    speaking = TokenConversation.generate
+    patch.setattr(TokenConversation, "speak", generate)
 
 
 def _scaled(batch: MicroBatch) -> MicroBatch:

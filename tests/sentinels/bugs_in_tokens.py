@@ -34,11 +34,11 @@ def resampled(change: Callable[[list[Sample]], list[Sample]]) -> Callable[[Run, 
 
 
 def replies_are_trained_on(run: Run, patch: Patch) -> None:
-    give = Transcript.give
+    append_prompt = Transcript.append_prompt
 
     def masked(self: Transcript, token_ids: Sequence[int]) -> None:
         reply = bool(self.token_ids)
-        give(self, token_ids)
+        append_prompt(self, token_ids)
         if reply:
             self.loss_mask[-len(token_ids) :] = [True] * len(token_ids)
 
@@ -66,7 +66,7 @@ def last_token_gets_a_dummy_logprob(run: Run, patch: Patch) -> None:
 
 
 def words_are_tokenised_again(run: Run, patch: Patch) -> None:
-    async def speak(self: Any) -> Message:
+    async def generate(self: Any) -> Message:
         transcript = self._transcripts[-1]
         completion = await self._complete(transcript.token_ids)
         message: Message = self._renderer.parse(completion.token_ids, self._tools)
@@ -76,7 +76,7 @@ def words_are_tokenised_again(run: Run, patch: Patch) -> None:
         self._history.messages.append(message)
         return message
 
-    patch.setattr(TokenConversation, "speak", speak)
+    patch.setattr(TokenConversation, "speak", generate)
 
 
 def prompt_is_cut_for_the_engine(run: Run, patch: Patch) -> None:

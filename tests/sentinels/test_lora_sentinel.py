@@ -10,7 +10,7 @@ from tests.learner.test_single_learner import learner, on_policy
 
 from skyfleet.learner import single
 from skyfleet.sentinels.engine_weights import engine_weights
-from skyfleet.sentinels.hops import Synced
+from skyfleet.sentinels.stages import Synced
 
 
 @pytest.mark.parametrize("forgets", [False, True])

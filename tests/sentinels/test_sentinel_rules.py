@@ -13,16 +13,21 @@ from tests.fakes.small_models import small_decoder
 
 from skyfleet.config.loading import load_config
 from skyfleet.rollouts.episode import Limits
-from skyfleet.sentinels.expected import Expected
+from skyfleet.sentinels.constant_metrics import constant_metrics
 from skyfleet.sentinels.fingerprint import differing, fingerprint
-from skyfleet.sentinels.hops import CLOSELY, Told, share
+from skyfleet.sentinels.invariants import Invariants
 from skyfleet.sentinels.logprob_gap import cause
 from skyfleet.sentinels.memory import Memory
-from skyfleet.sentinels.signs import equal_rewards, idle_filter, nothing_graded, nothing_learned
-from skyfleet.sentinels.still_metrics import still_metrics
+from skyfleet.sentinels.stages import CLOSELY, Told, share
+from skyfleet.sentinels.trend_checks import (
+    equal_rewards,
+    idle_filter,
+    nothing_graded,
+    nothing_learned,
+)
 
 LIMITS = Limits(max_turns=1, max_input_length=1, trajectory_timeout_seconds=0)
-EXPECTED = Expected(
+EXPECTED = Invariants(
     n_samples=2,
     batch_size=1,
     mini_batch_size=1,
@@ -36,13 +41,13 @@ def told(*history: dict[str, float]) -> Told:
     return told_of(EXPECTED, *history)
 
 
-def told_of(expected: Expected, *history: dict[str, float]) -> Told:
+def told_of(expected: Invariants, *history: dict[str, float]) -> Told:
     return Told(
         expected=expected,
         metrics=history[-1],
         began=history[:3],
         lately=history[:-1],
-        why_unknown="env: away",
+        first_grading_error="env: away",
     )
 
 
@@ -182,13 +187,13 @@ def test_every_part_of_a_large_batch_has_its_turn() -> None:
 
 def test_a_clip_ratio_is_labelled_where_it_cannot_move() -> None:
     one = ("trainer.train_batch_size=8", "trainer.policy_mini_batch_size=8")
-    assert list(still_metrics(load_config("", one))) == ["policy/ppo_clip_ratio"]
+    assert list(constant_metrics(load_config("", one))) == ["policy/ppo_clip_ratio"]
     for more in (
         "trainer.policy_mini_batch_size=4",
         "trainer.update_epochs_per_batch=2",
         "trainer.algorithm.policy_loss_type=sapo",
     ):
-        assert still_metrics(load_config("", [*one, more])) == {}
+        assert constant_metrics(load_config("", [*one, more])) == {}
 
 
 CISPO = ["policy/ppo_clip_ratio", "policy/cispo_ratio_{mean,clamped_mean,max,min}"]
@@ -216,5 +221,5 @@ def test_ratios_are_labelled_where_they_cannot_move(
 ) -> None:
     one = ["trainer.train_batch_size=8", "trainer.policy_mini_batch_size=8"]
     one += [f"trainer.algorithm.{setting}" for setting in settings]
-    assert list(still_metrics(load_config("", [*one, "trainer.bf16=false"]))) == in_float32
-    assert list(still_metrics(load_config("", [*one, "trainer.bf16=true"]))) == in_bfloat16
+    assert list(constant_metrics(load_config("", [*one, "trainer.bf16=false"]))) == in_float32
+    assert list(constant_metrics(load_config("", [*one, "trainer.bf16=true"]))) == in_bfloat16

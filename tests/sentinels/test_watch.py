@@ -17,9 +17,9 @@ from tests.sentinels.planted import Plant, begun, go_on, said
 from skyfleet.checkpoints.resume import find_checkpoint
 from skyfleet.config.loading import load_config
 from skyfleet.engines.sampling_params import SamplingParams
-from skyfleet.errors import ConfigError, SentinelError, StarvedError
-from skyfleet.sentinels.roster import modes_of
-from skyfleet.sentinels.witness import Witness
+from skyfleet.errors import ConfigError, NoLearningSignalError, SentinelError
+from skyfleet.sentinels.recording_engine import RecordingEngine
+from skyfleet.sentinels.registry import build_modes
 from skyfleet.trainer.loop import train
 
 MODE = "trainer.sentinels.mode"
@@ -58,7 +58,7 @@ async def test_what_is_only_a_sign_warns_where_promises_stop(
     with caplog.at_level(logging.WARNING, "skyfleet.sentinels"):
         await played(tmp_path, verifiers_break, f"{MODE}=stop", steps=2)
     assert [finding.step for finding in said(tmp_path)] == [1, 2]
-    warnings = [r for r in caplog.records if r.name == "skyfleet.sentinels.watch"]
+    warnings = [r for r in caplog.records if r.name == "skyfleet.sentinels.checker"]
     assert len(warnings) == 1
     assert "unknown_grades, step 1: more than 25%" in warnings[0].getMessage()
 
@@ -90,7 +90,7 @@ async def test_what_was_learnt_before_environments_went_away_is_saved(
     await go_on(run, 2)
     with pytest.MonkeyPatch.context() as patch:
         verifiers_break(run, patch)
-        with pytest.raises(StarvedError, match=why):
+        with pytest.raises(NoLearningSignalError, match=why):
             await train(run)
     run.log.close()
     checkpoint = find_checkpoint(tmp_path / "checkpoints", "latest")
@@ -132,7 +132,7 @@ async def test_nothing_is_looked_at_when_all_is_off(tmp_path: Path) -> None:
 def test_a_sentinel_that_does_not_exist_is_refused_by_name() -> None:
     config = load_config("", [f"{MODES}.entropy=stop"])
     with pytest.raises(ConfigError, match=r"modes\.entropy is no sentinel; choose from \['adv"):
-        modes_of(config.trainer.sentinels)
+        build_modes(config.trainer.sentinels)
 
 
 def test_a_mode_that_does_not_exist_is_refused_with_its_key() -> None:
@@ -141,6 +141,6 @@ def test_a_mode_that_does_not_exist_is_refused_with_its_key() -> None:
 
 
 async def test_half_a_turn_is_not_missed_in_any_episode() -> None:
-    witness = Witness(ScriptedEngine("I will ca", finish="abort"))
+    witness = RecordingEngine(ScriptedEngine("I will ca", finish="abort"))
     await witness.generate([1, 2], SamplingParams(), session="t/0")
     assert witness.testify([]) == ((), 0)

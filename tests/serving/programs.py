@@ -15,8 +15,8 @@ from tests.fakes.tiny_speaker import tiny_speaker
 from skyfleet.chat.transcript import Completion
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.agent_env import Api
-from skyfleet.envs.env import EnvFactory, Opening
-from skyfleet.rollouts.conversation import Conversation, Policy, TokenConversation
+from skyfleet.envs.env import EnvFactory, Observation
+from skyfleet.rollouts.conversation import AgentFactory, Conversation, TokenConversation
 from skyfleet.rollouts.episode import Limits, run_episode
 from skyfleet.tasks.loading import load_tasks
 from skyfleet.tasks.task import Task
@@ -47,13 +47,13 @@ async def ask(api: Api, messages: Any, **more: Any) -> str:
         return answer.choices[0].message.content or ""
 
 
-def speaking(task: Task, opening: Opening, session: str) -> Conversation:
+def speaking(task: Task, opening: Observation, session: str) -> Conversation:
     """Eight tokens of a random model a turn."""
-    speaker = tiny_speaker()
+    policy_model = tiny_speaker()
     return TokenConversation(
         opening,
-        engine=speaker.engine(capacity=2000),
-        renderer=speaker.renderer,
+        engine=policy_model.engine(capacity=2000),
+        renderer=policy_model.renderer,
         sampling=SamplingParams(max_generate_length=8, seed=1, stop=("e",)),
         session=session,
     )
@@ -66,8 +66,8 @@ async def played(open_env: EnvFactory, *, limits: Limits = LIMITS) -> Trajectory
         )
 
 
-def says(*lines: str) -> Policy:
-    def start(task: Task, opening: Opening, session: str) -> Conversation:
+def says(*lines: str) -> AgentFactory:
+    def start(task: Task, opening: Observation, session: str) -> Conversation:
         return TokenConversation(
             opening,
             engine=Lines(list(lines)),

@@ -25,7 +25,7 @@ from tests.serving.programs import (
 from skyfleet.chat.transcript import Completion
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.agent_env import Api, program
-from skyfleet.envs.env import Opening
+from skyfleet.envs.env import Observation
 from skyfleet.rollouts.conversation import Conversation, TokenConversation
 from skyfleet.rollouts.episode import Limits, run_episode
 from skyfleet.tasks.task import Task
@@ -79,7 +79,7 @@ async def test_a_question_that_nobody_waits_for_is_no_turn() -> None:
         await ask(api, QUESTION)
         return 1.0
 
-    def start(task: Task, opening: Opening, session: str) -> Conversation:
+    def start(task: Task, opening: Observation, session: str) -> Conversation:
         return TokenConversation(
             opening,
             engine=Slow(["one", "two"]),

@@ -180,10 +180,10 @@ async def test_a_stream_of_a_foreign_prompt_says_whose_fault_it_is(served: Serve
 
 
 async def test_a_chat_may_say_the_template_kwargs_that_are_served_and_no_others() -> None:
-    speaker, kwargs = tiny_speaker(), {"enable_thinking": False}
+    policy_model, kwargs = tiny_speaker(), {"enable_thinking": False}
     body = {"model": MODEL, "messages": [HI], "max_tokens": 2}
     async with (
-        serving(speaker.app(speaker.engine(), template_kwargs=kwargs)) as url,
+        serving(policy_model.app(policy_model.engine(), template_kwargs=kwargs)) as url,
         httpx.AsyncClient(base_url=f"{url}/v1") as client,
     ):
         said = [

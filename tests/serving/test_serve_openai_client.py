@@ -59,9 +59,9 @@ class OneLine:
 
 @pytest_asyncio.fixture
 async def client() -> AsyncIterator[AsyncOpenAI]:
-    speaker = tiny_speaker()
+    policy_model = tiny_speaker()
     async with (
-        serving(speaker.app(speaker.engine(), api_key="k")) as url,
+        serving(policy_model.app(policy_model.engine(), api_key="k")) as url,
         AsyncOpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client,
     ):
         yield client
@@ -81,17 +81,17 @@ async def test_a_chat_gives_its_tokens_and_their_logprobs(client: AsyncOpenAI) -
         seed=1,
         extra_body={"return_token_ids": True},
     )
-    speaker = tiny_speaker()
+    policy_model = tiny_speaker()
     (choice,) = answer.choices
     told: Any = answer.to_dict()
     prompt, said = told["prompt_token_ids"], told["choices"][0]["token_ids"]
-    assert speaker.renderer.text(prompt).startswith("<|im_start|>system\nbe brief<|im_end|>")
+    assert policy_model.renderer.text(prompt).startswith("<|im_start|>system\nbe brief<|im_end|>")
     assert choice.finish_reason == "length"
     assert choice.logprobs is not None
     content = choice.logprobs.content or []
-    expected = logprobs_of(speaker.decoder, [*prompt, *said], 9).tolist()
+    expected = logprobs_of(policy_model.decoder, [*prompt, *said], 9).tolist()
     assert [token.logprob for token in content] == pytest.approx(expected, abs=1e-5)
-    assert [token.token for token in content] == [speaker.renderer.text([t]) for t in said]
+    assert [token.token for token in content] == [policy_model.renderer.text([t]) for t in said]
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(prompt), 9)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from skyfleet.config.root import RunConfig
-from skyfleet.trainer.session import run_training
+from skyfleet.trainer.training_run import run_training
 
 AsyncFunction = Callable[..., Awaitable[Any]]
 

@@ -16,16 +16,16 @@ from skyfleet.cli.serve import _app
 from skyfleet.config.root import RunConfig
 from skyfleet.engines import http_client as posting
 from skyfleet.engines.sampling_params import SamplingParams
-from skyfleet.envs.env import Opening
+from skyfleet.envs.env import Observation
 from skyfleet.envs.registry import env_factory
 from skyfleet.errors import ConfigError
 from skyfleet.rollouts.episode import collect
 from skyfleet.rollouts.native import NativeConversation
-from skyfleet.trainer.assemble_policy import sampling_of
-from skyfleet.trainer.assemble_voice import open_player
-from skyfleet.trainer.limits import limits_of
-from skyfleet.trainer.session import run_training
+from skyfleet.trainer.assemble_policy import build_sampling_params
+from skyfleet.trainer.assemble_voice import open_inference_client
+from skyfleet.trainer.limits import build_limits
 from skyfleet.trainer.sources import load_sources
+from skyfleet.trainer.training_run import run_training
 from skyfleet.trajectories.trajectory import Trajectory
 
 NATIVE = (
@@ -65,13 +65,13 @@ def remote(run: Path, *urls: str, more: Sequence[str] = ()) -> RunConfig:
 async def played(config: RunConfig, folder: Path | None = None) -> list[Trajectory]:
     """Greedily unless told otherwise: everyone who has the same weights says the same."""
     tasks = load_sources([TRAIN], key="data.train_data")
-    async with open_player(config, folder) as voice:
-        sampling = sampling_of(config.generator.eval_sampling_params, seed=0)
+    async with open_inference_client(config, folder) as policy_client:
+        sampling = build_sampling_params(config.generator.eval_sampling_params, seed=0)
         groups = await collect(
             tasks,
             env_factory(config),
-            voice.policy(sampling),
-            limits_of(config),
+            policy_client.policy(sampling),
+            build_limits(config),
             n_samples=1,
             max_concurrent=8,
         )
@@ -98,10 +98,12 @@ async def test_native_tool_calling_trains_on_the_very_same_tokens(
 async def test_native_tool_calling_needs_the_generators_word_and_the_environments(
     trained: Path, flags: Sequence[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    opening = Opening(messages=(Message(role="user", content="Where?"),))
+    opening = Observation(messages=(Message(role="user", content="Where?"),))
     (task, *_) = load_sources([TRAIN], key="data.train_data")
-    async with open_player(small_config(trained, *flags), model_of(trained)) as voice:
-        start = voice.policy(SamplingParams(max_generate_length=4))
+    async with open_inference_client(
+        small_config(trained, *flags), model_of(trained)
+    ) as policy_client:
+        start = policy_client.policy(SamplingParams(max_generate_length=4))
         native = isinstance(start(task, opening, "s"), NativeConversation)
     assert native == (len(flags) == 2)
     assert ("does nothing while" in caplog.text) == (len(flags) == 1)

@@ -15,8 +15,8 @@ from skyfleet.errors import CheckpointError, ConfigError, ModelError, SkyfleetEr
 from skyfleet.storage.local import discard
 from skyfleet.tasks.loading import write_tasks
 from skyfleet.tasks.task import RecordedCall
-from skyfleet.trainer.session import run_training
 from skyfleet.trainer.tasks import check_apart, training_tasks
+from skyfleet.trainer.training_run import run_training
 from skyfleet.worlds.catalog import tasks_from_source, world_tasks
 
 

@@ -16,7 +16,7 @@ from skyfleet.envs import registry
 from skyfleet.errors import ConfigError, ModelError
 from skyfleet.trainer.assemble import assemble
 from skyfleet.trainer.loop import play
-from skyfleet.trainer.session import run_training
+from skyfleet.trainer.training_run import run_training
 
 ROLLOUT = "skyfleet.trainer.loop:collect"
 GAE = (

@@ -13,7 +13,7 @@ from tests.fakes.small_runs import rows, small_config
 from tests.trainer.interrupting import interrupted
 
 from skyfleet.envs import registry
-from skyfleet.trainer.session import run_training
+from skyfleet.trainer.training_run import run_training
 from skyfleet.trajectories.archive import read_trajectories, train_path
 
 ROLLOUT = "skyfleet.trainer.loop:collect"

@@ -22,9 +22,9 @@ from skyfleet.envs import registry
 from skyfleet.envs.registry import env_factory
 from skyfleet.errors import ConfigError, ModelError
 from skyfleet.models.loading import load_model
-from skyfleet.trainer.assemble_policy import assemble_speaker
+from skyfleet.trainer.assemble_policy import load_policy_model
 from skyfleet.trainer.assemble_reference import read_beside
-from skyfleet.trainer.session import run_training
+from skyfleet.trainer.training_run import run_training
 
 LORA = ("trainer.policy.model.lora.rank=4", "trainer.policy.model.lora.alpha=8")
 BASE = (
@@ -86,8 +86,8 @@ async def test_a_checkpoint_with_adapters_is_evaluated_like_any_other(
     await run_training(config)
     folder = policy_folder_of(config, None)
     assert folder == tmp_path / "checkpoints" / "global_step_1" / "policy"
-    speaker = await assemble_speaker(config, [], env_factory(config), policy_folder=folder)
-    held, saved = speaker.loaded.module.state_dict(), weights(folder)
+    policy_model = await load_policy_model(config, [], env_factory(config), policy_folder=folder)
+    held, saved = policy_model.loaded.module.state_dict(), weights(folder)
     assert held.keys() == saved.keys()
     assert all(torch.equal(held[name], saved[name]) for name in saved)
 
@@ -152,9 +152,9 @@ async def test_another_model_beside_the_policy_is_stretched_with_it(
     other = Path(copytree(base, tmp_path / "other"))
     overrides = (f"trainer.policy.model.path={base}", *BASE, spelling)
     config = small_config(tmp_path, *overrides, f"trainer.ref.model.path={other}")
-    speaker = await assemble_speaker(config, [], env_factory(config))
-    module = read_beside(config, speaker, str(other), key="trainer.ref.model.path")
-    for read in (speaker.loaded.module.config, module.config):
+    policy_model = await load_policy_model(config, [], env_factory(config))
+    module = read_beside(config, policy_model, str(other), key="trainer.ref.model.path")
+    for read in (policy_model.loaded.module.config, module.config):
         assert isinstance(read, PretrainedConfig)
         assert read.max_position_embeddings == 2200
         assert read.rope_parameters["rope_type"] == "yarn"

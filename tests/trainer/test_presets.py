@@ -9,9 +9,9 @@ import pytest
 
 from skyfleet.config.explain import diff
 from skyfleet.config.loading import load_config, load_config_file
-from skyfleet.config.remarks import remarks
 from skyfleet.config.root import RunConfig
 from skyfleet.config.rules import unsupported, untrainable
+from skyfleet.config.warnings import remarks
 from skyfleet.trainer.sources import load_sources
 from skyfleet.trainer.tasks import check_apart, training_tasks
 

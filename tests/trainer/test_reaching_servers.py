@@ -23,9 +23,9 @@ from skyfleet.models.loading import Loaded, save_model
 from skyfleet.models.tiny import build_tiny, train_tokenizer
 from skyfleet.rollouts.episode import collect
 from skyfleet.trainer.assemble_engines import reach_servers
-from skyfleet.trainer.assemble_policy import sampling_of
-from skyfleet.trainer.assemble_voice import open_player
-from skyfleet.trainer.limits import limits_of
+from skyfleet.trainer.assemble_policy import build_sampling_params
+from skyfleet.trainer.assemble_voice import open_inference_client
+from skyfleet.trainer.limits import build_limits
 from skyfleet.trainer.sources import load_sources
 from skyfleet.trajectories.trajectory import Ending, Trajectory
 
@@ -77,9 +77,11 @@ class Hanging:
 
 async def played(config: RunConfig) -> list[Trajectory]:
     tasks = load_sources([TRAIN], key="data.train_data")
-    async with open_player(config, None) as voice:
-        policy = voice.policy(sampling_of(config.generator.eval_sampling_params, seed=0))
-        limits = limits_of(config)
+    async with open_inference_client(config, None) as policy_client:
+        policy = policy_client.policy(
+            build_sampling_params(config.generator.eval_sampling_params, seed=0)
+        )
+        limits = build_limits(config)
         groups = await collect(
             tasks, env_factory(config), policy, limits, n_samples=2, max_concurrent=8
         )

@@ -20,7 +20,7 @@ from skyfleet.envs import registry
 from skyfleet.errors import CheckpointError, ConfigError, ModelError
 from skyfleet.learner.learner import StepReport
 from skyfleet.learner.single import SingleLearner
-from skyfleet.trainer.session import FREE_KEYS, run_training
+from skyfleet.trainer.training_run import FREE_KEYS, run_training
 from skyfleet.trajectories.index import entries_of
 
 WARM_START = "skyfleet.learner.single:SingleLearner.imitate"

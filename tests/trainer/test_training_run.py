@@ -16,9 +16,10 @@ from skyfleet.config.loading import load_config_file
 from skyfleet.envs import registry
 from skyfleet.evaluation.model_selection import Best
 from skyfleet.evaluation.report import EvalReport
-from skyfleet.trainer import evaluating, session
-from skyfleet.trainer.session import run_training
-from skyfleet.trainer.tasks import schedule_of
+from skyfleet.trainer import evaluating
+from skyfleet.trainer import training_run as session
+from skyfleet.trainer.tasks import build_schedule
+from skyfleet.trainer.training_run import run_training
 from skyfleet.trajectories.archive import read_trajectories
 from skyfleet.trajectories.trajectory import Ending
 from skyfleet.worlds.catalog import world_tasks
@@ -230,9 +231,9 @@ def test_steps_that_epochs_never_reach_are_told(
 ) -> None:
     epochs = ("trainer.epochs=2", "trainer.train_batch_size=2", "trainer.policy_mini_batch_size=2")
     few, many = (small_config(tmp_path, *epochs, f"trainer.max_training_steps={n}") for n in (4, 9))
-    assert schedule_of(few, n_tasks=4).total_steps == 4
+    assert build_schedule(few, n_tasks=4).total_steps == 4
     assert not caplog.records
-    assert schedule_of(many, n_tasks=4).total_steps == 4
+    assert build_schedule(many, n_tasks=4).total_steps == 4
     assert "max_training_steps=9 is never reached: trainer.epochs=2 end after 4" in caplog.text
 
 

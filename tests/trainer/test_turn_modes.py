@@ -16,11 +16,11 @@ from skyfleet.envs.registry import env_factory
 from skyfleet.rollouts.conversation import CUT
 from skyfleet.rollouts.episode import run_episode
 from skyfleet.tasks.task import Task
-from skyfleet.trainer.assemble_policy import assemble_speaker, sampling_of
-from skyfleet.trainer.assemble_voice import open_voice
-from skyfleet.trainer.limits import limits_of
-from skyfleet.trainer.session import run_training
+from skyfleet.trainer.assemble_policy import build_sampling_params, load_policy_model
+from skyfleet.trainer.assemble_voice import open_policy_client
+from skyfleet.trainer.limits import build_limits
 from skyfleet.trainer.tasks import training_tasks
+from skyfleet.trainer.training_run import run_training
 from skyfleet.trajectories.archive import read_trajectories, train_path
 from skyfleet.worlds.catalog import get_world
 
@@ -58,13 +58,15 @@ async def spoken(folder: Path, *overrides: str) -> str:
     """What the policy was shown and said in its first episode of more than a turn, up to its end."""
     config = small_config(folder, *SHORT, *overrides)
     tasks, open_env = training_tasks(config), env_factory(config)
-    speaker = await assemble_speaker(config, tasks, open_env)
-    async with open_voice(config, speaker) as voice:
+    policy_model = await load_policy_model(config, tasks, open_env)
+    async with open_policy_client(config, policy_model) as policy_client:
         for seed in range(100):
-            policy = voice.policy(sampling_of(config.generator.sampling_params, seed=seed))
-            episode = await run_episode(tasks[0], open_env, policy, limits_of(config))
+            policy = policy_client.policy(
+                build_sampling_params(config.generator.sampling_params, seed=seed)
+            )
+            episode = await run_episode(tasks[0], open_env, policy, build_limits(config))
             if len(episode.turns) > 1:
-                return voice.renderer.text(episode.transcripts[-1].token_ids)
+                return policy_client.renderer.text(episode.transcripts[-1].token_ids)
     raise AssertionError("every episode had one turn")
 
 

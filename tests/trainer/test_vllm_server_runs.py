@@ -21,8 +21,8 @@ from skyfleet.engines import http_client as posting
 from skyfleet.engines import vllm_worker
 from skyfleet.errors import ConfigError, SentinelError
 from skyfleet.models.loading import Loaded, load_model
-from skyfleet.trainer.assemble_voice import open_player
-from skyfleet.trainer.session import run_training
+from skyfleet.trainer.assemble_voice import open_inference_client
+from skyfleet.trainer.training_run import run_training
 
 SHORT = ("data.val_data=[]", "trainer.max_training_steps=1", "trainer.warm_start.steps=1")
 CAPACITY = 1012
@@ -182,7 +182,7 @@ async def test_a_server_that_a_broken_off_run_left_asleep_keeps_nobody_waiting(
     server.asleep = [*MEMORY]
     async with serving(server) as url:
         with pytest.raises(ConfigError, match="is asleep or paused"):
-            async with open_player(configured(tmp_path, policy, url), None):
+            async with open_inference_client(configured(tmp_path, policy, url), None):
                 pass
 
 

@@ -26,8 +26,8 @@ from skyfleet.errors import ConfigError, MissingExtraError
 from skyfleet.learner.learner import Learner
 from skyfleet.trainer import assemble
 from skyfleet.trainer.assemble_engines import check_gpus, vllm_settings
-from skyfleet.trainer.assemble_voice import open_player
-from skyfleet.trainer.session import run_training
+from skyfleet.trainer.assemble_voice import open_inference_client
+from skyfleet.trainer.training_run import run_training
 from skyfleet.weight_sync.sync import PausedSync
 
 SHORT = ("trainer.max_training_steps=1", "trainer.warm_start.steps=1")
@@ -150,9 +150,11 @@ async def test_vllm_loads_by_itself_what_is_as_it_lies_on_disk(
     saved = f"{tmp_path}/checkpoints/global_step_1/policy"
     unchanged = "trainer.policy.model_config_kwargs={}"
     path = f"trainer.policy.model.path={saved}"
-    async with open_player(small_config(tmp_path, *VLLM, path, unchanged, *changed), None) as voice:
-        assert isinstance(voice.engine, Copied)
-        assert (voice.engine.path == saved) == by_itself
+    async with open_inference_client(
+        small_config(tmp_path, *VLLM, path, unchanged, *changed), None
+    ) as policy_client:
+        assert isinstance(policy_client.engine, Copied)
+        assert (policy_client.engine.path == saved) == by_itself
 
 
 async def test_vllm_loads_a_checkpoint_by_itself_unless_its_context_is_to_be_stretched(
@@ -164,16 +166,16 @@ async def test_vllm_loads_a_checkpoint_by_itself_unless_its_context_is_to_be_str
     plain = small_config(tmp_path, *VLLM, *taken)
     stretching = small_config(tmp_path, *VLLM, *taken, STRETCHED)
     for config, by_itself in ((plain, True), (stretching, False)):
-        async with open_player(config, saved) as voice:
-            assert isinstance(voice.engine, Copied)
-            assert (voice.engine.path == str(saved)) == by_itself
+        async with open_inference_client(config, saved) as policy_client:
+            assert isinstance(policy_client.engine, Copied)
+            assert (policy_client.engine.path == str(saved)) == by_itself
     # As a run that stretched it has saved it.
     described = json.loads((saved / "config.json").read_text())
     described["rope_parameters"] |= YARN
     (saved / "config.json").write_text(json.dumps(described))
-    async with open_player(stretching, saved) as voice:
-        assert isinstance(voice.engine, Copied)
-        assert voice.engine.path == str(saved)
+    async with open_inference_client(stretching, saved) as policy_client:
+        assert isinstance(policy_client.engine, Copied)
+        assert policy_client.engine.path == str(saved)
 
 
 async def test_a_stop_string_is_found_across_a_turn_that_was_broken_off(
@@ -194,11 +196,13 @@ async def test_a_stop_string_is_found_across_a_turn_that_was_broken_off(
 
     await run_training(small_config(tmp_path, *VLLM, *SHORT))
     two = small_config(tmp_path, *VLLM, "generator.num_inference_engines=2")
-    async with open_player(two, tmp_path / "checkpoints/global_step_1/policy") as voice:
-        free = (await voice.engine.generate(prompt, sampling, session="free")).token_ids
-        stops = replace(sampling, stop=(voice.renderer.text(free[:2]),))
+    async with open_inference_client(
+        two, tmp_path / "checkpoints/global_step_1/policy"
+    ) as policy_client:
+        free = (await policy_client.engine.generate(prompt, sampling, session="free")).token_ids
+        stops = replace(sampling, stop=(policy_client.renderer.text(free[:2]),))
         monkeypatch.setattr(Copied, "generate", breaks_off)
-        said = await voice.engine.generate(prompt, stops, session="cut")
+        said = await policy_client.engine.generate(prompt, stops, session="cut")
     assert (said.token_ids, said.finish, parts) == (free[:2], "stop", 2)
 
 

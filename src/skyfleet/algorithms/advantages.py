@@ -21,13 +21,13 @@ GroupEstimator = Callable[[Sequence[float]], list[float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WholeBatch:
+class BatchEstimator:
     """An estimator that looks beyond one group: a batch's samples in, the same with credit out."""
 
     credit: Callable[[Sequence[Sample]], list[Sample]]
 
 
-Estimator = GroupEstimator | WholeBatch
+Estimator = GroupEstimator | BatchEstimator
 
 
 def grpo(rewards: Sequence[float], *, norm_by_std: bool = True) -> list[float]:
@@ -129,7 +129,8 @@ def generalized_advantage(samples: Sequence[Sample], *, gamma: float, lambd: flo
     if not all(sample.values for sample in samples):
         return list(samples)
     rows = [
-        gae(_token_rewards(s), s.at_chosen(s.values), gamma=gamma, lambd=lambd) for s in samples
+        gae(_token_rewards(s), s.select_action_tokens(s.values), gamma=gamma, lambd=lambd)
+        for s in samples
     ]
     told = [replace(s, returns=s.spread(row[1])) for s, row in zip(samples, rows, strict=True)]
     return _with_advantages(told, whitened([a for advantages, _ in rows for a in advantages]))
@@ -146,7 +147,7 @@ def distillation(samples: Sequence[Sample]) -> list[Sample]:
 
 def normalize_batch(samples: Sequence[Sample]) -> list[Sample]:
     """Standardise over the chosen tokens of the batch, and over no others."""
-    given = [a for sample in samples for a in sample.at_chosen(sample.advantages)]
+    given = [a for sample in samples for a in sample.select_action_tokens(sample.advantages)]
     return _with_advantages(samples, standardized(given))
 
 
@@ -180,7 +181,11 @@ def _turns(sample: Sample) -> list[Sample]:
 
 
 def _token_rewards(sample: Sample) -> list[float]:
-    penalties = sample.at_chosen(sample.penalties) if sample.penalties else [0.0] * sample.n_chosen
+    penalties = (
+        sample.select_action_tokens(sample.penalties)
+        if sample.penalties
+        else [0.0] * sample.n_action_tokens
+    )
     rewards = [-penalty for penalty in penalties]
     rewards[-1] += sample.group_rewards[sample.attempt]
     return rewards
@@ -188,7 +193,7 @@ def _token_rewards(sample: Sample) -> list[float]:
 
 def _with_advantages(samples: Sequence[Sample], values_N: Floats) -> list[Sample]:
     """`values_N` holds one for each chosen token, sample after sample."""
-    ends = np.cumsum([sample.n_chosen for sample in samples])
+    ends = np.cumsum([sample.n_action_tokens for sample in samples])
     rows = np.split(values_N, ends[:-1]) if samples else []
     return [
         replace(sample, advantages=sample.spread(row.tolist()))
@@ -200,7 +205,7 @@ _KEY = "trainer.algorithm.advantage_estimator"
 
 
 def estimator_of(algorithm: Algorithm) -> Estimator:
-    """One's own takes a group's rewards and returns an advantage each, or is a `WholeBatch`."""
+    """One's own takes a group's rewards and returns an advantage each, or is a `BatchEstimator`."""
     name = algorithm.advantage_estimator
     if ":" in name:
         return _own(name, algorithm.advantage_estimator_kwargs)
@@ -208,11 +213,11 @@ def estimator_of(algorithm: Algorithm) -> Estimator:
         "grpo": partial(grpo, norm_by_std=algorithm.grpo_norm_by_std),
         "rloo": rloo,
         "maxrl": maxrl,
-        "reinforce++": WholeBatch(credit=partial(reinforce_plus_plus, gamma=algorithm.gamma)),
-        "gae": WholeBatch(
+        "reinforce++": BatchEstimator(credit=partial(reinforce_plus_plus, gamma=algorithm.gamma)),
+        "gae": BatchEstimator(
             credit=partial(generalized_advantage, gamma=algorithm.gamma, lambd=algorithm.lambd)
         ),
-        "distillation": WholeBatch(credit=distillation),
+        "distillation": BatchEstimator(credit=distillation),
     }
     if name not in named:
         raise ConfigError(f"{_KEY}={name!r}; choose from {sorted(named)}, or module:function")
@@ -222,8 +227,8 @@ def estimator_of(algorithm: Algorithm) -> Estimator:
 def _own(name: str, kwargs: Mapping[str, Any]) -> Estimator:
     own = import_named(name, key=_KEY)
     given = partial(with_kwargs, kwargs=kwargs, named=f"{_KEY}={name!r}", key=f"{_KEY}_kwargs")
-    if isinstance(own, WholeBatch):
-        return WholeBatch(credit=given(own.credit, takes="a batch's samples"))
+    if isinstance(own, BatchEstimator):
+        return BatchEstimator(credit=given(own.credit, takes="a batch's samples"))
     if callable(own):
         return given(own, takes="a group's rewards")
     raise ConfigError(

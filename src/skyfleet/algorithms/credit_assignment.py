@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import fsum
 
-from skyfleet.algorithms.advantages import Estimator, GroupEstimator, WholeBatch
+from skyfleet.algorithms.advantages import BatchEstimator, Estimator, GroupEstimator
 from skyfleet.algorithms.sample import Sample, runs_of
 from skyfleet.chat.transcript import Transcript
 from skyfleet.errors import ConfigError
@@ -40,7 +40,7 @@ def assign_credit(
 
 def credit(samples: Sequence[Sample], estimate: Estimator) -> list[Sample]:
     """The same samples with the advantages of their rewards, less their penalties."""
-    if isinstance(estimate, WholeBatch):
+    if isinstance(estimate, BatchEstimator):
         return estimate.credit(samples)
     rewards_by_task: dict[str, list[float]] = {}
     for sample in samples:
@@ -102,7 +102,9 @@ def _spread(advantage: float, loss_mask: Sequence[bool]) -> tuple[float, ...]:
 
 def advantage_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     """`loss/*`: the advantages the learner is given, over chosen tokens."""
-    values = [value for sample in samples for value in sample.at_chosen(sample.advantages)]
+    values = [
+        value for sample in samples for value in sample.select_action_tokens(sample.advantages)
+    ]
     if not values:
         return {"loss/num_samples": 0.0}
     return {

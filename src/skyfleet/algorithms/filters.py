@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from skyfleet.errors import StarvedError
-from skyfleet.trajectories.trajectory import Ending, Group, Trajectory, told_unknown
+from skyfleet.errors import NoLearningSignalError
+from skyfleet.trajectories.trajectory import Ending, Group, Trajectory, describe_ungraded
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class FilterResult:
     groups: tuple[Group, ...]
     dropped: Counter[str]
     """Reason -> how many: attempts for `unknown_grade`, groups for the rest."""
@@ -30,7 +30,7 @@ class Kept:
         return {f"filter/{why}": float(n) for why, n in {**self.dropped, **self.touched}.items()}
 
 
-def keep_graded(groups: Iterable[Group], *, at_least: int = 2) -> Kept:
+def keep_graded(groups: Iterable[Group], *, at_least: int = 2) -> FilterResult:
     """Leave out attempts whose grade is unknown, and groups of which fewer than `at_least` are left.
 
     An unknown grade read as zero would shift its siblings' mean; one attempt compares with nobody.
@@ -51,10 +51,10 @@ def keep_graded(groups: Iterable[Group], *, at_least: int = 2) -> Kept:
             too_few,
             at_least,
         )
-    return Kept(groups=tuple(kept), dropped=dropped)
+    return FilterResult(groups=tuple(kept), dropped=dropped)
 
 
-def drop_zero_variance(groups: Iterable[Group], *, tolerance: float = 1e-6) -> Kept:
+def drop_zero_variance(groups: Iterable[Group], *, tolerance: float = 1e-6) -> FilterResult:
     """Leave out groups whose attempts all earned the same: they carry no comparison.
 
     A single attempt stays: where it came this far, it is compared with the batch.
@@ -67,7 +67,7 @@ def drop_zero_variance(groups: Iterable[Group], *, tolerance: float = 1e-6) -> K
             dropped["zero_variance"] += 1
         else:
             kept.append(group)
-    return Kept(groups=tuple(kept), dropped=dropped)
+    return FilterResult(groups=tuple(kept), dropped=dropped)
 
 
 def zero_unfinished(groups: Iterable[Group]) -> tuple[Group, ...]:
@@ -128,11 +128,13 @@ def merge_by_task(groups: Sequence[Group]) -> list[Group]:
     return list(merged.values())
 
 
-def fill_batch(groups: Sequence[Group], *, batch_size: int, tolerance: float = 1e-6) -> Kept:
+def fill_batch(
+    groups: Sequence[Group], *, batch_size: int, tolerance: float = 1e-6
+) -> FilterResult:
     """DAPO's (arXiv 2503.14476): the first `batch_size` informative groups of all played."""
     kept = drop_zero_variance(groups, tolerance=tolerance)
     surplus = max(len(kept.groups) - batch_size, 0)
-    return Kept(
+    return FilterResult(
         groups=kept.groups[:batch_size],
         dropped=Counter({**kept.dropped, "surplus": surplus}),
         wants_more=len(kept.groups) < batch_size,
@@ -141,7 +143,7 @@ def fill_batch(groups: Sequence[Group], *, batch_size: int, tolerance: float = 1
 
 def replace_uninformative(
     groups: Sequence[Group], *, batch_size: int, min_replace_ratio: float, tolerance: float = 1e-6
-) -> Kept:
+) -> FilterResult:
     """The informative groups of the last batch, and copies of them until the batch is full.
 
     Where not more than `min_replace_ratio` of the batch is informative, another is wanted. A copy
@@ -150,23 +152,23 @@ def replace_uninformative(
     kept = drop_zero_variance(groups, tolerance=tolerance)
     good = list(kept.groups)
     if len(good) <= min_replace_ratio * batch_size:
-        return Kept(groups=(), dropped=kept.dropped, wants_more=True)
+        return FilterResult(groups=(), dropped=kept.dropped, wants_more=True)
     # Seeded by what was played: a resumed step chooses the same.
     draw, missing = Random("/".join(group.task_key for group in groups)), batch_size - len(good)
     chosen = draw.sample(good, missing) if missing <= len(good) else draw.choices(good, k=missing)
     filled = [*good, *(_copy(group, number) for number, group in enumerate(chosen, 1))]
     draw.shuffle(filled)  # or else the last mini-batch would be all copies
-    return Kept(groups=tuple(filled), dropped=Counter({**kept.dropped, "copied": missing}))
+    return FilterResult(groups=tuple(filled), dropped=Counter({**kept.dropped, "copied": missing}))
 
 
 def check_sample_batches(
-    kept: Kept, groups: Sequence[Group], *, batch_size: int, max_sample_batches: int
+    kept: FilterResult, groups: Sequence[Group], *, batch_size: int, max_sample_batches: int
 ) -> None:
     """Give up where so many batches, all that was played, were not enough; -1 never does."""
     if not kept.wants_more or not 0 < max_sample_batches <= len(groups) // batch_size:
         return
-    unknown = told_unknown(groups)
-    raise StarvedError(
+    unknown = describe_ungraded(groups)
+    raise NoLearningSignalError(
         f"trainer.algorithm.dynamic_sampling.max_sample_batches={max_sample_batches} batches "
         "did not hold enough groups whose attempts earned different rewards; "
         + (f"{unknown}; or " if unknown else "")

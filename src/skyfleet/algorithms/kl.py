@@ -91,7 +91,7 @@ def penalised(
     means: list[float] = []
     peaks: list[float] = []
     for sample, reference in zip(samples, ref_logprobs, strict=True):
-        own = sample.at_chosen(sample.old_logprobs or sample.logprobs)
+        own = sample.select_action_tokens(sample.old_logprobs or sample.logprobs)
         kl_T = estimate(torch.tensor(own), torch.tensor(reference))
         paying.append(replace(sample, penalties=sample.spread((max(coef, 0.0) * kl_T).tolist())))
         means.append(float(kl_T.mean()))

@@ -53,10 +53,10 @@ class Sample:
         return runs_of(self.loss_mask)
 
     @property
-    def n_chosen(self) -> int:
+    def n_action_tokens(self) -> int:
         return self.loss_mask.count(True)
 
-    def at_chosen(self, values: Sequence[float]) -> list[float]:
+    def select_action_tokens(self, values: Sequence[float]) -> list[float]:
         """Of one value a token, those of the chosen ones."""
         return list(compress(values, self.loss_mask))
 

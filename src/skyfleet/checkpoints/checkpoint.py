@@ -82,7 +82,7 @@ class Checkpoint:
         return self.manifest.step
 
 
-def folder_of(root: Path, step: int) -> Path:
+def checkpoint_folder(root: Path, step: int) -> Path:
     return root / f"global_step_{step}"
 
 

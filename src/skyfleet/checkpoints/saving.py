@@ -13,7 +13,7 @@ from skyfleet.checkpoints.checkpoint import (
     FileRecord,
     Manifest,
     Saveable,
-    folder_of,
+    checkpoint_folder,
 )
 from skyfleet.checkpoints.resume import complete_checkpoints, find_checkpoint
 from skyfleet.errors import CheckpointError
@@ -48,7 +48,7 @@ def save_checkpoint(
     protect: Collection[int] = (),
 ) -> Checkpoint:
     """One process saves to a root at a time; what is saved here is never among the old ones."""
-    folder = folder_of(root, step)
+    folder = checkpoint_folder(root, step)
     try:
         # A killed save may have left gigabytes, and this one needs the space.
         sweep(root)

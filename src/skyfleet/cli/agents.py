@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from skyfleet.config.root import RunConfig
     from skyfleet.engines.engine import ChatModel
     from skyfleet.engines.sampling_params import SamplingParams
-    from skyfleet.envs.env import Opening
-    from skyfleet.rollouts.conversation import MessageConversation, Policy
+    from skyfleet.envs.env import Observation
+    from skyfleet.rollouts.conversation import AgentFactory, MessageConversation
     from skyfleet.tasks.task import Task
-    from skyfleet.trainer.voice import Voice
+    from skyfleet.trainer.policy_client import PolicyClient
 
 Agent = Annotated[
     Literal["policy", "oracle", "null", "random"],
@@ -73,47 +73,49 @@ def check_endpoint(config: RunConfig) -> None:
 
 
 @asynccontextmanager
-async def policy_of(
+async def build_agent(
     config: RunConfig, agent: str, checkpoint: Path | None
-) -> AsyncIterator[tuple[Policy, Path | None]]:
+) -> AsyncIterator[tuple[AgentFactory, Path | None]]:
     """And where its weights lie; None for a scripted agent and for the model as it is."""
     from skyfleet.rollouts.random_agent import random_policy
     from skyfleet.rollouts.scripted_agents import null_policy, oracle_policy
 
     check_agent(config, agent, checkpoint)
-    scripted: dict[str, Policy] = {"oracle": oracle_policy, "null": null_policy}
+    scripted: dict[str, AgentFactory] = {"oracle": oracle_policy, "null": null_policy}
     if agent == "random":
         scripted[agent] = random_policy(seed=config.trainer.seed)
     if agent in scripted:
         yield scripted[agent], None
         return
-    async with voice_of(config, checkpoint) as (voice, folder):
-        yield measured_policy(config, voice), folder
+    async with open_run_policy_client(config, checkpoint) as (policy_client, folder):
+        yield measured_policy(config, policy_client), folder
 
 
-def measured_policy(config: RunConfig, voice: Voice) -> Policy:
-    from skyfleet.trainer.assemble_policy import sampling_of
+def measured_policy(config: RunConfig, policy_client: PolicyClient) -> AgentFactory:
+    from skyfleet.trainer.assemble_policy import build_sampling_params
 
-    sampling = sampling_of(config.generator.eval_sampling_params, seed=config.trainer.seed)
-    return voice.policy(sampling)
+    sampling = build_sampling_params(
+        config.generator.eval_sampling_params, seed=config.trainer.seed
+    )
+    return policy_client.policy(sampling)
 
 
 @asynccontextmanager
-async def voice_of(
+async def open_run_policy_client(
     config: RunConfig, checkpoint: Path | None
-) -> AsyncIterator[tuple[Voice, Path | None]]:
+) -> AsyncIterator[tuple[PolicyClient, Path | None]]:
     """How the policy speaks, and where its weights lie; None for the model as it is.
 
     Its `policy_version` is the step it was trained to, 0 for whatever does not tell.
     """
     _check_policy(config, checkpoint)
     with torch_needed():
-        from skyfleet.trainer.assemble_voice import open_player
+        from skyfleet.trainer.assemble_voice import open_inference_client
     folder = None if config.generator.is_remote else policy_folder_of(config, checkpoint)
-    async with open_player(config, folder) as voice:
+    async with open_inference_client(config, folder) as policy_client:
         if not config.generator.is_remote:  # a server tells its own
-            voice.engine.policy_version = step_of(folder)
-        yield voice, folder
+            policy_client.engine.policy_version = step_of(folder)
+        yield policy_client, folder
 
 
 def weights_named(config: RunConfig, folder: Path | None) -> str:
@@ -123,16 +125,16 @@ def weights_named(config: RunConfig, folder: Path | None) -> str:
     return str(folder or config.trainer.policy.model.path)
 
 
-def model_named(config: RunConfig, voice: Voice) -> str:
+def model_named(config: RunConfig, policy_client: PolicyClient) -> str:
     """As its server calls it, where it has one."""
     from skyfleet.engines.openai_engine import OpenAIEngine
 
-    first = voice.engines[0]
+    first = policy_client.engines[0]
     return first.model if isinstance(first, OpenAIEngine) else config.trainer.policy.model.path
 
 
 @asynccontextmanager
-async def endpoint_policy(config: RunConfig, url: str, model: str) -> AsyncIterator[Policy]:
+async def endpoint_policy(config: RunConfig, url: str, model: str) -> AsyncIterator[AgentFactory]:
     """A model behind an endpoint that speaks OpenAI's chat completions; needs no torch."""
     from skyfleet.engines.openai_chat import OpenAIChat
     from skyfleet.engines.sampling_params import SamplingParams
@@ -173,10 +175,10 @@ async def _check_answers(chat: ChatModel, url: str, sampling: SamplingParams) ->
         ) from error
 
 
-def _chatting(config: RunConfig, chat: ChatModel, sampling: SamplingParams) -> Policy:
+def _chatting(config: RunConfig, chat: ChatModel, sampling: SamplingParams) -> AgentFactory:
     from skyfleet.rollouts.conversation import MessageConversation
 
-    def start(task: Task, opening: Opening, session: str) -> MessageConversation:
+    def start(task: Task, opening: Observation, session: str) -> MessageConversation:
         # One seed for all would make every attempt at a task the same.
         seed = crc32(f"{config.trainer.seed}/{session}".encode()) >> 1
         return MessageConversation(opening, model=chat, sampling=replace(sampling, seed=seed))

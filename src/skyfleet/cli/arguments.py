@@ -15,7 +15,7 @@ from skyfleet.errors import MissingExtraError
 if TYPE_CHECKING:
     from skyfleet.config.root import RunConfig
 
-Words = Annotated[
+ConfigArgs = Annotated[
     list[str] | None,
     typer.Argument(metavar="[FILE] [key=value]...", help="A YAML file, and keys to change."),
 ]

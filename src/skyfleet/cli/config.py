@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from skyfleet.cli.arguments import DryRun, Words, config_from, show_plan
+from skyfleet.cli.arguments import ConfigArgs, DryRun, config_from, show_plan
 
 config_app = typer.Typer(
     name="config", help="Show, explain and compare configurations.", no_args_is_help=True
@@ -14,12 +14,12 @@ config_app = typer.Typer(
 
 
 @config_app.command("show")
-def show_command(words: Words = None, dry_run: DryRun = False) -> None:
+def show_command(words: ConfigArgs = None, dry_run: DryRun = False) -> None:
     """Print the whole configuration, what in it cannot run yet, and what is seldom meant."""
     from skyfleet.config.explain import as_yaml
-    from skyfleet.config.remarks import remarks
     from skyfleet.config.rules import unsupported
     from skyfleet.config.turn_rules import lone_native_flag
+    from skyfleet.config.warnings import remarks
 
     config = config_from(words)
     if dry_run:

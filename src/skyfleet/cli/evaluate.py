@@ -16,25 +16,25 @@ import typer
 from skyfleet.cli.agents import (
     Agent,
     CheckpointPath,
+    build_agent,
     check_agent,
     check_endpoint,
     check_weights,
     endpoint_policy,
     measured_policy,
     model_named,
-    policy_of,
-    voice_of,
+    open_run_policy_client,
 )
-from skyfleet.cli.arguments import DryRun, Words, config_from, show_plan
-from skyfleet.cli.interrupting import cancelled_by_ctrl_c, say_farewell
+from skyfleet.cli.arguments import ConfigArgs, DryRun, config_from, show_plan
+from skyfleet.cli.interrupting import cancelled_by_ctrl_c, exit_interrupted
 from skyfleet.cli.trained_envs import trained_envs_of
 from skyfleet.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
     from skyfleet.config.root import RunConfig
-    from skyfleet.evaluation.agent_info import Player
+    from skyfleet.evaluation.agent_info import AgentInfo
     from skyfleet.evaluation.report import EvalReport
-    from skyfleet.rollouts.conversation import Policy
+    from skyfleet.rollouts.conversation import AgentFactory
     from skyfleet.trajectories.trajectory import Group, Trajectory
 
 
@@ -58,7 +58,7 @@ class _Asked:
 
 
 def evaluate_command(
-    words: Words = None,
+    words: ConfigArgs = None,
     agent: Agent = "policy",
     checkpoint: CheckpointPath = None,
     endpoint: Annotated[
@@ -106,7 +106,7 @@ def evaluate_command(
     try:
         asyncio.run(cancelled_by_ctrl_c(_evaluate(config, chosen, asked)))
     except KeyboardInterrupt:
-        say_farewell(partial(_farewell, output))
+        exit_interrupted(partial(_farewell, output))
 
 
 def _farewell(output: Path | None) -> str:
@@ -131,9 +131,9 @@ def _check(config: RunConfig, asked: _Asked) -> None:
 
 def _remarks(report: EvalReport, groups: Sequence[Group]) -> Iterator[str]:
     from skyfleet.evaluation.baselines import baseline_faults
-    from skyfleet.trajectories.trajectory import told_unknown
+    from skyfleet.trajectories.trajectory import describe_ungraded
 
-    if unknown := told_unknown(groups):
+    if unknown := describe_ungraded(groups):
         yield f"{report.name}: {unknown}"
     for sentence in baseline_faults(report.baselines):
         yield f"{report.name}: {sentence}"
@@ -144,13 +144,13 @@ async def _evaluate(config: RunConfig, sets: dict[str, list[str]], asked: _Asked
     from skyfleet.envs.registry import env_factory, is_elsewhere
     from skyfleet.evaluation.baselines import measure_baselines
     from skyfleet.evaluation.evaluate import evaluate
-    from skyfleet.evaluation.report import keep_report
+    from skyfleet.evaluation.report import save_report
     from skyfleet.evaluation.table import score_table
     from skyfleet.tracking.console import ConsoleTracker
-    from skyfleet.trainer.limits import limits_of
+    from skyfleet.trainer.limits import build_limits
     from skyfleet.trainer.sources import load_sources
 
-    open_env, limits = env_factory(config), limits_of(config)
+    open_env, limits = env_factory(config), build_limits(config)
     most, n_samples = config.generator.max_num_seqs, config.generator.eval_n_samples_per_prompt
     trained_envs, remarks = trained_envs_of(config)
     console = ConsoleTracker()
@@ -189,7 +189,7 @@ async def _evaluate(config: RunConfig, sets: dict[str, list[str]], asked: _Asked
                     on_finished=keep,
                 )
             if asked.output is not None:
-                keep_report(asked.output, report)
+                save_report(asked.output, report)
             reports.append(report)
             remarks += _remarks(report, groups)
     console.close()
@@ -206,7 +206,7 @@ async def _evaluate(config: RunConfig, sets: dict[str, list[str]], asked: _Asked
 def _keeping(
     config: RunConfig,
     output: Path | None,
-    player: Player,
+    player: AgentInfo,
     name: str,
     step: int,
     advance: Callable[[], None],
@@ -228,14 +228,16 @@ def _keeping(
 
 
 @asynccontextmanager
-async def _playing(config: RunConfig, asked: _Asked) -> AsyncIterator[tuple[Policy, Player, int]]:
+async def _playing(
+    config: RunConfig, asked: _Asked
+) -> AsyncIterator[tuple[AgentFactory, AgentInfo, int]]:
     """The policy, who it is, and the step it was trained to."""
-    from skyfleet.evaluation.agent_info import Player
+    from skyfleet.evaluation.agent_info import AgentInfo
 
     generator = config.generator
     temperature = generator.eval_sampling_params.temperature
     if asked.endpoint is not None and asked.model is not None:
-        player = Player(
+        player = AgentInfo(
             model=asked.model,
             endpoint=asked.endpoint,
             temperature=temperature,
@@ -245,18 +247,18 @@ async def _playing(config: RunConfig, asked: _Asked) -> AsyncIterator[tuple[Poli
             yield policy, player, 0
         return
     if asked.agent != "policy":
-        player = Player(agent=asked.agent, max_turns=generator.max_turns)
-        async with policy_of(config, asked.agent, asked.checkpoint) as (policy, _):
+        player = AgentInfo(agent=asked.agent, max_turns=generator.max_turns)
+        async with build_agent(config, asked.agent, asked.checkpoint) as (policy, _):
             yield policy, player, 0
         return
-    async with voice_of(config, asked.checkpoint) as (voice, folder):
-        step = voice.engine.policy_version
-        player = Player(
-            model=model_named(config, voice),
+    async with open_run_policy_client(config, asked.checkpoint) as (policy_client, folder):
+        step = policy_client.engine.policy_version
+        player = AgentInfo(
+            model=model_named(config, policy_client),
             endpoint=", ".join(generator.remote_inference_engine_urls) or None,
             checkpoint=str(folder) if folder else None,
             step=step if step and generator.is_remote else None,
             temperature=temperature,
             max_turns=generator.max_turns,
         )
-        yield measured_policy(config, voice), player, step
+        yield measured_policy(config, policy_client), player, step

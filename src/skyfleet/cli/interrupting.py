@@ -33,7 +33,7 @@ def _was_pressed(error: BaseException | None) -> bool:
     return _was_pressed(error.__cause__ or error.__context__)
 
 
-def say_farewell(sentence: Callable[[], str], sent: signal.Signals = signal.SIGINT) -> NoReturn:
+def exit_interrupted(sentence: Callable[[], str], sent: signal.Signals = signal.SIGINT) -> NoReturn:
     """Said to its end; what Python still tidies up then is not told of, whatever is pressed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     print(f"\n{sentence()}", flush=True)

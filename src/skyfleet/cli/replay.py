@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from skyfleet.analysis.wording import counted, shown
-from skyfleet.cli.agents import Agent, CheckpointPath, policy_of
+from skyfleet.cli.agents import Agent, CheckpointPath, build_agent
 from skyfleet.cli.run_tasks import RunPath, tasks_of
 from skyfleet.errors import ConfigError, TaskError
 
@@ -96,14 +96,14 @@ async def _fork(
     from skyfleet.envs.registry import env_factory
     from skyfleet.rollouts.episode import run_episode
     from skyfleet.rollouts.fork import forked_policy, same_tokens
-    from skyfleet.trainer.limits import limits_of
+    from skyfleet.trainer.limits import build_limits
 
-    async with policy_of(folder.config, agent, checkpoint) as (policy, _):
+    async with build_agent(folder.config, agent, checkpoint) as (policy, _):
         forked = await run_episode(
             task,
             env_factory(folder.config),
             forked_policy(trajectory, policy, turn=turn),
-            limits_of(folder.config),
+            build_limits(folder.config),
             sample=trajectory.sample,
         )
     print_rows(aligned(trajectory, forked), ("recorded", "forked"))

@@ -11,12 +11,12 @@ import typer
 from skyfleet.cli.agents import (
     Agent,
     CheckpointPath,
+    build_agent,
     check_agent,
     check_weights,
-    policy_of,
     weights_named,
 )
-from skyfleet.cli.arguments import DryRun, Words, config_from, show_plan
+from skyfleet.cli.arguments import ConfigArgs, DryRun, config_from, show_plan
 from skyfleet.errors import ConfigError, TaskError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from skyfleet.chat.message import Message
     from skyfleet.config.root import RunConfig
-    from skyfleet.rollouts.conversation import Conversation, Policy
+    from skyfleet.rollouts.conversation import AgentFactory, Conversation
     from skyfleet.tasks.task import Task
 
 _COLOURS = {"system": "dim", "user": "cyan", "assistant": "bold green", "tool": "yellow"}
@@ -32,7 +32,7 @@ _COLOURS = {"system": "dim", "user": "cyan", "assistant": "bold green", "tool": 
 
 def rollout_command(
     source: Annotated[str, typer.Argument(help="A task file, or world:github?count=20.")],
-    words: Words = None,
+    words: ConfigArgs = None,
     key: Annotated[str | None, typer.Option(help="Which task; by default the first.")] = None,
     agent: Agent = "policy",
     checkpoint: CheckpointPath = None,
@@ -64,13 +64,15 @@ async def _play(
 ) -> None:
     from skyfleet.envs.registry import env_factory
     from skyfleet.rollouts.episode import run_episode
-    from skyfleet.trainer.limits import limits_of
+    from skyfleet.trainer.limits import build_limits
 
     open_env = env_factory(config)
-    async with policy_of(config, agent, checkpoint) as (policy, folder):
+    async with build_agent(config, agent, checkpoint) as (policy, folder):
         who = weights_named(config, folder) if agent == "policy" else f"the {agent} agent"
         console.print(f"{who} plays {task.key}", style="bold", markup=False, soft_wrap=True)
-        trajectory = await run_episode(task, open_env, watched(policy, console), limits_of(config))
+        trajectory = await run_episode(
+            task, open_env, watched(policy, console), build_limits(config)
+        )
     grade = trajectory.grade
     verdict = "unknown" if grade is None else f"{grade.reward:g}"
     console.print(
@@ -83,30 +85,34 @@ async def _play(
         console.print(f"{trajectory.failure.kind}: {trajectory.failure.detail}", markup=False)
 
 
-def watched(policy: Policy, console: Console) -> Policy:
+def watched(policy: AgentFactory, console: Console) -> AgentFactory:
     """The same policy, with everything it hears and says on the console."""
-    from skyfleet.envs.env import Opening
+    from skyfleet.envs.env import Observation
 
-    def start(task: Task, opening: Opening, session: str) -> Conversation:
+    def start(task: Task, opening: Observation, session: str) -> Conversation:
         _show(console, opening.messages)
         conversation = policy(task, opening, session)
-        speak, hear, begin = conversation.speak, conversation.hear, conversation.begin
+        generate, observe, restart = (
+            conversation.generate,
+            conversation.observe,
+            conversation.restart,
+        )
 
         async def spoken() -> Message:
-            message = await speak()
+            message = await generate()
             _show(console, [message])
             return message
 
         def heard(messages: Sequence[Message]) -> None:
             _show(console, messages)
-            hear(messages)
+            observe(messages)
 
-        def begun(opening: Opening) -> None:
+        def begun(opening: Observation) -> None:
             _show(console, opening.messages)
-            begin(opening)
+            restart(opening)
 
-        conversation.speak = spoken  # type: ignore[method-assign]
-        conversation.hear, conversation.begin = heard, begun  # type: ignore[method-assign]
+        conversation.generate = spoken  # type: ignore[method-assign]
+        conversation.observe, conversation.restart = heard, begun  # type: ignore[method-assign]
         return conversation
 
     return start

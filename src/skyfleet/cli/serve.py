@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skyfleet.cli.agents import CheckpointPath, voice_of, weights_named
-from skyfleet.cli.arguments import DryRun, Words, config_from, show_plan
+from skyfleet.cli.agents import CheckpointPath, open_run_policy_client, weights_named
+from skyfleet.cli.arguments import ConfigArgs, DryRun, config_from, show_plan
 from skyfleet.cli.worlds import check_free
 from skyfleet.errors import ConfigError, MissingExtraError
 
@@ -26,7 +26,7 @@ KEY_VARIABLE = "SKYFLEET_API_KEY"
 
 
 def serve_command(
-    words: Words = None,
+    words: ConfigArgs = None,
     checkpoint: CheckpointPath = None,
     name: Annotated[
         str | None, typer.Option(help="What clients ask for; by default trainer.run_name.")
@@ -73,13 +73,13 @@ async def _app(
     from skyfleet.chat.tokenizer import encode
     from skyfleet.serving.server import serve_app
 
-    async with voice_of(config, checkpoint) as (voice, folder):
+    async with open_run_policy_client(config, checkpoint) as (policy_client, folder):
         from skyfleet.trainer.assemble_policy import longest_episode
 
         app = serve_app(
-            voice.engine,
-            voice.renderer,
-            encode=partial(encode, voice.tokenizer),
+            policy_client.engine,
+            policy_client.renderer,
+            encode=partial(encode, policy_client.tokenizer),
             model=model,
             max_model_len=longest_episode(config),
             api_key=api_key,

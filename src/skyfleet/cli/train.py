@@ -12,15 +12,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from skyfleet.cli.arguments import DryRun, Words, config_from, show_plan, torch_needed
-from skyfleet.cli.interrupting import cancelled_by_ctrl_c, say_farewell
-from skyfleet.errors import StarvedError
+from skyfleet.cli.arguments import ConfigArgs, DryRun, config_from, show_plan, torch_needed
+from skyfleet.cli.interrupting import cancelled_by_ctrl_c, exit_interrupted
+from skyfleet.errors import NoLearningSignalError
 
 if TYPE_CHECKING:
     from skyfleet.config.root import RunConfig
 
 
-def train_command(words: Words = None, dry_run: DryRun = False) -> None:
+def train_command(words: ConfigArgs = None, dry_run: DryRun = False) -> None:
     """Train a policy, or go on where an interrupted run stopped."""
     config = config_from(words)
     if dry_run:
@@ -29,7 +29,7 @@ def train_command(words: Words = None, dry_run: DryRun = False) -> None:
         show_plan(config, _plan(config))
         check_trainable(config)
         return
-    from skyfleet.trainer.session import run_training
+    from skyfleet.trainer.training_run import run_training
 
     say = partial(print, "setting up:", flush=True)
     try:
@@ -37,8 +37,8 @@ def train_command(words: Words = None, dry_run: DryRun = False) -> None:
             table = asyncio.run(_until_ended(run_training(config, say=say)))
     except (KeyboardInterrupt, _EndedError) as end:
         sent = signal.SIGINT if isinstance(end, KeyboardInterrupt) else signal.SIGTERM
-        say_farewell(partial(_farewell, config), sent)
-    except StarvedError as error:
+        exit_interrupted(partial(_farewell, config), sent)
+    except NoLearningSignalError as error:
         raise type(error)(f"{error}. {_kept(config)}") from None
     if table:
         print(f"\n{table}")
@@ -86,30 +86,30 @@ def _kept(config: RunConfig) -> str:
 
 def _plan(config: RunConfig) -> list[str]:
     """What a run of this configuration would do, without loading a model."""
-    from skyfleet.config.remarks import remarks
+    from skyfleet.config.warnings import remarks
     from skyfleet.envs.registry import env_factory
     from skyfleet.tasks.sampling import check_fit
-    from skyfleet.trainer.names import check_names
-    from skyfleet.trainer.session import resuming, starting_point
+    from skyfleet.trainer.preflight import check_names
     from skyfleet.trainer.sources import load_sources
-    from skyfleet.trainer.tasks import check_apart, schedule_of, training_tasks
+    from skyfleet.trainer.tasks import build_schedule, check_apart, training_tasks
+    from skyfleet.trainer.training_run import resuming, starting_point
 
     checkpoint = starting_point(config)
     env_factory(config)
     check_names(config)
     if config.trainer.sentinels.modes:
         with torch_needed():
-            from skyfleet.sentinels.roster import modes_of
+            from skyfleet.sentinels.registry import build_modes
 
-            modes_of(config.trainer.sentinels)
+            build_modes(config.trainer.sentinels)
     if ":" in config.trainer.algorithm.policy_loss_type:
         with torch_needed():
-            from skyfleet.algorithms.losses.registry import policy_loss_of
+            from skyfleet.algorithms.losses.registry import build_policy_loss
 
-            policy_loss_of(config.trainer.algorithm)
+            build_policy_loss(config.trainer.algorithm)
     tasks = training_tasks(config)
     check_fit(tasks, config.trainer.train_batch_size, config.trainer.min_samples_per_env)
-    schedule = schedule_of(config, n_tasks=len(tasks))
+    schedule = build_schedule(config, n_tasks=len(tasks))
     envs = ", ".join(f"{n} {env}" for env, n in Counter(t.env_key for t in tasks).items())
     rollouts = config.trainer.train_batch_size * config.generator.n_samples_per_prompt
     plan = [

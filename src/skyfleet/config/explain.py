@@ -10,12 +10,12 @@ from typing import Any
 
 import yaml
 
-from skyfleet.config.dialects import other_spellings, our_spelling
-from skyfleet.config.gaps import GAPS, Gap
+from skyfleet.config.aliases import canonical_key, other_spellings
 from skyfleet.config.keys import Key, known_keys
 from skyfleet.config.loading import nearest
-from skyfleet.config.refusals import REFUSED, refusal
 from skyfleet.config.root import RunConfig
+from skyfleet.config.unsupported_keys import REFUSED, refusal
+from skyfleet.config.unsupported_values import GAPS, Gap
 from skyfleet.errors import ConfigError
 
 _PAGE_HEAD = """# Keys
@@ -36,7 +36,7 @@ run starts and by `skyfleet config show`.
 
 def explain(key: str = "") -> str:
     """A key's type, default, bounds and meaning; all of a section's keys; "" lists every one."""
-    name = ".".join(our_spelling(tuple(key.split("."))))
+    name = ".".join(canonical_key(tuple(key.split("."))))
     known = known_keys()
     if name in known:
         return _paragraph(known[name])

@@ -10,12 +10,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from skyfleet.config import reading
-from skyfleet.config.dialects import SPELLINGS, our_spelling, our_value
+from skyfleet.config.aliases import SPELLINGS, canonical_key, our_value
 from skyfleet.config.keys import DERIVED, known_keys, known_sections
 from skyfleet.config.references import resolve
-from skyfleet.config.refusals import refusal
 from skyfleet.config.root import RunConfig
 from skyfleet.config.rules import check
+from skyfleet.config.unsupported_keys import refusal
 from skyfleet.errors import ConfigError
 
 
@@ -58,7 +58,7 @@ def _in_our_spelling(
     values: dict[reading.Path, Any] = {}
     spelled: dict[reading.Path, str] = {}
     for theirs, raw in given.items():
-        path, name = our_spelling(theirs), ".".join(theirs)
+        path, name = canonical_key(theirs), ".".join(theirs)
         value = our_value(".".join(path), raw)
         twin = next((other for other in values if reading.overlap(other, path)), None)
         if twin and (twin != path or values[twin] != value):
@@ -96,7 +96,7 @@ def _objection(path: reading.Path, value: Any, name: str) -> str | None:
 def _is_free(path: reading.Path) -> bool:
     """Whether it is, or lies in, a mapping whose names are not ours."""
     known = known_keys()
-    return any(known[above].free for above in _at_and_above(our_spelling(path)) if above in known)
+    return any(known[above].free for above in _at_and_above(canonical_key(path)) if above in known)
 
 
 def _at_and_above(path: reading.Path) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from skyfleet.config.dialects import our_spelling
+from skyfleet.config.aliases import canonical_key
 
 Path = tuple[str, ...]
 
@@ -118,9 +118,9 @@ def _put(given: dict[Path, Any], path: Path, value: Any, is_free: Callable[[Path
     """Set a value, which replaces what was above or below."""
     put = dict(leaves(value, path))
     prefixes = {leaf[:end] for leaf in put for end in range(len(path), len(leaf) + 1)}
-    whole = [our_spelling(prefix) for prefix in prefixes if is_free(prefix)]
+    whole = [canonical_key(prefix) for prefix in prefixes if is_free(prefix)]
     for other in list(given):
-        ours = our_spelling(other)
+        ours = canonical_key(other)
         if any(overlap(other, leaf) for leaf in put) or any(overlap(ours, new) for new in whole):
             del given[other]
     given.update(put)
@@ -128,9 +128,9 @@ def _put(given: dict[Path, Any], path: Path, value: Any, is_free: Callable[[Path
 
 def _list_above(given: Mapping[Path, Any], path: Path) -> str:
     """The key of a list that setting `path` would remove without a word."""
-    ours = our_spelling(path)
+    ours = canonical_key(path)
     for other, value in given.items():
-        theirs = our_spelling(other)
+        theirs = canonical_key(other)
         if isinstance(value, list) and value and ours[: len(theirs)] == theirs != ours:
             return ".".join(other)
     return ""

@@ -9,7 +9,7 @@ from typing import Any
 
 from yaml import YAMLError
 
-from skyfleet.config.dialects import our_spelling
+from skyfleet.config.aliases import canonical_key
 from skyfleet.config.reading import parse_value
 from skyfleet.errors import ConfigError
 
@@ -36,7 +36,7 @@ def resolve(tree: Mapping[str, Any], value: Any, trail: tuple[str, ...]) -> Any:
 def _follow(tree: Mapping[str, Any], name: str, trail: tuple[str, ...]) -> Any:
     if name.startswith("oc.env:"):
         return _from_environment(tree, name.removeprefix("oc.env:"), trail)
-    path = our_spelling(tuple(name.split(".")))
+    path = canonical_key(tuple(name.split(".")))
     key = ".".join(path)
     if key in trail:
         raise ConfigError(_circle(trail[trail.index(key) :]))

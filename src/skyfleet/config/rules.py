@@ -8,12 +8,12 @@ from typing import Any
 
 from skyfleet.config.algorithm_rules import ALGORITHM_RULES
 from skyfleet.config.engine_rules import ENGINE_RULES, handed_no_weights
-from skyfleet.config.gaps import GAPS, Gap
 from skyfleet.config.generator import SamplingParams
 from skyfleet.config.keys import default_at, value_at
 from skyfleet.config.policy_rules import POLICY_RULES, tiny_strangers
 from skyfleet.config.root import RunConfig
 from skyfleet.config.turn_rules import TURN_RULES
+from skyfleet.config.unsupported_values import GAPS, Gap
 from skyfleet.errors import ConfigError
 
 Rule = Callable[[RunConfig], Iterator[str]]

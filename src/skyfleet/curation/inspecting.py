@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 
 from skyfleet.chat.message import Message
 from skyfleet.config.root import RunConfig
-from skyfleet.envs.env import Env, EnvFactory, Opening, Step
+from skyfleet.envs.env import Env, EnvFactory, Observation, Step
 from skyfleet.envs.registry import env_factory
 from skyfleet.envs.turns import SUBMIT_NAME
 from skyfleet.tasks.task import Grade, Task
@@ -47,7 +47,7 @@ class Watched:
         """The state just before the grade."""
         self.after: str | None = None
 
-    async def reset(self) -> Opening:
+    async def reset(self) -> Observation:
         return await self._env.reset()
 
     async def step(self, action: Message) -> Step:

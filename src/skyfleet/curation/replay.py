@@ -9,8 +9,8 @@ from skyfleet.chat.message import ToolSpec
 from skyfleet.curation.inspecting import Watched
 from skyfleet.curation.mutating import writing_arguments
 from skyfleet.curation.verdict import Fault, Reason
-from skyfleet.envs.env import EnvFactory, Opening
-from skyfleet.rollouts.conversation import Conversation, Policy
+from skyfleet.envs.env import EnvFactory, Observation
+from skyfleet.rollouts.conversation import AgentFactory, Conversation
 from skyfleet.rollouts.episode import Limits, run_episode
 from skyfleet.rollouts.random_agent import RANDOM_CALLS, random_policy
 from skyfleet.rollouts.scripted_agents import null_policy, oracle_policy
@@ -80,15 +80,15 @@ class _Player:
     def __init__(self, open_env: EnvFactory, timeout_seconds: float) -> None:
         self._open_env, self._timeout_seconds = open_env, timeout_seconds
 
-    async def play(self, task: Task, policy: Policy) -> Played:
+    async def play(self, task: Task, policy: AgentFactory) -> Played:
         watched: list[Watched] = []
-        openings: list[Opening] = []
+        openings: list[Observation] = []
 
         async def open_watched(task: Task) -> Watched:
             watched.append(Watched(await self._open_env(task)))
             return watched[0]
 
-        def start(task: Task, opening: Opening, session: str) -> Conversation:
+        def start(task: Task, opening: Observation, session: str) -> Conversation:
             openings.append(opening)
             return policy(task, opening, session)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from skyfleet.curation.verdict import Fault, Reason
 from skyfleet.engines.engine import ChatModel
 from skyfleet.engines.sampling_params import SamplingParams
-from skyfleet.envs.env import EnvFactory, Opening
+from skyfleet.envs.env import EnvFactory, Observation
 from skyfleet.errors import EngineError, ModelError
 from skyfleet.rollouts.conversation import MessageConversation
 from skyfleet.rollouts.episode import Limits, collect
@@ -42,7 +42,7 @@ async def teach(
     A teacher that cannot be asked at all says nothing about the task: ModelError.
     """
 
-    def start(task: Task, opening: Opening, session: str) -> MessageConversation:
+    def start(task: Task, opening: Observation, session: str) -> MessageConversation:
         return MessageConversation(opening, model=teacher.model, sampling=teacher.sampling)
 
     limits = Limits(

@@ -15,7 +15,7 @@ from skyfleet.errors import ContextFullError, EngineError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spoken:
+class ChatCompletion:
     """One turn, in words and in the very tokens."""
 
     message: Message
@@ -27,14 +27,14 @@ class Spoken:
 class ChatEngine(Protocol):
     policy_version: int
 
-    async def speak(
+    async def chat(
         self,
         messages: Sequence[Message],
         tools: Sequence[ToolSpec],
         sampling: SamplingParams,
         *,
         session: str,
-    ) -> Spoken:
+    ) -> ChatCompletion:
         """The assistant's next message. A session keeps its cache until it is released."""
         ...
 
@@ -65,14 +65,14 @@ class RenderedChat:
     def policy_version(self, version: int) -> None:
         self._engine.policy_version = version
 
-    async def speak(
+    async def chat(
         self,
         messages: Sequence[Message],
         tools: Sequence[ToolSpec],
         sampling: SamplingParams,
         *,
         session: str,
-    ) -> Spoken:
+    ) -> ChatCompletion:
         """The model's own ends of a turn are added to `sampling`."""
         prompt = self._prompt(messages, tools, session)
         if len(prompt) > self._max_input_length:
@@ -92,7 +92,9 @@ class RenderedChat:
             tools=tools,
             token_ids=[*prompt, *completion.token_ids],
         )
-        return Spoken(message=message, prompt_token_ids=tuple(prompt), completion=completion)
+        return ChatCompletion(
+            message=message, prompt_token_ids=tuple(prompt), completion=completion
+        )
 
     async def release(self, session: str) -> None:
         self._told.pop(session, None)

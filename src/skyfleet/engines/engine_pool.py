@@ -13,7 +13,7 @@ from typing import Generic, Protocol, TypeVar
 
 from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.chat.transcript import Completion
-from skyfleet.engines.chat_engine import ChatEngine, Spoken
+from skyfleet.engines.chat_engine import ChatCompletion, ChatEngine
 from skyfleet.engines.engine import Engine
 from skyfleet.engines.http_client import RefusedError
 from skyfleet.engines.sampler import said_stop
@@ -278,14 +278,14 @@ class Router(Seats[Engine]):
 class ChatRouter(Seats[ChatEngine]):
     """A session that moves is rendered anew there, and its transcript may not go on."""
 
-    async def speak(
+    async def chat(
         self,
         messages: Sequence[Message],
         tools: Sequence[ToolSpec],
         sampling: SamplingParams,
         *,
         session: str,
-    ) -> Spoken:
+    ) -> ChatCompletion:
         return await self.ask(
-            session, lambda engine: engine.speak(messages, tools, sampling, session=session)
+            session, lambda engine: engine.chat(messages, tools, sampling, session=session)
         )

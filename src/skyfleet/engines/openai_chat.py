@@ -7,7 +7,7 @@ from typing import Any
 
 from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.chat.transcript import Completion
-from skyfleet.engines.chat_engine import Spoken
+from skyfleet.engines.chat_engine import ChatCompletion
 from skyfleet.engines.engine import CutShortError
 from skyfleet.engines.http_client import Endpoint, RefusedError, UnsupportedError, bearer
 from skyfleet.engines.openai_engine import (
@@ -109,14 +109,14 @@ class OpenAIChatEngine(Endpoint):
         self.policy_version = 0
         """Recorded on completions, unless the server tells its own."""
 
-    async def speak(
+    async def chat(
         self,
         messages: Sequence[Message],
         tools: Sequence[ToolSpec],
         sampling: SamplingParams,
         *,
         session: str,
-    ) -> Spoken:
+    ) -> ChatCompletion:
         """ConfigError where the server gives no token ids."""
         version = self.policy_version
         body: dict[str, Any] = {
@@ -147,7 +147,7 @@ class OpenAIChatEngine(Endpoint):
                     if completion.finish == "abort":
                         # Half a message: a chat cannot go on from its tokens.
                         raise EngineError(f"{self._url} broke the turn off")
-                    return Spoken(
+                    return ChatCompletion(
                         message=read_reply(said),
                         prompt_token_ids=tuple(prompt),
                         completion=completion,
@@ -159,6 +159,8 @@ class OpenAIChatEngine(Endpoint):
         """A server drops the oldest of its cache by itself."""
 
 
-def _nothing_said(policy_version: int) -> Spoken:
+def _nothing_said(policy_version: int) -> ChatCompletion:
     silence = Completion(token_ids=(), logprobs=(), finish="stop", policy_version=policy_version)
-    return Spoken(message=Message(role="assistant"), prompt_token_ids=(), completion=silence)
+    return ChatCompletion(
+        message=Message(role="assistant"), prompt_token_ids=(), completion=silence
+    )

@@ -92,7 +92,7 @@ def check_version(version: str) -> None:
         )
 
 
-class SteeredVllm(ABC):
+class VllmController(ABC):
     """What an engine of vLLM's is besides its turns."""
 
     reads_memory: bool

@@ -13,13 +13,13 @@ from skyfleet.chat.transcript import Completion, Finish
 from skyfleet.engines.sampler import check_fits, said_stop
 from skyfleet.engines.sampling_params import SamplingParams, request_seed
 from skyfleet.engines.vllm_controller import (
-    SteeredVllm,
+    VllmController,
     VllmSettings,
     check_vllm,
     engine_args,
     reason_of,
 )
-from skyfleet.errors import ConfigError, EngineError, blamed_on
+from skyfleet.errors import ConfigError, EngineError, wrap_errors
 
 _FINISHES: Mapping[str | None, Finish] = {"stop": "stop", "length": "length", "abort": "abort"}
 
@@ -94,7 +94,7 @@ async def open_vllm_engine(
         ) from error
 
 
-class VllmEngine(SteeredVllm):
+class VllmEngine(VllmController):
     reads_memory = True
     way_out = "the same command goes on from the newest checkpoint"
 
@@ -118,7 +118,7 @@ class VllmEngine(SteeredVllm):
         version = self.policy_version
         asked = _asked(sampling, session, len(token_ids))
         try:
-            with blamed_on(EngineError, "vLLM"):
+            with wrap_errors(EngineError, "vLLM"):
                 prompt = _prompt(token_ids, version)
                 request_id = f"{session}#{next(self._numbers)}"
                 # Closed in any case: a turn that nobody waits for is aborted.

@@ -15,7 +15,7 @@ from skyfleet.engines.http_client import CONNECT_SECONDS, RefusedError, bearer
 from skyfleet.engines.openai_engine import OpenAIEngine
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.engines.versions import at_least
-from skyfleet.engines.vllm_controller import FIRST_VLLM, WORKER_EXTENSION, SteeredVllm
+from skyfleet.engines.vllm_controller import FIRST_VLLM, WORKER_EXTENSION, VllmController
 from skyfleet.errors import ConfigError, EngineError
 
 STEERING_SECONDS = 900.0
@@ -130,8 +130,8 @@ def _said(response: httpx.Response) -> str:
 LOGPROBS_MODE = "processed_logprobs"
 
 
-class VllmAbout(BaseModel):
-    """`WeightDoor.skyfleet_about`'s answer."""
+class VllmServerInfo(BaseModel):
+    """`WeightUpdateExtension.skyfleet_about`'s answer."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -143,7 +143,7 @@ class VllmAbout(BaseModel):
     sizes: dict[str, Any]
 
 
-async def ask_about(routes: VllmRoutes, named: str) -> VllmAbout:
+async def ask_about(routes: VllmRoutes, named: str) -> VllmServerInfo:
     """ConfigError for a server that lacks what it is asked by."""
     version = await routes.version()
     if version is None or not at_least(version, FIRST_VLLM):
@@ -154,7 +154,7 @@ async def ask_about(routes: VllmRoutes, named: str) -> VllmAbout:
         )
     try:
         told, *_ = await routes.collective_rpc("skyfleet_about")
-        return VllmAbout.model_validate(told)
+        return VllmServerInfo.model_validate(told)
     except RouteError as error:
         if error.status == httpx.codes.NOT_FOUND:
             raise ConfigError(
@@ -176,7 +176,7 @@ async def ask_about(routes: VllmRoutes, named: str) -> VllmAbout:
 
 
 def check_trainable(
-    about: VllmAbout, named: str, *, n_replicas: int, sizes: Mapping[str, Any]
+    about: VllmServerInfo, named: str, *, n_replicas: int, sizes: Mapping[str, Any]
 ) -> None:
     """ConfigError where what it says could not be learnt from, or its weights not be proven.
 
@@ -206,13 +206,13 @@ def check_trainable(
             )
 
 
-class VllmServer(SteeredVllm):
+class VllmServer(VllmController):
     # A handle is a pickle, and a route that asks for no key is no place for one.
     reads_memory = False
     way_out = "start it again, and the same command goes on from the newest checkpoint"
 
     def __init__(
-        self, speaker: OpenAIEngine, routes: VllmRoutes, *, sleeps: bool, model_dtype: str
+        self, inner: OpenAIEngine, routes: VllmRoutes, *, sleeps: bool, model_dtype: str
     ) -> None:
         super().__init__(
             routes,
@@ -221,7 +221,7 @@ class VllmServer(SteeredVllm):
             sleep_level=2 if sleeps else 0,
             model_dtype=model_dtype,
         )
-        self._speaker = speaker
+        self._inner = inner
 
     async def generate(
         self, token_ids: Sequence[int], sampling: SamplingParams, *, session: str
@@ -229,7 +229,7 @@ class VllmServer(SteeredVllm):
         await self._ready()
         version = self.policy_version
         try:
-            said = await self._speaker.generate(
+            said = await self._inner.generate(
                 token_ids, sampling, session=session, cache_salt=str(version)
             )
         except RefusedError:
@@ -248,7 +248,7 @@ class VllmServer(SteeredVllm):
 
 
 async def open_vllm_server(
-    speaker: OpenAIEngine, routes: VllmRoutes, *, may_sleep: bool, sizes: Mapping[str, Any]
+    inner: OpenAIEngine, routes: VllmRoutes, *, may_sleep: bool, sizes: Mapping[str, Any]
 ) -> VllmServer:
     """Awake, whatever a run before left it as. ConfigError names what it lacks to be trained.
 
@@ -267,7 +267,7 @@ async def open_vllm_server(
             "when it is up, or read its log"
         ) from error
     return VllmServer(
-        speaker,
+        inner,
         routes,
         sleeps=may_sleep and about.sleep_mode,
         model_dtype=about.model_dtype,

@@ -23,7 +23,7 @@ _DEVICE_ARGUMENT = 6
 """Where torch writes the sender's number of a device, which may not be the receiver's."""
 
 
-class WeightDoor:
+class WeightUpdateExtension:
     device: torch.device
     model_runner: Any
     vllm_config: Any

@@ -20,8 +20,8 @@ from uuid import uuid4
 
 from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.engines.openai_messages import read_reply, written_turn
-from skyfleet.envs.env import EnvFactory, Opening, Step
-from skyfleet.envs.env_thread import OwnThread
+from skyfleet.envs.env import EnvFactory, Observation, Step
+from skyfleet.envs.env_thread import EnvThread
 from skyfleet.envs.validation import Reward, grade_from
 from skyfleet.errors import EnvError, MissingExtraError
 from skyfleet.serving.disconnect import unless_gone
@@ -82,7 +82,7 @@ MODEL = "policy"
 Ask = Callable[[ChatBody], Coroutine[Any, Any, Message]]
 
 
-class Door:
+class AgentGateway:
     """Open while anybody has a key."""
 
     def __init__(self) -> None:
@@ -181,7 +181,7 @@ def program(
     its own. `cut_short` is the reward of an attempt that the run's limits ended and that returned none
     itself soon after; None is unknown.
     """
-    door = Door()
+    door = AgentGateway()
 
     async def open_program(task: Task) -> ProgramEnv:
         return ProgramEnv(
@@ -203,7 +203,7 @@ class ProgramEnv:
         self,
         task: Task,
         solve: Solve,
-        door: Door,
+        door: AgentGateway,
         *,
         cut_short: float | None,
         last_words_seconds: float,
@@ -216,14 +216,14 @@ class ProgramEnv:
         self._program: asyncio.Task[Reward] | None = None
         self._key, self._is_over = "", False
 
-    async def reset(self) -> Opening:
+    async def reset(self) -> Observation:
         base_url, self._key = self._door.admit(self._ask)
         api = Api(base_url=base_url, key=self._key)
         self._program = asyncio.create_task(_run(self._solve, self._task, api))
         self._asked = asked = await self._next_question(self._program)
         if asked is None:
             raise EnvError("the program ended before it asked its model anything")
-        return Opening(messages=asked.messages, tools=asked.tools)
+        return Observation(messages=asked.messages, tools=asked.tools)
 
     async def step(self, action: Message) -> Step:
         before = self._asked
@@ -239,7 +239,7 @@ class ProgramEnv:
             [*before.messages, read_reply(written_turn(action), splits=False)], asked.messages
         )
         if news is None or asked.tools != before.tools:
-            return Step(opening=Opening(messages=asked.messages, tools=asked.tools))
+            return Step(opening=Observation(messages=asked.messages, tools=asked.tools))
         return Step(messages=news)
 
     async def grade(self) -> Grade | None:
@@ -314,12 +314,12 @@ class ProgramEnv:
 
 async def _run(solve: Solve, task: Task, api: Api) -> Reward:
     """EnvError for what would otherwise end more than the program."""
-    thread: OwnThread | None = None
+    thread: EnvThread | None = None
     try:
         if iscoroutinefunction(solve):
             result = solve(task, api)
         else:
-            thread = OwnThread(f"program {task.key}", asyncio.Semaphore(1))
+            thread = EnvThread(f"program {task.key}", asyncio.Semaphore(1))
             result = await thread.call(solve, task, api)
         given: Reward = await result if isawaitable(result) else result
     except asyncio.CancelledError:

@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import Field
 
 from skyfleet.chat.message import Message, Text, ToolCall
-from skyfleet.envs.env import Env, EnvFactory, Opening, Step
+from skyfleet.envs.env import Env, EnvFactory, Observation, Step
 from skyfleet.envs.tools import Tool, ToolError, ToolFunction
 from skyfleet.envs.turns import says_done
 from skyfleet.errors import EnvError
@@ -124,7 +124,7 @@ class ContextEnv:
         self._env, self._page_characters = env, page_characters
         self._past = Past(page_characters)
 
-    async def reset(self) -> Opening:
+    async def reset(self) -> Observation:
         self._past = Past(self._page_characters)
         opening = await self._env.reset()
         if taken := CONTEXT_TOOLS.keys() & {tool.name for tool in opening.tools}:

@@ -14,7 +14,7 @@ DONE = "<done>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
+class Observation:
     """What the agent finds when the episode starts."""
 
     messages: tuple[Message, ...]
@@ -33,12 +33,12 @@ class Step:
     keep_recent_turns: int | None = None
     """Of the agent's past only the opening, this turn and so many before it stay in its context;
     None keeps all."""
-    opening: Opening | None = None
+    opening: Observation | None = None
     """The agent goes on with these messages and tools alone, as if it began here."""
 
 
 class Env(Protocol):
-    async def reset(self) -> Opening: ...
+    async def reset(self) -> Observation: ...
 
     async def step(self, action: Message) -> Step: ...
 

@@ -13,7 +13,7 @@ from typing import Any
 from skyfleet.errors import EnvError
 
 
-class OwnThread:
+class EnvThread:
     """One thread for all calls, because SQLite and its like insist on the one that opened them.
 
     It is a daemon: a call that never returns keeps neither its siblings nor the interpreter.

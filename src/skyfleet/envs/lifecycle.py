@@ -7,7 +7,7 @@ import logging
 from contextlib import AsyncExitStack
 
 from skyfleet.envs.env import Env, EnvFactory
-from skyfleet.errors import EnvError, blamed_on
+from skyfleet.errors import EnvError, wrap_errors
 from skyfleet.tasks.task import Task
 
 logger = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ async def opened(
     close_timeout_seconds: float = 30,
 ) -> Env:
     """The env of `task`, closed when `closing` is."""
-    with blamed_on(EnvError, f"opening {task.env_key}"):
+    with wrap_errors(EnvError, f"opening {task.env_key}"):
         env = await open_env(task)
     closing.push_async_callback(_close, env, task, close_timeout_seconds)
     return env

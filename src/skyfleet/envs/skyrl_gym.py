@@ -17,8 +17,8 @@ from typing import Any, get_args
 
 from skyfleet.chat.message import Message, Role
 from skyfleet.config.imports import import_named
-from skyfleet.envs.env import EnvFactory, Opening, Step
-from skyfleet.envs.env_thread import OwnThread
+from skyfleet.envs.env import EnvFactory, Observation, Step
+from skyfleet.envs.env_thread import EnvThread
 from skyfleet.errors import ConfigError, EnvError, MissingExtraError
 from skyfleet.tasks.task import Grade, Task
 
@@ -67,20 +67,20 @@ class SkyrlGymEnv:
         self._task = task
         self._slots = slots
         self._state = _State.NEW
-        self._thread: OwnThread | None = None
+        self._thread: EnvThread | None = None
         self._env: Any = None
         self._history: list[Any] = []
         self._rewards: list[float] = []
 
-    async def reset(self) -> Opening:
+    async def reset(self) -> Observation:
         self._require(_State.NEW)
         self._state = _State.OPEN
         if self._slots is not None:
-            self._thread = OwnThread(f"skyrl_gym {self._task.key}", self._slots)
+            self._thread = EnvThread(f"skyrl_gym {self._task.key}", self._slots)
         await self._run(self._construct)
         prompt = [{"role": "user", "content": self._task.prompt}]
         self._history, _ = await self._call("init", prompt)
-        return Opening(messages=self._read(self._history))
+        return Observation(messages=self._read(self._history))
 
     async def step(self, action: Message) -> Step:
         self._require(_State.OPEN)

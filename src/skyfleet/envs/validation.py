@@ -8,17 +8,17 @@ from math import isfinite
 from numbers import Real
 
 from skyfleet.chat.message import Message
-from skyfleet.envs.env import Opening, Step
+from skyfleet.envs.env import Observation, Step
 from skyfleet.envs.verifiers.running import SUCCESS_REWARD
 from skyfleet.errors import EnvError, VerifierError
 from skyfleet.tasks.task import Grade
 
 
-def given_opening(opening: object) -> Opening:
+def validate_observation(opening: object) -> Observation:
     return _checked(opening, "reset()")
 
 
-def given_step(step: object) -> Step:
+def validate_step(step: object) -> Step:
     if not isinstance(step, Step):
         raise EnvError(f"step() gave {step!r:.100}, no Step")
     _check_messages(step.messages, "step()")
@@ -29,7 +29,7 @@ def given_step(step: object) -> Step:
     return step if isinstance(step.reward, float) else replace(step, reward=float(step.reward))
 
 
-def given_grade(grade: object) -> Grade | None:
+def validate_grade(grade: object) -> Grade | None:
     if grade is None:
         return None
     if not isinstance(grade, Grade):
@@ -42,8 +42,8 @@ def given_grade(grade: object) -> Grade | None:
     return grade if isinstance(grade.reward, float) else replace(grade, reward=float(grade.reward))
 
 
-def _checked(opening: object, by: str) -> Opening:
-    if not isinstance(opening, Opening):
+def _checked(opening: object, by: str) -> Observation:
+    if not isinstance(opening, Observation):
         raise EnvError(f"{by} gave {opening!r:.100}, no Opening")
     if not opening.messages:
         raise EnvError(f"{by} gave an Opening without a message; give the agent one")

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Player:
+class AgentInfo:
     agent: str = "policy"
     model: str | None = None
     """A name or a folder; None for a scripted agent."""
@@ -19,7 +19,7 @@ class Player:
     max_turns: int | None = None
 
 
-def differences(before: Player, after: Player) -> list[str]:
+def differences(before: AgentInfo, after: AgentInfo) -> list[str]:
     """`temperature: 0 before, 1 after`, for each that is not the same."""
     after_fields = asdict(after)
     return [

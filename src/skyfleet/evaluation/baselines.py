@@ -12,7 +12,7 @@ from statistics import fmean
 
 from skyfleet.envs.env import EnvFactory
 from skyfleet.evaluation.score import PASS_THRESHOLD, passes
-from skyfleet.rollouts.conversation import Policy
+from skyfleet.rollouts.conversation import AgentFactory
 from skyfleet.rollouts.episode import Limits, collect
 from skyfleet.rollouts.scripted_agents import null_policy, oracle_policy
 from skyfleet.tasks.task import Task
@@ -41,7 +41,7 @@ async def measure_baselines(
 ) -> dict[str, Baseline]:
     """By environment: two scripted episodes a task, within the limits a policy has."""
 
-    async def passed(tasks: Sequence[Task], policy: Policy) -> dict[str, bool]:
+    async def passed(tasks: Sequence[Task], policy: AgentFactory) -> dict[str, bool]:
         """By task key; what could not be graded is not in it."""
         groups = await collect(
             tasks, open_env, policy, limits, n_samples=1, max_concurrent=max_concurrent

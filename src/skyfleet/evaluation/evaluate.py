@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from skyfleet.envs.env import EnvFactory
-from skyfleet.evaluation.agent_info import Player
+from skyfleet.evaluation.agent_info import AgentInfo
 from skyfleet.evaluation.baselines import Baseline
 from skyfleet.evaluation.report import EvalReport
 from skyfleet.evaluation.score import PASS_THRESHOLD
-from skyfleet.rollouts.conversation import Policy
+from skyfleet.rollouts.conversation import AgentFactory
 from skyfleet.rollouts.episode import Limits, collect
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.trajectory import Group, Trajectory
@@ -19,7 +19,7 @@ async def evaluate(
     name: str,
     tasks: Sequence[Task],
     open_env: EnvFactory,
-    policy: Policy,
+    policy: AgentFactory,
     limits: Limits,
     *,
     step: int,
@@ -28,7 +28,7 @@ async def evaluate(
     trained_envs: Collection[str] | None = None,
     baselines: Mapping[str, Baseline] | None = None,
     pass_threshold: float = PASS_THRESHOLD,
-    played_by: Player | None = None,
+    played_by: AgentInfo | None = None,
     on_finished: Callable[[Trajectory], None] = lambda _: None,
 ) -> tuple[EvalReport, list[Group]]:
     """`baselines` do not change while the tasks do not: measure them once, hand them to all."""

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from skyfleet.config.explain import as_yaml
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError
-from skyfleet.evaluation.agent_info import Player, differences
+from skyfleet.evaluation.agent_info import AgentInfo, differences
 from skyfleet.evaluation.baselines import Baseline
 from skyfleet.evaluation.score import PASS_THRESHOLD, EnvScore, TaskOutcome
 from skyfleet.metrics.rollout_metrics import key, signal_metrics
@@ -45,7 +45,7 @@ class EvalReport:
     baselines: Mapping[str, Baseline] = field(default_factory=dict)
     """By environment; empty where they were not measured."""
     pass_threshold: float = PASS_THRESHOLD
-    played_by: Player | None = None
+    played_by: AgentInfo | None = None
     """None where nobody said, as in older reports."""
 
     @classmethod
@@ -59,7 +59,7 @@ class EvalReport:
         trained_envs: Collection[str] | None = None,
         baselines: Mapping[str, Baseline] | None = None,
         pass_threshold: float = PASS_THRESHOLD,
-        played_by: Player | None = None,
+        played_by: AgentInfo | None = None,
     ) -> EvalReport:
         """What the groups say; groups of the same task are one task.
 
@@ -247,7 +247,7 @@ def check_output(output: Path) -> None:
         )
 
 
-def prepare_output(output: Path, config: RunConfig, player: Player) -> None:
+def prepare_output(output: Path, config: RunConfig, player: AgentInfo) -> None:
     """A folder is one player's: what reads a run would take two for one that changed."""
     check_output(output)
     for path in sorted(output.glob("reports/step_*/*.json")):
@@ -275,16 +275,16 @@ def open_episodes(output: Path, name: str, step: int) -> EpisodeWriter:
 def keep_evaluation(output: Path, report: EvalReport, groups: Sequence[Group]) -> None:
     """The report and its episodes, so that whatever reads a run reads these."""
     write_groups(eval_path(output / "trajectories", report.name, report.step), groups)
-    keep_report(output, report)
+    save_report(output, report)
 
 
-def keep_report(folder: Path, report: EvalReport) -> None:
+def save_report(folder: Path, report: EvalReport) -> None:
     path = _path(folder, report.name, report.step)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, report.to_json())
 
 
-def kept_report(folder: Path, name: str, step: int) -> EvalReport | None:
+def load_report(folder: Path, name: str, step: int) -> EvalReport | None:
     path = _path(folder, name, step)
     return EvalReport.from_json(path.read_text()) if path.exists() else None
 

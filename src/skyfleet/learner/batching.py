@@ -121,7 +121,7 @@ def pack(
     device: torch.device,
 ) -> list[MicroBatch]:
     """`weights` holds what one token of each sample counts."""
-    kl_weights = [1 / (len(samples) * max(s.n_chosen, 1)) for s in samples]
+    kl_weights = [1 / (len(samples) * max(s.n_action_tokens, 1)) for s in samples]
     return [
         _micro_batch(
             tuple(members),
@@ -161,7 +161,7 @@ def _micro_batch(
     device: torch.device,
 ) -> MicroBatch:
     attention = PackedAttention([s.token_ids for s in samples], device)
-    masks, counts = [s.loss_mask for s in samples], [s.n_chosen for s in samples]
+    masks, counts = [s.loss_mask for s in samples], [s.n_action_tokens for s in samples]
 
     def chosen(values: Iterable[Sequence[float]], dtype: type) -> Tensor:
         """Of one sequence of values a sample, those at chosen tokens."""

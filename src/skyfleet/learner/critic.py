@@ -119,15 +119,15 @@ class Critic:
 
     def _update(self, samples: Sequence[Sample]) -> dict[str, float]:
         """One optimiser step on the mean over samples of each one's mean over its tokens."""
-        model, counts = self._begun(), [s.n_chosen for s in samples]
+        model, counts = self._begun(), [s.n_action_tokens for s in samples]
         sums: dict[str, float] = defaultdict(float)
         for batch in self._pack(model, samples, sequence_mean(counts)):
             members = [samples[i] for i in batch.members]
             values_N = model(batch, recompute=self._settings.gradient_checkpointing)
             output = value_loss(
                 values_N,
-                _chosen([s.at_chosen(s.values) for s in members], values_N),
-                _chosen([s.at_chosen(s.returns) for s in members], values_N),
+                _chosen([s.select_action_tokens(s.values) for s in members], values_N),
+                _chosen([s.select_action_tokens(s.returns) for s in members], values_N),
                 value_clip=self._settings.value_clip,
             )
             loss = (output.loss_T * batch.weights_N).sum()

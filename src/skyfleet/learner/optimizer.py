@@ -56,7 +56,7 @@ def _progress(step: int, num_warmup_steps: int, total_steps: int) -> float:
 CPU = torch.device("cpu")
 
 
-class Parked:
+class CPUOffloaded:
     """A frozen model whose weights are on the CPU but for the time they are called.
 
     Its device's memory is given back and taken again under the tensors, which stay the same

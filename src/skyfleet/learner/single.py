@@ -24,7 +24,7 @@ from skyfleet.learner.critic import Critic
 from skyfleet.learner.gradients import gradient_metrics
 from skyfleet.learner.learner import StepReport
 from skyfleet.learner.logprobs import chosen_logprobs
-from skyfleet.learner.optimizer import Optimizer, OptimizerSettings, Parked
+from skyfleet.learner.optimizer import CPUOffloaded, Optimizer, OptimizerSettings
 from skyfleet.learner.step_metrics import GAP, StepMetrics
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.lora import merge
@@ -77,7 +77,7 @@ class SingleLearner:
         self._make_reference = make_reference
         """Called when reinforcement begins: the reference is the policy as it stands then."""
         self._reference: Decoder | None = None
-        self._parked: Parked | None = None
+        self._parked: CPUOffloaded | None = None
         """The reference, where it waits on the CPU between steps."""
         self._critic = critic
         self._save_policy, self._load_policy = save_policy, load_policy
@@ -169,7 +169,7 @@ class SingleLearner:
         if phase == "policy" and self._reference is None and self._make_reference is not None:
             self._reference = self._make_reference()
             if self._settings.offload_reference:
-                self._parked = Parked(self._reference.module, beside=self._decoder.module)
+                self._parked = CPUOffloaded(self._reference.module, beside=self._decoder.module)
         return self._settings
 
     def _penalised(self, samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, float]]:
@@ -196,7 +196,7 @@ class SingleLearner:
         select: Selector | None = None,
     ) -> tuple[dict[str, float], list[dict[str, Tensor]]]:
         """One optimiser step. Sums run over the whole mini-batch, however it is cut."""
-        counts = [s.n_chosen for s in samples]
+        counts = [s.n_action_tokens for s in samples]
         batches = self._pack(samples, reduce(counts, [s.task_key for s in samples]))
         selected = self._selected(batches, select) if select else [None] * len(batches)
         sums: dict[str, float] = defaultdict(float)

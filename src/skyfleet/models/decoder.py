@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 
-class Attend(Protocol):
+class AttentionFn(Protocol):
     def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
         """What each of T tokens takes from those it may see, as [T, H, D].
 
@@ -104,7 +104,12 @@ class Decoder:
         return self._head.weight
 
     def hidden(
-        self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend, *, recompute: bool = False
+        self,
+        token_ids_T: Tensor,
+        positions_T: Tensor,
+        attend: AttentionFn,
+        *,
+        recompute: bool = False,
     ) -> Tensor:
         """The last layer's output [T, E], normed and ready for `logits`.
 
@@ -155,7 +160,7 @@ class Decoder:
         layers: Sequence[FusedLayer],
         delta_TE: Tensor,
         positions_T: Tensor,
-        attend: Attend,
+        attend: AttentionFn,
         recompute: bool,
     ) -> Tensor:
         tables = self.cos_PD, self.sin_PD
@@ -173,7 +178,7 @@ class Decoder:
         return add_norm(x_TE, delta_TE, self.norm_weight, self.eps)[1]
 
     def _attention(
-        self, layer: Any, index: int, x_TE: Tensor, cos: Tensor, sin: Tensor, attend: Attend
+        self, layer: Any, index: int, x_TE: Tensor, cos: Tensor, sin: Tensor, attend: AttentionFn
     ) -> Tensor:
         block = layer.self_attn
         y_TE = self._norm(x_TE, layer.input_layernorm.weight)

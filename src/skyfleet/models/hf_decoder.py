@@ -1,6 +1,6 @@
 """ForeignDecoder: any causal language model of transformers, run by its own forward pass.
 
-Only attention is ours: layers call `Attend` through transformers' attention interface, so engine
+Only attention is ours: layers call `AttentionFn` through transformers' attention interface, so engine
 and learner still run the same code on the same tensors. Whether that is right for a model is proven
 when it is built: two packed sequences must get the logits that transformers gives to each alone.
 """
@@ -21,7 +21,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from skyfleet.errors import ModelError
-from skyfleet.models.decoder import ARCHITECTURES, Attend, Decoder, check_positions
+from skyfleet.models.decoder import ARCHITECTURES, AttentionFn, Decoder, check_positions
 from skyfleet.models.packed import PackedAttention
 
 logger = logging.getLogger(__name__)
@@ -36,10 +36,10 @@ _FLOAT32_GAP, _COARSE_GAP = 1e-3, 5e-2
 def make_decoder(module: nn.Module, *, max_positions: int) -> Decoder:
     """The decoder that runs `module` fastest."""
     known = type(module).__name__ in ARCHITECTURES
-    return (Decoder if known else ForeignDecoder)(module, max_positions=max_positions)
+    return (Decoder if known else HFDecoder)(module, max_positions=max_positions)
 
 
-class ForeignDecoder(Decoder):
+class HFDecoder(Decoder):
     has_plain_head = False
 
     def __init__(self, module: Any, *, max_positions: int) -> None:
@@ -74,7 +74,12 @@ class ForeignDecoder(Decoder):
         return weight
 
     def hidden(
-        self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend, *, recompute: bool = False
+        self,
+        token_ids_T: Tensor,
+        positions_T: Tensor,
+        attend: AttentionFn,
+        *,
+        recompute: bool = False,
     ) -> Tensor:
         for layer in self._layers:
             layer.training = recompute  # what transformers asks before it recomputes
@@ -137,7 +142,7 @@ class _Given(nn.Module):
 class _Probe:
     """Attends, and notes what the layers look like."""
 
-    def __init__(self, attend: Attend) -> None:
+    def __init__(self, attend: AttentionFn) -> None:
         self._attend = attend
         self.layers: list[int] = []
         self.shape = (0, 0, 0)
@@ -159,14 +164,14 @@ def _attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     *,
-    attend: Attend,
+    attend: AttentionFn,
     **more: Any,
 ) -> tuple[Tensor, None]:
     """What transformers calls in each layer: [1, heads, T, D] in, [1, T, heads, D] out."""
     # With small weights these change so little that the proof would not notice.
     if attention_mask is not None or any(more.get(n) is not None for n in ("softcap", "s_aux")):
         raise ModelError(f"{type(layer).__name__} caps, shifts or masks its scores; {_WAY_OUT}")
-    # `Attend` divides by the root of the width; some models want another number.
+    # `AttentionFn` divides by the root of the width; some models want another number.
     factor = 1.0 if scaling is None else scaling * math.sqrt(q_1HTD.shape[-1])
     # Some are slices of one projection; kernels want them whole.
     q_THD, k_TKD, v_TKD = (x[0].transpose(0, 1).contiguous() for x in (q_1HTD, k_1KTD, v_1KTD))

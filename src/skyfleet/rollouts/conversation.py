@@ -12,7 +12,7 @@ from skyfleet.chat.transcript import Completion, Finish, Transcript
 from skyfleet.engines.engine import ChatModel, CutShortError, Engine
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.context_env import manage_context, n_turns
-from skyfleet.envs.env import Opening
+from skyfleet.envs.env import Observation
 from skyfleet.errors import EngineError
 from skyfleet.tasks.task import Task
 
@@ -20,7 +20,7 @@ CUT = "the agent's history was cut"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resumed(Opening):
+class Resumed(Observation):
     """An opening and, behind it, turns that were played before."""
 
     begins: tuple[int, ...]
@@ -30,7 +30,7 @@ class Resumed(Opening):
 
 
 class History:
-    def __init__(self, opening: Opening) -> None:
+    def __init__(self, opening: Observation) -> None:
         self.messages: list[Message] = list(opening.messages)
         self.n_turns = 0
         # Not told by their role: an env may speak as the assistant too.
@@ -54,7 +54,7 @@ class History:
         self._begins = [at - kept[0] + first for at in kept]
         return True
 
-    def begun(self, opening: Opening) -> History:
+    def begun(self, opening: Observation) -> History:
         """Another, with nothing of this one but how many turns there were."""
         history = History(opening)
         history.n_turns += self.n_turns
@@ -116,17 +116,17 @@ BEGUN = "the environment began another conversation"
 class Conversation(Protocol):
     finish: Finish
 
-    def hear(self, messages: Sequence[Message]) -> None: ...
+    def observe(self, messages: Sequence[Message]) -> None: ...
 
-    def forget(self, *, keep_recent_turns: int) -> None:
+    def truncate_history(self, *, keep_recent_turns: int) -> None:
         """What is heard next follows the opening, the last turn and so many turns before it."""
         ...
 
-    def begin(self, opening: Opening) -> None:
+    def restart(self, opening: Observation) -> None:
         """What is spoken next follows `opening` and nothing before it."""
         ...
 
-    async def speak(self) -> Message: ...
+    async def generate(self) -> Message: ...
 
     async def close(self) -> None: ...
 
@@ -137,7 +137,7 @@ class Conversation(Protocol):
     def transcripts(self) -> tuple[Transcript, ...]: ...
 
 
-Policy = Callable[[Task, Opening, str], Conversation]
+AgentFactory = Callable[[Task, Observation, str], Conversation]
 """Starts a conversation for one episode of a task; the string names its session."""
 
 
@@ -146,7 +146,7 @@ class TokenConversation:
 
     def __init__(
         self,
-        opening: Opening,
+        opening: Observation,
         *,
         engine: Engine,
         renderer: Renderer,
@@ -159,7 +159,7 @@ class TokenConversation:
         self._history, self._tools = History(opening), opening.tools
         self._status, self._is_cut = status, False
         self._transcripts = [Transcript()]
-        self._transcripts[0].give(renderer.open(opening.messages, opening.tools))
+        self._transcripts[0].append_prompt(renderer.open(opening.messages, opening.tools))
         self.finish: Finish = "stop"
 
     @property
@@ -170,7 +170,7 @@ class TokenConversation:
     def prompt_length(self) -> int:
         return len(self._transcripts[-1])
 
-    async def speak(self) -> Message:
+    async def generate(self) -> Message:
         transcript = self._transcripts[-1]
         completion = await self._complete(transcript.token_ids)
         if completion.finish == "abort":
@@ -182,7 +182,7 @@ class TokenConversation:
         self._history.say(message)
         return message
 
-    def hear(self, messages: Sequence[Message]) -> None:
+    def observe(self, messages: Sequence[Message]) -> None:
         if self._status is not None:
             messages = self._told(messages, self._status)
         token_ids, reason = self._next(messages)
@@ -190,16 +190,16 @@ class TokenConversation:
         self._is_cut = False
         if reason:
             self._transcripts.append(Transcript(reason=reason))
-        self._transcripts[-1].give(token_ids)
+        self._transcripts[-1].append_prompt(token_ids)
 
-    def forget(self, *, keep_recent_turns: int) -> None:
+    def truncate_history(self, *, keep_recent_turns: int) -> None:
         self._is_cut = self._history.cut(keep_recent_turns=keep_recent_turns)
 
-    def begin(self, opening: Opening) -> None:
+    def restart(self, opening: Observation) -> None:
         self._history, self._tools = self._history.begun(opening), opening.tools
         self._is_cut = False
         self._transcripts.append(Transcript(reason=BEGUN))
-        self._transcripts[-1].give(self._renderer.open(opening.messages, opening.tools))
+        self._transcripts[-1].append_prompt(self._renderer.open(opening.messages, opening.tools))
 
     async def close(self) -> None:
         await self._engine.release(self._session)
@@ -229,7 +229,7 @@ class TokenConversation:
 class MessageConversation:
     """Speaks through a ChatModel: teachers and baselines, no tokens to train on."""
 
-    def __init__(self, opening: Opening, *, model: ChatModel, sampling: SamplingParams) -> None:
+    def __init__(self, opening: Observation, *, model: ChatModel, sampling: SamplingParams) -> None:
         self._model, self._sampling = model, sampling
         self._history, self._tools = History(opening), opening.tools
         self.finish: Finish = "stop"
@@ -242,7 +242,7 @@ class MessageConversation:
     def prompt_length(self) -> int:
         return 0
 
-    async def speak(self) -> Message:
+    async def generate(self) -> Message:
         try:
             message = await self._model.reply(self._history.messages, self._tools, self._sampling)
         except CutShortError as error:
@@ -250,13 +250,13 @@ class MessageConversation:
         self._history.say(message)
         return message
 
-    def hear(self, messages: Sequence[Message]) -> None:
+    def observe(self, messages: Sequence[Message]) -> None:
         self._history.messages.extend(messages)
 
-    def forget(self, *, keep_recent_turns: int) -> None:
+    def truncate_history(self, *, keep_recent_turns: int) -> None:
         self._history.cut(keep_recent_turns=keep_recent_turns)
 
-    def begin(self, opening: Opening) -> None:
+    def restart(self, opening: Observation) -> None:
         self._history, self._tools = self._history.begun(opening), opening.tools
 
     async def close(self) -> None: ...

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from time import perf_counter
 from types import TracebackType
 
-from skyfleet.envs.env import Env, EnvFactory, Opening
+from skyfleet.envs.env import Env, EnvFactory, Observation
 from skyfleet.envs.lifecycle import opened
-from skyfleet.envs.validation import given_grade, given_opening, given_step
-from skyfleet.errors import ContextFullError, EnvError, EpisodeError, VerifierError, blamed_on
-from skyfleet.rollouts.conversation import Conversation, Policy
+from skyfleet.envs.validation import validate_grade, validate_observation, validate_step
+from skyfleet.errors import ContextFullError, EnvError, EpisodeError, VerifierError, wrap_errors
+from skyfleet.rollouts.conversation import AgentFactory, Conversation
 from skyfleet.tasks.task import Grade, Task
 from skyfleet.trajectories.trajectory import Ending, Failure, Group, Trajectory, Turn
 
@@ -31,7 +31,7 @@ class Limits:
         return self.trajectory_timeout_seconds or None
 
 
-class OvertimeError(TimeoutError):
+class EpisodeTimeoutError(TimeoutError):
     """The episode's own time is over; a timeout of anyone else's is not this one."""
 
 
@@ -56,7 +56,7 @@ class _InTime:
             await self._timeout.__aexit__(kind, error, traceback)
         except TimeoutError:
             seconds = self._limits.trajectory_timeout_seconds
-            raise OvertimeError(
+            raise EpisodeTimeoutError(
                 f"not finished after {seconds:g} s (generator.trajectory_timeout_seconds)"
             ) from None
 
@@ -65,7 +65,7 @@ class _Episode:
     """What has happened so far, so that a failure at any point loses nothing before it."""
 
     def __init__(self) -> None:
-        self.opening = Opening(messages=())
+        self.opening = Observation(messages=())
         self.turns: list[Turn] = []
         self.conversation: Conversation | None = None
         self.ending = Ending.FAILED
@@ -78,7 +78,7 @@ class _Episode:
 
 
 async def run_episode(
-    task: Task, open_env: EnvFactory, policy: Policy, limits: Limits, *, sample: int = 0
+    task: Task, open_env: EnvFactory, policy: AgentFactory, limits: Limits, *, sample: int = 0
 ) -> Trajectory:
     """Play one episode and grade what it left, finished or cut short.
 
@@ -115,7 +115,7 @@ async def _play_in_time(
     closing: AsyncExitStack,
     task: Task,
     open_env: EnvFactory,
-    policy: Policy,
+    policy: AgentFactory,
     limits: Limits,
     sample: int,
 ) -> Env:
@@ -124,11 +124,11 @@ async def _play_in_time(
     try:
         async with _InTime(limits):
             env = await opened(open_env, task, closing)
-            with blamed_on(EnvError, "reset"):
-                episode.opening = given_opening(await env.reset())
+            with wrap_errors(EnvError, "reset"):
+                episode.opening = validate_observation(await env.reset())
             episode.conversation = policy(task, episode.opening, f"{task.key}/{sample}")
             episode.ending = await _play(env, episode.conversation, limits, episode.turns)
-    except OvertimeError as error:
+    except EpisodeTimeoutError as error:
         if env is None or episode.conversation is None:
             # Nobody has played yet: there is nothing to grade, and a zero would be a lie.
             doing = "reset" if env else f"opening {task.env_key}"
@@ -143,15 +143,15 @@ async def _play(env: Env, conversation: Conversation, limits: Limits, turns: lis
             return Ending.CONTEXT_FULL
         start = perf_counter()
         try:
-            action = await conversation.speak()
+            action = await conversation.generate()
         except ContextFullError:
             return Ending.CONTEXT_FULL
         spoken = perf_counter()
         if conversation.finish == "length":
             turns.append(Turn(action=action, replies=(), reward=0.0, engine_seconds=spoken - start))
             return Ending.LENGTH
-        with blamed_on(EnvError, "step"):
-            step = given_step(await env.step(action))
+        with wrap_errors(EnvError, "step"):
+            step = validate_step(await env.step(action))
         turns.append(
             Turn(
                 action=action,
@@ -164,24 +164,24 @@ async def _play(env: Env, conversation: Conversation, limits: Limits, turns: lis
         if step.done:
             return Ending.DONE
         if step.keep_recent_turns is not None:
-            conversation.forget(keep_recent_turns=step.keep_recent_turns)
+            conversation.truncate_history(keep_recent_turns=step.keep_recent_turns)
         if step.opening is None:
-            conversation.hear(step.messages)
+            conversation.observe(step.messages)
         else:
-            conversation.begin(step.opening)
+            conversation.restart(step.opening)
     return Ending.MAX_TURNS
 
 
 async def _grade(episode: _Episode, env: Env, limits: Limits) -> None:
-    with blamed_on(VerifierError, "grade"):
+    with wrap_errors(VerifierError, "grade"):
         async with _InTime(limits):
-            episode.grade = given_grade(await env.grade())
+            episode.grade = validate_grade(await env.grade())
 
 
 async def collect(
     tasks: Sequence[Task],
     open_env: EnvFactory,
-    policy: Policy,
+    policy: AgentFactory,
     limits: Limits,
     *,
     n_samples: int,

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 
 from skyfleet.chat.message import Message
 from skyfleet.chat.transcript import Finish, Transcript
-from skyfleet.envs.env import Opening
+from skyfleet.envs.env import Observation
 from skyfleet.errors import EnvError, TaskError
-from skyfleet.rollouts.conversation import Conversation, History, Policy
+from skyfleet.rollouts.conversation import AgentFactory, Conversation, History
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.trajectory import Trajectory
 
@@ -21,7 +21,7 @@ class ReplayDiffersError(EnvError):
     """The world did not answer as recorded, so there is no such state to fork from."""
 
 
-def forked_policy(trajectory: Trajectory, policy: Policy, *, turn: int) -> Policy:
+def forked_policy(trajectory: Trajectory, policy: AgentFactory, *, turn: int) -> AgentFactory:
     """Says the first `turn` recorded actions, then whatever `policy` says."""
     if not 0 <= turn < len(trajectory.turns):
         raise TaskError(
@@ -29,7 +29,7 @@ def forked_policy(trajectory: Trajectory, policy: Policy, *, turn: int) -> Polic
             "fork at one of them"
         )
 
-    def start(task: Task, opening: Opening, session: str) -> ForkedConversation:
+    def start(task: Task, opening: Observation, session: str) -> ForkedConversation:
         def hand_over(said: History) -> Conversation:
             conversation = policy(task, said.resumed(opening.tools), session)
             tokens = tokens_before(trajectory, turn)
@@ -40,7 +40,7 @@ def forked_policy(trajectory: Trajectory, policy: Policy, *, turn: int) -> Polic
                 transcript = conversation.transcripts[0]
                 for column in (transcript.token_ids, transcript.loss_mask, transcript.logprobs):
                     column.clear()
-                transcript.give(tokens)
+                transcript.append_prompt(tokens)
             return conversation
 
         return ForkedConversation(trajectory, turn, History(opening), hand_over)
@@ -100,17 +100,17 @@ class ForkedConversation:
     def transcripts(self) -> tuple[Transcript, ...]:
         return self._other.transcripts if self._other else ()
 
-    async def speak(self) -> Message:
+    async def generate(self) -> Message:
         if self._other is None:
             self._said.say(self._left[0].action)
             return self._left[0].action
-        action = await self._other.speak()
+        action = await self._other.generate()
         self.finish = self._other.finish
         return action
 
-    def hear(self, messages: Sequence[Message]) -> None:
+    def observe(self, messages: Sequence[Message]) -> None:
         if self._other is not None:
-            self._other.hear(messages)
+            self._other.observe(messages)
             return
         turn = self._left.pop(0)
         if tuple(messages) != turn.replies:
@@ -122,19 +122,19 @@ class ForkedConversation:
         if not self._left:
             self._other = self._hand_over(self._said)
 
-    def forget(self, *, keep_recent_turns: int) -> None:
+    def truncate_history(self, *, keep_recent_turns: int) -> None:
         if self._other is not None:
-            self._other.forget(keep_recent_turns=keep_recent_turns)
+            self._other.truncate_history(keep_recent_turns=keep_recent_turns)
         else:
             self._said.cut(keep_recent_turns=keep_recent_turns)
 
-    def begin(self, opening: Opening) -> None:
+    def restart(self, opening: Observation) -> None:
         if self._other is None:
             raise ReplayDiffersError(
                 "the environment began another conversation before the turn to fork at; "
                 "fork at an earlier one"
             )
-        self._other.begin(opening)
+        self._other.restart(opening)
 
     async def close(self) -> None:
         if self._other is not None:

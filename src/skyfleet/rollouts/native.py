@@ -12,7 +12,7 @@ from skyfleet.chat.message import Message
 from skyfleet.chat.transcript import Finish, Transcript
 from skyfleet.engines.chat_engine import ChatEngine
 from skyfleet.engines.sampling_params import SamplingParams
-from skyfleet.envs.env import Opening
+from skyfleet.envs.env import Observation
 from skyfleet.errors import ContextFullError
 from skyfleet.rollouts.conversation import BEGUN, CUT, REWRITTEN, History
 
@@ -20,7 +20,7 @@ from skyfleet.rollouts.conversation import BEGUN, CUT, REWRITTEN, History
 class NativeConversation:
     def __init__(
         self,
-        opening: Opening,
+        opening: Observation,
         *,
         engine: ChatEngine,
         sampling: SamplingParams,
@@ -44,8 +44,8 @@ class NativeConversation:
         anew = self._is_cut or self._is_begun or not self._transcripts
         return 0 if anew else len(self._transcripts[-1])
 
-    async def speak(self) -> Message:
-        spoken = await self._engine.speak(
+    async def generate(self) -> Message:
+        spoken = await self._engine.chat(
             self._history.messages, self._tools, self._sampling, session=self._session
         )
         length = len(spoken.prompt_token_ids)
@@ -60,14 +60,14 @@ class NativeConversation:
         self._history.say(spoken.message)
         return spoken.message
 
-    def hear(self, messages: Sequence[Message]) -> None:
+    def observe(self, messages: Sequence[Message]) -> None:
         self._history.messages.extend(messages)
 
-    def forget(self, *, keep_recent_turns: int) -> None:
+    def truncate_history(self, *, keep_recent_turns: int) -> None:
         # A turn without tokens may stand between two cuts, and begins no transcript.
         self._is_cut |= self._history.cut(keep_recent_turns=keep_recent_turns)
 
-    def begin(self, opening: Opening) -> None:
+    def restart(self, opening: Observation) -> None:
         self._history, self._tools = self._history.begun(opening), opening.tools
         self._is_begun = True
 
@@ -82,10 +82,10 @@ class NativeConversation:
             transcript = self._transcripts[-1]
             so_far = len(transcript)
             if list(prompt[:so_far]) == transcript.token_ids:
-                transcript.give(prompt[so_far:])
+                transcript.append_prompt(prompt[so_far:])
                 return transcript
         reason = BEGUN if is_begun else CUT if is_cut else REWRITTEN
         transcript = Transcript(reason=reason if self._transcripts else "")
-        transcript.give(prompt)
+        transcript.append_prompt(prompt)
         self._transcripts.append(transcript)
         return transcript

@@ -14,7 +14,7 @@ from skyfleet.chat.renderer import Renderer
 from skyfleet.chat.text_only import text_only
 from skyfleet.engines.engine import Engine
 from skyfleet.engines.sampling_params import SamplingParams
-from skyfleet.envs.env import Opening
+from skyfleet.envs.env import Observation
 from skyfleet.rollouts.conversation import CUT, ContextStatus, TokenConversation
 
 TAKEN_BACK = "a stop token was taken back: the message goes on"
@@ -23,7 +23,7 @@ TAKEN_BACK = "a stop token was taken back: the message goes on"
 class OneMessageConversation(TokenConversation):
     def __init__(
         self,
-        opening: Opening,
+        opening: Observation,
         *,
         engine: Engine,
         renderer: Renderer,
@@ -46,18 +46,18 @@ class OneMessageConversation(TokenConversation):
         """Where each turn that is still in context begins."""
         self._left_out = slice(0, 0)
 
-    async def speak(self) -> Message:
+    async def generate(self) -> Message:
         self._begins.append(self.prompt_length)
-        return await super().speak()
+        return await super().generate()
 
-    def forget(self, *, keep_recent_turns: int) -> None:
+    def truncate_history(self, *, keep_recent_turns: int) -> None:
         kept = self._begins[-1 - keep_recent_turns :]
         self._is_cut = len(kept) < len(self._begins)
         self._left_out = slice(self._begins[0], kept[0])
         self._begins = [at - kept[0] + self._begins[0] for at in kept]
 
-    def begin(self, opening: Opening) -> None:
-        super().begin(opening)
+    def restart(self, opening: Observation) -> None:
+        super().restart(opening)
         self._begins, self._left_out = [], slice(0, 0)
 
     def _next(self, messages: Sequence[Message]) -> tuple[list[int], str]:

@@ -10,8 +10,8 @@ from urllib.parse import unquote
 
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
 from skyfleet.engines.sampling_params import SamplingParams
-from skyfleet.envs.env import DONE, Opening
-from skyfleet.rollouts.conversation import MessageConversation, Policy
+from skyfleet.envs.env import DONE, Observation
+from skyfleet.rollouts.conversation import AgentFactory, MessageConversation
 from skyfleet.tasks.task import Task
 
 RANDOM_CALLS = 8
@@ -22,10 +22,10 @@ _DEEPEST = 4
 """Schemas may name themselves; below this, whatever may be left out is."""
 
 
-def random_policy(*, seed: int) -> Policy:
+def random_policy(*, seed: int) -> AgentFactory:
     """The same seed makes the same calls in the same session; attempts at a task differ."""
 
-    def start(task: Task, opening: Opening, session: str) -> MessageConversation:
+    def start(task: Task, opening: Observation, session: str) -> MessageConversation:
         model = RandomModel(Random(f"random caller/{seed}/{session}"))
         return MessageConversation(opening, model=model, sampling=SamplingParams())
 

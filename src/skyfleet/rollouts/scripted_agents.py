@@ -8,18 +8,18 @@ from skyfleet.chat.message import Message, ToolCall, ToolSpec
 from skyfleet.chat.renderer import Renderer
 from skyfleet.chat.transcript import Completion, Finish, Transcript
 from skyfleet.engines.sampling_params import SamplingParams
-from skyfleet.envs.env import DONE, Opening
+from skyfleet.envs.env import DONE, Observation
 from skyfleet.errors import EpisodeError
-from skyfleet.rollouts.conversation import MessageConversation, Policy, TokenConversation
+from skyfleet.rollouts.conversation import AgentFactory, MessageConversation, TokenConversation
 from skyfleet.rollouts.episode import Limits
 from skyfleet.tasks.task import RecordedCall, Task
 from skyfleet.trajectories.trajectory import Ending, Trajectory
 
 
-def reference_policy(renderer: Renderer) -> Policy:
+def reference_policy(renderer: Renderer) -> AgentFactory:
     """Speaks the solution in tokens, so that its transcripts can be learned from."""
 
-    def start(task: Task, opening: Opening, session: str) -> TokenConversation:
+    def start(task: Task, opening: Observation, session: str) -> TokenConversation:
         return TokenConversation(
             opening,
             engine=ReferenceEngine(task.solution, renderer),
@@ -31,14 +31,14 @@ def reference_policy(renderer: Renderer) -> Policy:
     return start
 
 
-def oracle_policy(task: Task, opening: Opening, session: str) -> MessageConversation:
+def oracle_policy(task: Task, opening: Observation, session: str) -> MessageConversation:
     """Speaks the solution in words: needs no tokenizer."""
     return MessageConversation(
         opening, model=ReferenceModel(task.solution), sampling=SamplingParams()
     )
 
 
-def null_policy(task: Task, opening: Opening, session: str) -> MessageConversation:
+def null_policy(task: Task, opening: Observation, session: str) -> MessageConversation:
     """Says it is done at once. A task it passes tells nothing."""
     return MessageConversation(opening, model=ReferenceModel(()), sampling=SamplingParams())
 
@@ -82,7 +82,7 @@ class ReferenceEngine:
     async def wake(self) -> None: ...
 
 
-class RecordEndsError(EpisodeError):
+class ReplayExhaustedError(EpisodeError):
     """The recorded episode was broken off here, and what came next is not on record."""
 
 
@@ -100,27 +100,27 @@ class RecordedConversation:
         """Longer than `recorded_limits` allow, where the recorded one was too long."""
         return int(not self._actions and self._ending is Ending.CONTEXT_FULL)
 
-    async def speak(self) -> Message:
+    async def generate(self) -> Message:
         if not self._actions:
-            raise RecordEndsError(f"the recorded episode ended here: {self._ending}")
+            raise ReplayExhaustedError(f"the recorded episode ended here: {self._ending}")
         action = self._actions.pop(0)
         if not self._actions and self._ending is Ending.LENGTH:
             self.finish = "length"
         return action
 
-    def hear(self, messages: Sequence[Message]) -> None: ...
+    def observe(self, messages: Sequence[Message]) -> None: ...
 
-    def forget(self, *, keep_recent_turns: int) -> None: ...
+    def truncate_history(self, *, keep_recent_turns: int) -> None: ...
 
-    def begin(self, opening: Opening) -> None: ...
+    def restart(self, opening: Observation) -> None: ...
 
     async def close(self) -> None: ...
 
 
-def recorded_policy(trajectory: Trajectory) -> Policy:
+def recorded_policy(trajectory: Trajectory) -> AgentFactory:
     """To be played under `recorded_limits` of the same trajectory."""
 
-    def start(task: Task, opening: Opening, session: str) -> RecordedConversation:
+    def start(task: Task, opening: Observation, session: str) -> RecordedConversation:
         return RecordedConversation(trajectory)
 
     return start

@@ -10,7 +10,7 @@ import numpy as np
 
 from skyfleet.algorithms.sample import Sample
 from skyfleet.sentinels.finding import Finding, found
-from skyfleet.sentinels.hops import Credited, Digest
+from skyfleet.sentinels.stages import Credited, Digest
 
 NEARLY = 1e-3
 ROUNDING = 1e-6
@@ -28,7 +28,9 @@ def advantages(credited: Credited) -> Finding | None:
 
 
 def _batch(samples: Sequence[Sample]) -> Finding | None:
-    values = np.array([a for sample in samples for a in sample.at_chosen(sample.advantages)])
+    values = np.array(
+        [a for sample in samples for a in sample.select_action_tokens(sample.advantages)]
+    )
     if len(values) < 2 or np.abs(values).max() < ROUNDING:
         return None
     mean, deviation = float(values.mean()), float(values.std())
@@ -88,14 +90,14 @@ def _first_wrong(
 
 def _sums(value: float, digest: Digest) -> bool:
     """As many tokens as were chosen have this advantage in all."""
-    due = digest.n_chosen * value
+    due = digest.n_action_tokens * value
     return isfinite(value) and isclose(digest.advantages, due, rel_tol=1e-9, abs_tol=1e-9)
 
 
 def _even(sample: Sample) -> bool:
     """And token by token."""
     value = sample.advantages[-1]
-    n_due = sample.n_chosen if value else len(sample.advantages)
+    n_due = sample.n_action_tokens if value else len(sample.advantages)
     return sample.advantages.count(value) == n_due
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import isclose
 
-from skyfleet.sentinels.expected import Expected
 from skyfleet.sentinels.finding import Finding, found
-from skyfleet.sentinels.hops import Credited
+from skyfleet.sentinels.invariants import Invariants
+from skyfleet.sentinels.stages import Credited
 from skyfleet.trajectories.trajectory import Group
 
 ATTEMPTS, ADDED = "unknown_grade", "copied"
@@ -96,6 +96,6 @@ def _same_attempts(credited: Credited) -> Finding | None:
     return None
 
 
-def _considered(groups: Sequence[Group], expected: Expected) -> Sequence[Group]:
+def _considered(groups: Sequence[Group], expected: Invariants) -> Sequence[Group]:
     """`replace` looks at the last batch only."""
     return groups[-expected.batch_size :] if expected.dynamic_sampling == "replace" else groups

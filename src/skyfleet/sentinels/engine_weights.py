@@ -5,7 +5,7 @@ from __future__ import annotations
 from skyfleet.models.lora import unmerged
 from skyfleet.sentinels.finding import Finding, found
 from skyfleet.sentinels.fingerprint import differing, weights_of
-from skyfleet.sentinels.hops import Synced
+from skyfleet.sentinels.stages import Synced
 
 
 def engine_weights(synced: Synced) -> Finding | None:

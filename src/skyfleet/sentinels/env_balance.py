@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from skyfleet.sentinels.finding import Finding, found
-from skyfleet.sentinels.hops import Played
+from skyfleet.sentinels.stages import Played
 
 
 def env_balance(played: Played) -> Finding | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from skyfleet.sentinels.finding import Finding, found
-from skyfleet.sentinels.hops import Credited
+from skyfleet.sentinels.stages import Credited
 
 
 def filters(credited: Credited) -> Finding | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from skyfleet.sentinels.finding import Finding, found
-from skyfleet.sentinels.hops import Played
-from skyfleet.trajectories.trajectory import Ending, why_unknown
+from skyfleet.sentinels.stages import Played
+from skyfleet.trajectories.trajectory import Ending, first_grading_error
 
 TOO_MANY = 0.25
 
@@ -33,7 +33,7 @@ def unknown_grades(played: Played) -> Finding | None:
             f"more than {TOO_MANY:.0%} of the grades are unknown; see why episodes fail",
             unknown=len(unknown),
             attempts=len(attempts),
-            first=why_unknown(played.groups),
+            first=first_grading_error(played.groups),
         )
     cut = [attempt for attempt in attempts if attempt.ending.truncated]
     ungraded = [attempt for attempt in cut if attempt.grade is None and attempt.failure is None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import isfinite
 
 from skyfleet.sentinels.finding import Finding, found
-from skyfleet.sentinels.hops import Learned
+from skyfleet.sentinels.stages import Learned
 
 
 def gradient(learned: Learned) -> Finding | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from skyfleet.sentinels.finding import Finding, found
-from skyfleet.sentinels.hops import Played
+from skyfleet.sentinels.stages import Played
 
 
 def limits(played: Played) -> Finding | None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from skyfleet.sentinels.finding import Finding, found
-from skyfleet.sentinels.hops import Learned
+from skyfleet.sentinels.stages import Learned
 
 ALIKE = 0.9
 """Correlation from which two policies are one, seen differently."""

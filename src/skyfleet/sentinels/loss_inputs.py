@@ -8,14 +8,14 @@ import torch
 
 from skyfleet.sentinels.advantages import groups_again
 from skyfleet.sentinels.finding import Finding, found
-from skyfleet.sentinels.hops import Learned
+from skyfleet.sentinels.stages import Learned
 
 NEARLY = 1e-3
 
 
 def loss_inputs(learned: Learned) -> Finding | None:
     epochs = learned.expected.update_epochs
-    tokens = epochs * sum(digest.n_chosen for digest in learned.digests)
+    tokens = epochs * sum(digest.n_action_tokens for digest in learned.digests)
     sequences = epochs * len(learned.samples)
     if (tokens, sequences) != (learned.seen.n_tokens, learned.seen.n_sequences):
         return found(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from skyfleet.sentinels.finding import Finding, found
-from skyfleet.sentinels.hops import Played
-from skyfleet.sentinels.witness import Speech
+from skyfleet.sentinels.recording_engine import Speech
+from skyfleet.sentinels.stages import Played
 
 
 def loss_mask(played: Played) -> Finding | None:

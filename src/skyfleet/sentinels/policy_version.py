@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from skyfleet.sentinels.finding import Finding, found
-from skyfleet.sentinels.hops import Played, Synced
+from skyfleet.sentinels.stages import Played, Synced
 
 
 def policy_version(played: Played) -> Finding | None:

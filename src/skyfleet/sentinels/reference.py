@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from skyfleet.sentinels.finding import Finding, found
-from skyfleet.sentinels.hops import Learned
+from skyfleet.sentinels.stages import Learned
 
 
 def reference(learned: Learned) -> Finding | None:

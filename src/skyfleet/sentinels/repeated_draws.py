@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from skyfleet.sentinels.finding import Finding, found
-from skyfleet.sentinels.hops import Played
+from skyfleet.sentinels.stages import Played
 
 UNLIKELY = -25.0
 """Logprob of words that nobody says twice by chance."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from skyfleet.sentinels.finding import Finding, found
-from skyfleet.sentinels.hops import Played
-from skyfleet.sentinels.witness import Heard, Speech
+from skyfleet.sentinels.recording_engine import Heard, Speech
+from skyfleet.sentinels.stages import Played
 
 
 def sampled_tokens(played: Played) -> Finding | None:

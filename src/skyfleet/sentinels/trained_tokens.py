@@ -8,7 +8,7 @@ from itertools import compress
 from skyfleet.algorithms.sample import Sample
 from skyfleet.chat.transcript import Transcript
 from skyfleet.sentinels.finding import Finding, found
-from skyfleet.sentinels.hops import Credited
+from skyfleet.sentinels.stages import Credited
 
 
 def trained_tokens(credited: Credited) -> Finding | None:
@@ -42,7 +42,7 @@ def token_conservation(credited: Credited) -> Finding | None:
     trained: dict[tuple[str, int], int] = {}
     for sample, digest in zip(credited.samples, credited.digests, strict=True):
         place = (sample.task_key, sample.attempt)
-        trained[place] = trained.get(place, 0) + digest.n_chosen
+        trained[place] = trained.get(place, 0) + digest.n_action_tokens
     counts, masks = credited.sampled, credited.expected.mask_unfinished
     for place, attempt in credited.attempts.items():
         masked = masks and attempt.ending.truncated

@@ -10,44 +10,44 @@ from pathlib import Path
 from random import Random
 
 from skyfleet.algorithms.advantages import Estimator
-from skyfleet.algorithms.filters import Kept
-from skyfleet.algorithms.losses.registry import policy_loss_of
+from skyfleet.algorithms.filters import FilterResult
+from skyfleet.algorithms.losses.registry import build_policy_loss
 from skyfleet.algorithms.sample import Sample
-from skyfleet.checkpoints.checkpoint import Checkpoint, JsonPart, folder_of
+from skyfleet.checkpoints.checkpoint import Checkpoint, JsonPart, checkpoint_folder
 from skyfleet.checkpoints.resume import load_checkpoint
 from skyfleet.config.explain import flatten
-from skyfleet.config.remarks import remarks
 from skyfleet.config.root import RunConfig
 from skyfleet.config.rules import check_trainable
+from skyfleet.config.warnings import remarks
 from skyfleet.envs.env import EnvFactory
 from skyfleet.envs.registry import env_factory
 from skyfleet.learner.critic import Critic
 from skyfleet.learner.single import SingleLearner
-from skyfleet.rollouts.conversation import Policy
-from skyfleet.sentinels.loss_witness import LossWitness
-from skyfleet.sentinels.still_metrics import still_metrics
-from skyfleet.sentinels.witness import Witness
+from skyfleet.rollouts.conversation import AgentFactory
+from skyfleet.sentinels.constant_metrics import constant_metrics
+from skyfleet.sentinels.loss_recorder import LossRecorder
+from skyfleet.sentinels.recording_engine import RecordingEngine
 from skyfleet.tracking.console import ConsoleTracker
 from skyfleet.tracking.step_log import StepLog
 from skyfleet.tracking.tracker import Tracker, make_trackers
 from skyfleet.trainer.assemble_critic import assemble_critic
 from skyfleet.trainer.assemble_engines import check_gpus
 from skyfleet.trainer.assemble_evals import assemble_evals
-from skyfleet.trainer.assemble_exports import exports_of
-from skyfleet.trainer.assemble_learner import assemble_learner, estimate_of, sift_of
-from skyfleet.trainer.assemble_policy import Speaker, assemble_speaker, sampling_of
-from skyfleet.trainer.assemble_sync import resting_of, sync_of
+from skyfleet.trainer.assemble_exports import build_exports
+from skyfleet.trainer.assemble_learner import assemble_learner, build_estimator, build_filter
+from skyfleet.trainer.assemble_policy import PolicyModel, build_sampling_params, load_policy_model
+from skyfleet.trainer.assemble_sync import build_engine_offload, build_weight_sync
 from skyfleet.trainer.assemble_tasks import RunTasks, assemble_tasks
-from skyfleet.trainer.assemble_voice import open_voice
+from skyfleet.trainer.assemble_voice import open_policy_client
 from skyfleet.trainer.assemble_watch import assemble_watch
 from skyfleet.trainer.demonstrations import demonstrate
-from skyfleet.trainer.limits import limits_of
-from skyfleet.trainer.names import check_names
+from skyfleet.trainer.limits import build_limits
+from skyfleet.trainer.policy_client import PolicyClient
+from skyfleet.trainer.preflight import check_names
 from skyfleet.trainer.run import Run
 from skyfleet.trainer.saving import parts
 from skyfleet.trainer.schedule import Schedule
 from skyfleet.trainer.state import TrainerState
-from skyfleet.trainer.voice import Voice
 from skyfleet.trajectories.trajectory import Group
 from skyfleet.weight_sync.sync import WeightSync
 
@@ -70,7 +70,7 @@ async def assemble(
     # What is only named wrongly is said before minutes are spent on drawing tasks.
     open_env = env_factory(config)
     check_names(config)
-    policy_loss_of(config.trainer.algorithm)
+    build_policy_loss(config.trainer.algorithm)
     starts_vllm = config.generator.backend == "vllm" and not config.generator.is_remote
     if starts_vllm:
         check_gpus(config, learns=True)
@@ -83,25 +83,31 @@ async def assemble(
     say(f"making the policy: {policy_folder or config.trainer.policy.model.path}")
     # Saved adapters go on from the weights they were trained on, not from those merged with them.
     weights_folder = None if config.trainer.policy.model.lora.rank else policy_folder
-    speaker = await assemble_speaker(config, tasks.train, open_env, policy_folder=weights_folder)
+    policy_model = await load_policy_model(
+        config, tasks.train, open_env, policy_folder=weights_folder
+    )
     # Before an engine starts: a reference may be named wrongly.
-    learning = _learning(config, speaker, state, total_steps=tasks.schedule.total_steps)
+    learning = _learning(config, policy_model, state, total_steps=tasks.schedule.total_steps)
     warm = state.warm_start_step >= tasks.schedule.warm_start_steps
-    demonstrations = [] if warm else await _demonstrations(config, tasks, open_env, speaker, say)
+    demonstrations = (
+        [] if warm else await _demonstrations(config, tasks, open_env, policy_model, say)
+    )
     if starts_vllm:
         say("starting vLLM")
     async with AsyncExitStack() as opened:
-        opening = open_voice(config, speaker, folder=policy_folder, learns=True)
-        voice = await opened.enter_async_context(opening)
+        opening = open_policy_client(config, policy_model, folder=policy_folder, learns=True)
+        policy_client = await opened.enter_async_context(opening)
         if checkpoint:
-            _load(checkpoint, tasks, learning, voice)
-        sync = sync_of(config, speaker, voice)
+            _load(checkpoint, tasks, learning, policy_client)
+        sync = build_weight_sync(config, policy_model, policy_client)
         if config.generator.is_remote:
             # Whoever started them gave them other weights, and so did the run before.
             say("handing the policy to the servers")
-            await sync.push(learning.learner, voice.engines)
+            await sync.push(learning.learner, policy_client.engines)
         resume_step = state.logged_step if checkpoint else None
-        run = _run(config, tasks, open_env, speaker, learning, voice, sync, resume_step)
+        run = _run(
+            config, tasks, open_env, policy_model, learning, policy_client, sync, resume_step
+        )
         return replace(run, demonstrations=demonstrations, opened=opened.pop_all())
 
 
@@ -110,20 +116,20 @@ class _Learning:
     state: TrainerState
     learner: SingleLearner
     critic: Critic | None
-    losses: LossWitness
-    sift: Callable[[Sequence[Group]], Kept]
+    losses: LossRecorder
+    filter_groups: Callable[[Sequence[Group]], FilterResult]
     estimate: Estimator
 
 
 def _learning(
-    config: RunConfig, speaker: Speaker, state: TrainerState, *, total_steps: int
+    config: RunConfig, policy_model: PolicyModel, state: TrainerState, *, total_steps: int
 ) -> _Learning:
-    checkpoints, losses = Path(config.trainer.ckpt_path), LossWitness()
-    critic = assemble_critic(config, speaker, total_steps=total_steps)
+    checkpoints, losses = Path(config.trainer.ckpt_path), LossRecorder()
+    critic = assemble_critic(config, policy_model, total_steps=total_steps)
     learner = assemble_learner(
         config,
-        speaker,
-        lambda: folder_of(checkpoints, state.reference_step) / "policy",
+        policy_model,
+        lambda: checkpoint_folder(checkpoints, state.reference_step) / "policy",
         total_steps=total_steps,
         critic=critic,
         watched=losses.watched,
@@ -133,15 +139,17 @@ def _learning(
         learner=learner,
         critic=critic,
         losses=losses,
-        sift=sift_of(config),
-        estimate=estimate_of(config),
+        filter_groups=build_filter(config),
+        estimate=build_estimator(config),
     )
 
 
-def _load(checkpoint: Checkpoint, tasks: RunTasks, learning: _Learning, voice: Voice) -> None:
+def _load(
+    checkpoint: Checkpoint, tasks: RunTasks, learning: _Learning, policy_client: PolicyClient
+) -> None:
     learner = learning.learner
     load_checkpoint(checkpoint, parts(learning.state, learner, learning.critic, tasks.sampler))
-    for engine in voice.engines:
+    for engine in policy_client.engines:
         engine.policy_version = learner.policy_version
 
 
@@ -149,19 +157,23 @@ def _run(
     config: RunConfig,
     tasks: RunTasks,
     open_env: EnvFactory,
-    speaker: Speaker,
+    policy_model: PolicyModel,
     learning: _Learning,
-    voice: Voice,
+    policy_client: PolicyClient,
     sync: WeightSync,
     resume_step: int | None,
 ) -> Run:
     trainer, generator = config.trainer, config.generator
-    witness, learner, envs = Witness(voice.engine), learning.learner, tasks.trained_envs
-    evals = assemble_evals(config, voice, tasks.eval_sets, envs)
+    witness, learner, envs = (
+        RecordingEngine(policy_client.engine),
+        learning.learner,
+        tasks.trained_envs,
+    )
+    evals = assemble_evals(config, policy_client, tasks.eval_sets, envs)
     watch = assemble_watch(
         config,
-        speaker,
-        voice,
+        policy_model,
+        policy_client,
         learner,
         envs=envs,
         witness=witness,
@@ -171,7 +183,7 @@ def _run(
     # Behind all that may be named wrongly: they write in the run's folder.
     trackers = _trackers(config, resume_step=resume_step, schedule=tasks.schedule)
     console = next(tracker for tracker in trackers if isinstance(tracker, ConsoleTracker))
-    for key, why in still_metrics(config).items():
+    for key, why in constant_metrics(config).items():
         console.note(f"{key} {why}")
     return Run(
         folder=Path(trainer.run_path),
@@ -182,41 +194,45 @@ def _run(
         sampler=tasks.sampler,
         evals=evals,
         open_env=open_env,
-        policy=_policy_by_step(config, replace(voice, engine=witness)),
-        limits=limits_of(config),
+        policy=_policy_by_step(config, replace(policy_client, engine=witness)),
+        limits=build_limits(config),
         n_samples=generator.n_samples_per_prompt,
         max_concurrent=generator.max_num_seqs,
-        sift=learning.sift,
+        filter_groups=learning.filter_groups,
         estimate=learning.estimate,
         mask_unfinished=generator.apply_overlong_filtering,
         learner=learner,
         critic=learning.critic,
-        engines=voice.engines,
+        engines=policy_client.engines,
         sync=sync,
-        resting=resting_of(config, voice),
+        resting=build_engine_offload(config, policy_client),
         watch=watch,
         log=StepLog(*trackers),
         console=console,
-        exports=exports_of(config, speaker),
+        exports=build_exports(config, policy_model),
         warm_start_batch_size=trainer.warm_start.batch_size,
     )
 
 
 async def _demonstrations(
-    config: RunConfig, tasks: RunTasks, open_env: EnvFactory, speaker: Speaker, say: Say
+    config: RunConfig, tasks: RunTasks, open_env: EnvFactory, policy_model: PolicyModel, say: Say
 ) -> list[Sample]:
     """What a warm start imitates; -1 shows it all tasks."""
     trainer, shown = config.trainer, list(tasks.train)
     if 0 <= trainer.warm_start.tasks < len(shown):
         shown = Random(trainer.seed).sample(shown, trainer.warm_start.tasks)
     say(f"playing {len(shown)} reference solutions to imitate")
-    return await demonstrate(shown, open_env, speaker.renderer, limits_of(config))
+    return await demonstrate(shown, open_env, policy_model.renderer, build_limits(config))
 
 
-def _policy_by_step(config: RunConfig, voice: Voice) -> Callable[[int], Policy]:
-    def policy(step: int) -> Policy:
+def _policy_by_step(
+    config: RunConfig, policy_client: PolicyClient
+) -> Callable[[int], AgentFactory]:
+    def policy(step: int) -> AgentFactory:
         seed = config.trainer.seed * 1_000_003 + step
-        return voice.policy(sampling_of(config.generator.sampling_params, seed=seed))
+        return policy_client.policy(
+            build_sampling_params(config.generator.sampling_params, seed=seed)
+        )
 
     return policy
 

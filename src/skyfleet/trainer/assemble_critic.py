@@ -15,11 +15,13 @@ from skyfleet.trainer.assemble_learner import (
     optimizer_settings,
     updates_a_step,
 )
-from skyfleet.trainer.assemble_policy import Speaker, longest_episode
+from skyfleet.trainer.assemble_policy import PolicyModel, longest_episode
 from skyfleet.trainer.assemble_reference import copied, read_beside
 
 
-def assemble_critic(config: RunConfig, speaker: Speaker, *, total_steps: int) -> Critic | None:
+def assemble_critic(
+    config: RunConfig, policy_model: PolicyModel, *, total_steps: int
+) -> Critic | None:
     """`total_steps` are the run's."""
     trainer, path = config.trainer, config.trainer.critic.model.path
     if path is None:
@@ -36,15 +38,16 @@ def assemble_critic(config: RunConfig, speaker: Speaker, *, total_steps: int) ->
         max_tokens_per_microbatch=max_tokens_per_microbatch(config),
         gradient_checkpointing=trainer.gradient_checkpointing,
     )
-    return Critic(_body_maker(config, speaker, path), settings)
+    return Critic(_body_maker(config, policy_model, path), settings)
 
 
-def _body_maker(config: RunConfig, speaker: Speaker, path: str) -> Callable[[], Decoder]:
+def _body_maker(config: RunConfig, policy_model: PolicyModel, path: str) -> Callable[[], Decoder]:
     """Another model is read at once, for what is wrong with it to be said at once."""
     longest = longest_episode(config)
     if path == config.trainer.policy.model.path:
-        return lambda: make_decoder(copied(speaker), max_positions=longest)
+        return lambda: make_decoder(copied(policy_model), max_positions=longest)
     body = make_decoder(
-        read_beside(config, speaker, path, key="trainer.critic.model.path"), max_positions=longest
+        read_beside(config, policy_model, path, key="trainer.critic.model.path"),
+        max_positions=longest,
     )
     return lambda: body

@@ -140,12 +140,12 @@ async def reach_vllm_servers(
     servers, common = await _found(config)
     engines: list[Engine] = []
     for server in servers:
-        speaker = OpenAIEngine(server.url, model=server.model, **common)
+        policy_model = OpenAIEngine(server.url, model=server.model, **common)
         routes = _routes(server, common["api_key"])
-        await opened.enter_async_context(speaker)
+        await opened.enter_async_context(policy_model)
         await opened.enter_async_context(routes)
         engine = await open_vllm_server(
-            speaker,
+            policy_model,
             routes,
             may_sleep=config.trainer.placement.colocate_all,
             sizes=sizes_of(module.config),

@@ -7,26 +7,28 @@ from pathlib import Path
 
 from skyfleet.config.root import RunConfig
 from skyfleet.envs.registry import is_elsewhere
-from skyfleet.evaluation.agent_info import Player
+from skyfleet.evaluation.agent_info import AgentInfo
 from skyfleet.tasks.task import Task
-from skyfleet.trainer.assemble_policy import sampling_of
+from skyfleet.trainer.assemble_policy import build_sampling_params
 from skyfleet.trainer.evals import Dump, Evals
-from skyfleet.trainer.voice import Voice
+from skyfleet.trainer.policy_client import PolicyClient
 from skyfleet.trajectories.skyrl_dump import dump_folder, write_dump
 from skyfleet.trajectories.trajectory import Group
 
 
 def assemble_evals(
     config: RunConfig,
-    voice: Voice,
+    policy_client: PolicyClient,
     sets: Mapping[str, Sequence[Task]],
     trained_envs: Collection[str],
 ) -> Evals:
-    sampling = sampling_of(config.generator.eval_sampling_params, seed=config.trainer.seed)
+    sampling = build_sampling_params(
+        config.generator.eval_sampling_params, seed=config.trainer.seed
+    )
     return Evals(
         sets=sets,
-        policy=voice.policy(sampling),
-        played_by=Player(
+        policy=policy_client.policy(sampling),
+        played_by=AgentInfo(
             model=config.trainer.policy.model.path,
             temperature=sampling.temperature,
             max_turns=config.generator.max_turns,
@@ -39,11 +41,11 @@ def assemble_evals(
             for task in tasks
             if is_elsewhere(config, task.env_key)
         ),
-        dump=_dump_of(config, voice) if config.trainer.dump_eval_results else None,
+        dump=_dump_of(config, policy_client) if config.trainer.dump_eval_results else None,
     )
 
 
-def _dump_of(config: RunConfig, voice: Voice) -> Dump:
+def _dump_of(config: RunConfig, policy_client: PolicyClient) -> Dump:
     """SkyRL's files, for whoever has tools for them."""
 
     def dump(name: str, step: int, groups: Sequence[Group], metrics: Mapping[str, float]) -> None:
@@ -51,7 +53,7 @@ def _dump_of(config: RunConfig, voice: Voice) -> Dump:
             dump_folder(Path(config.trainer.export_path), step, name),
             groups,
             metrics,
-            text=voice.renderer.text,
+            text=policy_client.renderer.text,
             env_class=config.environment.env_class,
             max_turns=config.generator.max_turns,
         )

@@ -7,16 +7,16 @@ from pathlib import Path
 
 from skyfleet.config.root import RunConfig
 from skyfleet.models.loading import save_model
-from skyfleet.trainer.assemble_policy import Speaker
+from skyfleet.trainer.assemble_policy import PolicyModel
 from skyfleet.trainer.exports import Exports
 
 
-def exports_of(config: RunConfig, speaker: Speaker) -> Exports:
+def build_exports(config: RunConfig, policy_model: PolicyModel) -> Exports:
     trainer = config.trainer
     return Exports(
         folder=Path(trainer.export_path),
-        save_policy=partial(save_model, speaker.loaded),
-        text=speaker.renderer.text,
+        save_policy=partial(save_model, policy_model.loaded),
+        text=policy_model.renderer.text,
         data_batch=trainer.dump_data_batch,
         training_trajectories=trainer.dump_training_trajectories,
     )

@@ -12,15 +12,15 @@ import torch
 from torch import nn
 
 from skyfleet.algorithms.advantages import (
+    BatchEstimator,
     Estimator,
-    WholeBatch,
     estimator_of,
     normalize_batch,
     split_turns,
 )
 from skyfleet.algorithms.credit_assignment import credit
 from skyfleet.algorithms.filters import (
-    Kept,
+    FilterResult,
     check_sample_batches,
     drop_zero_variance,
     fill_batch,
@@ -32,7 +32,7 @@ from skyfleet.algorithms.filters import (
     zero_unfinished,
 )
 from skyfleet.algorithms.kl import RewardKl, adaptive_control, fixed_control, kl_estimator
-from skyfleet.algorithms.losses.registry import policy_loss_of, selector_of
+from skyfleet.algorithms.losses.registry import build_policy_loss, selector_of
 from skyfleet.algorithms.reduction import reduction
 from skyfleet.algorithms.sample import Sample
 from skyfleet.config.policy import OptimizerConfig
@@ -44,14 +44,14 @@ from skyfleet.models.adapter_files import load_adapted, refuse_adapted
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.loading import load_weights, save_model
 from skyfleet.models.lora import adapt
-from skyfleet.trainer.assemble_policy import Speaker, longest_episode
+from skyfleet.trainer.assemble_policy import PolicyModel, longest_episode
 from skyfleet.trainer.assemble_reference import reference_maker
 from skyfleet.trajectories.trajectory import Group
 
 
 def assemble_learner(
     config: RunConfig,
-    speaker: Speaker,
+    policy_model: PolicyModel,
     reference_folder: Callable[[], Path],
     *,
     total_steps: int,
@@ -64,17 +64,17 @@ def assemble_learner(
     """
     algorithm = config.trainer.algorithm
     needs_reference = algorithm.use_kl_loss or algorithm.use_kl_in_reward
-    module, lora = speaker.loaded.module, config.trainer.policy.model.lora
+    module, lora = policy_model.loaded.module, config.trainer.policy.model.lora
     if lora.rank:
         adapt(module, lora, seed=config.trainer.seed)
     return SingleLearner(
-        speaker.decoder,
-        watched(learner_settings(config, speaker.decoder, total_steps=total_steps)),
-        make_reference=reference_maker(config, speaker, reference_folder)
+        policy_model.decoder,
+        watched(learner_settings(config, policy_model.decoder, total_steps=total_steps)),
+        make_reference=reference_maker(config, policy_model, reference_folder)
         if needs_reference
         else None,
         critic=critic,
-        save_policy=partial(save_model, speaker.loaded),
+        save_policy=partial(save_model, policy_model.loaded),
         load_policy=partial(load_adapted if lora.rank else _load_whole, module),
     )
 
@@ -110,7 +110,7 @@ def learner_settings(config: RunConfig, decoder: Decoder, *, total_steps: int) -
                 total_steps=max(trainer.warm_start.steps, 1),
             ),
         ),
-        policy_loss=policy_loss_of(algorithm),
+        policy_loss=build_policy_loss(algorithm),
         select=selector_of(algorithm),
         reduce=reduction(
             algorithm.loss_reduction,
@@ -172,21 +172,21 @@ def max_tokens_per_microbatch(config: RunConfig) -> int:
     return trainer.micro_train_batch_size_per_gpu * longest_episode(config)
 
 
-def estimate_of(config: RunConfig) -> Estimator:
+def build_estimator(config: RunConfig) -> Estimator:
     """How the loop credits a batch. With KL in the reward the learner does it over, to the end."""
     algorithm = config.trainer.algorithm
     changed = algorithm.advantage_batch_normalize or config.generator.step_wise_trajectories
     if changed and not algorithm.use_kl_in_reward:
-        return WholeBatch(credit=partial(credited_by, config))
+        return BatchEstimator(credit=partial(credited_by, config))
     return estimator_of(algorithm)
 
 
-def sift_of(config: RunConfig) -> Callable[[Sequence[Group]], Kept]:
+def build_filter(config: RunConfig) -> Callable[[Sequence[Group]], FilterResult]:
     """All groups a step has played so far -> what to learn from, or that more are wanted."""
     algorithm, generator = config.trainer.algorithm, config.generator
-    at_least = 1 if isinstance(estimator_of(algorithm), WholeBatch) else 2
+    at_least = 1 if isinstance(estimator_of(algorithm), BatchEstimator) else 2
 
-    def sift(groups: Sequence[Group]) -> Kept:
+    def filter_groups(groups: Sequence[Group]) -> FilterResult:
         touched: Counter[str] = Counter()
         if generator.zero_reward_on_non_stop:
             earned, groups = groups, zero_unfinished(groups)
@@ -212,10 +212,10 @@ def sift_of(config: RunConfig) -> Callable[[Sequence[Group]], Kept]:
         )
         return replace(kept, touched=touched)
 
-    return sift
+    return filter_groups
 
 
-def _varied(config: RunConfig, groups: Sequence[Group], at_least: int) -> Kept:
+def _varied(config: RunConfig, groups: Sequence[Group], at_least: int) -> FilterResult:
     algorithm, batch_size = config.trainer.algorithm, config.trainer.train_batch_size
     dynamic, tolerance = algorithm.dynamic_sampling, algorithm.zero_variance_filter_tol
     if dynamic.type == "filter":
@@ -235,7 +235,7 @@ def _varied(config: RunConfig, groups: Sequence[Group], at_least: int) -> Kept:
     elif algorithm.zero_variance_filter:
         kept = drop_zero_variance(graded.groups, tolerance=tolerance)
     # Not `+`, which leaves out what was counted zero times.
-    return Kept(
+    return FilterResult(
         groups=kept.groups,
         dropped=Counter({**graded.dropped, **kept.dropped}),
         wants_more=kept.wants_more,

@@ -22,12 +22,12 @@ from skyfleet.models.decoder import Decoder
 from skyfleet.models.hf_decoder import make_decoder
 from skyfleet.models.loading import Loaded, load_model
 from skyfleet.tasks.task import Task
-from skyfleet.trainer.limits import limits_of
-from skyfleet.trainer.scratch import make_policy
+from skyfleet.trainer.limits import build_limits
+from skyfleet.trainer.tiny_model import make_policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Speaker:
+class PolicyModel:
     """The policy in this process: its weights, and the words they were made for."""
 
     loaded: Loaded
@@ -35,23 +35,23 @@ class Speaker:
     renderer: Renderer
 
 
-async def assemble_speaker(
+async def load_policy_model(
     config: RunConfig,
     train_tasks: Sequence[Task],
     open_env: EnvFactory,
     *,
     policy_folder: Path | None = None,
-) -> Speaker:
+) -> PolicyModel:
     """`train_tasks` only matter to a policy that is made from scratch for them."""
     loaded = await _load(config, train_tasks, open_env, policy_folder)
-    return Speaker(
+    return PolicyModel(
         loaded=loaded,
         decoder=make_decoder(loaded.module, max_positions=longest_episode(config)),
-        renderer=renderer_of(config.generator, loaded.tokenizer),
+        renderer=build_renderer(config.generator, loaded.tokenizer),
     )
 
 
-def sampling_of(section: SamplingConfig, *, seed: int) -> SamplingParams:
+def build_sampling_params(section: SamplingConfig, *, seed: int) -> SamplingParams:
     return SamplingParams(
         max_generate_length=section.max_generate_length,
         temperature=section.temperature,
@@ -73,7 +73,7 @@ def longest_episode(config: RunConfig) -> int:
     return generator.max_input_length + turn
 
 
-def renderer_of(generator: GeneratorConfig, tokenizer: Any) -> Renderer:
+def build_renderer(generator: GeneratorConfig, tokenizer: Any) -> Renderer:
     template = generator.chat_template
     return make_renderer(
         tokenizer,
@@ -103,7 +103,7 @@ async def _load(
                 "data.train_data is empty"
             )
         loaded = await make_policy(
-            train_tasks, open_env, limits_of(config), overrides, seed=config.trainer.seed
+            train_tasks, open_env, build_limits(config), overrides, seed=config.trainer.seed
         )
         loaded.module.to(device=device, dtype=dtype)
         return loaded

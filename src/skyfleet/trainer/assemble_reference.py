@@ -14,11 +14,11 @@ from skyfleet.models.decoder import Decoder
 from skyfleet.models.hf_decoder import make_decoder
 from skyfleet.models.loading import load_model, load_weights
 from skyfleet.models.lora import without_adapters
-from skyfleet.trainer.assemble_policy import Speaker, longest_episode, rope_changes
+from skyfleet.trainer.assemble_policy import PolicyModel, longest_episode, rope_changes
 
 
 def reference_maker(
-    config: RunConfig, speaker: Speaker, folder: Callable[[], Path]
+    config: RunConfig, policy_model: PolicyModel, folder: Callable[[], Path]
 ) -> Callable[[], Decoder]:
     """`folder` is where the policy that is compared with was saved, when it is asked for.
 
@@ -26,14 +26,14 @@ def reference_maker(
     """
     path = config.trainer.ref.model.path
     if path == config.trainer.policy.model.path:
-        return lambda: _policy_as_it_was(config, speaker, folder())
-    decoder = _frozen(read_beside(config, speaker, path, key="trainer.ref.model.path"), config)
+        return lambda: _policy_as_it_was(config, policy_model, folder())
+    decoder = _frozen(read_beside(config, policy_model, path, key="trainer.ref.model.path"), config)
     return lambda: decoder
 
 
-def read_beside(config: RunConfig, speaker: Speaker, path: str, *, key: str) -> nn.Module:
+def read_beside(config: RunConfig, policy_model: PolicyModel, path: str, *, key: str) -> nn.Module:
     """Another model that is to read the policy's tokens, on its device."""
-    weights = next(speaker.loaded.module.parameters())
+    weights = next(policy_model.loaded.module.parameters())
     # Of what changes the policy, only this: whoever reads an episode has to reach its end.
     kwargs = config.trainer.policy.model_config_kwargs
     stretched = {name: kwargs[name] for name in kwargs if name == "rope_parameters"}
@@ -44,7 +44,7 @@ def read_beside(config: RunConfig, speaker: Speaker, path: str, *, key: str) -> 
         config_kwargs=rope_changes(config) | stretched,
         key=key,
     )
-    if loaded.tokenizer.get_vocab() != speaker.loaded.tokenizer.get_vocab():
+    if loaded.tokenizer.get_vocab() != policy_model.loaded.tokenizer.get_vocab():
         raise ConfigError(
             f"{key}={path!r} has another vocabulary than the policy, so it would read other tokens; "
             "take a model of the policy's family"
@@ -52,25 +52,25 @@ def read_beside(config: RunConfig, speaker: Speaker, path: str, *, key: str) -> 
     return loaded.module
 
 
-def _policy_as_it_was(config: RunConfig, speaker: Speaker, folder: Path) -> Decoder:
+def _policy_as_it_was(config: RunConfig, policy_model: PolicyModel, folder: Path) -> Decoder:
     """The policy before the first reinforcement step, or after the last whole epoch; frozen."""
     trainer = config.trainer
     moved = trainer.warm_start.steps or trainer.update_ref_every_epoch
     if trainer.policy.model.lora.rank and not moved:
-        return _frozen(without_adapters(speaker.loaded.module, merged=False), config)
+        return _frozen(without_adapters(policy_model.loaded.module, merged=False), config)
     if not folder.exists():
         raise CheckpointError(
             f"{folder} is missing: trainer.algorithm.use_kl_loss or use_kl_in_reward compares with "
             "the policy before reinforcement; copy that checkpoint there or switch the KL off"
         )
-    module = copied(speaker)
+    module = copied(policy_model)
     load_weights(module, folder)
     return _frozen(module, config)
 
 
-def copied(speaker: Speaker) -> nn.Module:
+def copied(policy_model: PolicyModel) -> nn.Module:
     """The policy as it stands, in tensors of its own."""
-    return copy.deepcopy(without_adapters(speaker.loaded.module, merged=True))
+    return copy.deepcopy(without_adapters(policy_model.loaded.module, merged=True))
 
 
 def _frozen(module: nn.Module, config: RunConfig) -> Decoder:

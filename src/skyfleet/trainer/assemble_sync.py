@@ -10,30 +10,34 @@ from skyfleet.config.root import RunConfig
 from skyfleet.engines.engine import Engine
 from skyfleet.engines.engine_pool import Router
 from skyfleet.models.lora import merged_state
-from skyfleet.trainer.assemble_policy import Speaker
-from skyfleet.trainer.voice import Voice
+from skyfleet.trainer.assemble_policy import PolicyModel
+from skyfleet.trainer.policy_client import PolicyClient
 from skyfleet.weight_sync.sync import InProcessSync, PausedSync, WeightSync
 
 Resting = Callable[[], AbstractAsyncContextManager[None]]
 
 
-def sync_of(config: RunConfig, speaker: Speaker, voice: Voice) -> WeightSync:
+def build_weight_sync(
+    config: RunConfig, policy_model: PolicyModel, policy_client: PolicyClient
+) -> WeightSync:
     if config.generator.backend == "embedded":
         return InProcessSync()
     from skyfleet.weight_sync.vllm import VllmSync
 
     sync = VllmSync(
-        lambda: merged_state(speaker.loaded.module).items(),
+        lambda: merged_state(policy_model.loaded.module).items(),
         folder=config.generator.weight_sync_dir,
     )
-    return PausedSync(sync, voice.engine) if isinstance(voice.engine, Router) else sync
+    return (
+        PausedSync(sync, policy_client.engine) if isinstance(policy_client.engine, Router) else sync
+    )
 
 
-def resting_of(config: RunConfig, voice: Voice) -> Resting:
+def build_engine_offload(config: RunConfig, policy_client: PolicyClient) -> Resting:
     """What is around learning: an engine with weights of its own leaves the GPU to the learner."""
     if config.generator.backend == "embedded" or not config.trainer.placement.colocate_all:
         return nullcontext
-    return partial(_asleep, voice.engine)
+    return partial(_asleep, policy_client.engine)
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ from skyfleet.tasks.sampling import Sampler, TaskSampler
 from skyfleet.tasks.task import Task
 from skyfleet.trainer.schedule import Schedule
 from skyfleet.trainer.sources import load_sources
-from skyfleet.trainer.tasks import check_apart, schedule_of, training_tasks
+from skyfleet.trainer.tasks import build_schedule, check_apart, training_tasks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,5 +44,5 @@ def assemble_tasks(config: RunConfig) -> RunTasks:
         train=train,
         eval_sets=eval_sets,
         sampler=sampler,
-        schedule=schedule_of(config, n_tasks=len(train)),
+        schedule=build_schedule(config, n_tasks=len(train)),
     )

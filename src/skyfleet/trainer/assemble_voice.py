@@ -28,54 +28,62 @@ from skyfleet.trainer.assemble_engines import (
     start_vllm,
 )
 from skyfleet.trainer.assemble_policy import (
-    Speaker,
-    assemble_speaker,
-    renderer_of,
+    PolicyModel,
+    build_renderer,
+    load_policy_model,
     rope_changes,
 )
-from skyfleet.trainer.voice import Voice
+from skyfleet.trainer.policy_client import PolicyClient
 
 logger = logging.getLogger(__name__)
 
 
 @asynccontextmanager
-async def open_voice(
-    config: RunConfig, speaker: Speaker, *, folder: Path | None = None, learns: bool = False
-) -> AsyncIterator[Voice]:
+async def open_policy_client(
+    config: RunConfig,
+    policy_model: PolicyModel,
+    *,
+    folder: Path | None = None,
+    learns: bool = False,
+) -> AsyncIterator[PolicyClient]:
     """For weights in this process; `folder` is where they were loaded from, if it was one."""
-    tokenizer, renderer = speaker.loaded.tokenizer, speaker.renderer
+    tokenizer, renderer = policy_model.loaded.tokenizer, policy_model.renderer
     async with AsyncExitStack() as opened:
         if config.generator.backend == "embedded":
-            engines = [embedded_engine(config, speaker.decoder, renderer)]
+            engines = [embedded_engine(config, policy_model.decoder, renderer)]
         elif config.generator.is_remote:
-            engines = await reach_vllm_servers(config, speaker.loaded.module, opened)
+            engines = await reach_vllm_servers(config, policy_model.loaded.module, opened)
         else:
             with TemporaryDirectory() as scratch:
                 path = _readable(config, folder)
                 if path is None:
-                    save_model(speaker.loaded, Path(scratch))
+                    save_model(policy_model.loaded, Path(scratch))
                 engines = await start_vllm(config, path or scratch, renderer, opened, learns=learns)
-        yield _voice(config, tokenizer, renderer, engines)
+        yield _build_policy_client(config, tokenizer, renderer, engines)
 
 
 @asynccontextmanager
-async def open_player(config: RunConfig, folder: Path | None) -> AsyncIterator[Voice]:
+async def open_inference_client(
+    config: RunConfig, folder: Path | None
+) -> AsyncIterator[PolicyClient]:
     """To play only: weights are nowhere but in the engine."""
     backend, path = config.generator.backend, _readable(config, folder)
     if not config.generator.is_remote and (backend == "embedded" or path is None):
-        speaker = await assemble_speaker(config, [], env_factory(config), policy_folder=folder)
-        async with open_voice(config, speaker, folder=folder) as voice:
-            yield voice
+        policy_model = await load_policy_model(
+            config, [], env_factory(config), policy_folder=folder
+        )
+        async with open_policy_client(config, policy_model, folder=folder) as policy_client:
+            yield policy_client
         return
     tokenizer = load_tokenizer(path or _words(config))
-    renderer = renderer_of(config.generator, tokenizer)
+    renderer = build_renderer(config.generator, tokenizer)
     async with AsyncExitStack() as opened:
         chats: list[ChatEngine] = []
         if config.generator.is_remote:
             engines, chats = await reach_servers(config, opened)
         else:
             engines = await start_vllm(config, str(path), renderer, opened, learns=False)
-        yield _voice(config, tokenizer, renderer, engines, chats)
+        yield _build_policy_client(config, tokenizer, renderer, engines, chats)
 
 
 def _readable(config: RunConfig, folder: Path | None) -> str | None:
@@ -100,18 +108,18 @@ def _words(config: RunConfig) -> str:
     return path
 
 
-def _voice(
+def _build_policy_client(
     config: RunConfig,
     tokenizer: Any,
     renderer: Renderer,
     engines: Sequence[Engine],
     chats: Sequence[ChatEngine] = (),
-) -> Voice:
+) -> PolicyClient:
     generator = config.generator
     for sentence in lone_native_flag(config):
         logger.warning("%s", sentence)
     chat = ChatRouter(chats) if len(chats) > 1 else next(iter(chats), None)
-    return Voice(
+    return PolicyClient(
         tokenizer=tokenizer,
         renderer=renderer,
         engine=engines[0] if len(engines) == 1 else Router(engines, decode_text=renderer.text),

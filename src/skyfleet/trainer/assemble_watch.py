@@ -9,16 +9,16 @@ from typing import Literal
 from skyfleet.config.root import RunConfig
 from skyfleet.learner.single import SingleLearner
 from skyfleet.models.decoder import Decoder
-from skyfleet.sentinels.expected import Expected
-from skyfleet.sentinels.loss_witness import LossWitness
-from skyfleet.sentinels.roster import modes_of
-from skyfleet.sentinels.watch import Watch
-from skyfleet.sentinels.witness import Witness
+from skyfleet.sentinels.checker import InvariantChecker
+from skyfleet.sentinels.invariants import Invariants
+from skyfleet.sentinels.loss_recorder import LossRecorder
+from skyfleet.sentinels.recording_engine import RecordingEngine
+from skyfleet.sentinels.registry import build_modes
 from skyfleet.trainer.assemble_learner import is_exact
-from skyfleet.trainer.assemble_policy import Speaker
-from skyfleet.trainer.limits import limits_of
+from skyfleet.trainer.assemble_policy import PolicyModel
+from skyfleet.trainer.limits import build_limits
+from skyfleet.trainer.policy_client import PolicyClient
 from skyfleet.trainer.schedule import Schedule
-from skyfleet.trainer.voice import Voice
 
 EXACT_GAP, COARSE_GAP, FOREIGN_GAP = 1e-3, 0.03, 0.05
 """How far two ways of computing one logprob lie apart at most, on average: where they are shown to be
@@ -27,38 +27,38 @@ alike, in any other bfloat16, and where an engine computes in its own way."""
 
 def assemble_watch(
     config: RunConfig,
-    speaker: Speaker,
-    voice: Voice,
+    policy_model: PolicyModel,
+    policy_client: PolicyClient,
     learner: SingleLearner,
     *,
     envs: Collection[str],
-    witness: Witness,
-    losses: LossWitness,
+    witness: RecordingEngine,
+    losses: LossRecorder,
     schedule: Schedule,
-) -> Watch:
-    return Watch(
+) -> InvariantChecker:
+    return InvariantChecker(
         folder=Path(config.trainer.run_path),
-        expected=expected_of(config, speaker.decoder, schedule, envs=envs),
-        modes=modes_of(config.trainer.sentinels),
+        expected=build_invariants(config, policy_model.decoder, schedule, envs=envs),
+        modes=build_modes(config.trainer.sentinels),
         witness=witness,
         losses=losses,
         learner=learner,
-        engines=voice.engines,
+        engines=policy_client.engines,
     )
 
 
-def expected_of(
+def build_invariants(
     config: RunConfig, decoder: Decoder, schedule: Schedule, *, envs: Collection[str]
-) -> Expected:
+) -> Invariants:
     trainer, generator = config.trainer, config.generator
     algorithm = trainer.algorithm
     dynamic = algorithm.dynamic_sampling.type
     punished = algorithm.overlong_buffer_len is not None
     own_gap = EXACT_GAP if is_exact(decoder) else COARSE_GAP
-    return Expected(
+    return Invariants(
         n_samples=generator.n_samples_per_prompt,
         batch_size=trainer.train_batch_size,
-        limits=limits_of(config),
+        limits=build_limits(config),
         envs=frozenset(envs),
         min_per_env=trainer.min_samples_per_env if trainer.use_hybrid_env_sampling else 0,
         dynamic_sampling=dynamic,

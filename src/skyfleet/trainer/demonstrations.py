@@ -34,7 +34,7 @@ async def demonstrate(
                 "mend or leave out the task, or set trainer.warm_start.steps=0"
             )
         said = (credited(trajectory, t, 1.0) for t in trajectory.transcripts)
-        samples.extend(sample for sample in said if sample.n_chosen)
+        samples.extend(sample for sample in said if sample.n_action_tokens)
     return samples
 
 

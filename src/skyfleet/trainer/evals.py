@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from skyfleet.evaluation.agent_info import Player
+from skyfleet.evaluation.agent_info import AgentInfo
 from skyfleet.evaluation.baselines import Baseline
-from skyfleet.rollouts.conversation import Policy
+from skyfleet.rollouts.conversation import AgentFactory
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.trajectory import Group
 
@@ -19,8 +19,8 @@ Dump = Callable[[str, int, Sequence[Group], Mapping[str, float]], None]
 class Evals:
     sets: Mapping[str, Sequence[Task]]
     """The first decides which step was the best."""
-    policy: Policy
-    played_by: Player
+    policy: AgentFactory
+    played_by: AgentInfo
     n_samples: int
     trained_envs: frozenset[str]
     costly_envs: frozenset[str]

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from skyfleet.evaluation.baselines import Baseline, baseline_faults, measure_baselines
 from skyfleet.evaluation.evaluate import evaluate
 from skyfleet.evaluation.model_selection import best_step
-from skyfleet.evaluation.report import keep_report, kept_report
+from skyfleet.evaluation.report import load_report, save_report
 from skyfleet.tasks.task import Task
 from skyfleet.trainer.run import Run
 from skyfleet.trajectories.archive import EpisodeWriter, eval_path
-from skyfleet.trajectories.trajectory import Trajectory, told_unknown
+from skyfleet.trajectories.trajectory import Trajectory, describe_ungraded
 
 
 async def evaluate_all(run: Run, step: int) -> None:
@@ -53,12 +53,12 @@ async def _evaluate_set(
             on_finished=keep,
         )
     await run.sync.confirm(run.engines)
-    if unknown := told_unknown(groups):
+    if unknown := describe_ungraded(groups):
         run.console.note(f"{name}: {unknown}")
     metrics = report.metrics("eval" if name == "val" else f"test-{name}")
     if evals.dump is not None:
         evals.dump(name, step, groups, metrics)
-    keep_report(run.folder, report)
+    save_report(run.folder, report)
     return metrics
 
 
@@ -82,7 +82,7 @@ def _best_step(run: Run) -> int:
     reports = [
         report
         for step in run.state.evaluated_steps
-        if (report := kept_report(run.folder, deciding, step))
+        if (report := load_report(run.folder, deciding, step))
     ]
     graded = any(outcome.rewards for r in reports for outcome in r.outcomes.values())
     return best_step(reports).step if graded else run.state.best_step

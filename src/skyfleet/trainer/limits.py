@@ -6,7 +6,7 @@ from skyfleet.config.root import RunConfig
 from skyfleet.rollouts.episode import Limits
 
 
-def limits_of(config: RunConfig) -> Limits:
+def build_limits(config: RunConfig) -> Limits:
     return Limits(
         max_turns=config.generator.max_turns,
         max_input_length=config.generator.max_input_length,

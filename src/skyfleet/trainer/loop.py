@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 
 from skyfleet.algorithms.credit_assignment import advantage_metrics, assign_credit
-from skyfleet.algorithms.filters import Kept
-from skyfleet.errors import StarvedError
+from skyfleet.algorithms.filters import FilterResult
+from skyfleet.errors import NoLearningSignalError
 from skyfleet.metrics.rollout_metrics import episode_metrics, reward_metrics, trained_reward_metrics
 from skyfleet.rollouts.episode import collect
 from skyfleet.tracking.example import example
@@ -34,7 +34,7 @@ async def train(run: Run) -> None:
             run.reach()
             await train_step(run, run.state.step + 1)
             await finish_step(run)
-    except (asyncio.CancelledError, StarvedError):
+    except (asyncio.CancelledError, NoLearningSignalError):
         # What was cut off is done again on resume: its tasks are drawn and its numbers taken anew.
         run.sampler.load_state_dict(run.place.data)
         run.state.pending_metrics = dict(run.place.metrics)
@@ -55,7 +55,9 @@ async def train_step(run: Run, step: int) -> None:
     await learn(run, step, groups, kept)
 
 
-async def play(run: Run, step: int, keep: Callable[[Trajectory], None]) -> tuple[list[Group], Kept]:
+async def play(
+    run: Run, step: int, keep: Callable[[Trajectory], None]
+) -> tuple[list[Group], FilterResult]:
     """One batch, or as many as it takes until there is enough to learn from."""
     groups: list[Group] = []
     for batch in count():
@@ -69,14 +71,14 @@ async def play(run: Run, step: int, keep: Callable[[Trajectory], None]) -> tuple
             max_concurrent=run.max_concurrent,
             on_finished=keep,
         )
-        kept = run.sift(groups)
+        kept = run.filter_groups(groups)
         if not kept.wants_more:
             break
     await run.sync.confirm(run.engines)
     return groups, kept
 
 
-async def learn(run: Run, step: int, groups: Sequence[Group], kept: Kept) -> None:
+async def learn(run: Run, step: int, groups: Sequence[Group], kept: FilterResult) -> None:
     run.log.add(reward_metrics(groups) | episode_metrics(groups))
     run.log.add(trained_reward_metrics(kept.groups) | kept.metrics)
     samples = assign_credit(kept.groups, run.estimate, mask_unfinished=run.mask_unfinished)

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from skyfleet.algorithms.advantages import Estimator
-from skyfleet.algorithms.filters import Kept
+from skyfleet.algorithms.filters import FilterResult
 from skyfleet.algorithms.sample import Sample
 from skyfleet.checkpoints.checkpoint import Saveable
 from skyfleet.engines.engine import Engine
 from skyfleet.envs.env import EnvFactory
 from skyfleet.learner.learner import Learner
-from skyfleet.rollouts.conversation import Policy
+from skyfleet.rollouts.conversation import AgentFactory
 from skyfleet.rollouts.episode import Limits
-from skyfleet.sentinels.watch import Watch
+from skyfleet.sentinels.checker import InvariantChecker
 from skyfleet.tasks.sampling import Sampler
 from skyfleet.tracking.console import ConsoleTracker
 from skyfleet.tracking.step_log import StepLog
@@ -47,13 +47,13 @@ class Run:
     sampler: Sampler
     evals: Evals
     open_env: EnvFactory
-    policy: Callable[[int], Policy]
+    policy: Callable[[int], AgentFactory]
     """The policy as it samples at a given step: the same step draws the same tokens."""
     limits: Limits
     n_samples: int
     max_concurrent: int
     """Episodes at once."""
-    sift: Callable[[Sequence[Group]], Kept]
+    filter_groups: Callable[[Sequence[Group]], FilterResult]
     estimate: Estimator
     mask_unfinished: bool
     learner: Learner
@@ -63,7 +63,7 @@ class Run:
     sync: WeightSync
     resting: Callable[[], AbstractAsyncContextManager[None]]
     """While learning: engines that hold memory which the learner needs give it up."""
-    watch: Watch
+    watch: InvariantChecker
     log: StepLog
     console: ConsoleTracker
     exports: Exports

@@ -67,7 +67,7 @@ def _marks(task: Task) -> set[str]:
     return {f"key {task.key}", fingerprint(task)}
 
 
-def schedule_of(config: RunConfig, *, n_tasks: int) -> Schedule:
+def build_schedule(config: RunConfig, *, n_tasks: int) -> Schedule:
     trainer = config.trainer
     epoch = n_tasks // trainer.train_batch_size
     total = trainer.epochs * epoch

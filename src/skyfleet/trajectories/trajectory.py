@@ -100,18 +100,16 @@ class Group:
         return [t.grade.reward for t in self.trajectories if t.grade is not None]
 
 
-def told_unknown(groups: Sequence[Group]) -> str | None:
+def describe_ungraded(groups: Sequence[Group]) -> str | None:
     """A sentence, where a grade is missing."""
     attempts = [attempt for group in groups for attempt in group.trajectories]
     n_unknown = sum(attempt.grade is None for attempt in attempts)
     if not n_unknown:
         return None
-    return (
-        f"{n_unknown} of {len(attempts)} attempts have no grade; the first: {why_unknown(groups)}"
-    )
+    return f"{n_unknown} of {len(attempts)} attempts have no grade; the first: {first_grading_error(groups)}"
 
 
-def why_unknown(groups: Sequence[Group]) -> str:
+def first_grading_error(groups: Sequence[Group]) -> str:
     """Of the first attempt without a grade that failed."""
     attempts = (attempt for group in groups for attempt in group.trajectories)
     failures = (attempt.failure for attempt in attempts if attempt.grade is None)

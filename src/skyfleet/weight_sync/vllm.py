@@ -54,7 +54,7 @@ class Proof:
         )
 
     def fault(self, told: Mapping[str, Sums], model_dtype: str) -> str:
-        """What is wrong with `WeightDoor.skyfleet_sums`' answer, if anything is.
+        """What is wrong with `WeightUpdateExtension.skyfleet_sums`' answer, if anything is.
 
         Every tensor that was sent must have been given to vLLM, and what can be read back must be it.
         """

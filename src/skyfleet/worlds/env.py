@@ -7,7 +7,7 @@ from datetime import date
 from functools import lru_cache, partial
 
 from skyfleet.chat.message import Message, ToolCall
-from skyfleet.envs.env import Opening, Step
+from skyfleet.envs.env import Observation, Step
 from skyfleet.envs.tools import Tool, ToolError
 from skyfleet.envs.turns import SYSTEM, take_turn
 from skyfleet.envs.verifiers.conversation import conversation_json
@@ -49,7 +49,7 @@ class WorldEnv:
         self._answer: str | None = None
         self._said: list[Message] = []
 
-    async def reset(self) -> Opening:
+    async def reset(self) -> Observation:
         await self.close()
         self._done, self._answer = False, None
         self._app = self._world.open(self._data_seed, self._task.env_variables)
@@ -62,7 +62,7 @@ class WorldEnv:
         )
         messages = (_RULES, Message(role="user", content=wish))
         self._said = list(messages)
-        return Opening(messages=messages, tools=self._toolkit.specs)
+        return Observation(messages=messages, tools=self._toolkit.specs)
 
     async def step(self, action: Message) -> Step:
         if self._done:

@@ -29,7 +29,7 @@ from skyfleet.errors import ConfigError
 _KEY = "trainer.algorithm.policy_loss_type"
 
 
-def policy_loss_of(algorithm: Algorithm) -> PolicyLoss:
+def build_policy_loss(algorithm: Algorithm) -> PolicyLoss:
     """The loss a configuration names, with its settings and its off-policy correction."""
     name = algorithm.policy_loss_type
     loss: PolicyLoss

@@ -8,7 +8,7 @@ from skyfleet.analysis.html.blocks import columns, note, section, table
 from skyfleet.analysis.html.markup import Html
 from skyfleet.analysis.html.shown_run import ShownRun
 from skyfleet.analysis.html.wording import count, number
-from skyfleet.sentinels.still_metrics import still_metrics
+from skyfleet.sentinels.constant_metrics import constant_metrics
 
 _PREFIX = "sentinel/"
 
@@ -19,7 +19,7 @@ def sentinel_section(runs: Sequence[ShownRun]) -> Html:
 
 
 def _still(run: ShownRun) -> list[Html]:
-    told = () if run.folder.imported else still_metrics(run.folder.config).items()
+    told = () if run.folder.imported else constant_metrics(run.folder.config).items()
     return [note(f"{run.title}: {key} {why}.") for key, why in told]
 
 

@@ -13,9 +13,9 @@ from typing import Any
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.envs.agentdojo.package import load_dojo
 from skyfleet.envs.agentdojo.scene import VERSION, Scene, set_scene
-from skyfleet.envs.env import DONE, Opening, Step
+from skyfleet.envs.env import DONE, Observation, Step
 from skyfleet.envs.turns import SUBMIT, SUBMIT_NAME, take_turn
-from skyfleet.errors import EnvError, VerifierError, blamed_on
+from skyfleet.errors import EnvError, VerifierError, wrap_errors
 from skyfleet.tasks.task import Grade, Task
 
 
@@ -37,14 +37,14 @@ class AgentDojoEnv:
         self._calls: list[Any] = []
         self._said = ""
 
-    async def reset(self) -> Opening:
+    async def reset(self) -> Observation:
         names = self._task.metadata
         version = self._task.env_version or VERSION
         self._scene = set_scene(names["suite"], version, names["user_task"])
         self._done, self._calls, self._said = False, [], ""
         system = Message(role="system", content=load_dojo().system)
         wish = Message(role="user", content=self._task.prompt)
-        return Opening(messages=(system, wish), tools=(*self._scene.tools, SUBMIT))
+        return Observation(messages=(system, wish), tools=(*self._scene.tools, SUBMIT))
 
     async def step(self, action: Message) -> Step:
         scene = self._opened
@@ -104,7 +104,7 @@ class AgentDojoEnv:
         # The check is a stranger's code: it gets copies, and what it raises is its own fault.
         before, now = scene.before.model_copy(deep=True), scene.now.model_copy(deep=True)
         task = scene.user_task
-        with blamed_on(VerifierError, f"task {self._task.key}: utility"):
+        with wrap_errors(VerifierError, f"task {self._task.key}: utility"):
             passed = task.utility_from_traces(self._said, before, now, self._calls)
             if passed is None:
                 passed = task.utility(self._said, before, now)

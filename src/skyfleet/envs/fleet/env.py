@@ -11,7 +11,7 @@ from typing import Any
 
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
 from skyfleet.envs.blocks import content_of
-from skyfleet.envs.env import EnvFactory, Opening, Step
+from skyfleet.envs.env import EnvFactory, Observation, Step
 from skyfleet.envs.fleet.judging import judge
 from skyfleet.envs.fleet.mcp_tools import McpTools
 from skyfleet.envs.fleet.prompt import opening_messages
@@ -58,7 +58,7 @@ class FleetEnv:
         self._provisioning: asyncio.Task[RemoteInstance] | None = None
         self._episode: _Episode | None = None
 
-    async def reset(self) -> Opening:
+    async def reset(self) -> Observation:
         await self.close()
         self._service.open()
         # A task of its own: if this episode is cut while Fleet makes the instance, close waits
@@ -72,7 +72,7 @@ class FleetEnv:
         self._episode = _Episode(
             instance=instance, remote=remote, tools=tools, conversation=list(messages)
         )
-        return Opening(messages=messages, tools=tuple(tools.values()))
+        return Observation(messages=messages, tools=tuple(tools.values()))
 
     async def step(self, action: Message) -> Step:
         episode = self._episode

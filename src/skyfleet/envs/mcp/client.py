@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from skyfleet.chat.message import Message, Part, ToolCall
 from skyfleet.envs.blocks import DONE_META, content_of, text_of
-from skyfleet.envs.env import EnvFactory, Opening, Step
+from skyfleet.envs.env import EnvFactory, Observation, Step
 from skyfleet.envs.mcp.grading import Grader, Played
 from skyfleet.envs.mcp.session import RefusedError, Session, over_http, over_stdio
 from skyfleet.envs.turns import SYSTEM, take_turn
@@ -62,13 +62,13 @@ class MCPEnv:
         self._session: Session | None = None
         self._said: list[Message] = []
 
-    async def reset(self) -> Opening:
+    async def reset(self) -> Observation:
         await self.close()
         self._session = self._settings.session(self._task)
         await self._session.open()
         messages = _opening(self._task, self._session.instructions)
         self._said = list(messages)
-        return Opening(messages=messages, tools=await self._session.tools())
+        return Observation(messages=messages, tools=await self._session.tools())
 
     async def step(self, action: Message) -> Step:
         step = await take_turn(action, self._answer)

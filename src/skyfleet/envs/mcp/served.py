@@ -11,14 +11,14 @@ from uuid import uuid4
 
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.envs.blocks import DONE_META, blocks_of
-from skyfleet.envs.env import Env, EnvFactory, Opening
+from skyfleet.envs.env import Env, EnvFactory, Observation
 from skyfleet.envs.lifecycle import opened
-from skyfleet.errors import EnvError, EpisodeError, VerifierError, blamed_on
+from skyfleet.errors import EnvError, EpisodeError, VerifierError, wrap_errors
 from skyfleet.tasks.task import Task
 
 
 class Episode:
-    def __init__(self, task: Task, env: Env, opening: Opening, closing: AsyncExitStack) -> None:
+    def __init__(self, task: Task, env: Env, opening: Observation, closing: AsyncExitStack) -> None:
         self.task, self.opening = task, opening
         self._env, self._closing = env, closing
         self._turn = asyncio.Lock()
@@ -37,7 +37,7 @@ class Episode:
                 text = "Error: the episode is over; open another session."
                 return {"content": blocks_of(text), "isError": True}
             call = ToolCall(id="call_0", name=name, arguments=arguments)
-            with blamed_on(EnvError, "step"):
+            with wrap_errors(EnvError, "step"):
                 step = await self._env.step(Message(role="assistant", tool_calls=(call,)))
             self._over = step.done
             return {
@@ -56,7 +56,7 @@ class Episode:
 
     async def _graded(self) -> dict[str, Any]:
         try:
-            with blamed_on(VerifierError, "grade"):
+            with wrap_errors(VerifierError, "grade"):
                 grade = await self._env.grade()
         except EpisodeError as error:
             return {"reward": None, "error": str(error)}
@@ -93,7 +93,7 @@ class Episodes:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._places)
             env = await opened(self._open_env, task, stack)
-            with blamed_on(EnvError, "reset"):
+            with wrap_errors(EnvError, "reset"):
                 opening = await env.reset()
             session_id, episode = uuid4().hex, Episode(task, env, opening, stack.pop_all())
         self._open[session_id] = episode

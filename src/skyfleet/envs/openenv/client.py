@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field, ValidationError
 from skyfleet.chat.message import Message, Part, ToolCall, ToolSpec
 from skyfleet.envs.blocks import content_of, text_of
 from skyfleet.envs.certificates import certificates
-from skyfleet.envs.env import EnvFactory, Opening, Step
+from skyfleet.envs.env import EnvFactory, Observation, Step
 from skyfleet.envs.openenv.session import Observed, OpenEnvSettings, RefusedError, Session
 from skyfleet.envs.turns import SYSTEM, take_turn
 from skyfleet.envs.verifiers.running import SUCCESS_REWARD
@@ -58,7 +58,7 @@ class OpenEnvEnv:
         self._last = Observed(observation={})
         self._calls_tools = self._has_end = False
 
-    async def reset(self) -> Opening:
+    async def reset(self) -> Observation:
         await self.close()
         keywords = {"task_key": self._task.key, "seed": crc32(self._task.key.encode()) >> 1}
         self._last = await self._session.open(keywords | self._task.metadata.get("reset", {}))
@@ -67,7 +67,7 @@ class OpenEnvEnv:
             Message(role="system", content=str(metadata.get("system_prompt") or SYSTEM)),
             Message(role="user", content=str(metadata.get("prompt") or self._task.prompt)),
         )
-        return Opening(messages=messages, tools=await self._tools())
+        return Observation(messages=messages, tools=await self._tools())
 
     async def step(self, action: Message) -> Step:
         return await take_turn(action, self._answer)

@@ -18,7 +18,8 @@ from uuid import uuid4
 
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.envs.blocks import blocks_of
-from skyfleet.envs.env import DONE, Env, EnvFactory, Opening, Step
+from skyfleet.envs.env import DONE, Env, EnvFactory, Step
+from skyfleet.envs.env import Observation as EnvObservation
 from skyfleet.envs.openenv.client import END_TOOL
 from skyfleet.errors import (
     EnvError,
@@ -26,7 +27,7 @@ from skyfleet.errors import (
     MissingExtraError,
     TaskError,
     VerifierError,
-    blamed_on,
+    wrap_errors,
 )
 from skyfleet.tasks.task import Task
 
@@ -105,7 +106,7 @@ class ServedEnv(Environment):  # type: ignore[misc]  # openenv has no types
         self._env: Env | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
-        self._opening = Opening(messages=())
+        self._opening = EnvObservation(messages=())
         self._state = State()
         self._done = self._closed = False
         self._turn = asyncio.Lock()
@@ -203,7 +204,7 @@ class ServedEnv(Environment):  # type: ignore[misc]  # openenv has no types
 
 async def _grade(env: Env) -> dict[str, Any]:
     try:
-        with blamed_on(VerifierError, "grade"):
+        with wrap_errors(VerifierError, "grade"):
             grade = await env.grade()
     except EpisodeError as error:
         return {"metadata": {"grade_error": str(error)}}

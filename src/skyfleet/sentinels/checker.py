@@ -12,38 +12,38 @@ from typing import Any
 
 from torch import Tensor
 
-from skyfleet.algorithms.filters import Kept
+from skyfleet.algorithms.filters import FilterResult
 from skyfleet.algorithms.sample import Sample
 from skyfleet.config.sentinels import Mode
 from skyfleet.engines.engine import Engine
 from skyfleet.engines.engine_pool import living
 from skyfleet.learner.learner import Learner, StepReport
-from skyfleet.sentinels.expected import Expected
 from skyfleet.sentinels.finding import Finding, Sentinel
 from skyfleet.sentinels.fingerprint import fingerprint, weights_of
-from skyfleet.sentinels.hops import Credited, Digest, Learned, Played, Synced, Told, numbered
-from skyfleet.sentinels.loss_witness import LossWitness
+from skyfleet.sentinels.invariants import Invariants
+from skyfleet.sentinels.loss_recorder import LossRecorder
 from skyfleet.sentinels.memory import Memory
-from skyfleet.sentinels.roster import ROSTER
-from skyfleet.sentinels.witness import Witness
-from skyfleet.trajectories.trajectory import Group, why_unknown
+from skyfleet.sentinels.recording_engine import RecordingEngine
+from skyfleet.sentinels.registry import ROSTER
+from skyfleet.sentinels.stages import Credited, Digest, Learned, Played, Synced, Told, numbered
+from skyfleet.trajectories.trajectory import Group, first_grading_error
 
 logger = logging.getLogger(__name__)
 
 JOURNAL = "sentinels.jsonl"
 
 
-class Watch:
+class InvariantChecker:
     """The loop calls one method a hop, in the order of a step."""
 
     def __init__(
         self,
         *,
         folder: Path,
-        expected: Expected,
+        expected: Invariants,
         modes: Mapping[str, Mode],
-        witness: Witness,
-        losses: LossWitness,
+        witness: RecordingEngine,
+        losses: LossRecorder,
         learner: Learner,
         engines: Sequence[Engine],
     ) -> None:
@@ -66,7 +66,7 @@ class Watch:
         self._step, self._version = step, self._learner.policy_version
         with self._timed():
             speeches, lost = self._witness.testify(groups)
-            self._why_unknown = why_unknown(groups)
+            self._why_unknown = first_grading_error(groups)
             self._sampled = {id(speech.transcript): speech.n_sampled for speech in speeches}
             played = Played(
                 expected=self._expected,
@@ -78,7 +78,9 @@ class Watch:
             )
             self._look(played)
 
-    def credited(self, groups: Sequence[Group], kept: Kept, samples: Sequence[Sample]) -> None:
+    def credited(
+        self, groups: Sequence[Group], kept: FilterResult, samples: Sequence[Sample]
+    ) -> None:
         with self._timed():
             self._digests = Digest.of_each(samples)
             if self._print is None:
@@ -132,7 +134,7 @@ class Watch:
                     metrics=metrics,
                     began=began,
                     lately=lately,
-                    why_unknown=self._why_unknown,
+                    first_grading_error=self._why_unknown,
                 )
             )
             keys = {name: f"sentinel/{name}" for name, mode in self._modes.items() if mode != "off"}

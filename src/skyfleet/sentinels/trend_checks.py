@@ -7,7 +7,7 @@ from math import isfinite, nan
 from statistics import fmean
 
 from skyfleet.sentinels.finding import Finding, found
-from skyfleet.sentinels.hops import Told
+from skyfleet.sentinels.stages import Told
 
 ENTROPY, MALFORMED = "policy/policy_entropy", "reward/parse_failure_rate"
 LOSS, LR = ("policy/final_loss", "policy/grad_norm"), "policy/policy_lr"
@@ -30,7 +30,7 @@ def nothing_graded(told: Told) -> Finding | None:
     return found(
         f"for {STEPS_UNGRADED} steps not one episode has a grade, so there is nothing to learn from",
         steps=STEPS_UNGRADED,
-        first=told.why_unknown,
+        first=told.first_grading_error,
     )
 
 

@@ -12,15 +12,20 @@ from skyfleet.chat.tokenizer import encode_text
 from skyfleet.engines.chat_engine import ChatEngine, RenderedChat
 from skyfleet.engines.engine import Engine
 from skyfleet.engines.sampling_params import SamplingParams
-from skyfleet.envs.env import Opening
-from skyfleet.rollouts.conversation import ContextStatus, Conversation, Policy, TokenConversation
+from skyfleet.envs.env import Observation
+from skyfleet.rollouts.conversation import (
+    AgentFactory,
+    ContextStatus,
+    Conversation,
+    TokenConversation,
+)
 from skyfleet.rollouts.native import NativeConversation
 from skyfleet.rollouts.one_message import OneMessageConversation
 from skyfleet.tasks.task import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Voice:
+class PolicyClient:
     tokenizer: Any
     """A Hugging Face tokenizer: its classes share no useful type."""
     renderer: Renderer
@@ -38,7 +43,7 @@ class Voice:
     one_message: bool = False
     """All turns of an episode are one message."""
 
-    def policy(self, sampling: SamplingParams) -> Policy:
+    def policy(self, sampling: SamplingParams) -> AgentFactory:
         sampling = replace(sampling, stop_token_ids=self.renderer.stop_token_ids)
         chat = self.chat or RenderedChat(
             self.engine, self.renderer, max_input_length=self.max_input_length
@@ -48,7 +53,7 @@ class Voice:
             encode = partial(encode_text, self.tokenizer)
             in_tokens = partial(OneMessageConversation, encode=encode)
 
-        def start(task: Task, opening: Opening, session: str) -> Conversation:
+        def start(task: Task, opening: Observation, session: str) -> Conversation:
             if self.native:
                 return NativeConversation(
                     opening,

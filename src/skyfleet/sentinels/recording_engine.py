@@ -46,7 +46,7 @@ class Speech(NamedTuple):
         return sum([len(said.completion.token_ids) for said in self.heard])
 
 
-class Witness:
+class RecordingEngine:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._heard: dict[str, list[Heard]] = defaultdict(list)

@@ -9,7 +9,7 @@ from skyfleet.rollouts.episode import Limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
+class Invariants:
     n_samples: int
     """Attempts a group."""
     batch_size: int

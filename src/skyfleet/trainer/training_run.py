@@ -16,13 +16,14 @@ from skyfleet.config.loading import load_config_file
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError, TaskError
 from skyfleet.evaluation.compare import Comparison, compare
-from skyfleet.evaluation.report import kept_report
+from skyfleet.evaluation.report import load_report
 from skyfleet.evaluation.table import comparison_table
 from skyfleet.storage.local import write_atomically
 from skyfleet.trainer.garbage import settled
 
 if TYPE_CHECKING:
     from skyfleet.trainer.run import Run
+
 
 logger = logging.getLogger(__name__)
 
@@ -143,8 +144,8 @@ def conclude(run: Run) -> str | None:
 
 
 def _compared(run: Run, name: str) -> Comparison | None:
-    before = kept_report(run.folder, name, 0)
-    after = kept_report(run.folder, name, run.state.step)
+    before = load_report(run.folder, name, 0)
+    after = load_report(run.folder, name, run.state.step)
     if not before or not after or run.state.step == 0:
         return None
     try:

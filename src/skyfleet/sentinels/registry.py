@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from skyfleet.config.sentinels import Mode, Sentinels
-from skyfleet.errors import ConfigError, StarvedError
-from skyfleet.sentinels import signs
+from skyfleet.errors import ConfigError, NoLearningSignalError
+from skyfleet.sentinels import trend_checks as signs
 from skyfleet.sentinels.advantages import advantages
 from skyfleet.sentinels.batch_accounting import batch_accounting
 from skyfleet.sentinels.engine_weights import engine_weights
@@ -16,7 +16,6 @@ from skyfleet.sentinels.filters import filters
 from skyfleet.sentinels.finding import Sentinel
 from skyfleet.sentinels.grades import failed_grades, unknown_grades
 from skyfleet.sentinels.gradient import gradient, moved_weights
-from skyfleet.sentinels.hops import Credited, Learned, Played, Synced, Told
 from skyfleet.sentinels.limits import limits
 from skyfleet.sentinels.logprob_gap import logprob_gap
 from skyfleet.sentinels.loss_inputs import loss_advantages, loss_inputs
@@ -25,6 +24,7 @@ from skyfleet.sentinels.policy_version import policy_version, served_version
 from skyfleet.sentinels.reference import reference
 from skyfleet.sentinels.repeated_draws import repeated_draws
 from skyfleet.sentinels.sampled_tokens import sampled_tokens
+from skyfleet.sentinels.stages import Credited, Learned, Played, Synced, Told
 from skyfleet.sentinels.trained_tokens import token_conservation, trained_tokens
 
 ROSTER: tuple[Sentinel[Any], ...] = (
@@ -49,7 +49,7 @@ ROSTER: tuple[Sentinel[Any], ...] = (
     Sentinel(Learned, moved_weights),
     Sentinel(Synced, served_version),
     Sentinel(Synced, engine_weights),
-    Sentinel(Told, signs.nothing_graded, error=StarvedError),
+    Sentinel(Told, signs.nothing_graded, error=NoLearningSignalError),
     Sentinel(Told, signs.nothing_learned),
     Sentinel(Told, signs.finite_numbers, promise=False),
     Sentinel(Told, signs.entropy_collapse, promise=False),
@@ -59,7 +59,7 @@ ROSTER: tuple[Sentinel[Any], ...] = (
 )
 
 
-def modes_of(section: Sentinels) -> Mapping[str, Mode]:
+def build_modes(section: Sentinels) -> Mapping[str, Mode]:
     """What each does when it finds something. A sign stops a run only where it is told to."""
     names = [sentinel.name for sentinel in ROSTER]
     if unknown := sorted(section.modes.keys() - set(names)):

@@ -47,7 +47,7 @@ class SeenLoss:
         return total, size, product
 
 
-class LossWitness:
+class LossRecorder:
     def __init__(self) -> None:
         self._seen = SeenLoss()
 

@@ -8,14 +8,14 @@ from typing import NamedTuple, TypeVar
 
 from torch import Tensor
 
-from skyfleet.algorithms.filters import Kept
+from skyfleet.algorithms.filters import FilterResult
 from skyfleet.algorithms.sample import Sample
 from skyfleet.engines.engine import Engine
 from skyfleet.learner.batching import mini_batches
 from skyfleet.learner.learner import Learner, StepReport
-from skyfleet.sentinels.expected import Expected
-from skyfleet.sentinels.loss_witness import SeenLoss
-from skyfleet.sentinels.witness import Speech
+from skyfleet.sentinels.invariants import Invariants
+from skyfleet.sentinels.loss_recorder import SeenLoss
+from skyfleet.sentinels.recording_engine import Speech
 from skyfleet.trajectories.trajectory import Group, Trajectory
 
 CLOSELY = 32_000
@@ -33,13 +33,13 @@ def share(items: Sequence[Item], n_tokens: int, step: int) -> Sequence[Item]:
 class Digest(NamedTuple):
     """The sums of a sample: counted once, asked for by many. A step makes hundreds."""
 
-    n_chosen: int
+    n_action_tokens: int
     advantages: float
     logprobs: float
 
     @classmethod
     def of_each(cls, samples: Sequence[Sample]) -> list[Digest]:
-        return [cls(s.n_chosen, sum(s.advantages), sum(s.logprobs)) for s in samples]
+        return [cls(s.n_action_tokens, sum(s.advantages), sum(s.logprobs)) for s in samples]
 
 
 def numbered(groups: Iterable[Group]) -> dict[tuple[str, int], Trajectory]:
@@ -52,7 +52,7 @@ def numbered(groups: Iterable[Group]) -> dict[tuple[str, int], Trajectory]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    expected: Expected
+    expected: Invariants
     step: int
     groups: Sequence[Group]
     speeches: Sequence[Speech]
@@ -69,10 +69,10 @@ class Played:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credited:
-    expected: Expected
+    expected: Invariants
     step: int
     groups: Sequence[Group]
-    kept: Kept
+    kept: FilterResult
     attempts: Mapping[tuple[str, int], Trajectory]
     """Task and number -> attempt, as credit numbers them."""
     samples: Sequence[Sample]
@@ -88,7 +88,7 @@ class Credited:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
-    expected: Expected
+    expected: Invariants
     step: int
     samples: Sequence[Sample]
     digests: Sequence[Digest]
@@ -104,7 +104,7 @@ class Learned:
     def n_first(self) -> int:
         """Chosen tokens of the first mini-batch: what was scored before any update."""
         first = mini_batches(self.samples, self.expected.mini_batch_size)[0]
-        return sum(digest.n_chosen for digest in self.digests[: len(first)])
+        return sum(digest.n_action_tokens for digest in self.digests[: len(first)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,11 +119,11 @@ class Synced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    expected: Expected
+    expected: Invariants
     metrics: Mapping[str, float]
     began: Sequence[Mapping[str, float]]
     """The run's first rows."""
     lately: Sequence[Mapping[str, float]]
     """The rows just before this one, oldest first."""
-    why_unknown: str
+    first_grading_error: str
     """Of an attempt of this step without a grade."""

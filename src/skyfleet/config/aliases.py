@@ -51,7 +51,7 @@ SPELLINGS: dict[str, str] = {
 VALUE_SPELLINGS: dict[tuple[str, str], str] = {("trainer.strategy", "fsdp2"): "fsdp"}
 
 
-def our_spelling(path: tuple[str, ...]) -> tuple[str, ...]:
+def canonical_key(path: tuple[str, ...]) -> tuple[str, ...]:
     """The same key as we write it; what lies below a moved mapping moves along."""
     for end in range(len(path), 0, -1):
         if ours := SPELLINGS.get(".".join(path[:end])):

@@ -20,7 +20,7 @@ _TO_ENGINE: Mapping[str, Mapping[str, int]] = {
 """The same of the ratio to what the engine said."""
 
 
-def still_metrics(config: RunConfig) -> Mapping[str, str]:
+def constant_metrics(config: RunConfig) -> Mapping[str, str]:
     """Key, or `{}` of several -> why it stays.
 
     The ratio to the old policy is 1 with every engine: where one only comes near, the learner asks

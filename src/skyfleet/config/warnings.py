@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from skyfleet.config.algorithm_rules import equal_rewards_drop
-from skyfleet.config.idle_keys import idle_keys
 from skyfleet.config.root import RunConfig
+from skyfleet.config.unused_keys import idle_keys
 
 
 def remarks(config: RunConfig) -> list[str]:
