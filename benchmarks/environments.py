@@ -46,7 +46,7 @@ from skyfleet.envs.verifiers.running import load_state, run_verifier
 from skyfleet.rollouts.episode import Limits, collect
 from skyfleet.rollouts.scripted_agents import oracle_policy
 from skyfleet.tasks.task import Task
-from skyfleet.trainer.garbage import settled
+from skyfleet.trainer.training_run import tuned_gc
 from skyfleet.worlds.catalog import WORLD_NAMES, get_world, open_world, world_tasks
 from skyfleet.worlds.fleet_server.server import fleet_app
 
@@ -112,7 +112,7 @@ async def episodes_per_second(
     async with door(tasks) as open_env:
         # Imports, certificates, the jail's first worker; and a verifier is compiled once a task.
         await play(open_env, tasks, at_once)
-        with settled():  # as the trainer does it
+        with tuned_gc():  # as the trainer does it
             n_played, start, cpu_start = 0, perf_counter(), process_time()
             while (spent := perf_counter() - start) < seconds:
                 n_played += await play(open_env, tasks, at_once)

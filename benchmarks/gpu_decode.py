@@ -26,7 +26,7 @@ from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.loading import load_model, save_model
 from skyfleet.models.packed import PackedAttention
-from skyfleet.trainer.garbage import settled
+from skyfleet.trainer.training_run import tuned_gc
 
 N_NEW = 128
 BATCHES = (1, 64, 512, 1024)
@@ -58,7 +58,7 @@ def timed(
 ) -> tuple[float, list[Said]]:
     """The best of several, after one that nobody counts; and the last one's words."""
     best, said = float("inf"), []
-    with settled():  # as in `skyfleet train`, once everything is set up
+    with tuned_gc():  # as in `skyfleet train`, once everything is set up
         for seed in range(times + 1):
             torch.cuda.synchronize()
             start = perf_counter()

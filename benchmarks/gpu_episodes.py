@@ -34,7 +34,7 @@ from skyfleet.models.loading import load_model, save_model
 from skyfleet.rollouts.conversation import TokenConversation
 from skyfleet.rollouts.episode import Limits, collect
 from skyfleet.tasks.task import Grade, Task
-from skyfleet.trainer.garbage import settled
+from skyfleet.trainer.training_run import tuned_gc
 from skyfleet.worlds.catalog import open_world, world_tasks
 
 WORLDS = ("booking", "github", "reddit", "zillow", "hubspot", "dropbox", "fira", "google-maps")
@@ -189,7 +189,7 @@ async def measured(
         inner.policy_version = time
         n_prompt, n_said = engine.n_prompt, engine.n_said
         read = cached.total if side == "vllm" else inner.tokens_computed
-        with settled():  # as in `skyfleet train`, once everything is set up
+        with tuned_gc():  # as in `skyfleet train`, once everything is set up
             seconds = await play(engine, renderer, tasks, time, seeded=seeded)
         n_prompt, n_said = engine.n_prompt - n_prompt, engine.n_said - n_said
         if side == "vllm":

@@ -37,7 +37,7 @@ from skyfleet.models.loading import Loaded, load_model, save_model
 from skyfleet.rollouts.conversation import TokenConversation
 from skyfleet.rollouts.episode import Limits, collect
 from skyfleet.tasks.task import Grade, Task
-from skyfleet.trainer.garbage import settled
+from skyfleet.trainer.training_run import tuned_gc
 
 N_PROMPTS, N_SAMPLES, N_READ, N_NEW = 64, 8, 256, 128
 LR, EPS_CLIP = 1e-6, 0.2
@@ -243,7 +243,7 @@ def trl_steps(folder: Path, steps: int, *, use_vllm: bool) -> dict[str, Any]:
             ),
         )
         trainer.remove_callback(ProgressCallback)
-        with settled():
+        with tuned_gc():
             trainer.train()
     told = trainer.state.log_history[-2]
     assert told["completions/mean_length"] == N_NEW, told
@@ -264,7 +264,7 @@ def main() -> None:
     loaded = load_model("smollm2", dtype=torch.bfloat16, device=device, config_kwargs={})
     if options.side == "skyfleet":
         engine, learner = engine_and_learner(loaded)
-        with settled():  # as in `skyfleet train`, once everything is set up
+        with tuned_gc():  # as in `skyfleet train`, once everything is set up
             row = asyncio.run(skyfleet_steps(loaded, engine, learner, options.steps))
     else:
         with tempfile.TemporaryDirectory() as folder:

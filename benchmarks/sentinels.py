@@ -41,9 +41,9 @@ from skyfleet.sentinels.recording_engine import RecordingEngine
 from skyfleet.sentinels.registry import ROSTER
 from skyfleet.tasks.task import Grade, Task
 from skyfleet.trainer.assemble import assemble
-from skyfleet.trainer.garbage import settled
 from skyfleet.trainer.loop import finish_step, train_step
-from skyfleet.trainer.warm_start import warm_start
+from skyfleet.trainer.sft import warm_start
+from skyfleet.trainer.training_run import tuned_gc
 
 QUIETLY = (
     *("trainer.eval_before_train=false", "trainer.eval_interval=-1", "trainer.ckpt_interval=-1"),
@@ -159,7 +159,7 @@ async def measure(config: RunConfig, steps: int) -> dict[str, float]:
         run.state.logged_step = 0
         roster = tuple(timed(sentinel, spent) for sentinel in ROSTER)
         # CPU time, because others use the machine too.
-        with settled(), patch.multiple(watch, ROSTER=roster, perf_counter=process_time):
+        with tuned_gc(), patch.multiple(watch, ROSTER=roster, perf_counter=process_time):
             for step in range(1, steps + 2):
                 spent.clear()
                 start = process_time()

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from skyfleet.cli.main import app
 from skyfleet.errors import ConfigError
 from skyfleet.rollouts.episode import collect
-from skyfleet.trainer import loop
+from skyfleet.trainer import rollouts
 
 
 def lines_of_training(folder: Path, *words: str) -> list[str]:
@@ -88,7 +88,7 @@ def test_a_run_that_its_cluster_ends_is_saved_as_one_that_its_user_ends(
         return await played(*args, **more)
 
     calls: list[None] = []
-    monkeypatch.setattr(loop, "collect", ended_in_the_third)
+    monkeypatch.setattr(rollouts, "collect", ended_in_the_third)
     file = tmp_path / "run.yaml"
     file.write_text(SETTINGS)
     words = ["trainer.max_training_steps=5", "data.val_data=[]", f"trainer.run_path={tmp_path}/run"]

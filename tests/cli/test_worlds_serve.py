@@ -23,7 +23,7 @@ from skyfleet.envs.openenv.session import OpenEnvSettings
 from skyfleet.errors import ConfigError, EnvError
 from skyfleet.tasks.loading import write_tasks
 from skyfleet.tasks.task import Task
-from skyfleet.trainer.sources import load_sources
+from skyfleet.trainer.tasks import load_sources
 
 SOURCE = "world:github?split=train&count=2"
 

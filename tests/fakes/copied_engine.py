@@ -20,8 +20,7 @@ from skyfleet.engines.engine import Engine
 from skyfleet.learner.learner import Learner
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.loading import load_model
-from skyfleet.trainer import assemble_voice
-from skyfleet.trainer import preflight as names
+from skyfleet.trainer import policy_client, preflight
 from skyfleet.weight_sync import vllm
 
 VLLM = ("generator.backend=vllm", "data.val_data=[]")
@@ -87,6 +86,6 @@ class CopySync:
 
 def stand_for_vllm(patch: pytest.MonkeyPatch) -> None:
     happened.clear()
-    patch.setattr(names, "check_vllm", lambda: None)
-    patch.setattr(assemble_voice, "start_vllm", start)
+    patch.setattr(preflight, "check_vllm", lambda: None)
+    patch.setattr(policy_client, "start_vllm", start)
     patch.setattr(vllm, "VllmSync", CopySync)

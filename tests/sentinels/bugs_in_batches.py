@@ -12,7 +12,7 @@ from tests.fakes.moody_world import MoodyWorld, open_breaking, open_ungradable
 from tests.sentinels.bugs_in_tokens import resampled
 from tests.sentinels.planted import Bug
 
-from skyfleet.algorithms import filters as dynamic_sampling
+from skyfleet.algorithms import credit_assignment, filters
 from skyfleet.algorithms.advantages import Estimator, split_turns
 from skyfleet.algorithms.credit_assignment import assign_credit
 from skyfleet.algorithms.filters import FilterResult, keep_graded
@@ -22,7 +22,7 @@ from skyfleet.rollouts import episode
 from skyfleet.rollouts.episode import collect
 from skyfleet.tasks.sampling import TaskSampler
 from skyfleet.tasks.task import Grade, Task
-from skyfleet.trainer import assemble_learner, loop
+from skyfleet.trainer import assemble, rollouts
 from skyfleet.trainer.run import Run
 from skyfleet.trajectories.trajectory import Ending, Group, Trajectory
 
@@ -43,7 +43,7 @@ def played(change: Callable[[list[Group]], list[Group]]) -> Callable[[Run, Patch
         async def changed(*args: Any, **kwargs: Any) -> list[Group]:
             return change(await collect(*args, **kwargs))
 
-        patch.setattr(loop, "collect", changed)
+        patch.setattr(rollouts, "collect", changed)
 
     return plant
 
@@ -53,7 +53,9 @@ def estimated(change: Callable[[Estimator], Estimator]) -> Callable[[Run, Patch]
 
     def plant(run: Run, patch: Patch) -> None:
         patch.setattr(
-            loop, "assign_credit", lambda groups, own, **k: assign_credit(groups, change(own), **k)
+            assemble,
+            "assign_credit",
+            lambda groups, own, **k: assign_credit(groups, change(own), **k),
         )
 
     return plant
@@ -115,14 +117,14 @@ def unknown_is_kept_as_zero(run: Run, patch: Patch) -> None:
         kept = _each(list(groups), lambda t: t if t.grade else replace(t, grade=NO_GRADE))
         return keep_graded(kept, at_least=at_least)
 
-    patch.setattr(assemble_learner, "keep_graded", keep)
+    patch.setattr(filters, "keep_graded", keep)
 
 
 def the_filter_does_nothing(run: Run, patch: Patch) -> None:
     def let_through(groups: Sequence[Group], **_: Any) -> FilterResult:
         return FilterResult(groups=tuple(groups), dropped=Counter(zero_variance=0))
 
-    patch.setattr(assemble_learner, "drop_zero_variance", let_through)
+    patch.setattr(filters, "drop_zero_variance", let_through)
 
 
 def groups_vanish(run: Run, patch: Patch) -> None:
@@ -130,11 +132,11 @@ def groups_vanish(run: Run, patch: Patch) -> None:
         kept = keep_graded(groups, **kwargs)
         return replace(kept, groups=kept.groups[:-1])
 
-    patch.setattr(assemble_learner, "keep_graded", lossy)
+    patch.setattr(filters, "keep_graded", lossy)
 
 
 def copies_share_their_key(run: Run, patch: Patch) -> None:
-    patch.setattr(dynamic_sampling, "_copy", lambda group, number: group)
+    patch.setattr(filters, "_copy", lambda group, number: group)
 
 
 def one_env_fills_the_batch(run: Run, patch: Patch) -> None:
@@ -152,7 +154,7 @@ def lone_attempts_keep_their_score(run: Run, patch: Patch) -> None:
     def keep(groups: Sequence[Group], **_: Any) -> FilterResult:
         return keep_graded(groups, at_least=1)
 
-    patch.setattr(assemble_learner, "keep_graded", keep)
+    patch.setattr(filters, "keep_graded", keep)
     raw = estimated(lambda own: lambda r: list(r) if len(r) == 1 else own(r))  # type: ignore[operator]
     raw(run, patch)
 
@@ -165,7 +167,7 @@ def only_the_last_turn_is_credited(run: Run, patch: Patch) -> None:
         nothing = [replace(s, advantages=(0.0,) * len(s.token_ids)) for s in turns]
         return [s if kept else n for s, n, kept in zip(turns, nothing, last, strict=True)]
 
-    patch.setattr(assemble_learner, "split_turns", copied)
+    patch.setattr(credit_assignment, "split_turns", copied)
 
 
 def _credit_on_a_given_token(sample: Sample) -> Sample:

@@ -18,7 +18,7 @@ from skyfleet.engines.sampler import randomness_of
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.rollouts import episode
 from skyfleet.rollouts.conversation import TokenConversation
-from skyfleet.trainer import loop
+from skyfleet.trainer import assemble
 from skyfleet.trainer.run import Run
 
 Patch = pytest.MonkeyPatch
@@ -28,7 +28,7 @@ def resampled(change: Callable[[list[Sample]], list[Sample]]) -> Callable[[Run, 
     """Plants `change` behind credit."""
 
     def plant(run: Run, patch: Patch) -> None:
-        patch.setattr(loop, "assign_credit", lambda *a, **k: change(assign_credit(*a, **k)))
+        patch.setattr(assemble, "assign_credit", lambda *a, **k: change(assign_credit(*a, **k)))
 
     return plant
 
@@ -101,7 +101,7 @@ def asked(change: Callable[[SamplingParams], SamplingParams]) -> Callable[[Run, 
     """Plants an engine that does not as it is asked."""
 
     def plant(run: Run, patch: Patch) -> None:
-        engine = run.engines[0]
+        engine = run.inference.engines[0]
         generate = engine.generate
 
         async def otherwise(

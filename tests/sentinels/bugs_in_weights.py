@@ -19,7 +19,7 @@ Patch = pytest.MonkeyPatch
 
 
 def the_engine_has_weights_of_its_own(run: Run, patch: Patch) -> None:
-    patch.setattr(run.engines[0], "_decoder", _copy(run))
+    patch.setattr(run.inference.engines[0], "_decoder", _copy(run))
 
 
 def the_engine_is_coarser(run: Run, patch: Patch) -> None:
@@ -28,12 +28,12 @@ def the_engine_is_coarser(run: Run, patch: Patch) -> None:
     with torch.no_grad():
         for weight in decoder.module.parameters():
             weight.copy_(weight.bfloat16())
-    patch.setattr(run.engines[0], "_decoder", decoder)
+    patch.setattr(run.inference.engines[0], "_decoder", decoder)
 
 
 def the_engine_gets_half_of_the_weights(run: Run, patch: Patch) -> None:
     decoder = _copy(run)
-    patch.setattr(run.engines[0], "_decoder", decoder)
+    patch.setattr(run.inference.engines[0], "_decoder", decoder)
     push = InProcessSync.push
 
     async def half(self: InProcessSync, learner: Any, engines: Any) -> int:
@@ -72,7 +72,7 @@ def engines_keep_their_version(run: Run, patch: Patch) -> None:
 
 
 def the_engine_is_a_version_behind(run: Run, patch: Patch) -> None:
-    run.engines[0].policy_version -= 1
+    run.inference.engines[0].policy_version -= 1
 
 
 def the_engine_stays_where_it_was(run: Run, patch: Patch) -> None:

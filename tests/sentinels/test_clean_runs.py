@@ -10,9 +10,9 @@ from tests.fakes.small_runs import rows, small_config
 from tests.sentinels.planted import IN_REWARD, KL, begun, go_on, said
 
 from skyfleet.envs.env import Env
+from skyfleet.sentinels.build import acting_of
 from skyfleet.sentinels.registry import ROSTER
 from skyfleet.tasks.task import Grade, Task
-from skyfleet.trainer.assemble_watch import acting_of
 from skyfleet.worlds.catalog import get_world
 
 PAIRS = "generator.n_samples_per_prompt=2"

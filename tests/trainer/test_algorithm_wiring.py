@@ -13,12 +13,12 @@ from tests.fakes.small_runs import rows, small_config
 
 from skyfleet.envs import registry
 from skyfleet.errors import ModelError, SkyfleetError
+from skyfleet.learner.factory import build_learner, learner_settings
 from skyfleet.models.decoder import Decoder
-from skyfleet.trainer.assemble_learner import assemble_learner, learner_settings
-from skyfleet.trainer.assemble_policy import load_policy_model
-from skyfleet.trainer.assemble_watch import acting_of, build_invariants
-from skyfleet.trainer.schedule import Schedule
-from skyfleet.trainer.tasks import training_tasks
+from skyfleet.sentinels.build import acting_of, build_invariants
+from skyfleet.trainer.limits import build_limits
+from skyfleet.trainer.load_policy import load_policy_model
+from skyfleet.trainer.tasks import load_training_tasks
 from skyfleet.trainer.training_run import run_training
 from skyfleet.trajectories.archive import read_trajectories, train_path
 from skyfleet.trajectories.trajectory import Ending
@@ -181,7 +181,9 @@ def test_logprobs_may_be_as_far_apart_as_what_computes_them_makes_them(
         monkeypatch.setattr(Decoder, "device", torch.device("cuda"))
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     config = small_config(tmp_path, f"generator.backend={backend}")
-    expected = build_invariants(config, decoder, Schedule(total_steps=1), envs=[])
+    expected = build_invariants(
+        config, decoder, build_limits(config), envs=[], reference_interval=-1
+    )
     assert (expected.logprob_tolerance, expected.reference_tolerance) == (to_engine, to_reference)
     settings = learner_settings(config, decoder, total_steps=1)
     assert settings.recompute_old_logprobs == (to_engine > 0.001)
@@ -194,6 +196,6 @@ def test_kl_cov_asks_the_learner_itself_whose_distance_to_itself_is_none(tmp_pat
 
 async def test_a_reference_that_cannot_be_read_is_refused_by_its_own_key(tmp_path: Path) -> None:
     config = small_config(tmp_path, "trainer.ref.model.path=/nowhere")
-    policy_model = await load_policy_model(config, training_tasks(config), open_moody)
+    policy_model = await load_policy_model(config, load_training_tasks(config), open_moody)
     with pytest.raises(ModelError, match=r"^trainer\.ref\.model\.path='/nowhere': "):
-        assemble_learner(config, policy_model, lambda: tmp_path, total_steps=1)
+        build_learner(config, policy_model, lambda: tmp_path, total_steps=1)

@@ -15,16 +15,16 @@ from skyfleet.chat.message import Message
 from skyfleet.cli.serve import _app
 from skyfleet.config.root import RunConfig
 from skyfleet.engines import http_client as posting
+from skyfleet.engines.factory import build_sampling_params
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import Observation
 from skyfleet.envs.registry import env_factory
 from skyfleet.errors import ConfigError
 from skyfleet.rollouts.episode import collect
 from skyfleet.rollouts.native import NativeConversation
-from skyfleet.trainer.assemble_policy import build_sampling_params
-from skyfleet.trainer.assemble_voice import open_inference_client
 from skyfleet.trainer.limits import build_limits
-from skyfleet.trainer.sources import load_sources
+from skyfleet.trainer.policy_client import open_inference_client
+from skyfleet.trainer.tasks import load_sources
 from skyfleet.trainer.training_run import run_training
 from skyfleet.trajectories.trajectory import Trajectory
 
@@ -70,7 +70,7 @@ async def played(config: RunConfig, folder: Path | None = None) -> list[Trajecto
         groups = await collect(
             tasks,
             env_factory(config),
-            policy_client.policy(sampling),
+            policy_client.agent(sampling),
             build_limits(config),
             n_samples=1,
             max_concurrent=8,
@@ -103,7 +103,7 @@ async def test_native_tool_calling_needs_the_generators_word_and_the_environment
     async with open_inference_client(
         small_config(trained, *flags), model_of(trained)
     ) as policy_client:
-        start = policy_client.policy(SamplingParams(max_generate_length=4))
+        start = policy_client.agent(SamplingParams(max_generate_length=4))
         native = isinstance(start(task, opening, "s"), NativeConversation)
     assert native == (len(flags) == 2)
     assert ("does nothing while" in caplog.text) == (len(flags) == 1)

@@ -15,7 +15,7 @@ from skyfleet.errors import CheckpointError, ConfigError, ModelError, SkyfleetEr
 from skyfleet.storage.local import discard
 from skyfleet.tasks.loading import write_tasks
 from skyfleet.tasks.task import RecordedCall
-from skyfleet.trainer.tasks import check_apart, training_tasks
+from skyfleet.trainer.tasks import check_disjoint, load_training_tasks
 from skyfleet.trainer.training_run import run_training
 from skyfleet.worlds.catalog import tasks_from_source, world_tasks
 
@@ -139,7 +139,7 @@ async def test_a_quarantine_in_the_current_folder_is_honoured_without_a_word(
     error = await refusal(tmp_path / "run")
     assert "1 tasks in quarantine (quarantine.jsonl), such as" in str(error)
     config = small_config(tmp_path / "run", "data.allow_quarantined=true")
-    assert task in training_tasks(config)
+    assert task in load_training_tasks(config)
 
 
 async def test_a_filter_that_names_an_unknown_environment_is_refused(tmp_path: Path) -> None:
@@ -173,11 +173,11 @@ async def test_a_refused_run_leaves_no_folder(
 async def test_settings_that_do_not_fit_are_refused_before_anything_is_drawn(
     tmp_path: Path, key: str
 ) -> None:
-    said: list[str] = []
+    progress: list[str] = []
     config = small_config(tmp_path, f"trainer.algorithm.{key}=bisect:bisect")
     with pytest.raises(ConfigError, match=f"{key}='bisect:bisect' is called with .* missing a"):
-        await run_training(config, say=said.append)
-    assert said == ["loading torch and transformers"]
+        await run_training(config, on_progress=progress.append)
+    assert progress == ["loading torch and transformers"]
 
 
 async def test_a_refused_resumption_leaves_the_run_as_it_was(tmp_path: Path) -> None:
@@ -207,14 +207,14 @@ def test_what_is_trained_on_measures_nothing_unless_it_is_meant_to() -> None:
     unseen = world_tasks("github", split="unseen_tasks", count=30)
     n_shared = len({task.key for task in train} & {task.key for task in unseen})
     with pytest.raises(ConfigError) as caught:
-        check_apart(train, {"far": [], "near": unseen}, allow=False)
+        check_disjoint(train, {"far": [], "near": unseen}, allow=False)
     assert n_shared > 0
     assert str(caught.value).startswith(
         f"data.val_data.near holds {n_shared} of its 30 tasks, such as 'github-"
     )
     assert "or set data.allow_overlap=true" in str(caught.value)
-    check_apart(train, {"near": unseen}, allow=True)
-    check_apart(world_tasks("github", split="train", count=60), {"near": unseen}, allow=False)
+    check_disjoint(train, {"near": unseen}, allow=True)
+    check_disjoint(world_tasks("github", split="train", count=60), {"near": unseen}, allow=False)
     said_again = train[0].model_copy(update={"key": "other", "prompt": train[0].prompt.upper()})
     with pytest.raises(ConfigError, match=r"data.val_data.val holds 1 of its 1 tasks.*'other'"):
-        check_apart(train, {"val": [said_again]}, allow=False)
+        check_disjoint(train, {"val": [said_again]}, allow=False)

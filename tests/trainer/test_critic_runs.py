@@ -10,15 +10,13 @@ from tests.fakes.moody_world import open_moody
 from tests.fakes.small_runs import rows, small_config
 from tests.trainer.interrupting import interrupted
 
-from skyfleet.algorithms.credit_assignment import assign_credit
 from skyfleet.config.root import RunConfig
 from skyfleet.envs import registry
 from skyfleet.errors import ConfigError, ModelError
 from skyfleet.trainer.assemble import assemble
-from skyfleet.trainer.loop import play
 from skyfleet.trainer.training_run import run_training
 
-ROLLOUT = "skyfleet.trainer.loop:collect"
+ROLLOUT = "skyfleet.trainer.rollouts:collect"
 GAE = (
     *("trainer.algorithm.advantage_estimator=gae", "trainer.critic.model.path=tiny"),
     *("trainer.critic.optimizer_config.lr=0.001", "trainer.algorithm.use_kl_loss=false"),
@@ -38,8 +36,8 @@ def gae_config(folder: Path, *overrides: str) -> RunConfig:
 
 async def test_on_a_batch_played_once_the_critics_loss_falls(tmp_path: Path) -> None:
     run = await assemble(gae_config(tmp_path, "trainer.algorithm.value_clip=null"))
-    _, kept = await play(run, 1, lambda _: None)
-    samples = assign_credit(kept.groups, run.estimate)
+    _, kept = await run.rollouts.collect(1, lambda _: None)
+    samples = run.compute_samples(kept.groups)
     reports = [await run.learner.step(samples) for _ in range(3)]
     await run.close()
     losses = [report.metrics["critic/critic_loss"] for report in reports]

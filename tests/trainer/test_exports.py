@@ -16,7 +16,7 @@ from skyfleet.envs import registry
 from skyfleet.trainer.training_run import run_training
 from skyfleet.trajectories.archive import read_trajectories, train_path
 
-ROLLOUT = "skyfleet.trainer.loop:collect"
+ROLLOUT = "skyfleet.trainer.rollouts:collect"
 NO_EVALUATION = "data.val_data=[]"
 FOLLOWS = ("trainer.update_ref_every_epoch=true", NO_EVALUATION)
 

@@ -6,11 +6,11 @@ import gc
 
 import pytest
 
-from skyfleet.trainer.garbage import settled
+from skyfleet.trainer.training_run import tuned_gc
 
 
 def fail_while_settled(seen: list[object]) -> None:
-    with settled():
+    with tuned_gc():
         seen += [gc.get_threshold(), gc.get_freeze_count()]
         raise RuntimeError("failed")
 

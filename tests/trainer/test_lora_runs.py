@@ -21,9 +21,9 @@ from skyfleet.config.root import RunConfig
 from skyfleet.envs import registry
 from skyfleet.envs.registry import env_factory
 from skyfleet.errors import ConfigError, ModelError
+from skyfleet.learner.factory import load_auxiliary_model
 from skyfleet.models.loading import load_model
-from skyfleet.trainer.assemble_policy import load_policy_model
-from skyfleet.trainer.assemble_reference import read_beside
+from skyfleet.trainer.load_policy import load_policy_model
 from skyfleet.trainer.training_run import run_training
 
 LORA = ("trainer.policy.model.lora.rank=4", "trainer.policy.model.lora.alpha=8")
@@ -64,7 +64,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 async def test_adapters_are_trained_saved_and_taken_up_again(base: Path, tmp_path: Path) -> None:
     straight, broken = (lora_config(tmp_path / name, base) for name in ("straight", "broken"))
     await run_training(straight)
-    await interrupted(broken, "skyfleet.trainer.loop:collect", call=3, loops=3)
+    await interrupted(broken, "skyfleet.trainer.rollouts:collect", call=3, loops=3)
     await run_training(broken)
     metrics = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("straight", "broken")]
     assert metrics[0] == metrics[1]
@@ -153,7 +153,7 @@ async def test_another_model_beside_the_policy_is_stretched_with_it(
     overrides = (f"trainer.policy.model.path={base}", *BASE, spelling)
     config = small_config(tmp_path, *overrides, f"trainer.ref.model.path={other}")
     policy_model = await load_policy_model(config, [], env_factory(config))
-    module = read_beside(config, policy_model, str(other), key="trainer.ref.model.path")
+    module = load_auxiliary_model(config, policy_model, str(other), key="trainer.ref.model.path")
     for read in (policy_model.loaded.module.config, module.config):
         assert isinstance(read, PretrainedConfig)
         assert read.max_position_embeddings == 2200

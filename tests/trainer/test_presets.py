@@ -12,8 +12,7 @@ from skyfleet.config.loading import load_config, load_config_file
 from skyfleet.config.root import RunConfig
 from skyfleet.config.rules import unsupported, untrainable
 from skyfleet.config.warnings import remarks
-from skyfleet.trainer.sources import load_sources
-from skyfleet.trainer.tasks import check_apart, training_tasks
+from skyfleet.trainer.tasks import check_disjoint, load_sources, load_training_tasks
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 PRESETS = sorted(CONFIGS.glob("*.yaml"))
@@ -54,8 +53,8 @@ def test_a_preset_names_no_file_that_a_clone_does_not_have(path: Path) -> None:
 def test_what_a_preset_trains_on_is_apart_from_what_it_measures(path: Path) -> None:
     config = load_config(re.sub(r"count=\d+", "count=3", path.read_text()))
     eval_sets = {name: load_sources(s, key=name) for name, s in config.data.eval_sets.items()}
-    tasks = training_tasks(config)
-    check_apart(tasks, eval_sets, allow=False)
+    tasks = load_training_tasks(config)
+    check_disjoint(tasks, eval_sets, allow=False)
     assert len(tasks) == 3 * len(config.data.train_data)
 
 

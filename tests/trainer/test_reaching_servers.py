@@ -15,6 +15,7 @@ from tests.fakes.tiny_speaker import DIMENSIONS
 
 from skyfleet.cli.serve import _app
 from skyfleet.config.root import RunConfig
+from skyfleet.engines.factory import build_sampling_params, connect_servers
 from skyfleet.engines.http_client import Endpoint
 from skyfleet.engines.servers import KEY_VARIABLE
 from skyfleet.envs.registry import env_factory
@@ -22,11 +23,9 @@ from skyfleet.errors import ConfigError
 from skyfleet.models.loading import Loaded, save_model
 from skyfleet.models.tiny import build_tiny, train_tokenizer
 from skyfleet.rollouts.episode import collect
-from skyfleet.trainer.assemble_engines import reach_servers
-from skyfleet.trainer.assemble_policy import build_sampling_params
-from skyfleet.trainer.assemble_voice import open_inference_client
 from skyfleet.trainer.limits import build_limits
-from skyfleet.trainer.sources import load_sources
+from skyfleet.trainer.policy_client import open_inference_client
+from skyfleet.trainer.tasks import load_sources
 from skyfleet.trajectories.trajectory import Ending, Trajectory
 
 NATIVE = (
@@ -78,7 +77,7 @@ class Hanging:
 async def played(config: RunConfig) -> list[Trajectory]:
     tasks = load_sources([TRAIN], key="data.train_data")
     async with open_inference_client(config, None) as policy_client:
-        policy = policy_client.policy(
+        policy = policy_client.agent(
             build_sampling_params(config.generator.eval_sampling_params, seed=0)
         )
         limits = build_limits(config)
@@ -108,7 +107,7 @@ async def test_a_server_that_hangs_loses_no_episode(
 
 async def opened(config: RunConfig) -> list[Any]:
     async with AsyncExitStack() as stack:
-        engines, chats = await reach_servers(config, stack)
+        engines, chats = await connect_servers(config, stack)
         return [*engines, *chats]
 
 

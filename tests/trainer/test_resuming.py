@@ -24,7 +24,7 @@ from skyfleet.trainer.training_run import FREE_KEYS, run_training
 from skyfleet.trajectories.index import entries_of
 
 WARM_START = "skyfleet.learner.single:SingleLearner.imitate"
-ROLLOUT = "skyfleet.trainer.loop:collect"
+ROLLOUT = "skyfleet.trainer.rollouts:collect"
 EVALUATION = "skyfleet.evaluation.evaluate:collect"
 LEARNING = "skyfleet.learner.single:SingleLearner.step"
 PUSH, SLEEP, WAKE = (
@@ -94,10 +94,10 @@ async def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(
 ) -> None:
     config = small_config(tmp_path)
     await interrupted(config, within, call=call, loops=loops)
-    table = await run_training(config)
+    outcome = await run_training(config)
     assert metrics(tmp_path) == metrics(straight)
     assert episodes(tmp_path) == episodes(straight)
-    assert table == (straight / "results.md").read_text()
+    assert outcome.table == (straight / "results.md").read_text()
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from skyfleet.config.loading import load_config_file
 from skyfleet.envs import registry
 from skyfleet.evaluation.model_selection import Best
 from skyfleet.evaluation.report import EvalReport
-from skyfleet.trainer import evaluating
+from skyfleet.trainer import evaluation
 from skyfleet.trainer import training_run as session
 from skyfleet.trainer.tasks import build_schedule
 from skyfleet.trainer.training_run import run_training
@@ -43,7 +43,7 @@ async def test_a_run_leaves_its_configuration_metrics_episodes_checkpoints_and_r
     tmp_path: Path,
 ) -> None:
     config = small_config(tmp_path)
-    table = await run_training(config)
+    outcome = await run_training(config)
     assert load_config_file(tmp_path / "config.yaml") == config
     assert [row["step"] for row in rows(tmp_path)] == [0, 1, 2, 3]
     assert [len(attempts(tmp_path, step)) for step in (1, 2, 3)] == [8, 8, 8]
@@ -53,10 +53,10 @@ async def test_a_run_leaves_its_configuration_metrics_episodes_checkpoints_and_r
     assert evaluated == {(name, step) for name in ("unseen", "elsewhere") for step in steps}
     saved = {path.name for path in (tmp_path / "checkpoints").glob("global_step_*")}
     assert saved == {"global_step_0", "global_step_2", "global_step_3"}
-    assert table == (tmp_path / "results.md").read_text()
-    assert table is not None
-    assert "unseen" in table
-    assert "elsewhere" in table
+    assert outcome.table == (tmp_path / "results.md").read_text()
+    assert outcome.table is not None
+    assert "unseen" in outcome.table
+    assert "elsewhere" in outcome.table
     assert "<h1" in (tmp_path / "report.html").read_text()
     dumped = tmp_path / "exports/dumped_evals/global_step_3_evals/unseen"
     assert {path.name for path in dumped.iterdir()} == {"github.jsonl", "aggregated_results.jsonl"}
@@ -65,7 +65,7 @@ async def test_a_run_leaves_its_configuration_metrics_episodes_checkpoints_and_r
 async def test_a_run_without_an_evaluation_set_trains_and_says_nothing_of_scores(
     tmp_path: Path,
 ) -> None:
-    assert await run_training(small_config(tmp_path, "data.val_data=[]")) is None
+    assert (await run_training(small_config(tmp_path, "data.val_data=[]"))).table is None
     assert [row["step"] for row in rows(tmp_path)] == [0, 1, 2, 3]
     assert "trainer/best_step" not in rows(tmp_path)[-1]
 
@@ -74,9 +74,9 @@ async def test_the_best_step_is_logged_named_and_outlives_the_pruning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        evaluating, "best_step", lambda reports: Best(step=min(2, reports[-1].step), looks=())
+        evaluation, "best_step", lambda reports: Best(step=min(2, reports[-1].step), looks=())
     )
-    table = await run_training(
+    outcome = await run_training(
         small_config(
             tmp_path,
             "trainer.max_ckpts_to_keep=1",
@@ -85,8 +85,8 @@ async def test_the_best_step_is_logged_named_and_outlives_the_pruning(
         )
     )
     assert [row["trainer/best_step"] for row in rows(tmp_path)] == [0, 1, 2, 2]
-    assert table is not None
-    assert "Best step, by unseen: 2." in table
+    assert outcome.table is not None
+    assert "Best step, by unseen: 2." in outcome.table
     saved = {path.name for path in (tmp_path / "checkpoints").glob("global_step_*")}
     assert saved == {"global_step_0", "global_step_2", "global_step_3"}
 
@@ -100,7 +100,7 @@ async def test_the_best_step_is_not_forgotten_when_a_run_goes_on_with_another_in
         looked.append([report.step for report in reports])
         return Best(step=reports[-1].step, looks=())
 
-    monkeypatch.setattr(evaluating, "best_step", last)
+    monkeypatch.setattr(evaluation, "best_step", last)
     await run_training(small_config(tmp_path))
     await run_training(
         small_config(tmp_path, "trainer.max_training_steps=5", "trainer.eval_interval=5")
@@ -115,8 +115,8 @@ async def test_a_report_that_cannot_be_written_does_not_cost_the_table(
         raise ValueError("no ink")
 
     monkeypatch.setattr(session, "write_report", broken)
-    table = await run_training(small_config(tmp_path))
-    assert table is not None
+    outcome = await run_training(small_config(tmp_path))
+    assert outcome.table is not None
     assert "the report could not be written: no ink; try `skyfleet report" in caplog.text
 
 

@@ -10,16 +10,17 @@ from tests.fakes.moody_world import MoodyWorld, open_moody
 from tests.fakes.small_runs import rows, small_config
 
 from skyfleet.chat.message import Message
+from skyfleet.engines.factory import build_sampling_params
 from skyfleet.envs import registry
 from skyfleet.envs.env import Step
 from skyfleet.envs.registry import env_factory
 from skyfleet.rollouts.conversation import CUT
 from skyfleet.rollouts.episode import run_episode
 from skyfleet.tasks.task import Task
-from skyfleet.trainer.assemble_policy import build_sampling_params, load_policy_model
-from skyfleet.trainer.assemble_voice import open_policy_client
 from skyfleet.trainer.limits import build_limits
-from skyfleet.trainer.tasks import training_tasks
+from skyfleet.trainer.load_policy import load_policy_model
+from skyfleet.trainer.policy_client import open_policy_client
+from skyfleet.trainer.tasks import load_training_tasks
 from skyfleet.trainer.training_run import run_training
 from skyfleet.trajectories.archive import read_trajectories, train_path
 from skyfleet.worlds.catalog import get_world
@@ -57,11 +58,11 @@ def _moody(monkeypatch: pytest.MonkeyPatch) -> None:
 async def spoken(folder: Path, *overrides: str) -> str:
     """What the policy was shown and said in its first episode of more than a turn, up to its end."""
     config = small_config(folder, *SHORT, *overrides)
-    tasks, open_env = training_tasks(config), env_factory(config)
+    tasks, open_env = load_training_tasks(config), env_factory(config)
     policy_model = await load_policy_model(config, tasks, open_env)
     async with open_policy_client(config, policy_model) as policy_client:
         for seed in range(100):
-            policy = policy_client.policy(
+            policy = policy_client.agent(
                 build_sampling_params(config.generator.sampling_params, seed=seed)
             )
             episode = await run_episode(tasks[0], open_env, policy, build_limits(config))

@@ -21,7 +21,7 @@ from skyfleet.engines import http_client as posting
 from skyfleet.engines import vllm_worker
 from skyfleet.errors import ConfigError, SentinelError
 from skyfleet.models.loading import Loaded, load_model
-from skyfleet.trainer.assemble_voice import open_inference_client
+from skyfleet.trainer.policy_client import open_inference_client
 from skyfleet.trainer.training_run import run_training
 
 SHORT = ("data.val_data=[]", "trainer.max_training_steps=1", "trainer.warm_start.steps=1")

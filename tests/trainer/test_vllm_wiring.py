@@ -20,13 +20,13 @@ from tests.fakes.small_runs import rows, small_config
 
 from skyfleet.chat.transcript import Completion
 from skyfleet.engines.engine import Engine
+from skyfleet.engines.factory import check_gpus, vllm_settings
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs import registry
 from skyfleet.errors import ConfigError, MissingExtraError
 from skyfleet.learner.learner import Learner
 from skyfleet.trainer import assemble
-from skyfleet.trainer.assemble_engines import check_gpus, vllm_settings
-from skyfleet.trainer.assemble_voice import open_inference_client
+from skyfleet.trainer.policy_client import open_inference_client
 from skyfleet.trainer.training_run import run_training
 from skyfleet.weight_sync.sync import PausedSync
 
@@ -98,7 +98,7 @@ async def test_without_vllm_its_extra_is_named_before_anything_is_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr(assemble, "assemble_tasks", None)
+    monkeypatch.setattr(assemble, "load_run_tasks", None)
     with pytest.raises(MissingExtraError, match="vllm is not installed; it comes with the extra"):
         await run_training(small_config(tmp_path, *VLLM))
 
@@ -224,7 +224,7 @@ async def test_one_gpu_takes_one_engine_and_a_learner_shares_it_with_no_other_gp
     split = small_config(tmp_path, *VLLM, "generator.inference_engine_tensor_parallel_size=2")
     check_gpus(two, learns=True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(assemble, "assemble_tasks", None)
+    monkeypatch.setattr(assemble, "load_run_tasks", None)
     refused = r"here one vLLM speaks, on one GPU while it is trained; set both to 1"
     for config in (two, split):
         with pytest.raises(ConfigError, match=refused):

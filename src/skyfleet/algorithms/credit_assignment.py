@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from math import fsum
 
-from skyfleet.algorithms.advantages import BatchEstimator, Estimator, GroupEstimator
+from skyfleet.algorithms.advantages import (
+    BatchEstimator,
+    Estimator,
+    GroupEstimator,
+    estimator_of,
+    normalize_batch,
+    split_turns,
+)
 from skyfleet.algorithms.sample import Sample, runs_of
 from skyfleet.chat.transcript import Transcript
+from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError
 from skyfleet.trajectories.trajectory import Group, Trajectory
 
@@ -112,3 +121,26 @@ def advantage_metrics(samples: Sequence[Sample]) -> dict[str, float]:
         "loss/avg_raw_advantages": fsum(values) / len(values),
         "loss/avg_raw_advantages_abs": fsum(map(abs, values)) / len(values),
     }
+
+
+def compute_advantages(config: RunConfig, samples: Sequence[Sample]) -> list[Sample]:
+    """Advantages of the configured estimator, normalized and split per turn if configured."""
+    algorithm = config.trainer.algorithm
+    with_advantages = credit(samples, estimator_of(algorithm))
+    if algorithm.advantage_batch_normalize:
+        with_advantages = normalize_batch(with_advantages)
+    if config.generator.step_wise_trajectories:
+        return split_turns(with_advantages)
+    return with_advantages
+
+
+def build_estimator(config: RunConfig) -> Estimator:
+    """The estimator the training loop uses on a batch.
+
+    With KL in the reward the learner computes the advantages again, after it has the penalties.
+    """
+    algorithm = config.trainer.algorithm
+    whole_batch = algorithm.advantage_batch_normalize or config.generator.step_wise_trajectories
+    if whole_batch and not algorithm.use_kl_in_reward:
+        return BatchEstimator(credit=partial(compute_advantages, config))
+    return estimator_of(algorithm)

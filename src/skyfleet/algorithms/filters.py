@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
+from skyfleet.algorithms.advantages import BatchEstimator, estimator_of
+from skyfleet.config.root import RunConfig
 from skyfleet.errors import NoLearningSignalError
 from skyfleet.trajectories.trajectory import Ending, Group, Trajectory, describe_ungraded
 
@@ -181,3 +183,64 @@ def _copy(group: Group, number: int) -> Group:
     key = f"{group.task_key} (copy {number})"
     trajectories = tuple(replace(t, task_key=key) for t in group.trajectories)
     return replace(group, task_key=key, trajectories=trajectories)
+
+
+def build_filter(config: RunConfig) -> Callable[[Sequence[Group]], FilterResult]:
+    """All groups a step has played so far -> what to learn from, or that more are wanted."""
+    algorithm, generator = config.trainer.algorithm, config.generator
+    at_least = 1 if isinstance(estimator_of(algorithm), BatchEstimator) else 2
+
+    def filter_groups(groups: Sequence[Group]) -> FilterResult:
+        touched: Counter[str] = Counter()
+        if generator.zero_reward_on_non_stop:
+            earned, groups = groups, zero_unfinished(groups)
+            touched["zeroed"] = n_regraded(earned, groups)
+        if algorithm.overlong_buffer_len is not None:
+            earned = groups
+            groups = punish_overlong(
+                groups,
+                max_len=algorithm.overlong_max_len or generator.sampling_params.max_generate_length,
+                buffer_len=algorithm.overlong_buffer_len,
+                penalty_factor=algorithm.overlong_buffer_penalty_factor,
+            )
+            touched["punished"] = n_regraded(earned, groups)
+        kept = _varied(config, groups, at_least)
+        if generator.apply_overlong_filtering:
+            unfinished = [t for group in kept.groups for t in group.graded if t.ending.truncated]
+            touched["overlong"] = len(unfinished)
+        check_sample_batches(
+            kept,
+            groups,
+            batch_size=config.trainer.train_batch_size,
+            max_sample_batches=algorithm.dynamic_sampling.max_sample_batches,
+        )
+        return replace(kept, touched=touched)
+
+    return filter_groups
+
+
+def _varied(config: RunConfig, groups: Sequence[Group], at_least: int) -> FilterResult:
+    algorithm, batch_size = config.trainer.algorithm, config.trainer.train_batch_size
+    dynamic, tolerance = algorithm.dynamic_sampling, algorithm.zero_variance_filter_tol
+    if dynamic.type == "filter":
+        groups = merge_by_task(groups)
+    elif dynamic.type == "replace":
+        groups = groups[-batch_size:]
+    graded = kept = keep_graded(groups, at_least=at_least)
+    if dynamic.type == "filter":
+        kept = fill_batch(graded.groups, batch_size=batch_size, tolerance=tolerance)
+    elif dynamic.type == "replace":
+        kept = replace_uninformative(
+            graded.groups,
+            batch_size=batch_size,
+            min_replace_ratio=dynamic.min_replace_ratio,
+            tolerance=tolerance,
+        )
+    elif algorithm.zero_variance_filter:
+        kept = drop_zero_variance(graded.groups, tolerance=tolerance)
+    # Not `+`, which leaves out what was counted zero times.
+    return FilterResult(
+        groups=kept.groups,
+        dropped=Counter({**graded.dropped, **kept.dropped}),
+        wants_more=kept.wants_more,
+    )

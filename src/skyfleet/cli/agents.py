@@ -92,12 +92,12 @@ async def build_agent(
 
 
 def measured_policy(config: RunConfig, policy_client: PolicyClient) -> AgentFactory:
-    from skyfleet.trainer.assemble_policy import build_sampling_params
+    from skyfleet.engines.factory import build_sampling_params
 
     sampling = build_sampling_params(
         config.generator.eval_sampling_params, seed=config.trainer.seed
     )
-    return policy_client.policy(sampling)
+    return policy_client.agent(sampling)
 
 
 @asynccontextmanager
@@ -110,7 +110,7 @@ async def open_run_policy_client(
     """
     _check_policy(config, checkpoint)
     with torch_needed():
-        from skyfleet.trainer.assemble_voice import open_inference_client
+        from skyfleet.trainer.policy_client import open_inference_client
     folder = None if config.generator.is_remote else policy_folder_of(config, checkpoint)
     async with open_inference_client(config, folder) as policy_client:
         if not config.generator.is_remote:  # a server tells its own

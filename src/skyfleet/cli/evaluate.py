@@ -148,7 +148,7 @@ async def _evaluate(config: RunConfig, sets: dict[str, list[str]], asked: _Asked
     from skyfleet.evaluation.table import score_table
     from skyfleet.tracking.console import ConsoleTracker
     from skyfleet.trainer.limits import build_limits
-    from skyfleet.trainer.sources import load_sources
+    from skyfleet.trainer.tasks import load_sources
 
     open_env, limits = env_factory(config), build_limits(config)
     most, n_samples = config.generator.max_num_seqs, config.generator.eval_n_samples_per_prompt

@@ -41,7 +41,7 @@ def rollout_command(
     """Play one task and watch it, turn by turn."""
     from rich.console import Console
 
-    from skyfleet.trainer.sources import load_sources
+    from skyfleet.trainer.tasks import load_sources
 
     if not words and agent == "policy" and checkpoint is None:
         raise ConfigError(

@@ -19,7 +19,7 @@ RunPath = Annotated[Path, typer.Argument(help="A run's folder, such as runs/loca
 def tasks_of(run: RunFolder, entries: Iterable[Entry]) -> dict[str, Task]:
     """By key. Only the sources of the entries' sets are loaded, and of worlds only theirs."""
     from skyfleet.envs.registry import env_factory
-    from skyfleet.trainer.sources import load_sources
+    from skyfleet.trainer.tasks import load_sources
 
     env_factory(run.config)  # a world of your own is known from here on
     wanted = {(entry.set_name, entry.env_key) for entry in entries}

@@ -74,14 +74,12 @@ async def _app(
     from skyfleet.serving.server import serve_app
 
     async with open_run_policy_client(config, checkpoint) as (policy_client, folder):
-        from skyfleet.trainer.assemble_policy import longest_episode
-
         app = serve_app(
             policy_client.engine,
             policy_client.renderer,
             encode=partial(encode, policy_client.tokenizer),
             model=model,
-            max_model_len=longest_episode(config),
+            max_model_len=config.max_episode_tokens,
             api_key=api_key,
             max_sessions=config.generator.max_num_seqs,
             template_kwargs=config.generator.chat_template_kwargs,

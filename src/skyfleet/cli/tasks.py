@@ -25,7 +25,7 @@ Source = Annotated[str, typer.Argument(help="A task file, or world:github?split=
 @tasks_app.command("list")
 def list_command(source: Source, dry_run: DryRun = False) -> None:
     """One line a task: key, difficulty, prompt."""
-    from skyfleet.trainer.sources import load_sources
+    from skyfleet.trainer.tasks import load_sources
 
     tasks = load_sources([source], key="SOURCE")
     if dry_run:
@@ -47,7 +47,7 @@ def export_command(
 ) -> None:
     """Write tasks to a file, as raw rows."""
     from skyfleet.tasks.loading import write_tasks
-    from skyfleet.trainer.sources import load_sources
+    from skyfleet.trainer.tasks import load_sources
 
     tasks = load_sources(sources, key="SOURCE")
     if dry_run:
@@ -60,7 +60,7 @@ def export_command(
 @tasks_app.command("show")
 def show_command(source: Source, key: str, dry_run: DryRun = False) -> None:
     """A whole task: prompt, reference solution, verifier."""
-    from skyfleet.trainer.sources import load_sources
+    from skyfleet.trainer.tasks import load_sources
 
     found = [task for task in load_sources([source], key="SOURCE") if task.key == key]
     if not found:

@@ -50,7 +50,7 @@ def validate_command(
     dry_run: DryRun = False,
 ) -> None:
     """Check that each task can be done, and by nothing less; quarantine what fails."""
-    from skyfleet.trainer.sources import load_sources
+    from skyfleet.trainer.tasks import load_sources
 
     if (teacher is None) != (teacher_model is None):
         raise ConfigError("--teacher and --teacher-model go together; give both or neither")
@@ -88,7 +88,7 @@ def stats_command(
 ) -> None:
     """Per env: tasks, difficulties, reference calls, prompt length, tools."""
     from skyfleet.curation.stats import HEADER, stats_cells, stats_html, stats_of
-    from skyfleet.trainer.sources import load_sources
+    from skyfleet.trainer.tasks import load_sources
 
     tasks = load_sources(sources, key="SOURCE")
     if dry_run:

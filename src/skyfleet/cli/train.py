@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Coroutine
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from skyfleet.cli.arguments import ConfigArgs, DryRun, config_from, show_plan, torch_needed
 from skyfleet.cli.interrupting import cancelled_by_ctrl_c, exit_interrupted
@@ -31,17 +31,17 @@ def train_command(words: ConfigArgs = None, dry_run: DryRun = False) -> None:
         return
     from skyfleet.trainer.training_run import run_training
 
-    say = partial(print, "setting up:", flush=True)
+    progress = partial(print, "setting up:", flush=True)
     try:
         with torch_needed():
-            table = asyncio.run(_until_ended(run_training(config, say=say)))
+            outcome = asyncio.run(_until_ended(run_training(config, on_progress=progress)))
     except (KeyboardInterrupt, _EndedError) as end:
         sent = signal.SIGINT if isinstance(end, KeyboardInterrupt) else signal.SIGTERM
         exit_interrupted(partial(_farewell, config), sent)
     except NoLearningSignalError as error:
         raise type(error)(f"{error}. {_kept(config)}") from None
-    if table:
-        print(f"\n{table}")
+    if outcome.table:
+        print(f"\n{outcome.table}")
     folder = config.trainer.run_path
     print(
         f"The run is in {folder}: config, metrics, trajectories, checkpoints.\n"
@@ -49,11 +49,14 @@ def train_command(words: ConfigArgs = None, dry_run: DryRun = False) -> None:
     )
 
 
+T = TypeVar("T")
+
+
 class _EndedError(Exception):
     """SIGTERM has come."""
 
 
-async def _until_ended(training: Coroutine[Any, Any, str | None]) -> str | None:
+async def _until_ended(training: Coroutine[Any, Any, T]) -> T:
     """SIGTERM, with which clusters end a job, is taken as Ctrl-C is: what was learnt is saved."""
     running = asyncio.ensure_future(cancelled_by_ctrl_c(training))
     told = asyncio.Event()
@@ -89,14 +92,18 @@ def _plan(config: RunConfig) -> list[str]:
     from skyfleet.config.warnings import remarks
     from skyfleet.envs.registry import env_factory
     from skyfleet.tasks.sampling import check_fit
-    from skyfleet.trainer.preflight import check_names
-    from skyfleet.trainer.sources import load_sources
-    from skyfleet.trainer.tasks import build_schedule, check_apart, training_tasks
-    from skyfleet.trainer.training_run import resuming, starting_point
+    from skyfleet.trainer.preflight import check_references
+    from skyfleet.trainer.tasks import (
+        build_schedule,
+        check_disjoint,
+        load_sources,
+        load_training_tasks,
+    )
+    from skyfleet.trainer.training_run import describe_resume, find_resume_checkpoint
 
-    checkpoint = starting_point(config)
+    checkpoint = find_resume_checkpoint(config)
     env_factory(config)
-    check_names(config)
+    check_references(config)
     if config.trainer.sentinels.modes:
         with torch_needed():
             from skyfleet.sentinels.registry import build_modes
@@ -107,7 +114,7 @@ def _plan(config: RunConfig) -> list[str]:
             from skyfleet.algorithms.losses.registry import build_policy_loss
 
             build_policy_loss(config.trainer.algorithm)
-    tasks = training_tasks(config)
+    tasks = load_training_tasks(config)
     check_fit(tasks, config.trainer.train_batch_size, config.trainer.min_samples_per_env)
     schedule = build_schedule(config, n_tasks=len(tasks))
     envs = ", ".join(f"{n} {env}" for env, n in Counter(t.env_key for t in tasks).items())
@@ -119,12 +126,12 @@ def _plan(config: RunConfig) -> list[str]:
         "episodes",
     ]
     if checkpoint:
-        plan.append(resuming(config, checkpoint))
+        plan.append(describe_resume(config, checkpoint))
     eval_sets = {
         name: load_sources(sources, key=f"data.val_data.{name}")
         for name, sources in config.data.eval_sets.items()
     }
-    check_apart(tasks, eval_sets, allow=config.data.allow_overlap)
+    check_disjoint(tasks, eval_sets, allow=config.data.allow_overlap)
     if any(map(schedule.evaluates_at, range(schedule.total_steps + 1))):
         plan += [f"evaluating {name} on {len(held)} tasks" for name, held in eval_sets.items()]
     return plan + remarks(config)

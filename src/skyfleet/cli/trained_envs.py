@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def trained_envs_of(config: RunConfig) -> tuple[frozenset[str] | None, list[str]]:
     """As training would have it; None, and why, where nothing says what is trained on."""
-    from skyfleet.trainer.sources import load_sources
+    from skyfleet.trainer.tasks import load_sources
     from skyfleet.worlds.catalog import add_world
 
     data = config.data

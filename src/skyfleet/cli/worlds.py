@@ -73,7 +73,7 @@ def serve_command(
     dry_run: DryRun = False,
 ) -> None:
     """Serve embedded worlds to agents that speak OpenEnv, MCP or Fleet's API."""
-    from skyfleet.trainer.sources import load_sources
+    from skyfleet.trainer.tasks import load_sources
     from skyfleet.worlds.catalog import get_world
 
     tasks = load_sources(sources, key="SOURCE")

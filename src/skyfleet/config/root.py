@@ -16,3 +16,12 @@ class RunConfig(Section):
     trainer: Trainer = Trainer()
     generator: Generator = Generator()
     environment: Environment = Environment()
+
+    @property
+    def max_episode_tokens(self) -> int:
+        """The longest token sequence of an episode: a prompt at its limit and one more completion."""
+        generator = self.generator
+        return generator.max_input_length + max(
+            generator.sampling_params.max_generate_length,
+            generator.eval_sampling_params.max_generate_length,
+        )

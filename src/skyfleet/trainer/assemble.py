@@ -1,16 +1,16 @@
-"""Assemble: the one door through which configuration becomes objects."""
+"""Wiring: build every component of a training run from its configuration."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
-from skyfleet.algorithms.advantages import Estimator
-from skyfleet.algorithms.filters import FilterResult
+from skyfleet.algorithms.credit_assignment import assign_credit, build_estimator
+from skyfleet.algorithms.filters import build_filter
 from skyfleet.algorithms.losses.registry import build_policy_loss
 from skyfleet.algorithms.sample import Sample
 from skyfleet.checkpoints.checkpoint import Checkpoint, JsonPart, checkpoint_folder
@@ -19,57 +19,71 @@ from skyfleet.config.explain import flatten
 from skyfleet.config.root import RunConfig
 from skyfleet.config.rules import check_trainable
 from skyfleet.config.warnings import remarks
+from skyfleet.engines.factory import build_engine_offload, build_sampling_params, check_gpus
 from skyfleet.envs.env import EnvFactory
 from skyfleet.envs.registry import env_factory
 from skyfleet.learner.critic import Critic
+from skyfleet.learner.factory import build_critic, build_learner
+from skyfleet.learner.policy_model import PolicyModel
 from skyfleet.learner.single import SingleLearner
+from skyfleet.models.loading import Loaded
 from skyfleet.rollouts.conversation import AgentFactory
+from skyfleet.sentinels.build import build_checker
 from skyfleet.sentinels.constant_metrics import constant_metrics
 from skyfleet.sentinels.loss_recorder import LossRecorder
 from skyfleet.sentinels.recording_engine import RecordingEngine
+from skyfleet.tasks.task import Task
 from skyfleet.tracking.console import ConsoleTracker
 from skyfleet.tracking.step_log import StepLog
 from skyfleet.tracking.tracker import Tracker, make_trackers
-from skyfleet.trainer.assemble_critic import assemble_critic
-from skyfleet.trainer.assemble_engines import check_gpus
-from skyfleet.trainer.assemble_evals import assemble_evals
-from skyfleet.trainer.assemble_exports import build_exports
-from skyfleet.trainer.assemble_learner import assemble_learner, build_estimator, build_filter
-from skyfleet.trainer.assemble_policy import PolicyModel, build_sampling_params, load_policy_model
-from skyfleet.trainer.assemble_sync import build_engine_offload, build_weight_sync
-from skyfleet.trainer.assemble_tasks import RunTasks, assemble_tasks
-from skyfleet.trainer.assemble_voice import open_policy_client
-from skyfleet.trainer.assemble_watch import assemble_watch
-from skyfleet.trainer.demonstrations import demonstrate
+from skyfleet.trainer.callbacks import Callbacks
+from skyfleet.trainer.evaluation import Evaluator
+from skyfleet.trainer.exports import Exports
 from skyfleet.trainer.limits import build_limits
-from skyfleet.trainer.policy_client import PolicyClient
-from skyfleet.trainer.preflight import check_names
-from skyfleet.trainer.run import Run
-from skyfleet.trainer.saving import parts
-from skyfleet.trainer.schedule import Schedule
-from skyfleet.trainer.state import TrainerState
-from skyfleet.trajectories.trajectory import Group
-from skyfleet.weight_sync.sync import WeightSync
+from skyfleet.trainer.load_policy import load_policy_model
+from skyfleet.trainer.policy_client import PolicyClient, open_policy_client
+from skyfleet.trainer.preflight import check_references
+from skyfleet.trainer.rollouts import RolloutCollector
+from skyfleet.trainer.run import Inference, Run, TrainerState, WarmStart, checkpoint_parts
+from skyfleet.trainer.sft import collect_demonstrations
+from skyfleet.trainer.tasks import RunTasks, load_run_tasks
+from skyfleet.weight_sync.sync import build_weight_sync
 
 logger = logging.getLogger(__name__)
 
-Say = Callable[[str], None]
+OnProgress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenObjects:
+    """Components passed as Python objects; what is None is built from the configuration."""
+
+    open_env: EnvFactory | None = None
+    train_tasks: Sequence[Task] | None = None
+    eval_sets: Mapping[str, Sequence[Task]] | None = None
+    model: Loaded | None = None
+    callbacks: Callbacks = field(default_factory=Callbacks)
 
 
 async def assemble(
-    config: RunConfig, *, checkpoint: Checkpoint | None = None, say: Say = lambda _: None
+    config: RunConfig,
+    *,
+    checkpoint: Checkpoint | None = None,
+    given: GivenObjects | None = None,
+    on_progress: OnProgress = lambda _: None,
 ) -> Run:
-    """`checkpoint` is what the run goes on from, instead of the weights that are configured.
+    """Build the run; `checkpoint` replaces the configured weights with saved ones.
 
-    Whatever is refused is refused before the run's folder is touched. `say` is told what takes its
-    time, before it is done.
+    All validation happens before the run directory is written. `on_progress` gets one line before
+    every slow part.
     """
+    given = given or GivenObjects()
     check_trainable(config)
     for sentence in remarks(config):
         logger.warning("%s", sentence)
-    # What is only named wrongly is said before minutes are spent on drawing tasks.
-    open_env = env_factory(config)
-    check_names(config)
+    # References are checked first: generating tasks can take minutes.
+    open_env = given.open_env or env_factory(config)
+    check_references(config, model_is_given=given.model is not None)
     build_policy_loss(config.trainer.algorithm)
     starts_vllm = config.generator.backend == "vllm" and not config.generator.is_remote
     if starts_vllm:
@@ -77,38 +91,56 @@ async def assemble(
     state = TrainerState()
     if checkpoint:
         load_checkpoint(checkpoint, {"trainer": JsonPart(state)})
-    say("reading the tasks to train on and to measure with")
-    tasks = assemble_tasks(config)
+    on_progress("loading the training and evaluation tasks")
+    tasks = load_run_tasks(config, train_tasks=given.train_tasks, eval_sets=given.eval_sets)
     policy_folder = checkpoint.folder / "policy" if checkpoint else None
-    say(f"making the policy: {policy_folder or config.trainer.policy.model.path}")
-    # Saved adapters go on from the weights they were trained on, not from those merged with them.
+    on_progress(f"loading the policy: {policy_folder or config.trainer.policy.model.path}")
+    # LoRA adapters are loaded onto the base weights, not onto weights merged with them.
     weights_folder = None if config.trainer.policy.model.lora.rank else policy_folder
     policy_model = await load_policy_model(
-        config, tasks.train, open_env, policy_folder=weights_folder
+        config, tasks.train, open_env, policy_folder=weights_folder, model=given.model
     )
-    # Before an engine starts: a reference may be named wrongly.
-    learning = _learning(config, policy_model, state, total_steps=tasks.schedule.total_steps)
+    # Before an engine starts, because the reference may not load.
+    learning = _build_learning(config, policy_model, state, tasks.schedule.total_steps)
     warm = state.warm_start_step >= tasks.schedule.warm_start_steps
     demonstrations = (
-        [] if warm else await _demonstrations(config, tasks, open_env, policy_model, say)
+        []
+        if warm
+        else await _collect_demonstrations(config, tasks, open_env, policy_model, on_progress)
     )
     if starts_vllm:
-        say("starting vLLM")
+        on_progress("starting vLLM")
     async with AsyncExitStack() as opened:
-        opening = open_policy_client(config, policy_model, folder=policy_folder, learns=True)
-        policy_client = await opened.enter_async_context(opening)
-        if checkpoint:
-            _load(checkpoint, tasks, learning, policy_client)
-        sync = build_weight_sync(config, policy_model, policy_client)
-        if config.generator.is_remote:
-            # Whoever started them gave them other weights, and so did the run before.
-            say("handing the policy to the servers")
-            await sync.push(learning.learner, policy_client.engines)
-        resume_step = state.logged_step if checkpoint else None
-        run = _run(
-            config, tasks, open_env, policy_model, learning, policy_client, sync, resume_step
+        policy_client = await opened.enter_async_context(
+            open_policy_client(config, policy_model, folder=policy_folder, learns=True)
         )
-        return replace(run, demonstrations=demonstrations, opened=opened.pop_all())
+        if checkpoint:
+            parts = checkpoint_parts(state, learning.learner, learning.critic, tasks.sampler)
+            load_checkpoint(checkpoint, parts)
+            for engine in policy_client.engines:
+                engine.policy_version = learning.learner.policy_version
+        inference = Inference(
+            engines=policy_client.engines,
+            sync=build_weight_sync(config, policy_model.loaded.module, policy_client.engine),
+            offload=build_engine_offload(config, policy_client.engine),
+        )
+        if config.generator.is_remote:
+            # Remote servers hold other weights: their own, or those of an earlier run.
+            on_progress("pushing the policy to the servers")
+            await inference.push(learning.learner)
+        run = _build_run(
+            config,
+            tasks,
+            open_env,
+            policy_model,
+            learning,
+            policy_client,
+            inference,
+            given.callbacks,
+            resume_step=state.logged_step if checkpoint else None,
+        )
+        warm_start = replace(run.warm_start, demonstrations=demonstrations)
+        return replace(run, warm_start=warm_start, opened=opened.pop_all())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,16 +149,14 @@ class _Learning:
     learner: SingleLearner
     critic: Critic | None
     losses: LossRecorder
-    filter_groups: Callable[[Sequence[Group]], FilterResult]
-    estimate: Estimator
 
 
-def _learning(
-    config: RunConfig, policy_model: PolicyModel, state: TrainerState, *, total_steps: int
+def _build_learning(
+    config: RunConfig, policy_model: PolicyModel, state: TrainerState, total_steps: int
 ) -> _Learning:
     checkpoints, losses = Path(config.trainer.ckpt_path), LossRecorder()
-    critic = assemble_critic(config, policy_model, total_steps=total_steps)
-    learner = assemble_learner(
+    critic = build_critic(config, policy_model, total_steps=total_steps)
+    learner = build_learner(
         config,
         policy_model,
         lambda: checkpoint_folder(checkpoints, state.reference_step) / "policy",
@@ -134,111 +164,109 @@ def _learning(
         critic=critic,
         watched=losses.watched,
     )
-    return _Learning(
-        state=state,
-        learner=learner,
-        critic=critic,
-        losses=losses,
-        filter_groups=build_filter(config),
-        estimate=build_estimator(config),
-    )
+    return _Learning(state=state, learner=learner, critic=critic, losses=losses)
 
 
-def _load(
-    checkpoint: Checkpoint, tasks: RunTasks, learning: _Learning, policy_client: PolicyClient
-) -> None:
-    learner = learning.learner
-    load_checkpoint(checkpoint, parts(learning.state, learner, learning.critic, tasks.sampler))
-    for engine in policy_client.engines:
-        engine.policy_version = learner.policy_version
-
-
-def _run(
+def _build_run(
     config: RunConfig,
     tasks: RunTasks,
     open_env: EnvFactory,
     policy_model: PolicyModel,
     learning: _Learning,
     policy_client: PolicyClient,
-    sync: WeightSync,
+    inference: Inference,
+    callbacks: Callbacks,
+    *,
     resume_step: int | None,
 ) -> Run:
-    trainer, generator = config.trainer, config.generator
-    witness, learner, envs = (
-        RecordingEngine(policy_client.engine),
-        learning.learner,
-        tasks.trained_envs,
-    )
-    evals = assemble_evals(config, policy_client, tasks.eval_sets, envs)
-    watch = assemble_watch(
+    trainer, generator, limits = config.trainer, config.generator, build_limits(config)
+    recording_engine = RecordingEngine(policy_client.engine)
+    checker = build_checker(
         config,
-        policy_model,
-        policy_client,
-        learner,
-        envs=envs,
-        witness=witness,
+        policy_model.decoder,
+        policy_client.engines,
+        learning.learner,
+        limits,
+        envs=tasks.trained_envs,
+        witness=recording_engine,
         losses=learning.losses,
-        schedule=tasks.schedule,
+        reference_interval=tasks.schedule.reference_interval,
     )
-    # Behind all that may be named wrongly: they write in the run's folder.
-    trackers = _trackers(config, resume_step=resume_step, schedule=tasks.schedule)
+    filter_groups, estimator = build_filter(config), build_estimator(config)
+    exports = Exports.from_config(config, policy_model)
+    # Trackers are built last: they are the first to write to the run directory.
+    trackers = _build_trackers(config, resume_step, tasks.schedule.total_steps)
     console = next(tracker for tracker in trackers if isinstance(tracker, ConsoleTracker))
-    for key, why in constant_metrics(config).items():
-        console.note(f"{key} {why}")
+    for key, reason in constant_metrics(config).items():
+        console.note(f"{key} {reason}")
     return Run(
         folder=Path(trainer.run_path),
         checkpoints=Path(trainer.ckpt_path),
-        seed=trainer.seed,
         schedule=tasks.schedule,
         state=learning.state,
-        sampler=tasks.sampler,
-        evals=evals,
-        open_env=open_env,
-        policy=_policy_by_step(config, replace(policy_client, engine=witness)),
-        limits=build_limits(config),
-        n_samples=generator.n_samples_per_prompt,
-        max_concurrent=generator.max_num_seqs,
-        filter_groups=learning.filter_groups,
-        estimate=learning.estimate,
-        mask_unfinished=generator.apply_overlong_filtering,
-        learner=learner,
+        rollouts=RolloutCollector(
+            sampler=tasks.sampler,
+            open_env=open_env,
+            agent=_agent_by_step(config, replace(policy_client, engine=recording_engine)),
+            limits=limits,
+            n_samples=generator.n_samples_per_prompt,
+            max_concurrent=generator.max_num_seqs,
+            filter_groups=filter_groups,
+        ),
+        compute_samples=lambda groups: assign_credit(
+            groups, estimator, mask_unfinished=generator.apply_overlong_filtering
+        ),
+        learner=learning.learner,
         critic=learning.critic,
-        engines=policy_client.engines,
-        sync=sync,
-        resting=build_engine_offload(config, policy_client),
-        watch=watch,
+        inference=inference,
+        evaluator=Evaluator.from_config(
+            config,
+            policy_client,
+            tasks.eval_sets,
+            open_env=open_env,
+            trained_envs=tasks.trained_envs,
+            console=console,
+            confirm=inference.confirm,
+            callbacks=callbacks,
+        ),
+        checker=checker,
         log=StepLog(*trackers),
         console=console,
-        exports=build_exports(config, policy_model),
-        warm_start_batch_size=trainer.warm_start.batch_size,
+        exports=exports,
+        warm_start=WarmStart(batch_size=trainer.warm_start.batch_size, seed=trainer.seed),
+        callbacks=callbacks,
     )
 
 
-async def _demonstrations(
-    config: RunConfig, tasks: RunTasks, open_env: EnvFactory, policy_model: PolicyModel, say: Say
+async def _collect_demonstrations(
+    config: RunConfig,
+    tasks: RunTasks,
+    open_env: EnvFactory,
+    policy_model: PolicyModel,
+    on_progress: OnProgress,
 ) -> list[Sample]:
-    """What a warm start imitates; -1 shows it all tasks."""
-    trainer, shown = config.trainer, list(tasks.train)
-    if 0 <= trainer.warm_start.tasks < len(shown):
-        shown = Random(trainer.seed).sample(shown, trainer.warm_start.tasks)
-    say(f"playing {len(shown)} reference solutions to imitate")
-    return await demonstrate(shown, open_env, policy_model.renderer, build_limits(config))
+    """Samples for the warm start, of `warm_start.tasks` tasks; -1 means all."""
+    trainer, chosen = config.trainer, list(tasks.train)
+    if 0 <= trainer.warm_start.tasks < len(chosen):
+        chosen = Random(trainer.seed).sample(chosen, trainer.warm_start.tasks)
+    on_progress(f"rolling out {len(chosen)} reference solutions for the warm start")
+    return await collect_demonstrations(
+        chosen, open_env, policy_model.renderer, build_limits(config)
+    )
 
 
-def _policy_by_step(
-    config: RunConfig, policy_client: PolicyClient
-) -> Callable[[int], AgentFactory]:
-    def policy(step: int) -> AgentFactory:
+def _agent_by_step(config: RunConfig, policy_client: PolicyClient) -> Callable[[int], AgentFactory]:
+    def agent(step: int) -> AgentFactory:
         seed = config.trainer.seed * 1_000_003 + step
-        return policy_client.policy(
+        return policy_client.agent(
             build_sampling_params(config.generator.sampling_params, seed=seed)
         )
 
-    return policy
+    return agent
 
 
-def _trackers(
-    config: RunConfig, *, resume_step: int | None, schedule: Schedule
+def _build_trackers(
+    config: RunConfig, resume_step: int | None, total_steps: int
 ) -> Sequence[Tracker]:
     trainer = config.trainer
     return make_trackers(
@@ -248,5 +276,5 @@ def _trackers(
         project_name=trainer.project_name,
         config=flatten(config),
         resume_step=resume_step,
-        total_steps=schedule.total_steps,
+        total_steps=total_steps,
     )

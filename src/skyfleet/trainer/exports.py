@@ -1,13 +1,17 @@
-"""Exports: what a run hands out beside its own folder, in the shapes that SkyRL's tools read."""
+"""Exports beside the run folder, in the formats that SkyRL's tools read."""
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from skyfleet.algorithms.sample import Sample
+from skyfleet.config.root import RunConfig
+from skyfleet.learner.policy_model import PolicyModel
+from skyfleet.models.loading import save_model
 from skyfleet.storage.local import publishing, write_atomically
 from skyfleet.trajectories.skyrl_dump import write_training_dump
 from skyfleet.trajectories.trajectory import Group
@@ -17,10 +21,21 @@ from skyfleet.trajectories.trajectory import Group
 class Exports:
     folder: Path
     save_policy: Callable[[Path], None]
-    """Makes a Hugging Face model of an empty folder."""
+    """Writes a Hugging Face model into an empty folder."""
     text: Callable[[Sequence[int]], str]
     data_batch: bool = False
     training_trajectories: bool = False
+
+    @classmethod
+    def from_config(cls, config: RunConfig, policy_model: PolicyModel) -> Exports:
+        trainer = config.trainer
+        return cls(
+            folder=Path(trainer.export_path),
+            save_policy=partial(save_model, policy_model.loaded),
+            text=policy_model.renderer.text,
+            data_batch=trainer.dump_data_batch,
+            training_trajectories=trainer.dump_training_trajectories,
+        )
 
     def played(self, step: int, groups: Sequence[Group]) -> None:
         if self.training_trajectories:
@@ -28,7 +43,7 @@ class Exports:
             write_training_dump(path, step, groups, text=self.text)
 
     def credited(self, step: int, samples: Sequence[Sample]) -> None:
-        """What the learner is about to be given, as plain dictionaries: any Python unpickles them."""
+        """The learner's input as plain dictionaries, which any Python unpickles."""
         if self.data_batch:
             path = self.folder / "dumped_data" / f"global_step_{step}_training_input.pkl"
             path.parent.mkdir(parents=True, exist_ok=True)

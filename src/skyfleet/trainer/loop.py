@@ -1,134 +1,150 @@
-"""The loop: warm start, then rollout, credit, learn, sync, evaluate, log, save."""
+"""The training loop: rollouts, credit assignment, policy update, weight sync, evaluation, checkpoint."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from itertools import count
+from collections.abc import AsyncIterator, Mapping, Sequence
 
-from skyfleet.algorithms.credit_assignment import advantage_metrics, assign_credit
+from skyfleet.algorithms.credit_assignment import advantage_metrics
 from skyfleet.algorithms.filters import FilterResult
 from skyfleet.errors import NoLearningSignalError
-from skyfleet.metrics.rollout_metrics import episode_metrics, reward_metrics, trained_reward_metrics
-from skyfleet.rollouts.episode import collect
+from skyfleet.metrics.rollout_metrics import (
+    episode_metrics,
+    reward_metrics,
+    trained_reward_metrics,
+)
 from skyfleet.tracking.example import example
-from skyfleet.trainer.evaluating import evaluate_all
+from skyfleet.trainer.callbacks import StepResult
 from skyfleet.trainer.run import Run
-from skyfleet.trainer.saving import save
-from skyfleet.trainer.warm_start import warm_start
+from skyfleet.trainer.sft import warm_start
 from skyfleet.trajectories.archive import EpisodeWriter, train_path
 from skyfleet.trajectories.trajectory import Group, Trajectory
 
-BATCH_STRIDE = 100_000  # steps: more than a run has, so that no two batches draw alike
-
 
 async def train(run: Run) -> None:
-    """From wherever the run stands to its last step. Cancelled or left ungraded, it saves what it has."""
+    """Train from the run's current step to its last."""
+    async for _ in train_steps(run):
+        pass
+
+
+async def train_steps(run: Run) -> AsyncIterator[StepResult]:
+    """Train step by step. Cancelled, or without a learning signal, the run saves a checkpoint."""
     run.log.add(run.state.pending_metrics)
     run.state.pending_metrics = {}
-    run.reach()
+    run.mark_resume_point()
     try:
         await warm_start(run)
         await finish_step(run)
-        while run.state.step < run.schedule.total_steps:
-            run.reach()
-            await train_step(run, run.state.step + 1)
-            await finish_step(run)
     except (asyncio.CancelledError, NoLearningSignalError):
-        # What was cut off is done again on resume: its tasks are drawn and its numbers taken anew.
-        run.sampler.load_state_dict(run.place.data)
-        run.state.pending_metrics = dict(run.place.metrics)
-        save(run)
+        _save_interrupted(run)
         raise
+    while run.state.step < run.schedule.total_steps and not run.callbacks.stop_requested:
+        try:
+            run.mark_resume_point()
+            groups = await train_step(run, run.state.step + 1)
+            result = StepResult(number=run.state.step, groups=groups, metrics=run.log.pending)
+            run.callbacks.step(result)
+            result.metrics.update(await finish_step(run, stopping=run.callbacks.stop_requested))
+        except (asyncio.CancelledError, NoLearningSignalError):
+            _save_interrupted(run)
+            raise
+        yield result
 
 
-async def train_step(run: Run, step: int) -> None:
+def _save_interrupted(run: Run) -> None:
+    """The interrupted step is repeated on resume, with the same tasks."""
+    run.rewind()
+    run.save()
+
+
+async def train_step(run: Run, step: int) -> list[Group]:
     path = train_path(run.folder / "trajectories", step)
     with run.log.timed("rollout"), EpisodeWriter(path) as archive:
-        groups, kept = await play(run, step, archive.add)
-    run.watch.played(step, groups)
+
+        def store(trajectory: Trajectory) -> None:
+            archive.add(trajectory)
+            run.callbacks.episode(trajectory)
+
+        groups, kept = await run.rollouts.collect(step, store)
+        await run.inference.confirm()
+    run.checker.played(step, groups)
     run.exports.played(step, groups)
     if run.schedule.prints_example_at(step):
         run.console.note(example(step, groups))
     for group in groups:
-        run.sampler.observe(group.task_key, passed=group.n_passed, failed=group.n_failed)
+        run.rollouts.sampler.observe(group.task_key, passed=group.n_passed, failed=group.n_failed)
     await learn(run, step, groups, kept)
-
-
-async def play(
-    run: Run, step: int, keep: Callable[[Trajectory], None]
-) -> tuple[list[Group], FilterResult]:
-    """One batch, or as many as it takes until there is enough to learn from."""
-    groups: list[Group] = []
-    for batch in count():
-        groups += await collect(
-            run.sampler.draw(),
-            run.open_env,
-            # A task that is drawn again in the same step is tried with other tokens.
-            run.policy(step + batch * BATCH_STRIDE),
-            run.limits,
-            n_samples=run.n_samples,
-            max_concurrent=run.max_concurrent,
-            on_finished=keep,
-        )
-        kept = run.filter_groups(groups)
-        if not kept.wants_more:
-            break
-    await run.sync.confirm(run.engines)
-    return groups, kept
+    return groups
 
 
 async def learn(run: Run, step: int, groups: Sequence[Group], kept: FilterResult) -> None:
     run.log.add(reward_metrics(groups) | episode_metrics(groups))
     run.log.add(trained_reward_metrics(kept.groups) | kept.metrics)
-    samples = assign_credit(kept.groups, run.estimate, mask_unfinished=run.mask_unfinished)
-    run.watch.credited(groups, kept, samples)
+    samples = run.compute_samples(kept.groups)
+    run.checker.credited(groups, kept, samples)
     run.exports.credited(step, samples)
     measured = advantage_metrics(samples)
     if not samples:
-        learned(run, step, measured)
+        complete_update(run, step, measured)
         return
-    async with run.resting():
+    async with run.inference.offload():
         with run.log.timed("learn"):
             report = await run.learner.step(samples)
-        run.watch.learned(samples, report)
-        # With a critic the learner gives credit, and tells of that.
-        learned(run, step, {**measured, **report.metrics})
-        # Where a Ctrl-C during learning is heard: it ends vLLM too, which must not be asked first.
+        run.checker.learned(samples, report)
+        # With a critic the learner computes the advantages and reports their metrics.
+        complete_update(run, step, {**measured, **report.metrics})
+        # A pending cancellation takes effect here: Ctrl-C also ends vLLM, so do not call it first.
         await asyncio.sleep(0)
         with run.log.timed("sync_weights"):
-            version = await run.sync.push(run.learner, run.engines)
-    run.watch.synced(version)
-    run.reach()
+            version = await run.inference.push(run.learner)
+    run.checker.synced(version)
+    run.mark_resume_point()
 
 
-def learned(run: Run, step: int, measured: Mapping[str, float]) -> None:
-    """An interruption keeps the step. Nothing awaits between the learner and this."""
-    run.log.add(measured)
-    run.log.add(run.watch.told(run.log.pending))
+def complete_update(run: Run, step: int, metrics: Mapping[str, float]) -> None:
+    """Count the step as done. Nothing awaits between the update and this, so none is lost."""
+    run.log.add(metrics)
+    run.log.add(run.checker.told(run.log.pending))
     run.state.step = step
-    run.reach()
+    run.mark_resume_point()
 
 
-async def finish_step(run: Run) -> None:
-    """Evaluate if it is time, log the step's one row, save if it is time."""
+async def finish_step(run: Run, *, stopping: bool = False) -> dict[str, float]:
+    """Evaluate, log the step's row, save and export, each if it is due. Returns the row."""
     step = run.state.step
     if step <= run.state.logged_step:
-        return
-    if run.schedule.evaluates_at(step):
+        return {}
+    if run.schedule.evaluates_at(step) or (stopping and run.schedule.eval_interval > 0):
         with run.log.timed("eval"):
-            await evaluate_all(run, step)
-    run.log.add({"trainer/global_step": float(step), "trainer/epoch": float(run.sampler.epoch)})
+            await evaluate_step(run, step)
+    run.log.add(
+        {"trainer/global_step": float(step), "trainer/epoch": float(run.rollouts.sampler.epoch)}
+    )
+    row = run.log.pending
     run.log.commit(step)
     run.state.logged_step = step
     renews_reference = run.schedule.renews_reference_at(step)
     if renews_reference:
         run.state.reference_step = step
-    if run.schedule.saves_at(step) or step in (0, run.state.best_step, run.state.reference_step):
+    protected = (0, run.state.best_step, run.state.reference_step)
+    if run.schedule.saves_at(step) or stopping or step in protected:
         with run.log.timed("save_checkpoints"):
-            save(run)
+            run.save()
     if renews_reference:
         run.learner.renew_reference()
     if run.schedule.exports_at(step):
         with run.log.timed("save_hf_model"):
             run.exports.policy(step)
+    return row
+
+
+async def evaluate_step(run: Run, step: int) -> None:
+    if not run.evaluator.sets:
+        return
+    run.log.add(await run.evaluator.evaluate_all(step))
+    # If the run is killed before the row is logged, the step is evaluated again on resume.
+    run.state.evaluated_steps = sorted({*run.state.evaluated_steps, step})
+    run.state.best_step = run.evaluator.select_best_step(
+        run.state.evaluated_steps, default=run.state.best_step
+    )
+    run.log.add({"trainer/best_step": float(run.state.best_step)})

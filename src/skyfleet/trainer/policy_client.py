@@ -1,18 +1,37 @@
-"""Voice: how the policy speaks, wherever its weights are."""
+"""PolicyClient: the policy's engines and renderer as agents for episodes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from skyfleet.chat.renderer import Renderer
 from skyfleet.chat.tokenizer import encode_text
+from skyfleet.config.generator import Generator
+from skyfleet.config.root import RunConfig
+from skyfleet.config.turn_rules import is_native, lone_native_flag
 from skyfleet.engines.chat_engine import ChatEngine, RenderedChat
 from skyfleet.engines.engine import Engine
+from skyfleet.engines.engine_pool import ChatRouter, Router
+from skyfleet.engines.factory import (
+    build_embedded_engine,
+    connect_servers,
+    connect_vllm_servers,
+    start_vllm,
+)
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import Observation
+from skyfleet.envs.registry import env_factory
+from skyfleet.errors import ConfigError
+from skyfleet.learner.policy_model import PolicyModel, rope_overrides
+from skyfleet.models.loading import load_tokenizer, save_model
+from skyfleet.models.rope import carries_rope
 from skyfleet.rollouts.conversation import (
     AgentFactory,
     ContextStatus,
@@ -22,48 +41,51 @@ from skyfleet.rollouts.conversation import (
 from skyfleet.rollouts.native import NativeConversation
 from skyfleet.rollouts.one_message import OneMessageConversation
 from skyfleet.tasks.task import Task
+from skyfleet.trainer.load_policy import build_renderer, load_policy_model
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyClient:
     tokenizer: Any
-    """A Hugging Face tokenizer: its classes share no useful type."""
+    """A Hugging Face tokenizer; its classes share no useful base type."""
     renderer: Renderer
     engine: Engine
-    """All of `engines` as one."""
+    """One engine, or a pool over all `engines`."""
     engines: tuple[Engine, ...]
     max_input_length: int
-    """Tokens; a turn whose prompt is longer is not taken."""
+    """Tokens; no turn starts after a longer prompt."""
     native: bool = False
-    """Messages and tools go to a ChatEngine, and tokens come back."""
+    """Native tool calling: a ChatEngine takes messages and tools and returns tokens."""
     chat: ChatEngine | None = None
-    """The one that the engines bring along; without it tools are rendered here."""
+    """The servers' own chat endpoint; None renders messages and tools here."""
     status: ContextStatus | None = None
-    """None: the agent is not told how much context it has left."""
+    """Appends the context usage to observations; None appends nothing."""
     one_message: bool = False
-    """All turns of an episode are one message."""
+    """All turns of an episode are one assistant message."""
 
-    def policy(self, sampling: SamplingParams) -> AgentFactory:
+    def agent(self, sampling: SamplingParams) -> AgentFactory:
         sampling = replace(sampling, stop_token_ids=self.renderer.stop_token_ids)
         chat = self.chat or RenderedChat(
             self.engine, self.renderer, max_input_length=self.max_input_length
         )
-        in_tokens: Callable[..., Conversation] = TokenConversation
+        token_conversation: Callable[..., Conversation] = TokenConversation
         if self.one_message:
             encode = partial(encode_text, self.tokenizer)
-            in_tokens = partial(OneMessageConversation, encode=encode)
+            token_conversation = partial(OneMessageConversation, encode=encode)
 
-        def start(task: Task, opening: Observation, session: str) -> Conversation:
+        def start(task: Task, observation: Observation, session: str) -> Conversation:
             if self.native:
                 return NativeConversation(
-                    opening,
+                    observation,
                     engine=chat,
                     sampling=sampling,
                     session=session,
                     max_input_length=self.max_input_length,
                 )
-            return in_tokens(
-                opening,
+            return token_conversation(
+                observation,
                 engine=self.engine,
                 renderer=self.renderer,
                 sampling=sampling,
@@ -72,3 +94,105 @@ class PolicyClient:
             )
 
         return start
+
+
+@asynccontextmanager
+async def open_policy_client(
+    config: RunConfig,
+    policy_model: PolicyModel,
+    *,
+    folder: Path | None = None,
+    learns: bool = False,
+) -> AsyncIterator[PolicyClient]:
+    """A client for weights in this process; `folder` is the folder they were loaded from, if any."""
+    tokenizer, renderer = policy_model.loaded.tokenizer, policy_model.renderer
+    async with AsyncExitStack() as opened:
+        if config.generator.backend == "embedded":
+            engines = [build_embedded_engine(config, policy_model.decoder, renderer)]
+        elif config.generator.is_remote:
+            engines = await connect_vllm_servers(config, policy_model.loaded.module, opened)
+        else:
+            with TemporaryDirectory() as scratch:
+                path = _loadable_path(config, folder)
+                if path is None:
+                    save_model(policy_model.loaded, Path(scratch))
+                engines = await start_vllm(config, path or scratch, renderer, opened, learns=learns)
+        yield _build_policy_client(config, tokenizer, renderer, engines)
+
+
+@asynccontextmanager
+async def open_inference_client(
+    config: RunConfig, folder: Path | None
+) -> AsyncIterator[PolicyClient]:
+    """A client for inference only: the engine alone holds the weights."""
+    backend, path = config.generator.backend, _loadable_path(config, folder)
+    if not config.generator.is_remote and (backend == "embedded" or path is None):
+        policy_model = await load_policy_model(
+            config, [], env_factory(config), policy_folder=folder
+        )
+        async with open_policy_client(config, policy_model, folder=folder) as policy_client:
+            yield policy_client
+        return
+    tokenizer = load_tokenizer(path or _tokenizer_path(config))
+    renderer = build_renderer(config.generator, tokenizer)
+    async with AsyncExitStack() as opened:
+        chats: list[ChatEngine] = []
+        if config.generator.is_remote:
+            engines, chats = await connect_servers(config, opened)
+        else:
+            engines = await start_vllm(config, str(path), renderer, opened, learns=False)
+        yield _build_policy_client(config, tokenizer, renderer, engines, chats)
+
+
+def _loadable_path(config: RunConfig, folder: Path | None) -> str | None:
+    """A path from which an engine can load the weights itself; None: only this process has them."""
+    policy = config.trainer.policy
+    if folder is not None:
+        return str(folder) if carries_rope(folder, rope_overrides(config)) else None
+    made_here = policy.model.path in ("tiny", "smollm2")
+    changed = policy.model_config_kwargs or config.trainer.rope_scaling
+    return None if made_here or changed else policy.model.path
+
+
+def _tokenizer_path(config: RunConfig) -> str:
+    """The path of the tokenizer that a server's model uses."""
+    path = config.trainer.policy.model.path
+    if path == "tiny":
+        raise ConfigError(
+            f"trainer.policy.model.path='tiny' and generator.backend={config.generator.backend!r}: "
+            "a tiny policy has its own vocabulary; set the path of the checkpoint that is served, such as "
+            "trainer.policy.model.path=runs/mine/checkpoints/global_step_40/policy"
+        )
+    return path
+
+
+def _build_policy_client(
+    config: RunConfig,
+    tokenizer: Any,
+    renderer: Renderer,
+    engines: Sequence[Engine],
+    chats: Sequence[ChatEngine] = (),
+) -> PolicyClient:
+    generator = config.generator
+    for sentence in lone_native_flag(config):
+        logger.warning("%s", sentence)
+    chat = ChatRouter(chats) if len(chats) > 1 else next(iter(chats), None)
+    return PolicyClient(
+        tokenizer=tokenizer,
+        renderer=renderer,
+        engine=engines[0] if len(engines) == 1 else Router(engines, decode_text=renderer.text),
+        engines=tuple(engines),
+        native=is_native(config),
+        chat=chat,
+        max_input_length=generator.max_input_length,
+        status=_context_status(generator) if generator.inject_context_status else None,
+        one_message=not generator.use_conversation_multi_turn,
+    )
+
+
+def _context_status(generator: Generator) -> ContextStatus:
+    return ContextStatus(
+        max_input_length=generator.max_input_length,
+        max_turns=generator.max_turns,
+        warning_threshold=generator.context_warning_threshold,
+    )

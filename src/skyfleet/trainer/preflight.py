@@ -1,4 +1,4 @@
-"""Names: what a configuration names is there; asked before anything takes its time, without torch."""
+"""Preflight: check that everything the configuration refers to exists; needs no torch."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from skyfleet.models.loading import check_model_path
 from skyfleet.tracking.tracker import check_trackers
 
 
-def check_names(config: RunConfig) -> None:
+def check_references(config: RunConfig, *, model_is_given: bool = False) -> None:
+    """Raise ConfigError or MissingExtraError for a model, tracker, estimator or engine not found."""
     trainer = config.trainer
-    check_model_path(trainer.policy.model.path)
+    if not model_is_given:
+        check_model_path(trainer.policy.model.path)
     check_trackers(trainer.logger)
     estimator_of(trainer.algorithm)
     if config.generator.backend == "vllm" and not config.generator.is_remote:

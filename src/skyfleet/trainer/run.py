@@ -1,84 +1,144 @@
-"""Run: everything one run needs, already built."""
+"""Run: the components of one training run, already built, and where it resumes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from skyfleet.algorithms.advantages import Estimator
-from skyfleet.algorithms.filters import FilterResult
 from skyfleet.algorithms.sample import Sample
-from skyfleet.checkpoints.checkpoint import Saveable
+from skyfleet.checkpoints.checkpoint import Checkpoint, JsonPart, Saveable, Stateful
+from skyfleet.checkpoints.saving import save_checkpoint
 from skyfleet.engines.engine import Engine
-from skyfleet.envs.env import EnvFactory
+from skyfleet.engines.factory import EngineOffload
 from skyfleet.learner.learner import Learner
-from skyfleet.rollouts.conversation import AgentFactory
-from skyfleet.rollouts.episode import Limits
 from skyfleet.sentinels.checker import InvariantChecker
-from skyfleet.tasks.sampling import Sampler
 from skyfleet.tracking.console import ConsoleTracker
 from skyfleet.tracking.step_log import StepLog
-from skyfleet.trainer.evals import Evals
+from skyfleet.trainer.callbacks import Callbacks
+from skyfleet.trainer.evaluation import Evaluator
 from skyfleet.trainer.exports import Exports
-from skyfleet.trainer.schedule import Schedule
-from skyfleet.trainer.state import TrainerState
+from skyfleet.trainer.rollouts import RolloutCollector
+from skyfleet.trainer.tasks import Schedule
 from skyfleet.trajectories.trajectory import Group
 from skyfleet.weight_sync.sync import WeightSync
 
 
 @dataclass(slots=True)
-class Place:
-    """Where an interrupted run goes on."""
+class TrainerState:
+    """The progress of a run, as a checkpoint stores it."""
+
+    step: int = 0
+    """Reinforcement-learning steps the learner has finished."""
+    warm_start_step: int = 0
+    logged_step: int = -1
+    """The last row in metrics.jsonl; 0 is the evaluation before training."""
+    evaluated_steps: list[int] = field(default_factory=list)
+    best_step: int = 0
+    """The best of the evaluated steps."""
+    reference_step: int = 0
+    """The checkpoint whose policy is the KL reference."""
+    pending_metrics: dict[str, float] = field(default_factory=dict)
+    """Metrics of an interrupted step that were not logged yet."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+
+
+@dataclass(slots=True)
+class ResumePoint:
+    """The sampler state and metrics from which an interrupted run resumes."""
 
     data: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Inference:
+    """The engines that sample, and how they get new weights."""
+
+    engines: Sequence[Engine]
+    sync: WeightSync
+    offload: EngineOffload
+    """Context of an update: engines that share the learner's GPU sleep inside it."""
+
+    async def push(self, learner: Learner) -> int:
+        return await self.sync.push(learner, self.engines)
+
+    async def confirm(self) -> None:
+        await self.sync.confirm(self.engines)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmStart:
+    """Supervised fine-tuning before reinforcement learning."""
+
+    demonstrations: Sequence[Sample] = ()
+    batch_size: int = 32
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     folder: Path
     checkpoints: Path
-    seed: int
     schedule: Schedule
     state: TrainerState
-    sampler: Sampler
-    evals: Evals
-    open_env: EnvFactory
-    policy: Callable[[int], AgentFactory]
-    """The policy as it samples at a given step: the same step draws the same tokens."""
-    limits: Limits
-    n_samples: int
-    max_concurrent: int
-    """Episodes at once."""
-    filter_groups: Callable[[Sequence[Group]], FilterResult]
-    estimate: Estimator
-    mask_unfinished: bool
+    rollouts: RolloutCollector
+    compute_samples: Callable[[Sequence[Group]], list[Sample]]
+    """Credit assignment: graded groups to samples with advantages."""
     learner: Learner
     critic: Saveable | None
-    """The learner's, which is kept beside it."""
-    engines: Sequence[Engine]
-    sync: WeightSync
-    resting: Callable[[], AbstractAsyncContextManager[None]]
-    """While learning: engines that hold memory which the learner needs give it up."""
-    watch: InvariantChecker
+    inference: Inference
+    evaluator: Evaluator
+    checker: InvariantChecker
     log: StepLog
     console: ConsoleTracker
     exports: Exports
-    demonstrations: Sequence[Sample] = field(default=())
-    """What the warm start imitates."""
-    warm_start_batch_size: int = 32
+    warm_start: WarmStart
+    callbacks: Callbacks = field(default_factory=Callbacks)
     opened: AsyncExitStack = field(default_factory=AsyncExitStack)
-    """What ends with the run: engines that have processes or connections."""
+    """Engine processes and connections, closed with the run."""
+    resume_point: ResumePoint = field(default_factory=ResumePoint)
 
-    place: Place = field(default_factory=Place)
+    def mark_resume_point(self) -> None:
+        """An interruption keeps everything up to here; later work is repeated on resume."""
+        self.resume_point.data = self.rollouts.sampler.state_dict()
+        self.resume_point.metrics = self.log.pending
 
-    def reach(self) -> None:
-        """An interruption keeps what is done up to here; the rest is done again on resume."""
-        self.place.data, self.place.metrics = self.sampler.state_dict(), self.log.pending
+    def rewind(self) -> None:
+        """Go back to the last resume point: tasks sampled since then are sampled again."""
+        self.rollouts.sampler.load_state_dict(self.resume_point.data)
+        self.state.pending_metrics = dict(self.resume_point.metrics)
+
+    def save(self) -> Checkpoint:
+        return save_checkpoint(
+            self.checkpoints,
+            self.state.step,
+            checkpoint_parts(self.state, self.learner, self.critic, self.rollouts.sampler),
+            max_to_keep=self.schedule.max_ckpts_to_keep,
+            # Step 0 is the policy before reinforcement learning, the default KL reference.
+            protect=(0, self.state.best_step, self.state.reference_step),
+        )
 
     async def close(self) -> None:
         self.log.close()
         await self.opened.aclose()
+
+
+def checkpoint_parts(
+    state: TrainerState, learner: Saveable, critic: Saveable | None, sampler: Stateful
+) -> dict[str, Saveable]:
+    return {
+        # First, because it names the checkpoint that holds the KL reference.
+        "trainer": JsonPart(state),
+        "policy": learner,
+        **({} if critic is None else {"critic": critic}),
+        "data": JsonPart(sampler),
+    }

@@ -1,38 +1,103 @@
-"""Which tasks a configuration trains on, and for how long; needs no torch."""
+"""The tasks of a run: which are trained on, which are evaluated, in which order, and when."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from skyfleet.config.root import RunConfig
 from skyfleet.curation.allowed import check_allowed
 from skyfleet.curation.quarantine import quarantine_for
 from skyfleet.errors import ConfigError
+from skyfleet.tasks.curriculum import CurriculumSampler
+from skyfleet.tasks.loading import load_tasks
 from skyfleet.tasks.preparing import fingerprint
-from skyfleet.tasks.task import Task
-from skyfleet.trainer.schedule import Schedule
-from skyfleet.trainer.sources import load_sources
+from skyfleet.tasks.sampling import Sampler, TaskSampler
+from skyfleet.tasks.task import Task, TaskSet
+from skyfleet.worlds.catalog import tasks_from_source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """When a run evaluates, saves and exports; all numbers are steps."""
+
+    total_steps: int
+    warm_start_steps: int = 0
+    eval_before_train: bool = True
+    eval_interval: int = -1
+    ckpt_interval: int = -1
+    max_ckpts_to_keep: int = -1
+    hf_save_interval: int = -1
+    print_example_interval: int = -1
+    reference_interval: int = -1
+    """The KL reference is renewed after this many steps; -1 never renews it."""
+
+    def evaluates_at(self, step: int) -> bool:
+        """Step 0 is before training. With an interval, the last step is evaluated too."""
+        if step == 0:
+            return self.eval_before_train
+        return self.eval_interval > 0 and self._due(step, self.eval_interval)
+
+    def saves_at(self, step: int) -> bool:
+        return self._due(step, self.ckpt_interval)
+
+    def exports_at(self, step: int) -> bool:
+        """With an interval, the last step is exported too."""
+        return step > 0 and self.hf_save_interval > 0 and self._due(step, self.hf_save_interval)
+
+    def prints_example_at(self, step: int) -> bool:
+        return self.print_example_interval > 0 and step % self.print_example_interval == 0
+
+    def renews_reference_at(self, step: int) -> bool:
+        """Never after the last step, which no update follows."""
+        within = 0 < step < self.total_steps and self.reference_interval > 0
+        return within and step % self.reference_interval == 0
+
+    def _due(self, step: int, interval: int) -> bool:
+        return step == self.total_steps or (interval > 0 and step % interval == 0)
+
+
+def load_sources(sources: Sequence[str], *, key: str) -> list[Task]:
+    """The tasks of all sources, in order."""
+    tasks = [task for source in sources for task in _load(source)]
+    if not tasks:
+        raise ConfigError(
+            f"{key} is empty: name task files or worlds, such as world:github?split=train&count=400"
+        )
+    return list(TaskSet(tasks))
+
+
+def _load(source: str) -> list[Task]:
+    """A file, `world:github?split=train&count=400`, or `agentdojo:slack` (`agentdojo:` is all)."""
+    if source.startswith("world:"):
+        return tasks_from_source(source)
+    if source.startswith("agentdojo:"):
+        from skyfleet.envs.agentdojo.tasks import agentdojo_tasks
+
+        return agentdojo_tasks(source.removeprefix("agentdojo:") or None)
+    return load_tasks(source)
+
 
 logger = logging.getLogger(__name__)
 
 
-def training_tasks(config: RunConfig) -> list[Task]:
-    """What may be trained on. A held-out environment among them is refused, not dropped."""
+def load_training_tasks(config: RunConfig) -> list[Task]:
+    """The tasks to train on. A held-out environment among them is an error, not dropped."""
     data = config.data
     tasks = load_sources(data.train_data, key="data.train_data")
     known = {task.env_key for task in tasks}
     if unknown := sorted(set(data.env_filter) - known):
         raise ConfigError(
-            f"data.env_filter names {unknown[0]!r}, of which data.train_data has no task; "
+            f"data.env_filter ={unknown[0]!r}: data.train_data has no task of this environment; "
             f"choose from {sorted(known)}"
         )
     tasks = [task for task in tasks if not data.env_filter or task.env_key in data.env_filter]
     held_out = sorted({t.env_key for t in tasks} & set(data.held_out_envs))
     if held_out:
         raise ConfigError(
-            f"data.train_data holds tasks of {held_out[0]!r}, which data.held_out_envs keeps out "
-            "of training; take it from one of the two"
+            f"data.train_data holds tasks of {held_out[0]!r}, which data.held_out_envs excludes "
+            "from training; remove it from one of the two"
         )
     check_allowed(
         tasks,
@@ -45,25 +110,25 @@ def training_tasks(config: RunConfig) -> list[Task]:
     return tasks
 
 
-def check_apart(
+def check_disjoint(
     train_tasks: Sequence[Task], eval_sets: Mapping[str, Sequence[Task]], *, allow: bool
 ) -> None:
-    """ConfigError for a task to evaluate on that is trained on, by its key or by what it asks."""
+    """Raise ConfigError if an evaluation task, by key or by content, is also trained on."""
     if allow:
         return
-    trained = {mark for task in train_tasks for mark in _marks(task)}
+    trained = {identity for task in train_tasks for identity in _identities(task)}
     for name, tasks in eval_sets.items():
-        shared = [task.key for task in tasks if trained & _marks(task)]
+        shared = [task.key for task in tasks if trained & _identities(task)]
         if shared:
             raise ConfigError(
                 f"data.val_data.{name} holds {len(shared)} of its {len(tasks)} tasks, such as "
-                f"{shared[0]!r}, in common with data.train_data; of a world take split=train and "
+                f"{shared[0]!r}, in common with data.train_data; for a world use split=train and "
                 "split=unseen_tasks, split a file with `skyfleet tasks prepare`, or set "
                 "data.allow_overlap=true to overfit on purpose"
             )
 
 
-def _marks(task: Task) -> set[str]:
+def _identities(task: Task) -> set[str]:
     return {f"key {task.key}", fingerprint(task)}
 
 
@@ -74,8 +139,8 @@ def build_schedule(config: RunConfig, *, n_tasks: int) -> Schedule:
     if trainer.max_training_steps is not None:
         if trainer.max_training_steps > total:
             logger.warning(
-                "trainer.max_training_steps=%d is never reached: trainer.epochs=%d end after %d "
-                "steps; raise them",
+                "trainer.max_training_steps=%d is not reached: trainer.epochs=%d is only %d "
+                "steps; raise trainer.epochs",
                 trainer.max_training_steps,
                 trainer.epochs,
                 total,
@@ -91,4 +156,45 @@ def build_schedule(config: RunConfig, *, n_tasks: int) -> Schedule:
         hf_save_interval=trainer.hf_save_interval,
         print_example_interval=trainer.print_example_interval,
         reference_interval=epoch if trainer.update_ref_every_epoch else -1,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTasks:
+    train: Sequence[Task]
+    eval_sets: Mapping[str, Sequence[Task]]
+    sampler: Sampler
+    schedule: Schedule
+
+    @property
+    def trained_envs(self) -> frozenset[str]:
+        return frozenset(task.env_key for task in self.train)
+
+
+def load_run_tasks(
+    config: RunConfig,
+    *,
+    train_tasks: Sequence[Task] | None = None,
+    eval_sets: Mapping[str, Sequence[Task]] | None = None,
+) -> RunTasks:
+    """The configured tasks; those given as objects replace the configured ones."""
+    trainer = config.trainer
+    train = load_training_tasks(config) if train_tasks is None else list(TaskSet(train_tasks))
+    if eval_sets is None:
+        eval_sets = {
+            name: load_sources(sources, key=f"data.val_data.{name}")
+            for name, sources in config.data.eval_sets.items()
+        }
+    check_disjoint(train, eval_sets, allow=config.data.allow_overlap)
+    sampler: Sampler = (CurriculumSampler if trainer.curriculum else TaskSampler)(
+        train,
+        batch_size=trainer.train_batch_size,
+        seed=trainer.seed,
+        min_per_env=trainer.min_samples_per_env if trainer.use_hybrid_env_sampling else 0,
+    )
+    return RunTasks(
+        train=train,
+        eval_sets=eval_sets,
+        sampler=sampler,
+        schedule=build_schedule(config, n_tasks=len(train)),
     )

@@ -1,9 +1,12 @@
-"""Session: one call of `skyfleet train`, from a configuration to a concluded run folder."""
+"""One training run from its configuration to its report: resume, train, compare, conclude."""
 
 from __future__ import annotations
 
+import gc
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,9 +22,9 @@ from skyfleet.evaluation.compare import Comparison, compare
 from skyfleet.evaluation.report import load_report
 from skyfleet.evaluation.table import comparison_table
 from skyfleet.storage.local import write_atomically
-from skyfleet.trainer.garbage import settled
 
 if TYPE_CHECKING:
+    from skyfleet.trainer.assemble import GivenObjects
     from skyfleet.trainer.run import Run
 
 
@@ -29,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 CONFIG, REPORT = "config.yaml", "report.html"
 
-# What may change between the sessions of one run: how long, how often, and who is told.
+# Keys that may change when a run is resumed: duration, intervals, outputs, servers.
 FREE_KEYS = (
     "trainer.epochs",
     "trainer.max_training_steps",
@@ -51,56 +54,90 @@ FREE_KEYS = (
 )
 
 
-async def run_training(
-    config: RunConfig, *, say: Callable[[str], None] = lambda _: None
-) -> str | None:
-    """Train, or go on training, and conclude. Returns the final table, if there is one.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingOutcome:
+    """What a finished run concluded."""
 
-    `say` is told what is being set up, until there is a console. A run that is refused leaves its
-    folder as it was.
-    """
-    folder = Path(config.trainer.run_path)
-    checkpoint = starting_point(config)
-    if checkpoint:
-        say(resuming(config, checkpoint))
-    say("loading torch and transformers")
-    # Here, because they take seconds, and what is above is said at once.
-    from skyfleet.trainer.assemble import assemble
+    folder: Path
+    step: int
+    best_step: int
+    comparisons: tuple[Comparison, ...] = ()
+    """Every evaluation set before training and after it."""
+    table: str | None = None
+    """The comparisons as text, as in results.md."""
+
+
+async def run_training(
+    config: RunConfig,
+    *,
+    given: GivenObjects | None = None,
+    on_progress: Callable[[str], None] = lambda _: None,
+) -> TrainingOutcome:
+    """Train or resume a run, compare before with after, and write the report."""
     from skyfleet.trainer.loop import train
 
-    run = await assemble(config, checkpoint=checkpoint, say=say)
+    async with open_training_run(config, given=given, on_progress=on_progress) as run:
+        await train(run)
+        outcome = conclude(run)
+    write_run_report(outcome.folder)
+    return outcome
+
+
+@asynccontextmanager
+async def open_training_run(
+    config: RunConfig,
+    *,
+    given: GivenObjects | None = None,
+    on_progress: Callable[[str], None] = lambda _: None,
+) -> AsyncIterator[Run]:
+    """A run ready to train, resumed if it has a checkpoint; closed on exit.
+
+    `on_progress` gets one line per set-up step. A configuration error leaves the run directory
+    unchanged.
+    """
+    checkpoint = find_resume_checkpoint(config)
+    if checkpoint:
+        on_progress(describe_resume(config, checkpoint))
+    on_progress("loading torch and transformers")
+    # Imported here, because it takes seconds and the checks above need none of it.
+    from skyfleet.trainer.assemble import assemble
+
+    run = await assemble(config, checkpoint=checkpoint, given=given, on_progress=on_progress)
     try:
-        write_atomically(folder / CONFIG, as_yaml(config))
-        with settled():
-            await train(run)
-        table = conclude(run)
+        write_atomically(run.folder / CONFIG, as_yaml(config))
+        with tuned_gc():
+            yield run
     finally:
         await run.close()
+
+
+def write_run_report(folder: Path) -> None:
+    """Write report.html; a failure is logged, because the training itself succeeded."""
     try:
         write_report([open_run(folder)], folder / REPORT)
-    except Exception as error:  # hours of training must not end in a page's traceback
-        logger.warning(
-            "the report could not be written: %s; try `skyfleet report %s`", error, folder
-        )
-    return table
+    except Exception as error:
+        logger.warning("cannot write the report: %s; try `skyfleet report %s`", error, folder)
 
 
-def starting_point(config: RunConfig) -> Checkpoint | None:
-    """The checkpoint to go on from. Refuses a folder that this run may not go on in; writes nothing."""
+def find_resume_checkpoint(config: RunConfig) -> Checkpoint | None:
+    """The checkpoint this run resumes from, or None to start; writes nothing.
+
+    Raises ConfigError if the run directory belongs to another run.
+    """
     trainer = config.trainer
     found = find_checkpoint(Path(trainer.ckpt_path), trainer.resume_mode, trainer.resume_path)
     if found:
-        _refuse_later_checkpoints(config, found)
-    _refuse_another_run(config, Path(trainer.run_path), resumed=found is not None)
+        _reject_later_checkpoints(config, found)
+    _reject_other_run(config, Path(trainer.run_path), resumed=found is not None)
     return found
 
 
-def resuming(config: RunConfig, checkpoint: Checkpoint) -> str:
+def describe_resume(config: RunConfig, checkpoint: Checkpoint) -> str:
     return f"resuming {config.trainer.run_name} at step {checkpoint.step} from {checkpoint.folder}"
 
 
-def _refuse_later_checkpoints(config: RunConfig, checkpoint: Checkpoint) -> None:
-    """Else the next `latest` would go on from a future that this run has left."""
+def _reject_later_checkpoints(config: RunConfig, checkpoint: Checkpoint) -> None:
+    """A later checkpoint would be what the next `resume_mode=latest` finds."""
     newest = find_checkpoint(Path(config.trainer.ckpt_path), "latest")
     if newest is not None and newest.step > checkpoint.step:
         raise ConfigError(
@@ -109,8 +146,8 @@ def _refuse_later_checkpoints(config: RunConfig, checkpoint: Checkpoint) -> None
         )
 
 
-def _refuse_another_run(config: RunConfig, folder: Path, *, resumed: bool) -> None:
-    """Two runs are never mixed in one folder."""
+def _reject_other_run(config: RunConfig, folder: Path, *, resumed: bool) -> None:
+    """One directory holds one run."""
     path = folder / CONFIG
     if resumed and path.exists():
         changed = {
@@ -121,39 +158,59 @@ def _refuse_another_run(config: RunConfig, folder: Path, *, resumed: bool) -> No
         if changed:
             key, (before, now) = next(iter(changed.items()))
             raise ConfigError(
-                f"{folder} was begun with {key}={before!r} and this run says {now!r}; "
+                f"{folder} was started with {key}={before!r} and this run has {now!r}; "
                 "give trainer.run_name another name, or trainer.resume_mode=none with an empty folder"
             )
     elif not resumed and _has_rows(folder / "metrics.jsonl"):
         raise ConfigError(
-            f"{folder} holds a run already; give trainer.run_name another name, "
-            "move the folder away, or go on with trainer.resume_mode=latest"
+            f"{folder} already holds a run; give trainer.run_name another name, "
+            "move the folder away, or resume it with trainer.resume_mode=latest"
         )
 
 
-def conclude(run: Run) -> str | None:
-    """Compare every set before training with the same set now; the table is also kept."""
-    comparisons = [c for name in run.evals.sets if (c := _compared(run, name))]
-    if not comparisons:
-        return None
-    best = run.state.best_step
-    deciding = next(iter(run.evals.sets))
-    table = comparison_table(comparisons) + f"\nBest step, by {deciding}: {best}.\n"
-    write_atomically(run.folder / "results.md", table)
-    return table
+def conclude(run: Run) -> TrainingOutcome:
+    """Compare every set before training with the same set now; writes results.md."""
+    comparisons = tuple(c for name in run.evaluator.sets if (c := _compare_set(run, name)))
+    table = None
+    if comparisons:
+        best, deciding = run.state.best_step, next(iter(run.evaluator.sets))
+        table = comparison_table(comparisons) + f"\nBest step, by {deciding}: {best}.\n"
+        write_atomically(run.folder / "results.md", table)
+    return TrainingOutcome(
+        folder=run.folder,
+        step=run.state.step,
+        best_step=run.state.best_step,
+        comparisons=comparisons,
+        table=table,
+    )
 
 
-def _compared(run: Run, name: str) -> Comparison | None:
+def _compare_set(run: Run, name: str) -> Comparison | None:
     before = load_report(run.folder, name, 0)
     after = load_report(run.folder, name, run.state.step)
     if not before or not after or run.state.step == 0:
         return None
     try:
         return compare(before, after)
-    except TaskError as error:  # nothing graded in common: the other sets still count
+    except TaskError as error:  # no task is graded in both; the other sets still count
         run.console.note(f"{name} is not in the table: {error}")
         return None
 
 
 def _has_rows(metrics: Path) -> bool:
     return metrics.exists() and metrics.stat().st_size > 0
+
+
+@contextmanager
+def tuned_gc() -> Iterator[None]:
+    """Freeze what set-up allocated: scanning it costs rollouts a tenth of their time."""
+    thresholds = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    # An episode is thousands of small objects, and hardly any of them are in cycles.
+    gc.set_threshold(50_000, 20, 50)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from torch import nn
+
+from skyfleet.config.root import RunConfig
 from skyfleet.engines.engine import Engine
 from skyfleet.engines.engine_pool import Router
 from skyfleet.learner.learner import Learner
+from skyfleet.models.lora import merged_state
 
 
 class WeightSync(Protocol):
@@ -43,3 +47,13 @@ class PausedSync:
 
     async def confirm(self, engines: Sequence[Engine]) -> None:
         await self._sync.confirm(engines)
+
+
+def build_weight_sync(config: RunConfig, module: nn.Module, engine: Engine) -> WeightSync:
+    """How weights of `module` get to `engine`, which may be a pool."""
+    if config.generator.backend == "embedded":
+        return InProcessSync()
+    from skyfleet.weight_sync.vllm import VllmSync
+
+    sync = VllmSync(lambda: merged_state(module).items(), folder=config.generator.weight_sync_dir)
+    return PausedSync(sync, engine) if isinstance(engine, Router) else sync

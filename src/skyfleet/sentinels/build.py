@@ -1,54 +1,60 @@
-"""What watches a run, from configuration."""
+"""Build the invariant checker of a run: which invariants its configuration promises."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal
 
 from skyfleet.config.root import RunConfig
+from skyfleet.engines.engine import Engine
+from skyfleet.learner.factory import is_exact
 from skyfleet.learner.single import SingleLearner
 from skyfleet.models.decoder import Decoder
+from skyfleet.rollouts.episode import Limits
 from skyfleet.sentinels.checker import InvariantChecker
 from skyfleet.sentinels.invariants import Invariants
 from skyfleet.sentinels.loss_recorder import LossRecorder
 from skyfleet.sentinels.recording_engine import RecordingEngine
 from skyfleet.sentinels.registry import build_modes
-from skyfleet.trainer.assemble_learner import is_exact
-from skyfleet.trainer.assemble_policy import PolicyModel
-from skyfleet.trainer.limits import build_limits
-from skyfleet.trainer.policy_client import PolicyClient
-from skyfleet.trainer.schedule import Schedule
 
 EXACT_GAP, COARSE_GAP, FOREIGN_GAP = 1e-3, 0.03, 0.05
 """How far two ways of computing one logprob lie apart at most, on average: where they are shown to be
 alike, in any other bfloat16, and where an engine computes in its own way."""
 
 
-def assemble_watch(
+def build_checker(
     config: RunConfig,
-    policy_model: PolicyModel,
-    policy_client: PolicyClient,
+    decoder: Decoder,
+    engines: Sequence[Engine],
     learner: SingleLearner,
+    limits: Limits,
     *,
     envs: Collection[str],
     witness: RecordingEngine,
     losses: LossRecorder,
-    schedule: Schedule,
+    reference_interval: int,
 ) -> InvariantChecker:
     return InvariantChecker(
         folder=Path(config.trainer.run_path),
-        expected=build_invariants(config, policy_model.decoder, schedule, envs=envs),
+        expected=build_invariants(
+            config, decoder, limits, envs=envs, reference_interval=reference_interval
+        ),
         modes=build_modes(config.trainer.sentinels),
         witness=witness,
         losses=losses,
         learner=learner,
-        engines=policy_client.engines,
+        engines=engines,
     )
 
 
 def build_invariants(
-    config: RunConfig, decoder: Decoder, schedule: Schedule, *, envs: Collection[str]
+    config: RunConfig,
+    decoder: Decoder,
+    limits: Limits,
+    *,
+    envs: Collection[str],
+    reference_interval: int,
 ) -> Invariants:
     trainer, generator = config.trainer, config.generator
     algorithm = trainer.algorithm
@@ -58,7 +64,7 @@ def build_invariants(
     return Invariants(
         n_samples=generator.n_samples_per_prompt,
         batch_size=trainer.train_batch_size,
-        limits=build_limits(config),
+        limits=limits,
         envs=frozenset(envs),
         min_per_env=trainer.min_samples_per_env if trainer.use_hybrid_env_sampling else 0,
         dynamic_sampling=dynamic,
@@ -76,7 +82,7 @@ def build_invariants(
         logprob_tolerance=own_gap if generator.backend == "embedded" else FOREIGN_GAP,
         reference_tolerance=own_gap,
         own_reference=trainer.ref.model.path == trainer.policy.model.path,
-        reference_interval=schedule.reference_interval,
+        reference_interval=reference_interval,
         acting=acting_of(config),
     )
 

@@ -1,14 +1,17 @@
-"""The engines themselves, from configuration: in this process, by vLLM, or on servers."""
+"""Build engines from the configuration: embedded, vLLM in this process, or remote servers."""
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from skyfleet.chat.renderer import Renderer
+from skyfleet.config.generator import SamplingParams as SamplingConfig
 from skyfleet.config.root import RunConfig
 from skyfleet.engines.chat_engine import ChatEngine
 from skyfleet.engines.cuda.engine import CudaEngine
@@ -16,27 +19,27 @@ from skyfleet.engines.embedded import EmbeddedEngine
 from skyfleet.engines.engine import Engine
 from skyfleet.engines.openai_chat import OpenAIChatEngine
 from skyfleet.engines.openai_engine import OpenAIEngine
+from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.engines.servers import Server, find_servers, read_key
 from skyfleet.engines.vllm_controller import VllmSettings
 from skyfleet.engines.vllm_server import VllmRoutes, open_vllm_server, refuse_asleep
 from skyfleet.errors import ConfigError
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.weights import sizes_of
-from skyfleet.trainer.assemble_policy import longest_episode
 
-MOST_CONNECTIONS = 512
-"""To all servers together; a process may hold about a thousand files open."""
+MAX_CONNECTIONS = 512
+"""To all servers together; a process may have about a thousand open files."""
 
-TRIES_ALONE, TRIES_AMONG_OTHERS = 8, 3
-"""A server that others can stand in for is given up after seconds, not a minute."""
+RETRIES_SINGLE, RETRIES_POOLED = 8, 3
+"""A pooled server is given up after seconds, not a minute: the others take over."""
 
-HANGS_ALONE_SECONDS, HANGS_AMONG_OTHERS = 900.0, 0.25
-"""When a request's server is taken to hang; among others, the share of its episode's time."""
+TIMEOUT_SINGLE_SECONDS, TIMEOUT_POOLED_SHARE = 900.0, 0.25
+"""Request timeout of a single server; of a pooled one, as a share of the trajectory timeout."""
 
 
-def embedded_engine(config: RunConfig, decoder: Decoder, renderer: Renderer) -> Engine:
-    """As the device and the architecture want it."""
-    generator, capacity = config.generator, longest_episode(config)
+def build_embedded_engine(config: RunConfig, decoder: Decoder, renderer: Renderer) -> Engine:
+    """The CUDA engine for supported architectures on a GPU, otherwise the portable one."""
+    generator, capacity = config.generator, config.max_episode_tokens
     if decoder.device.type != "cuda" or not decoder.is_fused:
         return EmbeddedEngine(
             decoder,
@@ -59,7 +62,7 @@ def embedded_engine(config: RunConfig, decoder: Decoder, renderer: Renderer) -> 
 async def start_vllm(
     config: RunConfig, path: str, renderer: Renderer, opened: AsyncExitStack, *, learns: bool
 ) -> list[Engine]:
-    """As many as are asked for, closed with `opened`. `learns`: a learner may share their GPU."""
+    """Start `num_inference_engines` engines, closed with `opened`. `learns`: a learner may share the GPU."""
     from skyfleet.engines.vllm_engine import open_vllm_engine
 
     check_gpus(config, learns=learns)
@@ -73,7 +76,7 @@ async def start_vllm(
 
 
 def check_gpus(config: RunConfig, *, learns: bool) -> None:
-    """ConfigError for more than the one GPU can do: engines are not placed on others yet."""
+    """Raise ConfigError if the configuration needs more than one GPU."""
     generator = config.generator
     engines, tensor = (
         generator.num_inference_engines,
@@ -82,8 +85,8 @@ def check_gpus(config: RunConfig, *, learns: bool) -> None:
     if torch.cuda.is_available() and (engines > 1 or (learns and tensor > 1)):
         raise ConfigError(
             f"generator.num_inference_engines={engines} with inference_engine_tensor_parallel_size="
-            f"{tensor}: here one vLLM speaks, on one GPU while it is trained; set both to 1, play "
-            "one vLLM over several GPUs, or start vLLM as servers and set "
+            f"{tensor}: training uses one vLLM engine on one GPU; set both to 1, evaluate with "
+            "one vLLM engine over several GPUs, or start vLLM servers and set "
             "generator.run_engines_locally=false"
         )
 
@@ -92,7 +95,7 @@ def vllm_settings(config: RunConfig, *, learns: bool) -> VllmSettings:
     generator = config.generator
     shares = learns and config.trainer.placement.colocate_all and torch.cuda.is_available()
     return VllmSettings(
-        max_model_len=longest_episode(config),
+        max_model_len=config.max_episode_tokens,
         model_dtype=generator.model_dtype,
         tensor_parallel_size=generator.inference_engine_tensor_parallel_size,
         gpu_memory_utilization=generator.gpu_memory_utilization,
@@ -101,19 +104,19 @@ def vllm_settings(config: RunConfig, *, learns: bool) -> VllmSettings:
         enable_chunked_prefill=generator.enable_chunked_prefill,
         max_num_batched_tokens=generator.max_num_batched_tokens,
         max_num_seqs=generator.max_num_seqs,
-        # A sync follows every sleep, so the old weights need not be kept.
+        # Weights are pushed after every sleep, so the old ones need not be kept.
         sleep_level=2 if shares else 0,
         seed=config.trainer.seed,
         engine_init_kwargs=generator.engine_init_kwargs,
     )
 
 
-async def reach_servers(
+async def connect_servers(
     config: RunConfig, opened: AsyncExitStack
 ) -> tuple[list[Engine], list[ChatEngine]]:
-    """Each server's two sides: tokens in and out, and messages with tools."""
-    _refuse_unheard(config)
-    servers, common = await _found(config)
+    """For each server an engine for tokens and an engine for chat messages with tools."""
+    _reject_ignored_keys(config)
+    servers, common = await _discover(config)
     engines: list[Engine] = []
     chats: list[ChatEngine] = []
     for server in servers:
@@ -133,19 +136,19 @@ async def reach_servers(
     return engines, chats
 
 
-async def reach_vllm_servers(
+async def connect_vllm_servers(
     config: RunConfig, module: nn.Module, opened: AsyncExitStack
 ) -> list[Engine]:
-    """To be trained: each can be given the weights of `module`, or a ConfigError says why not."""
-    servers, common = await _found(config)
+    """Trainable servers: each accepts the weights of `module`, or a ConfigError says why not."""
+    servers, common = await _discover(config)
     engines: list[Engine] = []
     for server in servers:
-        policy_model = OpenAIEngine(server.url, model=server.model, **common)
+        inner = OpenAIEngine(server.url, model=server.model, **common)
         routes = _routes(server, common["api_key"])
-        await opened.enter_async_context(policy_model)
+        await opened.enter_async_context(inner)
         await opened.enter_async_context(routes)
         engine = await open_vllm_server(
-            policy_model,
+            inner,
             routes,
             may_sleep=config.trainer.placement.colocate_all,
             sizes=sizes_of(module.config),
@@ -158,26 +161,26 @@ def _routes(server: Server, api_key: str | None) -> VllmRoutes:
     return VllmRoutes(server.url.removesuffix("/v1"), api_key=api_key)
 
 
-async def _found(config: RunConfig) -> tuple[list[Server], dict[str, Any]]:
-    """The servers, and how each is asked for turns."""
+async def _discover(config: RunConfig) -> tuple[list[Server], dict[str, Any]]:
+    """The servers, and the client settings they share."""
     generator, api_key = config.generator, read_key()
     servers = await find_servers(
         generator.remote_inference_engine_urls,
         model=generator.served_model_name,
         api_key=api_key,
-        longest=longest_episode(config),
+        longest=config.max_episode_tokens,
     )
-    alone, share = len(servers) == 1, generator.trajectory_timeout_seconds * HANGS_AMONG_OTHERS
+    alone, share = len(servers) == 1, generator.trajectory_timeout_seconds * TIMEOUT_POOLED_SHARE
     return servers, {
         "api_key": api_key,
-        "max_concurrent": max(1, min(generator.max_num_seqs, MOST_CONNECTIONS // len(servers))),
-        "tries": TRIES_ALONE if alone else TRIES_AMONG_OTHERS,
-        "timeout_seconds": HANGS_ALONE_SECONDS if alone or share == 0 else share,
+        "max_concurrent": max(1, min(generator.max_num_seqs, MAX_CONNECTIONS // len(servers))),
+        "tries": RETRIES_SINGLE if alone else RETRIES_POOLED,
+        "timeout_seconds": TIMEOUT_SINGLE_SECONDS if alone or share == 0 else share,
     }
 
 
-def _refuse_unheard(config: RunConfig) -> None:
-    """Settings of a renderer, where the server is the one that renders."""
+def _reject_ignored_keys(config: RunConfig) -> None:
+    """Raise ConfigError for renderer settings that the server, which renders, would ignore."""
     generator, environments = config.generator, config.environment.skyrl_gym.tau_bench
     if not (generator.use_native_tool_calling and environments.use_native_tool_calling):
         return
@@ -188,6 +191,35 @@ def _refuse_unheard(config: RunConfig) -> None:
         if value is not None:
             raise ConfigError(
                 f"generator.{key}={value!r} with generator.use_native_tool_calling=true and "
-                f"generator.backend={generator.backend!r}: the server renders and reads by its own; "
-                f"start it so, and set generator.{key}=null here"
+                f"generator.backend={generator.backend!r}: the server renders chats and parses calls; "
+                f"set it when starting the server, and set generator.{key}=null here"
             )
+
+
+def build_sampling_params(section: SamplingConfig, *, seed: int) -> SamplingParams:
+    return SamplingParams(
+        max_generate_length=section.max_generate_length,
+        temperature=section.temperature,
+        top_p=section.top_p,
+        top_k=section.top_k,
+        min_p=section.min_p,
+        stop=tuple(section.stop),
+        seed=seed,
+    )
+
+
+EngineOffload = Callable[[], AbstractAsyncContextManager[None]]
+
+
+def build_engine_offload(config: RunConfig, engine: Engine) -> EngineOffload:
+    """A context for the learner's update: engines that share its GPU sleep inside it."""
+    if config.generator.backend == "embedded" or not config.trainer.placement.colocate_all:
+        return nullcontext
+    return partial(_asleep, engine)
+
+
+@asynccontextmanager
+async def _asleep(engine: Engine) -> AsyncIterator[None]:
+    await engine.sleep()
+    yield
+    await engine.wake()

@@ -1,55 +1,99 @@
-"""The learner and what it learns from, from configuration."""
+"""Build the learner, its critic and its KL reference from the configuration."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import copy
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from skyfleet.algorithms.advantages import (
-    BatchEstimator,
-    Estimator,
-    estimator_of,
-    normalize_batch,
-    split_turns,
-)
-from skyfleet.algorithms.credit_assignment import credit
-from skyfleet.algorithms.filters import (
-    FilterResult,
-    check_sample_batches,
-    drop_zero_variance,
-    fill_batch,
-    keep_graded,
-    merge_by_task,
-    n_regraded,
-    punish_overlong,
-    replace_uninformative,
-    zero_unfinished,
-)
+from skyfleet.algorithms.credit_assignment import compute_advantages
 from skyfleet.algorithms.kl import RewardKl, adaptive_control, fixed_control, kl_estimator
 from skyfleet.algorithms.losses.registry import build_policy_loss, selector_of
 from skyfleet.algorithms.reduction import reduction
-from skyfleet.algorithms.sample import Sample
 from skyfleet.config.policy import OptimizerConfig
 from skyfleet.config.root import RunConfig
-from skyfleet.learner.critic import Critic
+from skyfleet.errors import CheckpointError, ConfigError
+from skyfleet.learner.critic import Critic, CriticSettings
 from skyfleet.learner.optimizer import OptimizerSettings, linear_to_a_tenth, schedule_named
+from skyfleet.learner.policy_model import PolicyModel, rope_overrides
 from skyfleet.learner.single import LearnerSettings, SingleLearner
 from skyfleet.models.adapter_files import load_adapted, refuse_adapted
 from skyfleet.models.decoder import Decoder
-from skyfleet.models.loading import load_weights, save_model
-from skyfleet.models.lora import adapt
-from skyfleet.trainer.assemble_policy import PolicyModel, longest_episode
-from skyfleet.trainer.assemble_reference import reference_maker
-from skyfleet.trajectories.trajectory import Group
+from skyfleet.models.hf_decoder import make_decoder
+from skyfleet.models.loading import load_model, load_weights, save_model
+from skyfleet.models.lora import adapt, without_adapters
 
 
-def assemble_learner(
+def build_reference(
+    config: RunConfig, policy_model: PolicyModel, folder: Callable[[], Path]
+) -> Callable[[], Decoder]:
+    """`folder` is where the policy that is compared with was saved, when it is asked for.
+
+    Another model is read at once, for what is wrong with it to be said at once.
+    """
+    path = config.trainer.ref.model.path
+    if path == config.trainer.policy.model.path:
+        return lambda: _load_initial_policy(config, policy_model, folder())
+    decoder = _freeze(
+        load_auxiliary_model(config, policy_model, path, key="trainer.ref.model.path"), config
+    )
+    return lambda: decoder
+
+
+def load_auxiliary_model(
+    config: RunConfig, policy_model: PolicyModel, path: str, *, key: str
+) -> nn.Module:
+    """Another model that is to read the policy's tokens, on its device."""
+    weights = next(policy_model.loaded.module.parameters())
+    # Of what changes the policy, only this: whoever reads an episode has to reach its end.
+    kwargs = config.trainer.policy.model_config_kwargs
+    stretched = {name: kwargs[name] for name in kwargs if name == "rope_parameters"}
+    loaded = load_model(
+        path,
+        dtype=weights.dtype,
+        device=weights.device,
+        config_kwargs=rope_overrides(config) | stretched,
+        key=key,
+    )
+    if loaded.tokenizer.get_vocab() != policy_model.loaded.tokenizer.get_vocab():
+        raise ConfigError(
+            f"{key}={path!r} has another vocabulary than the policy, so it would read other tokens; "
+            "take a model of the policy's family"
+        )
+    return loaded.module
+
+
+def _load_initial_policy(config: RunConfig, policy_model: PolicyModel, folder: Path) -> Decoder:
+    """The policy before the first reinforcement step, or after the last whole epoch; frozen."""
+    trainer = config.trainer
+    moved = trainer.warm_start.steps or trainer.update_ref_every_epoch
+    if trainer.policy.model.lora.rank and not moved:
+        return _freeze(without_adapters(policy_model.loaded.module, merged=False), config)
+    if not folder.exists():
+        raise CheckpointError(
+            f"{folder} is missing: trainer.algorithm.use_kl_loss or use_kl_in_reward compares with "
+            "the policy before reinforcement; copy that checkpoint there or switch the KL off"
+        )
+    module = copy_policy(policy_model)
+    load_weights(module, folder)
+    return _freeze(module, config)
+
+
+def copy_policy(policy_model: PolicyModel) -> nn.Module:
+    """The policy as it stands, in tensors of its own."""
+    return copy.deepcopy(without_adapters(policy_model.loaded.module, merged=True))
+
+
+def _freeze(module: nn.Module, config: RunConfig) -> Decoder:
+    module.requires_grad_(False)
+    return make_decoder(module, max_positions=config.max_episode_tokens)
+
+
+def build_learner(
     config: RunConfig,
     policy_model: PolicyModel,
     reference_folder: Callable[[], Path],
@@ -70,16 +114,16 @@ def assemble_learner(
     return SingleLearner(
         policy_model.decoder,
         watched(learner_settings(config, policy_model.decoder, total_steps=total_steps)),
-        make_reference=reference_maker(config, policy_model, reference_folder)
+        make_reference=build_reference(config, policy_model, reference_folder)
         if needs_reference
         else None,
         critic=critic,
         save_policy=partial(save_model, policy_model.loaded),
-        load_policy=partial(load_adapted if lora.rank else _load_whole, module),
+        load_policy=partial(load_adapted if lora.rank else _load_full_weights, module),
     )
 
 
-def _load_whole(module: nn.Module, folder: Path) -> None:
+def _load_full_weights(module: nn.Module, folder: Path) -> None:
     refuse_adapted(folder)
     load_weights(module, folder)
 
@@ -100,7 +144,8 @@ def learner_settings(config: RunConfig, decoder: Decoder, *, total_steps: int) -
     return LearnerSettings(
         optimizer=optimizer_settings(
             trainer.policy.optimizer_config,
-            total_steps=total_steps * updates_a_step(config, trainer.policy_mini_batch_size),
+            total_steps=total_steps
+            * optimizer_steps_per_step(config, trainer.policy_mini_batch_size),
         ),
         warm_start_optimizer=OptimizerSettings(
             lr=trainer.warm_start.lr,
@@ -159,7 +204,7 @@ def comparable_logprobs(config: RunConfig) -> bool:
     return not sampling.truncates and sampling.temperature == config.trainer.algorithm.temperature
 
 
-def updates_a_step(config: RunConfig, mini_batch_size: int) -> int:
+def optimizer_steps_per_step(config: RunConfig, mini_batch_size: int) -> int:
     """Optimiser steps, where no filter leaves fewer."""
     trainer = config.trainer
     return trainer.update_epochs_per_batch * (trainer.train_batch_size // mini_batch_size)
@@ -169,85 +214,7 @@ def max_tokens_per_microbatch(config: RunConfig) -> int:
     trainer = config.trainer
     if trainer.max_tokens_per_microbatch > 0:
         return trainer.max_tokens_per_microbatch
-    return trainer.micro_train_batch_size_per_gpu * longest_episode(config)
-
-
-def build_estimator(config: RunConfig) -> Estimator:
-    """How the loop credits a batch. With KL in the reward the learner does it over, to the end."""
-    algorithm = config.trainer.algorithm
-    changed = algorithm.advantage_batch_normalize or config.generator.step_wise_trajectories
-    if changed and not algorithm.use_kl_in_reward:
-        return BatchEstimator(credit=partial(credited_by, config))
-    return estimator_of(algorithm)
-
-
-def build_filter(config: RunConfig) -> Callable[[Sequence[Group]], FilterResult]:
-    """All groups a step has played so far -> what to learn from, or that more are wanted."""
-    algorithm, generator = config.trainer.algorithm, config.generator
-    at_least = 1 if isinstance(estimator_of(algorithm), BatchEstimator) else 2
-
-    def filter_groups(groups: Sequence[Group]) -> FilterResult:
-        touched: Counter[str] = Counter()
-        if generator.zero_reward_on_non_stop:
-            earned, groups = groups, zero_unfinished(groups)
-            touched["zeroed"] = n_regraded(earned, groups)
-        if algorithm.overlong_buffer_len is not None:
-            earned = groups
-            groups = punish_overlong(
-                groups,
-                max_len=algorithm.overlong_max_len or generator.sampling_params.max_generate_length,
-                buffer_len=algorithm.overlong_buffer_len,
-                penalty_factor=algorithm.overlong_buffer_penalty_factor,
-            )
-            touched["punished"] = n_regraded(earned, groups)
-        kept = _varied(config, groups, at_least)
-        if generator.apply_overlong_filtering:
-            unfinished = [t for group in kept.groups for t in group.graded if t.ending.truncated]
-            touched["overlong"] = len(unfinished)
-        check_sample_batches(
-            kept,
-            groups,
-            batch_size=config.trainer.train_batch_size,
-            max_sample_batches=algorithm.dynamic_sampling.max_sample_batches,
-        )
-        return replace(kept, touched=touched)
-
-    return filter_groups
-
-
-def _varied(config: RunConfig, groups: Sequence[Group], at_least: int) -> FilterResult:
-    algorithm, batch_size = config.trainer.algorithm, config.trainer.train_batch_size
-    dynamic, tolerance = algorithm.dynamic_sampling, algorithm.zero_variance_filter_tol
-    if dynamic.type == "filter":
-        groups = merge_by_task(groups)
-    elif dynamic.type == "replace":
-        groups = groups[-batch_size:]
-    graded = kept = keep_graded(groups, at_least=at_least)
-    if dynamic.type == "filter":
-        kept = fill_batch(graded.groups, batch_size=batch_size, tolerance=tolerance)
-    elif dynamic.type == "replace":
-        kept = replace_uninformative(
-            graded.groups,
-            batch_size=batch_size,
-            min_replace_ratio=dynamic.min_replace_ratio,
-            tolerance=tolerance,
-        )
-    elif algorithm.zero_variance_filter:
-        kept = drop_zero_variance(graded.groups, tolerance=tolerance)
-    # Not `+`, which leaves out what was counted zero times.
-    return FilterResult(
-        groups=kept.groups,
-        dropped=Counter({**graded.dropped, **kept.dropped}),
-        wants_more=kept.wants_more,
-    )
-
-
-def credited_by(config: RunConfig, samples: Sequence[Sample]) -> list[Sample]:
-    """Advantages, and all that is done to them afterwards."""
-    credited = credit(samples, estimator_of(config.trainer.algorithm))
-    if config.trainer.algorithm.advantage_batch_normalize:
-        credited = normalize_batch(credited)
-    return split_turns(credited) if config.generator.step_wise_trajectories else credited
+    return trainer.micro_train_batch_size_per_gpu * config.max_episode_tokens
 
 
 def _reward_kl(config: RunConfig) -> RewardKl:
@@ -258,5 +225,41 @@ def _reward_kl(config: RunConfig) -> RewardKl:
         control=partial(adaptive_control, kl_target=control.kl_target, horizon=control.horizon)
         if control.type == "adaptive"
         else fixed_control,
-        credit=partial(credited_by, config),
+        credit=partial(compute_advantages, config),
     )
+
+
+def build_critic(
+    config: RunConfig, policy_model: PolicyModel, *, total_steps: int
+) -> Critic | None:
+    """`total_steps` are the run's."""
+    trainer, path = config.trainer, config.trainer.critic.model.path
+    if path is None:
+        return None
+    updates = optimizer_steps_per_step(config, trainer.critic_mini_batch_size)
+    settings = CriticSettings(
+        optimizer=optimizer_settings(
+            trainer.critic.optimizer_config, total_steps=total_steps * updates
+        ),
+        value_clip=trainer.algorithm.value_clip,
+        credit=partial(compute_advantages, config),
+        critic_mini_batch_size=trainer.critic_mini_batch_size,
+        update_epochs_per_batch=trainer.update_epochs_per_batch,
+        max_tokens_per_microbatch=max_tokens_per_microbatch(config),
+        gradient_checkpointing=trainer.gradient_checkpointing,
+    )
+    return Critic(_build_critic_decoder(config, policy_model, path), settings)
+
+
+def _build_critic_decoder(
+    config: RunConfig, policy_model: PolicyModel, path: str
+) -> Callable[[], Decoder]:
+    """Another model is read at once, for what is wrong with it to be said at once."""
+    longest = config.max_episode_tokens
+    if path == config.trainer.policy.model.path:
+        return lambda: make_decoder(copy_policy(policy_model), max_positions=longest)
+    body = make_decoder(
+        load_auxiliary_model(config, policy_model, path, key="trainer.critic.model.path"),
+        max_positions=longest,
+    )
+    return lambda: body

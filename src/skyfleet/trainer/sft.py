@@ -1,0 +1,79 @@
+"""Warm start: supervised fine-tuning on reference solutions before reinforcement learning."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from random import Random
+
+from skyfleet.algorithms.credit_assignment import credited
+from skyfleet.algorithms.sample import Sample
+from skyfleet.chat.renderer import Renderer
+from skyfleet.envs.env import EnvFactory
+from skyfleet.errors import TaskError
+from skyfleet.rollouts.episode import Limits, collect
+from skyfleet.rollouts.scripted_agents import reference_policy
+from skyfleet.tasks.task import Task
+from skyfleet.trainer.run import Run
+from skyfleet.trajectories.trajectory import Trajectory
+
+
+async def warm_start(run: Run) -> None:
+    total, done = run.schedule.warm_start_steps, run.state.warm_start_step
+    if done >= total:
+        return
+    warm = run.warm_start
+    async with run.inference.offload():
+        with run.console.progress("warm start", total, done=done) as advance:
+            while run.state.warm_start_step < total:
+                # A pending cancellation takes effect here, before a step, so no step is half done.
+                await asyncio.sleep(0)
+                step = run.state.warm_start_step
+                batch = sft_batch(warm.demonstrations, warm.batch_size, step, seed=warm.seed)
+                report = await run.learner.imitate(batch)
+                run.state.warm_start_step = step + 1
+                advance()
+        run.log.add({f"warm_start/{name}": value for name, value in report.metrics.items()})
+        run.mark_resume_point()
+        await asyncio.sleep(0)
+        await run.inference.push(run.learner)
+
+
+def sft_batch(samples: Sequence[Sample], size: int, step: int, *, seed: int) -> list[Sample]:
+    """The demonstrations of one step: each once per epoch, shuffled by epoch."""
+    size = min(size, len(samples))
+    epoch, index = divmod(step, len(samples) // size)
+    order = list(range(len(samples)))
+    Random(f"{seed}/{epoch}").shuffle(order)
+    return [samples[i] for i in order[index * size : (index + 1) * size]]
+
+
+async def collect_demonstrations(
+    tasks: Sequence[Task], open_env: EnvFactory, renderer: Renderer, limits: Limits
+) -> list[Sample]:
+    """Roll out every task's reference solution and return its tokens as samples.
+
+    A solution that is missing or does not pass is a TaskError: the task is broken.
+    """
+    groups = await collect(
+        tasks, open_env, reference_policy(renderer), limits, n_samples=1, max_concurrent=64
+    )
+    samples: list[Sample] = []
+    for task, group in zip(tasks, groups, strict=True):
+        (trajectory,) = group.trajectories
+        if not trajectory.success:
+            raise TaskError(
+                f"task {task.key}: {_describe_failure(task, trajectory)}; "
+                "fix or remove the task, or set trainer.warm_start.steps=0"
+            )
+        made = (credited(trajectory, t, 1.0) for t in trajectory.transcripts)
+        samples.extend(sample for sample in made if sample.n_action_tokens)
+    return samples
+
+
+def _describe_failure(task: Task, trajectory: Trajectory) -> str:
+    if not task.solution:
+        return "it has no reference solution"
+    if trajectory.failure:
+        return f"its reference solution failed: {trajectory.failure.detail}"
+    return f"its reference solution does not pass ({trajectory.ending.value})"
