@@ -126,7 +126,7 @@ def nothing_can_be_parsed(run: Run, patch: Patch) -> None:
         return replace(own, malformed_calls=("{",))
 
     speaking = TokenConversation.generate
-    patch.setattr(TokenConversation, "speak", generate)
+    patch.setattr(TokenConversation, "generate", generate)
 
 
 def _scaled(batch: MicroBatch) -> MicroBatch:

@@ -42,7 +42,7 @@ def replies_are_trained_on(run: Run, patch: Patch) -> None:
         if reply:
             self.loss_mask[-len(token_ids) :] = [True] * len(token_ids)
 
-    patch.setattr(Transcript, "give", masked)
+    patch.setattr(Transcript, "append_prompt", masked)
 
 
 def last_token_is_masked(run: Run, patch: Patch) -> None:
@@ -76,7 +76,7 @@ def words_are_tokenised_again(run: Run, patch: Patch) -> None:
         self._history.messages.append(message)
         return message
 
-    patch.setattr(TokenConversation, "speak", generate)
+    patch.setattr(TokenConversation, "generate", generate)
 
 
 def prompt_is_cut_for_the_engine(run: Run, patch: Patch) -> None:

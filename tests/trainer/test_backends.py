@@ -182,5 +182,5 @@ async def test_a_tiny_policys_server_needs_its_vocabulary(tmp_path: Path) -> Non
     config = small_config(
         tmp_path, "generator.backend=openai", "generator.remote_inference_engine_urls=127.0.0.1:9"
     )
-    with pytest.raises(ConfigError, match="a tiny policy's vocabulary is its own; name the"):
+    with pytest.raises(ConfigError, match="a tiny policy has its own vocabulary; set the"):
         await played(config)

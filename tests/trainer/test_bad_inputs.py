@@ -93,7 +93,7 @@ async def test_more_tasks_a_batch_than_there_are_is_refused(tmp_path: Path) -> N
     ("solution", "sentence"),
     [
         ((RecordedCall(name="no_such_tool"),), "its reference solution does not pass (done)"),
-        ((), "it has no reference solution to imitate; mend or leave out the task"),
+        ((), "it has no reference solution; fix or remove the task"),
     ],
 )
 async def test_a_solution_that_does_not_pass_is_refused_before_it_is_imitated(
@@ -144,7 +144,7 @@ async def test_a_quarantine_in_the_current_folder_is_honoured_without_a_word(
 
 async def test_a_filter_that_names_an_unknown_environment_is_refused(tmp_path: Path) -> None:
     error = await refusal(tmp_path, "data.env_filter=[gitlab]")
-    assert str(error).startswith("data.env_filter names 'gitlab'")
+    assert str(error).startswith("data.env_filter='gitlab'")
 
 
 async def test_a_demonstration_longer_than_an_episode_may_be_is_refused(tmp_path: Path) -> None:

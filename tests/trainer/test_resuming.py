@@ -186,14 +186,14 @@ async def test_a_changed_configuration_is_not_resumed(tmp_path: Path) -> None:
     await run_training(small_config(tmp_path))
     changed = small_config(tmp_path, "trainer.policy.optimizer_config.lr=0.5")
     with pytest.raises(
-        ConfigError, match=r"begun with trainer.policy.optimizer_config.lr=0.01 and"
+        ConfigError, match=r"started with trainer.policy.optimizer_config.lr=0.01 and"
     ):
         await run_training(changed)
 
 
 async def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
     await run_training(small_config(tmp_path))
-    with pytest.raises(ConfigError, match="holds a run already"):
+    with pytest.raises(ConfigError, match="already holds a run"):
         await run_training(small_config(tmp_path, "trainer.resume_mode=none"))
 
 

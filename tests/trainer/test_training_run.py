@@ -117,7 +117,7 @@ async def test_a_report_that_cannot_be_written_does_not_cost_the_table(
     monkeypatch.setattr(session, "write_report", broken)
     outcome = await run_training(small_config(tmp_path))
     assert outcome.table is not None
-    assert "the report could not be written: no ink; try `skyfleet report" in caplog.text
+    assert "cannot write the report: no ink; try `skyfleet report" in caplog.text
 
 
 @pytest.mark.parametrize("world", ["open_moody"], indirect=True)
@@ -234,7 +234,7 @@ def test_steps_that_epochs_never_reach_are_told(
     assert build_schedule(few, n_tasks=4).total_steps == 4
     assert not caplog.records
     assert build_schedule(many, n_tasks=4).total_steps == 4
-    assert "max_training_steps=9 is never reached: trainer.epochs=2 end after 4" in caplog.text
+    assert "max_training_steps=9 is not reached: trainer.epochs=2 is only 4" in caplog.text
 
 
 async def test_tasks_that_nobody_can_grade_are_played_and_counted(tmp_path: Path) -> None:

@@ -225,7 +225,7 @@ async def test_one_gpu_takes_one_engine_and_a_learner_shares_it_with_no_other_gp
     check_gpus(two, learns=True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(assemble, "load_run_tasks", None)
-    refused = r"here one vLLM speaks, on one GPU while it is trained; set both to 1"
+    refused = r"training uses one vLLM engine on one GPU; set both to 1"
     for config in (two, split):
         with pytest.raises(ConfigError, match=refused):
             await run_training(config)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from skyfleet.errors import TaskError
+from skyfleet.tasks.grade import Grade as Grade
 
 Modality = Literal["tool_use", "computer_use", "browser_use"]
 
@@ -55,16 +55,6 @@ class Task(BaseModel):
     """Reference calls: replayed by checks and the warm start, never shown to the policy."""
     metadata: dict[str, Any] = Field(default_factory=dict)
     """Whatever else the row's maker wants kept, such as the template it was drawn from."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grade:
-    reward: float
-    success: bool
-    parts: Mapping[str, float] = field(default_factory=dict)
-    """What the reward is made of."""
-    explanation: str = ""
-    """What the verifier said, for a person."""
 
 
 class TaskSet:

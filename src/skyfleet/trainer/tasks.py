@@ -89,7 +89,7 @@ def load_training_tasks(config: RunConfig) -> list[Task]:
     known = {task.env_key for task in tasks}
     if unknown := sorted(set(data.env_filter) - known):
         raise ConfigError(
-            f"data.env_filter ={unknown[0]!r}: data.train_data has no task of this environment; "
+            f"data.env_filter={unknown[0]!r}: data.train_data has no task of this environment; "
             f"choose from {sorted(known)}"
         )
     tasks = [task for task in tasks if not data.env_filter or task.env_key in data.env_filter]

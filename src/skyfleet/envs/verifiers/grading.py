@@ -14,7 +14,7 @@ from skyfleet.envs.verifiers.jail import Jail
 from skyfleet.envs.verifiers.running import BrokenVerifierError, run_verifier
 from skyfleet.envs.verifiers.writing import written_here
 from skyfleet.errors import VerifierError
-from skyfleet.tasks.task import Grade
+from skyfleet.tasks.grade import Grade
 
 
 @cache

@@ -19,7 +19,7 @@ from skyfleet.envs.verifiers import seccomp
 from skyfleet.envs.verifiers.jail_frames import Question, pack_request, read_reply
 from skyfleet.envs.verifiers.jail_process import JailProcess, plain_command, walled_command
 from skyfleet.errors import VerifierError
-from skyfleet.tasks.task import Grade
+from skyfleet.tasks.grade import Grade
 
 logger = logging.getLogger(__name__)
 

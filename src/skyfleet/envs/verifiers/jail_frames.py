@@ -12,7 +12,7 @@ from struct import Struct
 
 from skyfleet.envs.verifiers.running import SUCCESS_REWARD, BrokenVerifierError
 from skyfleet.errors import VerifierError
-from skyfleet.tasks.task import Grade
+from skyfleet.tasks.grade import Grade
 
 SIZE = Struct("!Q")
 """Stands before every frame."""

@@ -26,7 +26,7 @@ from skyfleet.envs.verifiers.difference import IgnoreConfig
 from skyfleet.envs.verifiers.partial import partial_reward
 from skyfleet.envs.verifiers.tables import Snapshot, snapshot_diff
 from skyfleet.errors import VerifierError
-from skyfleet.tasks.task import Grade
+from skyfleet.tasks.grade import Grade
 
 SUCCESS_REWARD = 1.0
 VERIFIER_NAME = re.compile(r"validate_task|(main|verify)$")
