@@ -50,14 +50,12 @@ def test_tasks_list_has_a_line_for_each_task() -> None:
     lines = run("tasks", "list", SOURCE).splitlines()
     assert len(lines) == 3
     assert all(line.startswith("github-") for line in lines)
-    assert run("tasks", "list", SOURCE, "--dry-run") == "would list 3 tasks\n"
 
 
 def test_tasks_show_prints_prompt_solution_and_verifier() -> None:
     shown = run("tasks", "show", SOURCE, keys()[0])
     assert shown.startswith(f"{keys()[0]}: github, seed-")
     assert "def " in shown
-    assert run("tasks", "show", SOURCE, keys()[0], "--dry-run") == f"would show {keys()[0]}\n"
 
 
 def test_train_dry_run_prints_the_configuration_and_the_plan(settings: str) -> None:
@@ -99,7 +97,7 @@ def test_a_dry_run_refuses_the_player_whom_the_run_would(settings: str, tmp_path
             run(*command, settings, "trainer.strategy=megatron", "--dry-run")
         scripted = [*command, settings, "trainer.strategy=megatron", "--agent", "null", "--dry-run"]
         assert " null" in run(*scripted).splitlines()[-1]
-        with pytest.raises(ConfigError, match="--agent null plays without --checkpoint"):
+        with pytest.raises(ConfigError, match="--agent null uses no checkpoint"):
             run(*scripted, "--checkpoint", str(tmp_path))
         with pytest.raises(ConfigError, match="holds no checkpoint yet"):
             run(*command, settings, "--dry-run")
@@ -126,11 +124,11 @@ def test_rollout_shows_every_turn_of_the_oracle() -> None:
 def test_rollout_of_an_agent_that_does_nothing_earns_nothing() -> None:
     assert run("rollout", SOURCE, "--agent", "null").rstrip().endswith("grade 0")
     planned = run("rollout", SOURCE, "--agent", "null", "--dry-run")
-    assert planned.endswith(f"\n# would play {keys()[0]} with null\n")
+    assert planned.endswith(f"\n# would run {keys()[0]} with null\n")
 
 
 def test_evaluate_takes_one_set_by_name(settings: str) -> None:
-    output = run("evaluate", settings, "--agent", "null", "--set", "elsewhere", "--dry-run")
+    output = run("evaluate", settings, "--agent", "null", "--eval-set", "elsewhere", "--dry-run")
     assert output.startswith("data:\n")
     assert output.endswith("\n# would score null on elsewhere\n")
 
@@ -203,7 +201,7 @@ def test_a_policy_is_trained_resumed_scored_and_watched(settings: str, tmp_path:
     assert f"The run is in {tmp_path}/run" in trained
     resumed = run("train", *words, "trainer.max_training_steps=2")
     assert f"resuming test_run at step 1 from {tmp_path}/run/checkpoints/global_step_1\n" in resumed
-    assert "unseen" in run("evaluate", *words, "--set", "unseen")
+    assert "unseen" in run("evaluate", *words, "--eval-set", "unseen")
     checkpoint = f"{tmp_path}/run/checkpoints/global_step_0"
     assert "grade 0" in run("rollout", SOURCE, *words, "--checkpoint", checkpoint)
     weights = Path(checkpoint, "policy", "model.safetensors")

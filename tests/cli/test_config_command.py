@@ -53,11 +53,3 @@ def test_diff_prints_the_keys_that_differ(tmp_path: Path) -> None:
 def test_a_mistake_rises_as_it_is_for_main_to_tell() -> None:
     result = CliRunner().invoke(config_app, ["show", "trainer.sead=1"])
     assert isinstance(result.exception, ConfigError)
-
-
-def test_every_dry_run_says_what_would_be_printed(tmp_path: Path) -> None:
-    file = tmp_path / "run.yaml"
-    file.write_text("trainer: {seed: 7}")
-    assert run("show", str(file), "--dry-run").endswith("# would print this\n")
-    assert run("explain", "trainer.seed", "--dry-run") == "would explain trainer.seed\n"
-    assert run("diff", str(file), str(file), "--dry-run") == "would print 0 keys\n"

@@ -81,7 +81,7 @@ def test_what_is_kept_is_a_run_folder_that_other_commands_read(
         *(f"eval/elsewhere/0/{n}" for n in range(2)),
         *(f"eval/unseen/0/{n}" for n in range(3)),
     ]
-    for command in (["view", "--dry-run"], ["analyze"]):
+    for command in (["analyze"],):
         done = CliRunner().invoke(app, [*command, str(output)], catch_exceptions=False)
         assert done.exit_code == 0
         assert "5 episodes" in done.output
@@ -117,14 +117,23 @@ def test_an_interruption_keeps_the_episodes_that_have_ended(
     # Who is started in the background ignores it, and asyncio leaves that so.
     monkeypatch.setattr(signal, "getsignal", lambda _: signal.default_int_handler)
     output = tmp_path / "kept"
-    words = ["evaluate", settings, "--agent", "null", "--set", "unseen", "--output", str(output)]
+    words = [
+        "evaluate",
+        settings,
+        "--agent",
+        "null",
+        "--eval-set",
+        "unseen",
+        "--output",
+        str(output),
+    ]
     run(*words[1:])
     monkeypatch.setattr(collect, "run_episode", third_is_cut)
     # Baselines are played before, and need not be cut.
     monkeypatch.setattr("skyfleet.evaluation.baselines.measure_baselines", no_baselines)
     result = CliRunner().invoke(app, [*words, "generator.max_num_seqs=1"])
     assert result.exit_code == 130
-    assert f"Interrupted; what was played is in {output}." in result.output
+    assert f"Interrupted; finished episodes are in {output}." in result.output
     kept = read_trajectories(eval_path(output / "trajectories", "unseen", 0))
     assert [attempt.task_key for attempt in kept] == [attempt.task_key for attempt in played]
     assert len(played) == 2
@@ -132,7 +141,7 @@ def test_an_interruption_keeps_the_episodes_that_have_ended(
 
 
 def test_a_folder_takes_one_players_evaluations(settings: str, tmp_path: Path) -> None:
-    words = [settings, "--set", "unseen", "--output", str(tmp_path / "kept")]
+    words = [settings, "--eval-set", "unseen", "--output", str(tmp_path / "kept")]
     run(*words, "--agent", "null")
     run(*words, "--agent", "null")  # the same again is fine
     result = CliRunner().invoke(app, ["evaluate", *words, "--agent", "oracle"])
@@ -159,14 +168,14 @@ def test_a_folder_that_cannot_be_written_is_refused_before_any_work(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["data.train_data=[/nothere.jsonl]"], "does not say: /nothere.jsonl"),
-        (["data.env_filter=[outlook]"], "does not say: data.env_filter names 'outlook'"),
+        (["data.train_data=[/nothere.jsonl]"], "cannot be read: /nothere.jsonl"),
+        (["data.env_filter=[outlook]"], "cannot be read: data.env_filter='outlook'"),
     ],
 )
 def test_training_data_that_cannot_be_read_leaves_environments_unmarked(
     settings: str, words: list[str], sentence: str
 ) -> None:
-    output = run(settings, *words, "--agent", "null", "--set", "unseen")
+    output = run(settings, *words, "--agent", "null", "--eval-set", "unseen")
     assert [row[1] for row in cells(output) if row[1] in ("trained", "held out")] == []
     assert sentence in output
 
@@ -183,13 +192,13 @@ def test_a_random_caller_may_try_as_often_as_asked(settings: str) -> None:
         "generator.eval_n_samples_per_prompt=2",
         "generator.eval_sampling_params.temperature=1",
     )
-    output = run(settings, *words, "--agent", "random", "--set", "unseen")
+    output = run(settings, *words, "--agent", "random", "--eval-set", "unseen")
     assert "| pass@2 | pass^2 |" in output
     assert cells(output)[0][:3] == ["unseen", "github", "3"]
 
 
 def test_a_threshold_that_doing_nothing_reaches_shows_itself(settings: str) -> None:
-    output = run(settings, "--agent", "null", "--set", "unseen", "--pass-threshold", "0")
+    output = run(settings, "--agent", "null", "--eval-set", "unseen", "--pass-threshold", "0")
     assert cells(output)[0][3] == "100.0 %"
     assert "\nunseen: github is vacuous: doing nothing passes 100.0% of it (" in output
 
@@ -205,14 +214,14 @@ def test_greedy_attempts_are_refused_with_the_reason(settings: str) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--endpoint", "http://x"), "--endpoint and --model go together"),
-        (("--endpoint", "http://x", "--model", "m", "--agent", "null"), "leave them out"),
+        (("--endpoint", "http://x"), "--endpoint and --model belong together"),
+        (("--endpoint", "http://x", "--model", "m", "--agent", "null"), "remove them"),
         (
             ("--agent", "null", "--checkpoint", "/nothere"),
-            "--agent null plays without --checkpoint",
+            "--agent null uses no checkpoint",
         ),
         (("--agent", "null", "--pass-threshold", "nan"), "--pass-threshold nan: give a number"),
-        (("trainer.resume_mode=none",), "plays the base model, and a tiny policy has none"),
+        (("trainer.resume_mode=none",), "uses the base model, and a tiny policy has none"),
     ],
 )
 def test_contradictions_are_refused(settings: str, words: tuple[str, ...], sentence: str) -> None:
@@ -274,7 +283,7 @@ def test_a_model_behind_an_endpoint_is_scored(
         "generator.eval_sampling_params.temperature=1",
     )
     with endpoint() as (url, asked):
-        output = run(settings, *words, "--endpoint", url, "--model", "m", "--set", "unseen")
+        output = run(settings, *words, "--endpoint", url, "--model", "m", "--eval-set", "unseen")
     assert cells(output)[0][:4] == ["unseen", "github", "3", "0.0 %"]
     hello, *played = asked
     assert hello["seed"] == 0  # what would refuse a seed would refuse every turn
@@ -288,8 +297,10 @@ def test_an_endpoint_that_does_not_answer_is_found_out_before_anything_is_played
     monkeypatch.setattr(posting, "FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with endpoint() as (url, asked):
-        with pytest.raises(ConfigError, match=r"no answer: .* refused with 401.*OPENAI_API_KEY"):
-            run(settings, "--endpoint", url, "--model", "m", "--set", "unseen")
+        with pytest.raises(
+            ConfigError, match=r"does not answer: .* refused with 401.*OPENAI_API_KEY"
+        ):
+            run(settings, "--endpoint", url, "--model", "m", "--eval-set", "unseen")
         assert len(asked) == 1
 
 
@@ -297,8 +308,8 @@ def test_an_endpoint_that_does_not_take_the_sampling_is_told_from_one_that_is_si
     settings: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
-    words = (settings, "generator.eval_sampling_params.temperature=0.5", "--set", "unseen")
-    sentence = r"does not take what it is asked: .*temperature.*; change generator.eval_sampling"
+    words = (settings, "generator.eval_sampling_params.temperature=0.5", "--eval-set", "unseen")
+    sentence = r"rejects the request: .*temperature.*; change generator.eval_sampling"
     with endpoint(unknown="temperature") as (url, _), pytest.raises(ConfigError, match=sentence):
         run(*words, "--endpoint", url, "--model", "m")
 
@@ -309,10 +320,10 @@ def test_an_endpoint_that_refuses_leaves_grades_unknown_and_says_why(
     monkeypatch.setattr(posting, "FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     with endpoint(answers=1) as (url, _):
-        words = [settings, "--endpoint", url, "--model", "m", "--set", "unseen"]
+        words = [settings, "--endpoint", url, "--model", "m", "--eval-set", "unseen"]
         result = CliRunner().invoke(app, ["evaluate", *words])
     output = result.output
-    assert "nothing was measured" in str(result.exception)
+    assert "no attempt could be graded" in str(result.exception)
     assert cells(output)[0][2:4] == ["0", ""]
     assert "unseen: 3 of 3 attempts have no grade; the first: EngineError: " in output
     assert "refused with 401" in output
@@ -326,7 +337,7 @@ from skyfleet.cli.compare import compare_command
 from skyfleet.cli.main import app
 app.command("compare_")(compare_command)
 for agent in ("null", "oracle"):
-    words = ["evaluate", {settings!r}, "--agent", agent, "--set", "unseen", "--output", agent]
+    words = ["evaluate", {settings!r}, "--agent", agent, "--eval-set", "unseen", "--output", agent]
     assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
 result = CliRunner().invoke(app, ["compare_", "null", "oracle"], catch_exceptions=False)
 assert "unseen" in result.output, result.output

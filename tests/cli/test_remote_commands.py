@@ -71,11 +71,11 @@ async def test_a_served_policy_is_scored_and_its_episodes_keep_its_tokens(
         _app(config_from(settings), tmp_path / "model", "mine", None) as (served, _),
         serving(served) as url,
     ):
-        words = [*settings, *through(url), "--set", "unseen", "--output", str(kept)]
+        words = [*settings, *through(url), "--eval-set", "unseen", "--output", str(kept)]
         shown = await asyncio.to_thread(said, "evaluate", *words)
         watched = await asyncio.to_thread(said, "rollout", UNSEEN, *settings, *through(url))
-    assert f"{url} played." in shown
-    assert watched.startswith(f"the model at {url} plays github-")
+    assert f"evaluated {url}" in shown
+    assert watched.startswith(f"the model at {url}: github-")
     report = json.loads((kept / "reports/step_000000/unseen.json").read_text())
     assert report["played_by"]["endpoint"] == url
     assert report["played_by"]["model"] == "mine"
@@ -89,7 +89,7 @@ async def test_the_step_that_played_is_in_reports_and_transcripts_and_is_one_pla
     folders = [tmp_path / f"global_step_{step}" / "policy" for step in (3, 4)]
     for folder in folders:
         shutil.copytree(tmp_path / "model", folder)
-    words = ["evaluate", *settings, "--set", "unseen", "--output"]
+    words = ["evaluate", *settings, "--eval-set", "unseen", "--output"]
     await asyncio.to_thread(said, *words, str(tmp_path / "here"), "--checkpoint", str(folders[0]))
     config, there = config_from(settings), str(tmp_path / "there")
     async with (
@@ -134,14 +134,14 @@ async def test_a_server_without_token_ids_is_for_the_other_door(settings: list[s
 def test_a_checkpoint_says_that_it_plays(settings: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shown = said("rollout", UNSEEN, *settings, "--checkpoint", str(folder))
-    assert shown.startswith(f"{folder} plays github-")
+    assert shown.startswith(f"{folder}: github-")
 
 
 def test_what_a_server_cannot_be_asked_is_one_sentence(settings: list[str], tmp_path: Path) -> None:
     words = [*settings, *through("127.0.0.1:9")]
-    with pytest.raises(ConfigError, match="a server speaks with its own weights; leave one out"):
+    with pytest.raises(ConfigError, match="a server has its own weights; remove"):
         said("evaluate", *words, "--checkpoint", str(tmp_path / "model"))
-    with pytest.raises(ConfigError, match="speaks through a server already"):
+    with pytest.raises(ConfigError, match="is a server already"):
         said("serve", *words)
     with pytest.raises(ConfigError, match=r"http://127\.0\.0\.1:9/v1 does not answer"):
         said("rollout", UNSEEN, *words)

@@ -77,12 +77,12 @@ def test_replay_says_that_an_episode_is_the_same(run: Path) -> None:
 
 def test_replay_forks_where_it_is_told_and_shows_both(run: Path) -> None:
     shown = said("replay", run, "eval/unseen/0/0", "--fork-at", 1, "--agent", "oracle")
-    assert shown.startswith("from turn 1 on plays the oracle agent\n")
+    assert shown.startswith("from turn 1 on: the oracle agent\n")
     assert shown.endswith("recorded: done, grade 0; forked at turn 1: done, grade 1\n")
     assert "\n+ " in shown
     with pytest.raises(TaskError, match="turn 2: the episode has 1 turns"):
         said("replay", run, "eval/unseen/0/0", "--fork-at", 2, "--agent", "oracle")
-    with pytest.raises(ConfigError, match="give --fork-at"):
+    with pytest.raises(ConfigError, match="need --fork-at"):
         said("replay", run, "eval/unseen/0/0", "--agent", "oracle")
 
 
@@ -104,14 +104,14 @@ def test_a_fork_plays_this_runs_checkpoint_whatever_lies_where_the_command_is_gi
 
     monkeypatch.setattr("skyfleet.cli.replay.build_agent", build_agent)
     with pytest.raises(
-        ConfigError, match=r"run/checkpoints holds no checkpoint; give --checkpoint"
+        ConfigError, match=r"run/checkpoints holds no checkpoint; pass --checkpoint"
     ):
         said("replay", run, "eval/unseen/0/0", "--fork-at", 1)
     checkpoint(run / "checkpoints", step=2)
     newest = checkpoint(run / "checkpoints", step=4)
     shown = said("replay", run, "eval/unseen/0/0", "--fork-at", 1)
     assert asked == [newest]
-    assert shown.startswith(f"from turn 1 on plays the policy of step 4, {newest}\n")
+    assert shown.startswith(f"from turn 1 on: the policy of step 4, {newest}\n")
 
 
 def checkpoint(root: Path, *, step: int) -> Path:
@@ -136,11 +136,11 @@ def test_diff_shows_how_behaviour_changed_and_one_task_side_by_side(run: Path) -
     shown = said("diff", run, "--task", task)
     assert shown.startswith("The actions differ from turn 1.\n- before\n+ after\n")
     assert said("diff", run, "--task", task, "--before", 2).startswith("The actions are the same.")
-    with pytest.raises(ConfigError, match=r"--set nowhere: .*/run has unseen"):
-        said("diff", run, "--set", "nowhere")
+    with pytest.raises(ConfigError, match=r"--eval-set nowhere: .*/run has unseen"):
+        said("diff", run, "--eval-set", "nowhere")
     with pytest.raises(ConfigError, match=r"--before 7: .*/run was evaluated at steps 0, 2"):
         said("diff", run, "--before", 7)
-    with pytest.raises(ConfigError, match="--task t: not played before and after"):
+    with pytest.raises(ConfigError, match="--task t: has no attempts on both sides"):
         said("diff", run, "--task", "t")
 
 
@@ -174,7 +174,6 @@ def test_log_prints_or_writes_the_entry(run: Path, tmp_path: Path) -> None:
     entry = said("log", run)
     assert entry.startswith("# run\n\n## Dataset\n")
     file = tmp_path / "entry.md"
-    assert "would write" in said("log", run, "--output", file, "--dry-run")
     assert not file.exists()
     said("log", run, "--output", file)
     assert file.read_text() == entry

@@ -31,9 +31,9 @@ def test_setting_up_is_told_in_lines_before_the_first_step(tmp_path: Path) -> No
     lines = lines_of_training(tmp_path)
     assert lines[:4] == [
         "setting up: loading torch and transformers",
-        "setting up: reading the tasks to train on and to measure with",
-        "setting up: making the policy: tiny",
-        "setting up: playing 4 reference solutions to imitate",
+        "setting up: loading the training and evaluation tasks",
+        "setting up: loading the policy: tiny",
+        "setting up: rolling out 4 reference solutions for the warm start",
     ]
     assert any(line.startswith("warm start 3/3") for line in lines[4:])
 
@@ -41,7 +41,7 @@ def test_setting_up_is_told_in_lines_before_the_first_step(tmp_path: Path) -> No
 def test_without_a_warm_start_no_solution_is_played(tmp_path: Path) -> None:
     lines = lines_of_training(tmp_path, "trainer.warm_start.steps=0")
     told = [line for line in lines if line.startswith("setting up: ")]
-    assert told[-1] == "setting up: making the policy: tiny"
+    assert told[-1] == "setting up: loading the policy: tiny"
 
 
 def test_a_resumed_run_says_so_first_and_plays_no_solution_it_is_past(tmp_path: Path) -> None:
@@ -51,8 +51,8 @@ def test_a_resumed_run_says_so_first_and_plays_no_solution_it_is_past(tmp_path: 
     assert [line for line in lines if line.startswith("setting up: ")] == [
         f"setting up: resuming test_run at step 1 from {saved}",
         "setting up: loading torch and transformers",
-        "setting up: reading the tasks to train on and to measure with",
-        f"setting up: making the policy: {saved}/policy",
+        "setting up: loading the training and evaluation tasks",
+        f"setting up: loading the policy: {saved}/policy",
     ]
     assert lines[0].startswith("setting up: resuming")
 
@@ -63,8 +63,8 @@ def test_a_dry_run_goes_on_or_is_refused_where_the_run_would_be(tmp_path: Path) 
     saved = tmp_path / "run" / "checkpoints" / "global_step_1"
     assert f"# resuming test_run at step 1 from {saved}" in lines_of_training(tmp_path, "--dry-run")
     for word, sentence in (
-        ("trainer.seed=7", "was begun with trainer.seed=42 and this run says 7"),
-        ("trainer.resume_mode=none", "holds a run already"),
+        ("trainer.seed=7", "was started with trainer.seed=42 and this run has 7"),
+        ("trainer.resume_mode=none", "already holds a run"),
     ):
         with pytest.raises(ConfigError, match=sentence):
             lines_of_training(tmp_path, word, "--dry-run")

@@ -34,18 +34,12 @@ def test_it_tells_its_address_answers_and_ends_on_an_interrupt(tmp_path: Path) -
         url = re.search(r"http://127\.0\.0\.1:\d+/", told)
         assert url is not None
         try:
-            assert told == f"reading {run} at {url[0]}#episode=train/1/2\n"
+            assert told == f"serving {run} at {url[0]}#episode=train/1/2\n"
             assert httpx.get(f"{url[0]}api/run").json()["total"] == 12
             viewer.send_signal(signal.SIGINT)
             assert viewer.wait(timeout=20) == 0
         finally:
             viewer.kill()
-
-
-def test_a_dry_run_serves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = write_run(tmp_path, plain=4)
-    view_command(run, dry_run=True)
-    assert capsys.readouterr().out == f"would show 12 episodes of {run} on this machine\n"
 
 
 def test_an_episode_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:

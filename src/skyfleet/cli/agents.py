@@ -1,4 +1,4 @@
-"""Who plays: the policy of a checkpoint, a model behind an endpoint, or a scripted agent."""
+"""Agents for evaluation and rollouts: a checkpoint, a model behind an endpoint, or a script."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zlib import crc32
 
 import typer
 
-from skyfleet.cli.arguments import torch_needed
+from skyfleet.cli.arguments import require_torch
 from skyfleet.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 Agent = Annotated[
     Literal["policy", "oracle", "null", "random"],
     typer.Option(
-        help="The policy, the reference solution, one that does nothing, or one that calls tools "
-        "at random."
+        help="The policy, the reference solution, an agent that does nothing, or one that calls "
+        "random tools."
     ),
 ]
 CheckpointPath = Annotated[
@@ -40,11 +40,13 @@ CheckpointPath = Annotated[
 
 
 def check_agent(config: RunConfig, agent: str, checkpoint: Path | None) -> None:
-    """What keeps it from playing and can be told from the configuration alone."""
+    """Raise ConfigError for an agent that cannot run; reads only the configuration."""
     if agent == "policy":
         _check_policy(config, checkpoint)
     elif checkpoint is not None:
-        raise ConfigError(f"--agent {agent} plays without --checkpoint {checkpoint}; leave one out")
+        raise ConfigError(
+            f"--agent {agent} uses no checkpoint; remove --agent or --checkpoint {checkpoint}"
+        )
 
 
 def _check_policy(config: RunConfig, checkpoint: Path | None) -> None:
@@ -55,14 +57,14 @@ def _check_policy(config: RunConfig, checkpoint: Path | None) -> None:
     if config.generator.is_remote and checkpoint is not None:
         raise ConfigError(
             f"--checkpoint {checkpoint} and generator.backend={config.generator.backend!r}: "
-            "a server speaks with its own weights; leave one out"
+            "a server has its own weights; remove --checkpoint or change the backend"
         )
 
 
 def check_weights(config: RunConfig, agent: str, checkpoint: Path | None) -> None:
-    """Those of the policy are where they are said to be; a server has its own."""
+    """Raise ConfigError if the policy's weights are missing; a server has its own."""
     if agent == "policy" and not config.generator.is_remote:
-        policy_folder_of(config, checkpoint)
+        find_policy_folder(config, checkpoint)
 
 
 def check_endpoint(config: RunConfig) -> None:
@@ -76,7 +78,7 @@ def check_endpoint(config: RunConfig) -> None:
 async def build_agent(
     config: RunConfig, agent: str, checkpoint: Path | None
 ) -> AsyncIterator[tuple[AgentFactory, Path | None]]:
-    """And where its weights lie; None for a scripted agent and for the model as it is."""
+    """The agent and its weights folder; None for a scripted agent and for the base model."""
     from skyfleet.rollouts.random_agent import random_policy
     from skyfleet.rollouts.scripted_agents import null_policy, oracle_policy
 
@@ -88,10 +90,10 @@ async def build_agent(
         yield scripted[agent], None
         return
     async with open_run_policy_client(config, checkpoint) as (policy_client, folder):
-        yield measured_policy(config, policy_client), folder
+        yield evaluation_agent(config, policy_client), folder
 
 
-def measured_policy(config: RunConfig, policy_client: PolicyClient) -> AgentFactory:
+def evaluation_agent(config: RunConfig, policy_client: PolicyClient) -> AgentFactory:
     from skyfleet.engines.factory import build_sampling_params
 
     sampling = build_sampling_params(
@@ -104,29 +106,29 @@ def measured_policy(config: RunConfig, policy_client: PolicyClient) -> AgentFact
 async def open_run_policy_client(
     config: RunConfig, checkpoint: Path | None
 ) -> AsyncIterator[tuple[PolicyClient, Path | None]]:
-    """How the policy speaks, and where its weights lie; None for the model as it is.
+    """The policy client and its weights folder; None for the base model.
 
-    Its `policy_version` is the step it was trained to, 0 for whatever does not tell.
+    Its `policy_version` is the step it was trained to, 0 if that is unknown.
     """
     _check_policy(config, checkpoint)
-    with torch_needed():
+    with require_torch():
         from skyfleet.trainer.policy_client import open_inference_client
-    folder = None if config.generator.is_remote else policy_folder_of(config, checkpoint)
+    folder = None if config.generator.is_remote else find_policy_folder(config, checkpoint)
     async with open_inference_client(config, folder) as policy_client:
-        if not config.generator.is_remote:  # a server tells its own
-            policy_client.engine.policy_version = step_of(folder)
+        if not config.generator.is_remote:  # a server reports its own
+            policy_client.engine.policy_version = read_step(folder)
         yield policy_client, folder
 
 
-def weights_named(config: RunConfig, folder: Path | None) -> str:
-    """Whose weights speak, in words."""
+def describe_weights(config: RunConfig, folder: Path | None) -> str:
+    """The weights in words, for the console."""
     if config.generator.is_remote:
         return f"the model at {', '.join(config.generator.remote_inference_engine_urls)}"
     return str(folder or config.trainer.policy.model.path)
 
 
-def model_named(config: RunConfig, policy_client: PolicyClient) -> str:
-    """As its server calls it, where it has one."""
+def find_model_name(config: RunConfig, policy_client: PolicyClient) -> str:
+    """The served name if there is a server, otherwise the model path."""
     from skyfleet.engines.openai_engine import OpenAIEngine
 
     first = policy_client.engines[0]
@@ -134,27 +136,29 @@ def model_named(config: RunConfig, policy_client: PolicyClient) -> str:
 
 
 @asynccontextmanager
-async def endpoint_policy(config: RunConfig, url: str, model: str) -> AsyncIterator[AgentFactory]:
-    """A model behind an endpoint that speaks OpenAI's chat completions; needs no torch."""
+async def open_endpoint_agent(
+    config: RunConfig, url: str, model: str
+) -> AsyncIterator[AgentFactory]:
+    """A model behind an OpenAI-compatible chat endpoint; needs no torch."""
     from skyfleet.engines.openai_chat import OpenAIChat
     from skyfleet.engines.sampling_params import SamplingParams
     from skyfleet.engines.servers import read_key
 
     check_endpoint(config)
-    asked = config.generator.eval_sampling_params
+    section = config.generator.eval_sampling_params
     sampling = SamplingParams(
-        max_generate_length=asked.max_generate_length,
-        temperature=asked.temperature,
-        top_p=asked.top_p,
-        stop=tuple(asked.stop),
+        max_generate_length=section.max_generate_length,
+        temperature=section.temperature,
+        top_p=section.top_p,
+        stop=tuple(section.stop),
     )
     async with OpenAIChat(url, model=model, api_key=read_key()) as chat:
-        await _check_answers(chat, url, replace(sampling, max_generate_length=16, seed=0))
-        yield _chatting(config, chat, sampling)
+        await _probe_endpoint(chat, url, replace(sampling, max_generate_length=16, seed=0))
+        yield _build_chat_agent(config, chat, sampling)
 
 
-async def _check_answers(chat: ChatModel, url: str, sampling: SamplingParams) -> None:
-    """Before anything is played: what fails here would fail every episode alike."""
+async def _probe_endpoint(chat: ChatModel, url: str, sampling: SamplingParams) -> None:
+    """One short request: an error here would fail every episode."""
     from skyfleet.chat.message import Message
     from skyfleet.engines.engine import CutShortError
     from skyfleet.engines.http_client import RefusedError
@@ -165,35 +169,35 @@ async def _check_answers(chat: ChatModel, url: str, sampling: SamplingParams) ->
         return
     except RefusedError as error:
         raise ConfigError(
-            f"--endpoint {url} does not take what it is asked: {error}; change "
+            f"--endpoint {url} rejects the request: {error}; change "
             "generator.eval_sampling_params, or correct the url or --model"
         ) from error
     except EngineError as error:
         raise ConfigError(
-            f"--endpoint {url} gives no answer: {error}; start it, or correct the url, --model or "
+            f"--endpoint {url} does not answer: {error}; start it, or correct the url, --model or "
             "the key in OPENAI_API_KEY"
         ) from error
 
 
-def _chatting(config: RunConfig, chat: ChatModel, sampling: SamplingParams) -> AgentFactory:
+def _build_chat_agent(config: RunConfig, chat: ChatModel, sampling: SamplingParams) -> AgentFactory:
     from skyfleet.rollouts.conversation import MessageConversation
 
-    def start(task: Task, opening: Observation, session: str) -> MessageConversation:
-        # One seed for all would make every attempt at a task the same.
+    def start(task: Task, observation: Observation, session: str) -> MessageConversation:
+        # One seed for all sessions would make all attempts at a task equal.
         seed = crc32(f"{config.trainer.seed}/{session}".encode()) >> 1
-        return MessageConversation(opening, model=chat, sampling=replace(sampling, seed=seed))
+        return MessageConversation(observation, model=chat, sampling=replace(sampling, seed=seed))
 
     return start
 
 
-def step_of(folder: Path | None) -> int:
-    """The step whose policy lies there; 0 for whatever was not trained here."""
+def read_step(folder: Path | None) -> int:
+    """The step of a checkpoint folder; 0 for a model that was not trained here."""
     number = folder.parent.name.removeprefix("global_step_") if folder else ""
     return int(number) if number.isdecimal() else 0
 
 
-def policy_folder_of(config: RunConfig, checkpoint: Path | None) -> Path | None:
-    """None leaves the model that the configuration names."""
+def find_policy_folder(config: RunConfig, checkpoint: Path | None) -> Path | None:
+    """The folder of the checkpoint's policy; None for the configured base model."""
     from skyfleet.checkpoints.checkpoint import read_checkpoint
     from skyfleet.checkpoints.resume import find_checkpoint, verified
 
@@ -209,13 +213,13 @@ def policy_folder_of(config: RunConfig, checkpoint: Path | None) -> Path | None:
         return verified(found, "policy")
     if trainer.policy.model.path == "tiny" and trainer.resume_mode == "none":
         raise ConfigError(
-            "trainer.resume_mode='none' plays the base model, and a tiny policy has none: it is "
-            "made by training; leave trainer.resume_mode out"
+            "trainer.resume_mode='none' uses the base model, and a tiny policy has none: training "
+            "builds it; remove trainer.resume_mode"
         )
     if trainer.policy.model.path == "tiny":
         raise ConfigError(
-            f"{trainer.ckpt_path} holds no checkpoint yet, and a tiny policy is made by "
-            "training: run `skyfleet train` first, name another run by trainer.run_name or its "
-            "--checkpoint, or choose --agent oracle"
+            f"{trainer.ckpt_path} holds no checkpoint yet, and a tiny policy is built by "
+            "training: run `skyfleet train` first, select another run with trainer.run_name or "
+            "--checkpoint, or use --agent oracle"
         )
     return None

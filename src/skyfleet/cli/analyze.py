@@ -1,4 +1,4 @@
-"""`skyfleet analyze`: what a run's episodes did, and why those that failed did."""
+"""`skyfleet analyze`: behaviour and failure classes of a run's episodes."""
 
 from __future__ import annotations
 
@@ -27,18 +27,20 @@ if TYPE_CHECKING:
     from skyfleet.trajectories.records import RecordError
 
 TOOLS = 10
-"""Rows an environment; --json has all."""
+"""Rows per environment; --json has all."""
 NAME_CHARACTERS = 40
 _EXAMPLES = 3
 
 
 def analyze_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A folder that train wrote.")],
-    only: Annotated[str | None, typer.Option("--set", help="One evaluation set, or train.")] = None,
+    only: Annotated[
+        str | None, typer.Option("--eval-set", help="One evaluation set, or train.")
+    ] = None,
     step: Annotated[int | None, typer.Option(help="One step.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Everything, for programs.")] = False,
 ) -> None:
-    """Tool use, errors, endings, time and classes of failure, environment by environment."""
+    """Tool use, errors, endings, time and failure classes per environment."""
     import json
     from dataclasses import asdict
 
@@ -49,15 +51,15 @@ def analyze_command(
     folder = open_run(run)
     damage: list[RecordError] = []
     entries = _chosen(folder.entries(on_damage=damage.append), only, step)
-    # Not on stdout, which may be read by a program.
+    # On stderr, because stdout may be parsed.
     console = ConsoleTracker(stream=sys.stderr)
     with console.progress("episodes", len(entries)) as advance:
         behaviour = behaviour_of(entries, on_read=advance, on_damage=damage.append)
     console.close()
     left_out = [shown(str(error)) for error in damage]
     if as_json:
-        told = {"run": folder.name, "left_out": left_out, **asdict(behaviour)}
-        print(json.dumps(told, indent=2))
+        result = {"run": folder.name, "left_out": left_out, **asdict(behaviour)}
+        print(json.dumps(result, indent=2))
         return
     print(f"{shown(folder.name)}: {_headline(list(behaviour.by_env.values()), len(entries))}")
     print("".join(f"Left out: {reason}\n" for reason in left_out))
@@ -73,10 +75,10 @@ def _headline(envs: Sequence[EnvBehaviour], n_entries: int) -> str:
 
 
 def _chosen(entries: Sequence[Entry], only: str | None, step: int | None) -> list[Entry]:
-    """A name or a step that the run does not have is answered with those it has."""
+    """The selected entries; an unknown set or step is an error that lists the known ones."""
     sets = sorted({entry.set_name or "train" for entry in entries})
     if only is not None and only not in sets:
-        raise ConfigError(f"--set {only}: the run has {', '.join(sets) or 'no episodes yet'}")
+        raise ConfigError(f"--eval-set {only}: the run has {', '.join(sets) or 'no episodes yet'}")
     of_set = [entry for entry in entries if only in (None, entry.set_name or "train")]
     steps = sorted({entry.step for entry in of_set})
     if step is not None and step not in steps:
@@ -99,7 +101,7 @@ def _sections(behaviour: Behaviour) -> Iterator[str]:
 
 
 def _behaviour_table(envs: Sequence[EnvBehaviour]) -> str:
-    """Means are over the episodes of the row."""
+    """Means over the episodes of the row."""
     header = (
         "environment",
         "episodes",
@@ -162,7 +164,7 @@ def _failure_table(envs: Sequence[EnvBehaviour]) -> str:
 
 
 def _shift_rows(behaviour: Behaviour) -> Iterator[tuple[str, ...]]:
-    """Shares of all episodes of the set, so that a class shrinks when more of them pass."""
+    """Shares of all episodes of the set: a failure class shrinks when more episodes pass."""
     for name, shifts in behaviour.shifts.items():
         steps = behaviour.by_set[name]
         for shift in shifts:
@@ -183,5 +185,5 @@ def _mean(total: int, env: EnvBehaviour) -> str:
 
 
 def _measured(mean: float, *, digits: int) -> str:
-    """Nobody speaks in no tokens and no time: zero was not measured."""
+    """Zero tokens or seconds means: not measured."""
     return f"{mean:.{digits}f}" if mean else NOTHING

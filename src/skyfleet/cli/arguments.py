@@ -1,4 +1,4 @@
-"""What commands share: where a configuration comes from, and extras that may be missing."""
+"""Arguments shared by commands: configuration files and overrides, dry runs, missing extras."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ if TYPE_CHECKING:
 
 ConfigArgs = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[FILE] [key=value]...", help="A YAML file, and keys to change."),
+    typer.Argument(metavar="[FILE] [key=value]...", help="A YAML file or a preset, and overrides."),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would happen, and stop.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would happen, and stop.")]
 
 
-def config_from(words: list[str] | None) -> RunConfig:
-    """The first word may be a file; the rest are overrides."""
+def config_from(arguments: list[str] | None) -> RunConfig:
+    """Load `[FILE or preset] key=value ...`."""
     from skyfleet.config.loading import load_config, load_config_file
 
-    words = words or []
-    if words and "=" not in words[0]:
-        return load_config_file(words[0], words[1:])
-    return load_config("", words)
+    arguments = arguments or []
+    if arguments and "=" not in arguments[0]:
+        return load_config_file(arguments[0], arguments[1:])
+    return load_config("", arguments)
 
 
 def show_plan(config: RunConfig, sentences: Iterable[str]) -> None:
-    """A dry run: the resolved configuration, what would happen, and what would be warned of."""
+    """Print the resolved configuration, then what would happen and the warnings, as comments."""
     from skyfleet.config.explain import as_yaml
     from skyfleet.config.turn_rules import lone_native_flag
 
     print(as_yaml(config), end="")
-    told = (*sentences, *lone_native_flag(config))
-    # At once: what is refused after it goes to stderr.
-    print("\n".join(f"# {sentence}" for sentence in told), flush=True)
+    lines = (*sentences, *lone_native_flag(config))
+    # Flushed, because an error may follow on stderr.
+    print("\n".join(f"# {line}" for line in lines), flush=True)
 
 
 @contextmanager
-def torch_needed() -> Iterator[None]:
-    """Names the extra where torch or transformers is missing."""
+def require_torch() -> Iterator[None]:
+    """Raise MissingExtraError if torch or transformers is missing."""
     for package in ("torch", "transformers"):
         if find_spec(package) is None:
             raise MissingExtraError(package, "train")
-    # Idle OpenMP threads otherwise spin: on a busy machine two run many times slower than one.
+    # Idle OpenMP threads spin by default, which slows a busy machine down many times.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     yield

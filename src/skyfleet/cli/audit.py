@@ -1,4 +1,4 @@
-"""`skyfleet audit`: wins that look unearned, as episodes to read."""
+"""`skyfleet audit`: list suspicious passes for a person to read."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Annotated
 import typer
 
 from skyfleet.analysis.wording import counted, table
-from skyfleet.cli.run_tasks import RunPath, tasks_of
+from skyfleet.cli.run_tasks import RunPath, load_episode_tasks
 
 
 def audit_command(
     run: RunPath,
     replay: Annotated[
-        bool, typer.Option("--replay", help="Also replay every win in its world.")
+        bool, typer.Option("--replay", help="Also replay every pass in its environment.")
     ] = False,
 ) -> None:
-    """List wins on an untouched state, without a needed tool, or that a replay does not win."""
+    """List passes with an unchanged state, without a required tool, or that fail on replay."""
     from skyfleet.analysis.audit import Suspicion, audit
     from skyfleet.analysis.reading import warn
     from skyfleet.analysis.run_folder import open_run
@@ -28,7 +28,7 @@ def audit_command(
     folder = open_run(run)
     entries = folder.entries(on_damage=warn)
     won = [entry for entry in entries if entry.success]
-    tasks = tasks_of(folder, won)
+    tasks = load_episode_tasks(folder, won)
     if unknown := sum(entry.task_key not in tasks for entry in won):
         of = counted(unknown, "win")
         print(f"Not judged, because the configuration no longer names their tasks: {of}.")

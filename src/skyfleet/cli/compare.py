@@ -1,4 +1,4 @@
-"""`skyfleet compare`: what changed between two evaluations, and whether it could be chance."""
+"""`skyfleet compare`: the difference of two evaluations, with interval and verdict."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skyfleet.cli.arguments import DryRun
 from skyfleet.errors import ConfigError, TaskError
 
 if TYPE_CHECKING:
@@ -26,22 +25,20 @@ def compare_command(
     ],
     after: Annotated[
         Path | None,
-        typer.Argument(help="What to compare it with; a run folder alone is its first and last."),
+        typer.Argument(
+            help="The evaluation to compare with; a run folder alone compares its first and last."
+        ),
     ] = None,
     step: Annotated[int | None, typer.Option(help="Of a run folder; by default the last.")] = None,
     fail_on_regression: Annotated[
-        bool, typer.Option("--fail-on-regression", help="Exit with 1 where one is REGRESSED.")
+        bool, typer.Option("--fail-on-regression", help="Exit with code 1 if a set is REGRESSED.")
     ] = False,
-    dry_run: DryRun = False,
 ) -> None:
-    """Compare task by task: difference, interval, p, verdict, and what it would take to see it."""
+    """Compare task by task: difference, interval, p-value, verdict and detectable effect."""
     from skyfleet.evaluation.compare import Verdict
     from skyfleet.evaluation.table import conclude, evidence_table
 
     comparisons, notes = _comparisons(before, after, step)
-    if dry_run:
-        print(f"would compare {', '.join(comparison.name for comparison in comparisons)}")
-        return
     print(evidence_table(comparisons))
     print(*(conclude(comparison) for comparison in comparisons), *notes, sep="\n")
     verdicts = {
@@ -56,26 +53,26 @@ def compare_command(
 def _comparisons(
     before: Path, after: Path | None, step: int | None
 ) -> tuple[Sequence[Comparison], Sequence[str]]:
-    """And a sentence for each set that could not be compared."""
+    """The comparisons, and one note per set that could not be compared."""
     from skyfleet.evaluation.compare import compare
     from skyfleet.evaluation.published import SUFFIXES, read_published
     from skyfleet.evaluation.report import match_reports
 
     for path in filter(None, (before, after)):
         if not path.exists():
-            raise ConfigError(f"{path}: there is no such file or folder; name a report or a run")
+            raise ConfigError(f"{path}: no such file or folder; pass a report or a run folder")
     if before.suffix in SUFFIXES:
         if after is not None:
-            raise ConfigError(f"{before} holds both columns; leave {after} out")
+            raise ConfigError(f"{before} holds both columns; remove {after}")
         if step is not None:
-            raise ConfigError(f"--step {step} is of a run folder, and {before} is a table")
+            raise ConfigError(f"--step {step} needs a run folder, and {before} is a table")
         return [read_published(before)], [
-            "The table does not say which tasks passed, so the columns count as unrelated samples "
+            "The table does not list which tasks passed, so the columns are compared as unpaired samples "
             "(Fisher, Newcombe)."
         ]
     matched = match_reports(before, after, step=step)
     comparisons = []
-    notes = [f"{name} is on one side only." for name in matched.unmatched]
+    notes = [f"{name} exists on one side only." for name in matched.unmatched]
     for one, other in matched.pairs:
         try:
             comparisons.append(compare(one, other))
@@ -87,12 +84,12 @@ def _comparisons(
         raise TaskError(notes[-1].removesuffix("."))
     left_out = sum(comparison.overall.n_left_out for comparison in comparisons)
     if left_out:
-        notes.append(f"Left out, for want of a grade on both sides: {left_out} tasks.")
+        notes.append(f"Excluded, because they are not graded on both sides: {left_out} tasks.")
     return comparisons, notes
 
 
 def _cautions(before: EvalReport, after: EvalReport, comparison: Comparison) -> Iterator[str]:
-    """What else differs between two evaluations, but the policy's skill."""
+    """Other differences between the two evaluations than the policy."""
     from skyfleet.evaluation.agent_info import differences
 
     if before.played_by and after.played_by:
@@ -101,6 +98,6 @@ def _cautions(before: EvalReport, after: EvalReport, comparison: Comparison) -> 
     if uneven := comparison.overall.n_uneven:
         yield (
             f"{comparison.name}: {uneven} of {comparison.overall.n_tasks} tasks have more attempts "
-            "on one side, and as many as the other has were drawn for the test; evaluate both with "
-            "the same generator.eval_n_samples_per_prompt to use them all."
+            "on one side, and the test uses a random subset of them; evaluate both sides with "
+            "the same generator.eval_n_samples_per_prompt to use all."
         )

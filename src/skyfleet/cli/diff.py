@@ -1,4 +1,4 @@
-"""`skyfleet diff`: how behaviour changed between two steps, or between two runs."""
+"""`skyfleet diff`: the change of behaviour between two steps or two runs."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from skyfleet.trajectories.trajectory import Trajectory, Turn
 
 Side = Mapping[str, "Sequence[Entry]"]
-"""By set, the episodes of one step."""
+"""The episodes of one step, by evaluation set."""
 
 
 def diff_command(
     run: RunPath,
     other: Annotated[
-        Path | None, typer.Argument(help="The run after; by default the same.")
+        Path | None, typer.Argument(help="The second run; by default the same.")
     ] = None,
-    set_name: Annotated[str | None, typer.Option("--set", help="One evaluation set.")] = None,
+    set_name: Annotated[str | None, typer.Option("--eval-set", help="One evaluation set.")] = None,
     before: Annotated[
         int | None, typer.Option(help="Step; by default the first, or of two runs the last.")
     ] = None,
@@ -40,7 +40,7 @@ def diff_command(
         str | None, typer.Option(help="Show this task's first attempts side by side.")
     ] = None,
 ) -> None:
-    """Compare what was done, not how it was graded: turns, calls, errors, tokens, tools."""
+    """Compare behaviour, not grades: turns, calls, errors, tokens, tools."""
     from skyfleet.analysis.run_folder import open_run
 
     folders = open_run(run), open_run(other or run)
@@ -58,15 +58,17 @@ def diff_command(
     if not rows:
         if damage:
             raise damage[0]
-        raise ConfigError(f"{run} and {other or run} have no task in common; choose another --set")
+        raise ConfigError(
+            f"{run} and {other or run} have no task in common; choose another --eval-set"
+        )
     header = ("set", "environment", "per episode", "tasks", "before", "after", "difference", "95 %")
-    # Of one run, a file is met on both sides.
+    # Within one run both sides may read the same damaged file.
     left_out = dict.fromkeys(f"Left out: {shown(str(error))}" for error in damage)
     print("\n".join([*compared, *left_out]), table(header, rows), sep="\n\n")
 
 
 def print_rows(rows: Iterable[Row], names: tuple[str, str]) -> None:
-    """Two episodes: `=` where both did the same, else `-` what the one and `+` what the other did."""
+    """Print two episodes: `=` for equal turns, `-` and `+` for turns of the first and the second."""
     from skyfleet.analysis.before_after import action_text
 
     print(f"- {names[0]}\n+ {names[1]}\n")
@@ -145,11 +147,13 @@ def _show_task(key: str, before: Side, after: Side) -> None:
             print(same if at is None else f"The actions differ from turn {at + 1}.")
             print_rows(aligned(one, other), ("before", "after"))
             return
-    played = [
+    attempted = [
         {e.task_key for entries in side.values() for e in entries} for side in (before, after)
     ]
-    some = ", ".join(sorted(played[0] & played[1])[:3])
-    raise ConfigError(f"--task {key}: not played before and after; played are {shown(some)}, …")
+    some = ", ".join(sorted(attempted[0] & attempted[1])[:3])
+    raise ConfigError(
+        f"--task {key}: has no attempts on both sides; tasks that have: {shown(some)}, …"
+    )
 
 
 def _first(key: str, entries: Iterable[Entry]) -> Trajectory | None:
@@ -168,20 +172,20 @@ def _side(
     *,
     last: bool,
 ) -> Side:
-    """Of every set that has the step; of those asked for, the last or the first they have."""
+    """The episodes at `step` by set; without a step, at the last or the first one."""
     sets: dict[str, dict[int, list[Entry]]] = defaultdict(lambda: defaultdict(list))
     for entry in folder.entries(on_damage=on_damage):
         if entry.kind == "eval":
             sets[entry.set_name][entry.step].append(entry)
     if not sets:
-        raise ConfigError(f"{folder.path} has no evaluation episodes yet: nothing to compare")
+        raise ConfigError(f"{folder.path} has no evaluation episodes yet")
     if set_name not in (None, *sets):
-        raise ConfigError(f"--set {set_name}: {folder.path} has {', '.join(sets)}")
-    asked = {name: steps for name, steps in sets.items() if set_name in (None, name)}
+        raise ConfigError(f"--eval-set {set_name}: {folder.path} has {', '.join(sets)}")
+    selected = {name: steps for name, steps in sets.items() if set_name in (None, name)}
     if step is None:
-        return {name: steps[max(steps) if last else min(steps)] for name, steps in asked.items()}
-    chosen = {name: steps[step] for name, steps in asked.items() if step in steps}
+        return {name: steps[max(steps) if last else min(steps)] for name, steps in selected.items()}
+    chosen = {name: steps[step] for name, steps in selected.items() if step in steps}
     if not chosen:
-        known = steps_told({step for steps in asked.values() for step in steps})
+        known = steps_told({step for steps in selected.values() for step in steps})
         raise ConfigError(f"{option} {step}: {folder.path} was evaluated at {known}")
     return chosen

@@ -20,14 +20,14 @@ from skyfleet.cli.agents import (
     check_agent,
     check_endpoint,
     check_weights,
-    endpoint_policy,
-    measured_policy,
-    model_named,
+    evaluation_agent,
+    find_model_name,
+    open_endpoint_agent,
     open_run_policy_client,
 )
 from skyfleet.cli.arguments import ConfigArgs, DryRun, config_from, show_plan
-from skyfleet.cli.interrupting import cancelled_by_ctrl_c, exit_interrupted
-from skyfleet.cli.trained_envs import trained_envs_of
+from skyfleet.cli.interrupting import cancel_on_ctrl_c, exit_interrupted
+from skyfleet.cli.run_tasks import find_trained_envs
 from skyfleet.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class _Options:
     agent: str
     checkpoint: Path | None
     endpoint: str | None
@@ -58,7 +58,7 @@ class _Asked:
 
 
 def evaluate_command(
-    words: ConfigArgs = None,
+    config_args: ConfigArgs = None,
     agent: Agent = "policy",
     checkpoint: CheckpointPath = None,
     endpoint: Annotated[
@@ -66,21 +66,21 @@ def evaluate_command(
         typer.Option(help="URL of a model, up to /chat/completions; key in OPENAI_API_KEY."),
     ] = None,
     model: Annotated[str | None, typer.Option(help="Its name there.")] = None,
-    only: Annotated[str | None, typer.Option("--set", help="One evaluation set.")] = None,
-    pass_threshold: Annotated[float, typer.Option(help="The reward of a pass.")] = 1.0,
+    only: Annotated[str | None, typer.Option("--eval-set", help="One evaluation set.")] = None,
+    pass_threshold: Annotated[float, typer.Option(help="The reward that counts as a pass.")] = 1.0,
     baselines: Annotated[
-        bool, typer.Option("--baselines", help="Measure them behind remote doors, too.")
+        bool, typer.Option("--baselines", help="Measure baselines in remote environments too.")
     ] = False,
     output: Annotated[
-        Path | None, typer.Option(help="Folder for reports and episodes, as of a run.")
+        Path | None, typer.Option(help="Folder for reports and trajectories, like a run folder.")
     ] = None,
     dry_run: DryRun = False,
 ) -> None:
     """Score a checkpoint, a model, an endpoint, or a scripted agent (oracle, null, random)."""
     from skyfleet.evaluation.report import check_output
 
-    config = config_from(words)
-    asked = _Asked(
+    config = config_from(config_args)
+    options = _Options(
         agent=agent,
         checkpoint=checkpoint,
         endpoint=endpoint,
@@ -89,44 +89,46 @@ def evaluate_command(
         baselines=baselines,
         output=output,
     )
-    _check(config, asked)
+    _check(config, options)
     sets = config.data.eval_sets
     if only is not None and only not in sets:
-        raise ConfigError(f"--set {only}: data.val_data names {sorted(sets) or 'no set'}")
+        raise ConfigError(f"--eval-set {only}: data.val_data has {sorted(sets) or 'no set'}")
     chosen = {name: sources for name, sources in sets.items() if only in (None, name)}
     if not chosen:
-        raise ConfigError("data.val_data is empty: name the sets to evaluate on")
+        raise ConfigError("data.val_data is empty; set the evaluation sets")
     if output is not None:
         check_output(output)
     if dry_run:
         if endpoint is None:
             check_weights(config, agent, checkpoint)
-        show_plan(config, [f"would score {asked.who} on {', '.join(chosen)}"])
+        show_plan(config, [f"would score {options.who} on {', '.join(chosen)}"])
         return
     try:
-        asyncio.run(cancelled_by_ctrl_c(_evaluate(config, chosen, asked)))
+        asyncio.run(cancel_on_ctrl_c(_evaluate(config, chosen, options)))
     except KeyboardInterrupt:
-        exit_interrupted(partial(_farewell, output))
+        exit_interrupted(partial(_describe_interruption, output))
 
 
-def _farewell(output: Path | None) -> str:
+def _describe_interruption(output: Path | None) -> str:
     kept = output is not None and (output / "trajectories").exists()
-    return f"Interrupted{f'; what was played is in {output}' if kept else ''}."
+    return f"Interrupted{f'; finished episodes are in {output}' if kept else ''}."
 
 
-def _check(config: RunConfig, asked: _Asked) -> None:
-    if (asked.endpoint is None) != (asked.model is None):
-        raise ConfigError("--endpoint and --model go together; give both or neither")
-    if asked.endpoint is not None and (asked.agent != "policy" or asked.checkpoint is not None):
+def _check(config: RunConfig, options: _Options) -> None:
+    if (options.endpoint is None) != (options.model is None):
+        raise ConfigError("--endpoint and --model belong together; pass both or neither")
+    if options.endpoint is not None and (
+        options.agent != "policy" or options.checkpoint is not None
+    ):
         raise ConfigError(
-            f"--endpoint {asked.endpoint} plays instead of --agent and --checkpoint; leave them out"
+            f"--endpoint {options.endpoint} replaces --agent and --checkpoint; remove them"
         )
-    if asked.endpoint is None:
-        check_agent(config, asked.agent, asked.checkpoint)
+    if options.endpoint is None:
+        check_agent(config, options.agent, options.checkpoint)
     else:
         check_endpoint(config)
-    if not isfinite(asked.pass_threshold):
-        raise ConfigError(f"--pass-threshold {asked.pass_threshold}: give a number, such as 0.5")
+    if not isfinite(options.pass_threshold):
+        raise ConfigError(f"--pass-threshold {options.pass_threshold}: give a number, such as 0.5")
 
 
 def _remarks(report: EvalReport, groups: Sequence[Group]) -> Iterator[str]:
@@ -139,8 +141,8 @@ def _remarks(report: EvalReport, groups: Sequence[Group]) -> Iterator[str]:
         yield f"{report.name}: {sentence}"
 
 
-async def _evaluate(config: RunConfig, sets: dict[str, list[str]], asked: _Asked) -> None:
-    """Each set is kept as it ends; the table comes when all have."""
+async def _evaluate(config: RunConfig, sets: dict[str, list[str]], options: _Options) -> None:
+    """Evaluate the sets; each is saved when it ends, the table is printed last."""
     from skyfleet.envs.registry import env_factory, is_elsewhere
     from skyfleet.evaluation.baselines import measure_baselines
     from skyfleet.evaluation.evaluate import evaluate
@@ -152,26 +154,26 @@ async def _evaluate(config: RunConfig, sets: dict[str, list[str]], asked: _Asked
 
     open_env, limits = env_factory(config), build_limits(config)
     most, n_samples = config.generator.max_num_seqs, config.generator.eval_n_samples_per_prompt
-    trained_envs, remarks = trained_envs_of(config)
+    trained_envs, remarks = find_trained_envs(config)
     console = ConsoleTracker()
     reports = []
-    async with _playing(config, asked) as (policy, player, step):
+    async with _open_agent(config, options) as (policy, agent_info, step):
         for name, sources in sets.items():
             tasks = load_sources(sources, key=f"data.val_data.{name}")
             baselines = await measure_baselines(
                 [
                     task
                     for task in tasks
-                    if asked.baselines or not is_elsewhere(config, task.env_key)
+                    if options.baselines or not is_elsewhere(config, task.env_key)
                 ],
                 open_env,
                 limits,
                 max_concurrent=most,
-                pass_threshold=asked.pass_threshold,
+                pass_threshold=options.pass_threshold,
             )
             with (
                 console.progress(name, len(tasks) * n_samples) as advance,
-                _keeping(config, asked.output, player, name, step, advance) as keep,
+                _open_store(config, options.output, agent_info, name, step, advance) as keep,
             ):
                 report, groups = await evaluate(
                     name,
@@ -184,40 +186,40 @@ async def _evaluate(config: RunConfig, sets: dict[str, list[str]], asked: _Asked
                     max_concurrent=most,
                     trained_envs=trained_envs,
                     baselines=baselines,
-                    pass_threshold=asked.pass_threshold,
-                    played_by=player,
+                    pass_threshold=options.pass_threshold,
+                    played_by=agent_info,
                     on_finished=keep,
                 )
-            if asked.output is not None:
-                save_report(asked.output, report)
+            if options.output is not None:
+                save_report(options.output, report)
             reports.append(report)
             remarks += _remarks(report, groups)
     console.close()
-    if played := player.checkpoint or player.endpoint:
-        print(f"{played} played.\n")
+    if evaluated := agent_info.checkpoint or agent_info.endpoint:
+        print(f"evaluated {evaluated}\n")
     print(score_table(reports), end="")
     if remarks:
         print("", *remarks, sep="\n")
     if not any(report.overall.n_attempts for report in reports):
-        raise EngineError("no attempt could be graded: nothing was measured")
+        raise EngineError("no attempt could be graded")
 
 
 @contextmanager
-def _keeping(
+def _open_store(
     config: RunConfig,
     output: Path | None,
-    player: AgentInfo,
+    agent_info: AgentInfo,
     name: str,
     step: int,
     advance: Callable[[], None],
 ) -> Iterator[Callable[[Trajectory], None]]:
-    """Told of each episode as it ends, so that an interruption loses none."""
+    """A callback that stores each finished episode, so that an interruption loses none."""
     from skyfleet.evaluation.report import open_episodes, prepare_output
 
     if output is None:
         yield lambda _: advance()
         return
-    prepare_output(output, config, player)
+    prepare_output(output, config, agent_info)
     with open_episodes(output, name, step) as archive:
 
         def keep(ended: Trajectory) -> None:
@@ -228,37 +230,37 @@ def _keeping(
 
 
 @asynccontextmanager
-async def _playing(
-    config: RunConfig, asked: _Asked
+async def _open_agent(
+    config: RunConfig, options: _Options
 ) -> AsyncIterator[tuple[AgentFactory, AgentInfo, int]]:
-    """The policy, who it is, and the step it was trained to."""
+    """The agent, its description, and the step it was trained to."""
     from skyfleet.evaluation.agent_info import AgentInfo
 
     generator = config.generator
     temperature = generator.eval_sampling_params.temperature
-    if asked.endpoint is not None and asked.model is not None:
-        player = AgentInfo(
-            model=asked.model,
-            endpoint=asked.endpoint,
+    if options.endpoint is not None and options.model is not None:
+        agent_info = AgentInfo(
+            model=options.model,
+            endpoint=options.endpoint,
             temperature=temperature,
             max_turns=generator.max_turns,
         )
-        async with endpoint_policy(config, asked.endpoint, asked.model) as policy:
-            yield policy, player, 0
+        async with open_endpoint_agent(config, options.endpoint, options.model) as policy:
+            yield policy, agent_info, 0
         return
-    if asked.agent != "policy":
-        player = AgentInfo(agent=asked.agent, max_turns=generator.max_turns)
-        async with build_agent(config, asked.agent, asked.checkpoint) as (policy, _):
-            yield policy, player, 0
+    if options.agent != "policy":
+        agent_info = AgentInfo(agent=options.agent, max_turns=generator.max_turns)
+        async with build_agent(config, options.agent, options.checkpoint) as (policy, _):
+            yield policy, agent_info, 0
         return
-    async with open_run_policy_client(config, asked.checkpoint) as (policy_client, folder):
+    async with open_run_policy_client(config, options.checkpoint) as (policy_client, folder):
         step = policy_client.engine.policy_version
-        player = AgentInfo(
-            model=model_named(config, policy_client),
+        agent_info = AgentInfo(
+            model=find_model_name(config, policy_client),
             endpoint=", ".join(generator.remote_inference_engine_urls) or None,
             checkpoint=str(folder) if folder else None,
             step=step if step and generator.is_remote else None,
             temperature=temperature,
             max_turns=generator.max_turns,
         )
-        yield measured_policy(config, policy_client), player, step
+        yield evaluation_agent(config, policy_client), agent_info, step

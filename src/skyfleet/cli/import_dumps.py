@@ -15,7 +15,7 @@ def import_dumps_command(
     run: Annotated[Path, typer.Argument(help="The run folder to write.")],
     dry_run: DryRun = False,
 ) -> None:
-    """Read old dumps, so that analyze, report, view, diff and log work on them."""
+    """Convert dumps to a run folder for analyze, report, view, diff and log."""
     from skyfleet.analysis.imported_dumps import find_dumps, import_dumps
 
     if dry_run:

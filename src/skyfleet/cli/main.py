@@ -1,4 +1,4 @@
-"""`skyfleet <verb>`: every command, none of which is imported before it is called."""
+"""The `skyfleet` command line. Commands import their implementation when they run."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ app.add_typer(config_app)
 
 
 def main() -> None:
-    """A user's mistake is one sentence and exit code 2, never a traceback."""
+    """Run a command; a user's mistake prints one sentence and exits with code 2."""
     try:
         app()
     except SkyfleetError as error:
@@ -86,14 +86,14 @@ def _fail(errors: Sequence[BaseException]) -> None:
     from skyfleet.analysis.wording import shown
 
     for error in errors[:1]:
-        # A message may quote what a model or a stranger's file said.
+        # A message may quote model output or a downloaded file.
         lines = map(shown, str(error).splitlines())
         print("skyfleet: " + "\n".join(lines), file=sys.stderr)
     raise SystemExit(2)
 
 
 def _leaves(group: BaseExceptionGroup[SkyfleetError]) -> list[BaseException]:
-    """Episodes that fail together fail alike: the first tells."""
+    """All exceptions of the group; concurrent episodes usually fail for one reason."""
     leaves: list[BaseException] = []
     for error in group.exceptions:
         leaves.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])

@@ -1,4 +1,4 @@
-"""`skyfleet replay`: play a recorded episode again, or go on from one of its turns with another."""
+"""`skyfleet replay`: repeat a recorded episode, or fork it at one of its turns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from skyfleet.analysis.wording import counted, shown
 from skyfleet.cli.agents import Agent, CheckpointPath, build_agent
-from skyfleet.cli.run_tasks import RunPath, tasks_of
+from skyfleet.cli.run_tasks import RunPath, load_episode_tasks
 from skyfleet.errors import ConfigError, TaskError
 
 if TYPE_CHECKING:
@@ -24,43 +24,45 @@ def replay_command(
     episode_id: Annotated[str, typer.Argument(help="Such as eval/unseen_tasks/60/3.")],
     fork_at: Annotated[
         int | None,
-        typer.Option(min=1, help="Replay the turns before this one, from 1, then hand over."),
+        typer.Option(
+            min=1, help="Replay the turns before this one (from 1), then continue with the agent."
+        ),
     ] = None,
     agent: Agent = "policy",
     checkpoint: CheckpointPath = None,
 ) -> None:
-    """Replay an episode in its world; exit code 1 where anything is different."""
+    """Replay an episode in its environment; exit code 1 if anything differs."""
     from skyfleet.analysis.run_folder import open_run
     from skyfleet.trajectories.archive import load
     from skyfleet.trajectories.index import find_entry
 
     if fork_at is None and (checkpoint is not None or agent != "policy"):
         raise ConfigError(
-            "--agent and --checkpoint say who goes on: give --fork-at, a turn from 1 up"
+            "--agent and --checkpoint need --fork-at, the turn (from 1) at which the agent takes over"
         )
     folder = open_run(run)
     entry = find_entry(folder.trajectories, episode_id)
-    tasks = tasks_of(folder, [entry])
+    tasks = load_episode_tasks(folder, [entry])
     if entry.task_key not in tasks:
         raise TaskError(
-            f"{entry.task_key} is not among the tasks that {run}/config.yaml names; "
-            "give them back the contents they had"
+            f"{entry.task_key} is not among the tasks of {run}/config.yaml; "
+            "restore the task files to their content at training time"
         )
     trajectory, task = load(entry), tasks[entry.task_key]
     if fork_at is not None:
-        checkpoint, player = _player(folder, agent, checkpoint)
-        print(f"from turn {fork_at} on plays {shown(player)}")
+        checkpoint, description = _find_agent(folder, agent, checkpoint)
+        print(f"from turn {fork_at} on: {shown(description)}")
         asyncio.run(_fork(folder, trajectory, task, fork_at - 1, agent, checkpoint))
     elif difference := asyncio.run(_difference(folder, trajectory, task)):
         print(f"{episode_id} is different: {shown(difference)}")
         raise typer.Exit(1)
     else:
         turns = counted(len(trajectory.turns), "turn")
-        print(f"{episode_id} is the same: {turns}, {_graded(trajectory)}")
+        print(f"{episode_id} is the same: {turns}, {_describe_grade(trajectory)}")
 
 
-def _player(folder: RunFolder, agent: str, checkpoint: Path | None) -> tuple[Path | None, str]:
-    """The checkpoint that goes on, by default this run's newest, and who that is in words."""
+def _find_agent(folder: RunFolder, agent: str, checkpoint: Path | None) -> tuple[Path | None, str]:
+    """The checkpoint that continues, by default this run's newest, and a description."""
     from skyfleet.checkpoints.checkpoint import read_checkpoint
     from skyfleet.checkpoints.resume import find_checkpoint
 
@@ -71,8 +73,8 @@ def _player(folder: RunFolder, agent: str, checkpoint: Path | None) -> tuple[Pat
     root = folder.path / "checkpoints"
     found = read_checkpoint(checkpoint) if checkpoint else find_checkpoint(root, "latest")
     if found is None:
-        # Not where the configuration says: that may be another run's by now.
-        raise ConfigError(f"{root} holds no checkpoint; give --checkpoint or --agent oracle")
+        # Not the configured path: it may hold another run by now.
+        raise ConfigError(f"{root} holds no checkpoint; pass --checkpoint or --agent oracle")
     return found.folder, f"the policy of step {found.step}, {found.folder}"
 
 
@@ -107,13 +109,15 @@ async def _fork(
             sample=trajectory.sample,
         )
     print_rows(aligned(trajectory, forked), ("recorded", "forked"))
-    print(f"recorded: {_graded(trajectory)}; forked at turn {turn + 1}: {_graded(forked)}")
+    print(
+        f"recorded: {_describe_grade(trajectory)}; forked at turn {turn + 1}: {_describe_grade(forked)}"
+    )
     if forked.transcripts and not same_tokens(trajectory, forked, turn=turn):
-        print("The fork went on from words: its tokens for this episode are not the recorded ones.")
+        print("The fork re-tokenized the messages: its tokens differ from the recorded ones.")
     if forked.failure:
         print(shown(f"{forked.failure.kind}: {forked.failure.detail}"))
 
 
-def _graded(trajectory: Trajectory) -> str:
+def _describe_grade(trajectory: Trajectory) -> str:
     grade = "unknown" if trajectory.reward is None else f"{trajectory.reward:g}"
     return f"{trajectory.ending}, grade {grade}"

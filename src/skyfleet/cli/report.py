@@ -1,4 +1,4 @@
-"""`skyfleet report`: one page to look at, from one run or several."""
+"""`skyfleet report`: one HTML page for one run or several."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`skyfleet rollout`: play one task and watch it."""
+"""`skyfleet rollout`: run one episode and print it turn by turn."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from skyfleet.cli.agents import (
     build_agent,
     check_agent,
     check_weights,
-    weights_named,
+    describe_weights,
 )
 from skyfleet.cli.arguments import ConfigArgs, DryRun, config_from, show_plan
 from skyfleet.errors import ConfigError, TaskError
@@ -32,34 +32,32 @@ _COLOURS = {"system": "dim", "user": "cyan", "assistant": "bold green", "tool": 
 
 def rollout_command(
     source: Annotated[str, typer.Argument(help="A task file, or world:github?count=20.")],
-    words: ConfigArgs = None,
+    config_args: ConfigArgs = None,
     key: Annotated[str | None, typer.Option(help="Which task; by default the first.")] = None,
     agent: Agent = "policy",
     checkpoint: CheckpointPath = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Play one task and watch it, turn by turn."""
+    """Run one episode and print it turn by turn."""
     from rich.console import Console
 
     from skyfleet.trainer.tasks import load_sources
 
-    if not words and agent == "policy" and checkpoint is None:
-        raise ConfigError(
-            "nobody to play: give a configuration file, --checkpoint FOLDER, or --agent oracle"
-        )
-    config = config_from(words)
+    if not config_args and agent == "policy" and checkpoint is None:
+        raise ConfigError("no policy: pass a config file, --checkpoint DIR, or --agent oracle")
+    config = config_from(config_args)
     check_agent(config, agent, checkpoint)
     tasks = [t for t in load_sources([source], key="SOURCE") if key in (None, t.key)]
     if not tasks:
         raise TaskError(f"{source} has no task {key!r}; `skyfleet tasks list` shows its keys")
     if dry_run:
         check_weights(config, agent, checkpoint)
-        show_plan(config, [f"would play {tasks[0].key} with {checkpoint or agent}"])
+        show_plan(config, [f"would run {tasks[0].key} with {checkpoint or agent}"])
         return
-    asyncio.run(_play(config, tasks[0], agent, checkpoint, Console(highlight=False)))
+    asyncio.run(_rollout(config, tasks[0], agent, checkpoint, Console(highlight=False)))
 
 
-async def _play(
+async def _rollout(
     config: RunConfig, task: Task, agent: str, checkpoint: CheckpointPath, console: Console
 ) -> None:
     from skyfleet.envs.registry import env_factory
@@ -68,8 +66,8 @@ async def _play(
 
     open_env = env_factory(config)
     async with build_agent(config, agent, checkpoint) as (policy, folder):
-        who = weights_named(config, folder) if agent == "policy" else f"the {agent} agent"
-        console.print(f"{who} plays {task.key}", style="bold", markup=False, soft_wrap=True)
+        who = describe_weights(config, folder) if agent == "policy" else f"the {agent} agent"
+        console.print(f"{who}: {task.key}", style="bold", markup=False, soft_wrap=True)
         trajectory = await run_episode(
             task, open_env, watched(policy, console), build_limits(config)
         )

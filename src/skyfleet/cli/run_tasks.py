@@ -1,4 +1,4 @@
-"""The tasks behind a run's episodes, from the sources that its configuration names."""
+"""The tasks and trained environments of a run, from its configuration."""
 
 from __future__ import annotations
 
@@ -12,18 +12,25 @@ if TYPE_CHECKING:
     from skyfleet.analysis.run_folder import RunFolder
     from skyfleet.tasks.task import Task
     from skyfleet.trajectories.entry import Entry
+from typing import TYPE_CHECKING
+
+from skyfleet.errors import ConfigError, SkyfleetError
+
+if TYPE_CHECKING:
+    from skyfleet.config.root import RunConfig
+
 
 RunPath = Annotated[Path, typer.Argument(help="A run's folder, such as runs/local_tiny_cpu.")]
 
 
-def tasks_of(run: RunFolder, entries: Iterable[Entry]) -> dict[str, Task]:
-    """By key. Only the sources of the entries' sets are loaded, and of worlds only theirs."""
+def load_episode_tasks(run: RunFolder, entries: Iterable[Entry]) -> dict[str, Task]:
+    """Tasks by key, from the sources of the entries' sets only."""
     from skyfleet.envs.registry import env_factory
     from skyfleet.trainer.tasks import load_sources
 
-    env_factory(run.config)  # a world of your own is known from here on
+    env_factory(run.config)  # registers user-defined worlds
     wanted = {(entry.set_name, entry.env_key) for entry in entries}
-    # An archive's folder is named after its set without slashes.
+    # Folder names of sets have no slashes.
     sets = {name.replace("/", "_"): sources for name, sources in run.config.data.eval_sets.items()}
     sets[""] = run.config.data.train_data
     tasks: dict[str, Task] = {}
@@ -36,6 +43,34 @@ def tasks_of(run: RunFolder, entries: Iterable[Entry]) -> dict[str, Task]:
 
 
 def _may_hold(source: str, env_keys: set[str]) -> bool:
-    """Drawing a world's tasks takes seconds, so those of other worlds are left out."""
+    """Generating a world's tasks takes seconds, so other worlds are skipped."""
     name = source.removeprefix("world:").partition("?")[0]
     return not source.startswith("world:") or ":" in name or name in env_keys
+
+
+def find_trained_envs(config: RunConfig) -> tuple[frozenset[str] | None, list[str]]:
+    """The trained environments; None and the reason if the configuration does not say."""
+    from skyfleet.trainer.tasks import load_sources
+    from skyfleet.worlds.catalog import add_world
+
+    data = config.data
+    if not data.train_data:
+        return None, []
+    known: set[str] = set()
+    try:
+        for source in data.train_data:
+            address = source.partition("?")[0]
+            if address.startswith("world:"):
+                # The name is enough: generating thousands of tasks takes seconds.
+                world = address.removeprefix("world:")
+                known.add(add_world(world, key="data.train_data").name if ":" in world else world)
+            else:
+                known |= {task.env_key for task in load_sources([source], key="data.train_data")}
+        if unknown := sorted(set(data.env_filter) - known):
+            raise ConfigError(f"data.env_filter={unknown[0]!r} is not among them")
+    except (SkyfleetError, OSError) as error:
+        return None, [
+            f"No environment is marked as trained or held out, because data.train_data cannot be read: {error}"
+        ]
+    trained = known & set(data.env_filter) if data.env_filter else known
+    return frozenset(trained), []

@@ -1,4 +1,4 @@
-"""`skyfleet serve`: a policy behind OpenAI's API, for agents that were written against that."""
+"""`skyfleet serve`: serve a policy over an OpenAI-compatible API."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skyfleet.cli.agents import CheckpointPath, open_run_policy_client, weights_named
+from skyfleet.cli.agents import CheckpointPath, describe_weights, open_run_policy_client
 from skyfleet.cli.arguments import ConfigArgs, DryRun, config_from, show_plan
 from skyfleet.cli.worlds import check_free
 from skyfleet.errors import ConfigError, MissingExtraError
@@ -26,17 +26,17 @@ KEY_VARIABLE = "SKYFLEET_API_KEY"
 
 
 def serve_command(
-    words: ConfigArgs = None,
+    config_args: ConfigArgs = None,
     checkpoint: CheckpointPath = None,
     name: Annotated[
-        str | None, typer.Option(help="What clients ask for; by default trainer.run_name.")
+        str | None, typer.Option(help="Model name for clients; by default trainer.run_name.")
     ] = None,
-    host: Annotated[str, typer.Option(help="0.0.0.0 listens to everyone.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="0.0.0.0 listens on all interfaces.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
     dry_run: DryRun = False,
 ) -> None:
-    """Serve a checkpoint or a model to agents that speak OpenAI's API."""
-    config = config_from(words)
+    """Serve a checkpoint or a model over an OpenAI-compatible API."""
+    config = config_from(config_args)
     model = name or config.trainer.run_name
     url = f"http://{host}:{port}/v1"
     if dry_run:
@@ -48,7 +48,7 @@ def serve_command(
         raise MissingExtraError("uvicorn", "serve") from None
     if config.generator.is_remote:
         raise ConfigError(
-            f"generator.backend={config.generator.backend!r} speaks through a server already; "
+            f"generator.backend={config.generator.backend!r} is a server already; "
             "serve with generator.backend=embedded or vllm"
         )
     check_free(host, port)
@@ -57,7 +57,7 @@ def serve_command(
 
     async def serve() -> None:
         async with _app(config, checkpoint, model, api_key) as (app, weights):
-            print(f"serving {weights} as {model} at {url}; {keyed}; Ctrl-C ends it", flush=True)
+            print(f"serving {weights} as {model} at {url}; {keyed}; Ctrl-C stops it", flush=True)
             settings = uvicorn.Config(app, host=host, port=port, log_level="warning")
             await uvicorn.Server(settings).serve()
 
@@ -69,7 +69,7 @@ def serve_command(
 async def _app(
     config: RunConfig, checkpoint: Path | None, model: str, api_key: str | None
 ) -> AsyncIterator[tuple[Starlette, str]]:
-    """And whose weights it serves."""
+    """The application and a description of its weights."""
     from skyfleet.chat.tokenizer import encode
     from skyfleet.serving.server import serve_app
 
@@ -84,4 +84,4 @@ async def _app(
             max_sessions=config.generator.max_num_seqs,
             template_kwargs=config.generator.chat_template_kwargs,
         )
-        yield app, weights_named(config, folder)
+        yield app, describe_weights(config, folder)

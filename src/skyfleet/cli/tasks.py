@@ -1,4 +1,4 @@
-"""`skyfleet tasks`: look at tasks, from a file or a world; the rest is in files beside this one."""
+"""`skyfleet tasks`: list, show, export, validate and prepare tasks."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from typing import Annotated
 
 import typer
 
-from skyfleet.cli.arguments import DryRun
 from skyfleet.cli.tasks_data import stats_command, validate_command
 from skyfleet.cli.tasks_prepare import prepare_command
 from skyfleet.errors import TaskError
 
 tasks_app = typer.Typer(
-    name="tasks", help="Look at tasks, check them, make datasets of them.", no_args_is_help=True
+    name="tasks", help="List, validate and prepare tasks.", no_args_is_help=True
 )
 tasks_app.command("prepare")(prepare_command)
 tasks_app.command("validate")(validate_command)
@@ -23,14 +22,11 @@ Source = Annotated[str, typer.Argument(help="A task file, or world:github?split=
 
 
 @tasks_app.command("list")
-def list_command(source: Source, dry_run: DryRun = False) -> None:
-    """One line a task: key, difficulty, prompt."""
+def list_command(source: Source) -> None:
+    """One line per task: key, difficulty, prompt."""
     from skyfleet.trainer.tasks import load_sources
 
     tasks = load_sources([source], key="SOURCE")
-    if dry_run:
-        print(f"would list {len(tasks)} tasks")
-        return
     width = max(len(task.key) for task in tasks)
     for task in tasks:
         prompt = " ".join(task.prompt.split())
@@ -43,31 +39,24 @@ def list_command(source: Source, dry_run: DryRun = False) -> None:
 def export_command(
     sources: Annotated[list[str], typer.Argument(help="Task files, or world:github?count=20.")],
     output: Annotated[Path, typer.Option(help="A .json, .jsonl or .parquet file.")],
-    dry_run: DryRun = False,
 ) -> None:
     """Write tasks to a file, as raw rows."""
     from skyfleet.tasks.loading import write_tasks
     from skyfleet.trainer.tasks import load_sources
 
     tasks = load_sources(sources, key="SOURCE")
-    if dry_run:
-        print(f"would write {len(tasks)} tasks to {output}")
-        return
     write_tasks(output, tasks)
     print(f"wrote {len(tasks)} tasks to {output}")
 
 
 @tasks_app.command("show")
-def show_command(source: Source, key: str, dry_run: DryRun = False) -> None:
+def show_command(source: Source, key: str) -> None:
     """A whole task: prompt, reference solution, verifier."""
     from skyfleet.trainer.tasks import load_sources
 
     found = [task for task in load_sources([source], key="SOURCE") if task.key == key]
     if not found:
         raise TaskError(f"{source} has no task {key!r}; `skyfleet tasks list` shows its keys")
-    if dry_run:
-        print(f"would show {key}")
-        return
     (task,) = found
     print(f"{task.key}: {task.env_key}, {task.data_key}, difficulty {task.difficulty}\n")
     print(f"{task.prompt}\n")

@@ -1,4 +1,4 @@
-"""`skyfleet tasks validate | stats`: which tasks are worth training on, and what they look like."""
+"""`skyfleet tasks validate` and `stats`: check tasks and summarise them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from skyfleet.analysis.wording import table
 from skyfleet.cli.arguments import DryRun
-from skyfleet.cli.tables import table
 from skyfleet.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,48 +29,52 @@ Sources = Annotated[
 
 def validate_command(
     sources: Sources,
-    quarantine: Annotated[str, typer.Option(help="Where what fails is kept.")] = "quarantine.jsonl",
+    quarantine: Annotated[
+        str, typer.Option(help="File for the tasks that fail.")
+    ] = "quarantine.jsonl",
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="A key=value, such as environment.env_class=openenv."),
+        typer.Option("--override", help="A key=value, such as environment.env_class=openenv."),
     ] = None,
-    teacher: Annotated[str | None, typer.Option(help="URL of a model to try the tasks.")] = None,
-    teacher_model: Annotated[str | None, typer.Option(help="Its name there.")] = None,
+    teacher: Annotated[
+        str | None, typer.Option(help="URL of a model that attempts the tasks.")
+    ] = None,
+    teacher_model: Annotated[str | None, typer.Option(help="The model's name there.")] = None,
     teacher_api: Annotated[
         Literal["openai", "anthropic"], typer.Option(help="Key in OPENAI_ or ANTHROPIC_API_KEY.")
     ] = "openai",
-    attempts: Annotated[int, typer.Option(min=1, help="Of the teacher at each task.")] = 4,
+    attempts: Annotated[int, typer.Option(min=1, help="Attempts of the teacher per task.")] = 4,
     band: Annotated[
         tuple[float, float], typer.Option(help="Lowest and highest pass rate of the teacher.")
     ] = (0.25, 1.0),
     workers: Annotated[int, typer.Option(min=1, help="Tasks at once.")] = 16,
     timeout_seconds: Annotated[float, typer.Option(min=1, help="For each episode.")] = 120,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the journal.")] = False,
-    restart: Annotated[bool, typer.Option("--restart", help="Throw the journal away.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume from the journal.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Discard the journal.")] = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Check that each task can be done, and by nothing less; quarantine what fails."""
+    """Check that each task is solvable and that its verifier rejects wrong solutions."""
     from skyfleet.trainer.tasks import load_sources
 
     if (teacher is None) != (teacher_model is None):
-        raise ConfigError("--teacher and --teacher-model go together; give both or neither")
+        raise ConfigError("--teacher and --teacher-model belong together; pass both or neither")
     if resume and restart:
-        raise ConfigError("--resume and --restart exclude each other; give one of them")
+        raise ConfigError("--resume and --restart exclude each other; pass one of them")
     if not 0 <= band[0] <= band[1] <= 1:
         raise ConfigError(
-            f"--band {band[0]} {band[1]}: give two rates from 0 to 1, the lower first"
+            f"--band {band[0]} {band[1]}: pass two rates from 0 to 1, the lower first"
         )
     tasks = {source: load_sources([source], key="SOURCE") for source in sources}
     if dry_run:
         print(f"would check {sum(map(len, tasks.values()))} tasks of {', '.join(sources)}")
         return
-    asked: dict[str, Any] = {"settings": settings or []}
+    options: dict[str, Any] = {"settings": settings or []}
     if teacher is not None:
-        asked |= {"teacher": teacher, "model": teacher_model, "api": teacher_api}
-        asked |= {"attempts": attempts, "band": list(band)}
+        options |= {"teacher": teacher, "model": teacher_model, "api": teacher_api}
+        options |= {"attempts": attempts, "band": list(band)}
     checking = _validate(
         tasks,
-        asked,
+        options,
         quarantine=quarantine,
         workers=workers,
         timeout_seconds=timeout_seconds,
@@ -83,17 +87,13 @@ def validate_command(
 
 def stats_command(
     sources: Sources,
-    html: Annotated[Path | None, typer.Option(help="Write an HTML section here, too.")] = None,
-    dry_run: DryRun = False,
+    html: Annotated[Path | None, typer.Option(help="Also write an HTML section here.")] = None,
 ) -> None:
-    """Per env: tasks, difficulties, reference calls, prompt length, tools."""
+    """Per environment: tasks, difficulties, reference calls, prompt length, tools."""
     from skyfleet.curation.stats import HEADER, stats_cells, stats_html, stats_of
     from skyfleet.trainer.tasks import load_sources
 
     tasks = load_sources(sources, key="SOURCE")
-    if dry_run:
-        print(f"would show {len(tasks)} tasks")
-        return
     stats = stats_of(tasks)
     print(table(HEADER, stats_cells(stats)))
     if html is not None:
@@ -102,7 +102,7 @@ def stats_command(
 
 async def _validate(
     sources: Mapping[str, Sequence[Task]],
-    asked: Mapping[str, Any],
+    options: Mapping[str, Any],
     *,
     quarantine: str,
     workers: int,
@@ -125,11 +125,11 @@ async def _validate(
     local = Path(quarantine).name if is_remote(quarantine) else quarantine
     path = Path(f"{local}.journal")
     console = ConsoleTracker()
-    open_env = inspecting_factory(load_config("", asked["settings"]))
+    open_env = inspecting_factory(load_config("", options["settings"]))
     verdicts: list[Verdict] = []
-    async with _teacher(asked) as teacher:
+    async with _teacher(options) as teacher:
         with (
-            keeping_journal(path, asked, resume=resume, restart=restart) as journal,
+            keeping_journal(path, options, resume=resume, restart=restart) as journal,
             console.progress("validate", sum(map(len, sources.values()))) as advance,
         ):
 
@@ -148,29 +148,29 @@ async def _validate(
                     on_finished=finish,
                 )
             finally:
-                # What was found before it was stopped holds all the same.
+                # Verdicts from before an interruption are valid too.
                 write_quarantine(quarantine, known.updated(verdicts))
     console.close()
     return verdicts
 
 
 @asynccontextmanager
-async def _teacher(asked: Mapping[str, Any]) -> AsyncIterator[Teacher | None]:
+async def _teacher(options: Mapping[str, Any]) -> AsyncIterator[Teacher | None]:
     from skyfleet.curation.teacher import Band, Teacher
     from skyfleet.engines.anthropic_chat import AnthropicChat
     from skyfleet.engines.openai_chat import OpenAIChat
 
-    if "teacher" not in asked:
+    if "teacher" not in options:
         yield None
         return
-    chat = AnthropicChat if asked["api"] == "anthropic" else OpenAIChat
-    api_key = os.environ.get(f"{asked['api'].upper()}_API_KEY")
-    async with chat(asked["teacher"], model=asked["model"], api_key=api_key) as model:
-        low, high = asked["band"]
+    chat = AnthropicChat if options["api"] == "anthropic" else OpenAIChat
+    api_key = os.environ.get(f"{options['api'].upper()}_API_KEY")
+    async with chat(options["teacher"], model=options["model"], api_key=api_key) as model:
+        low, high = options["band"]
         yield Teacher(
-            name=asked["model"],
+            name=options["model"],
             model=model,
-            attempts=asked["attempts"],
+            attempts=options["attempts"],
             band=Band(low=low, high=high),
         )
 

@@ -1,4 +1,4 @@
-"""`skyfleet tasks prepare`: raw rows into a split and signed dataset."""
+"""`skyfleet tasks prepare`: split raw rows into a dataset with a manifest."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from skyfleet.analysis.wording import table
 from skyfleet.cli.arguments import DryRun
-from skyfleet.cli.tables import table
 from skyfleet.errors import ConfigError
 
 if TYPE_CHECKING:
     from skyfleet.tasks.manifest import Manifest
     from skyfleet.tasks.preparing import Prepared, Preparing
 
-Names = Annotated[str, typer.Option(help="Commas between them; empty takes all.")]
+Names = Annotated[str, typer.Option(help="Comma-separated; empty means all.")]
 
 
 def prepare_command(
@@ -27,24 +27,25 @@ def prepare_command(
     eval_ratio: Annotated[float, typer.Option(min=0, max=1, help="Of each env.")] = 0.02,
     env_filter: Names = "",
     difficulty_filter: Names = "",
-    max_tasks: Annotated[int | None, typer.Option(min=1, help="Take the first.")] = None,
+    max_tasks: Annotated[int | None, typer.Option(min=1, help="Use only the first N.")] = None,
     max_env_ratio: Annotated[
         float | None,
-        typer.Option(min=0, max=1, help="Of all training tasks, the most one env keeps."),
+        typer.Option(min=0, max=1, help="Maximum share of one environment in training."),
     ] = None,
     max_eval_prompts: Annotated[int | None, typer.Option(min=1)] = None,
     held_out: Annotated[
-        str, typer.Option(help="Envs that are only measured.")
+        str, typer.Option(help="Environments only evaluated on.")
     ] = "outlook,instacart",
     quarantine: Annotated[
         str | None,
-        typer.Option(help="Rows to leave out; else quarantine.jsonl beside them or here."),
+        typer.Option(help="Rows to exclude; by default quarantine.jsonl beside them or here."),
     ] = None,
     earlier: Annotated[
-        str | None, typer.Option(help="Manifest to compare with; else the one in --output-dir.")
+        str | None,
+        typer.Option(help="Manifest to compare with; by default the one in --output-dir."),
     ] = None,
     keep_sides: Annotated[
-        bool, typer.Option("--keep-sides", help="Split at the earlier manifest's thresholds.")
+        bool, typer.Option("--keep-sides", help="Split with the earlier manifest's thresholds.")
     ] = False,
     dry_run: DryRun = False,
 ) -> None:
@@ -57,7 +58,7 @@ def prepare_command(
     from skyfleet.tasks.splits import SplitRule
 
     before = _earlier_manifest(earlier, output_dir, needed=keep_sides)
-    asked = Preparing(
+    options = Preparing(
         modality=None if modality == "all" else modality,
         env_filter=_names(env_filter),
         difficulty_filter=_difficulties(difficulty_filter),
@@ -73,7 +74,7 @@ def prepare_command(
     excluded = quarantine_for([tasks_json], quarantine)
     data = read_source(tasks_json)
     rows = parse_tasks(data, tasks_json)
-    prepared = prepare(rows, asked, in_quarantine=lambda task: task in excluded)
+    prepared = prepare(rows, options, in_quarantine=lambda task: task in excluded)
     print(f"quarantine: {', '.join(excluded.files) or 'none'}")
     if dry_run:
         _print_counts(prepared)
@@ -81,7 +82,7 @@ def prepare_command(
         return
     manifest, files = _manifest(
         prepared,
-        _options(asked, excluded.files),
+        _describe_options(options, excluded.files),
         before,
         source=tasks_json,
         source_sha256=sha256_of(data),
@@ -102,7 +103,7 @@ def _manifest(
     source_sha256: str,
     keep_sides: bool,
 ) -> tuple[Manifest, dict[str, bytes]]:
-    """With the files that it vouches for."""
+    """The manifest and the files it lists."""
     from skyfleet.tasks.manifest import make_manifest
     from skyfleet.tasks.publishing import dataset_files
 
@@ -139,21 +140,21 @@ def _print_counts(prepared: Prepared) -> None:
     for reason in sorted(set(prepared.dropped.values())):
         dropped = [row for row, why in prepared.dropped.items() if why == reason]
         more = ", ..." if len(dropped) > 3 else ""
-        print(f"left out, {reason}: {len(dropped)}: {', '.join(dropped[:3])}{more}")
+        print(f"excluded, {reason}: {len(dropped)}: {', '.join(dropped[:3])}{more}")
 
 
-def _options(asked: Preparing, quarantine: dict[str, str]) -> dict[str, Any]:
-    """`quarantine` holds the sha256 of each file that was honoured: empty, none was."""
+def _describe_options(options: Preparing, quarantine: dict[str, str]) -> dict[str, Any]:
+    """`quarantine` maps each quarantine file used to its sha256."""
     return {
-        "modality": asked.modality or "all",
-        "eval_ratio": asked.split.eval_fraction,
-        "min_eval_tasks": asked.split.min_eval_tasks,
-        "env_filter": list(asked.env_filter),
-        "difficulty_filter": list(asked.difficulty_filter),
-        "max_tasks": asked.max_tasks,
-        "max_env_ratio": asked.max_env_ratio,
-        "max_eval_prompts": asked.max_eval_prompts,
-        "held_out": sorted(asked.split.held_out_envs),
+        "modality": options.modality or "all",
+        "eval_ratio": options.split.eval_fraction,
+        "min_eval_tasks": options.split.min_eval_tasks,
+        "env_filter": list(options.env_filter),
+        "difficulty_filter": list(options.difficulty_filter),
+        "max_tasks": options.max_tasks,
+        "max_env_ratio": options.max_env_ratio,
+        "max_eval_prompts": options.max_eval_prompts,
+        "held_out": sorted(options.split.held_out_envs),
         "quarantine": quarantine,
     }
 
@@ -166,8 +167,8 @@ def _earlier_manifest(earlier: str | None, folder: str, *, needed: bool) -> Mani
     except FileNotFoundError:
         if earlier or needed:
             raise ConfigError(
-                f"{earlier or folder} holds no earlier manifest; name one with --earlier, "
-                "or leave --keep-sides out"
+                f"{earlier or folder} holds no earlier manifest; pass one with --earlier, "
+                "or remove --keep-sides"
             ) from None
     return None
 

@@ -1,4 +1,4 @@
-"""`skyfleet train`: run the loop."""
+"""`skyfleet train`: train or resume a run."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from skyfleet.cli.arguments import ConfigArgs, DryRun, config_from, show_plan, torch_needed
-from skyfleet.cli.interrupting import cancelled_by_ctrl_c, exit_interrupted
+from skyfleet.cli.arguments import ConfigArgs, DryRun, config_from, require_torch, show_plan
+from skyfleet.cli.interrupting import cancel_on_ctrl_c, exit_interrupted
 from skyfleet.errors import NoLearningSignalError
 
 if TYPE_CHECKING:
     from skyfleet.config.root import RunConfig
 
 
-def train_command(words: ConfigArgs = None, dry_run: DryRun = False) -> None:
-    """Train a policy, or go on where an interrupted run stopped."""
-    config = config_from(words)
+def train_command(config_args: ConfigArgs = None, dry_run: DryRun = False) -> None:
+    """Train a policy, or resume an interrupted run."""
+    config = config_from(config_args)
     if dry_run:
         from skyfleet.config.rules import check_trainable
 
@@ -33,13 +33,13 @@ def train_command(words: ConfigArgs = None, dry_run: DryRun = False) -> None:
 
     progress = partial(print, "setting up:", flush=True)
     try:
-        with torch_needed():
-            outcome = asyncio.run(_until_ended(run_training(config, on_progress=progress)))
-    except (KeyboardInterrupt, _EndedError) as end:
+        with require_torch():
+            outcome = asyncio.run(_run_until_signal(run_training(config, on_progress=progress)))
+    except (KeyboardInterrupt, _TerminatedError) as end:
         sent = signal.SIGINT if isinstance(end, KeyboardInterrupt) else signal.SIGTERM
-        exit_interrupted(partial(_farewell, config), sent)
+        exit_interrupted(partial(_describe_interruption, config), sent)
     except NoLearningSignalError as error:
-        raise type(error)(f"{error}. {_kept(config)}") from None
+        raise type(error)(f"{error}. {_describe_saved(config)}") from None
     if outcome.table:
         print(f"\n{outcome.table}")
     folder = config.trainer.run_path
@@ -52,43 +52,43 @@ def train_command(words: ConfigArgs = None, dry_run: DryRun = False) -> None:
 T = TypeVar("T")
 
 
-class _EndedError(Exception):
-    """SIGTERM has come."""
+class _TerminatedError(Exception):
+    """The process got SIGTERM."""
 
 
-async def _until_ended(training: Coroutine[Any, Any, T]) -> T:
-    """SIGTERM, with which clusters end a job, is taken as Ctrl-C is: what was learnt is saved."""
-    running = asyncio.ensure_future(cancelled_by_ctrl_c(training))
-    told = asyncio.Event()
+async def _run_until_signal(training: Coroutine[Any, Any, T]) -> T:
+    """SIGTERM, which clusters send to end a job, saves a checkpoint as Ctrl-C does."""
+    running = asyncio.ensure_future(cancel_on_ctrl_c(training))
+    terminated = asyncio.Event()
 
     def end() -> None:
-        told.set()
+        terminated.set()
         running.cancel()
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end)
     try:
         return await running
     except asyncio.CancelledError:
-        if told.is_set():
-            raise _EndedError from None
+        if terminated.is_set():
+            raise _TerminatedError from None
         raise
 
 
-def _farewell(config: RunConfig) -> str:
-    return f"Interrupted. {_kept(config)}"
+def _describe_interruption(config: RunConfig) -> str:
+    return f"Interrupted. {_describe_saved(config)}"
 
 
-def _kept(config: RunConfig) -> str:
+def _describe_saved(config: RunConfig) -> str:
     from skyfleet.checkpoints.resume import find_checkpoint
 
     saved = find_checkpoint(Path(config.trainer.ckpt_path), "latest")
     if saved is None:
         return "Nothing was saved yet."
-    return f"The last checkpoint is {saved.folder}. To go on from there: {shlex.join(sys.argv)}"
+    return f"The last checkpoint is {saved.folder}. To resume: {shlex.join(sys.argv)}"
 
 
 def _plan(config: RunConfig) -> list[str]:
-    """What a run of this configuration would do, without loading a model."""
+    """Describe the run without loading a model."""
     from skyfleet.config.warnings import remarks
     from skyfleet.envs.registry import env_factory
     from skyfleet.tasks.sampling import check_fit
@@ -105,12 +105,12 @@ def _plan(config: RunConfig) -> list[str]:
     env_factory(config)
     check_references(config)
     if config.trainer.sentinels.modes:
-        with torch_needed():
+        with require_torch():
             from skyfleet.sentinels.registry import build_modes
 
             build_modes(config.trainer.sentinels)
     if ":" in config.trainer.algorithm.policy_loss_type:
-        with torch_needed():
+        with require_torch():
             from skyfleet.algorithms.losses.registry import build_policy_loss
 
             build_policy_loss(config.trainer.algorithm)

@@ -1,4 +1,4 @@
-"""`skyfleet view RUN`: leaf through a run's episodes in the browser."""
+"""`skyfleet view RUN`: read a run's episodes in the browser."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ from typing import Annotated
 
 import typer
 
-from skyfleet.cli.arguments import DryRun
-
 
 def view_command(
     run: Annotated[Path, typer.Argument(help="A run folder, such as runs/local_tiny_cpu.")],
     episode: Annotated[
-        str | None, typer.Option(metavar="ID", help="Open this one, such as eval/val/40/3.")
+        str | None, typer.Option(metavar="ID", help="Open this episode, such as eval/val/40/3.")
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
-    dry_run: DryRun = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free port.")] = 0,
 ) -> None:
     """Read a run's episodes in the browser, also while it trains."""
     from skyfleet.analysis.run_folder import open_run
@@ -27,13 +24,8 @@ def view_command(
 
     folder = open_run(run)
     if episode:
-        find_entry(folder.trajectories, episode)  # says so now where there is none
-    if dry_run:
-        shown = f"{episode} among " if episode else ""
-        total = len(folder.entries())
-        print(f"would show {shown}{total} episodes of {folder.path} on this machine")
-        return
+        find_entry(folder.trajectories, episode)  # fails now if there is none
     with opened(Viewer(folder), port) as server, suppress(KeyboardInterrupt):
         url = server.url_of(episode) if episode else server.url
-        print(f"reading {folder.path} at {url}\nCtrl-C ends it", flush=True)
+        print(f"serving {folder.path} at {url}\nCtrl-C stops it", flush=True)
         server.serve_forever()

@@ -1,4 +1,4 @@
-"""`skyfleet worlds`: what ships, a world of your own, and worlds served to other agents."""
+"""`skyfleet worlds`: list, create and serve built-in environments (worlds)."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ if TYPE_CHECKING:
     from skyfleet.tasks.task import Task
 
 worlds_app = typer.Typer(
-    name="worlds", help="See, make and serve embedded worlds.", no_args_is_help=True
+    name="worlds",
+    help="List, create and serve built-in environments (worlds).",
+    no_args_is_help=True,
 )
 
 
 @worlds_app.command("list")
-def list_command(dry_run: DryRun = False) -> None:
-    """Every world that ships, with its tools and templates."""
+def list_command() -> None:
+    """List the built-in worlds with their tools and templates."""
     from skyfleet.worlds.catalog import WORLDS
 
-    if dry_run:
-        print(f"would list {len(WORLDS)} worlds")
-        return
     for world in WORLDS:
         held_out = sum(template.held_out for template in world.templates)
         tools = ", ".join(spec.name for spec in world.toolkit.specs)
@@ -38,11 +37,11 @@ def list_command(dry_run: DryRun = False) -> None:
 
 @worlds_app.command("new")
 def new_command(
-    name: Annotated[str, typer.Argument(help="A Python name in small letters, such as shop.")],
-    folder: Annotated[Path, typer.Option(help="Where the two files go.")] = Path(),
+    name: Annotated[str, typer.Argument(help="A lower-case Python name, such as shop.")],
+    folder: Annotated[Path, typer.Option(help="Folder for the two files.")] = Path(),
     dry_run: DryRun = False,
 ) -> None:
-    """Write a small world that works, and its test."""
+    """Write a small working world and its test."""
     from skyfleet.worlds.skeleton import world_paths, write_world
 
     if dry_run:
@@ -59,26 +58,26 @@ def serve_command(
         list[str], typer.Argument(help="Task files, or world:github?split=train&count=20.")
     ],
     protocol: Annotated[Literal["openenv", "mcp", "fleet"], typer.Option()] = "openenv",
-    host: Annotated[str, typer.Option(help="0.0.0.0 listens to everyone.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="0.0.0.0 listens on all interfaces.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
     max_sessions: Annotated[int, typer.Option(min=1, help="Episodes at once.")] = 1024,
     ttl_seconds: Annotated[
         int,
         typer.Option(
             min=1,
-            help="After which an episode is given up: by openenv and mcp when idle for so long, "
-            "by fleet when so old, unless its client asked for another age.",
+            help="Time after which an episode is closed: idle time with openenv and mcp, age with "
+            "fleet, unless its client sets another.",
         ),
     ] = 900,
     dry_run: DryRun = False,
 ) -> None:
-    """Serve embedded worlds to agents that speak OpenEnv, MCP or Fleet's API."""
+    """Serve worlds over OpenEnv, MCP or Fleet's API."""
     from skyfleet.trainer.tasks import load_sources
     from skyfleet.worlds.catalog import get_world
 
     tasks = load_sources(sources, key="SOURCE")
     for task in tasks:
-        get_world(task.env_key)  # before a client is offered what cannot be opened
+        get_world(task.env_key)  # fails before a client gets a task that cannot be opened
     if dry_run:
         print(f"would serve {len(tasks)} tasks at http://{host}:{port} by {protocol}")
         return
@@ -88,7 +87,7 @@ def serve_command(
     except ImportError:
         raise MissingExtraError("uvicorn", "serve") from None
     check_free(host, port)
-    what = f"serving {len(tasks)} tasks at http://{host}:{port} by {protocol}; Ctrl-C ends it"
+    what = f"serving {len(tasks)} tasks at http://{host}:{port} by {protocol}; Ctrl-C stops it"
     print(what, flush=True)
     uvicorn.run(app, host=host, port=port, log_level="warning")
 
