@@ -107,9 +107,9 @@ class Work:
         if n_done == self.n_calls:
             return [*sampled[:-1], self.tokenizer.eos_token_id]
         call = ToolCall(id="", name=TOOL.name, arguments={"topic": f"topic {n_done}"})
-        said = self.renderer.write(Message(role="assistant", tool_calls=(call,)))
+        completions = self.renderer.write(Message(role="assistant", tool_calls=(call,)))
         speech = self.tokenizer.encode(self.tasks[0].prompt)
-        return [*islice(cycle(speech), TURN_LENGTH - len(said)), *said]
+        return [*islice(cycle(speech), TURN_LENGTH - len(completions)), *completions]
 
 
 class CpuSeconds(NamedTuple):
@@ -194,13 +194,13 @@ async def measure_skyfleet(work: Work, steps: int) -> CpuSeconds:
             work.tasks, open_env, policy, limits, n_samples=N_SAMPLES, max_concurrent=N_ROLLOUTS
         )
         collected = process_time()
-        told = episode_metrics(groups)
+        row = episode_metrics(groups)
         samples = assign_credit(groups, grpo)
         credited = process_time()
         engine.policy_version = (await learner.step(samples)).policy_version
         end = process_time()
-        assert told["generate/min_num_tokens"] == work.n_sampled
-        assert told["environment/avg_tool_calls"] == work.n_calls
+        assert row["generate/min_num_tokens"] == work.n_sampled
+        assert row["environment/avg_tool_calls"] == work.n_calls
         return CpuSeconds(step=end - start, rollout=collected - start, learn=end - credited)
 
     costs = [await step() for _ in range(WARM_UP_STEPS + steps)]
@@ -262,9 +262,9 @@ def measure_trl(work: Work, steps: int) -> float:
         )
         trainer.remove_callback(ProgressCallback)
         trainer.train()
-    told = trainer.state.log_history[-1]
-    assert told["completions/min_length"] == told["completions/max_length"] == work.n_sampled
-    assert told.get("tools/call_frequency", 0) == work.n_calls
+    row = trainer.state.log_history[-1]
+    assert row["completions/min_length"] == row["completions/max_length"] == work.n_sampled
+    assert row.get("tools/call_frequency", 0) == work.n_calls
     return median(end - start for start, end in pairwise(ends[WARM_UP_STEPS - 1 :]))
 
 

@@ -245,12 +245,12 @@ def trl_steps(folder: Path, steps: int, *, use_vllm: bool) -> dict[str, Any]:
         trainer.remove_callback(ProgressCallback)
         with tuned_gc():
             trainer.train()
-    told = trainer.state.log_history[-2]
-    assert told["completions/mean_length"] == N_NEW, told
+    row = trainer.state.log_history[-2]
+    assert row["completions/mean_length"] == N_NEW, row
     return {
         "side": "TRL, vLLM" if use_vllm else "TRL, generate",
         "step": round(median(b - a for a, b in pairwise(ends[WARM_UP_STEPS - 1 :])), 3),
-        "gap": told.get("sampling/sampling_logp_difference/mean"),
+        "gap": row.get("sampling/sampling_logp_difference/mean"),
         "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 1),
     }
 

@@ -61,7 +61,7 @@ class ScriptedEngine:
         self.latencies: list[float] = []
         self._seconds, self._draw = seconds, Random(0)
         self._answered: dict[str, float] = {}
-        self._said = Completion(
+        self._completion = Completion(
             token_ids=(7,) * TURN_TOKENS,
             logprobs=(-0.5,) * TURN_TOKENS,
             finish="stop",
@@ -77,7 +77,7 @@ class ScriptedEngine:
         # From when it is due: an event loop that is late with it counts.
         self._answered[session] = perf_counter() + seconds
         await asyncio.sleep(seconds)
-        return self._said
+        return self._completion
 
     async def release(self, session: str) -> None: ...
 
@@ -130,13 +130,13 @@ def rendered(renderer: Renderer, n_turns: int) -> tuple[int, float]:
         " ".join(f"Room {turn}.{n} has a door and a lamp." for n in range(6))
         for turn in range(n_turns)
     ]
-    heard = [[Message(role="tool", content=room)] for room in rooms]
-    said = renderer.write(ACTION)
+    n_observed = [[Message(role="tool", content=room)] for room in rooms]
+    n_sampled = renderer.write(ACTION)
     start = process_time()
     n_tokens = len(renderer.open(asked, ()))
     for turn in range(n_turns):
-        renderer.parse(said)
-        n_tokens += len(said) + len(renderer.join(said[-1], heard[turn]) or ())
+        renderer.parse(n_sampled)
+        n_tokens += len(n_sampled) + len(renderer.join(n_sampled[-1], n_observed[turn]) or ())
     return n_tokens, process_time() - start
 
 

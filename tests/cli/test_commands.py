@@ -21,8 +21,8 @@ _SMOOTH = "trainer.algorithm.policy_loss_type=examples.add_a_loss.loss:smooth_cl
 FEW = ("trainer.train_batch_size=2", "trainer.policy_mini_batch_size=2")
 
 
-def run(*words: str) -> str:
-    result = CliRunner().invoke(app, words, catch_exceptions=False)
+def run(*args: str) -> str:
+    result = CliRunner().invoke(app, args, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -38,7 +38,7 @@ def keys() -> list[str]:
     return [line.split()[0] for line in run("tasks", "list", SOURCE).splitlines()]
 
 
-def test_the_front_door_imports_nothing_heavy() -> None:
+def test_the_command_line_imports_no_heavy_package() -> None:
     code = "import sys, skyfleet.cli.main; print(*sorted({m.split('.')[0] for m in sys.modules}))"
     command = [sys.executable, "-c", code]
     loaded = subprocess.run(command, capture_output=True, check=True, text=True).stdout.split()
@@ -85,8 +85,8 @@ def test_a_dry_run_tells_of_idle_keys_only_who_would_train(settings: str) -> Non
 
 def test_train_dry_run_says_what_would_not_start(settings: str) -> None:
     idle = "trainer.algorithm.gamma=0.9"
-    words = ["train", settings, "trainer.strategy=megatron", idle, "--dry-run"]
-    result = CliRunner().invoke(app, words)
+    args = ["train", settings, "trainer.strategy=megatron", idle, "--dry-run"]
+    result = CliRunner().invoke(app, args)
     assert str(result.exception).startswith("trainer.strategy='megatron' does not run")
     assert result.output.splitlines()[-1].startswith(f"# {idle} does nothing while")
 
@@ -178,39 +178,39 @@ def test_evaluate_takes_one_set_by_name(settings: str) -> None:
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_two(
-    words: list[str],
+    args: list[str],
     sentence: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)  # no run of ours lies there
-    monkeypatch.setattr(sys, "argv", ["skyfleet", *words])
+    monkeypatch.setattr(sys, "argv", ["skyfleet", *args])
     with pytest.raises(SystemExit) as caught:
         main()
     assert caught.value.code == 2
-    told = capsys.readouterr().err
-    assert told.startswith("skyfleet: ")
-    assert sentence in told
-    assert len(told.splitlines()) == 1
+    logged = capsys.readouterr().err
+    assert logged.startswith("skyfleet: ")
+    assert sentence in logged
+    assert len(logged.splitlines()) == 1
 
 
 def test_a_policy_is_trained_resumed_scored_and_watched(settings: str, tmp_path: Path) -> None:
-    words = [settings, f"trainer.run_path={tmp_path}/run"]
-    trained = run("train", *words, "trainer.max_training_steps=1")
+    args = [settings, f"trainer.run_path={tmp_path}/run"]
+    trained = run("train", *args, "trainer.max_training_steps=1")
     assert f"The run is in {tmp_path}/run" in trained
-    resumed = run("train", *words, "trainer.max_training_steps=2")
+    resumed = run("train", *args, "trainer.max_training_steps=2")
     assert f"resuming test_run at step 1 from {tmp_path}/run/checkpoints/global_step_1\n" in resumed
-    assert "unseen" in run("evaluate", *words, "--eval-set", "unseen")
+    assert "unseen" in run("evaluate", *args, "--eval-set", "unseen")
     checkpoint = f"{tmp_path}/run/checkpoints/global_step_0"
-    assert "grade 0" in run("rollout", SOURCE, *words, "--checkpoint", checkpoint)
+    assert "grade 0" in run("rollout", SOURCE, *args, "--checkpoint", checkpoint)
     weights = Path(checkpoint, "policy", "model.safetensors")
     weights.write_bytes(weights.read_bytes()[:-1] + b"!")
     with pytest.raises(CheckpointError, match="has changed since it was saved"):
-        run("rollout", SOURCE, *words, "--checkpoint", checkpoint)
+        run("rollout", SOURCE, *args, "--checkpoint", checkpoint)
 
 
-def test_the_version_is_told() -> None:
+def test_the_version_is_printed() -> None:
     assert run("--version").startswith("skyfleet 0.")
 
 

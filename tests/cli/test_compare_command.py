@@ -20,8 +20,8 @@ app = typer.Typer()
 app.command()(compare_command)
 
 
-def run(*words: Path | str) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+def run(*args: Path | str) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in args], catch_exceptions=False)
 
 
 def keep(folder: Path, step: int, name: str, rewards: list[float | None]) -> None:
@@ -66,7 +66,7 @@ def test_the_published_table_of_the_seeds_is_not_believed() -> None:
     assert "unpaired samples (Fisher, Newcombe)" in output
 
 
-def test_what_else_differs_is_said(tmp_path: Path) -> None:
+def test_other_differences_are_noted(tmp_path: Path) -> None:
     def kept(name: str, attempts: int, temperature: float) -> Path:
         groups = [group([1.0] * attempts, task_key=str(i)) for i in range(4)]
         player = AgentInfo(model="m", temperature=temperature)
@@ -93,7 +93,7 @@ def test_a_step_that_means_nothing_is_refused(runs: Path, tmp_path: Path) -> Non
         run(PUBLISHED, "--step", "3")
 
 
-def test_mistakes_are_said(runs: Path) -> None:
+def test_user_mistakes_print_one_sentence(runs: Path) -> None:
     with pytest.raises(ConfigError, match="nowhere: no such file or folder"):
         run(runs / "nowhere")
     with pytest.raises(ConfigError, match="holds both columns; remove"):

@@ -9,8 +9,8 @@ from skyfleet.config.loading import load_config
 from skyfleet.errors import ConfigError
 
 
-def run(*words: str) -> str:
-    result = CliRunner().invoke(config_app, words, catch_exceptions=False)
+def run(*args: str) -> str:
+    result = CliRunner().invoke(config_app, args, catch_exceptions=False)
     assert result.exit_code == 0
     return result.output
 
@@ -28,8 +28,8 @@ def test_show_tells_what_a_run_would_be_warned_of() -> None:
     idle, flag = "trainer.algorithm.gamma=0.9", "generator.use_native_tool_calling=true"
     output = run("show", idle, flag)
     assert load_config(output) == load_config("", [idle, flag])
-    told = [line.partition(" while")[0] for line in output.splitlines() if line.startswith("# ")]
-    assert told == [f"# {flag} does nothing", f"# {idle} does nothing"]
+    logged = [line.partition(" while")[0] for line in output.splitlines() if line.startswith("# ")]
+    assert logged == [f"# {flag} does nothing", f"# {idle} does nothing"]
 
 
 def test_show_needs_no_file() -> None:
@@ -50,6 +50,6 @@ def test_diff_prints_the_keys_that_differ(tmp_path: Path) -> None:
     assert run("diff", str(one), str(other)) == "trainer.seed: 1 -> 2\n"
 
 
-def test_a_mistake_rises_as_it_is_for_main_to_tell() -> None:
+def test_a_config_error_is_raised_for_main_to_print() -> None:
     result = CliRunner().invoke(config_app, ["show", "trainer.sead=1"])
     assert isinstance(result.exception, ConfigError)

@@ -33,8 +33,8 @@ from skyfleet.trajectories.archive import eval_path, read_trajectories
 from skyfleet.trajectories.trajectory import Trajectory
 
 
-def run(*words: str) -> str:
-    result = CliRunner().invoke(app, ["evaluate", *words], catch_exceptions=False)
+def run(*args: str) -> str:
+    result = CliRunner().invoke(app, ["evaluate", *args], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -97,8 +97,8 @@ def test_a_set_is_kept_when_it_ends_and_not_when_all_have(
 
     evaluate = evaluation.evaluate
     monkeypatch.setattr(evaluation, "evaluate", second_breaks)
-    words = ["evaluate", settings, "--agent", "null", "--output", str(tmp_path / "kept")]
-    assert CliRunner().invoke(app, words).exit_code != 0
+    args = ["evaluate", settings, "--agent", "null", "--output", str(tmp_path / "kept")]
+    assert CliRunner().invoke(app, args).exit_code != 0
     assert [p.name for p in (tmp_path / "kept").rglob("*.json")] == ["unseen.json"]
 
 
@@ -117,7 +117,7 @@ def test_an_interruption_keeps_the_episodes_that_have_ended(
     # Who is started in the background ignores it, and asyncio leaves that so.
     monkeypatch.setattr(signal, "getsignal", lambda _: signal.default_int_handler)
     output = tmp_path / "kept"
-    words = [
+    args = [
         "evaluate",
         settings,
         "--agent",
@@ -127,11 +127,11 @@ def test_an_interruption_keeps_the_episodes_that_have_ended(
         "--output",
         str(output),
     ]
-    run(*words[1:])
+    run(*args[1:])
     monkeypatch.setattr(collect, "run_episode", third_is_cut)
     # Baselines are played before, and need not be cut.
     monkeypatch.setattr("skyfleet.evaluation.baselines.measure_baselines", no_baselines)
-    result = CliRunner().invoke(app, [*words, "generator.max_num_seqs=1"])
+    result = CliRunner().invoke(app, [*args, "generator.max_num_seqs=1"])
     assert result.exit_code == 130
     assert f"Interrupted; finished episodes are in {output}." in result.output
     kept = read_trajectories(eval_path(output / "trajectories", "unseen", 0))
@@ -141,10 +141,10 @@ def test_an_interruption_keeps_the_episodes_that_have_ended(
 
 
 def test_a_folder_takes_one_players_evaluations(settings: str, tmp_path: Path) -> None:
-    words = [settings, "--eval-set", "unseen", "--output", str(tmp_path / "kept")]
-    run(*words, "--agent", "null")
-    run(*words, "--agent", "null")  # the same again is fine
-    result = CliRunner().invoke(app, ["evaluate", *words, "--agent", "oracle"])
+    args = [settings, "--eval-set", "unseen", "--output", str(tmp_path / "kept")]
+    run(*args, "--agent", "null")
+    run(*args, "--agent", "null")  # the same again is fine
+    result = CliRunner().invoke(app, ["evaluate", *args, "--agent", "oracle"])
     assert isinstance(result.exception, ConfigError)
     assert "holds what another played (agent: null before, oracle after)" in str(result.exception)
 
@@ -173,26 +173,26 @@ def test_a_folder_that_cannot_be_written_is_refused_before_any_work(
     ],
 )
 def test_training_data_that_cannot_be_read_leaves_environments_unmarked(
-    settings: str, words: list[str], sentence: str
+    settings: str, args: list[str], sentence: str
 ) -> None:
-    output = run(settings, *words, "--agent", "null", "--eval-set", "unseen")
+    output = run(settings, *args, "--agent", "null", "--eval-set", "unseen")
     assert [row[1] for row in cells(output) if row[1] in ("trained", "held out")] == []
     assert sentence in output
 
 
 def test_only_environments_that_the_filter_lets_through_count_as_trained(settings: str) -> None:
-    words = ('data.train_data=["world:github?split=train", "world:outlook?split=train"]',)
-    output = run(settings, *words, "data.env_filter=[outlook]", "--agent", "null")
+    args = ('data.train_data=["world:github?split=train", "world:outlook?split=train"]',)
+    output = run(settings, *args, "data.env_filter=[outlook]", "--agent", "null")
     assert {row[1] for row in cells(output) if row[0] == "elsewhere"} >= {"trained"}
     assert {row[1] for row in cells(output) if row[0] == "unseen"} >= {"held out"}
 
 
 def test_a_random_caller_may_try_as_often_as_asked(settings: str) -> None:
-    words = (
+    args = (
         "generator.eval_n_samples_per_prompt=2",
         "generator.eval_sampling_params.temperature=1",
     )
-    output = run(settings, *words, "--agent", "random", "--eval-set", "unseen")
+    output = run(settings, *args, "--agent", "random", "--eval-set", "unseen")
     assert "| pass@2 | pass^2 |" in output
     assert cells(output)[0][:3] == ["unseen", "github", "3"]
 
@@ -224,9 +224,9 @@ def test_greedy_attempts_are_refused_with_the_reason(settings: str) -> None:
         (("trainer.resume_mode=none",), "uses the base model, and a tiny policy has none"),
     ],
 )
-def test_contradictions_are_refused(settings: str, words: tuple[str, ...], sentence: str) -> None:
+def test_contradictions_are_refused(settings: str, args: tuple[str, ...], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        run(settings, *words)
+        run(settings, *args)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -278,12 +278,12 @@ def test_a_model_behind_an_endpoint_is_scored(
     settings: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
-    words = (
+    args = (
         "generator.eval_n_samples_per_prompt=2",
         "generator.eval_sampling_params.temperature=1",
     )
     with endpoint() as (url, asked):
-        output = run(settings, *words, "--endpoint", url, "--model", "m", "--eval-set", "unseen")
+        output = run(settings, *args, "--endpoint", url, "--model", "m", "--eval-set", "unseen")
     assert cells(output)[0][:4] == ["unseen", "github", "3", "0.0 %"]
     hello, *played = asked
     assert hello["seed"] == 0  # what would refuse a seed would refuse every turn
@@ -304,14 +304,14 @@ def test_an_endpoint_that_does_not_answer_is_found_out_before_anything_is_played
         assert len(asked) == 1
 
 
-def test_an_endpoint_that_does_not_take_the_sampling_is_told_from_one_that_is_silent(
+def test_a_rejected_request_and_a_silent_endpoint_give_different_errors(
     settings: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
-    words = (settings, "generator.eval_sampling_params.temperature=0.5", "--eval-set", "unseen")
+    args = (settings, "generator.eval_sampling_params.temperature=0.5", "--eval-set", "unseen")
     sentence = r"rejects the request: .*temperature.*; change generator.eval_sampling"
     with endpoint(unknown="temperature") as (url, _), pytest.raises(ConfigError, match=sentence):
-        run(*words, "--endpoint", url, "--model", "m")
+        run(*args, "--endpoint", url, "--model", "m")
 
 
 def test_an_endpoint_that_refuses_leaves_grades_unknown_and_says_why(
@@ -320,8 +320,8 @@ def test_an_endpoint_that_refuses_leaves_grades_unknown_and_says_why(
     monkeypatch.setattr(posting, "FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     with endpoint(answers=1) as (url, _):
-        words = [settings, "--endpoint", url, "--model", "m", "--eval-set", "unseen"]
-        result = CliRunner().invoke(app, ["evaluate", *words])
+        args = [settings, "--endpoint", url, "--model", "m", "--eval-set", "unseen"]
+        result = CliRunner().invoke(app, ["evaluate", *args])
     output = result.output
     assert "no attempt could be graded" in str(result.exception)
     assert cells(output)[0][2:4] == ["0", ""]

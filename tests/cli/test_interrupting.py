@@ -58,11 +58,11 @@ main()
     ],
 )
 def test_a_second_ctrl_c_ends_with_one_sentence(
-    words: list[str], when: str, code: int, tmp_path: Path
+    args: list[str], when: str, code: int, tmp_path: Path
 ) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(SETTINGS)
-    command = [sys.executable, "-c", PRESSED.format(when=when), *words, str(file)]
+    command = [sys.executable, "-c", PRESSED.format(when=when), *args, str(file)]
     ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert ended.stderr == ""
     assert ended.stdout.startswith("\nInterrupted")

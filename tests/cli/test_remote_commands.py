@@ -36,8 +36,8 @@ app.command("serve")(serve_command)
 app.command("train")(train_command)
 
 
-def said(*words: str) -> str:
-    result = CliRunner().invoke(app, list(words), catch_exceptions=False)
+def run_output(*args: str) -> str:
+    result = CliRunner().invoke(app, list(args), catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -71,9 +71,9 @@ async def test_a_served_policy_is_scored_and_its_episodes_keep_its_tokens(
         _app(config_from(settings), tmp_path / "model", "mine", None) as (served, _),
         serving(served) as url,
     ):
-        words = [*settings, *through(url), "--eval-set", "unseen", "--output", str(kept)]
-        shown = await asyncio.to_thread(said, "evaluate", *words)
-        watched = await asyncio.to_thread(said, "rollout", UNSEEN, *settings, *through(url))
+        args = [*settings, *through(url), "--eval-set", "unseen", "--output", str(kept)]
+        shown = await asyncio.to_thread(run_output, "evaluate", *args)
+        watched = await asyncio.to_thread(run_output, "rollout", UNSEEN, *settings, *through(url))
     assert f"evaluated {url}" in shown
     assert watched.startswith(f"the model at {url}: github-")
     report = json.loads((kept / "reports/step_000000/unseen.json").read_text())
@@ -89,8 +89,10 @@ async def test_the_step_that_played_is_in_reports_and_transcripts_and_is_one_pla
     folders = [tmp_path / f"global_step_{step}" / "policy" for step in (3, 4)]
     for folder in folders:
         shutil.copytree(tmp_path / "model", folder)
-    words = ["evaluate", *settings, "--eval-set", "unseen", "--output"]
-    await asyncio.to_thread(said, *words, str(tmp_path / "here"), "--checkpoint", str(folders[0]))
+    args = ["evaluate", *settings, "--eval-set", "unseen", "--output"]
+    await asyncio.to_thread(
+        run_output, *args, str(tmp_path / "here"), "--checkpoint", str(folders[0])
+    )
     config, there = config_from(settings), str(tmp_path / "there")
     async with (
         _app(config, folders[0], "mine", None) as (third, _),
@@ -102,10 +104,10 @@ async def test_the_step_that_played_is_in_reports_and_transcripts_and_is_one_pla
             await up[-1](scope, receive, send)
 
         async with serving(restarted) as url:
-            await asyncio.to_thread(said, *words, there, *through(url))
+            await asyncio.to_thread(run_output, *args, there, *through(url))
             up.append(fourth)
             with pytest.raises(ConfigError, match=r"another played \(step: 3 before, 4 after"):
-                await asyncio.to_thread(said, *words, there, *through(url))
+                await asyncio.to_thread(run_output, *args, there, *through(url))
     for kept in ("here", "there"):
         attempts = read_trajectories(eval_path(tmp_path / kept / "trajectories", "unseen", 3))
         versions = {v for a in attempts for t in a.transcripts for v in t.policy_versions}
@@ -113,7 +115,7 @@ async def test_the_step_that_played_is_in_reports_and_transcripts_and_is_one_pla
         assert (report["step"], versions) == (3, {3})
 
 
-async def test_a_server_without_token_ids_is_for_the_other_door(settings: list[str]) -> None:
+async def test_a_server_without_token_ids_needs_the_endpoint_option(settings: list[str]) -> None:
     async def models(request: Request) -> JSONResponse:
         return JSONResponse({"data": [{"id": "theirs"}]})
 
@@ -128,25 +130,25 @@ async def test_a_server_without_token_ids_is_for_the_other_door(settings: list[s
     )
     async with serving(theirs) as url:
         with pytest.raises(ConfigError, match=r"evaluation only \(skyfleet evaluate --endpoint\)"):
-            await asyncio.to_thread(said, "rollout", UNSEEN, *settings, *through(url))
+            await asyncio.to_thread(run_output, "rollout", UNSEEN, *settings, *through(url))
 
 
 def test_a_checkpoint_says_that_it_plays(settings: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    shown = said("rollout", UNSEEN, *settings, "--checkpoint", str(folder))
+    shown = run_output("rollout", UNSEEN, *settings, "--checkpoint", str(folder))
     assert shown.startswith(f"{folder}: github-")
 
 
 def test_what_a_server_cannot_be_asked_is_one_sentence(settings: list[str], tmp_path: Path) -> None:
-    words = [*settings, *through("127.0.0.1:9")]
+    args = [*settings, *through("127.0.0.1:9")]
     with pytest.raises(ConfigError, match="a server has its own weights; remove"):
-        said("evaluate", *words, "--checkpoint", str(tmp_path / "model"))
+        run_output("evaluate", *args, "--checkpoint", str(tmp_path / "model"))
     with pytest.raises(ConfigError, match="is a server already"):
-        said("serve", *words)
+        run_output("serve", *args)
     with pytest.raises(ConfigError, match=r"http://127\.0\.0\.1:9/v1 does not answer"):
-        said("rollout", UNSEEN, *words)
+        run_output("rollout", UNSEEN, *args)
     with pytest.raises(ConfigError, match=r"http://127\.0\.0\.1:9/v1 does not answer"):
-        said("evaluate", *words, "--output", str(tmp_path / "kept"))
+        run_output("evaluate", *args, "--output", str(tmp_path / "kept"))
     assert not (tmp_path / "kept").exists()
     with pytest.raises(ConfigError, match=r"generator.backend='openai'"):
-        said("train", *words, "--dry-run")
+        run_output("train", *args, "--dry-run")

@@ -45,8 +45,8 @@ app.command("audit")(audit_command)
 app.command("import-dumps")(import_dumps_command)
 
 
-def said(*words: object, exit_code: int = 0) -> str:
-    result = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+def run_output(*args: object, exit_code: int = 0) -> str:
+    result = CliRunner().invoke(app, [str(word) for word in args], catch_exceptions=False)
     assert result.exit_code == exit_code, result.output
     return result.stdout
 
@@ -69,21 +69,21 @@ async def run(tmp_path: Path) -> Path:
 
 
 def test_replay_says_that_an_episode_is_the_same(run: Path) -> None:
-    assert said("replay", run, "eval/unseen/0/0") == (
+    assert run_output("replay", run, "eval/unseen/0/0") == (
         "eval/unseen/0/0 is the same: 1 turn, done, grade 0\n"
     )
-    assert "grade 1" in said("replay", run, "train/1/3")
+    assert "grade 1" in run_output("replay", run, "train/1/3")
 
 
-def test_replay_forks_where_it_is_told_and_shows_both(run: Path) -> None:
-    shown = said("replay", run, "eval/unseen/0/0", "--fork-at", 1, "--agent", "oracle")
+def test_replay_forks_at_the_given_turn_and_prints_both(run: Path) -> None:
+    shown = run_output("replay", run, "eval/unseen/0/0", "--fork-at", 1, "--agent", "oracle")
     assert shown.startswith("from turn 1 on: the oracle agent\n")
     assert shown.endswith("recorded: done, grade 0; forked at turn 1: done, grade 1\n")
     assert "\n+ " in shown
     with pytest.raises(TaskError, match="turn 2: the episode has 1 turns"):
-        said("replay", run, "eval/unseen/0/0", "--fork-at", 2, "--agent", "oracle")
+        run_output("replay", run, "eval/unseen/0/0", "--fork-at", 2, "--agent", "oracle")
     with pytest.raises(ConfigError, match="need --fork-at"):
-        said("replay", run, "eval/unseen/0/0", "--agent", "oracle")
+        run_output("replay", run, "eval/unseen/0/0", "--agent", "oracle")
 
 
 def test_a_fork_plays_this_runs_checkpoint_whatever_lies_where_the_command_is_given(
@@ -106,10 +106,10 @@ def test_a_fork_plays_this_runs_checkpoint_whatever_lies_where_the_command_is_gi
     with pytest.raises(
         ConfigError, match=r"run/checkpoints holds no checkpoint; pass --checkpoint"
     ):
-        said("replay", run, "eval/unseen/0/0", "--fork-at", 1)
+        run_output("replay", run, "eval/unseen/0/0", "--fork-at", 1)
     checkpoint(run / "checkpoints", step=2)
     newest = checkpoint(run / "checkpoints", step=4)
-    shown = said("replay", run, "eval/unseen/0/0", "--fork-at", 1)
+    shown = run_output("replay", run, "eval/unseen/0/0", "--fork-at", 1)
     assert asked == [newest]
     assert shown.startswith(f"from turn 1 on: the policy of step 4, {newest}\n")
 
@@ -125,38 +125,40 @@ def checkpoint(root: Path, *, step: int) -> Path:
 def test_an_episode_of_a_task_the_configuration_lost_is_not_replayed(run: Path) -> None:
     (run / "config.yaml").write_text(SETTINGS.replace(UNSEEN, f"{UNSEEN}&seed=9"))
     with pytest.raises(TaskError, match="is not among the tasks"):
-        said("replay", run, "eval/unseen/0/0")
+        run_output("replay", run, "eval/unseen/0/0")
 
 
 def test_diff_shows_how_behaviour_changed_and_one_task_side_by_side(run: Path) -> None:
-    table = said("diff", run)
+    table = run_output("diff", run)
     assert table.startswith("unseen: run step 0, run step 2\n")
     assert "| unseen | github      | tool calls " in table
     task = tasks_from_source(UNSEEN)[0].key
-    shown = said("diff", run, "--task", task)
+    shown = run_output("diff", run, "--task", task)
     assert shown.startswith("The actions differ from turn 1.\n- before\n+ after\n")
-    assert said("diff", run, "--task", task, "--before", 2).startswith("The actions are the same.")
+    assert run_output("diff", run, "--task", task, "--before", 2).startswith(
+        "The actions are the same."
+    )
     with pytest.raises(ConfigError, match=r"--eval-set nowhere: .*/run has unseen"):
-        said("diff", run, "--eval-set", "nowhere")
+        run_output("diff", run, "--eval-set", "nowhere")
     with pytest.raises(ConfigError, match=r"--before 7: .*/run was evaluated at steps 0, 2"):
-        said("diff", run, "--before", 7)
+        run_output("diff", run, "--before", 7)
     with pytest.raises(ConfigError, match="--task t: has no attempts on both sides"):
-        said("diff", run, "--task", "t")
+        run_output("diff", run, "--task", "t")
 
 
 def test_two_runs_are_compared_at_the_last_step_of_both(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "other")
-    assert "unseen: run step 2, other step 2\n" in said("diff", run, tmp_path / "other")
+    assert "unseen: run step 2, other step 2\n" in run_output("diff", run, tmp_path / "other")
 
 
 def test_sets_stay_apart_and_an_empty_run_has_none(run: Path) -> None:
     folder = run / "trajectories" / "eval"
     shutil.copytree(folder / "unseen", folder / "again")
-    lines = said("diff", run).splitlines()
+    lines = run_output("diff", run).splitlines()
     assert {line.split()[1] for line in lines if " turns " in line} == {"again", "unseen"}
     shutil.rmtree(folder)
     with pytest.raises(ConfigError, match="has no evaluation episodes yet"):
-        said("diff", run)
+        run_output("diff", run)
 
 
 def test_diff_folds_the_names_that_are_rarely_called(run: Path) -> None:
@@ -165,24 +167,24 @@ def test_diff_folds_the_names_that_are_rarely_called(run: Path) -> None:
     for step in (0, 2):
         path = eval_path(run / "trajectories", "unseen", step)
         write_groups(path, played(attempt(0.0, turns=(turn,))))
-    shown = said("diff", run)
+    shown = run_output("diff", run)
     assert "calls of 2 other names" in shown
     assert "\x1b" not in shown
 
 
 def test_log_prints_or_writes_the_entry(run: Path, tmp_path: Path) -> None:
-    entry = said("log", run)
+    entry = run_output("log", run)
     assert entry.startswith("# run\n\n## Dataset\n")
     file = tmp_path / "entry.md"
     assert not file.exists()
-    said("log", run, "--output", file)
+    run_output("log", run, "--output", file)
     assert file.read_text() == entry
 
 
 def test_audit_finds_nothing_in_a_run_of_reference_solutions(run: Path) -> None:
-    assert said("audit", run, "--replay").splitlines()[0] == "7 wins, 0 findings."
-    assert "needed_tool_unused could judge 7 wins.\n" in said("audit", run)
-    assert "replay_fails could judge 7 wins.\n" in said("audit", run, "--replay")
+    assert run_output("audit", run, "--replay").splitlines()[0] == "7 wins, 0 findings."
+    assert "needed_tool_unused could judge 7 wins.\n" in run_output("audit", run)
+    assert "replay_fails could judge 7 wins.\n" in run_output("audit", run, "--replay")
 
 
 def test_audit_counts_one_finding_as_one(run: Path) -> None:
@@ -192,7 +194,7 @@ def test_audit_counts_one_finding_as_one(run: Path) -> None:
         replace(t, replies=tuple(replace(r, is_error=True) for r in t.replies)) for t in first.turns
     ]
     write_groups(train_path(run / "trajectories", 1), played(replace(first, turns=tuple(refused))))
-    shown = said("audit", run)
+    shown = run_output("audit", run)
     assert "untouched_state" in shown.splitlines()[2]
     assert "4 wins, 1 finding.\n" in shown
 
@@ -205,16 +207,16 @@ def test_a_cut_file_costs_its_lost_episodes_and_is_named(
     write_groups(cut, played(load(entries_of(cut)[0])))
     index_path(cut).write_text(index)
     lost = f"{cut} ends before eval/unseen/2/1 and has lost 2 of its episodes"
-    diff = said("diff", run)
+    diff = run_output("diff", run)
     assert f"\nLeft out: {lost}" in diff
     assert diff.count(" turns ") == 1
-    for command, told in (("log", "## Error patterns"), ("audit", "could judge 5 wins.")):
+    for command, logged in (("log", "## Error patterns"), ("audit", "could judge 5 wins.")):
         caplog.clear()
-        assert told in said(command, run)
+        assert logged in run_output(command, run)
         assert f"left out: {lost}" in caplog.text
     cut.write_bytes(b"")
     with pytest.raises(RecordError, match="has lost 3 of its episodes"):
-        said("diff", run)
+        run_output("diff", run)
 
 
 def _called(turn: Turn) -> str:
@@ -223,9 +225,11 @@ def _called(turn: Turn) -> str:
 
 def test_import_dumps_makes_a_run_that_the_other_commands_read(tmp_path: Path) -> None:
     run = tmp_path / "old"
-    assert "as set val at step 20" in said("import-dumps", OLD, run, "--dry-run")
+    assert "as set val at step 20" in run_output("import-dumps", OLD, run, "--dry-run")
     assert not run.exists()
-    said("import-dumps", OLD, run)
-    assert "turns" in said("diff", run)
-    assert "## Results" in said("log", run)
-    assert said("audit", run).startswith("Not judged, because the configuration no longer names")
+    run_output("import-dumps", OLD, run)
+    assert "turns" in run_output("diff", run)
+    assert "## Results" in run_output("log", run)
+    assert run_output("audit", run).startswith(
+        "Not judged, because the configuration no longer names"
+    )

@@ -18,16 +18,16 @@ from skyfleet.rollouts.episode import collect
 from skyfleet.trainer import rollouts
 
 
-def lines_of_training(folder: Path, *words: str) -> list[str]:
+def lines_of_training(folder: Path, *args: str) -> list[str]:
     file = folder / "run.yaml"
     file.write_text(SETTINGS)
     short = ("trainer.max_training_steps=1", "data.val_data=[]", f"trainer.run_path={folder}/run")
-    result = CliRunner().invoke(app, ["train", str(file), *short, *words], catch_exceptions=False)
+    result = CliRunner().invoke(app, ["train", str(file), *short, *args], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output.splitlines()
 
 
-def test_setting_up_is_told_in_lines_before_the_first_step(tmp_path: Path) -> None:
+def test_set_up_progress_is_printed_before_the_first_step(tmp_path: Path) -> None:
     lines = lines_of_training(tmp_path)
     assert lines[:4] == [
         "setting up: loading torch and transformers",
@@ -40,8 +40,8 @@ def test_setting_up_is_told_in_lines_before_the_first_step(tmp_path: Path) -> No
 
 def test_without_a_warm_start_no_solution_is_played(tmp_path: Path) -> None:
     lines = lines_of_training(tmp_path, "trainer.warm_start.steps=0")
-    told = [line for line in lines if line.startswith("setting up: ")]
-    assert told[-1] == "setting up: loading the policy: tiny"
+    lines = [line for line in lines if line.startswith("setting up: ")]
+    assert lines[-1] == "setting up: loading the policy: tiny"
 
 
 def test_a_resumed_run_says_so_first_and_plays_no_solution_it_is_past(tmp_path: Path) -> None:
@@ -91,8 +91,8 @@ def test_a_run_that_its_cluster_ends_is_saved_as_one_that_its_user_ends(
     monkeypatch.setattr(rollouts, "collect", ended_in_the_third)
     file = tmp_path / "run.yaml"
     file.write_text(SETTINGS)
-    words = ["trainer.max_training_steps=5", "data.val_data=[]", f"trainer.run_path={tmp_path}/run"]
-    result = CliRunner().invoke(app, ["train", str(file), *words, "trainer.ckpt_interval=100"])
+    args = ["trainer.max_training_steps=5", "data.val_data=[]", f"trainer.run_path={tmp_path}/run"]
+    result = CliRunner().invoke(app, ["train", str(file), *args, "trainer.ckpt_interval=100"])
     assert result.exit_code == 128 + signal.SIGTERM, result.output
     assert "global_step_2" in result.output
     assert (tmp_path / "run" / "checkpoints" / "global_step_2").is_dir()

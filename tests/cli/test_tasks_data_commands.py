@@ -28,8 +28,8 @@ app.command("validate")(validate_command)
 app.command("stats")(stats_command)
 
 
-def run(*words: object) -> str:
-    result = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+def run(*args: object) -> str:
+    result = CliRunner().invoke(app, [str(word) for word in args], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -61,7 +61,7 @@ def test_prepare_writes_a_dataset_with_the_seeds_defaults(tmp_path: Path, raw: P
     assert "wrote " in output
 
 
-def test_prepare_twice_writes_the_same_and_keeps_sides_when_told(tmp_path: Path, raw: Path) -> None:
+def test_prepare_is_reproducible_and_keeps_sides_on_request(tmp_path: Path, raw: Path) -> None:
     out = tmp_path / "out"
     run("prepare", "--tasks-json", raw, "--output-dir", out, "--eval-ratio", 0.2)
     before = (out / "manifest.json").read_bytes()

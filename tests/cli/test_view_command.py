@@ -30,11 +30,11 @@ def test_it_tells_its_address_answers_and_ends_on_an_interrupt(tmp_path: Path) -
     command = [sys.executable, "-c", ALONE, str(run), "--episode", "train/1/2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as viewer:
         assert viewer.stdout is not None
-        told = viewer.stdout.readline()
-        url = re.search(r"http://127\.0\.0\.1:\d+/", told)
+        logged = viewer.stdout.readline()
+        url = re.search(r"http://127\.0\.0\.1:\d+/", logged)
         assert url is not None
         try:
-            assert told == f"serving {run} at {url[0]}#episode=train/1/2\n"
+            assert logged == f"serving {run} at {url[0]}#episode=train/1/2\n"
             assert httpx.get(f"{url[0]}api/run").json()["total"] == 12
             viewer.send_signal(signal.SIGINT)
             assert viewer.wait(timeout=20) == 0

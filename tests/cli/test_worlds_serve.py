@@ -38,9 +38,9 @@ def test_a_server_answers_this_machine_alone_and_ends_on_an_interrupt(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    words = ["worlds", "serve", SOURCE, "--protocol", protocol, "--port", str(port)]
+    args = ["worlds", "serve", SOURCE, "--protocol", protocol, "--port", str(port)]
     server = subprocess.Popen(
-        [sys.executable, "-m", "skyfleet.cli.main", *words],
+        [sys.executable, "-m", "skyfleet.cli.main", *args],
         stdout=subprocess.PIPE,
         text=True,
         env=os.environ | {"FLEET_API_KEY": "local"},
@@ -97,7 +97,7 @@ def test_a_port_in_use_is_one_sentence() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        words = [
+        args = [
             "worlds",
             "serve",
             SOURCE,
@@ -107,7 +107,7 @@ def test_a_port_in_use_is_one_sentence() -> None:
             str(taken.getsockname()[1]),
         ]
         with pytest.raises(ConfigError, match="Address already in use; choose another"):
-            app(words, standalone_mode=False)
+            app(args, standalone_mode=False)
 
 
 def test_tasks_of_no_world_are_not_offered(tmp_path: Path) -> None:

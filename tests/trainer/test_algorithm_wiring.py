@@ -83,18 +83,18 @@ async def test_attempts_that_their_length_costs_something_are_counted(tmp_path: 
     )
     row = await last_row(tmp_path, *settings, "generator.max_turns=4")
     played = list(read_trajectories(train_path(tmp_path / "trajectories", 1)))
-    said = [sum(sum(each.loss_mask) for each in attempt.transcripts) for attempt in played]
+    calls = [sum(sum(each.loss_mask) for each in attempt.transcripts) for attempt in played]
     endings = Counter(attempt.ending for attempt in played)
-    told = {key: value for key, value in row.items() if key.startswith("filter/")}
-    assert told == {
+    logged = {key: value for key, value in row.items() if key.startswith("filter/")}
+    assert logged == {
         "filter/unknown_grade": 0,
         "filter/too_few_graded": 0,
         # The last turn decides, and these worlds call every attempt a success.
         "filter/zeroed": endings[Ending.LENGTH],
-        "filter/punished": sum(n > 10 for n in said),
+        "filter/punished": sum(n > 10 for n in calls),
         "filter/overlong": endings[Ending.LENGTH] + endings[Ending.MAX_TURNS],
     }
-    assert told.keys() > set(acting_of(small_config(tmp_path, *settings)))
+    assert logged.keys() > set(acting_of(small_config(tmp_path, *settings)))
 
 
 async def test_a_turn_is_a_sample_when_trajectories_are_step_wise(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ async def test_a_policy_learns_from_a_teacher_and_needs_no_group(tmp_path: Path)
     assert row["policy/grad_norm"] > 0
 
 
-async def test_a_run_is_told_at_its_start_which_keys_do_nothing(
+async def test_a_run_warns_at_its_start_of_unused_keys(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     await last_row(tmp_path, "trainer.algorithm.gamma=0.9")

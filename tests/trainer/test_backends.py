@@ -86,12 +86,12 @@ async def test_native_tool_calling_trains_on_the_very_same_tokens(
     trained: Path, tmp_path: Path
 ) -> None:
     await run_training(small_config(tmp_path, *SHORT, *NATIVE))
-    told = [
+    logged = [
         [{k: v for k, v in row.items() if "timing" not in k} for row in rows(folder)]
         for folder in (trained, tmp_path)
     ]
-    assert told[0] == told[1]
-    assert told[0][-1]["trainer/global_step"] == 1
+    assert logged[0] == logged[1]
+    assert logged[0][-1]["trainer/global_step"] == 1
 
 
 @pytest.mark.parametrize("flags", [(), NATIVE[:1], NATIVE[1:], NATIVE])

@@ -197,7 +197,7 @@ async def test_a_refused_resumption_leaves_the_run_as_it_was(tmp_path: Path) -> 
     assert "has changed since it was saved" in str(error)
 
 
-async def test_what_cannot_run_yet_is_said_at_once(tmp_path: Path) -> None:
+async def test_unsupported_values_are_reported_at_once(tmp_path: Path) -> None:
     error = await refusal(tmp_path, "trainer.strategy=megatron")
     assert str(error).startswith("trainer.strategy='megatron' does not run in this version")
 
@@ -215,6 +215,6 @@ def test_what_is_trained_on_measures_nothing_unless_it_is_meant_to() -> None:
     assert "or set data.allow_overlap=true" in str(caught.value)
     check_disjoint(train, {"near": unseen}, allow=True)
     check_disjoint(world_tasks("github", split="train", count=60), {"near": unseen}, allow=False)
-    said_again = train[0].model_copy(update={"key": "other", "prompt": train[0].prompt.upper()})
+    repeated = train[0].model_copy(update={"key": "other", "prompt": train[0].prompt.upper()})
     with pytest.raises(ConfigError, match=r"data.val_data.val holds 1 of its 1 tasks.*'other'"):
-        check_disjoint(train, {"val": [said_again]}, allow=False)
+        check_disjoint(train, {"val": [repeated]}, allow=False)

@@ -46,9 +46,9 @@ async def test_on_a_batch_played_once_the_critics_loss_falls(tmp_path: Path) -> 
 
 async def test_a_run_tells_of_its_critic_and_saves_it_beside_the_policy(tmp_path: Path) -> None:
     await run_training(gae_config(tmp_path))
-    told = {"critic_loss", "values_mean", "values_clipfrac", "critic_lr", "grad_norm"}
+    logged = {"critic_loss", "values_mean", "values_clipfrac", "critic_lr", "grad_norm"}
     for row in rows(tmp_path)[1:]:
-        assert {k for k in row if k.startswith("critic/")} == {f"critic/{name}" for name in told}
+        assert {k for k in row if k.startswith("critic/")} == {f"critic/{name}" for name in logged}
         # What the learner credited, and not what it was given: that had no advantages yet.
         assert row["loss/avg_raw_advantages_abs"] > 0.1
     folders = [tmp_path / "checkpoints" / f"global_step_{step}" / "critic" for step in (0, 1, 3)]

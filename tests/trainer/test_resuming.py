@@ -138,7 +138,7 @@ async def test_weights_that_moved_are_kept_as_their_step_though_no_engine_has_th
 
 
 @pytest.mark.parametrize(("lesson", "kept"), [("imitate", 0), ("step", 1)])
-async def test_ctrl_c_while_learning_is_heard_before_the_engine_that_it_killed(
+async def test_ctrl_c_during_an_update_takes_effect_before_the_engine_is_called(
     copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lesson: str, kept: int
 ) -> None:
     learn = getattr(SingleLearner, lesson)

@@ -141,7 +141,7 @@ async def test_weights_move_and_versions_advance(tmp_path: Path) -> None:
     assert rows(tmp_path)[1]["policy/policy_kl"] >= 0
 
 
-async def test_the_metrics_of_a_step_do_not_tell_how_fast_the_machine_was(tmp_path: Path) -> None:
+async def test_metrics_jsonl_holds_no_timings(tmp_path: Path) -> None:
     await run_training(small_config(tmp_path))
     for row in rows(tmp_path):
         assert not [key for key in row if key.startswith("timing/")]
@@ -222,11 +222,11 @@ async def test_an_evaluation_without_grades_says_why_at_once(
     settings = (f"data.val_data={{v: [{file}]}}", "data.allow_unmanifested=true")
     run_config = small_config(tmp_path / "run", *settings, "data.allow_overlap=true")
     await run_training(run_config)
-    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("v: ")]
-    assert "attempts have no grade; the first: VerifierError: verifier_code failed" in said[0]
+    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("v: ")]
+    assert "attempts have no grade; the first: VerifierError: verifier_code failed" in notes[0]
 
 
-def test_steps_that_epochs_never_reach_are_told(
+def test_more_steps_than_the_epochs_hold_is_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     epochs = ("trainer.epochs=2", "trainer.train_batch_size=2", "trainer.policy_mini_batch_size=2")

@@ -29,7 +29,7 @@ SHORT = (
     *("trainer.max_training_steps=1", "trainer.eval_interval=-1", "trainer.ckpt_interval=-1"),
     *("trainer.eval_before_train=false", "trainer.warm_start.steps=0", "generator.max_turns=4"),
 )
-TOLD = "generator.inject_context_status=true"
+STATUS = "generator.inject_context_status=true"
 WITH_TOOLS = "environment.enable_context_tools=true"
 ROOMY = (
     "generator.max_input_length=2000",
@@ -55,7 +55,7 @@ def _moody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry.ENV_CLASSES, "world", lambda _: open_moody)
 
 
-async def spoken(folder: Path, *overrides: str) -> str:
+async def rendered(folder: Path, *overrides: str) -> str:
     """What the policy was shown and said in its first episode of more than a turn, up to its end."""
     config = small_config(folder, *SHORT, *overrides)
     tasks, open_env = load_training_tasks(config), env_factory(config)
@@ -72,18 +72,18 @@ async def spoken(folder: Path, *overrides: str) -> str:
 
 
 async def test_a_turn_is_a_message_unless_all_are_one(tmp_path: Path) -> None:
-    assert (await spoken(tmp_path)).count("<|im_start|>assistant") > 1
-    assert (await spoken(tmp_path, ONE_MESSAGE)).count("<|im_start|>assistant") == 1
+    assert (await rendered(tmp_path)).count("<|im_start|>assistant") > 1
+    assert (await rendered(tmp_path, ONE_MESSAGE)).count("<|im_start|>assistant") == 1
 
 
-async def test_the_agent_is_told_its_limits_and_shown_its_tools(tmp_path: Path) -> None:
+async def test_the_prompt_shows_limits_and_tools(tmp_path: Path) -> None:
     warned = "generator.context_warning_threshold=0.01"
-    text = await spoken(tmp_path, TOLD, warned, WITH_TOOLS, *ROOMY)
+    text = await rendered(tmp_path, STATUS, warned, WITH_TOOLS, *ROOMY)
     assert "search_history" in text.partition("<|im_start|>user")[0]
     assert "[Context warning: " in text
     assert " of 2,000 tokens used (" in text
     assert " 3 turns left; finish soon, or make room with manage_context]" in text
-    plain = await spoken(tmp_path)
+    plain = await rendered(tmp_path)
     assert "[Context" not in plain
     assert "search_history" not in plain
 
@@ -93,7 +93,7 @@ async def test_a_run_that_cuts_trains_on_every_transcript_and_its_sentinels_stay
     tmp_path: Path, mode: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(registry.ENV_CLASSES, "world", lambda _: open_forgetful)
-    await run_training(small_config(tmp_path, *SHORT, *ROOMY, TOLD, *mode))
+    await run_training(small_config(tmp_path, *SHORT, *ROOMY, STATUS, *mode))
     row = rows(tmp_path)[-1]
     assert row["policy/grad_norm"] > 0
     episodes = list(read_trajectories(train_path(tmp_path / "trajectories", 1)))

@@ -50,7 +50,7 @@ async def test_an_engine_that_shares_the_gpu_sleeps_while_the_learner_works(tmp_
     assert max(gaps) < 1e-4
 
 
-async def test_apart_from_the_learner_it_stays_awake_and_several_speak_as_one(
+async def test_apart_from_the_learner_engines_stay_awake_and_form_a_pool(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     apart = ("trainer.placement.colocate_all=false", "generator.num_inference_engines=2")
@@ -85,7 +85,7 @@ async def test_an_engine_is_closed_where_a_run_cannot_be_assembled(
     assert happened == ["start", "close"]
 
 
-async def test_what_is_named_wrongly_is_said_before_an_engine_starts(tmp_path: Path) -> None:
+async def test_wrong_references_are_errors_before_an_engine_starts(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no_such_module"):
         await run_training(
             small_config(tmp_path, *VLLM, "trainer.algorithm.policy_loss_type=no_such_module:loss")
@@ -103,7 +103,7 @@ async def test_without_vllm_its_extra_is_named_before_anything_is_drawn(
         await run_training(small_config(tmp_path, *VLLM))
 
 
-def test_vllm_is_told_what_the_configuration_says(tmp_path: Path) -> None:
+def test_vllm_gets_the_configured_settings(tmp_path: Path) -> None:
     config = small_config(
         tmp_path,
         *VLLM,
@@ -122,7 +122,7 @@ def test_vllm_is_told_what_the_configuration_says(tmp_path: Path) -> None:
     assert settings.sleep_level == 0
 
 
-async def test_adapters_reach_the_engine_in_the_weights_they_adapt(tmp_path: Path) -> None:
+async def test_the_engine_gets_weights_merged_with_the_adapters(tmp_path: Path) -> None:
     await run_training(small_config(tmp_path / "base", *VLLM, *SHORT))
     adapted = (
         f"trainer.policy.model.path={tmp_path}/base/checkpoints/global_step_1/policy",
@@ -187,11 +187,11 @@ async def test_a_stop_string_is_found_across_a_turn_that_was_broken_off(
     async def breaks_off(self: Copied, *args: Any, **kwargs: Any) -> Completion:
         nonlocal parts
         parts += 1
-        said = await generate(self, *args, **kwargs)
+        notes = await generate(self, *args, **kwargs)
         if parts > 1:
-            return said
+            return notes
         return replace(
-            said, token_ids=said.token_ids[:1], logprobs=said.logprobs[:1], finish="abort"
+            notes, token_ids=notes.token_ids[:1], logprobs=notes.logprobs[:1], finish="abort"
         )
 
     await run_training(small_config(tmp_path, *VLLM, *SHORT))
@@ -202,8 +202,8 @@ async def test_a_stop_string_is_found_across_a_turn_that_was_broken_off(
         free = (await policy_client.engine.generate(prompt, sampling, session="free")).token_ids
         stops = replace(sampling, stop=(policy_client.renderer.text(free[:2]),))
         monkeypatch.setattr(Copied, "generate", breaks_off)
-        said = await policy_client.engine.generate(prompt, stops, session="cut")
-    assert (said.token_ids, said.finish, parts) == (free[:2], "stop", 2)
+        notes = await policy_client.engine.generate(prompt, stops, session="cut")
+    assert (notes.token_ids, notes.finish, parts) == (free[:2], "stop", 2)
 
 
 def test_only_an_engine_that_shares_a_gpu_with_a_learner_sleeps(

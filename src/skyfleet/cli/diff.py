@@ -85,8 +85,8 @@ def _print_turn(sign: str, turn: Turn | None) -> None:
 
     if turn is None:
         return
-    said = [action_text(turn.action), *(f"  {reply.text}" for reply in turn.replies)]
-    for line in "\n".join(said).splitlines():
+    printed = [action_text(turn.action), *(f"  {reply.text}" for reply in turn.replies)]
+    for line in "\n".join(printed).splitlines():
         print(f"{sign} {shown(line)}")
 
 

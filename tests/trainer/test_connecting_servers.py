@@ -144,7 +144,7 @@ async def test_a_server_with_a_shorter_context_is_refused(model: Path) -> None:
             await opened(remote(model, url))
 
 
-async def test_a_bad_key_is_said_before_any_server_is_asked(
+async def test_an_ignored_key_is_rejected_before_any_request(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(KEY_VARIABLE, "schlüssel")
