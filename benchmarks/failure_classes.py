@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from skyfleet.cli.tables import table
-
 from skyfleet.analysis.failure_class import FailureClass
 from skyfleet.analysis.failure_scores import Labelled, Scores, read_labelled, score
+from skyfleet.analysis.wording import table
 
 FOLDER = Path(__file__).parents[1] / "tests" / "assets" / "labelled_episodes"
 

@@ -10,8 +10,27 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("src", "tests", "benchmarks", "examples")
 RETIRED = frozenset(
-    "voice speaker speak spoken hear heard tell told said seat kin sift witness testify reach "
-    "door wish errand farewell".split()
+    [
+        "voice",
+        "speaker",
+        "speak",
+        "spoken",
+        "hear",
+        "heard",
+        "tell",
+        "told",
+        "said",
+        "seat",
+        "kin",
+        "sift",
+        "witness",
+        "testify",
+        "reach",
+        "door",
+        "wish",
+        "errand",
+        "farewell",
+    ]
 )
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 

@@ -80,7 +80,7 @@ def main() -> None:
     episodes = asyncio.run(labelled_episodes())
     FOLDER.mkdir(parents=True, exist_ok=True)
     write_labelled(FOLDER / "scripted.jsonl.gz", episodes)
-    print(len(episodes), Counter(one.label.value for one in episodes))
+    print(len(episodes), Counter(one.label.value for one in episodes))  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -134,7 +134,7 @@ def test_evaluate_takes_one_set_by_name(settings: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("args", "sentence"),
     [
         (["train", "trainer.sead=1"], "trainer.sead is unknown; did you mean trainer.seed?"),
         (["tasks", "show", SOURCE, "nobody"], f"{SOURCE} has no task 'nobody'"),

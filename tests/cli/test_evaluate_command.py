@@ -166,7 +166,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_any_work(
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("args", "sentence"),
     [
         (["data.train_data=[/nothere.jsonl]"], "cannot be read: /nothere.jsonl"),
         (["data.env_filter=[outlook]"], "cannot be read: data.env_filter='outlook'"),
@@ -212,7 +212,7 @@ def test_greedy_attempts_are_refused_with_the_reason(settings: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("args", "sentence"),
     [
         (("--endpoint", "http://x"), "--endpoint and --model belong together"),
         (("--endpoint", "http://x", "--model", "m", "--agent", "null"), "remove them"),

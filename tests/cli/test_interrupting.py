@@ -48,7 +48,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("words", [["train"], ["evaluate", "--agent", "null"]])
+@pytest.mark.parametrize("args", [["train"], ["evaluate", "--agent", "null"]])
 @pytest.mark.parametrize(
     ("when", "code"),
     [

@@ -67,7 +67,7 @@ def unfinished(engine: VllmEngine) -> int:
 
 
 async def begun(engine: VllmEngine) -> None:
-    while unfinished(engine) == 0:
+    while unfinished(engine) == 0:  # noqa: ASYNC110 - vLLM tells it in no other way
         await asyncio.sleep(0.001)
 
 

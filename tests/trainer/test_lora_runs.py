@@ -16,7 +16,7 @@ from tests.fakes.small_runs import rows, small_config
 from tests.trainer.interrupting import interrupted
 from transformers import PretrainedConfig
 
-from skyfleet.cli.agents import policy_folder_of
+from skyfleet.cli.agents import find_policy_folder
 from skyfleet.config.root import RunConfig
 from skyfleet.envs import registry
 from skyfleet.envs.registry import env_factory
@@ -84,7 +84,7 @@ async def test_a_checkpoint_with_adapters_is_evaluated_like_any_other(
 ) -> None:
     config = lora_config(tmp_path, base, "trainer.max_training_steps=1")
     await run_training(config)
-    folder = policy_folder_of(config, None)
+    folder = find_policy_folder(config, None)
     assert folder == tmp_path / "checkpoints" / "global_step_1" / "policy"
     policy_model = await load_policy_model(config, [], env_factory(config), policy_folder=folder)
     held, saved = policy_model.loaded.module.state_dict(), weights(folder)

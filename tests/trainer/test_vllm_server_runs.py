@@ -81,7 +81,7 @@ async def test_a_server_learns_what_the_learner_learns_asleep_meanwhile(
     async with serving(server) as url:
         await run_training(configured(tmp_path, policy, url))
     step = ["sleep 2 wait", "wake_up weights", "load", "wake_up kv_cache"]
-    assert server.logged == ["pause keep true", "load", "resume", *step, *step]
+    assert server.told == ["pause keep true", "load", "resume", *step, *step]
     # The sentinels, which would have stopped the run, saw the learner's logprobs in the server.
     assert max(gaps(tmp_path)) < 1e-4
     assert len(set(server.salts)) == 2  # the last weights were not spoken with
@@ -94,12 +94,12 @@ async def test_several_servers_are_one_policy_and_a_resumed_run_may_find_them_el
     apart = ("trainer.placement.colocate_all=false",)
     async with serving(one) as first, serving(other) as second:
         await run_training(configured(tmp_path, policy, first, second, more=apart))
-    assert one.logged == other.logged == ["pause keep true", "load", "resume"] * 3
+    assert one.told == other.told == ["pause keep true", "load", "resume"] * 3
     assert len(one.salts) > 0 < len(other.salts)
     longer = (*apart, "trainer.max_training_steps=3")
     async with serving(later) as third:
         await run_training(configured(tmp_path, policy, third, more=longer))
-    assert later.logged == ["pause keep true", "load", "resume"] * 2
+    assert later.told == ["pause keep true", "load", "resume"] * 2
     assert len(rows(tmp_path)) == 4
     assert max(gaps(tmp_path)) < 1e-4
 
@@ -109,11 +109,11 @@ class Dying(LoopbackVllm):
 
     n_turns = 0
 
-    async def _generate(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _speak(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.n_turns += scope["method"] == "POST"
         if self.n_turns == 3:
             self.breaks, self.is_healthy = "completions", False
-        await super()._generate(scope, receive, send)
+        await super()._speak(scope, receive, send)
 
 
 async def test_a_run_goes_on_without_the_server_that_dies_in_it(
@@ -125,8 +125,8 @@ async def test_a_run_goes_on_without_the_server_that_dies_in_it(
     async with serving(dying) as first, serving(other) as second:
         await run_training(configured(tmp_path, policy, first, second, more=apart))
     assert len(rows(tmp_path)) == 3
-    assert dying.logged == ["pause keep true", "load", "resume"]
-    assert other.logged == ["pause keep true", "load", "resume"] * 3
+    assert dying.told == ["pause keep true", "load", "resume"]
+    assert other.told == ["pause keep true", "load", "resume"] * 3
     assert all(row["generation/ending_failed"] == 0 for row in rows(tmp_path)[1:])
     assert max(gaps(tmp_path)) < 1e-4
 
@@ -146,10 +146,10 @@ class GivenAway(LoopbackVllm):
 
     loads = 0
 
-    async def _generate(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _speak(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] == "POST" and len(self.loaded) == self.loads:
             self.start_again()
-        await super()._generate(scope, receive, send)
+        await super()._speak(scope, receive, send)
 
 
 @pytest.mark.parametrize(

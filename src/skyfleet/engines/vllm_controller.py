@@ -115,7 +115,7 @@ class VllmController(ABC):
         self.is_lost = False
         """It has died. What comes up in its place has other weights, and is not asked in this run."""
 
-    async def release(self, session: str) -> None:
+    async def release(self, session: str) -> None:  # noqa: B027 - there is nothing to be done
         """vLLM drops the oldest of its cache by itself."""
 
     async def sleep(self) -> None:

@@ -54,7 +54,7 @@ class WeightUpdateExtension:
                 "generator.weight_sync_dir to a folder that trainer and server both see"
             ) from error
         with safe_open(path, framework="pt") as file:
-            self._skyfleet_take((name, file.get_tensor(name)) for name in file.keys())
+            self._skyfleet_take((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
 
     def skyfleet_load_handles(self, pickled: bytes) -> None:
         """From the sender's own memory on this GPU, without a copy in between."""

@@ -166,7 +166,7 @@ class Slots:
         if self.tokens.is_cuda:
             done = torch.cuda.Event()
             done.record()
-            while not done.query():
+            while not done.query():  # noqa: ASYNC110 - the device raises no asyncio event
                 await asyncio.sleep(0)
         tokens_KS = self._out_tokens[: steps + 1, :n_slots].cpu().numpy()
         logprobs_KS = self._out_logprobs[: steps + 1, :n_slots].cpu().numpy()

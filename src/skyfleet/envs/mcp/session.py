@@ -80,7 +80,7 @@ class Session:
     def __init__(self, name: str, transport: Transport, *, call_timeout_seconds: float) -> None:
         """`name` is what errors call the server."""
         self._name, self._transport, self._seconds = name, transport, call_timeout_seconds
-        self._complaints = tempfile.TemporaryFile("w+", errors="replace")
+        self._complaints = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
         self._closing = asyncio.Event()
         self._ready: asyncio.Future[ClientSession] = asyncio.Future()
         self.id: str | None = None
