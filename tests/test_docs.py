@@ -1,8 +1,9 @@
-"""What the documents say of folders and links is so."""
+"""Packages, files and links in the documentation exist."""
 
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -13,32 +14,23 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "skyfleet"
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
 
-_BRANCH = re.compile(r"^((?:│   |    )*)(?:├── |└── )(\S+)")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
-def test_the_architecture_page_draws_every_file_and_no_other() -> None:
-    files = {
-        path.relative_to(SOURCE).as_posix()
-        for path in SOURCE.rglob("*.py")
-        if path.name != "__init__.py"
-    }
-    drawn = _drawn(ROOT / "docs" / "architecture.md")
-    assert {path for path in drawn if not path.endswith("/")} == files
-    assert {path for path in drawn if path.endswith("/")} == {
-        f"{parent.as_posix()}/" for file in files for parent in list(Path(file).parents)[:-1]
-    }
+def test_the_architecture_page_lists_every_package_in_its_layer() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \| ((?:`\w+`(?:, )?)+) \|", page, re.MULTILINE)
+    listed = {name: int(layer) for layer, names in rows for name in re.findall(r"`(\w+)`", names)}
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    layers = contract["tool"]["importlinter"]["contracts"][0]["layers"]
+    names = [set(layer.replace(" ", "").split("|")) for layer in reversed(layers)]
+    assert listed == {name: layer for layer, group in enumerate(names) for name in group}
 
 
-def test_the_readme_draws_every_room_and_no_other() -> None:
-    rooms = {f"{room.parent.name}/" for room in SOURCE.glob("*/__init__.py")}
-    assert _drawn(ROOT / "README.md") == rooms | {"errors.py"}
-
-
-def test_every_line_of_a_tree_says_what_it_is() -> None:
-    for page in (ROOT / "README.md", ROOT / "docs" / "architecture.md"):
-        branches = [line for line in _tree(page) if _BRANCH.match(line)]
-        assert [line for line in branches if not re.search(r"\S {2,}\S", line)] == []
+def test_files_named_on_the_architecture_page_exist() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:\w+/)+\w+\.py)`", page))
+    assert [name for name in sorted(named) if not (SOURCE / name).exists()] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -72,21 +64,3 @@ def _rows_of(world: str, table: str) -> list[str]:
         if mine and line.startswith("| "):
             rows.append(line)
     return rows
-
-
-def _tree(page: Path) -> list[str]:
-    """The lines of the block that begins with `src/skyfleet/`."""
-    _, _, after = page.read_text().partition("```\nsrc/skyfleet/\n")
-    return after.partition("```")[0].splitlines()
-
-
-def _drawn(page: Path) -> set[str]:
-    """Paths below src/skyfleet; a folder ends in a slash."""
-    paths: set[str] = set()
-    above: list[str] = []
-    for line in _tree(page):
-        if branch := _BRANCH.match(line):
-            depth = len(branch[1]) // 4
-            above[depth:] = [branch[2]]
-            paths.add("".join(above))
-    return paths
