@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from skyfleet.curation.leaks import answer_in_prompt, repeated
+from skyfleet.curation.validate import answer_in_prompt, repeated
 from skyfleet.curation.verdict import Reason
 from skyfleet.tasks.task import RecordedCall, Task
 

@@ -16,7 +16,7 @@ from math import ceil
 from typing import Literal
 
 from skyfleet.errors import TaskError
-from skyfleet.tasks.near import near_twins
+from skyfleet.tasks.duplicates import near_twins
 from skyfleet.tasks.splits import SplitRule, place, split_tasks
 from skyfleet.tasks.task import Modality, Task
 

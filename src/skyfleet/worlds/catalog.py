@@ -14,7 +14,7 @@ from skyfleet.config.imports import import_named
 from skyfleet.errors import ConfigError
 from skyfleet.tasks.task import Task
 from skyfleet.worlds.booking import booking
-from skyfleet.worlds.composed_tasks import two_errands
+from skyfleet.worlds.task_generation import two_errands
 from skyfleet.worlds.dropbox import dropbox
 from skyfleet.worlds.env import WorldEnv
 from skyfleet.worlds.fira import fira

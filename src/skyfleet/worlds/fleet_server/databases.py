@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 
 from skyfleet.envs.verifiers.difference import Change, Difference, IgnoreConfig, table_names
 from skyfleet.worlds.database import Database
-from skyfleet.worlds.fleet_server.errors import RefusalError
+from skyfleet.worlds.fleet_server.http import RefusalError
 from skyfleet.worlds.fleet_server.instances import Instance
 
 RESOURCES = (

@@ -11,7 +11,7 @@ from starlette.routing import Mount, Route
 from skyfleet.worlds.fleet_server import databases, verification
 from skyfleet.worlds.fleet_server import mcp_endpoint as mcp_answers
 from skyfleet.worlds.fleet_server.instances import Instance, Instances
-from skyfleet.worlds.fleet_server.request_bodies import read_body, read_json
+from skyfleet.worlds.fleet_server.http import read_body, read_json
 
 INSTANCES_PATH = "/instances/"
 

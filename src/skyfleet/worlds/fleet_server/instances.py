@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from skyfleet.errors import ConfigError
 from skyfleet.worlds.catalog import get_world
-from skyfleet.worlds.fleet_server.errors import RefusalError
+from skyfleet.worlds.fleet_server.http import RefusalError
 from skyfleet.worlds.toolkit import App
 from skyfleet.worlds.world import World
 

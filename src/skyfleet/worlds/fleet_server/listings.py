@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from skyfleet.tasks.task import Task
-from skyfleet.worlds.fleet_server.errors import RefusalError
+from skyfleet.worlds.fleet_server.http import RefusalError
 from skyfleet.worlds.fleet_server.instances import Instance, find_world
 
 _TEAM = "local"

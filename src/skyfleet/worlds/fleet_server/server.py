@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 
 from skyfleet.errors import ConfigError, MissingExtraError
 from skyfleet.tasks.task import Task
-from skyfleet.worlds.fleet_server.errors import RefusalError
+from skyfleet.worlds.fleet_server.http import RefusalError
 from skyfleet.worlds.fleet_server.instances import Instances
 
 try:

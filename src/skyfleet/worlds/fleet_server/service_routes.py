@@ -11,9 +11,9 @@ from starlette.routing import Route
 from skyfleet.tasks.task import Task
 from skyfleet.worlds.catalog import WORLD_NAMES
 from skyfleet.worlds.fleet_server import listings, verification
-from skyfleet.worlds.fleet_server.errors import RefusalError
+from skyfleet.worlds.fleet_server.http import RefusalError
 from skyfleet.worlds.fleet_server.instances import Instances, MakeRequest
-from skyfleet.worlds.fleet_server.request_bodies import read_body
+from skyfleet.worlds.fleet_server.http import read_body
 
 
 def service_routes(

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.curation.planted import ALWAYS, FLAKES, bad_tasks, good_tasks, open_planted
+from tests.curation.planted_faults import ALWAYS, FLAKES, bad_tasks, good_tasks, open_planted
 
 from skyfleet.curation.inspecting import open_inspected
 from skyfleet.curation.journal import keeping_journal

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from skyfleet.tasks.near import near_twins
+from skyfleet.tasks.duplicates import near_twins
 from skyfleet.tasks.task import RecordedCall, Task
 
 TWENTY = " ".join("abcdefghijklmnopqrst")

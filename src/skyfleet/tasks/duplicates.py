@@ -5,15 +5,14 @@ two tasks, and then their verifiers or their references differ, too.
 """
 
 from __future__ import annotations
-
 import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 from math import ceil
-
 from skyfleet.tasks.task import Task
+
 
 FEWEST_WORDS = 8
 """In shorter prompts every word counts."""

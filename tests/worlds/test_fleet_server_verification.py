@@ -18,7 +18,7 @@ from tests.fakes.serving import serving
 
 from skyfleet.envs.fleet.bundles import pack
 from skyfleet.envs.verifiers.writing import write_verifier
-from skyfleet.worlds.fleet_server.plain_pickle import read_plain
+from skyfleet.worlds.fleet_server.verification import read_plain
 from skyfleet.worlds.fleet_server.server import fleet_app
 
 KEY = "local-key"

@@ -1,14 +1,19 @@
-"""Bodies: the JSON of a request, checked against what the route reads."""
+"""HTTP errors and request bodies of the Fleet-compatible server."""
 
 from __future__ import annotations
-
 import json
 from typing import Any, TypeVar
-
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
-from skyfleet.worlds.fleet_server.errors import RefusalError
+
+class RefusalError(Exception):
+    """Never status 404: fleet-python takes it for a hiccup and asks again and again."""
+
+    def __init__(self, status: int, detail: str | dict[str, object]) -> None:
+        super().__init__(detail)
+        self.status, self.detail = status, detail
+
 
 M = TypeVar("M", bound=BaseModel)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-from tests.curation.planted import good_tasks
+from tests.curation.planted_faults import good_tasks
 
 from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.curation.inspecting import open_inspected
