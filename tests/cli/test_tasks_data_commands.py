@@ -81,7 +81,7 @@ def test_prepare_twice_writes_the_same_and_keeps_sides_when_told(tmp_path: Path,
 @pytest.mark.parametrize(
     ("content", "options", "says"),
     [
-        (rows(3), (), "no task is left to measure with: of 3 github tasks"),
+        (rows(3), (), "no task is left to evaluate: of 3 github tasks"),
         ([{"key": "k", "env_key": "e"}], (), "raw.json row 1: prompt is missing; add it"),
         (rows(2, task_modality="cu"), (), "row 1: task_modality='cu'"),
         (rows(1, key="other"), (), "row 1: key='other' and task_key='k0' are the same field"),
@@ -117,7 +117,7 @@ def test_validate_fills_the_quarantine_that_prepare_honours(tmp_path: Path) -> N
     assert f"quarantine: {quarantine}" in output
     assert json.loads(quarantine.read_text())["key"] == bad.key
     options = ("--output-dir", tmp_path / "out", "--quarantine", quarantine)
-    with pytest.raises(TaskError, match="no task is left to measure with: of 1 github"):
+    with pytest.raises(TaskError, match="no task is left to evaluate: of 1 github"):
         run("prepare", "--tasks-json", tmp_path / "raw.jsonl", *options)
 
 

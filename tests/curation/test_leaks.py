@@ -25,7 +25,7 @@ def asking(prompt: str, answer: str) -> Task:
         ("What?", "?", False),
     ],
 )
-def test_an_answer_that_stands_in_the_prompt_is_caught(
+def test_an_answer_in_the_prompt_is_a_fault(
     prompt: str, answer: str, leaks: bool
 ) -> None:
     fault = answer_in_prompt(asking(prompt, answer))
@@ -33,7 +33,7 @@ def test_an_answer_that_stands_in_the_prompt_is_caught(
     assert fault is None or fault[0] is Reason.ANSWER_IN_PROMPT
 
 
-def test_tasks_that_ask_the_same_are_named_with_the_first() -> None:
+def test_a_duplicate_is_reported_with_the_first_task() -> None:
     def task(key: str, prompt: str) -> Task:
         return Task(key=key, env_key="e", prompt=prompt)
 
@@ -48,7 +48,7 @@ def test_tasks_that_ask_the_same_are_named_with_the_first() -> None:
     }
 
 
-def test_tasks_that_ask_nearly_the_same_are_named_with_the_first() -> None:
+def test_a_near_duplicate_is_reported_with_the_first_task() -> None:
     def task(key: str, first: str) -> Task:
         prompt = f"{first} move every open ticket of the billing queue to Ana and tell her why"
         return Task(key=key, env_key="e", prompt=prompt, verifier_code="v")
@@ -60,7 +60,7 @@ def test_tasks_that_ask_nearly_the_same_are_named_with_the_first() -> None:
     }
 
 
-def test_what_repeats_nothing_but_a_repetition_stays() -> None:
+def test_a_duplicate_of_a_duplicate_only_is_no_fault() -> None:
     def task(key: str, prompt: str) -> Task:
         return Task(key=key, env_key="e", prompt=prompt)
 

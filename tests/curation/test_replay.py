@@ -56,17 +56,17 @@ async def replayed(task: Task, wanted: str) -> Fault | None:
     return await replay(task, open_notebook, timeout_seconds=5)
 
 
-async def test_an_argument_that_does_not_matter_is_no_fault_where_ends_cannot_be_compared() -> None:
+async def test_an_irrelevant_argument_is_no_fault_if_final_states_cannot_be_compared() -> None:
     # Another page passes; another date does not.
     assert await replayed(noting("2026-03-04"), wanted="2026-03-04") is None
 
 
-async def test_a_verifier_that_notices_no_wrong_argument_is_caught_without_a_state() -> None:
+async def test_a_verifier_that_notices_no_mutant_is_a_fault_even_without_a_state() -> None:
     fault = await replayed(noting("2026-03-04"), wanted="2026")
     assert fault == (Reason.MUTANT_PASSES, "note(text='2026-03-04' -> '2026-03-05')")
 
 
-async def test_whatever_a_random_caller_passes_is_caught() -> None:
+async def test_a_task_that_random_calls_pass_is_a_fault() -> None:
     fault = await replayed(noting("one two"), wanted="")
     assert fault is not None
     assert fault[0] in (Reason.MUTANT_PASSES, Reason.RANDOM_PASSES)
@@ -79,7 +79,7 @@ class StrictNotebook(Notebook):
         return await super().grade()
 
 
-async def test_a_mutant_that_fails_without_a_grade_is_caught() -> None:
+async def test_a_mutant_without_a_grade_is_a_fault() -> None:
     async def open_notebook(task: Task) -> Notebook:
         return StrictNotebook("2026-03-04")
 
@@ -89,7 +89,7 @@ async def test_a_mutant_that_fails_without_a_grade_is_caught() -> None:
     assert fault[1].startswith("note(text='2026-03-04' -> '2026-03-05') fails without a grade: ")
 
 
-async def test_an_error_that_is_expected_is_no_fault_and_a_missing_one_is() -> None:
+async def test_expected_errors_are_no_fault_and_missing_ones_are() -> None:
     tasks = good_tasks(github=60)
     expecting = next(task for task in tasks if task.metadata[EXPECTED_ERRORS])
     assert await replay(expecting, open_inspected, timeout_seconds=5) is None
@@ -107,7 +107,7 @@ async def test_an_error_that_is_expected_is_no_fault_and_a_missing_one_is() -> N
     assert fault == (Reason.WRONG_CALL, "1 errors expected, met: no error")
 
 
-async def test_a_mutant_that_ends_where_the_reference_does_is_no_fault() -> None:
+async def test_a_mutant_with_the_final_state_of_the_reference_is_no_fault() -> None:
     # The first assignment is overwritten by the second: no verifier could tell what it was.
     task = next(
         task
@@ -139,7 +139,7 @@ async def test_a_mutant_that_ends_where_the_reference_does_is_no_fault() -> None
         ({}, {}, None),
     ],
 )
-def test_a_wrong_value_is_of_the_same_kind(
+def test_a_mutated_value_has_the_same_type(
     value: object, schema: dict[str, object], wrong: object
 ) -> None:
     assert other_value(value, schema) == wrong

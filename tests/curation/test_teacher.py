@@ -70,12 +70,12 @@ async def taught(right: int, low: float, high: float) -> Fault | None:
     return await teach(task, open_inspected, teacher, timeout_seconds=5)
 
 
-async def test_a_pass_rate_within_the_band_is_fine() -> None:
+async def test_a_pass_rate_within_the_band_is_no_fault() -> None:
     assert await taught(1, 0.25, 1.0) is None
     assert await taught(4, 0.25, 1.0) is None
 
 
-async def test_a_pass_rate_outside_the_band_is_told() -> None:
+async def test_a_pass_rate_outside_the_band_is_a_fault() -> None:
     assert await taught(0, 0.25, 1.0) == (
         Reason.TOO_HARD,
         "pupil passes 0 of 4, wanted at least 25%",
@@ -86,14 +86,14 @@ async def test_a_pass_rate_outside_the_band_is_told() -> None:
     )
 
 
-async def test_a_teacher_that_does_not_answer_condemns_nothing() -> None:
+async def test_a_teacher_that_cannot_be_called_is_an_error_and_no_fault() -> None:
     (task,) = good_tasks(github=1)
     teacher = Teacher(name="silent", model=Silent(), attempts=2, band=Band(low=0.5, high=1))
     with pytest.raises(ModelError, match=r"silent could not be asked about github-.*503.*--resume"):
         await teach(task, open_inspected, teacher, timeout_seconds=5)
 
 
-async def test_a_teacher_stands_in_for_a_missing_reference() -> None:
+async def test_a_teacher_replaces_a_missing_reference() -> None:
     (task,) = good_tasks(github=1)
     teacher = Teacher(name="p", model=Pupil(task, 2), attempts=2, band=Band(low=0.5, high=1))
     bare = task.model_copy(update={"solution": ()})
@@ -103,7 +103,7 @@ async def test_a_teacher_stands_in_for_a_missing_reference() -> None:
     assert fault[0] is Reason.NO_REFERENCE
 
 
-async def test_an_attempt_that_the_teacher_refuses_counts_neither_way() -> None:
+async def test_an_attempt_without_a_grade_is_not_counted() -> None:
     (task,) = good_tasks(github=1)
     teacher = Teacher(name="c", model=Choosy(task, 1), attempts=3, band=Band(low=0.9, high=1))
     assert await teach(task, open_inspected, teacher, timeout_seconds=5) is None

@@ -19,7 +19,7 @@ from skyfleet.tasks.task import Task
 from skyfleet.worlds.catalog import WORLD_NAMES, world_tasks
 
 
-async def test_planted_tasks_are_caught_each_for_its_reason(tmp_path: Path) -> None:
+async def test_every_planted_fault_is_found_with_its_reason(tmp_path: Path) -> None:
     FLAKES.clear()
     sources, planted = bad_tasks()
     with keeping_journal(tmp_path / "journal", {}) as journal:
@@ -48,7 +48,7 @@ async def test_good_tasks_of_every_template_pass(tmp_path: Path) -> None:
     assert Counter(v.reason for v in verdicts) == {None: 48}
 
 
-async def test_a_stopped_validation_goes_on_where_it_was(tmp_path: Path) -> None:
+async def test_an_interrupted_validation_resumes(tmp_path: Path) -> None:
     tasks, path = good_tasks(github=6), tmp_path / "journal"
     opened: list[str] = []
 
@@ -84,7 +84,7 @@ async def test_an_edited_row_is_checked_again(tmp_path: Path) -> None:
     assert (before.reason, after.reason) == (None, Reason.NO_REFERENCE)
 
 
-def test_a_journal_of_other_checks_is_not_taken_over(tmp_path: Path) -> None:
+def test_the_log_of_other_checks_is_not_reused(tmp_path: Path) -> None:
     with keeping_journal(tmp_path / "journal", {"attempts": 4}):
         pass
     with (
@@ -94,7 +94,7 @@ def test_a_journal_of_other_checks_is_not_taken_over(tmp_path: Path) -> None:
         pass
 
 
-async def test_verdicts_of_the_same_checks_are_not_thrown_away_unasked(tmp_path: Path) -> None:
+async def test_existing_verdicts_are_not_discarded_without_restart(tmp_path: Path) -> None:
     tasks, path = good_tasks(github=1), tmp_path / "journal"
     with keeping_journal(path, {}) as journal:
         await validate({"a": tasks}, open_inspected, journal=journal)
@@ -109,7 +109,7 @@ async def test_verdicts_of_the_same_checks_are_not_thrown_away_unasked(tmp_path:
         assert journal.find(tasks[0]) is None
 
 
-async def test_a_mended_twin_is_no_repetition_of_the_bad_one(tmp_path: Path) -> None:
+async def test_a_corrected_copy_is_no_duplicate_of_the_faulty_task(tmp_path: Path) -> None:
     (good,) = good_tasks(github=1)
     bad, worse = (
         good.model_copy(update={"key": key, "verifier_code": ALWAYS}) for key in ("bad", "worse")

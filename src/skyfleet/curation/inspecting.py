@@ -33,7 +33,7 @@ class InspectedWorld(WorldEnv):
         self.writing = world.toolkit.writing | {ANSWERING}
 
     def state(self) -> str:
-        rows = "\n".join(self._opened.db.connection.iterdump())
+        rows = "\n".join(self._open_app.db.connection.iterdump())
         return f"{rows}\n{self._answer!r}"
 
 

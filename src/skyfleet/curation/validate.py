@@ -1,21 +1,20 @@
 """Data validation: run every check on every task concurrently and return one verdict per task."""
 
 from __future__ import annotations
-import re
-from collections.abc import Mapping, Sequence
-from skyfleet.curation.inspecting import ANSWERING
-from skyfleet.curation.verdict import Fault, Reason
-from skyfleet.tasks.duplicates import near_twins
-from skyfleet.tasks.preparing import fingerprint, words
-from skyfleet.tasks.task import Task
+
 import asyncio
+import re
 from collections.abc import Callable, Mapping, Sequence
+
+from skyfleet.curation.inspecting import ANSWERING
 from skyfleet.curation.journal import Journal
 from skyfleet.curation.replay import replay
 from skyfleet.curation.teacher import Teacher, teach
 from skyfleet.curation.verdict import Fault, Reason, Verdict
 from skyfleet.envs.env import EnvFactory
-
+from skyfleet.tasks.duplicates import find_near_duplicates
+from skyfleet.tasks.preparing import fingerprint, words
+from skyfleet.tasks.task import Task
 
 SHORTEST_NUMBER = 3
 """Digits: a prompt may well hold the 4 that is also the answer, without giving it away."""
@@ -54,7 +53,7 @@ def repeated(sources: Mapping[str, Sequence[Task]]) -> dict[tuple[str, str], Fau
                 continue
             first |= dict.fromkeys(marks, (source, task.key))
             unique.append((source, task))
-    for place, earlier_place in near_twins([task for _, task in unique]).items():
+    for place, earlier_place in find_near_duplicates([task for _, task in unique]).items():
         (source, task), (there, twin) = unique[place], unique[earlier_place]
         faults[source, task.key] = _same(source, there, f"nearly the same as {twin.key}")
     return faults
