@@ -132,7 +132,7 @@ def test_validate_resumes_from_its_journal(tmp_path: Path) -> None:
     assert len(before.splitlines()) == 3
     with pytest.raises(ConfigError, match="--resume and --restart exclude each other"):
         run("validate", source, "--quarantine", quarantine, "--resume", "--restart")
-    with pytest.raises(ConfigError, match="holds 2 verdicts of these checks"):
+    with pytest.raises(ConfigError, match="contains 2 verdicts of these checks"):
         run("validate", source, "--quarantine", quarantine)
     run("validate", source, "--quarantine", quarantine, "--restart")
     assert sorted(journal.read_text().splitlines()) == sorted(before.splitlines())
@@ -212,5 +212,5 @@ def test_a_validation_that_is_stopped_keeps_what_it_found(
     teacher = ("--teacher", "http://127.0.0.1:1", "--teacher-model", "nobody", "--workers", 1)
     with pytest.raises(ExceptionGroup) as caught:
         run("validate", tmp_path / "raw.jsonl", "--quarantine", quarantine, *teacher)
-    assert caught.group_contains(ModelError, match=f"could not be asked about {good.key}")
+    assert caught.group_contains(ModelError, match=f"could not be called for {good.key}")
     assert json.loads(quarantine.read_text())["key"] == bad.key

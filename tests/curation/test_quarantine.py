@@ -1,4 +1,4 @@
-"""Quarantine and manifest: what a run may train on."""
+"""Quarantine files, and the check of a run's training data."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_an_edited_row_is_not_in_quarantine() -> None:
     assert A in BAD
     assert B not in BAD
     assert BAD.reason_for(A) is Reason.VACUOUS
-    assert A.model_copy(update={"verifier_code": "mended"}) not in BAD
+    assert A.model_copy(update={"verifier_code": "corrected"}) not in BAD
 
 
 def test_a_new_verdict_replaces_the_old_one() -> None:
@@ -105,14 +105,14 @@ def test_a_quarantined_task_is_rejected() -> None:
 
 
 @pytest.mark.parametrize("allow_unmanifested", [False, True])
-def test_validation_tasks_are_never_trained_on(
-    tmp_path: Path, allow_unmanifested: bool
-) -> None:
+def test_validation_tasks_are_never_trained_on(tmp_path: Path, allow_unmanifested: bool) -> None:
     train = dataset(tmp_path / "data")
     validation = str(tmp_path / "data" / "validation.parquet")
     leaked = str(tmp_path / "leaked.jsonl")
     write_tasks(leaked, load_tasks(validation))
-    says = r"holds 2 tasks, such as 'a', that the manifest.json beside .* has on the validation"
+    says = (
+        r"contains 2 tasks, such as 'a', that the manifest.json beside .* lists on the validation"
+    )
     with pytest.raises(ConfigError, match=says):
         check_allowed(
             load_tasks(validation),

@@ -1,4 +1,4 @@
-"""62 bad tasks are quarantined with the right reason, fifty good ones of every world pass."""
+"""Validation finds each of 62 planted faults, and fifty good tasks of every world pass."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def test_every_planted_fault_is_found_with_its_reason(tmp_path: Path) -> N
     assert len(set(planted.values())) == 12
     assert {v.task_key: v.reason for v in verdicts if not v.ok} == planted
     assert all(v.evidence for v in verdicts if not v.ok)
-    assert sum(v.ok for v in verdicts) == 9  # the originals of what is there twice
+    assert sum(v.ok for v in verdicts) == 9  # the originals of the duplicates
 
 
 @pytest.mark.slow
@@ -58,7 +58,7 @@ async def test_an_interrupted_validation_resumes(tmp_path: Path) -> None:
 
     with keeping_journal(path, {}) as journal:
         first = await validate({"a": tasks[:3]}, open_counted, journal=journal)
-    path.write_text(path.read_text() + '{"task_key": "cut o')  # stopped in the middle of a line
+    path.write_text(path.read_text() + '{"task_key": "cut o')  # interrupted in the middle of a line
     assert set(opened) == {task.key for task in tasks[:3]}
     opened.clear()
     finished: list[Verdict] = []
@@ -88,7 +88,7 @@ def test_the_log_of_other_checks_is_not_reused(tmp_path: Path) -> None:
     with keeping_journal(tmp_path / "journal", {"attempts": 4}):
         pass
     with (
-        pytest.raises(ConfigError, match=r"begun with .*4.* and now .*8.*with --restart"),
+        pytest.raises(ConfigError, match=r"written with .*4.* now they are .*8.*with --restart"),
         keeping_journal(tmp_path / "journal", {"attempts": 8}, resume=True),
     ):
         pass
@@ -99,7 +99,7 @@ async def test_existing_verdicts_are_not_discarded_without_restart(tmp_path: Pat
     with keeping_journal(path, {}) as journal:
         await validate({"a": tasks}, open_inspected, journal=journal)
     before = path.read_text()
-    says = "holds 1 verdicts of these checks; go on with --resume.* begin again with --restart"
+    says = "contains 1 verdicts of these checks; continue with --resume.* start over with --restart"
     with pytest.raises(ConfigError, match=says), keeping_journal(path, {}):
         pass
     assert path.read_text() == before
