@@ -34,7 +34,7 @@ class Weights:
 
 class FullDisk:
     def save(self, folder: Path) -> None:
-        (folder / "begun").write_text("x" * 100)
+        (folder / "partial").write_text("x" * 100)
         Path("/dev/full").write_text("x")
 
     def load(self, folder: Path) -> None:
@@ -52,7 +52,7 @@ class Counter:
         self.state = dict(state)
 
 
-def saved(root: Path, step: int, value: str = "w", **options: Any) -> Checkpoint:
+def save(root: Path, step: int, value: str = "w", **options: Any) -> Checkpoint:
     return save_checkpoint(root, step, {"policy": Weights(value)}, **options)
 
 
@@ -80,7 +80,7 @@ def test_saved_parts_are_loaded(tmp_path: Path) -> None:
 
 
 def test_the_manifest_lists_every_file(tmp_path: Path) -> None:
-    saved(tmp_path, 5, "abc")
+    save(tmp_path, 5, "abc")
     manifest = json.loads((tmp_path / "global_step_5" / "manifest.json").read_text())
     assert manifest == {
         "step": 5,
@@ -105,7 +105,7 @@ def test_a_sampler_resumes_at_its_saved_position(tmp_path: Path) -> None:
 
 def test_without_a_checkpoint_there_is_nothing_to_resume(tmp_path: Path) -> None:
     assert find_checkpoint(tmp_path / "none", "latest") is None
-    saved(tmp_path, 1)
+    save(tmp_path, 1)
     assert find_checkpoint(tmp_path, "none") is None
 
 
@@ -113,7 +113,7 @@ def test_latest_is_the_newest_complete_checkpoint(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for step in (9, 10):
-        saved(tmp_path, step)
+        save(tmp_path, step)
     (tmp_path / "global_step_11" / "policy").mkdir(parents=True)
     shutil.copytree(tmp_path / "global_step_10", tmp_path / "global_step_12")
     (tmp_path / "global_step_12" / "policy" / "shards" / "0.bin").unlink()
@@ -129,8 +129,8 @@ def test_latest_is_the_newest_complete_checkpoint(
 
 
 def test_resume_path_must_be_a_complete_checkpoint(tmp_path: Path) -> None:
-    saved(tmp_path, 3)
-    saved(tmp_path, 4)
+    save(tmp_path, 3)
+    save(tmp_path, 4)
     found = find_checkpoint(tmp_path, "from_path", tmp_path / "global_step_3")
     assert found is not None
     assert found.step == 3
@@ -161,12 +161,12 @@ def test_a_corrupt_file_is_named_and_nothing_is_loaded(tmp_path: Path) -> None:
 
 
 def test_a_missing_part_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"no part 'critic'; it holds \['policy'\]"):
-        load_checkpoint(saved(tmp_path, 1), {"critic": Weights("")})
+    with pytest.raises(CheckpointError, match=r"no part 'critic'; it contains \['policy'\]"):
+        load_checkpoint(save(tmp_path, 1), {"critic": Weights("")})
 
 
 def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
-    saved(tmp_path, 5, max_to_keep=1)
+    save(tmp_path, 5, max_to_keep=1)
     parts: dict[str, Saveable] = {"policy": Weights("w"), "big": FullDisk()}
     with pytest.raises(
         CheckpointError,
@@ -183,40 +183,40 @@ def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_at_the_first_checkpoint_reports_that_none_exists(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="none is kept"):
+    with pytest.raises(CheckpointError, match="there is no earlier checkpoint"):
         save_checkpoint(tmp_path, 1, {"big": FullDisk()})
     assert latest(tmp_path) is None
 
 
 def test_leftovers_of_a_killed_save_are_removed_by_the_next(tmp_path: Path) -> None:
     (tmp_path / ".global_step_3.draft" / "policy").mkdir(parents=True)
-    saved(tmp_path, 4)
+    save(tmp_path, 4)
     assert not (tmp_path / ".global_step_3.draft").exists()
 
 
 def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
-    saved(tmp_path, 5, "old")
+    save(tmp_path, 5, "old")
     weights = Weights("")
-    load_checkpoint(saved(tmp_path, 5, "new"), {"policy": weights})
+    load_checkpoint(save(tmp_path, 5, "new"), {"policy": weights})
     assert weights.value == "new"
 
 
 def test_retention_keeps_the_newest_checkpoints(tmp_path: Path) -> None:
     for step in (8, 9, 10, 11):
-        saved(tmp_path, step, max_to_keep=2)
+        save(tmp_path, step, max_to_keep=2)
     assert steps(tmp_path) == [10, 11]
-    saved(tmp_path, 12)
+    save(tmp_path, 12)
     assert steps(tmp_path) == [10, 11, 12]
 
 
 def test_retention_never_removes_a_protected_checkpoint(tmp_path: Path) -> None:
     for step in (1, 2, 3):
-        saved(tmp_path, step)
-    saved(tmp_path, 4, max_to_keep=1, protect=[2])
+        save(tmp_path, step)
+    save(tmp_path, 4, max_to_keep=1, protect=[2])
     assert steps(tmp_path) == [2, 4]
 
 
-def test_retention_never_removes_the_checkpoint_just_saved(tmp_path: Path) -> None:
-    saved(tmp_path, 10)
-    saved(tmp_path, 6, max_to_keep=1)
+def test_retention_never_removes_the_checkpoint_just_save(tmp_path: Path) -> None:
+    save(tmp_path, 10)
+    save(tmp_path, 6, max_to_keep=1)
     assert steps(tmp_path) == [6, 10]

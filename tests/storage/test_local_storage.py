@@ -12,7 +12,7 @@ from skyfleet.storage.local import discard, publishing, sweep, write_atomically
 
 @contextmanager
 def disk_full_after(n_bytes: int) -> Iterator[None]:
-    """No file may grow past `n_bytes`: the kernel refuses the write, as on a full disk."""
+    """Limit the file size to `n_bytes`: writes beyond it fail, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
     try:

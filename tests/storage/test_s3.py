@@ -1,4 +1,4 @@
-"""S3 as boto3 speaks it, against moto's server on loopback."""
+"""S3 through boto3, against moto's server on localhost."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ def test_written_data_is_read_back(bucket: str) -> None:
 
 
 @pytest.mark.parametrize("address", ["s3://tasks/none.json", "s3://nobody/none.json"])
-def test_a_missing_object_is_a_file_not_found_error_with_its_address(bucket: str, address: str) -> None:
+def test_a_missing_object_is_a_file_not_found_error_with_its_address(
+    bucket: str, address: str
+) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         read_bytes(address)
     assert caught.value.filename == address
@@ -82,41 +84,43 @@ def test_a_dataset_is_prepared_from_one_address_to_another(bucket: str) -> None:
 
 def test_a_failing_service_is_retried(account: pytest.MonkeyPatch) -> None:
     busy = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-    with answering(account, busy, WHOLE):
+    with respond_with(account, busy, COMPLETE):
         assert read_bytes("s3://tasks/a") == b"data"
 
 
 def test_an_interrupted_body_is_read_again(account: pytest.MonkeyPatch) -> None:
-    account.setattr(s3, "FIRST_PAUSE_SECONDS", 0.01)
-    with answering(account, WHOLE[:-2], WHOLE[:-3], WHOLE):
+    account.setattr(s3, "FIRST_BACKOFF_SECONDS", 0.01)
+    with respond_with(account, COMPLETE[:-2], COMPLETE[:-3], COMPLETE):
         assert read_bytes("s3://tasks/a") == b"data"
 
 
-def test_a_body_that_is_always_interrupted_is_an_error_with_its_address(account: pytest.MonkeyPatch) -> None:
-    account.setattr(s3, "FIRST_PAUSE_SECONDS", 0.01)
-    account.setattr(s3, "TRIES", 2)
+def test_a_body_that_is_always_interrupted_is_an_error_with_its_address(
+    account: pytest.MonkeyPatch,
+) -> None:
+    account.setattr(s3, "FIRST_BACKOFF_SECONDS", 0.01)
+    account.setattr(s3, "MAX_ATTEMPTS", 2)
     with (
-        answering(account, WHOLE[:-2], WHOLE[:-2]),
+        respond_with(account, COMPLETE[:-2], COMPLETE[:-2]),
         pytest.raises(OSError, match="2") as caught,
     ):
         read_bytes("s3://tasks/a")
     assert caught.value.filename == "s3://tasks/a"
 
 
-WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\nConnection: close\r\n\r\ndata"
+COMPLETE = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\nConnection: close\r\n\r\ndata"
 
 
 @contextmanager
-def answering(account: pytest.MonkeyPatch, *answers: bytes) -> Iterator[None]:
-    """A service that gives these answers, one a connection."""
+def respond_with(account: pytest.MonkeyPatch, *responses: bytes) -> Iterator[None]:
+    """Serve these responses, one per connection."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
-        for answer in answers:
+        for response in responses:
             connection, _ = listener.accept()
             with connection:
                 connection.recv(65536)
-                connection.sendall(answer)
+                connection.sendall(response)
 
     thread = Thread(target=serve)
     thread.start()
@@ -129,7 +133,7 @@ def answering(account: pytest.MonkeyPatch, *answers: bytes) -> Iterator[None]:
 
 def test_an_unreachable_service_is_an_error_with_its_address(account: pytest.MonkeyPatch) -> None:
     account.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    account.setattr(s3, "TRIES", 1)
+    account.setattr(s3, "MAX_ATTEMPTS", 1)
     with pytest.raises(OSError, match="Could not connect") as caught:
         read_bytes("s3://tasks/a")
     assert caught.value.filename == "s3://tasks/a"
@@ -137,7 +141,7 @@ def test_an_unreachable_service_is_an_error_with_its_address(account: pytest.Mon
 
 @pytest.mark.parametrize("address", ["s3://", "s3://bucket", "s3://bucket/", "s3:///key"])
 def test_an_address_without_bucket_or_key_is_rejected(address: str) -> None:
-    with pytest.raises(ConfigError, match="names no object; write s3://bucket/key"):
+    with pytest.raises(ConfigError, match="is not the address of an object; write s3://bucket/key"):
         read_bytes(address)
 
 
