@@ -104,3 +104,9 @@ def test_a_split_with_an_empty_side_is_rejected() -> None:
         split(ROWS[:20])
     with pytest.raises(TaskError, match=r"eval_ratio=1.0 leaves no task to train on"):
         split(ROWS, eval_ratio=1.0)
+
+
+def test_the_example_of_the_data_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    exec(page.partition("```python\n")[2].partition("```")[0], {})
+    assert capsys.readouterr().out.startswith("Press the button ")
