@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from skyfleet.errors import TaskError
-from skyfleet.tasks.preparing import Prepared, Preparing, fingerprint, prepare, words
+from skyfleet.tasks.preparing import Prepared, Preparing, fingerprint, normalize_words, prepare
 from skyfleet.tasks.splits import SplitRule
 from skyfleet.tasks.task import Task
 
@@ -72,7 +72,7 @@ def test_the_same_prompt_on_other_data_is_another_task() -> None:
 
 
 def test_case_punctuation_and_spaces_do_not_make_another_task() -> None:
-    assert words("Close  issue #4!\n") == "close issue 4"
+    assert normalize_words("Close  issue #4!\n") == "close issue 4"
     assert fingerprint(task("a", prompt="Close #4.")) == fingerprint(task("b", prompt="close 4"))
     assert fingerprint(task("a", prompt="Close #4")) != fingerprint(task("b", prompt="close 5"))
     for other in ({"data_key": "x"}, {"env_variables": {"USER": "x"}}):

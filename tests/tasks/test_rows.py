@@ -104,7 +104,7 @@ def test_equal_rows_without_a_key_get_different_keys(tmp_path: Path) -> None:
 
 
 def test_given_keys_do_not_change(tmp_path: Path) -> None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         FLEET,
         {"task_key": "l", "env_id": "e", "prompt": "q", "extra": 1},
         GSM8K | {"key": "m"},

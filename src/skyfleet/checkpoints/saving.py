@@ -21,6 +21,8 @@ from skyfleet.storage.local import discard, publishing, sweep, write_atomically
 
 logger = logging.getLogger(__name__)
 
+LATEST = "latest_ckpt_global_step.txt"
+
 
 def prune_checkpoints(root: Path, *, max_to_keep: int, protect: Collection[int]) -> None:
     """Keep the newest `max_to_keep` checkpoints and the steps in `protect`; -1 keeps all."""
@@ -36,9 +38,6 @@ def prune_checkpoints(root: Path, *, max_to_keep: int, protect: Collection[int])
             logger.warning(
                 "the old checkpoint %s could not be removed: %s", checkpoint.folder, error
             )
-
-
-LATEST = "latest_ckpt_global_step.txt"
 
 
 def save_checkpoint(

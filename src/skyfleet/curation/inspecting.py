@@ -14,8 +14,6 @@ from skyfleet.worlds.catalog import get_world
 from skyfleet.worlds.env import WorldEnv
 from skyfleet.worlds.world import World
 
-ANSWERING = SUBMIT_NAME
-
 
 @runtime_checkable
 class Inspectable(Protocol):
@@ -30,7 +28,7 @@ class Inspectable(Protocol):
 class InspectableWorldEnv(WorldEnv):
     def __init__(self, world: World, task: Task) -> None:
         super().__init__(world, task)
-        self.writing = world.toolkit.writing | {ANSWERING}
+        self.writing = world.toolkit.writing | {SUBMIT_NAME}
 
     def state(self) -> str:
         rows = "\n".join(self._open_app.db.connection.iterdump())

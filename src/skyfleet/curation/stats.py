@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from statistics import median
 
-from skyfleet.tasks.preparing import words
+from skyfleet.tasks.preparing import normalize_words
 from skyfleet.tasks.task import Task
 
 HEADER = ("env", "tasks", "unique prompts", "difficulty", "calls", "prompt words", "tools used")
@@ -87,7 +87,7 @@ def _compute_env_stats(env_key: str, tasks: Sequence[Task]) -> EnvStats:
     return EnvStats(
         env_key=env_key,
         n_tasks=len(tasks),
-        n_prompts=len({words(task.prompt) for task in tasks}),
+        n_prompts=len({normalize_words(task.prompt) for task in tasks}),
         difficulties=tuple(
             sorted(difficulties.items(), key=lambda pair: -1 if pair[0] is None else pair[0])
         ),

@@ -6,14 +6,14 @@ import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from skyfleet.curation.inspecting import ANSWERING
 from skyfleet.curation.journal import Journal
 from skyfleet.curation.replay import replay
 from skyfleet.curation.teacher import Teacher, check_with_teacher
 from skyfleet.curation.verdict import Fault, Reason, Verdict
 from skyfleet.envs.env import EnvFactory
+from skyfleet.envs.turns import SUBMIT_NAME
 from skyfleet.tasks.duplicates import find_near_duplicates
-from skyfleet.tasks.preparing import fingerprint, words
+from skyfleet.tasks.preparing import fingerprint, normalize_words
 from skyfleet.tasks.task import Task
 
 MIN_DIGITS = 3
@@ -23,10 +23,14 @@ MIN_DIGITS = 3
 def find_answer_in_prompt(task: Task) -> Fault | None:
     """Report a prompt that contains the submitted answer."""
     for call in task.solution:
-        answer = words(str(call.arguments.get("answer", ""))) if call.name == ANSWERING else ""
+        answer = (
+            normalize_words(str(call.arguments.get("answer", "")))
+            if call.name == SUBMIT_NAME
+            else ""
+        )
         if not answer or (answer.isdecimal() and len(answer) < MIN_DIGITS):
             continue
-        if _contains_answer(words(task.prompt), answer):
+        if _contains_answer(normalize_words(task.prompt), answer):
             return Reason.ANSWER_IN_PROMPT, f"the prompt contains {answer!r}"
     return None
 

@@ -60,7 +60,7 @@ def read_source(address: Path | str) -> bytes:
 def parse_tasks(
     data: bytes, address: Path | str, *, default_env_key: str | None = None
 ) -> list[tuple[int, Task]]:
-    """As `read_tasks`, for bytes already read; the suffix of the address tells their format."""
+    """As `read_tasks`, for bytes already read; the suffix of the address gives their format."""
     rows = _READERS[Path(address).suffix]
     try:
         tasks = parse_rows(rows(data, str(address)), default_env_key=default_env_key)

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from skyfleet.errors import TaskError
 from skyfleet.storage.store import read_bytes
-from skyfleet.tasks.preparing import Prepared, words
+from skyfleet.tasks.preparing import Prepared, normalize_words
 from skyfleet.tasks.splits import Side
 from skyfleet.tasks.task import Task
 
@@ -89,7 +89,8 @@ def make_manifest(
         thresholds=prepared.thresholds,
         counts=_count(sides),
         unique_prompts={
-            side: len({words(task.prompt) for task in rows}) for side, rows in sides.items()
+            side: len({normalize_words(task.prompt) for task in rows})
+            for side, rows in sides.items()
         },
         dropped=dict(sorted(Counter(prepared.dropped.values()).items())),
         moved=_find_moved(tasks, earlier),

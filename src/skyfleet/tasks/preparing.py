@@ -91,19 +91,19 @@ def fingerprint(task: Task) -> str:
     Another seed database, user, chat history or ground truth makes another task.
     """
     where = [task.env_key, task.data_key, task.data_version, task.env_variables]
-    history = [[message["role"], words(message["content"])] for message in task.messages]
-    parts = [words(task.prompt), *where]
+    history = [[message["role"], normalize_words(message["content"])] for message in task.messages]
+    parts: list[object] = [normalize_words(task.prompt), *where]
     parts += [part for part in (history, _ground_truth(task)) if part]
     return json.dumps(parts, sort_keys=True)
 
 
-def words(text: str) -> str:
-    """`words("Close  issue #4!")` is "close issue 4"."""
+def normalize_words(text: str) -> str:
+    """`normalize_words("Close  issue #4!")` is "close issue 4"."""
     return " ".join(re.findall(r"\w+", text.casefold()))
 
 
 def _ground_truth(task: Task) -> dict[str, object]:
-    """SkyRL's columns that tell tasks with the same prompt apart, without the row's position."""
+    """SkyRL's columns that distinguish tasks with the same prompt, without the row's position."""
     truth = {name: task.metadata[name] for name in ("reward_spec",) if name in task.metadata}
     extra_info = task.metadata.get("extra_info")
     if isinstance(extra_info, dict):

@@ -30,7 +30,7 @@ class TaskDraft:
     answer_kind: str = ""
     """What kind of answer the prompt asks for, such as number, name or title."""
     expected_errors: int = 0
-    """Number of reference calls that fail on purpose, because the error tells how to go on."""
+    """Number of reference calls that fail on purpose, because the error says how to continue."""
 
 
 TaskGenerator = Callable[[App, Random], TaskDraft | None]
