@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from skyfleet.errors import TaskError
+from skyfleet.tasks import from_objects
 from skyfleet.tasks.from_objects import as_task, as_tasks, split
 from skyfleet.tasks.loading import write_tasks
 from skyfleet.tasks.splits import SplitRule, split_tasks
@@ -32,6 +34,10 @@ def test_a_dict_needs_only_a_prompt() -> None:
     assert len({task.key for task in tasks}) == 64
     assert as_task(ROWS[4]) == tasks[4]
     assert as_task(tasks[4]) is tasks[4]
+
+
+def test_the_examples_of_the_docstrings_run() -> None:
+    assert doctest.testmod(from_objects) == (0, 2)
 
 
 def test_all_kinds_of_sources_give_the_same_tasks(tmp_path: Path) -> None:

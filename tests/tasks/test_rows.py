@@ -88,6 +88,11 @@ def test_a_derived_key_depends_on_the_content_alone(tmp_path: Path) -> None:
     assert [task.key for task in load(tmp_path, TAU, GSM8K)] == [second.key, first.key]
     for row, task in ((GSM8K, first), (TAU, second)):
         assert load(tmp_path, row, suffix=".parquet") == [task]
+    other = GSM8K | {"extra_info": {"split": "train", "index": 1, "source": "web"}}
+    keys = [task.key for task in load(tmp_path, GSM8K, other)]
+    table = load(tmp_path, GSM8K, other, suffix=".parquet")
+    assert table[0]["extra_info"] == GSM8K["extra_info"] | {"source": None}
+    assert [task.key for task in table] == keys
     reordered = dict(reversed(GSM8K.items()))
     assert load(tmp_path, reordered)[0].key == first.key
     assert load(tmp_path, GSM8K | {"reward_spec": {"ground_truth": "5"}})[0].key != first.key

@@ -137,9 +137,16 @@ def _parse_row(row: Any, where: str, *, default_env_key: str | None) -> tuple[Ta
 def _derive_key(task: Task) -> str:
     # Without defaults, so that a new field of Task changes no key.
     content = task.model_dump(mode="json", exclude={"key"}, exclude_defaults=True)
-    text = json.dumps(content, sort_keys=True, ensure_ascii=False)
+    text = json.dumps(_drop_null(content), sort_keys=True, ensure_ascii=False)
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
     return f"{re.sub(r'[^0-9A-Za-z_.-]+', '_', task.env_key)}-{digest[:16]}"
+
+
+def _drop_null(value: Any) -> Any:
+    """A struct column of a table adds null for every key that only other rows have."""
+    if isinstance(value, dict):
+        return {name: _drop_null(one) for name, one in value.items() if one is not None}
+    return [_drop_null(one) for one in value] if isinstance(value, list) else value
 
 
 def _unused_key(key: str, used: set[str]) -> str:
