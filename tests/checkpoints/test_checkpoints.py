@@ -34,7 +34,7 @@ class Weights:
 
 class FullDisk:
     def save(self, folder: Path) -> None:
-        (folder / "begun").write_text("x" * 100)
+        (folder / "partial").write_text("x" * 100)
         Path("/dev/full").write_text("x")
 
     def load(self, folder: Path) -> None:
@@ -52,7 +52,7 @@ class Counter:
         self.state = dict(state)
 
 
-def saved(root: Path, step: int, value: str = "w", **options: Any) -> Checkpoint:
+def save(root: Path, step: int, value: str = "w", **options: Any) -> Checkpoint:
     return save_checkpoint(root, step, {"policy": Weights(value)}, **options)
 
 
@@ -65,7 +65,7 @@ def latest(root: Path) -> int | None:
     return checkpoint.step if checkpoint else None
 
 
-def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+def test_saved_parts_are_loaded(tmp_path: Path) -> None:
     parts: dict[str, Saveable] = {
         "policy": Weights("w5"),
         "trainer": JsonPart(Counter({"step": 5, "seen": ["a"]})),
@@ -79,8 +79,8 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     assert counter.state == {"step": 5, "seen": ["a"]}
 
 
-def test_the_manifest_names_every_file(tmp_path: Path) -> None:
-    saved(tmp_path, 5, "abc")
+def test_the_manifest_lists_every_file(tmp_path: Path) -> None:
+    save(tmp_path, 5, "abc")
     manifest = json.loads((tmp_path / "global_step_5" / "manifest.json").read_text())
     assert manifest == {
         "step": 5,
@@ -93,7 +93,7 @@ def test_the_manifest_names_every_file(tmp_path: Path) -> None:
     assert (tmp_path / "latest_ckpt_global_step.txt").read_text() == "5"
 
 
-def test_a_sampler_goes_on_where_it_was_saved(tmp_path: Path) -> None:
+def test_a_sampler_resumes_at_its_saved_position(tmp_path: Path) -> None:
     tasks = [Task(key=str(i), env_key="e", prompt="p") for i in range(7)]
     sampler, other = (TaskSampler(tasks, batch_size=3, seed=1) for _ in range(2))
     sampler.draw()
@@ -103,17 +103,17 @@ def test_a_sampler_goes_on_where_it_was_saved(tmp_path: Path) -> None:
     assert other.draw() == sampler.draw()
 
 
-def test_nothing_to_resume_is_no_checkpoint(tmp_path: Path) -> None:
+def test_without_a_checkpoint_there_is_nothing_to_resume(tmp_path: Path) -> None:
     assert find_checkpoint(tmp_path / "none", "latest") is None
-    saved(tmp_path, 1)
+    save(tmp_path, 1)
     assert find_checkpoint(tmp_path, "none") is None
 
 
-def test_the_newest_complete_one_is_the_latest(
+def test_latest_is_the_newest_complete_checkpoint(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for step in (9, 10):
-        saved(tmp_path, step)
+        save(tmp_path, step)
     (tmp_path / "global_step_11" / "policy").mkdir(parents=True)
     shutil.copytree(tmp_path / "global_step_10", tmp_path / "global_step_12")
     (tmp_path / "global_step_12" / "policy" / "shards" / "0.bin").unlink()
@@ -128,9 +128,9 @@ def test_the_newest_complete_one_is_the_latest(
     assert "policy/shards/0.bin is missing and should have 1 bytes" in caplog.text
 
 
-def test_a_path_must_hold_a_complete_checkpoint(tmp_path: Path) -> None:
-    saved(tmp_path, 3)
-    saved(tmp_path, 4)
+def test_resume_path_must_be_a_complete_checkpoint(tmp_path: Path) -> None:
+    save(tmp_path, 3)
+    save(tmp_path, 4)
     found = find_checkpoint(tmp_path, "from_path", tmp_path / "global_step_3")
     assert found is not None
     assert found.step == 3
@@ -145,7 +145,7 @@ def test_a_path_must_hold_a_complete_checkpoint(tmp_path: Path) -> None:
         find_checkpoint(tmp_path, "from_path", tmp_path / "global_step_3")
 
 
-def test_a_changed_file_is_named_and_nothing_is_loaded(tmp_path: Path) -> None:
+def test_a_corrupt_file_is_named_and_nothing_is_loaded(tmp_path: Path) -> None:
     first, second = Weights("1"), Weights("2")
     checkpoint = save_checkpoint(tmp_path, 1, {"first": first, "second": second})
     (checkpoint.folder / "second" / "shards" / "0.bin").write_text("x")
@@ -160,13 +160,13 @@ def test_a_changed_file_is_named_and_nothing_is_loaded(tmp_path: Path) -> None:
         load_checkpoint(checkpoint, {"second": second})
 
 
-def test_a_part_that_was_not_saved_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"no part 'critic'; it holds \['policy'\]"):
-        load_checkpoint(saved(tmp_path, 1), {"critic": Weights("")})
+def test_a_missing_part_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no part 'critic'; it contains \['policy'\]"):
+        load_checkpoint(save(tmp_path, 1), {"critic": Weights("")})
 
 
 def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
-    saved(tmp_path, 5, max_to_keep=1)
+    save(tmp_path, 5, max_to_keep=1)
     parts: dict[str, Saveable] = {"policy": Weights("w"), "big": FullDisk()}
     with pytest.raises(
         CheckpointError,
@@ -182,41 +182,41 @@ def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
     assert (tmp_path / "latest_ckpt_global_step.txt").read_text() == "5"
 
 
-def test_a_full_disk_at_the_first_checkpoint_says_that_there_is_none(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="none is kept"):
+def test_a_full_disk_at_the_first_checkpoint_reports_that_none_exists(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="there is no earlier checkpoint"):
         save_checkpoint(tmp_path, 1, {"big": FullDisk()})
     assert latest(tmp_path) is None
 
 
-def test_what_a_killed_save_left_is_cleared_by_the_next(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_save_are_removed_by_the_next(tmp_path: Path) -> None:
     (tmp_path / ".global_step_3.draft" / "policy").mkdir(parents=True)
-    saved(tmp_path, 4)
+    save(tmp_path, 4)
     assert not (tmp_path / ".global_step_3.draft").exists()
 
 
-def test_a_step_saved_again_replaces_itself(tmp_path: Path) -> None:
-    saved(tmp_path, 5, "old")
+def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
+    save(tmp_path, 5, "old")
     weights = Weights("")
-    load_checkpoint(saved(tmp_path, 5, "new"), {"policy": weights})
+    load_checkpoint(save(tmp_path, 5, "new"), {"policy": weights})
     assert weights.value == "new"
 
 
-def test_the_newest_are_kept(tmp_path: Path) -> None:
+def test_retention_keeps_the_newest_checkpoints(tmp_path: Path) -> None:
     for step in (8, 9, 10, 11):
-        saved(tmp_path, step, max_to_keep=2)
+        save(tmp_path, step, max_to_keep=2)
     assert steps(tmp_path) == [10, 11]
-    saved(tmp_path, 12)
+    save(tmp_path, 12)
     assert steps(tmp_path) == [10, 11, 12]
 
 
-def test_a_protected_checkpoint_is_never_removed(tmp_path: Path) -> None:
+def test_retention_never_removes_a_protected_checkpoint(tmp_path: Path) -> None:
     for step in (1, 2, 3):
-        saved(tmp_path, step)
-    saved(tmp_path, 4, max_to_keep=1, protect=[2])
+        save(tmp_path, step)
+    save(tmp_path, 4, max_to_keep=1, protect=[2])
     assert steps(tmp_path) == [2, 4]
 
 
-def test_what_was_just_saved_stays_even_beside_later_steps(tmp_path: Path) -> None:
-    saved(tmp_path, 10)
-    saved(tmp_path, 6, max_to_keep=1)
+def test_retention_never_removes_the_checkpoint_just_save(tmp_path: Path) -> None:
+    save(tmp_path, 10)
+    save(tmp_path, 6, max_to_keep=1)
     assert steps(tmp_path) == [6, 10]

@@ -151,7 +151,7 @@ def test_evaluate_takes_one_set_by_name(settings: str) -> None:
         ),
         (
             ["train", "--dry-run", f"data.train_data=[{SOURCE}]", "trainer.policy.model.path=tiny"],
-            "different tasks and there are 3; lower it or add tasks",
+            "different tasks, but there are 3; lower it or add tasks",
         ),
         (
             ["train", "--dry-run", "trainer.policy.model.path=./nowhere"],

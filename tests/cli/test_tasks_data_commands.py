@@ -81,7 +81,7 @@ def test_prepare_is_reproducible_and_keeps_sides_on_request(tmp_path: Path, raw:
 @pytest.mark.parametrize(
     ("content", "options", "says"),
     [
-        (rows(3), (), "no task is left to measure with: of 3 github tasks"),
+        (rows(3), (), "no task is left to evaluate: of 3 github tasks"),
         ([{"key": "k", "env_key": "e"}], (), "raw.json row 1: prompt is missing; add it"),
         (rows(2, task_modality="cu"), (), "row 1: task_modality='cu'"),
         (rows(1, key="other"), (), "row 1: key='other' and task_key='k0' are the same field"),
@@ -117,7 +117,7 @@ def test_validate_fills_the_quarantine_that_prepare_honours(tmp_path: Path) -> N
     assert f"quarantine: {quarantine}" in output
     assert json.loads(quarantine.read_text())["key"] == bad.key
     options = ("--output-dir", tmp_path / "out", "--quarantine", quarantine)
-    with pytest.raises(TaskError, match="no task is left to measure with: of 1 github"):
+    with pytest.raises(TaskError, match="no task is left to evaluate: of 1 github"):
         run("prepare", "--tasks-json", tmp_path / "raw.jsonl", *options)
 
 
@@ -132,7 +132,7 @@ def test_validate_resumes_from_its_journal(tmp_path: Path) -> None:
     assert len(before.splitlines()) == 3
     with pytest.raises(ConfigError, match="--resume and --restart exclude each other"):
         run("validate", source, "--quarantine", quarantine, "--resume", "--restart")
-    with pytest.raises(ConfigError, match="holds 2 verdicts of these checks"):
+    with pytest.raises(ConfigError, match="contains 2 verdicts of these checks"):
         run("validate", source, "--quarantine", quarantine)
     run("validate", source, "--quarantine", quarantine, "--restart")
     assert sorted(journal.read_text().splitlines()) == sorted(before.splitlines())
@@ -211,5 +211,5 @@ def test_a_validation_that_is_stopped_keeps_what_it_found(
     teacher = ("--teacher", "http://127.0.0.1:1", "--teacher-model", "nobody", "--workers", 1)
     with pytest.raises(ExceptionGroup) as caught:
         run("validate", tmp_path / "raw.jsonl", "--quarantine", quarantine, *teacher)
-    assert caught.group_contains(ModelError, match=f"could not be asked about {good.key}")
+    assert caught.group_contains(ModelError, match=f"could not be called for {good.key}")
     assert json.loads(quarantine.read_text())["key"] == bad.key

@@ -1,4 +1,4 @@
-"""Quarantine and manifest: what a run may train on."""
+"""Quarantine files, and the check of a run's training data."""
 
 from __future__ import annotations
 
@@ -44,33 +44,33 @@ def dataset(folder: Path) -> str:
     return str(folder / "train.parquet")
 
 
-def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+def test_written_data_is_read_back(tmp_path: Path) -> None:
     write_quarantine(tmp_path / "q.jsonl", BAD)
     assert read_quarantine(tmp_path / "q.jsonl") == BAD
     write_quarantine(tmp_path / "q.jsonl", Quarantine())
     assert read_quarantine(tmp_path / "q.jsonl") == Quarantine()
 
 
-def test_a_row_is_in_quarantine_as_it_stood() -> None:
+def test_an_edited_row_is_not_in_quarantine() -> None:
     assert A in BAD
     assert B not in BAD
     assert BAD.reason_for(A) is Reason.VACUOUS
-    assert A.model_copy(update={"verifier_code": "mended"}) not in BAD
+    assert A.model_copy(update={"verifier_code": "corrected"}) not in BAD
 
 
-def test_a_new_verdict_takes_the_place_of_the_old_one() -> None:
+def test_a_new_verdict_replaces_the_old_one() -> None:
     more = BAD.updated([Verdict.on(B, (Reason.FLAKY, "1, then 0"))])
     assert (more.reason_for(A), more.reason_for(B)) == (Reason.VACUOUS, Reason.FLAKY)
     assert A not in more.updated([Verdict.on(A, None)])
 
 
-def test_a_line_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_an_invalid_line_is_named(tmp_path: Path) -> None:
     (tmp_path / "q.jsonl").write_text('{"key": "a", "row_sha256": "0", "reason": "dull"}\n')
     with pytest.raises(TaskError, match=r"q.jsonl row 1: reason: Input should be"):
         read_quarantine(tmp_path / "q.jsonl")
 
 
-def test_a_prepared_file_may_be_trained_on(tmp_path: Path) -> None:
+def test_a_prepared_file_is_accepted(tmp_path: Path) -> None:
     source = dataset(tmp_path / "data")
     check_allowed(load_tasks(source), [source], allow_unmanifested=False, quarantine=BAD)
 
@@ -79,7 +79,7 @@ def test_a_world_needs_no_manifest() -> None:
     check_allowed([], ["world:github?count=3"], allow_unmanifested=False, quarantine=None)
 
 
-def test_a_file_without_a_manifest_needs_a_word(tmp_path: Path) -> None:
+def test_a_file_without_a_manifest_is_rejected_unless_allowed(tmp_path: Path) -> None:
     source = str(tmp_path / "tasks.jsonl")
     write_tasks(source, [A])
     with pytest.raises(ConfigError, match=r"has no manifest.json beside it; .*allow_unmanifested"):
@@ -87,7 +87,7 @@ def test_a_file_without_a_manifest_needs_a_word(tmp_path: Path) -> None:
     check_allowed([A], [source], allow_unmanifested=True, quarantine=None)
 
 
-def test_a_file_that_changed_or_came_later_is_not_vouched_for(tmp_path: Path) -> None:
+def test_a_file_that_changed_or_is_not_in_the_manifest_is_rejected(tmp_path: Path) -> None:
     source = dataset(tmp_path / "data")
     later = str(tmp_path / "data" / "more.jsonl")
     write_tasks(later, [A])
@@ -98,21 +98,21 @@ def test_a_file_that_changed_or_came_later_is_not_vouched_for(tmp_path: Path) ->
         check_allowed([], [source], allow_unmanifested=False, quarantine=None)
 
 
-def test_a_quarantined_task_needs_a_word() -> None:
+def test_a_quarantined_task_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"1 tasks in quarantine, such as 'a' \(vacuous\)"):
         check_allowed([A, B], ["world:e"], allow_unmanifested=True, quarantine=BAD)
     check_allowed([B], ["world:e"], allow_unmanifested=True, quarantine=BAD)
 
 
 @pytest.mark.parametrize("allow_unmanifested", [False, True])
-def test_what_is_measured_with_is_never_trained_on(
-    tmp_path: Path, allow_unmanifested: bool
-) -> None:
+def test_validation_tasks_are_never_trained_on(tmp_path: Path, allow_unmanifested: bool) -> None:
     train = dataset(tmp_path / "data")
     validation = str(tmp_path / "data" / "validation.parquet")
     leaked = str(tmp_path / "leaked.jsonl")
     write_tasks(leaked, load_tasks(validation))
-    says = r"holds 2 tasks, such as 'a', that the manifest.json beside .* has on the validation"
+    says = (
+        r"contains 2 tasks, such as 'a', that the manifest.json beside .* lists on the validation"
+    )
     with pytest.raises(ConfigError, match=says):
         check_allowed(
             load_tasks(validation),
@@ -129,14 +129,14 @@ def test_what_is_measured_with_is_never_trained_on(
         )
 
 
-def test_a_file_that_no_manifest_lists_is_not_judged_by_the_one_beside_it(tmp_path: Path) -> None:
+def test_an_unlisted_file_is_not_checked_against_the_manifest_beside_it(tmp_path: Path) -> None:
     source = str(tmp_path / "tasks.jsonl")
     write_tasks(source, [A])
     (tmp_path / "manifest.json").write_text('{"name": "of something else"}')
     check_allowed([A], [source], allow_unmanifested=True, quarantine=None)
 
 
-def test_without_a_name_the_quarantines_nearby_are_honoured(
+def test_quarantine_files_beside_the_sources_are_read_by_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
@@ -158,7 +158,7 @@ def test_without_a_name_the_quarantines_nearby_are_honoured(
         quarantine_for(sources, "none.jsonl")
 
 
-def test_a_file_that_is_there_by_two_names_is_read_once(
+def test_a_quarantine_file_with_two_names_is_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -167,13 +167,13 @@ def test_a_file_that_is_there_by_two_names_is_read_once(
     assert list(found.files) == ["quarantine.jsonl"]
 
 
-def test_a_row_stays_that_fails_in_one_source_and_passes_in_another() -> None:
+def test_a_row_that_fails_in_one_source_stays_in_quarantine() -> None:
     fails, passes = Verdict.on(A, (Reason.OVERLAP, "the same as a of eval")), Verdict.on(A, None)
     assert A in Quarantine().updated([fails, passes])
     assert A in Quarantine().updated([passes, fails])
 
 
-def test_a_quarantine_in_another_encoding_is_named(tmp_path: Path) -> None:
+def test_a_quarantine_file_that_is_not_utf8_is_named(tmp_path: Path) -> None:
     (tmp_path / "q.jsonl").write_bytes('{"key": "é"}'.encode("latin-1"))
     with pytest.raises(TaskError, match=r"q.jsonl: 'utf-8' codec .*skyfleet tasks validate"):
         read_quarantine(tmp_path / "q.jsonl")

@@ -24,7 +24,7 @@ def test_each_env_is_described() -> None:
     assert e.tools == (("look", 3), ("write", 2))
 
 
-def test_cells_read_well_and_html_is_escaped() -> None:
+def test_cells_are_formatted_and_html_is_escaped() -> None:
     cells = stats_cells(stats_of(TASKS))[0]
     assert cells == (
         "<e>",

@@ -12,7 +12,7 @@ from skyfleet.storage.local import discard, publishing, sweep, write_atomically
 
 @contextmanager
 def disk_full_after(n_bytes: int) -> Iterator[None]:
-    """No file may grow past `n_bytes`: the kernel refuses the write, as on a full disk."""
+    """Limit the file size to `n_bytes`: writes beyond it fail, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
     try:
@@ -25,7 +25,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_text_and_bytes_replace_what_was_there(tmp_path: Path) -> None:
+def test_text_and_bytes_replace_the_old_file(tmp_path: Path) -> None:
     write_atomically(tmp_path / "a", "é")
     assert (tmp_path / "a").read_bytes() == b"\xc3\xa9"
     write_atomically(tmp_path / "a", b"\x00")
@@ -41,7 +41,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     assert names(tmp_path) == ["a"]
 
 
-def test_a_folder_appears_only_when_its_block_ends(tmp_path: Path) -> None:
+def test_a_folder_appears_only_when_the_block_ends(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "folder"
     with publishing(folder) as draft:
         (draft / "inside").mkdir()
@@ -51,7 +51,7 @@ def test_a_folder_appears_only_when_its_block_ends(tmp_path: Path) -> None:
     assert names(folder.parent) == ["folder"]
 
 
-def test_a_published_folder_replaces_the_old_one_whole(tmp_path: Path) -> None:
+def test_a_published_folder_replaces_the_old_one_completely(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     with publishing(folder) as draft:
         (draft / "old").touch()
@@ -85,14 +85,14 @@ def test_an_interrupt_leaves_the_old_folder(tmp_path: Path) -> None:
     assert names(tmp_path) == ["folder"]
 
 
-def test_what_a_killed_writer_left_is_cleared_by_the_next(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_writer_are_removed_by_the_next(tmp_path: Path) -> None:
     (tmp_path / ".folder.draft" / "half").mkdir(parents=True)
     with publishing(tmp_path / "folder") as draft:
         assert names(draft) == []
     assert names(tmp_path) == ["folder"]
 
 
-def test_sweeping_brings_back_a_folder_whose_successor_never_came(tmp_path: Path) -> None:
+def test_sweep_restores_a_folder_whose_replacement_was_interrupted(tmp_path: Path) -> None:
     (tmp_path / ".a.replaced" / "old").mkdir(parents=True)
     (tmp_path / ".a.draft" / "new").mkdir(parents=True)
     (tmp_path / ".b.replaced" / "old").mkdir(parents=True)
@@ -104,13 +104,13 @@ def test_sweeping_brings_back_a_folder_whose_successor_never_came(tmp_path: Path
     assert names(tmp_path / "b") == ["new"]
 
 
-def test_a_discarded_folder_is_gone(tmp_path: Path) -> None:
+def test_a_discarded_folder_is_removed(tmp_path: Path) -> None:
     (tmp_path / "folder" / "inside").mkdir(parents=True)
     discard(tmp_path / "folder")
     assert names(tmp_path) == []
 
 
-def test_behind_a_link_the_target_is_replaced_and_the_link_stays(tmp_path: Path) -> None:
+def test_publishing_to_a_symlink_replaces_its_target(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     link = tmp_path / "elsewhere" / "link"
     link.parent.mkdir()

@@ -1,4 +1,4 @@
-"""S3 as boto3 speaks it, against moto's server on loopback."""
+"""S3 through boto3, against moto's server on localhost."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def bucket(endpoint: str, account: pytest.MonkeyPatch) -> str:
     return "s3://tasks"
 
 
-def test_what_is_written_is_read_back(bucket: str) -> None:
+def test_written_data_is_read_back(bucket: str) -> None:
     data = bytes(range(256)) * 4096
     write_bytes(f"{bucket}/deep/a.bin", data)
     assert read_bytes(f"{bucket}/deep/a.bin") == data
@@ -58,7 +58,9 @@ def test_what_is_written_is_read_back(bucket: str) -> None:
 
 
 @pytest.mark.parametrize("address", ["s3://tasks/none.json", "s3://nobody/none.json"])
-def test_what_is_not_there_is_a_missing_file_with_its_address(bucket: str, address: str) -> None:
+def test_a_missing_object_is_a_file_not_found_error_with_its_address(
+    bucket: str, address: str
+) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         read_bytes(address)
     assert caught.value.filename == address
@@ -71,7 +73,7 @@ def test_tasks_are_read_from_an_address(bucket: str) -> None:
     assert (task.key, task.env_key) == ("k", "github")
 
 
-def test_a_dataset_goes_from_one_address_to_another(bucket: str) -> None:
+def test_a_dataset_is_prepared_from_one_address_to_another(bucket: str) -> None:
     rows = [{"key": f"k{i}", "env_id": "github", "prompt": f"do {i}"} for i in range(40)]
     write_bytes(f"{bucket}/raw.json", json.dumps(rows).encode())
     prepare_command(tasks_json=f"{bucket}/raw.json", output_dir=f"{bucket}/v1/", eval_ratio=0.5)
@@ -80,43 +82,45 @@ def test_a_dataset_goes_from_one_address_to_another(bucket: str) -> None:
     assert read_manifest(f"{bucket}/v1/manifest.json").thresholds == {"github": 0.5}
 
 
-def test_a_faltering_service_is_asked_again(account: pytest.MonkeyPatch) -> None:
+def test_a_failing_service_is_retried(account: pytest.MonkeyPatch) -> None:
     busy = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-    with answering(account, busy, WHOLE):
+    with respond_with(account, busy, COMPLETE):
         assert read_bytes("s3://tasks/a") == b"data"
 
 
-def test_a_body_that_breaks_off_is_read_again_from_the_start(account: pytest.MonkeyPatch) -> None:
-    account.setattr(s3, "FIRST_PAUSE_SECONDS", 0.01)
-    with answering(account, WHOLE[:-2], WHOLE[:-3], WHOLE):
+def test_an_interrupted_body_is_read_again(account: pytest.MonkeyPatch) -> None:
+    account.setattr(s3, "FIRST_BACKOFF_SECONDS", 0.01)
+    with respond_with(account, COMPLETE[:-2], COMPLETE[:-3], COMPLETE):
         assert read_bytes("s3://tasks/a") == b"data"
 
 
-def test_a_body_that_always_breaks_off_is_named(account: pytest.MonkeyPatch) -> None:
-    account.setattr(s3, "FIRST_PAUSE_SECONDS", 0.01)
-    account.setattr(s3, "TRIES", 2)
+def test_a_body_that_is_always_interrupted_is_an_error_with_its_address(
+    account: pytest.MonkeyPatch,
+) -> None:
+    account.setattr(s3, "FIRST_BACKOFF_SECONDS", 0.01)
+    account.setattr(s3, "MAX_ATTEMPTS", 2)
     with (
-        answering(account, WHOLE[:-2], WHOLE[:-2]),
+        respond_with(account, COMPLETE[:-2], COMPLETE[:-2]),
         pytest.raises(OSError, match="2") as caught,
     ):
         read_bytes("s3://tasks/a")
     assert caught.value.filename == "s3://tasks/a"
 
 
-WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\nConnection: close\r\n\r\ndata"
+COMPLETE = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\nConnection: close\r\n\r\ndata"
 
 
 @contextmanager
-def answering(account: pytest.MonkeyPatch, *answers: bytes) -> Iterator[None]:
-    """A service that gives these answers, one a connection."""
+def respond_with(account: pytest.MonkeyPatch, *responses: bytes) -> Iterator[None]:
+    """Serve these responses, one per connection."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
-        for answer in answers:
+        for response in responses:
             connection, _ = listener.accept()
             with connection:
                 connection.recv(65536)
-                connection.sendall(answer)
+                connection.sendall(response)
 
     thread = Thread(target=serve)
     thread.start()
@@ -127,17 +131,17 @@ def answering(account: pytest.MonkeyPatch, *answers: bytes) -> Iterator[None]:
     assert not thread.is_alive()
 
 
-def test_a_service_that_is_not_there_is_named(account: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_service_is_an_error_with_its_address(account: pytest.MonkeyPatch) -> None:
     account.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    account.setattr(s3, "TRIES", 1)
+    account.setattr(s3, "MAX_ATTEMPTS", 1)
     with pytest.raises(OSError, match="Could not connect") as caught:
         read_bytes("s3://tasks/a")
     assert caught.value.filename == "s3://tasks/a"
 
 
 @pytest.mark.parametrize("address", ["s3://", "s3://bucket", "s3://bucket/", "s3:///key"])
-def test_an_address_without_an_object_is_refused(address: str) -> None:
-    with pytest.raises(ConfigError, match="names no object; write s3://bucket/key"):
+def test_an_address_without_bucket_or_key_is_rejected(address: str) -> None:
+    with pytest.raises(ConfigError, match="is not the address of an object; write s3://bucket/key"):
         read_bytes(address)
 
 
@@ -154,7 +158,7 @@ def test_files_are_read_and_written_by_the_same_functions(tmp_path: Path) -> Non
         read_bytes(tmp_path / "none")
 
 
-def test_a_neighbour_is_named_by_path_or_address() -> None:
+def test_a_sibling_address_is_built_for_paths_and_urls() -> None:
     assert beside("s3://b/v1/train.parquet", "manifest.json") == "s3://b/v1/manifest.json"
     assert beside(Path("data/train.parquet"), "manifest.json") == "data/manifest.json"
     assert beside("train.parquet", "manifest.json") == "manifest.json"

@@ -1,4 +1,4 @@
-"""What prepare writes: tables that SkyRL and load_tasks read, and a manifest that vouches for them."""
+"""Prepared datasets: tables that SkyRL and `load_tasks` read, and their manifest."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from skyfleet.errors import ConfigError, TaskError
+from skyfleet.tasks.from_objects import as_tasks
 from skyfleet.tasks.loading import load_tasks
 from skyfleet.tasks.manifest import Manifest, make_manifest, read_manifest, row_sha256
 from skyfleet.tasks.preparing import Prepared, Preparing, prepare
@@ -32,7 +33,7 @@ FULL = Task(
 )
 
 
-def made(keys: str, earlier: Manifest | None = None) -> tuple[Prepared, Manifest]:
+def build(keys: str, earlier: Manifest | None = None) -> tuple[Prepared, Manifest]:
     rows = [(i, Task(key=key, env_key="e", prompt=f"do {key}")) for i, key in enumerate(keys)]
     rule = SplitRule(eval_fraction=0.25, min_eval_tasks=1)
     prepared = prepare(rows, Preparing(split=rule))
@@ -60,16 +61,39 @@ def test_the_tables_have_fleets_columns_and_the_prompt_as_one_user_message(tmp_p
     assert row["env_variable_keys"] == '["CURRENT_DATE", "NOTHING", "USER"]'
 
 
-def test_the_tables_are_read_back_as_the_same_tasks(tmp_path: Path) -> None:
+def test_the_tables_load_as_the_same_tasks(tmp_path: Path) -> None:
     plain = Task(key="plain", env_key="github", prompt="p")
     (tmp_path / "a.parquet").write_bytes(fleet_table([FULL, plain]))
     tasks = load_tasks(tmp_path / "a.parquet")
     assert tasks == [FULL, plain]
+    assert tasks[0].env_class is None, "Fleet's tables name fleet_task in every row"
     assert [row_sha256(task) for task in tasks] == [row_sha256(FULL), row_sha256(plain)]
 
 
+def test_skyrl_rows_stay_the_same_tasks_in_the_published_tables(tmp_path: Path) -> None:
+    rows = as_tasks(
+        [
+            {
+                "data_source": "tau_bench",
+                "env_class": "tau_bench",
+                "prompt": [
+                    {"role": "system", "content": "policy"},
+                    {"role": "user", "content": "hi"},
+                    {"role": "tool", "content": "42", "name": "look_up"},
+                    {"role": "user", "content": "bye"},
+                ],
+                "reward_spec": {"actions": []},
+                "extra_info": {"domain": "retail", "index": 3},
+            },
+            {"prompt": "p", "env_class": "mine:Env", "count": 2},
+        ]
+    )
+    (tmp_path / "a.parquet").write_bytes(fleet_table(rows))
+    assert load_tasks(tmp_path / "a.parquet") == rows
+
+
 def test_the_manifest_counts_and_hashes_what_was_written(tmp_path: Path) -> None:
-    prepared, manifest = made("abcdefgh")
+    prepared, manifest = build("abcdefgh")
     files = dataset_files(prepared)
     publish(str(tmp_path / "out"), files, manifest)
     assert read_manifest(tmp_path / "out" / "manifest.json") == manifest
@@ -87,41 +111,41 @@ def test_the_manifest_counts_and_hashes_what_was_written(tmp_path: Path) -> None
 
 
 def test_the_same_rows_give_the_same_bytes() -> None:
-    assert made("abcdefgh")[1].to_bytes() == made("abcdefgh")[1].to_bytes()
+    assert build("abcdefgh")[1].to_bytes() == build("abcdefgh")[1].to_bytes()
 
 
-def test_the_manifest_names_the_tasks_that_moved() -> None:
-    _, before = made("abcdefgh")
-    _, after = made("abcdfgh", earlier=before)  # without e, h moves: see test_task_splits
+def test_the_manifest_lists_the_tasks_that_changed_side() -> None:
+    _, before = build("abcdefgh")
+    _, after = build("abcdfgh", earlier=before)  # without e, h moves: see test_splits
     assert after.moved == {"h": "train"}
     assert before.moved == {}
 
 
-def test_a_rows_hash_is_of_all_it_says() -> None:
+def test_the_row_hash_covers_every_field() -> None:
     edited = FULL.model_copy(update={"verifier_code": "def verify(env):\n    return 0\n"})
     assert row_sha256(edited) != row_sha256(FULL)
     assert row_sha256(Task.model_validate(FULL.model_dump())) == row_sha256(FULL)
 
 
-def test_a_folder_with_other_things_in_it_is_not_replaced(tmp_path: Path) -> None:
-    prepared, manifest = made("abcdefgh")
+def test_a_folder_with_other_files_is_not_replaced(tmp_path: Path) -> None:
+    prepared, manifest = build("abcdefgh")
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match=r"holds 'notes.txt', which would be lost"):
+    with pytest.raises(ConfigError, match=r"contains 'notes.txt', which would be lost"):
         publish(str(tmp_path), dataset_files(prepared), manifest)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
-    with pytest.raises(ConfigError, match="is a file; name a folder"):
+    with pytest.raises(ConfigError, match="is a file; set it to a folder"):
         publish(str(tmp_path / "notes.txt"), dataset_files(prepared), manifest)
 
 
-def test_a_dataset_is_replaced_whole(tmp_path: Path) -> None:
+def test_a_dataset_folder_is_replaced_atomically(tmp_path: Path) -> None:
     for keys in ("abcdefgh", "abcdfgh"):
-        prepared, manifest = made(keys)
+        prepared, manifest = build(keys)
         publish(str(tmp_path / "out"), dataset_files(prepared), manifest)
     assert len(load_tasks(tmp_path / "out" / "train.parquet")) == 6
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_manifest_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_an_invalid_manifest_error_names_the_file(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text('{"format_version": 1}')
     with pytest.raises(TaskError, match=r"manifest.json: source: Field required.*prepare"):
         read_manifest(tmp_path / "manifest.json")

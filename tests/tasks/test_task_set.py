@@ -32,6 +32,6 @@ def test_an_env_without_tasks_is_named() -> None:
         TaskSet(ROWS).of_envs(["githb"])
 
 
-def test_a_key_is_there_once() -> None:
-    with pytest.raises(TaskError, match="key='a' is there twice"):
+def test_a_duplicate_key_is_an_error() -> None:
+    with pytest.raises(TaskError, match="key='a' occurs twice"):
         TaskSet([task("a", "x"), task("a", "y")])

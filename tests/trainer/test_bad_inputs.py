@@ -86,7 +86,7 @@ async def test_more_tasks_a_batch_than_there_are_is_refused(tmp_path: Path) -> N
     error = await refusal(
         tmp_path, "trainer.train_batch_size=5", "trainer.policy_mini_batch_size=5"
     )
-    assert str(error).startswith("trainer.train_batch_size=5 wants 5 different tasks")
+    assert str(error).startswith("trainer.train_batch_size=5 needs 5 different tasks")
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""Remembering."""
+"""Checkpoints: save, find, load, resume and retention."""

@@ -1,7 +1,7 @@
-"""Checkpoint: one saved step, with a manifest of every file in it.
+"""Checkpoint: one saved step, with a manifest of its files.
 
-`{root}/global_step_N/{part}/…` and `{root}/global_step_N/manifest.json`; a folder without the
-manifest, or without a file that it names, is not a checkpoint.
+The layout is `{root}/global_step_N/{part}/…` and `{root}/global_step_N/manifest.json`. A folder
+without the manifest, or without a file that the manifest lists, is not a checkpoint.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MANIFEST = "manifest.json"
 
 
 class Saveable(Protocol):
-    """Something that can put itself in an empty folder and come back from it."""
+    """A component that saves itself to an empty folder and loads itself from it."""
 
     def save(self, folder: Path) -> None: ...
 
@@ -29,7 +29,7 @@ class Saveable(Protocol):
 
 
 class Stateful(Protocol):
-    """Something whose state is plain JSON."""
+    """A component whose state is plain JSON."""
 
     def state_dict(self) -> Mapping[str, Any]: ...
 
@@ -38,7 +38,7 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class JsonPart:
-    """Makes a `Stateful` saveable, as `state.json`."""
+    """Saves a `Stateful` component as `state.json`."""
 
     owner: Stateful
 
@@ -69,7 +69,7 @@ class Manifest(BaseModel):
     skyfleet_version: str
     parts: tuple[str, ...]
     files: dict[str, FileRecord]
-    """By path inside the checkpoint."""
+    """By path relative to the checkpoint folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ def checkpoint_folder(root: Path, step: int) -> Path:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Raises unless every file is there in its full size; hashes wait until it is loaded."""
+    """Open a checkpoint and check the size of every file; `load_checkpoint` checks the hashes."""
     try:
         manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes())
     except OSError as error:
@@ -97,8 +97,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         ) from None
     except ValidationError as error:
         raise CheckpointError(
-            f"{folder} is not a complete checkpoint: {MANIFEST} has {error.error_count()} fields "
-            "that cannot be read; choose another checkpoint"
+            f"{folder} is not a complete checkpoint: {MANIFEST} has {error.error_count()} invalid "
+            "fields; choose another checkpoint"
         ) from None
     for name, record in manifest.files.items():
         path = folder / name

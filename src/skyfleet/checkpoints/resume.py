@@ -1,4 +1,4 @@
-"""Resume: find the checkpoint to go on from, and load it whole or not at all."""
+"""Resume: decide from which checkpoint a run resumes, verify it, and load it."""
 
 from __future__ import annotations
 
@@ -18,38 +18,42 @@ ResumeMode = Literal["latest", "from_path", "none"]
 def find_checkpoint(
     root: Path, mode: ResumeMode, path: Path | str | None = None
 ) -> Checkpoint | None:
-    """`latest` is the newest complete one, whatever the latest file says; None if there is none."""
+    """Decide from which checkpoint a run resumes; None if it starts from scratch.
+
+    `mode` is trainer.resume_mode and `path` is trainer.resume_path. `latest` is the newest complete
+    checkpoint, whatever latest_ckpt_global_step.txt contains.
+    """
     match mode:
         case "none":
             return None
         case "latest":
-            return max(complete_checkpoints(root), key=lambda c: c.step, default=None)
+            return max(list_complete_checkpoints(root), key=lambda c: c.step, default=None)
         case "from_path":
             if path is None:
                 raise ConfigError(
-                    "trainer.resume_mode=from_path and trainer.resume_path is not set; "
+                    "trainer.resume_mode=from_path, but trainer.resume_path is not set; "
                     "set it to a global_step_N folder"
                 )
             return read_checkpoint(Path(path))
 
 
-def complete_checkpoints(root: Path) -> list[Checkpoint]:
-    """Drafts are passed over in silence, partial folders with a warning."""
+def list_complete_checkpoints(root: Path) -> list[Checkpoint]:
+    """List complete checkpoints; an incomplete folder is skipped with a warning."""
     complete = []
     for folder in root.glob("global_step_*"):
         try:
             complete.append(read_checkpoint(folder))
         except CheckpointError as error:
-            logger.warning("passed over: %s", error)
+            logger.warning("skipped: %s", error)
     return complete
 
 
 def load_checkpoint(checkpoint: Checkpoint, parts: Mapping[str, Saveable]) -> None:
-    """Every file of `parts` is checked before the first part is touched."""
-    held = checkpoint.manifest.parts
-    if missing := [name for name in parts if name not in held]:
+    """Load the parts; every file is verified before the first part is loaded."""
+    saved = checkpoint.manifest.parts
+    if missing := [name for name in parts if name not in saved]:
         raise CheckpointError(
-            f"{checkpoint.folder} has no part {missing[0]!r}; it holds {list(held)}, so resume with "
+            f"{checkpoint.folder} has no part {missing[0]!r}; it contains {list(saved)}, so resume with "
             "the configuration that saved it"
         )
     for name in parts:
@@ -59,7 +63,7 @@ def load_checkpoint(checkpoint: Checkpoint, parts: Mapping[str, Saveable]) -> No
 
 
 def verified(checkpoint: Checkpoint, part: str) -> Path:
-    """The folder of a part, every file in it as it was saved."""
+    """Check the hash of every file of a part and return its folder."""
     for name, record in checkpoint.manifest.files.items():
         if name.split("/")[0] == part:
             _verify(checkpoint.folder, name, record)
@@ -77,5 +81,5 @@ def _verify(folder: Path, name: str, record: FileRecord) -> None:
         raise CheckpointError(
             f"{folder}: {name} has changed since it was saved ({found.size_bytes} bytes, sha256 "
             f"{found.sha256[:8]}…; saved {record.size_bytes} bytes, {record.sha256[:8]}…); "
-            "move the folder away and the checkpoint before it is used"
+            "move the folder away to resume from the previous checkpoint"
         )

@@ -1,4 +1,4 @@
-"""Saving: a checkpoint appears whole, is named the latest, and only then do old ones go."""
+"""Save checkpoints atomically, and remove old ones (retention) only after a save succeeded."""
 
 from __future__ import annotations
 
@@ -15,28 +15,29 @@ from skyfleet.checkpoints.checkpoint import (
     Saveable,
     checkpoint_folder,
 )
-from skyfleet.checkpoints.resume import complete_checkpoints, find_checkpoint
+from skyfleet.checkpoints.resume import find_checkpoint, list_complete_checkpoints
 from skyfleet.errors import CheckpointError
 from skyfleet.storage.local import discard, publishing, sweep, write_atomically
 
 logger = logging.getLogger(__name__)
 
+LATEST = "latest_ckpt_global_step.txt"
 
-def prune(root: Path, *, max_to_keep: int, protect: Collection[int]) -> None:
-    """Keeps the newest `max_to_keep` and those whose step is in `protect`; -1 keeps all."""
+
+def prune_checkpoints(root: Path, *, max_to_keep: int, protect: Collection[int]) -> None:
+    """Keep the newest `max_to_keep` checkpoints and the steps in `protect`; -1 keeps all."""
     if max_to_keep < 0:
         return
-    newest_first = sorted(complete_checkpoints(root), key=lambda c: c.step, reverse=True)
+    newest_first = sorted(list_complete_checkpoints(root), key=lambda c: c.step, reverse=True)
     for checkpoint in newest_first[max_to_keep:]:
         if checkpoint.step in protect:
             continue
         try:
             discard(checkpoint.folder)
         except OSError as error:
-            logger.warning("%s is old and could not be removed: %s", checkpoint.folder, error)
-
-
-LATEST = "latest_ckpt_global_step.txt"
+            logger.warning(
+                "the old checkpoint %s could not be removed: %s", checkpoint.folder, error
+            )
 
 
 def save_checkpoint(
@@ -47,22 +48,25 @@ def save_checkpoint(
     max_to_keep: int = -1,
     protect: Collection[int] = (),
 ) -> Checkpoint:
-    """One process saves to a root at a time; what is saved here is never among the old ones."""
+    """Save the parts, then apply retention, which never removes this checkpoint.
+
+    Only one process may save to a root at a time.
+    """
     folder = checkpoint_folder(root, step)
     try:
-        # A killed save may have left gigabytes, and this one needs the space.
+        # A killed save may have left gigabytes, and this save needs the space.
         sweep(root)
         with publishing(folder) as draft:
-            manifest = _written(draft, step, parts)
+            manifest = _write_parts(draft, step, parts)
         write_atomically(root / LATEST, str(step))
-    # Not only OSError: torch and safetensors report a full disk with errors of their own.
+    # Not only OSError: torch and safetensors raise their own errors for a full disk.
     except Exception as error:
-        raise CheckpointError(_failure(folder, error)) from error
-    prune(root, max_to_keep=max_to_keep, protect={*protect, step})
+        raise CheckpointError(_describe_failure(folder, error)) from error
+    prune_checkpoints(root, max_to_keep=max_to_keep, protect={*protect, step})
     return Checkpoint(folder=folder, manifest=manifest)
 
 
-def _written(draft: Path, step: int, parts: Mapping[str, Saveable]) -> Manifest:
+def _write_parts(draft: Path, step: int, parts: Mapping[str, Saveable]) -> Manifest:
     for name, part in parts.items():
         (draft / name).mkdir()
         part.save(draft / name)
@@ -81,12 +85,16 @@ def _version() -> str:
     try:
         return version("skyfleet")
     except PackageNotFoundError:
-        return "not installed"  # run from its source folder
+        return "not installed"  # Run from a source checkout.
 
 
-def _failure(folder: Path, error: Exception) -> str:
+def _describe_failure(folder: Path, error: Exception) -> str:
     previous = find_checkpoint(folder.parent, "latest")
-    left = (
-        f"the previous checkpoint {previous.folder.name} is intact" if previous else "none is kept"
+    fallback = (
+        f"the previous checkpoint {previous.folder.name} is intact"
+        if previous
+        else "there is no earlier checkpoint"
     )
-    return f"{folder} was not saved: {type(error).__name__}: {error}; mend that and resume: {left}"
+    return (
+        f"{folder} was not saved: {type(error).__name__}: {error}; fix that and resume: {fallback}"
+    )

@@ -1,1 +1,1 @@
-"""Which tasks are worth it."""
+"""Data curation: validation of tasks, mutation testing of verifiers, quarantine, statistics."""

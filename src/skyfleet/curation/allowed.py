@@ -1,4 +1,4 @@
-"""Allowed: a run trains on checked data, or says that it does not want to."""
+"""Check that a run trains only on prepared, non-quarantined training tasks."""
 
 from __future__ import annotations
 
@@ -18,48 +18,47 @@ def check_allowed(
     allow_unmanifested: bool,
     quarantine: Quarantine | None,
 ) -> None:
-    """ConfigError for a file that no manifest vouches for, and for a task to measure with or in
-    quarantine.
+    """Raise ConfigError for a file without a manifest, a validation task or a quarantined task.
 
-    A source that is no file needs no manifest: its address says which tasks it makes.
+    A source that is not a file needs no manifest: its address determines its tasks.
     """
     for source in filter(is_file, sources):
-        manifest = _known_manifest(source) if allow_unmanifested else _checked_manifest(source)
+        manifest = _find_manifest(source) if allow_unmanifested else _require_manifest(source)
         if manifest is not None:
             _check_sides(tasks, source, manifest)
-    caught = [task for task in tasks if task in quarantine] if quarantine else []
-    if quarantine and caught:
+    quarantined = [task for task in tasks if task in quarantine] if quarantine else []
+    if quarantine and quarantined:
         where = f" ({', '.join(quarantine.files)})" if quarantine.files else ""
         raise ConfigError(
-            f"data.train_data holds {len(caught)} tasks in quarantine{where}, such as "
-            f"{caught[0].key!r} ({quarantine.reason_for(caught[0])}); leave them out with "
+            f"data.train_data contains {len(quarantined)} tasks in quarantine{where}, such as "
+            f"{quarantined[0].key!r} ({quarantine.reason_for(quarantined[0])}); drop them with "
             "`skyfleet tasks prepare --quarantine`, or set data.allow_quarantined=true"
         )
 
 
 def _check_sides(tasks: Collection[Task], source: str, manifest: Manifest) -> None:
-    """By the key, wherever a task was read: what one file measures with, none may train on."""
+    """Compare by key, whichever file a task is from: no validation task may be trained on."""
     sides = {key: entry.side for key, entry in manifest.tasks.items()}
-    caught = [task.key for task in tasks if sides.get(task.key, "train") != "train"]
-    if caught:
+    held_out = [task.key for task in tasks if sides.get(task.key, "train") != "train"]
+    if held_out:
         raise ConfigError(
-            f"data.train_data holds {len(caught)} tasks, such as {caught[0]!r}, that the "
-            f"{MANIFEST} beside {source!r} has on the {sides[caught[0]]} side; name the file of "
-            "its train side, or split anew with `skyfleet tasks prepare`"
+            f"data.train_data contains {len(held_out)} tasks, such as {held_out[0]!r}, that the "
+            f"{MANIFEST} beside {source!r} lists on the {sides[held_out[0]]} side; set the file of "
+            "its train side, or split again with `skyfleet tasks prepare`"
         )
 
 
-def _known_manifest(source: str) -> Manifest | None:
-    """The one that lists the file, if there is one: the leave is for files that none lists."""
+def _find_manifest(source: str) -> Manifest | None:
+    """Return the manifest that lists the file; allow_unmanifested applies only to unlisted files."""
     try:
         manifest = read_manifest(beside(source, MANIFEST))
     except (FileNotFoundError, TaskError):
         return None
-    return manifest if _name(source) in manifest.files else None
+    return manifest if _file_name(source) in manifest.files else None
 
 
-def _checked_manifest(source: str) -> Manifest:
-    way_out = (
+def _require_manifest(source: str) -> Manifest:
+    remedy = (
         f"write one with `skyfleet tasks prepare --tasks-json {source}` and train on what it "
         "writes, or set data.allow_unmanifested=true"
     )
@@ -67,20 +66,20 @@ def _checked_manifest(source: str) -> Manifest:
         manifest = read_manifest(beside(source, MANIFEST))
     except FileNotFoundError:
         raise ConfigError(
-            f"data.train_data={source!r} has no {MANIFEST} beside it; {way_out}"
+            f"data.train_data={source!r} has no {MANIFEST} beside it; {remedy}"
         ) from None
-    name = _name(source)
+    name = _file_name(source)
     if name not in manifest.files:
         raise ConfigError(
-            f"data.train_data={source!r} is not in the {MANIFEST} beside it, which knows "
-            f"{sorted(manifest.files)}; {way_out}"
+            f"data.train_data={source!r} is not in the {MANIFEST} beside it, which lists "
+            f"{sorted(manifest.files)}; {remedy}"
         )
     if sha256_of(read_bytes(source)) != manifest.files[name]:
         raise ConfigError(
-            f"data.train_data={source!r} has changed since its {MANIFEST} was written; {way_out}"
+            f"data.train_data={source!r} has changed since its {MANIFEST} was written; {remedy}"
         )
     return manifest
 
 
-def _name(source: str) -> str:
+def _file_name(source: str) -> str:
     return source.rpartition("/")[2]

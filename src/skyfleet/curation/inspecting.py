@@ -1,4 +1,4 @@
-"""Inspecting: envs whose state can be compared, and that know which of their tools write."""
+"""Environments for validation: their state can be compared, and their writing tools are known."""
 
 from __future__ import annotations
 
@@ -14,37 +14,35 @@ from skyfleet.worlds.catalog import get_world
 from skyfleet.worlds.env import WorldEnv
 from skyfleet.worlds.world import World
 
-ANSWERING = SUBMIT_NAME
-
 
 @runtime_checkable
 class Inspectable(Protocol):
     writing: frozenset[str]
-    """The tools that may change the state."""
+    """Names of the tools that may change the state."""
 
     def state(self) -> str:
-        """Equal texts are equal states, the answer that was given included."""
+        """Return the state as text, including the submitted answer; equal texts are equal states."""
         ...
 
 
-class InspectedWorld(WorldEnv):
+class InspectableWorldEnv(WorldEnv):
     def __init__(self, world: World, task: Task) -> None:
         super().__init__(world, task)
-        self.writing = world.toolkit.writing | {ANSWERING}
+        self.writing = world.toolkit.writing | {SUBMIT_NAME}
 
     def state(self) -> str:
-        rows = "\n".join(self._opened.db.connection.iterdump())
+        rows = "\n".join(self._open_app.db.connection.iterdump())
         return f"{rows}\n{self._answer!r}"
 
 
-class Watched:
-    """Any env, with what can be told of it; None where it cannot be told."""
+class RecordingEnv:
+    """Wraps an env and records its state before and after grading; None if not inspectable."""
 
     def __init__(self, env: Env) -> None:
         self._env = env
         self.writing = env.writing if isinstance(env, Inspectable) else None
         self.before: str | None = None
-        """The state just before the grade."""
+        """The state before grading."""
         self.after: str | None = None
 
     async def reset(self) -> Observation:
@@ -67,17 +65,17 @@ class Watched:
 
 
 def inspecting_factory(config: RunConfig) -> EnvFactory:
-    """As `env_factory`, except that an embedded world can be looked into."""
+    """As `env_factory`, except that built-in worlds are inspectable."""
     open_env = env_factory(config)
     environment = config.environment
 
-    async def open_either(task: Task) -> Env:
+    async def open_inspectable_env(task: Task) -> Env:
         if environment.env_classes.get(task.env_key, environment.env_class) == "world":
             return await open_inspected(task)
         return await open_env(task)
 
-    return open_either
+    return open_inspectable_env
 
 
-async def open_inspected(task: Task) -> InspectedWorld:
-    return InspectedWorld(get_world(task.env_key), task)
+async def open_inspected(task: Task) -> InspectableWorldEnv:
+    return InspectableWorldEnv(get_world(task.env_key), task)

@@ -1,4 +1,4 @@
-"""Journal: verdicts as they come, so that a validation that was stopped goes on where it was."""
+"""Journal of a validation: verdicts are appended as they are made, so that it can resume."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from skyfleet.tasks.task import Task
 
 
 class Journal:
-    """What was judged of which row; edited rows are judged again."""
+    """Verdicts by row; an edited row has another hash and is validated again."""
 
     def __init__(self, file: TextIO, known: Mapping[tuple[str, str], Verdict]) -> None:
         self._file, self._known = file, known
@@ -35,9 +35,9 @@ class Journal:
 def keeping_journal(
     path: Path, checks: Mapping[str, Any], *, resume: bool = False, restart: bool = False
 ) -> Iterator[Journal]:
-    """`checks` says what is checked: verdicts of other checks are not taken over.
+    """Open the journal. `checks` describes the checks: verdicts of other checks are not reused.
 
-    Those of the same checks are used again or thrown away only by one who says which.
+    Existing verdicts of the same checks need an explicit choice: `resume` or `restart`.
     """
     heading = json.dumps(dict(checks), sort_keys=True)
     verdicts = [] if restart or not path.exists() else _read(path, heading, resume=resume)
@@ -54,18 +54,18 @@ def _read(path: Path, heading: str, *, resume: bool) -> list[Verdict]:
         if not resume:
             return []
         raise ConfigError(
-            f"{path} was begun with {first[:200]} and now {heading[:200]} is asked; "
-            "ask the same, or begin again with --restart"
+            f"{path} was written with the options {first[:200]}, now they are {heading[:200]}; "
+            "use the same options, or start over with --restart"
         )
     verdicts = []
     for line in lines:
         try:
             verdicts.append(Verdict.model_validate_json(line))
         except ValidationError:
-            continue  # the line that was being written when the last run was stopped
+            continue  # The line that was being written when the last run was interrupted.
     if verdicts and not resume:
         raise ConfigError(
-            f"{path} holds {len(verdicts)} verdicts of these checks; go on with --resume, "
-            "which checks new and edited rows only, or begin again with --restart"
+            f"{path} contains {len(verdicts)} verdicts of these checks; continue with --resume, "
+            "which checks only new and edited rows, or start over with --restart"
         )
     return verdicts

@@ -1,4 +1,4 @@
-"""Mutate: a reference solution with one argument of one call made wrong."""
+"""Mutation testing: change one argument of one call of a reference solution to a wrong value."""
 
 from __future__ import annotations
 
@@ -16,47 +16,54 @@ from skyfleet.tasks.task import RecordedCall, Task
 class Argument:
     """One argument of one reference call."""
 
-    place: int
+    call_index: int
     tool: str
     name: str
     value: object
     schema: Mapping[str, Any]
 
-    def changed(self, task: Task, wrong: object) -> Task:
-        call = task.solution[self.place]
-        mutated = RecordedCall(name=call.name, arguments={**call.arguments, self.name: wrong})
-        calls = (*task.solution[: self.place], mutated, *task.solution[self.place + 1 :])
-        return task.model_copy(update={"solution": calls})
+    def mutate(self, task: Task, wrong: object) -> Task:
+        """Return the task with this argument of its solution replaced by `wrong`."""
+        calls = list(task.solution)
+        call = calls[self.call_index]
+        arguments = {**call.arguments, self.name: wrong}
+        calls[self.call_index] = RecordedCall(name=call.name, arguments=arguments)
+        return task.model_copy(update={"solution": tuple(calls)})
 
-    def told(self, wrong: object) -> str:
+    def describe(self, wrong: object) -> str:
         """`update_issue(state='closed' -> 'open')`"""
         return f"{self.tool}({self.name}={self.value!r} -> {wrong!r})"
 
-    def wrong_values(self, heard: list[str]) -> Iterator[object]:
-        """One made up, then such as stand in `heard`, which may grow in between: the last said
-        first, because a refusal ends with what would be right."""
-        made_up = other_value(self.value, self.schema)
-        if made_up is None:
+    def wrong_values(self, outputs: list[str]) -> Iterator[object]:
+        """Yield an invented value, then values that occur in the tool outputs.
+
+        `outputs` may grow in between. The last words come first, because an error message ends with
+        the valid values.
+        """
+        invented = other_value(self.value, self.schema)
+        if invented is None:
             return
-        yield made_up
+        yield invented
         if isinstance(self.value, bool) or not isinstance(self.value, str | int):
             return
         kind, pattern = (int, r"\b\d{1,9}\b") if isinstance(self.value, int) else (str, r"[\w-]+")
-        found = [kind(word) for text in reversed(heard) for word in re.findall(pattern, text)[::-1]]
-        yield from (word for word in dict.fromkeys(found) if word not in (self.value, made_up))
+        found = [
+            kind(word) for text in reversed(outputs) for word in re.findall(pattern, text)[::-1]
+        ]
+        yield from (word for word in dict.fromkeys(found) if word not in (self.value, invented))
 
 
 def writing_arguments(
     task: Task, tools: Mapping[str, ToolSpec], writing: frozenset[str] | None
 ) -> Iterator[Argument]:
-    """Of the calls that write; of every call where nobody says which do."""
-    for place, call in enumerate(task.solution):
+    """Yield the arguments of writing calls, or of all calls if the writing tools are unknown."""
+    for index, call in enumerate(task.solution):
         if writing is not None and call.name not in writing:
             continue
         schema = tools[call.name].parameters if call.name in tools else {}
         for name, value in call.arguments.items():
             yield Argument(
-                place=place,
+                call_index=index,
                 tool=call.name,
                 name=name,
                 value=value,
@@ -65,7 +72,7 @@ def writing_arguments(
 
 
 def other_value(value: object, schema: Mapping[str, Any]) -> object:
-    """A value of the same kind that says something else; None where there is none."""
+    """Return a different value of the same type; None if there is none."""
     if choices := [one for one in schema.get("enum", ()) if one != value]:
         return choices[0]
     match value:
@@ -74,31 +81,31 @@ def other_value(value: object, schema: Mapping[str, Any]) -> object:
         case int() | float():
             return value + 1
         case str():
-            return _other_text(value)
+            return _mutate_text(value)
         case list():
             schemas = dict.fromkeys(range(len(value)), schema.get("items", {}))
-            changed = _other_leaf(dict(enumerate(value)), schemas)
-            return list(changed.values()) if changed else None
+            mutated = _mutate_leaf(dict(enumerate(value)), schemas)
+            return list(mutated.values()) if mutated else None
         case dict():
-            return _other_leaf(value, schema.get("properties", {}))
+            return _mutate_leaf(value, schema.get("properties", {}))
     return None
 
 
-def _other_leaf(
+def _mutate_leaf(
     values: Mapping[Any, object], schemas: Mapping[Any, Mapping[str, Any]]
 ) -> dict[Any, object] | None:
-    """The first that can be said otherwise, however deep it lies; the others stay."""
+    """Change the first value that can be changed, at any depth; the others stay."""
     for key, value in values.items():
         if (wrong := other_value(value, schemas.get(key, {}))) is not None:
             return {**values, key: wrong}
     return None
 
 
-def _other_text(text: str) -> str:
+def _mutate_text(text: str) -> str:
     if text.isdecimal():
         return str(int(text) + 1)
     try:
         return (date.fromisoformat(text) + timedelta(days=1)).isoformat()
     except (ValueError, OverflowError):
-        # In front, because some verifiers compare only beginnings.
+        # As a prefix, because some verifiers compare only the beginning.
         return f"zorqua {text}"

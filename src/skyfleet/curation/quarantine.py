@@ -1,4 +1,4 @@
-"""Quarantine: the rows that failed a check, so that nobody trains on them by accident."""
+"""Quarantine: the rows that failed validation and must not be trained on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUARANTINE = "quarantine.jsonl"
 
 
 class Quarantined(BaseModel):
-    """One row of the file. It holds for the row as it stood: a mended one is free."""
+    """One line of the file. It applies to one version of a row: a corrected row is free."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -32,7 +32,7 @@ class Quarantined(BaseModel):
 @dataclass(frozen=True, slots=True)
 class Quarantine:
     rows: dict[tuple[str, str], Quarantined] = field(default_factory=dict)
-    """By key and hash."""
+    """By key and row hash."""
     files: dict[str, str] = field(default_factory=dict, compare=False)
     """The sha256 of each file it was read from."""
 
@@ -44,14 +44,14 @@ class Quarantine:
         return row.reason if row else None
 
     def updated(self, verdicts: Iterable[Verdict]) -> Quarantine:
-        """Rows that now pass leave, rows that now fail come, others stay.
+        """Return a copy: rows that pass now are removed, rows that fail now are added.
 
-        Of a row with several verdicts one that fails is enough, in whatever order they come.
+        If a row has several verdicts, one failure suffices, in any order.
         """
-        judged = list(verdicts)
-        places = {(verdict.task_key, verdict.row_sha256) for verdict in judged}
-        rows = {place: row for place, row in self.rows.items() if place not in places}
-        for verdict in judged:
+        new = list(verdicts)
+        validated = {(verdict.task_key, verdict.row_sha256) for verdict in new}
+        rows = {row_id: row for row_id, row in self.rows.items() if row_id not in validated}
+        for verdict in new:
             if verdict.reason is not None:
                 rows[verdict.task_key, verdict.row_sha256] = Quarantined(
                     key=verdict.task_key,
@@ -63,12 +63,12 @@ class Quarantine:
 
 
 def is_file(source: str) -> bool:
-    """`world:` and `agentdojo:` sources are made, not read."""
+    """`world:` and `agentdojo:` sources are generated, not read."""
     return not source.startswith(("world:", "agentdojo:"))
 
 
 def quarantine_for(sources: Iterable[str], named: str | None) -> Quarantine:
-    """The named one; without a name, every `quarantine.jsonl` beside a source or right here."""
+    """Read the named file, or else every `quarantine.jsonl` beside a source or in the working folder."""
     if named is not None:
         return read_quarantine(named)
     rows: dict[tuple[str, str], Quarantined] = {}
@@ -86,14 +86,14 @@ def quarantine_for(sources: Iterable[str], named: str | None) -> Quarantine:
 
 
 def read_quarantine(address: Path | str) -> Quarantine:
-    """FileNotFoundError where there is none."""
+    """Read a quarantine file; FileNotFoundError if there is none."""
     rows = {}
     data = read_bytes(address)
     try:
         lines = data.decode().split("\n")
     except UnicodeDecodeError as error:
         raise TaskError(
-            f"{address}: {error}; name the file that `skyfleet tasks validate` wrote"
+            f"{address}: {error}; give a file that `skyfleet tasks validate` wrote"
         ) from None
     for number, line in enumerate(lines, start=1):
         if not line.strip():

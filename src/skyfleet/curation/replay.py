@@ -1,4 +1,4 @@
-"""Replay: a task's reference solution passes, every time, and nothing less than it does."""
+"""Validation by execution: the reference solution passes every time, and nothing else passes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from skyfleet.chat.message import ToolSpec
-from skyfleet.curation.inspecting import Watched
+from skyfleet.curation.inspecting import RecordingEnv
 from skyfleet.curation.mutating import writing_arguments
 from skyfleet.curation.verdict import Fault, Reason
 from skyfleet.envs.env import EnvFactory, Observation
@@ -18,18 +18,18 @@ from skyfleet.tasks.task import Task
 from skyfleet.trajectories.trajectory import Ending, Trajectory
 
 EXPECTED_ERRORS = "expected_errors"
-"""Where a row's metadata says how many reference calls fail on purpose."""
+"""Key of `metadata`: the number of reference calls that fail on purpose."""
 
-MOST_MUTANTS = 12
-WRONG_VALUES = 5
-"""Tried for one argument, until the tool takes one."""
+MAX_MUTATED_ARGUMENTS = 12
+MAX_WRONG_VALUES = 5
+"""Tried per argument until the tool accepts one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
+class Episode:
     trajectory: Trajectory
-    end: str | None
-    """The state before the grade; None where it cannot be told."""
+    final_state: str | None
+    """The state before grading; None if the env is not inspectable."""
     changed_by_grading: bool
     writing: frozenset[str] | None
     tools: tuple[ToolSpec, ...]
@@ -40,12 +40,12 @@ class Played:
 
     @property
     def ungraded(self) -> bool:
-        """Played to its end, and nobody can say how well: attempts like it would teach nothing."""
-        whole = self.trajectory.ending not in (Ending.FAILED, Ending.TIMEOUT)
-        return whole and self.trajectory.grade is None
+        """The episode ended normally without a grade: such attempts give no learning signal."""
+        completed = self.trajectory.ending not in (Ending.FAILED, Ending.TIMEOUT)
+        return completed and self.trajectory.grade is None
 
     @property
-    def replies(self) -> list[str]:
+    def tool_outputs(self) -> list[str]:
         return [reply.text for turn in self.trajectory.turns for reply in turn.replies]
 
     @property
@@ -53,122 +53,125 @@ class Played:
         replies = (reply for turn in self.trajectory.turns for reply in turn.replies)
         return [reply.text for reply in replies if reply.is_error]
 
-    def same_end(self, other: Played) -> bool:
-        return self.end is not None and self.end == other.end
+    def same_final_state(self, other: Episode) -> bool:
+        return self.final_state is not None and self.final_state == other.final_state
 
 
 async def replay(task: Task, open_env: EnvFactory, *, timeout_seconds: float) -> Fault | None:
-    """What is wrong with the task, or None. Without a reference, only that idleness must fail."""
-    player = _Player(open_env, timeout_seconds)
-    idle = await player.play(task, null_policy)
+    """Run the task and return its fault, or None.
+
+    Without a reference solution, the only check is that doing nothing fails.
+    """
+    runner = _Runner(open_env, timeout_seconds)
+    idle = await runner.run(task, null_policy)
     if idle.passed:
-        return Reason.VACUOUS, _told(idle)
+        return Reason.VACUOUS, _describe_outcome(idle)
     if idle.ungraded:
-        return Reason.UNGRADED, f"doing nothing fails without a grade: {_told(idle)}"
+        return Reason.UNGRADED, f"doing nothing returns no grade: {_describe_outcome(idle)}"
     if not task.solution:
         return None
-    reference = await player.play(task, oracle_policy)
-    if fault := _fault_of_reference(task, reference):
+    reference = await runner.run(task, oracle_policy)
+    if fault := _check_reference(task, reference):
         return fault
-    again = await player.play(task, oracle_policy)
+    again = await runner.run(task, oracle_policy)
     if again.trajectory.grade is None or _score(again) != _score(reference):
-        return Reason.FLAKY, f"{_told(reference)}, then {_told(again)}"
-    return await _fault_of_others(task, reference, player)
+        return Reason.FLAKY, f"{_describe_outcome(reference)}, then {_describe_outcome(again)}"
+    return await _check_wrong_solutions(task, reference, runner)
 
 
-class _Player:
+class _Runner:
     def __init__(self, open_env: EnvFactory, timeout_seconds: float) -> None:
         self._open_env, self._timeout_seconds = open_env, timeout_seconds
 
-    async def play(self, task: Task, policy: AgentFactory) -> Played:
-        watched: list[Watched] = []
-        openings: list[Observation] = []
+    async def run(self, task: Task, agent: AgentFactory) -> Episode:
+        envs: list[RecordingEnv] = []
+        observations: list[Observation] = []
 
-        async def open_watched(task: Task) -> Watched:
-            watched.append(Watched(await self._open_env(task)))
-            return watched[0]
+        async def open_recording(task: Task) -> RecordingEnv:
+            envs.append(RecordingEnv(await self._open_env(task)))
+            return envs[0]
 
-        def start(task: Task, opening: Observation, session: str) -> Conversation:
-            openings.append(opening)
-            return policy(task, opening, session)
+        def start(task: Task, observation: Observation, session: str) -> Conversation:
+            observations.append(observation)
+            return agent(task, observation, session)
 
         limits = Limits(
             max_turns=max(len(task.solution), RANDOM_CALLS) + 1,
-            max_input_length=0,  # nobody counts tokens here
+            max_input_length=0,  # Scripted agents have no tokens.
             trajectory_timeout_seconds=self._timeout_seconds,
         )
-        trajectory = await run_episode(task, open_watched, start, limits)
-        env = watched[0] if watched else None
-        return Played(
+        trajectory = await run_episode(task, open_recording, start, limits)
+        env = envs[0] if envs else None
+        return Episode(
             trajectory=trajectory,
-            end=env.before if env else None,
+            final_state=env.before if env else None,
             writing=env.writing if env else None,
             changed_by_grading=env is not None and env.before != env.after,
-            tools=openings[0].tools if openings else (),
+            tools=observations[0].tools if observations else (),
         )
 
 
-def _fault_of_reference(task: Task, played: Played) -> Fault | None:
-    trajectory = played.trajectory
+def _check_reference(task: Task, episode: Episode) -> Fault | None:
+    trajectory = episode.trajectory
     if trajectory.ending in (Ending.FAILED, Ending.TIMEOUT):
-        return Reason.ENV_FAILS, _told(played)
+        return Reason.ENV_FAILS, _describe_outcome(episode)
     expected = task.metadata.get(EXPECTED_ERRORS, 0)
-    if len(played.errors) != expected:
-        seen = "; ".join(played.errors) or "no error"
-        return Reason.WRONG_CALL, f"{expected} errors expected, met: {seen}"
+    if len(episode.errors) != expected:
+        seen = "; ".join(episode.errors) or "no error"
+        return Reason.WRONG_CALL, f"{expected} errors expected, got: {seen}"
     if trajectory.grade is None:
-        return Reason.UNGRADED, _told(played)
-    if not played.passed:
-        return Reason.IMPOSSIBLE, _told(played)
-    if played.changed_by_grading:
-        return Reason.CHANGED_BY_GRADING, "the state after the grade is not the state before"
+        return Reason.UNGRADED, _describe_outcome(episode)
+    if not episode.passed:
+        return Reason.IMPOSSIBLE, _describe_outcome(episode)
+    if episode.changed_by_grading:
+        return Reason.CHANGED_BY_GRADING, "the state after grading differs from the state before"
     return None
 
 
-async def _fault_of_others(task: Task, reference: Played, player: _Player) -> Fault | None:
-    """Whoever passes and ends elsewhere than the reference shows that the verifier lets it."""
-    if fault := await _fault_of_mutants(task, reference, player):
+async def _check_wrong_solutions(task: Task, reference: Episode, runner: _Runner) -> Fault | None:
+    """An episode that passes with another final state than the reference shows a weak verifier."""
+    if fault := await _check_mutants(task, reference, runner):
         return fault
-    played = await player.play(task, random_policy(seed=0))
-    if played.ungraded:
-        return Reason.UNGRADED, f"random calls fail without a grade: {_told(played)}"
-    if played.passed and not played.same_end(reference):
-        return Reason.RANDOM_PASSES, _told(played)
+    episode = await runner.run(task, random_policy(seed=0))
+    if episode.ungraded:
+        return Reason.UNGRADED, f"random calls return no grade: {_describe_outcome(episode)}"
+    if episode.passed and not episode.same_final_state(reference):
+        return Reason.RANDOM_PASSES, _describe_outcome(episode)
     return None
 
 
-async def _fault_of_mutants(task: Task, reference: Played, player: _Player) -> Fault | None:
+async def _check_mutants(task: Task, reference: Episode, runner: _Runner) -> Fault | None:
     tools = {tool.name: tool for tool in reference.tools}
     arguments = writing_arguments(task, tools, reference.writing)
-    noticed = 0
-    passing = []
-    for argument in islice(arguments, MOST_MUTANTS):
-        heard = list(reference.replies)
-        for wrong in islice(argument.wrong_values(heard), WRONG_VALUES):
-            played = await player.play(argument.changed(task, wrong), oracle_policy)
-            if played.ungraded:
-                told = f"{argument.told(wrong)} fails without a grade: {_told(played)}"
-                return Reason.UNGRADED, told
-            if not played.passed:
-                noticed += 1
-            elif not played.same_end(reference):
-                passing.append(argument.told(wrong))
-            if len(played.errors) <= len(reference.errors):
+    n_killed = 0
+    surviving = []
+    for argument in islice(arguments, MAX_MUTATED_ARGUMENTS):
+        outputs = list(reference.tool_outputs)
+        for wrong in islice(argument.wrong_values(outputs), MAX_WRONG_VALUES):
+            episode = await runner.run(argument.mutate(task, wrong), oracle_policy)
+            mutant = argument.describe(wrong)
+            if episode.ungraded:
+                return Reason.UNGRADED, f"{mutant} returns no grade: {_describe_outcome(episode)}"
+            if not episode.passed:
+                n_killed += 1
+            elif not episode.same_final_state(reference):
+                surviving.append(mutant)
+            if len(episode.errors) <= len(reference.errors):
                 break
-            # The tool refused it, which says nothing of the verifier: try one that it takes.
-            heard += played.errors
-    # Where ends cannot be compared, another page of a listing may pass with every right.
-    if passing and (reference.end is not None or not noticed):
-        return Reason.MUTANT_PASSES, passing[0]
+            # The tool rejected the value, which does not test the verifier: try another value.
+            outputs += episode.errors
+    # If final states cannot be compared, an irrelevant argument, such as a page, may rightly pass.
+    if surviving and (reference.final_state is not None or not n_killed):
+        return Reason.MUTANT_PASSES, surviving[0]
     return None
 
 
-def _score(played: Played) -> tuple[float | None, bool | None]:
-    return played.trajectory.reward, played.trajectory.success
+def _score(episode: Episode) -> tuple[float | None, bool | None]:
+    return episode.trajectory.reward, episode.trajectory.success
 
 
-def _told(played: Played) -> str:
-    trajectory = played.trajectory
+def _describe_outcome(episode: Episode) -> str:
+    trajectory = episode.trajectory
     if trajectory.failure is not None:
         return f"{trajectory.failure.kind}: {trajectory.failure.detail}"
     if trajectory.grade is None:

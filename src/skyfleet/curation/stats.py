@@ -1,4 +1,4 @@
-"""Stats: what a set of tasks looks like, env by env, as a table and as HTML."""
+"""Statistics of a set of tasks by env, as table rows and as HTML."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from statistics import median
 
-from skyfleet.tasks.preparing import words
+from skyfleet.tasks.preparing import normalize_words
 from skyfleet.tasks.task import Task
 
 HEADER = ("env", "tasks", "unique prompts", "difficulty", "calls", "prompt words", "tools used")
@@ -35,21 +35,21 @@ class EnvStats:
     n_prompts: int
     difficulties: tuple[tuple[int | None, int], ...]
     calls: Spread
-    """Of the reference solutions."""
+    """Number of calls per reference solution."""
     prompt_words: Spread
     tools: tuple[tuple[str, int], ...]
-    """Each with the number of tasks whose reference calls it, the most used first."""
+    """Tool and number of tasks whose reference calls it, the most used first."""
 
 
 def stats_of(tasks: Iterable[Task]) -> list[EnvStats]:
     by_env: dict[str, list[Task]] = {}
     for task in tasks:
         by_env.setdefault(task.env_key, []).append(task)
-    return [_of_env(env_key, rows) for env_key, rows in sorted(by_env.items())]
+    return [_compute_env_stats(env_key, rows) for env_key, rows in sorted(by_env.items())]
 
 
 def stats_cells(stats: Iterable[EnvStats]) -> list[tuple[str, ...]]:
-    """One row an env, under HEADER."""
+    """Format one row per env, in the columns of HEADER."""
     return [
         (
             one.env_key,
@@ -67,7 +67,7 @@ def stats_cells(stats: Iterable[EnvStats]) -> list[tuple[str, ...]]:
 
 
 def stats_html(title: str, stats: Sequence[EnvStats]) -> str:
-    """A section that stands in any page: one table, no script, no style of its own."""
+    """Render an HTML section with one table, without script or style."""
     head = "".join(f"<th>{escape(name)}</th>" for name in HEADER)
     body = "\n".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
@@ -81,13 +81,13 @@ def stats_html(title: str, stats: Sequence[EnvStats]) -> str:
     )
 
 
-def _of_env(env_key: str, tasks: Sequence[Task]) -> EnvStats:
+def _compute_env_stats(env_key: str, tasks: Sequence[Task]) -> EnvStats:
     tools = Counter(name for task in tasks for name in {call.name for call in task.solution})
     difficulties = Counter(task.difficulty for task in tasks)
     return EnvStats(
         env_key=env_key,
         n_tasks=len(tasks),
-        n_prompts=len({words(task.prompt) for task in tasks}),
+        n_prompts=len({normalize_words(task.prompt) for task in tasks}),
         difficulties=tuple(
             sorted(difficulties.items(), key=lambda pair: -1 if pair[0] is None else pair[0])
         ),

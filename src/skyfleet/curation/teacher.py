@@ -1,4 +1,4 @@
-"""Teacher: a strong model solves the task, neither never nor more often than wanted."""
+"""Teacher check: the pass rate of a strong model on a task must be within a band."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from skyfleet.tasks.task import Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Band:
-    """Pass rates that a task may have, both ends included."""
+    """Accepted pass rates, both ends included."""
 
     low: float
     high: float
@@ -34,20 +34,21 @@ class Teacher:
     )
 
 
-async def teach(
+async def check_with_teacher(
     task: Task, open_env: EnvFactory, teacher: Teacher, *, timeout_seconds: float
 ) -> Fault | None:
-    """Attempts without a grade count neither way, and one that the teacher refuses has none.
+    """Return a fault if the teacher's pass rate is outside its band.
 
-    A teacher that cannot be asked at all says nothing about the task: ModelError.
+    Ungraded attempts, such as those that the endpoint rejects, are not counted. An endpoint that
+    cannot be called is a ModelError, because it says nothing about the task.
     """
 
-    def start(task: Task, opening: Observation, session: str) -> MessageConversation:
-        return MessageConversation(opening, model=teacher.model, sampling=teacher.sampling)
+    def start(task: Task, observation: Observation, session: str) -> MessageConversation:
+        return MessageConversation(observation, model=teacher.model, sampling=teacher.sampling)
 
     limits = Limits(
         max_turns=teacher.max_turns,
-        max_input_length=0,  # the endpoint counts its own tokens
+        max_input_length=0,  # The endpoint enforces its own limit.
         trajectory_timeout_seconds=timeout_seconds,
     )
     n_samples = teacher.attempts
@@ -58,16 +59,16 @@ async def teach(
     for failure in failures:
         if failure.kind == EngineError.__name__:
             raise ModelError(
-                f"the teacher {teacher.name} could not be asked about {task.key}: "
-                f"{failure.detail}; when it answers again, go on with --resume"
+                f"the teacher {teacher.name} could not be called for {task.key}: "
+                f"{failure.detail}; when it is available again, continue with --resume"
             )
     if not group.graded:
         return Reason.UNGRADED, failures[0].detail if failures else "no attempt has a grade"
     n_passed = sum(t.success is True for t in group.graded)
     rate = n_passed / len(group.graded)
-    told = f"{teacher.name} passes {n_passed} of {len(group.graded)}"
+    result = f"{teacher.name} passes {n_passed} of {len(group.graded)}"
     if rate < teacher.band.low:
-        return Reason.TOO_HARD, f"{told}, wanted at least {teacher.band.low:.0%}"
+        return Reason.TOO_HARD, f"{result}, expected at least {teacher.band.low:.0%}"
     if rate > teacher.band.high:
-        return Reason.TOO_EASY, f"{told}, wanted at most {teacher.band.high:.0%}"
+        return Reason.TOO_EASY, f"{result}, expected at most {teacher.band.high:.0%}"
     return None

@@ -1,4 +1,4 @@
-"""Verdict: whether a task may be trained on, why not, and what was seen."""
+"""Verdict of a validation: whether a task may be trained on, else the reason and the evidence."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ class Reason(StrEnum):
 
 
 _MEANINGS = {
-    Reason.NO_REFERENCE: "it has no reference solution and no teacher was asked",
-    Reason.ENV_FAILS: "its env cannot be opened or stepped",
-    Reason.UNGRADED: "its verifier gives no grade, or none to an attempt that fails",
-    Reason.WRONG_CALL: "a reference call fails that should not, or succeeds that should fail",
+    Reason.NO_REFERENCE: "it has no reference solution, and no teacher model was given",
+    Reason.ENV_FAILS: "its environment fails to open or step",
+    Reason.UNGRADED: "its verifier returns no grade, or none for a failing attempt",
+    Reason.WRONG_CALL: "a reference call fails unexpectedly, or succeeds where an error is expected",
     Reason.IMPOSSIBLE: "its own reference solution does not pass",
-    Reason.FLAKY: "the same calls get another grade",
-    Reason.CHANGED_BY_GRADING: "grading it changes the state",
+    Reason.FLAKY: "the same calls get different grades",
+    Reason.CHANGED_BY_GRADING: "grading changes the state",
     Reason.VACUOUS: "doing nothing passes",
     Reason.RANDOM_PASSES: "random calls pass",
     Reason.MUTANT_PASSES: "the reference with one wrong argument passes",
-    Reason.ANSWER_IN_PROMPT: "its prompt gives the answer away",
-    Reason.DUPLICATE: "another task of its source asks the same",
-    Reason.OVERLAP: "a task of another source asks the same",
-    Reason.TOO_HARD: "the teacher solves it too seldom",
+    Reason.ANSWER_IN_PROMPT: "its prompt contains the answer",
+    Reason.DUPLICATE: "it duplicates another task of its source",
+    Reason.OVERLAP: "it duplicates a task of another source",
+    Reason.TOO_HARD: "the teacher solves it too rarely",
     Reason.TOO_EASY: "the teacher solves it too often",
 }
 
 
 class Verdict(BaseModel):
-    """On one row as it stood: an edited row needs another."""
+    """The verdict on one version of a row; an edited row needs a new one."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -78,4 +78,4 @@ class Verdict(BaseModel):
 
 
 Fault = tuple[Reason, str]
-"""What is wrong, and what was seen."""
+"""Reason and evidence."""

@@ -1,1 +1,1 @@
-"""Where bytes live."""
+"""Storage: atomic local files and folders, and objects in S3."""

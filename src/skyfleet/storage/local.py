@@ -1,6 +1,6 @@
-"""Files and folders that appear whole or not at all: what was there stays until its successor is.
+"""Atomic writes of local files and folders: the old content stays until the new one is complete.
 
-One process writes a given path at a time; any number may read.
+Only one process may write a given path at a time; any number may read it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, data: bytes | str) -> None:
-    """A reader sees the old content or the new, never a part; a full disk leaves the old."""
+    """Replace a file; a reader sees the old or the new content, and a full disk leaves the old."""
     draft = path.with_name(f".{path.name}.draft")
     try:
         with draft.open("wb") as file:
@@ -24,62 +24,62 @@ def write_atomically(path: Path, data: bytes | str) -> None:
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
-    _sync(path.parent)
+    _fsync(path.parent)
 
 
 @contextmanager
 def publishing(folder: Path) -> Iterator[Path]:
-    """Yields an empty draft beside `folder`, which takes its place when the block ends well."""
-    folder = folder.resolve()  # behind a link its target is replaced, and the link stays
+    """Yield an empty draft folder, which replaces `folder` if the block succeeds."""
+    folder = folder.resolve()  # A symlink stays, and its target is replaced.
     folder.parent.mkdir(parents=True, exist_ok=True)
-    _settle(folder)
-    draft, replaced = _draft_of(folder), _replaced_of(folder)
+    _clean_up(folder)
+    draft, replaced = _draft_path(folder), _replaced_path(folder)
     try:
         draft.mkdir()
         yield draft
         for path in (*draft.rglob("*"), draft):
-            _sync(path)
+            _fsync(path)
         if folder.exists():
             folder.rename(replaced)
         draft.rename(folder)
-        _sync(folder.parent)
+        _fsync(folder.parent)
     finally:
-        _settle(folder)
+        _clean_up(folder)
 
 
 def discard(folder: Path) -> None:
-    """Remove `folder`; it is gone for readers at once, however long the deletion takes."""
+    """Remove `folder`; readers no longer see it, even while the deletion is in progress."""
     folder = folder.resolve()
-    folder.rename(_draft_of(folder))
-    _settle(folder)
+    folder.rename(_draft_path(folder))
+    _clean_up(folder)
 
 
 def sweep(parent: Path) -> None:
-    """Clear what a killed `publishing` or `discard` left in `parent`."""
+    """Remove what a killed `publishing` or `discard` left in `parent`."""
     for leftover in [*parent.glob(".*.draft"), *parent.glob(".*.replaced")]:
         if leftover.is_dir():
-            _settle(parent / leftover.stem.removeprefix("."))
+            _clean_up(parent / leftover.stem.removeprefix("."))
 
 
-def _settle(folder: Path) -> None:
-    replaced = _replaced_of(folder)
-    # Stopped between the two renames: the old folder comes back.
+def _clean_up(folder: Path) -> None:
+    replaced = _replaced_path(folder)
+    # The process was killed between the two renames: restore the old folder.
     if replaced.exists() and not folder.exists():
         replaced.rename(folder)
-    for leftover in (_draft_of(folder), replaced):
+    for leftover in (_draft_path(folder), replaced):
         if leftover.exists():
             shutil.rmtree(leftover)
 
 
-def _draft_of(folder: Path) -> Path:
+def _draft_path(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.draft")
 
 
-def _replaced_of(folder: Path) -> Path:
+def _replaced_path(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.replaced")
 
 
-def _sync(path: Path) -> None:
+def _fsync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Store: bytes at a path or at an s3:// address, by the same two functions."""
+"""Read and write bytes at a local path or an s3:// address."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ def is_remote(address: Path | str) -> bool:
 
 
 def read_bytes(address: Path | str) -> bytes:
-    """FileNotFoundError where nothing is, whichever kind of address it is."""
+    """Read a file or an object; FileNotFoundError if it does not exist."""
     if is_remote(address):
         return read_object(str(address))
     return Path(address).read_bytes()
 
 
 def write_bytes(address: Path | str, data: bytes) -> None:
-    """All of it or nothing; what was there is replaced."""
+    """Write a file or an object atomically, replacing the old content."""
     if is_remote(address):
         write_object(str(address), data)
         return
@@ -30,6 +30,6 @@ def write_bytes(address: Path | str, data: bytes) -> None:
 
 
 def beside(address: Path | str, name: str) -> str:
-    """`beside("s3://b/data/train.parquet", "manifest.json")` is s3://b/data/manifest.json."""
+    """Return the address of a sibling: `beside("s3://b/data/train.parquet", "manifest.json")` is s3://b/data/manifest.json."""
     folder, slash, _ = str(address).rpartition("/")
     return f"{folder}{slash}{name}"

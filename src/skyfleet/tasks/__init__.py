@@ -1,1 +1,1 @@
-"""What is to be done."""
+"""Tasks: loading, splitting, preparing, sampling and curriculum."""

@@ -1,9 +1,9 @@
-"""Curriculum: tasks that are sometimes solved are worth more draws than those always or never are.
+"""Curriculum: draw tasks that are sometimes solved more often than those always or never solved.
 
 With p the recent pass rate of a task, its weight is `floor + (1 - floor) * 4 p (1 - p)`: the
-variance of a pass, which is what a group of attempts can teach, scaled so that p = 1/2 weighs 1. The
-counts behind p fade by `decay` with every new group, and one pass and one failure stand before the
-first, so that a task nobody has tried weighs 1.
+variance of a pass, which is the learning signal of a group, scaled so that p = 1/2 has weight 1. The
+counts behind p decay by `decay` with every new group. A prior of one pass and one failure gives an
+untried task the weight 1.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from random import Random
 from typing import Any
 
 from skyfleet.errors import CheckpointError
-from skyfleet.tasks.sampling import check_fit, check_identity, identity_of
+from skyfleet.tasks.sampling import check_fit, check_identity, describe_sampler
 from skyfleet.tasks.task import Task, TaskSet
 
 
 class Curriculum:
     def __init__(self, *, decay: float = 0.8, floor: float = 0.1) -> None:
-        """`floor` is what a task weighs that is always or never solved."""
+        """`floor` is the weight of a task that is always or never solved."""
         self._settings = {"decay": decay, "floor": floor}
         self._counts: dict[str, tuple[float, float]] = {}
 
     def observe(self, key: str, *, passed: int, failed: int) -> None:
-        """One group of attempts; those with an unknown grade are in neither number."""
+        """Record one group of attempts; ungraded attempts are in neither number."""
         decay = self._settings["decay"]
         before_passed, before_failed = self._counts.get(key, (0.0, 0.0))
         self._counts[key] = (decay * before_passed + passed, decay * before_failed + failed)
@@ -49,17 +49,17 @@ class Curriculum:
         for name, value in self._settings.items():
             if state.get(name) != value:
                 raise CheckpointError(
-                    f"the curriculum was saved with {name}={state.get(name)!r} and now has "
-                    f"{value!r}; resume with what it was saved with"
+                    f"the curriculum was saved with {name}={state.get(name)!r}, now it is "
+                    f"{value!r}; resume with the saved value"
                 )
         self._counts = {key: (passed, failed) for key, (passed, failed) in state["counts"].items()}
 
 
 class CurriculumSampler:
-    """Every batch is drawn from all tasks, none twice, the likelier the more a task weighs.
+    """Draws every batch from all tasks, by weight and without replacement.
 
-    At least `min_per_env` are of each env. What an epoch is for other samplers is here only a count:
-    so many draws as there are tasks.
+    Every batch has at least `min_per_env` tasks of each env. An epoch is only a count here: as many
+    draws as there are tasks.
     """
 
     def __init__(
@@ -78,17 +78,17 @@ class CurriculumSampler:
     def draw(self) -> list[Task]:
         rng = Random(f"{self._seed}/curriculum/{self._n_batches}")
         self._n_batches += 1
-        # The largest u ** (1 / weight) first: sampling by weight without replacement
-        # (Efraimidis and Spirakis, 2006).
+        # Weighted sampling without replacement: the largest u ** (1 / weight) first (Efraimidis and
+        # Spirakis, 2006).
         weights = self._curriculum.weights(self._tasks)
         ranks = [rng.random() ** (1 / weight) for weight in weights]
         order = sorted(range(len(ranks)), key=lambda index: -ranks[index])
-        owed: dict[str, int] = defaultdict(lambda: self._min_per_env)
+        missing: dict[str, int] = defaultdict(lambda: self._min_per_env)
         first: list[int] = []
         for index in order:
             env_key = self._tasks[index].env_key
-            if owed[env_key] > 0:
-                owed[env_key] -= 1
+            if missing[env_key] > 0:
+                missing[env_key] -= 1
                 first.append(index)
         chosen = set(first)
         rest = [index for index in order if index not in chosen]
@@ -107,7 +107,7 @@ class CurriculumSampler:
         self._curriculum.load_state_dict(state["curriculum"])
 
     def _identity(self) -> dict[str, Any]:
-        return identity_of(
+        return describe_sampler(
             self._tasks,
             batch_size=self._batch_size,
             seed=self._seed,

@@ -1,4 +1,4 @@
-"""Manifest: what a prepared dataset is made of, so that a run can say exactly what it trained on."""
+"""Manifest of a prepared dataset: source, options, split, and the hash of every file and task."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from skyfleet.errors import TaskError
 from skyfleet.storage.store import read_bytes
-from skyfleet.tasks.preparing import Prepared, words
+from skyfleet.tasks.preparing import Prepared, normalize_words
 from skyfleet.tasks.splits import Side
 from skyfleet.tasks.task import Task
 
@@ -34,7 +34,7 @@ class Entry(BaseModel):
 
 
 class Manifest(BaseModel):
-    """No clock and no host name is in it: the same rows and options give the same bytes."""
+    """Deterministic: it holds no time and no host name, so equal inputs give equal bytes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -45,15 +45,15 @@ class Manifest(BaseModel):
     source_sha256: str
     options: dict[str, Any]
     split_by: SplitBy
-    """By the ratio, an env's size decides its threshold; by earlier thresholds, no task moves."""
+    """With `ratio`, an env's size decides its threshold; with `earlier thresholds`, no task moves."""
     thresholds: dict[str, float]
     counts: dict[str, dict[Side, int]]
-    """Tasks by env and side."""
+    """Number of tasks by env and side."""
     unique_prompts: dict[Side, int]
     dropped: dict[str, int]
-    """Rows left out, by reason."""
+    """Number of dropped rows by reason."""
     moved: dict[str, Side]
-    """Tasks that were on the other side in the earlier manifest, with the side they are on now."""
+    """Tasks that changed side since the earlier manifest, with their new side."""
     files: dict[str, str]
     """The sha256 of each file."""
     tasks: dict[str, Entry]
@@ -87,19 +87,20 @@ def make_manifest(
         options=dict(options),
         split_by=split_by,
         thresholds=prepared.thresholds,
-        counts=_counts(sides),
+        counts=_count(sides),
         unique_prompts={
-            side: len({words(task.prompt) for task in rows}) for side, rows in sides.items()
+            side: len({normalize_words(task.prompt) for task in rows})
+            for side, rows in sides.items()
         },
         dropped=dict(sorted(Counter(prepared.dropped.values()).items())),
-        moved=_moved(tasks, earlier),
+        moved=_find_moved(tasks, earlier),
         files={name: sha256_of(data) for name, data in files.items()},
         tasks=tasks,
     )
 
 
 def read_manifest(address: Path | str) -> Manifest:
-    """FileNotFoundError where there is none."""
+    """Read a manifest; FileNotFoundError if there is none."""
     data = read_bytes(address)
     try:
         return Manifest.model_validate_json(data)
@@ -112,7 +113,7 @@ def read_manifest(address: Path | str) -> Manifest:
 
 
 def row_sha256(task: Task) -> str:
-    """Of everything the row says, in whatever file and order it stands."""
+    """Hash every field of the task, independent of file format and column order."""
     row = json.dumps(task.model_dump(mode="json"), sort_keys=True, ensure_ascii=False)
     return sha256_of(row.encode("utf-8", "surrogatepass"))
 
@@ -121,13 +122,13 @@ def sha256_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _counts(sides: Mapping[Side, Iterable[Task]]) -> dict[str, dict[Side, int]]:
+def _count(sides: Mapping[Side, Iterable[Task]]) -> dict[str, dict[Side, int]]:
     by_side = {side: Counter(task.env_key for task in rows) for side, rows in sides.items()}
     envs = sorted(set().union(*by_side.values()))
     return {env: {side: counts[env] for side, counts in by_side.items()} for env in envs}
 
 
-def _moved(tasks: Mapping[str, Entry], earlier: Manifest | None) -> dict[str, Side]:
+def _find_moved(tasks: Mapping[str, Entry], earlier: Manifest | None) -> dict[str, Side]:
     before = earlier.tasks if earlier else {}
     return {
         key: entry.side

@@ -1,4 +1,4 @@
-"""Publish a prepared dataset: SkyRL's tables with Fleet's columns, and the manifest last."""
+"""Publish a prepared dataset: parquet tables in SkyRL's format with Fleet's columns, and a manifest."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from skyfleet.tasks.task import Task
 
 TRAIN, VALIDATION = "train.parquet", "validation.parquet"
 
-_OURS = {TRAIN, VALIDATION, MANIFEST}
-_TEXTS = (
+_PUBLISHED_FILES = {TRAIN, VALIDATION, MANIFEST}
+_TEXT_COLUMNS = (
     "env_class",
     "task_key",
     "data_source",
@@ -38,15 +38,18 @@ def dataset_files(prepared: Prepared) -> dict[str, bytes]:
 
 
 def fleet_table(tasks: Sequence[Task]) -> bytes:
-    """Parquet that SkyRL's dataset reads, and `load_tasks` back into the same tasks."""
+    """Write parquet that SkyRL's dataset reads and that `load_tasks` reads as the same tasks."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    message = pa.struct([("role", pa.string()), ("content", pa.string())])
+    names = {"role": None, "content": None} | dict.fromkeys(
+        name for task in tasks for message in task.messages for name in sorted(message)
+    )
+    message = pa.struct([(name, pa.string()) for name in names])
     schema = pa.schema(
         [
             ("prompt", pa.list_(message)),
-            *((name, pa.string()) for name in _TEXTS),
+            *((name, pa.string()) for name in _TEXT_COLUMNS),
             ("difficulty", pa.int64()),
         ]
     )
@@ -57,7 +60,7 @@ def fleet_table(tasks: Sequence[Task]) -> bytes:
 
 
 def publish(folder: str, files: Mapping[str, bytes], manifest: Manifest) -> None:
-    """A folder changes in one step; in S3 the manifest comes last, and its hashes tell the rest."""
+    """Write the files; a folder is replaced atomically, in S3 the manifest is written last."""
     whole = {**files, MANIFEST: manifest.to_bytes()}
     if is_remote(folder):
         for name, data in whole.items():
@@ -70,22 +73,27 @@ def publish(folder: str, files: Mapping[str, bytes], manifest: Manifest) -> None
 
 
 def check_replaceable(folder: Path) -> None:
-    """The folder is replaced whole, so nothing else may be in it."""
+    """The folder is replaced as a whole, so it may contain no other file."""
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"output_dir={str(folder)!r} is a file; name a folder")
-    others = sorted({path.name for path in folder.glob("*")} - _OURS) if folder.exists() else []
+        raise ConfigError(f"output_dir={str(folder)!r} is a file; set it to a folder")
+    others = (
+        sorted({path.name for path in folder.glob("*")} - _PUBLISHED_FILES)
+        if folder.exists()
+        else []
+    )
     if others:
         raise ConfigError(
-            f"output_dir={str(folder)!r} holds {others[0]!r}, which would be lost; "
-            "name a folder of its own"
+            f"output_dir={str(folder)!r} contains {others[0]!r}, which would be lost; "
+            "set it to an empty or new folder"
         )
 
 
 def _fleet_row(task: Task) -> dict[str, Any]:
     row = task.model_dump()
     return {
-        "prompt": [{"role": "user", "content": task.prompt}],
-        "env_class": "fleet_task",
+        "prompt": task.chat,
+        # SkyRL needs a class in every row; `load_tasks` reads Fleet's as None.
+        "env_class": task.env_class or "fleet_task",
         "task_key": task.key,
         "data_source": task.env_key,
         "data_key": task.data_key,

@@ -1,4 +1,4 @@
-"""TaskSampler: batches of tasks, epoch after epoch, from any saved position."""
+"""Samplers: draw batches of tasks, epoch after epoch, resumable from a saved state."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from skyfleet.tasks.task import Task, TaskSet
 
 
 class Sampler(Protocol):
-    """Batches of tasks; its state is its place."""
+    """Draws batches of tasks; its state is its position."""
 
     @property
     def epoch(self) -> int:
-        """Epochs that are complete."""
+        """Number of completed epochs."""
         ...
 
     def draw(self) -> list[Task]: ...
 
     def observe(self, task_key: str, *, passed: int, failed: int) -> None:
-        """How the attempts at a drawn task went; those without a grade are in neither number."""
+        """Record the outcome of a drawn task; ungraded attempts are in neither number."""
         ...
 
     def state_dict(self) -> Mapping[str, Any]: ...
@@ -34,19 +34,19 @@ class Sampler(Protocol):
 
 
 class TaskSampler:
-    """An epoch draws every task, and every batch holds at least `min_per_env` of each env.
+    """Draws every task once per epoch, with at least `min_per_env` tasks of each env per batch.
 
-    No task is twice in a batch. A task comes twice in an epoch only where a small env runs out
-    before the others. Draws depend on the tasks, not on the order in which they are given.
+    A batch has no duplicates. A task repeats within an epoch only if its env is too small to fill
+    its share of every batch. Draws do not depend on the order of the given tasks.
     """
 
     _epoch: int
     _plan: list[int]
-    """The epoch's tasks, batch after batch."""
+    """Task indices of the epoch, batch after batch."""
     _position: int
-    """How much of the plan is drawn."""
+    """Number of indices already drawn from the plan."""
     _carried: list[int]
-    """The short batch that the epoch before left, filled from the head of this plan."""
+    """The incomplete last batch of the previous epoch, filled from the start of this plan."""
 
     def __init__(
         self, tasks: Iterable[Task], *, batch_size: int, seed: int, min_per_env: int = 0
@@ -58,7 +58,7 @@ class TaskSampler:
 
     @property
     def epoch(self) -> int:
-        """Epochs that are complete."""
+        """Number of completed epochs."""
         return self._epoch
 
     def draw(self) -> list[Task]:
@@ -71,8 +71,8 @@ class TaskSampler:
         return [self._tasks[index] for index in batch]
 
     def state_dict(self) -> dict[str, Any]:
-        place = {"epoch": self._epoch, "position": self._position, "carried": self._carried}
-        return self._identity() | place
+        position = {"epoch": self._epoch, "position": self._position, "carried": self._carried}
+        return self._identity() | position
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         check_identity(state, self._identity())
@@ -80,10 +80,10 @@ class TaskSampler:
         self._position = state["position"]
 
     def observe(self, task_key: str, *, passed: int, failed: int) -> None:
-        """An epoch draws every task, however it went."""
+        """Ignored: an epoch draws every task whatever its outcome."""
 
     def _identity(self) -> dict[str, Any]:
-        return identity_of(
+        return describe_sampler(
             self._tasks,
             batch_size=self._batch_size,
             seed=self._seed,
@@ -100,28 +100,28 @@ class TaskSampler:
         self._plan = filling + self._batches([i for i in order if i not in drawn], drawn)
 
     def _batches(self, order: list[int], drawn: set[int]) -> list[int]:
-        """Batches end to end until every task of `order` is in one; the last may be short."""
-        decks: dict[str, deque[int]] = {}
+        """Concatenate batches until every task of `order` is in one; the last may be incomplete."""
+        queues: dict[str, deque[int]] = {}
         for index in (*order, *sorted(drawn)):
-            decks.setdefault(self._tasks[index].env_key, deque()).append(index)
+            queues.setdefault(self._tasks[index].env_key, deque()).append(index)
         seen = set(drawn)
         unseen = (index for index in order if index not in seen)
         plan: list[int] = []
         while len(seen) < len(self._tasks):
-            batch = [_dealt(deck) for deck in decks.values() for _ in range(self._min_per_env)]
+            batch = [_rotate(queue) for queue in queues.values() for _ in range(self._min_per_env)]
             seen.update(batch)
             for index in islice(unseen, self._batch_size - len(batch)):
-                # The first unseen task of an env is the top of its deck: what was dealt lies below.
-                batch.append(_dealt(decks[self._tasks[index].env_key]))
+                # The first unseen task of an env heads its queue: drawn ones moved to the end.
+                batch.append(_rotate(queues[self._tasks[index].env_key]))
                 seen.add(index)
             plan.extend(batch)
         return plan
 
 
-def identity_of(
+def describe_sampler(
     tasks: Sequence[Task], *, batch_size: int, seed: int, min_per_env: int
 ) -> dict[str, Any]:
-    """What decides the draws, besides the place."""
+    """Describe everything that determines the draws, except the position."""
     rows = json.dumps([[task.key, task.env_key] for task in tasks])
     return {
         "tasks_sha256": hashlib.sha256(rows.encode()).hexdigest(),
@@ -135,32 +135,32 @@ def check_identity(saved: Mapping[str, Any], identity: Mapping[str, Any]) -> Non
     for name, value in identity.items():
         if saved.get(name) != value:
             raise CheckpointError(
-                f"the sampler was saved with {name}={saved.get(name)!r} and now has {value!r}; "
-                "resume with what it was saved with, or start with trainer.resume_mode=none"
+                f"the sampler was saved with {name}={saved.get(name)!r}, now it is {value!r}; "
+                "resume with the saved value, or start over with trainer.resume_mode=none"
             )
 
 
-def _dealt(deck: deque[int]) -> int:
-    """The top card, which goes to the bottom."""
-    deck.rotate(-1)
-    return deck[-1]
+def _rotate(queue: deque[int]) -> int:
+    """Move the first item to the end and return it."""
+    queue.rotate(-1)
+    return queue[-1]
 
 
 def check_fit(tasks: list[Task], batch_size: int, min_per_env: int) -> None:
     if batch_size > len(tasks):
         raise ConfigError(
-            f"trainer.train_batch_size={batch_size} wants {batch_size} different tasks and there "
+            f"trainer.train_batch_size={batch_size} needs {batch_size} different tasks, but there "
             f"are {len(tasks)}; lower it or add tasks"
         )
     n_by_env = Counter(task.env_key for task in tasks)
-    if (wanted := len(n_by_env) * min_per_env) > batch_size:
+    if (needed := len(n_by_env) * min_per_env) > batch_size:
         raise ConfigError(
-            f"trainer.min_samples_per_env={min_per_env} x {len(n_by_env)} envs = {wanted} is more "
-            f"than trainer.train_batch_size={batch_size}; lower the one or raise the other"
+            f"trainer.min_samples_per_env={min_per_env} x {len(n_by_env)} envs = {needed} is more "
+            f"than trainer.train_batch_size={batch_size}; lower the first or raise the second"
         )
     for env_key, n_tasks in n_by_env.items():
         if n_tasks < min_per_env:
             raise ConfigError(
-                f"trainer.min_samples_per_env={min_per_env} and env {env_key!r} has only {n_tasks} "
-                "different tasks; lower it or leave the env out"
+                f"trainer.min_samples_per_env={min_per_env}, but env {env_key!r} has only {n_tasks} "
+                "different tasks; lower it or remove the env"
             )

@@ -1,4 +1,4 @@
-"""Splits: which tasks are trained on and which are only measured, by a hash of their keys."""
+"""Train/evaluation split of tasks, by a hash of their keys."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ class SplitRule:
     held_out_envs: frozenset[str] = frozenset()
     """Evaluated only, never trained on."""
     min_eval_tasks: int = 5
-    """An env that would get fewer evaluates none: too few tell nothing."""
+    """An env with fewer evaluation tasks evaluates none: the estimate would be too noisy."""
     thresholds: Mapping[str, float] = field(default_factory=dict)
-    """Envs named here are split at this threshold whatever their size, so that no task changes
-    side when others come or go."""
+    """Fixed thresholds by env, whatever its size: no task changes side when tasks come or go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,26 +29,29 @@ class Split:
     train: tuple[Task, ...]
     eval: tuple[Task, ...]
     thresholds: Mapping[str, float]
-    """For each env: a task is evaluated where the place of its key is below."""
+    """By env: a task is evaluated if the hash fraction of its key is below."""
 
 
 def split_tasks(tasks: Iterable[Task], rule: SplitRule) -> Split:
-    """Each env apart. Order moves no task; the number of an env's tasks can, unless
-    `rule.thresholds` holds it fast."""
+    """Split each env separately.
+
+    The order of tasks has no effect. The number of an env's tasks moves its threshold, unless
+    `rule.thresholds` fixes it.
+    """
     by_env: dict[str, list[Task]] = defaultdict(list)
     for task in tasks:
         by_env[task.env_key].append(task)
     thresholds = {env: _threshold(env, len(rows), rule) for env, rows in sorted(by_env.items())}
     train: list[Task] = []
-    held: list[Task] = []
+    evaluation: list[Task] = []
     for env_key, threshold in thresholds.items():
         for task in by_env[env_key]:
-            (held if place(task.key) < threshold else train).append(task)
-    return Split(train=tuple(train), eval=tuple(held), thresholds=thresholds)
+            (evaluation if hash_fraction(task.key) < threshold else train).append(task)
+    return Split(train=tuple(train), eval=tuple(evaluation), thresholds=thresholds)
 
 
-def place(key: str) -> float:
-    """From 0 to 1, evenly: the first eight bytes of the key's MD5. `place("a")` is 0.0498."""
+def hash_fraction(key: str) -> float:
+    """Map a key to [0, 1): the first eight bytes of its MD5. `hash_fraction("a")` is 0.0498."""
     digest = hashlib.md5(key.encode(), usedforsecurity=False).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
 

@@ -1,11 +1,19 @@
-"""Task: one row of a dataset."""
+"""Task: one row of a dataset, and a set of tasks with unique keys."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
-from typing import Any, Literal
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, Literal, Self
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from skyfleet.errors import TaskError
 from skyfleet.tasks.grade import Grade as Grade
@@ -23,9 +31,10 @@ class RecordedCall(BaseModel):
 
 
 class Task(BaseModel):
-    """What the agent is asked to do, where, and how it is judged.
+    """The instruction for the agent, the environment it runs in, and how it is graded.
 
-    Reads both spellings of each field: Fleet's exports and the OpenEnv client disagree.
+    Accepts the aliases of Fleet's exports and of the OpenEnv client, which differ. `task[name]` is
+    the row's column `name`: a field, or a value of `metadata`.
     """
 
     model_config = ConfigDict(
@@ -33,7 +42,7 @@ class Task(BaseModel):
     )
 
     key: str = Field(min_length=1, validation_alias=AliasChoices("key", "task_key"))
-    """Stable identity; the split hash is taken over it."""
+    """Stable id; the train/eval split is a hash of it."""
     env_key: str = Field(min_length=1, validation_alias=AliasChoices("env_key", "env_id"))
     env_version: str | None = Field(
         default=None, validation_alias=AliasChoices("env_version", "version")
@@ -42,6 +51,7 @@ class Task(BaseModel):
         default="tool_use", validation_alias=AliasChoices("modality", "task_modality")
     )
     prompt: str = Field(min_length=1)
+    """The instruction; for a chat prompt the text of its last user message."""
     env_variables: dict[str, Any] = Field(default_factory=dict)
     """CURRENT_DATE, LOGGED_IN_USER and the like."""
     data_key: str | None = Field(default=None, validation_alias=AliasChoices("data_key", "data_id"))
@@ -52,17 +62,69 @@ class Task(BaseModel):
     difficulty: int | None = Field(default=None, ge=0, le=1000)
     """1 easy, 2 medium, 3 hard."""
     solution: tuple[RecordedCall, ...] = ()
-    """Reference calls: replayed by checks and the warm start, never shown to the policy."""
+    """Reference calls: replayed by validation and warm start, never shown to the policy."""
     metadata: dict[str, Any] = Field(default_factory=dict)
-    """Whatever else the row's maker wants kept, such as the template it was drawn from."""
+    """Every other column of the row, such as SkyRL's reward_spec and extra_info."""
+    messages: tuple[Mapping[str, str], ...] = ()
+    """A chat prompt of more than one message, `{"role": ..., "content": ...}` each; else empty."""
+    env_class: str | None = None
+    """Environment class of this row; None selects the run's environment.env_class."""
+
+    @model_validator(mode="after")
+    def _check_messages(self) -> Self:
+        if self.messages and self.prompt != last_user_text(self.messages):
+            raise ValueError("prompt is not the last user message of messages; make them equal")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _omit_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Rows without these two fields keep the bytes and the hash that they had before the fields
+        # existed: manifests and quarantine files refer to the hash.
+        row: dict[str, Any] = serialize(self)
+        if not self.messages:
+            row.pop("messages", None)
+        if self.env_class is None:
+            row.pop("env_class", None)
+        return row
+
+    @property
+    def chat(self) -> list[dict[str, str]]:
+        """The prompt as chat messages: `messages`, or one user message made of `prompt`."""
+        if self.messages:
+            return [dict(message) for message in self.messages]
+        return [{"role": "user", "content": self.prompt}]
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a column of the row: a value of `metadata`, or else a field."""
+        if name in self.metadata:
+            return self.metadata[name]
+        if name in type(self).model_fields:
+            return getattr(self, name)
+        raise KeyError(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.metadata or name in type(self).model_fields
+
+    def get(self, name: str, default: Any = None) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            return default
+
+
+def last_user_text(messages: Iterable[Mapping[str, str]]) -> str | None:
+    texts = [message.get("content") for message in messages if message.get("role") == "user"]
+    return texts[-1] if texts else None
 
 
 class TaskSet:
+    """Tasks in order, found by key; a duplicate key is an error."""
+
     def __init__(self, tasks: Iterable[Task]) -> None:
         self._by_key: dict[str, Task] = {}
         for task in tasks:
             if task.key in self._by_key:
-                raise TaskError(f"key={task.key!r} is there twice; give every task its own key")
+                raise TaskError(f"key={task.key!r} occurs twice; give every task its own key")
             self._by_key[task.key] = task
 
     def __len__(self) -> int:
@@ -80,9 +142,11 @@ class TaskSet:
 
     def of_envs(self, env_keys: Collection[str]) -> TaskSet:
         if unknown := set(env_keys) - set(self.env_keys):
-            raise TaskError(f"no task of env {sorted(unknown)}; choose from {list(self.env_keys)}")
+            raise TaskError(
+                f"no task has env_key {sorted(unknown)}; choose from {list(self.env_keys)}"
+            )
         return TaskSet(task for task in self if task.env_key in env_keys)
 
     def of_difficulties(self, difficulties: Collection[int]) -> TaskSet:
-        """A task that does not say how difficult it is belongs to none."""
+        """Tasks of these difficulties; a task without a difficulty matches none."""
         return TaskSet(task for task in self if task.difficulty in difficulties)

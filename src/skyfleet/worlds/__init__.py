@@ -1,1 +1,1 @@
-"""The worlds that ship: a database, typed tools and task templates each."""
+"""The built-in environments ("worlds"): each is a SQLite database, typed tools and task templates."""

@@ -1,11 +1,11 @@
-"""Stays: which rooms are free, and how one is booked and paid for, moved, cancelled and refunded."""
+"""Rules of a stay: which rooms are free, and how a room is booked, paid for, cancelled, refunded."""
 
 from __future__ import annotations
 
 from datetime import date, timedelta
 
 from skyfleet.envs.tools import ToolError
-from skyfleet.worlds import vocabulary as wording
+from skyfleet.worlds import vocabulary
 from skyfleet.worlds.database import Row
 from skyfleet.worlds.toolkit import App
 
@@ -36,24 +36,24 @@ select id, payment_method_id, ?2, 'Refund', ?3 from bookings where id = ?1
 """
 
 
-def date_of(app: App, day: wording.Day) -> str:
-    """The next such day after today. On a Monday, Monday is a week ahead."""
+def next_date(app: App, day: vocabulary.Day) -> str:
+    """Return the next such day after today. On a Monday, Monday is a week ahead."""
     today = date.fromisoformat(app.current_date)
-    days_ahead = (wording.DAYS.index(day) - today.weekday() - 1) % 7 + 1
+    days_ahead = (vocabulary.DAYS.index(day) - today.weekday() - 1) % 7 + 1
     return (today + timedelta(days=days_ahead)).isoformat()
 
 
-def free_rooms(app: App, hotel_id: int, day: wording.Day) -> list[Row]:
-    """The rooms of a hotel that nobody has on that day, cheapest first."""
+def free_rooms(app: App, hotel_id: int, day: vocabulary.Day) -> list[Row]:
+    """Return the rooms of a hotel that are free on that day, cheapest first."""
     return app.db.rows(
         "select * from rooms where hotel_id = ? and id not in (select room_id from bookings"
         " where check_in_date = ? and status = 'confirmed') order by base_price",
         hotel_id,
-        date_of(app, day),
+        next_date(app, day),
     )
 
 
-def check_free(app: App, room_id: int, day: wording.Day) -> None:
+def check_free(app: App, room_id: int, day: vocabulary.Day) -> None:
     room = app.db.row("select * from rooms where id = ?", room_id)
     if room is None:
         raise ToolError(f"no room {room_id}; list_rooms shows the ids")
@@ -78,20 +78,20 @@ def has_expired(app: App, card_id: int) -> bool:
 
 
 def book_room(
-    app: App, room_id: int, day: wording.Day, *, user: int, card_id: int | None = None
+    app: App, room_id: int, day: vocabulary.Day, *, user: int, card_id: int | None = None
 ) -> int:
-    """To be paid for with the user's default card unless another is given."""
-    values = (date_of(app, day), app.current_date, card_id, room_id, user)
+    """Insert a booking, to be paid with the user's default card unless `card_id` is given."""
+    values = (next_date(app, day), app.current_date, card_id, room_id, user)
     return app.db.connection.execute(_BOOK, values).lastrowid or 0
 
 
 def pay_for_bookings(app: App) -> None:
-    """Those that are not yet paid for."""
+    """Pay for every booking that is not yet paid for."""
     app.db.write(_PAY, app.current_date)
 
 
-def refund_of(app: App, booking_id: int) -> int:
-    """How much of its price the hotel's policy pays back."""
+def compute_refund(app: App, booking_id: int) -> int:
+    """Return how much of the price the hotel's cancellation policy pays back."""
     price, policy = app.db.connection.execute(
         "select total_price, cancellation_policy_type"
         " from bookings join property_policies using (hotel_id) where id = ?",
@@ -101,8 +101,8 @@ def refund_of(app: App, booking_id: int) -> int:
 
 
 def cancel(app: App, booking_id: int) -> int:
-    """Give a booking up; returns the refund."""
-    refund = refund_of(app, booking_id)
+    """Cancel a booking and return the refund."""
+    refund = compute_refund(app, booking_id)
     app.db.write("update bookings set status = 'cancelled' where id = ?", booking_id)
     if refund:
         sql = "update bookings set payment_status = 'refunded' where id = ?"

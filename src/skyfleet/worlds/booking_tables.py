@@ -1,7 +1,7 @@
-"""Booking's tables and what is in them at first.
+"""Tables of the booking world and their seed data.
 
-They carry the tables and columns that Fleet's public booking verifiers read, so that those run here
-to a score. The defaults fill what no tool sets.
+The tables have every column that Fleet's public booking verifiers read, so that those verifiers run
+here and return a score. Column defaults fill what no tool sets.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from random import Random
 from typing import Literal, get_args
 
-from skyfleet.worlds import vocabulary as wording
+from skyfleet.worlds import vocabulary
 from skyfleet.worlds.booking_stays import book_room, pay_for_bookings
 from skyfleet.worlds.toolkit import App
 
@@ -18,7 +18,7 @@ AMENITIES: tuple[Amenity, ...] = get_args(Amenity)
 CARDS = ("Visa", "Mastercard", "Discover")
 WISHLISTS = ("Summer", "Winter", "Family", "Honeymoon", "Someday")
 SAVED = "Saved"
-"""The wishlist that everyone has."""
+"""The wishlist that every user has."""
 
 SCHEMA = """
 create table users (
@@ -100,16 +100,16 @@ def fill(app: App, rng: Random) -> None:
     _add_users(app, rng)
     _add_hotels(app, rng)
     _add_stays(app, rng)
-    for user in range(1, len(wording.PEOPLE) + 1):
+    for user in range(1, len(vocabulary.PEOPLE) + 1):
         app.db.insert("wishlist_lists", user_id=str(user), list_name=SAVED)
     _save(app, rng, user=1, wishlist=rng.choice(WISHLISTS))
-    for other in rng.sample(range(2, len(wording.PEOPLE) + 1), 3):
+    for other in rng.sample(range(2, len(vocabulary.PEOPLE) + 1), 3):
         _save(app, rng, user=other, wishlist=SAVED)
 
 
 def _add_users(app: App, rng: Random) -> None:
-    """Who is logged in comes first and has every card, one of them expired."""
-    others = [name for name in wording.PEOPLE if name != app.user]
+    """The logged-in user has id 1 and three cards, one of them expired."""
+    others = [name for name in vocabulary.PEOPLE if name != app.user]
     card_ids = iter(rng.sample(range(1, 21), 10))
     year = int(app.current_date[:4])
     for name, last_name in zip([app.user, *others], _LAST_NAMES, strict=True):
@@ -143,10 +143,10 @@ def _add_hotels(app: App, rng: Random) -> None:
     app.db.connection.executemany(
         "insert into amenities (name) values (?)", [(name,) for name in AMENITIES]
     )
-    names = iter(rng.sample(wording.HOTEL_NAMES.of(app.family), 12))
+    names = iter(rng.sample(vocabulary.HOTEL_NAMES.in_family(app.family), 12))
     hotel_ids = iter(rng.sample(range(1, 13), 12))
     room_ids = iter(rng.sample(range(1, 37), 36))
-    for city in rng.sample(wording.CITIES, 3):
+    for city in rng.sample(vocabulary.CITIES, 3):
         for rating in rng.sample(range(50, 100), rng.randint(3, 4)):
             hotel = app.db.insert(
                 "hotels",
@@ -158,10 +158,10 @@ def _add_hotels(app: App, rng: Random) -> None:
                 total_reviews=rng.randint(20, 900),
                 address=f"{rng.randint(1, 90)} Market Street",
                 city=city,
-                country=_COUNTRIES[wording.CITIES.index(city)],
+                country=_COUNTRIES[vocabulary.CITIES.index(city)],
             )
             _furnish(app, rng, hotel)
-            kinds = rng.sample(wording.ROOM_KINDS, 3)
+            kinds = rng.sample(vocabulary.ROOM_KINDS, 3)
             for kind, price in zip(kinds, rng.sample(range(40, 100), 3), strict=True):
                 room = next(room_ids)
                 app.db.insert(
@@ -197,11 +197,11 @@ def _furnish(app: App, rng: Random, hotel: int) -> None:
 
 
 def _add_stays(app: App, rng: Random) -> None:
-    """On every day nine rooms are taken; three days are the user's, at three hotels."""
+    """Book nine rooms per day; the user has bookings on three days, at three hotels."""
     rooms = app.db.rows("select id, hotel_id from rooms")
     own = iter(rng.sample(app.db.column("select id from hotels"), 3))
-    own_days = rng.sample(wording.DAYS, 3)
-    for day in wording.DAYS:
+    own_days = rng.sample(vocabulary.DAYS, 3)
+    for day in vocabulary.DAYS:
         taken = {room["id"] for room in rng.sample(rooms, 9)}
         if day in own_days:
             hotel = next(own)
@@ -209,7 +209,7 @@ def _add_stays(app: App, rng: Random) -> None:
             taken.discard(room)
             book_room(app, room, day, user=1)
         for room in sorted(taken):
-            book_room(app, room, day, user=rng.randint(2, len(wording.PEOPLE)))
+            book_room(app, room, day, user=rng.randint(2, len(vocabulary.PEOPLE)))
     pay_for_bookings(app)
 
 

@@ -1,4 +1,4 @@
-"""Booking's tools: what one guest can see and do."""
+"""Tools of the booking world, as one guest uses them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from datetime import date
 from typing import Literal
 
 from skyfleet.envs.tools import ToolError, check_known, shown
-from skyfleet.worlds import vocabulary as wording
+from skyfleet.worlds import vocabulary
 from skyfleet.worlds.booking_stays import (
     book_room,
     cancel,
     check_card,
     check_free,
-    date_of,
+    next_date,
     pay_for_bookings,
 )
 from skyfleet.worlds.booking_tables import SAVED, SCHEMA, Amenity, fill
@@ -30,7 +30,7 @@ def list_hotels(app: App, city: str, amenity: Amenity | None = None) -> list[Row
     check_known("city", city, app.db.column("select distinct city from hotels order by city"))
     return [
         {"name": hotel["name"], "id": hotel["id"], "rating": round(hotel["average_rating"] * 10)}
-        for hotel in hotels_of(app, city, amenity)
+        for hotel in select_hotels(app, city, amenity)
     ]
 
 
@@ -79,7 +79,7 @@ def list_cards(app: App) -> list[Row]:
 
 
 @booking.writes
-def create_booking(app: App, room_id: int, day: wording.Day, card_id: int | None = None) -> Row:
+def create_booking(app: App, room_id: int, day: vocabulary.Day, card_id: int | None = None) -> Row:
     """Book and pay for a room."""
     user = _user(app)
     check_free(app, room_id, day)
@@ -94,7 +94,7 @@ def create_booking(app: App, room_id: int, day: wording.Day, card_id: int | None
 def update_booking(
     app: App,
     booking_id: int,
-    day: wording.Day | None = None,
+    day: vocabulary.Day | None = None,
     status: Literal["cancelled"] | None = None,
 ) -> Row | None:
     """Move or cancel a booking."""
@@ -109,7 +109,7 @@ def update_booking(
     check_free(app, stay["room_id"], day)
     app.db.write(
         "update bookings set check_in_date = ?1, check_out_date = date(?1, '+1 day') where id = ?2",
-        date_of(app, day),
+        next_date(app, day),
         booking_id,
     )
     return None
@@ -144,8 +144,8 @@ def wishlists_with(app: App, hotel_id: int) -> list[str]:
     return app.db.column(sql, _user(app), hotel_id)
 
 
-def hotels_of(app: App, city: str, amenity: str | None = None) -> list[Row]:
-    """A city's hotels, best first; with an amenity, only those that have it."""
+def select_hotels(app: App, city: str, amenity: str | None = None) -> list[Row]:
+    """Return a city's hotels, best first; with an amenity, only those that have it."""
     return app.db.rows(
         "select * from hotels where city = ?1 and (?2 is null or id in (select hotel_id from"
         " hotel_amenities join amenities on id = amenity_id where name = ?2))"

@@ -1,10 +1,10 @@
-"""Catalog: the worlds that ship with skyfleet, and as many tasks of theirs as you like."""
+"""Catalog of worlds: look one up by name, register your own, generate tasks of a split."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
-from itertools import count as counting
+from itertools import count as count_up
 from itertools import islice
 from random import Random
 from typing import Literal, get_args
@@ -14,7 +14,6 @@ from skyfleet.config.imports import import_named
 from skyfleet.errors import ConfigError
 from skyfleet.tasks.task import Task
 from skyfleet.worlds.booking import booking
-from skyfleet.worlds.composed_tasks import two_errands
 from skyfleet.worlds.dropbox import dropbox
 from skyfleet.worlds.env import WorldEnv
 from skyfleet.worlds.fira import fira
@@ -23,7 +22,7 @@ from skyfleet.worlds.google_maps import google_maps
 from skyfleet.worlds.hubspot import hubspot
 from skyfleet.worlds.outlook import outlook
 from skyfleet.worlds.reddit import reddit
-from skyfleet.worlds.task_generation import draw_task
+from skyfleet.worlds.task_generation import compose_two, generate_task
 from skyfleet.worlds.ticketmaster import ticketmaster
 from skyfleet.worlds.vocabulary import FAMILIES
 from skyfleet.worlds.world import Template, World
@@ -45,14 +44,14 @@ WORLDS = (
 )
 WORLD_NAMES = tuple(world.name for world in WORLDS)
 _known = {world.name: world for world in WORLDS}
-"""By name: those above, and whatever this process was told of."""
+"""By name: the built-in worlds and those that `add_world` registered in this process."""
 
 _OPTIONS = ("split", "count", "seed", "max_difficulty")
-_MOST_TASKS = 20_000
-"""A task is drawn in some milliseconds: more at once would look like a hang."""
+_MAX_TASKS = 20_000
+"""Generating a task takes milliseconds: a larger count would look like a hang."""
 _TRAIN_PERCENT = 80
-_MISSES = 200
-"""After so many draws in a row that gave nothing new, a template counts as used up."""
+_MAX_MISSES = 200
+"""A template is exhausted after this many consecutive draws without a new task."""
 
 
 def get_world(name: str) -> World:
@@ -62,36 +61,38 @@ def get_world(name: str) -> World:
 
 
 def add_world(target: str, *, key: str) -> World:
-    """A world of your own, `module:name`. From now on its tasks are opened like all others.
+    """Import and register a user's world, `module:name`; its tasks then open like built-in ones.
 
-    Only what a person wrote comes here, never a task's row: to import is to run.
+    Never pass a value from a task row: importing a module runs its code.
     """
     world = import_named(target, key=key)
     if not isinstance(world, World):
-        raise ConfigError(f"{key}={target!r} is {world!r:.60}; name a World")
+        raise ConfigError(f"{key}={target!r} is {world!r:.60}, not a World; name a World object")
     if _known.setdefault(world.name, world) is not world:
-        raise ConfigError(f"{key}={target!r}: there is a world {world.name!r} already; rename it")
+        raise ConfigError(
+            f"{key}={target!r}: a world named {world.name!r} is already registered; rename it"
+        )
     return world
 
 
 async def open_world(task: Task) -> WorldEnv:
-    """The env of any task whose `env_key` names a world."""
+    """Open the env of a task whose `env_key` names a world."""
     return WorldEnv(get_world(task.env_key), task)
 
 
 async def open_world_for_parts(task: Task) -> WorldEnv:
-    """The same with partial credit."""
+    """As `open_world`, with partial credit."""
     return WorldEnv(get_world(task.env_key), task, partial_credit=True)
 
 
 def world_tasks(
     name: str, *, split: WorldSplit, count: int, seed: int = 0, max_difficulty: int = 3
 ) -> list[Task]:
-    """The first `count` tasks of a world's split, its templates in rotation.
+    """Generate the first `count` tasks of a world's split, templates in round-robin order.
 
-    What is wished and how it is done decide the side of train and unseen_tasks, whatever the data
-    and the seed: no wish with the same solution is on both. Seeds that differ modulo four also
-    share no names: see `wording.Names`.
+    A hash of prompt and solution decides between train and unseen_tasks, whatever the data and the
+    seed: no prompt with the same solution is in both. Seeds that differ modulo four also share no
+    names: see `vocabulary.Names`.
     """
     world = get_world(name)
     streams = [
@@ -100,25 +101,29 @@ def world_tasks(
         if template.difficulty <= max_difficulty
         and (split == "all" or template.held_out == (split == "unseen_templates"))
     ]
-    tasks = list(islice(_in_turn(streams), count))
+    tasks = list(islice(_round_robin(streams), count))
     if len(tasks) < count:
-        raise ConfigError(f"world {name!r}: count={count}, but split={split} has {len(tasks)}")
+        raise ConfigError(
+            f"world {name!r}: count={count}, but split={split} has {len(tasks)} tasks; lower count"
+        )
     return tasks
 
 
 def _templates(world: World) -> list[Template]:
-    return [*world.templates, *filter(None, [two_errands(world)])]
+    return [*world.templates, *filter(None, [compose_two(world)])]
 
 
 def tasks_from_source(source: str) -> list[Task]:
-    """The tasks that an address names: `world:github?split=train&count=400&seed=0`.
+    """Generate the tasks of an address: `world:github?split=train&count=400&seed=0`.
 
-    `world:shop:shop?...` is the world `shop` of your own module `shop`.
+    `world:shop:shop?...` is the world `shop` of the user's module `shop`.
     """
     address, _, query = source.partition("?")
     scheme, _, name = address.partition(":")
     if scheme != "world":
-        raise ConfigError(f"{source!r} names no world; write world:<name>?split=train&count=400")
+        raise ConfigError(
+            f"{source!r} is not a world address; write world:<name>?split=train&count=400"
+        )
     if ":" in name:
         name = add_world(name, key="world").name
     defaults = {"split": "train", "seed": "0", "max_difficulty": "3"}
@@ -136,37 +141,41 @@ def tasks_from_source(source: str) -> list[Task]:
     return world_tasks(
         name,
         split=split,
-        count=_natural(source, "count", options.get("count", ""), least=1, most=_MOST_TASKS),
-        seed=_natural(source, "seed", options["seed"], least=0),
-        max_difficulty=_natural(source, "max_difficulty", options["max_difficulty"], least=1),
+        count=_parse_count(
+            source, "count", options.get("count", ""), at_least=1, at_most=_MAX_TASKS
+        ),
+        seed=_parse_count(source, "seed", options["seed"], at_least=0),
+        max_difficulty=_parse_count(
+            source, "max_difficulty", options["max_difficulty"], at_least=1
+        ),
     )
 
 
 def _stream(world: World, template: Template, split: WorldSplit, seed: int) -> Iterator[Task]:
     seen: set[str] = set()
 
-    def wanted(key: str, wish: str) -> bool:
+    def is_wanted(key: str, content_hash: str) -> bool:
         if key in seen:
             return False
-        bucket = int(wish, 16) % 100
+        bucket = int(content_hash, 16) % 100
         if split in ("train", "unseen_tasks"):
             return (bucket < _TRAIN_PERCENT) == (split == "train")
         return True
 
     misses = 0
-    for draw in counting():
+    for draw in count_up():
         rng = Random(f"{world.name}/{template.name}/{seed}/{draw}")
-        task = draw_task(world, template, rng, wanted, family=seed % FAMILIES)
+        task = generate_task(world, template, rng, is_wanted, family=seed % FAMILIES)
         misses = misses + 1 if task is None else 0
-        if misses > _MISSES:
+        if misses > _MAX_MISSES:
             return
         if task is not None:
             seen.add(task.key)
             yield task
 
 
-def _in_turn(streams: Sequence[Iterator[Task]]) -> Iterator[Task]:
-    """One of each in rotation, until all are used up."""
+def _round_robin(streams: Sequence[Iterator[Task]]) -> Iterator[Task]:
+    """One task per stream in turn, until all streams are exhausted."""
     waiting = list(streams)
     while waiting:
         for stream in tuple(waiting):
@@ -177,11 +186,18 @@ def _in_turn(streams: Sequence[Iterator[Task]]) -> Iterator[Task]:
                 yield task
 
 
-def _natural(source: str, key: str, text: str, *, least: int, most: int | None = None) -> int:
-    if not (text.isascii() and text.isdigit() and int(text[:20]) >= least):
-        raise ConfigError(f"{source!r}: {key}={text!r}; write a whole number from {least} up")
-    if most is not None and int(text[:20]) > most:
-        raise ConfigError(f"{source!r}: {key}={text[:20]}; at most {most:,}, more by another seed")
+def _parse_count(
+    source: str, key: str, text: str, *, at_least: int, at_most: int | None = None
+) -> int:
+    if not (text.isascii() and text.isdigit() and int(text[:20]) >= at_least):
+        raise ConfigError(
+            f"{source!r}: {key}={text!r}; write a whole number of at least {at_least}"
+        )
+    if at_most is not None and int(text[:20]) > at_most:
+        raise ConfigError(
+            f"{source!r}: {key}={text[:20]} is above the limit of {at_most:,}; "
+            "generate more with another seed"
+        )
     return int(text)
 
 

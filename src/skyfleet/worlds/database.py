@@ -1,4 +1,4 @@
-"""Database: a SQLite database in memory, opened from an image in a fraction of a millisecond."""
+"""In-memory SQLite database, opened from a serialized image in less than a millisecond."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ class Database:
         return [dict(zip(names, row, strict=True)) for row in cursor]
 
     def row(self, sql: str, *values: object) -> Row | None:
-        """The first row, if there is one."""
+        """Return the first row, or None."""
         return next(iter(self.rows(sql, *values)), None)
 
     def column(self, sql: str, *values: object) -> list[Any]:
-        """The first value of every row."""
+        """Return the first value of every row."""
         return [row[0] for row in self.connection.execute(sql, values)]
 
     def write(self, sql: str, *values: object) -> None:
         self.connection.execute(sql, values)
 
     def insert(self, table: str, **values: object) -> int:
-        """Add one row; returns its row id."""
+        """Insert one row and return its row id."""
         places = ", ".join("?" * len(values))
         sql = f"insert into {table} ({', '.join(values)}) values ({places})"
         return self.connection.execute(sql, tuple(values.values())).lastrowid or 0
 
     @contextmanager
-    def undone_on_error(self) -> Iterator[None]:
+    def rollback_on_error(self) -> Iterator[None]:
         self.connection.execute("savepoint undo")
         try:
             yield
@@ -52,8 +52,8 @@ class Database:
             self.connection.execute("release undo")
 
     @contextmanager
-    def undone(self) -> Iterator[None]:
-        """Whatever is written in here is gone afterwards."""
+    def rollback_at_end(self) -> Iterator[None]:
+        """Roll back everything that the block writes."""
         self.connection.execute("savepoint trial")
         try:
             yield
@@ -62,18 +62,18 @@ class Database:
             self.connection.execute("release trial")
 
     @contextmanager
-    def unwritten(self) -> Iterator[None]:
-        """EnvError if rows were written in here: a bug of the world's, whose episode is over."""
+    def forbid_writes(self) -> Iterator[None]:
+        """Raise EnvError if the block wrote rows: that is a bug in the world, not the agent's error."""
         before = self.connection.total_changes
         yield
         if self.connection.total_changes != before:
             raise EnvError(
-                "a tool that says it only reads has written; declare it with writes=True"
+                "a tool declared with @world.reads has written rows; declare it with @world.writes"
             )
 
     @contextmanager
     def read_only(self) -> Iterator[None]:
-        """A statement that would write raises in here."""
+        """Make every writing statement in the block raise."""
         self.connection.execute("pragma query_only = on")
         try:
             yield

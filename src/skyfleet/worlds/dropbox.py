@@ -1,4 +1,4 @@
-"""Dropbox: a tree of folders, files with their versions, and who may view or edit what."""
+"""Dropbox: a tree of folders, files with versions, and the rights to view or edit them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Literal
 
 from skyfleet.envs.tools import ToolError, check_known, shown
 from skyfleet.tasks.task import RecordedCall
-from skyfleet.worlds import vocabulary as wording
+from skyfleet.worlds import vocabulary
 from skyfleet.worlds.database import Row
 from skyfleet.worlds.toolkit import App
-from skyfleet.worlds.world import Draft, World, call
+from skyfleet.worlds.world import TaskDraft, World, call
 
 dropbox = World(
     "dropbox",
@@ -31,7 +31,7 @@ dropbox = World(
 
 _TOPS = ("Work", "Home", "School")
 _SUBS = ("Bills", "Plans", "Photos", "Letters")
-_FILES = wording.Names(
+_FILES = vocabulary.Names(
     ("tax", "trip", "class", "rent", "pet", "team", "sport", "car"),
     ("form", "letter", "list", "bill", "map", "plan", "photo", "card"),
 )
@@ -41,12 +41,12 @@ Rights = Literal["view", "edit"]
 
 @dropbox.seeder
 def fill(app: App, rng: Random) -> None:
-    people = [app.user, *rng.sample([name for name in wording.PEOPLE if name != app.user], 4)]
+    people = [app.user, *rng.sample([name for name in vocabulary.PEOPLE if name != app.user], 4)]
     for name in people:
         app.db.insert("users", name=name)
     ids = iter(rng.sample(range(1, 25), 24))
-    # Few names, so that many a name is in two folders.
-    names = rng.sample(_FILES.of(app.family), 8)
+    # Few names, so that the same name often occurs in two folders.
+    names = rng.sample(_FILES.in_family(app.family), 8)
     for top in rng.sample(_TOPS, 2):
         app.db.insert("folders", path=top)
         for sub in rng.sample(_SUBS, 3):
@@ -60,7 +60,7 @@ def fill(app: App, rng: Random) -> None:
 
 def _insert_file(app: App, rng: Random, people: list[str], **file: object) -> None:
     owner, *others = rng.sample(people, 4)
-    days = wording.DAYS[-rng.randint(2, 4) :]
+    days = vocabulary.DAYS[-rng.randint(2, 4) :]
     file_id = app.db.insert("files", **file, owner=owner, version=len(days))
     for version, day in enumerate(days, start=1):
         edit = {"version": version, "editor": rng.choice([owner, *others]), "day": day}
@@ -168,24 +168,24 @@ def _people(app: App, file: Row, rights: Rights) -> list[str]:
 
 
 def _any_file(app: App, rng: Random) -> tuple[Row, str, RecordedCall]:
-    """A file, the words that mean no other, and the call that finds it."""
+    """A file, a description that is unique to it, and the call that finds it."""
     file = rng.choice(app.db.rows("select * from files"))
     return file, f"'{file['name']}' in {file['folder']}", call("list_files", folder=file["folder"])
 
 
 @dropbox.template(difficulty=1)
-def share_by_name(app: App, rng: Random) -> Draft | None:
+def share_by_name(app: App, rng: Random) -> TaskDraft | None:
     (file, it, listed), person = _any_file(app, rng), rng.choice(_users(app))
     rights: Rights = rng.choice(["view", "edit"])
     if person in (file["owner"], *_people(app, file, rights)):
         return None
     prompts = [f"Let {person} {rights} {it}.", f"{person} needs to {rights} {it}. Share it."]
     shared = call("share_file", file_id=file["id"], person=person, rights=rights)
-    return Draft(prompts=prompts, calls=[listed, shared])
+    return TaskDraft(prompts=prompts, calls=[listed, shared])
 
 
 @dropbox.template(difficulty=1)
-def megabytes_of(app: App, rng: Random) -> Draft | None:
+def megabytes_of(app: App, rng: Random) -> TaskDraft | None:
     file, _, listed = _any_file(app, rng)
     owner, folder = file["owner"], file["folder"]
     sizes = [row["size_mb"] for row in list_files(app, folder) if row["owner"] == owner]
@@ -195,11 +195,11 @@ def megabytes_of(app: App, rng: Random) -> Draft | None:
         f"How many MB do the files of {owner} in {folder} take?",
         f"What is the total size in MB of {owner}'s files in {folder}?",
     ]
-    return Draft(prompts=prompts, calls=[listed], answer=str(sum(sizes)), answer_kind="number")
+    return TaskDraft(prompts=prompts, calls=[listed], answer=str(sum(sizes)), answer_kind="number")
 
 
 @dropbox.template(difficulty=2)
-def restore_last_of(app: App, rng: Random) -> Draft | None:
+def restore_last_of(app: App, rng: Random) -> TaskDraft | None:
     file, it, listed = _any_file(app, rng)
     versions = list_versions(app, file["id"])
     editor = rng.choice(versions)["editor"]
@@ -212,11 +212,11 @@ def restore_last_of(app: App, rng: Random) -> Draft | None:
     ]
     seen = call("list_versions", file_id=file["id"])
     restored = call("restore_version", file_id=file["id"], version=last)
-    return Draft(prompts=prompts, calls=[listed, seen, restored])
+    return TaskDraft(prompts=prompts, calls=[listed, seen, restored])
 
 
 @dropbox.template(difficulty=2)
-def share_somewhere(app: App, rng: Random) -> Draft | None:
+def share_somewhere(app: App, rng: Random) -> TaskDraft | None:
     (file, _, _), person = _any_file(app, rng), rng.choice(_users(app))
     name, top = file["name"], file["folder"].partition("/")[0]
     paths = [row["path"] for row in list_folders(app, top)]
@@ -230,11 +230,11 @@ def share_somewhere(app: App, rng: Random) -> Draft | None:
     calls = [call("list_folders", inside=top)]
     calls += [call("list_files", folder=path) for path in paths[: paths.index(holding[0]) + 1]]
     calls.append(call("share_file", file_id=file["id"], person=person, rights="view"))
-    return Draft(prompts=prompts, calls=calls)
+    return TaskDraft(prompts=prompts, calls=calls)
 
 
 @dropbox.template(difficulty=2)
-def move_or_rename(app: App, rng: Random) -> Draft | None:
+def move_or_rename(app: App, rng: Random) -> TaskDraft | None:
     file, it, listed = _any_file(app, rng)
     folder = _any_file(app, rng)[0]["folder"]
     if folder == file["folder"]:
@@ -245,13 +245,13 @@ def move_or_rename(app: App, rng: Random) -> Draft | None:
     ]
     moved = call("move_file", file_id=file["id"], folder=folder)
     if file["name"] not in [row["name"] for row in list_files(app, folder)]:
-        return Draft(prompts=prompts, calls=[listed, moved])
+        return TaskDraft(prompts=prompts, calls=[listed, moved])
     named = call("move_file", **moved.arguments, name=f"{file['name']} 2")
-    return Draft(prompts=prompts, calls=[listed, moved, named], expected_errors=1)
+    return TaskDraft(prompts=prompts, calls=[listed, moved, named], expected_errors=1)
 
 
 @dropbox.template(difficulty=2)
-def move_to_new_folder(app: App, rng: Random) -> Draft | None:
+def move_to_new_folder(app: App, rng: Random) -> TaskDraft | None:
     (file, it, listed), sub = _any_file(app, rng), rng.choice(_SUBS)
     folder = f"{file['folder'].partition('/')[0]}/{sub}"
     if app.db.row("select * from folders where path = ?", folder):
@@ -259,11 +259,11 @@ def move_to_new_folder(app: App, rng: Random) -> Draft | None:
     prompts = [f"Move {it} to {folder}.", f"Move {it} to {folder}, which may not exist yet."]
     moved = call("move_file", file_id=file["id"], folder=folder)
     calls = [listed, moved, call("create_folder", path=folder), moved]
-    return Draft(prompts=prompts, calls=calls, expected_errors=1)
+    return TaskDraft(prompts=prompts, calls=calls, expected_errors=1)
 
 
 @dropbox.template(difficulty=3)
-def only_view(app: App, rng: Random) -> Draft | None:
+def only_view(app: App, rng: Random) -> TaskDraft | None:
     file, it, listed = _any_file(app, rng)
     editors = _people(app, file, "edit")
     if not editors:
@@ -276,11 +276,11 @@ def only_view(app: App, rng: Random) -> Draft | None:
     calls += [
         call("share_file", file_id=file["id"], person=person, rights="view") for person in editors
     ]
-    return Draft(prompts=prompts, calls=calls)
+    return TaskDraft(prompts=prompts, calls=calls)
 
 
 @dropbox.template(difficulty=2, held_out=True)
-def shared_with(app: App, rng: Random) -> Draft | None:
+def shared_with(app: App, rng: Random) -> TaskDraft | None:
     file, it, listed = _any_file(app, rng)
     rights: Rights = rng.choice(["view", "edit"])
     people = _people(app, file, rights)
@@ -291,11 +291,11 @@ def shared_with(app: App, rng: Random) -> Draft | None:
         f"Besides the owner, who has the right to {rights} {it}?",
     ]
     calls = [listed, call("list_shares", file_id=file["id"])]
-    return Draft(prompts=prompts, calls=calls, answer=people[0], answer_kind="name")
+    return TaskDraft(prompts=prompts, calls=calls, answer=people[0], answer_kind="name")
 
 
 @dropbox.template(difficulty=3, held_out=True)
-def restore_for_editor(app: App, rng: Random) -> Draft | None:
+def restore_for_editor(app: App, rng: Random) -> TaskDraft | None:
     file, it, listed = _any_file(app, rng)
     old = rng.choice(list_versions(app, file["id"])[1:])
     if old["editor"] in (file["owner"], *_people(app, file, "edit")):
@@ -310,4 +310,4 @@ def restore_for_editor(app: App, rng: Random) -> Draft | None:
         call("restore_version", file_id=file["id"], version=old["version"]),
         call("share_file", file_id=file["id"], person=old["editor"], rights="edit"),
     ]
-    return Draft(prompts=prompts, calls=calls)
+    return TaskDraft(prompts=prompts, calls=calls)

@@ -1,4 +1,4 @@
-"""WorldEnv: one episode of one task in a world of its own, all in this process."""
+"""The environment of one built-in world task: one episode on its own database, in this process."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from skyfleet.worlds.world import World
 _RULES = Message(role="system", content=SYSTEM)
 _DATA_KEY = re.compile(r"seed-(\d{1,9})")
 
-# Who and when stand with the wish, not in the system text: all tasks of a world then begin with
-# the same tokens, which engine and learner compute once.
-_WISH = """\
+# User and date are part of the user message, not of the system prompt: all tasks of a world then
+# share a token prefix, which engine and learner compute once.
+_INSTRUCTION = """\
 You help {user} in {world}. Today is {weekday}, {today}.
 {prompt}"""
 
@@ -38,52 +38,54 @@ _SUBMIT = Tool.of(submit_final_answer)
 
 class WorldEnv:
     def __init__(self, world: World, task: Task, *, partial_credit: bool = False) -> None:
-        """`partial_credit`: a failed task is worth the share of its checks that passed."""
+        """`partial_credit`: the reward of a failed task is the share of its checks that passed."""
         self._world, self._partial_credit = world, partial_credit
         self._task = task
-        asks = _SUBMIT.spec.name in task.prompt
-        self._toolkit = world.toolkit.plus(_SUBMIT) if asks else world.toolkit
+        expects_answer = _SUBMIT.spec.name in task.prompt
+        self._toolkit = world.toolkit.with_tool(_SUBMIT) if expects_answer else world.toolkit
         self._data_seed = _data_seed(task)
         self._app: App | None = None
         self._done = False
         self._answer: str | None = None
-        self._said: list[Message] = []
+        self._messages: list[Message] = []
 
     async def reset(self) -> Observation:
         await self.close()
         self._done, self._answer = False, None
         self._app = self._world.open(self._data_seed, self._task.env_variables)
-        wish = _WISH.format(
+        instruction = _INSTRUCTION.format(
             user=self._app.user,
             world=self._world.name,
             weekday=_weekday(self._app.current_date),
             today=self._app.current_date,
             prompt=self._task.prompt,
         )
-        messages = (_RULES, Message(role="user", content=wish))
-        self._said = list(messages)
+        messages = (_RULES, Message(role="user", content=instruction))
+        self._messages = list(messages)
         return Observation(messages=messages, tools=self._toolkit.specs)
 
     async def step(self, action: Message) -> Step:
         if self._done:
-            raise EnvError(f"task {self._task.key}: step after done; open another env")
-        step = await take_turn(action, partial(self._answer_to, self._opened))
+            raise EnvError(f"task {self._task.key}: step() was called after done; open a new env")
+        step = await take_turn(action, partial(self._call_tool, self._open_app))
         self._done = step.done
-        self._said += (action, *step.messages)
+        self._messages += (action, *step.messages)
         return step
 
     async def grade(self) -> Grade:
         code = self._task.verifier_code
         if code is None:
-            raise VerifierError(f"task {self._task.key}: verifier_code is None; give it one")
+            raise VerifierError(
+                f"task {self._task.key}: verifier_code is None; add one to the task"
+            )
         seed = self._world.image(self._data_seed)
         return await grade_state(
             code,
             seed,
-            self._opened.db.connection,
+            self._open_app.db.connection,
             self._answer,
-            # Few verifiers ask for it, and it is as long as the episode.
-            conversation=conversation_json(self._said) if "conversation" in code else None,
+            # Serialized only on demand: it is as long as the episode, and few verifiers read it.
+            conversation=conversation_json(self._messages) if "conversation" in code else None,
             partial_credit=self._partial_credit,
         )
 
@@ -93,12 +95,12 @@ class WorldEnv:
             self._app = None
 
     @property
-    def _opened(self) -> App:
+    def _open_app(self) -> App:
         if self._app is None:
-            raise EnvError(f"task {self._task.key}: the env is not open; call reset first")
+            raise EnvError(f"task {self._task.key}: the env is not open; call reset() first")
         return self._app
 
-    async def _answer_to(self, app: App, call: ToolCall) -> Step:
+    async def _call_tool(self, app: App, call: ToolCall) -> Step:
         try:
             result = self._toolkit.call(app, call.name, call.arguments)
         except ToolError as error:

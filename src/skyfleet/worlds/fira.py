@@ -1,4 +1,4 @@
-"""Fira: projects with sprints, stories that move by a workflow, and stories that block others."""
+"""Fira: projects with sprints, stories that follow a workflow, and stories that block others."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Literal
 
 from skyfleet.envs.tools import ToolError, check_known
 from skyfleet.tasks.task import RecordedCall
-from skyfleet.worlds import vocabulary as wording
+from skyfleet.worlds import vocabulary
 from skyfleet.worlds.database import Row
 from skyfleet.worlds.toolkit import App
-from skyfleet.worlds.world import Draft, World, call
+from skyfleet.worlds.world import TaskDraft, World, call
 
 fira = World(
     "fira",
@@ -27,7 +27,7 @@ fira = World(
 )
 
 _PROJECTS = ("shop", "game", "radio", "clinic", "museum", "farm")
-_TITLES = wording.Names(
+_TITLES = vocabulary.Names(
     ("build", "draw", "test", "clean", "move", "paint", "check", "write"),
     ("door", "map", "page", "index", "button", "guide", "alarm", "logo"),
 )
@@ -44,12 +44,12 @@ WORKFLOW: dict[Status, tuple[Status, ...]] = {
 
 @fira.seeder
 def fill(app: App, rng: Random) -> None:
-    people = [app.user, *rng.sample([name for name in wording.PEOPLE if name != app.user], 3)]
+    people = [app.user, *rng.sample([name for name in vocabulary.PEOPLE if name != app.user], 3)]
     for name in people:
         app.db.insert("users", name=name)
     ids = iter(rng.sample(range(1, 25), 24))
     for project in rng.sample(_PROJECTS, 2):
-        titles = iter(rng.sample(_TITLES.of(app.family), 12))
+        titles = iter(rng.sample(_TITLES.in_family(app.family), 12))
         plan: dict[Sprint, list[Status]] = {
             "current": rng.sample(["todo", "doing", "review", rng.choice(list(WORKFLOW))], 4),
             "next": ["todo"] * rng.randint(1, 2),
@@ -158,14 +158,14 @@ def _blockers(app: App, story: Row) -> list[int]:
 
 
 def _free_points(app: App, project: str, sprint: Sprint) -> int:
-    """What a sprint can still take."""
+    """Points that a sprint can still take."""
     sql = "select capacity from sprints where project = ? and name = ?"
     planned = [int(story["points"]) for story in _stories(app, project, sprint)]
     return sum(map(int, app.db.column(sql, project, sprint))) - sum(planned)
 
 
 def _any_place(app: App, rng: Random, *sprints: Sprint) -> tuple[list[Row], str, RecordedCall]:
-    """The stories of a sprint, words for it, and the call that lists them."""
+    """The stories of a sprint, its description, and the call that lists them."""
     project = rng.choice(app.db.column("select distinct project from sprints"))
     sprint = rng.choice(sprints)
     words = f"the {'backlog' if sprint == 'backlog' else f'{sprint} sprint'} of {project}"
@@ -174,7 +174,7 @@ def _any_place(app: App, rng: Random, *sprints: Sprint) -> tuple[list[Row], str,
 
 
 def _any_backlog(app: App, rng: Random) -> tuple[list[Row], int, str, list[RecordedCall]]:
-    """A backlog, the points that the next sprint can take, words, and the calls to see both."""
+    """A backlog, the free points of the next sprint, a description, and the calls that list both."""
     stories, place, listed = _any_place(app, rng, "backlog")
     project = stories[0]["project"]
     looks = [call("list_sprints", project=project), listed]
@@ -182,32 +182,32 @@ def _any_backlog(app: App, rng: Random) -> tuple[list[Row], int, str, list[Recor
 
 
 def _any_story(app: App, rng: Random, *sprints: Sprint) -> tuple[Row, str, RecordedCall]:
-    """A story, the words that mean no other, and the call that finds it."""
+    """A story, a description that is unique to it, and the call that finds it."""
     stories, place, listed = _any_place(app, rng, *sprints)
     story = rng.choice(stories)
     return story, f"'{story['title']}' in {place}", listed
 
 
 def _moves(story: Row) -> list[RecordedCall]:
-    """From where a story is to done."""
+    """The calls that move a story from its status to done."""
     path = list(WORKFLOW)
     later = path[path.index(story["status"]) + 1 :]
     return [call("move_story", story_id=story["id"], status=status) for status in later]
 
 
 @fira.template(difficulty=1)
-def one_step(app: App, rng: Random) -> Draft | None:
+def one_step(app: App, rng: Random) -> TaskDraft | None:
     story, it, listed = _any_story(app, rng, "current")
     status = rng.choice(WORKFLOW[story["status"]])
     if status == "done" and _blockers(app, story):
         return None
     prompts = [f"Move {it} to {status}.", f"Set {it} to {status}."]
     moved = call("move_story", story_id=story["id"], status=status)
-    return Draft(prompts=prompts, calls=[listed, moved])
+    return TaskDraft(prompts=prompts, calls=[listed, moved])
 
 
 @fira.template(difficulty=1)
-def assign_by_size(app: App, rng: Random) -> Draft | None:
+def assign_by_size(app: App, rng: Random) -> TaskDraft | None:
     stories, place, listed = _any_place(app, rng, "current", "backlog")
     end, story = rng.choice([("smallest", stories[0]), ("largest", stories[-1])])
     person = rng.choice(_people(app))
@@ -218,11 +218,11 @@ def assign_by_size(app: App, rng: Random) -> Draft | None:
         f"{person} takes the {end} story in {place}. Assign it.",
     ]
     given = call("assign_story", story_id=story["id"], person=person)
-    return Draft(prompts=prompts, calls=[listed, given])
+    return TaskDraft(prompts=prompts, calls=[listed, given])
 
 
 @fira.template(difficulty=1)
-def points_of(app: App, rng: Random) -> Draft | None:
+def points_of(app: App, rng: Random) -> TaskDraft | None:
     (stories, place, listed), person = _any_place(app, rng, "current"), rng.choice(_people(app))
     points = [story["points"] for story in stories if story["assignee"] == person]
     if not 1 <= len(points) <= 2:
@@ -231,21 +231,21 @@ def points_of(app: App, rng: Random) -> Draft | None:
         f"How many points does {person} have in {place}?",
         f"What is the total of {person}'s points in {place}?",
     ]
-    return Draft(prompts=prompts, calls=[listed], answer=str(sum(points)), answer_kind="number")
+    return TaskDraft(prompts=prompts, calls=[listed], answer=str(sum(points)), answer_kind="number")
 
 
 @fira.template(difficulty=2)
-def finish(app: App, rng: Random) -> Draft | None:
+def finish(app: App, rng: Random) -> TaskDraft | None:
     story, it, listed = _any_story(app, rng, "current")
     if story["status"] not in ("todo", "doing") or _blockers(app, story):
         return None
     prompts = [f"Bring {it} to done, step by step.", f"All work on {it} is over. Get it to done."]
     *steps, last = _moves(story)
-    return Draft(prompts=prompts, calls=[listed, last, *steps, last], expected_errors=1)
+    return TaskDraft(prompts=prompts, calls=[listed, last, *steps, last], expected_errors=1)
 
 
 @fira.template(difficulty=2)
-def plan_largest_fitting(app: App, rng: Random) -> Draft | None:
+def plan_largest_fitting(app: App, rng: Random) -> TaskDraft | None:
     stories, free, place, looks = _any_backlog(app, rng)
     fitting = [story for story in stories if story["points"] <= free]
     if not 1 <= len(fitting) < len(stories):
@@ -255,22 +255,22 @@ def plan_largest_fitting(app: App, rng: Random) -> Draft | None:
         f"Plan the largest story from {place} that the next sprint can take.",
     ]
     planned = call("plan_story", story_id=fitting[-1]["id"], sprint="next")
-    return Draft(prompts=prompts, calls=[*looks, planned])
+    return TaskDraft(prompts=prompts, calls=[*looks, planned])
 
 
 @fira.template(difficulty=2)
-def who_blocks(app: App, rng: Random) -> Draft | None:
+def who_blocks(app: App, rng: Random) -> TaskDraft | None:
     story, it, listed = _any_story(app, rng, "current", "backlog")
     if not (blockers := _blockers(app, story)):
         return None
     prompts = [f"Who has the story that blocks {it}?", f"Whose story is {it} waiting for?"]
     calls = [listed, *(call("get_story", story_id=one) for one in (story["id"], blockers[0]))]
     answer = _story(app, blockers[0])["assignee"]
-    return Draft(prompts=prompts, calls=calls, answer=answer, answer_kind="name")
+    return TaskDraft(prompts=prompts, calls=calls, answer=answer, answer_kind="name")
 
 
 @fira.template(difficulty=3)
-def finish_blocked(app: App, rng: Random) -> Draft | None:
+def finish_blocked(app: App, rng: Random) -> TaskDraft | None:
     story, it, listed = _any_story(app, rng, "current")
     blockers = [_story(app, one) for one in _blockers(app, story)]
     if story["status"] != "review" or not blockers or not _moves(blockers[0]):
@@ -281,11 +281,11 @@ def finish_blocked(app: App, rng: Random) -> Draft | None:
     ]
     [last] = _moves(story)
     calls = [listed, last, *_moves(blockers[0]), last]
-    return Draft(prompts=prompts, calls=calls, expected_errors=1)
+    return TaskDraft(prompts=prompts, calls=calls, expected_errors=1)
 
 
 @fira.template(difficulty=3)
-def fill_sprint(app: App, rng: Random) -> Draft | None:
+def fill_sprint(app: App, rng: Random) -> TaskDraft | None:
     stories, free, place, looks = _any_backlog(app, rng)
     sums = accumulate(story["points"] for story in stories)
     fitting = [story for story, total in zip(stories, sums, strict=True) if total <= free]
@@ -296,11 +296,11 @@ def fill_sprint(app: App, rng: Random) -> Draft | None:
         f"Plan stories from {place}, smallest first, as many as the next sprint can take.",
     ]
     planned = [call("plan_story", story_id=story["id"], sprint="next") for story in fitting]
-    return Draft(prompts=prompts, calls=[*looks, *planned])
+    return TaskDraft(prompts=prompts, calls=[*looks, *planned])
 
 
 @fira.template(difficulty=2, held_out=True)
-def exact_fit(app: App, rng: Random) -> Draft | None:
+def exact_fit(app: App, rng: Random) -> TaskDraft | None:
     stories, free, place, looks = _any_backlog(app, rng)
     title = next((story["title"] for story in stories if story["points"] == free), None)
     if title is None:
@@ -309,11 +309,11 @@ def exact_fit(app: App, rng: Random) -> Draft | None:
         f"Which story in {place} would fill the next sprint exactly?",
         f"Name the story in {place} with just the points that the next sprint has free.",
     ]
-    return Draft(prompts=prompts, calls=looks, answer=title, answer_kind="title")
+    return TaskDraft(prompts=prompts, calls=looks, answer=title, answer_kind="title")
 
 
 @fira.template(difficulty=3, held_out=True)
-def assign_with_blocker(app: App, rng: Random) -> Draft | None:
+def assign_with_blocker(app: App, rng: Random) -> TaskDraft | None:
     story, it, listed = _any_story(app, rng, "current", "backlog")
     blockers = [_story(app, one) for one in _blockers(app, story)]
     if not blockers or blockers[0]["assignee"] == story["assignee"]:
@@ -324,4 +324,4 @@ def assign_with_blocker(app: App, rng: Random) -> Draft | None:
     ]
     calls = [listed, *(call("get_story", story_id=one["id"]) for one in (story, blockers[0]))]
     calls.append(call("assign_story", story_id=story["id"], person=blockers[0]["assignee"]))
-    return Draft(prompts=prompts, calls=calls)
+    return TaskDraft(prompts=prompts, calls=calls)

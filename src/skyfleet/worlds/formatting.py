@@ -1,13 +1,13 @@
-"""Observation: what a tool found, in as few tokens as a reader needs."""
+"""Formatting of tool results as short text."""
 
 from __future__ import annotations
 
 MAX_ROWS = 5
-"""Listings stop here and say how many more there are."""
+"""A longer listing is cut here and ends with the number of omitted rows."""
 
 
 def show(result: object) -> str:
-    """Rows as a header and lines of commas, one row as `key: value` lines, the rest as it is.
+    """Format rows as CSV with a header, one row as `key: value` lines, anything else as `str`.
 
     `show([{"id": 3, "name": "amy"}])` is "id,name" and "3,amy" on two lines.
     """

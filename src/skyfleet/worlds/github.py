@@ -6,10 +6,10 @@ from random import Random
 from typing import Literal
 
 from skyfleet.envs.tools import ToolError, check_known, shown
-from skyfleet.worlds import vocabulary as wording
+from skyfleet.worlds import vocabulary
 from skyfleet.worlds.database import Row
 from skyfleet.worlds.toolkit import App
-from skyfleet.worlds.world import Draft, World, call
+from skyfleet.worlds.world import TaskDraft, World, call
 
 github = World(
     "github",
@@ -32,26 +32,26 @@ State = Literal["open", "closed"]
 
 @github.seeder
 def fill(app: App, rng: Random) -> None:
-    people = [app.user, *rng.sample([name for name in wording.PEOPLE if name != app.user], 4)]
+    people = [app.user, *rng.sample([name for name in vocabulary.PEOPLE if name != app.user], 4)]
     for name in people:
         app.db.insert("users", name=name)
     numbers = iter(rng.sample(range(1, 25), 24))
-    for repo in rng.sample(wording.REPOS, 3):
+    for repo in rng.sample(vocabulary.REPOS, 3):
         app.db.insert("repos", name=repo)
-        labels = rng.sample(wording.LABELS, 3)
+        labels = rng.sample(vocabulary.LABELS, 3)
         for label in labels:
             app.db.insert("labels", repo=repo, name=label)
         team = rng.sample(people, 3)
         states = ["open"] * rng.randint(3, 5) + ["closed"] * rng.randint(2, 3)
         rng.shuffle(states)
-        titles = rng.sample(wording.ISSUE_TITLES.of(app.family), len(states))
+        titles = rng.sample(vocabulary.ISSUE_TITLES.in_family(app.family), len(states))
         for title, state in zip(titles, states, strict=True):
             issue = {"number": next(numbers), "repo": repo, "title": title, "state": state}
             number = app.db.insert("issues", **issue, assignee=rng.choice([*team, None]))
             if rng.random() < 0.3:
                 app.db.insert("issue_labels", number=number, label=rng.choice(labels))
             for _ in range(rng.randint(0, 2)):
-                _insert_comment(app, number, rng.choice(people), rng.choice(wording.REMARKS))
+                _insert_comment(app, number, rng.choice(people), rng.choice(vocabulary.REMARKS))
 
 
 @github.reads
@@ -142,7 +142,7 @@ def _issues(app: App, repo: str, state: State = "open") -> list[Row]:
 
 
 def _shared_load(app: App, rng: Random) -> tuple[str, str, list[int]] | None:
-    """A repo, one of its people, and the two or three open issues that are theirs."""
+    """A repo, one of its users, and the two or three open issues assigned to that user."""
     issue = _any_issue(app, rng)
     repo, owner = issue["repo"], issue["assignee"]
     numbers = [i["number"] for i in _issues(app, repo) if i["assignee"] == owner]
@@ -150,21 +150,25 @@ def _shared_load(app: App, rng: Random) -> tuple[str, str, list[int]] | None:
 
 
 @github.template(difficulty=1)
-def act_on_number(app: App, rng: Random) -> Draft:
+def act_on_number(app: App, rng: Random) -> TaskDraft:
     issue, person = _any_issue(app, rng), rng.choice(_names(app, "users"))
-    number, remark = issue["number"], rng.choice(wording.REMARKS)
+    number, remark = issue["number"], rng.choice(vocabulary.REMARKS)
     if rng.random() < 0.4:
         prompts = [f"Comment '{remark}' on issue {number}.", f"Tell issue {number}: '{remark}'."]
-        return Draft(prompts=prompts, calls=[call("create_comment", number=number, body=remark)])
+        return TaskDraft(
+            prompts=prompts, calls=[call("create_comment", number=number, body=remark)]
+        )
     if rng.random() < 0.4 or issue["assignee"] == person:
         prompts = [f"Close issue {number}.", f"Issue {number} is solved. Close it."]
-        return Draft(prompts=prompts, calls=[call("update_issue", number=number, state="closed")])
+        return TaskDraft(
+            prompts=prompts, calls=[call("update_issue", number=number, state="closed")]
+        )
     prompts = [f"Assign issue {number} to {person}.", f"{person} takes issue {number}. Assign it."]
-    return Draft(prompts=prompts, calls=[call("update_issue", number=number, assignee=person)])
+    return TaskDraft(prompts=prompts, calls=[call("update_issue", number=number, assignee=person)])
 
 
 @github.template(difficulty=1)
-def close_by_title(app: App, rng: Random) -> Draft:
+def close_by_title(app: App, rng: Random) -> TaskDraft:
     issue = _any_issue(app, rng)
     title, repo = issue["title"], issue["repo"]
     prompts = [
@@ -173,11 +177,11 @@ def close_by_title(app: App, rng: Random) -> Draft:
     ]
     listed = call("list_issues", repo=repo)
     closed = call("update_issue", number=issue["number"], state="closed")
-    return Draft(prompts=prompts, calls=[listed, closed])
+    return TaskDraft(prompts=prompts, calls=[listed, closed])
 
 
 @github.template(difficulty=1)
-def assign_oldest(app: App, rng: Random) -> Draft | None:
+def assign_oldest(app: App, rng: Random) -> TaskDraft | None:
     repo, person = rng.choice(_names(app, "repos")), rng.choice(_names(app, "users"))
     issues = _issues(app, repo)
     end, issue = rng.choice([("oldest", issues[0]), ("newest", issues[-1])])
@@ -189,12 +193,12 @@ def assign_oldest(app: App, rng: Random) -> Draft | None:
     ]
     listed = call("list_issues", repo=repo)
     assigned = call("update_issue", number=issue["number"], assignee=person)
-    return Draft(prompts=prompts, calls=[listed, assigned])
+    return TaskDraft(prompts=prompts, calls=[listed, assigned])
 
 
 @github.template(difficulty=2)
-def label_by_title(app: App, rng: Random) -> Draft | None:
-    issue, label = _any_issue(app, rng), rng.choice(wording.LABELS)
+def label_by_title(app: App, rng: Random) -> TaskDraft | None:
+    issue, label = _any_issue(app, rng), rng.choice(vocabulary.LABELS)
     number, title, repo = issue["number"], issue["title"], issue["repo"]
     if app.db.column("select label from issue_labels where number = ?", number):
         return None
@@ -204,14 +208,14 @@ def label_by_title(app: App, rng: Random) -> Draft | None:
     ]
     calls = [call("list_issues", repo=repo), call("add_label", number=number, label=label)]
     if label in app.db.column("select name from labels where repo = ?", repo):
-        return Draft(prompts=prompts, calls=calls)
+        return TaskDraft(prompts=prompts, calls=calls)
     calls += [call("create_label", repo=repo, name=label), calls[-1]]
-    return Draft(prompts=prompts, calls=calls, expected_errors=1)
+    return TaskDraft(prompts=prompts, calls=calls, expected_errors=1)
 
 
 @github.template(difficulty=2)
-def reopen_with_comment(app: App, rng: Random) -> Draft:
-    issue, remark = _any_issue(app, rng, "state = 'closed'"), rng.choice(wording.REMARKS)
+def reopen_with_comment(app: App, rng: Random) -> TaskDraft:
+    issue, remark = _any_issue(app, rng, "state = 'closed'"), rng.choice(vocabulary.REMARKS)
     title, repo = issue["title"], issue["repo"]
     prompts = [
         f"Reopen the closed issue '{title}' in {repo} and comment '{remark}'.",
@@ -222,11 +226,11 @@ def reopen_with_comment(app: App, rng: Random) -> Draft:
         call("update_issue", number=issue["number"], state="open"),
         call("create_comment", number=issue["number"], body=remark),
     ]
-    return Draft(prompts=prompts, calls=calls)
+    return TaskDraft(prompts=prompts, calls=calls)
 
 
 @github.template(difficulty=2)
-def assign_last_commenter(app: App, rng: Random) -> Draft | None:
+def assign_last_commenter(app: App, rng: Random) -> TaskDraft | None:
     issue = _any_issue(app, rng)
     title, repo, number = issue["title"], issue["repo"], issue["number"]
     authors = app.db.column("select author from comments where number = ? order by id", number)
@@ -241,11 +245,11 @@ def assign_last_commenter(app: App, rng: Random) -> Draft | None:
         call("get_issue", number=number),
         call("update_issue", number=number, assignee=authors[-1]),
     ]
-    return Draft(prompts=prompts, calls=calls)
+    return TaskDraft(prompts=prompts, calls=calls)
 
 
 @github.template(difficulty=1)
-def count_assigned(app: App, rng: Random) -> Draft:
+def count_assigned(app: App, rng: Random) -> TaskDraft:
     repo, person = rng.choice(_names(app, "repos")), rng.choice(_names(app, "users"))
     prompts = [
         f"How many open issues does {person} have in {repo}?",
@@ -253,11 +257,11 @@ def count_assigned(app: App, rng: Random) -> Draft:
     ]
     count = sum(issue["assignee"] == person for issue in _issues(app, repo))
     calls = [call("list_issues", repo=repo)]
-    return Draft(prompts=prompts, calls=calls, answer=str(count), answer_kind="number")
+    return TaskDraft(prompts=prompts, calls=calls, answer=str(count), answer_kind="number")
 
 
 @github.template(difficulty=3)
-def close_all_of(app: App, rng: Random) -> Draft | None:
+def close_all_of(app: App, rng: Random) -> TaskDraft | None:
     if (found := _shared_load(app, rng)) is None:
         return None
     repo, owner, numbers = found
@@ -267,12 +271,12 @@ def close_all_of(app: App, rng: Random) -> Draft | None:
     ]
     calls = [call("list_issues", repo=repo)]
     calls += [call("update_issue", number=number, state="closed") for number in numbers]
-    return Draft(prompts=prompts, calls=calls)
+    return TaskDraft(prompts=prompts, calls=calls)
 
 
 @github.template(difficulty=2, held_out=True)
-def comment_and_close(app: App, rng: Random) -> Draft:
-    issue, remark = _any_issue(app, rng), rng.choice(wording.REMARKS)
+def comment_and_close(app: App, rng: Random) -> TaskDraft:
+    issue, remark = _any_issue(app, rng), rng.choice(vocabulary.REMARKS)
     title, repo = issue["title"], issue["repo"]
     prompts = [
         f"Comment '{remark}' on the issue '{title}' in {repo}, then close it.",
@@ -283,11 +287,11 @@ def comment_and_close(app: App, rng: Random) -> Draft:
         call("create_comment", number=issue["number"], body=remark),
         call("update_issue", number=issue["number"], state="closed"),
     ]
-    return Draft(prompts=prompts, calls=calls)
+    return TaskDraft(prompts=prompts, calls=calls)
 
 
 @github.template(difficulty=3, held_out=True)
-def hand_over(app: App, rng: Random) -> Draft | None:
+def hand_over(app: App, rng: Random) -> TaskDraft | None:
     found, heir = _shared_load(app, rng), rng.choice(_names(app, "users"))
     if found is None or heir == found[1]:
         return None
@@ -298,11 +302,11 @@ def hand_over(app: App, rng: Random) -> Draft | None:
     ]
     calls = [call("list_issues", repo=repo)]
     calls += [call("update_issue", number=number, assignee=heir) for number in numbers]
-    return Draft(prompts=prompts, calls=calls)
+    return TaskDraft(prompts=prompts, calls=calls)
 
 
 @github.template(difficulty=2, held_out=True)
-def who_has_it(app: App, rng: Random) -> Draft | None:
+def who_has_it(app: App, rng: Random) -> TaskDraft | None:
     issue = _any_issue(app, rng)
     if issue["assignee"] is None:
         return None
@@ -311,4 +315,4 @@ def who_has_it(app: App, rng: Random) -> Draft | None:
         f"Whose issue is '{issue['title']}' in {issue['repo']}?",
     ]
     calls = [call("list_issues", repo=issue["repo"])]
-    return Draft(prompts=prompts, calls=calls, answer=issue["assignee"], answer_kind="name")
+    return TaskDraft(prompts=prompts, calls=calls, answer=issue["assignee"], answer_kind="name")

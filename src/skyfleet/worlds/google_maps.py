@@ -1,4 +1,4 @@
-"""Google Maps: places, the roads between them, their reviews, and lists of places to keep."""
+"""Google Maps: places, the roads between them, their reviews, and lists of saved places."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pydantic import Field
 
 from skyfleet.envs.tools import ToolError, shown
 from skyfleet.tasks.task import RecordedCall
-from skyfleet.worlds import vocabulary as wording
+from skyfleet.worlds import vocabulary
 from skyfleet.worlds.database import Row
 from skyfleet.worlds.toolkit import App
-from skyfleet.worlds.world import Draft, World, call
+from skyfleet.worlds.world import TaskDraft, World, call
 
 google_maps = World(
     "google-maps",
@@ -34,7 +34,7 @@ google_maps = World(
 Kind = Literal["cafe", "museum", "park", "bakery"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
-_NAMES = wording.Names(
+_NAMES = vocabulary.Names(
     ("Old", "Green", "Corner", "River", "Little", "North", "Blue", "Stone"),
     ("Mill", "Gate", "Bridge", "Yard", "Lane", "Square", "Well", "Hill"),
 )
@@ -43,8 +43,8 @@ _LISTS = ("food", "weekend", "family", "holiday")
 
 @google_maps.seeder
 def fill(app: App, rng: Random) -> None:
-    others = [name for name in wording.PEOPLE if name != app.user]
-    unused = iter(rng.sample(_NAMES.of(app.family), 16))
+    others = [name for name in vocabulary.PEOPLE if name != app.user]
+    unused = iter(rng.sample(_NAMES.in_family(app.family), 16))
     for kind in KINDS:
         count = rng.randint(3, 4)
         spans = (range(25, 51), range(6, 13), range(16, 24))
@@ -54,7 +54,7 @@ def fill(app: App, rng: Random) -> None:
     names = app.db.column("select name from places order by name")
     rng.shuffle(names)
     for number, name in enumerate(names):
-        # One road to a place before it makes every place reachable, a second makes detours.
+        # One road to an earlier place makes every place reachable, a second makes detours.
         for other in rng.sample(names[:number], min(number, 2)):
             app.db.insert("roads", a=name, b=other, minutes=rng.randint(6, 20))
         for author in rng.sample(others, rng.randint(1, 3)):
@@ -148,7 +148,7 @@ def _saved(app: App, list_name: str) -> list[str]:
 
 
 def _routes(app: App, start: str) -> dict[str, tuple[int, list[str]]]:
-    """Minutes and stops of the fastest way to every place, nearest first: Dijkstra."""
+    """Minutes and stops of the fastest route to every place, nearest first (Dijkstra)."""
     _check_place(app, start)
     roads = app.db.rows("select a, b, minutes from roads union select b, a, minutes from roads")
     found: dict[str, tuple[int, list[str]]] = {}
@@ -168,8 +168,8 @@ def _any_place(app: App, rng: Random, *, not_a: Kind | None = None) -> Row:
     return rng.choice(app.db.rows("select * from places where kind is not ?", not_a))
 
 
-def _one_of(app: App, rng: Random) -> tuple[str, str, list[RecordedCall]]:
-    """What one place is more than all others of its kind, its name, and the call that tells."""
+def _pick_superlative(app: App, rng: Random) -> tuple[str, str, list[RecordedCall]]:
+    """A superlative that one place has among its kind, its name, and the call that shows it."""
     kind = rng.choice(KINDS)
     end, column, sign = rng.choice(
         [("is rated best", "rating", 1), ("opens last", "opens", 1), ("closes first", "closes", -1)]
@@ -178,52 +178,55 @@ def _one_of(app: App, rng: Random) -> tuple[str, str, list[RecordedCall]]:
     return f"the {kind} that {end}", place["name"], [call("list_places", kind=kind)]
 
 
-def _kept(
+def _draft_saving(
     app: App, prompts: Sequence[str], calls: Sequence[RecordedCall], place: str, list_name: str
-) -> Draft | None:
-    """Who has no such list learns it from the error; None for what is saved there already."""
+) -> TaskDraft | None:
+    """The calls that save a place; without such a list, the error of the first call says so.
+
+    None if the place is already saved there.
+    """
     saved = call("save_place", place=place, list_name=list_name)
     if list_name not in _lists(app):
         calls = [*calls, saved, call("create_list", name=list_name), saved]
-        return Draft(prompts=prompts, calls=calls, expected_errors=1)
+        return TaskDraft(prompts=prompts, calls=calls, expected_errors=1)
     if place in _saved(app, list_name):
         return None
-    return Draft(prompts=prompts, calls=[*calls, saved])
+    return TaskDraft(prompts=prompts, calls=[*calls, saved])
 
 
 @google_maps.template(difficulty=1)
-def save_one(app: App, rng: Random) -> Draft | None:
-    (which, place, calls), list_name = _one_of(app, rng), rng.choice(_lists(app))
+def save_one(app: App, rng: Random) -> TaskDraft | None:
+    (which, place, calls), list_name = _pick_superlative(app, rng), rng.choice(_lists(app))
     prompts = [
         f"Save {which} in my list {list_name}.",
         f"My list {list_name} lacks {which}. Save it.",
     ]
-    return _kept(app, prompts, calls, place, list_name)
+    return _draft_saving(app, prompts, calls, place, list_name)
 
 
 @google_maps.template(difficulty=1)
-def hours_of(app: App, rng: Random) -> Draft:
+def hours_of(app: App, rng: Random) -> TaskDraft:
     place, deed = _any_place(app, rng), rng.choice(["open", "close"])
     name, kind = place["name"], place["kind"]
     prompts = [f"When does the {kind} {name} {deed}?", f"{name} is a {kind}. When does it {deed}?"]
     calls, hour = [call("list_places", kind=kind)], str(place[f"{deed}s"])
-    return Draft(prompts=prompts, calls=calls, answer=hour, answer_kind="hour")
+    return TaskDraft(prompts=prompts, calls=calls, answer=hour, answer_kind="hour")
 
 
 @google_maps.template(difficulty=1)
-def minutes_between(app: App, rng: Random) -> Draft:
+def minutes_between(app: App, rng: Random) -> TaskDraft:
     start, goal = rng.sample(app.db.column("select name from places"), 2)
     prompts = [
         f"How many minutes is it from {start} to {goal}?",
         f"I am at {start}. How many minutes is it to {goal}?",
     ]
     calls, minutes = [call("get_directions", start=start, goal=goal)], _routes(app, start)[goal][0]
-    return Draft(prompts=prompts, calls=calls, answer=str(minutes), answer_kind="number")
+    return TaskDraft(prompts=prompts, calls=calls, answer=str(minutes), answer_kind="number")
 
 
 @google_maps.template(difficulty=2)
-def copy_stars(app: App, rng: Random) -> Draft:
-    which, place, calls = _one_of(app, rng)
+def copy_stars(app: App, rng: Random) -> TaskDraft:
+    which, place, calls = _pick_superlative(app, rng)
     review = rng.choice(list_reviews(app, place))
     author, stars = review["author"], review["stars"]
     prompts = [
@@ -231,11 +234,11 @@ def copy_stars(app: App, rng: Random) -> Draft:
         f"I agree with {author} about {which}. Give it the same stars.",
     ]
     calls += [call("list_reviews", place=place), call("create_review", place=place, stars=stars)]
-    return Draft(prompts=prompts, calls=calls)
+    return TaskDraft(prompts=prompts, calls=calls)
 
 
 @google_maps.template(difficulty=2)
-def save_nearest(app: App, rng: Random) -> Draft | None:
+def save_nearest(app: App, rng: Random) -> TaskDraft | None:
     kind, list_name = rng.choice(KINDS), rng.choice(_LISTS)
     start = _any_place(app, rng, not_a=kind)["name"]
     first, second, *_ = list_nearby(app, start, kind)
@@ -246,11 +249,11 @@ def save_nearest(app: App, rng: Random) -> Draft | None:
         f"I am at {start}. Save the nearest {kind} in my list {list_name}.",
     ]
     calls = [call("list_nearby", place=start, kind=kind)]
-    return _kept(app, prompts, calls, first["name"], list_name)
+    return _draft_saving(app, prompts, calls, first["name"], list_name)
 
 
 @google_maps.template(difficulty=3)
-def save_nearest_good(app: App, rng: Random) -> Draft | None:
+def save_nearest_good(app: App, rng: Random) -> TaskDraft | None:
     kind, list_name = rng.choice(KINDS), rng.choice(_LISTS)
     start = _any_place(app, rng, not_a=kind)["name"]
     floor, hour = rng.choice([30, 35, 40]), rng.randint(16, 21)
@@ -267,11 +270,11 @@ def save_nearest_good(app: App, rng: Random) -> Draft | None:
         f" and is rated above {floor} in my list {list_name}.",
     ]
     calls = [call("list_nearby", place=start, kind=kind), call("list_places", kind=kind)]
-    return _kept(app, prompts, calls, fitting[0]["name"], list_name)
+    return _draft_saving(app, prompts, calls, fitting[0]["name"], list_name)
 
 
 @google_maps.template(difficulty=3)
-def build_list(app: App, rng: Random) -> Draft:
+def build_list(app: App, rng: Random) -> TaskDraft:
     list_name = rng.choice([name for name in _LISTS if name not in _lists(app)])
     kinds = rng.sample(KINDS, rng.randint(2, 3))
     wanted = f"{', '.join(kinds[:-1])} and {kinds[-1]}"
@@ -284,11 +287,11 @@ def build_list(app: App, rng: Random) -> Draft:
     for kind in kinds:
         best = max(list_places(app, kind), key=lambda place: int(place["rating"]))["name"]
         calls.append(call("save_place", place=best, list_name=list_name))
-    return Draft(prompts=prompts, calls=calls)
+    return TaskDraft(prompts=prompts, calls=calls)
 
 
 @google_maps.template(difficulty=3)
-def nearest_saved(app: App, rng: Random) -> Draft | None:
+def nearest_saved(app: App, rng: Random) -> TaskDraft | None:
     start, list_name = _any_place(app, rng)["name"], rng.choice(_lists(app))
     saved, routes = _saved(app, list_name), _routes(app, start)
     first, *rest = sorted(routes[place][0] for place in saved)
@@ -301,12 +304,12 @@ def nearest_saved(app: App, rng: Random) -> Draft | None:
     ]
     calls = [call("list_saved", list_name=list_name)]
     calls += [call("get_directions", start=start, goal=place) for place in saved]
-    return Draft(prompts=prompts, calls=calls, answer=nearest, answer_kind="name")
+    return TaskDraft(prompts=prompts, calls=calls, answer=nearest, answer_kind="name")
 
 
 @google_maps.template(difficulty=3, held_out=True)
-def minutes_of_trip(app: App, rng: Random) -> Draft | None:
-    which, stop, calls = _one_of(app, rng)
+def minutes_of_trip(app: App, rng: Random) -> TaskDraft | None:
+    which, stop, calls = _pick_superlative(app, rng)
     start, goal = rng.sample(app.db.column("select name from places"), 2)
     if stop in (start, goal):
         return None
@@ -317,11 +320,11 @@ def minutes_of_trip(app: App, rng: Random) -> Draft | None:
     ways = [(start, stop), (stop, goal)]
     calls += [call("get_directions", start=one, goal=other) for one, other in ways]
     total = sum(_routes(app, one)[other][0] for one, other in ways)
-    return Draft(prompts=prompts, calls=calls, answer=str(total), answer_kind="number")
+    return TaskDraft(prompts=prompts, calls=calls, answer=str(total), answer_kind="number")
 
 
 @google_maps.template(difficulty=2, held_out=True)
-def rate_saved(app: App, rng: Random) -> Draft:
+def rate_saved(app: App, rng: Random) -> TaskDraft:
     list_name, stars = rng.choice(_lists(app)), rng.randint(1, 5)
     prompts = [
         f"Give every place in my list {list_name} {stars} stars.",
@@ -329,4 +332,4 @@ def rate_saved(app: App, rng: Random) -> Draft:
     ]
     calls = [call("list_saved", list_name=list_name)]
     calls += [call("create_review", place=name, stars=stars) for name in _saved(app, list_name)]
-    return Draft(prompts=prompts, calls=calls)
+    return TaskDraft(prompts=prompts, calls=calls)

@@ -1,4 +1,4 @@
-"""Hubspot: companies, the people there, deals on their way to being won, notes and follow-ups."""
+"""Hubspot: companies, their contacts, deals in stages, notes and follow-ups."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Literal, get_args
 
 from skyfleet.envs.tools import ToolError, check_known
 from skyfleet.tasks.task import RecordedCall
-from skyfleet.worlds import vocabulary as wording
+from skyfleet.worlds import vocabulary
 from skyfleet.worlds.database import Row
 from skyfleet.worlds.toolkit import App
-from skyfleet.worlds.world import Draft, World, call
+from skyfleet.worlds.world import TaskDraft, World, call
 
 hubspot = World(
     "hubspot",
@@ -30,7 +30,7 @@ hubspot = World(
     """,
 )
 
-_COMPANIES = wording.Names(
+_COMPANIES = vocabulary.Names(
     ("Blue", "Green", "Silver", "Golden", "Red", "Black", "White", "Amber"),
     ("Foods", "Tools", "Bank", "Books", "Cars", "Media", "Farms", "Energy"),
 )
@@ -43,18 +43,18 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 
 @hubspot.seeder
 def fill(app: App, rng: Random) -> None:
-    team = [app.user, *rng.sample([name for name in wording.PEOPLE if name != app.user], 3)]
+    team = [app.user, *rng.sample([name for name in vocabulary.PEOPLE if name != app.user], 3)]
     for name in team:
         app.db.insert("team", name=name)
     amounts = iter(rng.sample(range(10, 100), 16))
-    companies = rng.sample(_COMPANIES.of(app.family), 8)
+    companies = rng.sample(_COMPANIES.in_family(app.family), 8)
     contact_ids, deal_ids = iter(rng.sample(range(1, 25), 24)), iter(rng.sample(range(1, 17), 16))
     for company in companies:
         app.db.insert("companies", name=company)
         for role, name in zip(_ROLES, rng.sample(_CLIENTS, 3), strict=True):
             app.db.insert("contacts", id=next(contact_ids), company=company, role=role, name=name)
     for stage, place in zip(STAGES, (0, 1, 0, 1), strict=True):
-        # A company has deals two stages apart: one that moves on never meets another of its own.
+        # Two stages apart, so that a deal that moves on never reaches another of its company.
         for company in rng.sample(companies[place::2], rng.randint(3, 4)):
             contact = rng.choice([one["id"] for one in list_contacts(app, company)])
             deal = {"company": company, "stage": stage, "amount_k": next(amounts)}
@@ -63,10 +63,10 @@ def fill(app: App, rng: Random) -> None:
                 deal["contact_id"] = None
             deal_id = app.db.insert("deals", id=next(deal_ids), **deal)
             if stage == "won" or rng.random() < 0.5:
-                _insert_note(app, deal_id, rng.choice(team), rng.choice(wording.REMARKS))
+                _insert_note(app, deal_id, rng.choice(team), rng.choice(vocabulary.REMARKS))
     open_deals = app.db.column("select id from deals where stage != 'won'")
     for person in team:
-        for day in rng.sample(wording.DAYS, rng.randint(2, 3)):
+        for day in rng.sample(vocabulary.DAYS, rng.randint(2, 3)):
             app.db.insert("follow_ups", person=person, day=day, deal_id=rng.choice(open_deals))
 
 
@@ -139,7 +139,7 @@ def list_follow_ups(app: App) -> list[Row]:
 
 
 @hubspot.writes
-def plan_follow_up(app: App, deal_id: int, day: wording.Day) -> None:
+def plan_follow_up(app: App, deal_id: int, day: vocabulary.Day) -> None:
     """Plan a follow-up, one a day."""
     _deal(app, deal_id)
     free = _free_days(app)
@@ -154,7 +154,7 @@ def _insert_note(app: App, deal_id: int, author: str, body: str) -> None:
 
 
 def _check_move(app: App, deal: Row, stage: Stage) -> None:
-    """Stages are taken one by one; a talk needs somebody to talk to, a deal won needs a note."""
+    """A deal moves one stage at a time; a talk needs a contact, a won deal needs a note."""
     following = dict(pairwise(STAGES)).get(deal["stage"], "none")
     if stage != following:
         raise ToolError(f"deal {deal['id']} is in {deal['stage']}; next stage: {following}")
@@ -183,9 +183,9 @@ def _notes(app: App, deal: Row) -> list[Row]:
     return app.db.rows("select * from notes where deal_id = ? order by id", deal["id"])
 
 
-def _free_days(app: App) -> list[wording.Day]:
+def _free_days(app: App) -> list[vocabulary.Day]:
     taken = app.db.column("select day from follow_ups where person = ?", app.user)
-    return [day for day in wording.DAYS if day not in taken]
+    return [day for day in vocabulary.DAYS if day not in taken]
 
 
 def _find(deal: Row) -> RecordedCall:
@@ -193,41 +193,41 @@ def _find(deal: Row) -> RecordedCall:
 
 
 def _any_deal(app: App, rng: Random, *stages: Stage) -> tuple[Row, str]:
-    """A deal, and the words that mean no other."""
+    """A deal, and a description that is unique to it."""
     deal = rng.choice(_deals(app, rng.choice(stages)))
     return deal, f"the {deal['company']} deal in {deal['stage']}"
 
 
 def _edge_deal(app: App, rng: Random) -> tuple[Row, str]:
-    """The largest or smallest deal of a stage, and these words."""
+    """The largest or smallest deal of a stage, and its description."""
     deals = _deals(app, rng.choice(STAGES))
     end, deal = rng.choice([("largest", deals[0]), ("smallest", deals[-1])])
     return deal, f"the {end} deal in {deal['stage']}"
 
 
 @hubspot.template(difficulty=1)
-def hand_over(app: App, rng: Random) -> Draft | None:
+def hand_over(app: App, rng: Random) -> TaskDraft | None:
     (deal, it), person = _edge_deal(app, rng), rng.choice(_team(app))
     if deal["owner"] == person:
         return None
     prompts = [f"Give {it} to {person}.", f"{person} is to be the owner of {it}."]
     given = call("update_deal", deal_id=deal["id"], owner=person)
-    return Draft(prompts=prompts, calls=[_find(deal), given])
+    return TaskDraft(prompts=prompts, calls=[_find(deal), given])
 
 
 @hubspot.template(difficulty=1)
-def note_follow_up(app: App, rng: Random) -> Draft:
-    planned, remark = rng.choice(list_follow_ups(app)), rng.choice(wording.REMARKS)
+def note_follow_up(app: App, rng: Random) -> TaskDraft:
+    planned, remark = rng.choice(list_follow_ups(app)), rng.choice(vocabulary.REMARKS)
     prompts = [
         f"Note '{remark}' on the deal that I follow up on {planned['day']}.",
         f"My {planned['day']} follow-up: note '{remark}' on its deal.",
     ]
     noted = call("add_note", deal_id=planned["deal_id"], body=remark)
-    return Draft(prompts=prompts, calls=[call("list_follow_ups"), noted])
+    return TaskDraft(prompts=prompts, calls=[call("list_follow_ups"), noted])
 
 
 @hubspot.template(difficulty=1)
-def worth_of_deals(app: App, rng: Random) -> Draft | None:
+def worth_of_deals(app: App, rng: Random) -> TaskDraft | None:
     deals, owner = _deals(app, rng.choice(STAGES)), rng.choice(_team(app))
     amounts = [deal["amount_k"] for deal in deals if deal["owner"] == owner]
     if not 1 <= len(amounts) <= 2:
@@ -238,11 +238,11 @@ def worth_of_deals(app: App, rng: Random) -> Draft | None:
         f"What is the total of the {theirs}, in thousands?",
     ]
     calls = [_find(deals[0])]
-    return Draft(prompts=prompts, calls=calls, answer=str(sum(amounts)), answer_kind="number")
+    return TaskDraft(prompts=prompts, calls=calls, answer=str(sum(amounts)), answer_kind="number")
 
 
 @hubspot.template(difficulty=2)
-def who_at_company(app: App, rng: Random) -> Draft:
+def who_at_company(app: App, rng: Random) -> TaskDraft:
     deal, it = _edge_deal(app, rng)
     person = rng.choice(list_contacts(app, deal["company"]))
     prompts = [
@@ -250,11 +250,11 @@ def who_at_company(app: App, rng: Random) -> Draft:
         f"For {it}, name the {person['role']} of the company.",
     ]
     calls = [_find(deal), call("list_contacts", company=deal["company"])]
-    return Draft(prompts=prompts, calls=calls, answer=person["name"], answer_kind="name")
+    return TaskDraft(prompts=prompts, calls=calls, answer=person["name"], answer_kind="name")
 
 
 @hubspot.template(difficulty=2)
-def hand_to_author(app: App, rng: Random) -> Draft | None:
+def hand_to_author(app: App, rng: Random) -> TaskDraft | None:
     deal, it = _any_deal(app, rng, *STAGES)
     authors = [note["author"] for note in _notes(app, deal)]
     if not authors or authors[-1] == deal["owner"]:
@@ -265,26 +265,26 @@ def hand_to_author(app: App, rng: Random) -> Draft | None:
     ]
     read = call("get_deal", deal_id=deal["id"])
     given = call("update_deal", deal_id=deal["id"], owner=authors[-1])
-    return Draft(prompts=prompts, calls=[_find(deal), read, given])
+    return TaskDraft(prompts=prompts, calls=[_find(deal), read, given])
 
 
 @hubspot.template(difficulty=2)
-def win_deal(app: App, rng: Random) -> Draft:
-    (deal, it), remark = _any_deal(app, rng, "offer"), rng.choice(wording.REMARKS)
+def win_deal(app: App, rng: Random) -> TaskDraft:
+    (deal, it), remark = _any_deal(app, rng, "offer"), rng.choice(vocabulary.REMARKS)
     prompts = [
         f"Move {it} to won. If it needs a note, write '{remark}'.",
         f"We won {it}. Move it; should it lack a note, note '{remark}'.",
     ]
     won = call("update_deal", deal_id=deal["id"], stage="won")
     if _notes(app, deal):
-        return Draft(prompts=prompts, calls=[_find(deal), won])
+        return TaskDraft(prompts=prompts, calls=[_find(deal), won])
     noted = call("add_note", deal_id=deal["id"], body=remark)
-    return Draft(prompts=prompts, calls=[_find(deal), won, noted, won], expected_errors=1)
+    return TaskDraft(prompts=prompts, calls=[_find(deal), won, noted, won], expected_errors=1)
 
 
 @hubspot.template(difficulty=2)
-def follow_up_or_first_free(app: App, rng: Random) -> Draft:
-    (deal, it), day = _any_deal(app, rng, *STAGES[:3]), rng.choice(wording.DAYS)
+def follow_up_or_first_free(app: App, rng: Random) -> TaskDraft:
+    (deal, it), day = _any_deal(app, rng, *STAGES[:3]), rng.choice(vocabulary.DAYS)
     free = _free_days(app)
     prompts = [
         f"Plan a follow-up of {it} on {day}. If taken, my first free day.",
@@ -292,11 +292,11 @@ def follow_up_or_first_free(app: App, rng: Random) -> Draft:
     ]
     days = [day] if day in free else [day, free[0]]
     planned = [call("plan_follow_up", deal_id=deal["id"], day=one) for one in days]
-    return Draft(prompts=prompts, calls=[_find(deal), *planned], expected_errors=len(days) - 1)
+    return TaskDraft(prompts=prompts, calls=[_find(deal), *planned], expected_errors=len(days) - 1)
 
 
 @hubspot.template(difficulty=3)
-def start_talk(app: App, rng: Random) -> Draft:
+def start_talk(app: App, rng: Random) -> TaskDraft:
     deal, it = _any_deal(app, rng, "lead")
     person = rng.choice(list_contacts(app, deal["company"]))
     prompts = [
@@ -305,15 +305,15 @@ def start_talk(app: App, rng: Random) -> Draft:
     ]
     moved = call("update_deal", deal_id=deal["id"], stage="talk")
     if deal["contact_id"] is not None:
-        return Draft(prompts=prompts, calls=[_find(deal), moved])
+        return TaskDraft(prompts=prompts, calls=[_find(deal), moved])
     asked = call("list_contacts", company=deal["company"])
     chosen = call("update_deal", deal_id=deal["id"], contact_id=person["id"])
     calls = [_find(deal), moved, asked, chosen, moved]
-    return Draft(prompts=prompts, calls=calls, expected_errors=1)
+    return TaskDraft(prompts=prompts, calls=calls, expected_errors=1)
 
 
 @hubspot.template(difficulty=2, held_out=True)
-def contact_of_follow_up(app: App, rng: Random) -> Draft | None:
+def contact_of_follow_up(app: App, rng: Random) -> TaskDraft | None:
     planned = rng.choice(list_follow_ups(app))
     contact = get_deal(app, planned["deal_id"])["contact"]
     if contact is None:
@@ -323,11 +323,11 @@ def contact_of_follow_up(app: App, rng: Random) -> Draft | None:
         f"Name the contact for my {planned['day']} follow-up.",
     ]
     calls = [call("list_follow_ups"), call("get_deal", deal_id=planned["deal_id"])]
-    return Draft(prompts=prompts, calls=calls, answer=contact, answer_kind="name")
+    return TaskDraft(prompts=prompts, calls=calls, answer=contact, answer_kind="name")
 
 
 @hubspot.template(difficulty=3, held_out=True)
-def two_stages_on(app: App, rng: Random) -> Draft | None:
+def two_stages_on(app: App, rng: Random) -> TaskDraft | None:
     (deal, it), day = _any_deal(app, rng, "lead"), rng.choice(_free_days(app))
     if deal["contact_id"] is None:
         return None
@@ -337,4 +337,4 @@ def two_stages_on(app: App, rng: Random) -> Draft | None:
     ]
     calls = [call("update_deal", deal_id=deal["id"], stage=stage) for stage in ("talk", "offer")]
     calls.append(call("plan_follow_up", deal_id=deal["id"], day=day))
-    return Draft(prompts=prompts, calls=[_find(deal), *calls])
+    return TaskDraft(prompts=prompts, calls=[_find(deal), *calls])

@@ -1,4 +1,4 @@
-"""Outlook: folders of mail, people to write to, and a calendar."""
+"""Outlook: mail folders, contacts and a calendar."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Annotated
 from pydantic import Field
 
 from skyfleet.envs.tools import ToolError, check_known
-from skyfleet.worlds import vocabulary as wording
+from skyfleet.worlds import vocabulary
 from skyfleet.worlds.database import Row
 from skyfleet.worlds.toolkit import App
-from skyfleet.worlds.world import Draft, World, call
+from skyfleet.worlds.world import TaskDraft, World, call
 
 outlook = World(
     "outlook",
@@ -34,28 +34,28 @@ Hour = Annotated[int, Field(ge=HOURS[0], le=HOURS[-1])]
 
 @outlook.seeder
 def fill(app: App, rng: Random) -> None:
-    people = rng.sample([name for name in wording.PEOPLE if name != app.user], 5)
+    people = rng.sample([name for name in vocabulary.PEOPLE if name != app.user], 5)
     for name in people:
         app.db.insert("contacts", name=name)
-    subjects = iter(rng.sample(wording.SUBJECTS.of(app.family), 17))
+    subjects = iter(rng.sample(vocabulary.SUBJECTS.in_family(app.family), 17))
     ids = iter(rng.sample(range(1, 18), 17))
-    for folder, size in [("Inbox", 5), *((name, rng.randint(2, 3)) for name in wording.FOLDERS)]:
+    for folder, size in [("Inbox", 5), *((name, rng.randint(2, 3)) for name in vocabulary.FOLDERS)]:
         app.db.insert("folders", name=folder)
         senders = rng.sample(people, 3)
         for _ in range(size):
             sender = rng.choice(senders)
             body = rng.choice(
                 [
-                    f"can we meet on {rng.choice(wording.DAYS)} at {rng.choice(HOURS)}",
+                    f"can we meet on {rng.choice(vocabulary.DAYS)} at {rng.choice(HOURS)}",
                     f"the door code is {rng.randint(10, 99)}",
                     f"please ask {rng.choice([name for name in people if name != sender])}",
                 ]
             )
             mail = {"id": next(ids), "folder": folder, "sender": sender, "body": body}
             app.db.insert("messages", **mail, subject=next(subjects))
-    for day in wording.DAYS:
+    for day in vocabulary.DAYS:
         hours = sorted(rng.sample(HOURS, rng.randint(2, 4)))
-        for hour, title in zip(hours, rng.sample(wording.EVENTS, len(hours)), strict=True):
+        for hour, title in zip(hours, rng.sample(vocabulary.EVENTS, len(hours)), strict=True):
             app.db.insert("events", title=title, day=day, hour=hour)
 
 
@@ -92,13 +92,13 @@ def create_message(app: App, to: str, body: str) -> None:
 
 
 @outlook.reads
-def list_events(app: App, day: wording.Day) -> list[Row]:
+def list_events(app: App, day: vocabulary.Day) -> list[Row]:
     """List events, first to last."""
     return app.db.rows("select title, hour, id from events where day = ? order by hour", day)
 
 
 @outlook.writes
-def create_event(app: App, title: str, day: wording.Day, hour: Hour) -> Row:
+def create_event(app: App, title: str, day: vocabulary.Day, hour: Hour) -> Row:
     """Plan an event."""
     free = _free_hours(app, day)
     if hour not in free:
@@ -117,22 +117,22 @@ def _mail(app: App, rng: Random, condition: str = "folder = 'Inbox'") -> Row:
 
 
 def _inbox_mail(app: App, rng: Random, about: str) -> Row | None:
-    """A mail in the inbox whose body says something of the kind."""
+    """A mail in the inbox whose body contains `about`."""
     mail = _mail(app, rng)
     return mail if about in mail["body"] else None
 
 
 @outlook.template(difficulty=1)
-def file_by_id(app: App, rng: Random) -> Draft:
-    mail, folder = _mail(app, rng), rng.choice(wording.FOLDERS)
+def file_by_id(app: App, rng: Random) -> TaskDraft:
+    mail, folder = _mail(app, rng), rng.choice(vocabulary.FOLDERS)
     prompts = [f"Move message {mail['id']} to {folder}.", f"File message {mail['id']} in {folder}."]
     moved = call("update_message", message_id=mail["id"], folder=folder)
-    return Draft(prompts=prompts, calls=[moved])
+    return TaskDraft(prompts=prompts, calls=[moved])
 
 
 @outlook.template(difficulty=1)
-def file_by_subject(app: App, rng: Random) -> Draft:
-    mail, folder = _mail(app, rng), rng.choice(wording.FOLDERS)
+def file_by_subject(app: App, rng: Random) -> TaskDraft:
+    mail, folder = _mail(app, rng), rng.choice(vocabulary.FOLDERS)
     prompts = [
         f"Move the mail '{mail['subject']}' from Inbox to {folder}.",
         f"File '{mail['subject']}' in my Inbox under {folder}.",
@@ -140,24 +140,24 @@ def file_by_subject(app: App, rng: Random) -> Draft:
     ]
     listed = call("list_messages", folder="Inbox")
     moved = call("update_message", message_id=mail["id"], folder=folder)
-    return Draft(prompts=prompts, calls=[listed, moved])
+    return TaskDraft(prompts=prompts, calls=[listed, moved])
 
 
 @outlook.template(difficulty=1)
-def answer_sender(app: App, rng: Random) -> Draft:
-    mail, remark = _mail(app, rng, "1"), rng.choice(wording.REMARKS)
+def answer_sender(app: App, rng: Random) -> TaskDraft:
+    mail, remark = _mail(app, rng, "1"), rng.choice(vocabulary.REMARKS)
     prompts = [
         f"Send '{remark}' to whoever sent '{mail['subject']}' in {mail['folder']}.",
         f"Tell the sender of '{mail['subject']}' in {mail['folder']}: '{remark}'.",
     ]
     listed = call("list_messages", folder=mail["folder"])
     sent = call("create_message", to=mail["sender"], body=remark)
-    return Draft(prompts=prompts, calls=[listed, sent])
+    return TaskDraft(prompts=prompts, calls=[listed, sent])
 
 
 @outlook.template(difficulty=2)
-def ask_person_named(app: App, rng: Random) -> Draft | None:
-    mail, remark = _inbox_mail(app, rng, "ask"), rng.choice(wording.REMARKS)
+def ask_person_named(app: App, rng: Random) -> TaskDraft | None:
+    mail, remark = _inbox_mail(app, rng, "ask"), rng.choice(vocabulary.REMARKS)
     if mail is None:
         return None
     prompts = [
@@ -169,12 +169,12 @@ def ask_person_named(app: App, rng: Random) -> Draft | None:
         call("get_message", message_id=mail["id"]),
         call("create_message", to=mail["body"].split()[-1], body=remark),
     ]
-    return Draft(prompts=prompts, calls=calls)
+    return TaskDraft(prompts=prompts, calls=calls)
 
 
 @outlook.template(difficulty=3)
-def meeting_from_mail(app: App, rng: Random) -> Draft | None:
-    mail, title = _inbox_mail(app, rng, "meet"), rng.choice(wording.EVENTS)
+def meeting_from_mail(app: App, rng: Random) -> TaskDraft | None:
+    mail, title = _inbox_mail(app, rng, "meet"), rng.choice(vocabulary.EVENTS)
     if mail is None:
         return None
     *_, day, _, hour = mail["body"].split()
@@ -189,12 +189,12 @@ def meeting_from_mail(app: App, rng: Random) -> Draft | None:
         call("get_message", message_id=mail["id"]),
         call("create_event", title=title, day=day, hour=int(hour)),
     ]
-    return Draft(prompts=prompts, calls=calls)
+    return TaskDraft(prompts=prompts, calls=calls)
 
 
 @outlook.template(difficulty=2)
-def plan_or_later(app: App, rng: Random) -> Draft | None:
-    title, day, hour = rng.choice(wording.EVENTS), rng.choice(wording.DAYS), rng.choice(HOURS)
+def plan_or_later(app: App, rng: Random) -> TaskDraft | None:
+    title, day, hour = rng.choice(vocabulary.EVENTS), rng.choice(vocabulary.DAYS), rng.choice(HOURS)
     free = _free_hours(app, day)
     later = [other for other in free if other > hour]
     if hour not in free and not later:
@@ -205,13 +205,13 @@ def plan_or_later(app: App, rng: Random) -> Draft | None:
     ]
     calls = [call("create_event", title=title, day=day, hour=hour)]
     if hour in free:
-        return Draft(prompts=prompts, calls=calls)
+        return TaskDraft(prompts=prompts, calls=calls)
     calls.append(call("create_event", title=title, day=day, hour=later[0]))
-    return Draft(prompts=prompts, calls=calls, expected_errors=1)
+    return TaskDraft(prompts=prompts, calls=calls, expected_errors=1)
 
 
 @outlook.template(difficulty=2)
-def code_in_mail(app: App, rng: Random) -> Draft | None:
+def code_in_mail(app: App, rng: Random) -> TaskDraft | None:
     mail = _inbox_mail(app, rng, "code")
     if mail is None:
         return None
@@ -222,14 +222,14 @@ def code_in_mail(app: App, rng: Random) -> Draft | None:
     ]
     listed = call("list_messages", folder="Inbox")
     read = call("get_message", message_id=mail["id"])
-    return Draft(
+    return TaskDraft(
         prompts=prompts, calls=[listed, read], answer=mail["body"].split()[-1], answer_kind="number"
     )
 
 
 @outlook.template(difficulty=3)
-def file_all_from(app: App, rng: Random) -> Draft | None:
-    mail, folder = _mail(app, rng), rng.choice(wording.FOLDERS)
+def file_all_from(app: App, rng: Random) -> TaskDraft | None:
+    mail, folder = _mail(app, rng), rng.choice(vocabulary.FOLDERS)
     sender = mail["sender"]
     sql = "select id from messages where folder = 'Inbox' and sender = ? order by id"
     ids = app.db.column(sql, sender)
@@ -241,22 +241,26 @@ def file_all_from(app: App, rng: Random) -> Draft | None:
     ]
     calls = [call("list_messages", folder="Inbox")]
     calls += [call("update_message", message_id=one, folder=folder) for one in ids]
-    return Draft(prompts=prompts, calls=calls)
+    return TaskDraft(prompts=prompts, calls=calls)
 
 
 @outlook.template(difficulty=1, held_out=True)
-def edge_of_day(app: App, rng: Random) -> Draft:
-    day = rng.choice(wording.DAYS)
+def edge_of_day(app: App, rng: Random) -> TaskDraft:
+    day = rng.choice(vocabulary.DAYS)
     events = list_events(app, day)
     end, event = rng.choice([("first", events[0]), ("last", events[-1])])
     prompts = [f"What is my {end} event on {day}?", f"Which event is {end} on {day}?"]
     calls = [call("list_events", day=day)]
-    return Draft(prompts=prompts, calls=calls, answer=event["title"], answer_kind="title")
+    return TaskDraft(prompts=prompts, calls=calls, answer=event["title"], answer_kind="title")
 
 
 @outlook.template(difficulty=2, held_out=True)
-def file_and_answer(app: App, rng: Random) -> Draft:
-    mail, folder, remark = _mail(app, rng), rng.choice(wording.FOLDERS), rng.choice(wording.REMARKS)
+def file_and_answer(app: App, rng: Random) -> TaskDraft:
+    mail, folder, remark = (
+        _mail(app, rng),
+        rng.choice(vocabulary.FOLDERS),
+        rng.choice(vocabulary.REMARKS),
+    )
     prompts = [
         f"Move '{mail['subject']}' from Inbox to {folder} and send its sender '{remark}'.",
         f"Send '{remark}' to the sender of '{mail['subject']}' in Inbox, then move it to {folder}.",
@@ -266,4 +270,4 @@ def file_and_answer(app: App, rng: Random) -> Draft:
         call("update_message", message_id=mail["id"], folder=folder),
         call("create_message", to=mail["sender"], body=remark),
     ]
-    return Draft(prompts=prompts, calls=calls)
+    return TaskDraft(prompts=prompts, calls=calls)

@@ -1,4 +1,4 @@
-"""Reddit: communities and their members, posts, votes and replies."""
+"""Reddit: subreddits and their members, posts, votes and replies."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Literal
 
 from skyfleet.envs.tools import ToolError, check_known, shown
 from skyfleet.tasks.task import RecordedCall
-from skyfleet.worlds import vocabulary as wording
+from skyfleet.worlds import vocabulary
 from skyfleet.worlds.database import Row
 from skyfleet.worlds.toolkit import App
-from skyfleet.worlds.world import Draft, World, call
+from skyfleet.worlds.world import TaskDraft, World, call
 
 reddit = World(
     "reddit",
@@ -28,7 +28,7 @@ reddit = World(
 )
 
 _SUBREDDITS = ("cooking", "music", "hiking", "chess", "movies", "travel")
-_TITLES = wording.Names(
+_TITLES = vocabulary.Names(
     ("cheap", "green", "weird", "broken", "small", "lost", "heavy", "empty"),
     ("bike", "camera", "recipe", "puzzle", "song", "tent", "lamp", "book"),
 )
@@ -36,27 +36,29 @@ _TITLES = wording.Names(
 
 @reddit.seeder
 def fill(app: App, rng: Random) -> None:
-    others = [name for name in wording.PEOPLE if name != app.user]
+    others = [name for name in vocabulary.PEOPLE if name != app.user]
     subreddits = rng.sample(_SUBREDDITS, 3)
     ids = iter(rng.sample(range(1, 13), 12))
-    # Sizes two apart and scores three apart: no single join, vote or post makes a tie.
+    # Sizes differ by two and scores by three: no single join, vote or post makes a tie.
     for place, (subreddit, size) in enumerate(
         zip(subreddits, rng.sample([2, 4, 6], 3), strict=True)
     ):
         members = rng.sample(others, size)
         if place < 2:
-            members[place] = app.user  # moderates the first, is in the second, not in the third
+            members[place] = (
+                app.user
+            )  # Moderates the first, is a member of the second, not of the third.
         app.db.insert("subreddits", name=subreddit, moderator=members[0])
         for name in members:
             app.db.insert("memberships", subreddit=subreddit, user=name)
         authors = rng.sample(others, 3)
         scores = rng.sample(range(-12, 24, 3), rng.randint(3, 4))
-        titles = rng.sample(_TITLES.of(app.family), len(scores))
+        titles = rng.sample(_TITLES.in_family(app.family), len(scores))
         for title, score in zip(titles, scores, strict=True):
             post = {"id": next(ids), "subreddit": subreddit, "author": rng.choice(authors)}
             _insert_post(app, **post, title=title, score=score)
             for author in rng.sample(authors, rng.randint(0, 3)):
-                body = rng.choice(wording.REMARKS)
+                body = rng.choice(vocabulary.REMARKS)
                 app.db.insert("comments", post_id=post["id"], author=author, body=body)
 
 
@@ -167,7 +169,7 @@ def _own_subreddit(app: App) -> str:
 
 
 def _any_post(app: App, rng: Random) -> Row:
-    """One that the user may still vote on and, as a member, reply to."""
+    """A post that the user may still vote on and, as a member, reply to."""
     posts = app.db.rows("select * from posts where status = 'open' order by id")
     return rng.choice([post for post in posts if post["id"] not in _voted(app)])
 
@@ -176,8 +178,8 @@ def _voted(app: App) -> list[int]:
     return app.db.column("select post_id from votes where user = ?", app.user)
 
 
-def _one_of(app: App, rng: Random, subreddit: str) -> tuple[str, Row]:
-    """What one post there is more than all others, and the post."""
+def _pick_superlative(app: App, rng: Random, subreddit: str) -> tuple[str, Row]:
+    """A superlative that one post of the subreddit has, and the post."""
     posts = list_posts(app, subreddit)
     if rng.random() < 0.3:
         return rng.choice([("newest", posts[0]), ("oldest", posts[-1])])
@@ -189,61 +191,63 @@ def _list_posts(subreddit: str) -> RecordedCall:
     return call("list_posts", subreddit=subreddit)
 
 
-def _written(app: App, subreddit: str, prompts: Sequence[str], *calls: RecordedCall) -> Draft:
-    """The last call writes in the subreddit; outsiders learn from its error to join first."""
+def _draft_writing(
+    app: App, subreddit: str, prompts: Sequence[str], *calls: RecordedCall
+) -> TaskDraft:
+    """The last call writes in the subreddit; for non-members it fails first, and they join."""
     if app.user in _members(app, subreddit):
-        return Draft(prompts=prompts, calls=calls)
+        return TaskDraft(prompts=prompts, calls=calls)
     calls = (*calls, call("join_subreddit", name=subreddit), calls[-1])
-    return Draft(prompts=prompts, calls=calls, expected_errors=1)
+    return TaskDraft(prompts=prompts, calls=calls, expected_errors=1)
 
 
 @reddit.template(difficulty=1)
-def vote_on_post(app: App, rng: Random) -> Draft:
+def vote_on_post(app: App, rng: Random) -> TaskDraft:
     post, direction = _any_post(app, rng), rng.choice(["up", "down"])
     title, subreddit, number = post["title"], post["subreddit"], post["id"]
     voted = call("vote_post", post_id=number, direction=direction)
     if rng.random() < 0.3:
         prompts = [f"Vote {direction} on post {number}.", f"Give post {number} a vote {direction}."]
-        return Draft(prompts=prompts, calls=[voted])
+        return TaskDraft(prompts=prompts, calls=[voted])
     prompts = [
         f"Vote {direction} on '{title}' in {subreddit}.",
         f"Give the post '{title}' in {subreddit} a vote {direction}.",
     ]
-    return Draft(prompts=prompts, calls=[_list_posts(subreddit), voted])
+    return TaskDraft(prompts=prompts, calls=[_list_posts(subreddit), voted])
 
 
 @reddit.template(difficulty=1)
-def lock_one(app: App, rng: Random) -> Draft:
+def lock_one(app: App, rng: Random) -> TaskDraft:
     subreddit = _own_subreddit(app)
-    end, post = _one_of(app, rng, subreddit)
+    end, post = _pick_superlative(app, rng, subreddit)
     prompts = [f"Lock the {end} post in {subreddit}.", f"In {subreddit}, lock the {end} post."]
     locked = call("moderate_post", post_id=post["id"], status="locked")
-    return Draft(prompts=prompts, calls=[_list_posts(subreddit), locked])
+    return TaskDraft(prompts=prompts, calls=[_list_posts(subreddit), locked])
 
 
 @reddit.template(difficulty=1)
-def author_of_one(app: App, rng: Random) -> Draft:
+def author_of_one(app: App, rng: Random) -> TaskDraft:
     subreddit = rng.choice(_subreddits(app))
-    end, post = _one_of(app, rng, subreddit)
+    end, post = _pick_superlative(app, rng, subreddit)
     prompts = [f"Who wrote the {end} post in {subreddit}?", f"Whose post in {subreddit} is {end}?"]
     calls = [_list_posts(subreddit)]
-    return Draft(prompts=prompts, calls=calls, answer=post["author"], answer_kind="name")
+    return TaskDraft(prompts=prompts, calls=calls, answer=post["author"], answer_kind="name")
 
 
 @reddit.template(difficulty=2)
-def reply_by_title(app: App, rng: Random) -> Draft:
-    post, remark = _any_post(app, rng), rng.choice(wording.REMARKS)
+def reply_by_title(app: App, rng: Random) -> TaskDraft:
+    post, remark = _any_post(app, rng), rng.choice(vocabulary.REMARKS)
     subreddit, title = post["subreddit"], post["title"]
     prompts = [
         f"Reply '{remark}' to '{title}' in {subreddit}.",
         f"Write '{remark}' under the post '{title}' of {subreddit}.",
     ]
     replied = call("create_reply", post_id=post["id"], body=remark)
-    return _written(app, subreddit, prompts, _list_posts(subreddit), replied)
+    return _draft_writing(app, subreddit, prompts, _list_posts(subreddit), replied)
 
 
 @reddit.template(difficulty=2)
-def crosspost(app: App, rng: Random) -> Draft | None:
+def crosspost(app: App, rng: Random) -> TaskDraft | None:
     post, target = _any_post(app, rng), rng.choice(_subreddits(app))
     subreddit, title = post["subreddit"], post["title"]
     if title in [other["title"] for other in list_posts(app, target)]:
@@ -253,11 +257,11 @@ def crosspost(app: App, rng: Random) -> Draft | None:
         f"{target} should see '{title}' of {subreddit}. Crosspost it there.",
     ]
     posted = call("create_post", subreddit=target, title=title, crosspost_of=post["id"])
-    return _written(app, target, prompts, _list_posts(subreddit), posted)
+    return _draft_writing(app, target, prompts, _list_posts(subreddit), posted)
 
 
 @reddit.template(difficulty=3)
-def clean_up(app: App, rng: Random) -> Draft | None:
+def clean_up(app: App, rng: Random) -> TaskDraft | None:
     subreddit, floor = _own_subreddit(app), rng.choice([0, 5])
     posts = list_posts(app, subreddit)
     bad = [post["id"] for post in posts if post["score"] < floor]
@@ -269,11 +273,11 @@ def clean_up(app: App, rng: Random) -> Draft | None:
     ]
     calls = [call("list_subreddits"), _list_posts(subreddit)]
     calls += [call("moderate_post", post_id=number, status="removed") for number in bad]
-    return Draft(prompts=prompts, calls=calls)
+    return TaskDraft(prompts=prompts, calls=calls)
 
 
 @reddit.template(difficulty=3)
-def vote_for_replier(app: App, rng: Random) -> Draft | None:
+def vote_for_replier(app: App, rng: Random) -> TaskDraft | None:
     where, there = rng.sample(_subreddits(app), 2)
     post = rng.choice(list_posts(app, where))
     last = [reply["author"] for reply in list_replies(app, post["id"])][-1:]
@@ -286,11 +290,11 @@ def vote_for_replier(app: App, rng: Random) -> Draft | None:
     ]
     looked_up = [_list_posts(where), call("list_replies", post_id=post["id"]), _list_posts(there)]
     voted = call("vote_post", post_id=theirs[0], direction="up")
-    return Draft(prompts=prompts, calls=[*looked_up, voted])
+    return TaskDraft(prompts=prompts, calls=[*looked_up, voted])
 
 
 @reddit.template(difficulty=2, held_out=True)
-def total_score(app: App, rng: Random) -> Draft | None:
+def total_score(app: App, rng: Random) -> TaskDraft | None:
     pair = rng.sample(_subreddits(app), 2)
     found = [(post["author"], post["score"]) for name in pair for post in list_posts(app, name)]
     author = rng.choice(found)[0]
@@ -302,14 +306,14 @@ def total_score(app: App, rng: Random) -> Draft | None:
         f"How much do the posts of {author} in {pair[0]} and {pair[1]} score together?",
     ]
     calls = [_list_posts(name) for name in pair]
-    return Draft(prompts=prompts, calls=calls, answer=str(sum(scores)), answer_kind="number")
+    return TaskDraft(prompts=prompts, calls=calls, answer=str(sum(scores)), answer_kind="number")
 
 
 @reddit.template(difficulty=3, held_out=True)
-def crosspost_to_biggest(app: App, rng: Random) -> Draft | None:
+def crosspost_to_biggest(app: App, rng: Random) -> TaskDraft | None:
     subreddit = rng.choice(_subreddits(app))
     biggest = max(list_subreddits(app), key=lambda row: int(row["members"]))["name"]
-    end, post = _one_of(app, rng, subreddit)
+    end, post = _pick_superlative(app, rng, subreddit)
     if subreddit == biggest:
         return None
     prompts = [
@@ -318,4 +322,4 @@ def crosspost_to_biggest(app: App, rng: Random) -> Draft | None:
     ]
     posted = call("create_post", subreddit=biggest, title=post["title"], crosspost_of=post["id"])
     looked_up = [_list_posts(subreddit), call("list_subreddits")]
-    return _written(app, biggest, prompts, *looked_up, posted)
+    return _draft_writing(app, biggest, prompts, *looked_up, posted)

@@ -1,4 +1,4 @@
-"""Skeleton: a small world that works, and its test, to be rewritten into your own."""
+"""Skeleton of a new world: writes a small working world and its test for a user to edit."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from skyfleet.errors import ConfigError
 from skyfleet.worlds.catalog import WORLD_NAMES
 
 _WORLD = '''\
-"""{title}: items and how many there are of each."""
+"""{title}: a stock of items."""
 
 from random import Random
 
 from skyfleet.envs.tools import ToolError
 from skyfleet.worlds.toolkit import App
-from skyfleet.worlds.world import Draft, World, call
+from skyfleet.worlds.world import TaskDraft, World, call
 
 {name} = World("{name}", "create table items (id integer primary key, name text, stock integer)")
 NAMES = ("apple", "bread", "candle", "drum", "egg", "flute", "glass", "hammer")
@@ -37,40 +37,43 @@ def list_items(app: App) -> list[dict[str, object]]:
 
 @{name}.writes
 def set_stock(app: App, id: int, stock: int) -> None:
-    """Say how many there are."""
+    """Set the stock of an item."""
     if app.db.row("select * from items where id = ?", id) is None:
         raise ToolError(f"no item {{id}}; list_items shows the ids")
     app.db.write("update items set stock = ? where id = ?", stock, id)
 
 
 @{name}.template(difficulty=1)
-def restock(app: App, rng: Random) -> Draft | None:
+def restock(app: App, rng: Random) -> TaskDraft | None:
     item, stock = rng.choice(app.db.rows("select * from items")), rng.randint(1, 99)
     if item["stock"] == stock:
-        return None  # doing nothing would pass
+        return None  # Doing nothing would pass.
     calls = [call("list_items"), call("set_stock", id=item["id"], stock=stock)]
-    return Draft(prompts=[f"There are {{stock}} of {{item['name']}} now. Note it."], calls=calls)
+    return TaskDraft(prompts=[f"Set the stock of {{item['name']}} to {{stock}}."], calls=calls)
 
 
 @{name}.template(difficulty=1, held_out=True)
-def count(app: App, rng: Random) -> Draft:
+def count(app: App, rng: Random) -> TaskDraft:
     item = rng.choice(app.db.rows("select * from items"))
-    prompts, answer = [f"How many of {{item['name']}} are there?"], str(item["stock"])
-    return Draft(prompts=prompts, calls=[call("list_items")], answer=answer, answer_kind="number")
+    return TaskDraft(
+        prompts=[f"What is the stock of {{item['name']}}?"],
+        calls=[call("list_items")],
+        answer=str(item["stock"]),
+        answer_kind="number",
+    )
 '''
 
 _TEST = '''\
-"""Every task of {name} is done by its solution, and not by doing nothing."""
+"""The reference solution solves every task of {name}; doing nothing solves none."""
 
 import asyncio
 
-from skyfleet.worlds.catalog import open_world, tasks_from_source
-from skyfleet.rollouts.episode import run_episode
-from skyfleet.rollouts.episode import Limits
+from skyfleet.rollouts.episode import Limits, run_episode
 from skyfleet.rollouts.scripted_agents import null_policy, oracle_policy
+from skyfleet.worlds.catalog import open_world, tasks_from_source
 
 
-def test_solutions_pass_and_doing_nothing_does_not() -> None:
+def test_reference_solutions_pass_and_doing_nothing_fails() -> None:
     limits = Limits(max_turns=10, max_input_length=4096, trajectory_timeout_seconds=10)
     for task in tasks_from_source("world:{name}:{name}?split=all&count=50"):
         solved = asyncio.run(run_episode(task, open_world, oracle_policy, limits))
@@ -79,12 +82,12 @@ def test_solutions_pass_and_doing_nothing_does_not() -> None:
 '''
 
 
-_OWN = frozenset({"call", "count", "fill", "list_items", "restock", "set_stock"})
-"""What the skeleton itself defines: a world of that name would be overwritten by it."""
+_DEFINED_NAMES = frozenset({"call", "count", "fill", "list_items", "restock", "set_stock"})
+"""Names that the skeleton defines: they would overwrite a world of the same name."""
 
 
 def write_world(name: str, folder: Path) -> list[Path]:
-    """`name.py` and `test_name.py` in `folder`; nothing that exists is overwritten."""
+    """Write `name.py` and `test_name.py` into `folder`; existing files are not overwritten."""
     paths = world_paths(name, folder)
     for path, text in zip(paths, (_WORLD, _TEST), strict=True):
         path.write_text(text.format(name=name, title=name.capitalize()))
@@ -92,24 +95,26 @@ def write_world(name: str, folder: Path) -> list[Path]:
 
 
 def world_paths(name: str, folder: Path) -> list[Path]:
-    """What would be written; ConfigError where it could not be."""
+    """Return the paths to write; ConfigError if the name is invalid or a file exists."""
     if not (name.isidentifier() and name.islower()):
-        raise ConfigError(f"NAME={name!r}: a world is a Python name in small letters, such as shop")
-    if taken_by := _taken_by(name):
-        raise ConfigError(f"NAME={name!r} is {taken_by}; choose another name, such as my_{name}")
+        raise ConfigError(
+            f"NAME={name!r}: a world's name is a lowercase Python identifier, such as shop"
+        )
+    if conflict := _find_conflict(name):
+        raise ConfigError(f"NAME={name!r} is {conflict}; choose another name, such as my_{name}")
     paths = [folder / f"{name}.py", folder / f"test_{name}.py"]
     if taken := [path for path in paths if path.exists()]:
-        raise ConfigError(f"NAME={name!r}: {taken[0]} exists already; choose another name")
+        raise ConfigError(f"NAME={name!r}: {taken[0]} already exists; choose another name")
     return paths
 
 
-def _taken_by(name: str) -> str | None:
+def _find_conflict(name: str) -> str | None:
     if keyword.iskeyword(name):
-        return "a word of Python's own"
+        return "a Python keyword"
     if name in WORLD_NAMES:
-        return "a world that ships with skyfleet"
-    if name in _OWN:
+        return "a built-in world"
+    if name in _DEFINED_NAMES:
         return "a name that the new file defines itself"
     if hasattr(builtins, name) or name in sys.stdlib_module_names or name == "skyfleet":
-        return "a name that the new file would hide from Python"
+        return "a Python builtin or module that the new file would shadow"
     return None

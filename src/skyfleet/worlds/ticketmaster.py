@@ -1,4 +1,4 @@
-"""Ticketmaster: shows on tour, their sections and seats, a cart, orders and tickets to give away."""
+"""Ticketmaster: shows, their sections and seats, a cart, orders and tickets to transfer."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pydantic import Field
 
 from skyfleet.envs.tools import ToolError, check_known
 from skyfleet.tasks.task import RecordedCall
-from skyfleet.worlds import vocabulary as wording
+from skyfleet.worlds import vocabulary
 from skyfleet.worlds.database import Row
 from skyfleet.worlds.toolkit import App
-from skyfleet.worlds.world import Draft, World, call
+from skyfleet.worlds.world import TaskDraft, World, call
 
 ticketmaster = World(
     "ticketmaster",
@@ -37,9 +37,9 @@ ticketmaster = World(
 )
 
 SEATS = range(1, 9)
-"""The numbers in every section, side by side."""
+"""Seat numbers of every section, in order."""
 
-_BANDS = wording.Names(
+_BANDS = vocabulary.Names(
     ("Blue", "Wild", "Little", "Lost", "Happy", "Red", "Loud", "Slow"),
     ("Wolves", "Birds", "Kings", "Clouds", "Cats", "Boats", "Stars", "Bears"),
 )
@@ -49,17 +49,17 @@ _SECTIONS = ("floor", "balcony", "box", "terrace")
 
 @ticketmaster.seeder
 def fill(app: App, rng: Random) -> None:
-    bands = rng.sample(_BANDS.of(app.family), 6)  # some play in both venues
+    bands = rng.sample(_BANDS.in_family(app.family), 6)  # Some play in both venues.
     ids, section_ids = iter(rng.sample(range(1, 7), 6)), iter(rng.sample(range(1, 19), 18))
     for venue in rng.sample(_VENUES, 2):
         app.db.insert("venues", name=venue)
-        for band, day in zip(rng.sample(bands, 3), rng.sample(wording.DAYS, 3), strict=True):
+        for band, day in zip(rng.sample(bands, 3), rng.sample(vocabulary.DAYS, 3), strict=True):
             event = app.db.insert("events", id=next(ids), name=band, venue=venue, day=day)
             prices = rng.sample(range(20, 100, 10), 3)
             for name, price in zip(rng.sample(_SECTIONS, 3), prices, strict=True):
                 section = {"id": next(section_ids), "event_id": event, "name": name}
                 app.db.insert("sections", **section, price=price)
-    others = [name for name in wording.PEOPLE if name != app.user]
+    others = [name for name in vocabulary.PEOPLE if name != app.user]
     own = rng.sample(range(1, 19), 3)
     for number in SEATS:
         app.db.write("insert into seats (section_id, number) select id, ? from sections", number)
@@ -99,7 +99,7 @@ def list_sections(app: App, show_id: int) -> list[Row]:
 def get_seats(app: App, section_id: int) -> str:
     """Show free seats."""
     _price(app, section_id)
-    return f"free: {_joined(_free_seats(app, section_id))}"
+    return f"free: {_format_seats(_free_seats(app, section_id))}"
 
 
 @ticketmaster.writes
@@ -110,7 +110,7 @@ def hold_seats(
     price, free = _price(app, section_id), _free_seats(app, section_id)
     for number in range(first_seat, first_seat + count):
         if number not in free:
-            raise ToolError(f"seat {number} is not free; free: {_joined(free)}")
+            raise ToolError(f"seat {number} is not free; free: {_format_seats(free)}")
         app.db.insert("carts", section_id=section_id, number=number, user=app.user)
     sql = "select section_id from carts where user = ? and section_id != ?"
     if app.db.row(sql, app.user, section_id):
@@ -144,11 +144,13 @@ def list_orders(app: App) -> list[Row]:
 @ticketmaster.writes
 def transfer_ticket(app: App, order_id: int, seat: int, to: str) -> None:
     """Give a ticket away."""
-    check_known("user", to, wording.PEOPLE)
+    check_known("user", to, vocabulary.PEOPLE)
     sql = "select number from seats where order_id = ? and owner = ? order by number"
     own = app.db.column(sql, order_id, app.user)
     if seat not in own:
-        raise ToolError(f"seat {seat} of order {order_id} is not yours; yours: {_joined(own)}")
+        raise ToolError(
+            f"seat {seat} of order {order_id} is not yours; yours: {_format_seats(own)}"
+        )
     app.db.write("update seats set owner = ? where order_id = ? and number = ?", to, order_id, seat)
 
 
@@ -164,7 +166,7 @@ def _free_seats(app: App, section_id: int) -> list[int]:
     return app.db.column(sql, section_id)
 
 
-def _joined(seats: Sequence[int]) -> str:
+def _format_seats(seats: Sequence[int]) -> str:
     return " ".join(map(str, seats)) or "none"
 
 
@@ -177,15 +179,15 @@ def _sell(app: App, user: str, section_id: int, numbers: Sequence[int]) -> int:
     return order_id
 
 
-def _first_of(app: App, section: Row, count: int) -> int | None:
-    """The lowest of so many free seats side by side."""
+def _find_adjacent(app: App, section: Row, count: int) -> int | None:
+    """The lowest number of `count` adjacent free seats."""
     free = _free_seats(app, section["id"])
     runs = (seat for seat in free if all(seat + step in free for step in range(count)))
     return next(runs, None)
 
 
 def _any_show(app: App, rng: Random) -> tuple[str, list[Row], list[RecordedCall]]:
-    """Its name and venue, its sections, cheapest first, and the calls that find them."""
+    """A show's name and venue, its sections, cheapest first, and the calls that find them."""
     show = rng.choice(app.db.rows("select * from events"))
     sections = sorted(list_sections(app, show["id"]), key=lambda section: int(section["price"]))
     calls = [call("list_shows", venue=show["venue"]), call("list_sections", show_id=show["id"])]
@@ -193,7 +195,7 @@ def _any_show(app: App, rng: Random) -> tuple[str, list[Row], list[RecordedCall]
 
 
 def _any_order(app: App, rng: Random) -> tuple[str, Row, list[int]] | None:
-    """Its show and venue, the order, and its seats; None where there are two such orders."""
+    """An order's show and venue, the order and its seats; None if two orders match."""
     orders = list_orders(app)
     order = rng.choice(orders)
     if sum((one["show"], one["venue"]) == (order["show"], order["venue"]) for one in orders) > 1:
@@ -207,31 +209,31 @@ def _buy(section: Row, first: int, **count: int) -> list[RecordedCall]:
 
 
 @ticketmaster.template(difficulty=1)
-def day_of_show(app: App, rng: Random) -> Draft:
+def day_of_show(app: App, rng: Random) -> TaskDraft:
     show = rng.choice(app.db.rows("select * from events"))
     place = f"'{show['name']}' at the {show['venue']}"
     prompts = [f"On which day is {place}?", f"When is the show {place}?"]
     calls = [call("list_shows", venue=show["venue"])]
-    return Draft(prompts=prompts, calls=calls, answer=show["day"], answer_kind="day")
+    return TaskDraft(prompts=prompts, calls=calls, answer=show["day"], answer_kind="day")
 
 
 @ticketmaster.template(difficulty=1)
-def give_ticket(app: App, rng: Random) -> Draft | None:
+def give_ticket(app: App, rng: Random) -> TaskDraft | None:
     if (found := _any_order(app, rng)) is None:
         return None
     show, order, seats = found
-    friend = rng.choice([name for name in wording.PEOPLE if name != app.user])
+    friend = rng.choice([name for name in vocabulary.PEOPLE if name != app.user])
     end, seat = rng.choice([("lowest", min(seats)), ("highest", max(seats))])
     prompts = [
         f"Give {friend} my {end} seat for {show}.",
         f"{friend} gets my ticket for {show} with the {end} seat. Transfer it.",
     ]
     given = call("transfer_ticket", order_id=order["id"], seat=seat, to=friend)
-    return Draft(prompts=prompts, calls=[call("list_orders"), given])
+    return TaskDraft(prompts=prompts, calls=[call("list_orders"), given])
 
 
 @ticketmaster.template(difficulty=2)
-def seat_or_next(app: App, rng: Random) -> Draft | None:
+def seat_or_next(app: App, rng: Random) -> TaskDraft | None:
     place, sections, calls = _any_show(app, rng)
     section, seat = rng.choice(sections), rng.choice(SEATS)
     free = [number for number in _free_seats(app, section["id"]) if number >= seat]
@@ -243,13 +245,13 @@ def seat_or_next(app: App, rng: Random) -> Draft | None:
     ]
     bought = _buy(section, free[0])
     if free[0] == seat:
-        return Draft(prompts=prompts, calls=calls + bought)
+        return TaskDraft(prompts=prompts, calls=calls + bought)
     refused, _ = _buy(section, seat)
-    return Draft(prompts=prompts, calls=[*calls, refused, *bought], expected_errors=1)
+    return TaskDraft(prompts=prompts, calls=[*calls, refused, *bought], expected_errors=1)
 
 
 @ticketmaster.template(difficulty=2)
-def price_of_seats(app: App, rng: Random) -> Draft:
+def price_of_seats(app: App, rng: Random) -> TaskDraft:
     place, sections, calls = _any_show(app, rng)
     section, count = rng.choice(sections), rng.randint(2, 4)
     prompts = [
@@ -257,14 +259,14 @@ def price_of_seats(app: App, rng: Random) -> Draft:
         f"What is the total price of {count} seats in the {section['name']} of {place}?",
     ]
     total = str(section["price"] * count)
-    return Draft(prompts=prompts, calls=calls, answer=total, answer_kind="number")
+    return TaskDraft(prompts=prompts, calls=calls, answer=total, answer_kind="number")
 
 
 @ticketmaster.template(difficulty=2)
-def buy_cheapest(app: App, rng: Random) -> Draft | None:
+def buy_cheapest(app: App, rng: Random) -> TaskDraft | None:
     place, sections, calls = _any_show(app, rng)
     end, section = rng.choice([("cheapest", sections[0]), ("most expensive", sections[-1])])
-    seat = _first_of(app, section, 1)
+    seat = _find_adjacent(app, section, 1)
     if seat is None:
         return None
     prompts = [
@@ -272,11 +274,11 @@ def buy_cheapest(app: App, rng: Random) -> Draft | None:
         f"I need a seat for {place}. Buy the lowest free one of the {end} section.",
     ]
     calls += [call("get_seats", section_id=section["id"]), *_buy(section, seat)]
-    return Draft(prompts=prompts, calls=calls)
+    return TaskDraft(prompts=prompts, calls=calls)
 
 
 @ticketmaster.template(difficulty=3)
-def buy_within_budget(app: App, rng: Random) -> Draft | None:
+def buy_within_budget(app: App, rng: Random) -> TaskDraft | None:
     place, sections, calls = _any_show(app, rng)
     count = rng.randint(2, 3)
     budget = rng.choice(sections)["price"] * count + 5
@@ -284,7 +286,7 @@ def buy_within_budget(app: App, rng: Random) -> Draft | None:
         if section["price"] * count > budget:
             continue
         calls.append(call("get_seats", section_id=section["id"]))
-        if (first := _first_of(app, section, count)) is not None:
+        if (first := _find_adjacent(app, section, count)) is not None:
             break
     else:
         return None
@@ -294,14 +296,14 @@ def buy_within_budget(app: App, rng: Random) -> Draft | None:
         f"I have {budget} for {count} seats side by side for {place}."
         " Buy the lowest ones in the most expensive section possible.",
     ]
-    return Draft(prompts=prompts, calls=[*calls, *_buy(section, first, count=count)])
+    return TaskDraft(prompts=prompts, calls=[*calls, *_buy(section, first, count=count)])
 
 
 @ticketmaster.template(difficulty=3)
-def buy_and_share(app: App, rng: Random) -> Draft | None:
+def buy_and_share(app: App, rng: Random) -> TaskDraft | None:
     place, sections, calls = _any_show(app, rng)
-    section, friend = rng.choice(sections), rng.choice(wording.PEOPLE)
-    first = _first_of(app, section, 2)
+    section, friend = rng.choice(sections), rng.choice(vocabulary.PEOPLE)
+    first = _find_adjacent(app, section, 2)
     if first is None or friend == app.user:
         return None
     prompts = [
@@ -313,11 +315,11 @@ def buy_and_share(app: App, rng: Random) -> Draft | None:
     order = app.db.column("select max(id) + 1 from orders")[0]
     given = call("transfer_ticket", order_id=order, seat=first + 1, to=friend)
     calls += [call("get_seats", section_id=section["id"]), *_buy(section, first, count=2), given]
-    return Draft(prompts=prompts, calls=calls)
+    return TaskDraft(prompts=prompts, calls=calls)
 
 
 @ticketmaster.template(difficulty=2, held_out=True)
-def cheapest_with_free(app: App, rng: Random) -> Draft | None:
+def cheapest_with_free(app: App, rng: Random) -> TaskDraft | None:
     place, sections, calls = _any_show(app, rng)
     count = rng.randint(2, 5)
     fitting = [section["name"] for section in sections if section["free"] >= count]
@@ -327,11 +329,11 @@ def cheapest_with_free(app: App, rng: Random) -> Draft | None:
         f"Which is the cheapest section of {place} with at least {count} free seats?",
         f"We are {count} people. What is the cheapest section of {place} with so many free seats?",
     ]
-    return Draft(prompts=prompts, calls=calls, answer=fitting[0], answer_kind="section")
+    return TaskDraft(prompts=prompts, calls=calls, answer=fitting[0], answer_kind="section")
 
 
 @ticketmaster.template(difficulty=3, held_out=True)
-def buy_beside_mine(app: App, rng: Random) -> Draft | None:
+def buy_beside_mine(app: App, rng: Random) -> TaskDraft | None:
     if (found := _any_order(app, rng)) is None:
         return None
     show, order, seats = found
@@ -344,4 +346,4 @@ def buy_beside_mine(app: App, rng: Random) -> Draft | None:
         f"A friend joins me for {show}. Buy one more seat next to mine.",
     ]
     calls = [call("list_orders"), call("get_seats", section_id=order["section"])]
-    return Draft(prompts=prompts, calls=calls + _buy({"id": order["section"]}, beside[0]))
+    return TaskDraft(prompts=prompts, calls=calls + _buy({"id": order["section"]}, beside[0]))

@@ -1,4 +1,4 @@
-"""A world's tools: functions over its database, each call rolled back on error."""
+"""Tools of a world: functions over its database, rolled back on error."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from skyfleet.worlds.database import Database
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class App:
-    """What a tool works on."""
+    """The state that a tool reads and writes: database, date and user."""
 
     db: Database
     current_date: str
-    """ISO; the only clock there is."""
+    """ISO date. Tools read no other clock."""
     user: str
     family: int = 0
-    """Which of the disjoint families of names the data is made of."""
+    """Index of the disjoint name family that the data uses, see `vocabulary.Names`."""
 
 
 class Toolkit:
@@ -30,13 +30,13 @@ class Toolkit:
     def add(self, function: ToolFunction, *, writes: bool) -> None:
         self._tools[function.__name__] = Tool.of(function, writes=writes)
 
-    def plus(self, tool: Tool) -> Toolkit:
-        """Another toolkit that has one tool more."""
+    def with_tool(self, tool: Tool) -> Toolkit:
+        """Return a copy with one more tool."""
         return Toolkit((*self._tools.values(), tool))
 
     @property
     def writing(self) -> frozenset[str]:
-        """The names of the tools that may change something."""
+        """Names of the tools that may change the database."""
         return frozenset(name for name, tool in self._tools.items() if tool.writes)
 
     @property
@@ -44,10 +44,10 @@ class Toolkit:
         return tuple(tool.spec for tool in self._tools.values())
 
     def call(self, app: App, name: str, arguments: Mapping[str, Any]) -> object:
-        """Run one tool. On ToolError the database is as it was."""
+        """Run one tool. A ToolError leaves the database unchanged."""
         if name not in self._tools:
             raise ToolError(f"no tool {shown(name)}; tools: {', '.join(self._tools)}")
         tool = self._tools[name]
         values = tool.read(arguments)
-        with app.db.undone_on_error() if tool.writes else app.db.unwritten():
+        with app.db.rollback_on_error() if tool.writes else app.db.forbid_writes():
             return tool.function(app, **values)

@@ -1,4 +1,4 @@
-"""Wording: the few ordinary words that worlds are made of, so that a small vocabulary covers them."""
+"""Vocabulary of the built-in worlds: few ordinary words, so that a small tokenizer covers them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 FAMILIES = 4
-"""Data seeds that differ modulo this share no name that is made of two words."""
+"""Data seeds that differ modulo this number share no two-word name."""
 
 
 class Names:
-    """Every pair of a first and a second word, dealt out so that no two families have one in common.
+    """All pairs of a first and a second word, partitioned into families that share no pair.
 
-    All families use all the words: a name nobody was trained on is made of words that everybody was.
+    Every family uses every word, so held-out names consist of words seen in training.
     """
 
     def __init__(self, firsts: Sequence[str], seconds: Sequence[str]) -> None:
         self._firsts, self._seconds = firsts, seconds
 
-    def of(self, family: int) -> list[str]:
+    def in_family(self, family: int) -> list[str]:
         return [
             f"{first} {second}"
             for i, first in enumerate(self._firsts)

@@ -1,4 +1,4 @@
-"""World: a schema, seeded data, tools and task templates that one file of its own declares."""
+"""World: the schema, seeded data, tools and task templates that one module declares."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ T = TypeVar("T", bound=ToolFunction)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
-    """A wish and the calls that fulfil it."""
+class TaskDraft:
+    """An instruction, the tool calls that carry it out, and the expected answer."""
 
     prompts: Sequence[str]
-    """The same wish in other words; a task has one of them."""
+    """Paraphrases of the instruction; a task uses one of them."""
     calls: Sequence[RecordedCall]
     answer: str | None = None
-    """For questions: what submit_final_answer is to be given."""
+    """For questions: the expected argument of submit_final_answer."""
     answer_kind: str = ""
-    """Number, name, title: what the prompt asks to be given and nothing else."""
+    """What kind of answer the prompt asks for, such as number, name or title."""
     expected_errors: int = 0
-    """Reference calls that fail on purpose, because only the error tells the way."""
+    """Number of reference calls that fail on purpose, because the error says how to continue."""
 
 
-Drafter = Callable[[App, Random], Draft | None]
-"""Reads the seeded data and drafts a task; None where chance offers nothing fitting."""
+TaskGenerator = Callable[[App, Random], TaskDraft | None]
+"""Reads the seeded data and drafts a task; returns None if the random draw fits no task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
     name: str
-    draft: Drafter
+    generate: TaskGenerator
     difficulty: int
     held_out: bool
-    """Never trained on."""
+    """Excluded from training, used by the split unseen_templates."""
 
 
 class World:
@@ -61,35 +61,39 @@ class World:
         return fill
 
     def reads(self, function: T) -> T:
-        """A tool that only looks."""
+        """Register a tool that only reads the database."""
         self.toolkit.add(function, writes=False)
         return function
 
     def writes(self, function: T) -> T:
-        """A tool that changes something."""
+        """Register a tool that may write to the database."""
         self.toolkit.add(function, writes=True)
         return function
 
-    def template(self, *, difficulty: int, held_out: bool = False) -> Callable[[Drafter], Drafter]:
-        def keep(draft: Drafter) -> Drafter:
-            name = draft.__name__
-            self.templates.append(
-                Template(name=name, draft=draft, difficulty=difficulty, held_out=held_out)
-            )
-            return draft
+    def template(
+        self, *, difficulty: int, held_out: bool = False
+    ) -> Callable[[TaskGenerator], TaskGenerator]:
+        """Register a task template; the function's name becomes the template's name."""
 
-        return keep
+        def register(generate: TaskGenerator) -> TaskGenerator:
+            name = generate.__name__
+            self.templates.append(
+                Template(name=name, generate=generate, difficulty=difficulty, held_out=held_out)
+            )
+            return generate
+
+        return register
 
     def variables(self, data_seed: int) -> dict[str, str]:
-        """The env_variables that the data of this seed is made for."""
+        """Return the env_variables that belong to the data of this seed."""
         rng = Random(f"{self.name}/variables/{data_seed}")
         today = date(2026, 1, 1) + timedelta(days=rng.randrange(365))
         return {"CURRENT_DATE": today.isoformat(), "LOGGED_IN_USER": rng.choice(PEOPLE)}
 
     def image(self, data_seed: int) -> bytes:
-        """The seeded database as bytes, built once while it is in use."""
+        """Return the seeded database as bytes, from a cache of the latest seeds."""
         if data_seed not in self._images:
-            if len(self._images) >= _MOST_IMAGES:
+            if len(self._images) >= _MAX_CACHED_IMAGES:
                 del self._images[next(iter(self._images))]
             db = Database(self._empty_image())
             db.write("begin")
@@ -101,10 +105,10 @@ class World:
         return self._images[data_seed]
 
     def _empty_image(self) -> bytes:
-        """The tables without rows: parsing a long schema costs as much as filling it."""
+        """Return the tables without rows; cached, as parsing a schema costs as much as filling it."""
         if self._empty is None:
             db = Database()
-            # Most tables have few rows, and every episode copies all pages.
+            # Small pages: most tables have few rows, and every episode copies all pages.
             db.write("pragma page_size = 1024")
             db.connection.executescript(self._schema)
             self._empty = db.image()
@@ -112,9 +116,9 @@ class World:
         return self._empty
 
     def open(self, data_seed: int, variables: Mapping[str, Any]) -> App:
-        """A fresh copy of the seeded data, to be closed by the caller.
+        """Open a fresh copy of the seeded data, which the caller closes.
 
-        What `variables` leave out is as the data was made for.
+        Variables that are missing take the values that belong to the data.
         """
         if not variables.keys() >= _VARIABLES:
             variables = {**self.variables(data_seed), **variables}
@@ -122,8 +126,8 @@ class World:
 
 
 _VARIABLES = {"CURRENT_DATE", "LOGGED_IN_USER"}
-_MOST_IMAGES = 1000
-"""Kept in memory, 7 to 37 kB each; a millisecond or two builds one again."""
+_MAX_CACHED_IMAGES = 1000
+"""An image takes 7 to 37 kB; building one takes 1 to 2 ms."""
 
 
 def call(tool: str, /, **arguments: Any) -> RecordedCall:

@@ -1,4 +1,4 @@
-"""Zillow: homes for sale, one buyer's saved homes and tours, and what a loan costs a month."""
+"""Zillow: homes for sale, one buyer's saved homes and tours, and monthly loan payments."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field
 
 from skyfleet.envs.tools import ToolError, check_known
-from skyfleet.worlds import vocabulary as wording
+from skyfleet.worlds import vocabulary
 from skyfleet.worlds.database import Row
 from skyfleet.worlds.toolkit import App
-from skyfleet.worlds.world import Draft, World, call
+from skyfleet.worlds.world import TaskDraft, World, call
 
 zillow = World(
     "zillow",
@@ -29,7 +29,7 @@ zillow = World(
     """,
 )
 
-_ADDRESSES = wording.Names(
+_ADDRESSES = vocabulary.Names(
     ("Oak", "Elm", "Maple", "Cedar", "Pine", "Birch", "Rose", "Olive"),
     ("Street", "Road", "Lane", "Way", "Drive", "Hill", "Square", "Park"),
 )
@@ -43,17 +43,17 @@ YEARS: tuple[Years, ...] = get_args(Years)
 
 @zillow.seeder
 def fill(app: App, rng: Random) -> None:
-    others = rng.sample([name for name in wording.PEOPLE if name != app.user], 6)
+    others = rng.sample([name for name in vocabulary.PEOPLE if name != app.user], 6)
     agents, buyers = others[:3], others[3:]
-    addresses = iter(rng.sample(_ADDRESSES.of(app.family), 15))
+    addresses = iter(rng.sample(_ADDRESSES.in_family(app.family), 15))
     ids = iter(rng.sample(range(1, 16), 15))
-    for area in rng.sample(wording.CITIES, 3):
+    for area in rng.sample(vocabulary.CITIES, 3):
         for price_k in rng.sample(range(150, 400, 10), rng.randint(4, 5)):
             home = {"id": next(ids), "address": next(addresses), "area": area, "price_k": price_k}
             rooms = {"beds": rng.randint(2, 3), "size_m2": rng.randrange(60, 160, 5)}
             app.db.insert("homes", **home, **rooms, agent=rng.choice(agents))
     homes = app.db.column("select id from homes")
-    slots = iter(rng.sample([(day, hour) for day in wording.DAYS for hour in HOURS], 18))
+    slots = iter(rng.sample([(day, hour) for day in vocabulary.DAYS for hour in HOURS], 18))
     for buyer in [*buyers, app.user]:
         for home_id in rng.sample(homes, 3 if buyer == app.user else 5):
             day, hour = next(slots)
@@ -101,7 +101,7 @@ def list_tours(app: App) -> list[Row]:
 
 
 @zillow.writes
-def plan_tour(app: App, home_id: int, day: wording.Day, hour: Hour) -> None:
+def plan_tour(app: App, home_id: int, day: vocabulary.Day, hour: Hour) -> None:
     """Plan or move a tour."""
     home = _home(app, home_id)
     free = _free_hours(app, home, day)
@@ -151,7 +151,7 @@ def _saved(app: App) -> list[int]:
 
 
 def _free_hours(app: App, home: Row, day: str) -> list[int]:
-    """When neither the agent of a home nor the user has another tour."""
+    """Hours in which neither the home's agent nor the user has another tour."""
     taken = app.db.column(
         "select hour from tours join homes on homes.id = home_id"
         " where day = ? and (buyer = ? or agent = ?) and not (buyer = ? and home_id = ?)",
@@ -165,7 +165,7 @@ def _any_home(app: App, rng: Random) -> Row:
 
 
 def _any_search(app: App, rng: Random) -> tuple[str, list[Row]] | None:
-    """A number of beds in an area, and the two or three such homes, cheapest first."""
+    """A number of beds in an area, and the two or three matching homes, cheapest first."""
     home = _any_home(app, rng)
     found = [other for other in _homes(app, home["area"]) if other["beds"] == home["beds"]]
     if not 2 <= len(found) <= 3 or set(_saved(app)) & {other["id"] for other in found}:
@@ -181,18 +181,18 @@ def _only_tour_of_its_day(app: App, rng: Random) -> Row | None:
 
 
 @zillow.template(difficulty=1)
-def save_by_price(app: App, rng: Random) -> Draft | None:
+def save_by_price(app: App, rng: Random) -> TaskDraft | None:
     if (search := _any_search(app, rng)) is None:
         return None
     wanted, homes = search
     end, home = rng.choice([("cheapest", homes[0]), ("most expensive", homes[-1])])
     prompts = [f"Save the {end} home {wanted}.", f"Of the homes {wanted}, save the {end}."]
     calls = [call("list_homes", area=home["area"]), call("save_home", home_id=home["id"])]
-    return Draft(prompts=prompts, calls=calls)
+    return TaskDraft(prompts=prompts, calls=calls)
 
 
 @zillow.template(difficulty=1)
-def agent_of_home(app: App, rng: Random) -> Draft:
+def agent_of_home(app: App, rng: Random) -> TaskDraft:
     home = _any_home(app, rng)
     address, area = home["address"], home["area"]
     prompts = [
@@ -200,12 +200,12 @@ def agent_of_home(app: App, rng: Random) -> Draft:
         f"Which agent sells '{address}' in {area}?",
     ]
     calls = [call("list_homes", area=area), call("get_home", home_id=home["id"])]
-    return Draft(prompts=prompts, calls=calls, answer=home["agent"], answer_kind="name")
+    return TaskDraft(prompts=prompts, calls=calls, answer=home["agent"], answer_kind="name")
 
 
 @zillow.template(difficulty=1)
-def move_tour(app: App, rng: Random) -> Draft | None:
-    tour, day = _only_tour_of_its_day(app, rng), rng.choice(wording.DAYS)
+def move_tour(app: App, rng: Random) -> TaskDraft | None:
+    tour, day = _only_tour_of_its_day(app, rng), rng.choice(vocabulary.DAYS)
     if tour is None or tour["day"] == day:
         return None
     if tour["hour"] not in _free_hours(app, _home(app, tour["home_id"]), day):
@@ -215,15 +215,15 @@ def move_tour(app: App, rng: Random) -> Draft | None:
         f"Move my tour of '{tour['address']}' to {day}, same hour.",
     ]
     moved = call("plan_tour", home_id=tour["home_id"], day=day, hour=tour["hour"])
-    return Draft(prompts=prompts, calls=[call("list_tours"), moved])
+    return TaskDraft(prompts=prompts, calls=[call("list_tours"), moved])
 
 
 @zillow.template(difficulty=2)
-def tour_or_later(app: App, rng: Random) -> Draft | None:
-    home, day, hour = _any_home(app, rng), rng.choice(wording.DAYS), rng.choice(HOURS)
+def tour_or_later(app: App, rng: Random) -> TaskDraft | None:
+    home, day, hour = _any_home(app, rng), rng.choice(vocabulary.DAYS), rng.choice(HOURS)
     free = _free_hours(app, home, day)
     later = [other for other in free if other > hour]
-    # Most hours are free; the taken ones are what this task is about.
+    # Most hours are free; the task is about the taken ones.
     if not later or (hour in free and rng.random() < 0.8):
         return None
     place = f"'{home['address']}' in {home['area']}"
@@ -234,11 +234,11 @@ def tour_or_later(app: App, rng: Random) -> Draft | None:
     hours = [hour] if hour in free else [hour, later[0]]
     calls = [call("list_homes", area=home["area"])]
     calls += [call("plan_tour", home_id=home["id"], day=day, hour=one) for one in hours]
-    return Draft(prompts=prompts, calls=calls, expected_errors=len(hours) - 1)
+    return TaskDraft(prompts=prompts, calls=calls, expected_errors=len(hours) - 1)
 
 
 @zillow.template(difficulty=2)
-def monthly_payment(app: App, rng: Random) -> Draft:
+def monthly_payment(app: App, rng: Random) -> TaskDraft:
     home, down_k = _any_home(app, rng), rng.choice([20, 30, 40])
     years, place = rng.choice(YEARS), f"'{home['address']}' in {home['area']}"
     prompts = [
@@ -250,7 +250,7 @@ def monthly_payment(app: App, rng: Random) -> Draft:
     price_k, calls = home["price_k"], [call("list_homes", area=home["area"])]
     asked = sorted({down_k, max(down_k, _least_down_k(app, price_k, years))})
     calls += [call("get_mortgage", price_k=price_k, down_k=one, years=years) for one in asked]
-    return Draft(
+    return TaskDraft(
         prompts=prompts,
         calls=calls,
         answer=str(get_mortgage(app, price_k, asked[-1], years)["monthly"]),
@@ -260,7 +260,7 @@ def monthly_payment(app: App, rng: Random) -> Draft:
 
 
 @zillow.template(difficulty=3)
-def save_best_value(app: App, rng: Random) -> Draft | None:
+def save_best_value(app: App, rng: Random) -> TaskDraft | None:
     if (search := _any_search(app, rng)) is None:
         return None
     wanted, homes = search
@@ -273,11 +273,11 @@ def save_best_value(app: App, rng: Random) -> Draft | None:
     ]
     calls = [call("list_homes", area=best["area"])]
     calls += [call("get_home", home_id=home["id"]) for home in homes]
-    return Draft(prompts=prompts, calls=[*calls, call("save_home", home_id=best["id"])])
+    return TaskDraft(prompts=prompts, calls=[*calls, call("save_home", home_id=best["id"])])
 
 
 @zillow.template(difficulty=3)
-def save_affordable(app: App, rng: Random) -> Draft | None:
+def save_affordable(app: App, rng: Random) -> TaskDraft | None:
     area, down_k, years = _any_home(app, rng)["area"], rng.choice([80, 90]), rng.choice(YEARS)
     tried = _homes(app, area)[-rng.randint(2, 3) :][::-1]
     monthly = [get_mortgage(app, home["price_k"], down_k, years)["monthly"] for home in tried]
@@ -293,11 +293,11 @@ def save_affordable(app: App, rng: Random) -> Draft | None:
     calls += [
         call("get_mortgage", price_k=home["price_k"], down_k=down_k, years=years) for home in tried
     ]
-    return Draft(prompts=prompts, calls=[*calls, call("save_home", home_id=tried[-1]["id"])])
+    return TaskDraft(prompts=prompts, calls=[*calls, call("save_home", home_id=tried[-1]["id"])])
 
 
 @zillow.template(difficulty=2, held_out=True)
-def price_of_toured(app: App, rng: Random) -> Draft | None:
+def price_of_toured(app: App, rng: Random) -> TaskDraft | None:
     if (tour := _only_tour_of_its_day(app, rng)) is None:
         return None
     price_k = _home(app, tour["home_id"])["price_k"]
@@ -306,11 +306,11 @@ def price_of_toured(app: App, rng: Random) -> Draft | None:
         f"On {tour['day']} I tour a home. What does it cost in thousands?",
     ]
     calls = [call("list_tours"), call("get_home", home_id=tour["home_id"])]
-    return Draft(prompts=prompts, calls=calls, answer=str(price_k), answer_kind="number")
+    return TaskDraft(prompts=prompts, calls=calls, answer=str(price_k), answer_kind="number")
 
 
 @zillow.template(difficulty=3, held_out=True)
-def save_toured_with(app: App, rng: Random) -> Draft | None:
+def save_toured_with(app: App, rng: Random) -> TaskDraft | None:
     toured = [tour["home_id"] for tour in list_tours(app)]
     agent = _home(app, rng.choice(toured))["agent"]
     wanted = [home_id for home_id in toured if _home(app, home_id)["agent"] == agent]
@@ -323,4 +323,4 @@ def save_toured_with(app: App, rng: Random) -> Draft | None:
     calls = [call("list_tours")]
     calls += [call("get_home", home_id=home_id) for home_id in toured]
     calls += [call("save_home", home_id=home_id) for home_id in wanted]
-    return Draft(prompts=prompts, calls=calls)
+    return TaskDraft(prompts=prompts, calls=calls)

@@ -1,4 +1,4 @@
-"""Databases: an instance's seed and current state, described, queried and compared."""
+"""Describe, query and compare the seed and the current database of an instance."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 
 from skyfleet.envs.verifiers.difference import Change, Difference, IgnoreConfig, table_names
 from skyfleet.worlds.database import Database
-from skyfleet.worlds.fleet_server.errors import RefusalError
+from skyfleet.worlds.fleet_server.http import HttpError
 from skyfleet.worlds.fleet_server.instances import Instance
 
 RESOURCES = (
@@ -21,14 +21,14 @@ RESOURCES = (
     {"name": "current", "type": "sqlite", "mode": "rw"},
 )
 _QUERY_SECONDS = 1.0
-"""A query holds up every other client for as long as it runs."""
-_MOST_BYTES = 10_000_000
-"""Of one value, and about as many characters of one answer."""
+"""A query blocks every other client while it runs."""
+_MAX_BYTES = 10_000_000
+"""Limit of one value, and approximately of the characters of one response."""
 _FORBIDDEN = (
-    # They reach files of this machine; VACUUM INTO attaches, so it is among them.
+    # These open files on this machine; VACUUM INTO attaches, so it is denied too.
     sqlite3.SQLITE_ATTACH,
     sqlite3.SQLITE_DETACH,
-    # What a client left open would hide from the grade what is done later.
+    # A transaction left open would hide later changes from the grade.
     sqlite3.SQLITE_TRANSACTION,
     sqlite3.SQLITE_SAVEPOINT,
 )
@@ -52,26 +52,26 @@ class DiffRequest(BaseModel):
 
 def describe(instance: Instance, name: str) -> dict[str, Any]:
     try:
-        with _opened(instance, name) as db, _bounded(db.connection):
+        with _open(instance, name) as db, _bounded(db.connection):
             tables = [
                 {"name": table, "sql": _sql(db, table), "columns": _columns(db, table)}
                 for table in sorted(table_names(db.connection))
             ]
     except sqlite3.Error as error:
-        return {"resource_name": name, **_failed("the description", error)}
+        return {"resource_name": name, **_error_response("the description", error)}
     return {"success": True, "resource_name": name, "tables": tables, "message": "ok"}
 
 
 def query(instance: Instance, name: str, request: QueryRequest) -> dict[str, Any]:
-    """One statement. What is wrong with it is part of the answer, as Fleet's is."""
+    """Run one statement. An SQL error is part of the response, as in Fleet's API."""
     try:
-        with _opened(instance, name) as db:
-            reading = db.read_only() if request.read_only or name == "seed" else nullcontext()
-            with _bounded(db.connection), reading:
+        with _open(instance, name) as db:
+            access = db.read_only() if request.read_only or name == "seed" else nullcontext()
+            with _bounded(db.connection), access:
                 cursor = db.connection.execute(request.query, request.args or ())
-                rows = list(_few_enough(cursor))
+                rows = list(_read_rows(cursor))
     except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
-        return _failed("the query", error)
+        return _error_response("the query", error)
     return {
         "success": True,
         "columns": [column[0] for column in cursor.description or ()],
@@ -83,10 +83,10 @@ def query(instance: Instance, name: str, request: QueryRequest) -> dict[str, Any
 
 
 def difference(instance: Instance, request: DiffRequest) -> dict[str, Any]:
-    """Every changed row of every table, in the shape that fleet-python validates."""
+    """List every changed row of every table, in the format that fleet-python validates."""
     ignored, after = request.ignore_config, instance.app.db
     try:
-        with _opened(instance, "seed") as before, _bounded(after.connection):
+        with _open(instance, "seed") as before, _bounded(after.connection):
             changes = Difference(
                 before.connection, after.connection, IgnoreConfig(**ignored.model_dump())
             ).changes
@@ -96,27 +96,27 @@ def difference(instance: Instance, request: DiffRequest) -> dict[str, Any]:
                 for table in tables
             }
     except sqlite3.Error as error:
-        return _failed("the comparison", error)
+        return _error_response("the comparison", error)
     return {"success": True, "diff": diff, "message": "ok"}
 
 
-def _few_enough(cursor: sqlite3.Cursor) -> Iterator[list[Any]]:
+def _read_rows(cursor: sqlite3.Cursor) -> Iterator[list[Any]]:
     size = 0
     for row in cursor:
         cells = [_cell(value) for value in row]
         size += sum(len(str(cell)) for cell in cells)
-        if size > _MOST_BYTES:
+        if size > _MAX_BYTES:
             cursor.close()
-            raise ValueError(f"the answer is longer than {_MOST_BYTES:,} characters; ask for less")
+            raise ValueError(f"the response exceeds {_MAX_BYTES:,} characters; select fewer rows")
         yield cells
 
 
-def _failed(what: str, error: Exception) -> dict[str, Any]:
+def _error_response(what: str, error: Exception) -> dict[str, Any]:
     return {"success": False, "error": str(error), "message": f"{what} failed: {error}"}
 
 
 @contextmanager
-def _opened(instance: Instance, name: str) -> Iterator[Database]:
+def _open(instance: Instance, name: str) -> Iterator[Database]:
     if name == "current":
         yield instance.app.db
     elif name == "seed":
@@ -126,14 +126,14 @@ def _opened(instance: Instance, name: str) -> Iterator[Database]:
         finally:
             seed.close()
     else:
-        raise RefusalError(400, f"resource {name!r} is unknown; choose seed or current")
+        raise HttpError(400, f"resource {name!r} is unknown; choose seed or current")
 
 
 @contextmanager
 def _bounded(connection: sqlite3.Connection) -> Iterator[None]:
-    """No files, nothing large, and not for long."""
+    """Limit the time and the size of a statement, and deny access to files."""
     ends_at = monotonic() + _QUERY_SECONDS
-    longest = connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_BYTES)
+    longest = connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_BYTES)
     connection.set_authorizer(
         lambda action, *_: sqlite3.SQLITE_DENY if action in _FORBIDDEN else sqlite3.SQLITE_OK
     )
@@ -173,7 +173,7 @@ def _table_diff(
     for change in changes:
         row = {"row_id": change.pk, "data": {k: _cell(v) for k, v in change.row.items()}}
         if change.kind == "modify":
-            row["changes"] = _altered(change, before)
+            row["changes"] = _changed_columns(change, before)
         kinds[change.kind].append(row)
     total = after.column(f'select count(*) from "{table}"')[0]
     return {
@@ -187,7 +187,7 @@ def _table_diff(
     }
 
 
-def _altered(change: Change, before: Database) -> Mapping[str, Any]:
+def _changed_columns(change: Change, before: Database) -> Mapping[str, Any]:
     values = change.pk if isinstance(change.pk, tuple) else (change.pk,)
     where = " and ".join(f'"{name}" is ?' for name in change.key_columns or ("rowid",))
     old = before.row(f'select * from "{change.table}" where {where}', *values) or {}
@@ -198,7 +198,7 @@ def _altered(change: Change, before: Database) -> Mapping[str, Any]:
 
 
 def _cell(value: Any) -> Any:
-    """JSON has neither bytes nor infinities."""
+    """Convert bytes and infinities, which JSON cannot express."""
     if isinstance(value, bytes):
         return value.hex()
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

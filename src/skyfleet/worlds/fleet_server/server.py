@@ -1,6 +1,6 @@
-"""A Fleet-compatible server: embedded worlds behind the interface that fleet-python speaks.
+"""A Fleet-compatible HTTP server: the built-in worlds behind the API that fleet-python uses.
 
-It keeps everything in memory, one world database an instance, and lets nobody in without the key.
+State is in memory, one world database per instance. Every request needs the API key.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from contextlib import asynccontextmanager, suppress
 
 from skyfleet.errors import ConfigError, MissingExtraError
 from skyfleet.tasks.task import Task
-from skyfleet.worlds.fleet_server.errors import RefusalError
-from skyfleet.worlds.fleet_server.instances import Instances
 
 try:
     from starlette.applications import Starlette
@@ -25,70 +23,72 @@ try:
     from starlette.responses import JSONResponse, Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from skyfleet.worlds.fleet_server.instance_routes import INSTANCES_PATH, instance_routes
-    from skyfleet.worlds.fleet_server.service_routes import service_routes
+    from skyfleet.worlds.fleet_server.http import HttpError
+    from skyfleet.worlds.fleet_server.instance_routes import INSTANCES_PATH, build_instance_routes
+    from skyfleet.worlds.fleet_server.instances import InstancePool
+    from skyfleet.worlds.fleet_server.service_routes import build_service_routes
 except ModuleNotFoundError as error:
     raise MissingExtraError(error.name or "starlette", "serve") from error
 
 logger = logging.getLogger(__name__)
 
-_REAP_SECONDS = 1.0
+_EXPIRY_CHECK_SECONDS = 1.0
 
 
 def fleet_app(
     tasks: Sequence[Task], *, api_key: str, ttl_seconds: int = 900, max_instances: int = 1024
 ) -> Starlette:
-    """An ASGI app that offers `tasks` and makes instances of any world.
+    """Build an ASGI app that lists `tasks` and creates instances of any world.
 
-    `app.state.instances` counts what was created and what was deleted.
+    `app.state.instances` counts created and deleted instances.
     """
     if not api_key:
-        raise ConfigError("api_key=''; choose a key, clients send it as FLEET_API_KEY")
-    instances = Instances(ttl_seconds=ttl_seconds, most=max_instances)
+        raise ConfigError("api_key is empty; set one, which clients send as FLEET_API_KEY")
+    instances = InstancePool(ttl_seconds=ttl_seconds, max_instances=max_instances)
     runner_token = secrets.token_urlsafe(24)
 
     @asynccontextmanager
-    async def life(app: Starlette) -> AsyncIterator[None]:
-        reaping = asyncio.create_task(_reap(instances))
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        expiry = asyncio.create_task(_close_expired_forever(instances))
         try:
             yield
         finally:
-            reaping.cancel()
+            expiry.cancel()
             with suppress(asyncio.CancelledError):
-                await reaping
+                await expiry
             instances.close_all()
 
     app = Starlette(
         routes=[
-            *service_routes(instances, tasks, runner_token=runner_token),
-            *instance_routes(instances),
+            *build_service_routes(instances, tasks, runner_token=runner_token),
+            *build_instance_routes(instances),
         ],
         middleware=[
-            Middleware(_Keyed, api_key=api_key, runner_token=runner_token),
-            Middleware(_Answered),
+            Middleware(_ApiKeyMiddleware, api_key=api_key, runner_token=runner_token),
+            Middleware(_UnexpectedErrorMiddleware),
         ],
-        exception_handlers={RefusalError: _refused, 404: _not_served},
-        lifespan=life,
+        exception_handlers={HttpError: _to_response, 404: _unknown_route},
+        lifespan=lifespan,
     )
     app.state.instances = instances
     return app
 
 
-class _Keyed:
-    """Lets in who has the key and, to instances only, who was given the runner token."""
+class _ApiKeyMiddleware:
+    """Requires the API key, or, for instance routes, the runner token."""
 
     def __init__(self, app: ASGIApp, *, api_key: str, runner_token: str) -> None:
         self._app = app
         self._bearer, self._token = f"Bearer {api_key}".encode(), runner_token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not self._may_enter(scope):
-            detail = "the Authorization header has not this server's key; send Bearer <api_key>"
+        if scope["type"] == "http" and not self._is_authorized(scope):
+            detail = "the Authorization header lacks this server's key; send Bearer <api_key>"
             await JSONResponse({"detail": detail}, 401)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
-    def _may_enter(self, scope: Scope) -> bool:
+    def _is_authorized(self, scope: Scope) -> bool:
         headers = Headers(scope=scope)
         bearer = headers.get("authorization", "").encode()
         token = headers.get("x-runner-token", "").encode()
@@ -97,43 +97,46 @@ class _Keyed:
         )
 
 
-class _Answered:
-    """Says by 400 what nobody foresaw: a 500 would be asked for again, with growing waits."""
+class _UnexpectedErrorMiddleware:
+    """Answers an unexpected exception with 400: clients retry a 500 with growing delays."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begun = False
+        started = False
 
-        async def note(message: Message) -> None:
-            nonlocal begun
-            begun = True
+        async def send_and_note(message: Message) -> None:
+            nonlocal started
+            started = True
             await send(message)
 
         try:
-            await self._app(scope, receive, note)
+            await self._app(scope, receive, send_and_note)
         except Exception as error:
-            if begun or scope["type"] != "http":
+            if started or scope["type"] != "http":
                 raise
-            asked = f"{scope['method']} {scope['path']}"
-            logger.exception("%s was answered with 400", asked)
-            detail = f"{asked} failed with {type(error).__name__}; correct the request"
+            route = f"{scope['method']} {scope['path']}"
+            logger.exception("%s was answered with 400", route)
+            detail = f"{route} failed with {type(error).__name__}; correct the request"
             await JSONResponse({"detail": detail}, 400)(scope, receive, send)
 
 
-async def _reap(instances: Instances) -> None:
+async def _close_expired_forever(instances: InstancePool) -> None:
     while True:
-        await asyncio.sleep(_REAP_SECONDS)
-        instances.reap()
+        await asyncio.sleep(_EXPIRY_CHECK_SECONDS)
+        instances.close_expired()
 
 
-async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RefusalError)
+async def _to_response(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HttpError)
     return JSONResponse({"detail": error.detail}, error.status)
 
 
-async def _not_served(request: Request, error: Exception) -> Response:
-    """Status 400: a 404 would be asked for again, with growing waits."""
-    detail = f"{request.method} {request.url.path} is not served here; episodes need no such route"
+async def _unknown_route(request: Request, error: Exception) -> Response:
+    """Answer with 400: clients retry a 404 with growing delays."""
+    detail = (
+        f"{request.method} {request.url.path} is not supported by this server; "
+        "episodes do not need it"
+    )
     return JSONResponse({"detail": detail}, 400)

@@ -1,4 +1,4 @@
-"""The seeds' rule, with hashes worked by hand.
+"""The train/evaluation split, with hashes worked by hand.
 
 The first eight bytes of MD5 over 2**64: a 0.0498, h 0.1448, c 0.2912, d 0.5096, f 0.5611, b 0.5739,
 g 0.6991, e 0.8805.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from skyfleet.tasks.splits import SplitRule, place, split_tasks
+from skyfleet.tasks.splits import SplitRule, hash_fraction, split_tasks
 from skyfleet.tasks.task import Task
 
 QUARTER = SplitRule(eval_fraction=0.25, min_eval_tasks=1)
@@ -26,13 +26,13 @@ def keys(rows: tuple[Task, ...]) -> str:
     return "".join(sorted(task.key for task in rows))
 
 
-def test_the_place_of_a_key_is_the_beginning_of_its_md5() -> None:
+def test_the_hash_fraction_of_a_key_is_the_beginning_of_its_md5() -> None:
     # md5("a") begins 0cc175b9c0f1b6a8.
-    assert place("a") == 0x0CC175B9C0F1B6A8 / 2**64
-    assert place("h") == pytest.approx(0.14479, abs=1e-5)
+    assert hash_fraction("a") == 0x0CC175B9C0F1B6A8 / 2**64
+    assert hash_fraction("h") == pytest.approx(0.14479, abs=1e-5)
 
 
-def test_an_envs_size_decides_its_threshold() -> None:
+def test_the_number_of_tasks_of_an_env_decides_its_threshold() -> None:
     eight = split_tasks(letters("abcdefgh"), QUARTER)  # int(8 x 0.25) = 2 of 8: 0.25
     assert (keys(eight.eval), keys(eight.train), eight.thresholds) == ("ah", "bcdefg", {"e": 0.25})
     seven = split_tasks(letters("abcdfgh"), QUARTER)  # int(1.75) = 1 of 7: 0.1429, so h moves
@@ -45,18 +45,18 @@ def test_a_fixed_threshold_keeps_every_task_on_its_side() -> None:
     assert keys(split_tasks(letters("ha"), fixed).eval) == "ah"
 
 
-def test_order_moves_no_task() -> None:
+def test_the_split_does_not_depend_on_row_order() -> None:
     assert keys(split_tasks(letters("hgfedcba"), QUARTER).eval) == "ah"
 
 
-def test_the_published_counts_of_the_seeds_come_out() -> None:
+def test_the_split_reproduces_the_published_counts() -> None:
     # int(1089 x 0.02) = 21, int(1865 x 0.02) = 37; int(188 x 0.02) = 3 is too few.
     rows = tasks("booking", 1089) + tasks("github", 1865) + tasks("reddit", 188)
     thresholds = split_tasks(rows, SplitRule()).thresholds
     assert thresholds == {"booking": 21 / 1089, "github": 37 / 1865, "reddit": 0.0}
 
 
-def test_an_env_with_too_few_to_tell_trains_on_all() -> None:
+def test_an_env_with_too_few_evaluation_tasks_is_only_trained_on() -> None:
     # 249 x 0.02 = 4.98 makes 4; 250 x 0.02 makes 5.
     assert split_tasks(tasks("reddit", 249), SplitRule()).thresholds == {"reddit": 0.0}
     assert split_tasks(tasks("reddit", 250), SplitRule()).thresholds == {"reddit": 0.02}

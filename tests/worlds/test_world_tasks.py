@@ -1,4 +1,4 @@
-"""Every task of every world can be done, is not done by doing nothing, and is short."""
+"""Tasks of every world: the reference solution passes, doing nothing fails, episodes are short."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ import pytest
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.errors import ConfigError
 from skyfleet.tasks.task import Grade, Task
-from skyfleet.worlds import catalog
-from skyfleet.worlds import vocabulary as wording
+from skyfleet.worlds import catalog, vocabulary
 from skyfleet.worlds.catalog import WORLD_NAMES, get_world, tasks_from_source, world_tasks
 from skyfleet.worlds.env import WorldEnv
 
@@ -28,18 +27,19 @@ def all_tasks(name: str) -> list[Task]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
+class Episode:
     grade: Grade
     texts: list[str]
     errors: int
 
 
-async def _play(task: Task, *, idle: bool = False) -> Played:
+async def _play(task: Task, *, idle: bool = False) -> Episode:
     env = WorldEnv(get_world(task.env_key), task)
-    opening = await env.reset()
-    texts = [message.text for message in opening.messages]
+    observation = await env.reset()
+    texts = [message.text for message in observation.messages]
     texts += [
-        f"{t.name}({', '.join(t.parameters['properties'])}) {t.description}" for t in opening.tools
+        f"{t.name}({', '.join(t.parameters['properties'])}) {t.description}"
+        for t in observation.tools
     ]
     done, errors = False, 0
     for number, call in enumerate(() if idle else task.solution):
@@ -54,11 +54,11 @@ async def _play(task: Task, *, idle: bool = False) -> Played:
         texts.append("<done>")
     grade = await env.grade()
     await env.close()
-    return Played(grade=grade, texts=texts, errors=errors)
+    return Episode(grade=grade, texts=texts, errors=errors)
 
 
 def _is_counted(task: Task) -> bool:
-    """The answer is a sum or a number of things, which nobody has to have said before."""
+    """The answer is a sum or a count, which no tool returns."""
     return re.search("How (many|much)|Count|total", task.prompt) is not None
 
 
@@ -75,7 +75,7 @@ async def test_the_reference_solution_passes_and_doing_nothing_fails(name: str) 
 
 
 @every_world
-async def test_nothing_in_a_solution_has_to_be_guessed(name: str) -> None:
+async def test_every_argument_of_a_solution_can_be_looked_up(name: str) -> None:
     choices = str([spec.parameters for spec in get_world(name).toolkit.specs])
     for task in all_tasks(name):
         known = ""
@@ -102,7 +102,7 @@ async def test_episodes_are_short_enough_for_a_small_model(name: str) -> None:
 
 
 @every_world
-async def test_a_world_asks_for_reading_for_answers_and_for_heeding_errors(name: str) -> None:
+async def test_every_world_has_lookup_question_and_error_recovery_tasks(name: str) -> None:
     tasks = world_tasks(name, split="train", count=200)
     assert {task.difficulty for task in tasks} == {1, 2, 3}
     assert any(task.solution[-1].name == "submit_final_answer" for task in tasks)
@@ -145,14 +145,14 @@ def test_splits_share_no_task_whatever_the_seed(name: str) -> None:
     held_out = world_tasks(name, split="unseen_templates", count=50, seed=0)
     keys = [task.key for task in train + unseen + held_out]
     assert len(keys) == len(set(keys)) == 250
-    wishes = {(task.prompt, task.data_key) for task in train + unseen + held_out}
-    assert len(wishes) == 250
+    instructions = {(task.prompt, task.data_key) for task in train + unseen + held_out}
+    assert len(instructions) == 250
 
 
 @every_world
-def test_data_of_another_family_has_other_names(name: str) -> None:
+def test_data_of_different_families_shares_no_names(name: str) -> None:
     def names(data_seed: int) -> set[str]:
-        """Everything stored that is two words, save remarks, which anyone may make."""
+        """All stored two-word texts, except remarks, which all families share."""
         world = get_world(name)
         app = world.open(data_seed, world.variables(data_seed))
         tables = app.db.column("select name from sqlite_master where type = 'table'")
@@ -164,11 +164,11 @@ def test_data_of_another_family_has_other_names(name: str) -> None:
         ]
         app.db.close()
         pairs = {cell for cell in cells if isinstance(cell, str) and re.fullmatch(r"\w+ \w+", cell)}
-        return pairs - set(wording.REMARKS)
+        return pairs - set(vocabulary.REMARKS)
 
     assert names(0)
     assert not names(0) & names(1)
-    assert names(0) & names(wording.FAMILIES)
+    assert names(0) & names(vocabulary.FAMILIES)
 
 
 @every_world
@@ -184,7 +184,7 @@ def test_no_two_worlds_have_a_tool_of_the_same_name() -> None:
 
 
 @every_world
-def test_tasks_depend_on_the_seed_and_not_on_how_many_are_drawn(name: str) -> None:
+def test_tasks_depend_on_the_seed_and_not_on_the_count(name: str) -> None:
     few = world_tasks(name, split="train", count=20, seed=3)
     assert world_tasks(name, split="train", count=50, seed=3)[:20] == few
     assert world_tasks(name, split="train", count=20, seed=4) != few
@@ -192,7 +192,7 @@ def test_tasks_depend_on_the_seed_and_not_on_how_many_are_drawn(name: str) -> No
     assert len({task.data_key for task in few}) > 5
 
 
-def test_a_source_names_its_tasks() -> None:
+def test_a_source_address_generates_its_tasks() -> None:
     named = tasks_from_source("world:github?split=unseen_tasks&count=5&seed=2")
     assert named == world_tasks("github", split="unseen_tasks", count=5, seed=2)
     assert tasks_from_source("world:booking?count=3") == world_tasks(
@@ -206,44 +206,49 @@ def test_a_source_names_its_tasks() -> None:
         ("world:gihub?count=3", "'gihub' is unknown; did you mean github?"),
         ("world:xyz?count=3", "choose from booking, github, outlook"),
         ("world:github?cuont=3", "'cuont' is unknown; did you mean count?"),
-        ("world:github?count=many", "count='many'; write a whole number from 1 up"),
+        ("world:github?count=many", "count='many'; write a whole number of at least 1"),
         ("world:github?count=0", "count='0'"),
-        ("world:github?count=100000", "count=100000; at most 20,000, more by another seed"),
+        (
+            "world:github?count=100000",
+            "count=100000 is above the limit of 20,000; generate more with another seed",
+        ),
         ("world:github", "count=''"),
-        ("world:github?count=3&seed=-1", "seed='-1'; write a whole number from 0 up"),
+        ("world:github?count=3&seed=-1", "seed='-1'; write a whole number of at least 0"),
         ("world:github?count=3&split=test", "split='test'"),
-        ("github.json", "names no world; write world:<name>"),
+        ("github.json", "is not a world address; write world:<name>"),
     ],
 )
-def test_a_source_that_names_nothing_says_what_would(source: str, complaint: str) -> None:
+def test_an_invalid_source_address_names_the_remedy(source: str, complaint: str) -> None:
     with pytest.raises(ConfigError) as error:
         tasks_from_source(source)
     assert complaint in str(error.value)
 
 
-def test_asking_for_more_tasks_than_there_are_says_how_many_there_are(
+def test_a_count_above_the_available_tasks_names_their_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(catalog, "_MISSES", 0)
-    with pytest.raises(ConfigError, match=r"count=100000, but split=unseen_templates has \d+$"):
+    monkeypatch.setattr(catalog, "_MAX_MISSES", 0)
+    with pytest.raises(
+        ConfigError, match=r"count=100000, but split=unseen_templates has \d+ tasks; lower"
+    ):
         world_tasks("zillow", split="unseen_templates", count=100_000)
 
 
-def test_a_source_may_keep_to_easy_tasks() -> None:
+def test_max_difficulty_limits_the_tasks() -> None:
     easy = tasks_from_source("world:github?count=40&max_difficulty=1")
     assert {task.difficulty for task in easy} == {1}
 
 
-def test_nearly_every_task_has_data_of_its_own() -> None:
-    """Answers that repeat would be remembered, not looked up."""
+def test_nearly_every_task_has_its_own_database() -> None:
+    """Repeated answers could be memorized instead of looked up."""
     tasks = world_tasks("booking", split="train", count=300)
     assert len({task.data_key for task in tasks}) > 290
 
 
 @every_world
-def test_no_wish_with_the_same_solution_is_both_trained_on_and_unseen(name: str) -> None:
-    def wishes(split: Literal["train", "unseen_tasks"]) -> set[str]:
+def test_no_prompt_with_the_same_solution_is_in_both_train_and_unseen_tasks(name: str) -> None:
+    def instructions(split: Literal["train", "unseen_tasks"]) -> set[str]:
         tasks = world_tasks(name, split=split, count=200, max_difficulty=1)
         return {f"{task.prompt} {task.solution}" for task in tasks}
 
-    assert not wishes("train") & wishes("unseen_tasks")
+    assert not instructions("train") & instructions("unseen_tasks")

@@ -1,11 +1,11 @@
-"""What a replay can and cannot hold against a task."""
+"""Validation by execution and mutation testing."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 import pytest
-from tests.curation.planted import good_tasks
+from tests.curation.planted_faults import good_tasks
 
 from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.curation.inspecting import open_inspected
@@ -25,7 +25,7 @@ NOTE = ToolSpec(
 
 @dataclass
 class Notebook:
-    """Passes whoever notes what `wanted` accepts; nobody can look into it."""
+    """Passes if a note contains `wanted`; its state is not inspectable."""
 
     wanted: str
     noted: list[str] = field(default_factory=list)
@@ -44,30 +44,30 @@ class Notebook:
     async def close(self) -> None: ...
 
 
-def noting(text: str) -> Task:
+def make_task(text: str) -> Task:
     call = RecordedCall(name="note", arguments={"text": text, "page": 2})
     return Task(key="n", env_key="notebook", prompt="p", solution=(call,))
 
 
-async def replayed(task: Task, wanted: str) -> Fault | None:
+async def check(task: Task, wanted: str) -> Fault | None:
     async def open_notebook(task: Task) -> Notebook:
         return Notebook(wanted)
 
     return await replay(task, open_notebook, timeout_seconds=5)
 
 
-async def test_an_argument_that_does_not_matter_is_no_fault_where_ends_cannot_be_compared() -> None:
+async def test_an_irrelevant_argument_is_no_fault_if_final_states_cannot_be_compared() -> None:
     # Another page passes; another date does not.
-    assert await replayed(noting("2026-03-04"), wanted="2026-03-04") is None
+    assert await check(make_task("2026-03-04"), wanted="2026-03-04") is None
 
 
-async def test_a_verifier_that_notices_no_wrong_argument_is_caught_without_a_state() -> None:
-    fault = await replayed(noting("2026-03-04"), wanted="2026")
+async def test_a_verifier_that_notices_no_mutant_is_a_fault_even_without_a_state() -> None:
+    fault = await check(make_task("2026-03-04"), wanted="2026")
     assert fault == (Reason.MUTANT_PASSES, "note(text='2026-03-04' -> '2026-03-05')")
 
 
-async def test_whatever_a_random_caller_passes_is_caught() -> None:
-    fault = await replayed(noting("one two"), wanted="")
+async def test_a_task_that_random_calls_pass_is_a_fault() -> None:
+    fault = await check(make_task("one two"), wanted="")
     assert fault is not None
     assert fault[0] in (Reason.MUTANT_PASSES, Reason.RANDOM_PASSES)
 
@@ -75,40 +75,40 @@ async def test_whatever_a_random_caller_passes_is_caught() -> None:
 class StrictNotebook(Notebook):
     async def grade(self) -> Grade:
         if self.noted and self.wanted not in self.noted:
-            raise VerifierError("AssertionError: that was not to be noted")
+            raise VerifierError("AssertionError: wrong note")
         return await super().grade()
 
 
-async def test_a_mutant_that_fails_without_a_grade_is_caught() -> None:
+async def test_a_mutant_without_a_grade_is_a_fault() -> None:
     async def open_notebook(task: Task) -> Notebook:
         return StrictNotebook("2026-03-04")
 
-    fault = await replay(noting("2026-03-04"), open_notebook, timeout_seconds=5)
+    fault = await replay(make_task("2026-03-04"), open_notebook, timeout_seconds=5)
     assert fault is not None
     assert fault[0] is Reason.UNGRADED
-    assert fault[1].startswith("note(text='2026-03-04' -> '2026-03-05') fails without a grade: ")
+    assert fault[1].startswith("note(text='2026-03-04' -> '2026-03-05') returns no grade: ")
 
 
-async def test_an_error_that_is_expected_is_no_fault_and_a_missing_one_is() -> None:
+async def test_expected_errors_are_no_fault_and_missing_ones_are() -> None:
     tasks = good_tasks(github=60)
     expecting = next(task for task in tasks if task.metadata[EXPECTED_ERRORS])
     assert await replay(expecting, open_inspected, timeout_seconds=5) is None
-    told_otherwise = expecting.model_copy(update={"metadata": {}})
-    fault = await replay(told_otherwise, open_inspected, timeout_seconds=5)
+    unexpected = expecting.model_copy(update={"metadata": {}})
+    fault = await replay(unexpected, open_inspected, timeout_seconds=5)
     assert fault is not None
     assert fault[0] is Reason.WRONG_CALL
-    assert fault[1].startswith("0 errors expected, met: Error: ")
+    assert fault[1].startswith("0 errors expected, got: Error: ")
     plain = next(task for task in tasks if not task.metadata[EXPECTED_ERRORS])
     fault = await replay(
         plain.model_copy(update={"metadata": {EXPECTED_ERRORS: 1}}),
         open_inspected,
         timeout_seconds=5,
     )
-    assert fault == (Reason.WRONG_CALL, "1 errors expected, met: no error")
+    assert fault == (Reason.WRONG_CALL, "1 errors expected, got: no error")
 
 
-async def test_a_mutant_that_ends_where_the_reference_does_is_no_fault() -> None:
-    # The first assignment is overwritten by the second: no verifier could tell what it was.
+async def test_a_mutant_with_the_final_state_of_the_reference_is_no_fault() -> None:
+    # The second assignment overwrites the first: the final state does not depend on it.
     task = next(
         task
         for task in good_tasks(github=60)
@@ -139,7 +139,7 @@ async def test_a_mutant_that_ends_where_the_reference_does_is_no_fault() -> None
         ({}, {}, None),
     ],
 )
-def test_a_wrong_value_is_of_the_same_kind(
+def test_a_mutated_value_has_the_same_type(
     value: object, schema: dict[str, object], wrong: object
 ) -> None:
     assert other_value(value, schema) == wrong

@@ -1,4 +1,4 @@
-"""What a client sends to be verified is read, never unpickled, and run in the jail alone."""
+"""Verifiers from clients: pickles are never unpickled, and source runs only in the jail."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.fakes.serving import serving
 
 from skyfleet.envs.fleet.bundles import pack
 from skyfleet.envs.verifiers.writing import write_verifier
-from skyfleet.worlds.fleet_server.plain_pickle import read_plain
 from skyfleet.worlds.fleet_server.server import fleet_app
+from skyfleet.worlds.fleet_server.verification import read_plain
 
 KEY = "local-key"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 
 
-async def test_nothing_that_is_sent_to_be_verified_can_run_outside_the_jail(tmp_path: Path) -> None:
+async def test_client_verifiers_and_pickles_never_run_outside_the_jail(tmp_path: Path) -> None:
     class Bomb:
         def __reduce__(self) -> tuple[Any, ...]:
             return (Path.touch, (tmp_path / "unpickled",))
@@ -35,11 +35,11 @@ async def test_nothing_that_is_sent_to_be_verified_can_run_outside_the_jail(tmp_
         bundle.writestr("verifier.py", "#" * 2_000_000)
     plain = _pickled({"args": (None,), "kwargs": {}})
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"args": _pickled({"kwargs": Bomb()})}, "texts, numbers, lists and dicts only"),
+        ({"args": _pickled({"kwargs": Bomb()})}, "send only strings, numbers, lists and dicts"),
         ({"args": _pickled({"kwargs": {"expected": 5}})}, "takes final_answer and conversation"),
-        ({"args": _pickled({"kwargs": {"final_answer": 5}})}, "send strings"),
+        ({"args": _pickled({"kwargs": {"final_answer": 5}})}, "must be strings"),
         ({"args": _pickled({"kwargs": {"expected": 5, 5: 5}})}, "takes final_answer and"),
-        ({"args": _pickled({"kwargs": ["final_answer"]})}, "kwargs is a list and no dict"),
+        ({"args": _pickled({"kwargs": ["final_answer"]})}, "kwargs is a list, not a dict"),
         ({"args": "AAAA"}, "args: "),
         ({"args": "?"}, "args is not base64"),
         ({"args": plain, "bundle": base64.b64encode(b"PK no zip").decode()}, "no readable zip"),
@@ -51,19 +51,19 @@ async def test_nothing_that_is_sent_to_be_verified_can_run_outside_the_jail(tmp_
     async with serving(app) as base_url, httpx.AsyncClient(headers=HEADERS) as http:
         await http.post(f"{base_url}/v1/env/instances", json={"env_key": "github"})
         (instance,) = app.state.instances
-        for body, said in cases:
+        for body, message in cases:
             body = {"args_array": [{"env": instance.id}]} | body
             answer = await http.post(f"{base_url}/v1/verifiers/execute", json=body)
             assert answer.status_code == 400, body
-            assert said in answer.json()["detail"]
+            assert message in answer.json()["detail"]
     assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("route", ["v1/verifiers/execute", "execute_verifier_function"])
-async def test_source_that_this_process_wrote_runs_in_the_jail_too(route: str) -> None:
+async def test_generated_verifiers_run_in_the_jail_too(route: str) -> None:
     code = write_verifier((), None)
     trap = "with recursive n(i) as (select 1 union all select i + 1 from n limit 500) "
-    # Each row costs milliseconds to read, in one step that no clock of SQLite's interrupts.
+    # Each row takes milliseconds in a single step, which SQLite's progress handler cannot interrupt.
     costly = "length(replace(hex(zeroblob(1000000 + i)), '0', 'ab'))"
     app = fleet_app((), api_key=KEY)
     async with serving(app) as base_url, httpx.AsyncClient(headers=HEADERS, timeout=60) as http:
@@ -74,8 +74,8 @@ async def test_source_that_this_process_wrote_runs_in_the_jail_too(route: str) -
             f"insert into trap {trap} select i from n",
             f"alter table trap add column cost as ({costly})",
         ):
-            asked = {"query": sql, "read_only": False}
-            answer = await http.post(f"{manager}/resources/sqlite/current/query", json=asked)
+            request = {"query": sql, "read_only": False}
+            answer = await http.post(f"{manager}/resources/sqlite/current/query", json=request)
             assert answer.json()["success"]
         body: dict[str, Any] = {"function_code": code, "function_name": "validate_task"}
         url = f"{manager}/{route}"
@@ -88,7 +88,7 @@ async def test_source_that_this_process_wrote_runs_in_the_jail_too(route: str) -
         await asyncio.sleep(0.2)
         health = await http.get(f"{manager}/health")
         assert health.status_code == 200
-        assert perf_counter() - start < 1.5, "others are served meanwhile"
+        assert perf_counter() - start < 1.5, "other requests are served meanwhile"
         verifying.cancel()
 
 
@@ -110,7 +110,7 @@ def test_a_plain_pickle_reads_as_pickle_would() -> None:
 @pytest.mark.parametrize(
     "data", [b"", b".", b"\x80\x05", b"\x80\x05}s.", b"N" * 9, b"\x80\x05]\x86."]
 )
-def test_what_is_no_pickle_is_a_value_error(data: bytes) -> None:
+def test_data_that_is_not_a_pickle_is_a_value_error(data: bytes) -> None:
     with pytest.raises(ValueError, match="pickle"):
         read_plain(data)
 

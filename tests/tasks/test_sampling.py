@@ -25,7 +25,7 @@ def keys(batch: list[Task]) -> list[str]:
 
 
 @given(n=st.integers(1, 30), batch_size=st.integers(1, 30), seed=st.integers(0, 3))
-def test_every_task_comes_exactly_once_an_epoch(n: int, batch_size: int, seed: int) -> None:
+def test_every_task_is_drawn_exactly_once_per_epoch(n: int, batch_size: int, seed: int) -> None:
     batch_size = min(batch_size, n)
     sampler = TaskSampler(tasks(a=n), batch_size=batch_size, seed=seed)
     batches = [keys(sampler.draw()) for _ in range(4 * n)]
@@ -35,7 +35,7 @@ def test_every_task_comes_exactly_once_an_epoch(n: int, batch_size: int, seed: i
         assert len(set(stream[start : start + n])) == n
 
 
-def test_the_epoch_counts_when_its_last_task_is_drawn() -> None:
+def test_the_epoch_ends_when_its_last_task_is_drawn() -> None:
     sampler = TaskSampler(tasks(a=5), batch_size=2, seed=0)
     epochs = []
     for _ in range(5):
@@ -67,7 +67,7 @@ def test_draws_do_not_depend_on_the_order_of_the_file() -> None:
     least=st.integers(0, 2),
     n_before=st.integers(0, 40),
 )
-def test_a_resumed_sampler_draws_what_the_other_would_have(
+def test_a_resumed_sampler_draws_the_same_batches(
     big: int, small: int, batch_size: int, least: int, n_before: int
 ) -> None:
     rows = tasks(big=big, small=small)
@@ -87,7 +87,9 @@ def test_a_resumed_sampler_draws_what_the_other_would_have(
 
 
 @given(big=st.integers(2, 40), small=st.integers(2, 4), batch_size=st.integers(4, 9))
-def test_every_batch_holds_its_share_of_each_env(big: int, small: int, batch_size: int) -> None:
+def test_every_batch_has_min_per_env_tasks_of_each_env(
+    big: int, small: int, batch_size: int
+) -> None:
     rows = tasks(big=big, small=small)
     batch_size = min(batch_size, len(rows))
     sampler = TaskSampler(rows, batch_size=batch_size, seed=0, min_per_env=2)
@@ -114,31 +116,31 @@ def test_the_state_is_small() -> None:
     assert len(json.dumps(sampler.state_dict())) < 300
 
 
-def test_a_state_of_other_tasks_is_refused() -> None:
+def test_a_state_saved_with_other_tasks_is_rejected() -> None:
     state = TaskSampler(tasks(a=5), batch_size=2, seed=0).state_dict()
     with pytest.raises(CheckpointError, match="saved with tasks_sha256="):
         TaskSampler(tasks(a=6), batch_size=2, seed=0).load_state_dict(state)
-    with pytest.raises(CheckpointError, match="saved with batch_size=2 and now has 3"):
+    with pytest.raises(CheckpointError, match="saved with batch_size=2, now it is 3"):
         TaskSampler(tasks(a=5), batch_size=3, seed=0).load_state_dict(state)
 
 
-def test_a_batch_larger_than_the_set_is_refused() -> None:
+def test_a_batch_larger_than_the_task_set_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"train_batch_size=6 .* there are 5"):
         TaskSampler(tasks(a=5), batch_size=6, seed=0)
 
 
-def test_more_reserved_places_than_the_batch_has_are_refused() -> None:
+def test_min_per_env_above_the_batch_size_is_rejected() -> None:
     with pytest.raises(
         ConfigError, match=r"min_samples_per_env=2 x 3 envs = 6 .*train_batch_size=5"
     ):
         TaskSampler(tasks(a=5, b=5, c=5), batch_size=5, seed=0, min_per_env=2)
 
 
-def test_an_env_with_fewer_tasks_than_its_places_is_refused() -> None:
+def test_an_env_with_fewer_than_min_per_env_tasks_is_rejected() -> None:
     with pytest.raises(ConfigError, match="env 'b' has only 1 different tasks"):
         TaskSampler(tasks(a=5, b=1), batch_size=5, seed=0, min_per_env=2)
 
 
-def test_a_key_given_twice_is_refused() -> None:
+def test_a_duplicate_key_is_rejected() -> None:
     with pytest.raises(TaskError, match="key='a0'"):
         TaskSampler([*tasks(a=2), *tasks(a=1)], batch_size=2, seed=0)

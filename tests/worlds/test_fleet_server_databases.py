@@ -1,4 +1,4 @@
-"""A client's SQL stays inside its own instance and within its time."""
+"""A client's SQL is confined to its instance and limited in time and size."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.fakes.serving import serving
 
 from skyfleet.worlds.database import Database
 from skyfleet.worlds.fleet_server.databases import DiffRequest, QueryRequest, difference, query
-from skyfleet.worlds.fleet_server.instances import Instance, Instances, MakeRequest
+from skyfleet.worlds.fleet_server.instances import CreateRequest, Instance, InstancePool
 from skyfleet.worlds.fleet_server.server import fleet_app
 
 
-async def test_a_query_reaches_no_file_and_does_not_run_for_ever(tmp_path: Path) -> None:
+async def test_a_query_cannot_open_files_and_is_limited_in_time(tmp_path: Path) -> None:
     headers = {"Authorization": "Bearer k"}
     app = fleet_app((), api_key="k")
     async with serving(app) as base_url, httpx.AsyncClient(headers=headers) as http:
@@ -38,21 +38,21 @@ async def test_a_query_reaches_no_file_and_does_not_run_for_ever(tmp_path: Path)
     assert os.listdir(tmp_path) == []
 
 
-async def test_what_a_client_did_to_its_tables_is_said_to_it_and_not_asked_for_again() -> None:
+async def test_errors_from_tables_that_a_client_changed_are_reported_and_not_retried() -> None:
     headers = {"Authorization": "Bearer k"}
     app = fleet_app((), api_key="k")
     async with serving(app) as base_url, httpx.AsyncClient(headers=headers) as http:
         made = (await http.post(f"{base_url}/v1/env/instances", json={"env_key": "github"})).json()
         manager, tools = made["urls"]["manager"]["api"], f"{made['urls']['root']}mcp"
         for sql in ("drop table issues", 'create table "odd""name" (id integer)'):
-            asked = {"query": sql, "read_only": False}
-            done = await http.post(f"{manager}/resources/sqlite/current/query", json=asked)
+            request = {"query": sql, "read_only": False}
+            done = await http.post(f"{manager}/resources/sqlite/current/query", json=request)
             assert done.json()["success"]
         call = {"name": "get_issue", "arguments": {"number": 1}}
         message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
-        told = (await http.post(tools, json=message)).json()["result"]
-        assert told["isError"]
-        assert told["content"][0]["text"] == (
+        result = (await http.post(tools, json=message)).json()["result"]
+        assert result["isError"]
+        assert result["content"][0]["text"] == (
             "get_issue failed: no such table: issues; reset the instance"
         )
         described = await http.get(f"{manager}/resources/sqlite/current/describe")
@@ -65,12 +65,12 @@ async def test_what_a_client_did_to_its_tables_is_said_to_it_and_not_asked_for_a
 
 @pytest.fixture
 def instance() -> Iterator[Instance]:
-    instances = Instances(ttl_seconds=60, most=1)
-    yield instances.make(MakeRequest(env_key="github", data_key="seed-0"), None)
+    instances = InstancePool(ttl_seconds=60, max_instances=1)
+    yield instances.create(CreateRequest(env_key="github", data_key="seed-0"), None)
     instances.close_all()
 
 
-def asked(instance: Instance, sql: str) -> dict[str, Any]:
+def run_query(instance: Instance, sql: str) -> dict[str, Any]:
     return query(instance, "current", QueryRequest(query=sql, read_only=False))
 
 
@@ -78,33 +78,35 @@ def asked(instance: Instance, sql: str) -> dict[str, Any]:
     ("sql", "error"),
     [
         ("select zeroblob(300000000)", "string or blob too big"),
-        ("select zeroblob(9000000)", "the answer is longer than 10,000,000 characters"),
+        ("select zeroblob(9000000)", "the response exceeds 10,000,000 characters"),
         (
             "with recursive n(i) as (select 1 union all select i + 1 from n limit 100)"
             " select zeroblob(1000000) from n",
-            "the answer is longer than 10,000,000 characters",
+            "the response exceeds 10,000,000 characters",
         ),
     ],
 )
-def test_nobody_asks_for_more_than_can_be_answered(
+def test_a_response_above_the_size_limit_is_an_error(
     instance: Instance, sql: str, error: str
 ) -> None:
     start = monotonic()
-    assert asked(instance, sql)["error"].startswith(error)
+    assert run_query(instance, sql)["error"].startswith(error)
     assert monotonic() - start < 1
-    assert asked(instance, "select 1")["rows"] == [[1]]
+    assert run_query(instance, "select 1")["rows"] == [[1]]
 
 
 @pytest.mark.parametrize("sql", ["begin", "savepoint a", "commit", "rollback"])
-def test_no_transaction_is_left_open(instance: Instance, sql: str) -> None:
-    assert asked(instance, sql)["error"] == "not authorized"
-    assert asked(instance, "delete from issues")["rows_affected"] > 0
+def test_transactions_and_savepoints_are_denied(instance: Instance, sql: str) -> None:
+    assert run_query(instance, sql)["error"] == "not authorized"
+    assert run_query(instance, "delete from issues")["rows_affected"] > 0
     left = Database(instance.app.db.image())
     assert left.column("select count(*) from issues") == [0]
     left.close()
 
 
-def test_a_changed_row_is_shown_as_it_was_whatever_it_goes_by(instance: Instance) -> None:
+def test_a_changed_row_shows_its_old_values_for_every_kind_of_primary_key(
+    instance: Instance,
+) -> None:
     app = instance.app
     seed = Database(app.db.image())
     for state in (seed, app.db):

@@ -1,4 +1,4 @@
-"""Planted: good tasks of the worlds, and bad ones made from them, each with the reason it deserves."""
+"""Good tasks of the worlds, and faulty ones made from them, each with its expected reason."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from skyfleet.curation.inspecting import InspectedWorld
+from skyfleet.curation.inspecting import InspectableWorldEnv
 from skyfleet.curation.verdict import Reason
 from skyfleet.tasks.task import Grade, RecordedCall, Task
 from skyfleet.worlds.catalog import get_world, world_tasks
@@ -33,9 +33,9 @@ def validate_task(env, final_answer=None):
 """
 
 
-class FlakyWorld(InspectedWorld):
+class FlakyWorldEnv(InspectableWorldEnv):
     async def grade(self) -> Grade:
-        """Passes the first replay of a reference and fails the next."""
+        """Passes the first replay of a reference and fails the second."""
         grade = await super().grade()
         passed = grade.success and not FLAKES.get(self._task.key)
         FLAKES[self._task.key] = FLAKES.get(self._task.key, False) or grade.success
@@ -45,16 +45,16 @@ class FlakyWorld(InspectedWorld):
 FLAKES: dict[str, bool] = {}
 
 
-class TidyingWorld(InspectedWorld):
+class WritingGraderEnv(InspectableWorldEnv):
     async def grade(self) -> Grade:
         grade = await super().grade()
-        self._opened.db.write("create table graded (at text)")
+        self._open_app.db.write("create table graded (at text)")
         return grade
 
 
-async def open_planted(task: Task) -> InspectedWorld:
-    kinds = {Reason.FLAKY: FlakyWorld, Reason.CHANGED_BY_GRADING: TidyingWorld}
-    kind = kinds.get(task.metadata.get("planted", ""), InspectedWorld)
+async def open_planted(task: Task) -> InspectableWorldEnv:
+    kinds = {Reason.FLAKY: FlakyWorldEnv, Reason.CHANGED_BY_GRADING: WritingGraderEnv}
+    kind = kinds.get(task.metadata.get("planted", ""), InspectableWorldEnv)
     return kind(get_world(task.env_key), task)
 
 
@@ -67,7 +67,7 @@ def good_tasks(**n_by_world: int) -> list[Task]:
 
 
 def bad_tasks() -> tuple[dict[str, list[Task]], dict[str, Reason]]:
-    """Two sources that hold 62 bad tasks, and the reason for each by its key."""
+    """Two sources with 62 faulty tasks, and the expected reason of each by its key."""
     good = good_tasks(github=160, outlook=80)
     doing = [task for task in good if task.solution[-1].name != "submit_final_answer"]
     asking = [task for task in good if task.solution[-1].name == "submit_final_answer"]
@@ -82,16 +82,16 @@ def bad_tasks() -> tuple[dict[str, list[Task]], dict[str, Reason]]:
             marked = {**task.metadata, "planted": reason}
             planted.append((reason, spoil(task).model_copy(update={"metadata": marked})))
 
-    plant(Reason.VACUOUS, 8, _judged_by(ALWAYS), fresh)
-    plant(Reason.IMPOSSIBLE, 8, _judged_by(NEVER), fresh)
-    plant(Reason.UNGRADED, 2, _judged_by(CRASHES), fresh)
-    plant(Reason.UNGRADED, 2, _judged_by(UNREADABLE), fresh)
+    plant(Reason.VACUOUS, 8, _with_verifier(ALWAYS), fresh)
+    plant(Reason.IMPOSSIBLE, 8, _with_verifier(NEVER), fresh)
+    plant(Reason.UNGRADED, 2, _with_verifier(CRASHES), fresh)
+    plant(Reason.UNGRADED, 2, _with_verifier(UNREADABLE), fresh)
     plant(Reason.UNGRADED, 2, _graded_only_when_solved, fresh)
-    plant(Reason.MUTANT_PASSES, 6, _judged_by(ANY_CHANGE), fresh)
+    plant(Reason.MUTANT_PASSES, 6, _with_verifier(ANY_CHANGE), fresh)
     plant(Reason.FLAKY, 5, lambda task: task, fresh)
     plant(Reason.CHANGED_BY_GRADING, 5, lambda task: task, fresh)
-    plant(Reason.WRONG_CALL, 7, _miscalled, fresh)
-    plant(Reason.ANSWER_IN_PROMPT, 6, _blurted, fresh_words)
+    plant(Reason.WRONG_CALL, 7, _with_wrong_call, fresh)
+    plant(Reason.ANSWER_IN_PROMPT, 6, _with_answer_in_prompt, fresh_words)
     plant(Reason.ENV_FAILS, 1, lambda t: t.model_copy(update={"data_key": "kinesis"}), fresh)
     plant(Reason.NO_REFERENCE, 1, lambda t: t.model_copy(update={"solution": ()}), fresh)
     originals = list(islice(fresh, 9))
@@ -103,17 +103,17 @@ def bad_tasks() -> tuple[dict[str, list[Task]], dict[str, Reason]]:
     return sources, {task.key: reason for reason, task in planted}
 
 
-def _judged_by(code: str) -> Callable[[Task], Task]:
+def _with_verifier(code: str) -> Callable[[Task], Task]:
     return lambda task: task.model_copy(update={"verifier_code": code})
 
 
 def _graded_only_when_solved(task: Task) -> Task:
     found = re.search(r"expected_changes = (\[.*?\n    \])", task.verifier_code or "", re.DOTALL)
     assert found
-    return _judged_by(ONLY_THE_REFERENCE.format(expected=found[1]))(task)
+    return _with_verifier(ONLY_THE_REFERENCE.format(expected=found[1]))(task)
 
 
-def _miscalled(task: Task) -> Task:
+def _with_wrong_call(task: Task) -> Task:
     first, *others = task.solution
     wrong = RecordedCall(name=first.name, arguments={**first.arguments, "nmber": 1})
     return task.model_copy(update={"solution": (wrong, *others)})
@@ -123,7 +123,7 @@ def _answer(task: Task) -> str:
     return str(task.solution[-1].arguments["answer"])
 
 
-def _blurted(task: Task) -> Task:
+def _with_answer_in_prompt(task: Task) -> Task:
     return task.model_copy(update={"prompt": f"{task.prompt} (It is {_answer(task)}.)"})
 
 

@@ -1,4 +1,4 @@
-"""A typed function is a tool: its schema, its errors and its undo come with it."""
+"""A typed function becomes a tool with a schema, error messages and rollback."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def app() -> Iterator[App]:
     db.close()
 
 
-def test_the_schema_says_what_the_signature_says_and_no_more(toolkit: Toolkit) -> None:
+def test_the_schema_matches_the_function_signature(toolkit: Toolkit) -> None:
     (spec,) = toolkit.specs
     assert (spec.name, spec.description) == ("rename_pet", "Rename a pet.")
     assert spec.parameters == {
@@ -57,7 +57,7 @@ def test_the_schema_says_what_the_signature_says_and_no_more(toolkit: Toolkit) -
     }
 
 
-def test_a_good_call_works_and_null_means_left_out(toolkit: Toolkit, app: App) -> None:
+def test_a_valid_call_works_and_null_means_not_given(toolkit: Toolkit, app: App) -> None:
     toolkit.call(app, "rename_pet", {"number": 1, "name": "max", "mood": None})
     assert app.db.column("select name from pets") == ["max"]
 
@@ -79,7 +79,7 @@ def test_a_good_call_works_and_null_means_left_out(toolkit: Toolkit, app: App) -
         ("rename_pet", {"number": 1, "name": "x", "mood": "bad"}, "bad moods are not kept"),
     ],
 )
-def test_a_wrong_call_says_what_would_be_right_and_leaves_no_trace(
+def test_an_invalid_call_names_the_remedy_and_changes_nothing(
     toolkit: Toolkit, app: App, name: str, arguments: dict[str, object], complaint: str
 ) -> None:
     before = list(app.db.connection.iterdump())
@@ -91,7 +91,7 @@ def test_a_wrong_call_says_what_would_be_right_and_leaves_no_trace(
     assert not app.db.connection.in_transaction
 
 
-def test_an_error_repeats_no_novel(toolkit: Toolkit, app: App) -> None:
+def test_an_error_shortens_long_values(toolkit: Toolkit, app: App) -> None:
     with pytest.raises(ToolError) as error:
         toolkit.call(app, "rename_pet", {"number": "9" * 10_000, "name": "x"})
     assert len(str(error.value)) < 150
@@ -109,16 +109,16 @@ def test_an_error_repeats_no_novel(toolkit: Toolkit, app: App) -> None:
         ([{"id": n} for n in range(7)], "id\n0\n1\n2\n3\n4\n2 more"),
     ],
 )
-def test_results_are_shown_as_what_they_are_in_few_tokens(result: object, text: str) -> None:
+def test_results_are_formatted_as_short_text(result: object, text: str) -> None:
     assert show(result) == text
 
 
-def test_a_tool_that_says_it_only_reads_and_writes_is_the_worlds_fault(app: App) -> None:
+def test_a_read_only_tool_that_writes_raises_an_env_error(app: App) -> None:
     def adopt(app: App) -> None:
         """Look at the pets."""
         app.db.insert("pets", number=2, name="tom")
 
     toolkit = Toolkit()
     toolkit.add(adopt, writes=False)
-    with pytest.raises(EnvError, match="only reads has written"):
+    with pytest.raises(EnvError, match="has written rows"):
         toolkit.call(app, "adopt", {})

@@ -1,4 +1,4 @@
-"""62 bad tasks are quarantined with the right reason, fifty good ones of every world pass."""
+"""Validation finds each of 62 planted faults, and fifty good tasks of every world pass."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.curation.planted import ALWAYS, FLAKES, bad_tasks, good_tasks, open_planted
+from tests.curation.planted_faults import ALWAYS, FLAKES, bad_tasks, good_tasks, open_planted
 
 from skyfleet.curation.inspecting import open_inspected
 from skyfleet.curation.journal import keeping_journal
@@ -19,7 +19,7 @@ from skyfleet.tasks.task import Task
 from skyfleet.worlds.catalog import WORLD_NAMES, world_tasks
 
 
-async def test_planted_tasks_are_caught_each_for_its_reason(tmp_path: Path) -> None:
+async def test_every_planted_fault_is_found_with_its_reason(tmp_path: Path) -> None:
     FLAKES.clear()
     sources, planted = bad_tasks()
     with keeping_journal(tmp_path / "journal", {}) as journal:
@@ -28,7 +28,7 @@ async def test_planted_tasks_are_caught_each_for_its_reason(tmp_path: Path) -> N
     assert len(set(planted.values())) == 12
     assert {v.task_key: v.reason for v in verdicts if not v.ok} == planted
     assert all(v.evidence for v in verdicts if not v.ok)
-    assert sum(v.ok for v in verdicts) == 9  # the originals of what is there twice
+    assert sum(v.ok for v in verdicts) == 9  # the originals of the duplicates
 
 
 @pytest.mark.slow
@@ -48,7 +48,7 @@ async def test_good_tasks_of_every_template_pass(tmp_path: Path) -> None:
     assert Counter(v.reason for v in verdicts) == {None: 48}
 
 
-async def test_a_stopped_validation_goes_on_where_it_was(tmp_path: Path) -> None:
+async def test_an_interrupted_validation_resumes(tmp_path: Path) -> None:
     tasks, path = good_tasks(github=6), tmp_path / "journal"
     opened: list[str] = []
 
@@ -58,7 +58,7 @@ async def test_a_stopped_validation_goes_on_where_it_was(tmp_path: Path) -> None
 
     with keeping_journal(path, {}) as journal:
         first = await validate({"a": tasks[:3]}, open_counted, journal=journal)
-    path.write_text(path.read_text() + '{"task_key": "cut o')  # stopped in the middle of a line
+    path.write_text(path.read_text() + '{"task_key": "cut o')  # interrupted in the middle of a line
     assert set(opened) == {task.key for task in tasks[:3]}
     opened.clear()
     finished: list[Verdict] = []
@@ -84,22 +84,22 @@ async def test_an_edited_row_is_checked_again(tmp_path: Path) -> None:
     assert (before.reason, after.reason) == (None, Reason.NO_REFERENCE)
 
 
-def test_a_journal_of_other_checks_is_not_taken_over(tmp_path: Path) -> None:
+def test_the_log_of_other_checks_is_not_reused(tmp_path: Path) -> None:
     with keeping_journal(tmp_path / "journal", {"attempts": 4}):
         pass
     with (
-        pytest.raises(ConfigError, match=r"begun with .*4.* and now .*8.*with --restart"),
+        pytest.raises(ConfigError, match=r"written with .*4.* now they are .*8.*with --restart"),
         keeping_journal(tmp_path / "journal", {"attempts": 8}, resume=True),
     ):
         pass
 
 
-async def test_verdicts_of_the_same_checks_are_not_thrown_away_unasked(tmp_path: Path) -> None:
+async def test_existing_verdicts_are_not_discarded_without_restart(tmp_path: Path) -> None:
     tasks, path = good_tasks(github=1), tmp_path / "journal"
     with keeping_journal(path, {}) as journal:
         await validate({"a": tasks}, open_inspected, journal=journal)
     before = path.read_text()
-    says = "holds 1 verdicts of these checks; go on with --resume.* begin again with --restart"
+    says = "contains 1 verdicts of these checks; continue with --resume.* start over with --restart"
     with pytest.raises(ConfigError, match=says), keeping_journal(path, {}):
         pass
     assert path.read_text() == before
@@ -109,7 +109,7 @@ async def test_verdicts_of_the_same_checks_are_not_thrown_away_unasked(tmp_path:
         assert journal.find(tasks[0]) is None
 
 
-async def test_a_mended_twin_is_no_repetition_of_the_bad_one(tmp_path: Path) -> None:
+async def test_a_corrected_copy_is_no_duplicate_of_the_faulty_task(tmp_path: Path) -> None:
     (good,) = good_tasks(github=1)
     bad, worse = (
         good.model_copy(update={"key": key, "verifier_code": ALWAYS}) for key in ("bad", "worse")

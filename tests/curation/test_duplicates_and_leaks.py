@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from skyfleet.curation.leaks import answer_in_prompt, repeated
+from skyfleet.curation.validate import find_answer_in_prompt, find_duplicates
 from skyfleet.curation.verdict import Reason
 from skyfleet.tasks.task import RecordedCall, Task
 
 
-def asking(prompt: str, answer: str) -> Task:
+def question(prompt: str, answer: str) -> Task:
     call = RecordedCall(name="submit_final_answer", arguments={"answer": answer})
     return Task(key="k", env_key="e", prompt=prompt, solution=(call,))
 
@@ -25,15 +25,13 @@ def asking(prompt: str, answer: str) -> Task:
         ("What?", "?", False),
     ],
 )
-def test_an_answer_that_stands_in_the_prompt_is_caught(
-    prompt: str, answer: str, leaks: bool
-) -> None:
-    fault = answer_in_prompt(asking(prompt, answer))
+def test_an_answer_in_the_prompt_is_a_fault(prompt: str, answer: str, leaks: bool) -> None:
+    fault = find_answer_in_prompt(question(prompt, answer))
     assert (fault is not None) == leaks
     assert fault is None or fault[0] is Reason.ANSWER_IN_PROMPT
 
 
-def test_tasks_that_ask_the_same_are_named_with_the_first() -> None:
+def test_a_duplicate_is_reported_with_the_first_task() -> None:
     def task(key: str, prompt: str) -> Task:
         return Task(key=key, env_key="e", prompt=prompt)
 
@@ -41,26 +39,26 @@ def test_tasks_that_ask_the_same_are_named_with_the_first() -> None:
         "train": [task("a", "Close #4."), task("b", "close 4"), task("c", "other")],
         "eval": [task("d", "Other!"), task("a", "a new prompt"), task("e", "its own")],
     }
-    assert repeated(sources) == {
+    assert find_duplicates(sources) == {
         ("train", "b"): (Reason.DUPLICATE, "the same as a"),
         ("eval", "d"): (Reason.OVERLAP, "the same as c of train"),
         ("eval", "a"): (Reason.OVERLAP, "the same as a of train"),
     }
 
 
-def test_tasks_that_ask_nearly_the_same_are_named_with_the_first() -> None:
+def test_a_near_duplicate_is_reported_with_the_first_task() -> None:
     def task(key: str, first: str) -> Task:
         prompt = f"{first} move every open ticket of the billing queue to Ana and tell her why"
         return Task(key=key, env_key="e", prompt=prompt, verifier_code="v")
 
     sources = {"train": [task("a", "Please"), task("b", "Kindly")], "eval": [task("c", "Now")]}
-    assert repeated(sources) == {
+    assert find_duplicates(sources) == {
         ("train", "b"): (Reason.DUPLICATE, "nearly the same as a"),
         ("eval", "c"): (Reason.OVERLAP, "nearly the same as a of train"),
     }
 
 
-def test_what_repeats_nothing_but_a_repetition_stays() -> None:
+def test_a_duplicate_of_a_duplicate_only_is_no_fault() -> None:
     def task(key: str, prompt: str) -> Task:
         return Task(key=key, env_key="e", prompt=prompt)
 
@@ -68,7 +66,7 @@ def test_what_repeats_nothing_but_a_repetition_stays() -> None:
         "train": [task("a", "one")],
         "eval": [task("a", "two"), task("b", "Two!"), task("c", "two")],
     }
-    assert repeated(sources) == {
+    assert find_duplicates(sources) == {
         ("eval", "a"): (Reason.OVERLAP, "the same as a of train"),
         ("eval", "c"): (Reason.DUPLICATE, "the same as b"),
     }

@@ -1,4 +1,4 @@
-"""An episode in a world: calls run in order, nothing an agent says can break it."""
+"""Episodes of a world: calls run in order, and no agent output can break them."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ def _solution(task: Task) -> list[tuple[str, dict[str, Any]]]:
     return [(call.name, call.arguments) for call in task.solution]
 
 
-async def test_the_opening_has_the_frozen_date_and_user_and_the_tools() -> None:
+async def test_the_first_observation_has_the_date_the_user_and_the_tools() -> None:
     task = _task("close_by_title")
     variables = {"CURRENT_DATE": "2026-03-02", "LOGGED_IN_USER": "zoe"}
     env = _env(task.model_copy(update={"env_variables": variables}))
-    opening = await env.reset()
+    observation = await env.reset()
     await env.close()
-    system, user = opening.messages
+    system, user = observation.messages
     assert user.text.startswith("You help zoe in github. Today is Monday, 2026-03-02.\n")
     assert user.text.endswith(task.prompt)
-    assert "zoe" not in system.text, "the system text is the same for every task of a world"
-    assert [tool.name for tool in opening.tools] == [
+    assert "zoe" not in system.text, "the system prompt is the same for every task of a world"
+    assert [tool.name for tool in observation.tools] == [
         "list_issues",
         "get_issue",
         "update_issue",
@@ -66,7 +66,7 @@ async def test_all_calls_of_a_turn_run_in_order_and_done_in_the_same_turn_ends_i
     await env.close()
 
 
-async def test_bracketed_done_counts_too_and_nothing_follows_it() -> None:
+async def test_bracketed_done_ends_the_episode_and_later_calls_do_not_run() -> None:
     env = _env(_task("close_by_title"))
     await env.reset()
     assert (await env.step(Message(role="assistant", content="[Done]"))).done
@@ -75,11 +75,11 @@ async def test_bracketed_done_counts_too_and_nothing_follows_it() -> None:
     await env.close()
 
 
-async def test_an_answer_ends_the_episode_and_is_offered_only_where_asked_for() -> None:
+async def test_submitting_an_answer_ends_the_episode_and_only_questions_offer_it() -> None:
     task = _task("count_assigned")
     env = _env(task)
-    opening = await env.reset()
-    assert opening.tools[-1].name == "submit_final_answer"
+    observation = await env.reset()
+    assert observation.tools[-1].name == "submit_final_answer"
     step = await env.step(_calls(("submit_final_answer", {"answer": "99"})))
     assert step.done
     assert not (await env.grade()).success
@@ -92,7 +92,7 @@ async def test_an_answer_ends_the_episode_and_is_offered_only_where_asked_for() 
     await other.close()
 
 
-async def test_listing_every_candidate_is_no_answer() -> None:
+async def test_listing_every_candidate_fails() -> None:
     env = _env(_task("who_has_it"))
     await env.reset()
     everyone = "amy bob carol dan eve frank grace henry"
@@ -101,7 +101,7 @@ async def test_listing_every_candidate_is_no_answer() -> None:
     await env.close()
 
 
-async def test_a_turn_without_a_call_is_told_so() -> None:
+async def test_a_turn_without_a_tool_call_gets_a_reminder() -> None:
     env = _env(_task("close_by_title"))
     await env.reset()
     step = await env.step(Message(role="assistant", content="I will look."))
@@ -113,7 +113,7 @@ async def test_a_turn_without_a_call_is_told_so() -> None:
     await env.close()
 
 
-async def test_an_error_is_an_answer_and_the_episode_goes_on() -> None:
+async def test_a_tool_error_is_an_observation_and_the_episode_continues() -> None:
     task = _task("close_by_title")
     env = _env(task)
     await env.reset()
@@ -125,7 +125,7 @@ async def test_an_error_is_an_answer_and_the_episode_goes_on() -> None:
     await env.close()
 
 
-async def test_one_thing_too_many_fails() -> None:
+async def test_an_additional_change_fails() -> None:
     task = _task("close_by_title")
     env = _env(task)
     await env.reset()
@@ -152,7 +152,7 @@ async def test_close_frees_the_database_and_may_be_called_twice() -> None:
     env = _env(_task("close_by_title"))
     await env.close()
     await env.reset()
-    connection = env._opened.db.connection
+    connection = env._open_app.db.connection
     await env.close()
     await env.close()
     with pytest.raises(sqlite3.ProgrammingError, match="closed"):
@@ -161,7 +161,7 @@ async def test_close_frees_the_database_and_may_be_called_twice() -> None:
         await env.step(Message(role="assistant", content="<done>"))
 
 
-async def test_two_episodes_of_a_task_do_not_touch_each_other() -> None:
+async def test_two_episodes_of_a_task_are_independent() -> None:
     task = _task("close_by_title")
     one, two = _env(task), _env(task)
     await one.reset()
@@ -173,7 +173,7 @@ async def test_two_episodes_of_a_task_do_not_touch_each_other() -> None:
     await two.close()
 
 
-def test_a_data_key_of_another_kind_is_refused() -> None:
+def test_an_invalid_data_key_is_rejected() -> None:
     task = _task("close_by_title").model_copy(update={"data_key": "kinesis"})
     with pytest.raises(EnvError, match="data_key='kinesis'; write seed-<number>"):
         _env(task)
@@ -206,15 +206,15 @@ async def test_no_call_can_break_a_world(world: str, name: str, arguments: dict[
     await env.close()
 
 
-CONVERSING = """
+CONVERSATION_VERIFIER = """
 def validate_task(env, final_answer=None, conversation=None):
     import json
-    said = [(turn["role"], turn["content"]) for turn in json.loads(conversation)]
-    asked = ("assistant", '{"name": "list_issues", "arguments": {"repo": "nowhere"}}')
-    return 1 if asked in said and said[-1] == ("assistant", "<done>") else 0
+    turns = [(turn["role"], turn["content"]) for turn in json.loads(conversation)]
+    call = ("assistant", '{"name": "list_issues", "arguments": {"repo": "nowhere"}}')
+    return 1 if call in turns and turns[-1] == ("assistant", "<done>") else 0
 """
 
-IN_PARTS = """
+PARTIAL_VERIFIER = """
 def validate_task(env):
     print(">>> ERROR_ACCUMULATOR >>>\\n['no label']\\n<<< ERROR_ACCUMULATOR <<<")
     print(">>> SUCCESS_ACCUMULATOR >>>\\n['one', 'two', 'three']\\n<<< SUCCESS_ACCUMULATOR <<<")
@@ -222,8 +222,8 @@ def validate_task(env):
 """
 
 
-async def test_a_verifier_that_asks_for_the_conversation_is_given_it() -> None:
-    env = _env(_task("close_by_title").model_copy(update={"verifier_code": CONVERSING}))
+async def test_a_verifier_with_a_conversation_parameter_receives_the_conversation() -> None:
+    env = _env(_task("close_by_title").model_copy(update={"verifier_code": CONVERSATION_VERIFIER}))
     await env.reset()
     await env.step(_calls(("list_issues", {"repo": "nowhere"})))
     await env.step(Message(role="assistant", content="<done>"))
@@ -231,8 +231,8 @@ async def test_a_verifier_that_asks_for_the_conversation_is_given_it() -> None:
     await env.close()
 
 
-async def test_partial_credit_is_the_share_of_checks_passed_where_it_is_asked_for() -> None:
-    task = _task("close_by_title").model_copy(update={"verifier_code": IN_PARTS})
+async def test_partial_credit_is_the_share_of_passed_checks_if_enabled() -> None:
+    task = _task("close_by_title").model_copy(update={"verifier_code": PARTIAL_VERIFIER})
     rewards = []
     for partial_credit in (False, True):
         env = WorldEnv(get_world("github"), task, partial_credit=partial_credit)
@@ -243,7 +243,7 @@ async def test_partial_credit_is_the_share_of_checks_passed_where_it_is_asked_fo
 
 
 @pytest.mark.parametrize("given", [{}, {"LOGGED_IN_USER": "zoe"}, {"COLOUR": "red"}])
-def test_variables_that_a_task_leaves_out_are_those_its_data_was_made_for(
+def test_missing_env_variables_default_to_those_of_the_data(
     given: dict[str, str],
 ) -> None:
     world = get_world("github")

@@ -1,4 +1,4 @@
-"""Our Fleet-compatible server, asked by an unmodified fleet-python and the official MCP client."""
+"""The Fleet-compatible server, called by an unmodified fleet-python and the official MCP client."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from skyfleet.worlds.catalog import get_world, world_tasks
 from skyfleet.worlds.fleet_server.server import fleet_app
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # it speaks to pydantic as of version 1
+    warnings.simplefilter("ignore")  # It uses pydantic's version 1 API.
     fleet: Any = import_module("fleet")
 
-# fleet-python asks for the time in a way that Python 3.12 warns of.
+# fleet-python calls datetime.utcnow, which Python 3.12 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 KEY = "local-key"
@@ -34,8 +34,8 @@ HEADERS = {"Authorization": f"Bearer {KEY}"}
 
 
 @asynccontextmanager
-async def _served(**options: Any) -> AsyncIterator[tuple[str, Any]]:
-    """The base URL, and what the server knows of its instances."""
+async def _serve(**options: Any) -> AsyncIterator[tuple[str, Any]]:
+    """Yields the base URL and the server's instance pool."""
     app = fleet_app(TASKS, api_key=KEY, **options)
     async with serving(app) as base_url:
         yield base_url, app.state.instances
@@ -47,7 +47,7 @@ async def _client(base_url: str, api_key: str = KEY) -> AsyncIterator[Any]:
     try:
         yield client
     finally:
-        await client._httpx_client.aclose()  # it never does so itself
+        await client._httpx_client.aclose()  # The client has no close of its own.
 
 
 @contextmanager
@@ -59,7 +59,7 @@ def _sync_client(base_url: str | None = None, api_key: str | None = None) -> Ite
         client._httpx_client.close()
 
 
-def _made(client: Any, task: Task = WRITING, **options: Any) -> Any:
+def _create(client: Any, task: Task = WRITING, **options: Any) -> Any:
     return client.make(
         task.env_key, data_key=task.data_key, env_variables=task.env_variables, **options
     )
@@ -84,13 +84,13 @@ async def _play(url: str, task: Task) -> None:
 
 
 @pytest.mark.parametrize("endpoint", ["mcp", "api/v1/mcp"])
-async def test_an_unmodified_async_client_plays_to_reward_one_and_does_nothing_to_zero(
+async def test_an_unmodified_async_client_earns_one_for_the_solution_and_zero_for_nothing(
     endpoint: str,
 ) -> None:
-    async with _served() as (base_url, instances), _client(base_url) as client:
+    async with _serve() as (base_url, instances), _client(base_url) as client:
         (task,) = await client.load_tasks(keys=[WRITING.key])
         assert task.prompt == WRITING.prompt
-        env = await _made(client)
+        env = await _create(client)
         assert (await env.reset()).success
         assert await task.verify_async(env) == 0.0
         async with _tools(f"{env.urls.root}{endpoint}") as session:
@@ -107,16 +107,16 @@ async def test_an_unmodified_async_client_plays_to_reward_one_and_does_nothing_t
         assert (instances.created, instances.deleted) == (1, 1)
 
 
-async def test_an_unmodified_sync_client_asks_for_everything_else(
+async def test_an_unmodified_sync_client_can_use_all_other_routes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def ask() -> None:
+    def run() -> None:
         with _sync_client() as client:
-            talk(client)
+            use(client)
 
-    def talk(client: Any) -> None:
+    def use(client: Any) -> None:
         (task,) = client.load_tasks(env_key="github", keys=[WRITING.key])
-        env = _made(client, run_id="run-7", ttl_seconds=60, heartbeat_interval=30)
+        env = _create(client, run_id="run-7", ttl_seconds=60, heartbeat_interval=30)
         assert task.data_key == WRITING.data_key
         assert env.env_variables == WRITING.env_variables
         assert env.data_key == WRITING.data_key
@@ -130,22 +130,22 @@ async def test_an_unmodified_sync_client_asks_for_everything_else(
         assert client.list_regions() == ["local"]
         assert env.instance.manager_health_check().status == "healthy"
         assert client.get_task(WRITING.key).prompt == WRITING.prompt
-        assert env.verify_raw(WRITING.verifier_code).result == 0.0, "the older way of verifying"
+        assert env.verify_raw(WRITING.verifier_code).result == 0.0, "the older request format"
         assert [one.instance_id for one in client.close_all(run_id="run-7")] == [env.instance_id]
 
-    async with _served() as (base_url, instances):
+    async with _serve() as (base_url, instances):
         monkeypatch.setenv("FLEET_BASE_URL", base_url)
         monkeypatch.setenv("FLEET_API_KEY", KEY)
-        await asyncio.to_thread(ask)
+        await asyncio.to_thread(run)
         assert (instances.created, instances.deleted) == (1, 1)
 
 
 async def test_databases_are_described_queried_and_compared() -> None:
-    def ask(base_url: str) -> None:
+    def run(base_url: str) -> None:
         with _sync_client(base_url, KEY) as client:
-            talk(_made(client))
+            use(_create(client))
 
-    def talk(env: Any) -> None:
+    def use(env: Any) -> None:
         env.instance.load()
         current, seed = env.db("current"), env.db("seed")
         (issues,) = [table for table in current.describe().tables if table.name == "issues"]
@@ -168,31 +168,33 @@ async def test_databases_are_described_queried_and_compared() -> None:
         assert current.query(first, [1]).rows == [[title]]
         env.close()
 
-    async with _served() as (base_url, _):
-        await asyncio.to_thread(ask, base_url)
+    async with _serve() as (base_url, _):
+        await asyncio.to_thread(run, base_url)
 
 
-async def test_without_the_key_nothing_is_answered() -> None:
+async def test_a_request_without_the_key_is_rejected() -> None:
     routes = ["/v1/tasks", "/v1/env/instances", "/v1/runner-auth/token", "/instances/x/mcp", "/no"]
-    async with _served() as (base_url, instances), httpx.AsyncClient() as http:
+    async with _serve() as (base_url, instances), httpx.AsyncClient() as http:
         for headers in ({}, {"Authorization": "Bearer other"}, {"X-Runner-Token": ""}):
             for route in routes:
-                answer = await http.get(base_url + route, headers=headers)
-                assert answer.status_code == 401, route
+                response = await http.get(base_url + route, headers=headers)
+                assert response.status_code == 401, route
         token = (await http.get(f"{base_url}/v1/runner-auth/token", headers=HEADERS)).json()
         by_token = {"X-Runner-Token": token["token"]}
         assert (await http.get(f"{base_url}/v1/tasks", headers=by_token)).status_code == 401
         async with _client(base_url, "other") as client:
             with pytest.raises(Exception, match="send Bearer") as raised:
-                await _made(client)
+                await _create(client)
         assert type(raised.value).__name__ == "FleetAuthenticationError"
         assert instances.created == 0
     with pytest.raises(ConfigError, match="api_key"):
         fleet_app(TASKS, api_key="")
 
 
-async def test_what_is_not_there_is_said_at_once_and_never_by_404() -> None:
-    asked = [
+async def test_unknown_names_and_routes_are_rejected_with_a_status_that_clients_do_not_retry() -> (
+    None
+):
+    requests = [
         ("GET", "/v1/jobs", 400),
         ("GET", "/v1/tasks/none", 400),
         ("GET", "/v1/env/instances/none", 410),
@@ -200,10 +202,10 @@ async def test_what_is_not_there_is_said_at_once_and_never_by_404() -> None:
         ("POST", "/instances/none/mcp", 410),
         ("GET", "/instances/none/mcp", 405),
     ]
-    async with _served() as (base_url, _), httpx.AsyncClient(headers=HEADERS) as http:
-        for method, path, status in asked:
-            answer = await http.request(method, base_url + path)
-            assert answer.status_code == status, path
+    async with _serve() as (base_url, _), httpx.AsyncClient(headers=HEADERS) as http:
+        for method, path, status in requests:
+            response = await http.request(method, base_url + path)
+            assert response.status_code == status, path
         bodies: list[tuple[dict[str, Any], str]] = [
             ({"env_key": "gitub"}, "environment 'gitub' not found"),
             ({"env_key": "github", "data_key": "default"}, "data_key='default'; write seed-"),
@@ -215,14 +217,14 @@ async def test_what_is_not_there_is_said_at_once_and_never_by_404() -> None:
             ({"env_key": "github", "ttl_seconds": 0}, "ttl_seconds=0; "),
             ({}, "env_key="),
         ]
-        for body, said in bodies:
-            answer = await http.post(f"{base_url}/v1/env/instances", json=body)
-            assert answer.status_code == 400
-            assert said in answer.json()["detail"]
+        for body, message in bodies:
+            response = await http.post(f"{base_url}/v1/env/instances", json=body)
+            assert response.status_code == 400
+            assert message in response.json()["detail"]
 
 
-async def test_data_key_selects_the_data_and_variables_the_clock() -> None:
-    async with _served() as (base_url, instances), httpx.AsyncClient(headers=HEADERS) as http:
+async def test_data_key_selects_the_data_and_env_variables_the_date() -> None:
+    async with _serve() as (base_url, instances), httpx.AsyncClient(headers=HEADERS) as http:
         for data_key in ("seed-3", "seed-4", None):
             await _manager(http, base_url, data_key=data_key)
         await _manager(http, base_url, env_variables={"CURRENT_DATE": "2026-02-03"})
@@ -233,57 +235,57 @@ async def test_data_key_selects_the_data_and_variables_the_clock() -> None:
         assert dated.app.current_date == "2026-02-03"
 
 
-async def test_instances_end_at_their_time_or_when_no_heartbeat_comes() -> None:
-    async with _served(ttl_seconds=1) as (base_url, instances), _client(base_url) as client:
-        await _made(client)
-        long = await _made(client, ttl_seconds=60)
-        await _made(client, ttl_seconds=60, heartbeat_interval=1)
-        alive = await _made(client, ttl_seconds=60, heartbeat_interval=2)
+async def test_instances_expire_after_their_ttl_or_a_missed_heartbeat() -> None:
+    async with _serve(ttl_seconds=1) as (base_url, instances), _client(base_url) as client:
+        await _create(client)
+        long = await _create(client, ttl_seconds=60)
+        await _create(client, ttl_seconds=60, heartbeat_interval=1)
+        alive = await _create(client, ttl_seconds=60, heartbeat_interval=2)
         for _ in range(5):
             await asyncio.sleep(0.5)
             await alive.heartbeat()
-        assert instances.deleted == 2, "reaped without anyone asking"
+        assert instances.deleted == 2, "closed without a request"
         assert {one.id for one in instances} == {long.instance_id, alive.instance_id}
-    assert instances.created == instances.deleted == 4, "a server that stops closes the rest"
+    assert instances.created == instances.deleted == 4, "stopping the server closes the rest"
 
 
-async def test_a_full_server_says_so_in_the_clients_own_words() -> None:
-    async with _served(max_instances=1) as (base_url, instances), _client(base_url) as client:
-        first = await _made(client)
+async def test_the_instance_limit_raises_the_clients_own_error() -> None:
+    async with _serve(max_instances=1) as (base_url, instances), _client(base_url) as client:
+        first = await _create(client)
         with pytest.raises(Exception, match="1 of 1 are open") as raised:
-            await _made(client)
+            await _create(client)
         assert type(raised.value).__name__ == "FleetInstanceLimitError"
         await first.close()
-        await (await _made(client)).close()
+        await (await _create(client)).close()
         assert instances.created == 2
 
 
-async def test_a_request_sent_again_gets_the_instance_it_already_made() -> None:
-    async with _served() as (base_url, instances), httpx.AsyncClient(headers=HEADERS) as http:
-        asked = {"json": {"env_key": "github"}, "headers": {"X-Request-ID": "r1"}}
-        first = (await http.post(f"{base_url}/v1/env/instances", **asked)).json()  # type: ignore[arg-type]
-        again = (await http.post(f"{base_url}/v1/env/instances", **asked)).json()  # type: ignore[arg-type]
+async def test_a_repeated_create_request_returns_the_same_instance() -> None:
+    async with _serve() as (base_url, instances), httpx.AsyncClient(headers=HEADERS) as http:
+        request = {"json": {"env_key": "github"}, "headers": {"X-Request-ID": "r1"}}
+        first = (await http.post(f"{base_url}/v1/env/instances", **request)).json()  # type: ignore[arg-type]
+        again = (await http.post(f"{base_url}/v1/env/instances", **request)).json()  # type: ignore[arg-type]
         assert first["instance_id"] == again["instance_id"]
         assert instances.created == 1
 
 
-FOREIGN = """
+CLIENT_VERIFIER = """
 def helper(env):
     return env.db("current").table("issues").count()
 
 def validate_task(env, final_answer=None, conversation=None):
-    print("asked")
+    print("called")
     return 1 if final_answer == "42" and conversation == "[]" and helper(env) > 0 else 0
 """
 
 
-async def test_a_strangers_verifier_is_given_the_answer_and_runs_in_the_jail() -> None:
-    async with _served() as (base_url, _), _client(base_url) as client:
-        row = {"key": "k", "prompt": "p", "env_id": "github", "verifier_func": FOREIGN}
+async def test_a_clients_verifier_receives_the_answer_and_runs_in_the_jail() -> None:
+    async with _serve() as (base_url, _), _client(base_url) as client:
+        row = {"key": "k", "prompt": "p", "env_id": "github", "verifier_func": CLIENT_VERIFIER}
         task = await client.load_task_from_json(row)
-        env = await _made(client)
+        env = await _create(client)
         right = await task.verify_detailed_async(env, final_answer="42", conversation="[]")
-        assert (right.success, right.result, right.stdout) == (True, 1.0, "asked\n")
+        assert (right.success, right.result, right.stdout) == (True, 1.0, "called\n")
         wrong = await task.verify_detailed_async(env, final_answer="41", conversation="[]")
         assert (wrong.success, wrong.result) == (True, 0.0)
         crashing = {**row, "verifier_func": "def main(env):\n    return 1 / 0\n"}
@@ -294,7 +296,7 @@ async def test_a_strangers_verifier_is_given_the_answer_and_runs_in_the_jail() -
         await env.close()
 
 
-async def _manager(http: httpx.AsyncClient, base_url: str, **asked: Any) -> str:
-    """A new instance's own API."""
-    answer = await http.post(f"{base_url}/v1/env/instances", json={"env_key": "github", **asked})
-    return str(answer.json()["urls"]["manager"]["api"])
+async def _manager(http: httpx.AsyncClient, base_url: str, **fields: Any) -> str:
+    """Create an instance and return the URL of its API."""
+    response = await http.post(f"{base_url}/v1/env/instances", json={"env_key": "github", **fields})
+    return str(response.json()["urls"]["manager"]["api"])

@@ -1,4 +1,4 @@
-"""Booking keeps its books: what is booked is paid for, and what is cancelled is refunded."""
+"""Rules of the booking world: payments, refunds, cards and wishlists."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def app() -> Iterator[App]:
 
 
 def _book(app: App) -> int:
-    """Book room 1, made free and 75 dear."""
+    """Book room 1, after making it free and its price 75."""
     app.db.write("update rooms set base_price = 75 where id = 1")
     app.db.write("update bookings set status = 'cancelled' where room_id = 1")
     stay = booking.toolkit.call(app, "create_booking", {"room_id": 1, "day": "Friday"})
@@ -51,7 +51,7 @@ def test_a_refund_follows_the_hotels_policy(app: App, policy: str, refund: int) 
         booking.toolkit.call(app, "update_booking", cancelled)
 
 
-def test_an_expired_card_and_another_guests_card_buy_nothing(app: App) -> None:
+def test_an_expired_card_and_another_guests_card_are_rejected(app: App) -> None:
     app.db.write("update bookings set status = 'cancelled' where room_id = 1")
     before = app.db.image()
     (expired,) = app.db.column("select id from payment_methods where expiry_year < 2026")
@@ -74,7 +74,7 @@ def test_a_hotel_is_saved_once_to_each_wishlist_and_a_new_one_is_made(app: App) 
     assert "Alps" in app.db.column("select list_name from wishlist_lists where user_id = '1'")
 
 
-def test_hotels_may_be_asked_for_by_amenity(app: App) -> None:
+def test_hotels_can_be_filtered_by_amenity(app: App) -> None:
     (city, *_) = app.db.column("select city from hotels")
     app.db.write("delete from hotel_amenities")
     assert booking.toolkit.call(app, "list_hotels", {"city": city, "amenity": "spa"}) == []
@@ -85,28 +85,28 @@ def test_hotels_may_be_asked_for_by_amenity(app: App) -> None:
     assert found == [hotels[1]]
 
 
-def test_a_stranger_has_no_account() -> None:
+def test_an_unknown_user_has_no_account() -> None:
     app = booking.open(1, booking.variables(1) | {"LOGGED_IN_USER": "zoe"})
     with pytest.raises(ToolError, match="'zoe' has no account here"):
         booking.toolkit.call(app, "list_bookings", {})
     app.db.close()
 
 
-def test_after_an_errand_no_wish_means_one_of_two_bookings(app: App) -> None:
-    """Two on one day, or at one hotel: `cancel my Friday booking` could be either."""
+def test_after_the_first_part_of_a_composed_task_no_instruction_is_ambiguous(app: App) -> None:
+    """With two bookings on one day or at one hotel, `cancel my Friday booking` is ambiguous."""
     names = "cancel_booking move_booking refund_of_booking where_on_day check_in_on_day rebook"
-    drafts = [one.draft for one in booking.templates if one.name in names.split()]
-    assert len(drafts) == 6
+    generators = [one.generate for one in booking.templates if one.name in names.split()]
+    assert len(generators) == 6
     seeds = [f"{number}" for number in range(40)]
-    assert all(any(draft(app, Random(seed)) for seed in seeds) for draft in drafts)
+    assert all(any(generate(app, Random(seed)) for seed in seeds) for generate in generators)
     first, *others = app.db.rows("select * from bookings where user_id = 1")
     for twin in (
         {"check_in_date": first["check_in_date"], "check_out_date": first["check_out_date"]},
         {"room_id": first["room_id"], "hotel_id": first["hotel_id"]},
     ):
-        with app.db.undone():
+        with app.db.rollback_at_end():
             for stay in others:
                 places = ", ".join(f"{name} = ?" for name in twin)
                 sql = f"update bookings set {places} where id = ?"
                 app.db.write(sql, *twin.values(), stay["id"])
-            assert not any(draft(app, Random(seed)) for draft in drafts for seed in seeds)
+            assert not any(generate(app, Random(seed)) for generate in generators for seed in seeds)

@@ -1,4 +1,4 @@
-"""Stories move by the workflow, wait for what blocks them, and fit into their sprint."""
+"""Rules of the fira world: the workflow, blocked stories and sprint capacity."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _move(app: App, story_id: int, *statuses: str) -> None:
         fira.toolkit.call(app, "move_story", {"story_id": story_id, "status": status})
 
 
-def test_a_step_that_the_workflow_does_not_have_is_refused_with_those_it_has(app: App) -> None:
+def test_an_invalid_transition_is_rejected_and_lists_the_valid_ones(app: App) -> None:
     with pytest.raises(ToolError, match=r"^story 31 is in todo; it can go to doing$"):
         _move(app, 31, "done")
     _move(app, 31, "doing")

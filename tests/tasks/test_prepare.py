@@ -1,4 +1,4 @@
-"""Prepare's rules, on keys whose places are worked by hand: see test_task_splits."""
+"""Steps of `prepare`, on keys whose hashes are worked by hand: see test_splits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from skyfleet.errors import TaskError
-from skyfleet.tasks.preparing import Prepared, Preparing, fingerprint, prepare, words
+from skyfleet.tasks.preparing import Prepared, Preparing, fingerprint, normalize_words, prepare
 from skyfleet.tasks.splits import SplitRule
 from skyfleet.tasks.task import Task
 
@@ -30,17 +30,17 @@ def keys(tasks: tuple[Task, ...]) -> str:
     return "".join(one.key for one in tasks)
 
 
-def prepared(*tasks: Task, **asked: Any) -> Prepared:
-    return prepare(numbered(*tasks), Preparing(**{"split": QUARTER} | asked))
+def prepared(*tasks: Task, **options: Any) -> Prepared:
+    return prepare(numbered(*tasks), Preparing(**{"split": QUARTER} | options))
 
 
-def test_a_quarter_is_measured_and_the_rest_is_trained_on() -> None:
+def test_a_quarter_is_evaluated_and_the_rest_is_trained_on() -> None:
     result = prepared(*letters("abcdefgh"))
     assert (keys(result.train), keys(result.validation)) == ("bcdefg", "ah")
     assert (result.thresholds, result.dropped) == ({"e": 0.25}, {})
 
 
-def test_filters_choose_before_the_first_are_taken() -> None:
+def test_filters_apply_before_max_tasks() -> None:
     rows = [
         task("x", modality="computer_use"),
         task("y", "other"),
@@ -52,18 +52,18 @@ def test_filters_choose_before_the_first_are_taken() -> None:
     assert len(prepared(*rows, modality=None).train) > 6
 
 
-def test_a_key_that_is_there_again_is_kept_once_and_named() -> None:
+def test_a_repeated_row_is_dropped_and_reported() -> None:
     result = prepared(*letters("abcdefgh"), task("c"))
     assert keys(result.train) == "bcdefg"
     assert result.dropped == {"row 9 (c)": "key again"}
 
 
-def test_a_key_with_two_contents_is_refused() -> None:
-    with pytest.raises(TaskError, match=r"row 3: key='a' is already row 1, with other content"):
+def test_a_key_with_two_contents_is_rejected() -> None:
+    with pytest.raises(TaskError, match=r"row 3: key='a' is already row 1 with other content"):
         prepared(task("a"), task("b"), task("a", prompt="another"))
 
 
-def test_nearly_the_same_prompt_on_the_same_data_is_kept_once() -> None:
+def test_the_same_prompt_on_other_data_is_another_task() -> None:
     again = task("i", prompt="Do:  C!")
     elsewhere = task("j", prompt="do c", data_key="seed-2")
     result = prepared(*letters("abcdefgh"), again, elsewhere)
@@ -71,15 +71,15 @@ def test_nearly_the_same_prompt_on_the_same_data_is_kept_once() -> None:
     assert "j" in keys(result.train) + keys(result.validation)
 
 
-def test_case_punctuation_and_spaces_make_no_other_task() -> None:
-    assert words("Close  issue #4!\n") == "close issue 4"
+def test_case_punctuation_and_spaces_do_not_make_another_task() -> None:
+    assert normalize_words("Close  issue #4!\n") == "close issue 4"
     assert fingerprint(task("a", prompt="Close #4.")) == fingerprint(task("b", prompt="close 4"))
     assert fingerprint(task("a", prompt="Close #4")) != fingerprint(task("b", prompt="close 5"))
     for other in ({"data_key": "x"}, {"env_variables": {"USER": "x"}}):
         assert fingerprint(task("a", prompt="p", **other)) != fingerprint(task("a", prompt="p"))
 
 
-def test_quarantined_rows_are_left_out_before_the_split() -> None:
+def test_quarantined_rows_are_dropped_before_the_split() -> None:
     rows = numbered(*letters("abcdefgh"))
     result = prepare(rows, Preparing(split=QUARTER), in_quarantine=lambda one: one.key == "e")
     # Seven are left: one of them is measured, at 1/7 = 0.1429, below which only a is.
@@ -87,24 +87,24 @@ def test_quarantined_rows_are_left_out_before_the_split() -> None:
     assert result.dropped == {"row 5 (e)": "quarantined"}
 
 
-def test_the_evaluation_cap_takes_four_of_each_env_and_then_one_of_each_in_turn() -> None:
+def test_the_evaluation_cap_takes_four_per_env_and_then_round_robin() -> None:
     held_out = SplitRule(held_out_envs=frozenset({"x", "y"}))
     rows = [*letters("abcdefgh", "x"), *(task(f"y{i}", "y") for i in range(5)), task("t")]
     result = prepared(*rows, split=held_out, max_eval_prompts=10)
     of_x = keys(tuple(one for one in result.validation if one.env_key == "x"))
-    assert of_x == "acdfh"  # by place: a h c d, then f
+    assert of_x == "acdfh"  # by hash: a h c d, then f
     assert len(result.validation) == 10
     assert set(result.dropped.values()) == {"evaluation cap"}
     assert sorted(result.dropped) == ["row 2 (b)", "row 5 (e)", "row 7 (g)"]
 
 
-def test_four_of_each_env_stay_even_above_the_cap() -> None:
+def test_four_tasks_per_env_stay_even_above_the_cap() -> None:
     held_out = SplitRule(held_out_envs=frozenset({"x"}))
     result = prepared(*letters("abcdefgh", "x"), task("t"), split=held_out, max_eval_prompts=1)
     assert keys(result.validation) == "acdh"
 
 
-def test_no_env_keeps_more_than_its_share_of_what_there_was() -> None:
+def test_no_env_keeps_more_than_its_share_of_the_original_tasks() -> None:
     held_out = SplitRule(held_out_envs=frozenset({"v"}))
     rows = [
         *letters("abcdefgh", "big"),
@@ -119,40 +119,57 @@ def test_no_env_keeps_more_than_its_share_of_what_there_was() -> None:
     assert set(result.dropped.values()) == {"share cap"}
 
 
-def test_a_share_that_cannot_hold_is_refused() -> None:
-    says = r"max_env_ratio=0.1 of 6 training tasks is less than one task; give at least 0.17, or"
+def test_a_share_below_one_task_is_rejected() -> None:
+    says = r"max_env_ratio=0.1 of 6 training tasks is less than one task; set at least 0.17, or"
     with pytest.raises(TaskError, match=says):
         prepared(*letters("abcdefgh"), max_env_ratio=0.1)
     assert len(prepared(*letters("abcdefgh"), max_env_ratio=0.17).train) == 1
 
 
 @pytest.mark.parametrize(
-    ("asked", "says"),
+    ("options", "says"),
     [
-        ({"split": SplitRule()}, r"to measure with: of 8 e tasks eval_ratio=0.02 makes 0, and 5"),
+        (
+            {"split": SplitRule()},
+            r"to evaluate: of 8 e tasks eval_ratio=0.02 selects 0, and an env",
+        ),
         ({"split": SplitRule(held_out_envs=frozenset("e"))}, r"no task is left to train on"),
         ({"modality": "computer_use"}, r"modality=computer_use.*most rows are 8 x e tool_use None"),
-        ({"env_filter": ("f",)}, r"env_filter names 'f', of which there is no task.*\['e'\]"),
+        ({"env_filter": ("f",)}, r"env_filter names 'f', which has no task.*\['e'\]"),
         ({"difficulty_filter": (3,)}, r"no task has .*difficulty_filter=\[3\]"),
     ],
 )
-def test_what_would_leave_nothing_is_refused(asked: dict[str, Any], says: str) -> None:
+def test_an_empty_train_or_validation_side_is_rejected(options: dict[str, Any], says: str) -> None:
     with pytest.raises(TaskError, match=says):
-        prepared(*letters("abcdefgh"), **asked)
+        prepared(*letters("abcdefgh"), **options)
 
 
-def test_nearly_the_same_prompt_that_is_judged_alike_is_kept_once() -> None:
-    said = "Please move every open ticket of the billing queue to Ana and tell her why it was done"
-    again = said.replace("Please", "Kindly")
-    rows = [task("i", prompt=said, verifier_code="v"), task("j", prompt=again, verifier_code="v")]
+def test_a_near_duplicate_with_the_same_grading_is_dropped() -> None:
+    prompt = (
+        "Please move every open ticket of the billing queue to Ana and tell her why it was done"
+    )
+    again = prompt.replace("Please", "Kindly")
+    rows = [task("i", prompt=prompt, verifier_code="v"), task("j", prompt=again, verifier_code="v")]
     result = prepared(*letters("abcdefgh"), *rows)
     assert result.dropped == {"row 10 (j)": "nearly the same prompt"}
 
 
-@pytest.mark.parametrize("key", ["mended", "c"])
-def test_a_mended_row_is_not_dropped_with_the_bad_one_it_repeats(key: str) -> None:
-    bad, mended = task("c"), task(key, prompt="do c", verifier_code="mended")
-    rows = numbered(*letters("abdefgh"), bad, mended)
+@pytest.mark.parametrize("key", ["corrected", "c"])
+def test_a_corrected_row_is_not_dropped_as_a_duplicate_of_the_quarantined_one(key: str) -> None:
+    bad, corrected = task("c"), task(key, prompt="do c", verifier_code="corrected")
+    rows = numbered(*letters("abdefgh"), bad, corrected)
     result = prepare(rows, Preparing(split=QUARTER), in_quarantine=lambda one: one == bad)
     assert result.dropped == {"row 8 (c)": "quarantined"}
-    assert mended in (*result.train, *result.validation)
+    assert corrected in (*result.train, *result.validation)
+
+
+def test_another_chat_history_or_ground_truth_is_another_task() -> None:
+    system, user = {"role": "system", "content": "policy"}, {"role": "user", "content": "hi"}
+    plain = task("a", prompt="hi")
+    chat = task("b", prompt="hi", messages=(system, user))
+    first, second, third = (
+        task(key, prompt="hi", metadata={"reward_spec": {"truth": truth}, "extra_info": info})
+        for key, truth, info in [("c", 1, {"index": 1}), ("d", 2, {"index": 2}), ("e", 2, {})]
+    )
+    assert len({fingerprint(one) for one in (plain, chat, first, second)}) == 4
+    assert fingerprint(second) == fingerprint(third), "the position in the file does not matter"

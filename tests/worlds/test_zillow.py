@@ -1,4 +1,4 @@
-"""A loan costs what a bank would ask, and no agent shows two homes at once."""
+"""Rules of the zillow world: loan payments and tours."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from skyfleet.worlds.zillow import zillow
 
 @pytest.fixture
 def app() -> Iterator[App]:
-    """Two homes of one agent, one that somebody else tours on Monday at 11."""
+    """Two homes of one agent; another buyer tours one of them on Monday at 11."""
     app = zillow.open(0, zillow.variables(0))
     app.db.write("delete from tours")
     app.db.write("update loans set percent = 6, least_down_percent = 20")
@@ -30,7 +30,7 @@ def test_a_loan_is_paid_back_in_equal_months(app: App) -> None:
     assert zillow.toolkit.call(app, "get_mortgage", loan) == {"percent": 6, "monthly": 600}
 
 
-def test_a_loan_needs_its_share_paid_down(app: App) -> None:
+def test_a_loan_needs_a_minimum_down_payment(app: App) -> None:
     with pytest.raises(ToolError, match=r"^down_k is 24; give at least 25 and less than 125$"):
         zillow.toolkit.call(app, "get_mortgage", {"price_k": 125, "down_k": 24, "years": 30})
 
@@ -42,7 +42,7 @@ def test_an_agent_shows_one_home_at_a_time(app: App) -> None:
     zillow.toolkit.call(app, "plan_tour", tour | {"hour": 12})
 
 
-def test_a_tour_that_is_planned_again_is_moved(app: App) -> None:
+def test_planning_a_tour_again_moves_it(app: App) -> None:
     for hour in (13, 14):
         tour = {"home_id": 21, "day": "Monday", "hour": hour}
         zillow.toolkit.call(app, "plan_tour", tour)

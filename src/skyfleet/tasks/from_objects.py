@@ -1,0 +1,110 @@
+"""Tasks from Python objects: dicts, `Task`s, data frames, datasets or a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from skyfleet.errors import TaskError
+from skyfleet.tasks.loading import check_unique_keys, load_tasks
+from skyfleet.tasks.rows import parse_rows, shorten, to_json_values
+from skyfleet.tasks.splits import SplitRule, split_tasks
+from skyfleet.tasks.task import Task
+
+DEFAULT_ENV_KEY = "env"
+
+
+def as_tasks(source: object) -> list[Task]:
+    """Convert a source of rows to tasks.
+
+    A source is a list of dicts or `Task`s, a pandas DataFrame, a pyarrow Table, a Hugging Face
+    dataset or any other iterable of dicts, or the path of a task file. A dict needs only a
+    `prompt`; its key is derived from its content, and every column that is not a field of `Task`
+    goes into `metadata`, where `task[name]` finds it:
+
+        >>> (task,) = as_tasks([{"prompt": "Press the button twice.", "times": 2}])
+        >>> task.env_key, task["times"]
+        ('env', 2)
+    """
+    if isinstance(source, str | Path):
+        return load_tasks(source, default_env_key=DEFAULT_ENV_KEY)
+    given = _list_rows(source)
+    rows = {number: row for number, row in given if not isinstance(row, Task)}
+    parsed = dict(
+        parse_rows(
+            (
+                (number, to_json_values(_drop_missing(row), where), where)
+                for number, row in rows.items()
+                for where in [f"tasks row {number}"]
+            ),
+            default_env_key=DEFAULT_ENV_KEY,
+        )
+    )
+    numbered = [(n, row if isinstance(row, Task) else parsed[n]) for n, row in given]
+    check_unique_keys(numbered, "tasks")
+    return [task for _, task in numbered]
+
+
+def as_task(source: Task | Mapping[str, Any]) -> Task:
+    """Convert one dict to a task; a `Task` is returned as it is."""
+    return as_tasks([source])[0]
+
+
+def split(source: object, eval_ratio: float = 0.1) -> tuple[list[Task], list[Task]]:
+    """Split tasks into train and evaluation tasks, by the same hash of the key as `tasks prepare`.
+
+    The split does not depend on the order of the tasks.
+    """
+    tasks = as_tasks(source)
+    rule = SplitRule(eval_fraction=eval_ratio)
+    sides = split_tasks(tasks, rule)
+    if not sides.train:
+        raise TaskError(f"eval_ratio={eval_ratio} leaves no task to train on; lower it")
+    if not sides.eval:
+        least = ceil(100 * rule.min_eval_tasks / len(tasks)) / 100
+        raise TaskError(
+            f"eval_ratio={eval_ratio} of {len(tasks)} tasks leaves none to evaluate: an env needs "
+            f"at least {rule.min_eval_tasks}; raise it to {least} or more, or add tasks"
+        )
+    return list(sides.train), list(sides.eval)
+
+
+def _list_rows(source: object) -> list[tuple[int, Any]]:
+    if isinstance(source, Task):
+        raise TaskError("tasks is one Task; pass a list of tasks")
+    if isinstance(source, Mapping):
+        raise TaskError(
+            f"tasks is a dict with the keys {shorten(list(source))}; pass a list of dicts, or one "
+            'split of a dataset, such as dataset["train"]'
+        )
+    if hasattr(source, "to_dict") and hasattr(source, "columns"):
+        rows = source.to_dict(orient="records")
+    elif hasattr(source, "to_pylist"):
+        rows = source.to_pylist()
+    elif isinstance(source, Iterable):
+        rows = list(source)
+    else:
+        raise TaskError(
+            f"tasks={shorten(source)}; pass a list of dicts, a data frame, a dataset or a path"
+        )
+    if not rows:
+        raise TaskError("tasks is empty; pass at least one task")
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, Task | Mapping):
+            raise TaskError(
+                f"tasks row {number}: {shorten(row)} is not a dict; "
+                'write {"prompt": ...} with any other fields'
+            )
+    return list(enumerate(rows, start=1))
+
+
+def _drop_missing(row: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Data frames mark a missing value as NaN, NaT or NA."""
+    return {name: value for name, value in row.items() if not _is_missing(value)}
+
+
+def _is_missing(value: object) -> bool:
+    is_nan = isinstance(value, float) and value != value
+    return value is None or is_nan or type(value).__name__ in ("NAType", "NaTType")
