@@ -8,8 +8,8 @@ from tests.chat.small_tokenizer import chatml_template, small_tokenizer
 from skyfleet.chat.call_ids import nine_characters
 from skyfleet.chat.jinja import JinjaRenderer
 from skyfleet.chat.message import Message, ToolCall
-from skyfleet.chat.probes import ANSWER, CALL, QUESTION, TOOLS, WORK
 from skyfleet.chat.renderers import make_renderer
+from skyfleet.chat.template_checks import ANSWER, CALL, QUESTION, TOOLS, WORK
 from skyfleet.errors import ConfigError, ModelError
 
 # As Mistral's and DeepSeek's, without their marks.

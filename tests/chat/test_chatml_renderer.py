@@ -13,9 +13,9 @@ from tests.chat.small_tokenizer import chatml_template, small_tokenizer
 from skyfleet.chat.chatml import ChatMLRenderer
 from skyfleet.chat.jinja import JinjaRenderer
 from skyfleet.chat.message import Image, Message, Role, Text, ToolCall, ToolSpec
-from skyfleet.chat.probes import QUESTION, SYSTEM, TALK, TOOLS, WORK, thoughtful
 from skyfleet.chat.renderer import Renderer
 from skyfleet.chat.template import Template
+from skyfleet.chat.template_checks import QUESTION, SYSTEM, TALK, TOOLS, WORK, thoughtful
 from skyfleet.chat.tools_section import signature_tools
 from skyfleet.errors import ModelError
 

@@ -24,8 +24,8 @@ from skyfleet.chat.harmony import HarmonyRenderer
 from skyfleet.chat.kimi_k2 import KimiK2Renderer
 from skyfleet.chat.llama3 import Llama3Renderer
 from skyfleet.chat.message import Message, ToolCall
-from skyfleet.chat.probes import ANSWER, QUESTION, SYSTEM, TOOLS
 from skyfleet.chat.renderers import make_renderer
+from skyfleet.chat.template_checks import ANSWER, QUESTION, SYSTEM, TOOLS
 from skyfleet.errors import ModelError
 
 CHATML_TOKENIZER = small_tokenizer(chatml_template())

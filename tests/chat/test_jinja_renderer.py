@@ -12,9 +12,9 @@ from tests.chat.small_tokenizer import chatml_template, small_tokenizer
 
 from skyfleet.chat.jinja import JinjaRenderer
 from skyfleet.chat.message import Message, ToolCall
-from skyfleet.chat.probes import ANSWER, QUESTION, SYSTEM, TOOLS, WORK
 from skyfleet.chat.renderers import make_renderer
 from skyfleet.chat.template import Template
+from skyfleet.chat.template_checks import ANSWER, QUESTION, SYSTEM, TOOLS, WORK
 from skyfleet.errors import EngineError, ModelError
 
 PLAIN = small_tokenizer(chatml_template())

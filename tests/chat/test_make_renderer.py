@@ -12,8 +12,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from skyfleet.chat.chatml import ChatMLRenderer
 from skyfleet.chat.jinja import JinjaRenderer
-from skyfleet.chat.probes import QUESTION, SYSTEM, TOOLS
 from skyfleet.chat.renderers import make_renderer
+from skyfleet.chat.template_checks import QUESTION, SYSTEM, TOOLS
 from skyfleet.errors import ConfigError, ModelError
 
 DEFAULT_SYSTEM = (

@@ -26,7 +26,9 @@ from skyfleet.chat.jinja import JinjaRenderer
 from skyfleet.chat.kimi_k2 import KimiK2Renderer
 from skyfleet.chat.llama3 import Llama3Renderer
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
-from skyfleet.chat.probes import (
+from skyfleet.chat.renderers import make_renderer
+from skyfleet.chat.template import Template
+from skyfleet.chat.template_checks import (
     ANSWER,
     CALL_BY_CALL,
     QUESTION,
@@ -36,8 +38,6 @@ from skyfleet.chat.probes import (
     WORK,
     thoughtful,
 )
-from skyfleet.chat.renderers import make_renderer
-from skyfleet.chat.template import Template
 from skyfleet.errors import ModelError
 
 FOLDER = Path(os.environ.get("SKYFLEET_TOKENIZERS", ""))

@@ -10,8 +10,8 @@ from tests.chat.small_tokenizer import chatml_template, small_tokenizer
 
 from skyfleet.chat.message import Message
 from skyfleet.chat.pieces import PieceEncoder
-from skyfleet.chat.probes import QUESTION, TOOLS, WORK
 from skyfleet.chat.renderers import make_renderer
+from skyfleet.chat.template_checks import QUESTION, TOOLS, WORK
 
 NOT_CHATML = "Hello." + chatml_template()
 

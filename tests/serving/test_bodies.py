@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
-from skyfleet.serving.errors import RefusalError
-from skyfleet.serving.requests import ChatBody, read_body
+from skyfleet.serving.requests import ChatBody, RefusalError, read_body
 
 HI = {"role": "user", "content": "hi"}
 

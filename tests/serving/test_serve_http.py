@@ -18,7 +18,7 @@ from tests.fakes.tiny_speaker import MODEL, tiny_speaker
 from skyfleet.chat.message import Message
 from skyfleet.engines.embedded import EmbeddedEngine
 from skyfleet.errors import EngineError
-from skyfleet.serving.sessions import Sessions
+from skyfleet.serving.generation import Sessions
 from skyfleet.serving.token_cache import Threads
 
 

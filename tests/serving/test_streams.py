@@ -15,8 +15,7 @@ from skyfleet.chat.tool_calls.hermes import parse_hermes
 from skyfleet.chat.transcript import Completion
 from skyfleet.serving.model_service import SLICE
 from skyfleet.serving.requests import ChatBody
-from skyfleet.serving.responses import chat_message
-from skyfleet.serving.streaming import chat_choices
+from skyfleet.serving.responses import chat_choices, chat_message
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": 2}}\n</tool_call>'
 BEGUN_IN_THE_PROMPT = "A thought of many letters.</think>\n\nThe answer is seven."

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from skyfleet.chat.by_hand import HandWrittenRenderer
 from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.chat.pieces import END_THINK, THINK, Mark
+from skyfleet.chat.renderer import HandWrittenRenderer
 from skyfleet.chat.text_only import text_only
 from skyfleet.chat.tokenizer import Tokenizer
 from skyfleet.chat.tool_calls.hermes import parse_hermes, write_hermes

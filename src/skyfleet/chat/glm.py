@@ -10,9 +10,9 @@ import logging
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from skyfleet.chat.by_hand import HandWrittenRenderer
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
 from skyfleet.chat.pieces import END_THINK, THINK, Mark
+from skyfleet.chat.renderer import HandWrittenRenderer
 from skyfleet.chat.text_only import text_only
 from skyfleet.chat.tokenizer import Tokenizer
 from skyfleet.chat.tool_calls.glm import parse_glm, write_glm

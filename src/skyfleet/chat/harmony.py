@@ -10,10 +10,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from skyfleet.chat.by_hand import HandWrittenRenderer
 from skyfleet.chat.call_ids import called_name, with_answered_ids
 from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.chat.pieces import Mark
+from skyfleet.chat.renderer import HandWrittenRenderer
 from skyfleet.chat.text_only import text_only
 from skyfleet.chat.tokenizer import Tokenizer
 from skyfleet.chat.tool_calls.harmony import (

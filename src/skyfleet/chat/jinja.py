@@ -15,12 +15,22 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from skyfleet.chat.calls_read_back import handed_as_taken, why_unread
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
 from skyfleet.chat.pieces import END_THINK, THINK, Mark, PieceEncoder
-from skyfleet.chat.probes import ANSWER, CALL, CALL_BY_CALL, QUESTION, TALK, TOOLS, WORK, thoughtful
 from skyfleet.chat.renderer import Renderer
 from skyfleet.chat.template import RefusedConversationError, Template, TemplateTokenizer
+from skyfleet.chat.template_checks import (
+    ANSWER,
+    CALL,
+    CALL_BY_CALL,
+    QUESTION,
+    TALK,
+    TOOLS,
+    WORK,
+    handed_as_taken,
+    thoughtful,
+    why_unread,
+)
 from skyfleet.chat.text_only import thought_aloud
 from skyfleet.chat.tokenizer import decode, encode
 from skyfleet.chat.tool_calls.hermes import parse_hermes

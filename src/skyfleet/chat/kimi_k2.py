@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
-from skyfleet.chat.by_hand import HandWrittenRenderer
 from skyfleet.chat.call_ids import with_answered_ids
 from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.chat.pieces import END_THINK, THINK, Mark
+from skyfleet.chat.renderer import HandWrittenRenderer
 from skyfleet.chat.text_only import text_only, thought_aloud
 from skyfleet.chat.tokenizer import Tokenizer
 from skyfleet.chat.tool_calls.kimi_k2 import parse_kimi_k2, write_kimi_k2

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
-from skyfleet.chat.by_hand import HandWrittenRenderer
 from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.chat.pieces import Mark
+from skyfleet.chat.renderer import HandWrittenRenderer
 from skyfleet.chat.text_only import text_only, thought_aloud
 from skyfleet.chat.tokenizer import Tokenizer
 from skyfleet.chat.tool_calls.llama3_json import parse_llama3_json, write_llama3_json

@@ -24,9 +24,7 @@ from skyfleet.envs.env import EnvFactory, Observation, Step
 from skyfleet.envs.env_thread import EnvThread
 from skyfleet.envs.validation import Reward, grade_from
 from skyfleet.errors import EnvError, MissingExtraError
-from skyfleet.serving.disconnect import unless_gone
-from skyfleet.serving.errors import RefusalError, error_body
-from skyfleet.serving.requests import ChatBody, read_body
+from skyfleet.serving.requests import ChatBody, RefusalError, error_body, read_body, unless_gone
 from skyfleet.serving.token_cache import words
 from skyfleet.tasks.task import Grade, Task
 

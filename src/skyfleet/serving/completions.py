@@ -10,15 +10,17 @@ from skyfleet.engines.openai_messages import read_reply
 from skyfleet.serving.model_service import Ask, Served
 from skyfleet.serving.requests import ChatBody, CompletionBody
 from skyfleet.serving.responses import (
+    chat_choices,
     chat_finish,
     chat_message,
     chat_tokens,
+    events,
     plain_text,
+    text_choices,
     text_tokens,
     totals,
     without_stop,
 )
-from skyfleet.serving.streaming import chat_choices, events, text_choices
 
 _LAST = 8
 """Tokens of a prompt: what a template begins a turn with is among them."""

@@ -16,10 +16,8 @@ from skyfleet.chat.transcript import Completion
 from skyfleet.engines.engine import Engine
 from skyfleet.engines.sampler import finish_of
 from skyfleet.engines.sampling_params import SamplingParams
-from skyfleet.serving.counters import Counters
-from skyfleet.serving.errors import RefusalError
-from skyfleet.serving.requests import B, Body, read_body
-from skyfleet.serving.sessions import Sessions
+from skyfleet.serving.generation import Counters, Sessions
+from skyfleet.serving.requests import B, Body, RefusalError, read_body
 from skyfleet.serving.token_cache import Threads
 
 SLICE = 8

@@ -1,16 +1,33 @@
-"""Bodies: what clients of OpenAI's API send, checked, and nothing ignored that would change it."""
+"""Parse and validate the requests of OpenAI API clients."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.engines.openai_messages import read_reply
-from skyfleet.serving.errors import RefusalError
+from skyfleet.errors import MissingExtraError
+
+
+class RefusalError(Exception):
+    def __init__(
+        self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code = status, param, code
+
+
+def error_body(
+    message: str, *, status: int, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
 
 B = TypeVar("B", bound="Body")
 
@@ -212,3 +229,30 @@ def read_body(raw: bytes, kind: type[B], *, template_kwargs: Mapping[str, Any]) 
         if first["type"] == "missing":
             raise RefusalError(f"{key} is missing; send it", param=key) from error
         raise RefusalError(f"{key}={first['input']!r:.100}; {first['msg']}", param=key) from error
+
+
+try:
+    from starlette.requests import ClientDisconnect, Request
+except ImportError:
+    raise MissingExtraError("starlette", "serve") from None
+
+T = TypeVar("T")
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` gives; it is cancelled when the client hangs up."""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_hang_up(request))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _hang_up(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

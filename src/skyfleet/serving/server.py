@@ -14,9 +14,8 @@ from skyfleet.engines.http_client import RefusedError
 from skyfleet.engines.openai_engine import SESSION_HEADER
 from skyfleet.errors import EngineError, MissingExtraError
 from skyfleet.serving.completions import chat, complete
-from skyfleet.serving.disconnect import unless_gone
-from skyfleet.serving.errors import RefusalError, error_body
 from skyfleet.serving.model_service import Served, Speaking
+from skyfleet.serving.requests import RefusalError, error_body, unless_gone
 
 try:
     from starlette.applications import Starlette

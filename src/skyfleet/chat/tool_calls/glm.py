@@ -14,8 +14,7 @@ from typing import Any
 from skyfleet.chat.message import ToolCall, ToolSpec
 from skyfleet.chat.pieces import Mark
 from skyfleet.chat.tool_calls.parser import Block, Parsed, marks, read_turn, skip_space, up_to
-from skyfleet.chat.tool_calls.strict_json import UNREADABLE, sound_call
-from skyfleet.chat.tool_calls.typed_values import bare_text, typed_value
+from skyfleet.chat.tool_calls.strict_json import UNREADABLE, bare_text, sound_call, typed_value
 
 _OPEN, _CLOSE = Mark("<tool_call>"), Mark("</tool_call>")
 _KEY, _END_KEY = Mark("<arg_key>"), Mark("</arg_key>")

@@ -1,11 +1,15 @@
-"""Counters: what the server has done so far, as Prometheus reads it."""
+"""Run generation requests on the engine: sessions, streaming slices and metrics."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+import asyncio
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from time import perf_counter
+
+from skyfleet.engines.engine import Engine
 
 
 class Counters:
@@ -51,3 +55,37 @@ class Counters:
 
 def _described(name: str, kind: str, meaning: str) -> tuple[str, str]:
     return f"# HELP skyfleet_{name} {meaning}", f"# TYPE skyfleet_{name} {kind}"
+
+
+@dataclass(slots=True)
+class _Session:
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    n_users: int = 0
+
+
+class Sessions:
+    def __init__(self, engine: Engine, *, most: int) -> None:
+        """`most` are remembered while nobody uses them, so that they can go on from their cache."""
+        self._engine, self._most = engine, most
+        self._known: OrderedDict[str, _Session] = OrderedDict()
+
+    def is_free(self, name: str) -> bool:
+        return name not in self._known or self._known[name].n_users == 0
+
+    @asynccontextmanager
+    async def held(self, name: str) -> AsyncIterator[None]:
+        session = self._known.setdefault(name, _Session())
+        self._known.move_to_end(name)
+        session.n_users += 1
+        try:
+            async with session.lock:
+                yield
+        finally:
+            session.n_users -= 1
+            await self._give_up_oldest()
+
+    async def _give_up_oldest(self) -> None:
+        idle = [name for name, session in self._known.items() if session.n_users == 0]
+        for name in idle[: max(0, len(idle) - self._most)]:
+            del self._known[name]
+            await self._engine.release(name)

@@ -1,21 +1,57 @@
-"""Calls read back: whether the calls that a template writes are heard as they were meant.
-
-A template of unknown format shows the tools, and the model calls them in its own way. Where nobody
-here reads that way, every call would be speech and every episode a failure, in silence.
-"""
+"""Checks that run once per chat template: call format, generation mask and append-only rendering."""
 
 from __future__ import annotations
 
 import logging
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
-from skyfleet.chat.message import Message
-from skyfleet.chat.probes import CALL, QUESTION, RESULT, TOOLS
+from skyfleet.chat.message import Message, ToolCall, ToolSpec
+from skyfleet.chat.renderer import Renderer
 from skyfleet.chat.template import RefusedConversationError, Template
 from skyfleet.chat.tool_calls.formats import FORMATS
 from skyfleet.chat.tool_calls.hermes import write_hermes
 from skyfleet.chat.tool_calls.parser import ToolCallParser
+from skyfleet.errors import ModelError
+
+SYSTEM = Message(role="system", content="You know birds.")
+QUESTION = Message(role="user", content="What is a heron?")
+ANSWER = Message(role="assistant", content="A long-legged bird.")
+
+TOOLS = (
+    ToolSpec(
+        name="look_up",
+        description="Looks a word up.",
+        parameters={
+            "type": "object",
+            "properties": {"word": {"type": "string"}},
+            "required": ["word"],
+        },
+    ),
+)
+_FIRST = ToolCall(id="call_0", name="look_up", arguments={"word": "heron"})
+_SECOND = ToolCall(id="call_1", name="look_up", arguments={"word": "héron"})
+_ASK_BOTH = Message(role="assistant", content="Let me see.", tool_calls=(_FIRST, _SECOND))
+CALL = Message(role="assistant", tool_calls=(_FIRST,))
+RESULT = Message(role="tool", content="a wading bird", tool_call_id="call_0")
+_OTHER_RESULT = Message(role="tool", content="un échassier", tool_call_id="call_1")
+
+TALK = (QUESTION, ANSWER, QUESTION)
+WORK = (QUESTION, _ASK_BOTH, RESULT, _OTHER_RESULT, ANSWER, QUESTION, CALL, RESULT)
+CALL_BY_CALL = (QUESTION, CALL, RESULT, ANSWER, QUESTION, CALL, RESULT)
+"""For templates that take one call a turn, and no word beside it."""
+
+Probe = tuple[Sequence[Message], Sequence[ToolSpec]]
+
+
+def thoughtful(messages: Sequence[Message]) -> tuple[Message, ...]:
+    return tuple(
+        replace(message, reasoning="I wonder.") if message.role == "assistant" else message
+        for message in messages
+    )
+
 
 logger = logging.getLogger(__name__)
 
@@ -91,3 +127,24 @@ def _written(template: Template, *messages: Message) -> str | None:
     except RefusedConversationError:
         return None
     return whole.rpartition(QUESTION.text)[2]
+
+
+_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+
+def why_marks_differ(template: Template, renderer: Renderer) -> str | None:
+    """None where the template marks exactly the tokens of a turn, or marks nothing."""
+    if not _MARK.search(template.text):
+        return None
+    try:
+        token_ids, marks = template.marked([QUESTION, ANSWER])
+        sampled = renderer.write(ANSWER)
+    except ModelError as error:
+        return f"the chat template's marks cannot be compared with what is sampled: {error}"
+    marked = [token for token, mark in zip(token_ids, marks, strict=True) if mark]
+    if marked == sampled:
+        return None
+    return (
+        f"the chat template marks {renderer.text(marked)!r} as the model's own; "
+        f"trained on is what is sampled, {renderer.text(sampled)!r}"
+    )
