@@ -7,7 +7,7 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-from skyfleet.envs.agent_env import Api, program
+from skyfleet.envs.agent_env import ApiCredentials, agent_env
 from skyfleet.tasks.task import Task
 
 TURN_DIAL: Any = {
@@ -24,7 +24,7 @@ TURN_DIAL: Any = {
 }
 
 
-async def open_safe(task: Task, api: Api) -> float:
+async def open_safe(task: Task, api: ApiCredentials) -> float:
     """1.0 if the model finds the number, which it is told is too low or too high."""
     secret = task.env_variables["SECRET"]
     messages: list[Any] = [{"role": "user", "content": task.prompt}]
@@ -53,4 +53,4 @@ def _click(call: Any, secret: int) -> str:
     return "Too low." if number < secret else "Too high."
 
 
-play = program(open_safe, cut_short=0.0)
+play = agent_env(open_safe, truncated_reward=0.0)

@@ -14,7 +14,7 @@ from tests.fakes.tiny_speaker import tiny_speaker
 
 from skyfleet.chat.transcript import Completion
 from skyfleet.engines.sampling_params import SamplingParams
-from skyfleet.envs.agent_env import Api
+from skyfleet.envs.agent_env import ApiCredentials
 from skyfleet.envs.env import EnvFactory, Observation
 from skyfleet.rollouts.conversation import AgentFactory, Conversation, TokenConversation
 from skyfleet.rollouts.episode import Limits, run_episode
@@ -37,17 +37,17 @@ async def nothing_of_ours_left() -> AsyncIterator[None]:
         yield
 
 
-def client(api: Api) -> AsyncOpenAI:
+def client(api: ApiCredentials) -> AsyncOpenAI:
     return AsyncOpenAI(base_url=api.base_url, api_key=api.key, max_retries=0)
 
 
-async def ask(api: Api, messages: Any, **more: Any) -> str:
+async def ask(api: ApiCredentials, messages: Any, **more: Any) -> str:
     async with client(api) as model:
         answer = await model.chat.completions.create(model=api.model, messages=messages, **more)
         return answer.choices[0].message.content or ""
 
 
-def speaking(task: Task, opening: Observation, session: str) -> Conversation:
+def generation(task: Task, opening: Observation, session: str) -> Conversation:
     """Eight tokens of a random model a turn."""
     policy_model = tiny_speaker()
     return TokenConversation(

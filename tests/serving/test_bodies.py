@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
-from skyfleet.serving.requests import ChatBody, RefusalError, read_body
+from skyfleet.serving.requests import ChatCompletionRequest, ApiError, parse_request
 
 HI = {"role": "user", "content": "hi"}
 
 
-def read(**more: Any) -> ChatBody:
+def read(**more: Any) -> ChatCompletionRequest:
     raw = json.dumps({"model": "m", "messages": [HI], **more}).encode()
-    return read_body(raw, ChatBody, template_kwargs={})
+    return parse_request(raw, ChatCompletionRequest, template_kwargs={})
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def read(**more: Any) -> ChatBody:
     ],
 )
 def test_what_is_not_known_is_refused_by_name(more: dict[str, Any], says: str) -> None:
-    with pytest.raises(RefusalError, match=says):
+    with pytest.raises(ApiError, match=says):
         read(**more)
 
 
@@ -55,4 +55,4 @@ def test_what_clients_send_by_themselves_changes_nothing() -> None:
         Message(role="tool", content="7", tool_call_id="1"),
     ]
     parameters = {"type": "object", "properties": {}}
-    assert body.specs == (ToolSpec(name="look", description="", parameters=parameters),)
+    assert body.tool_specs == (ToolSpec(name="look", description="", parameters=parameters),)

@@ -16,10 +16,10 @@ from tests.serving.programs import (
     nothing_of_ours_left,
     played,
     says,
-    speaking,
+    generation,
 )
 
-from skyfleet.envs.agent_env import Api, program
+from skyfleet.envs.agent_env import ApiCredentials, agent_env
 from skyfleet.rollouts.conversation import BEGUN
 from skyfleet.rollouts.episode import collect, run_episode
 from skyfleet.rollouts.scripted_agents import oracle_policy
@@ -38,8 +38,8 @@ async def test_the_examples_tasks_are_solved_by_their_solutions() -> None:
 async def test_an_agents_episodes_have_the_tokens_of_the_same_env_played_directly() -> None:
     """Malformed and empty turns, several at once: the prompts and the draws are the same."""
     groups = [
-        await collect(TASKS, open_env, speaking, LIMITS, n_samples=4, max_concurrent=12)
-        for open_env in (program(open_safe, cut_short=0.0), open_safe_env)
+        await collect(TASKS, open_env, generation, LIMITS, n_samples=4, max_concurrent=12)
+        for open_env in (agent_env(open_safe, truncated_reward=0.0), open_safe_env)
     ]
     through, directly = (
         [[t.transcripts for t in group.trajectories] for group in side] for side in groups
@@ -51,18 +51,18 @@ async def test_an_agents_episodes_have_the_tokens_of_the_same_env_played_directl
 
 
 async def test_without_async_a_program_has_a_thread_of_its_own() -> None:
-    def solve(task: Task, api: Api) -> Grade:
+    def solve(task: Task, api: ApiCredentials) -> Grade:
         with OpenAI(base_url=api.base_url, api_key=api.key) as model:
             answer = model.chat.completions.create(model=api.model, messages=QUESTION)
         said = answer.choices[0].message.content
         return Grade(reward=0.5, success=False, explanation=f"it said {said}")
 
-    trajectory = await played(program(solve))
+    trajectory = await played(agent_env(solve))
     assert trajectory.grade == Grade(reward=0.5, success=False, explanation="it said one")
 
 
 async def test_a_stream_says_it_all() -> None:
-    async def solve(task: Task, api: Api) -> float:
+    async def solve(task: Task, api: ApiCredentials) -> float:
         said, calls = "", []
         async with client(api) as model:
             stream = await model.chat.completions.create(
@@ -73,18 +73,18 @@ async def test_a_stream_says_it_all() -> None:
                 calls += chunk.choices[0].delta.tool_calls or []
         return float(said == "one" and calls == [])
 
-    assert (await played(program(solve))).reward == 1.0
+    assert (await played(agent_env(solve))).reward == 1.0
 
 
 async def test_another_past_begins_another_transcript_of_the_episode() -> None:
-    async def solve(task: Task, api: Api) -> float:
+    async def solve(task: Task, api: ApiCredentials) -> float:
         first = await ask(api, QUESTION)
         talk = [*QUESTION, {"role": "assistant", "content": first}, *QUESTION]
         await ask(api, talk)
         await ask(api, [{"role": "user", "content": "in short: hi"}])
         return 1.0
 
-    trajectory = await played(program(solve))
+    trajectory = await played(agent_env(solve))
     assert (trajectory.ending, len(trajectory.turns)) == (Ending.DONE, 3)
     assert [t.reason for t in trajectory.transcripts] == ["", BEGUN]
     text = tiny_speaker().renderer.text(trajectory.transcripts[1].token_ids)
@@ -95,23 +95,23 @@ async def test_another_past_begins_another_transcript_of_the_episode() -> None:
 
 async def test_an_object_that_is_called_is_a_program_too() -> None:
     class Solver:
-        async def __call__(self, task: Task, api: Api) -> float:
+        async def __call__(self, task: Task, api: ApiCredentials) -> float:
             return float(await ask(api, QUESTION) == "one")
 
-    assert (await played(program(Solver()))).reward == 1.0
+    assert (await played(agent_env(Solver()))).reward == 1.0
 
 
 async def test_a_malformed_call_goes_back_and_forth_in_one_transcript() -> None:
     seen: list[str] = []
 
-    async def solve(task: Task, api: Api) -> float:
+    async def solve(task: Task, api: ApiCredentials) -> float:
         seen.append(await ask(api, QUESTION))
         talk = [*QUESTION, {"role": "assistant", "content": seen[0]}, *QUESTION]
         seen.append(await ask(api, talk))
         return 1.0
 
     half = '<tool_call>\n{"name": "look", "argu\n</tool_call>'
-    trajectory = await run_episode(TASK, program(solve), says(f"Hm. {half}", "two"), LIMITS)
+    trajectory = await run_episode(TASK, agent_env(solve), says(f"Hm. {half}", "two"), LIMITS)
     assert seen[0].startswith("Hm.")
     assert "argu" in seen[0]
     assert len(trajectory.transcripts) == 1

@@ -19,10 +19,10 @@ from skyfleet.chat.message import Message
 from skyfleet.engines.embedded import EmbeddedEngine
 from skyfleet.errors import EngineError
 from skyfleet.serving.generation import Sessions
-from skyfleet.serving.token_cache import Threads
+from skyfleet.serving.token_cache import TokenCache
 
 
-class Served:
+class ModelService:
     def __init__(self, client: httpx.AsyncClient, engine: EmbeddedEngine) -> None:
         self.client, self.engine = client, engine
 
@@ -45,13 +45,13 @@ class Served:
 
 
 @pytest_asyncio.fixture
-async def served() -> AsyncIterator[Served]:
+async def served() -> AsyncIterator[ModelService]:
     engine = tiny_speaker().engine()
     async with (
         serving(tiny_speaker().app(engine)) as url,
         httpx.AsyncClient(base_url=url, timeout=20) as client,
     ):
-        yield Served(client, engine)
+        yield ModelService(client, engine)
 
 
 HI = {"role": "user", "content": "hi"}
@@ -64,7 +64,7 @@ def tokens_of(answer: dict[str, Any]) -> list[int]:
     return prompt + said
 
 
-async def test_a_chat_sent_back_goes_on_from_the_tokens_that_were_sampled(served: Served) -> None:
+async def test_a_chat_sent_back_goes_on_from_the_tokens_that_were_sampled(served: ModelService) -> None:
     talk: list[Any] = [HI]
     before: list[int] = []
     for _ in range(3):
@@ -74,7 +74,7 @@ async def test_a_chat_sent_back_goes_on_from_the_tokens_that_were_sampled(served
         talk += [answer["choices"][0]["message"], ON]
 
 
-async def test_a_chat_goes_on_from_its_cache(served: Served) -> None:
+async def test_a_chat_goes_on_from_its_cache(served: ModelService) -> None:
     answer = await served.chat([HI])
     message = answer["choices"][0]["message"]
     computed = served.engine.tokens_computed
@@ -83,7 +83,7 @@ async def test_a_chat_goes_on_from_its_cache(served: Served) -> None:
     assert served.engine.tokens_computed - computed == new  # the last of before, not of now
 
 
-async def test_a_changed_past_is_rendered_anew(served: Served) -> None:
+async def test_a_changed_past_is_rendered_anew(served: ModelService) -> None:
     answer = await served.chat([HI])
     changed = {"role": "assistant", "content": "I said something else"}
     after = await served.chat([HI, changed, ON])
@@ -92,7 +92,7 @@ async def test_a_changed_past_is_rendered_anew(served: Served) -> None:
     assert after["prompt_token_ids"][: len(tokens_of(answer))] != tokens_of(answer)
 
 
-async def test_one_session_speaks_one_turn_at_a_time(served: Served) -> None:
+async def test_one_session_speaks_one_turn_at_a_time(served: ModelService) -> None:
     headers = {"X-Session-ID": "mine"}
     body = {"model": MODEL, "prompt": "once", "max_tokens": 12, "seed": 1}
     answers = await asyncio.gather(
@@ -102,7 +102,7 @@ async def test_one_session_speaks_one_turn_at_a_time(served: Served) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_goes_away_stops_its_turn(served: Served, stream: bool) -> None:
+async def test_a_client_that_goes_away_stops_its_turn(served: ModelService, stream: bool) -> None:
     body = {
         "model": MODEL,
         "prompt": "once",
@@ -126,7 +126,7 @@ async def test_a_client_that_goes_away_stops_its_turn(served: Served, stream: bo
         assert served.engine.tokens_computed == computed < 400
 
 
-async def test_metrics_count_requests_and_tokens(served: Served) -> None:
+async def test_metrics_count_requests_and_tokens(served: ModelService) -> None:
     served.engine.policy_version = 6
     answer = await served.chat([HI])
     assert answer["policy_version"] == 6
@@ -155,7 +155,7 @@ async def test_metrics_count_requests_and_tokens(served: Served) -> None:
     ],
 )
 async def test_a_body_that_cannot_be_served_is_refused_in_one_sentence(
-    served: Served, body: str, says: str
+    served: ModelService, body: str, says: str
 ) -> None:
     answer = await served.client.post("/v1/completions", content=body)
     assert answer.status_code == 400
@@ -164,14 +164,14 @@ async def test_a_body_that_cannot_be_served_is_refused_in_one_sentence(
     assert re.search(says, error["message"])
 
 
-async def test_an_address_that_is_not_served_is_told_in_openais_shape(served: Served) -> None:
+async def test_an_address_that_is_not_served_is_told_in_openais_shape(served: ModelService) -> None:
     answer = await served.client.get("/v1/embeddings")
     assert answer.status_code == 404
     assert "GET /v1/embeddings is not served here" in answer.json()["error"]["message"]
     assert (await served.client.get("/health")).status_code == 200
 
 
-async def test_a_stream_of_a_foreign_prompt_says_whose_fault_it_is(served: Served) -> None:
+async def test_a_stream_of_a_foreign_prompt_says_whose_fault_it_is(served: ModelService) -> None:
     body = {"model": MODEL, "prompt": [999_999], "stream": True}
     text = (await served.client.post("/v1/completions", json=body)).text
     assert json.loads(text.split("\n\n")[0].removeprefix("data: "))["error"]["type"] == (
@@ -211,10 +211,10 @@ async def test_an_engine_that_fails_says_so_and_ends_the_stream() -> None:
 
 async def test_the_oldest_idle_sessions_are_given_up_first() -> None:
     engine = ScriptedEngine()
-    sessions = Sessions(engine, most=2)
-    async with sessions.held("busy"):
+    sessions = Sessions(engine, max_idle=2)
+    async with sessions.acquire("busy"):
         for name in ("a", "b", "a", "c"):
-            async with sessions.held(name):
+            async with sessions.acquire(name):
                 assert not sessions.is_free(name)
         assert engine.released == ["b"]
     assert engine.released == ["b", "busy"]  # it was taken first
@@ -222,13 +222,13 @@ async def test_the_oldest_idle_sessions_are_given_up_first() -> None:
 
 def test_threads_forget_the_oldest_when_they_are_full() -> None:
     renderer = tiny_speaker().renderer
-    threads = Threads(renderer, most_tokens=10)
+    token_cache = TokenCache(renderer, max_tokens_kept=10)
     talks = [[Message(role="user", content=text), Message(role="assistant")] for text in "ab"]
     more = Message(role="user", content="go on")
     for session, talk in zip("ab", talks, strict=True):
-        threads.keep(talk, (), [1, 2, 3, 4, 5, 6], session=session, client=None)
-    assert threads.prompt([*talks[0], more], (), client=None).session is None
-    known = threads.prompt([*talks[1], more], (), client=None)
+        token_cache.keep(talk, (), [1, 2, 3, 4, 5, 6], session=session, client=None)
+    assert token_cache.prompt([*talks[0], more], (), client=None).session is None
+    known = token_cache.prompt([*talks[1], more], (), client=None)
     assert (known.session, known.token_ids[:6]) == ("b", [1, 2, 3, 4, 5, 6])
 
 
@@ -237,14 +237,14 @@ def test_words_that_came_from_other_tokens_go_on_from_neither_unless_they_have_a
     client: str | None,
 ) -> None:
     renderer = tiny_speaker().renderer
-    threads = Threads(renderer)
+    token_cache = TokenCache(renderer)
     talk = [Message(role="user", content="a"), Message(role="assistant", content="b")]
     longer = [*talk, Message(role="user", content="go on")]
-    threads.keep(talk, (), [1, 2, 3], session="s", client=client)
-    threads.keep(talk, (), [1, 2, 3], session="s", client=client)  # the same again is no doubt
-    assert threads.prompt(longer, (), client=client).token_ids[:3] == [1, 2, 3]
-    threads.keep(talk, (), [1, 9, 3], session="t", client=None)
-    told = threads.prompt(longer, (), client=client)
+    token_cache.keep(talk, (), [1, 2, 3], session="s", client=client)
+    token_cache.keep(talk, (), [1, 2, 3], session="s", client=client)  # the same again is no doubt
+    assert token_cache.prompt(longer, (), client=client).token_ids[:3] == [1, 2, 3]
+    token_cache.keep(talk, (), [1, 9, 3], session="t", client=None)
+    told = token_cache.prompt(longer, (), client=client)
     if client is None:
         assert (told.session, told.token_ids) == (None, renderer.open(longer, ()))
     else:

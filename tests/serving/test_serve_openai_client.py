@@ -16,8 +16,8 @@ from tests.fakes.tiny_speaker import CAPACITY, MODEL, tiny_speaker
 from skyfleet.chat.message import Message
 from skyfleet.chat.transcript import Completion
 from skyfleet.engines.sampling_params import SamplingParams
-from skyfleet.serving.requests import ChatBody
-from skyfleet.serving.responses import chat_message
+from skyfleet.serving.requests import ChatCompletionRequest
+from skyfleet.serving.responses import build_chat_message
 
 HI: Any = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
 LOOK: Any = {
@@ -37,10 +37,10 @@ class OneLine:
     async def generate(
         self, token_ids: Sequence[int], sampling: SamplingParams, *, session: str
     ) -> Completion:
-        most = sampling.max_generate_length
+        max_idle = sampling.max_generate_length
         turn = self._turns[0]
-        said = tuple(turn[:most])
-        del turn[:most]
+        said = tuple(turn[:max_idle])
+        del turn[:max_idle]
         if not turn:
             del self._turns[0]
         return Completion(
@@ -167,16 +167,16 @@ async def test_a_tool_is_called(stream: bool) -> None:
         asked: Any = {"model": MODEL, "messages": HI, "tools": [LOOK], "max_tokens": 200}
         if stream:
             chunks = [c async for c in await client.chat.completions.create(**asked, stream=True)]
-            words = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+            comparable_fields = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
             calls: Any = chunks[-1].choices[0].delta.tool_calls
             finish = chunks[-1].choices[0].finish_reason
             assert len(chunks) > 2
         else:
             answer = await client.chat.completions.create(**asked)
-            words = answer.choices[0].message.content or ""
+            comparable_fields = answer.choices[0].message.content or ""
             calls = answer.choices[0].message.tool_calls
             finish = answer.choices[0].finish_reason
-    assert (words, finish) == ("so", "tool_calls")
+    assert (comparable_fields, finish) == ("so", "tool_calls")
     (call,) = calls
     assert call.function.name == "look"
     assert json.loads(call.function.arguments) == {"at": 2}
@@ -213,17 +213,17 @@ def test_a_models_own_id_is_kept_until_it_says_it_again() -> None:
     )
     for before, told in ((["b7"], "a7"), (["a7", "b7"], "functions.look:2")):
         talk = [*HI, {"role": "assistant", "tool_calls": [call(id) for id in before]}]
-        body = ChatBody.model_validate({"model": MODEL, "messages": talk, "tools": [LOOK]})
-        (written,) = chat_message(body, renderer, said)["tool_calls"]
+        body = ChatCompletionRequest.model_validate({"model": MODEL, "messages": talk, "tools": [LOOK]})
+        (written,) = build_chat_message(body, renderer, said)["tool_calls"]
         assert written["id"] == told
     again = "".join(
         f'<tool_call>{{"name": "look", "id": "functions.look:{i}"}}</tool_call>' for i in range(2)
     )
     for before in (["functions.look:0"], ["functions.look:1"]):
         talk = [*HI, {"role": "assistant", "tool_calls": [call(id) for id in before]}]
-        body = ChatBody.model_validate({"model": MODEL, "messages": talk, "tools": [LOOK]})
+        body = ChatCompletionRequest.model_validate({"model": MODEL, "messages": talk, "tools": [LOOK]})
         both = renderer.write(Message(role="assistant", content=again))
-        ids = [one["id"] for one in chat_message(body, renderer, both)["tool_calls"]]
+        ids = [one["id"] for one in build_chat_message(body, renderer, both)["tool_calls"]]
         assert len({*ids, *before}) == 3
 
 

@@ -13,9 +13,9 @@ from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.chat.renderer import Renderer
 from skyfleet.chat.tool_calls.hermes import parse_hermes
 from skyfleet.chat.transcript import Completion
-from skyfleet.serving.model_service import SLICE
-from skyfleet.serving.requests import ChatBody
-from skyfleet.serving.responses import chat_choices, chat_message
+from skyfleet.serving.model_service import SLICE_TOKENS
+from skyfleet.serving.requests import ChatCompletionRequest
+from skyfleet.serving.responses import stream_chat_choices, build_chat_message
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": 2}}\n</tool_call>'
 BEGUN_IN_THE_PROMPT = "A thought of many letters.</think>\n\nThe answer is seven."
@@ -56,40 +56,40 @@ async def slices(token_ids: Sequence[int], n: int) -> AsyncIterator[tuple[Comple
 
 
 async def deltas(
-    body: ChatBody, line: str, *, n: int, thinks: bool, renderer: Renderer = CHARS
+    body: ChatCompletionRequest, line: str, *, n: int, in_reasoning: bool, renderer: Renderer = CHARS
 ) -> list[dict[str, Any]]:
     parts = slices(renderer.write(Message(role="assistant", content=line)), n)
-    choices = chat_choices(body, renderer, parts, thinks=thinks)
+    choices = stream_chat_choices(body, renderer, parts, in_reasoning=in_reasoning)
     return [choice["delta"] async for _, choice in choices]
 
 
-def asked(**more: Any) -> ChatBody:
-    return ChatBody.model_validate({"model": "m", "messages": [{"role": "user"}], **more})
+def asked(**more: Any) -> ChatCompletionRequest:
+    return ChatCompletionRequest.model_validate({"model": "m", "messages": [{"role": "user"}], **more})
 
 
-@pytest.mark.parametrize("n", [1, 3, SLICE, 1000])
+@pytest.mark.parametrize("n", [1, 3, SLICE_TOKENS, 1000])
 @pytest.mark.parametrize(
     ("line", "thinks"),
-    [(BEGUN_IN_THE_PROMPT, True)] + [(line, thinks) for line in LINES for thinks in (True, False)],
+    [(BEGUN_IN_THE_PROMPT, True)] + [(line, in_reasoning) for line in LINES for in_reasoning in (True, False)],
 )
 @pytest.mark.parametrize("more", [{}, {"tools": [TOOL]}, {"stop": "xyz"}])
 async def test_a_stream_says_what_the_whole_answer_says(
-    line: str, thinks: bool, n: int, more: dict[str, Any]
+    line: str, in_reasoning: bool, n: int, more: dict[str, Any]
 ) -> None:
     body = asked(**more)
     streamed = {"content": "", "reasoning_content": ""}
-    for delta in await deltas(body, line, n=n, thinks=thinks):
+    for delta in await deltas(body, line, n=n, in_reasoning=in_reasoning):
         for key in streamed:
             streamed[key] += delta.get(key, "")
-    whole = chat_message(body, CHARS, CHARS.write(Message(role="assistant", content=line)))
+    whole = build_chat_message(body, CHARS, CHARS.write(Message(role="assistant", content=line)))
     assert streamed == {key: whole.get(key) or "" for key in streamed}
 
 
 async def test_words_and_thoughts_are_sent_as_they_are_said() -> None:
-    said = await deltas(asked(), "A sentence of some length.", n=SLICE, thinks=False)
+    said = await deltas(asked(), "A sentence of some length.", n=SLICE_TOKENS, in_reasoning=False)
     assert [delta.get("content") for delta in said] == ["A senten", "ce of so", "me lengt", "h."]
     line = "<think>A thought of some length.</think>Said."
-    thought = await deltas(asked(), line, n=SLICE, thinks=True)
+    thought = await deltas(asked(), line, n=SLICE_TOKENS, in_reasoning=True)
     assert sum("reasoning_content" in delta for delta in thought) > 2
 
 
@@ -97,15 +97,15 @@ async def test_half_a_letter_waits_for_the_rest() -> None:
     """A letter of several tokens, which slices cut."""
     line = "<think>\n猫猫猫猫猫猫\n</think>\n\nçàéèü, 猫猫猫猫猫猫."
     renderer = tiny_speaker().renderer
-    said = await deltas(asked(), line, n=SLICE, thinks=True, renderer=renderer)
-    thought, words = (
+    said = await deltas(asked(), line, n=SLICE_TOKENS, in_reasoning=True, renderer=renderer)
+    thought, comparable_fields = (
         [delta[key] for delta in said if delta.get(key)] for key in ("reasoning_content", "content")
     )
-    assert ("".join(thought), "".join(words)) == ("猫猫猫猫猫猫", "çàéèü, 猫猫猫猫猫猫.")
-    assert min(len(thought), len(words)) > 1
+    assert ("".join(thought), "".join(comparable_fields)) == ("猫猫猫猫猫猫", "çàéèü, 猫猫猫猫猫猫.")
+    assert min(len(thought), len(comparable_fields)) > 1
 
 
 async def test_a_thought_without_its_first_mark_costs_no_answer() -> None:
     """Where the model has no mark of its own for thoughts, they were sent before they were known."""
-    said = await deltas(asked(), BEGUN_IN_THE_PROMPT, n=SLICE, thinks=False)
+    said = await deltas(asked(), BEGUN_IN_THE_PROMPT, n=SLICE_TOKENS, in_reasoning=False)
     assert "".join(delta.get("content", "") for delta in said).endswith("The answer is seven.")

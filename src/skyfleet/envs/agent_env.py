@@ -24,8 +24,8 @@ from skyfleet.envs.env import EnvFactory, Observation, Step
 from skyfleet.envs.env_thread import EnvThread
 from skyfleet.envs.validation import Reward, grade_from
 from skyfleet.errors import EnvError, MissingExtraError
-from skyfleet.serving.requests import ChatBody, RefusalError, error_body, read_body, unless_gone
-from skyfleet.serving.token_cache import words
+from skyfleet.serving.requests import ChatCompletionRequest, ApiError, build_error, parse_request, cancel_on_disconnect
+from skyfleet.serving.token_cache import comparable_fields
 from skyfleet.tasks.task import Grade, Task
 
 try:
@@ -77,17 +77,17 @@ except ImportError:
     raise MissingExtraError("starlette", "serve") from None
 
 MODEL = "policy"
-Ask = Callable[[ChatBody], Coroutine[Any, Any, Message]]
+GenerateRequest = Callable[[ChatCompletionRequest], Coroutine[Any, Any, Message]]
 
 
 class AgentGateway:
     """Open while anybody has a key."""
 
     def __init__(self) -> None:
-        self._asks: dict[str, Ask] = {}
+        self._asks: dict[str, GenerateRequest] = {}
         self._server: Loopback | None = None
 
-    def admit(self, ask: Ask) -> tuple[str, str]:
+    def register(self, ask: GenerateRequest) -> tuple[str, str]:
         """The base URL and the key of a client whose every question goes to `ask`."""
         if self._server is None or self._server.has_ended:
             routes = [
@@ -110,13 +110,13 @@ class AgentGateway:
         try:
             ask = self._asks.get(request.headers.get("authorization", "").removeprefix("Bearer "))
             if ask is None:
-                raise RefusalError("no episode has this key, or it is over", status=401)
-            body = read_body(await request.body(), ChatBody, template_kwargs={})
-            message = await unless_gone(request, ask(body))
+                raise ApiError("no episode has this key, or it is over", status=401)
+            body = parse_request(await request.body(), ChatCompletionRequest, template_kwargs={})
+            message = await cancel_on_disconnect(request, ask(body))
         except ClientDisconnect:
             return Response(status_code=499)
-        except RefusalError as error:
-            refusal = error_body(
+        except ApiError as error:
+            refusal = build_error(
                 str(error), status=error.status, param=error.param, code=error.code
             )
             return JSONResponse(refusal, error.status)
@@ -151,12 +151,12 @@ async def _chunks(
     yield "data: [DONE]\n\n"
 
 
-LAST_WORDS_SECONDS = 5.0
+GRACE_SECONDS = 5.0
 """For a program that was cut short to return a reward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Api:
+class ApiCredentials:
     """Where the program finds its model; the key is the episode's own."""
 
     base_url: str
@@ -164,73 +164,73 @@ class Api:
     model: str = MODEL
 
 
-Solve = Callable[[Task, Api], Awaitable[Reward]] | Callable[[Task, Api], Reward]
+AgentFn = Callable[[Task, ApiCredentials], Awaitable[Reward]] | Callable[[Task, ApiCredentials], Reward]
 
 
-def program(
-    solve: Solve,
+def agent_env(
+    solve: AgentFn,
     *,
-    cut_short: float | None = None,
-    last_words_seconds: float = LAST_WORDS_SECONDS,
+    truncated_reward: float | None = None,
+    grace_seconds: float = GRACE_SECONDS,
 ) -> EnvFactory:
     """What `environment.env_class` names: opens an episode in which `solve` plays a task.
 
     `solve` returns a reward, a Grade, or None where it cannot tell; without `async` it has a thread of
-    its own. `cut_short` is the reward of an attempt that the run's limits ended and that returned none
+    its own. `truncated_reward` is the reward of an attempt that the run's limits ended and that returned none
     itself soon after; None is unknown.
     """
-    door = AgentGateway()
+    gateway = AgentGateway()
 
-    async def open_program(task: Task) -> ProgramEnv:
-        return ProgramEnv(
-            task, solve, door, cut_short=cut_short, last_words_seconds=last_words_seconds
+    async def open_program(task: Task) -> AgentEnv:
+        return AgentEnv(
+            task, solve, gateway, truncated_reward=truncated_reward, grace_seconds=grace_seconds
         )
 
     return open_program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class _PendingRequest:
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...]
     answer: asyncio.Future[Message]
 
 
-class ProgramEnv:
+class AgentEnv:
     def __init__(
         self,
         task: Task,
-        solve: Solve,
-        door: AgentGateway,
+        solve: AgentFn,
+        gateway: AgentGateway,
         *,
-        cut_short: float | None,
-        last_words_seconds: float,
+        truncated_reward: float | None,
+        grace_seconds: float,
     ) -> None:
-        self._task, self._solve, self._door = task, solve, door
-        self._cut_short, self._last_words_seconds = cut_short, last_words_seconds
-        self._questions: asyncio.Queue[_Asked] = asyncio.Queue()
-        self._asked: _Asked | None = None
+        self._task, self._solve, self._gateway = task, solve, gateway
+        self._truncated_reward, self._grace_seconds = truncated_reward, grace_seconds
+        self._questions: asyncio.Queue[_PendingRequest] = asyncio.Queue()
+        self._pending: _PendingRequest | None = None
         """What waits for an answer."""
         self._program: asyncio.Task[Reward] | None = None
         self._key, self._is_over = "", False
 
     async def reset(self) -> Observation:
-        base_url, self._key = self._door.admit(self._ask)
-        api = Api(base_url=base_url, key=self._key)
+        base_url, self._key = self._gateway.register(self._ask)
+        api = ApiCredentials(base_url=base_url, key=self._key)
         self._program = asyncio.create_task(_run(self._solve, self._task, api))
-        self._asked = asked = await self._next_question(self._program)
+        self._pending = asked = await self._next_question(self._program)
         if asked is None:
             raise EnvError("the program ended before it asked its model anything")
         return Observation(messages=asked.messages, tools=asked.tools)
 
     async def step(self, action: Message) -> Step:
-        before = self._asked
+        before = self._pending
         if self._program is None or before is None:
             raise EnvError(f"task {self._task.key}: the program is not asking; call reset first")
         if before.answer.done():
             raise EnvError("the program waits for its answer no longer; raise its client's timeout")
         before.answer.set_result(action)
-        self._asked = asked = await self._next_question(self._program)
+        self._pending = asked = await self._next_question(self._program)
         if asked is None:
             return Step(done=True)
         news = _after(
@@ -244,10 +244,10 @@ class ProgramEnv:
         """A program that was cut short is told so, and may still say how it went."""
         if self._program is None:
             return None
-        was_cut = self._asked is not None
+        was_cut = self._pending is not None
         self._refuse_all()
-        cut = None if self._cut_short is None else Grade(reward=self._cut_short, success=False)
-        ended, _ = await asyncio.wait({self._program}, timeout=self._last_words_seconds)
+        cut = None if self._truncated_reward is None else Grade(reward=self._truncated_reward, success=False)
+        ended, _ = await asyncio.wait({self._program}, timeout=self._grace_seconds)
         if was_cut and (not ended or self._program.exception() is not None):
             return cut
         return grade_from(self._program.result(), by=f"the program of task {self._task.key}")
@@ -259,58 +259,58 @@ class ProgramEnv:
                 self._program.cancel()
                 await asyncio.gather(self._program, return_exceptions=True)
         finally:
-            await self._door.leave(self._key)
+            await self._gateway.leave(self._key)
 
     def _refuse_all(self) -> None:
         """The episode is over: whoever asks, or waits to be heard, is told so."""
         self._is_over = True
-        waiting = [self._asked] if self._asked else []
+        waiting = [self._pending] if self._pending else []
         while not self._questions.empty():
             waiting.append(self._questions.get_nowait())
         for asked in waiting:
             if not asked.answer.done():
                 asked.answer.set_exception(_over())
 
-    async def _ask(self, body: ChatBody) -> Message:
+    async def _ask(self, body: ChatCompletionRequest) -> Message:
         if self._is_over:
             raise _over()
         if body.n > 1:
-            raise RefusalError(f"n={body.n}: an episode has one answer; ask with n=1", param="n")
+            raise ApiError(f"n={body.n}: an episode has one answer; ask with n=1", param="n")
         if body.logprobs or body.return_token_ids:
-            raise RefusalError(
+            raise ApiError(
                 "logprobs and token ids are the run's own and not told here; leave them out",
                 param="logprobs" if body.logprobs else "return_token_ids",
             )
-        if body.stops:
-            raise RefusalError(
+        if body.stop_strings:
+            raise ApiError(
                 f"stop={list(body.stops)}: a turn ends where the run says; set "
                 "generator.sampling_params.stop",
                 param="stop",
             )
         messages = tuple(said.message() for said in body.messages)
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        await self._questions.put(_Asked(messages=messages, tools=body.specs, answer=answer))
+        await self._questions.put(_PendingRequest(messages=messages, tools=body.tool_specs, answer=answer))
         return await answer
 
-    async def _next_question(self, program: asyncio.Task[Reward]) -> _Asked | None:
+    async def _next_question(self, agent_env: asyncio.Task[Reward]) -> _PendingRequest | None:
         """None: the program has ended. EnvError where it failed."""
-        while not program.done() or not self._questions.empty():
+        while not agent_env.done() or not self._questions.empty():
             asking = asyncio.create_task(self._questions.get())
             try:
-                await asyncio.wait({asking, program}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({asking, agent_env}, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 if asking.done():
-                    self._asked = asking.result()  # to be told when the episode is over
+                    self._pending = asking.result()  # to be told when the episode is over
                 else:
                     asking.cancel()
             if asking.done() and not asking.result().answer.done():  # else who asked has gone
                 return asking.result()
-        if error := program.exception():
+        if error := agent_env.exception():
             raise EnvError(f"the program failed: {type(error).__name__}: {error}") from error
         return None
 
 
-async def _run(solve: Solve, task: Task, api: Api) -> Reward:
+async def _run(solve: AgentFn, task: Task, api: ApiCredentials) -> Reward:
     """EnvError for what would otherwise end more than the program."""
     thread: EnvThread | None = None
     try:
@@ -335,10 +335,10 @@ async def _run(solve: Solve, task: Task, api: Api) -> Reward:
 def _after(before: Sequence[Message], now: Sequence[Message]) -> tuple[Message, ...] | None:
     """What `now` says beyond `before`; None where it begins otherwise."""
     n = len(before)
-    if [words(message) for message in now[:n]] != [words(message) for message in before]:
+    if [comparable_fields(message) for message in now[:n]] != [comparable_fields(message) for message in before]:
         return None
     return tuple(now[n:])
 
 
-def _over() -> RefusalError:
-    return RefusalError("the episode is over: its limits are those of the run", status=403)
+def _over() -> ApiError:
+    return ApiError("the episode is over: its limits are those of the run", status=403)

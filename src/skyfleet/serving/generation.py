@@ -12,7 +12,7 @@ from time import perf_counter
 from skyfleet.engines.engine import Engine
 
 
-class Counters:
+class ServerMetrics:
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, int]] = Counter()
         """By path and status; 499 is a client that went away."""
@@ -64,16 +64,16 @@ class _Session:
 
 
 class Sessions:
-    def __init__(self, engine: Engine, *, most: int) -> None:
+    def __init__(self, engine: Engine, *, max_idle: int) -> None:
         """`most` are remembered while nobody uses them, so that they can go on from their cache."""
-        self._engine, self._most = engine, most
+        self._engine, self._max_idle = engine, max_idle
         self._known: OrderedDict[str, _Session] = OrderedDict()
 
     def is_free(self, name: str) -> bool:
         return name not in self._known or self._known[name].n_users == 0
 
     @asynccontextmanager
-    async def held(self, name: str) -> AsyncIterator[None]:
+    async def acquire(self, name: str) -> AsyncIterator[None]:
         session = self._known.setdefault(name, _Session())
         self._known.move_to_end(name)
         session.n_users += 1
@@ -86,6 +86,6 @@ class Sessions:
 
     async def _give_up_oldest(self) -> None:
         idle = [name for name, session in self._known.items() if session.n_users == 0]
-        for name in idle[: max(0, len(idle) - self._most)]:
+        for name in idle[: max(0, len(idle) - self._max_idle)]:
             del self._known[name]
             await self._engine.release(name)

@@ -16,39 +16,39 @@ from skyfleet.chat.transcript import Completion
 from skyfleet.engines.engine import Engine
 from skyfleet.engines.sampler import finish_of
 from skyfleet.engines.sampling_params import SamplingParams
-from skyfleet.serving.generation import Counters, Sessions
-from skyfleet.serving.requests import B, Body, RefusalError, read_body
-from skyfleet.serving.token_cache import Threads
+from skyfleet.serving.generation import ServerMetrics, Sessions
+from skyfleet.serving.requests import B, BaseRequest, ApiError, parse_request
+from skyfleet.serving.token_cache import TokenCache
 
-SLICE = 8
+SLICE_TOKENS = 8
 """Tokens that a stream sends at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class GenerateRequest:
     prompt: list[int]
     sampling: SamplingParams
     session: str
 
 
-class Speaking:
+class GenerationService:
     def __init__(self, engine: Engine, renderer: Renderer, *, max_sessions: int) -> None:
         self._engine, self._renderer = engine, renderer
-        self.sessions = Sessions(engine, most=max_sessions)
-        self.counters = Counters()
+        self.sessions = Sessions(engine, max_idle=max_sessions)
+        self.counters = ServerMetrics()
 
     @property
     def version(self) -> int:
         return self._engine.policy_version
 
-    async def whole(self, ask: Ask) -> Completion:
+    async def whole(self, ask: GenerateRequest) -> Completion:
         with self.counters.turn(len(ask.prompt)):
-            async with self.sessions.held(ask.session):
+            async with self.sessions.acquire(ask.session):
                 said = await self._engine.generate(ask.prompt, ask.sampling, session=ask.session)
             self.counters.generated_tokens += len(said.token_ids)
         return said
 
-    async def slices(self, ask: Ask) -> AsyncIterator[tuple[Completion, bool]]:
+    async def slices(self, ask: GenerateRequest) -> AsyncIterator[tuple[Completion, bool]]:
         """Each with whether it is the last. An engine need not know of streams for this.
 
         A seed draws other tokens than in one piece: every slice begins at a position of its own.
@@ -56,10 +56,10 @@ class Speaking:
         said: list[int] = []
         is_last = False
         with self.counters.turn(len(ask.prompt)):
-            async with self.sessions.held(ask.session):
+            async with self.sessions.acquire(ask.session):
                 while not is_last:
                     left = ask.sampling.max_generate_length - len(said)
-                    sampling = replace(ask.sampling, max_generate_length=min(SLICE, left))
+                    sampling = replace(ask.sampling, max_generate_length=min(SLICE_TOKENS, left))
                     part = await self._engine.generate(
                         [*ask.prompt, *said], sampling, session=ask.session
                     )
@@ -90,31 +90,31 @@ class Speaking:
         return kept, kept.finish != "length" or finish is not None
 
 
-class Served:
+class ModelService:
     def __init__(
         self,
         renderer: Renderer,
-        speaking: Speaking,
+        generation: GenerationService,
         *,
         encode: Callable[[str], list[int]],
         model: str,
         max_model_len: int,
         template_kwargs: Mapping[str, Any],
     ) -> None:
-        self.renderer, self.speaking, self.encode = renderer, speaking, encode
-        self.threads = Threads(renderer)
+        self.renderer, self.generation, self.encode = renderer, generation, encode
+        self.token_cache = TokenCache(renderer)
         self._model, self._max_model_len = model, max_model_len
         self._template_kwargs = template_kwargs
 
     async def models(self) -> dict[str, Any]:
         model = {"id": self._model, "object": "model", "created": 0, "owned_by": "skyfleet"}
-        told = {"max_model_len": self._max_model_len, "policy_version": self.speaking.version}
+        told = {"max_model_len": self._max_model_len, "policy_version": self.generation.version}
         return {"object": "list", "data": [{**model, **told}]}
 
     def read(self, raw: bytes, kind: type[B]) -> B:
-        body = read_body(raw, kind, template_kwargs=self._template_kwargs)
+        body = parse_request(raw, kind, template_kwargs=self._template_kwargs)
         if body.model != self._model:
-            raise RefusalError(
+            raise ApiError(
                 f"model={body.model!r} is not served; {self._model!r} is",
                 status=404,
                 param="model",
@@ -122,30 +122,30 @@ class Served:
             )
         return body
 
-    def asks(
+    def build_requests(
         self,
-        body: Body,
+        body: BaseRequest,
         prompts: Sequence[list[int]],
         max_tokens: int | None,
         *,
         session: str | None,
         thread: str | None = None,
-    ) -> list[Ask]:
+    ) -> list[GenerateRequest]:
         """`n` for every prompt. `thread` is a session that has the beginning, if it is free."""
         if body.stream and (len(prompts) > 1 or body.n > 1):
-            raise RefusalError("stream=true answers one prompt with n=1; ask again for more")
-        asks: list[Ask] = []
+            raise ApiError("stream=true answers one prompt with n=1; ask again for more")
+        build_requests: list[GenerateRequest] = []
         for prompt in prompts:
             sampling = self._sampling(body, self._room(prompt, max_tokens))
             name = session or self._session(prompt, body.seed, thread)
             for _ in range(body.n):
                 # One session cannot speak twice at once, and would say the same.
-                mine = f"{name}#{len(asks)}" if asks else name
-                asks.append(Ask(prompt=prompt, sampling=sampling, session=mine))
-        return asks
+                mine = f"{name}#{len(asks)}" if build_requests else name
+                build_requests.append(GenerateRequest(prompt=prompt, sampling=sampling, session=mine))
+        return build_requests
 
-    async def whole(self, asks: Sequence[Ask]) -> list[Completion]:
-        return await asyncio.gather(*(self.speaking.whole(ask) for ask in asks))
+    async def whole(self, build_requests: Sequence[GenerateRequest]) -> list[Completion]:
+        return await asyncio.gather(*(self.generation.whole(ask) for ask in build_requests))
 
     def fields(self, prefix: str, kind: str) -> dict[str, Any]:
         return {
@@ -159,7 +159,7 @@ class Served:
         left = self._max_model_len - len(prompt)
         if not prompt or left < (max_tokens or 1):
             asked = "" if max_tokens is None else f" + max_tokens={max_tokens}"
-            raise RefusalError(
+            raise ApiError(
                 f"{len(prompt)} prompt tokens{asked} do not fit: this model takes 1 or more and "
                 f"{self._max_model_len} in all",
                 param="messages" if max_tokens is None else "max_tokens",
@@ -167,7 +167,7 @@ class Served:
             )
         return max_tokens or left
 
-    def _sampling(self, body: Body, max_tokens: int) -> SamplingParams:
+    def _sampling(self, body: BaseRequest, max_tokens: int) -> SamplingParams:
         ends = () if body.ignore_eos else self.renderer.stop_token_ids
         return SamplingParams(
             max_generate_length=max_tokens,
@@ -175,7 +175,7 @@ class Served:
             top_p=body.top_p,
             top_k=body.top_k or -1,
             min_p=body.min_p,
-            stop=body.stops,
+            stop=body.stop_strings,
             stop_token_ids=tuple(dict.fromkeys((*body.stop_token_ids, *ends))),
             seed=body.seed,
         )
@@ -186,8 +186,8 @@ class Served:
             try:
                 written = array("q", prompt).tobytes()
             except OverflowError:
-                raise RefusalError("the prompt holds a number that is no token id") from None
+                raise ApiError("the prompt holds a number that is no token id") from None
             return f"seeded-{blake2b(written, digest_size=16).hexdigest()}"
-        if thread is not None and self.speaking.sessions.is_free(thread):
+        if thread is not None and self.generation.sessions.is_free(thread):
             return thread
         return f"nameless-{uuid4().hex}"

@@ -14,7 +14,7 @@ from skyfleet.engines.openai_messages import read_reply
 from skyfleet.errors import MissingExtraError
 
 
-class RefusalError(Exception):
+class ApiError(Exception):
     def __init__(
         self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None
     ) -> None:
@@ -22,7 +22,7 @@ class RefusalError(Exception):
         self.status, self.param, self.code = status, param, code
 
 
-def error_body(
+def build_error(
     message: str, *, status: int, param: str | None = None, code: str | None = None
 ) -> dict[str, Any]:
     kind = "server_error" if status >= 500 else "invalid_request_error"
@@ -66,7 +66,7 @@ _HARMLESS = frozenset(
 """Keys that change nothing here."""
 
 
-class _Tolerant(BaseModel):
+class _NullTolerantModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _null_is_left_out(cls, sent: Any) -> Any:
@@ -75,7 +75,7 @@ class _Tolerant(BaseModel):
         return {key: value for key, value in sent.items() if value is not None}
 
 
-class _Inner(_Tolerant, extra="forbid"):
+class _StrictModel(_NullTolerantModel, extra="forbid"):
     """A part of a body; `harmless` are keys that clients send and that change nothing here."""
 
     harmless: ClassVar[frozenset[str]] = frozenset()
@@ -88,11 +88,11 @@ class _Inner(_Tolerant, extra="forbid"):
         return {key: value for key, value in sent.items() if key not in cls.harmless}
 
 
-class StreamOptions(_Tolerant):
+class StreamOptions(_NullTolerantModel):
     include_usage: bool = False
 
 
-class Body(_Tolerant):
+class BaseRequest(_NullTolerantModel):
     model: str
     n: int = Field(1, ge=1, le=128)
     temperature: float = Field(1.0, ge=0)
@@ -109,19 +109,19 @@ class Body(_Tolerant):
     return_token_ids: bool = False
 
     @property
-    def stops(self) -> tuple[str, ...]:
-        stops = [self.stop] if isinstance(self.stop, str) else self.stop
-        return tuple(filter(None, stops))
+    def stop_strings(self) -> tuple[str, ...]:
+        stop_strings = [self.stop] if isinstance(self.stop, str) else self.stop
+        return tuple(filter(None, stop_strings))
 
 
-class CompletionBody(Body):
+class CompletionRequest(BaseRequest):
     prompt: str | list[int] | list[str] | list[list[int]]
     max_tokens: int = Field(16, ge=1)
     logprobs: int | None = Field(None, ge=0, le=1)
     """Either way the chosen token's alone."""
 
 
-class _Function(_Inner):
+class _Function(_StrictModel):
     harmless = frozenset(["strict"])  # agents' SDKs always ask for it; a model here is not bound
 
     name: str
@@ -129,21 +129,21 @@ class _Function(_Inner):
     parameters: dict[str, Any] = {"type": "object", "properties": {}}
 
 
-class _Tool(_Inner):
+class _Tool(_StrictModel):
     harmless = frozenset(["cache_control"])
 
     type: Literal["function"] = "function"
     function: _Function
 
 
-class _TextPart(_Inner):
+class _TextPart(_StrictModel):
     harmless = frozenset(["annotations", "cache_control"])
 
     type: Literal["text"]
     text: str
 
 
-class _Said(_Inner):
+class _ChatMessage(_StrictModel):
     # Of an answer that is sent back, by way of LiteLLM too.
     harmless = frozenset(
         [
@@ -168,7 +168,7 @@ class _Said(_Inner):
     @model_validator(mode="after")
     def _nobody_else_has_a_name(self) -> Self:
         if self.name is not None and self.role not in ("assistant", "tool"):
-            raise RefusalError(
+            raise ApiError(
                 f"name={self.name!r:.100} of a {self.role} message is not served; write it into "
                 "the content",
                 param="name",
@@ -184,8 +184,8 @@ class _Said(_Inner):
         return Message(role=role, content=text, tool_call_id=self.tool_call_id)
 
 
-class ChatBody(Body):
-    messages: list[_Said] = Field(min_length=1)
+class ChatCompletionRequest(BaseRequest):
+    messages: list[_ChatMessage] = Field(min_length=1)
     tools: list[_Tool] = []
     tool_choice: Literal["auto", "none"] = "auto"
     max_tokens: int | None = Field(None, ge=1)
@@ -200,35 +200,35 @@ class ChatBody(Body):
         return {str(call.get("id")) for said in self.messages for call in said.tool_calls}
 
     @property
-    def specs(self) -> tuple[ToolSpec, ...]:
+    def tool_specs(self) -> tuple[ToolSpec, ...]:
         if self.tool_choice == "none":
             return ()
         return tuple(ToolSpec(**tool.function.model_dump()) for tool in self.tools)
 
 
-def read_body(raw: bytes, kind: type[B], *, template_kwargs: Mapping[str, Any]) -> B:
+def parse_request(raw: bytes, kind: type[B], *, template_kwargs: Mapping[str, Any]) -> B:
     """`template_kwargs` are the renderer's own: a chat may only say the same."""
     try:
         sent = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise RefusalError(f"the body is not JSON: {error}") from error
+        raise ApiError(f"the body is not JSON: {error}") from error
     if not isinstance(sent, dict):
-        raise RefusalError("the body is not a JSON object; send one")
+        raise ApiError("the body is not a JSON object; send one")
     for key, same in (_ONLY | {"chat_template_kwargs": ({}, dict(template_kwargs))}).items():
         if sent.get(key) is not None and sent[key] not in same:
-            raise RefusalError(f"{key}={sent[key]!r:.100} is not served; leave it out", param=key)
+            raise ApiError(f"{key}={sent[key]!r:.100} is not served; leave it out", param=key)
     known = kind.model_fields.keys() | _ONLY.keys() | _HARMLESS | {"chat_template_kwargs"}
     for key in sent.keys() - known:
         if sent[key] is not None:
-            raise RefusalError(f"{key}={sent[key]!r:.100} is not served; leave it out", param=key)
+            raise ApiError(f"{key}={sent[key]!r:.100} is not served; leave it out", param=key)
     try:
         return kind.model_validate(sent)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = ".".join(map(str, first["loc"])) or "the body"
         if first["type"] == "missing":
-            raise RefusalError(f"{key} is missing; send it", param=key) from error
-        raise RefusalError(f"{key}={first['input']!r:.100}; {first['msg']}", param=key) from error
+            raise ApiError(f"{key} is missing; send it", param=key) from error
+        raise ApiError(f"{key}={first['input']!r:.100}; {first['msg']}", param=key) from error
 
 
 try:
@@ -239,7 +239,7 @@ except ImportError:
 T = TypeVar("T")
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """What `work` gives; it is cancelled when the client hangs up."""
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_hang_up(request))
     try:

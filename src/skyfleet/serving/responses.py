@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
-from skyfleet.chat.call_ids import call_id
+from skyfleet.chat.call_ids import format_call_id
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.chat.renderer import Renderer
 from skyfleet.chat.tool_calls.parser import thoughts_aside
@@ -17,12 +17,12 @@ from skyfleet.chat.transcript import Completion
 from skyfleet.engines.http_client import RefusedError
 from skyfleet.engines.openai_messages import written_message
 from skyfleet.errors import EngineError
-from skyfleet.serving.requests import Body, ChatBody, CompletionBody, error_body
+from skyfleet.serving.requests import BaseRequest, ChatCompletionRequest, CompletionRequest, build_error
 
 _HALF_A_LETTER = "\ufffd"
 
 
-def totals(prompts: Sequence[Sequence[int]], completions: Sequence[Completion]) -> dict[str, Any]:
+def summarize(prompts: Sequence[Sequence[int]], completions: Sequence[Completion]) -> dict[str, Any]:
     """What an answer says beside its choices: tokens in all, and the oldest weights that spoke."""
     n_prompt = sum(map(len, prompts))
     n_sampled = sum(len(completion.token_ids) for completion in completions)
@@ -38,34 +38,34 @@ def usage(n_prompt: int, n_sampled: int) -> dict[str, int]:
     }
 
 
-def without_stop(body: Body, text: str, *, is_whole: bool = True) -> str:
+def strip_stop(body: BaseRequest, text: str, *, is_whole: bool = True) -> str:
     """The text before a stop string; of a text that grows, what no stop string can take back."""
-    stops = () if body.include_stop_str_in_output else body.stops
-    ends = [end for stop in stops if (end := text.find(stop)) >= 0]
+    stop_strings = () if body.include_stop_str_in_output else body.stop_strings
+    ends = [end for stop in stop_strings if (end := text.find(stop)) >= 0]
     if ends:
         return text[: min(ends)]
     if is_whole:
         return text
     text = text.rstrip(_HALF_A_LETTER)
-    return text[: len(text) + 1 - max(map(len, stops), default=1)]
+    return text[: len(text) + 1 - max(map(len, stop_strings), default=1)]
 
 
-def plain_text(renderer: Renderer, token_ids: Sequence[int]) -> str:
+def decode_completion(renderer: Renderer, token_ids: Sequence[int]) -> str:
     ended = bool(token_ids) and token_ids[-1] in renderer.stop_token_ids
     return renderer.text(token_ids[:-1] if ended else token_ids)
 
 
-def chat_message(body: ChatBody, renderer: Renderer, token_ids: Sequence[int]) -> dict[str, Any]:
+def build_chat_message(body: ChatCompletionRequest, renderer: Renderer, token_ids: Sequence[int]) -> dict[str, Any]:
     """What the turn says. A call that nobody offered a tool for, or that is malformed, is text."""
-    message = renderer.parse(token_ids, body.specs)
+    message = renderer.parse(token_ids, body.tool_specs)
     text = message.text
-    if message.tool_calls and not body.specs:
+    if message.tool_calls and not body.tool_specs:
         message = Message(role="assistant", reasoning=message.reasoning)
-        text = thoughts_aside(plain_text(renderer, token_ids))[0].strip()
-    calls = _told_apart(message.tool_calls, body.call_ids)
+        text = thoughts_aside(decode_completion(renderer, token_ids))[0].strip()
+    calls = _make_ids_unique(message.tool_calls, body.call_ids)
     written = written_message(replace(message, tool_calls=calls))
     text = "\n".join(filter(None, (text, *message.malformed_calls)))
-    written["content"] = without_stop(body, text)
+    written["content"] = strip_stop(body, text)
     if message.malformed_calls:
         written["malformed_calls"] = list(message.malformed_calls)
     if message.reasoning is not None:
@@ -73,7 +73,7 @@ def chat_message(body: ChatBody, renderer: Renderer, token_ids: Sequence[int]) -
     return written
 
 
-def _told_apart(calls: Sequence[ToolCall], used: Collection[str]) -> tuple[ToolCall, ...]:
+def _make_ids_unique(calls: Sequence[ToolCall], used: Collection[str]) -> tuple[ToolCall, ...]:
     """An id is told once, so that agents can keep results by it; a model's own new one is kept."""
     taken, told = {*used, *(call.id for call in calls)}, list[ToolCall]()
     for place, call in enumerate(calls):
@@ -82,19 +82,19 @@ def _told_apart(calls: Sequence[ToolCall], used: Collection[str]) -> tuple[ToolC
             own = f"call_{uuid4().hex}"
         elif own in used:
             # As Kimi K2 counts; gpt-oss reads the name in it.
-            while (own := call_id(call.name, number)) in taken:
+            while (own := format_call_id(call.name, number)) in taken:
                 number += 1
         taken.add(own)
         told.append(replace(call, id=own))
     return tuple(told)
 
 
-def chat_finish(completion: Completion, message: dict[str, Any]) -> str:
+def chat_finish_reason(completion: Completion, message: dict[str, Any]) -> str:
     called = "tool_calls" in message and completion.finish == "stop"
     return "tool_calls" if called else completion.finish
 
 
-def chat_tokens(body: ChatBody, renderer: Renderer, completion: Completion) -> dict[str, Any]:
+def chat_token_fields(body: ChatCompletionRequest, renderer: Renderer, completion: Completion) -> dict[str, Any]:
     """The fields of a choice that tell its tokens, as far as they were asked for."""
     told: dict[str, Any] = {"logprobs": None}
     if body.logprobs:
@@ -107,8 +107,8 @@ def chat_tokens(body: ChatBody, renderer: Renderer, completion: Completion) -> d
     return told
 
 
-def text_tokens(
-    body: CompletionBody, renderer: Renderer, completion: Completion, *, offset: int = 0
+def text_token_fields(
+    body: CompletionRequest, renderer: Renderer, completion: Completion, *, offset: int = 0
 ) -> dict[str, Any]:
     told: dict[str, Any] = {"logprobs": None}
     if body.logprobs is not None:
@@ -142,9 +142,9 @@ _MARK_BEGUN = re.compile(r"\s*[<\[][^<\[]{0,31}\Z")
 """The end of a text that may be the first half of a mark."""
 
 
-async def events(
+async def stream_events(
     fields: Mapping[str, Any],
-    body: Body,
+    body: BaseRequest,
     prompt: list[int],
     choices: Choices,
     *,
@@ -164,27 +164,27 @@ async def events(
             yield _event({**fields, "choices": [], "usage": usage(len(prompt), len(said))})
     except EngineError as error:
         status = 400 if isinstance(error, RefusedError) else 500
-        yield _event(error_body(str(error), status=status))
+        yield _event(build_error(str(error), status=status))
     yield "data: [DONE]\n\n"
 
 
-async def text_choices(body: CompletionBody, renderer: Renderer, slices: Slices) -> Choices:
+async def stream_text_choices(body: CompletionRequest, renderer: Renderer, slices: Slices) -> Choices:
     said: list[int] = []
     sent = offset = 0
     async for part, is_last in slices:
         said += part.token_ids
-        text = without_stop(body, plain_text(renderer, said), is_whole=is_last)
+        text = strip_stop(body, decode_completion(renderer, said), is_whole=is_last)
         choice = {
             "index": 0,
             "text": text[sent:],
             "finish_reason": part.finish if is_last else None,
         }
-        yield part, choice | text_tokens(body, renderer, part, offset=offset)
+        yield part, choice | text_token_fields(body, renderer, part, offset=offset)
         sent, offset = len(text), len(renderer.text(said))
 
 
-async def chat_choices(
-    body: ChatBody, renderer: Renderer, slices: Slices, *, thinks: bool = True
+async def stream_chat_choices(
+    body: ChatCompletionRequest, renderer: Renderer, slices: Slices, *, in_reasoning: bool = True
 ) -> Choices:
     """What may yet become something else waits for the last slice: all words where tools were offered.
 
@@ -198,12 +198,12 @@ async def chat_choices(
         finish = None
         message: dict[str, Any] = {}
         if is_last:
-            message = chat_message(body, renderer, said)
-            finish = chat_finish(part, message)
+            message = build_chat_message(body, renderer, said)
+            finish = chat_finish_reason(part, message)
             if calls := message.get("tool_calls"):
                 delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
-        elif not body.specs:
-            message = _settled(body, renderer.parse(said), thinks=thinks)
+        elif not body.tool_specs:
+            message = _settled(body, renderer.parse(said), in_reasoning=in_reasoning)
         for key, before in sent.items():
             now = message.get(key) or ""
             more = now.removeprefix(before)
@@ -211,16 +211,16 @@ async def chat_choices(
             if more and (is_last or now.startswith(before)):
                 delta[key], sent[key] = more, before + more
         choice = {"index": 0, "delta": delta, "finish_reason": finish}
-        yield part, choice | chat_tokens(body, renderer, part)
+        yield part, choice | chat_token_fields(body, renderer, part)
 
 
-def _settled(body: ChatBody, message: Message, *, thinks: bool) -> dict[str, str]:
+def _settled(body: ChatCompletionRequest, message: Message, *, in_reasoning: bool) -> dict[str, str]:
     """What the whole turn will say too, whatever comes; nothing more once a call has begun."""
-    if message.tool_calls or message.malformed_calls or (thinks and message.reasoning is None):
+    if message.tool_calls or message.malformed_calls or (in_reasoning and message.reasoning is None):
         return {}
     texts = {"content": message.text, "reasoning_content": message.reasoning or ""}
     return {
-        key: without_stop(body, _MARK_BEGUN.sub("", text), is_whole=False)
+        key: strip_stop(body, _MARK_BEGUN.sub("", text), is_whole=False)
         for key, text in texts.items()
     }
 

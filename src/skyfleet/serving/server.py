@@ -14,8 +14,8 @@ from skyfleet.engines.http_client import RefusedError
 from skyfleet.engines.openai_engine import SESSION_HEADER
 from skyfleet.errors import EngineError, MissingExtraError
 from skyfleet.serving.completions import chat, complete
-from skyfleet.serving.model_service import Served, Speaking
-from skyfleet.serving.requests import RefusalError, error_body, unless_gone
+from skyfleet.serving.model_service import ModelService, GenerationService
+from skyfleet.serving.requests import ApiError, build_error, cancel_on_disconnect
 
 try:
     from starlette.applications import Starlette
@@ -46,27 +46,27 @@ def serve_app(
 
     `template_kwargs` are those that `renderer` was made with.
     """
-    speaking = Speaking(engine, renderer, max_sessions=max_sessions)
-    served = Served(
+    generation = GenerationService(engine, renderer, max_sessions=max_sessions)
+    served = ModelService(
         renderer,
-        speaking,
+        generation,
         encode=encode,
         model=model,
         max_model_len=max_model_len,
         template_kwargs=template_kwargs,
     )
-    door = _Door(served, api_key)
+    gateway = ApiHandler(served, api_key)
 
     async def metrics(request: Request) -> Response:
-        return PlainTextResponse(speaking.counters.text(engine.policy_version))
+        return PlainTextResponse(generation.counters.text(engine.policy_version))
 
     return Starlette(
         routes=[
             Route("/health", _health),
             Route("/metrics", metrics),
-            Route("/v1/models", door.models),
-            Route("/v1/chat/completions", door.chat, methods=["POST"]),
-            Route("/v1/completions", door.complete, methods=["POST"]),
+            Route("/v1/models", gateway.models),
+            Route("/v1/chat/completions", gateway.chat, methods=["POST"]),
+            Route("/v1/completions", gateway.complete, methods=["POST"]),
         ],
         exception_handlers={404: _unknown, 405: _unknown},
     )
@@ -78,13 +78,13 @@ async def _health(request: Request) -> Response:
 
 async def _unknown(request: Request, error: Exception) -> Response:
     message = f"{request.method} {request.url.path} is not served here"
-    return JSONResponse(error_body(message, status=404), 404)
+    return JSONResponse(build_error(message, status=404), 404)
 
 
-class _Door:
+class ApiHandler:
     """Lets in who has the key, tells errors as OpenAI does, and stops work nobody waits for."""
 
-    def __init__(self, served: Served, api_key: str | None) -> None:
+    def __init__(self, served: ModelService, api_key: str | None) -> None:
         self._served = served
         self._bearer = None if api_key is None else f"Bearer {api_key}".encode()
 
@@ -99,20 +99,20 @@ class _Door:
 
     async def _counted(self, request: Request, work: Work) -> Response:
         response = await self._answered(request, work)
-        self._served.speaking.counters.requests[request.url.path, response.status_code] += 1
+        self._served.generation.counters.requests[request.url.path, response.status_code] += 1
         return response
 
     async def _answered(self, request: Request, work: Work) -> Response:
         try:
             self._check_key(request)
             raw, session = await request.body(), request.headers.get(SESSION_HEADER)
-            answer = await unless_gone(request, work(raw, session))
-        except RefusalError as error:
-            body = error_body(str(error), status=error.status, param=error.param, code=error.code)
+            answer = await cancel_on_disconnect(request, work(raw, session))
+        except ApiError as error:
+            body = build_error(str(error), status=error.status, param=error.param, code=error.code)
             return JSONResponse(body, error.status)
         except EngineError as error:
             status = 400 if isinstance(error, RefusedError) else 500
-            return JSONResponse(error_body(str(error), status=status), status)
+            return JSONResponse(build_error(str(error), status=status), status)
         except ClientDisconnect:
             return Response(status_code=_GONE)
         if isinstance(answer, dict):
@@ -122,7 +122,7 @@ class _Door:
     def _check_key(self, request: Request) -> None:
         sent = request.headers.get("authorization", "").encode()
         if self._bearer is not None and not hmac.compare_digest(sent, self._bearer):
-            raise RefusalError(
+            raise ApiError(
                 "the Authorization header has not this server's key; send Bearer <api_key>",
                 status=401,
                 code="invalid_api_key",

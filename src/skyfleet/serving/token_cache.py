@@ -19,7 +19,7 @@ from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.chat.renderer import Renderer
 from skyfleet.engines.openai_messages import aloud
 
-MOST_TOKENS = 16_000_000
+MAX_TOKENS_KEPT = 16_000_000
 """Remembered in all: 64 MB."""
 
 
@@ -30,10 +30,10 @@ class Prompt:
     """Which has the beginning in its cache."""
 
 
-class Threads:
-    def __init__(self, renderer: Renderer, *, most_tokens: int = MOST_TOKENS) -> None:
-        self._renderer, self._left = renderer, most_tokens
-        self._kept: OrderedDict[bytes, tuple[str, array[int]]] = OrderedDict()
+class TokenCache:
+    def __init__(self, renderer: Renderer, *, max_tokens_kept: int = MAX_TOKENS_KEPT) -> None:
+        self._renderer, self._left = renderer, max_tokens_kept
+        self._entries: OrderedDict[bytes, tuple[str, array[int]]] = OrderedDict()
         """Without tokens: several were the same words'."""
 
     def prompt(
@@ -44,9 +44,9 @@ class Threads:
         if spoken:
             heard = spoken[-1] + 1
             key = _key(messages[:heard], tools, client)
-            session, token_ids = self._kept.get(key, ("", array("i")))
+            session, token_ids = self._entries.get(key, ("", array("i")))
             if token_ids:
-                self._kept.move_to_end(key)
+                self._entries.move_to_end(key)
                 joined = self._renderer.join(token_ids[-1], messages[heard:])
                 if joined is not None:
                     return Prompt(token_ids=[*token_ids, *joined], session=session)
@@ -63,19 +63,19 @@ class Threads:
     ) -> None:
         """`messages` end in what the client was answered, `token_ids` in what was sampled."""
         key, tokens = _key(messages, tools, client), array("i", token_ids)
-        if key in self._kept:
-            before = self._kept.pop(key)[1]
+        if key in self._entries:
+            before = self._entries.pop(key)[1]
             self._left += len(before)
             if client is None and before != tokens:
                 tokens = array("i")
-        self._kept[key] = session, tokens
+        self._entries[key] = session, tokens
         self._left -= len(tokens)
         while self._left < 0:
-            _, (_, oldest) = self._kept.popitem(last=False)
+            _, (_, oldest) = self._entries.popitem(last=False)
             self._left += len(oldest)
 
 
-def words(message: Message) -> list[object]:
+def comparable_fields(message: Message) -> list[object]:
     """What a client gives back of a message, whatever it does to the rest."""
     calls = [[call.name, dict(call.arguments)] for call in message.tool_calls]
     return [message.role, aloud(message), calls]
@@ -83,7 +83,7 @@ def words(message: Message) -> list[object]:
 
 def _key(messages: Sequence[Message], tools: Sequence[ToolSpec], client: str | None) -> bytes:
     """Ids and thoughts are left out: clients change the one and drop the other."""
-    said = [words(message) for message in messages]
+    said = [comparable_fields(message) for message in messages]
     shown = [[tool.name, tool.description, dict(tool.parameters)] for tool in tools]
     written = json.dumps([client, said, shown], sort_keys=True)
     return blake2b(written.encode(), digest_size=16).digest()
