@@ -1,4 +1,4 @@
-"""Parse and validate the requests of OpenAI API clients."""
+"""Parse and validate the requests of OpenAI API clients; no key that changes the result is ignored."""
 
 from __future__ import annotations
 
@@ -13,25 +13,18 @@ from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.engines.openai_messages import read_reply
 from skyfleet.errors import MissingExtraError
 
+try:
+    from starlette.requests import ClientDisconnect, Request
+except ImportError:
+    raise MissingExtraError("starlette", "serve") from None
 
-class ApiError(Exception):
-    def __init__(
-        self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None
-    ) -> None:
-        super().__init__(message)
-        self.status, self.param, self.code = status, param, code
+RequestT = TypeVar("RequestT", bound="BaseRequest")
+T = TypeVar("T")
 
+CLIENT_CLOSED_REQUEST = 499
+"""nginx's status for a client that disconnected; nobody receives it."""
 
-def build_error(
-    message: str, *, status: int, param: str | None = None, code: str | None = None
-) -> dict[str, Any]:
-    kind = "server_error" if status >= 500 else "invalid_request_error"
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
-B = TypeVar("B", bound="Body")
-
-_ONLY: dict[str, tuple[object, ...]] = {
+_SUPPORTED_VALUES: dict[str, tuple[object, ...]] = {
     "add_generation_prompt": (True,),
     "best_of": (1,),
     "echo": (False,),
@@ -46,8 +39,8 @@ _ONLY: dict[str, tuple[object, ...]] = {
     "suffix": ("",),
     "use_beam_search": (False,),
 }
-"""Keys that would change the answer, with the values at which they do not."""
-_HARMLESS = frozenset(
+"""Keys that would change the response, with the values that do not."""
+_IGNORED_KEYS = frozenset(
     [
         "add_special_tokens",
         "cache_salt",
@@ -63,29 +56,29 @@ _HARMLESS = frozenset(
         "user",
     ]
 )
-"""Keys that change nothing here."""
+"""Keys without effect here."""
 
 
 class _NullTolerantModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
-    def _null_is_left_out(cls, sent: Any) -> Any:
-        if not isinstance(sent, dict):
-            return sent
-        return {key: value for key, value in sent.items() if value is not None}
+    def _drop_nulls(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        return {key: value for key, value in data.items() if value is not None}
 
 
 class _StrictModel(_NullTolerantModel, extra="forbid"):
-    """A part of a body; `harmless` are keys that clients send and that change nothing here."""
+    """Part of a request. `ignored_keys`: clients send them, and they have no effect here."""
 
-    harmless: ClassVar[frozenset[str]] = frozenset()
+    ignored_keys: ClassVar[frozenset[str]] = frozenset()
 
     @model_validator(mode="before")
     @classmethod
-    def _harmless_is_left_out(cls, sent: Any) -> Any:
-        if not isinstance(sent, dict):
-            return sent
-        return {key: value for key, value in sent.items() if key not in cls.harmless}
+    def _drop_ignored_keys(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        return {key: value for key, value in data.items() if key not in cls.ignored_keys}
 
 
 class StreamOptions(_NullTolerantModel):
@@ -118,11 +111,13 @@ class CompletionRequest(BaseRequest):
     prompt: str | list[int] | list[str] | list[list[int]]
     max_tokens: int = Field(16, ge=1)
     logprobs: int | None = Field(None, ge=0, le=1)
-    """Either way the chosen token's alone."""
+    """0 and 1 both return the logprob of the sampled token only."""
 
 
 class _Function(_StrictModel):
-    harmless = frozenset(["strict"])  # agents' SDKs always ask for it; a model here is not bound
+    ignored_keys = frozenset(
+        ["strict"]
+    )  # agent SDKs always send it; decoding is not constrained here
 
     name: str
     description: str = ""
@@ -130,22 +125,22 @@ class _Function(_StrictModel):
 
 
 class _Tool(_StrictModel):
-    harmless = frozenset(["cache_control"])
+    ignored_keys = frozenset(["cache_control"])
 
     type: Literal["function"] = "function"
     function: _Function
 
 
 class _TextPart(_StrictModel):
-    harmless = frozenset(["annotations", "cache_control"])
+    ignored_keys = frozenset(["annotations", "cache_control"])
 
     type: Literal["text"]
     text: str
 
 
 class _ChatMessage(_StrictModel):
-    # Of an answer that is sent back, by way of LiteLLM too.
-    harmless = frozenset(
+    # Fields of our responses that clients send back, also through LiteLLM.
+    ignored_keys = frozenset(
         [
             "annotations",
             "cache_control",
@@ -163,19 +158,19 @@ class _ChatMessage(_StrictModel):
     tool_calls: list[dict[str, Any]] = []
     tool_call_id: str | None = None
     name: str | None = None
-    """Whose turn or which tool's answer; a user or system by name is refused."""
+    """Of an assistant or a tool; user and system messages with a name are rejected."""
 
     @model_validator(mode="after")
-    def _nobody_else_has_a_name(self) -> Self:
+    def _check_name(self) -> Self:
         if self.name is not None and self.role not in ("assistant", "tool"):
             raise ApiError(
-                f"name={self.name!r:.100} of a {self.role} message is not served; write it into "
+                f"name={self.name!r:.100} of a {self.role} message is not supported; put it into "
                 "the content",
                 param="name",
             )
         return self
 
-    def message(self) -> Message:
+    def to_message(self) -> Message:
         parts = self.content
         text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
         if self.role == "assistant":
@@ -192,12 +187,12 @@ class ChatCompletionRequest(BaseRequest):
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: Literal[0] = 0
-    """The chosen token's alone."""
+    """Only the logprob of the sampled token is returned."""
 
     @property
     def call_ids(self) -> set[str]:
-        """Those that the conversation has used."""
-        return {str(call.get("id")) for said in self.messages for call in said.tool_calls}
+        """The call ids that occur in the conversation."""
+        return {str(call.get("id")) for message in self.messages for call in message.tool_calls}
 
     @property
     def tool_specs(self) -> tuple[ToolSpec, ...]:
@@ -206,23 +201,24 @@ class ChatCompletionRequest(BaseRequest):
         return tuple(ToolSpec(**tool.function.model_dump()) for tool in self.tools)
 
 
-def parse_request(raw: bytes, kind: type[B], *, template_kwargs: Mapping[str, Any]) -> B:
-    """`template_kwargs` are the renderer's own: a chat may only say the same."""
+def parse_request(
+    raw: bytes, kind: type[RequestT], *, template_kwargs: Mapping[str, Any]
+) -> RequestT:
+    """`template_kwargs` are the renderer's; a chat request may only repeat them."""
     try:
-        sent = json.loads(raw)
+        data = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise ApiError(f"the body is not JSON: {error}") from error
-    if not isinstance(sent, dict):
+    if not isinstance(data, dict):
         raise ApiError("the body is not a JSON object; send one")
-    for key, same in (_ONLY | {"chat_template_kwargs": ({}, dict(template_kwargs))}).items():
-        if sent.get(key) is not None and sent[key] not in same:
-            raise ApiError(f"{key}={sent[key]!r:.100} is not served; leave it out", param=key)
-    known = kind.model_fields.keys() | _ONLY.keys() | _HARMLESS | {"chat_template_kwargs"}
-    for key in sent.keys() - known:
-        if sent[key] is not None:
-            raise ApiError(f"{key}={sent[key]!r:.100} is not served; leave it out", param=key)
+    fixed = _SUPPORTED_VALUES | {"chat_template_kwargs": ({}, dict(template_kwargs))}
+    known = kind.model_fields.keys() | fixed.keys() | _IGNORED_KEYS
+    for key, value in data.items():
+        is_supported = value in fixed[key] if key in fixed else key in known
+        if value is not None and not is_supported:
+            raise ApiError(f"{key}={value!r:.100} is not supported; leave it out", param=key)
     try:
-        return kind.model_validate(sent)
+        return kind.model_validate(data)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = ".".join(map(str, first["loc"])) or "the body"
@@ -231,28 +227,42 @@ def parse_request(raw: bytes, kind: type[B], *, template_kwargs: Mapping[str, An
         raise ApiError(f"{key}={first['input']!r:.100}; {first['msg']}", param=key) from error
 
 
-try:
-    from starlette.requests import ClientDisconnect, Request
-except ImportError:
-    raise MissingExtraError("starlette", "serve") from None
+class ApiError(Exception):
+    """A request that the server rejects, in the format of OpenAI's API."""
 
-T = TypeVar("T")
+    def __init__(
+        self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code = status, param, code
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return build_error(str(self), status=self.status, param=self.param, code=self.code)
+
+
+def build_error(
+    message: str, *, status: int, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` gives; it is cancelled when the client hangs up."""
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_hang_up(request))
+    """The result of `work`, which is cancelled if the client disconnects."""
+    working = asyncio.ensure_future(work)
+    disconnecting = asyncio.ensure_future(_wait_for_disconnect(request))
     try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({working, disconnecting}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
             raise ClientDisconnect
         return working.result()
     finally:
         working.cancel()
-        leaving.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+        disconnecting.cancel()
+        await asyncio.gather(working, disconnecting, return_exceptions=True)
 
 
-async def _hang_up(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
