@@ -124,10 +124,10 @@ async def test_completions_accept_text_tokens_and_batches(client: AsyncOpenAI) -
 
 
 async def test_a_text_stream_has_the_text_and_its_tokens(client: AsyncOpenAI) -> None:
-    asked: Any = {"model": MODEL, "prompt": "once", "max_tokens": 21, "temperature": 0}
-    whole = await client.completions.create(**asked)
+    request: Any = {"model": MODEL, "prompt": "once", "max_tokens": 21, "temperature": 0}
+    whole = await client.completions.create(**request)
     stream = await client.completions.create(
-        **asked,
+        **request,
         stream=True,
         logprobs=0,
         stream_options={"include_usage": True},
@@ -146,11 +146,11 @@ async def test_a_text_stream_has_the_text_and_its_tokens(client: AsyncOpenAI) ->
 
 
 async def test_a_streamed_chat_equals_the_whole_response(client: AsyncOpenAI) -> None:
-    asked: Any = {"model": MODEL, "messages": HI, "max_tokens": 30, "temperature": 0}
-    whole = await client.chat.completions.create(**asked)
+    request: Any = {"model": MODEL, "messages": HI, "max_tokens": 30, "temperature": 0}
+    whole = await client.chat.completions.create(**request)
     text = ""
     finish = None
-    async for chunk in await client.chat.completions.create(**asked, stream=True):
+    async for chunk in await client.chat.completions.create(**request, stream=True):
         text += chunk.choices[0].delta.content or ""
         finish = chunk.choices[0].finish_reason
     assert text == whole.choices[0].message.content
@@ -164,15 +164,15 @@ async def test_a_tool_is_called(stream: bool) -> None:
         serving(tiny_speaker().app(OneLine(line))) as url,
         AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as client,
     ):
-        asked: Any = {"model": MODEL, "messages": HI, "tools": [LOOK], "max_tokens": 200}
+        request: Any = {"model": MODEL, "messages": HI, "tools": [LOOK], "max_tokens": 200}
         if stream:
-            chunks = [c async for c in await client.chat.completions.create(**asked, stream=True)]
+            chunks = [c async for c in await client.chat.completions.create(**request, stream=True)]
             comparable_fields = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
             calls: Any = chunks[-1].choices[0].delta.tool_calls
             finish = chunks[-1].choices[0].finish_reason
             assert len(chunks) > 2
         else:
-            answer = await client.chat.completions.create(**asked)
+            answer = await client.chat.completions.create(**request)
             comparable_fields = answer.choices[0].message.content or ""
             calls = answer.choices[0].message.tool_calls
             finish = answer.choices[0].finish_reason
@@ -189,11 +189,11 @@ async def test_calls_of_different_turns_have_different_ids() -> None:
         serving(tiny_speaker().app(OneLine(line, times=3))) as url,
         AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as client,
     ):
-        asked: Any = {"model": MODEL, "tools": [LOOK], "max_tokens": 200}
+        request: Any = {"model": MODEL, "tools": [LOOK], "max_tokens": 200}
         tokens: list[int] = []
         for _ in range(3):
             answer: Any = await client.chat.completions.create(
-                **asked, messages=messages, extra_body={"return_token_ids": True}
+                **request, messages=messages, extra_body={"return_token_ids": True}
             )
             assert answer.prompt_token_ids[: len(tokens)] == tokens
             tokens = answer.prompt_token_ids + answer.choices[0].token_ids
@@ -237,26 +237,28 @@ async def test_a_call_without_offered_tools_is_content() -> None:
         serving(tiny_speaker().app(OneLine(line))) as url,
         AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as client,
     ):
-        asked: Any = {"model": MODEL, "messages": HI, "tools": [LOOK], "tool_choice": "none"}
-        answer = await client.chat.completions.create(**asked)
+        request: Any = {"model": MODEL, "messages": HI, "tools": [LOOK], "tool_choice": "none"}
+        answer = await client.chat.completions.create(**request)
     assert answer.choices[0].message.tool_calls is None
     assert answer.choices[0].message.content == line
     assert answer.choices[0].finish_reason == "stop"
 
 
 async def test_stop_strings_end_the_text_and_are_removed(client: AsyncOpenAI) -> None:
-    asked: Any = {"model": MODEL, "prompt": "once", "max_tokens": 24, "temperature": 0}
-    free = (await client.completions.create(**asked)).choices[0].text
+    request: Any = {"model": MODEL, "prompt": "once", "max_tokens": 24, "temperature": 0}
+    free = (await client.completions.create(**request)).choices[0].text
     stop = free[9:12]
     end = free.index(stop)
-    asked["stop"] = stop
-    whole = await client.completions.create(**asked)
+    request["stop"] = stop
+    whole = await client.completions.create(**request)
     assert (whole.choices[0].text, whole.choices[0].finish_reason) == (free[:end], "stop")
-    stream = await client.completions.create(**asked, stream=True)
+    stream = await client.completions.create(**request, stream=True)
     choices = [chunk.choices[0] async for chunk in stream]
     assert "".join(choice.text for choice in choices) == free[:end]
     assert choices[-1].finish_reason == "stop"
-    kept = await client.completions.create(**asked, extra_body={"include_stop_str_in_output": True})
+    kept = await client.completions.create(
+        **request, extra_body={"include_stop_str_in_output": True}
+    )
     assert kept.choices[0].text.startswith(free[: end + len(stop)])
 
 
@@ -281,18 +283,20 @@ async def test_a_stop_string_across_two_slices_ends_the_stream() -> None:
 
 
 async def test_errors_map_to_the_openai_clients_exceptions(client: AsyncOpenAI) -> None:
-    asked: Any = {"model": MODEL, "messages": HI}
+    request: Any = {"model": MODEL, "messages": HI}
     with pytest.raises(NotFoundError, match="model='other' is not served; use 'tiny'"):
         await client.chat.completions.create(model="other", messages=HI)
-    with pytest.raises(BadRequestError, match=f"max_tokens=600 do not fit.*{CAPACITY} in all"):
-        await client.chat.completions.create(**asked, max_tokens=600)
+    with pytest.raises(
+        BadRequestError, match=f"max_tokens=600 do not fit.*{CAPACITY} tokens in total"
+    ):
+        await client.chat.completions.create(**request, max_tokens=600)
     with pytest.raises(BadRequestError, match=r"temperature=-1.*greater than or equal to 0"):
-        await client.chat.completions.create(**asked, temperature=-1)
-    with pytest.raises(BadRequestError, match=r"presence_penalty=1 is not served; leave it out"):
-        await client.chat.completions.create(**asked, presence_penalty=1)
+        await client.chat.completions.create(**request, temperature=-1)
+    with pytest.raises(BadRequestError, match=r"presence_penalty=1 is not supported; leave it out"):
+        await client.chat.completions.create(**request, presence_penalty=1)
     with pytest.raises(BadRequestError, match=r"tool_choice='required'.*'auto' or 'none'"):
-        await client.chat.completions.create(**asked, tools=[LOOK], tool_choice="required")
-    with pytest.raises(BadRequestError, match="stream=true answers one prompt with n=1"):
-        await client.chat.completions.create(**asked, n=2, stream=True)
-    with pytest.raises(AuthenticationError, match="has not this server's key"):
+        await client.chat.completions.create(**request, tools=[LOOK], tool_choice="required")
+    with pytest.raises(BadRequestError, match="stream=true supports one prompt with n=1"):
+        await client.chat.completions.create(**request, n=2, stream=True)
+    with pytest.raises(AuthenticationError, match="does not contain this server's key"):
         await client.with_options(api_key="other").models.list()

@@ -68,7 +68,7 @@ async def deltas(
     return [choice["delta"] async for _, choice in choices]
 
 
-def asked(**more: Any) -> ChatCompletionRequest:
+def build_request(**more: Any) -> ChatCompletionRequest:
     return ChatCompletionRequest.model_validate(
         {"model": "m", "messages": [{"role": "user"}], **more}
     )
@@ -84,7 +84,7 @@ def asked(**more: Any) -> ChatCompletionRequest:
 async def test_the_deltas_of_a_stream_add_up_to_the_whole_response(
     line: str, in_reasoning: bool, n: int, more: dict[str, Any]
 ) -> None:
-    body = asked(**more)
+    body = build_request(**more)
     streamed = {"content": "", "reasoning_content": ""}
     for delta in await deltas(body, line, n=n, in_reasoning=in_reasoning):
         for key in streamed:
@@ -95,11 +95,11 @@ async def test_the_deltas_of_a_stream_add_up_to_the_whole_response(
 
 async def test_content_and_reasoning_are_streamed_as_sampled() -> None:
     sampled = await deltas(
-        asked(), "A sentence of some length.", n=SLICE_TOKENS, in_reasoning=False
+        build_request(), "A sentence of some length.", n=SLICE_TOKENS, in_reasoning=False
     )
     assert [delta.get("content") for delta in sampled] == ["A senten", "ce of so", "me lengt", "h."]
     line = "<think>A thought of some length.</think>Said."
-    thought = await deltas(asked(), line, n=SLICE_TOKENS, in_reasoning=True)
+    thought = await deltas(build_request(), line, n=SLICE_TOKENS, in_reasoning=True)
     assert sum("reasoning_content" in delta for delta in thought) > 2
 
 
@@ -107,7 +107,9 @@ async def test_a_partial_character_is_held_back() -> None:
     """Characters of several tokens, which slices cut."""
     line = "<think>\n猫猫猫猫猫猫\n</think>\n\nçàéèü, 猫猫猫猫猫猫."
     renderer = tiny_speaker().renderer
-    sampled = await deltas(asked(), line, n=SLICE_TOKENS, in_reasoning=True, renderer=renderer)
+    sampled = await deltas(
+        build_request(), line, n=SLICE_TOKENS, in_reasoning=True, renderer=renderer
+    )
     thought, comparable_fields = (
         [delta[key] for delta in sampled if delta.get(key)]
         for key in ("reasoning_content", "content")
@@ -121,5 +123,5 @@ async def test_a_partial_character_is_held_back() -> None:
 
 async def test_reasoning_without_an_opening_tag_loses_no_answer() -> None:
     """The reasoning was streamed as content before its closing tag was sampled."""
-    sampled = await deltas(asked(), OPENED_IN_PROMPT, n=SLICE_TOKENS, in_reasoning=False)
+    sampled = await deltas(build_request(), OPENED_IN_PROMPT, n=SLICE_TOKENS, in_reasoning=False)
     assert "".join(delta.get("content", "") for delta in sampled).endswith("The answer is seven.")

@@ -167,15 +167,15 @@ class ServerMetrics(Collector):
             requests.add_metric([path, str(status)], count)
         yield requests
         for name, meaning, total in (
-            ("turns", "Turns that ended, also those broken off.", self.turns),
-            ("turn_seconds", "Seconds those took.", self.turn_seconds),
-            ("prompt_tokens", "Tokens of prompts.", self.prompt_tokens),
-            ("generated_tokens", "Tokens sampled.", self.generated_tokens),
+            ("turns", "Turns that ended, including cancelled ones.", self.turns),
+            ("turn_seconds", "Seconds spent in those turns.", self.turn_seconds),
+            ("prompt_tokens", "Prompt tokens.", self.prompt_tokens),
+            ("generated_tokens", "Sampled tokens.", self.generated_tokens),
         ):
             yield CounterMetricFamily(f"skyfleet_{name}", meaning, value=total)
         for name, meaning, value in (
-            ("turns_running", "Turns under way.", self.turns_running),
-            ("policy_version", "The weights that are served.", self._engine.policy_version),
+            ("turns_running", "Turns in progress.", self.turns_running),
+            ("policy_version", "Version of the served weights.", self._engine.policy_version),
         ):
             yield GaugeMetricFamily(f"skyfleet_{name}", meaning, value=value)
 
