@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -52,6 +53,14 @@ def test_a_transcript_does_not_share_the_lists_it_was_restored_from() -> None:
     token_ids.clear()
     assert transcript.token_ids == [1, 2]
     assert transcript.reason == "history truncated"
+
+
+def test_a_column_can_be_replaced_in_a_copy() -> None:
+    transcript = build_transcript()
+    other = replace(transcript, token_ids=[9, 9, 9, 9, 9])
+    assert (other.token_ids[0], transcript.token_ids[0]) == (9, 1)
+    other.append_prompt([6])
+    assert len(transcript) == 5
 
 
 def test_a_view_follows_its_transcript_without_a_copy() -> None:
