@@ -70,7 +70,6 @@ def read_template(source: str, name_or_path: str | None) -> str | None:
                 f"{key} cannot be read: {error}; set it to the path of a Jinja file"
             ) from error
     if name_or_path not in NAMED:
-        raise ConfigError(
-            f"{key}; choose from {sorted(NAMED)}, or set generator.chat_template.source=file"
-        )
+        known = sorted(NAMED)
+        raise ConfigError(f"{key}; choose from {known}, or set generator.chat_template.source=file")
     return NAMED[name_or_path]
