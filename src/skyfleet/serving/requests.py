@@ -115,9 +115,8 @@ class CompletionRequest(BaseRequest):
 
 
 class _Function(_StrictModel):
-    ignored_keys = frozenset(
-        ["strict"]
-    )  # agent SDKs always send it; decoding is not constrained here
+    # Agent SDKs always send it; decoding is not constrained here.
+    ignored_keys = frozenset(["strict"])
 
     name: str
     description: str = ""
