@@ -1,4 +1,4 @@
-"""An agent as people write them against OpenAI's API, and the one line that makes it trainable."""
+"""An agent written against OpenAI's API, and the line that makes it trainable."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-from skyfleet.envs.agent_env import Api, program
+from skyfleet.envs.agent_env import ApiCredentials, agent_env
 from skyfleet.tasks.task import Task
 
 TURN_DIAL: Any = {
@@ -24,27 +24,27 @@ TURN_DIAL: Any = {
 }
 
 
-async def open_safe(task: Task, api: Api) -> float:
-    """1.0 if the model finds the number, which it is told is too low or too high."""
+async def open_safe(task: Task, credentials: ApiCredentials) -> float:
+    """Return 1.0 once the model finds the number; each guess is answered with too low or too high."""
     secret = task.env_variables["SECRET"]
     messages: list[Any] = [{"role": "user", "content": task.prompt}]
-    async with AsyncOpenAI(base_url=api.base_url, api_key=api.key) as client:
+    async with AsyncOpenAI(base_url=credentials.base_url, api_key=credentials.key) as client:
         while True:
-            answer = await client.chat.completions.create(
-                model=api.model, messages=messages, tools=[TURN_DIAL]
+            response = await client.chat.completions.create(
+                model=credentials.model, messages=messages, tools=[TURN_DIAL]
             )
-            said = answer.choices[0].message
-            messages.append(said.model_dump(exclude_none=True))
-            if not said.tool_calls:
+            message = response.choices[0].message
+            messages.append(message.model_dump(exclude_none=True))
+            if not message.tool_calls:
                 messages.append({"role": "user", "content": "Turn the dial."})
-            for call in said.tool_calls or []:
-                heard = _click(call, secret)
-                if heard == "The safe opens.":
+            for call in message.tool_calls or []:
+                result = _turn_dial(call, secret)
+                if result == "The safe opens.":
                     return 1.0
-                messages.append({"role": "tool", "tool_call_id": call.id, "content": heard})
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
 
 
-def _click(call: Any, secret: int) -> str:
+def _turn_dial(call: Any, secret: int) -> str:
     number = json.loads(call.function.arguments).get("number")
     if call.function.name != "turn_dial" or not isinstance(number, int):
         return "Error: call turn_dial with a number."
@@ -53,4 +53,4 @@ def _click(call: Any, secret: int) -> str:
     return "Too low." if number < secret else "Too high."
 
 
-play = program(open_safe, cut_short=0.0)
+open_env = agent_env(open_safe, truncated_reward=0.0)

@@ -1,4 +1,4 @@
-"""A byte-level tokenizer made on the spot, and small chat templates to put into it."""
+"""A small byte-level tokenizer and small chat templates for it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CORPUS = [
 # As in Llama 3 and Qwen: line breaks stay together, whatever follows them.
 WORDS = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+(?!\S)|\s+"
 
-CHATML = r"""
+CHATML_FORMAT = r"""
 {%- set ns = namespace(system=none) %}
 {%- if messages[0].role == 'system' %}{% set ns.system = messages[0].content %}{% endif %}
 {%- if tools %}
@@ -60,15 +60,15 @@ CHATML = r"""
 """
 
 
-def chatml_template(*, keeps_thoughts: bool = True, prompt: str = "") -> str:
-    """ChatML; `keeps_thoughts=False` forgets them once another message follows, as Qwen3 does."""
-    thoughts = "" if keeps_thoughts else "and loop.last"
-    return CHATML.replace("THOUGHTS", thoughts).replace("PROMPT", prompt)
+def chatml_template(*, keeps_reasoning: bool = True, prompt: str = "") -> str:
+    """ChatML; `keeps_reasoning=False` drops reasoning once another message follows, as Qwen3 does."""
+    thoughts = "" if keeps_reasoning else "and loop.last"
+    return CHATML_FORMAT.replace("THOUGHTS", thoughts).replace("PROMPT", prompt)
 
 
 @cache
 def small_tokenizer(
-    chat_template: str | None = None, *, marks: tuple[str, ...] = (), **kwargs: Any
+    chat_template: str | None = None, *, special_tokens: tuple[str, ...] = (), **kwargs: Any
 ) -> Any:
     """`marks` are special tokens beside ChatML's."""
     model = Tokenizer(BPE())
@@ -78,7 +78,9 @@ def small_tokenizer(
     model.decoder = ByteLevelDecoder()
     trainer = BpeTrainer(
         vocab_size=400,
-        special_tokens=list(dict.fromkeys(["<|endoftext|>", "<|im_start|>", "<|im_end|>", *marks])),
+        special_tokens=list(
+            dict.fromkeys(["<|endoftext|>", "<|im_start|>", "<|im_end|>", *special_tokens])
+        ),
         initial_alphabet=ByteLevel.alphabet(),
         show_progress=False,
     )

@@ -1,15 +1,15 @@
-"""gpt-oss: what it says in its channels is heard, whatever it says."""
+"""gpt-oss: parsing of its channels, valid or not."""
 
 from __future__ import annotations
 
 import pytest
 
-from skyfleet.chat.harmony import harmony_tools
+from skyfleet.chat.harmony import render_harmony_tools
 from skyfleet.chat.message import ToolCall, ToolSpec
 from skyfleet.chat.tool_calls.harmony import parse_harmony
 
 
-def test_channels_are_told_apart() -> None:
+def test_channels_become_reasoning_content_and_calls() -> None:
     parsed = parse_harmony(
         "<|channel|>analysis<|message|>Which one?<|end|>"
         "<|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
@@ -26,37 +26,37 @@ def test_channels_are_told_apart() -> None:
     assert parsed.malformed_calls == ()
 
 
-def test_an_answer_is_speech_with_its_end_and_without() -> None:
+def test_an_answer_is_content_with_and_without_its_end_token() -> None:
     for end in ("", "<|return|>"):
         parsed = parse_harmony(f"<|channel|>final<|message|>A bird.{end}")
         assert (parsed.content, parsed.reasoning) == ("A bird.", None)
 
 
-def test_a_call_in_a_thought_is_thought() -> None:
+def test_a_call_inside_reasoning_is_reasoning() -> None:
     parsed = parse_harmony('<|channel|>analysis<|message|>to=functions.x {"a": 1}')
     assert parsed.tool_calls == ()
     assert parsed.reasoning == 'to=functions.x {"a": 1}'
 
 
 @pytest.mark.parametrize("body", ["", "[1]", '"{}"', '{"a": NaN}', '{"a": 1', "9" * 5000])
-def test_a_call_that_is_no_object_is_counted(body: str) -> None:
+def test_a_call_whose_arguments_are_no_object_is_malformed(body: str) -> None:
     text = f" to=functions.x<|channel|>commentary json<|message|>{body}"
     parsed = parse_harmony(text)
     assert parsed.tool_calls == ()
     assert parsed.malformed_calls == (text,)
 
 
-def test_a_call_that_was_cut_in_its_header_is_counted_as_it_was_said() -> None:
+def test_a_call_cut_in_its_header_is_malformed() -> None:
     parsed = parse_harmony("<|channel|>commentary to=functions.x")
     assert parsed.malformed_calls == ("<|channel|>commentary to=functions.x",)
 
 
-def test_words_outside_every_channel_are_speech() -> None:
+def test_text_outside_every_channel_is_content() -> None:
     assert parse_harmony("A bird.").content == "A bird."
     assert parse_harmony("").content == ""
 
 
-def test_tools_are_shown_as_typescript() -> None:
+def test_tools_are_rendered_as_typescript() -> None:
     move = ToolSpec(
         name="move",
         description="Moves a mail.",
@@ -70,7 +70,7 @@ def test_tools_are_shown_as_typescript() -> None:
         },
     )
     stop = ToolSpec(name="stop", description="Stops.", parameters={})
-    assert harmony_tools([move, stop]) == (
+    assert render_harmony_tools([move, stop]) == (
         "## functions\n\nnamespace functions {\n\n"
         "// Moves a mail.\ntype move = (_: {\n// Whose.\nid: number,\n"
         'to?: "inbox" | "bin", // default: bin,\ntags?: string[],\n}) => any;\n\n'

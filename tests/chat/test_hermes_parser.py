@@ -1,4 +1,4 @@
-"""Every call a model makes is parsed or counted, never guessed, and never breaks the run."""
+"""Hermes calls are parsed exactly or counted as malformed, and the parser never raises."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def calls_of(text: str) -> list[tuple[str, dict[str, Any]]]:
     return [(call.name, dict(call.arguments)) for call in parse_hermes(text).tool_calls]
 
 
-def test_speech_calls_and_thought_are_told_apart() -> None:
+def test_content_calls_and_reasoning_are_separated() -> None:
     parsed = parse_hermes(
         "<think>\nWhich one?\n</think>\n\nI look.\n"
         '<tool_call>\n{"name": "look_up", "arguments": {"word": "heron"}}\n</tool_call>\n'
@@ -75,12 +75,12 @@ def test_speech_calls_and_thought_are_told_apart() -> None:
         ('{"name": "x", "arguments": {"a": "</think>"}}', {"a": "</think>"}),
     ],
 )
-def test_a_call_is_read_to_the_letter(body: str, arguments: dict[str, Any]) -> None:
+def test_arguments_are_parsed_exactly(body: str, arguments: dict[str, Any]) -> None:
     assert calls_of(f"<tool_call>{body}</tool_call>") == [("x", arguments)]
 
 
 @pytest.mark.parametrize("end", ["", "\n", "<|im_end|>"])
-def test_the_closing_tag_may_be_missing_where_the_turn_ends(end: str) -> None:
+def test_the_closing_tag_may_be_missing_at_the_end_of_the_turn(end: str) -> None:
     assert calls_of('<tool_call>{"name": "x", "arguments": {"a": 1}}' + end) == [("x", {"a": 1})]
 
 
@@ -118,7 +118,7 @@ def test_the_closing_tag_may_be_missing_where_the_turn_ends(end: str) -> None:
         '{"name": "x", "arguments": {"a": {"b": {"c": {',
     ],
 )
-def test_a_malformed_block_is_counted_and_hides_no_later_call(body: str) -> None:
+def test_a_malformed_block_does_not_hide_a_later_call(body: str) -> None:
     block = f"<tool_call>{body}</tool_call>"
     parsed = parse_hermes(f'Now.{block}<tool_call>{{"name": "y"}}</tool_call>')
     assert parsed.malformed_calls == (block,)
@@ -134,14 +134,14 @@ def test_up_to_three_missing_braces_are_added_and_counted(missing: int) -> None:
     assert parsed.repaired_calls == 1
 
 
-def test_missing_brackets_are_added_in_their_order() -> None:
+def test_missing_brackets_are_added_in_order() -> None:
     parsed = parse_hermes('<tool_call>{"name": "x", "arguments": {"a": [1</tool_call>')
     assert [call.arguments for call in parsed.tool_calls] == [{"a": [1]}]
     assert parsed.message.repaired_calls == 1
 
 
 @pytest.mark.parametrize("end", ["", "\n", "<|im_end|>"])
-def test_behind_finished_arguments_a_cut_turn_is_repaired(end: str) -> None:
+def test_a_turn_cut_behind_complete_arguments_is_repaired(end: str) -> None:
     parsed = parse_hermes('<tool_call>{"name": "x", "arguments": {"a": {"b": 1}}' + end)
     assert [call.arguments for call in parsed.tool_calls] == [{"a": {"b": 1}}]
     assert parsed.repaired_calls == 1
@@ -151,7 +151,7 @@ def test_behind_finished_arguments_a_cut_turn_is_repaired(end: str) -> None:
     "cut",
     ['{"name": "x", "arguments": {"a": {"b": 1}', '{"name": "x", "extra": {}', '{"name": "x"'],
 )
-def test_before_its_arguments_are_finished_a_cut_turn_is_not(cut: str) -> None:
+def test_a_turn_cut_inside_its_arguments_is_not_repaired(cut: str) -> None:
     assert parse_hermes(f"<tool_call>{cut}").malformed_calls == (f"<tool_call>{cut}",)
 
 
@@ -168,7 +168,7 @@ def test_a_call_that_may_have_been_cut_is_not_completed() -> None:
 
 
 @pytest.mark.parametrize("between", ["", "\n", "<think>Next.</think>"])
-def test_a_whole_call_ends_where_the_next_begins(between: str) -> None:
+def test_a_complete_call_ends_where_the_next_begins(between: str) -> None:
     parsed = parse_hermes(
         f'<tool_call>{{"name": "x"}}{between}<tool_call>{{"name": "y"}}</tool_call>'
     )
@@ -196,22 +196,22 @@ CALL = '<tool_call>{"name": "x"}</tool_call>'
         ("<think>a</think><think>b</think>", "a\nb"),
     ],
 )
-def test_nothing_in_a_thought_is_a_call_or_speech(text: str, reasoning: str) -> None:
+def test_reasoning_contains_neither_calls_nor_content(text: str, reasoning: str) -> None:
     parsed = parse_hermes(text)
     assert parsed.reasoning == reasoning
     assert (parsed.content, parsed.tool_calls, parsed.malformed_calls) == ("", (), ())
 
 
-def test_what_follows_a_thought_counts() -> None:
+def test_text_after_reasoning_is_content() -> None:
     for text in (f"<think>{CALL}</think>{CALL}", f"{CALL}</think>{CALL}", f"{CALL}<think>{CALL}"):
         assert len(parse_hermes(text).tool_calls) == 1, text
 
 
-def test_a_stray_closing_tag_after_a_thought_takes_no_call_away() -> None:
+def test_a_stray_closing_tag_after_reasoning_removes_no_call() -> None:
     assert len(parse_hermes(f"<think>a</think>{CALL}</think>").tool_calls) == 1
 
 
-def test_no_text_says_nothing() -> None:
+def test_empty_text_parses_to_an_empty_turn() -> None:
     parsed = parse_hermes("")
     assert (parsed.content, parsed.reasoning, parsed.tool_calls) == ("", None, ())
 
@@ -229,7 +229,7 @@ def test_a_valid_call_is_never_altered(calls: list[tuple[str, Any]], between: st
 
 @settings(max_examples=500, derandomize=True, deadline=None)
 @given(st.lists(SHARDS | st.text(max_size=5), max_size=12).map("".join))
-def test_any_text_is_parsed_or_counted(text: str) -> None:
+def test_any_text_parses_or_counts_as_malformed(text: str) -> None:
     parsed = parse_hermes(text)
     for call in parsed.tool_calls:
         assert call.name.strip()

@@ -6,25 +6,25 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from tests.chat.family_templates import HARMONY, HARMONY_MARKS
+from tests.chat.builtin_templates import HARMONY, HARMONY_TOKENS
 from tests.chat.small_tokenizer import chatml_template, small_tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from skyfleet.chat.chatml import ChatMLRenderer
 from skyfleet.chat.jinja import JinjaRenderer
-from skyfleet.chat.probes import QUESTION, SYSTEM, TOOLS
 from skyfleet.chat.renderers import make_renderer
+from skyfleet.chat.template_checks import QUESTION, SYSTEM, TOOLS
 from skyfleet.errors import ConfigError, ModelError
 
 DEFAULT_SYSTEM = (
     "{%- if messages[0].role != 'system' and not tools %}"
     "{{- '<|im_start|>system\nBe kind.<|im_end|>\n' }}{% endif %}"
 )
-NO_THOUGHT = "{%- if enable_thinking is false %}{{- '<think>\n\n</think>\n\n' }}{% endif %}"
-SAYS_HELLO = "Hello." + chatml_template()
+EMPTY_REASONING = "{%- if enable_thinking is false %}{{- '<think>\n\n</think>\n\n' }}{% endif %}"
+BEGINS_WITH_HELLO = "Hello." + chatml_template()
 
 
-def without_marks(chat_template: str | None) -> Any:
+def without_special_tokens(chat_template: str | None) -> Any:
     tokenizer = small_tokenizer()
     model = tokenizer.backend_tokenizer.from_str(
         tokenizer.backend_tokenizer.to_str().replace("|im_", "|turn_")
@@ -35,22 +35,22 @@ def without_marks(chat_template: str | None) -> Any:
 
 
 @pytest.mark.parametrize(
-    "template", [None, chatml_template(), chatml_template(keeps_thoughts=False)]
+    "template", [None, chatml_template(), chatml_template(keeps_reasoning=False)]
 )
-def test_chatml_is_rendered_by_hand(template: str | None) -> None:
+def test_chatml_uses_the_builtin_renderer(template: str | None) -> None:
     assert isinstance(make_renderer(small_tokenizer(template)), ChatMLRenderer)
 
 
-def test_another_format_is_rendered_by_its_template() -> None:
+def test_an_unknown_format_uses_its_jinja_template() -> None:
     template = chatml_template().replace("|im_", "|turn_")
-    for tokenizer in (without_marks(template), small_tokenizer(SAYS_HELLO)):
+    for tokenizer in (without_special_tokens(template), small_tokenizer(BEGINS_WITH_HELLO)):
         renderer = make_renderer(tokenizer)
         assert isinstance(renderer, JinjaRenderer)
         assert renderer.append_only
 
 
-def test_the_template_decides_the_default_system_and_the_empty_thought() -> None:
-    tokenizer = small_tokenizer(DEFAULT_SYSTEM + chatml_template() + NO_THOUGHT)
+def test_default_system_and_empty_reasoning_come_from_the_template() -> None:
+    tokenizer = small_tokenizer(DEFAULT_SYSTEM + chatml_template() + EMPTY_REASONING)
     renderer = make_renderer(
         tokenizer, chat_template_kwargs={"enable_thinking": False}, tools_style="qwen"
     )
@@ -61,64 +61,64 @@ def test_the_template_decides_the_default_system_and_the_empty_thought() -> None
     )
 
 
-def test_a_setting_the_template_ignores_changes_nothing_and_is_told(
+def test_a_kwarg_that_the_template_ignores_logs_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     tokenizer = small_tokenizer(chatml_template())
-    told = make_renderer(tokenizer, chat_template_kwargs={"enable_thinking": False})
-    assert told.open([QUESTION], TOOLS) == make_renderer(tokenizer).open([QUESTION], TOOLS)
+    configured = make_renderer(tokenizer, chat_template_kwargs={"enable_thinking": False})
+    assert configured.open([QUESTION], TOOLS) == make_renderer(tokenizer).open([QUESTION], TOOLS)
     assert [record.getMessage() for record in caplog.records] == [
-        "generator.chat_template_kwargs.enable_thinking=False does nothing: the chat template does "
+        "generator.chat_template_kwargs.enable_thinking=False has no effect: the chat template does "
         "not mention it; correct its name or leave it out"
     ]
 
 
-@pytest.mark.parametrize("template", [None, chatml_template() + NO_THOUGHT])
-def test_a_misspelled_setting_is_told_and_a_known_one_is_not(
+@pytest.mark.parametrize("template", [None, chatml_template() + EMPTY_REASONING])
+def test_a_misspelled_kwarg_logs_a_warning(
     template: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = {"enable_thinking": False, "enable_thinkin": False}
     make_renderer(small_tokenizer(template), chat_template_kwargs=settings)
     (record,) = caplog.records
-    assert ".enable_thinkin=False does nothing" in record.getMessage()
+    assert ".enable_thinkin=False has no effect" in record.getMessage()
 
 
-def test_a_setting_that_rendering_needs_is_refused() -> None:
+def test_a_reserved_kwarg_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"chat_template_kwargs has \['tokenize'\], which"):
         make_renderer(small_tokenizer(), chat_template_kwargs={"tokenize": True})
 
 
-def test_a_tokenizer_carries_its_wish_for_signatures(tmp_path: Path) -> None:
+def test_the_tools_style_saved_with_the_tokenizer_is_used(tmp_path: Path) -> None:
     small_tokenizer(chatml_template(), skyfleet_tools="signatures").save_pretrained(tmp_path)
     renderer = make_renderer(AutoTokenizer.from_pretrained(tmp_path))
     opening = renderer.text(renderer.open([SYSTEM, QUESTION], TOOLS))
     assert "You know birds.\n\nTools:\nlook_up(word) Looks a word up.\nTo call:" in opening
 
 
-def test_an_unknown_tools_style_is_answered_with_the_known_ones() -> None:
+def test_the_error_for_an_unknown_tools_style_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"tools_style='tiny'; choose from \['qwen', 'sig"):
         make_renderer(small_tokenizer(), tools_style="tiny")
 
 
-def test_a_tools_style_outside_chatml_is_refused() -> None:
-    with pytest.raises(ConfigError, match="tools_style='qwen' needs a tokenizer whose template"):
-        make_renderer(small_tokenizer(SAYS_HELLO), tools_style="qwen")
+def test_a_tools_style_requires_a_chatml_template() -> None:
+    with pytest.raises(ConfigError, match="tools_style='qwen' requires a tokenizer with a ChatML"):
+        make_renderer(small_tokenizer(BEGINS_WITH_HELLO), tools_style="qwen")
 
 
-def test_a_tokenizer_without_any_format_is_refused() -> None:
+def test_a_tokenizer_without_a_chat_format_is_rejected() -> None:
     with pytest.raises(ModelError, match="neither a chat_template nor"):
-        make_renderer(without_marks(None))
+        make_renderer(without_special_tokens(None))
 
 
-def test_calls_are_read_as_the_template_writes_them() -> None:
-    template = SAYS_HELLO + "{#- <tool_call><function=name><parameter=key> #}"
+def test_the_parser_is_detected_from_the_template() -> None:
+    template = BEGINS_WITH_HELLO + "{#- <tool_call><function=name><parameter=key> #}"
     renderer = make_renderer(small_tokenizer(template))
-    said = "<tool_call>\n<function=stop>\n</function>\n</tool_call>"
-    message = renderer.parse(small_tokenizer().encode(said))
+    sampled = "<tool_call>\n<function=stop>\n</function>\n</tool_call>"
+    message = renderer.parse(small_tokenizer().encode(sampled))
     assert [call.name for call in message.tool_calls] == ["stop"]
 
 
-def test_a_parser_that_is_asked_for_reads_the_calls() -> None:
+def test_a_configured_parser_parses_the_calls() -> None:
     renderer = make_renderer(small_tokenizer(chatml_template()), tool_call_parser="json_object")
     assert isinstance(renderer, JinjaRenderer)
     message = renderer.parse(small_tokenizer().encode('{"name": "stop", "arguments": {}}'))
@@ -128,14 +128,16 @@ def test_a_parser_that_is_asked_for_reads_the_calls() -> None:
 
 
 @pytest.mark.parametrize("parser", [None, "harmony"])
-def test_gpt_oss_by_another_template_is_refused(parser: str | None) -> None:
-    """Through the template no call would end a turn, and none was ever read."""
+def test_gpt_oss_with_another_template_is_rejected(parser: str | None) -> None:
+    """Rendered by the template, a call would not end a turn."""
     template = HARMONY.replace("# Tools", "# Tools available", 1)
-    with pytest.raises(ModelError, match="other tokens than gpt-oss's own"):
-        make_renderer(small_tokenizer(template, marks=HARMONY_MARKS), tool_call_parser=parser)
+    with pytest.raises(ModelError, match="does not produce gpt-oss's tokens"):
+        make_renderer(
+            small_tokenizer(template, special_tokens=HARMONY_TOKENS), tool_call_parser=parser
+        )
 
 
-def test_a_template_of_yours_is_not_held_to_what_the_tokenizer_wishes() -> None:
+def test_a_configured_template_ignores_the_saved_tools_style() -> None:
     tokenizer = small_tokenizer(chatml_template(), skyfleet_tools="signatures")
     spaced = (
         "{{- tools | map(attribute='function.name') | join if tools }}{%- for m in messages %}"

@@ -1,4 +1,4 @@
-"""What rendering costs: a turn pays for its own words, however long the episode is."""
+"""The cost of rendering a turn does not grow with the episode."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tests.chat.small_tokenizer import chatml_template, small_tokenizer
 
 from skyfleet.chat.message import Message
 from skyfleet.chat.pieces import PieceEncoder
-from skyfleet.chat.probes import QUESTION, TOOLS, WORK
 from skyfleet.chat.renderers import make_renderer
+from skyfleet.chat.template_checks import QUESTION, TOOL_DIALOGUE, TOOLS
 
 NOT_CHATML = "Hello." + chatml_template()
 
 
 class CountingTokenizer:
-    """Counts the characters it is asked to encode."""
+    """Counts the characters that it encodes."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer, self.n_characters = tokenizer, 0
@@ -36,13 +36,13 @@ def test_a_hundred_turns_encode_each_character_once(template: str) -> None:
     tokenizer = CountingTokenizer(small_tokenizer(template))
     renderer = make_renderer(tokenizer)
     transcript = renderer.open([QUESTION], TOOLS)
-    said = renderer.write(WORK[1])
+    sampled = renderer.write(TOOL_DIALOGUE[1])
     tokenizer.n_characters = 0
     for turn in range(100):
         result = Message(role="tool", content=f"{turn:04} " * 50, tool_call_id="call_0")
-        glue = renderer.join(said[-1], [result])
-        assert glue is not None
-        transcript += said + glue
+        following = renderer.join(sampled[-1], [result])
+        assert following is not None
+        transcript += sampled + following
     added = "\n<|im_start|>user\n<tool_response>\n" + "0000 " * 50
     added += "\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
     assert tokenizer.n_characters <= 100 * (len(added) + len("<|im_end|>"))
@@ -50,7 +50,7 @@ def test_a_hundred_turns_encode_each_character_once(template: str) -> None:
     assert len(transcript) > 100 * 50
 
 
-def test_an_opening_is_encoded_once_and_a_long_answer_is_not_kept() -> None:
+def test_a_prompt_is_encoded_once_and_a_long_result_is_not_cached() -> None:
     tokenizer = CountingTokenizer(small_tokenizer())
     encode = PieceEncoder(tokenizer)
     opening = "the task"
@@ -62,14 +62,14 @@ def test_an_opening_is_encoded_once_and_a_long_answer_is_not_kept() -> None:
     assert tokenizer.n_characters == len(opening) + 2 * len(answer)
 
 
-def test_what_is_kept_of_thousands_of_answers_stays_small() -> None:
+def test_the_cache_stays_small_after_thousands_of_results() -> None:
     encode = PieceEncoder(small_tokenizer())
     tracemalloc.start()
     try:
         for n in range(1500):
-            encode([f"{n:04} " * 200])  # a token a character
+            encode([f"{n:04} " * 200])  # one token per character
         kept, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    # Of 512 texts, a byte a character and four a token.
+    # 512 texts at one byte per character and four per token.
     assert kept < 512 * 1000 * 6

@@ -1,4 +1,4 @@
-"""Each format's own grammar: what is a call, what is speech, and what is counted as malformed."""
+"""The grammar of each format: calls, content and malformed calls."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from skyfleet.chat.message import ToolCall
 from skyfleet.chat.tool_calls.formats import FORMATS, detect_parser, parser_named
 from skyfleet.errors import ConfigError
 
-Said = tuple[str, dict[str, Any]]
-LOOK: Said = ("look_up", {"word": "heron"})
-STOP: Said = ("stop", {})
+CallPair = tuple[str, dict[str, Any]]
+LOOK: CallPair = ("look_up", {"word": "heron"})
+STOP: CallPair = ("stop", {})
 
 KIMI_LOOK = (
     "<|tool_call_begin|>functions.look_up:0"
@@ -42,26 +42,26 @@ TWO_WAYS = [
 ]  # fmt: skip
 
 
-def calls_of(calls: Sequence[ToolCall]) -> list[Said]:
+def calls_of(calls: Sequence[ToolCall]) -> list[CallPair]:
     return [(call.name, dict(call.arguments)) for call in calls]
 
 
-@pytest.mark.parametrize(("name", "said"), TWO_WAYS)
-def test_two_calls_in_one_turn_and_the_words_around_them(name: str, said: str) -> None:
-    parsed = parser_named(name)(f"<think>{said}</think>I look.\n{said}")
+@pytest.mark.parametrize(("name", "sampled"), TWO_WAYS)
+def test_two_calls_in_one_turn_and_the_text_around_them_are_parsed(name: str, sampled: str) -> None:
+    parsed = parser_named(name)(f"<think>{sampled}</think>I look.\n{sampled}")
     assert calls_of(parsed.tool_calls) == [LOOK, STOP]
-    assert (parsed.content, parsed.reasoning) == ("I look.", said)
+    assert (parsed.content, parsed.reasoning) == ("I look.", sampled)
     assert (parsed.malformed_calls, parsed.repaired_calls) == ((), 0)
 
 
-@pytest.mark.parametrize(("name", "said"), TWO_WAYS)
-def test_a_thought_the_template_opened_holds_no_call(name: str, said: str) -> None:
-    parsed = parser_named(name)(f"Perhaps {said}</think>Done.")
+@pytest.mark.parametrize(("name", "sampled"), TWO_WAYS)
+def test_reasoning_that_the_template_opened_contains_no_call(name: str, sampled: str) -> None:
+    parsed = parser_named(name)(f"Perhaps {sampled}</think>Done.")
     assert (parsed.content, parsed.tool_calls, parsed.malformed_calls) == ("Done.", (), ())
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "sampled"),
     [
         ("qwen3_coder", "<tool_call>\n{}\n</tool_call>"),
         ("qwen3_coder", "<tool_call><function=f>so</function></tool_call>"),
@@ -102,9 +102,9 @@ def test_a_thought_the_template_opened_holds_no_call(name: str, said: str) -> No
         ("pythonic", "<|python_start|>print(1)<|python_end|>"),
     ],
 )  # fmt: skip
-def test_what_opened_a_call_and_is_none_is_counted(name: str, said: str) -> None:
-    parsed = parser_named(name)(f"Now. {said}")
-    assert parsed.malformed_calls == (said,)
+def test_text_that_begins_a_call_and_is_none_is_malformed(name: str, sampled: str) -> None:
+    parsed = parser_named(name)(f"Now. {sampled}")
+    assert parsed.malformed_calls == (sampled,)
     assert (parsed.content, parsed.tool_calls) == ("Now.", ())
 
 
@@ -120,13 +120,13 @@ def test_what_opened_a_call_and_is_none_is_counted(name: str, said: str) -> None
         ("glm", "<function=f></function>"),
     ],
 )
-def test_what_only_looks_like_a_call_is_speech(name: str, speech: str) -> None:
+def test_text_that_only_looks_like_a_call_is_content(name: str, speech: str) -> None:
     parsed = parser_named(name)(speech)
     assert (parsed.content, parsed.tool_calls, parsed.malformed_calls) == (speech, (), ())
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "sampled"),
     [
         ("llama3_json", '{"name": "f", "parameters": {"a": 1}'),
         ("json_object", '{"name": "f", "arguments": {"a": 1}'),
@@ -137,14 +137,14 @@ def test_what_only_looks_like_a_call_is_speech(name: str, speech: str) -> None:
         ("kimi_k2", '<|tool_call_begin|>f:0<|tool_call_argument_begin|>{"a": 1<|tool_call_end|>'),
     ],
 )
-def test_only_missing_brackets_are_repaired(name: str, said: str) -> None:
-    parsed = parser_named(name)(said)
+def test_only_missing_brackets_are_repaired(name: str, sampled: str) -> None:
+    parsed = parser_named(name)(sampled)
     assert calls_of(parsed.tool_calls) == [("f", {"a": 1})]
     assert parsed.message.repaired_calls == 1
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "sampled"),
     [
         ("llama3_json", '{"name": "f", "parameters": {"a": 1'),
         ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1'),
@@ -155,37 +155,39 @@ def test_only_missing_brackets_are_repaired(name: str, said: str) -> None:
         ("qwen3_coder", "<tool_call><function=f><parameter=a>1</parameter>"),
     ],
 )
-def test_a_call_whose_arguments_may_go_on_is_not_completed(name: str, said: str) -> None:
-    assert parser_named(name)(said).malformed_calls == (said,)
+def test_a_call_with_incomplete_arguments_is_not_repaired(name: str, sampled: str) -> None:
+    assert parser_named(name)(sampled).malformed_calls == (sampled,)
 
 
-def test_pythonic_values_are_literals_of_python_or_json() -> None:
-    said = "[a.b(from='x', n=-1.5, yes=True, no=false, nil=null, all=[(1, None)], o={'k': \"'\"})]"
-    (call,) = parser_named("pythonic")(said).tool_calls
+def test_pythonic_values_are_python_or_json_literals() -> None:
+    sampled = (
+        "[a.b(from='x', n=-1.5, yes=True, no=false, nil=null, all=[(1, None)], o={'k': \"'\"})]"
+    )
+    (call,) = parser_named("pythonic")(sampled).tool_calls
     assert (call.name, call.arguments) == (
         "a.b",
         {"from": "x", "n": -1.5, "yes": True, "no": False, "nil": None, "all": [[1, None]], "o": {"k": "'"}},
     )  # fmt: skip
 
 
-def test_mistrals_own_thoughts_are_reasoning() -> None:
+def test_mistrals_think_tags_are_reasoning() -> None:
     parsed = parser_named("mistral")("[THINK][TOOL_CALLS]f{}[/THINK]Done.")
     assert (parsed.content, parsed.reasoning, parsed.tool_calls) == ("Done.", "[TOOL_CALLS]f{}", ())
 
 
-def test_a_models_own_ids_are_kept_and_written_again() -> None:
+def test_call_ids_written_by_the_model_are_kept() -> None:
     calls = parser_named("kimi_k2")(KIMI.replace("look_up:0", "look_up:7")).tool_calls
     assert [call.id for call in calls] == ["functions.look_up:7", "stop:1"]
     assert "functions.look_up:7<|" in "".join(FORMATS["kimi_k2"].write(calls))
     assert [call.id for call in parser_named("mistral")("[TOOL_CALLS]f[CALL_ID]a1[ARGS]{}").tool_calls] == ["a1"]  # fmt: skip
 
 
-def test_an_id_said_twice_is_counted_anew() -> None:
+def test_duplicate_call_ids_are_renumbered() -> None:
     calls = parser_named("kimi_k2")(KIMI_LOOK * 2).tool_calls
     assert [call.id for call in calls] == ["functions.look_up:0", "functions.look_up:1"]
 
 
-def test_vllm_s_names_are_known_and_others_answered() -> None:
+def test_vllms_parser_names_are_aliases_and_unknown_ones_are_rejected() -> None:
     assert parser_named("glm47") is FORMATS["glm"].parse
     assert parser_named("openai") is FORMATS["harmony"].parse
     with pytest.raises(ConfigError, match=r"tool_call_parser='gml'; choose from \['glm', 'glm45'"):
@@ -208,5 +210,5 @@ def test_vllm_s_names_are_known_and_others_answered() -> None:
         ("{{ messages }}", None),
     ],
 )
-def test_a_template_says_which_parser_its_model_needs(template: str, name: str | None) -> None:
+def test_the_parser_of_a_template_is_detected(template: str, name: str | None) -> None:
     assert detect_parser(template) == name

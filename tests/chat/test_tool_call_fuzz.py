@@ -1,4 +1,4 @@
-"""Whatever a model says is parsed or counted, in every format, and a valid call is never altered."""
+"""Every format parses any output or counts it as malformed, and never alters a valid call."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def mutated(rng: random.Random, text: str, shards: list[str]) -> str:
     return text
 
 
-def said(calls: list[ToolCall] | tuple[ToolCall, ...]) -> list[tuple[str, dict[str, Any]]]:
+def sampled(calls: list[ToolCall] | tuple[ToolCall, ...]) -> list[tuple[str, dict[str, Any]]]:
     return [(call.name, dict(call.arguments)) for call in calls]
 
 
@@ -85,7 +85,7 @@ def check_counted(name: str, text: str, tools: list[ToolSpec]) -> None:
 
 
 def fuzz(name: str, outputs: int) -> None:
-    """A third each: valid ones mutated, valid ones cut, and soup."""
+    """A third each: mutated calls, cut calls and random text."""
     rng = random.Random(name)
     shards = SHARDS[name] + SOUP
     for i in range(outputs):
@@ -97,19 +97,19 @@ def fuzz(name: str, outputs: int) -> None:
         if i % 3 == 1:
             check_counted(name, mutated(rng, text, shards), tools)
             continue
-        assert said(parser_named(name)(f"So.\n{text}", tools).tool_calls) == said(calls)
+        assert sampled(parser_named(name)(f"So.\n{text}", tools).tool_calls) == sampled(calls)
         cut = parser_named(name)(f"So.\n{text[: rng.randint(0, len(text))]}", tools)
-        assert said(cut.tool_calls) == said(calls)[: len(cut.tool_calls)]
+        assert sampled(cut.tool_calls) == sampled(calls)[: len(cut.tool_calls)]
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
-def test_no_output_breaks_a_parser_and_no_cut_alters_a_call(name: str) -> None:
+def test_no_output_makes_a_parser_raise_and_no_cut_alters_a_call(name: str) -> None:
     fuzz(name, 600)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(FORMATS))
-def test_a_hundred_thousand_outputs_break_no_parser(name: str) -> None:
+def test_a_hundred_thousand_outputs_make_no_parser_raise(name: str) -> None:
     fuzz(name, 100_000 // len(FORMATS))
 
 
@@ -126,7 +126,9 @@ CALLS = st.lists(st.tuples(PLAIN, st.dictionaries(PLAIN, JSON, max_size=3)), max
 @pytest.mark.parametrize("name", sorted(FORMATS))
 @settings(max_examples=60, derandomize=True, deadline=None)
 @given(CALLS)
-def test_what_is_written_is_what_is_parsed(name: str, made: list[tuple[str, Any]]) -> None:
+def test_parsing_a_rendered_turn_restores_the_message(
+    name: str, made: list[tuple[str, Any]]
+) -> None:
     calls = [
         ToolCall(id=f"call_{i}", name=f"{tool}_{i}", arguments=arguments)
         for i, (tool, arguments) in enumerate(made)
@@ -134,5 +136,5 @@ def test_what_is_written_is_what_is_parsed(name: str, made: list[tuple[str, Any]
     tools = [spec for call in calls for spec in tools_of([call])]
     written = "".join(FORMATS[name].write(calls)) if calls else ""
     parsed = parser_named(name)(written, tools)
-    assert said(parsed.tool_calls) == said(calls)
+    assert sampled(parsed.tool_calls) == sampled(calls)
     assert (parsed.content, parsed.malformed_calls, parsed.repaired_calls) == ("", (), 0)

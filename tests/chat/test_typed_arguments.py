@@ -1,4 +1,4 @@
-"""Arguments written as bare text get the type their tool's schema gives them, or stay text."""
+"""Bare-text arguments get the type of the tool's schema, or stay text."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def read(schema: dict[str, Any] | None, text: str, name: str) -> list[Any] | Non
     tool = ToolSpec(
         name="f", description="", parameters={"properties": properties, "$defs": DEFINITIONS}
     )
-    said = {
+    sampled = {
         "qwen3_coder": f"<function=f>\n<parameter=a>\n{text}\n</parameter>\n</function>",
         "glm": f"<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>{text}</arg_value>\n</tool_call>",
     }[name]
-    parsed = parser_named(name)(said, tools=[tool])
+    parsed = parser_named(name)(sampled, tools=[tool])
     assert len(parsed.tool_calls) + len(parsed.malformed_calls) == 1
     return [call.arguments["a"] for call in parsed.tool_calls] or None
 
@@ -64,7 +64,7 @@ def read(schema: dict[str, Any] | None, text: str, name: str) -> list[Any] | Non
         ({"$ref": "#/$defs/Number"}, "5", 5),
     ],
 )
-def test_a_schema_types_the_text(
+def test_the_schema_determines_the_type_of_an_argument(
     name: str, schema: dict[str, Any] | None, text: str, value: object
 ) -> None:
     assert repr(read(schema, text, name)) == repr([value])
@@ -83,5 +83,5 @@ def test_a_schema_types_the_text(
         ("array", "[" * 100_000),
     ],
 )
-def test_text_that_is_not_of_its_type_is_malformed(name: str, kind: str, text: str) -> None:
+def test_an_argument_of_the_wrong_type_is_malformed(name: str, kind: str, text: str) -> None:
     assert read({"type": kind}, text, name) is None

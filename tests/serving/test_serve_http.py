@@ -1,4 +1,4 @@
-"""What the server does beside speaking: counting, forgetting, stopping, and going on exactly."""
+"""The HTTP server: metrics, sessions, cancellation and exact continuation."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tests.fakes.tiny_speaker import MODEL, tiny_speaker
 from skyfleet.chat.message import Message
 from skyfleet.engines.embedded import EmbeddedEngine
 from skyfleet.errors import EngineError
-from skyfleet.serving.sessions import Sessions
-from skyfleet.serving.token_cache import Threads
+from skyfleet.serving.generation import Sessions
+from skyfleet.serving.token_cache import TokenCache
 
 
-class Served:
+class ModelService:
     def __init__(self, client: httpx.AsyncClient, engine: EmbeddedEngine) -> None:
         self.client, self.engine = client, engine
 
@@ -45,13 +45,13 @@ class Served:
 
 
 @pytest_asyncio.fixture
-async def served() -> AsyncIterator[Served]:
+async def served() -> AsyncIterator[ModelService]:
     engine = tiny_speaker().engine()
     async with (
         serving(tiny_speaker().app(engine)) as url,
         httpx.AsyncClient(base_url=url, timeout=20) as client,
     ):
-        yield Served(client, engine)
+        yield ModelService(client, engine)
 
 
 HI = {"role": "user", "content": "hi"}
@@ -59,31 +59,35 @@ ON = {"role": "user", "content": "go on"}
 
 
 def tokens_of(answer: dict[str, Any]) -> list[int]:
-    said: list[int] = answer["choices"][0]["token_ids"]
+    sampled: list[int] = answer["choices"][0]["token_ids"]
     prompt: list[int] = answer["prompt_token_ids"]
-    return prompt + said
+    return prompt + sampled
 
 
-async def test_a_chat_sent_back_goes_on_from_the_tokens_that_were_sampled(served: Served) -> None:
-    talk: list[Any] = [HI]
+async def test_a_conversation_sent_back_continues_from_the_sampled_tokens(
+    served: ModelService,
+) -> None:
+    messages: list[Any] = [HI]
     before: list[int] = []
     for _ in range(3):
-        answer = await served.chat(talk, temperature=3.0)
+        answer = await served.chat(messages, temperature=3.0)
         assert answer["prompt_token_ids"][: len(before)] == before
         before = tokens_of(answer)
-        talk += [answer["choices"][0]["message"], ON]
+        messages += [answer["choices"][0]["message"], ON]
 
 
-async def test_a_chat_goes_on_from_its_cache(served: Served) -> None:
+async def test_a_conversation_continues_from_its_kv_cache(served: ModelService) -> None:
     answer = await served.chat([HI])
     message = answer["choices"][0]["message"]
     computed = served.engine.tokens_computed
     after = await served.chat([HI, message, ON])
     new = len(tokens_of(after)) - len(tokens_of(answer))
-    assert served.engine.tokens_computed - computed == new  # the last of before, not of now
+    assert (
+        served.engine.tokens_computed - computed == new
+    )  # the last token of the first turn, not of this one
 
 
-async def test_a_changed_past_is_rendered_anew(served: Served) -> None:
+async def test_a_changed_history_is_rendered_again(served: ModelService) -> None:
     answer = await served.chat([HI])
     changed = {"role": "assistant", "content": "I said something else"}
     after = await served.chat([HI, changed, ON])
@@ -92,7 +96,7 @@ async def test_a_changed_past_is_rendered_anew(served: Served) -> None:
     assert after["prompt_token_ids"][: len(tokens_of(answer))] != tokens_of(answer)
 
 
-async def test_one_session_speaks_one_turn_at_a_time(served: Served) -> None:
+async def test_one_session_generates_one_turn_at_a_time(served: ModelService) -> None:
     headers = {"X-Session-ID": "mine"}
     body = {"model": MODEL, "prompt": "once", "max_tokens": 12, "seed": 1}
     answers = await asyncio.gather(
@@ -102,7 +106,7 @@ async def test_one_session_speaks_one_turn_at_a_time(served: Served) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_goes_away_stops_its_turn(served: Served, stream: bool) -> None:
+async def test_a_disconnected_client_cancels_its_turn(served: ModelService, stream: bool) -> None:
     body = {
         "model": MODEL,
         "prompt": "once",
@@ -110,11 +114,11 @@ async def test_a_client_that_goes_away_stops_its_turn(served: Served, stream: bo
         "ignore_eos": True,
         "stream": stream,
     }
-    await served.metric("turns_running")  # so that its own connection is there already
+    await served.metric("turns_running")  # opens this client's own connection first
     async with nothing_left():
         async with httpx.AsyncClient(base_url=served.client.base_url) as leaving:
             asking = asyncio.create_task(leaving.post("/v1/completions", json=body))
-            while await served.metric("turns_running") == 0:  # noqa: ASYNC110 - it tells nobody
+            while await served.metric("turns_running") == 0:  # noqa: ASYNC110 - there is no event to wait for
                 await asyncio.sleep(0.005)
             asking.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -126,7 +130,7 @@ async def test_a_client_that_goes_away_stops_its_turn(served: Served, stream: bo
         assert served.engine.tokens_computed == computed < 400
 
 
-async def test_metrics_count_requests_and_tokens(served: Served) -> None:
+async def test_metrics_count_requests_and_tokens(served: ModelService) -> None:
     served.engine.policy_version = 6
     answer = await served.chat([HI])
     assert answer["policy_version"] == 6
@@ -137,10 +141,19 @@ async def test_metrics_count_requests_and_tokens(served: Served) -> None:
     text = (await served.client.get("/metrics")).text
     assert 'skyfleet_requests_total{path="/v1/completions",status="400"} 1' in text
     assert "# TYPE skyfleet_turns_running gauge" in text
+    assert {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")} == {
+        "skyfleet_generated_tokens_total",
+        "skyfleet_policy_version",
+        "skyfleet_prompt_tokens_total",
+        "skyfleet_requests_total",
+        "skyfleet_turn_seconds_total",
+        "skyfleet_turns_running",
+        "skyfleet_turns_total",
+    }
 
 
 @pytest.mark.parametrize(
-    ("body", "says"),
+    ("body", "expected"),
     [
         ("{", "the body is not JSON"),
         ("[]", "the body is not a JSON object"),
@@ -149,29 +162,29 @@ async def test_metrics_count_requests_and_tokens(served: Served) -> None:
         ('{"model": "tiny", "prompt": [5, 999999]}', "the prompt holds token 999999"),
         ('{"model": "tiny", "prompt": [[5], [5, -3]]}', "the prompt holds token -3"),
         (f'{{"model": "tiny", "seed": 1, "prompt": [{10**30}]}}', "a number that is no token id"),
-        ('{"model": "tiny", "prompt": "a", "echo": true}', "echo=True is not served"),
-        ('{"model": "tiny", "prompt": "a", "guided_json": {}}', "guided_json={} is not served"),
+        ('{"model": "tiny", "prompt": "a", "echo": true}', "echo=True is not supported"),
+        ('{"model": "tiny", "prompt": "a", "guided_json": {}}', "guided_json={} is not supported"),
         ('{"model": "tiny", "prompt": "a", "logprobs": 5}', "logprobs=5"),
     ],
 )
-async def test_a_body_that_cannot_be_served_is_refused_in_one_sentence(
-    served: Served, body: str, says: str
+async def test_an_invalid_body_is_rejected_with_the_reason(
+    served: ModelService, body: str, expected: str
 ) -> None:
     answer = await served.client.post("/v1/completions", content=body)
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert error["type"] == "invalid_request_error"
-    assert re.search(says, error["message"])
+    assert re.search(expected, error["message"])
 
 
-async def test_an_address_that_is_not_served_is_told_in_openais_shape(served: Served) -> None:
+async def test_an_unknown_path_is_rejected_in_openais_format(served: ModelService) -> None:
     answer = await served.client.get("/v1/embeddings")
     assert answer.status_code == 404
     assert "GET /v1/embeddings is not served here" in answer.json()["error"]["message"]
     assert (await served.client.get("/health")).status_code == 200
 
 
-async def test_a_stream_of_a_foreign_prompt_says_whose_fault_it_is(served: Served) -> None:
+async def test_a_stream_with_an_unknown_token_is_an_invalid_request(served: ModelService) -> None:
     body = {"model": MODEL, "prompt": [999_999], "stream": True}
     text = (await served.client.post("/v1/completions", json=body)).text
     assert json.loads(text.split("\n\n")[0].removeprefix("data: "))["error"]["type"] == (
@@ -179,22 +192,22 @@ async def test_a_stream_of_a_foreign_prompt_says_whose_fault_it_is(served: Serve
     )
 
 
-async def test_a_chat_may_say_the_template_kwargs_that_are_served_and_no_others() -> None:
+async def test_a_chat_request_may_only_repeat_the_servers_template_kwargs() -> None:
     policy_model, kwargs = tiny_speaker(), {"enable_thinking": False}
     body = {"model": MODEL, "messages": [HI], "max_tokens": 2}
     async with (
         serving(policy_model.app(policy_model.engine(), template_kwargs=kwargs)) as url,
         httpx.AsyncClient(base_url=f"{url}/v1") as client,
     ):
-        said = [
+        sampled = [
             await client.post("/chat/completions", json={**body, "chat_template_kwargs": sent})
             for sent in (kwargs, {}, {"enable_thinking": True})
         ]
-    assert [answer.status_code for answer in said] == [200, 200, 400]
-    assert "chat_template_kwargs={'enable_thinking': True} is not served" in said[2].text
+    assert [answer.status_code for answer in sampled] == [200, 200, 400]
+    assert "chat_template_kwargs={'enable_thinking': True} is not supported" in sampled[2].text
 
 
-async def test_an_engine_that_fails_says_so_and_ends_the_stream() -> None:
+async def test_an_engine_error_is_reported_and_ends_the_stream() -> None:
     broken = ScriptedEngine(EngineError("out of memory"))
     body = {"model": MODEL, "prompt": "once", "stream": True}
     async with (
@@ -209,43 +222,45 @@ async def test_an_engine_that_fails_says_so_and_ends_the_stream() -> None:
     assert (whole.status_code, whole.json()["error"]["type"]) == (500, "server_error")
 
 
-async def test_the_oldest_idle_sessions_are_given_up_first() -> None:
+async def test_the_least_recently_used_idle_session_is_released_first() -> None:
     engine = ScriptedEngine()
-    sessions = Sessions(engine, most=2)
-    async with sessions.held("busy"):
+    sessions = Sessions(engine, max_idle=2)
+    async with sessions.acquire("busy"):
         for name in ("a", "b", "a", "c"):
-            async with sessions.held(name):
+            async with sessions.acquire(name):
                 assert not sessions.is_free(name)
         assert engine.released == ["b"]
-    assert engine.released == ["b", "busy"]  # it was taken first
+    assert engine.released == ["b", "busy"]  # least recently used
 
 
-def test_threads_forget_the_oldest_when_they_are_full() -> None:
+def test_a_full_token_cache_drops_the_oldest_conversation() -> None:
     renderer = tiny_speaker().renderer
-    threads = Threads(renderer, most_tokens=10)
+    token_cache = TokenCache(renderer, max_tokens=10)
     talks = [[Message(role="user", content=text), Message(role="assistant")] for text in "ab"]
     more = Message(role="user", content="go on")
-    for session, talk in zip("ab", talks, strict=True):
-        threads.keep(talk, (), [1, 2, 3, 4, 5, 6], session=session, client=None)
-    assert threads.prompt([*talks[0], more], (), client=None).session is None
-    known = threads.prompt([*talks[1], more], (), client=None)
+    for session, messages in zip("ab", talks, strict=True):
+        token_cache.store(messages, (), [1, 2, 3, 4, 5, 6], session=session, client=None)
+    assert token_cache.build_prompt([*talks[0], more], (), client=None).session is None
+    known = token_cache.build_prompt([*talks[1], more], (), client=None)
     assert (known.session, known.token_ids[:6]) == ("b", [1, 2, 3, 4, 5, 6])
 
 
 @pytest.mark.parametrize("client", [None, "mine"])
-def test_words_that_came_from_other_tokens_go_on_from_neither_unless_they_have_a_name(
+def test_the_same_text_from_other_tokens_is_rendered_again_without_a_session_name(
     client: str | None,
 ) -> None:
     renderer = tiny_speaker().renderer
-    threads = Threads(renderer)
-    talk = [Message(role="user", content="a"), Message(role="assistant", content="b")]
-    longer = [*talk, Message(role="user", content="go on")]
-    threads.keep(talk, (), [1, 2, 3], session="s", client=client)
-    threads.keep(talk, (), [1, 2, 3], session="s", client=client)  # the same again is no doubt
-    assert threads.prompt(longer, (), client=client).token_ids[:3] == [1, 2, 3]
-    threads.keep(talk, (), [1, 9, 3], session="t", client=None)
-    told = threads.prompt(longer, (), client=client)
+    token_cache = TokenCache(renderer)
+    messages = [Message(role="user", content="a"), Message(role="assistant", content="b")]
+    longer = [*messages, Message(role="user", content="go on")]
+    token_cache.store(messages, (), [1, 2, 3], session="s", client=client)
+    token_cache.store(
+        messages, (), [1, 2, 3], session="s", client=client
+    )  # the same tokens again are not ambiguous
+    assert token_cache.build_prompt(longer, (), client=client).token_ids[:3] == [1, 2, 3]
+    token_cache.store(messages, (), [1, 9, 3], session="t", client=None)
+    observed = token_cache.build_prompt(longer, (), client=client)
     if client is None:
-        assert (told.session, told.token_ids) == (None, renderer.open(longer, ()))
+        assert (observed.session, observed.token_ids) == (None, renderer.open(longer, ()))
     else:
-        assert (told.session, told.token_ids[:3]) == ("s", [1, 2, 3])
+        assert (observed.session, observed.token_ids[:3]) == ("s", [1, 2, 3])

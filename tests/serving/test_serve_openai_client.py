@@ -16,8 +16,8 @@ from tests.fakes.tiny_speaker import CAPACITY, MODEL, tiny_speaker
 from skyfleet.chat.message import Message
 from skyfleet.chat.transcript import Completion
 from skyfleet.engines.sampling_params import SamplingParams
-from skyfleet.serving.requests import ChatBody
-from skyfleet.serving.responses import chat_message
+from skyfleet.serving.requests import ChatCompletionRequest
+from skyfleet.serving.responses import build_chat_message
 
 HI: Any = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
 LOOK: Any = {
@@ -37,15 +37,15 @@ class OneLine:
     async def generate(
         self, token_ids: Sequence[int], sampling: SamplingParams, *, session: str
     ) -> Completion:
-        most = sampling.max_generate_length
+        max_idle = sampling.max_generate_length
         turn = self._turns[0]
-        said = tuple(turn[:most])
-        del turn[:most]
+        sampled = tuple(turn[:max_idle])
+        del turn[:max_idle]
         if not turn:
             del self._turns[0]
         return Completion(
-            token_ids=said,
-            logprobs=(-0.5,) * len(said),
+            token_ids=sampled,
+            logprobs=(-0.5,) * len(sampled),
             finish="length" if turn else "stop",
             policy_version=0,
         )
@@ -72,7 +72,7 @@ async def test_models_are_listed(client: AsyncOpenAI) -> None:
     assert (model.id, model.owned_by) == (MODEL, "skyfleet")
 
 
-async def test_a_chat_gives_its_tokens_and_their_logprobs(client: AsyncOpenAI) -> None:
+async def test_a_chat_returns_its_tokens_and_logprobs(client: AsyncOpenAI) -> None:
     answer = await client.chat.completions.create(
         model=MODEL,
         messages=HI,
@@ -83,20 +83,20 @@ async def test_a_chat_gives_its_tokens_and_their_logprobs(client: AsyncOpenAI) -
     )
     policy_model = tiny_speaker()
     (choice,) = answer.choices
-    told: Any = answer.to_dict()
-    prompt, said = told["prompt_token_ids"], told["choices"][0]["token_ids"]
+    observed: Any = answer.to_dict()
+    prompt, sampled = observed["prompt_token_ids"], observed["choices"][0]["token_ids"]
     assert policy_model.renderer.text(prompt).startswith("<|im_start|>system\nbe brief<|im_end|>")
     assert choice.finish_reason == "length"
     assert choice.logprobs is not None
     content = choice.logprobs.content or []
-    expected = logprobs_of(policy_model.decoder, [*prompt, *said], 9).tolist()
+    expected = logprobs_of(policy_model.decoder, [*prompt, *sampled], 9).tolist()
     assert [token.logprob for token in content] == pytest.approx(expected, abs=1e-5)
-    assert [token.token for token in content] == [policy_model.renderer.text([t]) for t in said]
+    assert [token.token for token in content] == [policy_model.renderer.text([t]) for t in sampled]
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(prompt), 9)
 
 
-async def test_the_same_seed_says_the_same_and_n_choices_differ(client: AsyncOpenAI) -> None:
+async def test_a_seed_is_reproducible_and_n_choices_differ(client: AsyncOpenAI) -> None:
     async def ask(n: int) -> list[str]:
         answer = await client.completions.create(
             model=MODEL, prompt="once", max_tokens=12, seed=4, n=n
@@ -108,7 +108,7 @@ async def test_the_same_seed_says_the_same_and_n_choices_differ(client: AsyncOpe
     assert len(set(three)) == 3
 
 
-async def test_completions_take_text_or_tokens_and_several_at_once(client: AsyncOpenAI) -> None:
+async def test_completions_accept_text_tokens_and_batches(client: AsyncOpenAI) -> None:
     tokens = tiny_speaker().tokenizer.encode("once", add_special_tokens=False)
 
     async def ask(prompt: Any) -> list[str]:
@@ -117,17 +117,17 @@ async def test_completions_take_text_or_tokens_and_several_at_once(client: Async
         )
         return [choice.text for choice in answer.choices]
 
-    (said,) = await ask("once")
-    assert await ask(tokens) == [said]
-    assert await ask(["once", "once"]) == [said, said]
-    assert await ask([tokens, tokens]) == [said, said]
+    (sampled,) = await ask("once")
+    assert await ask(tokens) == [sampled]
+    assert await ask(["once", "once"]) == [sampled, sampled]
+    assert await ask([tokens, tokens]) == [sampled, sampled]
 
 
-async def test_a_stream_of_text_is_the_text_and_its_tokens(client: AsyncOpenAI) -> None:
-    asked: Any = {"model": MODEL, "prompt": "once", "max_tokens": 21, "temperature": 0}
-    whole = await client.completions.create(**asked)
+async def test_a_text_stream_has_the_text_and_its_tokens(client: AsyncOpenAI) -> None:
+    request: Any = {"model": MODEL, "prompt": "once", "max_tokens": 21, "temperature": 0}
+    whole = await client.completions.create(**request)
     stream = await client.completions.create(
-        **asked,
+        **request,
         stream=True,
         logprobs=0,
         stream_options={"include_usage": True},
@@ -145,12 +145,12 @@ async def test_a_stream_of_text_is_the_text_and_its_tokens(client: AsyncOpenAI) 
     assert "prompt_token_ids" not in parts[1]
 
 
-async def test_a_streamed_chat_says_what_the_whole_one_says(client: AsyncOpenAI) -> None:
-    asked: Any = {"model": MODEL, "messages": HI, "max_tokens": 30, "temperature": 0}
-    whole = await client.chat.completions.create(**asked)
+async def test_a_streamed_chat_equals_the_whole_response(client: AsyncOpenAI) -> None:
+    request: Any = {"model": MODEL, "messages": HI, "max_tokens": 30, "temperature": 0}
+    whole = await client.chat.completions.create(**request)
     text = ""
     finish = None
-    async for chunk in await client.chat.completions.create(**asked, stream=True):
+    async for chunk in await client.chat.completions.create(**request, stream=True):
         text += chunk.choices[0].delta.content or ""
         finish = chunk.choices[0].finish_reason
     assert text == whole.choices[0].message.content
@@ -164,99 +164,105 @@ async def test_a_tool_is_called(stream: bool) -> None:
         serving(tiny_speaker().app(OneLine(line))) as url,
         AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as client,
     ):
-        asked: Any = {"model": MODEL, "messages": HI, "tools": [LOOK], "max_tokens": 200}
+        request: Any = {"model": MODEL, "messages": HI, "tools": [LOOK], "max_tokens": 200}
         if stream:
-            chunks = [c async for c in await client.chat.completions.create(**asked, stream=True)]
-            words = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+            chunks = [c async for c in await client.chat.completions.create(**request, stream=True)]
+            comparable_fields = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
             calls: Any = chunks[-1].choices[0].delta.tool_calls
             finish = chunks[-1].choices[0].finish_reason
             assert len(chunks) > 2
         else:
-            answer = await client.chat.completions.create(**asked)
-            words = answer.choices[0].message.content or ""
+            answer = await client.chat.completions.create(**request)
+            comparable_fields = answer.choices[0].message.content or ""
             calls = answer.choices[0].message.tool_calls
             finish = answer.choices[0].finish_reason
-    assert (words, finish) == ("so", "tool_calls")
+    assert (comparable_fields, finish) == ("so", "tool_calls")
     (call,) = calls
     assert call.function.name == "look"
     assert json.loads(call.function.arguments) == {"at": 2}
 
 
-async def test_a_call_of_each_turn_has_an_id_of_its_own() -> None:
+async def test_calls_of_different_turns_have_different_ids() -> None:
     line = '<tool_call>\n{"name": "look", "arguments": {"at": 2}}\n</tool_call>'
-    talk = list(HI)
+    messages = list(HI)
     async with (
         serving(tiny_speaker().app(OneLine(line, times=3))) as url,
         AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as client,
     ):
-        asked: Any = {"model": MODEL, "tools": [LOOK], "max_tokens": 200}
+        request: Any = {"model": MODEL, "tools": [LOOK], "max_tokens": 200}
         tokens: list[int] = []
         for _ in range(3):
             answer: Any = await client.chat.completions.create(
-                **asked, messages=talk, extra_body={"return_token_ids": True}
+                **request, messages=messages, extra_body={"return_token_ids": True}
             )
             assert answer.prompt_token_ids[: len(tokens)] == tokens
             tokens = answer.prompt_token_ids + answer.choices[0].token_ids
             message = answer.choices[0].message
             (call,) = message.tool_calls
-            talk += [message, {"role": "tool", "content": "7", "tool_call_id": call.id}]
-    assert len({call.id for said in talk[2::2] for call in said.tool_calls}) == 3
+            messages += [message, {"role": "tool", "content": "7", "tool_call_id": call.id}]
+    assert len({call.id for sampled in messages[2::2] for call in sampled.tool_calls}) == 3
 
 
-def test_a_models_own_id_is_kept_until_it_says_it_again() -> None:
+def test_an_id_written_by_the_model_is_kept_unless_it_repeats() -> None:
     def call(id: str) -> dict[str, Any]:
         return {"id": id, "type": "function", "function": {"name": "look", "arguments": "{}"}}
 
     renderer = tiny_speaker().renderer
-    said = renderer.write(
+    sampled = renderer.write(
         Message(role="assistant", content='<tool_call>{"name": "look", "id": "a7"}</tool_call>')
     )
-    for before, told in ((["b7"], "a7"), (["a7", "b7"], "functions.look:2")):
-        talk = [*HI, {"role": "assistant", "tool_calls": [call(id) for id in before]}]
-        body = ChatBody.model_validate({"model": MODEL, "messages": talk, "tools": [LOOK]})
-        (written,) = chat_message(body, renderer, said)["tool_calls"]
-        assert written["id"] == told
+    for before, observed in ((["b7"], "a7"), (["a7", "b7"], "functions.look:2")):
+        messages = [*HI, {"role": "assistant", "tool_calls": [call(id) for id in before]}]
+        body = ChatCompletionRequest.model_validate(
+            {"model": MODEL, "messages": messages, "tools": [LOOK]}
+        )
+        (written,) = build_chat_message(body, renderer, sampled)["tool_calls"]
+        assert written["id"] == observed
     again = "".join(
         f'<tool_call>{{"name": "look", "id": "functions.look:{i}"}}</tool_call>' for i in range(2)
     )
     for before in (["functions.look:0"], ["functions.look:1"]):
-        talk = [*HI, {"role": "assistant", "tool_calls": [call(id) for id in before]}]
-        body = ChatBody.model_validate({"model": MODEL, "messages": talk, "tools": [LOOK]})
+        messages = [*HI, {"role": "assistant", "tool_calls": [call(id) for id in before]}]
+        body = ChatCompletionRequest.model_validate(
+            {"model": MODEL, "messages": messages, "tools": [LOOK]}
+        )
         both = renderer.write(Message(role="assistant", content=again))
-        ids = [one["id"] for one in chat_message(body, renderer, both)["tool_calls"]]
+        ids = [one["id"] for one in build_chat_message(body, renderer, both)["tool_calls"]]
         assert len({*ids, *before}) == 3
 
 
-async def test_without_tools_a_call_is_only_text() -> None:
+async def test_a_call_without_offered_tools_is_content() -> None:
     line = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
     async with (
         serving(tiny_speaker().app(OneLine(line))) as url,
         AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as client,
     ):
-        asked: Any = {"model": MODEL, "messages": HI, "tools": [LOOK], "tool_choice": "none"}
-        answer = await client.chat.completions.create(**asked)
+        request: Any = {"model": MODEL, "messages": HI, "tools": [LOOK], "tool_choice": "none"}
+        answer = await client.chat.completions.create(**request)
     assert answer.choices[0].message.tool_calls is None
     assert answer.choices[0].message.content == line
     assert answer.choices[0].finish_reason == "stop"
 
 
-async def test_stop_strings_end_the_text_and_are_left_out_of_it(client: AsyncOpenAI) -> None:
-    asked: Any = {"model": MODEL, "prompt": "once", "max_tokens": 24, "temperature": 0}
-    free = (await client.completions.create(**asked)).choices[0].text
+async def test_stop_strings_end_the_text_and_are_removed(client: AsyncOpenAI) -> None:
+    request: Any = {"model": MODEL, "prompt": "once", "max_tokens": 24, "temperature": 0}
+    free = (await client.completions.create(**request)).choices[0].text
     stop = free[9:12]
     end = free.index(stop)
-    asked["stop"] = stop
-    whole = await client.completions.create(**asked)
+    request["stop"] = stop
+    whole = await client.completions.create(**request)
     assert (whole.choices[0].text, whole.choices[0].finish_reason) == (free[:end], "stop")
-    stream = await client.completions.create(**asked, stream=True)
+    stream = await client.completions.create(**request, stream=True)
     choices = [chunk.choices[0] async for chunk in stream]
     assert "".join(choice.text for choice in choices) == free[:end]
     assert choices[-1].finish_reason == "stop"
-    kept = await client.completions.create(**asked, extra_body={"include_stop_str_in_output": True})
+    kept = await client.completions.create(
+        **request, extra_body={"include_stop_str_in_output": True}
+    )
     assert kept.choices[0].text.startswith(free[: end + len(stop)])
 
 
-async def test_a_stop_string_that_begins_in_one_slice_of_a_stream_ends_it_in_the_next() -> None:
+async def test_a_stop_string_across_two_slices_ends_the_stream() -> None:
     async with (
         serving(tiny_speaker().app(OneLine("abcdefghijklmn"))) as url,
         AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as client,
@@ -276,19 +282,21 @@ async def test_a_stop_string_that_begins_in_one_slice_of_a_stream_ends_it_in_the
     assert choices[-1]["finish_reason"] == "stop"
 
 
-async def test_errors_are_the_clients_own(client: AsyncOpenAI) -> None:
-    asked: Any = {"model": MODEL, "messages": HI}
-    with pytest.raises(NotFoundError, match="model='other' is not served; 'tiny' is"):
+async def test_errors_map_to_the_openai_clients_exceptions(client: AsyncOpenAI) -> None:
+    request: Any = {"model": MODEL, "messages": HI}
+    with pytest.raises(NotFoundError, match="model='other' is not served; use 'tiny'"):
         await client.chat.completions.create(model="other", messages=HI)
-    with pytest.raises(BadRequestError, match=f"max_tokens=600 do not fit.*{CAPACITY} in all"):
-        await client.chat.completions.create(**asked, max_tokens=600)
+    with pytest.raises(
+        BadRequestError, match=f"max_tokens=600 do not fit.*{CAPACITY} tokens in total"
+    ):
+        await client.chat.completions.create(**request, max_tokens=600)
     with pytest.raises(BadRequestError, match=r"temperature=-1.*greater than or equal to 0"):
-        await client.chat.completions.create(**asked, temperature=-1)
-    with pytest.raises(BadRequestError, match=r"presence_penalty=1 is not served; leave it out"):
-        await client.chat.completions.create(**asked, presence_penalty=1)
+        await client.chat.completions.create(**request, temperature=-1)
+    with pytest.raises(BadRequestError, match=r"presence_penalty=1 is not supported; leave it out"):
+        await client.chat.completions.create(**request, presence_penalty=1)
     with pytest.raises(BadRequestError, match=r"tool_choice='required'.*'auto' or 'none'"):
-        await client.chat.completions.create(**asked, tools=[LOOK], tool_choice="required")
-    with pytest.raises(BadRequestError, match="stream=true answers one prompt with n=1"):
-        await client.chat.completions.create(**asked, n=2, stream=True)
-    with pytest.raises(AuthenticationError, match="has not this server's key"):
+        await client.chat.completions.create(**request, tools=[LOOK], tool_choice="required")
+    with pytest.raises(BadRequestError, match="stream=true supports one prompt with n=1"):
+        await client.chat.completions.create(**request, n=2, stream=True)
+    with pytest.raises(AuthenticationError, match="does not contain this server's key"):
         await client.with_options(api_key="other").models.list()

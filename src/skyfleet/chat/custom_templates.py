@@ -1,4 +1,4 @@
-"""Custom templates: the text that `generator.chat_template` names, instead of the tokenizer's."""
+"""Load the chat template that `generator.chat_template` configures."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from skyfleet.chat.tools_section import QWEN_AFTER, QWEN_BEFORE
 from skyfleet.errors import ConfigError
 
 _QWEN3 = r"""
-{%- set told = messages[0].content if messages[0].role == 'system' %}
-{%- if tools or told is defined %}
+{%- set system = messages[0].content if messages[0].role == 'system' %}
+{%- if tools or system is defined %}
     {{- '<|im_start|>system\n' }}
-    {{- told if told is defined }}
-    {{- '\n\n' if tools and told is defined }}
+    {{- system if system is defined }}
+    {{- '\n\n' if tools and system is defined }}
     {%- if tools %}
         {{- BEFORE_TOOLS }}
         {%- for tool in tools %}
@@ -27,7 +27,7 @@ _QWEN3 = r"""
     {%- if message.role == 'assistant' %}
         {{- '<|im_start|>assistant\n' }}
         {%- generation %}
-            {%- if message.reasoning_content is defined WHICH_THOUGHTS %}
+            {%- if message.reasoning_content is defined REASONING_CONDITION %}
                 {{- '<think>\n' + message.reasoning_content + '\n</think>\n\n' }}
             {%- endif %}
             {{- message.content }}
@@ -51,14 +51,14 @@ _QWEN3 = r"""
 """.replace("BEFORE_TOOLS", json.dumps(QWEN_BEFORE)).replace("AFTER_TOOLS", json.dumps(QWEN_AFTER))
 
 NAMED = {
-    "qwen3_with_thinking": _QWEN3.replace("WHICH_THOUGHTS", ""),
-    "qwen3_without_thinking": _QWEN3.replace("WHICH_THOUGHTS", "and loop.last"),
+    "qwen3_with_thinking": _QWEN3.replace("REASONING_CONDITION", ""),
+    "qwen3_without_thinking": _QWEN3.replace("REASONING_CONDITION", "and loop.last"),
 }
-"""SkyRL's names. The first keeps every thought in context; the second only that of the last turn."""
+"""SkyRL's names. The first keeps all reasoning in context, the second that of the last turn only."""
 
 
 def read_template(source: str, name_or_path: str | None) -> str | None:
-    """The template, or None for the tokenizer's own. `source` is name or file, as in SkyRL."""
+    """The template source, or None for the tokenizer's own. `source` is name or file, as in SkyRL."""
     if name_or_path is None:
         return None
     key = f"generator.chat_template.name_or_path={name_or_path!r}"
@@ -67,10 +67,9 @@ def read_template(source: str, name_or_path: str | None) -> str | None:
             return Path(name_or_path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"{key} cannot be read: {error}; give the path of a Jinja file"
+                f"{key} cannot be read: {error}; set it to the path of a Jinja file"
             ) from error
     if name_or_path not in NAMED:
-        raise ConfigError(
-            f"{key}; choose from {sorted(NAMED)}, or set generator.chat_template.source=file"
-        )
+        known = sorted(NAMED)
+        raise ConfigError(f"{key}; choose from {known}, or set generator.chat_template.source=file")
     return NAMED[name_or_path]

@@ -1,6 +1,6 @@
-"""GLMRenderer: the format of GLM-4.5 and GLM-4.6, whose turns end where the next speaker is named.
+"""GLMRenderer: the chat format of GLM-4.5 and GLM-4.6, where the next role token ends a turn.
 
-The template drops the thoughts before the last question; here they stay as they were sampled.
+The template drops the reasoning before the last user message; this renderer keeps it as sampled.
 """
 
 from __future__ import annotations
@@ -10,21 +10,27 @@ import logging
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from skyfleet.chat.by_hand import HandWrittenRenderer
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
-from skyfleet.chat.pieces import END_THINK, THINK, Mark
+from skyfleet.chat.pieces import END_THINK, THINK, SpecialToken
+from skyfleet.chat.renderer import BuiltinRenderer
+from skyfleet.chat.template import Template
+from skyfleet.chat.template_checks import QUESTION
 from skyfleet.chat.text_only import text_only
 from skyfleet.chat.tokenizer import Tokenizer
 from skyfleet.chat.tool_calls.glm import parse_glm, write_glm
-from skyfleet.chat.tools_section import function_schema
+from skyfleet.chat.tools_section import to_openai_tool
 
 logger = logging.getLogger(__name__)
 
-BEGIN, END_OF_TEXT = (Mark("[gMASK]"), Mark("<sop>")), Mark("<|endoftext|>")
-SYSTEM, USER, ASSISTANT = Mark("<|system|>"), Mark("<|user|>"), Mark("<|assistant|>")
-OBSERVATION, DO_NOT_THINK = Mark("<|observation|>"), Mark("/nothink")
+BEGIN, END_OF_TEXT = (SpecialToken("[gMASK]"), SpecialToken("<sop>")), SpecialToken("<|endoftext|>")
+SYSTEM, USER, ASSISTANT = (
+    SpecialToken("<|system|>"),
+    SpecialToken("<|user|>"),
+    SpecialToken("<|assistant|>"),
+)
+OBSERVATION, DO_NOT_THINK = SpecialToken("<|observation|>"), SpecialToken("/nothink")
 
-# GLM was trained on these words: not one character of them is ours to improve.
+# GLM was trained on this exact text; do not change a character.
 _BEFORE_TOOLS = """
 # Tools
 
@@ -45,70 +51,81 @@ _EXAMPLE = ToolCall(
 )
 
 
-class GLMRenderer(HandWrittenRenderer):
+class GLMRenderer(BuiltinRenderer):
     def __init__(self, tokenizer: Tokenizer, *, enable_thinking: bool = True) -> None:
         super().__init__(
             tokenizer,
             parse=parse_glm,
-            marks=(*BEGIN, SYSTEM, USER, ASSISTANT, OBSERVATION),
-            stops=(USER, OBSERVATION, END_OF_TEXT),
-            closers=(USER, OBSERVATION),
+            required_tokens=(*BEGIN, SYSTEM, USER, ASSISTANT, OBSERVATION),
+            stop_tokens=(USER, OBSERVATION, END_OF_TEXT),
+            turn_ends=(USER, OBSERVATION),
         )
-        self._thinks = enable_thinking
+        self._enable_thinking = enable_thinking
+
+    @classmethod
+    def from_template(cls, template: Template, *, close_turns: bool) -> GLMRenderer:
+        # `close_turns` has no effect: the token that ends a turn begins the next one.
+        enable_thinking = not template.render([QUESTION]).endswith("</think>")
+        return cls(template.tokenizer, enable_thinking=enable_thinking)
 
     def join(self, last_token: int, messages: Sequence[Message]) -> list[int] | None:
-        """The mark that ended the turn begins the next; None if another speaker was named."""
-        glue = self._encode((*self._following(messages), *self._prompt()))
-        if last_token not in self._closers:
-            return glue
-        if last_token == glue[0]:
-            return glue[1:]
-        named, answers = self.text([last_token]), self.text(glue[:1])
-        logger.debug("a new transcript: the turn named %s and %s follows", named, answers)
+        """None if the turn ended with another role token than the next message begins with."""
+        pieces = (*self._render_messages(messages), *self._generation_prompt())
+        token_ids = self._encode(pieces)
+        if last_token not in self._turn_end_ids:
+            return token_ids
+        if last_token == token_ids[0]:
+            return token_ids[1:]
+        sampled, expected = self.text([last_token]), self.text(token_ids[:1])
+        logger.debug("new transcript: the turn ended with %s, %s follows", sampled, expected)
         return None
 
-    def _opening(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Iterator[str]:
+    def _render_conversation(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec]
+    ) -> Iterator[str]:
         yield from BEGIN
         if tools:
             yield from (SYSTEM, _BEFORE_TOOLS)
             for tool in tools:
-                yield json.dumps(function_schema(tool), ensure_ascii=False) + "\n"
+                yield json.dumps(to_openai_tool(tool), ensure_ascii=False) + "\n"
             *example, end = write_glm([_EXAMPLE])
             yield from (_AFTER_TOOLS, *example, "...\n", end)
-        yield from self._following(messages)
+        yield from self._render_messages(messages)
 
-    def _following(self, messages: Sequence[Message]) -> Iterator[str]:
+    def _render_messages(self, messages: Sequence[Message]) -> Iterator[str]:
         for role, run in groupby(messages, lambda message: message.role):
             if role == "tool":
                 yield OBSERVATION
-                yield from map(_tool_result, run)
+                yield from map(_render_result, run)
                 continue
             for message in run:
                 if role == "assistant":
-                    # What ends it is the mark that the next message begins with.
-                    yield from (ASSISTANT, *self._thought(message), *_said(message))
+                    # The first token of the next message ends the turn.
+                    yield from (ASSISTANT, *self._reasoning(message), *_render_body(message))
                 elif role == "system":
                     yield from (SYSTEM, "\n", text_only(message))
                 else:
-                    yield from (USER, "\n", *self._asked(text_only(message)))
+                    yield from (USER, "\n", *self._user_text(text_only(message)))
 
-    def _asked(self, text: str) -> tuple[str, ...]:
-        return (text,) if self._thinks else (text.removesuffix(DO_NOT_THINK), DO_NOT_THINK)
+    def _user_text(self, text: str) -> tuple[str, ...]:
+        if self._enable_thinking:
+            return (text,)
+        return (text.removesuffix(DO_NOT_THINK), DO_NOT_THINK)
 
-    def _prompt(self) -> tuple[str, ...]:
-        return (ASSISTANT,) if self._thinks else (ASSISTANT, "\n", THINK, END_THINK)
+    def _generation_prompt(self) -> tuple[str, ...]:
+        return (ASSISTANT,) if self._enable_thinking else (ASSISTANT, "\n", THINK, END_THINK)
 
-    def _speech(self, message: Message) -> Iterator[str]:
-        if self._thinks:
-            yield from self._thought(message)
-        yield from _said(message)
+    def _render_turn(self, message: Message) -> Iterator[str]:
+        if self._enable_thinking:
+            yield from self._reasoning(message)
+        yield from _render_body(message)
         yield OBSERVATION if message.tool_calls else USER
 
-    def _thought(self, message: Message) -> tuple[str, ...]:
+    def _reasoning(self, message: Message) -> tuple[str, ...]:
         return ("\n", THINK, (message.reasoning or "").strip(), END_THINK)
 
 
-def _said(message: Message) -> Iterator[str]:
+def _render_body(message: Message) -> Iterator[str]:
     text = text_only(message).strip()
     if text:
         yield from ("\n", text)
@@ -118,5 +135,5 @@ def _said(message: Message) -> Iterator[str]:
         yield from ("\n", malformed)
 
 
-def _tool_result(message: Message) -> str:
+def _render_result(message: Message) -> str:
     return f"\n<tool_response>\n{text_only(message)}\n</tool_response>"

@@ -1,7 +1,7 @@
-"""HarmonyRenderer: the channels of gpt-oss, thought apart from calls apart from answers.
+"""HarmonyRenderer: the chat format of gpt-oss, with channels for reasoning, calls and answers.
 
-The template drops a thought once an answer has followed it and ends old answers with `<|end|>`;
-here both the thought and the `<|return|>` stay as they were sampled.
+The template drops reasoning once an answer follows it and ends old answers with `<|end|>`; this
+renderer keeps both the reasoning and the `<|return|>` as they were sampled.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from skyfleet.chat.by_hand import HandWrittenRenderer
-from skyfleet.chat.call_ids import called_name, with_answered_ids
+from skyfleet.chat.call_ids import parse_tool_name, resolve_call_ids
 from skyfleet.chat.message import Message, ToolSpec
-from skyfleet.chat.pieces import Mark
+from skyfleet.chat.pieces import SpecialToken
+from skyfleet.chat.renderer import BuiltinRenderer, find_between
+from skyfleet.chat.template import Template
+from skyfleet.chat.template_checks import QUESTION
 from skyfleet.chat.text_only import text_only
 from skyfleet.chat.tokenizer import Tokenizer
 from skyfleet.chat.tool_calls.harmony import (
@@ -32,12 +34,12 @@ Schema = Mapping[str, Any]
 
 _SIMPLE = {"number": "number", "integer": "number", "boolean": "boolean"}
 _LONGEST_ITEM = 50
-"""Characters; the type of a list whose items take more is any[]."""
+"""In characters; an array whose item type is longer has the type any[]."""
 _INDENT = "\n" + " " * 16
-"""What the template lets stand before the type of an object's field: the model knows it so."""
+"""The whitespace that the template leaves before the type of an object field."""
 
 
-def harmony_tools(tools: Sequence[ToolSpec]) -> str:
+def render_harmony_tools(tools: Sequence[ToolSpec]) -> str:
     functions = "".join(map(_function, tools))
     return f"## functions\n\nnamespace functions {{\n\n{functions}}} // namespace functions"
 
@@ -65,8 +67,8 @@ def _default(schema: Schema) -> str:
     default = schema["default"]
     if schema.get("oneOf"):
         return f"// default: {default}"
-    written = default if schema.get("enum") else json.dumps(default, ensure_ascii=False)
-    return f", // default: {written}"
+    value = default if schema.get("enum") else json.dumps(default, ensure_ascii=False)
+    return f", // default: {value}"
 
 
 def _type(schema: Schema) -> str:
@@ -86,9 +88,9 @@ def _type(schema: Schema) -> str:
 
 
 def _item(schema: Schema) -> str:
-    # The choices of a text are left out, inside a list.
-    written = "string" if schema.get("type") == "string" else _type(schema)
-    return "any" if len(written) > _LONGEST_ITEM or written == "object | object" else written
+    # The template omits the enum of a string inside an array.
+    item = "string" if schema.get("type") == "string" else _type(schema)
+    return "any" if len(item) > _LONGEST_ITEM or item == "object | object" else item
 
 
 def _variant(schema: Schema) -> str:
@@ -106,71 +108,86 @@ def _object(schema: Schema) -> str:
     return f"{{\n{', '.join(fields)}}}" if properties else "object"
 
 
-END_OF_TEXT = Mark("<|endoftext|>")
+END_OF_TEXT = SpecialToken("<|endoftext|>")
 
-_WHERE_CALLS_GO = "\nCalls to these tools must go to the commentary channel: 'functions'."
+_CALL_CHANNEL_NOTE = "\nCalls to these tools must go to the commentary channel: 'functions'."
 
 
-class HarmonyRenderer(HandWrittenRenderer):
+class HarmonyRenderer(BuiltinRenderer):
     def __init__(self, tokenizer: Tokenizer, *, identity: str, close_turns: bool = True) -> None:
-        """`identity` is the system message without tools: who speaks, the date, the effort."""
+        """`identity` is the system message without tools: model identity, date, reasoning effort."""
         super().__init__(
             tokenizer,
             parse=parse_harmony,
-            marks=(START, CHANNEL, MESSAGE, END, CALL, RETURN),
-            stops=(RETURN, CALL, END_OF_TEXT),
-            closers=(END, CALL, RETURN),
+            required_tokens=(START, CHANNEL, MESSAGE, END, CALL, RETURN),
+            stop_tokens=(RETURN, CALL, END_OF_TEXT),
+            turn_ends=(END, CALL, RETURN),
             close_turns=close_turns,
         )
         self._identity = identity
 
-    def _opening(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Iterator[str]:
-        yield from (START, "system", MESSAGE, self._identity, _WHERE_CALLS_GO if tools else "", END)
-        told, rest = "", messages
-        if messages and messages[0].role == "system":
-            told, rest = text_only(messages[0]), messages[1:]
-        if told or tools:
-            yield from (START, "developer", MESSAGE)
-            yield f"# Instructions\n\n{told}\n\n" if told else ""
-            yield f"# Tools\n\n{harmony_tools(tools)}" if tools else ""
-            yield END
-        yield from self._following(rest)
+    @classmethod
+    def from_template(cls, template: Template, *, close_turns: bool) -> HarmonyRenderer:
+        prompt = template.render([QUESTION])
+        identity = find_between("<|start|>system<|message|>", "<|end|>", prompt)
+        return cls(template.tokenizer, identity=identity or "", close_turns=close_turns)
 
-    def _following(self, messages: Sequence[Message]) -> Iterator[str]:
-        for message, answered in with_answered_ids(messages):
+    def _render_conversation(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec]
+    ) -> Iterator[str]:
+        yield from (
+            START,
+            "system",
+            MESSAGE,
+            self._identity,
+            _CALL_CHANNEL_NOTE if tools else "",
+            END,
+        )
+        instructions, rest = "", messages
+        if messages and messages[0].role == "system":
+            instructions, rest = text_only(messages[0]), messages[1:]
+        if instructions or tools:
+            yield from (START, "developer", MESSAGE)
+            yield f"# Instructions\n\n{instructions}\n\n" if instructions else ""
+            yield f"# Tools\n\n{render_harmony_tools(tools)}" if tools else ""
+            yield END
+        yield from self._render_messages(rest)
+
+    def _render_messages(self, messages: Sequence[Message]) -> Iterator[str]:
+        for message, answered in resolve_call_ids(messages):
             if message.role == "assistant":
-                yield from (*self._prompt(), *_said(message, end=END))
+                yield from (*self._generation_prompt(), *_render_assistant(message, end=END))
             elif message.role == "tool":
-                yield from _tool_result(message, called_name(answered))
+                yield from _render_result(message, parse_tool_name(answered))
             else:
                 yield from (START, message.role, MESSAGE, text_only(message), END)
 
-    def _prompt(self) -> tuple[str, ...]:
+    def _generation_prompt(self) -> tuple[str, ...]:
         return (START, "assistant")
 
-    def _speech(self, message: Message) -> Iterator[str]:
-        return _said(message, end=RETURN)
+    def _render_turn(self, message: Message) -> Iterator[str]:
+        return _render_assistant(message, end=RETURN)
 
 
-def _tool_result(message: Message, name: str) -> tuple[str, ...]:
+def _render_result(message: Message, name: str) -> tuple[str, ...]:
     if not name:
         raise ModelError(
-            f"a tool message has tool_call_id={message.tool_call_id!r}, and gpt-oss is told which "
-            "function answers; set it to the id of the call"
+            f"a tool message has tool_call_id={message.tool_call_id!r}, but the gpt-oss format names "
+            "the function that returned; set tool_call_id to the id of the call"
         )
     quoted = json.dumps(text_only(message), ensure_ascii=False)
     return (START, f"functions.{name} to=assistant", CHANNEL, "commentary", MESSAGE, quoted, END)
 
 
-def _said(message: Message, *, end: Mark) -> Iterator[str]:
-    """One message a channel; all but the first name their speaker again."""
+def _render_assistant(message: Message, *, end: SpecialToken) -> Iterator[str]:
+    """One message per channel; all but the first repeat `<|start|>assistant`."""
     parts = list(_parts(message, end))
     yield from parts[0]
     for part in parts[1:]:
         yield from (START, "assistant", *part)
 
 
-def _parts(message: Message, end: Mark) -> Iterator[tuple[str, ...]]:
+def _parts(message: Message, end: SpecialToken) -> Iterator[tuple[str, ...]]:
     if message.reasoning is not None:
         yield (CHANNEL, "analysis", MESSAGE, message.reasoning, END)
     text = "\n".join(filter(None, (text_only(message), *message.malformed_calls)))

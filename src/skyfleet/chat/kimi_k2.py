@@ -1,7 +1,7 @@
-"""KimiK2Renderer: the format of Kimi K2, with thoughts and without.
+"""KimiK2Renderer: the chat format of Kimi K2 and Kimi K2 Thinking.
 
-The template of Kimi K2 Thinking drops the thoughts before the last answer; here they stay as they
-were sampled.
+The template of Kimi K2 Thinking drops the reasoning before the last answer; this renderer keeps it
+as sampled.
 """
 
 from __future__ import annotations
@@ -9,70 +9,94 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
-from skyfleet.chat.by_hand import HandWrittenRenderer
-from skyfleet.chat.call_ids import with_answered_ids
+from skyfleet.chat.call_ids import resolve_call_ids
 from skyfleet.chat.message import Message, ToolSpec
-from skyfleet.chat.pieces import END_THINK, THINK, Mark
-from skyfleet.chat.text_only import text_only, thought_aloud
+from skyfleet.chat.pieces import END_THINK, THINK, SpecialToken
+from skyfleet.chat.renderer import BuiltinRenderer, find_between
+from skyfleet.chat.template import Template
+from skyfleet.chat.template_checks import ANSWER, QUESTION, TEXT_DIALOGUE, TOOLS
+from skyfleet.chat.text_only import inline_reasoning, text_only
 from skyfleet.chat.tokenizer import Tokenizer
 from skyfleet.chat.tool_calls.kimi_k2 import parse_kimi_k2, write_kimi_k2
-from skyfleet.chat.tools_section import function_schema
+from skyfleet.chat.tools_section import to_openai_tool
 
-MIDDLE, END, END_OF_TEXT = Mark("<|im_middle|>"), Mark("<|im_end|>"), Mark("[EOS]")
-SYSTEM, USER, ASSISTANT = Mark("<|im_system|>"), Mark("<|im_user|>"), Mark("<|im_assistant|>")
+MIDDLE, END, END_OF_TEXT = (
+    SpecialToken("<|im_middle|>"),
+    SpecialToken("<|im_end|>"),
+    SpecialToken("[EOS]"),
+)
+SYSTEM, USER, ASSISTANT = (
+    SpecialToken("<|im_system|>"),
+    SpecialToken("<|im_user|>"),
+    SpecialToken("<|im_assistant|>"),
+)
 
-_SPEAKERS = {"system": SYSTEM, "user": USER, "assistant": ASSISTANT, "tool": SYSTEM}
+_ROLE_TOKENS = {"system": SYSTEM, "user": USER, "assistant": ASSISTANT, "tool": SYSTEM}
 
 
-class KimiK2Renderer(HandWrittenRenderer):
+class KimiK2Renderer(BuiltinRenderer):
     def __init__(
         self,
         tokenizer: Tokenizer,
         *,
         default_system: str,
-        thinks: bool,
+        has_reasoning: bool,
         compact_tools: bool,
         close_turns: bool = True,
     ) -> None:
-        """`thinks`: every turn begins with a thought. `compact_tools`: JSON without spaces."""
+        """`has_reasoning`: every turn begins with reasoning. `compact_tools`: JSON without spaces."""
         super().__init__(
             tokenizer,
             parse=parse_kimi_k2,
-            marks=(SYSTEM, USER, ASSISTANT, MIDDLE, END),
-            stops=(END, END_OF_TEXT),
-            closers=(END,),
+            required_tokens=(SYSTEM, USER, ASSISTANT, MIDDLE, END),
+            stop_tokens=(END, END_OF_TEXT),
+            turn_ends=(END,),
             close_turns=close_turns,
         )
-        self._default_system, self._thinks = default_system, thinks
+        self._default_system, self._has_reasoning = default_system, has_reasoning
         self._separators = (",", ":") if compact_tools else None
 
-    def _opening(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Iterator[str]:
+    @classmethod
+    def from_template(cls, template: Template, *, close_turns: bool) -> KimiK2Renderer:
+        prompt = template.render([QUESTION], TOOLS)
+        system = find_between("<|im_system|>system<|im_middle|>", "<|im_end|>", prompt)
+        return cls(
+            template.tokenizer,
+            default_system=system or "",
+            has_reasoning=f"<think></think>{ANSWER.text}" in template.render(TEXT_DIALOGUE),
+            compact_tools='{"type":"function"' in prompt,
+            close_turns=close_turns,
+        )
+
+    def _render_conversation(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec]
+    ) -> Iterator[str]:
         if tools:
-            schemas = [function_schema(tool) for tool in tools]
+            schemas = [to_openai_tool(tool) for tool in tools]
             declared = json.dumps(schemas, ensure_ascii=False, separators=self._separators)
             yield from (SYSTEM, "tool_declare", MIDDLE, declared, END)
         if not messages or messages[0].role != "system":
             yield from (SYSTEM, "system", MIDDLE, self._default_system, END)
-        yield from self._following(messages)
+        yield from self._render_messages(messages)
 
-    def _following(self, messages: Sequence[Message]) -> Iterator[str]:
-        for message, answered in with_answered_ids(messages):
-            yield from (_SPEAKERS[message.role], message.role, MIDDLE)
+    def _render_messages(self, messages: Sequence[Message]) -> Iterator[str]:
+        for message, call_id in resolve_call_ids(messages):
+            yield from (_ROLE_TOKENS[message.role], message.role, MIDDLE)
             if message.role == "assistant":
-                yield from self._speech(message)
+                yield from self._render_turn(message)
             elif message.role == "tool":
-                yield from (f"## Return of {answered}\n", text_only(message), END)
+                yield from (f"## Return of {call_id}\n", text_only(message), END)
             else:
                 yield from (text_only(message), END)
 
-    def _prompt(self) -> tuple[str, ...]:
+    def _generation_prompt(self) -> tuple[str, ...]:
         return (ASSISTANT, "assistant", MIDDLE)
 
-    def _speech(self, message: Message) -> Iterator[str]:
-        if self._thinks:
+    def _render_turn(self, message: Message) -> Iterator[str]:
+        if self._has_reasoning:
             yield from (THINK, message.reasoning or "", END_THINK, text_only(message))
         else:
-            yield thought_aloud(message)
+            yield inline_reasoning(message)
         if message.tool_calls:
             yield from write_kimi_k2(message.tool_calls)
         yield from message.malformed_calls

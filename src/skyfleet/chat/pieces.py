@@ -1,7 +1,7 @@
-"""Pieces: text and marks, encoded so that no text ever becomes a mark.
+"""Encode text and special tokens so that text never becomes a special token.
 
-Whoever writes a tool's answer may spell `<|im_end|>` in it. As text it stays text: only a renderer
-can place a mark, and no message can end a turn or begin another.
+A tool result may contain the text `<|im_end|>`. It stays text: only a renderer can place a special
+token, and no message can end a turn or begin another.
 """
 
 from __future__ import annotations
@@ -10,51 +10,52 @@ from array import array
 from collections.abc import Iterable
 from functools import lru_cache
 
-from skyfleet.chat.tokenizer import Tokenizer, encode_text, single_token
+from skyfleet.chat.tokenizer import Tokenizer, encode_text, find_single_token
 
 
-class Mark(str):
-    """One token of its own where the tokenizer has it whole; elsewhere text like any other."""
+class SpecialToken(str):
+    """A single token if the tokenizer has it as one; otherwise ordinary text."""
 
     __slots__ = ()
 
 
-_LONGEST_KEPT_CHARACTERS = 16_384
+_MAX_CACHED_CHARACTERS = 16_384
 
-THINK, END_THINK = Mark("<think>"), Mark("</think>")
+THINK, END_THINK = SpecialToken("<think>"), SpecialToken("</think>")
 
 
 class PieceEncoder:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._tokens: dict[Mark, int | None] = {}
-        # The attempts at a task open alike, and tokenizing is most of what opening costs. An array
-        # is a tenth of a tuple of ints; some tens of megabytes are the most that is kept.
-        self._kept_tokens = lru_cache(maxsize=512)(self._text_tokens)
+        self._token_ids: dict[SpecialToken, int | None] = {}
+        # Attempts at one task share their prompt, and tokenizing dominates the cost of rendering it.
+        # An array takes a tenth of the memory of a tuple; the cache holds tens of megabytes at most.
+        self._cached_tokens = lru_cache(maxsize=512)(self._text_tokens)
 
     def __call__(self, pieces: Iterable[str]) -> list[int]:
-        """Text between two marks is encoded in one go, as it would be in the whole."""
+        """The text between two special tokens is encoded at once, as in the whole conversation."""
         token_ids: list[int] = []
         text: list[str] = []
         for piece in pieces:
-            token = self.token(piece) if isinstance(piece, Mark) else None
-            if token is None:
+            token_id = self.token(piece) if isinstance(piece, SpecialToken) else None
+            if token_id is None:
                 text.append(piece)
             else:
-                token_ids += [*self._encoded(text), token]
+                token_ids += [*self._encode_text(text), token_id]
                 text.clear()
-        return [*token_ids, *self._encoded(text)]
+        return [*token_ids, *self._encode_text(text)]
 
-    def token(self, mark: Mark) -> int | None:
-        if mark not in self._tokens:
-            self._tokens[mark] = single_token(self._tokenizer, mark)
-        return self._tokens[mark]
+    def token(self, token: SpecialToken) -> int | None:
+        """The id of a special token, or None if the tokenizer splits it."""
+        if token not in self._token_ids:
+            self._token_ids[token] = find_single_token(self._tokenizer, token)
+        return self._token_ids[token]
 
-    def _encoded(self, text: list[str]) -> Iterable[int]:
+    def _encode_text(self, text: list[str]) -> Iterable[int]:
         joined = "".join(text)
-        if len(joined) > _LONGEST_KEPT_CHARACTERS:
+        if len(joined) > _MAX_CACHED_CHARACTERS:
             return self._text_tokens(joined)
-        return self._kept_tokens(joined) if joined else ()
+        return self._cached_tokens(joined) if joined else ()
 
     def _text_tokens(self, text: str) -> array[int]:
         return array("i", encode_text(self._tokenizer, text))

@@ -1,29 +1,60 @@
-"""make_renderer: the renderer a tokenizer needs, found by trying its template."""
+"""make_renderer: choose the renderer for a tokenizer by comparing it with the chat template."""
 
 from __future__ import annotations
 
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
-from skyfleet.chat.by_hand import HandWrittenRenderer
-from skyfleet.chat.calls_read_back import reads_hermes
 from skyfleet.chat.chatml import END, START, ChatMLRenderer
-from skyfleet.chat.families import CHATML, FAMILIES, Family, fit_chatml, fitted
-from skyfleet.chat.generation_marks import why_marks_differ
+from skyfleet.chat.glm import GLMRenderer
+from skyfleet.chat.harmony import HarmonyRenderer
 from skyfleet.chat.jinja import JinjaRenderer
-from skyfleet.chat.probes import QUESTION, TALK, Probe, thoughtful
-from skyfleet.chat.renderer import Renderer
+from skyfleet.chat.kimi_k2 import KimiK2Renderer
+from skyfleet.chat.llama3 import Llama3Renderer
+from skyfleet.chat.message import Message
+from skyfleet.chat.renderer import BuiltinRenderer, Renderer
 from skyfleet.chat.template import Template, TemplateTokenizer
+from skyfleet.chat.template_checks import (
+    QUESTION,
+    SINGLE_CALL_DIALOGUE,
+    SYSTEM,
+    TEXT_DIALOGUE,
+    TOOL_DIALOGUE,
+    TOOLS,
+    Probe,
+    find_generation_mask_mismatch,
+    parses_hermes,
+    with_reasoning,
+)
 from skyfleet.chat.tool_calls.formats import detect_parser, parser_named
+from skyfleet.chat.tool_calls.glm import parse_glm
+from skyfleet.chat.tool_calls.harmony import parse_harmony
+from skyfleet.chat.tool_calls.hermes import parse_hermes
+from skyfleet.chat.tool_calls.kimi_k2 import parse_kimi_k2
+from skyfleet.chat.tool_calls.llama3_json import parse_llama3_json
 from skyfleet.chat.tool_calls.parser import ToolCallParser
 from skyfleet.chat.tools_section import TOOLS_STYLES
 from skyfleet.errors import ConfigError, ModelError
 
 logger = logging.getLogger(__name__)
+
+
+class FromTemplate(Protocol):
+    def __call__(self, template: Template, *, close_turns: bool) -> BuiltinRenderer:
+        """Raises ModelError if the tokenizer lacks the format's special tokens."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatFormat:
+    name: str
+    from_template: FromTemplate
+    parse: ToolCallParser
+    probes: Sequence[Probe]
 
 
 def make_renderer(
@@ -35,117 +66,181 @@ def make_renderer(
     tools_style: str | None = None,
     close_turns: bool = True,
 ) -> Renderer:
-    """By hand where that gives the template's own tokens, through the template elsewhere.
+    """A built-in renderer if it produces the template's own tokens, else a JinjaRenderer.
 
-    `chat_template` stands in for the tokenizer's own. `tool_call_parser` reads the calls; left out,
-    the template tells which. `tools_style` replaces how the template shows tools, ChatML only; a
-    tokenizer may carry its own wish as `skyfleet_tools`. With `close_turns=False` a turn that its
-    length or a stop string ended stays without its end.
+    `chat_template` replaces the tokenizer's own. `tool_call_parser` names the parser of tool calls;
+    by default it is detected from the template. `tools_style` replaces how the template lists the
+    tools (ChatML only); a tokenizer may store it as `skyfleet_tools`. With `close_turns=False` a turn
+    that was cut by length or by a stop string gets no end token.
     """
     kwargs = dict(chat_template_kwargs or {})
     template = Template(tokenizer=tokenizer, source=chat_template, kwargs=kwargs)
-    _tell_idle_settings(template)
+    _warn_unused_kwargs(template)
     parser = tool_call_parser or detect_parser(template.text)
     parse = parser_named(parser or "hermes")
-    # What a tokenizer wishes is of its own template.
-    style = tools_style or (None if chat_template else _wished_style(tokenizer))
+    # The stored style belongs to the tokenizer's own template.
+    style = tools_style or (None if chat_template else _saved_tools_style(tokenizer))
     if style is not None and style not in TOOLS_STYLES:
         raise ConfigError(f"tools_style={style!r}; choose from {sorted(TOOLS_STYLES)}")
-    if tool_call_parser and (style is not None or not template.text) and not reads_hermes(parse):
+    if tool_call_parser and (style is not None or not template.text) and not parses_hermes(parse):
         raise ConfigError(
-            f"generator.tool_call_parser={tool_call_parser!r} with tools shown as "
-            f"{style or 'qwen'!r}: the model is told to call as Hermes does; leave it out"
+            f"generator.tool_call_parser={tool_call_parser!r} with tools_style={style or 'qwen'!r}: "
+            "the prompt tells the model to call tools in Hermes format; leave tool_call_parser out"
         )
     if not template.text:
-        return _without_template(template, style or "qwen", parse, close_turns=close_turns)
+        return _build_without_template(template, style or "qwen", parse, close_turns=close_turns)
     if style is not None:
-        families: Sequence[Family] = (_styled(style, parse),)
+        formats: Sequence[ChatFormat] = (_chatml_with_tools_style(style, parse),)
     else:
-        families = [f for f in FAMILIES if tool_call_parser is None or f.parse == parse]
-    renderer: Renderer | None = _by_hand(families, template, close_turns=close_turns)
+        formats = [f for f in BUILTIN_FORMATS if tool_call_parser is None or f.parse == parse]
+    renderer: Renderer | None = _match_builtin(formats, template, close_turns=close_turns)
     if renderer is None and style is not None:
         raise ConfigError(
-            f"tools_style={style!r} needs a tokenizer whose template is ChatML, and this one's "
-            "is not; leave tools_style out and the template shows the tools"
+            f"tools_style={style!r} requires a tokenizer with a ChatML template, but this template "
+            "is another; leave tools_style out to list the tools as the template does"
         )
     if renderer is None and parse == parser_named("harmony"):
         raise ModelError(
-            "calls are to be read as gpt-oss writes them, and the chat template gives other tokens "
-            "than gpt-oss's own: a call would not end its turn; set "
-            "generator.chat_template.name_or_path to gpt-oss's template, or another "
-            "generator.tool_call_parser"
+            "tool calls are in gpt-oss format, but the chat template does not produce gpt-oss's "
+            "tokens, so a call would not end its turn; set generator.chat_template.name_or_path to "
+            "gpt-oss's template, or choose another generator.tool_call_parser"
         )
     if renderer is None:
-        logger.info("rendering with the chat template itself, calls read as %s", parser or "hermes")
+        logger.info("rendering with the Jinja chat template, tool calls as %s", parser or "hermes")
         renderer = JinjaRenderer(
             template,
             parse=parse if parser else None,
-            parse_is_named=tool_call_parser is not None,
+            is_parser_configured=tool_call_parser is not None,
             close_turns=close_turns,
         )
-    difference = why_marks_differ(template, renderer)
-    if difference:
-        logger.warning("%s", difference)
+    mismatch = find_generation_mask_mismatch(template, renderer)
+    if mismatch:
+        logger.warning("%s", mismatch)
     return renderer
 
 
-def _tell_idle_settings(template: Template) -> None:
-    # ChatML without a template knows the one; a template knows none but of its words.
+def _warn_unused_kwargs(template: Template) -> None:
+    # Without a template ChatML reads enable_thinking only.
     known = re.findall(r"\w+", template.text) if template.text else ["enable_thinking"]
     for key, value in template.kwargs.items():
         if key not in known:
             logger.warning(
-                "generator.chat_template_kwargs.%s=%r does nothing: the chat template does not "
+                "generator.chat_template_kwargs.%s=%r has no effect: the chat template does not "
                 "mention it; correct its name or leave it out",
                 key,
                 value,
             )
 
 
-def _by_hand(
-    families: Sequence[Family], template: Template, *, close_turns: bool
-) -> HandWrittenRenderer | None:
-    for family in families:
+def _match_builtin(
+    formats: Sequence[ChatFormat], template: Template, *, close_turns: bool
+) -> BuiltinRenderer | None:
+    """The first built-in renderer that produces the template's tokens on all of its probes."""
+    for chat_format in formats:
+        probes = tuple(chat_format.probes)
         if template.source is not None:
-            # Whoever brings a template means what it does with old thoughts, too.
-            family = replace(family, probes=_with_thoughts(family.probes))
-        renderer = fitted(family, template, close_turns=close_turns)
-        if renderer is not None:
-            logger.info("rendering %s by hand: every turn joins", family.name)
+            # A template that the user configured also decides what happens to old reasoning.
+            probes += tuple((with_reasoning(messages), tools) for messages, tools in probes)
+        try:
+            renderer = chat_format.from_template(template, close_turns=close_turns)
+            is_equal = all(
+                renderer.open(messages, tools) == template.tokenize(messages, tools)
+                for probe, tools in probes
+                for messages in (probe, (SYSTEM, *probe))
+            )
+        except ModelError:
+            continue
+        if is_equal:
+            logger.info("built-in %s renderer: every turn is append-only", chat_format.name)
             return renderer
     return None
 
 
-def _with_thoughts(probes: Sequence[Probe]) -> tuple[Probe, ...]:
-    return (*probes, *((thoughtful(messages), tools) for messages, tools in probes))
-
-
-def _wished_style(tokenizer: TemplateTokenizer) -> str | None:
+def _saved_tools_style(tokenizer: TemplateTokenizer) -> str | None:
     saved: Mapping[str, Any] = getattr(tokenizer, "init_kwargs", {})
-    wish: str | None = getattr(tokenizer, "skyfleet_tools", saved.get("skyfleet_tools"))
-    return wish
+    style: str | None = getattr(tokenizer, "skyfleet_tools", saved.get("skyfleet_tools"))
+    return style
 
 
-def _styled(style: str, parse: ToolCallParser) -> Family:
-    """ChatML with tools shown in our way: the template is only asked about the rest."""
-    fit = partial(fit_chatml, write_tools=TOOLS_STYLES[style], parse=parse)
-    name = f"ChatML with tools as {style}"
-    return replace(CHATML, name=name, fit=fit, probes=(((QUESTION,), ()), (TALK, ())))
+def _chatml_with_tools_style(style: str, parse: ToolCallParser) -> ChatFormat:
+    """ChatML with our own tool list: the probes compare only messages without tools."""
+    return ChatFormat(
+        name=f"ChatML with tools_style={style}",
+        from_template=partial(
+            ChatMLRenderer.from_template, render_tools=TOOLS_STYLES[style], parse=parse
+        ),
+        parse=parse_hermes,
+        probes=(((QUESTION,), ()), (TEXT_DIALOGUE, ())),
+    )
 
 
-def _without_template(
+def _build_without_template(
     template: Template, style: str, parse: ToolCallParser, *, close_turns: bool
 ) -> ChatMLRenderer:
     try:
         return ChatMLRenderer(
             template.tokenizer,
-            write_tools=TOOLS_STYLES[style],
+            render_tools=TOOLS_STYLES[style],
             parse=parse,
             enable_thinking=template.kwargs.get("enable_thinking"),
             close_turns=close_turns,
         )
     except ModelError as error:
         raise ModelError(
-            f"the tokenizer has neither a chat_template nor {START} and {END}; "
-            "take an instruct model or set generator.chat_template.name_or_path"
+            f"the tokenizer has neither a chat_template nor the tokens {START} and {END}; "
+            "use an instruct model or set generator.chat_template.name_or_path"
         ) from error
+
+
+def _with_kimi_ids(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The same conversation with call ids as Kimi K2 writes them."""
+    return tuple(
+        replace(
+            message,
+            tool_calls=tuple(
+                replace(call, id=call.id.replace("call_", "functions.look_up:"))
+                for call in message.tool_calls
+            ),
+            tool_call_id=(message.tool_call_id or "").replace("call_", "functions.look_up:")
+            or None,
+        )
+        for message in messages
+    )
+
+
+def _probes(dialogue: Sequence[Message]) -> tuple[Probe, ...]:
+    return (((QUESTION,), ()), (TEXT_DIALOGUE, ()), (dialogue, ()), (dialogue, TOOLS))
+
+
+BUILTIN_FORMATS = (
+    ChatFormat(
+        name="ChatML",
+        from_template=ChatMLRenderer.from_template,
+        parse=parse_hermes,
+        probes=_probes(TOOL_DIALOGUE),
+    ),
+    ChatFormat(
+        name="Llama 3",
+        from_template=Llama3Renderer.from_template,
+        parse=parse_llama3_json,
+        probes=_probes(SINGLE_CALL_DIALOGUE),
+    ),
+    ChatFormat(
+        name="Kimi K2",
+        from_template=KimiK2Renderer.from_template,
+        parse=parse_kimi_k2,
+        probes=_probes(_with_kimi_ids(TOOL_DIALOGUE)),
+    ),
+    ChatFormat(
+        name="GLM",
+        from_template=GLMRenderer.from_template,
+        parse=parse_glm,
+        probes=_probes(TOOL_DIALOGUE),
+    ),
+    ChatFormat(
+        name="Harmony",
+        from_template=HarmonyRenderer.from_template,
+        parse=parse_harmony,
+        probes=_probes(SINGLE_CALL_DIALOGUE),
+    ),
+)

@@ -1,4 +1,4 @@
-"""Template: a chat template with the settings it is rendered with."""
+"""Template: a Jinja chat template with its tokenizer and its settings."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any, Protocol
 
 from jinja2 import TemplateError, TemplateSyntaxError
 
-from skyfleet.chat.call_ids import nine_characters
+from skyfleet.chat.call_ids import shorten_call_id
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
 from skyfleet.chat.text_only import text_only
 from skyfleet.chat.tokenizer import Tokenizer, encode
 from skyfleet.chat.tool_calls.strict_json import encode as as_json
-from skyfleet.chat.tools_section import function_schema
+from skyfleet.chat.tools_section import to_openai_tool
 from skyfleet.errors import ConfigError, ModelError
 
-_OURS = {
+_RESERVED_KWARGS = {
     *("chat_template", "tools", "tokenize", "add_generation_prompt"),
     *("return_dict", "return_assistant_tokens_mask"),
 }
 
 
-class RefusedConversationError(ModelError):
-    """The template raised: its makers did not mean such a conversation."""
+class UnsupportedConversationError(ModelError):
+    """The template raised an error: it does not support such a conversation."""
 
 
 class TemplateTokenizer(Tokenizer, Protocol):
@@ -44,25 +44,25 @@ class TemplateTokenizer(Tokenizer, Protocol):
 class Template:
     tokenizer: TemplateTokenizer
     source: str | None = None
-    """Jinja; None takes the tokenizer's own."""
+    """Jinja source; None uses the tokenizer's own."""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Handed to the template, such as enable_thinking."""
+    """Passed to the template, such as enable_thinking."""
     nine_character_ids: bool = False
-    """Calls and their results are handed over under ids of nine letters and digits."""
+    """Pass calls and results with ids of nine letters and digits."""
     arguments_as_text: bool = False
-    """A call's arguments are handed over as JSON text."""
+    """Pass the arguments of a call as JSON text."""
 
     def __post_init__(self) -> None:
-        taken = sorted(_OURS & self.kwargs.keys())
-        if taken:
+        reserved = sorted(_RESERVED_KWARGS & self.kwargs.keys())
+        if reserved:
             raise ConfigError(
-                f"generator.chat_template_kwargs has {taken}, which rendering sets itself; "
+                f"generator.chat_template_kwargs has {reserved}, which the renderer sets itself; "
                 "leave them out"
             )
 
     @property
     def text(self) -> str:
-        """The Jinja source; of several that a tokenizer carries, the one for tools."""
+        """The Jinja source; if the tokenizer has several, the one named tool_use."""
         own = self.tokenizer.chat_template
         if self.source is None and isinstance(own, Mapping):
             return str(own.get("tool_use", own.get("default", "")))
@@ -74,63 +74,67 @@ class Template:
         tools: Sequence[ToolSpec] = (),
         *,
         prompt: bool = True,
-        spell: Callable[[str], str] = str,
+        escape: Callable[[str], str] = str,
     ) -> str:
-        """The conversation as text; `prompt` adds how the assistant's next turn begins.
+        """The conversation as text; `prompt` adds the generation prompt.
 
-        `spell` is applied to all that is said and shown, before the template sees it.
+        `escape` is applied to every text of messages and tools before the template sees it.
         """
         rendered: str = self._apply(
-            messages, tools, spell, add_generation_prompt=prompt, tokenize=False
+            messages, tools, escape, add_generation_prompt=prompt, tokenize=False
         )
         return rendered
 
-    def tokens(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
+    def tokenize(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
         return encode(self.tokenizer, self.render(messages, tools))
 
-    def marked(
+    def generation_mask(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
     ) -> tuple[list[int], list[bool]]:
-        """The conversation as tokens, and which of them stand within `{% generation %}`."""
+        """The conversation as tokens, and which of them are inside `{% generation %}`."""
         rendered = self._apply(
             messages, tools, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
         )
-        return list(rendered["input_ids"]), [bool(mark) for mark in rendered["assistant_masks"]]
+        return list(rendered["input_ids"]), [bool(inside) for inside in rendered["assistant_masks"]]
 
     def _apply(
         self,
         messages: Sequence[Message],
         tools: Sequence[ToolSpec],
-        spell: Callable[[str], str] = str,
+        escape: Callable[[str], str] = str,
         **options: Any,
     ) -> Any:
-        said = _spelled(list(map(self._as_dict, messages)), spell)
-        shown = _spelled([function_schema(tool) for tool in tools], spell)
+        conversation = _escape_all(list(map(self._as_dict, messages)), escape)
+        tool_list = _escape_all([to_openai_tool(tool) for tool in tools], escape)
         roles = ", ".join(message.role for message in messages)
         try:
             return self.tokenizer.apply_chat_template(
-                said, tools=shown or None, chat_template=self.source, **options, **self.kwargs
+                conversation,
+                tools=tool_list or None,
+                chat_template=self.source,
+                **options,
+                **self.kwargs,
             )
         except TemplateSyntaxError as error:
             raise ModelError(
-                f"the chat template is not Jinja: line {error.lineno}: {error.message}; correct it"
+                f"the chat template is not valid Jinja: line {error.lineno}: {error.message}; correct it"
             ) from error
         except TemplateError as error:
-            raise RefusedConversationError(
-                f"the chat template refuses a conversation of {roles}: {error}; "
-                "give a chat_template that takes it"
+            raise UnsupportedConversationError(
+                f"the chat template rejects a conversation of {roles}: {error}; "
+                "use a chat_template that accepts it"
             ) from error
-        except Exception as error:  # a template is a program: it may raise anything
-            raise RefusedConversationError(
-                f"the chat template breaks on a conversation of {roles}: {type(error).__name__}: "
-                f"{error}; give a chat_template that takes it"
+        except Exception as error:  # a template is code and may raise anything
+            raise UnsupportedConversationError(
+                f"the chat template fails on a conversation of {roles}: {type(error).__name__}: "
+                f"{error}; use a chat_template that accepts it"
             ) from error
 
     def _as_dict(self, message: Message) -> dict[str, Any]:
         content = "\n".join(filter(None, (text_only(message), *message.malformed_calls)))
         fields: dict[str, Any] = {"role": message.role, "content": content}
         if message.reasoning is not None:
-            # gpt-oss spells it `thinking`.
+            # gpt-oss reads the key `thinking`.
             fields["reasoning_content"] = fields["thinking"] = message.reasoning
         if message.tool_call_id is not None:
             fields["tool_call_id"] = self._id(message.tool_call_id)
@@ -146,16 +150,16 @@ class Template:
         return fields
 
     def _id(self, call_id: str) -> str:
-        return nine_characters(call_id) if self.nine_character_ids else call_id
+        return shorten_call_id(call_id) if self.nine_character_ids else call_id
 
     def _arguments(self, call: ToolCall) -> dict[str, Any] | str:
         arguments = dict(call.arguments)
         return as_json(arguments) if self.arguments_as_text else arguments
 
 
-def _spelled(value: Any, spell: Callable[[str], str]) -> Any:
+def _escape_all(value: Any, escape: Callable[[str], str]) -> Any:
     if isinstance(value, str):
-        return spell(value)
+        return escape(value)
     if isinstance(value, Mapping):
-        return {spell(key): _spelled(inner, spell) for key, inner in value.items()}
-    return [_spelled(inner, spell) for inner in value] if isinstance(value, list) else value
+        return {escape(key): _escape_all(inner, escape) for key, inner in value.items()}
+    return [_escape_all(inner, escape) for inner in value] if isinstance(value, list) else value

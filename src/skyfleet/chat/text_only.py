@@ -1,4 +1,4 @@
-"""Text only: a message for a model that cannot see."""
+"""The text of a message, for models without vision."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from skyfleet.errors import ModelError
 
 
 def text_only(message: Message) -> str:
-    """The message's text. A picture is refused: a silent drop would leave the model guessing."""
+    """The message's text. Raises ModelError for an image, which must not be dropped silently."""
     if isinstance(message.content, str):
         return message.content
     if any(isinstance(part, Image) for part in message.content):
         raise ModelError(
-            f"a {message.role} message holds an image, and this renderer writes text only; "
-            "take a tool_use task or an env that describes what it shows"
+            f"a {message.role} message contains an image, but this renderer supports text only; "
+            "use a tool_use task or an environment that describes what it shows"
         )
     return message.text
 
 
-def thought_aloud(message: Message) -> str:
-    """The message's text after its thought, for formats that have no place for one."""
+def inline_reasoning(message: Message) -> str:
+    """The message's text after its reasoning, for formats without a reasoning field."""
     text = text_only(message)
     if message.reasoning is None:
         return text

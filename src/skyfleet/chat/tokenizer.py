@@ -1,4 +1,4 @@
-"""Tokenizer: what a renderer needs of one; Hugging Face's fast tokenizers have it."""
+"""Tokenizer protocol, which Hugging Face's fast tokenizers satisfy, and helpers to encode text."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ class Tokenizer(Protocol):
     ) -> list[int]: ...
 
     def decode(self, token_ids: list[int], /, *, skip_special_tokens: bool) -> Any:
-        """A string; Hugging Face's type also allows for batches."""
+        """Returns a string; Hugging Face's signature also allows batches."""
         ...
 
 
 def encode(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The tokens of a text that a template wrote: its special tokens are special."""
-    return tokenizer.encode(_sound(text), add_special_tokens=False)
+    """Encode the output of a chat template, special tokens included."""
+    return tokenizer.encode(_replace_surrogates(text), add_special_tokens=False)
 
 
 def encode_text(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The tokens of mere words: what looks like a special token is spelled out."""
-    return tokenizer.encode(_sound(text), add_special_tokens=False, split_special_tokens=True)
+    """Encode plain text: what looks like a special token stays text."""
+    return tokenizer.encode(
+        _replace_surrogates(text), add_special_tokens=False, split_special_tokens=True
+    )
 
 
 def decode(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
@@ -31,13 +33,13 @@ def decode(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
     return text
 
 
-def single_token(tokenizer: Tokenizer, text: str) -> int | None:
-    """The one token that is exactly `text`, or None."""
+def find_single_token(tokenizer: Tokenizer, text: str) -> int | None:
+    """The id of the one token that is exactly `text`, or None."""
     token_ids = encode(tokenizer, text)
     is_one = len(token_ids) == 1 and decode(tokenizer, token_ids) == text
     return token_ids[0] if is_one else None
 
 
-def _sound(text: str) -> str:
-    # A tool may answer with half a surrogate pair, which no tokenizer takes; it becomes "?".
+def _replace_surrogates(text: str) -> str:
+    # A tool may return half a surrogate pair, which tokenizers reject; it becomes "?".
     return text.encode(errors="replace").decode()

@@ -1,4 +1,4 @@
-"""Tools section: how the system message tells a ChatML model what it can call."""
+"""Render the tools section of a ChatML system message."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from skyfleet.chat.message import ToolSpec
 
-WriteTools = Callable[[Sequence[ToolSpec]], str]
+RenderTools = Callable[[Sequence[ToolSpec]], str]
 
-# Qwen was trained on these words: not one character of them is ours to improve.
+# Qwen was trained on this exact text; do not change a character.
 QWEN_BEFORE = """\
 # Tools
 
@@ -30,26 +30,26 @@ For each function call, return a json object with function name and arguments wi
 
 _CALL_FORMAT = 'To call: <tool_call>{"name": ..., "arguments": {...}}</tool_call>'
 
-_MOST_CHOICES = 3
-"""A signature lists the values of a parameter up to so many: a longer list is no longer short."""
+_MAX_CHOICES = 3
+"""A signature lists the enum of a parameter if it has at most this many values."""
 
 
 def qwen_tools(tools: Sequence[ToolSpec]) -> str:
-    """Every tool with its whole schema, in Qwen's own words."""
-    schemas = "\n".join(json.dumps(function_schema(tool), ensure_ascii=False) for tool in tools)
+    """Every tool with its whole JSON schema, in Qwen's text."""
+    schemas = "\n".join(json.dumps(to_openai_tool(tool), ensure_ascii=False) for tool in tools)
     return QWEN_BEFORE + schemas + QWEN_AFTER
 
 
-def signature_tools(tools: Sequence[ToolSpec]) -> str:
-    """One line a tool, for models whose context is small."""
+def render_tool_signatures(tools: Sequence[ToolSpec]) -> str:
+    """One line per tool, for models with a small context."""
     return "\n".join(["Tools:", *map(_signature, tools), _CALL_FORMAT])
 
 
-TOOLS_STYLES: dict[str, WriteTools] = {"qwen": qwen_tools, "signatures": signature_tools}
+TOOLS_STYLES: dict[str, RenderTools] = {"qwen": qwen_tools, "signatures": render_tool_signatures}
 
 
-def function_schema(tool: ToolSpec) -> dict[str, Any]:
-    """The tool as OpenAI's chat API and every chat template spell it."""
+def to_openai_tool(tool: ToolSpec) -> dict[str, Any]:
+    """The tool in the format of OpenAI's chat API, which chat templates use too."""
     return {
         "type": "function",
         "function": {
@@ -68,4 +68,4 @@ def _signature(tool: ToolSpec) -> str:
 
 def _parameter(name: str, schema: Mapping[str, Any]) -> str:
     choices = [json.dumps(choice, ensure_ascii=False) for choice in schema.get("enum", ())]
-    return f"{name}: {'|'.join(choices)}" if 0 < len(choices) <= _MOST_CHOICES else name
+    return f"{name}: {'|'.join(choices)}" if 0 < len(choices) <= _MAX_CHOICES else name

@@ -1,8 +1,8 @@
-"""Programs: an agent that somebody wrote against OpenAI's API, as an environment to train in.
+"""AgentEnv: train an agent that was written against OpenAI's API.
 
-The program runs as it is and asks a model of ours. Its first question opens the episode, each answer is
-a turn of the policy, and what it asks next is what the world replies: tokens, limits, grades and losses
-are those of any other environment.
+The agent runs unchanged and sends its requests to a local server. Its first request opens the episode,
+each response is a turn of the policy, and its next request is the observation. Tokens, limits, grades
+and losses are those of any other environment.
 """
 
 from __future__ import annotations
@@ -24,39 +24,328 @@ from skyfleet.envs.env import EnvFactory, Observation, Step
 from skyfleet.envs.env_thread import EnvThread
 from skyfleet.envs.validation import Reward, grade_from
 from skyfleet.errors import EnvError, MissingExtraError
-from skyfleet.serving.disconnect import unless_gone
-from skyfleet.serving.errors import RefusalError, error_body
-from skyfleet.serving.requests import ChatBody, read_body
-from skyfleet.serving.token_cache import words
+from skyfleet.serving.requests import (
+    CLIENT_CLOSED_REQUEST,
+    ApiError,
+    ChatCompletionRequest,
+    cancel_on_disconnect,
+    parse_request,
+)
+from skyfleet.serving.token_cache import comparable_fields
 from skyfleet.tasks.task import Grade, Task
 
 try:
     import uvicorn
-except ImportError:
-    raise MissingExtraError("uvicorn", "serve") from None
+    from starlette.applications import Starlette
+    from starlette.requests import ClientDisconnect, Request
+    from starlette.responses import JSONResponse, Response, StreamingResponse
+    from starlette.routing import Route
+except ImportError as error:
+    raise MissingExtraError(error.name or "starlette", "serve") from None
+
+MODEL = "policy"
+GRACE_SECONDS = 5.0
+"""For an agent that was truncated to return a reward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiCredentials:
+    """How the agent reaches its model; the key belongs to one episode."""
+
+    base_url: str
+    key: str
+    model: str = MODEL
+
+
+AgentFn = (
+    Callable[[Task, ApiCredentials], Awaitable[Reward]] | Callable[[Task, ApiCredentials], Reward]
+)
+
+
+def agent_env(
+    agent: AgentFn,
+    *,
+    truncated_reward: float | None = None,
+    grace_seconds: float = GRACE_SECONDS,
+) -> EnvFactory:
+    """Make an environment of `agent`; set `environment.env_class` to the result.
+
+    `agent` returns a reward, a Grade, or None if the reward is unknown. A function without `async`
+    runs in a thread of its own. `truncated_reward` is the reward of an attempt that the run's limits
+    ended and that returned none within `grace_seconds`; None is unknown.
+    """
+    gateway = AgentGateway()
+
+    async def open_env(task: Task) -> AgentEnv:
+        return AgentEnv(
+            task, agent, gateway, truncated_reward=truncated_reward, grace_seconds=grace_seconds
+        )
+
+    return open_env
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PendingRequest:
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...]
+    response: asyncio.Future[Message]
+
+
+class AgentEnv:
+    def __init__(
+        self,
+        task: Task,
+        agent: AgentFn,
+        gateway: AgentGateway,
+        *,
+        truncated_reward: float | None,
+        grace_seconds: float,
+    ) -> None:
+        self._task, self._agent, self._gateway = task, agent, gateway
+        self._truncated_reward, self._grace_seconds = truncated_reward, grace_seconds
+        self._requests: asyncio.Queue[_PendingRequest] = asyncio.Queue()
+        self._pending: _PendingRequest | None = None
+        """The request that waits for its response."""
+        self._running: asyncio.Task[Reward] | None = None
+        self._key, self._is_over = "", False
+
+    async def reset(self) -> Observation:
+        base_url, self._key = self._gateway.register(self._handle_request)
+        credentials = ApiCredentials(base_url=base_url, key=self._key)
+        self._running = asyncio.create_task(_run_agent(self._agent, self._task, credentials))
+        self._pending = pending = await self._next_request(self._running)
+        if pending is None:
+            raise EnvError("the agent ended before it sent a request to its model")
+        return Observation(messages=pending.messages, tools=pending.tools)
+
+    async def step(self, action: Message) -> Step:
+        answered = self._pending
+        if self._running is None or answered is None:
+            raise EnvError(f"task {self._task.key}: no request is pending; call reset first")
+        if answered.response.done():
+            raise EnvError("the agent's client stopped waiting for its response; raise its timeout")
+        answered.response.set_result(action)
+        self._pending = pending = await self._next_request(self._running)
+        if pending is None:
+            return Step(done=True)
+        response = read_reply(written_turn(action), splits=False)
+        new = _find_new_messages([*answered.messages, response], pending.messages)
+        if new is None or pending.tools != answered.tools:
+            return Step(opening=Observation(messages=pending.messages, tools=pending.tools))
+        return Step(messages=new)
+
+    async def grade(self) -> Grade | None:
+        """A truncated agent gets an error response and may still return a reward."""
+        if self._running is None:
+            return None
+        is_truncated = self._pending is not None
+        self._reject_pending()
+        ended, _ = await asyncio.wait({self._running}, timeout=self._grace_seconds)
+        if is_truncated and (not ended or self._running.exception() is not None):
+            reward = self._truncated_reward
+            return None if reward is None else Grade(reward=reward, success=False)
+        return grade_from(self._running.result(), by=f"the agent of task {self._task.key}")
+
+    async def close(self) -> None:
+        self._reject_pending()
+        try:
+            if self._running is not None:
+                self._running.cancel()
+                await asyncio.gather(self._running, return_exceptions=True)
+        finally:
+            await self._gateway.unregister(self._key)
+
+    def _reject_pending(self) -> None:
+        """End the episode: every pending and every later request gets an error."""
+        self._is_over = True
+        waiting = [self._pending] if self._pending else []
+        while not self._requests.empty():
+            waiting.append(self._requests.get_nowait())
+        for pending in waiting:
+            if not pending.response.done():
+                pending.response.set_exception(_episode_over())
+
+    async def _handle_request(self, request: ChatCompletionRequest) -> Message:
+        if self._is_over:
+            raise _episode_over()
+        if request.n > 1:
+            raise ApiError(f"n={request.n}: an episode samples one response; send n=1", param="n")
+        if request.logprobs or request.return_token_ids:
+            raise ApiError(
+                "logprobs and token ids are recorded by the run and not returned; leave them out",
+                param="logprobs" if request.logprobs else "return_token_ids",
+            )
+        if request.stop_strings:
+            raise ApiError(
+                f"stop={list(request.stop_strings)}: the run decides where a turn stops; set "
+                "generator.sampling_params.stop",
+                param="stop",
+            )
+        response: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        await self._requests.put(
+            _PendingRequest(
+                messages=tuple(message.to_message() for message in request.messages),
+                tools=request.tool_specs,
+                response=response,
+            )
+        )
+        return await response
+
+    async def _next_request(self, running: asyncio.Task[Reward]) -> _PendingRequest | None:
+        """None if the agent has ended. Raises EnvError if it failed."""
+        while not running.done() or not self._requests.empty():
+            receiving = asyncio.create_task(self._requests.get())
+            try:
+                await asyncio.wait({receiving, running}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                if receiving.done():
+                    self._pending = receiving.result()  # so that `_reject_pending` sees it
+                else:
+                    receiving.cancel()
+            # A response that is done belongs to a client that has disconnected.
+            if receiving.done() and not receiving.result().response.done():
+                return receiving.result()
+        if error := running.exception():
+            raise EnvError(f"the agent failed: {type(error).__name__}: {error}") from error
+        return None
+
+
+async def _run_agent(agent: AgentFn, task: Task, credentials: ApiCredentials) -> Reward:
+    """Raises EnvError for exceptions that would end more than the agent."""
+    thread: EnvThread | None = None
+    try:
+        if iscoroutinefunction(agent):
+            result = agent(task, credentials)
+        else:
+            thread = EnvThread(f"agent {task.key}", asyncio.Semaphore(1))
+            result = await thread.call(agent, task, credentials)
+        reward: Reward = await result if isawaitable(result) else result
+    except asyncio.CancelledError:
+        if (own := asyncio.current_task()) is not None and own.cancelling():
+            raise
+        raise EnvError("the agent cancelled itself") from None
+    except SystemExit as error:
+        raise EnvError(f"the agent raised {error!r}") from None
+    finally:
+        if thread is not None:
+            thread.end()
+    return reward
+
+
+def _find_new_messages(
+    before: Sequence[Message], now: Sequence[Message]
+) -> tuple[Message, ...] | None:
+    """The messages of `now` after `before`; None if `now` does not begin with `before`."""
+    n = len(before)
+    if list(map(comparable_fields, now[:n])) != list(map(comparable_fields, before)):
+        return None
+    return tuple(now[n:])
+
+
+def _episode_over() -> ApiError:
+    return ApiError("the episode has ended by the limits of the run", status=403)
+
+
+RequestHandler = Callable[[ChatCompletionRequest], Coroutine[Any, Any, Message]]
+
+
+class AgentGateway:
+    """A local OpenAI API server for agents; it runs while any key is registered."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[str, RequestHandler] = {}
+        self._server: Loopback | None = None
+
+    def register(self, handler: RequestHandler) -> tuple[str, str]:
+        """The base URL and the key of a client whose requests go to `handler`."""
+        if self._server is None or self._server.has_ended:
+            routes = [
+                Route("/v1/models", _list_models),
+                Route("/v1/chat/completions", self._create_chat_completion, methods=["POST"]),
+            ]
+            self._server = Loopback(Starlette(routes=routes))
+        key = f"episode-{uuid4().hex}"
+        self._handlers[key] = handler
+        return f"{self._server.url}/v1", key
+
+    async def unregister(self, key: str) -> None:
+        """Unknown keys are ignored."""
+        self._handlers.pop(key, None)
+        if not self._handlers and self._server is not None:
+            server, self._server = self._server, None
+            await server.stop()
+
+    async def _create_chat_completion(self, request: Request) -> Response:
+        try:
+            key = request.headers.get("authorization", "").removeprefix("Bearer ")
+            handler = self._handlers.get(key)
+            if handler is None:
+                raise ApiError("no episode has this key, or the episode has ended", status=401)
+            body = parse_request(await request.body(), ChatCompletionRequest, template_kwargs={})
+            message = await cancel_on_disconnect(request, handler(body))
+        except ClientDisconnect:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        except ApiError as error:
+            return JSONResponse(error.body, error.status)
+        fields = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time()), "model": body.model}
+        response = written_turn(message)
+        finish_reason = "tool_calls" if message.tool_calls else "stop"
+        if body.stream:
+            chunks = _stream_chunks(fields, response, finish_reason)
+            return StreamingResponse(chunks, media_type="text/event-stream")
+        choice = {"index": 0, "message": response, "finish_reason": finish_reason}
+        # The run counts the tokens; clients expect the field.
+        usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+        return JSONResponse(
+            {**fields, "object": "chat.completion", "choices": [choice], "usage": usage}
+        )
+
+
+async def _list_models(request: Request) -> Response:
+    return JSONResponse({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
+
+
+async def _stream_chunks(
+    fields: dict[str, Any], response: dict[str, Any], finish_reason: str
+) -> AsyncIterator[str]:
+    """The whole response as one chunk, for clients that stream."""
+    delta = dict(response)
+    if calls := response.get("tool_calls"):
+        delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
+    choices: tuple[dict[str, Any], ...] = (
+        {"delta": delta, "finish_reason": None},
+        {"delta": {}, "finish_reason": finish_reason},
+    )
+    for choice in choices:
+        chunk = {**fields, "object": "chat.completion.chunk", "choices": [{"index": 0, **choice}]}
+        yield f"data: {json.dumps(chunk)}\n\n"
+    yield "data: [DONE]\n\n"
 
 
 class Loopback(uvicorn.Server):
+    """An ASGI server on a free port of 127.0.0.1, inside the running event loop."""
+
     def __init__(self, app: Any) -> None:
         super().__init__(
             uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=1)
         )
         self._stopping = asyncio.Event()
-        # asyncio sends small answers at once only on a socket that says it is TCP; 40 ms each, else.
+        # asyncio sets TCP_NODELAY only on a socket created with IPPROTO_TCP; without it every small
+        # response takes 40 ms.
         self._listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self._listening.bind(("127.0.0.1", 0))
-        # Before uvicorn has started, so that nobody need wait for that.
+        # Listen before uvicorn has started, so that clients can connect at once.
         self._listening.listen(1024)
         self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
         self._serving = asyncio.create_task(self.serve(sockets=[self._listening]))
 
     @property
     def has_ended(self) -> bool:
-        """With the event loop that it was made in, say."""
+        """True after `stop`, or if the event loop that started it has ended."""
         return self._serving.done()
 
     async def stop(self) -> None:
-        """Cuts whoever is still connected."""
+        """Disconnects the remaining clients."""
         self._stopping.set()
         await self._serving
         self._listening.close()
@@ -66,281 +355,5 @@ class Loopback(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Ctrl-C stays with the process."""
+        """Leaves Ctrl-C to the process."""
         yield
-
-
-try:
-    from starlette.applications import Starlette
-    from starlette.requests import ClientDisconnect, Request
-    from starlette.responses import JSONResponse, Response, StreamingResponse
-    from starlette.routing import Route
-except ImportError:
-    raise MissingExtraError("starlette", "serve") from None
-
-MODEL = "policy"
-Ask = Callable[[ChatBody], Coroutine[Any, Any, Message]]
-
-
-class AgentGateway:
-    """Open while anybody has a key."""
-
-    def __init__(self) -> None:
-        self._asks: dict[str, Ask] = {}
-        self._server: Loopback | None = None
-
-    def admit(self, ask: Ask) -> tuple[str, str]:
-        """The base URL and the key of a client whose every question goes to `ask`."""
-        if self._server is None or self._server.has_ended:
-            routes = [
-                Route("/v1/models", _models),
-                Route("/v1/chat/completions", self._chat, methods=["POST"]),
-            ]
-            self._server = Loopback(Starlette(routes=routes))
-        key = f"episode-{uuid4().hex}"
-        self._asks[key] = ask
-        return f"{self._server.url}/v1", key
-
-    async def leave(self, key: str) -> None:
-        """Unknown keys are fine."""
-        self._asks.pop(key, None)
-        if not self._asks and self._server is not None:
-            server, self._server = self._server, None
-            await server.stop()
-
-    async def _chat(self, request: Request) -> Response:
-        try:
-            ask = self._asks.get(request.headers.get("authorization", "").removeprefix("Bearer "))
-            if ask is None:
-                raise RefusalError("no episode has this key, or it is over", status=401)
-            body = read_body(await request.body(), ChatBody, template_kwargs={})
-            message = await unless_gone(request, ask(body))
-        except ClientDisconnect:
-            return Response(status_code=499)
-        except RefusalError as error:
-            refusal = error_body(
-                str(error), status=error.status, param=error.param, code=error.code
-            )
-            return JSONResponse(refusal, error.status)
-        fields = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time()), "model": body.model}
-        written = written_turn(message)
-        finish = "tool_calls" if message.tool_calls else "stop"
-        if body.stream:
-            return StreamingResponse(
-                _chunks(fields, written, finish), media_type="text/event-stream"
-            )
-        choice = {"index": 0, "message": written, "finish_reason": finish}
-        # The run counts the tokens; clients that add them up find nothing to add.
-        usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
-        answer = {**fields, "object": "chat.completion", "choices": [choice], "usage": usage}
-        return JSONResponse(answer)
-
-
-async def _models(request: Request) -> Response:
-    return JSONResponse({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
-
-
-async def _chunks(
-    fields: dict[str, Any], written: dict[str, Any], finish: str
-) -> AsyncIterator[str]:
-    """All of it at once: a program that streams gets its stream."""
-    delta = dict(written)
-    if calls := written.get("tool_calls"):
-        delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
-    for choice in ({"delta": delta, "finish_reason": None}, {"delta": {}, "finish_reason": finish}):
-        chunk = {**fields, "object": "chat.completion.chunk", "choices": [{"index": 0, **choice}]}
-        yield f"data: {json.dumps(chunk)}\n\n"
-    yield "data: [DONE]\n\n"
-
-
-LAST_WORDS_SECONDS = 5.0
-"""For a program that was cut short to return a reward."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Api:
-    """Where the program finds its model; the key is the episode's own."""
-
-    base_url: str
-    key: str
-    model: str = MODEL
-
-
-Solve = Callable[[Task, Api], Awaitable[Reward]] | Callable[[Task, Api], Reward]
-
-
-def program(
-    solve: Solve,
-    *,
-    cut_short: float | None = None,
-    last_words_seconds: float = LAST_WORDS_SECONDS,
-) -> EnvFactory:
-    """What `environment.env_class` names: opens an episode in which `solve` plays a task.
-
-    `solve` returns a reward, a Grade, or None where it cannot tell; without `async` it has a thread of
-    its own. `cut_short` is the reward of an attempt that the run's limits ended and that returned none
-    itself soon after; None is unknown.
-    """
-    door = AgentGateway()
-
-    async def open_program(task: Task) -> ProgramEnv:
-        return ProgramEnv(
-            task, solve, door, cut_short=cut_short, last_words_seconds=last_words_seconds
-        )
-
-    return open_program
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    messages: tuple[Message, ...]
-    tools: tuple[ToolSpec, ...]
-    answer: asyncio.Future[Message]
-
-
-class ProgramEnv:
-    def __init__(
-        self,
-        task: Task,
-        solve: Solve,
-        door: AgentGateway,
-        *,
-        cut_short: float | None,
-        last_words_seconds: float,
-    ) -> None:
-        self._task, self._solve, self._door = task, solve, door
-        self._cut_short, self._last_words_seconds = cut_short, last_words_seconds
-        self._questions: asyncio.Queue[_Asked] = asyncio.Queue()
-        self._asked: _Asked | None = None
-        """What waits for an answer."""
-        self._program: asyncio.Task[Reward] | None = None
-        self._key, self._is_over = "", False
-
-    async def reset(self) -> Observation:
-        base_url, self._key = self._door.admit(self._ask)
-        api = Api(base_url=base_url, key=self._key)
-        self._program = asyncio.create_task(_run(self._solve, self._task, api))
-        self._asked = asked = await self._next_question(self._program)
-        if asked is None:
-            raise EnvError("the program ended before it asked its model anything")
-        return Observation(messages=asked.messages, tools=asked.tools)
-
-    async def step(self, action: Message) -> Step:
-        before = self._asked
-        if self._program is None or before is None:
-            raise EnvError(f"task {self._task.key}: the program is not asking; call reset first")
-        if before.answer.done():
-            raise EnvError("the program waits for its answer no longer; raise its client's timeout")
-        before.answer.set_result(action)
-        self._asked = asked = await self._next_question(self._program)
-        if asked is None:
-            return Step(done=True)
-        news = _after(
-            [*before.messages, read_reply(written_turn(action), splits=False)], asked.messages
-        )
-        if news is None or asked.tools != before.tools:
-            return Step(opening=Observation(messages=asked.messages, tools=asked.tools))
-        return Step(messages=news)
-
-    async def grade(self) -> Grade | None:
-        """A program that was cut short is told so, and may still say how it went."""
-        if self._program is None:
-            return None
-        was_cut = self._asked is not None
-        self._refuse_all()
-        cut = None if self._cut_short is None else Grade(reward=self._cut_short, success=False)
-        ended, _ = await asyncio.wait({self._program}, timeout=self._last_words_seconds)
-        if was_cut and (not ended or self._program.exception() is not None):
-            return cut
-        return grade_from(self._program.result(), by=f"the program of task {self._task.key}")
-
-    async def close(self) -> None:
-        self._refuse_all()
-        try:
-            if self._program is not None:
-                self._program.cancel()
-                await asyncio.gather(self._program, return_exceptions=True)
-        finally:
-            await self._door.leave(self._key)
-
-    def _refuse_all(self) -> None:
-        """The episode is over: whoever asks, or waits to be heard, is told so."""
-        self._is_over = True
-        waiting = [self._asked] if self._asked else []
-        while not self._questions.empty():
-            waiting.append(self._questions.get_nowait())
-        for asked in waiting:
-            if not asked.answer.done():
-                asked.answer.set_exception(_over())
-
-    async def _ask(self, body: ChatBody) -> Message:
-        if self._is_over:
-            raise _over()
-        if body.n > 1:
-            raise RefusalError(f"n={body.n}: an episode has one answer; ask with n=1", param="n")
-        if body.logprobs or body.return_token_ids:
-            raise RefusalError(
-                "logprobs and token ids are the run's own and not told here; leave them out",
-                param="logprobs" if body.logprobs else "return_token_ids",
-            )
-        if body.stops:
-            raise RefusalError(
-                f"stop={list(body.stops)}: a turn ends where the run says; set "
-                "generator.sampling_params.stop",
-                param="stop",
-            )
-        messages = tuple(said.message() for said in body.messages)
-        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        await self._questions.put(_Asked(messages=messages, tools=body.specs, answer=answer))
-        return await answer
-
-    async def _next_question(self, program: asyncio.Task[Reward]) -> _Asked | None:
-        """None: the program has ended. EnvError where it failed."""
-        while not program.done() or not self._questions.empty():
-            asking = asyncio.create_task(self._questions.get())
-            try:
-                await asyncio.wait({asking, program}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                if asking.done():
-                    self._asked = asking.result()  # to be told when the episode is over
-                else:
-                    asking.cancel()
-            if asking.done() and not asking.result().answer.done():  # else who asked has gone
-                return asking.result()
-        if error := program.exception():
-            raise EnvError(f"the program failed: {type(error).__name__}: {error}") from error
-        return None
-
-
-async def _run(solve: Solve, task: Task, api: Api) -> Reward:
-    """EnvError for what would otherwise end more than the program."""
-    thread: EnvThread | None = None
-    try:
-        if iscoroutinefunction(solve):
-            result = solve(task, api)
-        else:
-            thread = EnvThread(f"program {task.key}", asyncio.Semaphore(1))
-            result = await thread.call(solve, task, api)
-        given: Reward = await result if isawaitable(result) else result
-    except asyncio.CancelledError:
-        if (own := asyncio.current_task()) is not None and own.cancelling():
-            raise
-        raise EnvError("the program cancelled itself") from None
-    except SystemExit as error:
-        raise EnvError(f"the program raised {error!r}") from None
-    finally:
-        if thread is not None:
-            thread.end()
-    return given
-
-
-def _after(before: Sequence[Message], now: Sequence[Message]) -> tuple[Message, ...] | None:
-    """What `now` says beyond `before`; None where it begins otherwise."""
-    n = len(before)
-    if [words(message) for message in now[:n]] != [words(message) for message in before]:
-        return None
-    return tuple(now[n:])
-
-
-def _over() -> RefusalError:
-    return RefusalError("the episode is over: its limits are those of the run", status=403)

@@ -1,1 +1,1 @@
-"""Our engine behind OpenAI's API, so that any agent written against it can be played and learned from."""
+"""An engine behind OpenAI's API, for agents that were written against that API."""

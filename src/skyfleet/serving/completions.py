@@ -1,103 +1,135 @@
-"""Chatting: /v1/chat/completions, from a request's body to an answer or its events."""
+"""The endpoints /v1/chat/completions and /v1/completions, from request body to response."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from skyfleet.chat.tool_calls.parser import opens_thought
+from skyfleet.chat.tool_calls.parser import has_open_reasoning
 from skyfleet.engines.openai_messages import read_reply
-from skyfleet.serving.model_service import Ask, Served
-from skyfleet.serving.requests import ChatBody, CompletionBody
+from skyfleet.serving.generation import GenerateRequest
+from skyfleet.serving.model_service import ModelService
+from skyfleet.serving.requests import ChatCompletionRequest, CompletionRequest
 from skyfleet.serving.responses import (
-    chat_finish,
-    chat_message,
-    chat_tokens,
-    plain_text,
-    text_tokens,
-    totals,
-    without_stop,
+    build_chat_message,
+    build_summary,
+    chat_finish_reason,
+    chat_token_fields,
+    decode_completion,
+    stream_chat_choices,
+    stream_events,
+    stream_text_choices,
+    strip_stop,
+    text_token_fields,
 )
-from skyfleet.serving.streaming import chat_choices, events, text_choices
 
-_LAST = 8
-"""Tokens of a prompt: what a template begins a turn with is among them."""
+_PROMPT_TAIL_TOKENS = 8
+"""The last tokens of a prompt, which include the template's generation prompt."""
+
+Response = dict[str, Any] | AsyncIterator[str]
 
 
-async def chat(
-    served: Served, raw: bytes, session: str | None
-) -> dict[str, Any] | AsyncIterator[str]:
-    body = served.read(raw, ChatBody)
-    messages, tools = [said.message() for said in body.messages], body.specs
-    prompt = served.threads.prompt(messages, tools, client=session)
-    asks = served.asks(
-        body,
+async def create_chat_completion(
+    service: ModelService, raw: bytes, client_session: str | None
+) -> Response:
+    request = service.parse(raw, ChatCompletionRequest)
+    messages = [message.to_message() for message in request.messages]
+    tools = request.tool_specs
+    prompt = service.token_cache.build_prompt(messages, tools, client=client_session)
+    generate_requests = service.build_requests(
+        request,
         [prompt.token_ids],
-        body.max_completion_tokens or body.max_tokens,
-        session=session,
-        thread=prompt.session,
+        request.max_completion_tokens or request.max_tokens,
+        client_session=client_session,
+        cached_session=prompt.session,
     )
 
-    def answer(ask: Ask, token_ids: Sequence[int]) -> dict[str, Any]:
-        """What the client is told; if it sends that back, its tokens are known."""
-        message = chat_message(body, served.renderer, token_ids)
-        talk = [*messages, read_reply(message, splits=False)]
-        said = [*ask.prompt, *token_ids]
-        served.threads.keep(talk, tools, said, session=ask.session, client=session)
+    def answer(generated: GenerateRequest, token_ids: Sequence[int]) -> dict[str, Any]:
+        """The response message; cached, so that its tokens are known if the client sends it back."""
+        message = build_chat_message(request, service.renderer, token_ids)
+        service.token_cache.store(
+            [*messages, read_reply(message, splits=False)],
+            tools,
+            [*generated.prompt, *token_ids],
+            session=generated.session,
+            client=client_session,
+        )
         return message
 
-    if body.stream:
-        (ask,) = asks
-        slices = served.speaking.slices(ask)
-        thinks = opens_thought(served.renderer.text(ask.prompt[-_LAST:]))
-        choices = chat_choices(body, served.renderer, slices, thinks=thinks)
-        fields = served.fields("chatcmpl", "chat.completion.chunk")
-        return events(fields, body, ask.prompt, choices, on_end=lambda said: answer(ask, said))
-    completions = await served.whole(asks)
-    told = []
-    for index, (ask, said) in enumerate(zip(asks, completions, strict=True)):
-        message = answer(ask, said.token_ids)
-        choice = {"index": index, "message": message, "finish_reason": chat_finish(said, message)}
-        told.append(choice | chat_tokens(body, served.renderer, said))
-    fields = served.fields("chatcmpl", "chat.completion")
-    if body.return_token_ids:
+    if request.stream:
+        (single,) = generate_requests
+        tail = service.renderer.text(single.prompt[-_PROMPT_TAIL_TOKENS:])
+        choices = stream_chat_choices(
+            request,
+            service.renderer,
+            service.generation.stream(single),
+            in_reasoning=has_open_reasoning(tail),
+        )
+        return stream_events(
+            service.response_fields("chatcmpl", "chat.completion.chunk"),
+            request,
+            single.prompt,
+            choices,
+            on_end=lambda token_ids: answer(single, token_ids),
+        )
+    completions = await service.generate_all(generate_requests)
+    response_choices = []
+    pairs = zip(generate_requests, completions, strict=True)
+    for index, (generated, completion) in enumerate(pairs):
+        message = answer(generated, completion.token_ids)
+        choice = {
+            "index": index,
+            "message": message,
+            "finish_reason": chat_finish_reason(completion, message),
+        }
+        response_choices.append(choice | chat_token_fields(request, service.renderer, completion))
+    fields = service.response_fields("chatcmpl", "chat.completion")
+    if request.return_token_ids:
         fields["prompt_token_ids"] = prompt.token_ids
-    return {**fields, "choices": told, **totals([prompt.token_ids], completions)}
+    return {
+        **fields,
+        "choices": response_choices,
+        **build_summary([prompt.token_ids], completions),
+    }
 
 
-async def complete(
-    served: Served, raw: bytes, session: str | None
-) -> dict[str, Any] | AsyncIterator[str]:
-    body = served.read(raw, CompletionBody)
-    prompts = _prompts(served, body.prompt)
-    asks = served.asks(body, prompts, body.max_tokens, session=session)
-    fields = served.fields("cmpl", "text_completion")
-    if body.stream:
-        (ask,) = asks
-        choices = text_choices(body, served.renderer, served.speaking.slices(ask))
-        return events(fields, body, ask.prompt, choices)
-    completions = await served.whole(asks)
-    told = []
-    for index, (ask, said) in enumerate(zip(asks, completions, strict=True)):
-        text = without_stop(body, plain_text(served.renderer, said.token_ids))
-        choice = {"index": index, "text": text, "finish_reason": said.finish}
-        choice |= text_tokens(body, served.renderer, said)
-        if body.return_token_ids:
-            choice["prompt_token_ids"] = ask.prompt
-        told.append(choice)
-    return {**fields, "choices": told, **totals(prompts, completions)}
+async def create_completion(
+    service: ModelService, raw: bytes, client_session: str | None
+) -> Response:
+    request = service.parse(raw, CompletionRequest)
+    prompts = _tokenize_prompts(service, request.prompt)
+    generate_requests = service.build_requests(
+        request, prompts, request.max_tokens, client_session=client_session
+    )
+    fields = service.response_fields("cmpl", "text_completion")
+    if request.stream:
+        (single,) = generate_requests
+        slices = service.generation.stream(single)
+        choices = stream_text_choices(request, service.renderer, slices)
+        return stream_events(fields, request, single.prompt, choices)
+    completions = await service.generate_all(generate_requests)
+    response_choices = []
+    pairs = zip(generate_requests, completions, strict=True)
+    for index, (generated, completion) in enumerate(pairs):
+        text = strip_stop(request, decode_completion(service.renderer, completion.token_ids))
+        choice = {"index": index, "text": text, "finish_reason": completion.finish}
+        choice |= text_token_fields(request, service.renderer, completion)
+        if request.return_token_ids:
+            choice["prompt_token_ids"] = generated.prompt
+        response_choices.append(choice)
+    return {**fields, "choices": response_choices, **build_summary(prompts, completions)}
 
 
-def _prompts(
-    served: Served, prompt: str | list[int] | list[str] | list[list[int]]
+def _tokenize_prompts(
+    service: ModelService, prompt: str | list[int] | list[str] | list[list[int]]
 ) -> list[list[int]]:
     if isinstance(prompt, str):
-        return [served.encode(prompt)]
+        return [service.encode(prompt)]
     several: list[list[int]] = []
     single: list[int] = []
-    for one in prompt:
-        if isinstance(one, int):
-            single.append(one)
+    for item in prompt:
+        if isinstance(item, int):
+            single.append(item)
         else:
-            several.append(served.encode(one) if isinstance(one, str) else one)
+            several.append(service.encode(item) if isinstance(item, str) else item)
     return several or [single]

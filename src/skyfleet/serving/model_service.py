@@ -1,11 +1,10 @@
-"""Served: one model as its endpoints see it, and what a request's body asks of it."""
+"""ModelService: one served model, and how a request becomes generation requests."""
 
 from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from time import time
 from typing import Any
@@ -13,143 +12,76 @@ from uuid import uuid4
 
 from skyfleet.chat.renderer import Renderer
 from skyfleet.chat.transcript import Completion
-from skyfleet.engines.engine import Engine
-from skyfleet.engines.sampler import finish_of
 from skyfleet.engines.sampling_params import SamplingParams
-from skyfleet.serving.counters import Counters
-from skyfleet.serving.errors import RefusalError
-from skyfleet.serving.requests import B, Body, read_body
-from skyfleet.serving.sessions import Sessions
-from skyfleet.serving.token_cache import Threads
-
-SLICE = 8
-"""Tokens that a stream sends at once."""
+from skyfleet.serving.generation import GenerateRequest, GenerationService
+from skyfleet.serving.requests import ApiError, BaseRequest, RequestT, parse_request
+from skyfleet.serving.token_cache import TokenCache
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    prompt: list[int]
-    sampling: SamplingParams
-    session: str
-
-
-class Speaking:
-    def __init__(self, engine: Engine, renderer: Renderer, *, max_sessions: int) -> None:
-        self._engine, self._renderer = engine, renderer
-        self.sessions = Sessions(engine, most=max_sessions)
-        self.counters = Counters()
-
-    @property
-    def version(self) -> int:
-        return self._engine.policy_version
-
-    async def whole(self, ask: Ask) -> Completion:
-        with self.counters.turn(len(ask.prompt)):
-            async with self.sessions.held(ask.session):
-                said = await self._engine.generate(ask.prompt, ask.sampling, session=ask.session)
-            self.counters.generated_tokens += len(said.token_ids)
-        return said
-
-    async def slices(self, ask: Ask) -> AsyncIterator[tuple[Completion, bool]]:
-        """Each with whether it is the last. An engine need not know of streams for this.
-
-        A seed draws other tokens than in one piece: every slice begins at a position of its own.
-        """
-        said: list[int] = []
-        is_last = False
-        with self.counters.turn(len(ask.prompt)):
-            async with self.sessions.held(ask.session):
-                while not is_last:
-                    left = ask.sampling.max_generate_length - len(said)
-                    sampling = replace(ask.sampling, max_generate_length=min(SLICE, left))
-                    part = await self._engine.generate(
-                        [*ask.prompt, *said], sampling, session=ask.session
-                    )
-                    part, is_last = self._heard(part, said, ask.sampling)
-                    self.counters.generated_tokens += len(part.token_ids)
-                    yield part, is_last
-
-    def _heard(
-        self, part: Completion, said: list[int], sampling: SamplingParams
-    ) -> tuple[Completion, bool]:
-        """`said` grows by the slice, up to where the turn ends.
-
-        A stop string that began in an earlier slice ends it too, which the engine cannot see.
-        """
-        finish, n_before = None, len(said)
-        for token in part.token_ids:
-            said.append(token)
-            finish = finish_of(sampling, said, self._renderer.text)
-            if finish is not None:
-                break
-        n = len(said) - n_before
-        kept = replace(
-            part,
-            token_ids=part.token_ids[:n],
-            logprobs=part.logprobs[:n],
-            finish=finish or part.finish,
-        )
-        return kept, kept.finish != "length" or finish is not None
-
-
-class Served:
+class ModelService:
     def __init__(
         self,
         renderer: Renderer,
-        speaking: Speaking,
+        generation: GenerationService,
         *,
         encode: Callable[[str], list[int]],
         model: str,
         max_model_len: int,
         template_kwargs: Mapping[str, Any],
     ) -> None:
-        self.renderer, self.speaking, self.encode = renderer, speaking, encode
-        self.threads = Threads(renderer)
+        self.renderer, self.generation, self.encode = renderer, generation, encode
+        self.token_cache = TokenCache(renderer)
         self._model, self._max_model_len = model, max_model_len
         self._template_kwargs = template_kwargs
 
-    async def models(self) -> dict[str, Any]:
-        model = {"id": self._model, "object": "model", "created": 0, "owned_by": "skyfleet"}
-        told = {"max_model_len": self._max_model_len, "policy_version": self.speaking.version}
-        return {"object": "list", "data": [{**model, **told}]}
+    async def list_models(self) -> dict[str, Any]:
+        model = {
+            "id": self._model,
+            "object": "model",
+            "created": 0,
+            "owned_by": "skyfleet",
+            "max_model_len": self._max_model_len,
+            "policy_version": self.generation.policy_version,
+        }
+        return {"object": "list", "data": [model]}
 
-    def read(self, raw: bytes, kind: type[B]) -> B:
-        body = read_body(raw, kind, template_kwargs=self._template_kwargs)
-        if body.model != self._model:
-            raise RefusalError(
-                f"model={body.model!r} is not served; {self._model!r} is",
+    def parse(self, raw: bytes, kind: type[RequestT]) -> RequestT:
+        request = parse_request(raw, kind, template_kwargs=self._template_kwargs)
+        if request.model != self._model:
+            raise ApiError(
+                f"model={request.model!r} is not served; use {self._model!r}",
                 status=404,
                 param="model",
                 code="model_not_found",
             )
-        return body
+        return request
 
-    def asks(
+    def build_requests(
         self,
-        body: Body,
+        request: BaseRequest,
         prompts: Sequence[list[int]],
         max_tokens: int | None,
         *,
-        session: str | None,
-        thread: str | None = None,
-    ) -> list[Ask]:
-        """`n` for every prompt. `thread` is a session that has the beginning, if it is free."""
-        if body.stream and (len(prompts) > 1 or body.n > 1):
-            raise RefusalError("stream=true answers one prompt with n=1; ask again for more")
-        asks: list[Ask] = []
+        client_session: str | None,
+        cached_session: str | None = None,
+    ) -> list[GenerateRequest]:
+        """`n` requests per prompt. `cached_session` holds the prefix and is used if it is free."""
+        if request.stream and (len(prompts) > 1 or request.n > 1):
+            raise ApiError("stream=true supports one prompt with n=1; send one request per prompt")
+        requests: list[GenerateRequest] = []
         for prompt in prompts:
-            sampling = self._sampling(body, self._room(prompt, max_tokens))
-            name = session or self._session(prompt, body.seed, thread)
-            for _ in range(body.n):
-                # One session cannot speak twice at once, and would say the same.
-                mine = f"{name}#{len(asks)}" if asks else name
-                asks.append(Ask(prompt=prompt, sampling=sampling, session=mine))
-        return asks
+            sampling = self._build_sampling(request, self._max_new_tokens(prompt, max_tokens))
+            name = client_session or self._choose_session(prompt, request.seed, cached_session)
+            for _ in range(request.n):
+                # One session generates one turn at a time, and would sample the same tokens.
+                session = f"{name}#{len(requests)}" if requests else name
+                requests.append(GenerateRequest(prompt=prompt, sampling=sampling, session=session))
+        return requests
 
-    async def whole(self, asks: Sequence[Ask]) -> list[Completion]:
-        return await asyncio.gather(*(self.speaking.whole(ask) for ask in asks))
+    async def generate_all(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
+        return await asyncio.gather(*map(self.generation.generate, requests))
 
-    def fields(self, prefix: str, kind: str) -> dict[str, Any]:
+    def response_fields(self, prefix: str, kind: str) -> dict[str, Any]:
         return {
             "id": f"{prefix}-{uuid4().hex}",
             "object": kind,
@@ -157,39 +89,41 @@ class Served:
             "model": self._model,
         }
 
-    def _room(self, prompt: Sequence[int], max_tokens: int | None) -> int:
+    def _max_new_tokens(self, prompt: Sequence[int], max_tokens: int | None) -> int:
         left = self._max_model_len - len(prompt)
         if not prompt or left < (max_tokens or 1):
-            asked = "" if max_tokens is None else f" + max_tokens={max_tokens}"
-            raise RefusalError(
-                f"{len(prompt)} prompt tokens{asked} do not fit: this model takes 1 or more and "
-                f"{self._max_model_len} in all",
+            requested = "" if max_tokens is None else f" + max_tokens={max_tokens}"
+            raise ApiError(
+                f"{len(prompt)} prompt tokens{requested} do not fit: this model takes at least 1 "
+                f"prompt token and {self._max_model_len} tokens in total",
                 param="messages" if max_tokens is None else "max_tokens",
                 code="context_length_exceeded",
             )
         return max_tokens or left
 
-    def _sampling(self, body: Body, max_tokens: int) -> SamplingParams:
-        ends = () if body.ignore_eos else self.renderer.stop_token_ids
+    def _build_sampling(self, request: BaseRequest, max_tokens: int) -> SamplingParams:
+        ends = () if request.ignore_eos else self.renderer.stop_token_ids
         return SamplingParams(
             max_generate_length=max_tokens,
-            temperature=body.temperature,
-            top_p=body.top_p,
-            top_k=body.top_k or -1,
-            min_p=body.min_p,
-            stop=body.stops,
-            stop_token_ids=tuple(dict.fromkeys((*body.stop_token_ids, *ends))),
-            seed=body.seed,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            top_k=request.top_k or -1,
+            min_p=request.min_p,
+            stop=request.stop_strings,
+            stop_token_ids=tuple(dict.fromkeys((*request.stop_token_ids, *ends))),
+            seed=request.seed,
         )
 
-    def _session(self, prompt: Sequence[int], seed: int | None, thread: str | None) -> str:
-        """A session's name has a part in its draws: the same seed and prompt, the same name."""
+    def _choose_session(
+        self, prompt: Sequence[int], seed: int | None, cached_session: str | None
+    ) -> str:
+        """Sampling depends on the session name: the same seed and prompt get the same name."""
         if seed is not None:
             try:
-                written = array("q", prompt).tobytes()
+                packed = array("q", prompt).tobytes()
             except OverflowError:
-                raise RefusalError("the prompt holds a number that is no token id") from None
-            return f"seeded-{blake2b(written, digest_size=16).hexdigest()}"
-        if thread is not None and self.speaking.sessions.is_free(thread):
-            return thread
+                raise ApiError("the prompt contains a number that is no token id") from None
+            return f"seeded-{blake2b(packed, digest_size=16).hexdigest()}"
+        if cached_session is not None and self.generation.sessions.is_free(cached_session):
+            return cached_session
         return f"nameless-{uuid4().hex}"

@@ -1,20 +1,30 @@
-"""Bodies: what clients of OpenAI's API send, checked, and nothing ignored that would change it."""
+"""Parse and validate the requests of OpenAI API clients; no key that changes the result is ignored."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.engines.openai_messages import read_reply
-from skyfleet.serving.errors import RefusalError
+from skyfleet.errors import MissingExtraError
 
-B = TypeVar("B", bound="Body")
+try:
+    from starlette.requests import ClientDisconnect, Request
+except ImportError:
+    raise MissingExtraError("starlette", "serve") from None
 
-_ONLY: dict[str, tuple[object, ...]] = {
+RequestT = TypeVar("RequestT", bound="BaseRequest")
+T = TypeVar("T")
+
+CLIENT_CLOSED_REQUEST = 499
+"""nginx's status for a client that disconnected; nobody receives it."""
+
+_SUPPORTED_VALUES: dict[str, tuple[object, ...]] = {
     "add_generation_prompt": (True,),
     "best_of": (1,),
     "echo": (False,),
@@ -29,8 +39,8 @@ _ONLY: dict[str, tuple[object, ...]] = {
     "suffix": ("",),
     "use_beam_search": (False,),
 }
-"""Keys that would change the answer, with the values at which they do not."""
-_HARMLESS = frozenset(
+"""Keys that would change the response, with the values that do not."""
+_IGNORED_KEYS = frozenset(
     [
         "add_special_tokens",
         "cache_salt",
@@ -46,36 +56,36 @@ _HARMLESS = frozenset(
         "user",
     ]
 )
-"""Keys that change nothing here."""
+"""Keys without effect here."""
 
 
-class _Tolerant(BaseModel):
+class _NullTolerantModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
-    def _null_is_left_out(cls, sent: Any) -> Any:
-        if not isinstance(sent, dict):
-            return sent
-        return {key: value for key, value in sent.items() if value is not None}
+    def _drop_nulls(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        return {key: value for key, value in data.items() if value is not None}
 
 
-class _Inner(_Tolerant, extra="forbid"):
-    """A part of a body; `harmless` are keys that clients send and that change nothing here."""
+class _StrictModel(_NullTolerantModel, extra="forbid"):
+    """Part of a request. `ignored_keys`: clients send them, and they have no effect here."""
 
-    harmless: ClassVar[frozenset[str]] = frozenset()
+    ignored_keys: ClassVar[frozenset[str]] = frozenset()
 
     @model_validator(mode="before")
     @classmethod
-    def _harmless_is_left_out(cls, sent: Any) -> Any:
-        if not isinstance(sent, dict):
-            return sent
-        return {key: value for key, value in sent.items() if key not in cls.harmless}
+    def _drop_ignored_keys(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        return {key: value for key, value in data.items() if key not in cls.ignored_keys}
 
 
-class StreamOptions(_Tolerant):
+class StreamOptions(_NullTolerantModel):
     include_usage: bool = False
 
 
-class Body(_Tolerant):
+class BaseRequest(_NullTolerantModel):
     model: str
     n: int = Field(1, ge=1, le=128)
     temperature: float = Field(1.0, ge=0)
@@ -92,43 +102,44 @@ class Body(_Tolerant):
     return_token_ids: bool = False
 
     @property
-    def stops(self) -> tuple[str, ...]:
-        stops = [self.stop] if isinstance(self.stop, str) else self.stop
-        return tuple(filter(None, stops))
+    def stop_strings(self) -> tuple[str, ...]:
+        stop_strings = [self.stop] if isinstance(self.stop, str) else self.stop
+        return tuple(filter(None, stop_strings))
 
 
-class CompletionBody(Body):
+class CompletionRequest(BaseRequest):
     prompt: str | list[int] | list[str] | list[list[int]]
     max_tokens: int = Field(16, ge=1)
     logprobs: int | None = Field(None, ge=0, le=1)
-    """Either way the chosen token's alone."""
+    """0 and 1 both return the logprob of the sampled token only."""
 
 
-class _Function(_Inner):
-    harmless = frozenset(["strict"])  # agents' SDKs always ask for it; a model here is not bound
+class _Function(_StrictModel):
+    # Agent SDKs always send it; decoding is not constrained here.
+    ignored_keys = frozenset(["strict"])
 
     name: str
     description: str = ""
     parameters: dict[str, Any] = {"type": "object", "properties": {}}
 
 
-class _Tool(_Inner):
-    harmless = frozenset(["cache_control"])
+class _Tool(_StrictModel):
+    ignored_keys = frozenset(["cache_control"])
 
     type: Literal["function"] = "function"
     function: _Function
 
 
-class _TextPart(_Inner):
-    harmless = frozenset(["annotations", "cache_control"])
+class _TextPart(_StrictModel):
+    ignored_keys = frozenset(["annotations", "cache_control"])
 
     type: Literal["text"]
     text: str
 
 
-class _Said(_Inner):
-    # Of an answer that is sent back, by way of LiteLLM too.
-    harmless = frozenset(
+class _ChatMessage(_StrictModel):
+    # Fields of our responses that clients send back, also through LiteLLM.
+    ignored_keys = frozenset(
         [
             "annotations",
             "cache_control",
@@ -146,19 +157,19 @@ class _Said(_Inner):
     tool_calls: list[dict[str, Any]] = []
     tool_call_id: str | None = None
     name: str | None = None
-    """Whose turn or which tool's answer; a user or system by name is refused."""
+    """Of an assistant or a tool; user and system messages with a name are rejected."""
 
     @model_validator(mode="after")
-    def _nobody_else_has_a_name(self) -> Self:
+    def _check_name(self) -> Self:
         if self.name is not None and self.role not in ("assistant", "tool"):
-            raise RefusalError(
-                f"name={self.name!r:.100} of a {self.role} message is not served; write it into "
+            raise ApiError(
+                f"name={self.name!r:.100} of a {self.role} message is not supported; put it into "
                 "the content",
                 param="name",
             )
         return self
 
-    def message(self) -> Message:
+    def to_message(self) -> Message:
         parts = self.content
         text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
         if self.role == "assistant":
@@ -167,48 +178,90 @@ class _Said(_Inner):
         return Message(role=role, content=text, tool_call_id=self.tool_call_id)
 
 
-class ChatBody(Body):
-    messages: list[_Said] = Field(min_length=1)
+class ChatCompletionRequest(BaseRequest):
+    messages: list[_ChatMessage] = Field(min_length=1)
     tools: list[_Tool] = []
     tool_choice: Literal["auto", "none"] = "auto"
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: Literal[0] = 0
-    """The chosen token's alone."""
+    """Only the logprob of the sampled token is returned."""
 
     @property
     def call_ids(self) -> set[str]:
-        """Those that the conversation has used."""
-        return {str(call.get("id")) for said in self.messages for call in said.tool_calls}
+        """The call ids that occur in the conversation."""
+        return {str(call.get("id")) for message in self.messages for call in message.tool_calls}
 
     @property
-    def specs(self) -> tuple[ToolSpec, ...]:
+    def tool_specs(self) -> tuple[ToolSpec, ...]:
         if self.tool_choice == "none":
             return ()
         return tuple(ToolSpec(**tool.function.model_dump()) for tool in self.tools)
 
 
-def read_body(raw: bytes, kind: type[B], *, template_kwargs: Mapping[str, Any]) -> B:
-    """`template_kwargs` are the renderer's own: a chat may only say the same."""
+def parse_request(
+    raw: bytes, kind: type[RequestT], *, template_kwargs: Mapping[str, Any]
+) -> RequestT:
+    """`template_kwargs` are the renderer's; a chat request may only repeat them."""
     try:
-        sent = json.loads(raw)
+        data = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise RefusalError(f"the body is not JSON: {error}") from error
-    if not isinstance(sent, dict):
-        raise RefusalError("the body is not a JSON object; send one")
-    for key, same in (_ONLY | {"chat_template_kwargs": ({}, dict(template_kwargs))}).items():
-        if sent.get(key) is not None and sent[key] not in same:
-            raise RefusalError(f"{key}={sent[key]!r:.100} is not served; leave it out", param=key)
-    known = kind.model_fields.keys() | _ONLY.keys() | _HARMLESS | {"chat_template_kwargs"}
-    for key in sent.keys() - known:
-        if sent[key] is not None:
-            raise RefusalError(f"{key}={sent[key]!r:.100} is not served; leave it out", param=key)
+        raise ApiError(f"the body is not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ApiError("the body is not a JSON object; send one")
+    fixed = _SUPPORTED_VALUES | {"chat_template_kwargs": ({}, dict(template_kwargs))}
+    known = kind.model_fields.keys() | fixed.keys() | _IGNORED_KEYS
+    for key, value in data.items():
+        is_supported = value in fixed[key] if key in fixed else key in known
+        if value is not None and not is_supported:
+            raise ApiError(f"{key}={value!r:.100} is not supported; leave it out", param=key)
     try:
-        return kind.model_validate(sent)
+        return kind.model_validate(data)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = ".".join(map(str, first["loc"])) or "the body"
         if first["type"] == "missing":
-            raise RefusalError(f"{key} is missing; send it", param=key) from error
-        raise RefusalError(f"{key}={first['input']!r:.100}; {first['msg']}", param=key) from error
+            raise ApiError(f"{key} is missing; send it", param=key) from error
+        raise ApiError(f"{key}={first['input']!r:.100}; {first['msg']}", param=key) from error
+
+
+class ApiError(Exception):
+    """A request that the server rejects, in the format of OpenAI's API."""
+
+    def __init__(
+        self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code = status, param, code
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return build_error(str(self), status=self.status, param=self.param, code=self.code)
+
+
+def build_error(
+    message: str, *, status: int, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled if the client disconnects."""
+    working = asyncio.ensure_future(work)
+    disconnecting = asyncio.ensure_future(_wait_for_disconnect(request))
+    try:
+        await asyncio.wait({working, disconnecting}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        working.cancel()
+        disconnecting.cancel()
+        await asyncio.gather(working, disconnecting, return_exceptions=True)
+
+
+async def _wait_for_disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

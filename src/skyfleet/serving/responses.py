@@ -1,32 +1,43 @@
-"""Answers: what was sampled, as OpenAI's API tells it, with vLLM's fields for the tokens."""
+"""Build OpenAI API responses, whole or as server-sent events, with vLLM's fields for tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import json
+import re
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
-from skyfleet.chat.call_ids import call_id
+from skyfleet.chat.call_ids import format_call_id
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.chat.renderer import Renderer
 from skyfleet.chat.tool_calls.parser import thoughts_aside
 from skyfleet.chat.transcript import Completion
+from skyfleet.engines.http_client import RefusedError
 from skyfleet.engines.openai_messages import written_message
-from skyfleet.serving.requests import Body, ChatBody, CompletionBody
+from skyfleet.errors import EngineError
+from skyfleet.serving.requests import (
+    BaseRequest,
+    ChatCompletionRequest,
+    CompletionRequest,
+    build_error,
+)
 
-_HALF_A_LETTER = "\ufffd"
+_REPLACEMENT_CHARACTER = "\ufffd"
 
 
-def totals(prompts: Sequence[Sequence[int]], completions: Sequence[Completion]) -> dict[str, Any]:
-    """What an answer says beside its choices: tokens in all, and the oldest weights that spoke."""
+def build_summary(
+    prompts: Sequence[Sequence[int]], completions: Sequence[Completion]
+) -> dict[str, Any]:
+    """The fields beside the choices: token usage and the oldest policy version that sampled."""
     n_prompt = sum(map(len, prompts))
     n_sampled = sum(len(completion.token_ids) for completion in completions)
     version = min(completion.policy_version for completion in completions)
-    return {"usage": usage(n_prompt, n_sampled), "policy_version": version}
+    return {"usage": build_usage(n_prompt, n_sampled), "policy_version": version}
 
 
-def usage(n_prompt: int, n_sampled: int) -> dict[str, int]:
+def build_usage(n_prompt: int, n_sampled: int) -> dict[str, int]:
     return {
         "prompt_tokens": n_prompt,
         "completion_tokens": n_sampled,
@@ -34,98 +45,204 @@ def usage(n_prompt: int, n_sampled: int) -> dict[str, int]:
     }
 
 
-def without_stop(body: Body, text: str, *, is_whole: bool = True) -> str:
-    """The text before a stop string; of a text that grows, what no stop string can take back."""
-    stops = () if body.include_stop_str_in_output else body.stops
-    ends = [end for stop in stops if (end := text.find(stop)) >= 0]
+def strip_stop(request: BaseRequest, text: str, *, is_whole: bool = True) -> str:
+    """The text before a stop string; of an incomplete text, the part that no stop string can remove."""
+    stop_strings = () if request.include_stop_str_in_output else request.stop_strings
+    ends = [end for stop in stop_strings if (end := text.find(stop)) >= 0]
     if ends:
         return text[: min(ends)]
     if is_whole:
         return text
-    text = text.rstrip(_HALF_A_LETTER)
-    return text[: len(text) + 1 - max(map(len, stops), default=1)]
+    text = text.rstrip(_REPLACEMENT_CHARACTER)
+    return text[: len(text) + 1 - max(map(len, stop_strings), default=1)]
 
 
-def plain_text(renderer: Renderer, token_ids: Sequence[int]) -> str:
-    ended = bool(token_ids) and token_ids[-1] in renderer.stop_token_ids
-    return renderer.text(token_ids[:-1] if ended else token_ids)
+def decode_completion(renderer: Renderer, token_ids: Sequence[int]) -> str:
+    stopped = bool(token_ids) and token_ids[-1] in renderer.stop_token_ids
+    return renderer.text(token_ids[:-1] if stopped else token_ids)
 
 
-def chat_message(body: ChatBody, renderer: Renderer, token_ids: Sequence[int]) -> dict[str, Any]:
-    """What the turn says. A call that nobody offered a tool for, or that is malformed, is text."""
-    message = renderer.parse(token_ids, body.specs)
+def build_chat_message(
+    request: ChatCompletionRequest, renderer: Renderer, token_ids: Sequence[int]
+) -> dict[str, Any]:
+    """The assistant message. Calls without offered tools, and malformed calls, are content."""
+    message = renderer.parse(token_ids, request.tool_specs)
     text = message.text
-    if message.tool_calls and not body.specs:
+    if message.tool_calls and not request.tool_specs:
         message = Message(role="assistant", reasoning=message.reasoning)
-        text = thoughts_aside(plain_text(renderer, token_ids))[0].strip()
-    calls = _told_apart(message.tool_calls, body.call_ids)
-    written = written_message(replace(message, tool_calls=calls))
+        text = thoughts_aside(decode_completion(renderer, token_ids))[0].strip()
+    calls = _make_ids_unique(message.tool_calls, request.call_ids)
+    message_fields = written_message(replace(message, tool_calls=calls))
     text = "\n".join(filter(None, (text, *message.malformed_calls)))
-    written["content"] = without_stop(body, text)
+    message_fields["content"] = strip_stop(request, text)
     if message.malformed_calls:
-        written["malformed_calls"] = list(message.malformed_calls)
+        message_fields["malformed_calls"] = list(message.malformed_calls)
     if message.reasoning is not None:
-        written["reasoning_content"] = message.reasoning
-    return written
+        message_fields["reasoning_content"] = message.reasoning
+    return message_fields
 
 
-def _told_apart(calls: Sequence[ToolCall], used: Collection[str]) -> tuple[ToolCall, ...]:
-    """An id is told once, so that agents can keep results by it; a model's own new one is kept."""
-    taken, told = {*used, *(call.id for call in calls)}, list[ToolCall]()
-    for place, call in enumerate(calls):
-        own, number = call.id, len(used)
-        if own == f"call_{place}":  # the model named none
-            own = f"call_{uuid4().hex}"
-        elif own in used:
-            # As Kimi K2 counts; gpt-oss reads the name in it.
-            while (own := call_id(call.name, number)) in taken:
+def _make_ids_unique(calls: Sequence[ToolCall], used: Collection[str]) -> tuple[ToolCall, ...]:
+    """Make each call id unique in the conversation; an id that the model wrote stays if it is new."""
+    taken, unique = {*used, *(call.id for call in calls)}, list[ToolCall]()
+    for index, call in enumerate(calls):
+        call_id, number = call.id, len(used)
+        if call_id == f"call_{index}":  # the model wrote none
+            call_id = f"call_{uuid4().hex}"
+        elif call_id in used:
+            # Kimi K2's format, from which gpt-oss takes the tool name.
+            while (call_id := format_call_id(call.name, number)) in taken:
                 number += 1
-        taken.add(own)
-        told.append(replace(call, id=own))
-    return tuple(told)
+        taken.add(call_id)
+        unique.append(replace(call, id=call_id))
+    return tuple(unique)
 
 
-def chat_finish(completion: Completion, message: dict[str, Any]) -> str:
-    called = "tool_calls" in message and completion.finish == "stop"
-    return "tool_calls" if called else completion.finish
+def chat_finish_reason(completion: Completion, message: dict[str, Any]) -> str:
+    has_calls = "tool_calls" in message and completion.finish == "stop"
+    return "tool_calls" if has_calls else completion.finish
 
 
-def chat_tokens(body: ChatBody, renderer: Renderer, completion: Completion) -> dict[str, Any]:
-    """The fields of a choice that tell its tokens, as far as they were asked for."""
-    told: dict[str, Any] = {"logprobs": None}
-    if body.logprobs:
+def chat_token_fields(
+    request: ChatCompletionRequest, renderer: Renderer, completion: Completion
+) -> dict[str, Any]:
+    """The token fields of a choice that the request asks for."""
+    fields: dict[str, Any] = {"logprobs": None}
+    if request.logprobs:
         pairs = zip(completion.token_ids, completion.logprobs, strict=True)
-        told["logprobs"] = {
+        fields["logprobs"] = {
             "content": [_logprob(renderer.text([token]), logprob) for token, logprob in pairs]
         }
-    if body.return_token_ids:
-        told["token_ids"] = list(completion.token_ids)
-    return told
+    if request.return_token_ids:
+        fields["token_ids"] = list(completion.token_ids)
+    return fields
 
 
-def text_tokens(
-    body: CompletionBody, renderer: Renderer, completion: Completion, *, offset: int = 0
+def text_token_fields(
+    request: CompletionRequest, renderer: Renderer, completion: Completion, *, offset: int = 0
 ) -> dict[str, Any]:
-    told: dict[str, Any] = {"logprobs": None}
-    if body.logprobs is not None:
+    fields: dict[str, Any] = {"logprobs": None}
+    if request.logprobs is not None:
         tokens = [renderer.text([token]) for token in completion.token_ids]
         offsets = [offset + len("".join(tokens[:i])) for i in range(len(tokens))]
-        told["logprobs"] = {
+        fields["logprobs"] = {
             "tokens": tokens,
             "token_logprobs": list(completion.logprobs),
             "top_logprobs": None,
             "text_offset": offsets,
         }
-    if body.return_token_ids:
-        told["token_ids"] = list(completion.token_ids)
-    return told
+    if request.return_token_ids:
+        fields["token_ids"] = list(completion.token_ids)
+    return fields
 
 
 def _logprob(text: str, logprob: float) -> dict[str, Any]:
-    whole = _HALF_A_LETTER not in text
+    whole = _REPLACEMENT_CHARACTER not in text
     return {
         "token": text,
         "logprob": logprob,
         "bytes": list(text.encode()) if whole else None,
         "top_logprobs": [],
     }
+
+
+Slices = AsyncIterator[tuple[Completion, bool]]
+Choices = AsyncIterator[tuple[Completion, dict[str, Any]]]
+
+_PARTIAL_TAG = re.compile(r"\s*[<\[][^<\[]{0,31}\Z")
+"""The end of a text that may be the beginning of a tag."""
+
+
+async def stream_events(
+    fields: Mapping[str, Any],
+    request: BaseRequest,
+    prompt: list[int],
+    choices: Choices,
+    *,
+    on_end: Callable[[list[int]], object] = lambda _: None,
+) -> AsyncIterator[str]:
+    """One chunk per slice, then the usage if requested; `on_end` gets all sampled tokens."""
+    sampled: list[int] = []
+    try:
+        async for completion, choice in choices:
+            more: dict[str, Any] = {"policy_version": completion.policy_version}
+            if request.return_token_ids and not sampled:
+                more["prompt_token_ids"] = prompt
+            sampled += completion.token_ids
+            yield _event({**fields, "choices": [choice], **more})
+        on_end(sampled)
+        if request.stream_options.include_usage:
+            yield _event({**fields, "choices": [], "usage": build_usage(len(prompt), len(sampled))})
+    except EngineError as error:
+        status = 400 if isinstance(error, RefusedError) else 500
+        yield _event(build_error(str(error), status=status))
+    yield "data: [DONE]\n\n"
+
+
+async def stream_text_choices(
+    request: CompletionRequest, renderer: Renderer, slices: Slices
+) -> Choices:
+    sampled: list[int] = []
+    sent = offset = 0
+    async for part, is_last in slices:
+        sampled += part.token_ids
+        text = strip_stop(request, decode_completion(renderer, sampled), is_whole=is_last)
+        choice = {
+            "index": 0,
+            "text": text[sent:],
+            "finish_reason": part.finish if is_last else None,
+        }
+        yield part, choice | text_token_fields(request, renderer, part, offset=offset)
+        sent, offset = len(text), len(renderer.text(sampled))
+
+
+async def stream_chat_choices(
+    request: ChatCompletionRequest, renderer: Renderer, slices: Slices, *, in_reasoning: bool = True
+) -> Choices:
+    """Text that later tokens may reinterpret waits for the last slice; with tools, all content does.
+
+    `in_reasoning`: the prompt opens reasoning, so text may belong to it until it is closed.
+    """
+    sampled: list[int] = []
+    sent = {"content": "", "reasoning_content": ""}
+    async for part, is_last in slices:
+        delta: dict[str, Any] = {} if sampled else {"role": "assistant", "content": ""}
+        sampled += part.token_ids
+        finish = None
+        message: dict[str, Any] = {}
+        if is_last:
+            message = build_chat_message(request, renderer, sampled)
+            finish = chat_finish_reason(part, message)
+            if calls := message.get("tool_calls"):
+                delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
+        elif not request.tool_specs:
+            message = _stable_fields(request, renderer.parse(sampled), in_reasoning=in_reasoning)
+        for key, before in sent.items():
+            now = message.get(key) or ""
+            more = now.removeprefix(before)
+            # At the end, text that changed is sent again rather than lost.
+            if more and (is_last or now.startswith(before)):
+                delta[key], sent[key] = more, before + more
+        choice = {"index": 0, "delta": delta, "finish_reason": finish}
+        yield part, choice | chat_token_fields(request, renderer, part)
+
+
+def _stable_fields(
+    request: ChatCompletionRequest, message: Message, *, in_reasoning: bool
+) -> dict[str, str]:
+    """The text that no later token can change; nothing once a call has begun."""
+    if (
+        message.tool_calls
+        or message.malformed_calls
+        or (in_reasoning and message.reasoning is None)
+    ):
+        return {}
+    texts = {"content": message.text, "reasoning_content": message.reasoning or ""}
+    return {
+        key: strip_stop(request, _PARTIAL_TAG.sub("", text), is_whole=False)
+        for key, text in texts.items()
+    }
+
+
+def _event(chunk: Mapping[str, Any]) -> str:
+    return f"data: {json.dumps(chunk)}\n\n"

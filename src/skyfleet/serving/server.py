@@ -1,4 +1,4 @@
-"""The server: an engine and its words behind OpenAI's API, as an ASGI app."""
+"""An ASGI app that serves an engine through OpenAI's API."""
 
 from __future__ import annotations
 
@@ -13,23 +13,27 @@ from skyfleet.engines.engine import Engine
 from skyfleet.engines.http_client import RefusedError
 from skyfleet.engines.openai_engine import SESSION_HEADER
 from skyfleet.errors import EngineError, MissingExtraError
-from skyfleet.serving.completions import chat, complete
-from skyfleet.serving.disconnect import unless_gone
-from skyfleet.serving.errors import RefusalError, error_body
-from skyfleet.serving.model_service import Served, Speaking
+from skyfleet.serving.completions import create_chat_completion, create_completion
+from skyfleet.serving.generation import GenerationService
+from skyfleet.serving.model_service import ModelService
+from skyfleet.serving.requests import (
+    CLIENT_CLOSED_REQUEST,
+    ApiError,
+    build_error,
+    cancel_on_disconnect,
+)
 
 try:
+    from prometheus_client import CONTENT_TYPE_LATEST
     from starlette.applications import Starlette
     from starlette.requests import ClientDisconnect, Request
-    from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+    from starlette.responses import JSONResponse, Response, StreamingResponse
     from starlette.routing import Route
-except ImportError:
-    raise MissingExtraError("starlette", "serve") from None
+except ImportError as error:
+    raise MissingExtraError(error.name or "starlette", "serve") from None
 
-Work = Callable[[bytes, str | None], Coroutine[Any, Any, dict[str, Any] | AsyncIterator[str]]]
-
-_GONE = 499
-"""Nobody reads it: the client went away."""
+Endpoint = Callable[[bytes, str | None], Coroutine[Any, Any, dict[str, Any] | AsyncIterator[str]]]
+"""From the body and the client's session name to a response or its server-sent events."""
 
 
 def serve_app(
@@ -43,33 +47,33 @@ def serve_app(
     max_sessions: int = 1024,
     template_kwargs: Mapping[str, Any] = MappingProxyType({}),
 ) -> Starlette:
-    """`encode` reads the text prompts of /v1/completions. With `api_key` all of /v1 wants it.
+    """`encode` tokenizes the text prompts of /v1/completions. `api_key` protects all of /v1.
 
-    `template_kwargs` are those that `renderer` was made with.
+    `template_kwargs` are those that `renderer` was built with.
     """
-    speaking = Speaking(engine, renderer, max_sessions=max_sessions)
-    served = Served(
+    generation = GenerationService(engine, renderer, max_idle_sessions=max_sessions)
+    service = ModelService(
         renderer,
-        speaking,
+        generation,
         encode=encode,
         model=model,
         max_model_len=max_model_len,
         template_kwargs=template_kwargs,
     )
-    door = _Door(served, api_key)
+    handler = ApiHandler(service, api_key)
 
     async def metrics(request: Request) -> Response:
-        return PlainTextResponse(speaking.counters.text(engine.policy_version))
+        return Response(generation.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
     return Starlette(
         routes=[
             Route("/health", _health),
             Route("/metrics", metrics),
-            Route("/v1/models", door.models),
-            Route("/v1/chat/completions", door.chat, methods=["POST"]),
-            Route("/v1/completions", door.complete, methods=["POST"]),
+            Route("/v1/models", handler.list_models),
+            Route("/v1/chat/completions", handler.create_chat_completion, methods=["POST"]),
+            Route("/v1/completions", handler.create_completion, methods=["POST"]),
         ],
-        exception_handlers={404: _unknown, 405: _unknown},
+        exception_handlers={404: _not_found, 405: _not_found},
     )
 
 
@@ -77,54 +81,54 @@ async def _health(request: Request) -> Response:
     return Response()
 
 
-async def _unknown(request: Request, error: Exception) -> Response:
+async def _not_found(request: Request, error: Exception) -> Response:
     message = f"{request.method} {request.url.path} is not served here"
-    return JSONResponse(error_body(message, status=404), 404)
+    return JSONResponse(build_error(message, status=404), 404)
 
 
-class _Door:
-    """Lets in who has the key, tells errors as OpenAI does, and stops work nobody waits for."""
+class ApiHandler:
+    """Checks the API key, reports errors in OpenAI's format, and cancels abandoned requests."""
 
-    def __init__(self, served: Served, api_key: str | None) -> None:
-        self._served = served
+    def __init__(self, service: ModelService, api_key: str | None) -> None:
+        self._service = service
         self._bearer = None if api_key is None else f"Bearer {api_key}".encode()
 
-    async def models(self, request: Request) -> Response:
-        return await self._counted(request, lambda raw, session: self._served.models())
+    async def list_models(self, request: Request) -> Response:
+        return await self._handle(request, lambda raw, session: self._service.list_models())
 
-    async def chat(self, request: Request) -> Response:
-        return await self._counted(request, partial(chat, self._served))
+    async def create_chat_completion(self, request: Request) -> Response:
+        return await self._handle(request, partial(create_chat_completion, self._service))
 
-    async def complete(self, request: Request) -> Response:
-        return await self._counted(request, partial(complete, self._served))
+    async def create_completion(self, request: Request) -> Response:
+        return await self._handle(request, partial(create_completion, self._service))
 
-    async def _counted(self, request: Request, work: Work) -> Response:
-        response = await self._answered(request, work)
-        self._served.speaking.counters.requests[request.url.path, response.status_code] += 1
+    async def _handle(self, request: Request, endpoint: Endpoint) -> Response:
+        response = await self._respond(request, endpoint)
+        self._service.generation.metrics.requests[request.url.path, response.status_code] += 1
         return response
 
-    async def _answered(self, request: Request, work: Work) -> Response:
+    async def _respond(self, request: Request, endpoint: Endpoint) -> Response:
         try:
             self._check_key(request)
             raw, session = await request.body(), request.headers.get(SESSION_HEADER)
-            answer = await unless_gone(request, work(raw, session))
-        except RefusalError as error:
-            body = error_body(str(error), status=error.status, param=error.param, code=error.code)
-            return JSONResponse(body, error.status)
+            result = await cancel_on_disconnect(request, endpoint(raw, session))
+        except ApiError as error:
+            return JSONResponse(error.body, error.status)
         except EngineError as error:
             status = 400 if isinstance(error, RefusedError) else 500
-            return JSONResponse(error_body(str(error), status=status), status)
+            return JSONResponse(build_error(str(error), status=status), status)
         except ClientDisconnect:
-            return Response(status_code=_GONE)
-        if isinstance(answer, dict):
-            return JSONResponse(answer)
-        return StreamingResponse(answer, media_type="text/event-stream")
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        if isinstance(result, dict):
+            return JSONResponse(result)
+        return StreamingResponse(result, media_type="text/event-stream")
 
     def _check_key(self, request: Request) -> None:
-        sent = request.headers.get("authorization", "").encode()
-        if self._bearer is not None and not hmac.compare_digest(sent, self._bearer):
-            raise RefusalError(
-                "the Authorization header has not this server's key; send Bearer <api_key>",
+        header = request.headers.get("authorization", "").encode()
+        if self._bearer is not None and not hmac.compare_digest(header, self._bearer):
+            raise ApiError(
+                "the Authorization header does not contain this server's key; "
+                "send Bearer <api_key>",
                 status=401,
                 code="invalid_api_key",
             )

@@ -1,9 +1,10 @@
-"""Threads: conversations as their exact tokens, found again by what a client sends back.
+"""TokenCache: the exact tokens of conversations, looked up by the messages that a client sends back.
 
-A client of the chat endpoint sends the whole conversation every time. Where it holds a message of
-ours, unchanged, the tokens go on from those that were sampled, and are not rendered anew. Two
-attempts at a task may say the same after other thoughts: a client that names its sessions is told
-from others by that name; of those that do not, whose words came from different tokens go on from neither.
+A client of the chat endpoint sends the whole conversation with every request. If it contains an
+unchanged message of ours, the prompt continues from the sampled tokens instead of rendering them
+again. Two attempts at a task may produce the same text from different tokens. The session name
+separates clients that send one; without it, a conversation with several token sequences is rendered
+again.
 """
 
 from __future__ import annotations
@@ -19,40 +20,40 @@ from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.chat.renderer import Renderer
 from skyfleet.engines.openai_messages import aloud
 
-MOST_TOKENS = 16_000_000
-"""Remembered in all: 64 MB."""
+MAX_CACHED_TOKENS = 16_000_000
+"""Over all conversations: 64 MB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
+class CachedPrompt:
     token_ids: list[int]
     session: str | None
-    """Which has the beginning in its cache."""
+    """The engine session that has the prefix in its KV cache."""
 
 
-class Threads:
-    def __init__(self, renderer: Renderer, *, most_tokens: int = MOST_TOKENS) -> None:
-        self._renderer, self._left = renderer, most_tokens
-        self._kept: OrderedDict[bytes, tuple[str, array[int]]] = OrderedDict()
-        """Without tokens: several were the same words'."""
+class TokenCache:
+    def __init__(self, renderer: Renderer, *, max_tokens: int = MAX_CACHED_TOKENS) -> None:
+        self._renderer, self._tokens_left = renderer, max_tokens
+        self._entries: OrderedDict[bytes, tuple[str, array[int]]] = OrderedDict()
+        """Session and tokens; no tokens if several sequences produced the same text."""
 
-    def prompt(
+    def build_prompt(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, client: str | None
-    ) -> Prompt:
-        """`client` is the name that it gave its session."""
-        spoken = [i for i, message in enumerate(messages) if message.role == "assistant"]
-        if spoken:
-            heard = spoken[-1] + 1
-            key = _key(messages[:heard], tools, client)
-            session, token_ids = self._kept.get(key, ("", array("i")))
+    ) -> CachedPrompt:
+        """`client` is the session name that the client sent."""
+        turns = [i for i, message in enumerate(messages) if message.role == "assistant"]
+        if turns:
+            n_cached = turns[-1] + 1
+            key = _build_key(messages[:n_cached], tools, client)
+            session, token_ids = self._entries.get(key, ("", array("i")))
             if token_ids:
-                self._kept.move_to_end(key)
-                joined = self._renderer.join(token_ids[-1], messages[heard:])
-                if joined is not None:
-                    return Prompt(token_ids=[*token_ids, *joined], session=session)
-        return Prompt(token_ids=self._renderer.open(messages, tools), session=None)
+                self._entries.move_to_end(key)
+                following = self._renderer.join(token_ids[-1], messages[n_cached:])
+                if following is not None:
+                    return CachedPrompt(token_ids=[*token_ids, *following], session=session)
+        return CachedPrompt(token_ids=self._renderer.open(messages, tools), session=None)
 
-    def keep(
+    def store(
         self,
         messages: Sequence[Message],
         tools: Sequence[ToolSpec],
@@ -61,29 +62,28 @@ class Threads:
         session: str,
         client: str | None,
     ) -> None:
-        """`messages` end in what the client was answered, `token_ids` in what was sampled."""
-        key, tokens = _key(messages, tools, client), array("i", token_ids)
-        if key in self._kept:
-            before = self._kept.pop(key)[1]
-            self._left += len(before)
-            if client is None and before != tokens:
+        """`messages` end with the response to the client, `token_ids` with the sampled tokens."""
+        key, tokens = _build_key(messages, tools, client), array("i", token_ids)
+        if key in self._entries:
+            previous = self._entries.pop(key)[1]
+            self._tokens_left += len(previous)
+            if client is None and previous != tokens:
                 tokens = array("i")
-        self._kept[key] = session, tokens
-        self._left -= len(tokens)
-        while self._left < 0:
-            _, (_, oldest) = self._kept.popitem(last=False)
-            self._left += len(oldest)
+        self._entries[key] = session, tokens
+        self._tokens_left -= len(tokens)
+        while self._tokens_left < 0:
+            _, (_, oldest) = self._entries.popitem(last=False)
+            self._tokens_left += len(oldest)
 
 
-def words(message: Message) -> list[object]:
-    """What a client gives back of a message, whatever it does to the rest."""
+def comparable_fields(message: Message) -> list[object]:
+    """The parts of a message that clients send back unchanged; they alter ids and drop reasoning."""
     calls = [[call.name, dict(call.arguments)] for call in message.tool_calls]
     return [message.role, aloud(message), calls]
 
 
-def _key(messages: Sequence[Message], tools: Sequence[ToolSpec], client: str | None) -> bytes:
-    """Ids and thoughts are left out: clients change the one and drop the other."""
-    said = [words(message) for message in messages]
-    shown = [[tool.name, tool.description, dict(tool.parameters)] for tool in tools]
-    written = json.dumps([client, said, shown], sort_keys=True)
-    return blake2b(written.encode(), digest_size=16).digest()
+def _build_key(messages: Sequence[Message], tools: Sequence[ToolSpec], client: str | None) -> bytes:
+    conversation = [comparable_fields(message) for message in messages]
+    schemas = [[tool.name, tool.description, dict(tool.parameters)] for tool in tools]
+    dumped = json.dumps([client, conversation, schemas], sort_keys=True)
+    return blake2b(dumped.encode(), digest_size=16).digest()

@@ -1,1 +1,1 @@
-"""Tool calls, read out of a model's text."""
+"""Tool-call formats: a parser and a writer per format."""

@@ -1,4 +1,4 @@
-"""Formats: a tool-call parser and writer by name, or by what a chat template mentions."""
+"""Tool-call formats by name, and which of them a chat template uses."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ VLLM_NAMES = {
     "openai": "harmony",
     "qwen3_xml": "qwen3_coder",
 }
-"""Where vLLM's name for a parser is another; recipes written for it keep working."""
+"""vLLM's names for the same parsers, so that vLLM recipes work unchanged."""
 
-# All of a row must be mentioned and the first such row counts: many formats say <tool_call>.
-_MENTIONS = (
+# The first row counts whose strings all occur in the template: many formats use <tool_call>.
+_TEMPLATE_STRINGS = (
     ("harmony", ("<|channel|>", "<|message|>")),
     ("kimi_k2", ("<|tool_calls_section_begin|>",)),
     ("glm", ("<tool_call>", "<arg_key>")),
@@ -65,18 +65,18 @@ _MENTIONS = (
 
 
 def parser_named(name: str) -> ToolCallParser:
-    return _format_named(name).parse
+    return _get_format(name).parse
 
 
 def detect_parser(chat_template: str) -> str | None:
-    """The name of the parser for a model with this template; None if none of ours is meant."""
-    for name, mentions in _MENTIONS:
-        if all(mention in chat_template for mention in mentions):
+    """The name of the parser for models with this template; None if the format is unknown."""
+    for name, strings in _TEMPLATE_STRINGS:
+        if all(string in chat_template for string in strings):
             return name
     return None
 
 
-def _format_named(name: str) -> ToolCallFormat:
+def _get_format(name: str) -> ToolCallFormat:
     known = FORMATS.get(VLLM_NAMES.get(name, name))
     if known is None:
         choices = sorted([*FORMATS, *VLLM_NAMES])

@@ -1,7 +1,7 @@
-"""GLM-4 tool calls: a name, then keys and values in tags of their own.
+"""GLM-4 tool calls: a name, then each key and value in tags.
 
 `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`, with line breaks
-between the tags up to GLM-4.6. Only `</tool_call>` says that no argument was to follow.
+between the tags up to GLM-4.6. Only `</tool_call>` shows that the arguments are complete.
 """
 
 from __future__ import annotations
@@ -12,50 +12,56 @@ from functools import partial
 from typing import Any
 
 from skyfleet.chat.message import ToolCall, ToolSpec
-from skyfleet.chat.pieces import Mark
-from skyfleet.chat.tool_calls.parser import Block, Parsed, marks, read_turn, skip_space, up_to
-from skyfleet.chat.tool_calls.strict_json import UNREADABLE, sound_call
-from skyfleet.chat.tool_calls.typed_values import bare_text, typed_value
+from skyfleet.chat.pieces import SpecialToken
+from skyfleet.chat.tool_calls.parser import (
+    Block,
+    ParsedTurn,
+    compile_openings,
+    parse_turn,
+    read_until,
+    skip_space,
+)
+from skyfleet.chat.tool_calls.strict_json import UNREADABLE, coerce_value, format_value, sound_call
 
-_OPEN, _CLOSE = Mark("<tool_call>"), Mark("</tool_call>")
-_KEY, _END_KEY = Mark("<arg_key>"), Mark("</arg_key>")
-_VALUE, _END_VALUE = Mark("<arg_value>"), Mark("</arg_value>")
+_OPEN, _CLOSE = SpecialToken("<tool_call>"), SpecialToken("</tool_call>")
+_KEY, _END_KEY = SpecialToken("<arg_key>"), SpecialToken("</arg_key>")
+_VALUE, _END_VALUE = SpecialToken("<arg_value>"), SpecialToken("</arg_value>")
 
-_MARKS = marks("<tool_call>")
+_OPENINGS = compile_openings("<tool_call>")
 _NAME = re.compile(r"\s*(?P<name>[^\s<>]+)\s*")
 _ARGUMENT = re.compile(r"<arg_key>(?P<key>[^<>]+)</arg_key>\s*<arg_value>")
 _BOUNDARY = re.compile(r"</tool_call>|(?=<tool_call>|</?think>|<\|)")
 
 
-def parse_glm(text: str, /, tools: Sequence[ToolSpec] = ()) -> Parsed:
-    return read_turn(text, _MARKS, partial(_read_block, tools))
+def parse_glm(text: str, /, tools: Sequence[ToolSpec] = ()) -> ParsedTurn:
+    return parse_turn(text, _OPENINGS, partial(_parse_block, tools))
 
 
 def write_glm(calls: Sequence[ToolCall], /) -> Iterator[str]:
     for i, call in enumerate(calls):
         yield from ("\n" if i else "", _OPEN, f"{call.name}\n")
         for key, value in call.arguments.items():
-            yield from (_KEY, key, _END_KEY, "\n", _VALUE, bare_text(value), _END_VALUE, "\n")
+            yield from (_KEY, key, _END_KEY, "\n", _VALUE, format_value(value), _END_VALUE, "\n")
         yield _CLOSE
 
 
-def _read_block(tools: Sequence[ToolSpec], text: str, mark: re.Match[str]) -> Block:
-    position = mark.end()
+def _parse_block(tools: Sequence[ToolSpec], text: str, opening: re.Match[str]) -> Block:
+    position = opening.end()
     try:
         head = _NAME.match(text, position)
         if head is None:
-            raise ValueError("a call begins with a name")
+            raise ValueError("a call must begin with a name")
         name, position = head["name"], head.end()
         arguments: dict[str, Any] = {}
         while argument := _ARGUMENT.match(text, position):
             key = argument["key"].strip()
             if key in arguments:
-                raise ValueError(f"{key} is given twice")
-            value, position = up_to(text, argument.end(), _END_VALUE)
-            arguments[key] = typed_value(tools, name, key, value)
+                raise ValueError(f"the argument {key} occurs twice")
+            value, position = read_until(text, argument.end(), _END_VALUE)
+            arguments[key] = coerce_value(tools, name, key, value)
             position = skip_space(text, position)
         if not text.startswith(_CLOSE, position):
-            raise ValueError("a call ends with its tag")
+            raise ValueError("a call must end with </tool_call>")
         return Block(end=position + len(_CLOSE), calls=(sound_call(name, arguments),))
     except UNREADABLE:
         stop = _BOUNDARY.search(text, position)

@@ -1,7 +1,7 @@
-"""Harmony: thought, speech and calls in the channels of gpt-oss.
+"""Harmony tool calls: reasoning, text and calls in the channels of gpt-oss.
 
 ` to=functions.NAME<|channel|>commentary json<|message|>{...}<|call|>` is a call; the recipient may
-also stand after the channel. All but the first message of a turn begin with `<|start|>assistant`.
+also follow the channel. All messages of a turn but the first begin with `<|start|>assistant`.
 """
 
 from __future__ import annotations
@@ -9,14 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from skyfleet.chat.call_ids import call_id
+from skyfleet.chat.call_ids import format_call_id
 from skyfleet.chat.message import ToolCall, ToolSpec
-from skyfleet.chat.pieces import Mark
-from skyfleet.chat.tool_calls.parser import Parsed
+from skyfleet.chat.pieces import SpecialToken
+from skyfleet.chat.tool_calls.parser import ParsedTurn
 from skyfleet.chat.tool_calls.strict_json import UNREADABLE, decode, encode, sound_call
 
-START, CHANNEL, MESSAGE = Mark("<|start|>"), Mark("<|channel|>"), Mark("<|message|>")
-END, CALL, RETURN = Mark("<|end|>"), Mark("<|call|>"), Mark("<|return|>")
+START, CHANNEL, MESSAGE = (
+    SpecialToken("<|start|>"),
+    SpecialToken("<|channel|>"),
+    SpecialToken("<|message|>"),
+)
+END, CALL, RETURN = SpecialToken("<|end|>"), SpecialToken("<|call|>"), SpecialToken("<|return|>")
 
 _MESSAGE = re.compile(
     r"(?P<header>.*?)<\|message\|>(?P<body>.*?)(?:<\|(?:end|call|return)\|>|\Z)", re.DOTALL
@@ -24,28 +28,28 @@ _MESSAGE = re.compile(
 _RECIPIENT = re.compile(r"to=(\S*?)(?=[\s<]|\Z)")
 
 
-def parse_harmony(text: str, /, tools: Sequence[ToolSpec] = ()) -> Parsed:
-    """Reads on from `<|start|>assistant`. Never raises.
+def parse_harmony(text: str, /, tools: Sequence[ToolSpec] = ()) -> ParsedTurn:
+    """Parse what follows `<|start|>assistant`. Never raises.
 
-    Analysis is thought, a message to a function is a call, everything else is speech.
+    The analysis channel is reasoning, a message to a function is a call, all other text is content.
     """
-    thoughts: list[str] = []
-    speech: list[str] = []
+    reasoning: list[str] = []
+    content: list[str] = []
     calls: list[ToolCall] = []
     malformed: list[str] = []
-    for header, body, said in _messages(text):
+    for header, body, raw in _split_messages(text):
         recipient = _RECIPIENT.search(header)
         if recipient:
-            call = _call(recipient[1], body, len(calls))
+            call = _parse_call(recipient[1], body, len(calls))
             if call:
                 calls.append(call)
             else:
-                malformed.append(said)
+                malformed.append(raw)
         else:
-            (thoughts if f"{CHANNEL}analysis" in header else speech).append(body)
-    return Parsed(
-        content="\n".join(filter(None, speech)),
-        reasoning="\n".join(thoughts) if thoughts else None,
+            (reasoning if f"{CHANNEL}analysis" in header else content).append(body)
+    return ParsedTurn(
+        content="\n".join(filter(None, content)),
+        reasoning="\n".join(reasoning) if reasoning else None,
         tool_calls=tuple(calls),
         malformed_calls=tuple(malformed),
     )
@@ -58,23 +62,23 @@ def write_harmony(calls: Sequence[ToolCall], /) -> Iterator[str]:
         yield from (MESSAGE, encode(dict(call.arguments)), CALL)
 
 
-def _messages(text: str) -> Iterator[tuple[str, str, str]]:
-    """Header, body, and both as they were said."""
+def _split_messages(text: str) -> Iterator[tuple[str, str, str]]:
+    """Yield the header, the body and the raw text of each message."""
     position = 0
     while found := _MESSAGE.match(text, position):
         yield found["header"], found["body"], text[position : found.end("body")]
         position = found.end()
     if rest := text[position:]:
-        # Words without a header are speech; a header without words was cut short.
+        # Text without a header is content; a header without a body was cut by length.
         yield ("", rest, rest) if "<|" not in rest else (rest, "", rest)
 
 
-def _call(recipient: str, body: str, place: int) -> ToolCall | None:
+def _parse_call(recipient: str, body: str, index: int) -> ToolCall | None:
     name = recipient.removeprefix("functions.")
     try:
         arguments = decode(body)
-        # A text would be taken for JSON once more.
-        known = arguments if isinstance(arguments, dict) else None
-        return sound_call(name, known, id=call_id(name, place))
+        # `sound_call` rejects None; a JSON string must not be decoded a second time.
+        checked = arguments if isinstance(arguments, dict) else None
+        return sound_call(name, checked, id=format_call_id(name, index))
     except UNREADABLE:
         return None

@@ -1,4 +1,4 @@
-"""Hermes tool calls: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as Qwen says them."""
+"""Hermes tool calls: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as Qwen writes them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,23 @@ import re
 from collections.abc import Iterator, Sequence
 
 from skyfleet.chat.message import ToolCall, ToolSpec
-from skyfleet.chat.pieces import Mark
-from skyfleet.chat.tool_calls.parser import Block, Parsed, marks, read_json_block, read_turn
-from skyfleet.chat.tool_calls.strict_json import call_from, encode
+from skyfleet.chat.pieces import SpecialToken
+from skyfleet.chat.tool_calls.parser import (
+    Block,
+    ParsedTurn,
+    compile_openings,
+    parse_json_block,
+    parse_turn,
+)
+from skyfleet.chat.tool_calls.strict_json import encode, parse_call
 
-_OPEN, _CLOSE = Mark("<tool_call>"), Mark("</tool_call>")
-_MARKS = marks("<tool_call>|<function_call>")
+_OPEN, _CLOSE = SpecialToken("<tool_call>"), SpecialToken("</tool_call>")
+_OPENINGS = compile_openings("<tool_call>|<function_call>")
 _BOUNDARY = re.compile(r"</?(?:tool_call|function_call|think)>|<\|")
 
 
-def parse_hermes(text: str, /, tools: Sequence[ToolSpec] = ()) -> Parsed:
-    return read_turn(text, _MARKS, _read_block)
+def parse_hermes(text: str, /, tools: Sequence[ToolSpec] = ()) -> ParsedTurn:
+    return parse_turn(text, _OPENINGS, _parse_block)
 
 
 def write_hermes(calls: Sequence[ToolCall], /) -> Iterator[str]:
@@ -27,8 +33,8 @@ def write_hermes(calls: Sequence[ToolCall], /) -> Iterator[str]:
         yield _CLOSE
 
 
-def _read_block(text: str, tag: re.Match[str]) -> Block:
+def _parse_block(text: str, tag: re.Match[str]) -> Block:
     closing = f"</{tag[0][1:]}"
-    return read_json_block(
-        text, tag.end(), call_from, closing=closing, boundary=_BOUNDARY, wrapper=1
+    return parse_json_block(
+        text, tag.end(), parse_call, closing=closing, boundary=_BOUNDARY, wrapper=1
     )

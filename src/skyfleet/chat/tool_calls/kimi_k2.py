@@ -1,7 +1,7 @@
-"""Kimi K2 tool calls: a section of calls, each with its id and its arguments as JSON.
+"""Kimi K2 tool calls: a section of calls, each with its id and its JSON arguments.
 
 `<|tool_call_begin|>functions.NAME:INDEX<|tool_call_argument_begin|>{...}<|tool_call_end|>`: the id
-names the tool, and the chat template repeats it above the result.
+names the tool, and the chat template repeats the id above the result.
 """
 
 from __future__ import annotations
@@ -10,47 +10,53 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from skyfleet.chat.call_ids import call_id
+from skyfleet.chat.call_ids import format_call_id
 from skyfleet.chat.message import ToolCall, ToolSpec
-from skyfleet.chat.pieces import Mark
-from skyfleet.chat.tool_calls.parser import Block, Parsed, marks, read_json_block, read_turn
+from skyfleet.chat.pieces import SpecialToken
+from skyfleet.chat.tool_calls.parser import (
+    Block,
+    ParsedTurn,
+    compile_openings,
+    parse_json_block,
+    parse_turn,
+)
 from skyfleet.chat.tool_calls.strict_json import encode, sound_call
 
-_SECTION = Mark("<|tool_calls_section_begin|>")
-_END_SECTION = Mark("<|tool_calls_section_end|>")
-_CALL, _END_CALL = Mark("<|tool_call_begin|>"), Mark("<|tool_call_end|>")
-_ARGUMENTS = Mark("<|tool_call_argument_begin|>")
+_SECTION = SpecialToken("<|tool_calls_section_begin|>")
+_END_SECTION = SpecialToken("<|tool_calls_section_end|>")
+_CALL, _END_CALL = SpecialToken("<|tool_call_begin|>"), SpecialToken("<|tool_call_end|>")
+_ARGUMENTS = SpecialToken("<|tool_call_argument_begin|>")
 
-_MARKS = marks(rf"{re.escape(_SECTION)}|{re.escape(_CALL)}")
+_OPENINGS = compile_openings(rf"{re.escape(_SECTION)}|{re.escape(_CALL)}")
 _ID = re.compile(r"(?:functions\.)?(?P<name>[^\s<|]+):\d+")
 _HEADER = re.compile(rf"\s*(?P<id>{_ID.pattern})\s*{re.escape(_ARGUMENTS)}")
 _FIRST_CALL = re.compile(rf"\s*{re.escape(_CALL)}")
-_END_OF_SECTION = re.compile(rf"\s*{re.escape(_END_SECTION)}")
+_SECTION_END = re.compile(rf"\s*{re.escape(_END_SECTION)}")
 _BOUNDARY = re.compile(r"</?think>|<\|tool_call(?:_begin|_end|s_section_begin|s_section_end)\|>")
 
 
-def parse_kimi_k2(text: str, /, tools: Sequence[ToolSpec] = ()) -> Parsed:
-    return read_turn(text, _MARKS, _read_block)
+def parse_kimi_k2(text: str, /, tools: Sequence[ToolSpec] = ()) -> ParsedTurn:
+    return parse_turn(text, _OPENINGS, _parse_block)
 
 
 def write_kimi_k2(calls: Sequence[ToolCall], /) -> Iterator[str]:
     yield _SECTION
     for i, call in enumerate(calls):
-        said = _ID.fullmatch(call.id)
-        id = call.id if said and said["name"] == call.name else call_id(call.name, i)
+        own_id = _ID.fullmatch(call.id)
+        id = call.id if own_id and own_id["name"] == call.name else format_call_id(call.name, i)
         yield from (_CALL, id, _ARGUMENTS, encode(dict(call.arguments)), _END_CALL)
     yield _END_SECTION
 
 
-def _read_block(text: str, mark: re.Match[str]) -> Block:
-    first = _FIRST_CALL.match(text, mark.end()) if mark[0] == _SECTION else mark
+def _parse_block(text: str, opening: re.Match[str]) -> Block:
+    first = _FIRST_CALL.match(text, opening.end()) if opening[0] == _SECTION else opening
     header = _HEADER.match(text, first.end()) if first else None
     if header is None:
-        stop = _BOUNDARY.search(text, first.end() if first else mark.end())
+        stop = _BOUNDARY.search(text, first.end() if first else opening.end())
         end = len(text) if stop is None else stop.start()
         end += len(_END_CALL) if stop and stop[0] == _END_CALL else 0
-        return _with_end_of_section(text, Block(end=end, malformed=True))
-    block = read_json_block(
+        return _include_section_end(text, Block(end=end, malformed=True))
+    block = parse_json_block(
         text,
         header.end(),
         lambda arguments: sound_call(header["name"], arguments, id=header["id"]),
@@ -58,9 +64,9 @@ def _read_block(text: str, mark: re.Match[str]) -> Block:
         boundary=_BOUNDARY,
         wrapper=0,
     )
-    return _with_end_of_section(text, block)
+    return _include_section_end(text, block)
 
 
-def _with_end_of_section(text: str, block: Block) -> Block:
-    end = _END_OF_SECTION.match(text, block.end)
+def _include_section_end(text: str, block: Block) -> Block:
+    end = _SECTION_END.match(text, block.end)
     return replace(block, end=end.end()) if end else block

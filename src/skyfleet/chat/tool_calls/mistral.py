@@ -1,6 +1,6 @@
 """Mistral tool calls: `[TOOL_CALLS]name[ARGS]{...}` each, or, up to Nemo, one `[TOOL_CALLS][{...}]`.
 
-Both are read; the newer is written. `[CALL_ID]` and an id may stand before the arguments.
+The parser reads both, the writer writes the newer. `[CALL_ID]` and an id may precede the arguments.
 """
 
 from __future__ import annotations
@@ -9,27 +9,34 @@ import re
 from collections.abc import Iterator, Sequence
 
 from skyfleet.chat.message import ToolCall, ToolSpec
-from skyfleet.chat.pieces import Mark
-from skyfleet.chat.tool_calls.parser import SPECIAL, Block, Parsed, marks, read_turn, skip_space
+from skyfleet.chat.pieces import SpecialToken
+from skyfleet.chat.tool_calls.parser import (
+    SPECIAL,
+    Block,
+    ParsedTurn,
+    compile_openings,
+    parse_turn,
+    skip_space,
+)
 from skyfleet.chat.tool_calls.strict_json import (
     UNREADABLE,
-    call_from,
     decode_at,
     decode_repaired,
     encode,
+    parse_call,
     sound_call,
 )
 
-_CALLS, _ARGS = Mark("[TOOL_CALLS]"), Mark("[ARGS]")
-_MARKS = marks(r"\[THINK\]|\[/THINK\]|\[TOOL_CALLS\]")
+_CALLS, _ARGS = SpecialToken("[TOOL_CALLS]"), SpecialToken("[ARGS]")
+_OPENINGS = compile_openings(r"\[THINK\]|\[/THINK\]|\[TOOL_CALLS\]")
 _HEADER = re.compile(
     r"(?P<name>[^\s\[\]{}<]+)\s*(?:\[CALL_ID\]\s*(?P<id>[^\s\[\]{}]+)\s*)?(?:\[ARGS\]\s*)?(?=\{)"
 )
 _BOUNDARY = re.compile(r"\[TOOL_CALLS\]|\[/?THINK\]|</?think>|<\|")
 
 
-def parse_mistral(text: str, /, tools: Sequence[ToolSpec] = ()) -> Parsed:
-    return read_turn(text, _MARKS, _read_block)
+def parse_mistral(text: str, /, tools: Sequence[ToolSpec] = ()) -> ParsedTurn:
+    return parse_turn(text, _OPENINGS, _parse_block)
 
 
 def write_mistral(calls: Sequence[ToolCall], /) -> Iterator[str]:
@@ -37,31 +44,31 @@ def write_mistral(calls: Sequence[ToolCall], /) -> Iterator[str]:
         yield from (_CALLS, call.name, _ARGS, encode(dict(call.arguments)))
 
 
-def _read_block(text: str, mark: re.Match[str]) -> Block:
-    start = skip_space(text, mark.end())
+def _parse_block(text: str, opening: re.Match[str]) -> Block:
+    start = skip_space(text, opening.end())
     header = _HEADER.match(text, start)
     if header:
         start = header.end()
 
-    def calls_from(value: object) -> tuple[ToolCall, ...]:
+    def build_calls(value: object) -> tuple[ToolCall, ...]:
         if header:
             return (sound_call(header["name"], value, id=header["id"]),)
         if not isinstance(value, list) or not value:
-            raise ValueError("calls are a list")
-        return tuple(call_from(item, needs_arguments=True) for item in value)
+            raise ValueError("calls must be a list")
+        return tuple(parse_call(item, needs_arguments=True) for item in value)
 
     try:
         value, end = decode_at(text, start)
-        return Block(end=end, calls=calls_from(value))
+        return Block(end=end, calls=build_calls(value))
     except UNREADABLE:
         stop = _BOUNDARY.search(text, start)
     end = stop.start() if stop else len(text)
-    # The next call shows that this one was over; its arguments only lack brackets.
+    # The next call shows that this one is complete; only closing brackets may be missing.
     closed = stop is not None and stop[0] == _CALLS
     cut = stop is None or stop[0] == SPECIAL
     wrapper = 2 if cut and not header else 0
     try:
         value = decode_repaired(text[start:end], closed=closed, wrapper=wrapper)
-        return Block(end=end, calls=calls_from(value), repaired=True)
+        return Block(end=end, calls=build_calls(value), repaired=True)
     except UNREADABLE:
         return Block(end=end, malformed=True)

@@ -1,4 +1,4 @@
-"""ToolCallParser: what a model's text says, does and thinks."""
+"""ToolCallParser: split model output into text, reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from skyfleet.chat.call_ids import call_id
+from skyfleet.chat.call_ids import format_call_id
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
 from skyfleet.chat.pieces import END_THINK, THINK
 from skyfleet.chat.tool_calls.strict_json import UNREADABLE, decode_at, decode_repaired
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parsed:
+class ParsedTurn:
     content: str
     reasoning: str | None
-    """None: it did not think. Empty: it thought nothing, as Qwen3 does when told not to think."""
+    """None without reasoning; empty if it is empty, as for Qwen3 with enable_thinking=false."""
     tool_calls: tuple[ToolCall, ...]
     malformed_calls: tuple[str, ...]
     repaired_calls: int = 0
-    """How many of `tool_calls` were given the closing brackets they lacked."""
+    """How many of `tool_calls` were completed with missing closing brackets."""
 
     @property
     def message(self) -> Message:
@@ -36,102 +36,102 @@ class Parsed:
 
 
 class ToolCallParser(Protocol):
-    def __call__(self, text: str, /, tools: Sequence[ToolSpec] = ()) -> Parsed:
-        """Every call is parsed or counted, never guessed. Never raises.
+    def __call__(self, text: str, /, tools: Sequence[ToolSpec] = ()) -> ParsedTurn:
+        """Every call is parsed exactly or counted as malformed. Never raises.
 
-        `tools` type the arguments of formats that write them as bare text; without them such an
-        argument is a string.
+        `tools` supply argument types for formats that write arguments as bare text; without them
+        such an argument is a string.
         """
         ...
 
 
 class ToolCallWriter(Protocol):
     def __call__(self, calls: Sequence[ToolCall], /) -> Iterable[str]:
-        """The calls as the model would say them, its marks as `Mark`s; joined it is the text."""
+        """The calls as the model would write them, in pieces of text and `SpecialToken`s."""
         ...
 
 
-END_OF_THOUGHT = {THINK: END_THINK, "[THINK]": "[/THINK]"}
+REASONING_ENDS = {THINK: END_THINK, "[THINK]": "[/THINK]"}
 
-_THOUGHT = re.compile("|".join(map(re.escape, (*END_OF_THOUGHT, *END_OF_THOUGHT.values()))))
+_REASONING = re.compile("|".join(map(re.escape, (*REASONING_ENDS, *REASONING_ENDS.values()))))
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """What an opening mark leads to; neither calls nor malformed, it is speech after all."""
+    """The result of an opening tag; with neither calls nor malformed it is ordinary text."""
 
     end: int
     calls: tuple[ToolCall, ...] = ()
-    """Without an id where the model gave none."""
+    """With an empty id if the model wrote none."""
     malformed: bool = False
     repaired: bool = False
 
 
-ReadBlock = Callable[[str, re.Match[str]], Block]
+BlockParser = Callable[[str, re.Match[str]], Block]
 
 
-def marks(openings: str) -> re.Pattern[str]:
-    """What a reader stops at: thoughts, and the format's own `openings`."""
+def compile_openings(openings: str) -> re.Pattern[str]:
+    """A pattern of the reasoning tags and the format's own `openings`."""
     return re.compile(f"{THINK}|{END_THINK}|{openings}")
 
 
-def read_turn(text: str, marks: re.Pattern[str], read_block: ReadBlock) -> Parsed:
-    """Split `text` into thought, speech, calls, and what tried to be a call.
+def parse_turn(text: str, openings: re.Pattern[str], parse_block: BlockParser) -> ParsedTurn:
+    """Split `text` into reasoning, content, calls and malformed calls.
 
-    A `</think>` that nothing opened closes a thought the chat template opened: all before it is
-    reasoning. A thought that is never closed lasts to the end of the text.
+    A `</think>` without a `<think>` closes reasoning that the chat template opened: all text before
+    it is reasoning. Reasoning that is never closed extends to the end of the text.
     """
-    thoughts: list[str] = []
-    speech: list[str] = []
+    reasoning: list[str] = []
+    content: list[str] = []
     blocks: list[tuple[str, Block]] = []
-    spoken = position = 0
-    while mark := marks.search(text, position):
-        before, start, position = text[spoken : mark.start()], mark.start(), mark.end()
-        if closing := END_OF_THOUGHT.get(mark[0]):
+    consumed = position = 0
+    while opening := openings.search(text, position):
+        before, start, position = text[consumed : opening.start()], opening.start(), opening.end()
+        if closing := REASONING_ENDS.get(opening[0]):
             close = text.find(closing, position)
-            thoughts.append(text[position:] if close < 0 else text[position:close])
+            reasoning.append(text[position:] if close < 0 else text[position:close])
             position = len(text) if close < 0 else close + len(closing)
-        elif mark[0] not in END_OF_THOUGHT.values():
-            block = read_block(text, mark)
+        elif opening[0] not in REASONING_ENDS.values():
+            block = parse_block(text, opening)
             position = block.end
             if not (block.calls or block.malformed):
                 continue
             blocks.append((text[start:position], block))
-        elif not thoughts:
-            thoughts.append(text[:start])
+        elif not reasoning:
+            reasoning.append(text[:start])
             before = ""
-            speech.clear()
+            content.clear()
             blocks.clear()
-        speech.append(before)
-        spoken = position
-    speech.append(text[spoken:])
-    return Parsed(
-        content=_joined(speech),
-        reasoning=_joined(thoughts) if thoughts else None,
+        content.append(before)
+        consumed = position
+    content.append(text[consumed:])
+    return ParsedTurn(
+        content=_join(content),
+        reasoning=_join(reasoning) if reasoning else None,
         tool_calls=with_ids([call for _, block in blocks for call in block.calls]),
-        malformed_calls=tuple(said for said, block in blocks if block.malformed),
+        malformed_calls=tuple(raw for raw, block in blocks if block.malformed),
         repaired_calls=sum(len(block.calls) for _, block in blocks if block.repaired),
     )
 
 
 def thoughts_aside(text: str) -> tuple[str, str | None]:
-    """What is said aloud and what is thought; behind words, `<think>` that nothing closes is a word."""
-    ends = (mark.end() for mark in _THOUGHT.finditer(text) if mark[0] not in END_OF_THOUGHT)
-    unclosed = _THOUGHT.search(text, max(ends, default=0))
+    """The content and the reasoning of `text`; an unclosed `<think>` behind content is content."""
+    ends = (tag.end() for tag in _REASONING.finditer(text) if tag[0] not in REASONING_ENDS)
+    unclosed = _REASONING.search(text, max(ends, default=0))
     before = text[: unclosed.start()].rstrip() if unclosed else text
-    parsed = _read_thoughts(before)
+    parsed = _parse_reasoning(before)
     if unclosed and not parsed.content:
-        before, parsed = text, _read_thoughts(text)
+        before, parsed = text, _parse_reasoning(text)
     if parsed.reasoning is None:
         return text, None
     return parsed.content + text[len(before) :].rstrip(), parsed.reasoning
 
 
-def opens_thought(text: str) -> bool:
-    """Whether a thought is begun and not ended: what follows belongs to it."""
-    marks = _THOUGHT.findall(text)
-    return bool(marks) and marks[-1] in END_OF_THOUGHT
+def has_open_reasoning(text: str) -> bool:
+    """Whether the last reasoning tag in `text` opens reasoning."""
+    tags = _REASONING.findall(text)
+    return bool(tags) and tags[-1] in REASONING_ENDS
 
 
 def skip_space(text: str, position: int) -> int:
@@ -139,8 +139,8 @@ def skip_space(text: str, position: int) -> int:
     return space.end() if space else position
 
 
-def up_to(text: str, position: int, closing: str) -> tuple[str, int]:
-    """What stands before the next `closing`, and where that ends."""
+def read_until(text: str, position: int, closing: str) -> tuple[str, int]:
+    """The text before the next `closing`, and the position behind it."""
     end = text.find(closing, position)
     if end < 0:
         raise ValueError(f"{closing} is missing")
@@ -148,26 +148,26 @@ def up_to(text: str, position: int, closing: str) -> tuple[str, int]:
 
 
 def with_ids(calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
-    """A model's own ids are kept, unless it says one twice: then they are counted anew."""
+    """Keep the ids that the model wrote, unless one occurs twice; then number all calls."""
     ids = [call.id or f"call_{i}" for i, call in enumerate(calls)]
     if len(set(ids)) < len(ids):
-        ids = [call_id(call.name, i) for i, call in enumerate(calls)]
+        ids = [format_call_id(call.name, i) for i, call in enumerate(calls)]
     return tuple(replace(call, id=id) for call, id in zip(calls, ids, strict=True))
 
 
-def _joined(pieces: list[str]) -> str:
+def _join(pieces: list[str]) -> str:
     return "\n".join(filter(None, map(str.strip, pieces)))
 
 
-def _read_thoughts(text: str) -> Parsed:
-    return read_turn(text, _THOUGHT, lambda _, mark: Block(end=mark.end()))
+def _parse_reasoning(text: str) -> ParsedTurn:
+    return parse_turn(text, _REASONING, lambda _, tag: Block(end=tag.end()))
 
 
 SPECIAL = "<|"
-"""How special tokens begin: where one stands in the text, the turn is over."""
+"""The beginning of special tokens: one in the text shows that the turn is over."""
 
 
-def read_json_block(
+def parse_json_block(
     text: str,
     start: int,
     make_call: Callable[[Any], ToolCall],
@@ -176,14 +176,14 @@ def read_json_block(
     boundary: re.Pattern[str],
     wrapper: int,
 ) -> Block:
-    """The call whose JSON begins at `start`, or as much of the text as it spoils: to `boundary`.
+    """The call whose JSON begins at `start`, or a malformed block up to `boundary`.
 
-    `wrapper` counts the brackets that hold the arguments.
+    `wrapper` is the number of brackets around the arguments.
     """
     start = skip_space(text, start)
     try:
         value, end = decode_at(text, start)
-        end = _end_of_block(text, end, closing, boundary)
+        end = _find_block_end(text, end, closing, boundary)
         return Block(end=end, calls=(make_call(value),))
     except UNREADABLE:
         stop = boundary.search(text, start)
@@ -198,12 +198,12 @@ def read_json_block(
         return Block(end=end, malformed=True)
 
 
-def _end_of_block(text: str, position: int, closing: str, boundary: re.Pattern[str]) -> int:
+def _find_block_end(text: str, position: int, closing: str, boundary: re.Pattern[str]) -> int:
     position = skip_space(text, position)
     if text.startswith(closing, position):
         return position + len(closing)
-    mark = boundary.match(text, position)
-    opens = mark is not None and not mark[0].startswith("</")
+    tag = boundary.match(text, position)
+    opens = tag is not None and not tag[0].startswith("</")
     if position == len(text) or text.startswith(SPECIAL, position) or opens:
         return position
-    raise ValueError("something follows the call")
+    raise ValueError("text follows the call")

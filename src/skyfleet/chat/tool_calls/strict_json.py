@@ -1,22 +1,23 @@
-"""Strict JSON: a call's name and arguments, exactly as written or not at all."""
+"""Decode the JSON of tool calls strictly: exactly as the model wrote it, or not at all."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from skyfleet.chat.message import ToolCall
+from skyfleet.chat.message import ToolCall, ToolSpec
 
 CLOSING = {"{": "}", "[": "]", "(": ")"}
 MAX_OPEN = 200
-"""Python's own limit. A text that opens more is no call, and reading on would take long."""
+"""Python's own limit. A text with more open brackets is not a call and would take long to scan."""
 
 
-def find_close(text: str, start: int, tokens: re.Pattern[str]) -> tuple[int | None, str]:
-    """Where the bracket at `start` is closed; if the text ends before that, what is missing.
+def find_closing_bracket(text: str, start: int, tokens: re.Pattern[str]) -> tuple[int | None, str]:
+    """Where the bracket at `start` is closed; if the text ends before that, the missing brackets.
 
-    `tokens` finds brackets and whole strings, so that a bracket inside a string is none.
+    `tokens` matches brackets and whole strings, so that brackets inside strings do not count.
     """
     expected: list[str] = []
     for token in tokens.finditer(text, start):
@@ -33,12 +34,12 @@ def find_close(text: str, start: int, tokens: re.Pattern[str]) -> tuple[int | No
 
 
 UNREADABLE = (ValueError, RecursionError)
-"""What reading a model's text may raise."""
+"""What parsing model output may raise."""
 
 MAX_MISSING = 3
-"""Closing brackets that may be added to a block whose end is known."""
+"""How many closing brackets may be added to a block whose end is known."""
 MAX_DEPTH = 100
-"""Deeper values would break whoever writes them down with less of the stack left."""
+"""Deeper values would exceed the recursion limit when serialized deeper in the stack."""
 
 NAME_KEYS = ("name", "tool")
 ARGUMENT_KEYS = ("arguments", "parameters", "params")
@@ -46,18 +47,18 @@ ARGUMENT_KEYS = ("arguments", "parameters", "params")
 _TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
-        raise ValueError("a key is given twice")
+        raise ValueError("a key occurs twice")
     return value
 
 
-def _refuse(constant: str) -> NoReturn:
+def _reject_constant(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
 
 
-_STRICT = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse)
+_STRICT = json.JSONDecoder(object_pairs_hook=_reject_duplicates, parse_constant=_reject_constant)
 
 
 def decode(text: str) -> Any:
@@ -65,7 +66,7 @@ def decode(text: str) -> Any:
 
 
 def decode_at(text: str, position: int) -> tuple[Any, int]:
-    """The value that begins at `position`, and where it ends."""
+    """The value that begins at `position`, and the position of its end."""
     return _STRICT.raw_decode(text, position)
 
 
@@ -75,29 +76,29 @@ def encode(value: object) -> str:
 
 
 def decode_repaired(body: str, *, closed: bool, wrapper: int) -> Any:
-    """The value `body` is once it has the closing brackets it lacks; at most one row of them fits.
+    """The value of `body` with its missing closing brackets added; only one sequence of them fits.
 
-    `closed` says the model ended the block. If it did not, more may have been to come, so only the
-    last `wrapper` brackets, which hold nothing but finished arguments, may be added.
+    `closed`: the model ended the block. If it did not, more text may have been intended, so only the
+    last `wrapper` brackets, which enclose complete arguments, may be added.
     """
-    _, missing = find_close(body, 0, _TOKENS)
+    _, missing = find_closing_bracket(body, 0, _TOKENS)
     cut_in_wrapper = len(missing) <= wrapper and body.rstrip().endswith("}")
     if not missing or not (len(missing) <= MAX_MISSING if closed else cut_in_wrapper):
         raise ValueError("more than closing brackets is missing")
     value = decode(body + missing)
     if not closed and isinstance(value, dict) and not value.keys() & set(ARGUMENT_KEYS):
-        raise ValueError("the arguments may have been to come")
+        raise ValueError("the arguments may be incomplete")
     return value
 
 
-def call_from(value: object, *, needs_arguments: bool = False) -> ToolCall:
-    """The call an object says, whichever of the usual keys it uses."""
+def parse_call(value: object, *, needs_arguments: bool = False) -> ToolCall:
+    """The call in a JSON object with any of the usual keys."""
     if not isinstance(value, dict):
-        raise ValueError("a call is an object")
+        raise ValueError("a call must be an object")
     names = [value[key] for key in NAME_KEYS if key in value]
     given = [value[key] for key in ARGUMENT_KEYS if key in value]
     if len(names) != 1 or len(given) > 1 or (needs_arguments and not given):
-        raise ValueError("a call has one name and one object of arguments")
+        raise ValueError("a call must have one name and one object of arguments")
     arguments = given[0] if given else {}
     if isinstance(arguments, str):
         arguments = decode(arguments)
@@ -105,19 +106,81 @@ def call_from(value: object, *, needs_arguments: bool = False) -> ToolCall:
 
 
 def sound_call(name: object, arguments: object, *, id: object = None) -> ToolCall:
-    """The call, if its name and arguments can be written down again."""
+    """The call, if its name and arguments can be serialized again; else ValueError."""
     if not isinstance(name, str) or not name.strip() or not isinstance(arguments, dict):
-        raise ValueError("a call has a name and an object of arguments")
-    if _deeper_than(arguments, MAX_DEPTH):
+        raise ValueError("a call must have a name and an object of arguments")
+    if _is_deeper_than(arguments, MAX_DEPTH):
         raise ValueError(f"arguments are nested more than {MAX_DEPTH} deep")
     id = id if isinstance(id, str) else ""
-    # 1e999, lone surrogates and endless integers pass a decoder but break whoever is called.
+    # 1e999, lone surrogates and huge integers pass the decoder but cannot be serialized.
     json.dumps([id, name, arguments], ensure_ascii=False, allow_nan=False).encode()
     return ToolCall(id=id, name=name, arguments=arguments)
 
 
-def _deeper_than(value: object, depth: int) -> bool:
+def _is_deeper_than(value: object, depth: int) -> bool:
     if not isinstance(value, dict | list):
         return False
     inner = value.values() if isinstance(value, dict) else value
-    return depth == 0 or any(_deeper_than(item, depth - 1) for item in inner)
+    return depth == 0 or any(_is_deeper_than(item, depth - 1) for item in inner)
+
+
+# Qwen3.5's template writes Python's spelling, and so do its models.
+_PYTHON_CONSTANTS = {"True": "true", "False": "false", "None": "null"}
+
+
+def coerce_value(tools: Sequence[ToolSpec], name: str, key: str, text: str) -> Any:
+    """The value of argument `key` of tool `name`, written as bare text.
+
+    If the schema allows a string, the text is the string; otherwise it is JSON, and ValueError is
+    raised if it does not parse. An argument without a schema stays text: `5` may be a number or a
+    room, and guessing would alter the call.
+    """
+    schema = next((tool.parameters for tool in tools if tool.name == name), {})
+    properties = schema.get("properties")
+    argument = properties.get(key) if isinstance(properties, Mapping) else None
+    if _allows_string(argument, schema):
+        return text
+    bare = text.strip()
+    return decode(_PYTHON_CONSTANTS.get(bare, bare))
+
+
+def format_value(value: object) -> str:
+    """The text from which `coerce_value` restores `value`."""
+    return value if isinstance(value, str) else encode(value)
+
+
+def _allows_string(
+    argument: object, schema: Mapping[str, Any], seen: frozenset[str] = frozenset()
+) -> bool:
+    """Whether every keyword of the argument's schema allows a string; `seen` are visited `$ref`s."""
+    if not isinstance(argument, Mapping):
+        return True
+
+    def allow(key: str) -> list[bool]:
+        return [_allows_string(option, schema, seen) for option in _as_sequence(argument.get(key))]
+
+    kind, reference = argument.get("type"), argument.get("$ref")
+    allowed = allow("allOf")
+    if isinstance(kind, str):
+        allowed.append(kind == "string")
+    if "const" in argument:
+        allowed.append(isinstance(argument["const"], str))
+    if isinstance(reference, str):
+        # A cycle of references adds no type.
+        inner = _resolve_reference(reference, schema)
+        allowed.append(reference not in seen and _allows_string(inner, schema, seen | {reference}))
+    types = [option == "string" for option in _as_sequence(kind)]
+    enum = [isinstance(choice, str) for choice in _as_sequence(argument.get("enum"))]
+    unions = (types, enum, allow("anyOf"), allow("oneOf"))
+    return all(allowed) and all(any(union) for union in unions if union)
+
+
+def _as_sequence(value: object) -> Sequence[object]:
+    return value if isinstance(value, list | tuple) else ()
+
+
+def _resolve_reference(reference: str, schema: Mapping[str, Any]) -> object:
+    at: object = schema
+    for step in reference.removeprefix("#/").split("/"):
+        at = at.get(step) if isinstance(at, Mapping) else None
+    return at

@@ -1,4 +1,4 @@
-"""What a chat's body may hold within its messages and tools."""
+"""Which keys the messages and tools of a chat request may have."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from typing import Any
 import pytest
 
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
-from skyfleet.serving.errors import RefusalError
-from skyfleet.serving.requests import ChatBody, read_body
+from skyfleet.serving.requests import ApiError, ChatCompletionRequest, parse_request
 
 HI = {"role": "user", "content": "hi"}
 
 
-def read(**more: Any) -> ChatBody:
+def read(**more: Any) -> ChatCompletionRequest:
     raw = json.dumps({"model": "m", "messages": [HI], **more}).encode()
-    return read_body(raw, ChatBody, template_kwargs={})
+    return parse_request(raw, ChatCompletionRequest, template_kwargs={})
 
 
 @pytest.mark.parametrize(
-    ("more", "says"),
+    ("more", "expected"),
     [
-        ({"messages": [HI | {"name": "bob"}]}, "name='bob' of a user message is not served"),
+        ({"messages": [HI | {"name": "bob"}]}, "name='bob' of a user message is not supported"),
         (
             {"messages": [{"role": "assistant", "function_call": {}}]},
             r"messages\.0\.function_call={}",
@@ -32,12 +31,12 @@ def read(**more: Any) -> ChatBody:
         ({"tools": [{"function": {"name": "look"}, "allowed": True}]}, r"tools\.0\.allowed=True"),
     ],
 )
-def test_what_is_not_known_is_refused_by_name(more: dict[str, Any], says: str) -> None:
-    with pytest.raises(RefusalError, match=says):
+def test_unknown_keys_are_rejected_by_name(more: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ApiError, match=expected):
         read(**more)
 
 
-def test_what_clients_send_by_themselves_changes_nothing() -> None:
+def test_keys_that_clients_add_have_no_effect() -> None:
     nothing: dict[str, Any] = {"refusal": None, "audio": None, "function_call": None}
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
     text = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}
@@ -50,10 +49,10 @@ def test_what_clients_send_by_themselves_changes_nothing() -> None:
         ],
         tools=[{"type": "function", "function": {"name": "look", "strict": True}}],
     )
-    assert [said.message() for said in body.messages] == [
+    assert [sampled.to_message() for sampled in body.messages] == [
         Message(role="user", content="hi"),
         Message(role="assistant", tool_calls=(ToolCall(id="1", name="look", arguments={}),)),
         Message(role="tool", content="7", tool_call_id="1"),
     ]
     parameters = {"type": "object", "properties": {}}
-    assert body.specs == (ToolSpec(name="look", description="", parameters=parameters),)
+    assert body.tool_specs == (ToolSpec(name="look", description="", parameters=parameters),)

@@ -1,4 +1,4 @@
-"""Small templates of our own in the formats of Llama 3, Kimi K2, GLM and gpt-oss.
+"""Small chat templates in the formats of Llama 3, Kimi K2, GLM and gpt-oss.
 
 They say what the makers' templates say on the conversations of these tests.
 """
@@ -10,12 +10,12 @@ LLAMA3_MARKS = (
     *("<|eot_id|>", "<|eom_id|>"),
 )
 LLAMA3 = r"""
-{%- set told = messages[0].content | trim if messages[0].role == 'system' else '' %}
+{%- set instructions = messages[0].content | trim if messages[0].role == 'system' else '' %}
 {%- set rest = messages[1:] if messages[0].role == 'system' else messages %}
 {{- '<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\n' }}
 {{- 'Environment: ipython\n' if tools }}
 {{- 'Cutting Knowledge Date: December 2023\nToday Date: ' + (date_string or '26 Jul 2024') }}
-{{- '\n\n' + told + '<|eot_id|>' }}
+{{- '\n\n' + instructions + '<|eot_id|>' }}
 {%- for m in rest %}
     {{- '<|start_header_id|>' + {'tool': 'ipython'}.get(m.role, m.role) }}
     {{- '<|end_header_id|>\n\n' }}
@@ -39,7 +39,7 @@ LLAMA3 = r"""
 {{- '<|start_header_id|>assistant<|end_header_id|>\n\n' if add_generation_prompt }}
 """
 
-KIMI_K2_MARKS = (
+KIMI_K2_TOKENS = (
     *("<|im_system|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>", "[EOS]"),
     *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     *("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
@@ -77,7 +77,7 @@ def kimi_k2_template(*, thinks: bool, compact: bool) -> str:
     )
 
 
-GLM_MARKS = (
+GLM_TOKENS = (
     *("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
     "/nothink",
 )
@@ -118,7 +118,7 @@ GLM = r"""
 {{- '\n<think></think>' if add_generation_prompt and enable_thinking is false }}
 """
 
-HARMONY_MARKS = (
+HARMONY_TOKENS = (
     *("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"),
     "<|constrain|>",
 )
@@ -126,10 +126,10 @@ HARMONY = r"""
 {{- '<|start|>system<|message|>You are small.\n\nReasoning: low' }}
 {{- "\nCalls to these tools must go to the commentary channel: 'functions'." if tools }}
 {{- '<|end|>' }}
-{%- set told = messages[0].content if messages[0].role == 'system' else '' %}
-{%- if told or tools %}
+{%- set instructions = messages[0].content if messages[0].role == 'system' else '' %}
+{%- if instructions or tools %}
     {{- '<|start|>developer<|message|>' }}
-    {{- '# Instructions\n\n' + told + '\n\n' if told }}
+    {{- '# Instructions\n\n' + instructions + '\n\n' if instructions }}
     {%- if tools %}
         {{- '# Tools\n\n## functions\n\nnamespace functions {\n\n// Looks a word up.\n' }}
         {{- 'type look_up = (_: {\nword: string,\n}) => any;\n\n} // namespace functions' }}

@@ -1,4 +1,4 @@
-"""The formats written by hand: their templates' own tokens, turns that join, nothing to inject."""
+"""Built-in renderers: the tokens of their templates, append-only turns, no token injection."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.chat.family_templates import (
+from tests.chat.builtin_templates import (
     GLM,
-    GLM_MARKS,
+    GLM_TOKENS,
     HARMONY,
-    HARMONY_MARKS,
-    KIMI_K2_MARKS,
+    HARMONY_TOKENS,
+    KIMI_K2_TOKENS,
     LLAMA3,
     LLAMA3_MARKS,
     kimi_k2_template,
@@ -24,17 +24,17 @@ from skyfleet.chat.harmony import HarmonyRenderer
 from skyfleet.chat.kimi_k2 import KimiK2Renderer
 from skyfleet.chat.llama3 import Llama3Renderer
 from skyfleet.chat.message import Message, ToolCall
-from skyfleet.chat.probes import ANSWER, QUESTION, SYSTEM, TOOLS
 from skyfleet.chat.renderers import make_renderer
+from skyfleet.chat.template_checks import ANSWER, QUESTION, SYSTEM, TOOLS
 from skyfleet.errors import ModelError
 
 CHATML_TOKENIZER = small_tokenizer(chatml_template())
-LLAMA3_TOKENIZER = small_tokenizer(LLAMA3, marks=LLAMA3_MARKS)
+LLAMA3_TOKENIZER = small_tokenizer(LLAMA3, special_tokens=LLAMA3_MARKS)
 KIMI_K2_TOKENIZER = small_tokenizer(
-    kimi_k2_template(thinks=True, compact=False), marks=KIMI_K2_MARKS
+    kimi_k2_template(thinks=True, compact=False), special_tokens=KIMI_K2_TOKENS
 )
-GLM_TOKENIZER = small_tokenizer(GLM, marks=GLM_MARKS)
-HARMONY_TOKENIZER = small_tokenizer(HARMONY, marks=HARMONY_MARKS)
+GLM_TOKENIZER = small_tokenizer(GLM, special_tokens=GLM_TOKENS)
+HARMONY_TOKENIZER = small_tokenizer(HARMONY, special_tokens=HARMONY_TOKENS)
 EVERY = [
     pytest.param(CHATML_TOKENIZER, ChatMLRenderer, id="chatml"),
     pytest.param(LLAMA3_TOKENIZER, Llama3Renderer, id="llama3"),
@@ -52,15 +52,15 @@ def single(tokenizer: Any, mark: str) -> int:
 
 
 @pytest.mark.parametrize(("tokenizer", "kind"), EVERY)
-def test_a_format_is_known_by_its_template(tokenizer: Any, kind: type) -> None:
+def test_a_builtin_format_is_recognized_by_its_template(tokenizer: Any, kind: type) -> None:
     assert isinstance(make_renderer(tokenizer), kind)
 
 
 @pytest.mark.parametrize("thinks", [True, False])
 @pytest.mark.parametrize("compact", [True, False])
-def test_every_kimi_k2_is_known(thinks: bool, compact: bool) -> None:
+def test_every_kimi_k2_variant_is_recognized(thinks: bool, compact: bool) -> None:
     template = kimi_k2_template(thinks=thinks, compact=compact)
-    renderer = make_renderer(small_tokenizer(template, marks=KIMI_K2_MARKS))
+    renderer = make_renderer(small_tokenizer(template, special_tokens=KIMI_K2_TOKENS))
     assert isinstance(renderer, KimiK2Renderer)
     opening = renderer.text(renderer.open([QUESTION, ANSWER, QUESTION], TOOLS))
     assert ("<think></think>" in opening) is thinks
@@ -68,13 +68,15 @@ def test_every_kimi_k2_is_known(thinks: bool, compact: bool) -> None:
 
 
 @pytest.mark.parametrize(("tokenizer", "kind"), EVERY)
-def test_the_pieces_of_an_episode_are_the_tokens_of_the_whole(tokenizer: Any, kind: type) -> None:
+def test_the_turns_of_an_episode_have_the_tokens_of_the_whole_conversation(
+    tokenizer: Any, kind: type
+) -> None:
     renderer = make_renderer(tokenizer)
     ask = Message(role="assistant", reasoning="Hm.", tool_calls=(CALL,))
-    said = renderer.write(ask)
-    glue = renderer.join(said[-1], [RESULT, QUESTION])
-    assert glue is not None
-    pieces = renderer.open([SYSTEM, QUESTION], TOOLS) + said + glue
+    sampled = renderer.write(ask)
+    following = renderer.join(sampled[-1], [RESULT, QUESTION])
+    assert following is not None
+    pieces = renderer.open([SYSTEM, QUESTION], TOOLS) + sampled + following
     assert pieces == renderer.open([SYSTEM, QUESTION, ask, RESULT, QUESTION], TOOLS)
 
 
@@ -82,21 +84,21 @@ def test_the_pieces_of_an_episode_are_the_tokens_of_the_whole(tokenizer: Any, ki
 @pytest.mark.parametrize("reasoning", ["Hm.", None])
 @pytest.mark.parametrize("content", ["", "I look."])
 @pytest.mark.parametrize("calls", [(), (CALL,)])
-def test_what_is_written_is_what_is_parsed(
+def test_parsing_a_rendered_turn_restores_the_message(
     tokenizer: Any, kind: type, reasoning: str | None, content: str, calls: tuple[ToolCall, ...]
 ) -> None:
     renderer = make_renderer(tokenizer)
     message = Message(role="assistant", content=content, reasoning=reasoning, tool_calls=calls)
     written = renderer.write(message)
     assert written[-1] in renderer.stop_token_ids
-    heard = renderer.parse(written)
-    # GLM and Kimi K2 Thinking always think, if only nothing; ids are the format's own.
-    calls = tuple(replace(call, id=CALL.id) for call in heard.tool_calls)
-    assert replace(heard, reasoning=heard.reasoning or reasoning, tool_calls=calls) == message
+    parsed = renderer.parse(written)
+    # GLM and Kimi K2 Thinking always write reasoning, possibly empty; ids have the format's own style.
+    calls = tuple(replace(call, id=CALL.id) for call in parsed.tool_calls)
+    assert replace(parsed, reasoning=parsed.reasoning or reasoning, tool_calls=calls) == message
 
 
 @pytest.mark.parametrize(("tokenizer", "kind"), EVERY)
-def test_a_message_that_spells_marks_ends_no_turn(tokenizer: Any, kind: type) -> None:
+def test_a_message_with_the_text_of_special_tokens_ends_no_turn(tokenizer: Any, kind: type) -> None:
     renderer = make_renderer(tokenizer)
     specials = set(tokenizer.all_special_ids) - {single(tokenizer, "<|endoftext|>")}
     sly = "".join(map(tokenizer.decode, sorted(tokenizer.added_tokens_decoder)))
@@ -122,22 +124,22 @@ def test_a_message_that_spells_marks_ends_no_turn(tokenizer: Any, kind: type) ->
         (HARMONY_TOKENIZER, replace(CALL, arguments={"word": "<|end|>"})),
     ],
 )
-def test_what_would_be_heard_as_another_call_is_not_written(tokenizer: Any, call: ToolCall) -> None:
-    with pytest.raises(ModelError, match=r"would be read as the calls \[\] where \[\["):
+def test_a_call_that_would_parse_as_another_is_rejected(tokenizer: Any, call: ToolCall) -> None:
+    with pytest.raises(ModelError, match=r"parses as the tool calls \[\] instead of \[\["):
         make_renderer(tokenizer).write(Message(role="assistant", tool_calls=(call,)))
 
 
-def test_a_call_said_twice_under_one_id_is_answered_under_two() -> None:
+def test_two_calls_with_one_id_get_two_ids() -> None:
     renderer = make_renderer(KIMI_K2_TOKENIZER)
-    said = renderer.write(Message(role="assistant", tool_calls=(CALL, CALL)))
-    results = [replace(RESULT, tool_call_id=c.id) for c in renderer.parse(said).tool_calls]
-    glue = renderer.join(said[-1], results)
-    assert glue is not None
-    assert "## Return of functions.look_up:1\n" in renderer.text(glue)
+    sampled = renderer.write(Message(role="assistant", tool_calls=(CALL, CALL)))
+    results = [replace(RESULT, tool_call_id=c.id) for c in renderer.parse(sampled).tool_calls]
+    following = renderer.join(sampled[-1], results)
+    assert following is not None
+    assert "## Return of functions.look_up:1\n" in renderer.text(following)
 
 
 @pytest.mark.parametrize(
-    ("tokenizer", "glue"),
+    ("tokenizer", "following"),
     [
         (LLAMA3_TOKENIZER, "<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n"),
         (KIMI_K2_TOKENIZER, "<|im_end|><|im_user|>user<|im_middle|>"),
@@ -145,41 +147,41 @@ def test_a_call_said_twice_under_one_id_is_answered_under_two() -> None:
         (HARMONY_TOKENIZER, "<|end|><|start|>user<|message|>"),
     ],
 )
-def test_a_turn_without_its_end_is_given_one(tokenizer: Any, glue: str) -> None:
+def test_a_turn_without_an_end_token_gets_one(tokenizer: Any, following: str) -> None:
     renderer = make_renderer(tokenizer)
     joined = renderer.join(tokenizer.encode("bird")[-1], [QUESTION])
     assert joined is not None
-    assert renderer.text(joined).startswith(glue + QUESTION.text)
+    assert renderer.text(joined).startswith(following + QUESTION.text)
 
 
-def test_llama_ends_a_message_in_two_ways() -> None:
+def test_llama_stops_at_end_of_turn_and_end_of_message() -> None:
     renderer = make_renderer(LLAMA3_TOKENIZER)
     end, end_of_message = (single(LLAMA3_TOKENIZER, m) for m in ("<|eot_id|>", "<|eom_id|>"))
     assert renderer.join(end_of_message, [QUESTION]) == renderer.join(end, [QUESTION])
 
 
-def test_llama_is_told_the_day_it_was_given() -> None:
+def test_llama_keeps_the_date_of_the_template() -> None:
     settings = {"date_string": "01 Feb 2030"}
     renderer = make_renderer(LLAMA3_TOKENIZER, chat_template_kwargs=settings)
     assert "Today Date: 01 Feb 2030\n\n" in renderer.text(renderer.open([QUESTION], ()))
 
 
-def test_llama_shows_no_tools_where_nobody_asks() -> None:
+def test_llama_rejects_tools_without_a_user_message() -> None:
     with pytest.raises(ModelError, match="tools in the first user message"):
         make_renderer(LLAMA3_TOKENIZER).open([SYSTEM], TOOLS)
 
 
-def test_glm_joins_only_with_the_speaker_it_named() -> None:
+def test_glm_continues_only_with_the_role_token_it_sampled() -> None:
     renderer = make_renderer(GLM_TOKENIZER)
     user, observation = (single(GLM_TOKENIZER, m) for m in ("<|user|>", "<|observation|>"))
-    glue = renderer.join(user, [QUESTION])
-    assert glue is not None
-    assert renderer.text(glue) == "\nWhat is a heron?<|assistant|>"
+    following = renderer.join(user, [QUESTION])
+    assert following is not None
+    assert renderer.text(following) == "\nWhat is a heron?<|assistant|>"
     assert renderer.join(observation, [QUESTION]) is None
     assert renderer.join(user, [RESULT]) is None
 
 
-def test_glm_is_told_not_to_think() -> None:
+def test_glm_can_disable_thinking() -> None:
     renderer = make_renderer(GLM_TOKENIZER, chat_template_kwargs={"enable_thinking": False})
     assert isinstance(renderer, GLMRenderer)
     opening = renderer.text(renderer.open([QUESTION], ()))
@@ -190,22 +192,22 @@ def test_glm_is_told_not_to_think() -> None:
 def test_kimi_k2_keeps_the_ids_of_its_calls() -> None:
     renderer = make_renderer(KIMI_K2_TOKENIZER)
     later = replace(CALL, id="functions.look_up:7")
-    heard = renderer.parse(renderer.write(Message(role="assistant", tool_calls=(later,))))
-    assert heard.tool_calls == (later,)
+    parsed = renderer.parse(renderer.write(Message(role="assistant", tool_calls=(later,))))
+    assert parsed.tool_calls == (later,)
     end = single(KIMI_K2_TOKENIZER, "<|im_end|>")
-    glue = renderer.join(end, [replace(RESULT, tool_call_id=later.id)])
-    assert glue is not None
-    assert "## Return of functions.look_up:7\na wading bird" in renderer.text(glue)
+    following = renderer.join(end, [replace(RESULT, tool_call_id=later.id)])
+    assert following is not None
+    assert "## Return of functions.look_up:7\na wading bird" in renderer.text(following)
 
 
-def test_a_history_with_other_ids_is_told_in_kimis_own() -> None:
+def test_kimi_k2_renders_other_ids_in_its_own_format() -> None:
     renderer = make_renderer(KIMI_K2_TOKENIZER)
     ask = Message(role="assistant", tool_calls=(replace(CALL, id="x"),))
     opening = renderer.open([QUESTION, ask, replace(RESULT, tool_call_id="x")], ())
     assert opening == renderer.open([QUESTION, replace(ask, tool_calls=(CALL,)), RESULT], ())
 
 
-def test_gpt_oss_says_thought_words_and_call_in_channels_of_their_own() -> None:
+def test_gpt_oss_separates_reasoning_text_and_calls_by_channel() -> None:
     renderer = make_renderer(HARMONY_TOKENIZER)
     message = Message(role="assistant", content="I look.", reasoning="Hm.", tool_calls=(CALL,))
     assert renderer.text(renderer.write(message)) == (
@@ -216,14 +218,14 @@ def test_gpt_oss_says_thought_words_and_call_in_channels_of_their_own() -> None:
     )
 
 
-def test_gpt_oss_is_told_which_function_answers() -> None:
+def test_gpt_oss_rejects_a_tool_result_without_a_call_id() -> None:
     renderer = make_renderer(HARMONY_TOKENIZER)
     end = single(HARMONY_TOKENIZER, "<|call|>")
-    glue = renderer.join(end, [RESULT])
-    assert glue is not None
-    assert renderer.text(glue) == (
+    following = renderer.join(end, [RESULT])
+    assert following is not None
+    assert renderer.text(following) == (
         "<|start|>functions.look_up to=assistant<|channel|>commentary<|message|>"
         '"a wading bird"<|end|><|start|>assistant'
     )
-    with pytest.raises(ModelError, match="tool_call_id=None, and gpt-oss is told which"):
+    with pytest.raises(ModelError, match="tool_call_id=None, but the gpt-oss format names"):
         renderer.join(end, [replace(RESULT, tool_call_id=None)])

@@ -1,4 +1,4 @@
-"""Programs played by a policy that says what it is told to."""
+"""Helpers that run agents against scripted policies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.fakes.tiny_speaker import tiny_speaker
 
 from skyfleet.chat.transcript import Completion
 from skyfleet.engines.sampling_params import SamplingParams
-from skyfleet.envs.agent_env import Api
+from skyfleet.envs.agent_env import ApiCredentials
 from skyfleet.envs.env import EnvFactory, Observation
 from skyfleet.rollouts.conversation import AgentFactory, Conversation, TokenConversation
 from skyfleet.rollouts.episode import Limits, run_episode
@@ -30,25 +30,27 @@ QUESTION: Any = [{"role": "user", "content": "hi"}]
 
 
 @asynccontextmanager
-async def nothing_of_ours_left() -> AsyncIterator[None]:
-    """The client asks a thread of asyncio's for the platform; that one stays."""
+async def no_resources_left() -> AsyncIterator[None]:
+    """Starts asyncio's thread pool first, which the client uses and which stays."""
     await asyncio.to_thread(int)
     async with nothing_left():
         yield
 
 
-def client(api: Api) -> AsyncOpenAI:
-    return AsyncOpenAI(base_url=api.base_url, api_key=api.key, max_retries=0)
+def client(credentials: ApiCredentials) -> AsyncOpenAI:
+    return AsyncOpenAI(base_url=credentials.base_url, api_key=credentials.key, max_retries=0)
 
 
-async def ask(api: Api, messages: Any, **more: Any) -> str:
-    async with client(api) as model:
-        answer = await model.chat.completions.create(model=api.model, messages=messages, **more)
+async def send(credentials: ApiCredentials, messages: Any, **more: Any) -> str:
+    async with client(credentials) as model:
+        answer = await model.chat.completions.create(
+            model=credentials.model, messages=messages, **more
+        )
         return answer.choices[0].message.content or ""
 
 
-def speaking(task: Task, opening: Observation, session: str) -> Conversation:
-    """Eight tokens of a random model a turn."""
+def random_policy(task: Task, opening: Observation, session: str) -> Conversation:
+    """A policy that samples eight tokens per turn from a random model."""
     policy_model = tiny_speaker()
     return TokenConversation(
         opening,
@@ -59,18 +61,18 @@ def speaking(task: Task, opening: Observation, session: str) -> Conversation:
     )
 
 
-async def played(open_env: EnvFactory, *, limits: Limits = LIMITS) -> Trajectory:
-    async with nothing_of_ours_left():
+async def play(open_env: EnvFactory, *, limits: Limits = LIMITS) -> Trajectory:
+    async with no_resources_left():
         return await run_episode(
-            TASK, open_env, says("one", "two", "three", "four", "five"), limits
+            TASK, open_env, replies("one", "two", "three", "four", "five"), limits
         )
 
 
-def says(*lines: str) -> AgentFactory:
+def replies(*lines: str) -> AgentFactory:
     def start(task: Task, opening: Observation, session: str) -> Conversation:
         return TokenConversation(
             opening,
-            engine=Lines(list(lines)),
+            engine=ScriptedLines(list(lines)),
             renderer=tiny_speaker().renderer,
             sampling=SamplingParams(),
             session=session,
@@ -79,7 +81,7 @@ def says(*lines: str) -> AgentFactory:
     return start
 
 
-class Lines:
+class ScriptedLines:
     policy_version = 0
 
     def __init__(self, lines: list[str]) -> None:
@@ -88,9 +90,12 @@ class Lines:
     async def generate(
         self, token_ids: Sequence[int], sampling: SamplingParams, *, session: str
     ) -> Completion:
-        said = tiny_speaker().tokenizer.encode(f"{self._lines.pop(0)}<|im_end|>")
+        completion = tiny_speaker().tokenizer.encode(f"{self._lines.pop(0)}<|im_end|>")
         return Completion(
-            token_ids=tuple(said), logprobs=(-1.0,) * len(said), finish="stop", policy_version=0
+            token_ids=tuple(completion),
+            logprobs=(-1.0,) * len(completion),
+            finish="stop",
+            policy_version=0,
         )
 
     async def release(self, session: str) -> None: ...
