@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 import pytest
 from tests.fakes.counter_env import TASK, CounterEnv, opening
 
-from skyfleet.envs.lifecycle import opened
+from skyfleet.envs.env import opened
 from skyfleet.errors import EnvError, VerifierError, wrap_errors
 
 

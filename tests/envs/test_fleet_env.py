@@ -26,9 +26,8 @@ from tests.fakes.serving import nothing_left, serving
 
 from skyfleet.chat.message import Image, Message, ToolCall
 from skyfleet.config.environment import FleetTask
-from skyfleet.envs.fleet.env import fleet_factory
-from skyfleet.envs.fleet.judging import judge, read_verdict
-from skyfleet.envs.fleet.prompt import opening_messages
+from skyfleet.envs.fleet.env import fleet_factory, opening_messages
+from skyfleet.envs.fleet.grading import judge, read_verdict
 from skyfleet.envs.fleet.service import Arguments, FleetService, RemoteInstance, RunnerToken
 from skyfleet.envs.fleet.settings import FLEET_URL, FleetSettings
 from skyfleet.envs.verifiers.running import load_state, run_verifier

@@ -8,11 +8,10 @@ from random import Random
 
 import pytest
 
-from skyfleet.envs.verifiers import frozen
+from skyfleet.envs.verifiers import states as frozen
 from skyfleet.envs.verifiers.difference import Difference
-from skyfleet.envs.verifiers.frozen import frozen_state
-from skyfleet.envs.verifiers.pages import touched_tables
 from skyfleet.envs.verifiers.running import load_state
+from skyfleet.envs.verifiers.states import frozen_state, touched_tables
 
 
 def image(*names: str) -> bytes:

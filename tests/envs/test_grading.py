@@ -13,8 +13,12 @@ from skyfleet.envs.verifiers import grading
 from skyfleet.envs.verifiers.difference import Difference
 from skyfleet.envs.verifiers.grading import grade_state
 from skyfleet.envs.verifiers.jail import Jail
-from skyfleet.envs.verifiers.partial import partial_reward
-from skyfleet.envs.verifiers.running import BrokenVerifierError, load_state, run_verifier
+from skyfleet.envs.verifiers.running import (
+    BrokenVerifierError,
+    load_state,
+    partial_reward,
+    run_verifier,
+)
 from skyfleet.envs.verifiers.writing import write_verifier, written_here
 from skyfleet.errors import VerifierError
 from skyfleet.worlds.catalog import get_world, world_tasks

@@ -13,9 +13,8 @@ import pytest
 from tests.fakes.jails import BWRAP, CURRENT, GOOD, KINDS, SEED, verifier, verify
 
 from skyfleet.envs.verifiers import seccomp
-from skyfleet.envs.verifiers.jail import Jail
-from skyfleet.envs.verifiers.jail_frames import framed, pack_grade
-from skyfleet.envs.verifiers.jail_process import walled_command
+from skyfleet.envs.verifiers.jail import Jail, walled_command
+from skyfleet.envs.verifiers.jail_protocol import framed, pack_grade
 from skyfleet.envs.verifiers.running import load_state, run_verifier
 from skyfleet.errors import VerifierError
 from skyfleet.tasks.task import Grade

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from skyfleet.envs.verifiers.answers import (
+from skyfleet.envs.verifiers.running import (
     contains_number,
     extract_numbers,
     normalized_contains,
     normalized_string_comparison,
+    run_verifier,
 )
-from skyfleet.envs.verifiers.running import run_verifier
 from skyfleet.errors import VerifierError
 from skyfleet.tasks.task import Grade
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from types import TracebackType
 
-from skyfleet.envs.env import Env, EnvFactory, Observation
-from skyfleet.envs.lifecycle import opened
+from skyfleet.envs.env import Env, EnvFactory, Observation, opened
 from skyfleet.envs.validation import validate_grade, validate_observation, validate_step
 from skyfleet.errors import ContextFullError, EnvError, EpisodeError, VerifierError, wrap_errors
 from skyfleet.rollouts.conversation import AgentFactory, Conversation

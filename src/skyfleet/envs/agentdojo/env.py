@@ -11,8 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from skyfleet.chat.message import Message, ToolCall
-from skyfleet.envs.agentdojo.package import load_dojo
-from skyfleet.envs.agentdojo.scene import VERSION, Scene, set_scene
+from skyfleet.envs.agentdojo.suites import VERSION, Scene, load_dojo, set_scene
 from skyfleet.envs.env import DONE, Observation, Step
 from skyfleet.envs.turns import SUBMIT, SUBMIT_NAME, take_turn
 from skyfleet.errors import EnvError, VerifierError, wrap_errors

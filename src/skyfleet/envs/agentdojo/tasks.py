@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skyfleet.envs.agentdojo.scene import VERSION, find_suite, find_suites, set_scene
+from skyfleet.envs.agentdojo.suites import VERSION, find_suite, find_suites, set_scene
 from skyfleet.envs.turns import SUBMIT_NAME
 from skyfleet.tasks.task import RecordedCall, Task
 

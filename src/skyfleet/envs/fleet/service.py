@@ -13,9 +13,9 @@ from uuid import uuid4
 
 import httpx
 
-from skyfleet.envs.certificates import certificates
 from skyfleet.envs.fleet.bundles import digest, pack
 from skyfleet.envs.fleet.settings import FleetSettings
+from skyfleet.envs.tls import certificates
 from skyfleet.errors import EnvError
 from skyfleet.tasks.task import Task
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from urllib.parse import quote
 
 from skyfleet.chat.message import Message, Part, ToolCall
-from skyfleet.envs.blocks import DONE_META, content_of, text_of
+from skyfleet.envs.content_blocks import DONE_META, content_of, text_of
 from skyfleet.envs.env import EnvFactory, Observation, Step
 from skyfleet.envs.mcp.grading import Grader, Played
 from skyfleet.envs.mcp.session import RefusedError, Session, over_http, over_stdio

@@ -15,8 +15,8 @@ from pydantic import BaseModel, FiniteFloat, ValidationError
 
 from skyfleet.chat.message import Message
 from skyfleet.config.imports import import_named
-from skyfleet.envs.certificates import certificates
 from skyfleet.envs.mcp.session import Session
+from skyfleet.envs.tls import certificates
 from skyfleet.envs.turns import SUBMIT_NAME
 from skyfleet.envs.validation import Reward, grade_from
 from skyfleet.envs.verifiers.conversation import conversation_json

@@ -16,8 +16,8 @@ import httpx
 from pydantic import AnyUrl
 
 from skyfleet.chat.message import ToolSpec
-from skyfleet.envs.blocks import shortened
-from skyfleet.envs.certificates import certificates
+from skyfleet.envs.content_blocks import shortened
+from skyfleet.envs.tls import certificates
 from skyfleet.errors import EnvError, MissingExtraError
 
 try:

@@ -16,10 +16,10 @@ import httpx
 from pydantic import BaseModel, Field, ValidationError
 
 from skyfleet.chat.message import Message, Part, ToolCall, ToolSpec
-from skyfleet.envs.blocks import content_of, text_of
-from skyfleet.envs.certificates import certificates
+from skyfleet.envs.content_blocks import content_of, text_of
 from skyfleet.envs.env import EnvFactory, Observation, Step
 from skyfleet.envs.openenv.session import Observed, OpenEnvSettings, RefusedError, Session
+from skyfleet.envs.tls import certificates
 from skyfleet.envs.turns import SYSTEM, take_turn
 from skyfleet.envs.verifiers.running import SUCCESS_REWARD
 from skyfleet.errors import EnvError, VerifierError

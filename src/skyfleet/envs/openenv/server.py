@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from skyfleet.chat.message import Message, ToolCall
-from skyfleet.envs.blocks import blocks_of
+from skyfleet.envs.content_blocks import blocks_of
 from skyfleet.envs.env import DONE, Env, EnvFactory, Step
 from skyfleet.envs.env import Observation as EnvObservation
 from skyfleet.envs.openenv.client import END_TOOL

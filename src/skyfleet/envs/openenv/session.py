@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
-from skyfleet.envs.blocks import shortened
-from skyfleet.envs.certificates import certificates
+from skyfleet.envs.content_blocks import shortened
+from skyfleet.envs.tls import certificates
 from skyfleet.errors import ConfigError, EnvError, MissingExtraError
 
 try:

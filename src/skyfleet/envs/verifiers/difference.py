@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, Literal
 
-from skyfleet.envs.verifiers.frozen import remembered
-from skyfleet.envs.verifiers.pages import touched_tables
+from skyfleet.envs.verifiers.states import remembered, touched_tables
 
 Kind = Literal["insert", "modify", "delete"]
 Spec = Mapping[str, Any]

@@ -9,9 +9,9 @@ import atexit
 import sqlite3
 from functools import cache
 
-from skyfleet.envs.verifiers.frozen import frozen_state
 from skyfleet.envs.verifiers.jail import Jail
 from skyfleet.envs.verifiers.running import BrokenVerifierError, run_verifier
+from skyfleet.envs.verifiers.states import frozen_state
 from skyfleet.envs.verifiers.writing import written_here
 from skyfleet.errors import VerifierError
 from skyfleet.tasks.task import Grade

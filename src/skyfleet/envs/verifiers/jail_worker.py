@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from skyfleet.envs.verifiers import seccomp
 from skyfleet.envs.verifiers.difference import Difference
-from skyfleet.envs.verifiers.jail_frames import (
+from skyfleet.envs.verifiers.jail_protocol import (
     MAX_REPLY_BYTES,
     SIZE,
     Question,

@@ -5,6 +5,7 @@ The source runs in this process with all of Python at hand: strangers' source on
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import math
@@ -16,17 +17,94 @@ from io import StringIO
 from types import CodeType, FunctionType
 from typing import Any
 
-from skyfleet.envs.verifiers.answers import (
-    contains_number,
-    extract_numbers,
-    normalized_contains,
-    normalized_string_comparison,
-)
 from skyfleet.envs.verifiers.difference import IgnoreConfig
-from skyfleet.envs.verifiers.partial import partial_reward
 from skyfleet.envs.verifiers.tables import Snapshot, snapshot_diff
 from skyfleet.errors import VerifierError
 from skyfleet.tasks.task import Grade
+
+_SPACE_FOR_PUNCTUATION = str.maketrans(string.punctuation, " " * len(string.punctuation))
+
+
+def normalized_contains(target: str, blob: object) -> bool:
+    """Whether `target` occurs in `blob`, case, ASCII punctuation and spaces aside."""
+    return _normalized(target) in _normalized(_text(blob))
+
+
+def normalized_string_comparison(target: str, blob: object) -> bool:
+    """Whether both say the same, case, ASCII punctuation and spaces aside."""
+    return _normalized(target) == _normalized(_text(blob))
+
+
+def extract_numbers(text: str) -> list[float]:
+    """The numbers in a text: `extract_numbers("1,200 of 3.5")` is [1200.0, 3.5]."""
+    return [float(number) for number in re.findall(r"-?\d+\.?\d*", text.replace(",", ""))]
+
+
+def contains_number(text: str, target_number: float | str) -> bool:
+    """Whether one of the numbers in `text` is the target; a text that is no number never is."""
+    numbers = extract_numbers(text)
+    if isinstance(target_number, str):
+        target_number = target_number.replace(",", "")
+    try:
+        return float(target_number) in numbers
+    except ValueError:
+        return False
+
+
+def _text(content: object) -> str:
+    return json.dumps(content, sort_keys=True) if isinstance(content, dict | list) else str(content)
+
+
+def _normalized(text: str) -> str:
+    return "".join(text.lower().translate(_SPACE_FOR_PUNCTUATION).split())
+
+
+_APP = re.compile(r"^App (.+): ([01])(?:\.0)?$", re.M)
+_TRIVIAL = re.compile(
+    r"no unexpected changes|no filesystem changes|no-unexpected-envelopes", re.IGNORECASE
+)
+"""What an app reports that nobody had to touch: who does nothing would pass it."""
+
+
+def partial_reward(stdout: str) -> float | None:
+    """The apps that passed of those that had to be worked in, or else the checks that passed.
+
+    None where the output does not tell.
+    `partial_reward(">>> ERROR_ACCUMULATOR >>>\\n['no mail']\\n<<< ERROR_ACCUMULATOR <<<")` is 0.0.
+    """
+    if apps := _APP.findall(stdout):
+        earned = [
+            passed == "1"
+            for name, passed in apps
+            if passed == "0" or not _TRIVIAL.search(_section(stdout, name))
+        ]
+        return sum(earned) / len(earned) if earned else None
+    successes, errors = _count(stdout, "SUCCESS"), _count(stdout, "ERROR")
+    return successes / (successes + errors) if successes + errors else None
+
+
+def _section(stdout: str, app: str) -> str:
+    """What was printed while `app` was verified."""
+    name = re.escape(app)
+    found = re.search(rf"<<< VERIFY_{name} <<<(.*?)>>> VERIFY_{name} >>>", stdout, re.S)
+    return found[1] if found else ""
+
+
+def _count(stdout: str, kind: str) -> int:
+    """Entries of the accumulators of this kind, each of which is a list as Python prints it."""
+    blocks = re.findall(
+        rf">>> {kind}_ACCUMULATOR >>>\n(.*?)\n<<< {kind}_ACCUMULATOR <<<", stdout, re.S
+    )
+    return sum(map(_length, blocks))
+
+
+def _length(printed: str) -> int:
+    try:
+        entries = ast.literal_eval(printed)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return 0
+    return len(entries) if isinstance(entries, list) else 0
+
 
 SUCCESS_REWARD = 1.0
 VERIFIER_NAME = re.compile(r"validate_task|(main|verify)$")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from skyfleet.chat.message import Image, Text
-from skyfleet.envs import blocks
-from skyfleet.envs.blocks import blocks_of, content_of
+from skyfleet.envs import content_blocks as blocks
+from skyfleet.envs.content_blocks import blocks_of, content_of
 
 PICTURE = {"type": "image", "data": b64encode(b"\x89PNG").decode(), "mimeType": "image/png"}
 SHOWN = Image(b"\x89PNG")

@@ -162,7 +162,7 @@ def _somebodys() -> FastMCP:
 
 
 async def test_the_official_server_is_an_env_with_a_reward_function() -> None:
-    grade = by_function("tests.envs.test_mcp_door:reward_three")
+    grade = by_function("tests.envs.test_mcp_adapter:reward_three")
     async with serving(_somebodys().streamable_http_app()) as url:
         settings = MCPSettings(url=f"{url}/mcp", grade=grade, call_timeout_seconds=1)
         env = await mcp_factory(settings)(TASK)

@@ -9,7 +9,7 @@ import pytest
 
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.envs.agentdojo.env import AgentDojoEnv, open_agentdojo
-from skyfleet.envs.agentdojo.package import load_dojo
+from skyfleet.envs.agentdojo.suites import load_dojo
 from skyfleet.envs.agentdojo.tasks import agentdojo_tasks
 from skyfleet.errors import ConfigError, EnvError, MissingExtraError, VerifierError
 from skyfleet.rollouts.conversation import AgentFactory
@@ -159,7 +159,7 @@ def test_a_package_that_is_not_there_is_named_with_its_extra(
 def test_neither_llm_clients_nor_their_stand_ins_are_left_in_the_interpreter() -> None:
     code = """
 import sys
-from skyfleet.envs.agentdojo.package import load_dojo
+from skyfleet.envs.agentdojo.suites import load_dojo
 from skyfleet.envs.agentdojo.tasks import agentdojo_tasks
 assert "agentdojo" not in sys.modules
 agentdojo_tasks("slack")
