@@ -129,12 +129,12 @@ async def test_a_check_that_breaks_leaves_the_grade_unknown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     env = await _opened(_task("banking", 0))
-    assert env._scene is not None
+    assert env._state is not None
 
     def broken(*_: object) -> bool:
         raise KeyError("gone")
 
-    monkeypatch.setattr(env._scene.user_task, "utility", broken)
+    monkeypatch.setattr(env._state.user_task, "utility", broken)
     with pytest.raises(VerifierError, match="agentdojo-banking-user_task_0: utility: KeyError"):
         await env.grade()
 

@@ -226,7 +226,10 @@ async def test_an_env_that_has_such_a_tool_already_is_refused() -> None:
             tool = ToolSpec(name="manage_context", description="", parameters={})
             return Observation(messages=(), tools=(tool,))
 
-    with pytest.raises(EnvError, match="has manage_context of its own; set enable_context_tools"):
+    with pytest.raises(
+        EnvError,
+        match="has its own tools named manage_context; set environment.enable_context_tools",
+    ):
         await ContextEnv(Taken(), page_characters=1).reset()
 
 

@@ -26,8 +26,8 @@ from tests.fakes.serving import nothing_left, serving
 
 from skyfleet.chat.message import Image, Message, ToolCall
 from skyfleet.config.environment import FleetTask
-from skyfleet.envs.fleet.env import fleet_factory, opening_messages
-from skyfleet.envs.fleet.grading import judge, read_verdict
+from skyfleet.envs.fleet.env import fleet_factory, make_prompt
+from skyfleet.envs.fleet.grading import grade_on_fleet, parse_verdict
 from skyfleet.envs.fleet.service import Arguments, FleetService, RemoteInstance, RunnerToken
 from skyfleet.envs.fleet.settings import FLEET_URL, FleetSettings
 from skyfleet.envs.verifiers.running import load_state, run_verifier
@@ -72,14 +72,14 @@ async def test_sixteen_at_once_each_have_a_world_of_their_own() -> None:
 def test_the_agent_is_told_the_worlds_date_and_user() -> None:
     variables = {"CURRENT_DATE": "2026-03-02", "LOGGED_IN_USER": "zoe", "REGION": "north"}
     task = WRITING.model_copy(update={"env_variables": variables})
-    system, user = opening_messages(task, today=date(2030, 1, 1))
+    system, user = make_prompt(task, today=date(2030, 1, 1))
     assert "Today is 2026-03-02." in system.text
     assert "- Your user id: zoe\n- REGION: north" in system.text
     assert "CURRENT_DATE" not in system.text
     assert "2030" not in system.text
     assert user.text == task.prompt
     bare = task.model_copy(update={"env_variables": {}})
-    system, _ = opening_messages(bare, today=date(2030, 1, 1))
+    system, _ = make_prompt(bare, today=date(2030, 1, 1))
     assert "Today is 2030-01-01." in system.text
     assert "The environment:" not in system.text
 
@@ -163,7 +163,7 @@ async def test_a_verifier_is_given_the_same_by_the_service_as_by_our_own_executo
 
     service = Service(FleetSettings(api_key="k"), RunnerToken())
     instance = RemoteInstance(id="i", root="http://r/", manager="http://m")
-    await judge(service, instance, task, final_answer=said, conversation=())
+    await grade_on_fleet(service, instance, task, final_answer=said, conversation=())
     ((positional, named),) = sent
     names: dict[str, Any] = {}
     printed: list[str] = []
@@ -180,15 +180,15 @@ def test_a_verdict_is_a_number_and_partial_credit_betters_only_a_zero() -> None:
         ">>> SUCCESS_ACCUMULATOR >>>\n['b']\n<<< SUCCESS_ACCUMULATOR <<<\n"
     )
     failed = {"success": True, "result": 0, "stdout": half}
-    assert read_verdict(failed, partial=False).reward == 0.0
-    assert read_verdict(failed, partial=True).reward == 0.5
-    assert not read_verdict(failed, partial=True).success
-    assert read_verdict({**failed, "result": 1}, partial=True).reward == 1.0
-    assert read_verdict({"success": True, "result": None}, partial=False).reward == 1.0
-    assert read_verdict({"success": True, "result": {"score": 0.5}}, partial=False).reward == 0.5
+    assert parse_verdict(failed, partial=False).reward == 0.0
+    assert parse_verdict(failed, partial=True).reward == 0.5
+    assert not parse_verdict(failed, partial=True).success
+    assert parse_verdict({**failed, "result": 1}, partial=True).reward == 1.0
+    assert parse_verdict({"success": True, "result": None}, partial=False).reward == 1.0
+    assert parse_verdict({"success": True, "result": {"score": 0.5}}, partial=False).reward == 0.5
     for odd in ("1", float("nan"), 10**400, [1], {"score": "high"}):
         with pytest.raises(VerifierError, match="return a number"):
-            read_verdict({"success": True, "result": odd}, partial=False)
+            parse_verdict({"success": True, "result": odd}, partial=False)
 
 
 def _small_server(tools: dict[str, list[str]], results: dict[str, Any]) -> Any:

@@ -42,7 +42,7 @@ async def test_nothing_that_is_sent_to_be_verified_can_run_outside_the_jail(tmp_
         ({"args": _pickled({"kwargs": ["final_answer"]})}, "kwargs is a list and no dict"),
         ({"args": "AAAA"}, "args: "),
         ({"args": "?"}, "args is not base64"),
-        ({"args": plain, "bundle": base64.b64encode(b"PK no zip").decode()}, "no readable zip"),
+        ({"args": plain, "bundle": base64.b64encode(b"PK no zip").decode()}, "not a readable zip"),
         ({"args": plain, "bundle": base64.b64encode(huge.getvalue()).decode()}, "more than"),
         ({"args": plain, "sha256": "00"}, "bundle not found"),
         ({"args": plain, "args_array": [5]}, "names no instance"),

@@ -13,13 +13,12 @@ import pytest
 from tests.fakes.jails import BWRAP, CURRENT, GOOD, KINDS, SEED, verifier, verify
 
 from skyfleet.envs.verifiers import seccomp
-from skyfleet.envs.verifiers.jail import Jail, walled_command
-from skyfleet.envs.verifiers.jail_protocol import framed, pack_grade
-from skyfleet.envs.verifiers.running import load_state, run_verifier
+from skyfleet.envs.verifiers.jail import Jail, build_bwrap_command
+from skyfleet.envs.verifiers.jail_protocol import pack_frame, pack_verdict
+from skyfleet.envs.verifiers.running import Verdict, load_state, run_verifier
 from skyfleet.errors import VerifierError
-from skyfleet.tasks.task import Grade
 
-FORGED = framed(pack_grade(Grade(reward=1.0, success=True)))
+FORGED = pack_frame(pack_verdict(Verdict(reward=1.0, stdout="")))
 
 pytestmark = pytest.mark.skipif(not seccomp.SUPPORTED, reason="the filter is for Linux on x86_64")
 
@@ -82,7 +81,7 @@ ATTEMPTS = {
     "close the result": ("import os; os.close(3); return 1", "without a result"),
     "flood the result": ("import os; os.write(3, b'x' * 2_000_000)", "more than 1000000 bytes"),
     "claim infinity": ('import os; os.write(3, b\'{"reward": 1e999, "stdout": ""}\')', "wrote"),
-    "answer with a tower": ("import os; os.write(3, b'[' * 900_000)", "wrote over"),
+    "answer with a tower": ("import os; os.write(3, b'[' * 900_000)", "overwrote"),
     "attach a file": (
         "import sqlite3; sqlite3.connect(':memory:').execute(\"attach '/tmp/a' as a\")",
         "unable to open database",
@@ -143,7 +142,7 @@ async def test_a_result_forged_on_every_channel_counts_for_nobody(jail: Jail) ->
             pass
     return 0
     """
-    with pytest.raises(VerifierError, match="wrote over its own result"):
+    with pytest.raises(VerifierError, match="overwrote its own result"):
         await verify(jail, verifier(code))
     assert (await verify(jail, verifier("return 0"))).reward == 0.0
 
@@ -156,7 +155,7 @@ async def test_what_a_verifier_breaks_is_whole_for_the_next(jail: Jail) -> None:
     takes_out = """
     import sys
     modules = [m for name, m in sys.modules.items() if name.startswith("skyfleet")]
-    return 0 if any([vars(one).pop("read_reward", None) for one in modules]) else 1
+    return 0 if any([vars(one).pop("parse_reward", None) for one in modules]) else 1
     """
     with pytest.raises(VerifierError):
         await verify(jail, verifier("import builtins; builtins.__dict__.clear()"))
@@ -242,7 +241,7 @@ for attempt in (lambda: open("/new", "w"), lambda: socket.create_connection(("12
 """
     with socket.create_server(("127.0.0.1", 0)) as server:
         told = program.replace("PORT", str(server.getsockname()[1]))
-        command = [*walled_command("bwrap")[:-1], told]
+        command = [*build_bwrap_command("bwrap")[:-1], told]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     inside, who, writing, connecting = said.splitlines()
     assert inside.endswith("] False False")

@@ -95,7 +95,7 @@ async def test_a_verification_that_is_given_up_does_not_answer_the_next(jail: Ja
 
 
 @pytest.mark.parametrize(
-    ("says", "complaint"), [(b"\xff" * 8, "announces"), (b"\0", "gone"), (b"", "gone")]
+    ("says", "complaint"), [(b"\xff" * 8, "announces"), (b"\0", "has ended"), (b"", "has ended")]
 )
 async def test_a_worker_that_talks_nonsense_is_not_believed(says: bytes, complaint: str) -> None:
     program = f"import os; os.read(0, 99); os.write(0, {says!r})"
@@ -193,7 +193,7 @@ async def test_walls_that_held_are_never_done_without(tmp_path: Path) -> None:
         broken.touch()
         os.kill(jail.pids[0], signal.SIGKILL)
         assert await gone(jail.pids)
-        with pytest.raises(VerifierError, match="cannot be opened"):
+        with pytest.raises(VerifierError, match="cannot start a worker"):
             await verify(jail, GOOD)
         broken.unlink()
         assert (await verify(jail, GOOD)).success

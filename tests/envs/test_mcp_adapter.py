@@ -20,7 +20,7 @@ from tests.fakes.shouting_env import open_shouting
 
 from skyfleet.chat.message import Image, Message, Text, ToolCall
 from skyfleet.envs.mcp.client import MCPSettings, mcp_factory
-from skyfleet.envs.mcp.grading import Played, by_function, by_url, by_verifier
+from skyfleet.envs.mcp.grading import FinishedEpisode, by_function, by_url, by_verifier
 from skyfleet.envs.mcp.server import mcp_app
 from skyfleet.errors import ConfigError, EnvError
 from skyfleet.rollouts.episode import Limits, run_episode
@@ -33,7 +33,7 @@ LIMITS = Limits(max_turns=12, max_input_length=10**6, trajectory_timeout_seconds
 ROOT = Path(__file__).parents[2]
 
 
-async def _unknown(played: Played) -> None: ...
+async def _unknown(played: FinishedEpisode) -> None: ...
 
 
 def _served(url: str, **others: Any) -> MCPSettings:

@@ -20,11 +20,11 @@ from tests.fakes.serving import serving
 
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.envs.mcp.client import MCPSettings, mcp_factory
-from skyfleet.envs.mcp.grading import Played
+from skyfleet.envs.mcp.grading import FinishedEpisode
 from skyfleet.errors import EnvError
 
 
-async def _unknown(played: Played) -> None: ...
+async def _unknown(played: FinishedEpisode) -> None: ...
 
 
 def _says(name: str, **arguments: Any) -> Message:

@@ -14,7 +14,7 @@ import pytest
 from tests.fakes.counter_env import TASK
 
 from skyfleet.chat.message import Message
-from skyfleet.envs.mcp.grading import Played, by_function, by_verifier
+from skyfleet.envs.mcp.grading import FinishedEpisode, by_function, by_verifier
 from skyfleet.envs.mcp.session import Session
 from skyfleet.envs.verifiers.running import load_state
 from skyfleet.errors import VerifierError
@@ -46,8 +46,8 @@ class _Resources:
         return SimpleNamespace(contents=[SimpleNamespace(blob=blob)])
 
 
-def _played(task: Task = TASK) -> Played:
-    return Played(task=task, messages=SAID, session=cast("Session", _Resources()))
+def _played(task: Task = TASK) -> FinishedEpisode:
+    return FinishedEpisode(task=task, messages=SAID, session=cast("Session", _Resources()))
 
 
 @pytest.mark.parametrize("name", ["plain", "awaited"])

@@ -127,7 +127,7 @@ async def test_sessions_are_limited_and_the_idle_make_room() -> None:
     async with _served(opening(env), max_sessions=1, idle_timeout_seconds=0.2) as http:
         await _open(http)
         full = (await _ask(http, "initialize")).json()["error"]["message"]
-        assert full == "all 1 sessions are open; close one or come again"
+        assert full == "all 1 sessions are open; close one or retry later"
         await asyncio.sleep(0.4)
         assert env.closed == 1
         await _open(http)

@@ -72,7 +72,7 @@ async def test_a_world_of_ones_own_can_be_named() -> None:
         (["environment.env_class=.worlds:f"], "'.worlds:f' cannot be imported"),
         (["environment.env_classes={shop: wrold}"], r"env_classes\.shop='wrold' is unknown"),
         (["environment.env_class=openenv"], r"environment\.openenv\.base_url is not set"),
-        (["environment.env_class=mcp"], "environment.mcp says nothing of grades"),
+        (["environment.env_class=mcp"], "environment.mcp does not say how to grade"),
         (["environment.env_class=skyrl_gym"], r"skyrl_gym\.env_id is not set"),
         (["environment.env_class=fleet_task"], "api_key is empty; set FLEET_API_KEY"),
         (["environment.worlds=[math:pi]"], "name a World"),

@@ -16,7 +16,7 @@ from tests.fakes.gym_tasks import CASES, MAX_TURNS, RLM, gym_case
 
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.envs.env import Env
-from skyfleet.envs.skyrl_gym import SkyrlGymSettings, as_written, skyrl_gym_factory
+from skyfleet.envs.skyrl_gym import SkyrlGymSettings, format_action, skyrl_gym_factory
 from skyfleet.errors import ConfigError, EnvError, MissingExtraError
 from skyfleet.tasks.task import Task
 
@@ -202,9 +202,12 @@ async def test_an_env_that_exits_ends_its_episode_only() -> None:
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        ("trim", r"rewrites the model's words \(postprocessed_action\); stop it earlier"),
-        ("forget", r"rewrites the talk so far \(modified_chat_history\); turn its context"),
-        ("show", "the env said {'role': 'user', 'content': .*; give a role of system, user"),
+        ("trim", r"rewrites the model's text \(postprocessed_action\); end it earlier"),
+        ("forget", r"rewrites the conversation so far \(modified_chat_history\); disable its"),
+        (
+            "show",
+            "the env returned the message {'role': 'user', 'content': .*; use a role of system, user",
+        ),
     ],
 )
 async def test_what_an_env_may_not_do_is_refused_with_a_reason(said: str, reason: str) -> None:
@@ -223,12 +226,12 @@ def test_the_env_reads_all_that_the_model_wrote() -> None:
         tool_calls=(call,),
         malformed_calls=("<tool_call>{",),
     )
-    assert as_written(action) == (
+    assert format_action(action) == (
         "<think>\nWhere?\n</think>\n\nNow.\n"
         '<tool_call>\n{"name": "find", "arguments": {"city": "Zürich"}}\n</tool_call>\n'
         "<tool_call>{"
     )
-    assert as_written(Message(role="assistant")) == ""
+    assert format_action(Message(role="assistant")) == ""
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from skyfleet.algorithms.advantages import grpo
 from skyfleet.algorithms.credit_assignment import assign_credit
 from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.engines.sampling_params import SamplingParams
-from skyfleet.envs.context_env import ContextEnv, n_turns
+from skyfleet.envs.context_env import ContextEnv, format_turns
 from skyfleet.envs.env import Observation
 from skyfleet.rollouts.conversation import CUT, AgentFactory, History, MessageConversation
 from skyfleet.rollouts.episode import Limits, run_episode
@@ -30,7 +30,7 @@ LINES = (PRESS % 1, PRESS % 1, PRESS % 1, CUT_TO % 1, "done")
 
 def told(n: int, hidden: int) -> str:
     return (
-        f"{n_turns(hidden)} went out of view; the task and the last {n_turns(n)} stay. "
+        f"{format_turns(hidden)} went out of view; the task and the last {format_turns(n)} stay. "
         "search_history finds what is out of view."
     )
 
@@ -93,7 +93,7 @@ def test_the_opening_is_never_cut_whoever_speaks_in_it() -> None:
     task = Message(role="user", content="the task")
     history = History(Observation(messages=(*example, task)))
     for n in range(4):
-        history.say(Message(role="assistant", content=f"a{n}"))
+        history.add_turn(Message(role="assistant", content=f"a{n}"))
         if n < 3:
             # As worlds of SkyRL-Gym may: what the world says is no turn of the agent's.
             history.messages.append(Message(role="assistant", content=f"t{n}"))

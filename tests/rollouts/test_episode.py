@@ -52,13 +52,28 @@ async def test_the_last_turn_allowed_ends_the_episode_and_it_is_graded() -> None
     assert len(trajectory.turns) == 2
 
 
-async def test_a_turn_cut_by_its_length_does_not_reach_the_world_and_is_graded() -> None:
+async def test_a_turn_cut_by_its_length_is_given_to_the_environment_and_graded() -> None:
     env, engine = CounterEnv(), ScriptedEngine(PRESS % 3, finish="length")
-    trajectory = await run_episode(TASK, opening(env), speaking(engine), LIMITS)
-    assert (trajectory.ending, trajectory.reward) == (Ending.LENGTH, 0.0)
-    assert env.count == 0
+    limits = replace(LIMITS, max_turns=1)
+    trajectory = await run_episode(TASK, opening(env), speaking(engine), limits)
+    assert (trajectory.ending, trajectory.reward) == (Ending.LENGTH, 1.0)
+    assert env.count == 3
     assert spoken(trajectory) == PRESS % 3
-    assert len(trajectory.turns) == 1
+    assert [turn.finish_reason for turn in trajectory.turns] == ["length"]
+
+
+async def test_an_observer_sees_the_prompt_and_every_action_and_reply_in_order() -> None:
+    seen: list[str] = []
+    await run_episode(
+        TASK,
+        opening(CounterEnv()),
+        speaking(ScriptedEngine(PRESS % 1, "done")),
+        LIMITS,
+        on_messages=lambda messages: seen.extend(
+            message.text or message.tool_calls[0].name for message in messages
+        ),
+    )
+    assert seen == ["reach 3", "press", "1", "done"]
 
 
 async def test_a_first_prompt_over_the_limit_ends_before_a_word_and_is_graded() -> None:
@@ -122,9 +137,9 @@ async def test_a_policy_that_says_nothing_is_an_action_too(finish: str) -> None:
     assert trajectory.turns[0].action.text == ""
 
 
-async def test_a_turn_that_was_broken_off_reaches_no_world() -> None:
+async def test_an_aborted_turn_is_not_given_to_the_environment() -> None:
     engine = ScriptedEngine("I will ca", finish="abort")
     trajectory = await run_episode(TASK, opening(CounterEnv()), speaking(engine), LIMITS)
     assert trajectory.turns == ()
-    assert "broken off" in str(trajectory.failure)
+    assert "the engine aborted the turn after 9 tokens" in str(trajectory.failure)
     assert trajectory.reward is None

@@ -62,16 +62,16 @@ async def test_an_env_that_raises_fails_its_episode(
 @pytest.mark.parametrize(
     ("place", "given", "kind", "detail"),
     [
-        ("reset", None, "EnvError", "reset() gave None, no Opening"),
+        ("reset", None, "EnvError", "reset() returned None, not an Observation"),
         ("reset", Observation(messages=("hello",)), "EnvError", "'hello' among its messages"),  # type: ignore[arg-type]
-        ("step", None, "EnvError", "step() gave None, no Step"),
+        ("step", None, "EnvError", "step() returned None, not a Step"),
         ("step", Step(messages=("hello",)), "EnvError", "'hello' among its messages"),  # type: ignore[arg-type]
         ("step", Step(reward=math.nan), "EnvError", "the reward nan"),
-        ("step", Step(opening="x"), "EnvError", "step() gave 'x', no Opening"),  # type: ignore[arg-type]
-        ("step", Step(opening=Observation(messages=())), "EnvError", "without a message"),
-        ("reset", Observation(messages=()), "EnvError", "without a message"),
-        ("grade", 1.0, "VerifierError", "grade() gave 1.0; give a Grade"),
-        ("grade", {"reward": 1.0}, "VerifierError", "give a Grade, or None"),
+        ("step", Step(opening="x"), "EnvError", "step() returned 'x', not an Observation"),  # type: ignore[arg-type]
+        ("step", Step(opening=Observation(messages=())), "EnvError", "without messages"),
+        ("reset", Observation(messages=()), "EnvError", "without messages"),
+        ("grade", 1.0, "VerifierError", "grade() returned 1.0; return a Grade"),
+        ("grade", {"reward": 1.0}, "VerifierError", "return a Grade, or None"),
         ("grade", Grade(reward=math.nan, success=False), "VerifierError", "the reward nan"),
         ("grade", Grade(reward="1", success=True), "VerifierError", "the reward '1'"),  # type: ignore[arg-type]
     ],
@@ -174,7 +174,7 @@ async def test_a_grade_that_is_none_is_unknown_not_zero() -> None:
         ("open", (Ending.FAILED, None, "EnvError", f"opening counter: {OVERTIME}")),
         ("reset", (Ending.FAILED, None, "EnvError", f"reset: {OVERTIME}")),
         ("step", (Ending.TIMEOUT, 0.0, "EpisodeTimeoutError", OVERTIME)),
-        ("grade", (Ending.DONE, None, "VerifierError", f"grade: OvertimeError: {OVERTIME}")),
+        ("grade", (Ending.DONE, None, "VerifierError", f"grade: EpisodeTimeoutError: {OVERTIME}")),
     ],
 )
 async def test_an_env_that_hangs_is_given_its_time_and_graded_if_it_can_be(

@@ -23,7 +23,7 @@ from skyfleet.envs.context_env import ContextEnv
 from skyfleet.envs.env import Observation, Step
 from skyfleet.rollouts.conversation import CUT, ContextStatus, TokenConversation
 from skyfleet.rollouts.episode import Limits, run_episode
-from skyfleet.rollouts.one_message import TAKEN_BACK, OneMessageConversation
+from skyfleet.rollouts.one_message import STOP_REMOVED, OneMessageConversation
 from skyfleet.tasks.task import Grade, Task
 from skyfleet.trajectories.trajectory import Group, Trajectory
 
@@ -184,4 +184,4 @@ async def test_every_sampled_token_is_trained_on_exactly_once(one_message: bool)
     # The fuzz has met what it is for.
     assert turns > 3 * EPISODES
     assert reasons[CUT] > EPISODES / 2
-    assert (reasons.get(TAKEN_BACK, 0) > EPISODES) == one_message
+    assert (reasons.get(STOP_REMOVED, 0) > EPISODES) == one_message

@@ -118,11 +118,12 @@ async def test_an_empty_answer_is_an_empty_turn_without_tokens() -> None:
     assert trajectory.transcripts == ()
 
 
-async def test_a_turn_cut_by_its_length_ends_the_episode_as_such() -> None:
-    script = Script((press(1), [1], [2]))
+async def test_a_turn_cut_by_its_length_is_given_to_the_environment() -> None:
+    script = Script((press(3), [1], [2]), (DONE, [1, 2, 9], [8]))
     script.finish = "length"
     trajectory = await run_episode(TASK, opening(CounterEnv()), speaking(script), LIMITS)
-    assert trajectory.ending is Ending.LENGTH
+    assert (trajectory.ending, trajectory.reward) == (Ending.LENGTH, 1.0)
+    assert [turn.finish_reason for turn in trajectory.turns] == ["length", "length"]
 
 
 async def test_an_episode_that_has_filled_its_context_says_no_more() -> None:

@@ -14,7 +14,7 @@ from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import Observation, Step
 from skyfleet.rollouts.conversation import CUT
 from skyfleet.rollouts.episode import Limits, run_episode
-from skyfleet.rollouts.one_message import TAKEN_BACK, OneMessageConversation
+from skyfleet.rollouts.one_message import STOP_REMOVED, OneMessageConversation
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.trajectory import Ending, Trajectory
 
@@ -94,7 +94,7 @@ async def test_answers_stand_in_the_message_between_what_was_sampled() -> None:
     trajectory = await played(engine)
     assert trajectory.ending is Ending.DONE
     (transcript,) = trajectory.transcripts
-    whole = "reach 3|>a?\nso\ntool?\n<tool_response>\nso\n</tool_response>\nb!|"
+    whole = "reach 3|>a?sotool?sob!|"
     assert readable(transcript.token_ids) == whole
     assert spoken(transcript) == "a?tool?b!|"
     assert [p for p in transcript.logprobs if p] == [-1.0] * 2 + [-2.0] * 5 + [-3.0] * 3
@@ -106,11 +106,11 @@ async def test_a_stop_token_that_was_sampled_is_trained_on_where_it_was_and_take
     first, second = (await played(engine)).transcripts
     assert (readable(first.token_ids), spoken(first)) == ("reach 3|>a?|", "a?|")
     assert (readable(second.token_ids), spoken(second)) == (
-        "reach 3|>a?\nso\nb?\nso\nc!|",
+        "reach 3|>a?sob?soc!|",
         "b?c!|",
     )
-    assert (first.reason, second.reason) == ("", TAKEN_BACK)
-    assert engine.shown == ["reach 3|>", "reach 3|>a?\nso\n", "reach 3|>a?\nso\nb?\nso\n"]
+    assert (first.reason, second.reason) == ("", STOP_REMOVED)
+    assert engine.shown == ["reach 3|>", "reach 3|>a?so", "reach 3|>a?sob?so"]
 
 
 async def test_a_cut_leaves_the_opening_and_the_very_tokens_of_the_turns_that_stay() -> None:
@@ -118,19 +118,19 @@ async def test_a_cut_leaves_the_opening_and_the_very_tokens_of_the_turns_that_st
     trajectory = await played(engine)
     assert [t.reason for t in trajectory.transcripts] == ["", CUT, CUT]
     assert [readable(t.token_ids) for t in trajectory.transcripts] == [
-        "reach 3|>a?\nso\nb?\nso\ncut?|",
-        "reach 3|>b?\nso\ncut?\nso\nd?\nso\ncut?",
-        "reach 3|>d?\nso\ncut?\nso\ne!",
+        "reach 3|>a?sob?socut?|",
+        "reach 3|>b?socut?sod?socut?",
+        "reach 3|>d?socut?soe!",
     ]
     assert [spoken(t) for t in trajectory.transcripts] == ["a?b?cut?|", "d?cut?", "e!"]
 
 
 async def test_a_cut_that_leaves_everything_begins_nothing() -> None:
     (transcript,) = (await played(Lines("a?", "cut?", "b!"))).transcripts
-    assert readable(transcript.token_ids) == "reach 3|>a?\nso\ncut?\nso\nb!"
+    assert readable(transcript.token_ids) == "reach 3|>a?socut?sob!"
 
 
 async def test_an_empty_turn_takes_nothing_back() -> None:
     # Here the prompt itself ends with the token that would be taken back.
     (transcript,) = (await played(Lines("", "b!"), CharRenderer())).transcripts
-    assert readable(transcript.token_ids) == "reach 3|\nso\nb!"
+    assert readable(transcript.token_ids) == "reach 3|sob!"

@@ -1,4 +1,4 @@
-"""Certificates: whom we trust on https and wss."""
+"""The TLS context of all HTTPS and WSS connections of the environment adapters."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ import httpx
 
 
 @cache
-def certificates() -> ssl.SSLContext:
-    """Read once a process: reading the bundle takes 50 ms, longer than most tool calls."""
+def tls_context() -> ssl.SSLContext:
+    """Load the CA bundle once per process: it takes 50 ms, longer than most tool calls."""
     return httpx.create_ssl_context()

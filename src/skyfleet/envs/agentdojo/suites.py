@@ -1,4 +1,4 @@
-"""Package: the little of agentdojo that is needed, imported without every vendor's LLM client."""
+"""Load AgentDojo's suites without its LLM clients, and create the state of one episode."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Dojo:
     runtime: Any
     executor: Any
     system: str
-    """What AgentDojo tells an agent that is told nothing else."""
+    """AgentDojo's default system message."""
 
 
 @cache
 def load_dojo() -> Dojo:
     try:
         package = import_module("agentdojo")
-        with _llm_clients_left_out(package):
+        with _without_llm_clients(package):
             from agentdojo.agent_pipeline.tool_execution import ToolsExecutor
             from agentdojo.functions_runtime import FunctionCall, FunctionsRuntime
             from agentdojo.task_suite.load_suites import get_suites
@@ -49,10 +49,10 @@ def load_dojo() -> Dojo:
 
 
 @contextmanager
-def _llm_clients_left_out(package: ModuleType) -> Iterator[None]:
-    """Stand-ins, for as long as this lasts, for the two modules that import the clients.
+def _without_llm_clients(package: ModuleType) -> Iterator[None]:
+    """Replace the two modules that import the clients by stand-ins inside this block.
 
-    The suites want from them a folder to be found in, and the name of an empty function.
+    The suites need only a package path from the one and a constant from the other.
     """
     pipeline = ModuleType("agentdojo.agent_pipeline")
     pipeline.__path__ = [f"{folder}/agent_pipeline" for folder in package.__path__]
@@ -68,11 +68,13 @@ def _llm_clients_left_out(package: ModuleType) -> Iterator[None]:
 
 
 VERSION = "v1.2.2"
-"""Of the benchmark, not of the package: the newest in 0.1.35."""
+"""The version of the benchmark, not of the package: the newest in 0.1.35."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class SuiteState:
+    """One episode's copy of a suite's state, and its initial state."""
+
     user_task: Any
     tools: tuple[ToolSpec, ...]
     runtime: Any
@@ -94,13 +96,13 @@ def find_suite(name: str, version: str) -> Any:
     return suites[name]
 
 
-def set_scene(suite_name: str, version: str, user_task_id: str) -> Scene:
+def load_suite_state(suite_name: str, version: str, user_task_id: str) -> SuiteState:
     suite = find_suite(suite_name, version)
     user_task = suite.user_tasks[user_task_id]
-    now = user_task.init_environment(_untouched(suite_name, version).model_copy(deep=True))
-    return Scene(
+    now = user_task.init_environment(_load_initial_state(suite_name, version).model_copy(deep=True))
+    return SuiteState(
         user_task=user_task,
-        tools=_tools(suite_name, version),
+        tools=_build_tools(suite_name, version),
         runtime=load_dojo().runtime(suite.tools),
         before=now.model_copy(deep=True),
         now=now,
@@ -108,13 +110,13 @@ def set_scene(suite_name: str, version: str, user_task_id: str) -> Scene:
 
 
 @cache
-def _untouched(suite_name: str, version: str) -> Any:
-    """The suite's world with its harmless defaults where an injection would stand."""
+def _load_initial_state(suite_name: str, version: str) -> Any:
+    """Load the suite's state with its harmless defaults in place of injections."""
     return find_suite(suite_name, version).load_and_inject_default_environment({})
 
 
 @cache
-def _tools(suite_name: str, version: str) -> tuple[ToolSpec, ...]:
+def _build_tools(suite_name: str, version: str) -> tuple[ToolSpec, ...]:
     return tuple(
         ToolSpec(
             name=function.name,
