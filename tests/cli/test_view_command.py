@@ -49,7 +49,7 @@ def test_a_dry_run_serves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_an_episode_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match=r"'train/1/9': .* holds no such episode"):
+    with pytest.raises(RecordError, match=r"'train/1/9': .* has no such episode"):
         view_command(write_run(tmp_path, plain=4), episode="train/1/9")
 
 

@@ -10,7 +10,7 @@ from skyfleet.envs.context_env import Past, search_history
 
 
 def searched(text: str, pattern: str) -> list[str]:
-    past = Past(page_characters=100, said=[("turn 1, tool", text)])
+    past = Past(page_characters=100, messages=[("turn 1, tool", text)])
     return search_history(past, pattern).split("\n")
 
 

@@ -161,7 +161,7 @@ BROKEN = "def validate_task(env) return 1\n"
 
 @pytest.mark.parametrize(
     ("code", "said"),
-    [(CRASHING, "nowhere"), (UNJUDGED, "JUDGE ERROR"), (BROKEN, "cannot be read"), (None, "None")],
+    [(CRASHING, "nowhere"), (UNJUDGED, "JUDGE ERROR"), (BROKEN, "cannot be parsed"), (None, "None")],
     ids=["crashing", "unjudged", "broken", "none"],
 )
 async def test_a_verifier_that_gives_no_verdict_leaves_the_grade_unknown(

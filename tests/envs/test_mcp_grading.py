@@ -75,7 +75,7 @@ async def test_a_reward_that_is_no_finite_number_is_refused(
     name: str, given: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(f"{__name__}.gives", given)
-    with pytest.raises(VerifierError, match=rf"reward='.*:{name}' gave .*; give a finite number"):
+    with pytest.raises(VerifierError, match=rf"reward='.*:{name}' returned .*; return a finite number"):
         await by_function(f"{__name__}:{name}")(_played())
 
 

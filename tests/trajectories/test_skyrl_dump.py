@@ -64,7 +64,7 @@ def test_an_unknown_grade_has_no_score_and_comes_back_unknown(tmp_path: Path) ->
 
 
 def test_an_episode_without_tokens_is_not_dumped(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match=r"t was played without tokens.*dump_eval_results=false"):
+    with pytest.raises(RecordError, match=r"t has no tokens.*dump_eval_results=false"):
         dumped(tmp_path, attempt(1.0, turns=(call_turn(),)))
 
 
