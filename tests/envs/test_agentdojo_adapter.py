@@ -70,7 +70,7 @@ def test_all_suites_together_have_ninety_seven_tasks_with_keys_of_their_own() ->
     }
 
 
-async def test_the_last_words_count_whether_said_or_submitted() -> None:
+async def test_the_final_text_counts_whether_written_or_submitted() -> None:
     task = _task("workspace", 0)
     assert task.solution[-1].name == "submit_final_answer"
     answer = task.solution[-1].arguments["answer"]
@@ -84,7 +84,7 @@ async def test_the_last_words_count_whether_said_or_submitted() -> None:
         assert (await env.grade()).reward == 1.0
 
 
-async def test_a_tool_answers_in_words_and_says_what_is_wrong() -> None:
+async def test_a_tool_error_says_what_is_wrong() -> None:
     env = await _opened(_task("slack", 0))
     for action, wrong, words in [
         (_call("get_users_in_channel", channel="general"), False, "Alice"),
@@ -139,7 +139,7 @@ async def test_a_check_that_breaks_leaves_the_grade_unknown(
         await env.grade()
 
 
-async def test_what_does_not_exist_is_named() -> None:
+async def test_an_unknown_suite_or_version_is_named() -> None:
     with pytest.raises(ConfigError, match="no suite 'bankng'; choose from workspace, travel"):
         agentdojo_tasks("bankng")
     with pytest.raises(ConfigError, match=r"no version 'v9'; write one such as v1\.2\.2"):

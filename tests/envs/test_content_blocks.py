@@ -19,13 +19,13 @@ def _text(text: str) -> dict[str, str]:
     return {"type": "text", "text": text}
 
 
-def test_what_was_sent_is_what_is_read() -> None:
+def test_content_survives_the_round_trip() -> None:
     content = (Text("a"), SHOWN, Text("b"))
     assert parse_content_blocks(to_content_blocks(content), max_characters=2) == content
     assert parse_content_blocks(to_content_blocks("a"), max_characters=1) == "a"
 
 
-def test_texts_beside_a_picture_have_one_budget_together() -> None:
+def test_texts_beside_an_image_share_one_budget() -> None:
     sent = [_text("aaaa"), PICTURE, *[_text("bbbb")] * 500]
     note = Text("\n(cut: the first 6 of 2,004 characters; ask for less)")
     assert parse_content_blocks(sent, max_characters=6) == (Text("aaaa"), SHOWN, Text("bb"), note)
@@ -36,7 +36,7 @@ def test_texts_beside_a_picture_have_one_budget_together() -> None:
     )
 
 
-def test_pictures_have_one_budget_together_and_the_rest_is_named(
+def test_images_share_one_budget_and_the_rest_are_described(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(blocks, "MAX_IMAGE_BYTES", 9)
@@ -63,5 +63,5 @@ def test_pictures_have_one_budget_together_and_the_rest_is_named(
         (["a", 1], '["a", 1]'),
     ],
 )
-def test_what_a_message_cannot_hold_is_named(block: Any, text: str) -> None:
+def test_blocks_that_a_message_cannot_hold_are_described(block: Any, text: str) -> None:
     assert parse_content_blocks([block], max_characters=99) == text

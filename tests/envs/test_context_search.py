@@ -28,7 +28,7 @@ def searched(text: str, pattern: str) -> list[str]:
         (f"heron{'-' * 193}heron{'+' * 500}", [f"heron{'-' * 193}he…", f"…heron{'+' * 195}…"]),
     ],
 )
-def test_what_one_snippet_shows_the_next_does_not(text: str, snippets: list[str]) -> None:
+def test_snippets_do_not_overlap(text: str, snippets: list[str]) -> None:
     assert searched(text, "heron") == [f"turn 1, tool: {snippet}" for snippet in snippets]
 
 

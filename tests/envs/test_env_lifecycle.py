@@ -29,7 +29,7 @@ async def test_an_env_that_will_not_open_is_named() -> None:
         await open_env_until(AsyncExitStack(), opening(CounterEnv(breaks="open")), TASK)
 
 
-async def test_a_close_that_hangs_is_left_behind_and_logged(
+async def test_a_close_that_hangs_is_abandoned_and_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     env = CounterEnv(breaks="close", hangs=True)
@@ -38,7 +38,7 @@ async def test_a_close_that_hangs_is_left_behind_and_logged(
     assert "closing counter for task t: TimeoutError()" in caplog.text
 
 
-def test_blame_names_the_deed_and_keeps_names_already_given() -> None:
+def test_wrap_errors_names_the_stage_and_keeps_episode_errors() -> None:
     with pytest.raises(EnvError, match=r"^step: ValueError: odd$"), wrap_errors(EnvError, "step"):
         raise ValueError("odd")
     with pytest.raises(VerifierError, match=r"^mine$"), wrap_errors(EnvError, "step"):

@@ -36,7 +36,7 @@ def test_the_same_image_is_the_same_state() -> None:
     assert load_frozen_state(image("ada")) is not load_frozen_state(image("bob"))
 
 
-def test_nobody_can_write_to_it() -> None:
+def test_a_frozen_state_is_read_only() -> None:
     with pytest.raises(sqlite3.OperationalError, match="readonly"):
         load_frozen_state(image("ada")).execute("insert into users (name) values ('eve')")
 
@@ -55,7 +55,7 @@ def test_only_tables_with_other_bytes_are_read_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sql", "said"),
+    ("sql", "output"),
     [
         ("insert into users (name) values ('eve')", ["insert users 2: id=2, name='eve'"]),
         ("update users set name = 'eve'", ["modify users 1: name='eve'"]),
@@ -64,15 +64,13 @@ def test_only_tables_with_other_bytes_are_read_again() -> None:
         ("insert into empty values (7)", ["insert empty 7: id=7"]),
     ],
 )
-def test_what_is_remembered_of_one_comparison_is_right_in_the_next(
-    sql: str, said: list[str]
-) -> None:
+def test_cached_reads_are_valid_in_the_next_comparison(sql: str, output: list[str]) -> None:
     before = load_frozen_state(image("ada"))
     for _ in range(2):
         after = load_state(image("ada"))
         after.execute(sql)
-        assert list(map(str, Difference(before, after).changes)) == said
-        assert row_by_row(image("ada"), after) == said
+        assert list(map(str, Difference(before, after).changes)) == output
+        assert row_by_row(image("ada"), after) == output
 
 
 def test_a_row_that_was_taken_out_and_put_back_is_no_change() -> None:
@@ -82,7 +80,7 @@ def test_a_row_that_was_taken_out_and_put_back_is_no_change() -> None:
     assert Difference(load_frozen_state(image("ada", "bob")), after).changes == ()
 
 
-def test_what_was_long_not_asked_for_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_that_fall_out_of_the_cache_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frozen, "MAX_STATES", 2)
     monkeypatch.setattr(frozen, "_states", OrderedDict())
     ada, bob = load_frozen_state(image("ada")), load_frozen_state(image("bob"))
@@ -178,7 +176,7 @@ def test_what_sqlite_counts_for_itself_is_no_change() -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "sql", "said"),
+    ("columns", "sql", "output"),
     [
         ("fts5(title)", "insert into found values ('evil')", "insert found 2: title='evil'"),
         ("fts5(title)", "delete from found", "delete found 1: title=1"),
@@ -186,7 +184,7 @@ def test_what_sqlite_counts_for_itself_is_no_change() -> None:
     ],
 )
 def test_a_virtual_table_is_compared_though_it_has_no_page(
-    columns: str, sql: str, said: str
+    columns: str, sql: str, output: str
 ) -> None:
     first = load_state(image("ada"))
     first.execute(f"create virtual table found using {columns}")
@@ -196,5 +194,5 @@ def test_a_virtual_table_is_compared_though_it_has_no_page(
     assert find_touched_tables(load_frozen_state(first.serialize()), after) == set()
     after.execute(sql)
     changes = list(map(str, Difference(load_frozen_state(first.serialize()), after).changes))
-    assert said in changes
+    assert output in changes
     assert changes == row_by_row(first.serialize(), after)

@@ -53,7 +53,7 @@ async def test_many_at_once_each_get_their_own_grade() -> None:
     assert rewards == {n: float(n) for n in range(16) if n not in wild}
 
 
-async def test_a_worker_killed_while_idle_is_not_missed(jail: Jail) -> None:
+async def test_a_worker_killed_while_idle_is_replaced(jail: Jail) -> None:
     await verify(jail, GOOD)
     (pid,) = jail.pids
     os.kill(pid, signal.SIGKILL)
@@ -97,7 +97,7 @@ async def test_a_verification_that_is_given_up_does_not_answer_the_next(jail: Ja
 @pytest.mark.parametrize(
     ("says", "complaint"), [(b"\xff" * 8, "announces"), (b"\0", "has ended"), (b"", "has ended")]
 )
-async def test_a_worker_that_talks_nonsense_is_not_believed(says: bytes, complaint: str) -> None:
+async def test_an_invalid_reply_of_a_worker_is_rejected(says: bytes, complaint: str) -> None:
     program = f"import os; os.read(0, 99); os.write(0, {says!r})"
     with ExitStack() as at_end:
         worker = JailProcess([sys.executable, "-I", "-S", "-c", program])
@@ -185,7 +185,7 @@ async def test_without_bubblewrap_there_is_one_loud_warning(
 
 
 @BWRAP
-async def test_walls_that_held_are_never_done_without(tmp_path: Path) -> None:
+async def test_a_sandbox_that_worked_once_is_never_skipped(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     bwrap = _script(tmp_path, f'[ -e {broken} ] && exit 1; exec {shutil.which("bwrap")} "$@"')
     with Jail(n_workers=1, bwrap=bwrap) as jail:

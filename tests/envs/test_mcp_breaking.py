@@ -32,7 +32,7 @@ def _says(name: str, **arguments: Any) -> Message:
     return Message(role="assistant", tool_calls=(call,))
 
 
-async def test_the_late_answer_of_a_call_that_was_cut_short_is_nobodys() -> None:
+async def test_the_late_answer_of_a_cancelled_call_is_discarded() -> None:
     server = FastMCP("late")
 
     @server.tool()
@@ -53,7 +53,7 @@ async def test_the_late_answer_of_a_call_that_was_cut_short_is_nobodys() -> None
 
 
 @pytest.mark.parametrize("code", [INVALID_PARAMS, INTERNAL_ERROR])
-async def test_a_refusal_is_cut_like_any_other_result(code: int) -> None:
+async def test_a_long_error_is_cut_like_any_other_result(code: int) -> None:
     async def refuse(request: CallToolRequest) -> ServerResult:
         raise McpError(ErrorData(code=code, message="a" * 50_000))
 

@@ -20,7 +20,7 @@ from skyfleet.envs.verifiers.running import load_state
 from skyfleet.errors import VerifierError
 from skyfleet.tasks.task import Grade, Task
 
-SAID = (Message(role="user", content="count"), Message(role="assistant", content="three"))
+MESSAGES = (Message(role="user", content="count"), Message(role="assistant", content="three"))
 gives: Any = None
 """What the reward functions below return."""
 threads: list[int] = []
@@ -47,7 +47,7 @@ class _Resources:
 
 
 def _played(task: Task = TASK) -> FinishedEpisode:
-    return FinishedEpisode(task=task, messages=SAID, session=cast("Session", _Resources()))
+    return FinishedEpisode(task=task, messages=MESSAGES, session=cast("Session", _Resources()))
 
 
 @pytest.mark.parametrize("name", ["plain", "awaited"])
@@ -75,7 +75,9 @@ async def test_a_reward_that_is_no_finite_number_is_refused(
     name: str, given: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(f"{__name__}.gives", given)
-    with pytest.raises(VerifierError, match=rf"reward='.*:{name}' returned .*; return a finite number"):
+    with pytest.raises(
+        VerifierError, match=rf"reward='.*:{name}' returned .*; return a finite number"
+    ):
         await by_function(f"{__name__}:{name}")(_played())
 
 

@@ -46,17 +46,17 @@ async def test_the_line_follows_the_answer_and_is_not_trained_on() -> None:
     trajectory = await run_episode(TASK, opening(CounterEnv()), policy, LIMITS)
     (transcript,) = trajectory.transcripts
     text = "".join(chr(token) if token else "|" for token in transcript.token_ids)
-    said = f"reach 3|{PRESS % 3}|"
+    output = f"reach 3|{PRESS % 3}|"
     # What is told is what stands before the line: the answer counts, the line itself does not.
-    used = len(said) + len("3|")
+    used = len(output) + len("3|")
     line = f"[Context: {used} of 1,000 tokens used ({used / 10:.0f}%), 7 turns left]"
-    assert text == f"{said}3\n{line}|done|"
+    assert text == f"{output}3\n{line}|done|"
     chosen = "".join(c for c, mine in zip(text, transcript.loss_mask, strict=True) if mine)
     assert chosen == f"{PRESS % 3}|done|"
     assert trajectory.turns[0].replies[0].text == "3"
 
 
-async def test_after_a_cut_the_line_tells_the_tokens_that_stay_and_every_turn() -> None:
+async def test_after_a_cut_the_line_counts_the_remaining_tokens_and_every_turn() -> None:
     env = ContextEnv(CounterEnv(), page_characters=1000)
     policy = annotate(PRESS % 1, PRESS % 2, CUT_ALL, "done")
     trajectory = await run_episode(TASK, opening(env), policy, LIMITS)
@@ -70,7 +70,7 @@ async def test_after_a_cut_the_line_tells_the_tokens_that_stay_and_every_turn() 
 
 
 @pytest.mark.parametrize("turn", range(4))
-async def test_a_fork_is_told_as_many_turns_as_the_recorded_episode_was(turn: int) -> None:
+async def test_a_fork_counts_as_many_turns_as_the_recorded_episode(turn: int) -> None:
     lines = (PRESS % 1, PRESS % 1, PRESS % 1, "done")
     recorded = await run_episode(TASK, opening(CounterEnv()), annotate(*lines), LIMITS)
     policy = forked_policy(recorded, annotate(*lines[turn:]), turn=turn)

@@ -108,7 +108,7 @@ async def test_an_error_that_has_a_name_keeps_it() -> None:
     assert outcome(trajectory)[2:] == ("EnvError", "the button fell off")
 
 
-async def test_what_was_said_before_a_failure_is_kept() -> None:
+async def test_turns_before_a_failure_are_kept() -> None:
     trajectory = await played(CounterEnv(breaks="step"))
     (transcript,) = trajectory.transcripts
     assert sum(transcript.loss_mask) == len(PRESS % 3) + 1

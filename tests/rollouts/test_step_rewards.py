@@ -109,7 +109,7 @@ async def test_a_grade_without_any_step_reward_is_not_logged(
     assert caplog.text == ""
 
 
-async def test_numbers_in_info_reach_the_trajectory_and_other_values_are_ignored() -> None:
+async def test_numbers_in_info_are_recorded_per_turn_and_other_values_are_ignored() -> None:
     info = {"my_metric": 7, "rate": 0.5, "passed": True, "note": "text", "rows": [1], "none": None}
     trajectory = await run(BareEnv(step(0.0, info=info), step(0.0, done=True)))
     assert trajectory.turns[0].info == {"my_metric": 7.0, "rate": 0.5, "passed": 1.0}

@@ -88,7 +88,7 @@ def test_an_episode_that_cannot_be_written_loses_none_before_it(tmp_path: Path) 
     assert list(read_trajectories(path)) == ATTEMPTS[:1]
 
 
-def test_every_entry_finds_its_episode_and_tells_of_it_without_reading_it(tmp_path: Path) -> None:
+def test_every_entry_summarises_its_episode_without_reading_it(tmp_path: Path) -> None:
     path = eval_path(tmp_path, "val", 40)
     in_members(path)
     entries = list_entries(tmp_path)
@@ -147,7 +147,9 @@ def test_an_episode_is_not_named_from_a_step_that_holds_none(tmp_path: Path) -> 
         find_entry(tmp_path, "train/2/0")
 
 
-def test_a_torn_end_is_left_out_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_truncated_end_is_skipped_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = train_path(tmp_path, 1)
     in_members(path)
     *_, (last, _) = members(path)
@@ -182,10 +184,10 @@ def test_a_record_of_another_version_names_its_place(tmp_path: Path) -> None:
 
 
 def test_search_finds_what_an_episode_says_in_any_case_and_script(tmp_path: Path) -> None:
-    said = replace(ATTEMPTS[1], opening=(Message(role="user", content='Grüße an "Ümit"'),))
+    output = replace(ATTEMPTS[1], opening=(Message(role="user", content='Grüße an "Ümit"'),))
     path = train_path(tmp_path, 1)
     with EpisodeWriter(path) as writer:
-        for trajectory in (ATTEMPTS[0], said, ATTEMPTS[2]):
+        for trajectory in (ATTEMPTS[0], output, ATTEMPTS[2]):
             writer.add(trajectory)
     entries = list_entries(tmp_path)
     assert list(search(entries, 'AN "Ümit')) == [entries[1]]
@@ -201,10 +203,10 @@ def test_a_damaged_line_of_an_index_is_named_with_the_way_out(tmp_path: Path, li
         file.write(f"{line}\n")
     with pytest.raises(RecordError, match=r"step_000001\.index\.jsonl line 5: .*delete the index"):
         list_entries(tmp_path)
-    told: list[RecordError] = []
+    result: list[RecordError] = []
     write_groups(train_path(tmp_path, 2), GROUPS)
-    assert [e.step for e in list_entries(tmp_path, on_damage=told.append)] == [2, 2, 2]
-    assert len(told) == 1
+    assert [e.step for e in list_entries(tmp_path, on_damage=result.append)] == [2, 2, 2]
+    assert len(result) == 1
     index.unlink()
     assert len(entries_of(path)) == 3
 

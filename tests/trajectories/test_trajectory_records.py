@@ -106,7 +106,7 @@ def test_tokens_and_logprobs_that_do_not_fit_are_refused(key: str, value: Any) -
         from_record(record)
 
 
-def test_a_record_with_a_hole_says_what_is_missing() -> None:
+def test_a_record_with_a_missing_key_names_it() -> None:
     record = to_record(FULL)
     del record["turns"][1]["replies"]
     with pytest.raises(RecordError, match="replies"):

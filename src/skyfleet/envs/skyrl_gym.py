@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from enum import Enum
@@ -69,7 +69,7 @@ def list_registered() -> tuple[str, ...]:
     return tuple(skyrl_gym.registry)
 
 
-def skyrl_gym_factory(settings: SkyrlGymSettings) -> EnvFactory:
+def skyrl_gym_factory(settings: SkyrlGymSettings) -> Callable[[Task], Awaitable[SkyrlGymEnv]]:
     """The row's `metadata` becomes the extras: reward_spec, extra_info and the other columns."""
     make = _find_constructor(settings.env_id)
     workers = settings.max_env_workers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import date
 from typing import Any
@@ -79,7 +80,7 @@ def build_factory(config: RunConfig) -> EnvFactory:
     )
 
 
-def fleet_factory(settings: FleetSettings) -> EnvFactory:
+def fleet_factory(settings: FleetSettings) -> Callable[[Task], Awaitable[FleetEnv]]:
     """Open one environment per task, in an instance of its own."""
     token = RunnerToken()
 

@@ -6,7 +6,7 @@ context is shared.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
@@ -68,7 +68,7 @@ def build_factory(config: RunConfig) -> EnvFactory:
     return mcp_factory(MCPSettings.from_config(config.environment.mcp))
 
 
-def mcp_factory(settings: MCPSettings) -> EnvFactory:
+def mcp_factory(settings: MCPSettings) -> Callable[[Task], Awaitable[MCPEnv]]:
     async def open_env(task: Task) -> MCPEnv:
         return MCPEnv(task, settings)
 

@@ -8,7 +8,7 @@ server whose actions are not tool calls the agent gets one tool, `step`, that ta
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from zlib import crc32
 
@@ -47,7 +47,7 @@ def build_factory(config: RunConfig) -> EnvFactory:
     return openenv_factory(OpenEnvSettings.from_config(config.environment.openenv))
 
 
-def openenv_factory(settings: OpenEnvSettings) -> EnvFactory:
+def openenv_factory(settings: OpenEnvSettings) -> Callable[[Task], Awaitable[OpenEnvEnv]]:
     actions = _ActionSchema(settings)
 
     async def open_env(task: Task) -> OpenEnvEnv:
