@@ -1,4 +1,4 @@
-"""AgentDojo's tasks are played through its own tools and judged by its own checks."""
+"""AgentDojo's tasks run with its own tools and are graded by its own checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks are text and pictures within two limits, whatever a server sends."""
+"""Content blocks become text and images within two limits, whatever a server sends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Context tools: old turns leave the view and can be found; long answers have pages."""
+"""Context tools cut old turns, search the history and show long answers in pages."""
 
 from __future__ import annotations
 

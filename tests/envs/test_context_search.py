@@ -1,4 +1,4 @@
-"""search_history: every hit is shown, in as few snippets as there are stretches."""
+"""search_history shows every hit in as few snippets as possible."""
 
 from __future__ import annotations
 

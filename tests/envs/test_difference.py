@@ -1,4 +1,4 @@
-"""What changed in a database is found wherever it is, and judged to the field."""
+"""Difference finds every change in a database and checks it field by field."""
 
 from __future__ import annotations
 

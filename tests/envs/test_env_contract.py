@@ -1,7 +1,7 @@
-"""Every Env keeps these rules, whoever wrote it.
+"""Every environment keeps these rules.
 
-To hold a door to them: write an async context manager that yields a `Case` and is given a folder
-to work in, and add it to `KINDS` in one line. Servers, databases and keys live in the manager.
+To check an environment, write an async context manager that takes a folder to work in and yields
+a `Case`, and add it to `KINDS` in one line. Servers, databases and keys live in the manager.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class Case:
     open_env: EnvFactory
     task: Task
     solution: tuple[Message, ...]
-    """What the agent says, turn by turn, until it is done."""
+    """The agent's messages, turn by turn, until it is done."""
     grade_ends: bool = False
-    """Some protocols tell a grade only by ending the episode: nothing is said after it."""
+    """Some protocols reveal the grade only by ending the episode."""
 
     async def opened(self) -> Env:
         env = await self.open_env(self.task)
@@ -75,7 +75,7 @@ def calls(name: str, **arguments: object) -> Message:
 
 
 def solution_of(task: Task) -> tuple[Message, ...]:
-    """The reference calls, one a turn; the last ends the episode, or `<done>` does."""
+    """The reference calls, one per turn; the last ends the episode, or `<done>` does."""
     sampled_text = [calls(call.name, **call.arguments) for call in task.solution]
     answered = task.solution[-1].name == "submit_final_answer"
     return tuple(sampled_text) if answered else (*sampled_text, says(DONE))
@@ -196,7 +196,7 @@ pytestmark = [
     pytest.mark.parametrize(
         "kind",
         [
-            # It starts a Python process an episode.
+            # It starts a Python process per episode.
             pytest.param(kind, id=name, marks=pytest.mark.slow if name == "mcp_stdio" else ())
             for name, kind in KINDS.items()
         ],
@@ -312,7 +312,7 @@ async def test_close_releases_tasks_threads_and_files(case: Case) -> None:
     before = held()
     for _ in range(3):
         await play_and_close(case)
-    for _ in range(100):  # a thread that has been told to end still ends
+    for _ in range(100):  # threads may still be ending
         if not (more := held() - before):
             break
         await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""An env that is opened is closed, whatever happens in between."""
+"""An environment that is opened is always closed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fleet_task env, played on our own Fleet-compatible server."""
+"""The fleet_task adapter against our own Fleet-compatible server."""
 
 from __future__ import annotations
 

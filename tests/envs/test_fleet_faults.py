@@ -1,4 +1,4 @@
-"""What goes wrong on the way to Fleet is one failed episode or an unknown grade, and no more."""
+"""A fault between us and Fleet is one failed episode or one unknown grade."""
 
 from __future__ import annotations
 

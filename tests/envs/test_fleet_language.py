@@ -1,4 +1,4 @@
-"""Every word of the verifiers' language means what it means to fleet-python, defects aside."""
+"""The verifier API gives the results of fleet-python, except for its defects."""
 
 from __future__ import annotations
 

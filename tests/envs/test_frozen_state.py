@@ -1,4 +1,4 @@
-"""A frozen state answers from memory, and what it remembers cannot become untrue."""
+"""A frozen state caches its reads and cannot change."""
 
 from __future__ import annotations
 

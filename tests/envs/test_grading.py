@@ -1,4 +1,4 @@
-"""What is unknown is never a zero: who runs a verifier, how often, and what its answer is worth."""
+"""Where a verifier runs, how often it is retried, and that an unknown grade is never zero."""
 
 from __future__ import annotations
 

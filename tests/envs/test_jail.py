@@ -1,4 +1,4 @@
-"""Strangers' verifiers are judged like anyone's, and nothing they try gets out of the jail."""
+"""Untrusted verifiers grade as trusted ones do and cannot escape from the jail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A jail's workers: replaced when they fall, shared by nobody, gone when it closes."""
+"""Jail workers are replaced when they fail, are not shared, and end with the jail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MCP both ways: its official client on our envs, our client on anybody's server."""
+"""MCP: the official client on our server, and our adapter on other servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MCP servers that answer late or at length: no answer is taken for another, none is too long."""
+"""MCP servers that answer late or at length: no answer is taken for another one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graders find what an episode through MCP was worth, or say why it is unknown."""
+"""Graders for MCP episodes return a grade or say why it is unknown."""
 
 from __future__ import annotations
 

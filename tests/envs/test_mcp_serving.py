@@ -1,4 +1,4 @@
-"""What our MCP server answers to clients that keep the protocol, and to those that do not."""
+"""The answers of our MCP server to valid and invalid clients."""
 
 from __future__ import annotations
 

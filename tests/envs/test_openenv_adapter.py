@@ -1,4 +1,4 @@
-"""OpenEnv both ways: its official client on our envs, our client on anybody's server."""
+"""OpenEnv: the official client on our server, and our adapter on other servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenEnv servers that misbehave: one clear record each, and nothing left behind."""
+"""OpenEnv servers that misbehave: one clear error each, and no leak."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ async def test_a_gateway_without_a_server_is_tried_again_and_a_refusal_is_not(
 
 
 def _script(answer: Callable[[WebSocket, dict[str, Any]], Awaitable[None]]) -> Starlette:
-    """A server that answers every frame as told."""
+    """A server that answers every frame with the given answer."""
 
     async def talk(socket: WebSocket) -> None:
         await socket.accept()

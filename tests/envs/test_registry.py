@@ -1,4 +1,4 @@
-"""`environment` names what opens a task's env; what it does not name well is one sentence."""
+"""The `environment` section selects the adapter of a task; an invalid name is one sentence."""
 
 from __future__ import annotations
 

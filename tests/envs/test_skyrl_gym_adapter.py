@@ -1,4 +1,4 @@
-"""Any BaseTextEnv of skyrl-gym is played as SkyRL would play it."""
+"""Any BaseTextEnv of skyrl-gym runs as it does in SkyRL."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TASK = Task(key="t", env_key="own", prompt="Say it.", metadata={"seen": []})
 
 
 class OwnEnv(BaseTextEnv):  # type: ignore[misc]
-    """Ends when told to; otherwise does as it is told."""
+    """Ends at the action `end`; other actions trigger the behaviour they name."""
 
     last: OwnEnv
 

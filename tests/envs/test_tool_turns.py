@@ -1,4 +1,4 @@
-"""What an env of tools answers to a turn that calls nothing it can do."""
+"""The answer of a tool environment to a turn without a valid call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A verifier's word becomes a grade, and a broken verifier never becomes a zero."""
+"""A verifier's result becomes a grade, and a broken verifier never becomes a zero."""
 
 from __future__ import annotations
 

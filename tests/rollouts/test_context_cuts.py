@@ -1,4 +1,4 @@
-"""A history that was cut begins another transcript; the task stays, and all that was said is kept."""
+"""A cut of the history starts a new transcript; the prompt stays in view."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_the_prompt_is_never_cut_whatever_its_roles() -> None:
 
 
 class Listening:
-    """Says its lines and remembers how many messages each was said after."""
+    """Returns its lines and records the messages before each."""
 
     def __init__(self, *lines: str) -> None:
         self.received: list[list[str]] = []

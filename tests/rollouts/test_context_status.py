@@ -1,4 +1,4 @@
-"""The agent is told how much room it has left; the line is the world's, and nobody learns it."""
+"""The context status line is part of the observation and is not trained on."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_the_line_follows_the_answer_and_is_not_trained_on() -> None:
     (transcript,) = trajectory.transcripts
     text = "".join(chr(token) if token else "|" for token in transcript.token_ids)
     output = f"reach 3|{PRESS % 3}|"
-    # What is told is what stands before the line: the answer counts, the line itself does not.
+    # The number counts the answer but not the line itself.
     used = len(output) + len("3|")
     line = f"[Context: {used} of 1,000 tokens used ({used / 10:.0f}%), 7 turns left]"
     assert text == f"{output}3\n{line}|done|"

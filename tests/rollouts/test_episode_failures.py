@@ -1,4 +1,4 @@
-"""Whatever breaks, one episode ends and is recorded; only the engine's own bugs stop the run."""
+"""A failure ends one episode and is recorded; only the engine's own bugs stop the run."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A thousand episodes with cuts, warnings and stops: each sampled token is trained on once, as it was.
+"""In a thousand episodes with cuts, warnings and stops each sampled token is trained on exactly once.
 
-Held against what the engine itself was shown and said, in both ways of keeping turns.
+The transcripts are compared with what the engine received and returned, in both turn modes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Native tool calling: the server renders and reads, and its very tokens are the transcript."""
+"""Native tool calling: the server renders and parses, and its tokens are the transcript."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ async def test_a_cut_history_is_what_the_engine_is_sent_and_why_another_transcri
     )
     env = ContextEnv(CounterEnv(), page_characters=1000)
     trajectory = await run_episode(TASK, opening(env), speaking(script), LIMITS)
-    # The second turn filled the context, and the third was spoken all the same.
+    # The second turn filled the context, and the third was sampled all the same.
     assert trajectory.ending is Ending.DONE
     assert script.received == [
         1,

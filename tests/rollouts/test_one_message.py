@@ -1,4 +1,4 @@
-"""All turns in one message: answers stand between what was sampled, and no stop token does."""
+"""One-message mode: observations stand between the sampled texts, and no stop token does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The random caller says what the tools' schemas allow, and the same for the same seed."""
+"""The random agent calls tools as their schemas allow, reproducibly per seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the seeds' keys promise of a turn, from sampled tokens to the world and the loss mask."""
+"""The effect of the turn settings on actions and on the loss mask."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SkyRL's evaluation dumps: written under its names, and old ones read."""
+"""SkyRL's evaluation dumps are written with its keys, and old ones are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The archive keeps whole episodes, is read while it grows, and survives what a crash left."""
+"""The archive is readable while it grows and after a crash."""
 
 from __future__ import annotations
 

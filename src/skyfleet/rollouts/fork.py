@@ -18,7 +18,7 @@ from skyfleet.trajectories.trajectory import Trajectory
 
 
 class ReplayDiffersError(EnvError):
-    """The environment did not answer as recorded, so the state to fork from cannot be reached."""
+    """The environment did not answer as recorded, so there is no state to fork from."""
 
 
 def forked_policy(trajectory: Trajectory, policy: AgentFactory, *, turn: int) -> AgentFactory:
@@ -44,7 +44,7 @@ def forked_policy(trajectory: Trajectory, policy: AgentFactory, *, turn: int) ->
 def tokens_before(trajectory: Trajectory, turn: int) -> list[int] | None:
     """Return the tokens that the recorded policy had as prompt in this turn, counted from 0.
 
-    None if the record does not have one completion per turn, or two cannot be told apart.
+    None if the record does not have one completion per turn, or two cannot be separated.
     """
     transcripts = trajectory.transcripts
     if sum(len(each.policy_versions) for each in transcripts) != len(trajectory.turns):
