@@ -15,7 +15,7 @@ from skyfleet.envs.env import EnvFactory, close_env
 from skyfleet.envs.fleet.env import FleetEnv
 from skyfleet.envs.mcp.client import MCPEnv
 from skyfleet.envs.openenv.client import OpenEnvEnv
-from skyfleet.envs.registry import env_factory
+from skyfleet.envs.registry import check_task_classes, env_factory
 from skyfleet.envs.skyrl_gym import SkyrlGymEnv
 from skyfleet.errors import ConfigError
 from skyfleet.tasks.task import Task
@@ -172,6 +172,14 @@ async def test_env_classes_of_the_run_come_before_the_rows_own() -> None:
 async def test_a_row_with_an_unknown_environment_is_named(env_class: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         await factory()(row(env_class=env_class))
+    with pytest.raises(ConfigError, match=sentence):
+        check_task_classes(load_config("", []), [gym_task(), row(env_class=env_class)])
+
+
+def test_rows_with_known_environments_pass_the_check() -> None:
+    check_task_classes(load_config("", []), [gym_task(), row(env_class="gsm8k")])
+    own = load_config("", ["environment.env_classes={gsm8k: world}"])
+    check_task_classes(own, [row(env_class="no_such_env")])
 
 
 def test_without_skyrl_gym_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

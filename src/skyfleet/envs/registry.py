@@ -5,7 +5,7 @@ An adapter is imported when a run first names it, because most need packages of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
@@ -59,6 +59,17 @@ def env_factory(config: RunConfig) -> EnvFactory:
     return open_env
 
 
+def check_task_classes(config: RunConfig, tasks: Iterable[Task]) -> None:
+    """Raise ConfigError for a task whose own `env_class` cannot be opened, before a run starts."""
+    checked = {config.environment.env_class}
+    for task in tasks:
+        name = _get_row_class(task)
+        overridden = task.env_key in config.environment.env_classes
+        if name is not None and name not in checked and not overridden:
+            _build_for_row(name, config, task)
+            checked.add(name)
+
+
 def is_elsewhere(config: RunConfig, env_key: str) -> bool:
     """Whether episodes of this env_key run on somebody's server."""
     environment = config.environment
@@ -92,14 +103,14 @@ def _build(env_class: str, config: RunConfig, *, key: str) -> EnvFactory:
 
 def _find_builder(env_class: str, *, key: str) -> FactoryBuilder:
     """Resolve a built-in adapter, an environment of skyrl-gym, or a user's `module:function`."""
-    from skyfleet.envs import skyrl_gym
-
     if ":" in env_class:
         factory: EnvFactory = import_named(env_class, key=key)
         return lambda _: factory
     if env_class in ENV_CLASSES:
         builder = ENV_CLASSES[env_class]
         return _import_builder(builder) if isinstance(builder, str) else builder
+    from skyfleet.envs import skyrl_gym
+
     gym_envs = skyrl_gym.list_registered()
     if env_class in gym_envs:
         return partial(skyrl_gym.build_factory, env_id=env_class)
