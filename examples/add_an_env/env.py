@@ -1,4 +1,4 @@
-"""SafeEnv: a safe that opens at one number and says whether a wrong one is too low or too high."""
+"""SafeEnv: a safe that opens at one number and reports whether a wrong one is too low or too high."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ class SafeEnv:
     def __init__(self, task: Task) -> None:
         self._prompt = task.prompt
         self._secret = int(task.env_variables["SECRET"])
-        self._is_there = self._is_open = False
+        self._is_ready = self._is_open = False
 
     async def reset(self) -> Observation:
-        self._is_there, self._is_open = True, False
+        self._is_ready, self._is_open = True, False
         return Observation(
             messages=(Message(role="user", content=self._prompt),), tools=(TURN_DIAL,)
         )
 
     async def step(self, action: Message) -> Step:
-        """Every call is answered; what the agent does wrong is said, not raised."""
-        if not self._is_there:
-            raise EnvError("the safe is not there; call reset first")
+        """Answer the call; a mistake of the agent is a reply, not an exception."""
+        if not self._is_ready:
+            raise EnvError("the env is not open; call reset first")
         if not action.tool_calls:
             return Step(messages=(Message(role="user", content="Turn the dial."),))
         (call, *_) = action.tool_calls
         number = call.arguments.get("number")
         if call.name != TURN_DIAL.name or not isinstance(number, int):
-            said, wrong = "Error: call turn_dial with a number.", True
+            text, is_error = "Error: call turn_dial with a number.", True
         else:
-            said, wrong = self._click(number), False
-        reply = Message(role="tool", content=said, tool_call_id=call.id, is_error=wrong)
+            text, is_error = self._click(number), False
+        reply = Message(role="tool", content=text, tool_call_id=call.id, is_error=is_error)
         return Step(messages=(reply,), done=self._is_open)
 
     async def grade(self) -> Grade:
         return Grade(reward=float(self._is_open), success=self._is_open)
 
     async def close(self) -> None:
-        self._is_there = False
+        self._is_ready = False
 
     def _click(self, number: int) -> str:
         self._is_open = number == self._secret
@@ -59,5 +59,5 @@ class SafeEnv:
 
 
 async def open_env(task: Task) -> SafeEnv:
-    """What `environment.env_class` names."""
+    """The function that `environment.env_class` names."""
     return SafeEnv(task)

@@ -43,7 +43,7 @@ def test_it_tells_its_address_answers_and_ends_on_an_interrupt(tmp_path: Path) -
 
 
 def test_an_episode_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match=r"'train/1/9': .* holds no such episode"):
+    with pytest.raises(RecordError, match=r"'train/1/9': .* has no such episode"):
         view_command(write_run(tmp_path, plain=4), episode="train/1/9")
 
 

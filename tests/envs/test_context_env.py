@@ -1,4 +1,4 @@
-"""Context tools: old turns leave the view and can be found; long answers have pages."""
+"""Context tools cut old turns, search the history and show long answers in pages."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Echo(ShoutingEnv):
             Message(role="tool", content=call.arguments["text"], tool_call_id=call.id)
             for call in action.tool_calls
         )
-        said = Message(role="user", content="no call")
-        return Step(messages=answers or (said,), done="<done>" in action.text, reward=0.5)
+        produced = Message(role="user", content="no call")
+        return Step(messages=answers or (produced,), done="<done>" in action.text, reward=0.5)
 
 
 def call(name: str, id: str = "0", **arguments: Any) -> ToolCall:
@@ -62,7 +62,7 @@ async def test_the_tools_are_shown_beside_the_envs_own() -> None:
     }
 
 
-async def test_cutting_keeps_the_turns_asked_for_and_does_not_ask_the_world() -> None:
+async def test_a_cut_keeps_the_requested_turns_and_does_not_step_the_environment() -> None:
     inner = Echo()
     env = await opened(inner)
     for _ in range(3):
@@ -99,7 +99,7 @@ async def test_five_turns_stay_where_no_number_is_given() -> None:
         ("view_tool_output", {}, "every answer so far was shown whole"),
     ],
 )
-async def test_a_wrong_argument_is_told_and_nothing_is_cut(
+async def test_an_invalid_argument_is_an_error_and_cuts_nothing(
     name: str, arguments: dict[str, Any], error: str
 ) -> None:
     env = await opened()
@@ -162,7 +162,7 @@ async def test_what_is_out_of_view_and_beyond_the_first_page_is_found() -> None:
     assert again.split("\n") == found
 
 
-async def test_what_the_task_said_is_found() -> None:
+async def test_the_prompt_is_searched_too() -> None:
     env = await opened(page_characters=20)
     assert await answer(env, "search_history", pattern="SHOUT") == "opening, user: shout"
 
@@ -176,7 +176,7 @@ async def test_ten_hits_are_shown_and_the_rest_are_counted() -> None:
     assert hits[-1] == "[2 more; search for longer words]"
 
 
-async def test_an_env_that_is_reset_has_no_past() -> None:
+async def test_reset_clears_the_history() -> None:
     env = await opened(page_characters=10)
     await env.step(calling(call("echo", text="heron " * 10)))
     await env.reset()
@@ -201,14 +201,14 @@ async def test_several_calls_are_answered_in_their_order() -> None:
     assert step.reward == 0.5
 
 
-async def test_done_beside_a_context_tool_reaches_the_world() -> None:
+async def test_done_beside_a_context_tool_ends_the_episode() -> None:
     inner = Echo()
     env = await opened(inner)
     step = await env.step(calling(call("manage_context"), text="<done>"))
     assert (step.done, inner.steps) == (True, 1)
 
 
-async def test_a_turn_without_a_call_is_the_worlds() -> None:
+async def test_a_turn_without_a_call_goes_to_the_environment() -> None:
     inner = Echo()
     step = await (await opened(inner)).step(Message(role="assistant", content="hm"))
     assert [m.text for m in step.messages] == ["no call"]
@@ -220,13 +220,16 @@ async def test_a_turn_without_a_call_is_the_worlds() -> None:
     assert inner.steps == 2
 
 
-async def test_an_env_that_has_such_a_tool_already_is_refused() -> None:
+async def test_an_environment_with_a_tool_of_the_same_name_is_rejected() -> None:
     class Taken(ShoutingEnv):
         async def reset(self) -> Observation:
             tool = ToolSpec(name="manage_context", description="", parameters={})
             return Observation(messages=(), tools=(tool,))
 
-    with pytest.raises(EnvError, match="has manage_context of its own; set enable_context_tools"):
+    with pytest.raises(
+        EnvError,
+        match=r"has its own tools named manage_context; set environment\.enable_context_tools",
+    ):
         await ContextEnv(Taken(), page_characters=1).reset()
 
 

@@ -1,4 +1,4 @@
-"""search_history: every hit is shown, in as few snippets as there are stretches."""
+"""search_history shows every hit in as few snippets as possible."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from skyfleet.envs.context_env import Past, search_history
 
 
 def searched(text: str, pattern: str) -> list[str]:
-    past = Past(page_characters=100, said=[("turn 1, tool", text)])
+    past = Past(page_characters=100, messages=[("turn 1, tool", text)])
     return search_history(past, pattern).split("\n")
 
 
@@ -28,7 +28,7 @@ def searched(text: str, pattern: str) -> list[str]:
         (f"heron{'-' * 193}heron{'+' * 500}", [f"heron{'-' * 193}he…", f"…heron{'+' * 195}…"]),
     ],
 )
-def test_what_one_snippet_shows_the_next_does_not(text: str, snippets: list[str]) -> None:
+def test_snippets_do_not_overlap(text: str, snippets: list[str]) -> None:
     assert searched(text, "heron") == [f"turn 1, tool: {snippet}" for snippet in snippets]
 
 

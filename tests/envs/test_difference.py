@@ -1,4 +1,4 @@
-"""What changed in a database is found wherever it is, and judged to the field."""
+"""Difference finds every change in a database and checks it field by field."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ BORN: Spec = {
 SOLD: Spec = {"table": "owners", "pk": (1, "amy"), "type": "delete"}
 
 
-def test_nothing_done_is_no_difference(
+def test_equal_states_have_no_difference(
     before: sqlite3.Connection, after: sqlite3.Connection
 ) -> None:
     difference = Difference(before, after)
@@ -89,7 +89,7 @@ def test_exactly_means_no_more_no_less_and_nothing_else(
         Difference(before, after).expect_exactly([AGED])
 
 
-def test_a_wanted_value_that_never_came_about_is_a_fault(
+def test_an_expected_value_that_did_not_appear_is_a_mismatch(
     before: sqlite3.Connection, after: sqlite3.Connection
 ) -> None:
     after.execute("update pets set age = 4 where id = 1")
@@ -108,7 +108,7 @@ def test_an_insert_must_account_for_every_column(
         Difference(before, after).expect_exactly([{**BORN, "fields": [("id", 3)]}])
 
 
-def test_what_is_allowed_need_not_happen_but_nothing_else_may(
+def test_allowed_changes_are_optional_and_others_fail(
     before: sqlite3.Connection, after: sqlite3.Connection
 ) -> None:
     Difference(before, after).expect_only([AGED, BORN, SOLD])
@@ -133,7 +133,7 @@ def test_allowed_changes_may_be_written_field_by_field(
         Difference(before, after).expect_only(allowed[:1])
 
 
-def test_a_type_says_nothing_to_the_older_spelling(
+def test_the_older_spelling_ignores_type(
     before: sqlite3.Connection, after: sqlite3.Connection
 ) -> None:
     after.execute("update pets set age = 4 where id = 1")
@@ -177,7 +177,9 @@ def test_rows_without_a_primary_key_go_by_their_id_while_it_is_their_own(
     assert kinds == ["delete", "insert", "insert"]
 
 
-def test_what_is_ignored_is_not_seen(before: sqlite3.Connection, after: sqlite3.Connection) -> None:
+def test_ignored_tables_and_fields_are_not_compared(
+    before: sqlite3.Connection, after: sqlite3.Connection
+) -> None:
     after.execute("update pets set age = 9")
     after.execute("delete from notes")
     ignore = IgnoreConfig(tables={"notes"}, table_fields={"pets": {"age"}})
@@ -186,7 +188,7 @@ def test_what_is_ignored_is_not_seen(before: sqlite3.Connection, after: sqlite3.
         Difference(before, after, IgnoreConfig(fields={"age"})).expect_exactly([])
 
 
-def test_json_that_says_the_same_is_no_change(
+def test_equal_json_in_other_spelling_is_no_change(
     before: sqlite3.Connection, after: sqlite3.Connection
 ) -> None:
     after.execute("""update pets set extras = '{"b":2,"a":1}' where id = 1""")
@@ -195,9 +197,7 @@ def test_json_that_says_the_same_is_no_change(
     assert [change.kind for change in Difference(before, after).changes] == ["modify"]
 
 
-def test_a_spec_that_makes_no_sense_is_a_broken_verifier(
-    before: sqlite3.Connection, after: sqlite3.Connection
-) -> None:
+def test_an_invalid_spec_is_an_error(before: sqlite3.Connection, after: sqlite3.Connection) -> None:
     after.execute("update pets set age = 4 where id = 1")
     difference = Difference(before, after)
     with pytest.raises(ValueError, match="no table"):

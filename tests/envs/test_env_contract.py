@@ -1,7 +1,7 @@
-"""Every Env keeps these rules, whoever wrote it.
+"""Every environment keeps these rules.
 
-To hold a door to them: write an async context manager that yields a `Case` and is given a folder
-to work in, and add it to `KINDS` in one line. Servers, databases and keys live in the manager.
+To check an environment, write an async context manager that takes a folder to work in and yields
+a `Case`, and add it to `KINDS` in one line. Servers, databases and keys live in the manager.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from skyfleet.chat.message import Message, ToolCall
 from skyfleet.envs.agentdojo.env import open_agentdojo
 from skyfleet.envs.agentdojo.tasks import agentdojo_tasks
 from skyfleet.envs.context_env import with_context_tools
-from skyfleet.envs.env import DONE, Env, EnvFactory, Step
+from skyfleet.envs.env import DONE, Env, EnvFactory, Step, close_env, grade_env
 from skyfleet.envs.fleet.env import fleet_factory
 from skyfleet.envs.fleet.settings import FleetSettings
 from skyfleet.envs.mcp.client import MCPSettings, mcp_factory
@@ -51,9 +51,9 @@ class Case:
     open_env: EnvFactory
     task: Task
     solution: tuple[Message, ...]
-    """What the agent says, turn by turn, until it is done."""
+    """The agent's messages, turn by turn, until it is done."""
     grade_ends: bool = False
-    """Some protocols tell a grade only by ending the episode: nothing is said after it."""
+    """Some protocols reveal the grade only by ending the episode."""
 
     async def opened(self) -> Env:
         env = await self.open_env(self.task)
@@ -75,10 +75,10 @@ def calls(name: str, **arguments: object) -> Message:
 
 
 def solution_of(task: Task) -> tuple[Message, ...]:
-    """The reference calls, one a turn; the last ends the episode, or `<done>` does."""
-    spoken = [calls(call.name, **call.arguments) for call in task.solution]
+    """The reference calls, one per turn; the last ends the episode, or `<done>` does."""
+    sampled_text = [calls(call.name, **call.arguments) for call in task.solution]
     answered = task.solution[-1].name == "submit_final_answer"
-    return tuple(spoken) if answered else (*spoken, says(DONE))
+    return tuple(sampled_text) if answered else (*sampled_text, says(DONE))
 
 
 @asynccontextmanager
@@ -122,8 +122,8 @@ async def the_page(folder: Path) -> AsyncIterator[Case]:
 @asynccontextmanager
 async def safe(folder: Path) -> AsyncIterator[Case]:
     task = load_tasks(ROOT / "examples" / "add_an_env" / "tasks.jsonl")[0]
-    spoken = tuple(calls(call.name, **call.arguments) for call in task.solution)
-    yield Case(open_env=open_safe, task=task, solution=spoken)
+    sampled_text = tuple(calls(call.name, **call.arguments) for call in task.solution)
+    yield Case(open_env=open_safe, task=task, solution=sampled_text)
 
 
 def world_task() -> Task:
@@ -196,7 +196,7 @@ pytestmark = [
     pytest.mark.parametrize(
         "kind",
         [
-            # It starts a Python process an episode.
+            # It starts a Python process per episode.
             pytest.param(kind, id=name, marks=pytest.mark.slow if name == "mcp_stdio" else ())
             for name, kind in KINDS.items()
         ],
@@ -210,7 +210,7 @@ async def case(kind: Kind, tmp_path: Path) -> AsyncIterator[Case]:
         yield case
 
 
-async def test_an_episode_opens_with_words_and_with_tools_that_can_be_told_apart(
+async def test_reset_returns_text_and_tools_with_unique_names(
     case: Case,
 ) -> None:
     env = await case.open_env(case.task)
@@ -221,19 +221,19 @@ async def test_an_episode_opens_with_words_and_with_tools_that_can_be_told_apart
     for tool in opening.tools:
         Draft202012Validator.check_schema(tool.parameters)
         assert tool.parameters["type"] == "object"
-    await env.close()
+    await close_env(env)
 
 
 async def test_its_solution_ends_it_and_passes_and_doing_nothing_does_not(case: Case) -> None:
     idle = await case.opened()
     assert not passes(await graded(idle))
-    await idle.close()
+    await close_env(idle)
     env = await case.opened()
     *before, last = [await env.step(action) for action in case.solution]
     assert [step.done for step in before] == [False] * len(before)
     assert last.done
     assert passes(await graded(env))
-    await env.close()
+    await close_env(env)
 
 
 async def test_a_step_before_reset_or_after_close_is_an_env_error(case: Case) -> None:
@@ -241,7 +241,7 @@ async def test_a_step_before_reset_or_after_close_is_an_env_error(case: Case) ->
     with pytest.raises(EnvError):
         await env.step(case.solution[0])
     await env.reset()
-    await env.close()
+    await close_env(env)
     with pytest.raises(EnvError):
         await env.step(case.solution[0])
 
@@ -257,10 +257,10 @@ async def test_a_step_before_reset_or_after_close_is_an_env_error(case: Case) ->
     ],
     ids=["empty", "only words", "malformed", "unknown tool", "no name"],
 )
-async def test_whatever_the_agent_says_is_answered(case: Case, action: Message) -> None:
+async def test_every_action_gets_an_answer(case: Case, action: Message) -> None:
     env = await case.opened()
     assert answered(await env.step(action))
-    await env.close()
+    await close_env(env)
 
 
 async def test_wrong_arguments_are_answered_by_every_tool(case: Case) -> None:
@@ -268,8 +268,8 @@ async def test_wrong_arguments_are_answered_by_every_tool(case: Case) -> None:
     for tool in (await env.reset()).tools:
         one = await case.opened()
         assert answered(await one.step(calls(tool.name, no_such_argument=[{}])))
-        await one.close()
-    await env.close()
+        await close_env(one)
+    await close_env(env)
 
 
 async def test_it_can_be_graded_at_any_point_and_grading_changes_nothing(case: Case) -> None:
@@ -283,13 +283,13 @@ async def test_it_can_be_graded_at_any_point_and_grading_changes_nothing(case: C
             *_, last = [await env.step(action) for action in case.solution[turns:]]
             assert last.done
             assert passes(await graded(env))
-        await env.close()
+        await close_env(env)
 
 
 async def test_it_may_be_closed_twice_and_unopened(case: Case) -> None:
     for env in (await case.opened(), await case.open_env(case.task)):
-        await env.close()
-        await env.close()
+        await close_env(env)
+        await close_env(env)
 
 
 async def test_two_envs_of_one_task_share_nothing(case: Case) -> None:
@@ -304,15 +304,15 @@ async def test_two_envs_of_one_task_share_nothing(case: Case) -> None:
     later = await case.opened()
     assert await graded(later) == untouched
     for env in (one, other, later):
-        await env.close()
+        await close_env(env)
 
 
-async def test_nothing_is_left_behind(case: Case) -> None:
+async def test_close_releases_tasks_threads_and_files(case: Case) -> None:
     await play_and_close(case)  # what is made once for all episodes is made here
     before = held()
     for _ in range(3):
         await play_and_close(case)
-    for _ in range(100):  # a thread that has been told to end still ends
+    for _ in range(100):  # threads may still be ending
         if not (more := held() - before):
             break
         await asyncio.sleep(0.01)
@@ -326,7 +326,7 @@ async def play_and_close(case: Case) -> None:
         for action in case.solution[:turns]:
             await env.step(action)
         await graded(env)
-        await env.close()
+        await close_env(env)
 
 
 def answered(step: Step) -> bool:
@@ -335,7 +335,7 @@ def answered(step: Step) -> bool:
 
 async def graded(env: Env) -> Grade | str | None:
     try:
-        return await env.grade()
+        return await grade_env(env, ())
     except VerifierError as error:
         return str(error)
 

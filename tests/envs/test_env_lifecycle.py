@@ -1,4 +1,4 @@
-"""An env that is opened is closed, whatever happens in between."""
+"""An environment that is opened is always closed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 import pytest
 from tests.fakes.counter_env import TASK, CounterEnv, opening
 
-from skyfleet.envs.lifecycle import opened
+from skyfleet.envs.env import open_env_until
 from skyfleet.errors import EnvError, VerifierError, wrap_errors
 
 
@@ -16,7 +16,7 @@ async def test_an_env_is_closed_after_an_error_inside() -> None:
 
     async def broken() -> None:
         async with AsyncExitStack() as closing:
-            await opened(opening(env), TASK, closing)
+            await open_env_until(closing, opening(env), TASK)
             raise KeyError("inside")
 
     with pytest.raises(KeyError):
@@ -26,19 +26,19 @@ async def test_an_env_is_closed_after_an_error_inside() -> None:
 
 async def test_an_env_that_will_not_open_is_named() -> None:
     with pytest.raises(EnvError, match=r"^opening counter: OSError: it broke$"):
-        await opened(opening(CounterEnv(breaks="open")), TASK, AsyncExitStack())
+        await open_env_until(AsyncExitStack(), opening(CounterEnv(breaks="open")), TASK)
 
 
-async def test_a_close_that_hangs_is_left_behind_and_logged(
+async def test_a_close_that_hangs_is_abandoned_and_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     env = CounterEnv(breaks="close", hangs=True)
     async with AsyncExitStack() as closing:
-        await opened(opening(env), TASK, closing, close_timeout_seconds=0.01)
+        await open_env_until(closing, opening(env), TASK, close_timeout_seconds=0.01)
     assert "closing counter for task t: TimeoutError()" in caplog.text
 
 
-def test_blame_names_the_deed_and_keeps_names_already_given() -> None:
+def test_wrap_errors_names_the_stage_and_keeps_episode_errors() -> None:
     with pytest.raises(EnvError, match=r"^step: ValueError: odd$"), wrap_errors(EnvError, "step"):
         raise ValueError("odd")
     with pytest.raises(VerifierError, match=r"^mine$"), wrap_errors(EnvError, "step"):

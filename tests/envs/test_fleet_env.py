@@ -1,4 +1,4 @@
-"""The fleet_task env, played on our own Fleet-compatible server."""
+"""The fleet_task adapter against our own Fleet-compatible server."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from tests.fakes.serving import nothing_left, serving
 
 from skyfleet.chat.message import Image, Message, ToolCall
 from skyfleet.config.environment import FleetTask
-from skyfleet.envs.fleet.env import fleet_factory
-from skyfleet.envs.fleet.judging import judge, read_verdict
-from skyfleet.envs.fleet.prompt import opening_messages
+from skyfleet.envs.env import close_env, grade_env
+from skyfleet.envs.fleet.env import fleet_factory, make_prompt
+from skyfleet.envs.fleet.grading import grade_on_fleet, parse_verdict
 from skyfleet.envs.fleet.service import Arguments, FleetService, RemoteInstance, RunnerToken
 from skyfleet.envs.fleet.settings import FLEET_URL, FleetSettings
 from skyfleet.envs.verifiers.running import load_state, run_verifier
@@ -70,17 +70,17 @@ async def test_sixteen_at_once_each_have_a_world_of_their_own() -> None:
     assert instances.created == 16
 
 
-def test_the_agent_is_told_the_worlds_date_and_user() -> None:
+def test_the_prompt_contains_the_environments_date_and_user() -> None:
     variables = {"CURRENT_DATE": "2026-03-02", "LOGGED_IN_USER": "zoe", "REGION": "north"}
     task = WRITING.model_copy(update={"env_variables": variables})
-    system, user = opening_messages(task, today=date(2030, 1, 1))
+    system, user = make_prompt(task, today=date(2030, 1, 1))
     assert "Today is 2026-03-02." in system.text
     assert "- Your user id: zoe\n- REGION: north" in system.text
     assert "CURRENT_DATE" not in system.text
     assert "2030" not in system.text
     assert user.text == task.prompt
     bare = task.model_copy(update={"env_variables": {}})
-    system, _ = opening_messages(bare, today=date(2030, 1, 1))
+    system, _ = make_prompt(bare, today=date(2030, 1, 1))
     assert "Today is 2030-01-01." in system.text
     assert "The environment:" not in system.text
 
@@ -110,11 +110,11 @@ async def test_an_agents_mistakes_are_answered_and_its_answer_ends_the_episode()
         assert final.done
         with pytest.raises(EnvError, match="after done"):
             await env.step(Message(role="assistant", content="more"))
-        grade = await env.grade()
+        grade = await grade_env(env, ())
         assert grade is not None
         assert grade.reward == 0.0
-        await env.close()
-        await env.close()
+        await close_env(env)
+        await close_env(env)
         with pytest.raises(EnvError, match="call reset first"):
             await env.step(Message(role="assistant", content="more"))
         assert not any("submit_final_answer" in seen for seen in faulty.seen if "/mcp" in seen)
@@ -146,9 +146,9 @@ async def test_a_verifier_that_asks_for_the_conversation_is_given_it() -> None:
         "env",
     ],
 )
-@pytest.mark.parametrize("said", ["42", None])
-async def test_a_verifier_is_given_the_same_by_the_service_as_by_our_own_executor(
-    signature: str, said: str | None
+@pytest.mark.parametrize("output", ["42", None])
+async def test_the_service_passes_a_verifier_the_same_arguments_as_run_verifier(
+    signature: str, output: str | None
 ) -> None:
     code = f"def validate_task({signature}):\n    given = dict(locals())\n    del given['env']\n"
     code += "    print(sorted(map(str, given.items())))\n    return 1\n"
@@ -157,39 +157,39 @@ async def test_a_verifier_is_given_the_same_by_the_service_as_by_our_own_executo
 
     class Service(FleetService):
         async def execute_verifier(
-            self, instance: RemoteInstance, task: Task, code: str, function: str, said: Arguments
+            self, instance: RemoteInstance, task: Task, code: str, function: str, output: Arguments
         ) -> dict[str, Any]:
-            sent.append(said)
+            sent.append(output)
             return {"success": True, "result": 1}
 
     service = Service(FleetSettings(api_key="k"), RunnerToken())
     instance = RemoteInstance(id="i", root="http://r/", manager="http://m")
-    await judge(service, instance, task, final_answer=said, conversation=())
+    await grade_on_fleet(service, instance, task, final_answer=output, conversation=())
     ((positional, named),) = sent
     names: dict[str, Any] = {}
     printed: list[str] = []
     exec(code, names | {"print": printed.append}, names)
     names["validate_task"](None, *positional, **named)
     with closing(load_state(b"")) as empty:
-        ours = run_verifier(code, empty, empty, said, conversation="[]").explanation
+        ours = run_verifier(code, empty, empty, output, conversation="[]").explanation
     assert f"{printed[0]}\n" == ours
 
 
-def test_a_verdict_is_a_number_and_partial_credit_betters_only_a_zero() -> None:
+def test_a_verdict_is_a_number_and_partial_credit_replaces_only_a_zero() -> None:
     half = (
         ">>> ERROR_ACCUMULATOR >>>\n['a']\n<<< ERROR_ACCUMULATOR <<<\n"
         ">>> SUCCESS_ACCUMULATOR >>>\n['b']\n<<< SUCCESS_ACCUMULATOR <<<\n"
     )
     failed = {"success": True, "result": 0, "stdout": half}
-    assert read_verdict(failed, partial=False).reward == 0.0
-    assert read_verdict(failed, partial=True).reward == 0.5
-    assert not read_verdict(failed, partial=True).success
-    assert read_verdict({**failed, "result": 1}, partial=True).reward == 1.0
-    assert read_verdict({"success": True, "result": None}, partial=False).reward == 1.0
-    assert read_verdict({"success": True, "result": {"score": 0.5}}, partial=False).reward == 0.5
+    assert parse_verdict(failed, partial=False).reward == 0.0
+    assert parse_verdict(failed, partial=True).reward == 0.5
+    assert not parse_verdict(failed, partial=True).success
+    assert parse_verdict({**failed, "result": 1}, partial=True).reward == 1.0
+    assert parse_verdict({"success": True, "result": None}, partial=False).reward == 1.0
+    assert parse_verdict({"success": True, "result": {"score": 0.5}}, partial=False).reward == 0.5
     for odd in ("1", float("nan"), 10**400, [1], {"score": "high"}):
         with pytest.raises(VerifierError, match="return a number"):
-            read_verdict({"success": True, "result": odd}, partial=False)
+            parse_verdict({"success": True, "result": odd}, partial=False)
 
 
 def _small_server(tools: dict[str, list[str]], results: dict[str, Any]) -> Any:
@@ -247,7 +247,7 @@ async def test_tools_are_the_union_of_the_endpoints_without_the_screen() -> None
         await env.close()
 
 
-async def test_a_screen_is_worked_by_the_computer_tool_alone_and_shows_pictures() -> None:
+async def test_a_screen_task_has_the_computer_tool_only_and_returns_images() -> None:
     shot = {"type": "text", "text": json.dumps({"base64_image": "data:image/jpeg;base64,AAAA"})}
     app = _small_server({"/api/v1/mcp": ["a", "computer"]}, {"computer/api/v1/mcp": [shot]})
     task = WRITING.model_copy(update={"modality": "computer_use"})

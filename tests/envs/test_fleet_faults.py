@@ -1,4 +1,4 @@
-"""What goes wrong on the way to Fleet is one failed episode or an unknown grade, and no more."""
+"""A fault between us and Fleet is one failed episode or one unknown grade."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from tests.fakes.faulty_fleet import (
 )
 from tests.fakes.serving import nothing_left, serving
 
+from skyfleet.envs.env import close_env
 from skyfleet.envs.fleet.env import fleet_factory
 from skyfleet.envs.fleet.service import FleetService, RunnerToken
 from skyfleet.envs.fleet.settings import FleetSettings
@@ -36,9 +37,7 @@ _TOKEN = "/v1/runner-auth/token"
 
 @pytest.mark.parametrize("fault", ["refuse", "hang", "cut"])
 @pytest.mark.parametrize("place", ["/v1/env/instances", "tools/list", "tools/call"])
-async def test_a_fault_of_the_server_is_one_failed_episode_and_the_next_one_is_well(
-    place: str, fault: str
-) -> None:
+async def test_a_server_fault_fails_one_episode_and_not_the_next(place: str, fault: str) -> None:
     broken = True
 
     def goes_wrong(path: str, body: bytes) -> str | None:
@@ -56,7 +55,7 @@ async def test_a_fault_of_the_server_is_one_failed_episode_and_the_next_one_is_w
         assert well.grade.reward == 1.0
 
 
-async def test_a_lost_answer_repeats_what_only_reads_and_never_what_writes() -> None:
+async def test_after_a_lost_answer_only_read_only_calls_are_retried() -> None:
     lost: list[str] = []
 
     def forget_once(path: str, body: bytes) -> str | None:
@@ -75,7 +74,7 @@ async def test_a_lost_answer_repeats_what_only_reads_and_never_what_writes() -> 
     assert names == ["list_issues", "list_issues", "update_issue"]
 
 
-async def test_an_instance_whose_making_was_not_heard_of_is_the_one_that_is_used() -> None:
+async def test_an_instance_created_despite_a_lost_answer_is_used() -> None:
     lost: list[str] = []
 
     def forget_once(path: str, body: bytes) -> str | None:
@@ -90,7 +89,7 @@ async def test_an_instance_whose_making_was_not_heard_of_is_the_one_that_is_used
         assert instances.created == 1
 
 
-async def test_an_episode_cut_while_its_instance_is_made_leaves_none_behind() -> None:
+async def test_an_episode_cancelled_during_provisioning_leaves_no_instance() -> None:
     app = fleet_app(TASKS, api_key=KEY)
 
     async def made_slowly(scope: Any, receive: Any, send: Any) -> None:
@@ -115,7 +114,7 @@ async def test_a_close_that_is_cancelled_still_deletes_the_instance() -> None:
     async with faulty_fleet() as (open_env, instances, _):
         env = await open_env(WRITING)
         await env.reset()
-        closing = asyncio.create_task(env.close())
+        closing = asyncio.create_task(close_env(env))
         await asyncio.sleep(0)
         closing.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -160,12 +159,17 @@ BROKEN = "def validate_task(env) return 1\n"
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
-    [(CRASHING, "nowhere"), (UNJUDGED, "JUDGE ERROR"), (BROKEN, "cannot be read"), (None, "None")],
+    ("code", "output"),
+    [
+        (CRASHING, "nowhere"),
+        (UNJUDGED, "JUDGE ERROR"),
+        (BROKEN, "cannot be parsed"),
+        (None, "None"),
+    ],
     ids=["crashing", "unjudged", "broken", "none"],
 )
 async def test_a_verifier_that_gives_no_verdict_leaves_the_grade_unknown(
-    code: str | None, said: str
+    code: str | None, output: str
 ) -> None:
     task = WRITING.model_copy(update={"verifier_code": code})
     async with faulty_fleet() as (open_env, _, _):
@@ -174,10 +178,10 @@ async def test_a_verifier_that_gives_no_verdict_leaves_the_grade_unknown(
     assert trajectory.grade is None
     assert trajectory.failure is not None
     assert trajectory.failure.kind == "VerifierError"
-    assert said in trajectory.failure.detail
+    assert output in trajectory.failure.detail
 
 
-async def test_a_verdict_is_asked_for_again_when_the_service_stumbles() -> None:
+async def test_a_verifier_is_retried_when_the_service_fails() -> None:
     stumbles = iter(["refuse"])
 
     def stumble(path: str, body: bytes) -> str | None:

@@ -1,4 +1,4 @@
-"""Every word of the verifiers' language means what it means to fleet-python, defects aside."""
+"""The verifier API gives the results of fleet-python, except for its defects."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def validate_task(env, final_answer=None):
         ("contains_number(final_answer, 1)", None),
     ],
 )
-def test_the_language_means_the_same(tmp_path: Path, body: str, score: Score) -> None:
+def test_verifier_calls_score_as_under_fleet(tmp_path: Path, body: str, score: Score) -> None:
     states = _image(BEFORE), _image(BEFORE, AFTER)
     assert both_scores(tmp_path, _verifier(body), *states) == (score, score)
 
@@ -194,7 +194,7 @@ def test_the_function_is_found_and_called_the_same(tmp_path: Path, code: str) ->
         (f"{PETS}.count() == 3", "", 0, 1),
     ],
 )
-def test_where_fleet_would_grade_wrongly_ours_does_not(
+def test_cases_where_our_grade_differs_from_fleets_on_purpose(
     tmp_path: Path, body: str, write: str, theirs: Score, ours: Score
 ) -> None:
     states = _image(BEFORE), _image(BEFORE, AFTER, write)

@@ -67,8 +67,8 @@ def test_tasks_of_a_world_score_the_same_solved_undone_half_done_and_overdone(
     for task in world_tasks(name, split="all", count=15, seed=5):
         code, seed = task.verifier_code or "", world.image(_data_seed(task))
         calls = [call for call in task.solution if call.name != "submit_final_answer"]
-        said = [call.arguments["answer"] for call in task.solution if call not in calls]
-        answer = said[0] if said else None
+        output = [call.arguments["answer"] for call in task.solution if call not in calls]
+        answer = output[0] if output else None
         solved = _image_after(task, calls, _nothing)
         wrong = [(seed, None), (_image_after(task, calls, _lose_a_row), answer)]
         if answer is not None:

@@ -1,4 +1,4 @@
-"""A frozen state answers from memory, and what it remembers cannot become untrue."""
+"""A frozen state caches its reads and cannot change."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from random import Random
 
 import pytest
 
-from skyfleet.envs.verifiers import frozen
+from skyfleet.envs.verifiers import states as frozen
 from skyfleet.envs.verifiers.difference import Difference
-from skyfleet.envs.verifiers.frozen import frozen_state
-from skyfleet.envs.verifiers.pages import touched_tables
 from skyfleet.envs.verifiers.running import load_state
+from skyfleet.envs.verifiers.states import find_touched_tables, load_frozen_state
 
 
 def image(*names: str) -> bytes:
@@ -28,35 +27,35 @@ def row_by_row(image: bytes, after: sqlite3.Connection) -> list[str]:
     """The changes as they are found where pages do not tell."""
     before = load_state(image)
     before.execute("begin")
-    assert touched_tables(before, after) is None
+    assert find_touched_tables(before, after) is None
     return list(map(str, Difference(before, after).changes))
 
 
 def test_the_same_image_is_the_same_state() -> None:
-    assert frozen_state(image("ada")) is frozen_state(image("ada"))
-    assert frozen_state(image("ada")) is not frozen_state(image("bob"))
+    assert load_frozen_state(image("ada")) is load_frozen_state(image("ada"))
+    assert load_frozen_state(image("ada")) is not load_frozen_state(image("bob"))
 
 
-def test_nobody_can_write_to_it() -> None:
+def test_a_frozen_state_is_read_only() -> None:
     with pytest.raises(sqlite3.OperationalError, match="readonly"):
-        frozen_state(image("ada")).execute("insert into users (name) values ('eve')")
+        load_frozen_state(image("ada")).execute("insert into users (name) values ('eve')")
 
 
 def test_bytes_that_are_the_same_are_no_difference() -> None:
-    before, after = frozen_state(image("ada")), load_state(image("ada"))
+    before, after = load_frozen_state(image("ada")), load_state(image("ada"))
     after.execute("select * from users").fetchall()
-    assert touched_tables(before, after) == set()
+    assert find_touched_tables(before, after) == set()
     assert Difference(before, after).changes == ()
 
 
 def test_only_tables_with_other_bytes_are_read_again() -> None:
-    before, after = frozen_state(image("ada")), load_state(image("ada"))
+    before, after = load_frozen_state(image("ada")), load_state(image("ada"))
     after.execute("insert into empty values (7)")
-    assert touched_tables(before, after) == {"empty"}
+    assert find_touched_tables(before, after) == {"empty"}
 
 
 @pytest.mark.parametrize(
-    ("sql", "said"),
+    ("sql", "output"),
     [
         ("insert into users (name) values ('eve')", ["insert users 2: id=2, name='eve'"]),
         ("update users set name = 'eve'", ["modify users 1: name='eve'"]),
@@ -65,34 +64,32 @@ def test_only_tables_with_other_bytes_are_read_again() -> None:
         ("insert into empty values (7)", ["insert empty 7: id=7"]),
     ],
 )
-def test_what_is_remembered_of_one_comparison_is_right_in_the_next(
-    sql: str, said: list[str]
-) -> None:
-    before = frozen_state(image("ada"))
+def test_cached_reads_are_valid_in_the_next_comparison(sql: str, output: list[str]) -> None:
+    before = load_frozen_state(image("ada"))
     for _ in range(2):
         after = load_state(image("ada"))
         after.execute(sql)
-        assert list(map(str, Difference(before, after).changes)) == said
-        assert row_by_row(image("ada"), after) == said
+        assert list(map(str, Difference(before, after).changes)) == output
+        assert row_by_row(image("ada"), after) == output
 
 
 def test_a_row_that_was_taken_out_and_put_back_is_no_change() -> None:
     after = load_state(image("ada", "bob"))
     after.execute("delete from users where id = 1")
     after.execute("insert into users values (1, 'ada')")
-    assert Difference(frozen_state(image("ada", "bob")), after).changes == ()
+    assert Difference(load_frozen_state(image("ada", "bob")), after).changes == ()
 
 
-def test_what_was_long_not_asked_for_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frozen, "MOST_STATES", 2)
+def test_states_that_fall_out_of_the_cache_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frozen, "MAX_STATES", 2)
     monkeypatch.setattr(frozen, "_states", OrderedDict())
-    ada, bob = frozen_state(image("ada")), frozen_state(image("bob"))
-    assert frozen_state(image("ada")) is ada
-    frozen_state(image("eve"))
+    ada, bob = load_frozen_state(image("ada")), load_frozen_state(image("bob"))
+    assert load_frozen_state(image("ada")) is ada
+    load_frozen_state(image("eve"))
     assert ada.execute("select name from users").fetchall() == [("ada",)]
     with pytest.raises(sqlite3.ProgrammingError, match="closed"):
         bob.execute("select name from users")
-    assert frozen_state(image("bob")) is not bob
+    assert load_frozen_state(image("bob")) is not bob
 
 
 WORDS = ("", "a", "bb" * 40, "c" * 9000)
@@ -128,7 +125,7 @@ def test_pages_hide_no_change_however_tables_grow_shrink_and_take_each_others_ro
     after = load_state(image)
     for _ in range(random.randrange(1, 12)):
         random_deed(random, after)
-    quick = Difference(frozen_state(image), after).changes
+    quick = Difference(load_frozen_state(image), after).changes
     assert list(map(str, quick)) == row_by_row(image, after)
 
 
@@ -143,7 +140,7 @@ def test_what_is_not_committed_is_a_change_too() -> None:
     after = load_state(image("ada"))
     after.execute("begin")
     after.execute("update users set name = 'eve'")
-    changes = Difference(frozen_state(image("ada")), after).changes
+    changes = Difference(load_frozen_state(image("ada")), after).changes
     assert list(map(str, changes)) == ["modify users 1: name='eve'"]
 
 
@@ -152,7 +149,7 @@ def test_a_table_that_comes_or_goes_is_not_hidden_by_its_pages() -> None:
     after.execute("drop table empty")
     after.execute("create table other (id integer primary key)")
     after.execute("insert into other values (3)")
-    changes = Difference(frozen_state(image("ada")), after).changes
+    changes = Difference(load_frozen_state(image("ada")), after).changes
     assert list(map(str, changes)) == ["insert other 3: id=3"]
 
 
@@ -164,8 +161,8 @@ def test_a_table_is_not_hidden_by_a_schema_of_many_pages() -> None:
     after = load_state(many.serialize())
     after.execute("create table other (id integer primary key)")
     after.execute("insert into other values (3)")
-    before = frozen_state(many.serialize())
-    assert touched_tables(before, after) is None
+    before = load_frozen_state(many.serialize())
+    assert find_touched_tables(before, after) is None
     assert list(map(str, Difference(before, after).changes)) == ["insert other 3: id=3"]
 
 
@@ -175,11 +172,11 @@ def test_what_sqlite_counts_for_itself_is_no_change() -> None:
     after = load_state(counted.serialize())
     after.execute("insert into pets (name) values ('rex')")
     after.execute("delete from pets")
-    assert Difference(frozen_state(counted.serialize()), after).changes == ()
+    assert Difference(load_frozen_state(counted.serialize()), after).changes == ()
 
 
 @pytest.mark.parametrize(
-    ("columns", "sql", "said"),
+    ("columns", "sql", "output"),
     [
         ("fts5(title)", "insert into found values ('evil')", "insert found 2: title='evil'"),
         ("fts5(title)", "delete from found", "delete found 1: title=1"),
@@ -187,15 +184,15 @@ def test_what_sqlite_counts_for_itself_is_no_change() -> None:
     ],
 )
 def test_a_virtual_table_is_compared_though_it_has_no_page(
-    columns: str, sql: str, said: str
+    columns: str, sql: str, output: str
 ) -> None:
     first = load_state(image("ada"))
     first.execute(f"create virtual table found using {columns}")
     width = len(first.execute("pragma table_info(found)").fetchall())
     first.execute(f"insert into found values ({', '.join('1' * width)})")
     after = load_state(first.serialize())
-    assert touched_tables(frozen_state(first.serialize()), after) == set()
+    assert find_touched_tables(load_frozen_state(first.serialize()), after) == set()
     after.execute(sql)
-    changes = list(map(str, Difference(frozen_state(first.serialize()), after).changes))
-    assert said in changes
+    changes = list(map(str, Difference(load_frozen_state(first.serialize()), after).changes))
+    assert output in changes
     assert changes == row_by_row(first.serialize(), after)

@@ -1,4 +1,4 @@
-"""What is unknown is never a zero: who runs a verifier, how often, and what its answer is worth."""
+"""Where a verifier runs, how often it is retried, and that an unknown grade is never zero."""
 
 from __future__ import annotations
 
@@ -13,8 +13,12 @@ from skyfleet.envs.verifiers import grading
 from skyfleet.envs.verifiers.difference import Difference
 from skyfleet.envs.verifiers.grading import grade_state
 from skyfleet.envs.verifiers.jail import Jail
-from skyfleet.envs.verifiers.partial import partial_reward
-from skyfleet.envs.verifiers.running import BrokenVerifierError, load_state, run_verifier
+from skyfleet.envs.verifiers.running import (
+    BrokenVerifierError,
+    load_state,
+    partial_reward,
+    run_verifier,
+)
 from skyfleet.envs.verifiers.writing import write_verifier, written_here
 from skyfleet.errors import VerifierError
 from skyfleet.worlds.catalog import get_world, world_tasks
@@ -35,7 +39,7 @@ def current() -> Iterator[sqlite3.Connection]:
         yield connection
 
 
-async def test_source_written_here_stays_here_and_a_letter_more_goes_to_jail(
+async def test_source_written_here_runs_in_process_and_any_other_in_the_jail(
     current: sqlite3.Connection,
 ) -> None:
     with closing(load_state(SEED)) as seed:
@@ -78,13 +82,15 @@ async def test_what_failed_is_tried_again_unless_it_never_runs(
 
 
 @BWRAP
-async def test_one_good_try_is_enough(jail: Jail, current: sqlite3.Connection) -> None:
+async def test_a_retry_that_succeeds_gives_the_grade(
+    jail: Jail, current: sqlite3.Connection
+) -> None:
     code = verifier("import os; assert os.getpid() % 3 == 0; return 1")
     for _ in range(3):
         assert (await grade_state(code, SEED, current, None, jail=jail)).success
 
 
-async def test_a_world_grades_tasks_from_elsewhere_in_the_jail() -> None:
+async def test_a_world_grades_foreign_tasks_in_the_jail() -> None:
     (task,) = world_tasks("github", split="all", count=1)
     assert task.verifier_code is not None
     env = WorldEnv(
@@ -112,7 +118,7 @@ async def test_a_world_grades_tasks_from_elsewhere_in_the_jail() -> None:
         "env, **kwargs",
     ],
 )
-def test_a_verifier_is_told_what_its_signature_asks_for(
+def test_a_verifier_gets_the_arguments_that_its_signature_names(
     current: sqlite3.Connection, signature: str
 ) -> None:
     code = f"""def verify({signature}):
@@ -127,7 +133,9 @@ def test_a_verifier_need_not_ask_for_anything(current: sqlite3.Connection, signa
     assert run_verifier(f"def verify({signature}): return 1", current, current, "tom").success
 
 
-def test_source_that_never_runs_is_told_from_a_crash(current: sqlite3.Connection) -> None:
+def test_source_that_can_never_run_is_distinguished_from_a_crash(
+    current: sqlite3.Connection,
+) -> None:
     for code in ("def verify(", "score = 1", "def verify(env): '\0'"):
         with pytest.raises(BrokenVerifierError):
             run_verifier(code, current, current, None)
@@ -141,8 +149,8 @@ def _block(kind: str, *entries: str) -> str:
 
 
 def _app(name: str, passed: int, *successes: str) -> str:
-    said = _block("SUCCESS", *successes)
-    return f"<<< VERIFY_{name} <<<\n{said}>>> VERIFY_{name} >>>\nApp {name}: {passed}\n"
+    output = _block("SUCCESS", *successes)
+    return f"<<< VERIFY_{name} <<<\n{output}>>> VERIFY_{name} >>>\nApp {name}: {passed}\n"
 
 
 @pytest.mark.parametrize(

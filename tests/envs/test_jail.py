@@ -1,4 +1,4 @@
-"""Strangers' verifiers are judged like anyone's, and nothing they try gets out of the jail."""
+"""Untrusted verifiers grade as trusted ones do and cannot escape from the jail."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ import pytest
 from tests.fakes.jails import BWRAP, CURRENT, GOOD, KINDS, SEED, verifier, verify
 
 from skyfleet.envs.verifiers import seccomp
-from skyfleet.envs.verifiers.jail import Jail
-from skyfleet.envs.verifiers.jail_frames import framed, pack_grade
-from skyfleet.envs.verifiers.jail_process import walled_command
-from skyfleet.envs.verifiers.running import load_state, run_verifier
+from skyfleet.envs.verifiers.jail import Jail, build_bwrap_command
+from skyfleet.envs.verifiers.jail_protocol import pack_frame, pack_verdict
+from skyfleet.envs.verifiers.running import Verdict, load_state, run_verifier
 from skyfleet.errors import VerifierError
-from skyfleet.tasks.task import Grade
 
-FORGED = framed(pack_grade(Grade(reward=1.0, success=True)))
+FORGED = pack_frame(pack_verdict(Verdict(reward=1.0, stdout="")))
 
 pytestmark = pytest.mark.skipif(not seccomp.SUPPORTED, reason="the filter is for Linux on x86_64")
 
@@ -45,7 +43,7 @@ ORDINARY = {
 
 
 @pytest.mark.parametrize("body", ORDINARY.values(), ids=list(ORDINARY))
-async def test_a_grade_is_the_one_it_would_be_outside(jail: Jail, body: str) -> None:
+async def test_a_grade_in_the_jail_equals_the_grade_outside(jail: Jail, body: str) -> None:
     code = verifier(body)
     with closing(load_state(SEED)) as seed, closing(load_state(CURRENT)) as current:
         outside = run_verifier(code, seed, current, "tom")
@@ -83,7 +81,7 @@ ATTEMPTS = {
     "close the result": ("import os; os.close(3); return 1", "without a result"),
     "flood the result": ("import os; os.write(3, b'x' * 2_000_000)", "more than 1000000 bytes"),
     "claim infinity": ('import os; os.write(3, b\'{"reward": 1e999, "stdout": ""}\')', "wrote"),
-    "answer with a tower": ("import os; os.write(3, b'[' * 900_000)", "wrote over"),
+    "answer with a tower": ("import os; os.write(3, b'[' * 900_000)", "overwrote"),
     "attach a file": (
         "import sqlite3; sqlite3.connect(':memory:').execute(\"attach '/tmp/a' as a\")",
         "unable to open database",
@@ -97,7 +95,7 @@ ATTEMPTS = {
 
 
 @pytest.mark.parametrize(("body", "complaint"), ATTEMPTS.values(), ids=list(ATTEMPTS))
-async def test_an_attempt_to_get_out_is_an_unknown_grade(
+async def test_an_escape_attempt_leaves_the_grade_unknown(
     jail: Jail, body: str, complaint: str
 ) -> None:
     await verify(jail, GOOD)
@@ -126,7 +124,7 @@ async def test_a_verifier_that_takes_too_long_is_ended(jail: Jail, body: str) ->
     assert jail.pids == pids
 
 
-async def test_a_result_forged_on_every_channel_counts_for_nobody(jail: Jail) -> None:
+async def test_a_forged_result_counts_for_no_verification(jail: Jail) -> None:
     code = f"""
     import os, sys
     frame = sys._getframe()
@@ -144,12 +142,12 @@ async def test_a_result_forged_on_every_channel_counts_for_nobody(jail: Jail) ->
             pass
     return 0
     """
-    with pytest.raises(VerifierError, match="wrote over its own result"):
+    with pytest.raises(VerifierError, match="overwrote its own result"):
         await verify(jail, verifier(code))
     assert (await verify(jail, verifier("return 0"))).reward == 0.0
 
 
-async def test_what_a_verifier_breaks_is_whole_for_the_next(jail: Jail) -> None:
+async def test_damage_by_one_verifier_does_not_affect_the_next(jail: Jail) -> None:
     bends = """
     import json
     json.dumps = lambda said: '{"reward": 1.0, "stdout": "bent"}'
@@ -157,7 +155,7 @@ async def test_what_a_verifier_breaks_is_whole_for_the_next(jail: Jail) -> None:
     takes_out = """
     import sys
     modules = [m for name, m in sys.modules.items() if name.startswith("skyfleet")]
-    return 0 if any([vars(one).pop("read_reward", None) for one in modules]) else 1
+    return 0 if any([vars(one).pop("parse_reward", None) for one in modules]) else 1
     """
     with pytest.raises(VerifierError):
         await verify(jail, verifier("import builtins; builtins.__dict__.clear()"))
@@ -218,7 +216,7 @@ async def test_long_output_keeps_its_end_and_the_grade(jail: Jail) -> None:
     assert len(grade.explanation) == 64_000
 
 
-async def test_half_a_character_can_be_written_down(jail: Jail) -> None:
+async def test_a_lone_surrogate_in_the_output_can_be_written(jail: Jail) -> None:
     grade = await verify(jail, verifier("print('\\ud800')"))
     assert grade.explanation.encode() == b"?\n"
 
@@ -230,7 +228,7 @@ async def test_a_broken_database_is_an_unknown_grade(jail: Jail) -> None:
 
 
 @BWRAP
-def test_behind_the_walls_there_is_nothing_even_without_the_filter() -> None:
+def test_bubblewrap_alone_hides_the_machine() -> None:
     program = """
 import os, socket
 print(sorted(os.listdir("/")), os.path.exists("/etc/passwd"), os.path.exists("/proc/self"))
@@ -242,10 +240,10 @@ for attempt in (lambda: open("/new", "w"), lambda: socket.create_connection(("12
         print(type(error).__name__, error.errno)
 """
     with socket.create_server(("127.0.0.1", 0)) as server:
-        told = program.replace("PORT", str(server.getsockname()[1]))
-        command = [*walled_command("bwrap")[:-1], told]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    inside, who, writing, connecting = said.splitlines()
+        result = program.replace("PORT", str(server.getsockname()[1]))
+        command = [*build_bwrap_command("bwrap")[:-1], result]
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    inside, who, writing, connecting = output.splitlines()
     assert inside.endswith("] False False")
     assert who == "65534 True []"
     assert writing == "OSError 30"

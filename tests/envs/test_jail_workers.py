@@ -1,4 +1,4 @@
-"""A jail's workers: replaced when they fall, shared by nobody, gone when it closes."""
+"""Jail workers are replaced when they fail, are not shared, and end with the jail."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ from tests.fakes.jails import (
 )
 
 from skyfleet.envs.verifiers import jail as jail_module
-from skyfleet.envs.verifiers.jail import Jail
-from skyfleet.envs.verifiers.jail_process import JailProcess
+from skyfleet.envs.verifiers.jail import Jail, JailProcess
 from skyfleet.errors import VerifierError
 from skyfleet.tasks.task import Grade
 
@@ -54,7 +53,7 @@ async def test_many_at_once_each_get_their_own_grade() -> None:
     assert rewards == {n: float(n) for n in range(16) if n not in wild}
 
 
-async def test_a_worker_killed_while_idle_is_not_missed(jail: Jail) -> None:
+async def test_a_worker_killed_while_idle_is_replaced(jail: Jail) -> None:
     await verify(jail, GOOD)
     (pid,) = jail.pids
     os.kill(pid, signal.SIGKILL)
@@ -96,9 +95,9 @@ async def test_a_verification_that_is_given_up_does_not_answer_the_next(jail: Ja
 
 
 @pytest.mark.parametrize(
-    ("says", "complaint"), [(b"\xff" * 8, "announces"), (b"\0", "gone"), (b"", "gone")]
+    ("says", "complaint"), [(b"\xff" * 8, "announces"), (b"\0", "has ended"), (b"", "has ended")]
 )
-async def test_a_worker_that_talks_nonsense_is_not_believed(says: bytes, complaint: str) -> None:
+async def test_an_invalid_reply_of_a_worker_is_rejected(says: bytes, complaint: str) -> None:
     program = f"import os; os.read(0, 99); os.write(0, {says!r})"
     with ExitStack() as at_end:
         worker = JailProcess([sys.executable, "-I", "-S", "-c", program])
@@ -186,7 +185,7 @@ async def test_without_bubblewrap_there_is_one_loud_warning(
 
 
 @BWRAP
-async def test_walls_that_held_are_never_done_without(tmp_path: Path) -> None:
+async def test_a_sandbox_that_worked_once_is_never_skipped(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     bwrap = _script(tmp_path, f'[ -e {broken} ] && exit 1; exec {shutil.which("bwrap")} "$@"')
     with Jail(n_workers=1, bwrap=bwrap) as jail:
@@ -194,7 +193,7 @@ async def test_walls_that_held_are_never_done_without(tmp_path: Path) -> None:
         broken.touch()
         os.kill(jail.pids[0], signal.SIGKILL)
         assert await gone(jail.pids)
-        with pytest.raises(VerifierError, match="cannot be opened"):
+        with pytest.raises(VerifierError, match="cannot start a worker"):
             await verify(jail, GOOD)
         broken.unlink()
         assert (await verify(jail, GOOD)).success

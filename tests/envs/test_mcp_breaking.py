@@ -1,4 +1,4 @@
-"""MCP servers that answer late or at length: no answer is taken for another, none is too long."""
+"""MCP servers that answer late or at length: no answer is taken for another one."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.fakes.serving import serving
 
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.envs.mcp.client import MCPSettings, mcp_factory
-from skyfleet.envs.mcp.grading import Played
+from skyfleet.envs.mcp.grading import FinishedEpisode
 from skyfleet.errors import EnvError
 
 
-async def _unknown(played: Played) -> None: ...
+async def _unknown(played: FinishedEpisode) -> None: ...
 
 
 def _says(name: str, **arguments: Any) -> Message:
@@ -32,7 +32,7 @@ def _says(name: str, **arguments: Any) -> Message:
     return Message(role="assistant", tool_calls=(call,))
 
 
-async def test_the_late_answer_of_a_call_that_was_cut_short_is_nobodys() -> None:
+async def test_the_late_answer_of_a_cancelled_call_is_discarded() -> None:
     server = FastMCP("late")
 
     @server.tool()
@@ -53,7 +53,7 @@ async def test_the_late_answer_of_a_call_that_was_cut_short_is_nobodys() -> None
 
 
 @pytest.mark.parametrize("code", [INVALID_PARAMS, INTERNAL_ERROR])
-async def test_a_refusal_is_cut_like_any_other_result(code: int) -> None:
+async def test_a_long_error_is_cut_like_any_other_result(code: int) -> None:
     async def refuse(request: CallToolRequest) -> ServerResult:
         raise McpError(ErrorData(code=code, message="a" * 50_000))
 

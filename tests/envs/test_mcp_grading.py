@@ -1,4 +1,4 @@
-"""Graders find what an episode through MCP was worth, or say why it is unknown."""
+"""Graders for MCP episodes return a grade or say why it is unknown."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import pytest
 from tests.fakes.counter_env import TASK
 
 from skyfleet.chat.message import Message
-from skyfleet.envs.mcp.grading import Played, by_function, by_verifier
+from skyfleet.envs.mcp.grading import FinishedEpisode, by_function, by_verifier
 from skyfleet.envs.mcp.session import Session
 from skyfleet.envs.verifiers.running import load_state
 from skyfleet.errors import VerifierError
 from skyfleet.tasks.task import Grade, Task
 
-SAID = (Message(role="user", content="count"), Message(role="assistant", content="three"))
+MESSAGES = (Message(role="user", content="count"), Message(role="assistant", content="three"))
 gives: Any = None
 """What the reward functions below return."""
 threads: list[int] = []
@@ -46,8 +46,8 @@ class _Resources:
         return SimpleNamespace(contents=[SimpleNamespace(blob=blob)])
 
 
-def _played(task: Task = TASK) -> Played:
-    return Played(task=task, messages=SAID, session=cast("Session", _Resources()))
+def _played(task: Task = TASK) -> FinishedEpisode:
+    return FinishedEpisode(task=task, messages=MESSAGES, session=cast("Session", _Resources()))
 
 
 @pytest.mark.parametrize("name", ["plain", "awaited"])
@@ -75,7 +75,9 @@ async def test_a_reward_that_is_no_finite_number_is_refused(
     name: str, given: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(f"{__name__}.gives", given)
-    with pytest.raises(VerifierError, match=rf"reward='.*:{name}' gave .*; give a finite number"):
+    with pytest.raises(
+        VerifierError, match=rf"reward='.*:{name}' returned .*; return a finite number"
+    ):
         await by_function(f"{__name__}:{name}")(_played())
 
 

@@ -1,4 +1,4 @@
-"""What our MCP server answers to clients that keep the protocol, and to those that do not."""
+"""The answers of our MCP server to valid and invalid clients."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def _open(http: httpx.AsyncClient) -> str:
     return (await _ask(http, "initialize")).headers[SESSION_HEADER]
 
 
-async def test_what_is_no_message_is_refused() -> None:
+async def test_a_body_that_is_no_message_is_rejected() -> None:
     async with _served(opening(CounterEnv())) as http:
         for body in (b"", b"{", b"[]", b'{"id": {}}', b"[" * 100_000):
             answer = await http.post("/t/mcp", content=body)
@@ -56,7 +56,7 @@ async def test_what_is_no_message_is_refused() -> None:
         assert page.status_code == 403
 
 
-async def test_a_call_that_makes_no_sense_is_an_answer() -> None:
+async def test_an_invalid_call_gets_an_error_answer() -> None:
     async with _served(opening(CounterEnv())) as http:
         session = await _open(http)
         unknown = await _ask(http, "prompts/list", session)
@@ -97,12 +97,12 @@ async def test_an_episode_is_graded_once_and_over_then() -> None:
         key = tasks[0].key
         answer = await _ask(http, "initialize", key=key)
         session = answer.headers[SESSION_HEADER]
-        told = [
+        result = [
             (await http.get(f"/{key}/grade", headers={SESSION_HEADER: session})).json()
             for _ in range(2)
         ]
-        assert told[0] == told[1]
-        assert (told[0]["reward"], told[0]["success"]) == (0.0, False)
+        assert result[0] == result[1]
+        assert (result[0]["reward"], result[0]["success"]) == (0.0, False)
         late = await _ask(http, "tools/call", session, key, name="list_issues")
         assert late.json()["result"]["isError"]
         assert "the episode is over" in late.json()["result"]["content"][0]["text"]
@@ -122,12 +122,12 @@ async def test_an_env_that_breaks_is_one_error_and_one_that_will_not_open_no_ses
     assert env.closed == 2
 
 
-async def test_sessions_are_limited_and_the_idle_make_room() -> None:
+async def test_sessions_are_limited_and_idle_ones_are_closed() -> None:
     env = CounterEnv()
     async with _served(opening(env), max_sessions=1, idle_timeout_seconds=0.2) as http:
         await _open(http)
         full = (await _ask(http, "initialize")).json()["error"]["message"]
-        assert full == "all 1 sessions are open; close one or come again"
+        assert full == "all 1 sessions are open; close one or retry later"
         await asyncio.sleep(0.4)
         assert env.closed == 1
         await _open(http)

@@ -1,4 +1,4 @@
-"""OpenEnv servers that misbehave: one clear record each, and nothing left behind."""
+"""OpenEnv servers that misbehave: one clear error each, and no leak."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ async def test_a_gateway_without_a_server_is_tried_again_and_a_refusal_is_not(
 
 
 def _script(answer: Callable[[WebSocket, dict[str, Any]], Awaitable[None]]) -> Starlette:
-    """A server that answers every frame as told."""
+    """A server that answers every frame with the given answer."""
 
     async def talk(socket: WebSocket) -> None:
         await socket.accept()
@@ -186,7 +186,7 @@ async def test_the_late_answer_of_a_step_that_was_cut_short_is_nobodys_grade(
 
 
 @pytest.mark.parametrize("code", ["VALIDATION_ERROR", "EXECUTION_ERROR"])
-async def test_a_refusal_is_cut_like_any_other_result(code: str) -> None:
+async def test_a_long_error_is_cut_like_any_other_result(code: str) -> None:
     async def answer(socket: WebSocket, frame: dict[str, Any]) -> None:
         refusal = {"type": "error", "data": {"code": code, "message": "a" * 50_000}}
         calls = frame["data"].get("type") == "call_tool"
@@ -206,7 +206,7 @@ async def test_a_refusal_is_cut_like_any_other_result(code: str) -> None:
         await env.close()
 
 
-async def test_a_step_in_hand_ends_before_its_env_is_closed() -> None:
+async def test_a_running_step_ends_before_its_env_is_closed() -> None:
     class Slow(CounterEnv):
         async def step(self, action: Message) -> Step:
             await asyncio.sleep(0.1)
@@ -227,7 +227,7 @@ async def test_a_step_in_hand_ends_before_its_env_is_closed() -> None:
             await again
 
 
-async def test_what_is_no_frame_is_shown() -> None:
+async def test_an_invalid_frame_is_quoted_in_the_error() -> None:
     async def answer(socket: WebSocket, frame: dict[str, Any]) -> None:
         await socket.send_text("<html>" + "x" * 1000)
 

@@ -1,4 +1,4 @@
-"""The query language of verifiers answers from the database."""
+"""The query API of verifiers."""
 
 from __future__ import annotations
 

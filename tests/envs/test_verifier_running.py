@@ -1,4 +1,4 @@
-"""A verifier's word becomes a grade, and a broken verifier never becomes a zero."""
+"""A verifier's result becomes a grade, and a broken verifier never becomes a zero."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from skyfleet.envs.verifiers.answers import (
+from skyfleet.envs.verifiers.running import (
     contains_number,
     extract_numbers,
     normalized_contains,
     normalized_string_comparison,
+    run_verifier,
 )
-from skyfleet.envs.verifiers.running import run_verifier
 from skyfleet.errors import VerifierError
 from skyfleet.tasks.task import Grade
 
@@ -42,7 +42,7 @@ def _grade(code: str, database: sqlite3.Connection, answer: str | None = None) -
         ("TASK_SUCCESSFUL_SCORE", 1.0, True),
     ],
 )
-def test_what_it_returns_is_the_reward(
+def test_the_return_value_is_the_reward(
     database: sqlite3.Connection, result: str, reward: float, success: bool
 ) -> None:
     grade = _grade(f"def verify(env):\n    return {result}", database)
@@ -72,7 +72,7 @@ def test_a_broken_verifier_is_an_error_and_not_a_zero(
         _grade(code, database)
 
 
-def test_it_sees_the_answer_and_what_it_prints_is_kept(
+def test_it_receives_the_answer_and_its_output_is_kept(
     database: sqlite3.Connection, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = """

@@ -1,4 +1,4 @@
-"""Many episodes at once: bounded, and back in the order asked."""
+"""Many episodes at once: bounded concurrency, results in task order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A history that was cut begins another transcript; the task stays, and all that was said is kept."""
+"""A cut of the history starts a new transcript; the prompt stays in view."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from skyfleet.algorithms.advantages import grpo
 from skyfleet.algorithms.credit_assignment import assign_credit
 from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.engines.sampling_params import SamplingParams
-from skyfleet.envs.context_env import ContextEnv, n_turns
+from skyfleet.envs.context_env import ContextEnv, format_turns
 from skyfleet.envs.env import Observation
 from skyfleet.rollouts.conversation import CUT, AgentFactory, History, MessageConversation
 from skyfleet.rollouts.episode import Limits, run_episode
@@ -28,9 +28,9 @@ CUT_TO = '{"name": "manage_context", "arguments": {"keep_recent_turns": %d}}'
 LINES = (PRESS % 1, PRESS % 1, PRESS % 1, CUT_TO % 1, "done")
 
 
-def told(n: int, hidden: int) -> str:
+def result(n: int, hidden: int) -> str:
     return (
-        f"{n_turns(hidden)} went out of view; the task and the last {n_turns(n)} stay. "
+        f"{format_turns(hidden)} went out of view; the task and the last {format_turns(n)} stay. "
         "search_history finds what is out of view."
     )
 
@@ -39,7 +39,7 @@ def counting() -> ContextEnv:
     return ContextEnv(CounterEnv(), page_characters=1000)
 
 
-async def test_a_cut_begins_a_transcript_that_says_why_and_holds_the_task() -> None:
+async def test_a_cut_starts_a_transcript_with_the_reason_and_the_prompt() -> None:
     trajectory = await run_episode(
         TASK, opening(counting()), speaking(ScriptedEngine(*LINES)), LIMITS
     )
@@ -48,7 +48,7 @@ async def test_a_cut_begins_a_transcript_that_says_why_and_holds_the_task() -> N
     assert (first.reason, second.reason) == ("", CUT)
     text = "".join(chr(token) if token else "|" for token in second.token_ids)
     # The calls of kept turns are no words to this renderer: an empty message stands for each.
-    assert text == f"reach 3||3||{told(1, 2)}|done|"
+    assert text == f"reach 3||3||{result(1, 2)}|done|"
     assert sum(first.loss_mask) == sum(len(line) + 1 for line in LINES[:4])
     assert sum(second.loss_mask) == len("done|")
 
@@ -88,12 +88,12 @@ async def test_a_cut_makes_room_where_the_context_would_be_full() -> None:
     assert uncut.ending is Ending.CONTEXT_FULL
 
 
-def test_the_opening_is_never_cut_whoever_speaks_in_it() -> None:
+def test_the_prompt_is_never_cut_whatever_its_roles() -> None:
     example = (Message(role="user", content="eg"), Message(role="assistant", content="so"))
     task = Message(role="user", content="the task")
     history = History(Observation(messages=(*example, task)))
     for n in range(4):
-        history.say(Message(role="assistant", content=f"a{n}"))
+        history.add_turn(Message(role="assistant", content=f"a{n}"))
         if n < 3:
             # As worlds of SkyRL-Gym may: what the world says is no turn of the agent's.
             history.messages.append(Message(role="assistant", content=f"t{n}"))
@@ -106,16 +106,16 @@ def test_the_opening_is_never_cut_whoever_speaks_in_it() -> None:
 
 
 class Listening:
-    """Says its lines and remembers how many messages each was said after."""
+    """Returns its lines and records the messages before each."""
 
     def __init__(self, *lines: str) -> None:
-        self.heard: list[list[str]] = []
+        self.received: list[list[str]] = []
         self._lines = list(lines)
 
     async def reply(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: SamplingParams
     ) -> Message:
-        self.heard.append([message.text for message in messages])
+        self.received.append([message.text for message in messages])
         return CharRenderer().parse([*map(ord, self._lines.pop(0))])
 
 
@@ -126,12 +126,12 @@ def in_words(model: Listening) -> AgentFactory:
     return start
 
 
-async def test_a_model_of_words_is_cut_alike() -> None:
+async def test_a_chat_model_gets_the_same_cut_history() -> None:
     model = Listening(*LINES)
     trajectory = await run_episode(TASK, opening(counting()), in_words(model), LIMITS)
     assert trajectory.transcripts == ()
-    assert model.heard[3] == ["reach 3", "", "1", "", "2", "", "3"]
-    assert model.heard[4] == ["reach 3", "", "3", "", told(1, 2)]
+    assert model.received[3] == ["reach 3", "", "1", "", "2", "", "3"]
+    assert model.received[4] == ["reach 3", "", "3", "", result(1, 2)]
 
 
 async def test_a_cut_episode_replays_and_forks() -> None:
@@ -146,7 +146,7 @@ async def test_a_cut_episode_replays_and_forks() -> None:
     policy = forked_policy(recorded, in_words(model), turn=4)
     forked = await run_episode(TASK, opening(counting()), policy, LIMITS)
     assert forked.reward == 1.0
-    assert model.heard == [["reach 3", "", "3", "", told(1, 2)]]
+    assert model.received == [["reach 3", "", "3", "", result(1, 2)]]
 
 
 @pytest.mark.parametrize("turn", range(5))
@@ -163,7 +163,7 @@ async def test_a_fork_of_a_cut_episode_goes_on_from_the_tokens_of_its_turn(turn:
     ]
 
 
-async def test_completions_that_run_into_one_are_not_told_apart_by_their_tokens() -> None:
+async def test_completions_without_a_gap_between_them_cannot_be_separated() -> None:
     recorded = await run_episode(
         TASK, opening(counting()), speaking(ScriptedEngine(*LINES)), LIMITS
     )
@@ -174,14 +174,14 @@ async def test_completions_that_run_into_one_are_not_told_apart_by_their_tokens(
     assert tokens_before(replace(recorded, transcripts=(second,)), 0) is None
 
 
-async def test_what_was_replayed_goes_out_of_view_as_the_tool_says() -> None:
+async def test_replayed_turns_are_cut_like_others() -> None:
     recorded = await run_episode(
         TASK, opening(counting()), speaking(ScriptedEngine(*LINES)), LIMITS
     )
     model = Listening(CUT_TO % 1, "done")
     policy = forked_policy(recorded, in_words(model), turn=3)
     await run_episode(TASK, opening(counting()), policy, LIMITS)
-    assert model.heard == [
+    assert model.received == [
         ["reach 3", "", "1", "", "2", "", "3"],
-        ["reach 3", "", "3", "", told(1, 2)],
+        ["reach 3", "", "3", "", result(1, 2)],
     ]

@@ -21,18 +21,18 @@ from skyfleet.trajectories.trajectory import Ending, Trajectory
 LIMITS = Limits(max_turns=8, max_input_length=1000, trajectory_timeout_seconds=5)
 
 
-def spoken(trajectory: Trajectory) -> str:
+def sampled_text(trajectory: Trajectory) -> str:
     """What the loss mask says the policy chose, `|` for its stop token."""
     (transcript,) = trajectory.transcripts
     pairs = zip(transcript.token_ids, transcript.loss_mask, strict=True)
     return "".join(chr(token) if token else "|" for token, chosen in pairs if chosen)
 
 
-async def test_the_transcript_is_what_the_engine_saw_and_said() -> None:
+async def test_the_transcript_is_what_the_engine_received_and_sampled() -> None:
     env, engine = CounterEnv(), ScriptedEngine(PRESS % 1, PRESS % 2, "done")
     trajectory = await run_episode(TASK, opening(env), speaking(engine), LIMITS, sample=3)
     assert (trajectory.ending, trajectory.reward, trajectory.failure) == (Ending.DONE, 1.0, None)
-    assert spoken(trajectory) == f"{PRESS % 1}|{PRESS % 2}|done|"
+    assert sampled_text(trajectory) == f"{PRESS % 1}|{PRESS % 2}|done|"
     (transcript,) = trajectory.transcripts
     text = "".join(chr(token) if token else "|" for token in transcript.token_ids)
     assert text == f"reach 3|{PRESS % 1}|1|{PRESS % 2}|3|done|"
@@ -52,13 +52,28 @@ async def test_the_last_turn_allowed_ends_the_episode_and_it_is_graded() -> None
     assert len(trajectory.turns) == 2
 
 
-async def test_a_turn_cut_by_its_length_does_not_reach_the_world_and_is_graded() -> None:
+async def test_a_turn_cut_by_its_length_is_given_to_the_environment_and_graded() -> None:
     env, engine = CounterEnv(), ScriptedEngine(PRESS % 3, finish="length")
-    trajectory = await run_episode(TASK, opening(env), speaking(engine), LIMITS)
-    assert (trajectory.ending, trajectory.reward) == (Ending.LENGTH, 0.0)
-    assert env.count == 0
-    assert spoken(trajectory) == PRESS % 3
-    assert len(trajectory.turns) == 1
+    limits = replace(LIMITS, max_turns=1)
+    trajectory = await run_episode(TASK, opening(env), speaking(engine), limits)
+    assert (trajectory.ending, trajectory.reward) == (Ending.LENGTH, 1.0)
+    assert env.count == 3
+    assert sampled_text(trajectory) == PRESS % 3
+    assert [turn.finish_reason for turn in trajectory.turns] == ["length"]
+
+
+async def test_an_observer_sees_the_prompt_and_every_action_and_reply_in_order() -> None:
+    seen: list[str] = []
+    await run_episode(
+        TASK,
+        opening(CounterEnv()),
+        speaking(ScriptedEngine(PRESS % 1, "done")),
+        LIMITS,
+        on_messages=lambda messages: seen.extend(
+            message.text or message.tool_calls[0].name for message in messages
+        ),
+    )
+    assert seen == ["reach 3", "press", "1", "done"]
 
 
 async def test_a_first_prompt_over_the_limit_ends_before_a_word_and_is_graded() -> None:
@@ -115,16 +130,16 @@ async def test_a_turn_that_cannot_be_joined_begins_another_transcript() -> None:
 
 
 @pytest.mark.parametrize("finish", ["stop", "length"])
-async def test_a_policy_that_says_nothing_is_an_action_too(finish: str) -> None:
+async def test_an_empty_completion_is_an_action(finish: str) -> None:
     engine = ScriptedEngine("", finish=finish)  # type: ignore[arg-type]
     trajectory = await run_episode(TASK, opening(CounterEnv()), speaking(engine), LIMITS)
     assert trajectory.reward == 0.0
     assert trajectory.turns[0].action.text == ""
 
 
-async def test_a_turn_that_was_broken_off_reaches_no_world() -> None:
+async def test_an_aborted_turn_is_not_given_to_the_environment() -> None:
     engine = ScriptedEngine("I will ca", finish="abort")
     trajectory = await run_episode(TASK, opening(CounterEnv()), speaking(engine), LIMITS)
     assert trajectory.turns == ()
-    assert "broken off" in str(trajectory.failure)
+    assert "the engine aborted the turn after 9 tokens" in str(trajectory.failure)
     assert trajectory.reward is None

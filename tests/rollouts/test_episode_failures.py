@@ -1,4 +1,4 @@
-"""Whatever breaks, one episode ends and is recorded; only the engine's own bugs stop the run."""
+"""A failure ends one episode and is recorded; only the engine's own bugs stop the run."""
 
 from __future__ import annotations
 
@@ -62,16 +62,16 @@ async def test_an_env_that_raises_fails_its_episode(
 @pytest.mark.parametrize(
     ("place", "given", "kind", "detail"),
     [
-        ("reset", None, "EnvError", "reset() gave None, no Opening"),
+        ("reset", None, "EnvError", "reset() returned None, not an Observation"),
         ("reset", Observation(messages=("hello",)), "EnvError", "'hello' among its messages"),  # type: ignore[arg-type]
-        ("step", None, "EnvError", "step() gave None, no Step"),
+        ("step", None, "EnvError", "step() returned None, not a Step"),
         ("step", Step(messages=("hello",)), "EnvError", "'hello' among its messages"),  # type: ignore[arg-type]
         ("step", Step(reward=math.nan), "EnvError", "the reward nan"),
-        ("step", Step(opening="x"), "EnvError", "step() gave 'x', no Opening"),  # type: ignore[arg-type]
-        ("step", Step(opening=Observation(messages=())), "EnvError", "without a message"),
-        ("reset", Observation(messages=()), "EnvError", "without a message"),
-        ("grade", 1.0, "VerifierError", "grade() gave 1.0; give a Grade"),
-        ("grade", {"reward": 1.0}, "VerifierError", "give a Grade, or None"),
+        ("step", Step(opening="x"), "EnvError", "step() returned 'x', not an Observation"),  # type: ignore[arg-type]
+        ("step", Step(opening=Observation(messages=())), "EnvError", "without messages"),
+        ("reset", Observation(messages=()), "EnvError", "without messages"),
+        ("grade", 1.0, "VerifierError", "grade() returned 1.0; return a Grade"),
+        ("grade", {"reward": 1.0}, "VerifierError", "return a Grade, or None"),
         ("grade", Grade(reward=math.nan, success=False), "VerifierError", "the reward nan"),
         ("grade", Grade(reward="1", success=True), "VerifierError", "the reward '1'"),  # type: ignore[arg-type]
     ],
@@ -108,7 +108,7 @@ async def test_an_error_that_has_a_name_keeps_it() -> None:
     assert outcome(trajectory)[2:] == ("EnvError", "the button fell off")
 
 
-async def test_what_was_said_before_a_failure_is_kept() -> None:
+async def test_turns_before_a_failure_are_kept() -> None:
     trajectory = await played(CounterEnv(breaks="step"))
     (transcript,) = trajectory.transcripts
     assert sum(transcript.loss_mask) == len(PRESS % 3) + 1
@@ -174,7 +174,7 @@ async def test_a_grade_that_is_none_is_unknown_not_zero() -> None:
         ("open", (Ending.FAILED, None, "EnvError", f"opening counter: {OVERTIME}")),
         ("reset", (Ending.FAILED, None, "EnvError", f"reset: {OVERTIME}")),
         ("step", (Ending.TIMEOUT, 0.0, "EpisodeTimeoutError", OVERTIME)),
-        ("grade", (Ending.DONE, None, "VerifierError", f"grade: OvertimeError: {OVERTIME}")),
+        ("grade", (Ending.DONE, None, "VerifierError", f"grade: EpisodeTimeoutError: {OVERTIME}")),
     ],
 )
 async def test_an_env_that_hangs_is_given_its_time_and_graded_if_it_can_be(

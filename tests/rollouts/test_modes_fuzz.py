@@ -1,6 +1,6 @@
-"""A thousand episodes with cuts, warnings and stops: each sampled token is trained on once, as it was.
+"""In a thousand episodes with cuts, warnings and stops each sampled token is trained on exactly once.
 
-Held against what the engine itself was shown and said, in both ways of keeping turns.
+The transcripts are compared with what the engine received and returned, in both turn modes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from skyfleet.envs.context_env import ContextEnv
 from skyfleet.envs.env import Observation, Step
 from skyfleet.rollouts.conversation import CUT, ContextStatus, TokenConversation
 from skyfleet.rollouts.episode import Limits, run_episode
-from skyfleet.rollouts.one_message import TAKEN_BACK, OneMessageConversation
+from skyfleet.rollouts.one_message import STOP_REMOVED, OneMessageConversation
 from skyfleet.tasks.task import Grade, Task
 from skyfleet.trajectories.trajectory import Group, Trajectory
 
@@ -52,7 +52,7 @@ CALLS = [
 LIMITS = Limits(max_turns=6, max_input_length=2500, trajectory_timeout_seconds=0)
 STATUS = ContextStatus(max_input_length=2500, max_turns=6, warning_threshold=0.3)
 
-Said = tuple[list[int], Completion]
+Exchange = tuple[list[int], Completion]
 
 
 class Babbling:
@@ -62,7 +62,7 @@ class Babbling:
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng
-        self.said: list[Said] = []
+        self.output: list[Exchange] = []
 
     async def generate(
         self, token_ids: Sequence[int], sampling: SamplingParams, *, session: str
@@ -75,9 +75,9 @@ class Babbling:
             token_ids=tuple(words),
             logprobs=tuple(-rng.random() for _ in words),
             finish="length" if rng.random() < 0.02 else "stop",
-            policy_version=len(self.said),
+            policy_version=len(self.output),
         )
-        self.said.append((list(token_ids), completion))
+        self.output.append((list(token_ids), completion))
         return completion
 
     async def release(self, session: str) -> None: ...
@@ -108,7 +108,7 @@ class Whimsical:
 
 
 async def played(rng: Random, engine: Babbling, *, one_message: bool) -> Trajectory:
-    speaks = (
+    conversation_class = (
         partial(OneMessageConversation, encode=partial(encode_text, TOKENIZER))
         if one_message
         else TokenConversation
@@ -116,7 +116,7 @@ async def played(rng: Random, engine: Babbling, *, one_message: bool) -> Traject
     status = STATUS if rng.random() < 0.5 else None
 
     def start(task: Task, opening: Observation, session: str) -> TokenConversation:
-        return speaks(
+        return conversation_class(
             opening,
             engine=engine,
             renderer=RENDERER,
@@ -132,10 +132,10 @@ async def played(rng: Random, engine: Babbling, *, one_message: bool) -> Traject
     return await run_episode(task, open_env, start, LIMITS)
 
 
-def check(trajectory: Trajectory, said: Sequence[Said]) -> None:
+def check(trajectory: Trajectory, output: Sequence[Exchange]) -> None:
     """Every completion is in one transcript, after the prompt it was sampled from, and alone there."""
-    left = list(said)
-    opening = trajectory.transcripts[0].token_ids[: len(said[0][0])]
+    left = list(output)
+    opening = trajectory.transcripts[0].token_ids[: len(output[0][0])]
     for transcript in trajectory.transcripts:
         mask, logprobs = [False] * len(transcript), [0.0] * len(transcript)
         for version in transcript.policy_versions:
@@ -162,11 +162,11 @@ async def test_every_sampled_token_is_trained_on_exactly_once(one_message: bool)
         engine = Babbling(rng)
         trajectory = await played(rng, engine, one_message=one_message)
         assert trajectory.failure is None
-        check(trajectory, engine.said)
+        check(trajectory, engine.output)
         group = Group(task_key="t", env_key="e", trajectories=(trajectory,))
         samples = assign_credit([group], lambda rewards: [1.0] * len(rewards))
         sampled = [
-            pair for _, c in engine.said for pair in zip(c.token_ids, c.logprobs, strict=True)
+            pair for _, c in engine.output for pair in zip(c.token_ids, c.logprobs, strict=True)
         ]
         for trained in (samples, split_turns(samples)):
             kept = [
@@ -184,4 +184,4 @@ async def test_every_sampled_token_is_trained_on_exactly_once(one_message: bool)
     # The fuzz has met what it is for.
     assert turns > 3 * EPISODES
     assert reasons[CUT] > EPISODES / 2
-    assert (reasons.get(TAKEN_BACK, 0) > EPISODES) == one_message
+    assert (reasons.get(STOP_REMOVED, 0) > EPISODES) == one_message

@@ -1,4 +1,4 @@
-"""Native tool calling: the server renders and reads, and its very tokens are the transcript."""
+"""Native tool calling: the server renders and parses, and its tokens are the transcript."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Script:
     def __init__(self, *lines: tuple[Message, Sequence[int], Sequence[int]]) -> None:
         self.policy_version = 0
         self.released: list[str] = []
-        self.heard: list[int] = []
+        self.received: list[int] = []
         self.finish: Finish = "stop"
         self._lines = list(lines)
 
@@ -43,12 +43,12 @@ class Script:
         *,
         session: str,
     ) -> ChatCompletion:
-        self.heard.append(len(messages))
-        message, prompt, said = self._lines.pop(0)
+        self.received.append(len(messages))
+        message, prompt, output = self._lines.pop(0)
         version, self.policy_version = self.policy_version, self.policy_version + 1
         completion = Completion(
-            token_ids=tuple(said),
-            logprobs=(-0.5,) * len(said),
+            token_ids=tuple(output),
+            logprobs=(-0.5,) * len(output),
             finish=self.finish,
             policy_version=version,
         )
@@ -96,7 +96,7 @@ async def test_a_prompt_that_continues_the_tokens_so_far_grows_one_transcript() 
     assert transcript.token_ids == [1, 2, 3, 4, 5, 6, 7, 8]
     assert [int(chosen) for chosen in transcript.loss_mask] == [0, 0, 1, 1, 0, 1, 0, 1]
     assert transcript.policy_versions == [0, 1, 2]
-    assert script.heard == [1, 3, 5]
+    assert script.received == [1, 3, 5]
     assert script.released == ["t/0"]
 
 
@@ -118,21 +118,22 @@ async def test_an_empty_answer_is_an_empty_turn_without_tokens() -> None:
     assert trajectory.transcripts == ()
 
 
-async def test_a_turn_cut_by_its_length_ends_the_episode_as_such() -> None:
-    script = Script((press(1), [1], [2]))
+async def test_a_turn_cut_by_its_length_is_given_to_the_environment() -> None:
+    script = Script((press(3), [1], [2]), (DONE, [1, 2, 9], [8]))
     script.finish = "length"
     trajectory = await run_episode(TASK, opening(CounterEnv()), speaking(script), LIMITS)
-    assert trajectory.ending is Ending.LENGTH
+    assert (trajectory.ending, trajectory.reward) == (Ending.LENGTH, 1.0)
+    assert [turn.finish_reason for turn in trajectory.turns] == ["length", "length"]
 
 
-async def test_an_episode_that_has_filled_its_context_says_no_more() -> None:
+async def test_an_episode_with_a_full_context_takes_no_more_turns() -> None:
     script = Script((press(1), range(99), range(10)), (DONE, [], []))
     trajectory = await run_episode(TASK, opening(CounterEnv()), speaking(script), LIMITS)
     assert trajectory.ending is Ending.CONTEXT_FULL
     assert len(trajectory.turns) == 1
 
 
-async def test_what_is_said_to_a_prompt_over_the_limit_is_no_turn_and_not_trained_on() -> None:
+async def test_an_answer_to_a_prompt_over_the_limit_is_no_turn_and_not_trained_on() -> None:
     script = Script((press(3), [1, 2], [3, 4]), (DONE, range(101), [8]))
     trajectory = await run_episode(TASK, opening(CounterEnv()), speaking(script), LIMITS)
     assert (trajectory.ending, trajectory.reward) == (Ending.CONTEXT_FULL, 1.0)
@@ -154,9 +155,13 @@ async def test_a_cut_history_is_what_the_engine_is_sent_and_why_another_transcri
     )
     env = ContextEnv(CounterEnv(), page_characters=1000)
     trajectory = await run_episode(TASK, opening(env), speaking(script), LIMITS)
-    # The second turn filled the context, and the third was spoken all the same.
+    # The second turn filled the context, and the third was sampled all the same.
     assert trajectory.ending is Ending.DONE
-    assert script.heard == [1, 3, 3]  # the task, and after the cut the cutting turn and its answer
+    assert script.received == [
+        1,
+        3,
+        3,
+    ]  # the task, and after the cut the cutting turn and its answer
     assert [t.reason for t in trajectory.transcripts] == ["", CUT]
 
 
@@ -228,9 +233,9 @@ class Wondering:
     ) -> Completion:
         self.prompts.setdefault(session, []).append(tiny_speaker().renderer.text(token_ids))
         text = f"<think>\nI am {session}.\n</think>\n\nHm.\n{self._call}<|im_end|>"
-        said = tiny_speaker().tokenizer.encode(text, add_special_tokens=False)
+        output = tiny_speaker().tokenizer.encode(text, add_special_tokens=False)
         return Completion(
-            token_ids=tuple(said), logprobs=(-1.0,) * len(said), finish="stop", policy_version=0
+            token_ids=tuple(output), logprobs=(-1.0,) * len(output), finish="stop", policy_version=0
         )
 
     async def release(self, session: str) -> None: ...
@@ -240,7 +245,7 @@ class Wondering:
     async def wake(self) -> None: ...
 
 
-async def test_sessions_that_say_the_same_go_on_from_their_own_thoughts() -> None:
+async def test_sessions_with_equal_messages_continue_from_their_own_reasoning() -> None:
     look = ToolSpec(name="look", description="Look.", parameters={"type": "object"})
     asked, seen = Message(role="user", content="hi"), Message(role="tool", content="nothing")
     engine = Wondering()
@@ -269,7 +274,7 @@ async def test_sessions_that_say_the_same_go_on_from_their_own_thoughts() -> Non
         assert f"I am {other}." not in engine.prompts[name][1]
 
 
-async def test_a_call_that_our_server_could_not_read_is_told_as_one() -> None:
+async def test_a_call_that_our_server_could_not_parse_is_malformed() -> None:
     look = ToolSpec(name="look", description="Look.", parameters={"type": "object"})
     async with (
         serving(tiny_speaker().app(Wondering('{"name": "look", "argu'), max_model_len=4000)) as url,

@@ -1,4 +1,4 @@
-"""All turns in one message: answers stand between what was sampled, and no stop token does."""
+"""One-message mode: observations stand between the sampled texts, and no stop token does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import Observation, Step
 from skyfleet.rollouts.conversation import CUT
 from skyfleet.rollouts.episode import Limits, run_episode
-from skyfleet.rollouts.one_message import TAKEN_BACK, OneMessageConversation
+from skyfleet.rollouts.one_message import STOP_REMOVED, OneMessageConversation
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.trajectory import Ending, Trajectory
 
@@ -41,9 +41,9 @@ class Lines:
         self, token_ids: Sequence[int], sampling: SamplingParams, *, session: str
     ) -> Completion:
         self.shown.append(readable(token_ids))
-        said = tuple(END if c == "|" else ord(c) for c in self._lines.pop(0))
-        logprobs = tuple(-float(len(self.shown)) for _ in said)
-        return Completion(token_ids=said, logprobs=logprobs, finish="stop", policy_version=3)
+        output = tuple(END if c == "|" else ord(c) for c in self._lines.pop(0))
+        logprobs = tuple(-float(len(self.shown)) for _ in output)
+        return Completion(token_ids=output, logprobs=logprobs, finish="stop", policy_version=3)
 
     async def release(self, session: str) -> None: ...
 
@@ -67,7 +67,7 @@ def readable(token_ids: Sequence[int]) -> str:
     return "".join("|" if token == END else chr(token) for token in token_ids)
 
 
-def spoken(transcript: Transcript) -> str:
+def sampled_text(transcript: Transcript) -> str:
     return "".join(
         c
         for c, mine in zip(readable(transcript.token_ids), transcript.loss_mask, strict=True)
@@ -89,48 +89,48 @@ async def played(engine: Lines, renderer: Renderer | None = None) -> Trajectory:
     return await run_episode(TASK, opening(Oracle()), start, LIMITS)
 
 
-async def test_answers_stand_in_the_message_between_what_was_sampled() -> None:
+async def test_observations_are_inserted_verbatim_between_the_sampled_texts() -> None:
     engine = Lines("a?", "tool?", "b!|")
     trajectory = await played(engine)
     assert trajectory.ending is Ending.DONE
     (transcript,) = trajectory.transcripts
-    whole = "reach 3|>a?\nso\ntool?\n<tool_response>\nso\n</tool_response>\nb!|"
+    whole = "reach 3|>a?sotool?sob!|"
     assert readable(transcript.token_ids) == whole
-    assert spoken(transcript) == "a?tool?b!|"
+    assert sampled_text(transcript) == "a?tool?b!|"
     assert [p for p in transcript.logprobs if p] == [-1.0] * 2 + [-2.0] * 5 + [-3.0] * 3
     assert transcript.policy_versions == [3, 3, 3]
 
 
-async def test_a_stop_token_that_was_sampled_is_trained_on_where_it_was_and_taken_back() -> None:
+async def test_a_sampled_stop_token_is_trained_on_and_removed_from_the_next_context() -> None:
     engine = Lines("a?|", "b?", "c!|")
     first, second = (await played(engine)).transcripts
-    assert (readable(first.token_ids), spoken(first)) == ("reach 3|>a?|", "a?|")
-    assert (readable(second.token_ids), spoken(second)) == (
-        "reach 3|>a?\nso\nb?\nso\nc!|",
+    assert (readable(first.token_ids), sampled_text(first)) == ("reach 3|>a?|", "a?|")
+    assert (readable(second.token_ids), sampled_text(second)) == (
+        "reach 3|>a?sob?soc!|",
         "b?c!|",
     )
-    assert (first.reason, second.reason) == ("", TAKEN_BACK)
-    assert engine.shown == ["reach 3|>", "reach 3|>a?\nso\n", "reach 3|>a?\nso\nb?\nso\n"]
+    assert (first.reason, second.reason) == ("", STOP_REMOVED)
+    assert engine.shown == ["reach 3|>", "reach 3|>a?so", "reach 3|>a?sob?so"]
 
 
-async def test_a_cut_leaves_the_opening_and_the_very_tokens_of_the_turns_that_stay() -> None:
+async def test_a_cut_keeps_the_prompt_and_the_exact_tokens_of_the_turns_that_stay() -> None:
     engine = Lines("a?", "b?", "cut?|", "d?", "cut?", "e!")
     trajectory = await played(engine)
     assert [t.reason for t in trajectory.transcripts] == ["", CUT, CUT]
     assert [readable(t.token_ids) for t in trajectory.transcripts] == [
-        "reach 3|>a?\nso\nb?\nso\ncut?|",
-        "reach 3|>b?\nso\ncut?\nso\nd?\nso\ncut?",
-        "reach 3|>d?\nso\ncut?\nso\ne!",
+        "reach 3|>a?sob?socut?|",
+        "reach 3|>b?socut?sod?socut?",
+        "reach 3|>d?socut?soe!",
     ]
-    assert [spoken(t) for t in trajectory.transcripts] == ["a?b?cut?|", "d?cut?", "e!"]
+    assert [sampled_text(t) for t in trajectory.transcripts] == ["a?b?cut?|", "d?cut?", "e!"]
 
 
-async def test_a_cut_that_leaves_everything_begins_nothing() -> None:
+async def test_a_cut_that_removes_nothing_starts_no_transcript() -> None:
     (transcript,) = (await played(Lines("a?", "cut?", "b!"))).transcripts
-    assert readable(transcript.token_ids) == "reach 3|>a?\nso\ncut?\nso\nb!"
+    assert readable(transcript.token_ids) == "reach 3|>a?socut?sob!"
 
 
-async def test_an_empty_turn_takes_nothing_back() -> None:
+async def test_an_empty_turn_removes_no_stop_token() -> None:
     # Here the prompt itself ends with the token that would be taken back.
     (transcript,) = (await played(Lines("", "b!"), CharRenderer())).transcripts
-    assert readable(transcript.token_ids) == "reach 3|\nso\nb!"
+    assert readable(transcript.token_ids) == "reach 3|sob!"

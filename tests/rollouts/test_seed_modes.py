@@ -1,4 +1,4 @@
-"""What the seeds' keys promise of a turn, from sampled tokens to the world and the loss mask."""
+"""The effect of the turn settings on actions and on the loss mask."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Saying:
         self, token_ids: Sequence[int], sampling: SamplingParams, *, session: str
     ) -> Completion:
         self.prompts.append(list(token_ids))
-        said = tuple(TOKENIZER.encode(self._lines.pop(0)))
+        output = tuple(TOKENIZER.encode(self._lines.pop(0)))
         return Completion(
-            token_ids=said, logprobs=(-0.5,) * len(said), finish="stop", policy_version=0
+            token_ids=output, logprobs=(-0.5,) * len(output), finish="stop", policy_version=0
         )
 
     async def release(self, session: str) -> None: ...
@@ -64,15 +64,15 @@ async def played(engine: Saying, *, close_turns: bool = True) -> Trajectory:
 @pytest.mark.parametrize(
     "thought", ["<think>Then I say <done>.</think>\n\nOne moment.", "<think>[done]"]
 )
-async def test_done_is_never_taken_from_a_thought(thought: str) -> None:
+async def test_done_in_reasoning_does_not_end_the_episode(thought: str) -> None:
     trajectory = await played(Saying(f"{thought}<|im_end|>", "It is finished. <done><|im_end|>"))
     assert (trajectory.ending, len(trajectory.turns)) == (Ending.DONE, 2)
-    (told,) = trajectory.turns[0].replies
-    assert told.text.startswith("Error: no tool call.")
+    (result,) = trajectory.turns[0].replies
+    assert result.text.startswith("Error: no tool call.")
 
 
 @pytest.mark.parametrize("close_turns", [True, False])
-async def test_a_turn_that_a_stop_string_ended_is_given_its_end_and_nobody_learns_it(
+async def test_a_turn_ended_by_a_stop_string_gets_its_end_which_is_not_trained_on(
     close_turns: bool,
 ) -> None:
     engine = Saying("Hm.", "<done><|im_end|>")

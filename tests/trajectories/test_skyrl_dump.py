@@ -1,4 +1,4 @@
-"""SkyRL's evaluation dumps: written under its names, and old ones read."""
+"""SkyRL's evaluation dumps are written with its keys, and old ones are read."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def test_a_row_has_skyrls_fields_and_its_reward_on_the_last_token(tmp_path: Path
     assert (tmp_path / "aggregated_results.jsonl").read_text() == '{"eval/all/avg_score": 0.5}\n'
 
 
-def test_what_the_policy_spoke_from_the_first_token_has_an_empty_prompt(tmp_path: Path) -> None:
-    spoken = transcript(2)
-    del spoken.token_ids[:2], spoken.loss_mask[:2], spoken.logprobs[:2]
-    (row,) = dumped(tmp_path, attempt(0.5, turns=(call_turn(),), transcripts=(spoken,)))
+def test_a_transcript_that_starts_with_sampled_tokens_has_an_empty_prompt(tmp_path: Path) -> None:
+    sampled_text = transcript(2)
+    del sampled_text.token_ids[:2], sampled_text.loss_mask[:2], sampled_text.logprobs[:2]
+    (row,) = dumped(tmp_path, attempt(0.5, turns=(call_turn(),), transcripts=(sampled_text,)))
     assert (row["input_prompt"], row["output_response"], row["score"]) == ("", "1 1", [0.0, 0.5])
 
 
@@ -64,7 +64,7 @@ def test_an_unknown_grade_has_no_score_and_comes_back_unknown(tmp_path: Path) ->
 
 
 def test_an_episode_without_tokens_is_not_dumped(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match=r"t was played without tokens.*dump_eval_results=false"):
+    with pytest.raises(RecordError, match=r"t has no tokens.*dump_eval_results=false"):
         dumped(tmp_path, attempt(1.0, turns=(call_turn(),)))
 
 
@@ -109,7 +109,7 @@ def test_the_scores_of_an_old_dump_are_summed_and_a_failed_environment_is_no_zer
     assert [t.sample for t in groups[0].trajectories] == [0, 1]
 
 
-def test_rows_that_do_not_name_their_task_are_told_apart_by_their_prompt(tmp_path: Path) -> None:
+def test_rows_without_a_task_key_are_identified_by_their_prompt(tmp_path: Path) -> None:
     row = {"output_response": "hi", "score": [0.0], "stop_reason": "stop"}
     lines = [json.dumps({**row, "input_prompt": prompt}) for prompt in ("one", "two", "one")]
     (tmp_path / "gym.jsonl").write_text("\n".join(lines))

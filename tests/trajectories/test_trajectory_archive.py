@@ -1,4 +1,4 @@
-"""The archive keeps whole episodes, is read while it grows, and survives what a crash left."""
+"""The archive is readable while it grows and after a crash."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_an_episode_that_cannot_be_written_loses_none_before_it(tmp_path: Path) 
     assert list(read_trajectories(path)) == ATTEMPTS[:1]
 
 
-def test_every_entry_finds_its_episode_and_tells_of_it_without_reading_it(tmp_path: Path) -> None:
+def test_every_entry_summarises_its_episode_without_reading_it(tmp_path: Path) -> None:
     path = eval_path(tmp_path, "val", 40)
     in_members(path)
     entries = list_entries(tmp_path)
@@ -121,21 +121,21 @@ def test_an_index_that_is_lost_is_read_from_the_episodes(tmp_path: Path) -> None
 @pytest.mark.parametrize("entry_id", ["", "train/1", "train/1/99", "train/x/0", "eval/no/1/0"])
 def test_an_unknown_episode_is_one_sentence(tmp_path: Path, entry_id: str) -> None:
     in_members(train_path(tmp_path, 1))
-    with pytest.raises(RecordError, match=r"holds no such episode; give one like train/1/0$"):
+    with pytest.raises(RecordError, match=r"has no such episode; use one like train/1/0$"):
         find_entry(tmp_path, entry_id)
 
 
 def test_an_unknown_episode_is_answered_with_those_of_the_run(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match=r"no episode was kept in it$"):
+    with pytest.raises(RecordError, match=r"the folder has no episodes$"):
         find_entry(tmp_path, "eval/val/1/0")
     in_members(eval_path(tmp_path, "unseen", 0))
     in_members(eval_path(tmp_path, "unseen", 40))
     in_members(eval_path(tmp_path, "elsewhere", 40))
     with pytest.raises(
-        RecordError, match=r"give one like eval/elsewhere/40/0, eval/unseen/40/0$"
+        RecordError, match=r"use one like eval/elsewhere/40/0, eval/unseen/40/0$"
     ) as caught:
         find_entry(tmp_path, "eval/val/1/0")
-    for entry_id in str(caught.value).rpartition("give one like ")[2].split(", "):
+    for entry_id in str(caught.value).rpartition("use one like ")[2].split(", "):
         assert find_entry(tmp_path, entry_id).id == entry_id
 
 
@@ -143,11 +143,13 @@ def test_an_episode_is_not_named_from_a_step_that_holds_none(tmp_path: Path) -> 
     in_members(train_path(tmp_path, 1))
     with EpisodeWriter(train_path(tmp_path, 2)):
         pass
-    with pytest.raises(RecordError, match=r"give one like train/1/0$"):
+    with pytest.raises(RecordError, match=r"use one like train/1/0$"):
         find_entry(tmp_path, "train/2/0")
 
 
-def test_a_torn_end_is_left_out_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_truncated_end_is_skipped_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = train_path(tmp_path, 1)
     in_members(path)
     *_, (last, _) = members(path)
@@ -156,7 +158,7 @@ def test_a_torn_end_is_left_out_and_said(tmp_path: Path, caplog: pytest.LogCaptu
         path.write_bytes(whole[:size])
         with caplog.at_level(logging.WARNING):
             assert list(read_trajectories(path)) == ATTEMPTS[:2]
-        assert f"{path} was cut short at byte {last}" in caplog.text
+        assert f"{path} is truncated at byte {last}" in caplog.text
         caplog.clear()
     index = index_path(path)
     index.write_bytes(index.read_bytes()[:-5])
@@ -182,10 +184,10 @@ def test_a_record_of_another_version_names_its_place(tmp_path: Path) -> None:
 
 
 def test_search_finds_what_an_episode_says_in_any_case_and_script(tmp_path: Path) -> None:
-    said = replace(ATTEMPTS[1], opening=(Message(role="user", content='Grüße an "Ümit"'),))
+    output = replace(ATTEMPTS[1], opening=(Message(role="user", content='Grüße an "Ümit"'),))
     path = train_path(tmp_path, 1)
     with EpisodeWriter(path) as writer:
-        for trajectory in (ATTEMPTS[0], said, ATTEMPTS[2]):
+        for trajectory in (ATTEMPTS[0], output, ATTEMPTS[2]):
             writer.add(trajectory)
     entries = list_entries(tmp_path)
     assert list(search(entries, 'AN "Ümit')) == [entries[1]]
@@ -199,12 +201,12 @@ def test_a_damaged_line_of_an_index_is_named_with_the_way_out(tmp_path: Path, li
     index = index_path(path)
     with index.open("a", encoding="latin-1") as file:
         file.write(f"{line}\n")
-    with pytest.raises(RecordError, match=r"step_000001\.index\.jsonl line 5: .*remove the file"):
+    with pytest.raises(RecordError, match=r"step_000001\.index\.jsonl line 5: .*delete the index"):
         list_entries(tmp_path)
-    told: list[RecordError] = []
+    result: list[RecordError] = []
     write_groups(train_path(tmp_path, 2), GROUPS)
-    assert [e.step for e in list_entries(tmp_path, on_damage=told.append)] == [2, 2, 2]
-    assert len(told) == 1
+    assert [e.step for e in list_entries(tmp_path, on_damage=result.append)] == [2, 2, 2]
+    assert len(result) == 1
     index.unlink()
     assert len(entries_of(path)) == 3
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -59,6 +60,23 @@ def test_types_survive_too() -> None:
     assert again.turns[0].action.tool_calls[0].arguments["by"] == [1, 2.5, None]
 
 
+def test_info_and_finish_reason_are_recorded() -> None:
+    first, *others = FULL.turns
+    changed = replace(first, info={"presses": 2.0}, finish_reason="length")
+    trajectory = replace(FULL, turns=(changed, *others))
+    record = to_record(trajectory)
+    assert record["turns"][0]["info"] == {"presses": 2.0}
+    assert from_record(record) == trajectory
+
+
+def test_a_record_from_before_info_and_finish_reason_is_read() -> None:
+    record = to_record(FULL)
+    assert "info" not in record["turns"][0]
+    assert "finish_reason" not in record["turns"][0]
+    turn = from_record(record).turns[0]
+    assert (turn.info, turn.finish_reason) == ({}, None)
+
+
 def test_a_record_of_another_version_is_refused() -> None:
     with pytest.raises(RecordError, match=r"version=1; this skyfleet reads version 2"):
         from_record({**to_record(FULL), "version": 1})
@@ -66,7 +84,7 @@ def test_a_record_of_another_version_is_refused() -> None:
 
 @pytest.mark.parametrize("value", [[1], 3, None, "text"])
 def test_what_is_no_record_is_refused(value: Any) -> None:
-    with pytest.raises(RecordError, match="is no record; give one"):
+    with pytest.raises(RecordError, match="is not a record; pass one"):
         from_record(value)
 
 
@@ -84,11 +102,11 @@ def test_what_is_no_record_is_refused(value: Any) -> None:
 def test_tokens_and_logprobs_that_do_not_fit_are_refused(key: str, value: Any) -> None:
     record = to_record(FULL)
     record["transcripts"][0][key] = value
-    with pytest.raises(RecordError, match=r"tokens, chosen=.* logprobs do not fit; give a record"):
+    with pytest.raises(RecordError, match=r"tokens, chosen=.* logprobs do not fit; pass a record"):
         from_record(record)
 
 
-def test_a_record_with_a_hole_says_what_is_missing() -> None:
+def test_a_record_with_a_missing_key_names_it() -> None:
     record = to_record(FULL)
     del record["turns"][1]["replies"]
     with pytest.raises(RecordError, match="replies"):

@@ -42,7 +42,7 @@ async def test_client_verifiers_and_pickles_never_run_outside_the_jail(tmp_path:
         ({"args": _pickled({"kwargs": ["final_answer"]})}, "kwargs is a list, not a dict"),
         ({"args": "AAAA"}, "args: "),
         ({"args": "?"}, "args is not base64"),
-        ({"args": plain, "bundle": base64.b64encode(b"PK no zip").decode()}, "no readable zip"),
+        ({"args": plain, "bundle": base64.b64encode(b"PK no zip").decode()}, "not a readable zip"),
         ({"args": plain, "bundle": base64.b64encode(huge.getvalue()).decode()}, "more than"),
         ({"args": plain, "sha256": "00"}, "bundle not found"),
         ({"args": plain, "args_array": [5]}, "names no instance"),

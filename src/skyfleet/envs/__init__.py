@@ -1,1 +1,1 @@
-"""Where it is done: one Env is one episode."""
+"""Environments: the Env protocol, the adapters and the verifiers."""

@@ -1,57 +1,135 @@
-"""Env: one episode of one task. Open it, step it, grade it, close it, discard it."""
+"""The Env protocol: one episode of one task, opened, stepped, graded, closed and then discarded."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from skyfleet.chat.message import Message, ToolSpec
+from skyfleet.envs.verifiers.running import SUCCESS_REWARD
+from skyfleet.errors import EnvError, wrap_errors
 from skyfleet.tasks.task import Grade, Task
 
+logger = logging.getLogger(__name__)
+
 DONE = "<done>"
-"""What an agent says when it has finished."""
+"""The text by which an agent declares that it has finished."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What the agent finds when the episode starts."""
+    """The prompt and the tools that an episode starts with."""
 
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...] = ()
+    use_native_tool_calling: bool | None = None
+    """Whether tools and calls go through the engine's chat API; None: as the run is configured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What the world answers."""
+    """The environment's answer to one action."""
 
     messages: tuple[Message, ...] = ()
     done: bool = False
     reward: float = 0.0
-    """For this step only; the grade is separate."""
+    """For this step. Without `Env.grade` the sum over all steps is the episode's reward; with it,
+    step rewards break the grade down by turn."""
     info: Mapping[str, float] = field(default_factory=dict)
+    """Numbers that become the metrics `environment/{env_key}/{name}`; other values are ignored."""
     keep_recent_turns: int | None = None
-    """Of the agent's past only the opening, this turn and so many before it stay in its context;
-    None keeps all."""
+    """Cut the agent's history to the prompt, this turn and so many turns before it; None keeps all."""
     opening: Observation | None = None
-    """The agent goes on with these messages and tools alone, as if it began here."""
+    """Restart the conversation: the agent continues from these messages and tools alone."""
+    success: bool | None = None
+    """For an environment without `grade`: whether the task is solved. The last value counts; None:
+    it is solved when the step rewards add up to at least 1.0."""
 
 
 class Env(Protocol):
+    """One episode. Two more methods are optional:
+
+    `async def grade(self) -> Grade | None` judges the episode as it stands; it is called once,
+    whether the episode finished or was cut short. None means that it could not be judged, so the
+    attempt counts in no mean and no loss. Without `grade` the episode earns the sum of its step
+    rewards.
+
+    `async def close(self) -> None` releases everything the episode holds. It is always called, and
+    may be called twice.
+    """
+
     async def reset(self) -> Observation: ...
 
     async def step(self, action: Message) -> Step: ...
 
-    async def grade(self) -> Grade | None:
-        """Judge the world as it stands. Called once, finished or cut short.
 
-        None: it could not be judged, so the attempt counts in no mean and no loss.
-        """
-        ...
+@runtime_checkable
+class GradedEnv(Protocol):
+    """An Env that judges its own episode."""
 
-    async def close(self) -> None:
-        """Give everything back. Safe to call twice."""
-        ...
+    async def grade(self) -> Grade | None: ...
+
+
+@runtime_checkable
+class ClosableEnv(Protocol):
+    """An Env that holds something to release."""
+
+    async def close(self) -> None: ...
 
 
 EnvFactory = Callable[[Task], Awaitable[Env]]
+
+
+async def open_env_until(
+    closing: AsyncExitStack,
+    open_env: EnvFactory,
+    task: Task,
+    *,
+    close_timeout_seconds: float = 30,
+) -> Env:
+    """Open the environment of `task` and close it when `closing` is closed."""
+    with wrap_errors(EnvError, f"opening {task.env_key}"):
+        env = await open_env(task)
+    closing.push_async_callback(_close_logged, env, task, close_timeout_seconds)
+    return env
+
+
+async def grade_env(env: Env, steps: Sequence[Step]) -> Grade | None:
+    """Return the environment's own grade, or without one the sum of the step rewards."""
+    if isinstance(env, GradedEnv):
+        return await env.grade()
+    return sum_step_rewards(steps)
+
+
+def sum_step_rewards(steps: Sequence[Step]) -> Grade:
+    """Grade an episode by its step rewards.
+
+    The last `Step.success` that is not None decides the success; without one, a sum of at least
+    1.0 does.
+    """
+    reward = float(sum(step.reward for step in steps))
+    verdicts = [step.success for step in steps if step.success is not None]
+    return Grade(
+        reward=reward,
+        success=bool(verdicts[-1]) if verdicts else reward >= SUCCESS_REWARD,
+        parts={f"turn_{turn}": float(step.reward) for turn, step in enumerate(steps)},
+    )
+
+
+async def close_env(env: Env) -> None:
+    """Close an environment that can be closed."""
+    if isinstance(env, ClosableEnv):
+        await env.close()
+
+
+async def _close_logged(env: Env, task: Task, timeout_seconds: float) -> None:
+    """Log a close that fails or hangs: the episode is over either way."""
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            await close_env(env)
+    except Exception as error:
+        logger.warning("closing %s for task %s: %r", task.env_key, task.key, error)

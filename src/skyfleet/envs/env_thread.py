@@ -1,4 +1,4 @@
-"""OwnThread: blocking calls of one env, in order, in one thread that nobody has to wait for."""
+"""EnvThread: run the blocking calls of one environment in order, in a thread of its own."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from skyfleet.errors import EnvError
 
 
 class EnvThread:
-    """One thread for all calls, because SQLite and its like insist on the one that opened them.
+    """One thread for all calls, because SQLite and others accept only the thread that opened them.
 
-    It is a daemon: a call that never returns keeps neither its siblings nor the interpreter.
+    It is a daemon: a call that never returns blocks neither other episodes nor the interpreter.
     """
 
     def __init__(self, name: str, slots: asyncio.Semaphore) -> None:
-        """`slots` bounds the calls of all envs that share it; a call given up gives its slot back."""
+        """`slots` bounds the concurrent calls of all environments that share it; a call that is
+        abandoned releases its slot."""
         self._slots = slots
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._latest: Future[Any] | None = None
@@ -28,7 +29,7 @@ class EnvThread:
 
     @property
     def stuck(self) -> bool:
-        """A call was given up and has not returned."""
+        """Whether an abandoned call has not returned."""
         return self._latest is not None and not self._latest.done()
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -36,7 +37,7 @@ class EnvThread:
             return await asyncio.wrap_future(self._put(partial(function, *args)))
 
     def end_with(self, function: Callable[[], None]) -> None:
-        """Make one last call when those before it have returned, if ever."""
+        """Make one last call after the calls before it have returned, if they ever do."""
         self._put(function)
         self.end()
 
@@ -58,5 +59,5 @@ class EnvThread:
             except Exception as error:
                 future.set_exception(error)
             except BaseException as error:
-                # sys.exit in somebody's env ends its episode, not the run.
+                # sys.exit in an environment ends its episode, not the run.
                 future.set_exception(EnvError(f"the env raised {error!r}"))

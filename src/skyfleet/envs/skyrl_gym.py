@@ -1,14 +1,15 @@
-"""SkyrlGymEnv: any BaseTextEnv of skyrl-gym, unchanged.
+"""SkyrlGymEnv: adapter for any BaseTextEnv of skyrl-gym, unchanged.
 
-Text goes in, all that the model wrote; messages and a reward come out, and the grade is the sum of
-the rewards. Methods that block run in the env's own thread; async twins are preferred.
+The environment receives the text that the model wrote and returns messages and a reward. The grade
+is the sum of the step rewards. Blocking methods run in a thread of the environment's own; async
+methods (`step_async` and so on) are preferred.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from enum import Enum
@@ -16,14 +17,13 @@ from functools import partial
 from typing import Any, get_args
 
 from skyfleet.chat.message import Message, Role
+from skyfleet.config.environment import SkyrlGym
 from skyfleet.config.imports import import_named
-from skyfleet.envs.env import EnvFactory, Observation, Step
+from skyfleet.config.root import RunConfig
+from skyfleet.envs.env import EnvFactory, Observation, Step, sum_step_rewards
 from skyfleet.envs.env_thread import EnvThread
 from skyfleet.errors import ConfigError, EnvError, MissingExtraError
 from skyfleet.tasks.task import Grade, Task
-
-_RIGHT = 1.0
-"""What skyrl-gym's envs give a right answer; less is partial credit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,21 +31,53 @@ class SkyrlGymSettings:
     env_id: str
     """A registered name such as gsm8k, or any class as module:Class."""
     max_turns: int
-    """Written into every env's extras, as SkyRL's generator does."""
+    """Written into every environment's extras, as SkyRL's generator does."""
     env_config: Mapping[str, Any] = field(default_factory=dict)
     max_env_workers: int = 32
-    """Blocking calls at one time; 0 makes them in the event loop."""
+    """Concurrent blocking calls; 0 makes them in the event loop."""
+
+    @classmethod
+    def from_config(
+        cls, section: SkyrlGym, *, max_turns: int, env_id: str | None = None
+    ) -> SkyrlGymSettings:
+        """`env_id` replaces the section's, for a run or a row that names the environment itself."""
+        env_id = env_id or section.env_id
+        if env_id is None:
+            raise ConfigError("environment.skyrl_gym.env_id is not set; write a name such as gsm8k")
+        return cls(
+            env_id=env_id,
+            max_turns=max_turns,
+            env_config=section.env_config,
+            max_env_workers=section.max_env_workers,
+        )
 
 
-def skyrl_gym_factory(settings: SkyrlGymSettings) -> EnvFactory:
-    """The row's `metadata` is the extras: reward_spec, extra_info and whatever else the env reads."""
-    make = _maker(settings.env_id)
+def build_factory(config: RunConfig, *, env_id: str | None = None) -> EnvFactory:
+    return skyrl_gym_factory(
+        SkyrlGymSettings.from_config(
+            config.environment.skyrl_gym, max_turns=config.generator.max_turns, env_id=env_id
+        )
+    )
+
+
+def list_registered() -> tuple[str, ...]:
+    """Return the names that skyrl-gym registers; empty if the package is not installed."""
+    try:
+        import skyrl_gym
+    except ImportError:
+        return ()
+    return tuple(skyrl_gym.registry)
+
+
+def skyrl_gym_factory(settings: SkyrlGymSettings) -> Callable[[Task], Awaitable[SkyrlGymEnv]]:
+    """The row's `metadata` becomes the extras: reward_spec, extra_info and the other columns."""
+    make = _find_constructor(settings.env_id)
     workers = settings.max_env_workers
     slots = asyncio.Semaphore(workers) if workers else None
 
     async def open_env(task: Task) -> SkyrlGymEnv:
         extras = {"task_key": task.key, **deepcopy(task.metadata), "max_turns": settings.max_turns}
-        build = partial(make, env_config=_readable(settings.env_config), extras=extras)
+        build = partial(make, env_config=_make_config(settings.env_config), extras=extras)
         return SkyrlGymEnv(build, task, slots)
 
     return open_env
@@ -62,7 +94,7 @@ class SkyrlGymEnv:
     def __init__(
         self, build: Callable[[], Any], task: Task, slots: asyncio.Semaphore | None
     ) -> None:
-        """`slots` None: what blocks, blocks the event loop."""
+        """With `slots=None` blocking calls block the event loop."""
         self._build = build
         self._task = task
         self._slots = slots
@@ -70,7 +102,7 @@ class SkyrlGymEnv:
         self._thread: EnvThread | None = None
         self._env: Any = None
         self._history: list[Any] = []
-        self._rewards: list[float] = []
+        self._steps: list[Step] = []
 
     async def reset(self) -> Observation:
         self._require(_State.NEW)
@@ -78,40 +110,39 @@ class SkyrlGymEnv:
         if self._slots is not None:
             self._thread = EnvThread(f"skyrl_gym {self._task.key}", self._slots)
         await self._run(self._construct)
-        prompt = [{"role": "user", "content": self._task.prompt}]
-        self._history, _ = await self._call("init", prompt)
-        return Observation(messages=self._read(self._history))
+        self._history, _ = await self._call("init", _get_chat(self._task))
+        return Observation(messages=self._parse_messages(self._history))
 
     async def step(self, action: Message) -> Step:
         self._require(_State.OPEN)
-        said = as_written(action)
-        output = await self._call("step", said)
-        self._refuse_rewriting(output, said)
+        text = format_action(action)
+        output = await self._call("step", text)
+        self._reject_rewriting(output, text)
         observations = list(output["observations"])
-        # The env may hold the list that init returned and count on finding the talk in it.
-        self._history += [{"role": "assistant", "content": said}, *observations]
-        self._rewards.append(float(output["reward"]))
-        if output["done"]:
-            self._state = _State.DONE
-        return Step(
-            messages=self._read(observations),
+        # The environment may hold the list that init returned and expect the conversation in it.
+        self._history += [{"role": "assistant", "content": text}, *observations]
+        metrics = await self._call("get_metrics")
+        step = Step(
+            messages=self._parse_messages(observations),
             done=bool(output["done"]),
-            reward=self._rewards[-1],
-            info=_numbers(output.get("metadata") or {}) | _numbers(await self._call("get_metrics")),
+            reward=float(output["reward"]),
+            info=_select_numbers(output.get("metadata") or {}) | _select_numbers(metrics),
         )
+        self._steps.append(step)
+        if step.done:
+            self._state = _State.DONE
+        return step
 
     async def grade(self) -> Grade:
-        total = sum(self._rewards)
-        parts = {f"turn_{turn}": reward for turn, reward in enumerate(self._rewards)}
-        return Grade(reward=total, success=total >= _RIGHT, parts=parts)
+        return sum_step_rewards(self._steps)
 
     async def close(self) -> None:
-        """Waits for no call that was given up: the env is closed when it returns, if ever."""
+        """Close without waiting for an abandoned call: the env is closed when that returns."""
         if self._state is _State.CLOSED:
             return
         self._state = _State.CLOSED
         if self._thread is not None and self._thread.stuck:
-            self._thread.end_with(self._shut)
+            self._thread.end_with(self._close_env)
             return
         try:
             if self._env is not None:
@@ -127,14 +158,14 @@ class SkyrlGymEnv:
     def _construct(self) -> None:
         self._env = self._build()
 
-    def _shut(self) -> None:
+    def _close_env(self) -> None:
         if self._env is not None:
             self._env.close()
 
     async def _call(self, method: str, *args: Any) -> Any:
-        twin = getattr(self._env, f"{method}_async", None)
-        if twin is not None:
-            return await twin(*args)
+        async_method = getattr(self._env, f"{method}_async", None)
+        if async_method is not None:
+            return await async_method(*args)
         return await self._run(getattr(self._env, method), *args)
 
     async def _run(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -142,43 +173,50 @@ class SkyrlGymEnv:
             return function(*args)
         return await self._thread.call(function, *args)
 
-    def _read(self, messages: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
+    def _parse_messages(self, messages: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
         for message in messages:
             if message["role"] not in get_args(Role) or not isinstance(message["content"], str):
                 raise EnvError(
-                    f"task {self._task.key}: the env said {str(message)[:80]}; "
-                    f"give a role of {', '.join(get_args(Role))} and text as content"
+                    f"task {self._task.key}: the env returned the message {str(message)[:80]}; "
+                    f"use a role of {', '.join(get_args(Role))} and text as content"
                 )
-        return tuple(Message(role=said["role"], content=said["content"]) for said in messages)
+        return tuple(Message(role=one["role"], content=one["content"]) for one in messages)
 
-    def _refuse_rewriting(self, output: Mapping[str, Any], said: str) -> None:
-        """Sampled tokens are trained on as they are, so nothing said may be said otherwise."""
+    def _reject_rewriting(self, output: Mapping[str, Any], text: str) -> None:
+        """Sampled tokens are trained on as they are, so the text must not be changed afterwards."""
         metadata = output.get("metadata") or {}
-        if output.get("postprocessed_action") not in (None, said):
-            what = "the model's words (postprocessed_action); stop it earlier by stop strings"
+        if output.get("postprocessed_action") not in (None, text):
+            problem = "the model's text (postprocessed_action); end it earlier with stop strings"
         elif metadata.get("modified_chat_history") is not None:
-            what = (
-                "the talk so far (modified_chat_history); turn its context tools off and set "
-                "environment.enable_context_tools=true"
+            problem = (
+                "the conversation so far (modified_chat_history); disable its context tools and "
+                "set environment.enable_context_tools=true"
             )
         else:
             return
-        raise EnvError(f"task {self._task.key}: the env rewrites {what}")
+        raise EnvError(f"task {self._task.key}: the env rewrites {problem}")
 
 
-def as_written(action: Message) -> str:
-    """All the model wrote, thought and calls included, in the tags it writes them in."""
+def format_action(action: Message) -> str:
+    """Return all that the model wrote, with its thinking and its calls in their tags."""
     calls = (
         f"<tool_call>\n{json.dumps({'name': call.name, 'arguments': dict(call.arguments)}, ensure_ascii=False)}\n</tool_call>"
         for call in action.tool_calls
     )
-    speech = "\n".join(filter(None, (action.text, *calls, *action.malformed_calls)))
+    text = "\n".join(filter(None, (action.text, *calls, *action.malformed_calls)))
     if action.reasoning is None:
-        return speech
-    return f"<think>\n{action.reasoning}\n</think>\n\n{speech}"
+        return text
+    return f"<think>\n{action.reasoning}\n</think>\n\n{text}"
 
 
-def _maker(env_id: str) -> Callable[..., Any]:
+def _get_chat(task: Task) -> list[dict[str, str]]:
+    """Return the row's messages, or its prompt as one user message."""
+    # Task.chat is new: this is the only place that reads it.
+    chat = getattr(task, "chat", None) or [{"role": "user", "content": task.prompt}]
+    return [dict(message) for message in chat]
+
+
+def _find_constructor(env_id: str) -> Callable[..., Any]:
     try:
         import skyrl_gym
     except ImportError as error:
@@ -190,12 +228,12 @@ def _maker(env_id: str) -> Callable[..., Any]:
             f"environment.skyrl_gym.env_id={env_id!r} is not registered; "
             f"choose from {', '.join(skyrl_gym.registry)}, or write module:Class"
         )
-    maker: Callable[..., Any] = import_named(env_id, key="environment.skyrl_gym.env_id")
-    return maker
+    constructor: Callable[..., Any] = import_named(env_id, key="environment.skyrl_gym.env_id")
+    return constructor
 
 
-def _readable(env_config: Mapping[str, Any]) -> Any:
-    """By key and by attribute, as in SkyRL; an attribute that is not set is an error, not None."""
+def _make_config(env_config: Mapping[str, Any]) -> Any:
+    """Allow access by key and attribute, as in SkyRL; a missing attribute is an error, not None."""
     from omegaconf import OmegaConf
 
     config = OmegaConf.create(dict(env_config))
@@ -203,5 +241,5 @@ def _readable(env_config: Mapping[str, Any]) -> Any:
     return config
 
 
-def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+def _select_numbers(values: Mapping[str, Any]) -> dict[str, float]:
     return {key: float(value) for key, value in values.items() if isinstance(value, int | float)}

@@ -13,15 +13,15 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from skyfleet.chat.message import ToolSpec
 
 ToolFunction = Callable[..., object]
-"""Takes an App, then the parameters that the agent sees."""
+"""Takes the environment's state first, then the parameters that the agent sees."""
 
 _SHOWN_CHARACTERS = 40
-"""How much of a wrong value an error repeats."""
-_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
+"""How much of an invalid value an error repeats."""
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class ToolError(Exception):
-    """What the agent did wrong and what would be right."""
+    """The agent's mistake and how to correct it; the agent reads this text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +30,11 @@ class Tool:
     function: ToolFunction
     arguments: type[BaseModel]
     writes: bool
-    """May change the database; what only reads is kept from doing so."""
+    """Whether it may change the database; a tool that does not write runs read-only."""
 
     @classmethod
     def of(cls, function: ToolFunction, *, writes: bool = False) -> Tool:
-        """The name, the signature and the docstring say it all."""
+        """Build the tool from the function's name, signature and docstring."""
         hints = get_type_hints(function, include_extras=True)
         _, *parameters = inspect.signature(function).parameters.values()
         fields: dict[str, Any] = {
@@ -44,19 +44,19 @@ class Tool:
         spec = ToolSpec(
             name=function.__name__,
             description=inspect.getdoc(function) or "",
-            parameters=_plain_schema(model),
+            parameters=_build_schema(model),
         )
         return cls(spec=spec, function=function, arguments=model, writes=writes)
 
     def read(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments, checked; ToolError names the first that is wrong."""
+        """Validate the arguments; ToolError names the first invalid one."""
         for name, value in arguments.items():
             if name not in self.spec.parameters["properties"]:
                 raise ToolError(f"{self.spec.name} has no {shown(name)}; {self._takes}")
             # SQLite stores 64 bits and UTF-8; a number of 5,000 digits cannot even be printed.
             if isinstance(value, int) and value.bit_length() > 63:
                 raise ToolError(f"{name} is too large a number; use one from a listing")
-            if isinstance(value, str) and _HALF_CHARACTER.search(value):
+            if isinstance(value, str) and _LONE_SURROGATE.search(value):
                 raise ToolError(f"{name} is {shown(value)}; write it without half characters")
         try:
             return vars(self.arguments.model_validate(dict(arguments)))
@@ -73,27 +73,27 @@ class Tool:
 
 
 def check_known(kind: str, name: str, known: Sequence[str]) -> None:
-    """ToolError unless `name` is one of the known ones, which the error lists."""
+    """Raise a ToolError that lists the known names unless `name` is one of them."""
     if name not in known:
         raise ToolError(f"no {kind} {shown(name)}; choose from {', '.join(known)}")
 
 
 def shown(value: object) -> str:
-    """A value from the agent, safe and short enough to be repeated in an error."""
+    """Format a value from the agent so that an error can repeat it safely and briefly."""
     if isinstance(value, list | dict):
         return "an array" if isinstance(value, list) else "an object"
     text = repr(value)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
-def _plain_schema(model: type[BaseModel]) -> dict[str, Any]:
+def _build_schema(model: type[BaseModel]) -> dict[str, Any]:
     schema = model.model_json_schema()
-    properties = {name: _plain(prop) for name, prop in schema.get("properties", {}).items()}
+    properties = {name: _simplify(prop) for name, prop in schema.get("properties", {}).items()}
     return {"type": "object", "properties": properties, "required": schema.get("required", [])}
 
 
-def _plain(prop: Mapping[str, Any]) -> dict[str, Any]:
-    """Without titles and defaults; what may be left out is said once, by not being required."""
+def _simplify(prop: Mapping[str, Any]) -> dict[str, Any]:
+    """Drop titles, defaults and null options: `required` alone says what is optional."""
     plain = {key: value for key, value in prop.items() if key not in ("title", "default")}
     for option in plain.pop("anyOf", ()):
         if option != {"type": "null"}:

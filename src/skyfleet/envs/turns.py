@@ -1,4 +1,4 @@
-"""Turns: what an env of tools does with the agent's message, whoever answers the calls."""
+"""Execute the tool calls of an agent's message and report errors to the agent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from skyfleet.chat.message import Message, ToolCall, ToolSpec
 from skyfleet.envs.env import DONE, Step
 
 SYSTEM = f"Call a tool each turn. Say {DONE} when finished."
-"""What the agent is told where the env has no words of its own."""
+"""The system message of environments that have none of their own."""
 
 SUBMIT_NAME = "submit_final_answer"
 SUBMIT = ToolSpec(
@@ -21,37 +21,44 @@ SUBMIT = ToolSpec(
         "required": ["answer"],
     },
 )
-"""What an env adds to its tools where a task asks a question."""
+"""Added to an environment's tools if the task asks a question."""
 
-# How GLM, Qwen3-Coder and models that call in Python begin to.
-_NO_JSON = re.compile(
+# How calls start in GLM's, Qwen3-Coder's and pythonic formats.
+_OTHER_FORMAT = re.compile(
     r"<arg_(?:key|value)>|<function=|<\|(?:tool_call|python)_start\|>|\A\[\s*[\w.]+\("
 )
 _DONE = re.compile(rf"{re.escape(DONE)}|\[done\]", re.IGNORECASE)
 
 
 async def take_turn(action: Message, answer: Callable[[ToolCall], Awaitable[Step]]) -> Step:
-    """Answer the calls in order until one ends the episode; a turn without a call is told so."""
+    """Answer the calls in order until one ends the episode, and combine their steps.
+
+    A turn without a call, or with a malformed one, gets an error message.
+    """
     replies: list[Message] = []
+    info: dict[str, float] = {}
+    success: bool | None = None
     reward, done = 0.0, False
     for call in action.tool_calls:
         step = await answer(call)
         replies.extend(step.messages)
+        info.update(step.info)
         reward, done = reward + step.reward, step.done
+        success = success if step.success is None else step.success
         if done:
             break
     done = done or says_done(action)
     if not done and action.malformed_calls:
-        other = any(map(_NO_JSON.search, action.malformed_calls))
-        why = "cannot be read" if other else "is not valid JSON"
-        text = f"Error: the tool call {why}; give a name and arguments."
+        is_other_format = any(map(_OTHER_FORMAT.search, action.malformed_calls))
+        problem = "cannot be read" if is_other_format else "is not valid JSON"
+        text = f"Error: the tool call {problem}; give a name and arguments."
         replies.append(Message(role="user", content=text))
     elif not done and not replies:
         text = f"Error: no tool call. Call a tool, or say {DONE} when finished."
         replies.append(Message(role="user", content=text))
-    return Step(messages=tuple(replies), done=done, reward=reward)
+    return Step(messages=tuple(replies), done=done, reward=reward, info=info, success=success)
 
 
 def says_done(action: Message) -> bool:
-    """In what it says aloud: a thought is not said."""
+    """Whether the message's text, without its reasoning, declares that the agent is done."""
     return _DONE.search(action.text) is not None

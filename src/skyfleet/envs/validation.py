@@ -1,8 +1,8 @@
-"""Given: what an env of anybody's gives back, looked at before anyone counts on it."""
+"""Validate what an environment returns before anything relies on it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from math import isfinite
 from numbers import Real
@@ -14,18 +14,21 @@ from skyfleet.errors import EnvError, VerifierError
 from skyfleet.tasks.task import Grade
 
 
-def validate_observation(opening: object) -> Observation:
-    return _checked(opening, "reset()")
+def validate_observation(observation: object) -> Observation:
+    return _validate_observation(observation, "reset()")
 
 
 def validate_step(step: object) -> Step:
+    """Check the step; its reward and the numbers of its info become floats."""
     if not isinstance(step, Step):
-        raise EnvError(f"step() gave {step!r:.100}, no Step")
-    _check_messages(step.messages, "step()")
+        raise EnvError(f"step() returned {step!r:.100}, not a Step")
+    _validate_messages(step.messages, "step()")
     if step.opening is not None:
-        _checked(step.opening, "step()")
+        _validate_observation(step.opening, "step()")
     if not is_finite(step.reward):
-        raise EnvError(f"step() gave the reward {step.reward!r:.100}; give a finite number")
+        raise EnvError(f"step() returned the reward {step.reward!r:.100}; return a finite number")
+    if step.info or not isinstance(step.info, Mapping):
+        step = replace(step, info=_validate_info(step.info))
     return step if isinstance(step.reward, float) else replace(step, reward=float(step.reward))
 
 
@@ -33,32 +36,45 @@ def validate_grade(grade: object) -> Grade | None:
     if grade is None:
         return None
     if not isinstance(grade, Grade):
-        raise VerifierError(f"grade() gave {grade!r:.100}; give a Grade, or None for unknown")
+        raise VerifierError(
+            f"grade() returned {grade!r:.100}; return a Grade, or None if it is unknown"
+        )
     if not is_finite(grade.reward):
         raise VerifierError(
-            f"grade() gave the reward {grade.reward!r:.100}; give a finite number, or None for "
-            "a grade that is unknown"
+            f"grade() returned the reward {grade.reward!r:.100}; return a finite number, or None "
+            "if the grade is unknown"
         )
     return grade if isinstance(grade.reward, float) else replace(grade, reward=float(grade.reward))
 
 
-def _checked(opening: object, by: str) -> Observation:
-    if not isinstance(opening, Observation):
-        raise EnvError(f"{by} gave {opening!r:.100}, no Opening")
-    if not opening.messages:
-        raise EnvError(f"{by} gave an Opening without a message; give the agent one")
-    _check_messages(opening.messages, by)
-    return opening
+def _validate_observation(observation: object, method: str) -> Observation:
+    if not isinstance(observation, Observation):
+        raise EnvError(f"{method} returned {observation!r:.100}, not an Observation")
+    if not observation.messages:
+        raise EnvError(f"{method} returned an Observation without messages; add at least one")
+    _validate_messages(observation.messages, method)
+    return observation
 
 
-def _check_messages(messages: Iterable[object], by: str) -> None:
+def _validate_messages(messages: Iterable[object], method: str) -> None:
     for message in messages:
         if not isinstance(message, Message):
-            raise EnvError(f"{by} gave {message!r:.100} among its messages, no Message")
+            raise EnvError(f"{method} returned {message!r:.100} among its messages, not a Message")
+
+
+def _validate_info(info: object) -> dict[str, float]:
+    """Keep the numbers; everything else an environment puts into `info` is its own business."""
+    if not isinstance(info, Mapping):
+        raise EnvError(f"step() returned info={info!r:.100}; return a mapping of names to numbers")
+    numbers = {str(name): value for name, value in info.items() if isinstance(value, Real)}
+    for name, value in numbers.items():
+        if not is_finite(value):
+            raise EnvError(f"step() returned info[{name!r}]={value!r}; return a finite number")
+    return {name: float(value) for name, value in numbers.items()}
 
 
 def is_finite(number: object) -> bool:
-    """Numbers of numpy are numbers too."""
+    """Whether it is a finite real number; numpy's scalars count as numbers."""
     try:
         return isinstance(number, Real) and isfinite(number)
     except OverflowError:  # an integer larger than any float
@@ -66,17 +82,17 @@ def is_finite(number: object) -> bool:
 
 
 Reward = float | Grade | None
-"""None: it could not be judged."""
+"""None: the episode could not be judged."""
 
 
 def grade_from(result: Reward, *, by: str) -> Grade | None:
-    """`by` names who gave it, for who has to mend it."""
+    """Turn what a reward function returned into a Grade; errors name who returned it (`by`)."""
     if result is None:
         return None
     reward = result.reward if isinstance(result, Grade) else result
     if not is_finite(reward):
         raise VerifierError(
-            f"{by} gave {result!r:.200}; give a finite number, a Grade with one, or None"
+            f"{by} returned {result!r:.200}; return a finite number, a Grade with one, or None"
         )
     if isinstance(result, Grade):
         return result

@@ -11,75 +11,84 @@ from skyfleet.chat.renderer import Renderer
 from skyfleet.chat.transcript import Completion, Finish, Transcript
 from skyfleet.engines.engine import ChatModel, CutShortError, Engine
 from skyfleet.engines.sampling_params import SamplingParams
-from skyfleet.envs.context_env import manage_context, n_turns
+from skyfleet.envs.context_env import format_turns, manage_context
 from skyfleet.envs.env import Observation
 from skyfleet.errors import EngineError
 from skyfleet.tasks.task import Task
 
 CUT = "the agent's history was cut"
+REWRITTEN = "the chat template rewrites earlier turns"
+BEGUN = "the environment restarted the conversation"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resumed(Observation):
-    """An opening and, behind it, turns that were played before."""
+class ResumedObservation(Observation):
+    """A prompt followed by turns of an earlier episode, from which another agent continues."""
 
-    begins: tuple[int, ...]
-    """Where in `messages` each turn begins that is still in view."""
+    turn_starts: tuple[int, ...]
+    """The index in `messages` of each turn that is still in view."""
     n_turns: int
-    """All that were played, in view or not."""
+    """The number of earlier turns, in view or not."""
+    prompt_token_ids: tuple[int, ...] | None = None
+    """The exact tokens of `messages`; None: the renderer writes them."""
 
 
 class History:
-    def __init__(self, opening: Observation) -> None:
-        self.messages: list[Message] = list(opening.messages)
-        self.n_turns = 0
-        # Not told by their role: an env may speak as the assistant too.
-        self._begins: list[int] = []
-        if isinstance(opening, Resumed):
-            self.n_turns, self._begins = opening.n_turns, list(opening.begins)
+    """The messages an agent sees, with the start of each of its turns."""
 
-    def say(self, message: Message) -> None:
-        """Begin a turn."""
-        self._begins.append(len(self.messages))
+    def __init__(self, prompt: Observation) -> None:
+        self.messages: list[Message] = list(prompt.messages)
+        self.n_turns = 0
+        # Not derived from roles: an environment may send assistant messages too.
+        self._turn_starts: list[int] = []
+        if isinstance(prompt, ResumedObservation):
+            self.n_turns, self._turn_starts = prompt.n_turns, list(prompt.turn_starts)
+
+    def add_turn(self, action: Message) -> None:
+        """Start a turn with the agent's message."""
+        self._turn_starts.append(len(self.messages))
         self.n_turns += 1
-        self.messages.append(message)
+        self.messages.append(action)
 
     def cut(self, *, keep_recent_turns: int) -> bool:
-        """Leave the opening, the turn just spoken and so many before it; False: that is all."""
-        kept = self._begins[-1 - keep_recent_turns :]
-        if len(kept) == len(self._begins):
+        """Keep the prompt, the current turn and so many before it; False if nothing was removed."""
+        kept = self._turn_starts[-1 - keep_recent_turns :]
+        if len(kept) == len(self._turn_starts):
             return False
-        first = self._begins[0]
+        first = self._turn_starts[0]
         del self.messages[first : kept[0]]
-        self._begins = [at - kept[0] + first for at in kept]
+        self._turn_starts = [at - kept[0] + first for at in kept]
         return True
 
-    def begun(self, opening: Observation) -> History:
-        """Another, with nothing of this one but how many turns there were."""
-        history = History(opening)
+    def restart(self, prompt: Observation) -> History:
+        """Return a history of `prompt` alone that still counts the earlier turns."""
+        history = History(prompt)
         history.n_turns += self.n_turns
         return history
 
-    def resumed(self, tools: Sequence[ToolSpec]) -> Resumed:
-        return Resumed(
+    def resume(
+        self, tools: Sequence[ToolSpec], *, prompt_token_ids: Sequence[int] | None = None
+    ) -> ResumedObservation:
+        """Return an observation from which another conversation continues this one."""
+        return ResumedObservation(
             messages=tuple(self.messages),
             tools=tuple(tools),
-            begins=tuple(self._begins),
+            turn_starts=tuple(self._turn_starts),
             n_turns=self.n_turns,
+            prompt_token_ids=None if prompt_token_ids is None else tuple(prompt_token_ids),
         )
-
-
-_CUTTING = manage_context.__name__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextStatus:
+    """A line in every observation that says how much of the context is used."""
+
     max_input_length: int
     max_turns: int
     warning_threshold: float
-    """Share of `max_input_length`; from there on the line is a warning."""
+    """Share of `max_input_length` from which on the line is a warning."""
 
-    def told(
+    def annotate(
         self,
         messages: Sequence[Message],
         *,
@@ -87,10 +96,10 @@ class ContextStatus:
         turns: int,
         tools: Sequence[ToolSpec],
     ) -> tuple[Message, ...]:
-        """`messages`, the last of them with the line, after so many `turns`."""
-        can_cut = any(tool.name == _CUTTING for tool in tools)
-        advice = f"finish soon{f', or make room with {_CUTTING}' if can_cut else ''}"
-        line = self._line(used_tokens, turns, advice)
+        """Append the line to the last message, after so many `turns`."""
+        can_cut = any(tool.name == manage_context.__name__ for tool in tools)
+        make_room = f", or make room with {manage_context.__name__}" if can_cut else ""
+        line = self._format(used_tokens, turns, f"finish soon{make_room}")
         if not messages:
             return (Message(role="user", content=line),)
         *before, last = messages
@@ -99,50 +108,53 @@ class ContextStatus:
             return (*before, replace(last, content=f"{content}\n{line}"))
         return (*before, replace(last, content=(*content, Text(f"\n{line}"))))
 
-    def _line(self, used_tokens: int, turns: int, advice: str) -> str:
+    def _format(self, used_tokens: int, turns: int, advice: str) -> str:
         share = used_tokens / self.max_input_length
         warns = share >= self.warning_threshold
         return (
             f"[Context{' warning' if warns else ''}: {used_tokens:,} of {self.max_input_length:,} "
-            f"tokens used ({share:.0%}), {n_turns(self.max_turns - turns)} left"
+            f"tokens used ({share:.0%}), {format_turns(self.max_turns - turns)} left"
             f"{f'; {advice}' if warns else ''}]"
         )
 
 
-REWRITTEN = "the chat template writes the past anew"
-BEGUN = "the environment began another conversation"
-
-
 class Conversation(Protocol):
     finish: Finish
+    """Why the last completion ended."""
 
-    def observe(self, messages: Sequence[Message]) -> None: ...
+    def observe(self, messages: Sequence[Message]) -> None:
+        """Append the environment's messages."""
+        ...
 
     def truncate_history(self, *, keep_recent_turns: int) -> None:
-        """What is heard next follows the opening, the last turn and so many turns before it."""
+        """Keep only the prompt, the last turn and so many turns before it."""
         ...
 
     def restart(self, opening: Observation) -> None:
-        """What is spoken next follows `opening` and nothing before it."""
+        """Continue from `opening` alone."""
         ...
 
-    async def generate(self) -> Message: ...
+    async def generate(self) -> Message:
+        """Sample the agent's next message."""
+        ...
 
     async def close(self) -> None: ...
 
     @property
-    def prompt_length(self) -> int: ...
+    def prompt_length(self) -> int:
+        """Tokens of the next prompt, as far as they are known before sampling."""
+        ...
 
     @property
     def transcripts(self) -> tuple[Transcript, ...]: ...
 
 
 AgentFactory = Callable[[Task, Observation, str], Conversation]
-"""Starts a conversation for one episode of a task; the string names its session."""
+"""Starts a conversation for one episode of a task; the string is its session id."""
 
 
 class TokenConversation:
-    """Speaks through an Engine and keeps every token it saw."""
+    """Samples tokens from an Engine and records every token of the episode."""
 
     def __init__(
         self,
@@ -159,7 +171,7 @@ class TokenConversation:
         self._history, self._tools = History(opening), opening.tools
         self._status, self._is_cut = status, False
         self._transcripts = [Transcript()]
-        self._transcripts[0].append_prompt(renderer.open(opening.messages, opening.tools))
+        self._transcripts[0].append_prompt(self._render_prompt(opening))
         self.finish: Finish = "stop"
 
     @property
@@ -174,18 +186,20 @@ class TokenConversation:
         transcript = self._transcripts[-1]
         completion = await self._complete(transcript.token_ids)
         if completion.finish == "abort":
-            # Half a message is nobody's action.
-            raise EngineError(f"the turn was broken off after {len(completion.token_ids)} tokens")
+            # A partial message is not an action of the policy.
+            raise EngineError(
+                f"the engine aborted the turn after {len(completion.token_ids)} tokens"
+            )
         transcript.say(completion)
         self.finish = completion.finish
         message = self._renderer.parse(completion.token_ids, self._tools)
-        self._history.say(message)
+        self._history.add_turn(message)
         return message
 
     def observe(self, messages: Sequence[Message]) -> None:
         if self._status is not None:
-            messages = self._told(messages, self._status)
-        token_ids, reason = self._next(messages)
+            messages = self._annotate(messages, self._status)
+        token_ids, reason = self._render_next(messages)
         self._history.messages.extend(messages)
         self._is_cut = False
         if reason:
@@ -196,10 +210,10 @@ class TokenConversation:
         self._is_cut = self._history.cut(keep_recent_turns=keep_recent_turns)
 
     def restart(self, opening: Observation) -> None:
-        self._history, self._tools = self._history.begun(opening), opening.tools
+        self._history, self._tools = self._history.restart(opening), opening.tools
         self._is_cut = False
         self._transcripts.append(Transcript(reason=BEGUN))
-        self._transcripts[-1].append_prompt(self._renderer.open(opening.messages, opening.tools))
+        self._transcripts[-1].append_prompt(self._render_prompt(opening))
 
     async def close(self) -> None:
         await self._engine.release(self._session)
@@ -207,18 +221,33 @@ class TokenConversation:
     async def _complete(self, token_ids: Sequence[int]) -> Completion:
         return await self._engine.generate(token_ids, self._sampling, session=self._session)
 
-    def _next(self, messages: Sequence[Message]) -> tuple[list[int], str]:
-        """What the engine is given next: more of the transcript, or, for a reason, all of another."""
+    def _render_prompt(self, prompt: Observation) -> Sequence[int]:
+        if isinstance(prompt, ResumedObservation) and prompt.prompt_token_ids is not None:
+            return prompt.prompt_token_ids
+        return self._renderer.open(prompt.messages, prompt.tools)
+
+    def _render_next(self, messages: Sequence[Message]) -> tuple[list[int], str]:
+        """Return the tokens to append, or all tokens of a new transcript and the reason for it.
+
+        `Renderer.join` closes a turn that the token limit cut: the missing end-of-turn token is
+        part of the prompt, so it is not trained on.
+        """
+        so_far = self._transcripts[-1].token_ids
         if not self._is_cut:
-            joined = self._renderer.join(self._transcripts[-1].token_ids[-1], messages)
+            joined = self._renderer.join(so_far[-1], messages)
             if joined is not None:
                 return joined, ""
         whole = self._renderer.open([*self._history.messages, *messages], self._tools)
-        return whole, CUT if self._is_cut else REWRITTEN
+        if self._is_cut:
+            return whole, CUT
+        if not self._tools and whole[: len(so_far)] == so_far:
+            # Without tools a template that cannot show any still continues the same sequence.
+            return whole[len(so_far) :], ""
+        return whole, REWRITTEN
 
-    def _told(self, messages: Sequence[Message], status: ContextStatus) -> tuple[Message, ...]:
-        token_ids, reason = self._next(messages)
-        return status.told(
+    def _annotate(self, messages: Sequence[Message], status: ContextStatus) -> tuple[Message, ...]:
+        token_ids, reason = self._render_next(messages)
+        return status.annotate(
             messages,
             used_tokens=len(token_ids) + (0 if reason else self.prompt_length),
             turns=self._history.n_turns,
@@ -227,7 +256,7 @@ class TokenConversation:
 
 
 class MessageConversation:
-    """Speaks through a ChatModel: teachers and baselines, no tokens to train on."""
+    """Asks a ChatModel for messages; for teachers and baselines, without tokens to train on."""
 
     def __init__(self, opening: Observation, *, model: ChatModel, sampling: SamplingParams) -> None:
         self._model, self._sampling = model, sampling
@@ -245,9 +274,10 @@ class MessageConversation:
     async def generate(self) -> Message:
         try:
             message = await self._model.reply(self._history.messages, self._tools, self._sampling)
+            self.finish = "stop"
         except CutShortError as error:
             message, self.finish = error.message, "length"
-        self._history.say(message)
+        self._history.add_turn(message)
         return message
 
     def observe(self, messages: Sequence[Message]) -> None:
@@ -257,6 +287,6 @@ class MessageConversation:
         self._history.cut(keep_recent_turns=keep_recent_turns)
 
     def restart(self, opening: Observation) -> None:
-        self._history, self._tools = self._history.begun(opening), opening.tools
+        self._history, self._tools = self._history.restart(opening), opening.tools
 
     async def close(self) -> None: ...

@@ -3,28 +3,46 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
+from math import isclose
 from time import perf_counter
 from types import TracebackType
+from weakref import WeakSet
 
-from skyfleet.envs.env import Env, EnvFactory, Observation
-from skyfleet.envs.lifecycle import opened
+from skyfleet.chat.message import Message
+from skyfleet.envs.env import (
+    Env,
+    EnvFactory,
+    GradedEnv,
+    Step,
+    grade_env,
+    open_env_until,
+)
 from skyfleet.envs.validation import validate_grade, validate_observation, validate_step
 from skyfleet.errors import ContextFullError, EnvError, EpisodeError, VerifierError, wrap_errors
 from skyfleet.rollouts.conversation import AgentFactory, Conversation
 from skyfleet.tasks.task import Grade, Task
 from skyfleet.trajectories.trajectory import Ending, Failure, Group, Trajectory, Turn
 
+logger = logging.getLogger(__name__)
+
+OnMessages = Callable[[Sequence[Message]], None]
+"""Observes an episode: called with the prompt, then with each action and each reply as they come."""
+
+_warned_factories: WeakSet[EnvFactory] = WeakSet()
+"""Factories whose step rewards did not add up to a grade; a run has one factory."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     max_turns: int
     max_input_length: int
-    """Tokens; a turn whose prompt is longer is not begun."""
+    """Tokens; a turn with a longer prompt is not started."""
     trajectory_timeout_seconds: float
-    """From opening to the last turn, and again for the grade; 0 switches it off."""
+    """From reset to the last turn, and again for the grade; 0 disables it."""
 
     @property
     def seconds_or_none(self) -> float | None:
@@ -32,13 +50,13 @@ class Limits:
 
 
 class EpisodeTimeoutError(TimeoutError):
-    """The episode's own time is over; a timeout of anyone else's is not this one."""
+    """The episode's own time limit expired; a timeout raised inside the episode is another one."""
 
 
-class _InTime:
-    """OvertimeError when the time of `limits` is over."""
+class _TimeLimit:
+    """Raises EpisodeTimeoutError when the time of `limits` is over."""
 
-    # Entered twice in every episode, and a generator makes a small one 3 % slower.
+    # Entered twice per episode; a generator-based context manager makes short episodes 3 % slower.
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._timeout = asyncio.timeout(limits.seconds_or_none)
@@ -62,11 +80,13 @@ class _InTime:
 
 
 class _Episode:
-    """What has happened so far, so that a failure at any point loses nothing before it."""
+    """The state of an episode, kept outside the loop so that a failure loses nothing before it."""
 
-    def __init__(self) -> None:
-        self.opening = Observation(messages=())
+    def __init__(self, on_messages: OnMessages) -> None:
+        self.on_messages = on_messages
+        self.prompt: tuple[Message, ...] = ()
         self.turns: list[Turn] = []
+        self.steps: list[Step] = []
         self.conversation: Conversation | None = None
         self.ending = Ending.FAILED
         self.grade: Grade | None = None
@@ -78,29 +98,38 @@ class _Episode:
 
 
 async def run_episode(
-    task: Task, open_env: EnvFactory, policy: AgentFactory, limits: Limits, *, sample: int = 0
+    task: Task,
+    open_env: EnvFactory,
+    policy: AgentFactory,
+    limits: Limits,
+    *,
+    sample: int = 0,
+    on_messages: OnMessages = lambda _: None,
 ) -> Trajectory:
-    """Play one episode and grade what it left, finished or cut short.
+    """Run one episode and grade it, whether it finished or was cut short.
 
-    An `EpisodeError` ends it and is recorded on it; one that keeps the grade leaves the ending as
-    it was and the grade unknown, never zero. Anything else, cancellation included, passes through
-    after the env is closed and the engine's session released.
+    An `EpisodeError` ends the episode and is recorded on it. If only grading fails, the ending
+    stays and the grade is unknown, never zero. Any other exception, including cancellation,
+    propagates after the environment is closed and the engine's session released. `on_messages`
+    receives all messages in order.
     """
     start = perf_counter()
-    episode = _Episode()
+    episode = _Episode(on_messages)
     async with AsyncExitStack() as closing:
-        # The last to happen: an engine that hangs keeps no env open.
+        # Pushed first, so it runs last: an engine that hangs does not keep the environment open.
         closing.push_async_callback(episode.release)
         try:
-            env = await _play_in_time(episode, closing, task, open_env, policy, limits, sample)
+            env = await _run_in_time(episode, closing, task, open_env, policy, limits, sample)
             await _grade(episode, env, limits)
+            if isinstance(env, GradedEnv):
+                _check_step_rewards(episode, task, open_env)
         except EpisodeError as error:
             episode.failure = Failure.of(error)
     return Trajectory(
         task_key=task.key,
         env_key=task.env_key,
         sample=sample,
-        opening=episode.opening.messages,
+        opening=episode.prompt,
         turns=tuple(episode.turns),
         transcripts=episode.conversation.transcripts if episode.conversation else (),
         ending=episode.ending,
@@ -110,7 +139,7 @@ async def run_episode(
     )
 
 
-async def _play_in_time(
+async def _run_in_time(
     episode: _Episode,
     closing: AsyncExitStack,
     task: Task,
@@ -119,25 +148,30 @@ async def _play_in_time(
     limits: Limits,
     sample: int,
 ) -> Env:
-    """The env that was played in, still open."""
+    """Return the environment after the last turn, still open."""
     env = None
     try:
-        async with _InTime(limits):
-            env = await opened(open_env, task, closing)
+        async with _TimeLimit(limits):
+            env = await open_env_until(closing, open_env, task)
             with wrap_errors(EnvError, "reset"):
-                episode.opening = validate_observation(await env.reset())
-            episode.conversation = policy(task, episode.opening, f"{task.key}/{sample}")
-            episode.ending = await _play(env, episode.conversation, limits, episode.turns)
+                observation = validate_observation(await env.reset())
+            episode.prompt = observation.messages
+            episode.on_messages(observation.messages)
+            episode.conversation = policy(task, observation, f"{task.key}/{sample}")
+            episode.ending = await _run_turns(episode, env, episode.conversation, limits)
     except EpisodeTimeoutError as error:
         if env is None or episode.conversation is None:
-            # Nobody has played yet: there is nothing to grade, and a zero would be a lie.
-            doing = "reset" if env else f"opening {task.env_key}"
-            raise EnvError(f"{doing}: {error}") from None
+            # The agent has not acted, so there is nothing to grade; zero would be wrong.
+            stage = "reset" if env else f"opening {task.env_key}"
+            raise EnvError(f"{stage}: {error}") from None
         episode.ending, episode.failure = Ending.TIMEOUT, Failure.of(error)
     return env
 
 
-async def _play(env: Env, conversation: Conversation, limits: Limits, turns: list[Turn]) -> Ending:
+async def _run_turns(
+    episode: _Episode, env: Env, conversation: Conversation, limits: Limits
+) -> Ending:
+    turns, is_cut = episode.turns, False
     while len(turns) < limits.max_turns:
         if conversation.prompt_length > limits.max_input_length:
             return Ending.CONTEXT_FULL
@@ -146,36 +180,67 @@ async def _play(env: Env, conversation: Conversation, limits: Limits, turns: lis
             action = await conversation.generate()
         except ContextFullError:
             return Ending.CONTEXT_FULL
-        spoken = perf_counter()
-        if conversation.finish == "length":
-            turns.append(Turn(action=action, replies=(), reward=0.0, engine_seconds=spoken - start))
-            return Ending.LENGTH
+        generated = perf_counter()
+        episode.on_messages((action,))
+        # The environment also receives a message that the token limit cut: it may hold the answer.
         with wrap_errors(EnvError, "step"):
             step = validate_step(await env.step(action))
+        replies = step.opening.messages if step.opening else step.messages
+        is_cut = conversation.finish == "length"
+        episode.steps.append(step)
         turns.append(
             Turn(
                 action=action,
-                replies=step.opening.messages if step.opening else step.messages,
+                replies=replies,
                 reward=step.reward,
-                engine_seconds=spoken - start,
-                env_seconds=perf_counter() - spoken,
+                engine_seconds=generated - start,
+                env_seconds=perf_counter() - generated,
+                info=step.info,
+                finish_reason=conversation.finish,
             )
         )
+        episode.on_messages(replies)
         if step.done:
-            return Ending.DONE
-        if step.keep_recent_turns is not None:
-            conversation.truncate_history(keep_recent_turns=step.keep_recent_turns)
-        if step.opening is None:
-            conversation.observe(step.messages)
-        else:
-            conversation.restart(step.opening)
-    return Ending.MAX_TURNS
+            return Ending.LENGTH if is_cut else Ending.DONE
+        _continue(conversation, step)
+    return Ending.LENGTH if is_cut else Ending.MAX_TURNS
+
+
+def _continue(conversation: Conversation, step: Step) -> None:
+    """Give the agent what the environment answered."""
+    if step.keep_recent_turns is not None:
+        conversation.truncate_history(keep_recent_turns=step.keep_recent_turns)
+    if step.opening is None:
+        conversation.observe(step.messages)
+    else:
+        conversation.restart(step.opening)
 
 
 async def _grade(episode: _Episode, env: Env, limits: Limits) -> None:
     with wrap_errors(VerifierError, "grade"):
-        async with _InTime(limits):
-            episode.grade = validate_grade(await env.grade())
+        async with _TimeLimit(limits):
+            episode.grade = validate_grade(await grade_env(env, episode.steps))
+
+
+def _check_step_rewards(episode: _Episode, task: Task, open_env: EnvFactory) -> None:
+    """Warn once per run if step rewards exist and do not add up to the grade."""
+    rewards = [step.reward for step in episode.steps]
+    if episode.grade is None or not any(rewards):
+        return
+    total, graded = sum(rewards), episode.grade.reward
+    if isclose(total, graded, rel_tol=1e-6, abs_tol=1e-6) or open_env in _warned_factories:
+        return
+    with suppress(TypeError):  # a callable that has no weak references is reported every time
+        _warned_factories.add(open_env)
+    logger.warning(
+        "task %s of %s: the step rewards add up to %g and grade() returned %g; the grade is the "
+        "episode's reward. Return step rewards that add up to it, or none. "
+        "This is logged once per run",
+        task.key,
+        task.env_key,
+        total,
+        graded,
+    )
 
 
 async def collect(
@@ -188,18 +253,18 @@ async def collect(
     max_concurrent: int,
     on_finished: Callable[[Trajectory], None] = lambda _: None,
 ) -> list[Group]:
-    """`n_samples` attempts at each task, in the order asked. A failed attempt is one of them."""
-    gate = asyncio.Semaphore(max_concurrent)
+    """Run `n_samples` attempts per task, in task order. A failed attempt counts as an attempt."""
+    semaphore = asyncio.Semaphore(max_concurrent)
 
-    async def gated(task: Task, sample: int) -> Trajectory:
-        async with gate:
+    async def run_one(task: Task, sample: int) -> Trajectory:
+        async with semaphore:
             trajectory = await run_episode(task, open_env, policy, limits, sample=sample)
         on_finished(trajectory)
         return trajectory
 
     async with asyncio.TaskGroup() as episodes:
         running = [
-            [episodes.create_task(gated(task, sample)) for sample in range(n_samples)]
+            [episodes.create_task(run_one(task, sample)) for sample in range(n_samples)]
             for task in tasks
         ]
     return [

@@ -1,7 +1,7 @@
-"""Fork: an episode replayed up to a turn, and from there on another policy's.
+"""Fork an episode: replay it up to a turn and continue from there with another agent.
 
-Where the other policy speaks in the recorded one's tokens, it goes on from exactly those;
-elsewhere it is handed the same conversation in words.
+If the other agent renders the prompt to the recorded tokens, it continues from exactly the recorded
+tokens; otherwise it receives the same conversation as messages.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from skyfleet.trajectories.trajectory import Trajectory
 
 
 class ReplayDiffersError(EnvError):
-    """The world did not answer as recorded, so there is no such state to fork from."""
+    """The environment did not answer as recorded, so there is no state to fork from."""
 
 
 def forked_policy(trajectory: Trajectory, policy: AgentFactory, *, turn: int) -> AgentFactory:
-    """Says the first `turn` recorded actions, then whatever `policy` says."""
+    """Repeat the first `turn` recorded actions, then let `policy` act."""
     if not 0 <= turn < len(trajectory.turns):
         raise TaskError(
             f"turn {turn + 1}: the episode has {len(trajectory.turns)} turns, counted from 1; "
@@ -30,18 +30,11 @@ def forked_policy(trajectory: Trajectory, policy: AgentFactory, *, turn: int) ->
         )
 
     def start(task: Task, opening: Observation, session: str) -> ForkedConversation:
-        def hand_over(said: History) -> Conversation:
-            conversation = policy(task, said.resumed(opening.tools), session)
-            tokens = tokens_before(trajectory, turn)
-            if not _begins_alike(policy(task, opening, session), trajectory):
-                tokens = None
-            if tokens is not None:
-                # The messages written anew may be other tokens than those that were sampled.
-                transcript = conversation.transcripts[0]
-                for column in (transcript.token_ids, transcript.loss_mask, transcript.logprobs):
-                    column.clear()
-                transcript.append_prompt(tokens)
-            return conversation
+        def hand_over(history: History) -> Conversation:
+            # Rendered again, the messages may give other tokens than those that were sampled.
+            has_same_prompt = _starts_equally(policy(task, opening, session), trajectory)
+            token_ids = tokens_before(trajectory, turn) if has_same_prompt else None
+            return policy(task, history.resume(opening.tools, prompt_token_ids=token_ids), session)
 
         return ForkedConversation(trajectory, turn, History(opening), hand_over)
 
@@ -49,32 +42,34 @@ def forked_policy(trajectory: Trajectory, policy: AgentFactory, *, turn: int) ->
 
 
 def tokens_before(trajectory: Trajectory, turn: int) -> list[int] | None:
-    """What its policy had before it when it spoke this turn, from 0.
+    """Return the tokens that the recorded policy had as prompt in this turn, counted from 0.
 
-    None where the record has not a completion a turn, or where two cannot be told apart.
+    None if the record does not have one completion per turn, or two cannot be separated.
     """
     transcripts = trajectory.transcripts
     if sum(len(each.policy_versions) for each in transcripts) != len(trajectory.turns):
         return None
     for transcript in transcripts:
-        n_spoken, mask = len(transcript.policy_versions), transcript.loss_mask
-        if turn < n_spoken:
-            begins = [at for at, chosen in enumerate(mask) if chosen and not (at and mask[at - 1])]
-            return transcript.token_ids[: begins[turn]] if len(begins) == n_spoken else None
-        turn -= n_spoken
+        n_completions, mask = len(transcript.policy_versions), transcript.loss_mask
+        if turn < n_completions:
+            starts = [
+                at for at, sampled in enumerate(mask) if sampled and not (at and mask[at - 1])
+            ]
+            return transcript.token_ids[: starts[turn]] if len(starts) == n_completions else None
+        turn -= n_completions
     return None
 
 
 def same_tokens(recorded: Trajectory, forked: Trajectory, *, turn: int) -> bool:
-    """Whether the fork went on from exactly the recorded tokens, or else from words."""
+    """Whether the fork continued from exactly the recorded tokens rather than from messages."""
     tokens = tokens_before(recorded, turn)
     if tokens is None or not forked.transcripts:
         return False
     return forked.transcripts[0].token_ids[: len(tokens)] == tokens
 
 
-def _begins_alike(conversation: Conversation, trajectory: Trajectory) -> bool:
-    """The same opening in the same tokens: one tokenizer and one template."""
+def _starts_equally(conversation: Conversation, trajectory: Trajectory) -> bool:
+    """Whether the prompt has the recorded tokens, that is the same tokenizer and template."""
     transcripts = conversation.transcripts
     return bool(transcripts) and transcripts[0].token_ids == tokens_before(trajectory, 0)
 
@@ -84,12 +79,12 @@ class ForkedConversation:
         self,
         trajectory: Trajectory,
         turn: int,
-        said: History,
+        history: History,
         hand_over: Callable[[History], Conversation],
     ) -> None:
-        self._left = list(trajectory.turns[:turn])
-        self._said, self._hand_over = said, hand_over
-        self._other = None if self._left else hand_over(said)
+        self._recorded = list(trajectory.turns[:turn])
+        self._history, self._hand_over = history, hand_over
+        self._other = None if self._recorded else hand_over(history)
         self.finish: Finish = "stop"
 
     @property
@@ -102,8 +97,10 @@ class ForkedConversation:
 
     async def generate(self) -> Message:
         if self._other is None:
-            self._said.say(self._left[0].action)
-            return self._left[0].action
+            turn = self._recorded[0]
+            self.finish = turn.finish_reason or "stop"
+            self._history.add_turn(turn.action)
+            return turn.action
         action = await self._other.generate()
         self.finish = self._other.finish
         return action
@@ -112,27 +109,27 @@ class ForkedConversation:
         if self._other is not None:
             self._other.observe(messages)
             return
-        turn = self._left.pop(0)
+        turn = self._recorded.pop(0)
         if tuple(messages) != turn.replies:
             raise ReplayDiffersError(
-                f"the world answered {_texts(messages)} where {_texts(turn.replies)} is recorded; "
-                "fork with the tasks and the code of the run"
+                f"the environment answered {_format(messages)}, recorded is "
+                f"{_format(turn.replies)}; fork with the tasks and the code of the run"
             )
-        self._said.messages.extend(messages)
-        if not self._left:
-            self._other = self._hand_over(self._said)
+        self._history.messages.extend(messages)
+        if not self._recorded:
+            self._other = self._hand_over(self._history)
 
     def truncate_history(self, *, keep_recent_turns: int) -> None:
         if self._other is not None:
             self._other.truncate_history(keep_recent_turns=keep_recent_turns)
         else:
-            self._said.cut(keep_recent_turns=keep_recent_turns)
+            self._history.cut(keep_recent_turns=keep_recent_turns)
 
     def restart(self, opening: Observation) -> None:
         if self._other is None:
             raise ReplayDiffersError(
-                "the environment began another conversation before the turn to fork at; "
-                "fork at an earlier one"
+                "the environment restarted the conversation before the turn to fork at; "
+                "fork at an earlier turn"
             )
         self._other.restart(opening)
 
@@ -141,5 +138,5 @@ class ForkedConversation:
             await self._other.close()
 
 
-def _texts(messages: Sequence[Message]) -> str:
+def _format(messages: Sequence[Message]) -> str:
     return repr(" ".join(message.text for message in messages))[:200]

@@ -1,8 +1,9 @@
-"""OneMessageConversation: all turns of an episode in one message of the assistant's.
+"""OneMessageConversation: all turns of an episode form one assistant message.
 
-What the world answers is written into that message, between what was sampled. It suits turns that
-a stop string ends. A sampled stop token would end the message, so it is taken back: the transcript
-that holds it stops there, and another goes on from all tokens before it.
+Observations are inserted verbatim between the sampled texts, as in SkyRL with
+`use_conversation_multi_turn=false`. It suits turns that a stop string ends. A sampled stop token
+would end the message, so it is removed from the context: the transcript that holds it ends there,
+and a new one continues from all tokens before it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import Observation
 from skyfleet.rollouts.conversation import CUT, ContextStatus, TokenConversation
 
-TAKEN_BACK = "a stop token was taken back: the message goes on"
+STOP_REMOVED = "a sampled stop token was removed: the message continues"
 
 
 class OneMessageConversation(TokenConversation):
@@ -32,7 +33,7 @@ class OneMessageConversation(TokenConversation):
         encode: Callable[[str], list[int]],
         status: ContextStatus | None = None,
     ) -> None:
-        """`encode` gives the tokens of mere words."""
+        """`encode` tokenises plain text without special tokens."""
         super().__init__(
             opening,
             engine=engine,
@@ -42,40 +43,34 @@ class OneMessageConversation(TokenConversation):
             status=status,
         )
         self._encode = encode
-        self._begins: list[int] = []
-        """Where each turn that is still in context begins."""
-        self._left_out = slice(0, 0)
+        self._turn_starts: list[int] = []
+        """Token positions where the turns that are still in context begin."""
+        self._removed = slice(0, 0)
 
     async def generate(self) -> Message:
-        self._begins.append(self.prompt_length)
+        self._turn_starts.append(self.prompt_length)
         return await super().generate()
 
     def truncate_history(self, *, keep_recent_turns: int) -> None:
-        kept = self._begins[-1 - keep_recent_turns :]
-        self._is_cut = len(kept) < len(self._begins)
-        self._left_out = slice(self._begins[0], kept[0])
-        self._begins = [at - kept[0] + self._begins[0] for at in kept]
+        starts = self._turn_starts
+        kept = starts[-1 - keep_recent_turns :]
+        self._is_cut = len(kept) < len(starts)
+        self._removed = slice(starts[0], kept[0])
+        self._turn_starts = [at - kept[0] + starts[0] for at in kept]
 
     def restart(self, opening: Observation) -> None:
         super().restart(opening)
-        self._begins, self._left_out = [], slice(0, 0)
+        self._turn_starts, self._removed = [], slice(0, 0)
 
-    def _next(self, messages: Sequence[Message]) -> tuple[list[int], str]:
+    def _render_next(self, messages: Sequence[Message]) -> tuple[list[int], str]:
         transcript = self._transcripts[-1]
-        words = self._encode("".join(map(_written, messages)))
+        inserted = [token for message in messages for token in self._encode(text_only(message))]
         sampled_stop = (
             transcript.loss_mask[-1] and transcript.token_ids[-1] in self._renderer.stop_token_ids
         )
         if not (sampled_stop or self._is_cut):
-            return words, ""
+            return inserted, ""
         kept = transcript.token_ids[: -1 if sampled_stop else None]
         if self._is_cut:
-            del kept[self._left_out]
-        return kept + words, CUT if self._is_cut else TAKEN_BACK
-
-
-def _written(message: Message) -> str:
-    text = text_only(message)
-    if message.role == "tool":
-        return f"\n<tool_response>\n{text}\n</tool_response>\n"
-    return f"\n{text}\n"
+            del kept[self._removed]
+        return kept + inserted, CUT if self._is_cut else STOP_REMOVED

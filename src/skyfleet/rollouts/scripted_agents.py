@@ -17,7 +17,7 @@ from skyfleet.trajectories.trajectory import Ending, Trajectory
 
 
 def reference_policy(renderer: Renderer) -> AgentFactory:
-    """Speaks the solution in tokens, so that its transcripts can be learned from."""
+    """Sample the tokens of the reference solution, so that its transcripts can be trained on."""
 
     def start(task: Task, opening: Observation, session: str) -> TokenConversation:
         return TokenConversation(
@@ -32,35 +32,35 @@ def reference_policy(renderer: Renderer) -> AgentFactory:
 
 
 def oracle_policy(task: Task, opening: Observation, session: str) -> MessageConversation:
-    """Speaks the solution in words: needs no tokenizer."""
+    """Send the messages of the reference solution; needs no tokenizer."""
     return MessageConversation(
         opening, model=ReferenceModel(task.solution), sampling=SamplingParams()
     )
 
 
 def null_policy(task: Task, opening: Observation, session: str) -> MessageConversation:
-    """Says it is done at once. A task it passes tells nothing."""
+    """Declare at once that it is done. A task that it passes measures nothing."""
     return MessageConversation(opening, model=ReferenceModel(()), sampling=SamplingParams())
 
 
 class ReferenceModel:
-    """Makes the calls of a task's reference solution, then says it is done."""
+    """Makes the calls of a task's reference solution, then declares that it is done."""
 
     def __init__(self, calls: Sequence[RecordedCall]) -> None:
-        self._left = list(calls)
+        self._remaining = list(calls)
 
     async def reply(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: SamplingParams
     ) -> Message:
-        if not self._left:
+        if not self._remaining:
             return Message(role="assistant", content=DONE)
-        call = self._left.pop(0)
-        said = ToolCall(id="call_0", name=call.name, arguments=call.arguments)
-        return Message(role="assistant", tool_calls=(said,))
+        recorded = self._remaining.pop(0)
+        call = ToolCall(id="call_0", name=recorded.name, arguments=recorded.arguments)
+        return Message(role="assistant", tool_calls=(call,))
 
 
 class ReferenceEngine:
-    """The reference solution as tokens: what the policy would have to sample to say it."""
+    """Returns the tokens that the policy would have to sample for the reference solution."""
 
     policy_version = 0
 
@@ -70,9 +70,9 @@ class ReferenceEngine:
     async def generate(
         self, token_ids: Sequence[int], sampling: SamplingParams, *, session: str
     ) -> Completion:
-        said = tuple(self._renderer.write(await self._model.reply((), (), sampling)))
+        written = tuple(self._renderer.write(await self._model.reply((), (), sampling)))
         return Completion(
-            token_ids=said, logprobs=(0.0,) * len(said), finish="stop", policy_version=0
+            token_ids=written, logprobs=(0.0,) * len(written), finish="stop", policy_version=0
         )
 
     async def release(self, session: str) -> None: ...
@@ -83,30 +83,31 @@ class ReferenceEngine:
 
 
 class ReplayExhaustedError(EpisodeError):
-    """The recorded episode was broken off here, and what came next is not on record."""
+    """The recorded episode ends here, so there is no next action to replay."""
 
 
 class RecordedConversation:
-    """Says what was said, whatever it hears."""
+    """Repeats the recorded actions, whatever it observes."""
 
     def __init__(self, trajectory: Trajectory) -> None:
-        self._actions = [turn.action for turn in trajectory.turns]
+        self._turns = list(trajectory.turns)
         self._ending = trajectory.ending
         self.transcripts: tuple[Transcript, ...] = ()
         self.finish: Finish = "stop"
 
     @property
     def prompt_length(self) -> int:
-        """Longer than `recorded_limits` allow, where the recorded one was too long."""
-        return int(not self._actions and self._ending is Ending.CONTEXT_FULL)
+        """Longer than `recorded_limits` allow if the recorded prompt was too long."""
+        return int(not self._turns and self._ending is Ending.CONTEXT_FULL)
 
     async def generate(self) -> Message:
-        if not self._actions:
+        if not self._turns:
             raise ReplayExhaustedError(f"the recorded episode ended here: {self._ending}")
-        action = self._actions.pop(0)
-        if not self._actions and self._ending is Ending.LENGTH:
-            self.finish = "length"
-        return action
+        turn = self._turns.pop(0)
+        # Records of earlier versions have no finish reason; their ending gives the last one.
+        is_cut = not self._turns and self._ending is Ending.LENGTH
+        self.finish = turn.finish_reason or ("length" if is_cut else "stop")
+        return turn.action
 
     def observe(self, messages: Sequence[Message]) -> None: ...
 
@@ -118,7 +119,7 @@ class RecordedConversation:
 
 
 def recorded_policy(trajectory: Trajectory) -> AgentFactory:
-    """To be played under `recorded_limits` of the same trajectory."""
+    """Replay the trajectory; use the `recorded_limits` of the same trajectory."""
 
     def start(task: Task, opening: Observation, session: str) -> RecordedConversation:
         return RecordedConversation(trajectory)
@@ -127,10 +128,14 @@ def recorded_policy(trajectory: Trajectory) -> AgentFactory:
 
 
 def recorded_limits(trajectory: Trajectory, *, timeout_seconds: float) -> Limits:
-    """As many turns as there were, and one more where it was not their number that ended it."""
-    more = trajectory.ending is not Ending.MAX_TURNS
+    """Allow the recorded number of turns, and one more if another limit ended the episode.
+
+    With exactly the recorded turns a last turn that was cut ends the replay as it ended the
+    record, whether the environment was done or the turns were used up.
+    """
+    ended_by_turns = trajectory.ending in (Ending.MAX_TURNS, Ending.LENGTH)
     return Limits(
-        max_turns=len(trajectory.turns) + more,
+        max_turns=len(trajectory.turns) + (not ended_by_turns),
         max_input_length=0,
         trajectory_timeout_seconds=timeout_seconds,
     )

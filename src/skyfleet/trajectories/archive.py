@@ -1,8 +1,9 @@
-"""Archive: every episode of a run on disk, compressed, appended as it ends, read meanwhile.
+"""Write and read trajectory archives: compressed files, appended to while others read them.
 
-A step's episodes are a `.jsonl.gz` file, one record a line: any gzip reads it. It is written in
-members of a few episodes, each whole on disk before its lines reach the index beside it, so that
-a reader never meets half an episode and finds the one it wants without reading the others.
+The episodes of a step are one `.jsonl.gz` file with one record per line, which any gzip reads. It
+is written in gzip members of a few episodes. Each member is complete on disk before its lines
+enter the index beside it, so a reader never sees half an episode and finds any episode without
+reading the others.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ logger = logging.getLogger(__name__)
 
 SUFFIX = ".jsonl.gz"
 _MEMBER_BYTES = 256 * 1024
-"""Of text; what has to be unpacked to read one episode."""
+"""Of text; this much is decompressed to read one episode."""
 _FLUSH_SECONDS = 5.0
-"""After so long an episode can be read, and outlives the process."""
+"""An episode is readable, and survives a crash of the process, after this long."""
 
 
 def train_path(folder: Path, step: int) -> Path:
@@ -42,11 +43,11 @@ def eval_path(folder: Path, name: str, step: int) -> Path:
 
 
 class EpisodeWriter:
-    """Appends episodes to one file; what was there from an earlier try is replaced."""
+    """Appends episodes to one file; a file of an earlier attempt is replaced."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # The index goes first: an index without its file is nothing, the reverse is only slow.
+        # The index goes first: an index without its file is invalid, the reverse is only slow.
         for old in (index_path(path), path):
             old.unlink(missing_ok=True)
         self._files = ExitStack()
@@ -60,7 +61,7 @@ class EpisodeWriter:
         self._flushed_at = monotonic()
 
     def add(self, trajectory: Trajectory) -> None:
-        # ASCII, because a model may put half a surrogate pair into its arguments.
+        # ASCII, because a model may write a lone surrogate into its arguments.
         line = json.dumps(to_record(trajectory), separators=(",", ":")).encode("ascii") + b"\n"
         self._lines.append(line)
         self._pending.append(trajectory)
@@ -70,7 +71,7 @@ class EpisodeWriter:
             self.flush()
 
     def flush(self) -> None:
-        """What was added so far can be read from here on, by anyone."""
+        """Make everything added so far readable."""
         if not self._lines:
             return
         offset = self._data.tell()
@@ -98,7 +99,7 @@ class EpisodeWriter:
 
 
 def write_groups(path: Path, groups: Sequence[Group]) -> None:
-    """Every attempt, in the groups' order."""
+    """Write every attempt in the order of the groups."""
     with EpisodeWriter(path) as writer:
         for group in groups:
             for trajectory in group.trajectories:
@@ -106,21 +107,21 @@ def write_groups(path: Path, groups: Sequence[Group]) -> None:
 
 
 def read_trajectories(path: Path) -> Iterator[Trajectory]:
-    """The episodes in the order written, up to where a crash cut the file."""
+    """Yield the episodes in the order written, up to where a crash truncated the file."""
     for offset, text in members(path):
         for line in text.splitlines():
-            yield _parsed(line, f"{path} at byte {offset}")
+            yield _parse(line, f"{path} at byte {offset}")
 
 
 def load(entry: Entry) -> Trajectory:
-    """The one episode, without reading those beside it."""
+    """Load one episode without reading the others."""
     for _, text in members(entry.path, start=entry.offset):
-        return _parsed(text.splitlines()[entry.line], entry.id)
+        return _parse(text.splitlines()[entry.line], entry.id)
     raise RecordError(f"{entry.path} ends before {entry.id}; copy the file again")
 
 
 def members(path: Path, *, start: int = 0) -> Iterator[tuple[int, bytes]]:
-    """Where each member begins, and its text; a last one that was cut short is left out, and said."""
+    """Yield the offset and text of each member; a truncated last one is skipped with a warning."""
     with path.open("rb") as file:
         file.seek(start)
         chunk = file.read(_MEMBER_BYTES)
@@ -136,13 +137,13 @@ def members(path: Path, *, start: int = 0) -> Iterator[tuple[int, bytes]]:
                 size += len(chunk) - len(unpack.unused_data)
                 chunk = unpack.unused_data or file.read(_MEMBER_BYTES)
             if not unpack.eof:
-                logger.warning("%s was cut short at byte %d; the rest is left out", path, start)
+                logger.warning("%s is truncated at byte %d; the rest is skipped", path, start)
                 return
             yield start, b"".join(text)
             start += size
 
 
-def _parsed(line: bytes, where: str) -> Trajectory:
+def _parse(line: bytes, where: str) -> Trajectory:
     try:
         return from_record(json.loads(line))
     except ValueError as error:

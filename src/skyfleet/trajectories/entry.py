@@ -1,4 +1,4 @@
-"""Entry: what can be said of an episode without reading it."""
+"""Entry: the summary of an episode that the index holds, without its record."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COLUMNS = (
     "offset",
     "line",
 )
-"""Of an index line, in order."""
+"""The columns of an index line, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Entry:
     path: Path
     """The file that holds the episode."""
     number: int
-    """Its place in the file, from 0."""
+    """Its position in the file, from 0."""
     kind: Kind
     set_name: str
     """Empty for training."""
@@ -45,7 +45,7 @@ class Entry:
     sample: int
     ending: Ending
     reward: float | None
-    """None, like success: unknown."""
+    """None, like success, if unknown."""
     success: bool | None
     turns: int
     tool_calls: int
@@ -54,9 +54,9 @@ class Entry:
     sampled_tokens: int
     seconds: float
     failure: str | None
-    """The kind of what went wrong, such as VerifierError."""
+    """The class of the error that ended it, such as VerifierError."""
     offset: int
-    """Bytes: where its member begins."""
+    """The byte offset of its gzip member."""
     line: int
     """Its line in the member, from 0."""
 
@@ -72,18 +72,18 @@ def index_path(path: Path) -> Path:
 
 
 def tool_errors(trajectory: Trajectory) -> int:
-    """Answers of tools that are errors; what else an environment complains of is none."""
+    """Count tool messages that are errors; other messages of the environment do not count."""
     replies = (reply for turn in trajectory.turns for reply in turn.replies)
     return sum(reply.role == "tool" and reply.is_error for reply in replies)
 
 
 def sampled_tokens(trajectory: Trajectory) -> int:
-    """Those the policy chose, over all transcripts."""
+    """Count the tokens that the policy sampled, over all transcripts."""
     return sum(sum(transcript.loss_mask) for transcript in trajectory.transcripts)
 
 
 def index_values(trajectory: Trajectory) -> list[Any]:
-    """The columns that the episode itself decides."""
+    """Return the columns that depend on the episode alone."""
     actions = [turn.action for turn in trajectory.turns]
     return [
         trajectory.env_key,

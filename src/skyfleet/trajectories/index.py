@@ -1,4 +1,4 @@
-"""Index: which episodes an archive holds, and which of them say a given text."""
+"""List the episodes of an archive and search their records for a text."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from skyfleet.trajectories.trajectory import Ending
 def list_entries(
     folder: Path, *, on_damage: Callable[[RecordError], None] | None = None
 ) -> list[Entry]:
-    """Every episode below a run's `trajectories` folder: training first, each in order of steps.
+    """List every episode below a run's `trajectories` folder: training first, each in step order.
 
-    With `on_damage` a file that cannot be read is told and left out.
+    With `on_damage`, a file that cannot be read is reported to it and skipped.
     """
     entries: list[Entry] = []
-    for path in _files(folder):
+    for path in _list_files(folder):
         try:
             entries += entries_of(path)
         except RecordError as error:
@@ -33,10 +33,10 @@ def list_entries(
 
 
 def entries_of(path: Path) -> list[Entry]:
-    """The episodes of one file. Without its index, the file itself is read."""
+    """List the episodes of one file; without its index, the file itself is scanned."""
     index = index_path(path)
-    rows = _indexed(index) if index.exists() else _scanned(path)
-    kind, set_name, step = _place(path)
+    rows = _read_index(index) if index.exists() else _scan(path)
+    kind, set_name, step = _parse_path(path)
     return [
         Entry(
             path=path,
@@ -51,42 +51,40 @@ def entries_of(path: Path) -> list[Entry]:
 
 
 def find_entry(folder: Path, entry_id: str) -> Entry:
-    """The episode of an id such as `eval/unseen_tasks/40/3`."""
+    """Find the episode with an id such as `eval/unseen_tasks/40/3`."""
     *place, step, number = entry_id.split("/") if entry_id.count("/") >= 2 else ("", "", "")
     path = folder.joinpath(*place, f"step_{int(step):06d}{SUFFIX}") if step.isdecimal() else folder
     entries = entries_of(path) if path.is_file() else []
     if not number.isdecimal() or int(number) >= len(entries):
-        raise RecordError(
-            f"{entry_id!r}: {folder} holds no such episode; {_some_that_are_there(folder)}"
-        )
+        raise RecordError(f"{entry_id!r}: {folder} has no such episode; {_suggest_ids(folder)}")
     return entries[int(number)]
 
 
-def _some_that_are_there(folder: Path) -> str:
-    """An id of training and of every set, each of its last step that has an episode."""
-    last: dict[Path, tuple[Kind, str, int]] = {}
-    for path in reversed(_files(folder)):
-        if path.parent not in last and _holds_any(path):
-            last[path.parent] = _place(path)
-    places = reversed(last.values())
+def _suggest_ids(folder: Path) -> str:
+    """Suggest an id of training and of every set, each of its last step that has an episode."""
+    last_by_folder: dict[Path, tuple[Kind, str, int]] = {}
+    for path in reversed(_list_files(folder)):
+        if path.parent not in last_by_folder and _has_entries(path):
+            last_by_folder[path.parent] = _parse_path(path)
+    places = reversed(last_by_folder.values())
     ids = ["/".join(filter(None, (*place, str(step), "0"))) for *place, step in places]
-    return f"give one like {', '.join(ids)}" if ids else "no episode was kept in it"
+    return f"use one like {', '.join(ids)}" if ids else "the folder has no episodes"
 
 
-def _holds_any(path: Path) -> bool:
+def _has_entries(path: Path) -> bool:
     try:
         return bool(entries_of(path))
     except RecordError:
         return False
 
 
-def _files(folder: Path) -> list[Path]:
+def _list_files(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"train/*{SUFFIX}")) + sorted(folder.glob(f"eval/*/*{SUFFIX}"))
 
 
 def search(entries: Iterable[Entry], text: str) -> Iterator[Entry]:
-    """The entries whose record says `text`, in the order given; a-z is A-Z."""
-    # Records are ASCII JSON, so the text is looked for as it is escaped there.
+    """Yield the entries whose record contains `text`, in the order given, ignoring ASCII case."""
+    # Records are ASCII JSON, so the text is searched in its escaped form.
     wanted = json.dumps(text)[1:-1].encode("ascii").lower()
     for path, of_path in groupby(entries, key=lambda entry: entry.path):
         by_offset: dict[int, list[Entry]] = {}
@@ -98,7 +96,7 @@ def search(entries: Iterable[Entry], text: str) -> Iterator[Entry]:
                 yield from (entry for entry in here if wanted in lines[entry.line])
 
 
-def _place(path: Path) -> tuple[Kind, str, int]:
+def _parse_path(path: Path) -> tuple[Kind, str, int]:
     step = path.name.removesuffix(SUFFIX).removeprefix("step_")
     number = int(step) if step.isdecimal() else 0
     return (
@@ -106,39 +104,39 @@ def _place(path: Path) -> tuple[Kind, str, int]:
     )
 
 
-def _indexed(index: Path) -> Iterator[dict[str, Any]]:
-    """Also episodes that a cut file has lost: they were played, and reading them says so."""
-    # What is not ASCII becomes an escape that JSON does not know, so its line is named below.
+def _read_index(index: Path) -> Iterator[dict[str, Any]]:
+    """Also yields episodes that a truncated file has lost: loading them reports it."""
+    # Other bytes become an escape that JSON does not know, so the error below names the line.
     with index.open(encoding="ascii", errors="backslashreplace") as lines:
         columns: list[str] = list(COLUMNS)
         for number, line in enumerate(lines, start=1):
             if not line.endswith("\n"):
-                return  # still on its way
+                return  # still being written
             try:
                 values = json.loads(line)
                 if number == 1:
-                    columns = _columns(values)
+                    columns = _parse_columns(values)
                 else:
-                    yield _row(columns, values)
+                    yield _parse_row(columns, values)
             except (TypeError, ValueError) as error:
                 raise RecordError(
                     f"{index} line {number}: {error}; "
-                    "remove the file, and the episodes are read without it"
+                    "delete the index, and the episodes are read without it"
                 ) from None
 
 
-def _columns(header: Any) -> list[str]:
+def _parse_columns(header: Any) -> list[str]:
     if set(header) != set(COLUMNS):
         raise ValueError(f"the columns are {header}, not those of {list(COLUMNS)}")
     return list(header)
 
 
-def _row(columns: Iterable[str], values: Iterable[Any]) -> dict[str, Any]:
+def _parse_row(columns: Iterable[str], values: Iterable[Any]) -> dict[str, Any]:
     row = dict(zip(columns, values, strict=True))
     return {**row, "ending": Ending(row["ending"])}
 
 
-def _scanned(path: Path) -> Iterator[dict[str, Any]]:
+def _scan(path: Path) -> Iterator[dict[str, Any]]:
     for offset, member in members(path):
         for number, line in enumerate(member.splitlines()):
             try:
@@ -147,4 +145,4 @@ def _scanned(path: Path) -> Iterator[dict[str, Any]]:
                 raise RecordError(
                     f"{path} at byte {offset}, line {number + 1}: {error}; copy the file again"
                 ) from None
-            yield _row(COLUMNS, [*values, offset, number])
+            yield _parse_row(COLUMNS, [*values, offset, number])

@@ -1,6 +1,7 @@
-"""Records: a trajectory as plain JSON values, and back, with nothing lost.
+"""Convert a trajectory to plain JSON values and back without loss.
 
-A change to the shape of a record is a new `VERSION`; records of another version are refused.
+A new optional key keeps `VERSION`; any other change to the layout needs a new one, because records
+of another version are rejected. The keys `opening` and `chosen` are persisted: do not rename them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class RecordError(SkyfleetError, ValueError):
 
 
 def to_record(trajectory: Trajectory) -> Record:
-    """Only dicts, lists, strings, numbers, booleans and None, ready for `json.dumps`."""
+    """Return dicts, lists, strings, numbers, booleans and None only, ready for `json.dumps`."""
     grade, failure = trajectory.grade, trajectory.failure
     return {
         "version": VERSION,
@@ -45,9 +46,9 @@ def to_record(trajectory: Trajectory) -> Record:
 
 
 def from_record(record: Mapping[str, Any]) -> Trajectory:
-    """The trajectory that `to_record` was given."""
+    """Rebuild the trajectory that `to_record` converted."""
     if not isinstance(record, Mapping):
-        raise RecordError(f"{record!r:.40} is no record; give one that `to_record` wrote")
+        raise RecordError(f"{record!r:.40} is not a record; pass one that `to_record` wrote")
     if (version := record.get("version")) != VERSION:
         raise RecordError(
             f"version={version!r}; this skyfleet reads version {VERSION}: use the one that wrote it"
@@ -56,7 +57,7 @@ def from_record(record: Mapping[str, Any]) -> Trajectory:
         return _trajectory(record)
     except (KeyError, TypeError, ValueError) as error:
         raise RecordError(
-            f"{type(error).__name__}: {error}; give a record that `to_record` wrote"
+            f"{type(error).__name__}: {error}; pass a record that `to_record` wrote"
         ) from None
 
 
@@ -92,6 +93,8 @@ def _turn_record(turn: Turn) -> Record:
         "reward": turn.reward,
         "engine_seconds": turn.engine_seconds,
         "env_seconds": turn.env_seconds,
+        **({"info": dict(turn.info)} if turn.info else {}),
+        **({"finish_reason": turn.finish_reason} if turn.finish_reason else {}),
     }
 
 
@@ -102,15 +105,17 @@ def _turn(record: Mapping[str, Any]) -> Turn:
         reward=record["reward"],
         engine_seconds=record["engine_seconds"],
         env_seconds=record["env_seconds"],
+        info=dict(record.get("info", {})),
+        finish_reason=record.get("finish_reason"),
     )
 
 
 def _transcript_record(transcript: Transcript) -> Record:
-    chosen = transcript.loss_mask
+    mask = transcript.loss_mask
     return {
         "token_ids": list(transcript.token_ids),
-        "chosen": _runs(chosen),
-        "logprobs": _packed(list(compress(transcript.logprobs, chosen))),
+        "chosen": _find_runs(mask),
+        "logprobs": _pack(list(compress(transcript.logprobs, mask))),
         "policy_versions": list(transcript.policy_versions),
         **({"reason": transcript.reason} if transcript.reason else {}),
     }
@@ -119,14 +124,15 @@ def _transcript_record(transcript: Transcript) -> Record:
 def _transcript(record: Mapping[str, Any]) -> Transcript:
     token_ids = list(record["token_ids"])
     loss_mask, logprobs = [False] * len(token_ids), [0.0] * len(token_ids)
-    of_chosen = _unpacked(record["logprobs"])
-    chosen = iter(of_chosen)
+    sampled_logprobs = _unpack(record["logprobs"])
+    remaining = iter(sampled_logprobs)
     for start, stop in record["chosen"]:
         loss_mask[start:stop] = [True] * (stop - start)
-        logprobs[start:stop] = islice(chosen, stop - start)
-    if not len(token_ids) == len(loss_mask) == len(logprobs) or sum(loss_mask) != len(of_chosen):
+        logprobs[start:stop] = islice(remaining, stop - start)
+    same_length = len(token_ids) == len(loss_mask) == len(logprobs)
+    if not same_length or sum(loss_mask) != len(sampled_logprobs):
         raise ValueError(
-            f"{len(token_ids)} tokens, chosen={record['chosen']!r:.60} and {len(of_chosen)} "
+            f"{len(token_ids)} tokens, chosen={record['chosen']!r:.60} and {len(sampled_logprobs)} "
             "logprobs do not fit"
         )
     return Transcript(
@@ -138,23 +144,23 @@ def _transcript(record: Mapping[str, Any]) -> Transcript:
     )
 
 
-def _runs(mask: Sequence[bool]) -> list[list[int]]:
-    """Where the mask is true: `_runs([0, 1, 1])` is [[1, 3]]."""
+def _find_runs(mask: Sequence[bool]) -> list[list[int]]:
+    """Return the ranges where the mask is true: `_find_runs([0, 1, 1])` is [[1, 3]]."""
     runs, at = [], 0
-    for chosen, run in groupby(mask):
+    for is_sampled, run in groupby(mask):
         start, at = at, at + sum(1 for _ in run)
-        if chosen:
+        if is_sampled:
             runs.append([start, at])
     return runs
 
 
-def _packed(values: list[float]) -> list[float] | str:
-    """An engine's logprobs are 32 bits wide and are kept as such; others digit by digit."""
+def _pack(values: list[float]) -> list[float] | str:
+    """Pack float32 values, which engines return, as base64; keep others as a list."""
     narrow = array("f", values)
     return base64.b64encode(narrow.tobytes()).decode("ascii") if list(narrow) == values else values
 
 
-def _unpacked(values: list[float] | str) -> list[float]:
+def _unpack(values: list[float] | str) -> list[float]:
     return array("f", base64.b64decode(values)).tolist() if isinstance(values, str) else values
 
 

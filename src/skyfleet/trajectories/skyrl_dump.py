@@ -1,7 +1,7 @@
-"""SkyRL's evaluation dumps: a `{source}.jsonl` an environment and `aggregated_results.jsonl`.
+"""Write and read SkyRL's dumps: `{source}.jsonl` per environment and `aggregated_results.jsonl`.
 
-Written for whoever has tools for them, and read where they are all that is left of a run. A dump
-holds text: tokens, times and step rewards are not in it.
+They are written for users with tools for that format, and read if a run left nothing else. A dump
+holds text: it has no tokens, times or step rewards.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from skyfleet.tasks.task import Grade
 from skyfleet.trajectories.records import RecordError
 from skyfleet.trajectories.trajectory import Ending, Group, Trajectory, Turn
 
-_SPOKEN = re.compile(
+_CHATML_MESSAGE = re.compile(
     r"<\|im_start\|>(system|user|assistant|tool)\n(.*?)(<\|im_end\|>|(?=<\|im_start\|>)|\Z)",
     re.DOTALL,
 )
@@ -33,51 +33,54 @@ _ASSISTANT = "<|im_start|>assistant\n"
 
 
 def split_messages(text: str) -> tuple[Message, ...]:
-    """A prompt's messages, without the assistant's that is only begun; other text is one user's."""
+    """Split a prompt into messages, without an assistant message that only starts.
+
+    Text that is not ChatML becomes one user message.
+    """
     if "<|im_start|>" not in text:
         return (Message(role="user", content=text),) if text else ()
     return tuple(
         message
-        for role, said, closed in _SPOKEN.findall(text)
+        for role, content, closed in _CHATML_MESSAGE.findall(text)
         if closed or role != "assistant"
-        for message in _messages(role, said)
+        for message in _parse_messages(role, content)
     )
 
 
 def read_response(text: str) -> tuple[Turn, ...]:
-    """The turns of a response, which begins in the middle of the assistant's first."""
+    """Split a response, which starts inside the first assistant message, into turns."""
     turns: list[tuple[Message, list[Message]]] = []
-    for role, said, closed in _SPOKEN.findall(_ASSISTANT + text):
-        # A turn that was begun and never spoken is none.
-        if role == "assistant" and (closed or said.strip()):
-            turns.append((parse_hermes(said).message, []))
+    for role, content, closed in _CHATML_MESSAGE.findall(_ASSISTANT + text):
+        # A turn that only starts and has no text is not one.
+        if role == "assistant" and (closed or content.strip()):
+            turns.append((parse_hermes(content).message, []))
         elif role != "assistant" and turns:
-            turns[-1][1].extend(_messages(role, said))
+            turns[-1][1].extend(_parse_messages(role, content))
     return tuple(
         Turn(action=action, replies=tuple(replies), reward=0.0, engine_seconds=0.0)
         for action, replies in turns
     )
 
 
-def _messages(role: str, said: str) -> Iterator[Message]:
-    """Results of tools are the user's words in ChatML; here they are the tool's again."""
+def _parse_messages(role: str, content: str) -> Iterator[Message]:
+    """ChatML writes tool results as user messages; turn them back into tool messages."""
     if role == "assistant":
-        yield parse_hermes(said).message
-    elif responses := _TOOL_RESPONSE.findall(said):
-        yield from map(_result, responses)
-    elif said.startswith((_FLEET_RESULT, "Error:")):
-        yield _result(said.removeprefix(_FLEET_RESULT))
+        yield parse_hermes(content).message
+    elif responses := _TOOL_RESPONSE.findall(content):
+        yield from map(_parse_result, responses)
+    elif content.startswith((_FLEET_RESULT, "Error:")):
+        yield _parse_result(content.removeprefix(_FLEET_RESULT))
     else:
-        yield Message(role="system" if role == "system" else "user", content=said)
+        yield Message(role="system" if role == "system" else "user", content=content)
 
 
-def _result(text: str) -> Message:
+def _parse_result(text: str) -> Message:
     return Message(role="tool", content=text, is_error=text.lower().startswith("error:"))
 
 
 RESULTS = "aggregated_results.jsonl"
 OURS = "skyfleet"
-"""Of env_extras: what we know and SkyRL does not say."""
+"""The key in env_extras for what SkyRL's own fields cannot hold."""
 
 STOP_REASONS = {
     Ending.DONE: "stop",
@@ -97,7 +100,7 @@ _ENDINGS = {
 
 
 def dump_folder(export_path: Path, step: int, set_name: str = "val") -> Path:
-    """Where SkyRL puts it; a set other than `val` has a folder of its own inside."""
+    """Return SkyRL's folder of a step; a set other than `val` gets a subfolder."""
     folder = export_path / "dumped_evals" / f"global_step_{step}_evals"
     return folder if set_name == "val" else folder / set_name
 
@@ -111,12 +114,12 @@ def write_dump(
     env_class: str,
     max_turns: int,
 ) -> None:
-    """`text` is the renderer's, special tokens included."""
+    """Write the groups as SkyRL does; `text` decodes tokens, special tokens included."""
     rows: dict[str, list[str]] = defaultdict(list)
     for group in groups:
         for trajectory in group.trajectories:
             row = {
-                **_said(trajectory, text),
+                **_format_episode(trajectory, text),
                 "stop_reason": STOP_REASONS[trajectory.ending],
                 "env_class": env_class,
                 "env_extras": {
@@ -136,7 +139,7 @@ def write_dump(
 
 
 def read_dump(folder: Path) -> list[Group]:
-    """The attempts of all sources, each task's together."""
+    """Read the attempts of all sources, grouped by task."""
     by_task: dict[tuple[str, str], list[Trajectory]] = defaultdict(list)
     for path in sorted(folder.glob("*.jsonl")):
         if path.name != RESULTS:
@@ -144,7 +147,7 @@ def read_dump(folder: Path) -> list[Group]:
                 by_task[trajectory.env_key, trajectory.task_key].append(trajectory)
     if not by_task:
         raise RecordError(
-            f"{folder} holds no dumped episode; give a folder like dumped_evals/global_step_0_evals"
+            f"{folder} has no dumped episode; pass a folder like dumped_evals/global_step_0_evals"
         )
     return [
         Group(task_key=task_key, env_key=env_key, trajectories=tuple(attempts))
@@ -153,7 +156,7 @@ def read_dump(folder: Path) -> list[Group]:
 
 
 def read_dump_file(path: Path) -> list[Trajectory]:
-    """The episodes of one `{source}.jsonl`, their text split into turns."""
+    """Read the episodes of one `{source}.jsonl`, with their text split into turns."""
     samples: Counter[str] = Counter()
     trajectories = []
     with path.open(encoding="utf-8") as lines:
@@ -164,43 +167,43 @@ def read_dump_file(path: Path) -> list[Trajectory]:
                 row = json.loads(line)
                 extras = row.get("env_extras") or {}
                 source = row.get("data_source") or extras.get("data_source") or path.stem
-                key = extras.get("task_key") or _key_of(source, row["input_prompt"])
-                trajectories.append(_trajectory(row, source, key, samples[key]))
+                key = extras.get("task_key") or _make_key(source, row["input_prompt"])
+                trajectories.append(_parse_trajectory(row, source, key, samples[key]))
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise RecordError(
                     f"{path} line {number}: {type(error).__name__}: {error}; "
-                    "give a file that SkyRL's evaluation dumped"
+                    "pass a file that SkyRL's evaluation dumped"
                 ) from None
             samples[key] += 1
     return trajectories
 
 
-def _said(trajectory: Trajectory, text: Callable[[Sequence[int]], str]) -> dict[str, Any]:
+def _format_episode(trajectory: Trajectory, text: Callable[[Sequence[int]], str]) -> dict[str, Any]:
     if trajectory.turns and not trajectory.transcripts:
         raise RecordError(
-            f"{trajectory.task_key} was played without tokens, and a dump is made of them; "
+            f"{trajectory.task_key} has no tokens, which a dump needs; "
             "set trainer.dump_eval_results=false"
         )
-    # History that was rewritten is told once more in the transcript that came last.
+    # The last transcript repeats history that was rewritten.
     transcript = trajectory.transcripts[-1] if trajectory.transcripts else Transcript()
     mask = transcript.loss_mask
-    begins = mask.index(True) if True in mask else len(mask)
-    response_ids = transcript.token_ids[begins:]
+    start = mask.index(True) if True in mask else len(mask)
+    response_ids = transcript.token_ids[start:]
     return {
-        "input_prompt": text(transcript.token_ids[:begins]),
+        "input_prompt": text(transcript.token_ids[:start]),
         "output_response": text(response_ids),
-        "score": _score(trajectory.grade, len(response_ids)),
+        "score": _format_score(trajectory.grade, len(response_ids)),
     }
 
 
-def _score(grade: Grade | None, n_tokens: int) -> list[float] | float:
-    """The reward on the last token; an empty list where the grade is unknown."""
+def _format_score(grade: Grade | None, n_tokens: int) -> list[float] | float:
+    """Put the reward on the last token; return an empty list if the grade is unknown."""
     if grade is None:
         return []
     return [*([0.0] * (n_tokens - 1)), grade.reward] if n_tokens else grade.reward
 
 
-def _trajectory(row: Mapping[str, Any], source: str, key: str, sample: int) -> Trajectory:
+def _parse_trajectory(row: Mapping[str, Any], source: str, key: str, sample: int) -> Trajectory:
     ours = (row.get("env_extras") or {}).get(OURS, {})
     ending = _ENDINGS.get(row.get("stop_reason", "stop"), Ending.FAILED)
     return Trajectory(
@@ -211,14 +214,14 @@ def _trajectory(row: Mapping[str, Any], source: str, key: str, sample: int) -> T
         turns=read_response(row["output_response"]),
         transcripts=(),
         ending=Ending(ours.get("ending", ending)),
-        grade=_grade(row["score"], ending, ours.get("success")),
+        grade=_parse_grade(row["score"], ending, ours.get("success")),
     )
 
 
-def _grade(score: list[float] | float, ending: Ending, success: bool | None) -> Grade | None:
-    """The sum of a list. SkyRL writes 0 for an episode that was never judged; here it is unknown.
+def _parse_grade(score: list[float] | float, ending: Ending, success: bool | None) -> Grade | None:
+    """Sum a list of scores. SkyRL writes 0 for an episode that was never graded: that is unknown.
 
-    `success` is what a dump of ours says, where an unknown grade has no score at all.
+    `success` comes from our own dumps, where an unknown grade has no score at all.
     """
     if score == []:
         return None
@@ -230,18 +233,18 @@ def _grade(score: list[float] | float, ending: Ending, success: bool | None) -> 
     return Grade(reward=reward, success=reward >= 1.0)
 
 
-def _key_of(source: str, prompt: str) -> str:
-    """For dumps that do not name their tasks: the same prompt is the same task."""
+def _make_key(source: str, prompt: str) -> str:
+    """Derive a key for dumps without task keys: the same prompt is the same task."""
     return f"{source}-{sha256(prompt.encode()).hexdigest()[:8]}"
 
 
 def write_training_dump(
     path: Path, step: int, groups: Sequence[Group], *, text: Callable[[Sequence[int]], str]
 ) -> None:
-    """`text` is the renderer's, special tokens included. An unknown reward is null."""
+    """Write a training step as SkyRL does; `text` decodes tokens. An unknown reward is null."""
     now = datetime.now(UTC).isoformat()
     rows = (
-        {"step": step, "timestamp": now, **_row(trajectory, text)}
+        {"step": step, "timestamp": now, **_format_row(trajectory, text)}
         for group in groups
         for trajectory in group.trajectories
     )
@@ -249,12 +252,12 @@ def write_training_dump(
     write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
-def _row(trajectory: Trajectory, text: Callable[[Sequence[int]], str]) -> dict[str, Any]:
-    # History that was rewritten is told once more in the transcript that came last.
+def _format_row(trajectory: Trajectory, text: Callable[[Sequence[int]], str]) -> dict[str, Any]:
+    # The last transcript repeats history that was rewritten.
     last = trajectory.transcripts[-1:]
     token_ids = [token for transcript in last for token in transcript.token_ids]
-    mask = [chosen for transcript in last for chosen in transcript.loss_mask]
-    begins = mask.index(True) if True in mask else len(mask)
+    mask = [sampled for transcript in last for sampled in transcript.loss_mask]
+    start = mask.index(True) if True in mask else len(mask)
     return {
         "env_key": trajectory.env_key,
         "data_source": trajectory.env_key,
@@ -262,8 +265,8 @@ def _row(trajectory: Trajectory, text: Callable[[Sequence[int]], str]) -> dict[s
         "stop_reason": STOP_REASONS[trajectory.ending],
         "reward": trajectory.reward,
         "turns": len(trajectory.turns),
-        "tokens": len(token_ids) - begins,
-        "prompt": text(token_ids[:begins]),
-        "text": text(token_ids[begins:]),
+        "tokens": len(token_ids) - start,
+        "prompt": text(token_ids[:start]),
+        "text": text(token_ids[start:]),
         "image_paths": [],
     }

@@ -1,13 +1,13 @@
-"""Trajectory: all that happened in one episode."""
+"""Trajectory: the record of one episode, and Group: all attempts at one task."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from skyfleet.chat.message import Message
-from skyfleet.chat.transcript import Transcript
+from skyfleet.chat.transcript import Finish, Transcript
 from skyfleet.tasks.task import Grade
 
 
@@ -16,6 +16,8 @@ class Ending(StrEnum):
     MAX_TURNS = "max_turns"
     CONTEXT_FULL = "context_full"
     LENGTH = "length"
+    """The last turn was cut by `max_generate_length`. The environment received it all the same,
+    so the episode may have been solved by it."""
     TIMEOUT = "timeout"
     FAILED = "failed"
 
@@ -26,7 +28,7 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """An exception, as a value that can be counted and stored."""
+    """An exception as a value that can be counted and stored."""
 
     kind: str
     detail: str
@@ -41,8 +43,13 @@ class Turn:
     action: Message
     replies: tuple[Message, ...]
     reward: float
+    """The step reward. It breaks the episode's reward down by turn."""
     engine_seconds: float
     env_seconds: float = 0.0
+    info: Mapping[str, float] = field(default_factory=dict)
+    """The numbers that the environment returned in `Step.info`."""
+    finish_reason: Finish | None = None
+    """Why sampling stopped; None in records of earlier versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,17 +57,18 @@ class Trajectory:
     task_key: str
     env_key: str
     sample: int
-    """Which of the group's attempts."""
+    """The index of the attempt in its group."""
     opening: tuple[Message, ...]
+    """The messages the episode started with."""
     turns: tuple[Turn, ...]
     transcripts: tuple[Transcript, ...]
-    """Usually one; more when history was rewritten; none for a ChatModel."""
+    """Usually one; more if history was rewritten; none for a ChatModel."""
     ending: Ending
     grade: Grade | None
-    """None: unknown, so the attempt is in no mean, no loss and no pass@k; it is counted apart."""
+    """None: unknown. The attempt is in no mean, no loss and no pass@k; it is counted separately."""
     failure: Failure | None = None
     seconds: float = 0.0
-    """Wall time from opening to grade."""
+    """Wall time from reset to grade."""
 
     @property
     def reward(self) -> float | None:
@@ -74,7 +82,7 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """All attempts at one task, under one sampling."""
+    """All attempts at one task with the same sampling parameters."""
 
     task_key: str
     env_key: str
@@ -82,7 +90,7 @@ class Group:
 
     @property
     def graded(self) -> tuple[Trajectory, ...]:
-        """The attempts whose grade is known."""
+        """The attempts with a known grade."""
         return tuple(t for t in self.trajectories if t.grade is not None)
 
     @property
@@ -91,7 +99,7 @@ class Group:
 
     @property
     def n_failed(self) -> int:
-        """Graded and not passed; what has no grade is in neither number."""
+        """Graded and not passed; ungraded attempts count in neither number."""
         return len(self.graded) - self.n_passed
 
     @property
@@ -101,7 +109,7 @@ class Group:
 
 
 def describe_ungraded(groups: Sequence[Group]) -> str | None:
-    """A sentence, where a grade is missing."""
+    """Return a sentence if grades are missing."""
     attempts = [attempt for group in groups for attempt in group.trajectories]
     n_unknown = sum(attempt.grade is None for attempt in attempts)
     if not n_unknown:
@@ -110,7 +118,7 @@ def describe_ungraded(groups: Sequence[Group]) -> str | None:
 
 
 def first_grading_error(groups: Sequence[Group]) -> str:
-    """Of the first attempt without a grade that failed."""
+    """Return the error of the first attempt that failed and has no grade."""
     attempts = (attempt for group in groups for attempt in group.trajectories)
     failures = (attempt.failure for attempt in attempts if attempt.grade is None)
     first = next(filter(None, failures), None)

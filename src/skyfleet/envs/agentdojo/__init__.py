@@ -1,1 +1,1 @@
-"""AgentDojo: four suites of tasks that nobody here wrote."""
+"""AgentDojo: the user tasks of its four suites as environments."""

@@ -1,1 +1,1 @@
-"""Fleet, both ways: its tasks as environments, and our worlds behind its interface."""
+"""Fleet: its tasks as environments."""

@@ -1,4 +1,4 @@
-"""Bundle: verifier source as Fleet sends it, a zip with verifier.py in it."""
+"""Pack verifier source as Fleet does: a zip archive that contains verifier.py."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from io import BytesIO
 from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile, ZipInfo
 
 _SOURCE = "verifier.py"
-_MOST_BYTES = 1_000_000
-"""Of source; a zip may promise to unfold into anything."""
+_MAX_BYTES = 1_000_000
+"""Of source; a small zip can unpack to any size."""
 
 
 @lru_cache(maxsize=4096)
 def pack(code: str) -> bytes:
-    """The same source is the same bytes, so a service that has it knows it by its digest."""
+    """Pack deterministically, so that a service recognises known source by its digest."""
     packed = BytesIO()
     with ZipFile(packed, "w", ZIP_DEFLATED) as bundle:
         bundle.writestr(ZipInfo("requirements.txt"), "fleet-python")
@@ -24,16 +24,16 @@ def pack(code: str) -> bytes:
 
 
 def unpack(bundle: bytes) -> str:
-    """The source; nothing of it is run. ValueError says what is wrong with the bundle."""
+    """Return the source without running it; ValueError describes an invalid bundle."""
     try:
         with ZipFile(BytesIO(bundle)) as files, files.open(_SOURCE) as source:
-            code = source.read(_MOST_BYTES + 1)
+            code = source.read(_MAX_BYTES + 1)
     except KeyError:
         raise ValueError(f"the bundle has no {_SOURCE}; add it") from None
     except (BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError) as error:
-        raise ValueError(f"the bundle is no readable zip: {error}") from error
-    if len(code) > _MOST_BYTES:
-        raise ValueError(f"{_SOURCE} has more than {_MOST_BYTES} bytes; send less")
+        raise ValueError(f"the bundle is not a readable zip: {error}") from error
+    if len(code) > _MAX_BYTES:
+        raise ValueError(f"{_SOURCE} has more than {_MAX_BYTES} bytes; send less")
     return code.decode()
 
 

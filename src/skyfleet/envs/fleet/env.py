@@ -1,20 +1,21 @@
-"""FleetEnv: one episode of one task in an instance that Fleet, or a server like it, provides."""
+"""FleetEnv: one episode of one task in an instance of Fleet or a compatible server."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
-from skyfleet.envs.blocks import content_of
-from skyfleet.envs.env import EnvFactory, Observation, Step
-from skyfleet.envs.fleet.judging import judge
+from skyfleet.config.root import RunConfig
+from skyfleet.envs.content_blocks import parse_content_blocks
+from skyfleet.envs.env import DONE, EnvFactory, Observation, Step
+from skyfleet.envs.fleet.grading import grade_on_fleet
 from skyfleet.envs.fleet.mcp_tools import McpTools
-from skyfleet.envs.fleet.prompt import opening_messages
 from skyfleet.envs.fleet.service import FleetService, RemoteInstance, RunnerToken
 from skyfleet.envs.fleet.settings import FleetSettings
 from skyfleet.envs.turns import SUBMIT, SUBMIT_NAME, take_turn
@@ -25,13 +26,62 @@ logger = logging.getLogger(__name__)
 
 _COMPUTER = "computer"
 _CREATION_GRACE_SECONDS = 20
-"""How long a close waits for an instance that is still being made, so as to delete it."""
+"""How long a close waits for an instance that is still being created, in order to delete it."""
 _closing: set[asyncio.Task[None]] = set()
-"""Kept here, because the event loop forgets a task that nobody holds."""
+"""Strong references, because the event loop keeps only weak ones to its tasks."""
+
+_NAMED = {"LOGGED_IN_USER": "Your user id", "LOGGED_IN_NAME": "Your name"}
+_HINTS = {
+    "fostgres": "Look up tables and columns in information_schema before you query them.",
+}
+_SCREEN = f"""\
+The screen:
+- Do one thing, look at the screenshot, then choose the next.
+- After a page change, wait once.
+- What failed twice will fail again: try another way.
+- Say {DONE} when the task is finished."""
+
+_RULES = f"""\
+If a tool answers with an error, read it and do not repeat the same call: change the arguments, \
+use another tool, or take smaller steps.
+
+End every turn with either a tool call or {DONE}. State your answer, where one is asked for, \
+before {DONE}. Nobody answers questions, so do not ask any or offer more help."""
 
 
-def fleet_factory(settings: FleetSettings) -> EnvFactory:
-    """An env a task, in an instance of its own."""
+def make_prompt(task: Task, *, today: date) -> tuple[Message, Message]:
+    """Return the system and user message; the task's CURRENT_DATE takes precedence over `today`."""
+    variables = dict(task.env_variables)
+    current_date = str(variables.pop("CURRENT_DATE", None) or today.isoformat())
+    sections = [
+        "You work in a software environment through tools. Do the task by calling them.",
+        f"Today is {current_date}. A date without a year is in this year or a coming one.",
+        _format_variables(variables),
+        _HINTS.get(task.env_key, ""),
+        _SCREEN if task.modality != "tool_use" else "",
+        _RULES,
+    ]
+    system = "\n\n".join(section for section in sections if section)
+    return Message(role="system", content=system), Message(role="user", content=task.prompt)
+
+
+def _format_variables(variables: dict[str, Any]) -> str:
+    known = [f"- {name}: {variables.pop(key)}" for key, name in _NAMED.items() if key in variables]
+    others = [f"- {key}: {value}" for key, value in variables.items()]
+    return "\n".join(["The environment:", *known, *others]) if known or others else ""
+
+
+def build_factory(config: RunConfig) -> EnvFactory:
+    return fleet_factory(
+        FleetSettings.from_config(
+            config.environment.skyrl_gym.fleet_task,
+            trajectory_timeout_seconds=config.generator.trajectory_timeout_seconds,
+        )
+    )
+
+
+def fleet_factory(settings: FleetSettings) -> Callable[[Task], Awaitable[FleetEnv]]:
+    """Open one environment per task, in an instance of its own."""
     token = RunnerToken()
 
     async def open_fleet(task: Task) -> FleetEnv:
@@ -42,7 +92,7 @@ def fleet_factory(settings: FleetSettings) -> EnvFactory:
 
 @dataclass(slots=True, kw_only=True)
 class _Episode:
-    """What has been opened and said since the last reset."""
+    """The state since the last reset."""
 
     instance: RemoteInstance
     remote: McpTools
@@ -61,14 +111,14 @@ class FleetEnv:
     async def reset(self) -> Observation:
         await self.close()
         self._service.open()
-        # A task of its own: if this episode is cut while Fleet makes the instance, close waits
-        # for it and deletes it, where a cancelled request would leave it running.
+        # A separate task: if the episode is cancelled while Fleet creates the instance, close waits
+        # for the instance and deletes it; a cancelled request would leave it running.
         self._provisioning = asyncio.create_task(self._service.provision(self._task))
         instance = await asyncio.shield(self._provisioning)
         await self._service.reset(instance)
-        remote = McpTools(self._service, self._endpoints(instance))
-        tools = self._offered(await remote.offered())
-        messages = opening_messages(self._task, today=date.today())
+        remote = McpTools(self._service, self._list_endpoints(instance))
+        tools = self._select_tools(await remote.list_tools())
+        messages = make_prompt(self._task, today=date.today())
         self._episode = _Episode(
             instance=instance, remote=remote, tools=tools, conversation=list(messages)
         )
@@ -91,8 +141,8 @@ class FleetEnv:
 
     async def grade(self) -> Grade:
         if self._episode is None:
-            raise VerifierError(f"task {self._task.key}: nothing was opened, so nothing to grade")
-        return await judge(
+            raise VerifierError(f"task {self._task.key}: the env is not open; call reset first")
+        return await grade_on_fleet(
             self._service,
             self._episode.instance,
             self._task,
@@ -101,29 +151,29 @@ class FleetEnv:
         )
 
     async def close(self) -> None:
-        """Deletes the instance, even where whoever closes is cancelled meanwhile."""
+        """Delete the instance, even if the caller is cancelled meanwhile."""
         self._episode = None
         if self._provisioning is not None:
             provisioning, self._provisioning = self._provisioning, None
-            closing = asyncio.create_task(self._give_back(provisioning))
+            closing = asyncio.create_task(self._release(provisioning))
             _closing.add(closing)
             closing.add_done_callback(_closing.discard)
             await asyncio.shield(closing)
 
-    async def _give_back(self, provisioning: asyncio.Task[RemoteInstance]) -> None:
+    async def _release(self, provisioning: asyncio.Task[RemoteInstance]) -> None:
         try:
             async with asyncio.timeout(_CREATION_GRACE_SECONDS):
                 instance = await provisioning
         except TimeoutError:
-            logger.warning("task %s: closed while Fleet made its instance", self._task.key)
+            logger.warning("task %s: closed while Fleet created its instance", self._task.key)
         except EpisodeError:
-            pass  # no instance was made, and reset has said so
+            pass  # no instance was created, and reset has reported it
         else:
             await self._service.delete(instance)
         finally:
             await self._service.close()
 
-    def _endpoints(self, instance: RemoteInstance) -> tuple[str, ...]:
+    def _list_endpoints(self, instance: RemoteInstance) -> tuple[str, ...]:
         aggregator = f"{instance.root}api/v1/mcp"
         return (
             (f"{instance.root}mcp", aggregator)
@@ -131,8 +181,8 @@ class FleetEnv:
             else (aggregator,)
         )
 
-    def _offered(self, specs: tuple[ToolSpec, ...]) -> dict[str, ToolSpec]:
-        """A screen is worked by the computer tool alone; tool use has every other."""
+    def _select_tools(self, specs: tuple[ToolSpec, ...]) -> dict[str, ToolSpec]:
+        """Offer only the computer tool for screen tasks, and all other tools for tool use."""
         on_screen = self._task.modality != "tool_use"
         tools = {spec.name: spec for spec in specs if (spec.name == _COMPUTER) == on_screen}
         if not tools:
@@ -146,36 +196,38 @@ class FleetEnv:
 
     async def _answer(self, episode: _Episode, call: ToolCall) -> Step:
         if call.name not in episode.tools:
-            return _told(call, f"no tool {call.name!r:.60}; tools: {', '.join(episode.tools)}")
+            return _make_error(
+                call, f"no tool {call.name!r:.60}; tools: {', '.join(episode.tools)}"
+            )
         if call.name == SUBMIT_NAME:
-            return _submitted(episode, call)
+            return _submit(episode, call)
         result = await episode.remote.call(call.name, call.arguments)
         limit = self._service.settings.max_result_characters
-        content = content_of(
-            [_with_picture(block) for block in result.get("content", ())], max_characters=limit
+        content = parse_content_blocks(
+            [_unwrap_image(block) for block in result.get("content", ())], max_characters=limit
         )
         if result.get("isError") and isinstance(content, str):
-            return _told(call, content)
+            return _make_error(call, content)
         reply = Message(role="tool", content=content or "ok", tool_call_id=call.id)
         return Step(messages=(reply,))
 
 
-def _submitted(episode: _Episode, call: ToolCall) -> Step:
+def _submit(episode: _Episode, call: ToolCall) -> Step:
     answer = call.arguments.get("answer")
     if not isinstance(answer, str):
-        return _told(call, f"{SUBMIT_NAME} takes answer, a text")
+        return _make_error(call, f"{SUBMIT_NAME} takes answer, a text")
     episode.answer = answer
     reply = Message(role="tool", content=answer or '""', tool_call_id=call.id)
     return Step(messages=(reply,), done=True)
 
 
-def _told(call: ToolCall, problem: str) -> Step:
+def _make_error(call: ToolCall, problem: str) -> Step:
     reply = Message(role="tool", content=f"Error: {problem}", tool_call_id=call.id, is_error=True)
     return Step(messages=(reply,))
 
 
-def _with_picture(block: dict[str, Any]) -> dict[str, Any]:
-    """Fleet's computer tool may wrap its screenshot in the JSON of a text."""
+def _unwrap_image(block: dict[str, Any]) -> dict[str, Any]:
+    """Fleet's computer tool may wrap its screenshot in the JSON of a text block."""
     try:
         url = json.loads(block["text"])["base64_image"]
     except (KeyError, TypeError, ValueError):

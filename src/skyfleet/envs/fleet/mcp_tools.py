@@ -1,7 +1,7 @@
-"""McpTools: the tools of one instance, over JSON-RPC on its episode's own connections.
+"""McpTools: list and call the tools of one Fleet instance by JSON-RPC over HTTP.
 
-The official client opens a transport of its own for each session; a plain request on a connection
-that is already there takes a fraction of the time.
+It uses the episode's own connections, because the official client opens a transport per session,
+which takes several times as long as a request on an open connection.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from skyfleet.envs.fleet.service import FleetService
 from skyfleet.errors import EnvError
 
 _PROTOCOL = "2025-06-18"
-_NOT_NOW = (429, 503)
-"""Refused before anything was done, so that asking again is safe."""
+_RETRYABLE_STATUS = (429, 503)
+"""Rejected before the call ran, so a retry is safe."""
 _POLL_SECONDS = 0.25
 
 
-class _RefusedError(EnvError):
-    """The server read the request and will not do it."""
+class _RpcResponseError(EnvError):
+    """The server answered the request with a JSON-RPC error."""
 
 
 class McpTools:
-    """Union of what the endpoints offer; the first that offers a name owns it."""
+    """The union of the endpoints' tools; the first endpoint that lists a name owns it."""
 
     def __init__(self, service: FleetService, urls: Sequence[str]) -> None:
         self._service, self._urls = service, tuple(urls)
@@ -38,14 +38,14 @@ class McpTools:
         self._sessions: dict[str, dict[str, str]] = {}
         self._ids = count(1)
 
-    async def offered(self) -> tuple[ToolSpec, ...]:
-        """All tools, as soon as there are any; a new instance may need a while."""
+    async def list_tools(self) -> tuple[ToolSpec, ...]:
+        """Return all tools as soon as there are any; a new instance may need some time."""
         problems: dict[str, str] = {}
         seconds = self._service.settings.tools_deadline_seconds
         try:
             async with asyncio.timeout(seconds):
                 while True:
-                    specs = await self._listed(problems)
+                    specs = await self._list_once(problems)
                     if specs:
                         return specs
                     await asyncio.sleep(_POLL_SECONDS)
@@ -53,9 +53,9 @@ class McpTools:
             raise EnvError(f"no tools after {seconds:g} s: {problems or self._urls}") from None
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The tool's result. EnvError once its outcome cannot be known.
+        """Return the tool's result; EnvError if its outcome cannot be known.
 
-        A call that may have changed something is not made twice.
+        A call that may have changed something is not repeated.
         """
         seconds = self._service.settings.call_deadline_seconds
         params = {"name": name, "arguments": dict(arguments)}
@@ -65,36 +65,36 @@ class McpTools:
                 while True:
                     try:
                         return await self._ask(self._owners[name], "tools/call", params)
-                    except _RefusedError as error:
+                    except _RpcResponseError as error:
                         return {"content": [{"type": "text", "text": str(error)}], "isError": True}
                     except (httpx.HTTPStatusError, httpx.TransportError) as error:
-                        if not (name in self._read_only or _nothing_done(error)):
-                            raise EnvError(f"tool {name}: {_described(error)}") from error
-                        problem = _described(error)
+                        if not (name in self._read_only or _is_safe_to_retry(error)):
+                            raise EnvError(f"tool {name}: {_describe(error)}") from error
+                        problem = _describe(error)
                     await asyncio.sleep(wait_seconds)
                     wait_seconds *= 2
         except TimeoutError:
             raise EnvError(f"tool {name}: no answer after {seconds:g} s; {problem}") from None
 
-    async def _listed(self, problems: dict[str, str]) -> tuple[ToolSpec, ...]:
+    async def _list_once(self, problems: dict[str, str]) -> tuple[ToolSpec, ...]:
         specs: dict[str, ToolSpec] = {}
         for url in self._urls:
             try:
-                tools = await self._tools_of(url)
+                tools = await self._list_endpoint(url)
             except (httpx.HTTPError, EnvError) as error:
                 self._sessions.pop(url, None)
-                problems[url] = _described(error)
+                problems[url] = _describe(error)
                 continue
             for tool in tools:
                 name = str(tool["name"])
                 if name in specs:
                     continue
-                specs[name], self._owners[name] = _spec(tool), url
+                specs[name], self._owners[name] = _parse_spec(tool), url
                 if (tool.get("annotations") or {}).get("readOnlyHint"):
                     self._read_only.add(name)
         return tuple(specs.values())
 
-    async def _tools_of(self, url: str) -> list[dict[str, Any]]:
+    async def _list_endpoint(self, url: str) -> list[dict[str, Any]]:
         tools: list[dict[str, Any]] = []
         params: dict[str, Any] = {}
         while True:
@@ -106,17 +106,17 @@ class McpTools:
 
     async def _ask(self, url: str, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
         if url not in self._sessions:
-            await self._greet(url)
+            await self._initialize(url)
         _, result = await self._request(url, method, params)
         return result
 
-    async def _greet(self, url: str) -> None:
-        hello = {
+    async def _initialize(self, url: str) -> None:
+        params = {
             "protocolVersion": _PROTOCOL,
             "capabilities": {},
             "clientInfo": {"name": "skyfleet", "version": "1"},
         }
-        answer, result = await self._request(url, "initialize", hello)
+        answer, result = await self._request(url, "initialize", params)
         headers = {"MCP-Protocol-Version": str(result.get("protocolVersion", _PROTOCOL))}
         if session := answer.headers.get("mcp-session-id"):
             headers["Mcp-Session-Id"] = session
@@ -129,9 +129,9 @@ class McpTools:
         message_id = next(self._ids)
         body = {"id": message_id, "method": method, "params": params}
         answer = await self._post(url, body, self._sessions.get(url, {}))
-        reply = next((m for m in _messages(answer) if m.get("id") == message_id), None)
-        if reply is not None and isinstance(refusal := reply.get("error"), dict):
-            raise _RefusedError(str(refusal.get("message")))
+        reply = next((m for m in _parse_messages(answer) if m.get("id") == message_id), None)
+        if reply is not None and isinstance(error := reply.get("error"), dict):
+            raise _RpcResponseError(str(error.get("message")))
         if reply is None or not isinstance(reply.get("result"), dict):
             raise EnvError(f"{url}: {method} was answered with {answer.text[:200]!r}")
         return answer, reply["result"]
@@ -149,8 +149,8 @@ class McpTools:
         return answer.raise_for_status()
 
 
-def _messages(answer: httpx.Response) -> list[dict[str, Any]]:
-    """A server answers with one JSON object, or with a stream of events that holds it."""
+def _parse_messages(answer: httpx.Response) -> list[dict[str, Any]]:
+    """Parse an answer, which is one JSON object or a stream of events that contains it."""
     texts = [answer.text]
     if answer.headers.get("content-type", "").startswith("text/event-stream"):
         texts = [line[5:] for line in answer.text.splitlines() if line.startswith("data:")]
@@ -161,7 +161,7 @@ def _messages(answer: httpx.Response) -> list[dict[str, Any]]:
     return [message for message in found if isinstance(message, dict)]
 
 
-def _spec(tool: Mapping[str, Any]) -> ToolSpec:
+def _parse_spec(tool: Mapping[str, Any]) -> ToolSpec:
     return ToolSpec(
         name=str(tool["name"]),
         description=tool.get("description") or "",
@@ -169,13 +169,14 @@ def _spec(tool: Mapping[str, Any]) -> ToolSpec:
     )
 
 
-def _nothing_done(error: httpx.HTTPError) -> bool:
+def _is_safe_to_retry(error: httpx.HTTPError) -> bool:
+    """Whether the call has certainly not run."""
     if isinstance(error, httpx.HTTPStatusError):
-        return error.response.status_code in _NOT_NOW
+        return error.response.status_code in _RETRYABLE_STATUS
     return isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
 
 
-def _described(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     if isinstance(error, httpx.HTTPStatusError):
         return f"{error.response.status_code} {error.response.text[:200]}"
     return str(error) or type(error).__name__

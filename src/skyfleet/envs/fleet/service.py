@@ -1,4 +1,4 @@
-"""FleetService: Fleet's REST interface, for one episode."""
+"""FleetService: a client of Fleet's REST API for one episode."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from uuid import uuid4
 
 import httpx
 
-from skyfleet.envs.certificates import certificates
 from skyfleet.envs.fleet.bundles import digest, pack
 from skyfleet.envs.fleet.settings import FleetSettings
+from skyfleet.envs.tls import tls_context
 from skyfleet.errors import EnvError
 from skyfleet.tasks.task import Task
 
 logger = logging.getLogger(__name__)
 
 Arguments = tuple[tuple[str | None, ...], dict[str, str | None]]
-"""What a verifier is called with beside its env: by place, then by name."""
+"""What a verifier is called with besides its env: positional, then keyword arguments."""
 
 _TRANSIENT_STATUS = (429, 502, 503, 504)
 _TRANSIENT_WORDS = (
@@ -40,10 +40,10 @@ _CONNECT_SECONDS = 30
 _RESET_SECONDS = 10
 _SHORT_SECONDS = 30
 _VERIFIER_SECONDS = 60
-"""What the service gives a verifier; the settings say how long we wait for its answer."""
+"""The service's own limit for a verifier; the settings limit how long we wait for its answer."""
 _GONE = (404, 410)
-_TOKEN_REFUSED = (401, 404)
-"""How an instance's routes answer whoever lacks the token."""
+_TOKEN_REJECTED = (401, 404)
+"""The answers of an instance to requests without a valid token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,34 +54,34 @@ class RemoteInstance:
     manager: str
 
     @classmethod
-    def of(cls, answer: httpx.Response) -> RemoteInstance:
+    def from_response(cls, answer: httpx.Response) -> RemoteInstance:
         try:
-            made = answer.json()
-            root, manager = str(made["urls"]["root"]), str(made["urls"]["manager"]["api"])
-            return cls(id=str(made["instance_id"]), root=root.rstrip("/") + "/", manager=manager)
+            body = answer.json()
+            root, manager = str(body["urls"]["root"]), str(body["urls"]["manager"]["api"])
+            return cls(id=str(body["instance_id"]), root=root.rstrip("/") + "/", manager=manager)
         except (ValueError, KeyError, TypeError) as error:
-            said = answer.text[:200]
-            raise EnvError(f"{answer.url} answered {said!r}, which is no instance") from error
+            text = answer.text[:200]
+            raise EnvError(f"{answer.url} answered {text!r}, which is not an instance") from error
 
 
 @dataclass(slots=True)
 class RunnerToken:
-    """What Fleet may want on an instance's own routes, shared by all episodes."""
+    """The token that Fleet may require on an instance's own routes, shared by all episodes."""
 
     value: str | None = None
-    """None until Fleet has said; empty where it has none."""
+    """None until Fleet has answered; empty if it uses no tokens."""
 
-    def forget(self, refused: str) -> None:
-        """Unless another episode has already renewed it."""
-        if self.value == refused:
+    def invalidate(self, rejected: str) -> None:
+        """Drop the token unless another episode has already renewed it."""
+        if self.value == rejected:
             self.value = None
 
 
 class FleetService:
-    """One episode's way to Fleet.
+    """One episode's connection to Fleet.
 
-    Its connections are its own: every instance has a host of its own, and httpx looks through all
-    connections of a pool at every request, so that 64 episodes on one pool are three times slower.
+    Every episode has its own pool: every instance has a host of its own, and httpx scans all
+    connections of a pool per request, so 64 episodes on one pool are three times slower.
     """
 
     def __init__(self, settings: FleetSettings, token: RunnerToken) -> None:
@@ -90,7 +90,7 @@ class FleetService:
 
     def open(self) -> None:
         headers = {"Authorization": f"Bearer {self.settings.api_key}"}
-        self._http = httpx.AsyncClient(verify=certificates(), headers=headers)
+        self._http = httpx.AsyncClient(verify=tls_context(), headers=headers)
 
     async def close(self) -> None:
         if self._http is not None:
@@ -100,9 +100,9 @@ class FleetService:
     async def send(
         self, method: str, url: str, *, seconds: float, **options: Any
     ) -> httpx.Response:
-        """Any answer, whatever its status; httpx.TransportError where there is none."""
+        """Return any answer, whatever its status; httpx.TransportError if there is none."""
         if self._http is None:
-            raise EnvError("the way to Fleet is not open; call reset first")
+            raise EnvError("the connection to Fleet is not open; call reset first")
         if url.startswith("/"):
             url = self.settings.base_url.rstrip("/") + url
         timeout = httpx.Timeout(seconds, connect=min(seconds, _CONNECT_SECONDS))
@@ -111,47 +111,51 @@ class FleetService:
     async def send_to_instance(
         self, url: str, *, seconds: float, json: Any, headers: Mapping[str, str] | None = None
     ) -> httpx.Response:
-        """A POST with the runner token; sent again where that turns out to have been replaced."""
+        """POST with the runner token; send again if the token has been replaced."""
 
         async def post(token: str) -> httpx.Response:
-            given = {"X-Runner-Token": token} if token else {}
+            authorization = {"X-Runner-Token": token} if token else {}
             return await self.send(
-                "POST", url, seconds=seconds, json=json, headers={**given, **(headers or {})}
+                "POST",
+                url,
+                seconds=seconds,
+                json=json,
+                headers={**authorization, **(headers or {})},
             )
 
-        token = await self._runner_token()
+        token = await self._get_runner_token()
         answer = await post(token)
-        if answer.status_code in _TOKEN_REFUSED:
-            self._token.forget(token)
-            renewed = await self._runner_token()
-            # Who was refused at the door has done nothing yet, so that asking again is safe.
+        if answer.status_code in _TOKEN_REJECTED:
+            self._token.invalidate(token)
+            renewed = await self._get_runner_token()
+            # An unauthorised request has changed nothing, so a retry is safe.
             if renewed not in ("", token):
                 return await post(renewed)
         return answer
 
     async def provision(self, task: Task) -> RemoteInstance:
-        """Make an instance. Only what may pass by itself is tried again."""
+        """Create an instance. Only transient failures are retried."""
         settings, request_id, problem = self.settings, str(uuid4()), ""
         for wait_seconds in [*settings.waits_seconds(settings.provisioning_tries), None]:
             try:
-                answer = await self._ask_for_instance(task, request_id)
+                answer = await self._request_instance(task, request_id)
             except httpx.TransportError as error:
-                # Under the same id: if it was made after all, it is the one we are given.
+                # Retry with the same id: if the instance was created after all, we get that one.
                 problem = repr(error)
             else:
                 if answer.is_success:
-                    return RemoteInstance.of(answer)
+                    return RemoteInstance.from_response(answer)
                 problem, request_id = f"{answer.status_code} {answer.text[:300]}", str(uuid4())
                 if answer.status_code == 401:
                     problem += "; check FLEET_API_KEY"
-                if not _transient(answer):
+                if not _is_transient(answer):
                     break
             if wait_seconds is not None:
                 await asyncio.sleep(wait_seconds)
-        raise EnvError(f"env_key={task.env_key!r}: Fleet made no instance: {problem}")
+        raise EnvError(f"env_key={task.env_key!r}: Fleet created no instance: {problem}")
 
     async def reset(self, instance: RemoteInstance) -> None:
-        """Best effort: an instance that was just made is as seeded anyway."""
+        """Best effort: a new instance is in its seeded state anyway."""
         try:
             answer = await self.send_to_instance(
                 f"{instance.manager}/reset", seconds=_RESET_SECONDS, json={}
@@ -161,12 +165,12 @@ class FleetService:
             logger.warning("instance %s was not reset: %r", instance.id, error)
 
     async def execute_verifier(
-        self, instance: RemoteInstance, task: Task, code: str, function: str, said: Arguments
+        self, instance: RemoteInstance, task: Task, code: str, function: str, arguments: Arguments
     ) -> dict[str, Any]:
-        """One execution on the service; httpx.HTTPError where it gives no verdict."""
-        positional, named = said
+        """Execute the verifier once on the service; httpx.HTTPError if there is no verdict."""
+        positional, named = arguments
         bundle, args_array = pack(code), [*positional, {"env": instance.id}]
-        arguments = pickle.dumps({"args": (None, *args_array), "kwargs": named}, protocol=4)
+        pickled = pickle.dumps({"args": (None, *args_array), "kwargs": named}, protocol=4)
         answer = await self.send(
             "POST",
             "/v1/verifiers/execute",
@@ -175,7 +179,7 @@ class FleetService:
                 "key": task.key,
                 "sha256": digest(bundle),
                 "bundle": base64.b64encode(bundle).decode(),
-                "args": base64.b64encode(arguments).decode(),
+                "args": base64.b64encode(pickled).decode(),
                 "args_array": args_array,
                 "function_name": function,
                 "timeout": _VERIFIER_SECONDS,
@@ -185,7 +189,7 @@ class FleetService:
         return dict(answer.raise_for_status().json())
 
     async def delete(self, instance: RemoteInstance) -> None:
-        """Three tries; Fleet's own clock ends what is left over."""
+        """Try three times; an instance that remains ends at its ttl."""
         for wait_seconds in [*self.settings.waits_seconds(3), None]:
             try:
                 answer = await self.send(
@@ -200,30 +204,30 @@ class FleetService:
                 await asyncio.sleep(wait_seconds)
         raise EnvError(f"instance {instance.id} was not deleted, its ttl will end it: {problem}")
 
-    async def _runner_token(self) -> str:
-        """Empty where there is none, or for now where Fleet does not say."""
+    async def _get_runner_token(self) -> str:
+        """Return the token; empty if there is none or Fleet does not answer."""
         if self._token.value is None:
             try:
                 answer = await self.send("GET", "/v1/runner-auth/token", seconds=_SHORT_SECONDS)
-                # A Fleet without this route has no tokens, and need not be asked at every call.
-                said = {} if answer.status_code == 404 else answer.raise_for_status().json()
-                self._token.value = str(said.get("token") or "")
+                # A server without this route has no tokens and is not asked again.
+                body = {} if answer.status_code == 404 else answer.raise_for_status().json()
+                self._token.value = str(body.get("token") or "")
             except (httpx.HTTPError, ValueError, AttributeError) as error:
-                logger.warning("Fleet gave no runner token, asking again later: %r", error)
+                logger.warning("Fleet returned no runner token, retrying later: %r", error)
         return self._token.value or ""
 
-    async def _ask_for_instance(self, task: Task, request_id: str) -> httpx.Response:
+    async def _request_instance(self, task: Task, request_id: str) -> httpx.Response:
         seconds = self.settings.provisioning_timeout_seconds
-        wanted = {
+        fields = {
             "env_key": task.env_key,
-            "env_version": _version(task.env_version),
+            "env_version": _format_version(task.env_version),
             "data_key": task.data_key,
-            "data_version": _version(task.data_version),
+            "data_version": _format_version(task.data_version),
             "env_variables": task.env_variables or None,
             "image_type": "mcp" if task.modality == "computer_use" else None,
             "created_from": "sdk",
             "ttl_seconds": self.settings.ttl_seconds,
-            # The service gives up before we do, so that we hear why.
+            # The service gives up before we do, so that we receive its reason.
             "max_wait_seconds": max(0, int(seconds) - 30),
         }
         answer = await self.send(
@@ -231,25 +235,25 @@ class FleetService:
             "/v1/env/instances",
             seconds=seconds,
             headers={"X-Request-ID": request_id},
-            json={key: value for key, value in wanted.items() if value is not None},
+            json={key: value for key, value in fields.items() if value is not None},
         )
-        made = _already_made(answer)
-        if made is None:
+        existing = _find_existing(answer)
+        if existing is None:
             return answer
-        return await self.send("GET", f"/v1/env/instances/{made}", seconds=_SHORT_SECONDS)
+        return await self.send("GET", f"/v1/env/instances/{existing}", seconds=_SHORT_SECONDS)
 
 
-def _version(version: str | None) -> str | None:
+def _format_version(version: str | None) -> str | None:
     return f"v{version}" if version and version[0].isdigit() else version
 
 
-def _transient(answer: httpx.Response) -> bool:
+def _is_transient(answer: httpx.Response) -> bool:
     text = answer.text.lower()
     return answer.status_code in _TRANSIENT_STATUS or any(word in text for word in _TRANSIENT_WORDS)
 
 
-def _already_made(answer: httpx.Response) -> str | None:
-    """The id of the instance that an earlier try of the same request had made."""
+def _find_existing(answer: httpx.Response) -> str | None:
+    """Return the id of the instance that an earlier try of the same request created."""
     if answer.status_code != 409:
         return None
     try:

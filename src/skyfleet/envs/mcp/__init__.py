@@ -1,1 +1,1 @@
-"""MCP, both ways: its servers as envs, our envs as its servers."""
+"""MCP: a client for its servers and a server for our environments."""

@@ -1,4 +1,4 @@
-"""Grading: MCP says nothing of rewards, so a grader finds one after the episode."""
+"""Graders for MCP episodes: MCP has no rewards, so a grader computes one after the episode."""
 
 from __future__ import annotations
 
@@ -14,44 +14,59 @@ import httpx
 from pydantic import BaseModel, FiniteFloat, ValidationError
 
 from skyfleet.chat.message import Message
+from skyfleet.config.environment import Mcp
 from skyfleet.config.imports import import_named
-from skyfleet.envs.certificates import certificates
 from skyfleet.envs.mcp.session import Session
+from skyfleet.envs.tls import tls_context
 from skyfleet.envs.turns import SUBMIT_NAME
 from skyfleet.envs.validation import Reward, grade_from
 from skyfleet.envs.verifiers.conversation import conversation_json
 from skyfleet.envs.verifiers.grading import grade_state
 from skyfleet.envs.verifiers.running import load_state
-from skyfleet.errors import VerifierError
+from skyfleet.errors import ConfigError, VerifierError
 from skyfleet.tasks.task import Grade, Task
 
 _GRADE_SECONDS = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
-    """An episode that is over, its session still open."""
+class FinishedEpisode:
+    """An episode that is over while its session is still open."""
 
     task: Task
     messages: tuple[Message, ...]
-    """Everything said, from the opening on."""
+    """All messages, including the prompt."""
     session: Session
 
 
-Grader = Callable[[Played], Awaitable[Grade | None]]
+Grader = Callable[[FinishedEpisode], Awaitable[Grade | None]]
 
 RewardFunction = Callable[[Task, Sequence[Message]], Reward | Awaitable[Reward]]
 
 
+def build_grader(section: Mcp) -> Grader:
+    """Choose the grader that the config section names."""
+    if section.reward is not None:
+        return by_function(section.reward)
+    if section.grade_url is not None:
+        return by_url(section.grade_url)
+    if section.seed_uri is not None and section.current_uri is not None:
+        return by_verifier(seed_uri=section.seed_uri, current_uri=section.current_uri)
+    raise ConfigError(
+        "environment.mcp does not say how to grade; set reward, or grade_url, or seed_uri and "
+        "current_uri for the tasks' verifiers"
+    )
+
+
 def by_function(target: str) -> Grader:
-    """Your own `module:function(task, messages)`; it returns a reward, a Grade, or None.
+    """Grade with the user's `module:function(task, messages)`: a reward, a Grade, or None.
 
-    One that is not `async def` runs in a thread, so that it may take its time.
+    A function that is not `async def` runs in a thread, so it may block.
     """
-    reward_of: RewardFunction = import_named(target, key="environment.mcp.reward")
+    compute_reward: RewardFunction = import_named(target, key="environment.mcp.reward")
 
-    async def grade(played: Played) -> Grade | None:
-        result = await asyncio.to_thread(reward_of, played.task, played.messages)
+    async def grade(episode: FinishedEpisode) -> Grade | None:
+        result = await asyncio.to_thread(compute_reward, episode.task, episode.messages)
         if isawaitable(result):
             result = await result
         return grade_from(result, by=f"environment.mcp.reward={target!r}")
@@ -60,62 +75,67 @@ def by_function(target: str) -> Grader:
 
 
 def by_verifier(*, seed_uri: str, current_uri: str) -> Grader:
-    """The task's `verifier_code` on two SQLite images that the server offers as resources."""
+    """Run the task's `verifier_code` on two SQLite images that the server offers as resources."""
 
-    async def grade(played: Played) -> Grade | None:
-        code = played.task.verifier_code
+    async def grade(episode: FinishedEpisode) -> Grade | None:
+        code = episode.task.verifier_code
         if code is None:
-            raise VerifierError(f"task {played.task.key}: verifier_code is None; give it one")
-        seed, current = await _image(played, seed_uri), await _image(played, current_uri)
-        # Few verifiers ask for it, and it is as long as the episode.
-        said = conversation_json(played.messages) if "conversation" in code else None
+            raise VerifierError(f"task {episode.task.key}: verifier_code is None; set it")
+        seed, current = (
+            await _read_image(episode, seed_uri),
+            await _read_image(episode, current_uri),
+        )
+        # Few verifiers use it, and it is as long as the episode.
+        conversation = conversation_json(episode.messages) if "conversation" in code else None
         with closing(load_state(current)) as state:
-            answer = _answer(played.messages)
-            return await grade_state(code, seed, state, answer, conversation=said)
+            answer = _find_answer(episode.messages)
+            return await grade_state(code, seed, state, answer, conversation=conversation)
 
     return grade
 
 
 def by_url(url: str) -> Grader:
-    """What GET `url` says of the session, as `mcp_app` answers at `/{task_key}/grade`."""
+    """GET the grade of the session from `url`, as `mcp_app` serves it at `/{task_key}/grade`."""
 
-    async def grade(played: Played) -> Grade | None:
-        address = url.replace("{task_key}", quote(played.task.key, safe=""))
-        headers = {"mcp-session-id": played.session.id or ""}
-        async with httpx.AsyncClient(verify=certificates(), timeout=_GRADE_SECONDS) as http:
+    async def grade(episode: FinishedEpisode) -> Grade | None:
+        address = url.replace("{task_key}", quote(episode.task.key, safe=""))
+        headers = {"mcp-session-id": episode.session.id or ""}
+        async with httpx.AsyncClient(verify=tls_context(), timeout=_GRADE_SECONDS) as http:
             answer = await http.get(address, headers=headers)
         try:
-            told = _Told.model_validate_json(answer.content)
+            body = _GradeBody.model_validate_json(answer.content)
         except ValidationError as error:
-            raise VerifierError(f"{address} answers {answer.status_code}, no grade") from error
-        if told.error:
-            raise VerifierError(f"{address}: {told.error}")
-        if told.reward is None:
+            raise VerifierError(
+                f"{address} answers {answer.status_code} without a grade"
+            ) from error
+        if body.error:
+            raise VerifierError(f"{address}: {body.error}")
+        if body.reward is None:
             return None
-        return Grade(reward=told.reward, success=told.success, explanation=told.explanation)
+        return Grade(reward=body.reward, success=body.success, explanation=body.explanation)
 
     return grade
 
 
-class _Told(BaseModel):
+class _GradeBody(BaseModel):
     reward: FiniteFloat | None = None
     success: bool = False
     explanation: str = ""
     error: str = ""
 
 
-async def _image(played: Played, uri: str) -> bytes:
-    for content in (await played.session.read(uri)).contents:
+async def _read_image(episode: FinishedEpisode, uri: str) -> bytes:
+    for content in (await episode.session.read(uri)).contents:
         if blob := getattr(content, "blob", None):
             return b64decode(blob)
-    raise VerifierError(f"task {played.task.key}: resource {uri} is no SQLite image")
+    raise VerifierError(f"task {episode.task.key}: resource {uri} is not an SQLite image")
 
 
-def _answer(messages: Sequence[Message]) -> str | None:
-    """What was submitted, or else the last words."""
-    said = [message for message in messages if message.role == "assistant"]
-    calls = [call for message in said for call in message.tool_calls]
+def _find_answer(messages: Sequence[Message]) -> str | None:
+    """Return the submitted answer, or else the last text of the agent."""
+    actions = [message for message in messages if message.role == "assistant"]
+    calls = [call for message in actions for call in message.tool_calls]
     submitted = [call for call in calls if call.name == SUBMIT_NAME]
     if submitted:
         return str(submitted[-1].arguments.get("answer"))
-    return said[-1].text if said else None
+    return actions[-1].text if actions else None

@@ -1,1 +1,1 @@
-"""OpenEnv, both ways: its servers as envs, our envs as its servers."""
+"""OpenEnv: a client for its servers and a server for our environments."""

@@ -1,14 +1,14 @@
-"""OpenEnv servers as envs: any of them, over the WebSocket session that keeps its state.
+"""OpenEnvEnv: adapter for any OpenEnv server, over the WebSocket session that holds its state.
 
 A task's `metadata["reset"]` holds keywords for the server's reset, next to `task_key` and a `seed`
-that is the same for all attempts at a task. The reward of the last observation is the grade; a
-tool named `done` that needs no arguments is kept from the agent and called when it has finished.
-A server whose actions are no tool calls has one tool, `step`, that takes an action.
+that is the same for all attempts at a task. The reward of the last observation is the grade. A
+tool named `done` without required arguments is hidden from the agent and called at the end. For a
+server whose actions are not tool calls the agent gets one tool, `step`, that takes an action.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from zlib import crc32
 
@@ -16,10 +16,11 @@ import httpx
 from pydantic import BaseModel, Field, ValidationError
 
 from skyfleet.chat.message import Message, Part, ToolCall, ToolSpec
-from skyfleet.envs.blocks import content_of, text_of
-from skyfleet.envs.certificates import certificates
+from skyfleet.config.root import RunConfig
+from skyfleet.envs.content_blocks import parse_content_blocks, to_text
 from skyfleet.envs.env import EnvFactory, Observation, Step
-from skyfleet.envs.openenv.session import Observed, OpenEnvSettings, RefusedError, Session
+from skyfleet.envs.openenv.session import ActionRejectedError, OpenEnvSettings, Session, StepResult
+from skyfleet.envs.tls import tls_context
 from skyfleet.envs.turns import SYSTEM, take_turn
 from skyfleet.envs.verifiers.running import SUCCESS_REWARD
 from skyfleet.errors import EnvError, VerifierError
@@ -42,7 +43,11 @@ class _Schemas(BaseModel):
     action: dict[str, Any]
 
 
-def openenv_factory(settings: OpenEnvSettings) -> EnvFactory:
+def build_factory(config: RunConfig) -> EnvFactory:
+    return openenv_factory(OpenEnvSettings.from_config(config.environment.openenv))
+
+
+def openenv_factory(settings: OpenEnvSettings) -> Callable[[Task], Awaitable[OpenEnvEnv]]:
     actions = _ActionSchema(settings)
 
     async def open_env(task: Task) -> OpenEnvEnv:
@@ -55,8 +60,8 @@ class OpenEnvEnv:
     def __init__(self, task: Task, settings: OpenEnvSettings, actions: _ActionSchema) -> None:
         self._task, self._settings, self._actions = task, settings, actions
         self._session = Session(settings)
-        self._last = Observed(observation={})
-        self._calls_tools = self._has_end = False
+        self._last = StepResult(observation={})
+        self._takes_tool_calls = self._has_end_tool = False
 
     async def reset(self) -> Observation:
         await self.close()
@@ -67,7 +72,7 @@ class OpenEnvEnv:
             Message(role="system", content=str(metadata.get("system_prompt") or SYSTEM)),
             Message(role="user", content=str(metadata.get("prompt") or self._task.prompt)),
         )
-        return Observation(messages=messages, tools=await self._tools())
+        return Observation(messages=messages, tools=await self._list_tools())
 
     async def step(self, action: Message) -> Step:
         return await take_turn(action, self._answer)
@@ -75,8 +80,10 @@ class OpenEnvEnv:
     async def grade(self) -> Grade | None:
         if not self._last.done and not self._session.is_open:
             url = self._settings.base_url
-            raise VerifierError(f"{url}: the session ended before the episode; no reward is known")
-        if self._has_end and not self._last.done:
+            raise VerifierError(
+                f"{url}: the session ended before the episode; the reward is unknown"
+            )
+        if self._has_end_tool and not self._last.done:
             try:
                 end = {"type": "call_tool", "tool_name": END_TOOL}
                 self._last = await self._session.ask("step", end)
@@ -96,55 +103,55 @@ class OpenEnvEnv:
     async def close(self) -> None:
         await self._session.close()
 
-    async def _tools(self) -> tuple[ToolSpec, ...]:
+    async def _list_tools(self) -> tuple[ToolSpec, ...]:
         schema = await self._actions.get()
-        self._calls_tools = _calls_tools(schema)
-        if not self._calls_tools:
-            return (_step_tool(schema),)
+        self._takes_tool_calls = _is_tool_call(schema)
+        if not self._takes_tool_calls:
+            return (_make_step_tool(schema),)
         listed = await self._session.ask("step", {"type": "list_tools"})
         try:
             tools = _Tools.model_validate(listed.observation).tools
         except ValidationError as error:
-            raise EnvError(f"{self._settings.base_url}: list_tools gives no tools") from error
-        self._has_end = any(map(_ends, tools))
+            raise EnvError(f"{self._settings.base_url}: list_tools returned no tools") from error
+        self._has_end_tool = any(map(_is_end_tool, tools))
         return tuple(
             ToolSpec(name=tool.name, description=tool.description, parameters=tool.input_schema)
             for tool in tools
-            if not _ends(tool)
+            if not _is_end_tool(tool)
         )
 
     async def _answer(self, call: ToolCall) -> Step:
         action = dict(call.arguments)
-        if self._calls_tools:
+        if self._takes_tool_calls:
             action = {"type": "call_tool", "tool_name": call.name, "arguments": action}
         content: str | tuple[Part, ...]
         try:
-            self._last = seen = await self._session.ask("step", action)
-            content, is_error = self._shown(seen.observation)
-        except RefusedError as error:
+            self._last = result = await self._session.ask("step", action)
+            content, is_error = self._format(result.observation)
+        except ActionRejectedError as error:
             limit = self._settings.max_result_characters
-            content, is_error = text_of(f"Error: {error}", max_characters=limit), True
-            seen = Observed(observation={})
+            content, is_error = to_text(f"Error: {error}", max_characters=limit), True
+            result = StepResult(observation={})
         reply = Message(role="tool", content=content, tool_call_id=call.id, is_error=is_error)
-        return Step(messages=(reply,), done=seen.done, reward=seen.reward or 0.0)
+        return Step(messages=(reply,), done=result.done, reward=result.reward or 0.0)
 
-    def _shown(self, observation: Mapping[str, Any]) -> tuple[str | tuple[Part, ...], bool]:
-        """What the agent reads, and whether it is an error."""
+    def _format(self, observation: Mapping[str, Any]) -> tuple[str | tuple[Part, ...], bool]:
+        """Return what the agent reads, and whether it is an error."""
         limit = self._settings.max_result_characters
-        if not self._calls_tools:
+        if not self._takes_tool_calls:
             shown = {name: value for name, value in observation.items() if name != "metadata"}
-            return text_of(shown, max_characters=limit), False
+            return to_text(shown, max_characters=limit), False
         result, error = observation.get("result"), observation.get("error")
         if isinstance(error, dict):
-            return text_of(error.get("message", error), max_characters=limit), True
+            return to_text(error.get("message", error), max_characters=limit), True
         if isinstance(result, dict) and isinstance(result.get("content"), list):
-            content = content_of(result["content"], max_characters=limit)
+            content = parse_content_blocks(result["content"], max_characters=limit)
             return content, bool(result.get("is_error"))
-        return text_of(result, max_characters=limit), False
+        return to_text(result, max_characters=limit), False
 
 
 class _ActionSchema:
-    """What the server takes as an action: asked for once, not by every episode."""
+    """The JSON schema of the server's actions, fetched once rather than per episode."""
 
     def __init__(self, settings: OpenEnvSettings) -> None:
         self._settings = settings
@@ -154,7 +161,7 @@ class _ActionSchema:
         if self._schema is None:
             url, seconds = self._settings.url("/schema"), self._settings.connect_timeout_seconds
             try:
-                async with httpx.AsyncClient(verify=certificates(), timeout=seconds) as http:
+                async with httpx.AsyncClient(verify=tls_context(), timeout=seconds) as http:
                     answer = (await http.get(url)).raise_for_status()
                 self._schema = _Schemas.model_validate_json(answer.content).action
             except (httpx.HTTPError, ValidationError) as error:
@@ -162,14 +169,14 @@ class _ActionSchema:
         return self._schema
 
 
-def _calls_tools(schema: Mapping[str, Any]) -> bool:
-    """Whether an action is a tool call; a server that says nothing of its actions means that."""
+def _is_tool_call(schema: Mapping[str, Any]) -> bool:
+    """Whether an action is a tool call; an empty schema means that it is."""
     properties = schema.get("properties", {})
     kind = properties.get("type", {}).get("const")
     return kind in ("call_tool", "list_tools") or properties.keys() <= {"metadata"}
 
 
-def _step_tool(schema: Mapping[str, Any]) -> ToolSpec:
+def _make_step_tool(schema: Mapping[str, Any]) -> ToolSpec:
     parameters = {
         name: part for name, part in schema.items() if name not in ("title", "description")
     }
@@ -179,5 +186,5 @@ def _step_tool(schema: Mapping[str, Any]) -> ToolSpec:
     return ToolSpec(name="step", description=description, parameters=parameters)
 
 
-def _ends(tool: _Tool) -> bool:
+def _is_end_tool(tool: _Tool) -> bool:
     return tool.name == END_TOOL and not tool.input_schema.get("required")

@@ -1,7 +1,7 @@
-"""Our envs as an OpenEnv server: `reset(task_key=...)`, list tools, call tools, reward at the end.
+"""Serve environments over OpenEnv: `reset(task_key=...)`, list tools, call tools, final reward.
 
-An episode ends by the env's own end, by the tool `done`, or after `max_steps`; its last observation
-carries the reward, or none and `metadata.grade_error` where the grade could not be had.
+An episode ends when its environment is done, by the tool `done`, or after `max_steps`. Its last
+observation carries the reward, or `metadata.grade_error` if the grade is unknown.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from skyfleet.chat.message import Message, ToolCall
-from skyfleet.envs.blocks import blocks_of
-from skyfleet.envs.env import DONE, Env, EnvFactory, Step
+from skyfleet.envs.content_blocks import to_content_blocks
+from skyfleet.envs.env import DONE, Env, EnvFactory, Step, close_env, grade_env
 from skyfleet.envs.env import Observation as EnvObservation
 from skyfleet.envs.openenv.client import END_TOOL
 from skyfleet.errors import (
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def _unimportable(name: str) -> Iterator[None]:
-    """Importing `name` fails in here, as if it were not installed."""
+    """Make the import of `name` fail inside this block, as if it were not installed."""
     if name in sys.modules:
         yield
         return
@@ -48,7 +48,7 @@ def _unimportable(name: str) -> Iterator[None]:
         del sys.modules[name]
 
 
-# openenv shows its web page with gradio where it finds it: four seconds for a page nobody asked for.
+# openenv imports gradio for its web page if it is installed, which takes four seconds.
 with _unimportable("gradio"):
     try:
         from openenv.core.env_server import (
@@ -69,7 +69,7 @@ with _unimportable("gradio"):
         raise MissingExtraError("openenv", "openenv") from None
 
 _CLOSE_SECONDS = 10
-_CLOSED = "the session was closed, or was idle too long; connect again"
+_CLOSED = "the session was closed or was idle too long; connect again"
 
 
 def openenv_app(
@@ -80,9 +80,9 @@ def openenv_app(
     max_steps: int = 50,
     idle_timeout_seconds: float | None = None,
 ) -> ASGIApp:
-    """Serves any of `tasks`, one env a WebSocket, at most `max_sessions` at once.
+    """Serve `tasks`, one environment per WebSocket, at most `max_sessions` at once.
 
-    Openenv looks for idle sessions no oftener than every five seconds.
+    openenv checks for idle sessions at most every five seconds.
     """
     by_key = {task.key: task for task in tasks}
     app: ASGIApp = create_app(
@@ -106,7 +106,8 @@ class ServedEnv(Environment):  # type: ignore[misc]  # openenv has no types
         self._env: Env | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
-        self._opening = EnvObservation(messages=())
+        self._prompt = EnvObservation(messages=())
+        self._steps: list[Step] = []
         self._state = State()
         self._done = self._closed = False
         self._turn = asyncio.Lock()
@@ -122,19 +123,19 @@ class ServedEnv(Environment):  # type: ignore[misc]  # openenv has no types
             raise EnvError(_CLOSED)
         task = self._tasks.get(str(task_key))
         if task is None:
-            raise TaskError(_unknown(task_key, self._tasks))
+            raise TaskError(_describe_unknown(task_key, self._tasks))
         env, self._env = self._env, None
         if env is not None:
-            await env.close()
+            await close_env(env)
         self._thread, self._loop = get_ident(), asyncio.get_running_loop()
         self._env = await self._open_env(task)
-        self._opening, self._done = await self._env.reset(), False
+        self._prompt, self._done, self._steps = await self._env.reset(), False, []
         self._state = State(episode_id=episode_id or str(uuid4()), step_count=0)
-        said = {message.role: message.text for message in self._opening.messages}
+        texts = {message.role: message.text for message in self._prompt.messages}
         metadata = {
             "task_key": task.key,
-            "prompt": said.get("user", task.prompt),
-            "system_prompt": said.get("system", ""),
+            "prompt": texts.get("user", task.prompt),
+            "system_prompt": texts.get("system", ""),
         }
         return Observation(metadata=metadata)
 
@@ -150,7 +151,7 @@ class ServedEnv(Environment):  # type: ignore[misc]  # openenv has no types
         if self._env is None:
             raise EnvError("no episode is open; call reset with a task_key first")
         if isinstance(action, ListToolsAction):
-            return ListToolsObservation(tools=self._tools())
+            return ListToolsObservation(tools=self._list_tools())
         if self._done:
             raise EnvError("the episode is over; call reset for another")
         self._state.step_count += 1
@@ -159,22 +160,24 @@ class ServedEnv(Environment):  # type: ignore[misc]  # openenv has no types
             step = await self._env.step(Message(role="assistant", content=DONE))
         else:
             step = await self._env.step(Message(role="assistant", tool_calls=(call,)))
+        self._steps.append(step)
         self._done = step.done or self._state.step_count >= self._max_steps
-        graded = await _grade(self._env) if self._done else {}
-        return CallToolObservation(tool_name=call.name, done=self._done, **_result(step), **graded)
+        grade = await _grade(self._env, self._steps) if self._done else {}
+        result = _format_result(step)
+        return CallToolObservation(tool_name=call.name, done=self._done, **result, **grade)
 
     def reset(self, *args: object, **keywords: object) -> Observation:
-        raise NotImplementedError("openenv awaits reset_async where there is one")
+        raise NotImplementedError("openenv prefers reset_async")
 
     def step(self, *args: object, **keywords: object) -> Observation:
-        raise NotImplementedError("openenv awaits step_async where there is one")
+        raise NotImplementedError("openenv prefers step_async")
 
     @property
     def state(self) -> State:
         return self._state
 
     def close(self) -> None:
-        """Called in a thread of the session's, or on the loop for a request without a session."""
+        """Called in the session's thread, or on the loop for a request without a session."""
         self._closed = True
         if self._loop is None:
             return
@@ -183,13 +186,13 @@ class ServedEnv(Environment):  # type: ignore[misc]  # openenv has no types
             closing.result(_CLOSE_SECONDS)
 
     async def _close(self) -> None:
-        # Openenv notes a step when it ends, so a session may count as idle in the midst of one.
+        # openenv records a step when it ends, so a session may count as idle during one.
         async with self._turn:
             env, self._env = self._env, None
             if env is not None:
-                await env.close()
+                await close_env(env)
 
-    def _tools(self) -> list[Tool]:
+    def _list_tools(self) -> list[Tool]:
         end = Tool(
             name=END_TOOL,
             description="Say that you have finished.",
@@ -197,35 +200,35 @@ class ServedEnv(Environment):  # type: ignore[misc]  # openenv has no types
         )
         tools = [
             Tool(name=spec.name, description=spec.description, input_schema=dict(spec.parameters))
-            for spec in self._opening.tools
+            for spec in self._prompt.tools
         ]
         return [*tools, end]
 
 
-async def _grade(env: Env) -> dict[str, Any]:
+async def _grade(env: Env, steps: Sequence[Step]) -> dict[str, Any]:
     try:
         with wrap_errors(VerifierError, "grade"):
-            grade = await env.grade()
+            grade = await grade_env(env, steps)
     except EpisodeError as error:
         return {"metadata": {"grade_error": str(error)}}
     if grade is None:
-        return {"metadata": {"grade_error": "the env gives no grade"}}
+        return {"metadata": {"grade_error": "the env gave no grade"}}
     metadata = {"success": grade.success, "explanation": grade.explanation}
     return {"reward": grade.reward, "metadata": metadata}
 
 
-def _result(step: Step) -> dict[str, Any]:
-    """The tool's answer and whatever else was said."""
+def _format_result(step: Step) -> dict[str, Any]:
+    """Return all messages of the step as the tool's result."""
     if any(message.is_error for message in step.messages):
         text = "\n".join(message.text for message in step.messages)
         return {"error": ToolError(error_type=ToolErrorType.EXECUTION_ERROR, message=text)}
     if all(isinstance(message.content, str) for message in step.messages):
         return {"result": "\n".join(message.text for message in step.messages)}
-    blocks = [block for message in step.messages for block in blocks_of(message.content)]
+    blocks = [block for message in step.messages for block in to_content_blocks(message.content)]
     return {"result": {"content": blocks}}
 
 
-def _unknown(task_key: object, known: Mapping[str, Task]) -> str:
+def _describe_unknown(task_key: object, known: Mapping[str, Task]) -> str:
     near = get_close_matches(str(task_key), known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"{len(known)} tasks, such as {[*known][:3]}"
     return f"task_key={task_key!r} is unknown; {hint}"

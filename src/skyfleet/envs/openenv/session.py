@@ -1,7 +1,7 @@
-"""Session: the WebSocket of one OpenEnv episode, with a deadline on every wait.
+"""The WebSocket session of one OpenEnv episode, with a deadline on every wait.
 
-The server keeps one env a socket, so the state is lost with it: it is opened anew only until the
-first reset has been answered.
+The server keeps one environment per socket, so a lost socket loses the state: the client
+reconnects only until the first reset has been answered.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
-from skyfleet.envs.blocks import shortened
-from skyfleet.envs.certificates import certificates
+from skyfleet.config.environment import OpenEnv
+from skyfleet.envs.content_blocks import truncate
+from skyfleet.envs.tls import tls_context
 from skyfleet.errors import ConfigError, EnvError, MissingExtraError
 
 try:
@@ -28,9 +29,10 @@ except ImportError:
     raise MissingExtraError("websockets", "openenv") from None
 
 _CLOSE_SECONDS = 2.0
-_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 2.0
-_TOO_BIG = 1009
-_COMPLAINT_CHARACTERS = 1_000
+_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.05, 2.0
+_MESSAGE_TOO_BIG = 1009
+"""The WebSocket close code."""
+_MAX_ERROR_CHARACTERS = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,21 +42,31 @@ class OpenEnvSettings:
     connect_timeout_seconds: float = 10
     message_timeout_seconds: float = 60
     capacity_wait_seconds: float = 300
-    """How long a server that is full, restarting or not there yet is tried again."""
+    """How long to retry a server that is full, restarting or not up yet."""
     max_frame_bytes: int = 100 * 2**20
     max_result_characters: int = 20_000
-    """A tool's longer result is cut, with a note."""
+    """A longer tool result is cut, with a note."""
 
     def __post_init__(self) -> None:
         if not self.base_url.startswith(("http://", "https://")):
             raise ConfigError(f"base_url={self.base_url!r}; write http://host:port")
 
+    @classmethod
+    def from_config(cls, section: OpenEnv) -> OpenEnvSettings:
+        if section.base_url is None:
+            raise ConfigError("environment.openenv.base_url is not set; write http://host:port")
+        return cls(
+            base_url=section.base_url,
+            message_timeout_seconds=section.message_timeout_seconds,
+            capacity_wait_seconds=section.capacity_wait_seconds,
+        )
+
     def url(self, path: str) -> str:
         return self.base_url.rstrip("/") + path
 
 
-class Observed(BaseModel):
-    """What the server saw after a reset or a step."""
+class StepResult(BaseModel):
+    """The server's observation after a reset or a step."""
 
     observation: dict[str, Any]
     reward: FiniteFloat | None = None
@@ -65,15 +77,15 @@ class Observed(BaseModel):
         return self.observation.get("metadata") or {}
 
 
-class _Refusal(BaseModel):
+class _ErrorData(BaseModel):
     message: str = ""
     code: str = ""
     errors: list[dict[str, Any]] = Field(default_factory=list)
 
     @property
     def details(self) -> str:
-        wrong = [(error.get("loc") or ["?"], error.get("msg")) for error in self.errors]
-        return "; ".join(f"{'.'.join(map(str, place))}: {what}" for place, what in wrong)
+        invalid = [(error.get("loc") or ["?"], error.get("msg")) for error in self.errors]
+        return "; ".join(f"{'.'.join(map(str, place))}: {what}" for place, what in invalid)
 
 
 class _Frame(BaseModel):
@@ -81,12 +93,12 @@ class _Frame(BaseModel):
     data: dict[str, Any] = Field(default_factory=dict)
 
 
-class RefusedError(EnvError):
-    """The server does not take this action; the session goes on."""
+class ActionRejectedError(EnvError):
+    """The server rejects this action as invalid; the session continues."""
 
 
-class _LostError(EnvError):
-    """No session was to be had; another try may get one."""
+class _SessionLostError(EnvError):
+    """No session could be opened; a retry may succeed."""
 
 
 class Session:
@@ -94,7 +106,7 @@ class Session:
         self._settings = settings
         self._socket: ClientConnection | None = None
 
-    async def open(self, reset: Mapping[str, Any]) -> Observed:
+    async def open(self, reset: Mapping[str, Any]) -> StepResult:
         """Connect and reset."""
         wait_seconds = self._settings.capacity_wait_seconds
         deadline, pause = monotonic() + wait_seconds, _FIRST_PAUSE_SECONDS
@@ -102,18 +114,18 @@ class Session:
             try:
                 self._socket = await self._connect()
                 return await self.ask("reset", reset)
-            except _LostError as error:
+            except _SessionLostError as error:
                 await self.close()
                 if monotonic() + pause > deadline:
                     raise EnvError(f"{error}; tried for {wait_seconds:g} s") from error
             await asyncio.sleep(uniform(pause / 2, pause))
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            pause = min(2 * pause, _MAX_PAUSE_SECONDS)
 
-    async def ask(self, kind: Literal["reset", "step"], data: Mapping[str, Any]) -> Observed:
-        """One frame out, its answer back.
+    async def ask(self, kind: Literal["reset", "step"], data: Mapping[str, Any]) -> StepResult:
+        """Send one frame and return its answer.
 
-        A wait that fails or is cut short costs the socket: the late answer would be taken for the
-        next one's.
+        A wait that fails or is cancelled drops the socket: the late answer would be taken for that
+        of the next frame.
         """
         if self._socket is None:
             raise EnvError(f"{self._settings.base_url}: no session is open; call reset first")
@@ -123,11 +135,11 @@ class Session:
                 raw = await _exchange(self._socket, frame)
         except (TimeoutError, ConnectionClosed) as error:
             self._drop()
-            raise self._failure(kind, error) from error
+            raise self._make_error(kind, error) from error
         except BaseException:
             self._drop()
             raise
-        return self._read(kind, raw)
+        return self._parse(kind, raw)
 
     @property
     def is_open(self) -> bool:
@@ -142,7 +154,7 @@ class Session:
             await socket.close()
 
     def _drop(self) -> None:
-        """Without a goodbye: whoever is being cancelled must not wait for one."""
+        """Abort without a closing handshake: a cancelled task must not wait for one."""
         socket, self._socket = self._socket, None
         if socket is not None:
             socket.transport.abort()
@@ -152,49 +164,49 @@ class Session:
         try:
             return await connect(
                 url,
-                ssl=certificates() if url.startswith("wss") else None,
+                ssl=tls_context() if url.startswith("wss") else None,
                 open_timeout=self._settings.connect_timeout_seconds,
                 close_timeout=_CLOSE_SECONDS,
                 max_size=self._settings.max_frame_bytes,
-                # Every answer has a deadline; a late pong tells nothing more.
+                # Every answer has a deadline, so a late pong adds no information.
                 ping_timeout=None,
             )
         except InvalidStatus as error:
-            kind = _LostError if error.response.status_code >= 500 else EnvError
+            kind = _SessionLostError if error.response.status_code >= 500 else EnvError
             raise kind(f"{url}: answers HTTP {error.response.status_code}") from error
         except (OSError, InvalidHandshake, EOFError) as error:
-            raise _LostError(f"{url}: {error or type(error).__name__}") from error
+            raise _SessionLostError(f"{url}: {error or type(error).__name__}") from error
 
-    def _failure(self, kind: str, error: TimeoutError | ConnectionClosed) -> EnvError:
+    def _make_error(self, kind: str, error: TimeoutError | ConnectionClosed) -> EnvError:
         where = f"{self._settings.base_url}: {kind}"
         if isinstance(error, TimeoutError):
             seconds = self._settings.message_timeout_seconds
             return EnvError(f"{where} not answered in {seconds:g} s (message_timeout_seconds)")
-        if error.sent is not None and error.sent.code == _TOO_BIG:
+        if error.sent is not None and error.sent.code == _MESSAGE_TOO_BIG:
             size = self._settings.max_frame_bytes
             return EnvError(f"{where}: the answer is over max_frame_bytes={size}")
-        lost = _LostError if kind == "reset" else EnvError
+        lost = _SessionLostError if kind == "reset" else EnvError
         return lost(f"{where}: the socket closed, {error}")
 
-    def _read(self, kind: str, raw: str | bytes) -> Observed:
+    def _parse(self, kind: str, raw: str | bytes) -> StepResult:
         where = f"{self._settings.base_url}: {kind}"
         try:
             frame = _Frame.model_validate_json(raw)
             if frame.type == "observation":
-                return Observed.model_validate(frame.data)
-            refusal = _Refusal.model_validate(frame.data)
+                return StepResult.model_validate(frame.data)
+            failure = _ErrorData.model_validate(frame.data)
         except ValidationError as error:
             raise EnvError(f"{where}: answered {raw[:80]!r}, which is no OpenEnv frame") from error
-        complaint = shortened(refusal.message, _COMPLAINT_CHARACTERS)
-        if refusal.code == "CAPACITY_REACHED":
-            raise _LostError(f"{where}: {complaint}")
-        if refusal.code == "VALIDATION_ERROR":
-            raise RefusedError(f"{refusal.message}. {refusal.details}")
-        raise EnvError(f"{where}: {refusal.code}: {complaint}")
+        text = truncate(failure.message, _MAX_ERROR_CHARACTERS)
+        if failure.code == "CAPACITY_REACHED":
+            raise _SessionLostError(f"{where}: {text}")
+        if failure.code == "VALIDATION_ERROR":
+            raise ActionRejectedError(f"{failure.message}. {failure.details}")
+        raise EnvError(f"{where}: {failure.code}: {text}")
 
 
 async def _exchange(socket: ClientConnection, frame: str) -> str | bytes:
-    # A full server says so and hangs up at once; what it said can still be read.
+    # A full server sends an error and closes at once; the error can still be read.
     with suppress(ConnectionClosed):
         await socket.send(frame)
     return await socket.recv()

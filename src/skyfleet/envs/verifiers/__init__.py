@@ -1,1 +1,1 @@
-"""How a verifier asks what changed."""
+"""Verifiers: grade an episode by what it changed in a database."""

@@ -1,4 +1,4 @@
-"""Conversation: what was said in an episode, as a verifier is given it."""
+"""Format an episode's messages as the `conversation` argument of a verifier."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from skyfleet.chat.message import Message
 
 
 def conversation_json(messages: Sequence[Message]) -> str:
-    """A JSON list of role and content; a call is the JSON of its name and arguments."""
-    turns = [{"role": message.role, "content": _content(message)} for message in messages]
+    """Return a JSON list of role and content; a tool call is the JSON of its name and arguments."""
+    turns = [{"role": message.role, "content": _format_content(message)} for message in messages]
     return json.dumps(turns, ensure_ascii=False)
 
 
-def _content(message: Message) -> str:
+def _format_content(message: Message) -> str:
     calls = (
         json.dumps({"name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=False)
         for call in message.tool_calls

@@ -1,6 +1,6 @@
-"""Grade a state: the verifier's source, the database before and after, in; a grade out.
+"""Grade a database state: verifier source and the database before and after in, a Grade out.
 
-Source that this process wrote runs here, in microseconds; all other source runs in a jail.
+Source that this process wrote runs in-process, in microseconds; all other source runs in a jail.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ import atexit
 import sqlite3
 from functools import cache
 
-from skyfleet.envs.verifiers.frozen import frozen_state
 from skyfleet.envs.verifiers.jail import Jail
 from skyfleet.envs.verifiers.running import BrokenVerifierError, run_verifier
+from skyfleet.envs.verifiers.states import load_frozen_state
 from skyfleet.envs.verifiers.writing import written_here
 from skyfleet.errors import VerifierError
-from skyfleet.tasks.grade import Grade
+from skyfleet.tasks.task import Grade
 
 
 @cache
 def shared_jail() -> Jail:
-    """One for the whole process, open until it ends."""
+    """Return the jail of this process, which stays open until the process ends."""
     jail = Jail()
     atexit.register(jail.close)
     return jail
@@ -37,15 +37,15 @@ async def grade_state(
     timeout_seconds: float = 30.0,
     jail: Jail | None = None,
 ) -> Grade:
-    """The grade, or VerifierError: it is unknown, which is not a zero.
+    """Return the grade, or raise VerifierError: an unknown grade is not a zero.
 
-    `seed` is the image of the database as it was, `conversation` is JSON. What fails is tried
-    again, unless the source is such that it never runs.
+    `seed` is the image of the initial database, `conversation` is JSON. A failed verification is
+    retried unless its source can never run.
     """
     if written_here(code):
         return run_verifier(
             code,
-            frozen_state(seed),
+            load_frozen_state(seed),
             current,
             final_answer,
             conversation=conversation,

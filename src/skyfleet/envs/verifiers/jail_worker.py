@@ -1,7 +1,8 @@
-"""Worker: the inside of a jail. It waits for questions, and forks a child to answer each.
+"""The jail worker process: it waits for requests and forks a child for each.
 
-The child shuts every door behind it before it runs a line that a stranger wrote: no file, no
-process, no network, so much time and memory. The worker itself never reads what a child says.
+The child gives up files, processes, network, CPU time and memory before it runs a line of
+untrusted code. The worker never parses what a child writes. It starts without site-packages, so
+everything it imports must need the standard library only.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ from typing import NoReturn
 
 from skyfleet.envs.verifiers import seccomp
 from skyfleet.envs.verifiers.difference import Difference
-from skyfleet.envs.verifiers.jail_frames import (
+from skyfleet.envs.verifiers.jail_protocol import (
     MAX_REPLY_BYTES,
     SIZE,
-    Question,
-    framed,
+    VerifyRequest,
     pack_failure,
-    pack_grade,
+    pack_frame,
+    pack_verdict,
     unpack_request,
 )
-from skyfleet.envs.verifiers.running import BrokenVerifierError, load_state, run_verifier
+from skyfleet.envs.verifiers.running import BrokenVerifierError, execute_verifier, load_state
 from skyfleet.envs.verifiers.writing import write_verifier
 from skyfleet.errors import VerifierError
 
 MEMORY_BYTES = 512 * 2**20
-"""For the verifier; the two databases come on top."""
+"""For the verifier; the two databases are added to it."""
 
-# What verifiers import: behind the filter nothing can be opened, so it must be here already.
+# What verifiers import: behind the filter no file can be opened, so it must be loaded before.
 _PRELOADED = (
     *("base64", "bisect", "calendar", "collections", "copy", "csv", "dataclasses", "datetime"),
     *("decimal", "difflib", "enum", "fractions", "functools", "hashlib", "heapq", "html"),
@@ -45,75 +46,75 @@ _PRELOADED = (
     *("unicodedata", "urllib.parse", "uuid", "_strptime"),
 )
 
-_REHEARSALS = 20
-"""Python makes a function faster once it has been called some ten times."""
+_WARMUP_RUNS = 20
+"""CPython specialises a function after about ten calls."""
 
 _PR_SET_PDEATHSIG = 1
 _RESULT = 3
-"""The one thing a child holds open, besides /dev/null."""
+"""The only file descriptor of a child besides /dev/null."""
 
 
 def main() -> None:
-    """Serve whoever holds the other end of stdin, until they hang up."""
+    """Answer requests on stdin, which is a socket, until the jail closes it."""
     for name in _PRELOADED:
         importlib.import_module(name)
-    _rehearse()
+    _warm_up()
     gc.freeze()
-    with socket.socket(fileno=os.dup(0)) as asker, open(os.devnull, "r+b", buffering=0) as nothing:
-        while request := _read_frame(asker):
-            asker.sendall(framed(_answer(request, asker, nothing.fileno())))
+    with socket.socket(fileno=os.dup(0)) as client, open(os.devnull, "r+b", buffering=0) as null:
+        while request := _read_frame(client):
+            client.sendall(pack_frame(_answer(request, client, null.fileno())))
 
 
-def _rehearse() -> None:
-    """What Python prepares at first use, it prepares here once and not in every child."""
+def _warm_up() -> None:
+    """Do once, before the forks, what Python does at first use."""
     seed, current = load_state(b""), load_state(b"")
     current.execute("create table acts (id integer primary key, name text)")
     current.execute("insert into acts (name) values ('first')")
     code = write_verifier(Difference(seed, current).changes, "ready")
     with closing(seed), closing(current):
-        for _ in range(_REHEARSALS):
-            pack_grade(run_verifier(code, seed, current, "ready"))
+        for _ in range(_WARMUP_RUNS):
+            pack_verdict(execute_verifier(code, seed, current, "ready"))
 
 
-def _read_frame(asker: socket.socket) -> bytes:
-    """Empty when the asker has hung up."""
-    size = asker.recv(SIZE.size, socket.MSG_WAITALL)
-    return asker.recv(SIZE.unpack(size)[0], socket.MSG_WAITALL) if len(size) == SIZE.size else b""
+def _read_frame(client: socket.socket) -> bytes:
+    """Return the next request; empty when the jail has closed the socket."""
+    size = client.recv(SIZE.size, socket.MSG_WAITALL)
+    return client.recv(SIZE.unpack(size)[0], socket.MSG_WAITALL) if len(size) == SIZE.size else b""
 
 
-def _answer(request: bytes, asker: socket.socket, nothing: int) -> bytes:
-    question, seed, current = unpack_request(request)
-    reading, writing = os.pipe()
+def _answer(packed: bytes, client: socket.socket, null: int) -> bytes:
+    request, seed, current = unpack_request(packed)
+    read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
-        _judge(question, seed, current, writing, nothing)
-    os.close(writing)
+        _run_child(request, seed, current, write_end, null)
+    os.close(write_end)
     try:
-        reply = _collect(reading, asker, question.timeout_seconds)
+        reply = _collect(read_end, client, request.timeout_seconds)
     finally:
-        os.close(reading)
-        # Gone already, as a rule; one that closed its result and goes on is not waited for.
+        os.close(read_end)
+        # Usually it has exited; a child that closed its result and still runs is not waited for.
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
     if isinstance(reply, str):
-        return _unknown(reply)
+        return _pack_unknown(reply)
     if not reply:
-        return _unknown(f"was ended without a result ({_cause(status)})")
+        return _pack_unknown(f"was ended without a result ({_describe_status(status)})")
     return reply
 
 
-def _collect(reading: int, asker: socket.socket, timeout_seconds: float) -> bytes | str:
-    """All that the child wrote, or what it did wrong."""
-    watched = select.poll()
-    watched.register(reading, select.POLLIN)
-    watched.register(asker, 0)
+def _collect(read_end: int, client: socket.socket, timeout_seconds: float) -> bytes | str:
+    """Return all that the child wrote, or a string that says what it did wrong."""
+    poll = select.poll()
+    poll.register(read_end, select.POLLIN)
+    poll.register(client, 0)
     deadline, reply = monotonic() + timeout_seconds, b""
     while (left := deadline - monotonic()) > 0:
-        ready = dict(watched.poll(left * 1000))
-        if asker.fileno() in ready:
-            raise SystemExit("nobody waits for the answer")
-        if reading in ready:
-            chunk = os.read(reading, 2**16)
+        ready = dict(poll.poll(left * 1000))
+        if client.fileno() in ready:
+            raise SystemExit("the jail has closed the socket")
+        if read_end in ready:
+            chunk = os.read(read_end, 2**16)
             if not chunk:
                 return reply
             reply += chunk
@@ -122,41 +123,45 @@ def _collect(reading: int, asker: socket.socket, timeout_seconds: float) -> byte
     return f"ran longer than {timeout_seconds:g} s"
 
 
-def _unknown(did: str) -> bytes:
-    return pack_failure(f"verifier_code {did}; the grade is unknown until the verifier is mended")
+def _pack_unknown(problem: str) -> bytes:
+    return pack_failure(
+        f"verifier_code {problem}; the grade is unknown until the verifier is fixed"
+    )
 
 
-def _cause(status: int) -> str:
+def _describe_status(status: int) -> str:
     if os.WIFSIGNALED(status):
         return signal.Signals(os.WTERMSIG(status)).name
     return f"exit status {os.WEXITSTATUS(status)}"
 
 
-def _judge(question: Question, seed: bytes, current: bytes, writing: int, nothing: int) -> NoReturn:
-    """The child: whatever happens, it does not come back."""
+def _run_child(
+    request: VerifyRequest, seed: bytes, current: bytes, write_end: int, null: int
+) -> NoReturn:
+    """Run the verifier in the child, which always exits here."""
     try:
         try:
-            _keep_only(writing, nothing)
-            cpu_seconds = ceil(question.timeout_seconds) + 1
-            _lock_up(cpu_seconds, MEMORY_BYTES + 2 * (len(seed) + len(current)))
-            reply = _graded(question, seed, current)
+            _close_files_except(write_end, null)
+            cpu_seconds = ceil(request.timeout_seconds) + 1
+            _restrict(cpu_seconds, MEMORY_BYTES + 2 * (len(seed) + len(current)))
+            reply = _verify(request, seed, current)
         except BaseException as error:
-            reply = _unknown(f"was ended by {type(error).__name__}: {error}")
+            reply = _pack_unknown(f"was ended by {type(error).__name__}: {error}")
         while reply:
             reply = reply[os.write(_RESULT, reply) :]
     finally:
         os._exit(0)
 
 
-def _keep_only(result: int, nothing: int) -> None:
-    """Inherited, a socket to the jail would let a verifier answer in the worker's name."""
+def _close_files_except(result: int, null: int) -> None:
+    """Close everything else: with the socket to the jail a verifier could forge the reply."""
     for fd in (0, 1, 2):
-        os.dup2(nothing, fd)
+        os.dup2(null, fd)
     os.dup2(result, _RESULT)
     os.closerange(_RESULT + 1, 2**16)
 
 
-def _lock_up(cpu_seconds: int, memory_bytes: int) -> None:
+def _restrict(cpu_seconds: int, memory_bytes: int) -> None:
     if sys.platform == "linux":
         seccomp.control_process(_PR_SET_PDEATHSIG, signal.SIGKILL)
     for limit, value in (
@@ -172,17 +177,17 @@ def _lock_up(cpu_seconds: int, memory_bytes: int) -> None:
         seccomp.install_filter()
 
 
-def _graded(question: Question, seed: bytes, current: bytes) -> bytes:
+def _verify(request: VerifyRequest, seed: bytes, current: bytes) -> bytes:
     with closing(load_state(seed)) as seed_db, closing(load_state(current)) as current_db:
         try:
-            grade = run_verifier(
-                question.code,
+            verdict = execute_verifier(
+                request.code,
                 seed_db,
                 current_db,
-                question.final_answer,
-                conversation=question.conversation,
-                partial_credit=question.partial_credit,
+                request.final_answer,
+                conversation=request.conversation,
+                partial_credit=request.partial_credit,
             )
         except VerifierError as error:
             return pack_failure(str(error), permanent=isinstance(error, BrokenVerifierError))
-        return pack_grade(grade)
+        return pack_verdict(verdict)

@@ -1,6 +1,6 @@
-"""Seccomp: a filter after which this process can compute, and do next to nothing else.
+"""A seccomp filter that restricts this process to computing.
 
-Every system call outside `ALLOWED` fails with EPERM. The filter cannot be taken off again.
+Every system call outside `ALLOWED` fails with EPERM. The filter cannot be removed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import platform
 import struct
 
 SUPPORTED = platform.system() == "Linux" and platform.machine() == "x86_64"
-"""Numbers of system calls differ between architectures; this is the one table there is."""
+"""System call numbers differ between architectures; only x86_64 has a table here."""
 
 ALLOWED = {
     "read": 0,
@@ -39,7 +39,7 @@ ALLOWED = {
     "exit_group": 231,
     "getrandom": 318,
 }
-"""x86_64. Nothing here opens, connects, starts or signals anything."""
+"""x86_64. None of these opens a file, connects, starts a process or sends a signal."""
 
 # linux/bpf_common.h, linux/seccomp.h, linux/audit.h, linux/prctl.h
 _LOAD_WORD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
@@ -54,7 +54,7 @@ class _Program(ctypes.Structure):
 
 
 def install_filter() -> None:
-    """From here on only `ALLOWED` is allowed, to this process and to what it would start."""
+    """Allow only `ALLOWED` from now on, for this process and its children."""
     instructions = _write_program()
     program = _Program(len(instructions) // 8, instructions)
     control_process(_PR_SET_NO_NEW_PRIVS, 1)
@@ -62,7 +62,7 @@ def install_filter() -> None:
 
 
 def control_process(option: int, *values: int) -> None:
-    """prctl(2)."""
+    """Call prctl(2)."""
     arguments = [ctypes.c_ulong(value) for value in (*values, 0, 0, 0, 0)[:4]]
     if ctypes.CDLL(None, use_errno=True).prctl(option, *arguments) != 0:
         number = ctypes.get_errno()
@@ -72,14 +72,14 @@ def control_process(option: int, *values: int) -> None:
 def _write_program() -> bytes:
     numbers = sorted(ALLOWED.values())
     checks = [
-        # The distance to the last instruction, over the checks that follow and the refusal.
-        _instruction(_JUMP_IF_EQUAL, number, if_true=len(numbers) - place)
-        for place, number in enumerate(numbers)
+        # The jump distance to the last instruction, over the remaining checks and the refusal.
+        _instruction(_JUMP_IF_EQUAL, number, if_true=len(numbers) - position)
+        for position, number in enumerate(numbers)
     ]
     program = [
         _instruction(_LOAD_WORD, _ARCH_OFFSET),
         _instruction(_JUMP_IF_EQUAL, _ARCH_X86_64, if_true=1),
-        # The 32-bit entry has other numbers, so the checks below would mean other calls.
+        # The 32-bit entry point numbers its calls differently, so the checks below would not fit.
         _instruction(_RETURN, _KILL_PROCESS),
         _instruction(_LOAD_WORD, _NUMBER_OFFSET),
         *checks,
@@ -90,5 +90,5 @@ def _write_program() -> bytes:
 
 
 def _instruction(code: int, value: int, *, if_true: int = 0) -> bytes:
-    """struct sock_filter: code, steps to jump when true, when false, value."""
+    """Pack a struct sock_filter: code, jump if true, jump if false, value."""
     return struct.pack("=HBBI", code, if_true, 0, value)

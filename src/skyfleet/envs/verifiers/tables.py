@@ -1,4 +1,4 @@
-"""Snapshot and Query: how a verifier asks a database what is in it."""
+"""Snapshot and Query: the interface by which a verifier reads a database."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from skyfleet.envs.verifiers.difference import Difference, IgnoreConfig, table_n
 
 
 class Snapshot:
-    """One state of a database, as verifiers see it."""
+    """One state of a database."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -23,7 +23,7 @@ class Snapshot:
         return sorted(table_names(self._connection))
 
     def diff(self, other: Snapshot, ignore_config: IgnoreConfig | None = None) -> Difference:
-        """What changed from this state to the other."""
+        """Return what changed from this state to the other."""
         return Difference(self._connection, other._connection, ignore_config)
 
     def expect_row(
@@ -65,12 +65,12 @@ class Snapshot:
 def snapshot_diff(
     before: Snapshot, after: Snapshot, ignore_config: IgnoreConfig | None = None
 ) -> Difference:
-    """`before.diff(after)` for verifiers that build a SnapshotDiff themselves."""
+    """Return `before.diff(after)`, for verifiers that construct a SnapshotDiff."""
     return before.diff(after, ignore_config)
 
 
 class Count(int):
-    """A number of rows that can be asserted on."""
+    """A number of rows with assertion methods."""
 
     @property
     def value(self) -> int:
@@ -91,9 +91,9 @@ class Count(int):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """A question in the making: every call returns a narrower one.
+    """An immutable query builder: every call returns a new query.
 
-    Names of columns and tables go into the SQL as they are, so `select("count(*) as n")` works.
+    Column and table names go into the SQL verbatim, so `select("count(*) as n")` works.
     """
 
     connection: sqlite3.Connection
@@ -156,11 +156,11 @@ class Query:
 
     def all(self) -> list[dict[str, Any]]:
         cursor = self.connection.execute(self._sql, self.values)
-        places: dict[str, int] = {}
-        for place, column in enumerate(cursor.description):
-            # Of two columns of one name in a join, the first table's is meant.
-            places.setdefault(column[0], place)
-        return [{name: row[place] for name, place in places.items()} for row in cursor]
+        positions: dict[str, int] = {}
+        for position, column in enumerate(cursor.description):
+            # If a join has two columns of one name, the first table's counts.
+            positions.setdefault(column[0], position)
+        return [{name: row[position] for name, position in positions.items()} for row in cursor]
 
     def first(self) -> dict[str, Any] | None:
         rows = self.limit(1).all()
@@ -200,7 +200,7 @@ class Query:
         )
 
 
-def _require(condition: bool, otherwise: str) -> None:
-    # Not an assert statement: python -O would remove the judgement.
+def _require(condition: bool, problem: str) -> None:
+    # Not an assert statement: python -O would remove it.
     if not condition:
-        raise AssertionError(otherwise)
+        raise AssertionError(problem)

@@ -1,4 +1,4 @@
-"""Write a verifier: expected changes and an answer in, Python source in Fleet's idiom out."""
+"""Write the source of a verifier in Fleet's style from the expected changes and answer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def validate_task(env, final_answer=None):
     return TASK_FAILED_SCORE if error_accumulator else TASK_SUCCESSFUL_SCORE
 """
 
-# Equality, not normalized_contains: an agent that lists every candidate would always contain it.
+# Equality, not normalized_contains: an answer that lists every candidate would always pass.
 _ANSWER = """\
     if normalized_string_comparison({answer!r}, final_answer or ""):
         success_accumulator.append("[C] The answer is right")
@@ -35,9 +35,12 @@ _ANSWER = """\
 
 
 def write_verifier(changes: Sequence[Change], answer: str | None) -> str:
-    """Source that passes when exactly these changes were made and, if asked for, this was said."""
+    """Return source that passes if exactly these changes were made and this answer was given.
+
+    Without an `answer` only the changes count.
+    """
     specs = "".join(f"\n        {_spec(change)!r}," for change in changes)
-    # Under Fleet's executor expect_exactly lets pass a row of which one of two changes is missing.
+    # Fleet's own expect_exactly accepts a row that has only one of two expected changes.
     rows = [
         _row(change) for change in changes if change.kind == "modify" and len(change.altered) > 1
     ]
@@ -51,7 +54,7 @@ def write_verifier(changes: Sequence[Change], answer: str | None) -> str:
 
 
 def written_here(code: str) -> bool:
-    """Whether this very process wrote it, letter by letter: then it is safe to run outside a jail."""
+    """Whether this process wrote exactly this source, so that it is safe to run without a jail."""
     return code in _written
 
 
@@ -59,12 +62,12 @@ _written: set[str] = set()
 
 
 def _row(change: Change) -> str:
-    """The changed row as a query."""
-    found = [f"current.table({change.table!r})"]
+    """Write a query for the changed row."""
+    query = [f"current.table({change.table!r})"]
     for name in (*change.key_columns, *sorted(change.altered)):
         value = change.row[name]
-        found.append(f"is_null({name!r})" if value is None else f"eq({name!r}, {value!r})")
-    return ".".join(found)
+        query.append(f"is_null({name!r})" if value is None else f"eq({name!r}, {value!r})")
+    return ".".join(query)
 
 
 def _spec(change: Change) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Blocks: a message's content as MCP and OpenEnv send it, and back."""
+"""Convert message content to the content blocks of MCP and OpenEnv, and back."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 from skyfleet.chat.message import Image, Part, Text
 
 DONE_META = "skyfleet/done"
-"""In the `_meta` of an MCP result: the episode is over."""
+"""Key in the `_meta` of an MCP result: the episode is over."""
 
-MAX_PICTURE_BYTES = 20 * 2**20
-"""Of all pictures in one result together."""
+MAX_IMAGE_BYTES = 20 * 2**20
+"""Of all images in one result together."""
 
 
-def blocks_of(content: str | tuple[Part, ...]) -> list[dict[str, str]]:
+def to_content_blocks(content: str | tuple[Part, ...]) -> list[dict[str, str]]:
     parts = (Text(content),) if isinstance(content, str) else content
     return [
         {"type": "text", "text": part.text}
@@ -30,47 +30,47 @@ def blocks_of(content: str | tuple[Part, ...]) -> list[dict[str, str]]:
     ]
 
 
-def content_of(blocks: Sequence[Any], *, max_characters: int) -> str | tuple[Part, ...]:
-    """Text and pictures. What a message cannot hold is named; text beyond the limit is cut."""
-    parts = _without_excess_pictures(map(_part, blocks))
+def parse_content_blocks(blocks: Sequence[Any], *, max_characters: int) -> str | tuple[Part, ...]:
+    """Return text and images. Other blocks are described; text beyond the limit is cut."""
+    parts = _limit_images(map(_parse_block, blocks))
     if any(isinstance(part, Image) for part in parts):
-        return _within(parts, max_characters)
+        return _limit_text(parts, max_characters)
     text = "\n".join(part.text for part in parts if isinstance(part, Text))
-    return shortened(text, max_characters)
+    return truncate(text, max_characters)
 
 
-def text_of(value: object, *, max_characters: int) -> str:
-    """Any JSON value as text, a string as it is."""
+def to_text(value: object, *, max_characters: int) -> str:
+    """Return a string unchanged and any other JSON value as JSON, cut to the limit."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return shortened(text, max_characters)
+    return truncate(text, max_characters)
 
 
-def shortened(text: str, max_characters: int) -> str:
+def truncate(text: str, max_characters: int) -> str:
     if len(text) <= max_characters:
         return text
-    return text[:max_characters] + _cut(max_characters, len(text))
+    return text[:max_characters] + _format_cut(max_characters, len(text))
 
 
-def _cut(kept: int, total: int) -> str:
+def _format_cut(kept: int, total: int) -> str:
     return f"\n(cut: the first {kept:,} of {total:,} characters; ask for less)"
 
 
-def _without_excess_pictures(parts: Iterable[Part]) -> list[Part]:
+def _limit_images(parts: Iterable[Part]) -> list[Part]:
     shown: list[Part] = []
-    left = MAX_PICTURE_BYTES
+    left = MAX_IMAGE_BYTES
     for part in parts:
         size = len(part.data) if isinstance(part, Image) else 0
         if size <= left:
             shown.append(part)
             left -= size
         else:
-            limit = f"{MAX_PICTURE_BYTES:,} a result; ask for less"
+            limit = f"{MAX_IMAGE_BYTES:,} a result; ask for less"
             shown.append(Text(f"(image not shown: {size:,} bytes, over {limit})"))
     return shown
 
 
-def _within(parts: Sequence[Part], max_characters: int) -> tuple[Part, ...]:
-    """One budget for all texts together; the note about it comes last."""
+def _limit_text(parts: Sequence[Part], max_characters: int) -> tuple[Part, ...]:
+    """Apply one budget to all texts together; the note about the cut comes last."""
     total = sum(len(part.text) for part in parts if isinstance(part, Text))
     if total <= max_characters:
         return tuple(parts)
@@ -82,10 +82,10 @@ def _within(parts: Sequence[Part], max_characters: int) -> tuple[Part, ...]:
         elif text := part.text[:left]:
             kept.append(Text(text))
             left -= len(text)
-    return (*kept, Text(_cut(max_characters, total)))
+    return (*kept, Text(_format_cut(max_characters, total)))
 
 
-def _part(block: Any) -> Part:
+def _parse_block(block: Any) -> Part:
     if not isinstance(block, Mapping):
         return Text(block if isinstance(block, str) else json.dumps(block, ensure_ascii=False))
     kind, inside = block.get("type"), block.get("resource")

@@ -1,4 +1,4 @@
-"""What an env of tools answers to a turn that calls nothing it can do."""
+"""The answer of a tool environment to a turn without a valid call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ async def answer(call: ToolCall) -> Step:
 
 
 @pytest.mark.parametrize(
-    ("parser", "said", "why"),
+    ("parser", "output", "why"),
     [
         ("hermes", '<tool_call>{"name": "stop", </tool_call>', "is not valid JSON"),
         ("mistral", '[TOOL_CALLS][{"name": "stop"}]', "is not valid JSON"),
@@ -25,8 +25,10 @@ async def answer(call: ToolCall) -> Step:
         ("pythonic", "<|tool_call_start|>stop<|tool_call_end|>", "cannot be read"),
     ],
 )
-async def test_only_json_is_told_that_it_is_not_valid(parser: str, said: str, why: str) -> None:
-    action: Message = parser_named(parser)(said).message
+async def test_only_json_calls_get_the_error_about_invalid_json(
+    parser: str, output: str, why: str
+) -> None:
+    action: Message = parser_named(parser)(output).message
     assert action.malformed_calls
     step = await take_turn(action, answer)
     assert [message.text for message in step.messages] == [

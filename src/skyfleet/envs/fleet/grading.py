@@ -1,4 +1,4 @@
-"""Judging: a task's verifier, run by the service, as a grade or as a reason why there is none."""
+"""Run a task's verifier on Fleet's service and turn the answer into a grade or an error."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from skyfleet.envs.verifiers.running import (
     VERIFIER_NAME,
     call_verifier,
     check_judge,
-    credit_of,
-    read_reward,
+    compute_partial_credit,
+    parse_reward,
 )
 from skyfleet.errors import VerifierError
 from skyfleet.tasks.task import Grade, Task
 
 
-async def judge(
+async def grade_on_fleet(
     service: FleetService,
     instance: RemoteInstance,
     task: Task,
@@ -33,18 +33,18 @@ async def judge(
     final_answer: str | None,
     conversation: Sequence[Message],
 ) -> Grade:
-    """VerifierError once every try has failed: an unknown grade is never a zero."""
+    """Raise VerifierError once every try has failed: an unknown grade is never a zero."""
     if task.verifier_code is None:
-        raise VerifierError(f"task {task.key}: verifier_code is None; give it one")
-    function = verifier_function(task.verifier_code)
-    said = _arguments(function, final_answer, conversation)
+        raise VerifierError(f"task {task.key}: verifier_code is None; set it")
+    function = find_verifier_function(task.verifier_code)
+    arguments = _make_arguments(function, final_answer, conversation)
     settings, problem = service.settings, ""
     for wait_seconds in [*settings.waits_seconds(settings.verifier_tries), None]:
         try:
             answer = await service.execute_verifier(
-                instance, task, task.verifier_code, function.name, said
+                instance, task, task.verifier_code, function.name, arguments
             )
-            return read_verdict(answer, partial=settings.partial_reward)
+            return parse_verdict(answer, partial=settings.partial_reward)
         except (httpx.HTTPError, ValueError, VerifierError) as error:
             problem = str(error) or type(error).__name__
         if wait_seconds is not None:
@@ -52,8 +52,8 @@ async def judge(
     raise VerifierError(f"task {task.key}: no grade in {settings.verifier_tries} tries: {problem}")
 
 
-def read_verdict(answer: Mapping[str, Any], *, partial: bool) -> Grade:
-    """The service's answer as a grade; partial credit can only better a zero."""
+def parse_verdict(answer: Mapping[str, Any], *, partial: bool) -> Grade:
+    """Turn the service's answer into a grade; partial credit replaces a zero only."""
     stdout = str(answer.get("stdout") or "")
     if not answer.get("success"):
         raise VerifierError(f"the verifier failed: {answer.get('error')}")
@@ -62,21 +62,20 @@ def read_verdict(answer: Mapping[str, Any], *, partial: bool) -> Grade:
     if isinstance(result, Mapping):
         result = result.get("score")
     try:
-        reward = read_reward(result)
+        reward = parse_reward(result)
     except (TypeError, OverflowError) as error:
-        said = f"the verifier returned {result!r:.100}; return a number"
-        raise VerifierError(said) from error
+        raise VerifierError(f"the verifier returned {result!r:.100}; return a number") from error
     if partial and reward == 0:
-        reward = credit_of(stdout)
+        reward = compute_partial_credit(stdout)
     return Grade(reward=reward, success=reward >= SUCCESS_REWARD, explanation=stdout)
 
 
-def verifier_function(code: str) -> ast.FunctionDef:
-    """The function to be called, found without running anything."""
+def find_verifier_function(code: str) -> ast.FunctionDef:
+    """Find the function to call without running any code."""
     try:
         body = ast.parse(code).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise VerifierError(f"verifier_code cannot be read: {error}; mend it") from error
+        raise VerifierError(f"verifier_code cannot be parsed: {error}; fix it") from error
     functions = [node for node in body if isinstance(node, ast.FunctionDef)]
     if not functions:
         raise VerifierError("verifier_code has no function; define validate_task(env)")
@@ -84,31 +83,31 @@ def verifier_function(code: str) -> ast.FunctionDef:
     return (named or functions)[0]
 
 
-def _arguments(
+def _make_arguments(
     function: ast.FunctionDef, final_answer: str | None, conversation: Sequence[Message]
 ) -> Arguments:
-    """What our own executor would call it with: a row is graded alike here and there."""
-    told = {"final_answer": final_answer, "conversation": conversation_json(conversation)}
-    given: Arguments = ((), {})
+    """Return the arguments that `run_verifier` would pass, so that both grade a row alike."""
+    available = {"final_answer": final_answer, "conversation": conversation_json(conversation)}
+    arguments: Arguments = ((), {})
 
-    def stand_in(env: object = None, *positional: str | None, **named: str | None) -> None:
-        nonlocal given
-        given = positional, named
+    def capture(env: object = None, *positional: str | None, **named: str | None) -> None:
+        nonlocal arguments
+        arguments = positional, named
 
-    stand_in.__dict__["__signature__"] = _signature(function)
-    # Any, because of the function only its signature counts, and of the env nothing.
+    capture.__dict__["__signature__"] = _parse_signature(function)
+    # Any, because only the signature of the function counts, and nothing of the env.
     call: Any = call_verifier
-    call(stand_in, None, told)
-    return given
+    call(capture, None, available)
+    return arguments
 
 
-def _signature(function: ast.FunctionDef) -> Signature:
-    taken = function.args
+def _parse_signature(function: ast.FunctionDef) -> Signature:
+    defined = function.args
     kinds = (
-        (Parameter.POSITIONAL_ONLY, taken.posonlyargs),
-        (Parameter.POSITIONAL_OR_KEYWORD, taken.args),
-        (Parameter.VAR_POSITIONAL, [taken.vararg]),
-        (Parameter.KEYWORD_ONLY, taken.kwonlyargs),
-        (Parameter.VAR_KEYWORD, [taken.kwarg]),
+        (Parameter.POSITIONAL_ONLY, defined.posonlyargs),
+        (Parameter.POSITIONAL_OR_KEYWORD, defined.args),
+        (Parameter.VAR_POSITIONAL, [defined.vararg]),
+        (Parameter.KEYWORD_ONLY, defined.kwonlyargs),
+        (Parameter.VAR_KEYWORD, [defined.kwarg]),
     )
     return Signature([Parameter(one.arg, kind) for kind, found in kinds for one in found if one])

@@ -1,4 +1,4 @@
-"""AgentDojo's tasks are played through its own tools and judged by its own checks."""
+"""AgentDojo's tasks run with its own tools and are graded by its own checks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.envs.agentdojo.env import AgentDojoEnv, open_agentdojo
-from skyfleet.envs.agentdojo.package import load_dojo
+from skyfleet.envs.agentdojo.suites import load_dojo
 from skyfleet.envs.agentdojo.tasks import agentdojo_tasks
 from skyfleet.errors import ConfigError, EnvError, MissingExtraError, VerifierError
 from skyfleet.rollouts.conversation import AgentFactory
@@ -70,7 +70,7 @@ def test_all_suites_together_have_ninety_seven_tasks_with_keys_of_their_own() ->
     }
 
 
-async def test_the_last_words_count_whether_said_or_submitted() -> None:
+async def test_the_final_text_counts_whether_written_or_submitted() -> None:
     task = _task("workspace", 0)
     assert task.solution[-1].name == "submit_final_answer"
     answer = task.solution[-1].arguments["answer"]
@@ -84,7 +84,7 @@ async def test_the_last_words_count_whether_said_or_submitted() -> None:
         assert (await env.grade()).reward == 1.0
 
 
-async def test_a_tool_answers_in_words_and_says_what_is_wrong() -> None:
+async def test_a_tool_error_says_what_is_wrong() -> None:
     env = await _opened(_task("slack", 0))
     for action, wrong, words in [
         (_call("get_users_in_channel", channel="general"), False, "Alice"),
@@ -129,17 +129,17 @@ async def test_a_check_that_breaks_leaves_the_grade_unknown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     env = await _opened(_task("banking", 0))
-    assert env._scene is not None
+    assert env._state is not None
 
     def broken(*_: object) -> bool:
         raise KeyError("gone")
 
-    monkeypatch.setattr(env._scene.user_task, "utility", broken)
+    monkeypatch.setattr(env._state.user_task, "utility", broken)
     with pytest.raises(VerifierError, match="agentdojo-banking-user_task_0: utility: KeyError"):
         await env.grade()
 
 
-async def test_what_does_not_exist_is_named() -> None:
+async def test_an_unknown_suite_or_version_is_named() -> None:
     with pytest.raises(ConfigError, match="no suite 'bankng'; choose from workspace, travel"):
         agentdojo_tasks("bankng")
     with pytest.raises(ConfigError, match=r"no version 'v9'; write one such as v1\.2\.2"):
@@ -159,7 +159,7 @@ def test_a_package_that_is_not_there_is_named_with_its_extra(
 def test_neither_llm_clients_nor_their_stand_ins_are_left_in_the_interpreter() -> None:
     code = """
 import sys
-from skyfleet.envs.agentdojo.package import load_dojo
+from skyfleet.envs.agentdojo.suites import load_dojo
 from skyfleet.envs.agentdojo.tasks import agentdojo_tasks
 assert "agentdojo" not in sys.modules
 agentdojo_tasks("slack")

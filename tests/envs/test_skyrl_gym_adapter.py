@@ -1,4 +1,4 @@
-"""Any BaseTextEnv of skyrl-gym is played as SkyRL would play it."""
+"""Any BaseTextEnv of skyrl-gym runs as it does in SkyRL."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from skyrl_gym.envs.base_text_env import BaseTextEnv
 from tests.fakes.gym_tasks import CASES, MAX_TURNS, RLM, gym_case
 
 from skyfleet.chat.message import Message, ToolCall
-from skyfleet.envs.env import Env
-from skyfleet.envs.skyrl_gym import SkyrlGymSettings, as_written, skyrl_gym_factory
+from skyfleet.envs.skyrl_gym import SkyrlGymEnv, SkyrlGymSettings, format_action, skyrl_gym_factory
 from skyfleet.errors import ConfigError, EnvError, MissingExtraError
 from skyfleet.tasks.task import Task
 
@@ -24,7 +23,7 @@ TASK = Task(key="t", env_key="own", prompt="Say it.", metadata={"seen": []})
 
 
 class OwnEnv(BaseTextEnv):  # type: ignore[misc]
-    """Ends when told to; otherwise does as it is told."""
+    """Ends at the action `end`; other actions trigger the behaviour they name."""
 
     last: OwnEnv
 
@@ -75,7 +74,7 @@ def _say(text: str) -> Message:
     return Message(role="assistant", content=text)
 
 
-async def _open(name: str = "OwnEnv", **settings: Any) -> Env:
+async def _open(name: str = "OwnEnv", **settings: Any) -> SkyrlGymEnv:
     known = SkyrlGymSettings(env_id=f"{__name__}:{name}", max_turns=4, **settings)
     env = await skyrl_gym_factory(known)(TASK)
     await env.reset()
@@ -122,7 +121,7 @@ async def test_tools_of_an_env_really_run(tmp_path: Path) -> None:
             await env.close()
 
 
-async def test_constructor_keywords_are_those_of_skyrl_and_nobody_elses() -> None:
+async def test_the_constructor_gets_skyrls_keywords_and_its_own_copies() -> None:
     config = {"db": {"path": "/x"}}
     first = await _open(env_config=config)
     one = OwnEnv.last
@@ -137,7 +136,7 @@ async def test_constructor_keywords_are_those_of_skyrl_and_nobody_elses() -> Non
     await second.close()
 
 
-async def test_rewards_add_up_to_the_grade_and_numbers_are_told() -> None:
+async def test_rewards_add_up_to_the_grade_and_numbers_are_info() -> None:
     env = await _open()
     steps = [await env.step(_say(text)) for text in ("on", "on", "end")]
     assert [step.reward for step in steps] == [0.25, 0.25, 0.25]
@@ -166,7 +165,7 @@ async def test_no_workers_means_the_event_loops_thread() -> None:
     assert OwnEnv.last.threads == {threading.main_thread()}
 
 
-async def test_an_async_twin_is_preferred() -> None:
+async def test_an_async_method_is_preferred() -> None:
     env = await _open("AwaitedEnv")
     assert (await env.step(_say("on"))).reward == 2.0
     await env.close()
@@ -200,17 +199,20 @@ async def test_an_env_that_exits_ends_its_episode_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "reason"),
+    ("produced", "reason"),
     [
-        ("trim", r"rewrites the model's words \(postprocessed_action\); stop it earlier"),
-        ("forget", r"rewrites the talk so far \(modified_chat_history\); turn its context"),
-        ("show", "the env said {'role': 'user', 'content': .*; give a role of system, user"),
+        ("trim", r"rewrites the model's text \(postprocessed_action\); end it earlier"),
+        ("forget", r"rewrites the conversation so far \(modified_chat_history\); disable its"),
+        (
+            "show",
+            "the env returned the message {'role': 'user', 'content': .*; use a role of system, user",
+        ),
     ],
 )
-async def test_what_an_env_may_not_do_is_refused_with_a_reason(said: str, reason: str) -> None:
+async def test_what_an_env_may_not_do_is_refused_with_a_reason(produced: str, reason: str) -> None:
     env = await _open()
     with pytest.raises(EnvError, match=f"task t: .*{reason}"):
-        await env.step(_say(said))
+        await env.step(_say(produced))
     await env.close()
 
 
@@ -223,12 +225,12 @@ def test_the_env_reads_all_that_the_model_wrote() -> None:
         tool_calls=(call,),
         malformed_calls=("<tool_call>{",),
     )
-    assert as_written(action) == (
+    assert format_action(action) == (
         "<think>\nWhere?\n</think>\n\nNow.\n"
         '<tool_call>\n{"name": "find", "arguments": {"city": "Zürich"}}\n</tool_call>\n'
         "<tool_call>{"
     )
-    assert as_written(Message(role="assistant")) == ""
+    assert format_action(Message(role="assistant")) == ""
 
 
 @pytest.mark.parametrize(
@@ -252,7 +254,7 @@ def test_a_package_that_is_not_there_is_named_with_its_extra(
         skyrl_gym_factory(SkyrlGymSettings(env_id="gsm8k", max_turns=1))
 
 
-async def test_a_setting_the_env_needs_is_missed_by_name(tmp_path: Path) -> None:
+async def test_a_missing_setting_is_named(tmp_path: Path) -> None:
     with gym_case("search", tmp_path) as (_, task):
         settings = SkyrlGymSettings(env_id="search", max_turns=1, env_config={"topk": 1})
         env = await skyrl_gym_factory(settings)(task)

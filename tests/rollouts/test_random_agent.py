@@ -1,4 +1,4 @@
-"""The random caller says what the tools' schemas allow, and the same for the same seed."""
+"""The random agent calls tools as their schemas allow, reproducibly per seed."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_arguments_keep_to_bounds_choices_and_references() -> None:
         },
     ],
 )
-def test_odd_schemas_are_kept_to(schema: Any) -> None:
+def test_unusual_schemas_are_respected(schema: Any) -> None:
     rng = Random(5)
     whole = {
         "type": "object",
@@ -130,7 +130,7 @@ def test_a_tool_may_refer_to_all_of_its_parameters() -> None:
     assert isinstance(random_object(nowhere, Random(0))["a"], str)
 
 
-async def test_it_calls_eight_times_and_says_it_is_done() -> None:
+async def test_it_makes_eight_calls_and_declares_that_it_is_done() -> None:
     for trajectory in await played(seed=0):
         if trajectory.ending is Ending.DONE and len(trajectory.turns) == RANDOM_CALLS + 1:
             assert calls(trajectory)[-1] == ()
@@ -146,7 +146,7 @@ async def test_the_same_seed_makes_the_same_calls_and_attempts_differ() -> None:
     assert calls(first[0]) != calls(first[1])
 
 
-async def test_without_tools_it_says_it_is_done() -> None:
+async def test_without_tools_it_declares_that_it_is_done() -> None:
 
     (group,) = await collect(
         [TASK], opening(CounterEnv()), random_policy(seed=0), LIMITS, n_samples=1, max_concurrent=1

@@ -1,4 +1,4 @@
-"""Blocks are text and pictures within two limits, whatever a server sends."""
+"""Content blocks become text and images within two limits, whatever a server sends."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from skyfleet.chat.message import Image, Text
-from skyfleet.envs import blocks
-from skyfleet.envs.blocks import blocks_of, content_of
+from skyfleet.envs import content_blocks as blocks
+from skyfleet.envs.content_blocks import parse_content_blocks, to_content_blocks
 
 PICTURE = {"type": "image", "data": b64encode(b"\x89PNG").decode(), "mimeType": "image/png"}
 SHOWN = Image(b"\x89PNG")
@@ -19,34 +19,36 @@ def _text(text: str) -> dict[str, str]:
     return {"type": "text", "text": text}
 
 
-def test_what_was_sent_is_what_is_read() -> None:
+def test_content_survives_the_round_trip() -> None:
     content = (Text("a"), SHOWN, Text("b"))
-    assert content_of(blocks_of(content), max_characters=2) == content
-    assert content_of(blocks_of("a"), max_characters=1) == "a"
+    assert parse_content_blocks(to_content_blocks(content), max_characters=2) == content
+    assert parse_content_blocks(to_content_blocks("a"), max_characters=1) == "a"
 
 
-def test_texts_beside_a_picture_have_one_budget_together() -> None:
+def test_texts_beside_an_image_share_one_budget() -> None:
     sent = [_text("aaaa"), PICTURE, *[_text("bbbb")] * 500]
     note = Text("\n(cut: the first 6 of 2,004 characters; ask for less)")
-    assert content_of(sent, max_characters=6) == (Text("aaaa"), SHOWN, Text("bb"), note)
-    assert content_of(sent, max_characters=4) == (
+    assert parse_content_blocks(sent, max_characters=6) == (Text("aaaa"), SHOWN, Text("bb"), note)
+    assert parse_content_blocks(sent, max_characters=4) == (
         Text("aaaa"),
         SHOWN,
         Text("\n(cut: the first 4 of 2,004 characters; ask for less)"),
     )
 
 
-def test_pictures_have_one_budget_together_and_the_rest_is_named(
+def test_images_share_one_budget_and_the_rest_are_described(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(blocks, "MAX_PICTURE_BYTES", 9)
+    monkeypatch.setattr(blocks, "MAX_IMAGE_BYTES", 9)
     named = Text("(image not shown: 4 bytes, over 9 a result; ask for less)")
-    assert content_of([PICTURE] * 3, max_characters=99) == (SHOWN, SHOWN, named)
-    many = content_of([PICTURE] * 99, max_characters=10)
+    assert parse_content_blocks([PICTURE] * 3, max_characters=99) == (SHOWN, SHOWN, named)
+    many = parse_content_blocks([PICTURE] * 99, max_characters=10)
     assert many[:3] == (SHOWN, SHOWN, Text("(image not"))
     assert len(many) == 4, "what is said of them is cut like any other text"
-    monkeypatch.setattr(blocks, "MAX_PICTURE_BYTES", 3)
-    assert str(content_of([PICTURE], max_characters=10)).startswith("(image not\n(cut: the first")
+    monkeypatch.setattr(blocks, "MAX_IMAGE_BYTES", 3)
+    assert str(parse_content_blocks([PICTURE], max_characters=10)).startswith(
+        "(image not\n(cut: the first"
+    )
 
 
 @pytest.mark.parametrize(
@@ -61,5 +63,5 @@ def test_pictures_have_one_budget_together_and_the_rest_is_named(
         (["a", 1], '["a", 1]'),
     ],
 )
-def test_what_a_message_cannot_hold_is_named(block: Any, text: str) -> None:
-    assert content_of([block], max_characters=99) == text
+def test_blocks_that_a_message_cannot_hold_are_described(block: Any, text: str) -> None:
+    assert parse_content_blocks([block], max_characters=99) == text

@@ -1,4 +1,4 @@
-"""OpenEnv both ways: its official client on our envs, our client on anybody's server."""
+"""OpenEnv: the official client on our server, and our adapter on other servers."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def test_the_official_client_plays_our_worlds_to_a_reward_of_one() -> None
             assert (seen.reward, seen.done) == (1.0, True)
 
 
-async def test_an_episode_through_the_door_is_the_episode_without_it() -> None:
+async def test_an_episode_through_the_adapter_equals_the_episode_without_it() -> None:
     tasks = world_tasks("github", split="all", count=16)
     async with nothing_left(), serving(openenv_app(tasks, open_world, max_sessions=16)) as url:
         outside = await asyncio.gather(*(_play(url, task) for task in tasks))
@@ -249,9 +249,7 @@ def test_an_address_of_another_kind_is_refused() -> None:
         OpenEnvSettings(base_url="localhost:1")
 
 
-def test_what_is_kept_from_an_import_can_be_imported_afterwards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_blocked_import_works_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "costly_page.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
     with _unimportable("costly_page"), pytest.raises(ModuleNotFoundError):

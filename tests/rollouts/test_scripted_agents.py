@@ -1,4 +1,4 @@
-"""A task's own solution passes through the same loop as any policy."""
+"""A task's reference solution passes through the same loop as any policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MCP both ways: its official client on our envs, our client on anybody's server."""
+"""MCP: the official client on our server, and our adapter on other servers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.fakes.shouting_env import open_shouting
 
 from skyfleet.chat.message import Image, Message, Text, ToolCall
 from skyfleet.envs.mcp.client import MCPSettings, mcp_factory
-from skyfleet.envs.mcp.grading import Played, by_function, by_url, by_verifier
+from skyfleet.envs.mcp.grading import FinishedEpisode, by_function, by_url, by_verifier
 from skyfleet.envs.mcp.server import mcp_app
 from skyfleet.errors import ConfigError, EnvError
 from skyfleet.rollouts.episode import Limits, run_episode
@@ -33,7 +33,7 @@ LIMITS = Limits(max_turns=12, max_input_length=10**6, trajectory_timeout_seconds
 ROOT = Path(__file__).parents[2]
 
 
-async def _unknown(played: Played) -> None: ...
+async def _unknown(played: FinishedEpisode) -> None: ...
 
 
 def _served(url: str, **others: Any) -> MCPSettings:
@@ -75,8 +75,8 @@ async def test_the_official_client_plays_our_worlds_to_a_reward_of_one() -> None
                 streamable_http_client(f"{url}/{task.key}/mcp") as (read, write, session_id),
                 ClientSession(read, write) as session,
             ):
-                told = await session.initialize()
-                assert (told.instructions or "").endswith(task.prompt)
+                result = await session.initialize()
+                assert (result.instructions or "").endswith(task.prompt)
                 await session.send_ping()
                 assert (await session.list_tools()).tools[0].name == "list_issues"
                 for call in task.solution:
@@ -88,7 +88,7 @@ async def test_the_official_client_plays_our_worlds_to_a_reward_of_one() -> None
             assert closed.status_code == 404
 
 
-async def test_an_episode_through_the_door_is_the_episode_without_it() -> None:
+async def test_an_episode_through_the_adapter_equals_the_episode_without_it() -> None:
     tasks = world_tasks("github", split="all", count=16)
     async with nothing_left(), serving(mcp_app(tasks, open_world)) as url:
         outside = await asyncio.gather(*(_play(_served(url), task) for task in tasks))
@@ -162,7 +162,7 @@ def _somebodys() -> FastMCP:
 
 
 async def test_the_official_server_is_an_env_with_a_reward_function() -> None:
-    grade = by_function("tests.envs.test_mcp_door:reward_three")
+    grade = by_function("tests.envs.test_mcp_adapter:reward_three")
     async with serving(_somebodys().streamable_http_app()) as url:
         settings = MCPSettings(url=f"{url}/mcp", grade=grade, call_timeout_seconds=1)
         env = await mcp_factory(settings)(TASK)
@@ -182,7 +182,7 @@ async def test_the_official_server_is_an_env_with_a_reward_function() -> None:
         await env.close()
 
 
-async def test_fifty_megabytes_are_cut() -> None:
+async def test_a_result_of_fifty_megabytes_is_cut() -> None:
     async with nothing_left(), serving(mcp_app([TASK], open_shouting)) as url:
         env = await mcp_factory(_served(url, max_result_characters=10))(TASK)
         await env.reset()

@@ -1,0 +1,80 @@
+"""The byte protocol between a jail and its workers.
+
+A worker may be compromised by the verifier it runs, so the jail reads nothing but JSON from it,
+and no more than `MAX_REPLY_BYTES`. The worker imports this module without site-packages.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from struct import Struct
+
+from skyfleet.envs.verifiers.running import BrokenVerifierError, Verdict
+from skyfleet.errors import VerifierError
+
+SIZE = Struct("!Q")
+"""Precedes every frame."""
+MAX_REPLY_BYTES = 1_000_000
+_MAX_STDOUT_CHARACTERS = 64_000
+"""A character takes at most 12 bytes of JSON, so a reply always fits."""
+_MAX_FAILURE_CHARACTERS = 2_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyRequest:
+    code: str
+    final_answer: str | None
+    conversation: str | None
+    partial_credit: bool
+    timeout_seconds: float
+
+
+def pack_frame(content: bytes) -> bytes:
+    return SIZE.pack(len(content)) + content
+
+
+def pack_request(request: VerifyRequest, seed: bytes, current: bytes) -> bytes:
+    head = json.dumps(asdict(request)).encode()
+    return b"".join([SIZE.pack(len(head)), SIZE.pack(len(seed)), head, seed, current])
+
+
+def unpack_request(packed: bytes) -> tuple[VerifyRequest, bytes, bytes]:
+    (n_head,), (n_seed,) = SIZE.unpack_from(packed), SIZE.unpack_from(packed, SIZE.size)
+    begin = 2 * SIZE.size + n_head
+    request = VerifyRequest(**json.loads(packed[2 * SIZE.size : begin]))
+    return request, packed[begin : begin + n_seed], packed[begin + n_seed :]
+
+
+def pack_verdict(verdict: Verdict) -> bytes:
+    stdout = verdict.stdout[-_MAX_STDOUT_CHARACTERS:]
+    return json.dumps({"reward": verdict.reward, "stdout": stdout}).encode()
+
+
+def pack_failure(failure: str, *, permanent: bool = False) -> bytes:
+    reply = {"failure": failure[:_MAX_FAILURE_CHARACTERS], "permanent": permanent}
+    return json.dumps(reply).encode()
+
+
+def unpack_reply(packed: bytes) -> Verdict:
+    """Return the verdict; a failure, or anything a worker would not send, is a VerifierError."""
+    try:
+        reply = json.loads(packed)
+    except (ValueError, RecursionError):
+        reply = None
+    match reply:
+        case {"reward": float(reward), "stdout": str(stdout)} if math.isfinite(reward):
+            return Verdict(reward=reward, stdout=_make_printable(stdout))
+        case {"failure": str(failure), "permanent": bool(permanent)}:
+            kind = BrokenVerifierError if permanent else VerifierError
+            raise kind(_make_printable(failure[:_MAX_FAILURE_CHARACTERS]))
+    raise VerifierError(
+        f"verifier_code overwrote its own result ({packed[:60]!r}); "
+        "the grade is unknown until the verifier is fixed"
+    )
+
+
+def _make_printable(text: str) -> str:
+    """Replace lone surrogates, which cannot be written as UTF-8."""
+    return text.encode(errors="replace").decode()
