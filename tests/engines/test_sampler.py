@@ -16,7 +16,7 @@ PROBS = (0.15, 0.5, 0.1, 0.25)
 HALVES = SamplingParams(temperature=0.5)
 
 
-def sample_tokens(sampling: SamplingParams, *uniforms: float) -> tuple[list[int], list[float]]:
+def sample_from_probs(sampling: SamplingParams, *uniforms: float) -> tuple[list[int], list[float]]:
     logits_NV = torch.tensor(PROBS).log().add(3.0).repeat(len(uniforms), 1)
     tokens_N, logprobs_N = draw(logits_NV, sampling, torch.tensor(uniforms, dtype=torch.float64))
     return tokens_N.tolist(), logprobs_N.tolist()
@@ -24,12 +24,12 @@ def sample_tokens(sampling: SamplingParams, *uniforms: float) -> tuple[list[int]
 
 def distribution(sampling: SamplingParams) -> dict[int, float]:
     """Token -> logprob, over a fine grid of uniform numbers."""
-    tokens, logprobs = sample_tokens(sampling, *[(i + 0.5) / 1000 for i in range(1000)])
+    tokens, logprobs = sample_from_probs(sampling, *[(i + 0.5) / 1000 for i in range(1000)])
     return dict(zip(tokens, logprobs, strict=True))
 
 
 def test_a_uniform_number_selects_by_cumulative_probability() -> None:
-    tokens, logprobs = sample_tokens(
+    tokens, logprobs = sample_from_probs(
         SamplingParams(), 0.0, 0.149, 0.151, 0.649, 0.651, 0.751, 1 - 2**-53
     )
     assert tokens == [0, 0, 1, 1, 2, 3, 3]
@@ -66,7 +66,7 @@ def test_logprobs_are_those_of_the_truncated_distribution(
 
 
 def test_temperature_zero_takes_the_most_likely_token_with_logprob_zero() -> None:
-    assert sample_tokens(SamplingParams(temperature=0, top_p=0.5), 0.0, 0.99) == (
+    assert sample_from_probs(SamplingParams(temperature=0, top_p=0.5), 0.0, 0.99) == (
         [1, 1],
         [0.0, 0.0],
     )
@@ -74,7 +74,7 @@ def test_temperature_zero_takes_the_most_likely_token_with_logprob_zero() -> Non
 
 def test_frequencies_match_the_probabilities() -> None:
     uniforms = torch.rand(20_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    tokens, _ = sample_tokens(SamplingParams(), *uniforms.tolist())
+    tokens, _ = sample_from_probs(SamplingParams(), *uniforms.tolist())
     for token, p in enumerate(PROBS):
         # Four standard deviations of a count of 20,000.
         assert abs(tokens.count(token) / 20_000 - p) < 4 * (p * (1 - p) / 20_000) ** 0.5
