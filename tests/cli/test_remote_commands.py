@@ -127,7 +127,7 @@ async def test_a_server_without_token_ids_is_for_the_other_door(settings: list[s
         ]
     )
     async with serving(theirs) as url:
-        with pytest.raises(ConfigError, match=r"evaluation only \(skyfleet evaluate --endpoint\)"):
+        with pytest.raises(ConfigError, match=r"only be evaluated \(skyfleet evaluate --endpoint\)"):
             await asyncio.to_thread(said, "rollout", UNSEEN, *settings, *through(url))
 
 
@@ -143,9 +143,9 @@ def test_what_a_server_cannot_be_asked_is_one_sentence(settings: list[str], tmp_
         said("evaluate", *words, "--checkpoint", str(tmp_path / "model"))
     with pytest.raises(ConfigError, match="speaks through a server already"):
         said("serve", *words)
-    with pytest.raises(ConfigError, match=r"http://127\.0\.0\.1:9/v1 does not answer"):
+    with pytest.raises(ConfigError, match=r"http://127\.0\.0\.1:9/v1 does not respond"):
         said("rollout", UNSEEN, *words)
-    with pytest.raises(ConfigError, match=r"http://127\.0\.0\.1:9/v1 does not answer"):
+    with pytest.raises(ConfigError, match=r"http://127\.0\.0\.1:9/v1 does not respond"):
         said("evaluate", *words, "--output", str(tmp_path / "kept"))
     assert not (tmp_path / "kept").exists()
     with pytest.raises(ConfigError, match=r"generator.backend='openai'"):

@@ -117,8 +117,8 @@ async def test_a_base_that_has_changed_is_noticed(base: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ("lora.rank=0", r"was trained with adapters and trainer.policy.model.lora.rank=0"),
-        ("lora.rank=2", r"trainer.policy.model.lora.rank=2 and the adapters in .* have 4"),
+        ("lora.rank=0", r"was trained with LoRA adapters, but trainer.policy.model.lora.rank=0"),
+        ("lora.rank=2", r"trainer.policy.model.lora.rank=2, but the adapters in .* have rank=4"),
         ("lora.alpha=16", r"trainer.policy.model.lora.alpha=16 and the adapters in .* have 8"),
     ],
 )
