@@ -209,7 +209,7 @@ async def measured(
         await vllm.close()
 
 
-async def tell(side: str, n_tasks: int, device: str, cache_gib: float) -> None:
+async def report(side: str, n_tasks: int, device: str, cache_gib: float) -> None:
     async for row in measured(side, n_tasks, device, cache_gib):
         print(json.dumps(row), flush=True)
 
@@ -221,7 +221,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--cache-gib", type=float, default=30, help="keys and values of either")
     options = parser.parse_args()
-    asyncio.run(tell(options.side, options.tasks, options.device, options.cache_gib))
+    asyncio.run(report(options.side, options.tasks, options.device, options.cache_gib))
 
 
 if __name__ == "__main__":

@@ -288,7 +288,9 @@ def test_an_endpoint_that_does_not_answer_is_found_out_before_anything_is_played
     monkeypatch.setattr(posting, "FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with endpoint() as (url, asked):
-        with pytest.raises(ConfigError, match=r"no answer: .* rejected the request with 401.*OPENAI_API_KEY"):
+        with pytest.raises(
+            ConfigError, match=r"no answer: .* rejected the request with 401.*OPENAI_API_KEY"
+        ):
             run(settings, "--endpoint", url, "--model", "m", "--set", "unseen")
         assert len(asked) == 1
 

@@ -127,7 +127,9 @@ async def test_a_server_without_token_ids_is_for_the_other_door(settings: list[s
         ]
     )
     async with serving(theirs) as url:
-        with pytest.raises(ConfigError, match=r"only be evaluated \(skyfleet evaluate --endpoint\)"):
+        with pytest.raises(
+            ConfigError, match=r"only be evaluated \(skyfleet evaluate --endpoint\)"
+        ):
             await asyncio.to_thread(said, "rollout", UNSEEN, *settings, *through(url))
 
 

@@ -182,20 +182,20 @@ def test_a_model_without_a_context_length_is_rejected_for_its_layers(family: str
         make_decoder(module, max_positions=64)
 
 
-@pytest.mark.parametrize("reach", [32, 33])
-def test_length_dependent_rope_is_rejected_beyond_its_original_length(reach: int) -> None:
+@pytest.mark.parametrize("max_positions", [32, 33])
+def test_length_dependent_rope_is_rejected_beyond_its_original_length(max_positions: int) -> None:
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 32}
     rope |= {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
     module = build_module(
         "Phi3", pad_token_id=0, rope_parameters=rope, original_max_position_embeddings=32
     )
-    if reach == 32:
-        make_decoder(module, max_positions=reach)
+    if max_positions == 32:
+        make_decoder(module, max_positions=max_positions)
         return
     with pytest.raises(
         ModelError, match=r"changes its RoPE beyond 32 tokens \(rope_type='longrope'\)"
     ):
-        make_decoder(module, max_positions=reach)
+        make_decoder(module, max_positions=max_positions)
 
 
 def test_a_sliding_window_longer_than_the_context_is_accepted() -> None:

@@ -34,10 +34,10 @@ def adapted(settings: Lora = LORA, *, seed: int = 0, **changes: Any) -> Decoder:
 @torch.no_grad()
 def stir(module: nn.Module) -> None:
     """A and B somewhere, as training leaves them; merged."""
-    draw = torch.Generator().manual_seed(3)
+    rng = torch.Generator().manual_seed(3)
     for layer in adapters(module).values():
         for parameter in (layer.lora_A, layer.lora_B):
-            parameter.copy_(0.1 * torch.randn(parameter.shape, generator=draw))
+            parameter.copy_(0.1 * torch.randn(parameter.shape, generator=rng))
     merge(module)
 
 
@@ -144,8 +144,8 @@ COARSE = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_zero_update_keeps_low_precision_weights_bit_for_bit(
     dtype: torch.dtype,
 ) -> None:
-    draw = torch.Generator().manual_seed(1)
-    base = torch.randn(256, 256, generator=draw).mul(0.02).to(dtype)
+    rng = torch.Generator().manual_seed(1)
+    base = torch.randn(256, 256, generator=rng).mul(0.02).to(dtype)
     odd = [0.0, 1.0, -1.0, 0.5, -0.25, 2.0**-10, -(2.0**-10), 65000.0, 1e-7]
     base[0, : len(odd)] = torch.tensor(odd).to(dtype)
     assert torch.equal((base.float() + rounding_offsets(base)).to(dtype), base)
@@ -156,9 +156,9 @@ def test_small_updates_change_low_precision_weights_correctly_on_average(
     dtype: torch.dtype,
 ) -> None:
     """A hundredth of a step: rounded as it is, next to nothing of it would arrive."""
-    draw = torch.Generator().manual_seed(1)
-    base = torch.randn(512, 512, generator=draw).mul(0.02).to(dtype)
-    change = torch.randn(512, 4, generator=draw) @ torch.randn(4, 512, generator=draw)
+    rng = torch.Generator().manual_seed(1)
+    base = torch.randn(512, 512, generator=rng).mul(0.02).to(dtype)
+    change = torch.randn(512, 4, generator=rng) @ torch.randn(4, 512, generator=rng)
     change *= 2e-4 * torch.finfo(dtype).eps / change.std()
 
     def arrived(total: Tensor) -> float:

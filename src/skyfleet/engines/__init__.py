@@ -1,1 +1,1 @@
-"""Inference engines: in-process engines for CPU and GPU, vLLM, HTTP clients, and the engine pool."""
+"""Inference engines: in process on CPU and GPU, vLLM, HTTP clients, and the engine pool."""

@@ -105,7 +105,10 @@ class RenderedChat:
     def _render(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], session: str
     ) -> list[int]:
-        """Continue from the sampled tokens if the history is unchanged; otherwise render all messages."""
+        """Continue from the sampled tokens if the history is unchanged.
+
+        Otherwise render all messages.
+        """
         history = self._histories.get(session)
         if history is not None:
             n, token_ids = len(history.messages), history.token_ids

@@ -1,7 +1,8 @@
 """EmbeddedEngine: continuous batching on a CPU over the learner's own weights.
 
 Every step serves all sessions at once: running sequences decode their next token, and new requests
-prefill the tokens that are not cached. Weights are not copied: a new `policy_version` drops the KV cache.
+prefill the tokens that are not cached. Weights are not copied: a new `policy_version` drops the KV
+cache.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ class _Request:
     future: asyncio.Future[Completion]
     n_prompt: int
     policy_version: int
-    """The version at the start. If weights change while the request runs, the oldest version counts."""
+    """The version at the start.
+
+    If weights change while the request runs, the oldest version counts.
+    """
     rng: np.random.Generator
     row: Row | None = None
     logprobs: list[float] = field(default_factory=list)

@@ -36,7 +36,8 @@ class Engine(Protocol):
 
 @runtime_checkable
 class HasDecoder(Protocol):
-    """An engine in this process that samples from a `Decoder`, such as EmbeddedEngine or CudaEngine."""
+    """An engine in this process that samples from a `Decoder`, such as EmbeddedEngine or
+    CudaEngine."""
 
     @property
     def decoder(self) -> Decoder: ...
@@ -56,5 +57,6 @@ class ChatModel(Protocol):
     async def reply(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: SamplingParams
     ) -> Message:
-        """Raise CutShortError if the server reports that `max_generate_length` ended the reply."""
+        """Raise `CutShortError` if the server reports that `max_generate_length` ended the
+        reply."""
         ...

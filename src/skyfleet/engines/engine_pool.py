@@ -1,7 +1,7 @@
 """Engine pool: load balancing, sticky sessions, health and failover over several engines.
 
-A dead engine is one whose `is_dead` is True: it is never used again in this run. An engine that merely
-failed gets no requests for `COOLDOWN_SECONDS`, then one at a time until it succeeds.
+A dead engine is one whose `is_dead` is True: it is never used again in this run. An engine that
+merely failed gets no requests for `COOLDOWN_SECONDS`, then one at a time until it succeeds.
 """
 
 from __future__ import annotations
@@ -61,7 +61,10 @@ def living(engines: Sequence[AnyEngineT]) -> list[AnyEngineT]:
 async def broadcast(
     engines: Sequence[AnyEngineT], call: Callable[[AnyEngineT], Awaitable[object]]
 ) -> None:
-    """Call all healthy engines concurrently. An engine that dies is left out, unless it was the last."""
+    """Call all healthy engines concurrently.
+
+    An engine that dies is left out, unless it was the last.
+    """
     called = living(engines)
     results = await asyncio.gather(*(call(engine) for engine in called), return_exceptions=True)
     errors = [result for result in results if isinstance(result, BaseException)]
@@ -192,7 +195,8 @@ class ReplicaPool(Generic[EngineT]):
             other.mark_failed()
 
     def _candidates(self, session: str) -> list[_Replica[EngineT]]:
-        """Healthy replicas: reliable before failed ones, the session's own first, then least loaded."""
+        """Healthy replicas: reliable before failed ones, the session's own first, then least
+        loaded."""
         living(self.engines)
         own = self._replica_by_session.get(session)
         return sorted(
@@ -245,7 +249,10 @@ class Router(ReplicaPool[Engine]):
     async def generate(
         self, token_ids: Sequence[int], sampling: SamplingParams, *, session: str
     ) -> Completion:
-        """Generate a turn. If an engine aborts it, as vLLM does for new weights, continue from its tokens."""
+        """Generate a turn.
+
+        If an engine aborts it, as vLLM does for new weights, continue from its tokens.
+        """
         completion = await self._generate_part(token_ids, sampling, session)
         while completion.finish == "abort":
             n_left = sampling.max_generate_length - len(completion.token_ids)

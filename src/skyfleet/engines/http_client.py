@@ -1,4 +1,4 @@
-"""HTTP client for inference servers: retries with backoff, one deadline per request, typed errors."""
+"""HTTP client for inference servers: retries with backoff, deadlines, typed errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ MAX_BACKOFF_SECONDS = 15.0
 CONNECT_SECONDS = 10.0
 
 _POOL_SIZE = 16
-"""Connections per httpx pool: httpx scans a whole pool for every request, which is slow for hundreds."""
+"""Connections per httpx pool: httpx scans a whole pool for every request, which is slow for
+hundreds."""
 _TRANSIENT_STATUSES = frozenset({408, 409, 429, 500, 502, 503, 504, 529})
 _GENERAL_STATUSES = frozenset({401, 402, 403, 404, 405, 407})
 """Client errors that every request would get: wrong key, no credit, wrong address."""
@@ -64,7 +65,8 @@ class Endpoint:
         max_concurrent: int = 100,
         tries: int = MAX_ATTEMPTS,
     ) -> None:
-        """`timeout_seconds` covers one post with all its retries, but not its wait for a free connection.
+        """`timeout_seconds` covers one post with all its retries, but not its wait for a free
+        connection.
 
         At most `max_concurrent` posts run at once, each on its own connection.
         """
@@ -90,7 +92,10 @@ class Endpoint:
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[httpx.AsyncClient]:
-        """Borrow a connection, most recently used pool first; open a new pool only if all are busy."""
+        """Borrow a connection, most recently used pool first.
+
+        Open a new pool only if all are busy.
+        """
         if not self._free:
             self._pools.append(self._new_pool())
             self._free += [self._pools[-1]] * _POOL_SIZE

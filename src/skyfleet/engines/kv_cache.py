@@ -1,7 +1,7 @@
-"""KV cache of the CPU engine: one contiguous row per session, prefix caching by copy, and attention.
+"""KV cache of the CPU engine: contiguous rows, prefix caching by copy, and attention.
 
-Contiguous rows let a decoding step run over all sessions with two matrix products. `cuda/block_pool.py`
-is the paged cache of the CUDA engine.
+Contiguous rows let a decoding step run over all sessions with two matrix products.
+`cuda/block_pool.py` is the paged cache of the CUDA engine.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class KVCache:
         """Hash of a prefix -> a row that holds it, in use or released and not yet reused."""
 
     def allocate(self) -> Row | None:
-        """Take the free row of lowest index, because decoding runs over all rows up to the highest."""
+        """Take the free row of lowest index, because decoding runs over all rows up to the
+        highest."""
         if not self._free:
             return None
         row = min(self._free, key=lambda free: free.index)

@@ -1,4 +1,4 @@
-"""Chat completions from an OpenAI-compatible server: with tokens (OpenAIChatEngine) or without (OpenAIChat)."""
+"""Chat completions from an OpenAI-compatible server, with tokens or as messages only."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ class OpenAIChat(Endpoint):
         raise RefusedError(f"{self._model} returned no message: {str(answer)[:300]}")
 
     async def _post_supported(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Post `body`, and again without each parameter that the model rejects and that can be left out."""
+        """Post `body`, and again without each parameter that the model rejects and that can be left
+        out."""
         while True:
             left_out = {key for key in self._unsupported if _is_optional(key, body)}
             sent = {key: value for key, value in body.items() if key not in left_out}
@@ -93,7 +94,8 @@ def _is_optional(param: str, body: Mapping[str, Any]) -> bool:
 
 
 class OpenAIChatEngine(Endpoint):
-    """A ChatEngine behind a chat completions endpoint: messages in, a message with its tokens out."""
+    """A ChatEngine behind a chat completions endpoint: messages in, a message with its tokens
+    out."""
 
     def __init__(
         self,

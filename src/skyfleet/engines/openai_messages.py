@@ -80,7 +80,10 @@ def read_reply(reply: Mapping[str, Any], *, splits: bool = True) -> Message:
 
 
 def _parse_call(call: Any) -> ToolCall:
-    """ValueError if it is not a call. Some servers send arguments as an object or an empty string."""
+    """ValueError if it is not a call.
+
+    Some servers send arguments as an object or an empty string.
+    """
     match call:
         case {"function": {"name": name, "arguments": arguments}}:
             parsed = decode(arguments or "{}") if isinstance(arguments, str) else arguments
@@ -89,7 +92,10 @@ def _parse_call(call: Any) -> ToolCall:
 
 
 def _reasoning(reply: Mapping[str, Any]) -> str | None:
-    """None if there is none, or not in a field of its own. Mistral's models send it in content chunks."""
+    """None if there is none, or not in a field of its own.
+
+    Mistral's models send it in content chunks.
+    """
     for key in ("reasoning_content", "reasoning"):
         if isinstance(reply.get(key), str):
             return _text(reply[key])
@@ -98,7 +104,10 @@ def _reasoning(reply: Mapping[str, Any]) -> str | None:
 
 
 def _text(content: object) -> str:
-    """A string, or the text of content chunks. Lone surrogates are replaced, as they cannot be sent back."""
+    """A string, or the text of content chunks.
+
+    Lone surrogates are replaced, as they cannot be sent back.
+    """
     if isinstance(content, list):
         content = "".join(text for text in _chunks(content, "text") if isinstance(text, str))
     return content.encode(errors="replace").decode() if isinstance(content, str) else ""

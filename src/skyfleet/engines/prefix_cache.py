@@ -1,7 +1,7 @@
 """Prefix caching: chained block hashes and the longest-prefix lookup that both KV caches share.
 
-`kv_cache.py` (CPU, one contiguous row per session) and `cuda/block_pool.py` (GPU, paged blocks) store
-keys and values differently, but they identify and find a cached prefix in the same way.
+`kv_cache.py` (CPU, one contiguous row per session) and `cuda/block_pool.py` (GPU, paged blocks)
+store keys and values differently, but they identify and find a cached prefix in the same way.
 """
 
 from __future__ import annotations

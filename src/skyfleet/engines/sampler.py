@@ -1,6 +1,6 @@
-"""Sampler: temperature, top-k, top-p, min-p, seeded randomness, stop conditions, request validation.
+"""Sampler: temperature, top-k, top-p, min-p, seeds, stop conditions, request validation.
 
-The CPU engine samples with `draw`. The CUDA engine samples in a kernel, but shares `truncation_mask`, the
+The CPU engine samples here. The CUDA engine samples in a kernel, but shares `truncation_mask`, the
 random numbers and the stop conditions.
 """
 
@@ -53,8 +53,8 @@ def truncation_mask(
 ) -> Tensor:
     """Tokens [N, V] that remain after min-p, then top-k, then top-p of the rest: vLLM's order.
 
-    The parameters have one value per row, or one for all rows. It runs inside CUDA graphs, so it must
-    not branch on their values.
+    The parameters have one value per row, or one for all rows. It runs inside CUDA graphs, so it
+    must not branch on their values.
     """
     top_p_N1, top_k_N1, min_p_N1 = (x.unsqueeze(1) for x in (top_p_N, top_k_N, min_p_N))
     probs_NV, order_NV = probs_NV.sort(dim=-1, descending=True)
@@ -69,7 +69,8 @@ def truncation_mask(
 
 
 def randomness_of(seed: int | None, session: str, position: int) -> np.random.Generator:
-    """The same seed, session and position give the same random numbers, whatever else is in the batch."""
+    """The same seed, session and position give the same random numbers, whatever else is in the
+    batch."""
     if seed is None:
         return np.random.default_rng()
     digest = blake2b(f"{seed}|{session}|{position}".encode(), digest_size=16).digest()
@@ -124,7 +125,8 @@ def validate_request(
     session: str,
     vocab_size: int | None = None,
 ) -> None:
-    """Raise RefusedError for an empty prompt, token ids outside the vocabulary, or too many tokens.
+    """Raise `RefusedError` for an empty prompt, token ids outside the vocabulary, or too many
+    tokens.
 
     Without `vocab_size` the ids are not checked, because vLLM does that itself.
     """

@@ -43,7 +43,8 @@ def read_key() -> str | None:
 async def find_servers(
     addresses: Sequence[str], *, model: str | None, api_key: str | None, longest: int
 ) -> list[Server]:
-    """ConfigError unless all servers serve one policy with a context of at least `longest` tokens."""
+    """ConfigError unless all servers serve one policy with a context of at least `longest`
+    tokens."""
     for url, count in Counter(map(base_url, addresses)).items():
         if count > 1:
             raise ConfigError(f"{_URLS} lists {url} {count} times; list each server once")
@@ -71,7 +72,10 @@ async def find_servers(
 
 
 async def find_server(address: str, *, model: str | None, api_key: str | None) -> Server:
-    """Query one server for `model`, or for its only model if that is None; ConfigError otherwise."""
+    """Query one server for `model`, or for its only model if that is None.
+
+    ConfigError otherwise.
+    """
     url = base_url(address)
     named = f"{_URLS}: {url}"
     try:

@@ -19,7 +19,8 @@ from skyfleet.errors import ConfigError, EngineLostError, MissingExtraError, Mod
 WORKER_EXTENSION = "skyfleet.engines.vllm_worker.WeightUpdateExtension"
 """vLLM loads this class by its dotted name (--worker-extension-cls)."""
 LOGPROBS_MODE = "processed_logprobs"
-"""Logprobs after temperature and truncation: those of the distribution that tokens are sampled from."""
+"""Logprobs after temperature and truncation: those of the distribution that tokens are sampled
+from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +119,8 @@ class VllmController(ABC):
         self._awake.set()
         self._has_weights = True
         self.is_dead = False
-        """A process that restarts in its place has other weights, so it is not used again in this run."""
+        """A process that restarts in its place has other weights, so it is not used again in this
+        run."""
 
     async def release(self, session: str) -> None:  # noqa: B027 - nothing to do
         """Nothing to do: vLLM evicts its cache by itself."""
@@ -136,14 +138,18 @@ class VllmController(ABC):
         self._asleep, self._has_weights = ["weights", "kv_cache"], level == 1
 
     async def wake(self) -> None:
-        """Until then `_wait_ready` holds turns back: 0.23 schedules them once the weights are awake."""
+        """Until then `_wait_ready` holds turns back: 0.23 schedules them once the weights are
+        awake."""
         await self._wake(*self._asleep)
         self._awake.set()
 
     async def update_weights(
         self, method: str, argument: str | bytes, *, policy_version: int
     ) -> None:
-        """Load weights by a method of WeightUpdateExtension. Running turns wait, then use the new weights."""
+        """Load weights by a method of WeightUpdateExtension.
+
+        Running turns wait, then use the new weights.
+        """
         async with self._paused():
             await self.collective_rpc(method, argument)
             self._has_weights, self.policy_version = True, policy_version
@@ -190,7 +196,8 @@ class VllmController(ABC):
 
     @asynccontextmanager
     async def _guarded(self, operation: str) -> AsyncIterator[None]:
-        """Turn a failure into ModelError, which stops the run, or EngineLostError if the engine is dead."""
+        """Turn a failure into ModelError, which stops the run, or EngineLostError if the engine is
+        dead."""
         try:
             yield
         except Exception as error:

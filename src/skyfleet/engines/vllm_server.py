@@ -1,4 +1,4 @@
-"""VllmServer: a vLLM server as an Engine that can be trained: HTTP routes, server info, weight updates."""
+"""VllmServer: a trainable vLLM server: HTTP routes, server info, weight updates."""
 
 from __future__ import annotations
 
@@ -72,7 +72,10 @@ class VllmRoutes:
         await self._ask("POST", "resume")
 
     async def reset_prefix_cache(self) -> None:
-        """vLLM skips it while a turn runs; stale entries are harmless, as `cache_salt` has the version."""
+        """vLLM skips it while a turn runs.
+
+        Stale entries are harmless, as `cache_salt` has the version.
+        """
         await self._ask("POST", "reset_prefix_cache")
 
     async def collective_rpc(self, method: str, args: Sequence[Any] = ()) -> list[Any]:
@@ -141,7 +144,8 @@ class VllmServerInfo(BaseModel):
 
 
 async def query_server_info(routes: VllmRoutes, named: str) -> VllmServerInfo:
-    """ConfigError for a server that is too old, or that lacks developer mode or the worker extension."""
+    """ConfigError for a server that is too old, or that lacks developer mode or the worker
+    extension."""
     version = await routes.version()
     if version is None or not is_at_least(version, MIN_TRAINABLE_VLLM):
         runs = "is not a vLLM server" if version is None else f"runs vLLM {version}"

@@ -1,8 +1,8 @@
 """WeightUpdateExtension: methods that vLLM's workers gain to load weights and to report checksums.
 
-vLLM loads the class by its dotted name (`WORKER_EXTENSION` in vllm_controller.py) and mixes it into its
-own worker class, so all names start with `skyfleet_`. Only the process that started vLLM can send bytes,
-which are unpickled here; the HTTP route accepts JSON only.
+vLLM loads the class by its dotted name (`WORKER_EXTENSION` in vllm_controller.py) and mixes it into
+its own worker class, so all names start with `skyfleet_`. Only the process that started vLLM can
+send bytes, which are unpickled here; the HTTP route accepts JSON only.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class WeightUpdateExtension:
             self._skyfleet_load((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
 
     def skyfleet_load_handles(self, pickled: bytes) -> None:
-        """Load weights from the sender's memory on this GPU (CUDA IPC), without a copy in between."""
+        """Load weights from the sender's memory on this GPU (CUDA IPC), without a copy in
+        between."""
         handles: list[tuple[str, list[Any]]] = pickle.loads(pickled)
         for _, arguments in handles:
             arguments[_DEVICE_ARGUMENT] = self.device.index
@@ -66,10 +67,11 @@ class WeightUpdateExtension:
         torch.cuda.synchronize(self.device)
 
     def skyfleet_sums(self, shapes: dict[str, list[int]]) -> dict[str, dict[str, list[int]]]:
-        """Checksums of the weights as vLLM received them last ("given"), and as it holds them ("held").
+        """Checksums of the weights as vLLM received them last ("given"), and as it holds them
+        ("held").
 
-        "held" covers weights with these names and shapes: those that vLLM packs for a CPU cannot be read
-        back.
+        "held" covers weights with these names and shapes: those that vLLM packs for a CPU cannot be
+        read back.
         """
         parameters = dict(self.model_runner.get_model().named_parameters())
         fused = getattr(self.model_runner.get_model(), "packed_modules_mapping", {})
@@ -124,7 +126,8 @@ def _find_held(
     name: str,
     shapes: Mapping[str, Sequence[int]],
 ) -> Tensor | None:
-    """The rows of vLLM's tensor that hold `name`: vLLM fuses some weights and pads the vocabulary."""
+    """The rows of vLLM's tensor that hold `name`: vLLM fuses some weights and pads the
+    vocabulary."""
     if name in parameters:
         return parameters[name][: shapes[name][0]]
     module, _, leaf = name.rpartition(".")

@@ -15,7 +15,10 @@ from skyfleet.errors import ModelError
 from skyfleet.models.lora import LoraLinear, adapters, merge, merged_state
 
 FOLDER = "adapter"
-"""Inside the model's folder. Beside config.json, transformers would require PEFT to load the model."""
+"""Inside the model's folder.
+
+Beside config.json, transformers would require PEFT to load the model.
+"""
 _WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 
@@ -47,8 +50,8 @@ def save_adapters(module: nn.Module, folder: Path) -> None:
 def load_adapted(module: nn.Module, folder: Path) -> None:
     """Load the adapters of a model folder into `module`, in place, and merge them.
 
-    `module` must hold the base weights that the adapters were trained on. The merged weights in the same
-    folder are compared to verify that.
+    `module` must hold the base weights that the adapters were trained on. The merged weights in the
+    same folder are compared to verify that.
     """
     path = folder / FOLDER / _WEIGHTS
     if not path.is_file():
@@ -74,7 +77,8 @@ def load_adapted(module: nn.Module, folder: Path) -> None:
 
 
 def refuse_adapted(folder: Path) -> None:
-    """ModelError for a folder that was trained with LoRA: its optimizer state covers adapters only."""
+    """ModelError for a folder that was trained with LoRA: its optimizer state covers adapters
+    only."""
     if (folder / FOLDER).exists():
         raise ModelError(
             f"{folder} was trained with LoRA adapters, but trainer.policy.model.lora.rank=0 trains "

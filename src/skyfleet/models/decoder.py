@@ -1,9 +1,9 @@
 """Decoder: one forward pass for the Llama family, over the weights of a Hugging Face module.
 
 On a CPU, engine and learner run this code on the same tensors. They differ only in the attention
-function: over a KV cache, or over packed sequences. That is why their logprobs agree. On CUDA the engine
-has its own pass (engines/cuda/cuda_graphs.py) over the same kernels and tensors, and tests compare the
-bits.
+function: over a KV cache, or over packed sequences. That is why their logprobs agree. On CUDA the
+engine has its own pass (engines/cuda/cuda_graphs.py) over the same kernels and tensors, and tests
+compare the bits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 class AttentionFn(Protocol):
     def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
-        """Return the attention output of T tokens [T, H, D]: H query heads share K key-value heads."""
+        """Return the attention output of T tokens [T, H, D]: H query heads share K key-value
+        heads."""
         ...
 
 
@@ -38,7 +39,10 @@ class Decoder:
     """Logits are the plain matmul with `head_weight`."""
 
     def __init__(self, module: nn.Module, *, max_positions: int, fused: bool | None = None) -> None:
-        """`fused` runs the layers on our own kernels; None does so on CUDA if they support the model."""
+        """`fused` runs the layers on our own kernels.
+
+        None does so on CUDA if they support the model.
+        """
         name = type(module).__name__
         if name not in ARCHITECTURES:
             raise ModelError(

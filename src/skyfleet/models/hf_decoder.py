@@ -1,8 +1,9 @@
 """HFDecoder: any causal language model of transformers, run by its own forward pass.
 
-Only attention is replaced: layers call an `AttentionFn` through transformers' attention interface, so
-engine and learner still run the same code on the same tensors. The constructor verifies that this is
-right for the model: two packed sequences must get the logits that transformers computes for each alone.
+Only attention is replaced: layers call an `AttentionFn` through transformers' attention interface,
+so engine and learner still run the same code on the same tensors. The constructor verifies that
+this is right for the model: two packed sequences must get the logits that transformers computes for
+each alone.
 """
 
 from __future__ import annotations

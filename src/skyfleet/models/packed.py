@@ -1,7 +1,7 @@
 """Packed attention: sequences packed end to end, with shared prefixes computed only once.
 
-A token depends only on the tokens before it, so sequences with a common prefix share its rows: the prompt
-of a group is computed once, and its gradient is the sum over the group.
+A token depends only on the tokens before it, so sequences with a common prefix share its rows: the
+prompt of a group is computed once, and its gradient is the sum over the group.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ class PackedAttention:
         return take_rows(out_BHLD.transpose(1, 2).flatten(0, 1), self._owning_cells)
 
     def _flash(self, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
-        """Without padding: the queries of a sequence are its own tokens, the keys are all its tokens."""
+        """Without padding: the queries of a sequence are its own tokens, the keys are all its
+        tokens."""
         cu_seqlens, shared = self._flash_layout
         if shared is not None:
             k_TKD = gather_shared_rows(k_TKD, shared)

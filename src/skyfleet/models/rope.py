@@ -17,7 +17,8 @@ YARN = "yarn"
 
 
 def change_rope(config: Any, changes: Mapping[str, Any]) -> None:
-    """Apply `changes` to the RoPE parameters of a Hugging Face `config`, and extend its context length."""
+    """Apply `changes` to the RoPE parameters of a Hugging Face `config`, and extend its context
+    length."""
     own = getattr(config, "rope_parameters", None) or {}
     if "rope_theta" not in own:
         raise ModelError(

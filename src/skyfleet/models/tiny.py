@@ -1,4 +1,5 @@
-"""The `tiny` model: a tokenizer trained from scratch and a small random transformer for a laptop."""
+"""The `tiny` model: a tokenizer trained from scratch and a small random transformer for a
+laptop."""
 
 from __future__ import annotations
 

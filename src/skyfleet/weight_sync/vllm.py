@@ -1,7 +1,7 @@
 """VllmSync: push the learner's weights into running vLLM engines, and verify them by checksums.
 
-On the learner's own GPU, vLLM reads the weights in place (CUDA IPC). On other devices, on CPUs and on
-servers, it reads them from a file.
+On the learner's own GPU, vLLM reads the weights in place (CUDA IPC). On other devices, on CPUs and
+on servers, it reads them from a file.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class ExpectedChecksums:
     def find_mismatch(self, reported: Mapping[str, Checksums], model_dtype: str) -> str:
         """Describe the first mismatch in the result of `skyfleet_sums`; empty if there is none.
 
-        vLLM must have received every tensor that was sent, and hold it wherever it can be read back.
+        vLLM must have received every tensor that was sent, and hold it wherever it can be read
+        back.
         """
         given, held, expected = reported["given"], reported["held"], self.held[model_dtype]
         mismatches = {
@@ -140,7 +141,10 @@ class VllmSync:
         return version
 
     async def confirm(self, engines: Sequence[Engine]) -> None:
-        """Check healthy engines again; a dead one was last verified when its weights were pushed."""
+        """Check healthy engines again.
+
+        A dead one was last verified when its weights were pushed.
+        """
         expected = self._expected
         if expected is None:
             return
@@ -178,7 +182,8 @@ async def _shares_gpu(engine: UpdatableEngine, weights: dict[str, Tensor]) -> bo
 
 
 def _ipc_handles(weights: dict[str, Tensor]) -> bytes:
-    """CUDA IPC handles of the weights, which must stay allocated until the other process has read them."""
+    """CUDA IPC handles of the weights, which must stay allocated until the other process has read
+    them."""
     torch.cuda.synchronize(next(iter(weights.values())).device)
     handles = [
         (name, list(reduce_tensor(weight)[1]))  # type: ignore[no-untyped-call]

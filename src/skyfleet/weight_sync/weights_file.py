@@ -64,7 +64,10 @@ def _write(weights: dict[str, Tensor], path: Path, *, world_readable: bool) -> N
 
 @contextmanager
 def _locked(folder: str | Path) -> Iterator[None]:
-    """Lock a folder. The kernel unlocks it when the process ends. OSError if another process has it."""
+    """Lock a folder.
+
+    The kernel unlocks it when the process ends. OSError if another process has it.
+    """
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,1 +1,1 @@
-"""An inference engine for one NVIDIA GPU: scheduler, paged KV cache, prefill, decoding, CUDA graphs."""
+"""Inference on one NVIDIA GPU: scheduler, paged KV cache, prefill, decoding, CUDA graphs."""

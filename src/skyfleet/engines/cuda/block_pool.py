@@ -39,7 +39,10 @@ class KVBlockPool:
         return blocks
 
     def allocate(self, n: int) -> list[int] | None:
-        """Take `n` blocks without content, evicting cached ones if needed; None if too few are left."""
+        """Take `n` blocks without content, evicting cached ones if needed.
+
+        None if too few are left.
+        """
         if n > self.n_available:
             return None
         blocks: list[int] = []

@@ -41,7 +41,8 @@ def _project(linear: FusedLinear, x_NE: Tensor) -> Tensor:
 
 
 class CudaGraphRecorder:
-    """Captures CUDA graphs that share one memory pool: a replay may overwrite another graph's output."""
+    """Captures CUDA graphs that share one memory pool: a replay may overwrite another graph's
+    output."""
 
     def __init__(self) -> None:
         self._pool: Any = None
@@ -49,7 +50,8 @@ class CudaGraphRecorder:
     def record(
         self, work: Callable[[], Any], *, before: Callable[[], object] = lambda: None
     ) -> tuple[torch.cuda.CUDAGraph, Any]:
-        """Capture `work`; return the graph and the output, which every replay writes to the same memory.
+        """Capture `work`; return the graph and the output, which every replay writes to the same
+        memory.
 
         Two warm-up runs, each after `before`, compile the kernels.
         """

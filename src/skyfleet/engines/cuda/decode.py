@@ -1,4 +1,4 @@
-"""Decoding: one slot per running sequence, one CUDA graph per batch size, sampling on the device."""
+"""Decoding: one slot per sequence, one CUDA graph per batch size, sampling on the device."""
 
 from __future__ import annotations
 
@@ -120,7 +120,8 @@ class DecodeSlots:
         self._step.zero_()
 
     def sample_first(self, hidden_ME: Tensor, slots: Sequence[int], *, truncated: bool) -> None:
-        """Sample the first token of sequences whose prefill is complete, and activate their slots."""
+        """Sample the first token of sequences whose prefill is complete, and activate their
+        slots."""
         slots_M = copy_to_device(slots, hidden_ME.device, torch.int32)
         self.active[slots_M.long()] = 1
         self._sample(self._decoder.logits(hidden_ME), slots_M, truncated)

@@ -1,8 +1,8 @@
 """CudaEngine: continuous batching on one GPU over the learner's own weights.
 
 A round queues prefill passes (`prefill.py`) and decoding steps (`decode.py`) that the host-side
-scheduler (`scheduler.py`) picked, then collects the sampled tokens. Weights are not copied: the engine
-runs on the learner's tensors, and a new `policy_version` drops the prefix cache.
+scheduler (`scheduler.py`) picked, then collects the sampled tokens. Weights are not copied: the
+engine runs on the learner's tensors, and a new `policy_version` drops the prefix cache.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class CudaEngine:
     ) -> None:
         """`capacity` is the maximum length of a sequence; `memory_bytes` limits the KV cache.
 
-        More decoding steps per round need fewer host synchronisations, but compute more tokens after a
-        turn has ended. On an H200, 16 steps train as fast as 8, and are some 10 % faster in 512
-        episodes and in a GRPO step of 512 answers.
+        More decoding steps per round need fewer host synchronisations, but compute more tokens
+        after a turn has ended. On an H200, 16 steps train as fast as 8, and are some 10 % faster in
+        512 episodes and in a GRPO step of 512 answers.
         """
         self._decoder, self._decode_text = decoder, decode_text
         self._capacity = capacity
@@ -161,7 +161,10 @@ class CudaEngine:
 
     @torch.inference_mode()
     def _launch_round(self) -> tuple[int, int]:
-        """Queue one round; return its number of slots and of decoding steps after the first token."""
+        """Queue one round.
+
+        Return its number of slots and of decoding steps after the first token.
+        """
         scheduler = self._scheduler
         if self._cache_is_stale:
             self._cache_is_stale = False
@@ -250,10 +253,11 @@ def collect_outputs(
     logprobs_K: Sequence[float],
     decode_text: Callable[[Sequence[int]], str],
 ) -> Finish | None:
-    """Append a slot's tokens of one round to its request; return the finish reason, None if it continues.
+    """Append a slot's tokens of one round to its request; return the finish reason, None if it
+    continues.
 
-    The device ends a turn at a stop token or at the length limit, which can only be the last token. The
-    host finds stop strings.
+    The device ends a turn at a stop token or at the length limit, which can only be the last token.
+    The host finds stop strings.
     """
     # Index 0 is for requests that started to decode in this round; -1 fills the end.
     start = 0 if tokens_K[0] >= 0 else 1

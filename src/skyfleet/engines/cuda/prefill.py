@@ -66,8 +66,8 @@ class Prefill:
     ) -> None:
         """`keys` and `values` are [layers, blocks, BLOCK_SIZE, K, D].
 
-        `n_blocks` is the number of blocks that all slots together can name, `max_tokens` the number of
-        tokens per pass.
+        `n_blocks` is the number of blocks that all slots together can name, `max_tokens` the number
+        of tokens per pass.
         """
         self._decoder, self._keys, self._values = decoder, keys, values
         self._layers, self._recorder = decoder.fuse(), recorder
@@ -121,7 +121,8 @@ class Prefill:
         return replay
 
     def _record(self, size: int) -> None:
-        """Record without tiles and with every token in the null block, so that warm-up changes nothing."""
+        """Record without tiles and with every token in the null block, so that warm-up changes
+        nothing."""
         static = self._static_inputs(size, self._static.blocks_P.numel())
         static.tokens_3T.zero_()
         static.tiles_B4.zero_()
@@ -171,7 +172,8 @@ class Prefill:
         return run_layers(decoder, self._layers, token_ids_T, attend)
 
     def _static_inputs(self, size: int, n_blocks: int) -> PrefillInputs:
-        """Views of the static inputs: a graph knows where they begin, and its tiles name the blocks."""
+        """Views of the static inputs: a graph knows where they begin, and its tiles name the
+        blocks."""
         return PrefillInputs(
             tokens_3T=self._static.tokens_3T[:, :size],
             tiles_B4=self._static.tiles_B4[: self._max_tiles(size)],

@@ -1,4 +1,4 @@
-"""Prefix groups for cascade attention: sequences with a common prefix read its keys and values together.
+"""Prefix groups for cascade attention: sequences with a common prefix read its keys together.
 
 Attempts at one task share its prompt, and all tasks of an environment share its tools. One read
 serves the whole group, so the shared prefix costs little more than its bytes.
@@ -24,7 +24,8 @@ _MIN_SHARED_TOKENS = 2 * KEY_BLOCK
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixGroups:
-    """Device tensors that describe the groups of one batch, and the partial attention of their prefixes."""
+    """Device tensors that describe the groups of one batch, and the partial attention of their
+    prefixes."""
 
     members_SZ: Tensor
     """Slots of each group, -1 for an empty place. There are as many groups as slots."""
@@ -52,7 +53,10 @@ class PrefixGroups:
         )
 
     def update(self, block_table: np.ndarray, lengths: dict[int, int]) -> bool:
-        """Group the slots in `lengths` (slot -> computed tokens) by prefix; False if none share one."""
+        """Group the slots in `lengths` (slot -> computed tokens) by prefix.
+
+        False if none share one.
+        """
         members = np.full(tuple(self.members_SZ.shape), -1, dtype=np.int32)
         group_shared_len = np.zeros(len(members), dtype=np.int32)
         shared_len = np.zeros(len(members), dtype=np.int32)
@@ -74,7 +78,8 @@ class PrefixGroups:
 def _find_groups(
     block_table: np.ndarray, lengths: dict[int, int]
 ) -> Iterator[tuple[list[int], int]]:
-    """Yield slots and the number of tokens they share, from a greedy pass over sorted block tables."""
+    """Yield slots and the number of tokens they share, from a greedy pass over sorted block
+    tables."""
     # Sequences below the minimum would only shorten the prefix of their group.
     long = (slot for slot, n_tokens in lengths.items() if n_tokens >= _MIN_SHARED_TOKENS)
     # Sorted by their blocks, the sequences that share most are neighbours.
@@ -102,7 +107,10 @@ def _find_groups(
 
 
 def _count_common_blocks(rows: np.ndarray) -> list[int]:
-    """For each row, the number of leading blocks it has in common with the row before; 0 for the first."""
+    """For each row, the number of leading blocks it has in common with the row before.
+
+    0 for the first.
+    """
     differs = rows[1:] != rows[:-1]
     common = np.where(differs.any(axis=1), differs.argmax(axis=1), rows.shape[1])
     return [0, *common.tolist()]

@@ -30,7 +30,10 @@ class Request:
     future: asyncio.Future[Completion]
     n_prompt: int
     policy_version: int
-    """The version at the start. If weights change while the request runs, the oldest version counts."""
+    """The version at the start.
+
+    If weights change while the request runs, the oldest version counts.
+    """
     block_hashes: list[int]
     slot: int = -1
     blocks: list[int] = field(default_factory=list)
@@ -62,7 +65,8 @@ class Request:
 
     @property
     def n_shareable(self) -> int:
-        """Full blocks that may come from the cache: one token is always computed, to predict the next."""
+        """Full blocks that may come from the cache: one token is always computed, to predict the
+        next."""
         return (len(self.token_ids) - 1) // BLOCK_SIZE
 
     @property
@@ -91,7 +95,8 @@ class Scheduler:
         self._pool = KVBlockPool(n_blocks)
         self._max_num_batched_tokens = max_num_batched_tokens
         self._free_slots = list(range(n_slots))
-        """A heap: the lowest slot goes first, because decoding runs over all slots up to the highest."""
+        """A heap: the lowest slot goes first, because decoding runs over all slots up to the
+        highest."""
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.waits_for_prefix = False
@@ -164,7 +169,10 @@ class Scheduler:
         return chunks
 
     def reserve(self, decoding: Sequence[Request], steps: int) -> None:
-        """Reserve blocks for the next `steps` tokens of each request; preempt the latest if they run out."""
+        """Reserve blocks for the next `steps` tokens of each request.
+
+        Preempt the latest if they run out.
+        """
         candidates = list(decoding)
         for request in decoding:
             while request.is_decoding:
@@ -174,7 +182,8 @@ class Scheduler:
                 self.preempt(candidates.pop())
 
     def reserve_ahead(self, steps: int) -> None:
-        """While the device computes: register new full blocks and reserve those of the next round."""
+        """While the device computes: register new full blocks and reserve those of the next
+        round."""
         for request in self.running if steps else ():
             self.register_blocks(request)
             if request.n_remaining > steps:
@@ -229,7 +238,10 @@ class Scheduler:
         request.blocks, request.slot, request.is_decoding = [], -1, False
 
     def preempt(self, request: Request) -> None:
-        """Move a running request back to the queue. It continues after its tokens are prefilled again."""
+        """Move a running request back to the queue.
+
+        It continues after its tokens are prefilled again.
+        """
         self.free(request)
         self.waiting.insert(0, request)
 

@@ -1,7 +1,7 @@
-"""Triton kernels of paged attention: prefill, and decoding with shared prefixes (cascade attention).
+"""Triton kernels of paged attention: prefill, and decoding with shared prefixes (cascade).
 
-Every kernel processes keys in the blocks and the order of the learner's forward pass, so the output has
-the same bits, however many sequences share a prefix.
+Every kernel processes keys in the blocks and the order of the learner's forward pass, so the output
+has the same bits, however many sequences share a prefix.
 """
 
 from __future__ import annotations
@@ -194,8 +194,8 @@ def paged_prefill_attention(
 ) -> Tensor:
     """Causal attention of new tokens over the KV blocks of their sequences [T, H, D].
 
-    A tile is at most `rows` consecutive queries of one sequence: the row of the first, their number,
-    the position of the first, and the index of the sequence's first block in `blocks_P`.
+    A tile is at most `rows` consecutive queries of one sequence: the row of the first, their
+    number, the position of the first, and the index of the sequence's first block in `blocks_P`.
     """
     _, n_heads, head_dim = q_THD.shape
     block_size, n_kv, _ = keys.shape[1:]

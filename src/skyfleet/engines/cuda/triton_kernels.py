@@ -120,8 +120,8 @@ def sample_token(
 ) -> None:  # fmt: skip
     """Sample the next token of each slot in `slots_M`, append it, and deactivate finished slots.
 
-    One uniform number decides one token: the first whose cumulative probability exceeds it. An inverse
-    temperature of 0 is greedy.
+    One uniform number decides one token: the first whose cumulative probability exceeds it. An
+    inverse temperature of 0 is greedy.
     """
     m, vocabulary = logits_MV.shape
     _sample_token_kernel[(m,)](

@@ -1,4 +1,4 @@
-"""Differentiable flash attention over packed sequences, and gathering of rows that sequences share."""
+"""Differentiable flash attention over packed sequences, and gathering of shared rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ HEAD_DIMS = (16, 32, 64, 128)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CuSeqlens:
-    """Cumulative sequence lengths of queries and keys, with a leading 0, and the longest of each."""
+    """Cumulative sequence lengths of queries and keys, with a leading 0, and the longest of
+    each."""
 
     queries: Tensor
     keys: Tensor

@@ -1,4 +1,4 @@
-"""Differentiable ops of a decoder layer and its head: Triton kernels on CUDA, plain torch elsewhere."""
+"""Differentiable ops of a decoder layer and its head: Triton on CUDA, plain torch elsewhere."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def matmul(
 def add_norm(
     x_TE: Tensor | None, delta_TE: Tensor, weight_E: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """Add `delta_TE` to the float32 residual (None at the start); return the sum and its RMS norm."""
+    """Add `delta_TE` to the float32 residual (None at the start).
+
+    Return the sum and its RMS norm.
+    """
     both: tuple[Tensor, Tensor] = _AddNorm.apply(x_TE, delta_TE, weight_E, eps)  # type: ignore[no-untyped-call]
     return both
 

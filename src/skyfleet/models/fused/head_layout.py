@@ -1,4 +1,4 @@
-"""The attention heads of a layer as the kernels see them, and the key block that all kernels share."""
+"""The attention heads of a layer, and the key block that all attention kernels share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 KEY_BLOCK = 64
-"""Keys per step of every attention kernel (prefill, decoding, learner): one order of sums, same bits."""
+"""Keys per step of every attention kernel (prefill, decoding, learner): one order of sums, same
+bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
-"""FusedLayer: one layer of the Llama family on fused kernels, over the weights that the learner trains.
+"""FusedLayer: one layer of the Llama family on fused kernels, over the learner's weights.
 
-Projections of the same input become one matrix. The module's own parameters become views of it, so a
-weight update needs no copy.
+Projections of the same input become one matrix. The module's own parameters become views of it, so
+a weight update needs no copy.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class FusedLayer:
     ) -> tuple[Tensor, Tensor]:
         """Take and return the float32 residual, and the output that is not yet added to it.
 
-        `save_memory` recomputes the MLP of long passes in the backward pass. The CUDA engine computes a
-        layer in `run_layers` (engines/cuda/cuda_graphs.py). Both must stay identical.
+        `save_memory` recomputes the MLP of long passes in the backward pass. The CUDA engine
+        computes a layer in `run_layers` (engines/cuda/cuda_graphs.py). Both must stay identical.
         """
         eps = self.heads.eps
         x_TE, y_TE = add_norm(x_TE, delta_TE, self.input_norm, eps)

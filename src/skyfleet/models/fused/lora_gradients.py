@@ -1,7 +1,7 @@
 """Gradients of LoRA adapters that are already merged into the weights they adapt.
 
-The forward pass uses the merged weights and adds nothing. The backward pass computes the gradients of A
-and B directly, without a gradient of the size of the weights.
+The forward pass uses the merged weights and adds nothing. The backward pass computes the gradients
+of A and B directly, without a gradient of the size of the weights.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reference implementation of the Triton kernels in plain torch: the expected values, and the CPU path."""
+"""Reference of the Triton kernels in plain torch: expected values of the tests, and CPU path."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Triton kernels of flash attention over packed sequences: forward, backward, and shared rows.
 
-Every sum has one owner and one order, so the bits repeat. The forward pass processes keys in the same
-blocks as the engine's prefill and decoding kernels. The backward pass has one kernel per query block and
-one per key block; both recompute the scores, and programs add nothing to each other's results. The
-gradient of a sequence does not depend on its neighbours in the pack.
+Every sum has one owner and one order, so the bits repeat. The forward pass processes keys in the
+same blocks as the engine's prefill and decoding kernels. The backward pass has one kernel per query
+block and one per key block; both recompute the scores, and programs add nothing to each other's
+results. The gradient of a sequence does not depend on its neighbours in the pack.
 """
 
 from __future__ import annotations

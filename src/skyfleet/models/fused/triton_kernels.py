@@ -1,7 +1,7 @@
 """Triton kernels of a decoder layer: residual RMS norm, RoPE and SiLU gate, with their gradients.
 
-Each computes in float32 and rounds its result once. Engine and learner run the same kernels, and a row
-does not depend on its batch.
+Each computes in float32 and rounds its result once. Engine and learner run the same kernels, and a
+row does not depend on its batch.
 """
 
 from __future__ import annotations

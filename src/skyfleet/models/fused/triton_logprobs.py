@@ -1,4 +1,5 @@
-"""Triton kernels of the LM head: token logprobs, entropy and their gradients, without a stored softmax."""
+"""Triton kernels of the LM head: token logprobs, entropy and their gradients, without a stored
+softmax."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ _ROWS, _COLUMNS = 128, 128
 
 @triton.jit
 def softmax_stats(base, factor, vocabulary, BLOCK: tl.constexpr):
-    """Return the maximum of x = logits * factor, the sum of exp(x - max), and the same sum weighted by x.
+    """Return the maximum of x = logits * factor, the sum of exp(x - max), and the same sum weighted
+    by x.
 
     Engine and learner both use this function, so both compute a logprob with the same bits.
     """
@@ -147,7 +149,10 @@ def head_logprobs_backward(
     hidden_CE: Tensor, head_VE: Tensor, chosen_C: Tensor, lse_C: Tensor, entropy_C: Tensor,
     dlogprobs_C: Tensor, dentropy_C: Tensor | None, temperature: float,
 ) -> Tensor:  # fmt: skip
-    """Gradient of the logits, in the dtype of `hidden`. The kernel recomputes the logits in place."""
+    """Gradient of the logits, in the dtype of `hidden`.
+
+    The kernel recomputes the logits in place.
+    """
     given = (chosen_C, lse_C, entropy_C, dlogprobs_C, dentropy_C, temperature, hidden_CE.dtype)
     (n_rows, depth), vocabulary = hidden_CE.shape, len(head_VE)
     # Recomputing pays only with TMA loads; otherwise the logits are stored in memory.

@@ -1,7 +1,7 @@
 """Triton matrix multiplication whose rows have the same bits in any batch.
 
-A row is summed in one order, however many rows there are. The learner therefore gives a sampled token
-exactly the logprob that the engine gave it.
+A row is summed in one order, however many rows there are. The learner therefore gives a sampled
+token exactly the logprob that the engine gave it.
 """
 
 from __future__ import annotations
