@@ -1,5 +1,4 @@
-"""Load a model and its tokenizer from a Hugging Face name or a folder, and save them to a
-folder."""
+"""Load a model and tokenizer from a Hugging Face name or a folder, and save them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The `tiny` model: a tokenizer trained from scratch and a small random transformer for a
-laptop."""
+"""The `tiny` model: a tokenizer trained from scratch and a small random transformer."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Triton kernels of the LM head: token logprobs, entropy and their gradients, without a stored
-softmax."""
+"""Triton kernels of the LM head: token logprobs, entropy and their gradients."""
 
 from __future__ import annotations
 
