@@ -191,7 +191,7 @@ async def test_a_server_of_another_size_than_the_learner_is_refused(
 ) -> None:
     another = ("trainer.policy.model.path=tiny", "trainer.policy.model_config_kwargs={}")
     async with serving(serving_another(policy)) as url:
-        with pytest.raises(ConfigError, match=r"num_hidden_layers=1, and the learner's has \d+"):
+        with pytest.raises(ConfigError, match=r"num_hidden_layers=1, but the learner's has \d+"):
             await run_training(configured(tmp_path, policy, url, more=another))
 
 
