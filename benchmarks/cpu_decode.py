@@ -48,13 +48,13 @@ def with_engine(decoder: Decoder, prompts: list[list[int]]) -> None:
     )
     sampling = SamplingParams(max_generate_length=NEW, seed=17)
 
-    async def speak() -> None:
-        said = await asyncio.gather(
+    async def generate() -> None:
+        completions = await asyncio.gather(
             *(engine.generate(p, sampling, session=str(i)) for i, p in enumerate(prompts))
         )
-        assert all(len(completion.logprobs) == NEW for completion in said)
+        assert all(len(completion.logprobs) == NEW for completion in completions)
 
-    asyncio.run(speak())
+    asyncio.run(generate())
 
 
 def with_generate(module: Any, prompts: list[list[int]]) -> None:

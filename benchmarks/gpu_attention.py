@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skyfleet.models.fused.flash import Ends
+from skyfleet.models.fused.flash_attention import CuSeqlens
 from skyfleet.models.fused.functions import kernels
 
 Gradients = tuple[Tensor, Tensor, Tensor]
@@ -27,15 +27,15 @@ class Shape:
     name: str
     heads: int
     kv_heads: int
-    width: int
+    head_dim: int
     n_sequences: int
     length: int
 
 
 SHAPES = (
-    Shape(name="SmolLM2-135M", heads=9, kv_heads=3, width=64, n_sequences=32, length=1024),
-    Shape(name="Qwen3-0.6B", heads=16, kv_heads=8, width=128, n_sequences=4, length=4096),
-    Shape(name="Qwen3-8B", heads=32, kv_heads=8, width=128, n_sequences=4, length=4096),
+    Shape(name="SmolLM2-135M", heads=9, kv_heads=3, head_dim=64, n_sequences=32, length=1024),
+    Shape(name="Qwen3-0.6B", heads=16, kv_heads=8, head_dim=128, n_sequences=4, length=4096),
+    Shape(name="Qwen3-8B", heads=32, kv_heads=8, head_dim=128, n_sequences=4, length=4096),
 )
 
 
@@ -45,28 +45,37 @@ class Case:
         self.shape, cuda = shape, torch.device("cuda")
         n = shape.n_sequences * shape.length
 
-        def drawn(heads: int) -> Tensor:
-            return torch.randn(n, heads, shape.width, device=cuda).bfloat16()
+        def random_heads(heads: int) -> Tensor:
+            return torch.randn(n, heads, shape.head_dim, device=cuda).bfloat16()
 
-        self.q, self.k, self.v = drawn(shape.heads), drawn(shape.kv_heads), drawn(shape.kv_heads)
-        self.dout = drawn(shape.heads)
+        self.q, self.k, self.v = (
+            random_heads(shape.heads),
+            random_heads(shape.kv_heads),
+            random_heads(shape.kv_heads),
+        )
+        self.dout = random_heads(shape.heads)
         self.nothing_random = torch.zeros(2, dtype=torch.uint64, device=cuda)
         lengths = np.full(shape.n_sequences, shape.length)
-        self.ends = Ends.of(lengths, lengths, cuda)
-        self.out, self.total = kernels(cuda, "products").read(
-            self.q, self.k, self.v, self.ends.queries, self.ends.keys, self.ends.most_queries
+        self.cu_seqlens = CuSeqlens.from_lengths(lengths, lengths, cuda)
+        self.out, self.lse = kernels(cuda, "flash_attention").flash_forward(
+            self.q,
+            self.k,
+            self.v,
+            self.cu_seqlens.queries,
+            self.cu_seqlens.keys,
+            self.cu_seqlens.max_queries,
         )
 
     def ours(self) -> Gradients:
-        back: Callable[..., Gradients] = kernels(self.q.device, "gradient").read_back
-        return back(self.dout, self.q, self.k, self.v, self.out, self.total, *self._places)
+        back: Callable[..., Gradients] = kernels(self.q.device, "flash_attention").flash_backward
+        return back(self.dout, self.q, self.k, self.v, self.out, self.lse, *self._layout)
 
     def pytorch(self, *, deterministic: bool) -> Gradients:
         nothing_random = self.nothing_random
         torch.use_deterministic_algorithms(deterministic)
         try:
             dq, dk, dv = torch.ops.aten._flash_attention_backward(
-                self.dout, self.q, self.k, self.v, self.out, self.total, *self._places,
+                self.dout, self.q, self.k, self.v, self.out, self.lse, *self._layout,
                 0.0, True, nothing_random, nothing_random,
             )  # fmt: skip
         finally:
@@ -74,9 +83,9 @@ class Case:
         return dq, dk, dv
 
     @property
-    def _places(self) -> tuple[Tensor, Tensor, int, int]:
-        ends = self.ends
-        return ends.queries, ends.keys, ends.most_queries, ends.most_keys
+    def _layout(self) -> tuple[Tensor, Tensor, int, int]:
+        cu_seqlens = self.cu_seqlens
+        return cu_seqlens.queries, cu_seqlens.keys, cu_seqlens.max_queries, cu_seqlens.max_keys
 
     def exact(self) -> list[Tensor]:
         """Of the first sequence, in float32."""
@@ -103,13 +112,13 @@ def microseconds(run: Callable[[], Gradients], *, times: int = 10) -> float:
     return round(median(taken[1:]), 1)
 
 
-def row_of(shape: Shape) -> dict[str, Any]:
+def measure(shape: Shape) -> dict[str, Any]:
     case = Case(shape)
-    said, again, exact = case.ours(), case.ours(), case.exact()
-    assert all(torch.equal(one, other) for one, other in zip(said, again, strict=True))
+    gradients, again, exact = case.ours(), case.ours(), case.exact()
+    assert all(torch.equal(one, other) for one, other in zip(gradients, again, strict=True))
     apart = [
         float((one[: shape.length].float() - true).norm() / true.norm())
-        for one, true in zip(said, exact, strict=True)
+        for one, true in zip(gradients, exact, strict=True)
     ]
     assert max(apart) < 0.01, apart
     return {
@@ -125,4 +134,4 @@ if __name__ == "__main__":
     # Only sums are compared, not the filling of memory that nobody reads.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     for shape in SHAPES:
-        print(json.dumps(row_of(shape)), flush=True)
+        print(json.dumps(measure(shape)), flush=True)

@@ -1,9 +1,9 @@
-"""Decoding on one GPU: tokens a second with logprobs, ours beside vLLM and `transformers.generate`.
+"""Decoding on one GPU: tokens per second with logprobs, ours beside vLLM and `transformers.generate`.
 
 Two cases. `smollm2`: SmolLM2-135M in bfloat16, short prompts of their own, 128 new tokens, 1 to 1024
 sequences at once. `qwen3-8b`: the shape of Qwen3-8B with random weights, 256 sequences behind one
 prompt of 2,048 tokens. Each side is a process of its own: run it once for each, one after another.
-The gap is that of the sampled tokens' logprobs to the learner's, who reads them in one pack.
+The gap is that of the sampled tokens' logprobs to the learner's, which computes them in one pack.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ N_SHARED, N_SEQUENCES = 2048, 256
 BYTES_A_SECOND = 4.3e12
 
 
-class Said(NamedTuple):
+class Generated(NamedTuple):
     token_ids: Sequence[int]
     logprobs: Sequence[float]
 
 
-Generate = Callable[[Sequence[Sequence[int]], int], list[Said]]
-"""Prompts and a seed -> what is said to each, with nothing of earlier calls in any cache."""
+Generate = Callable[[Sequence[Sequence[int]], int], list[Generated]]
+"""Prompts and a seed -> one completion per prompt, with empty caches."""
 
 
 def prompts_of(n: int) -> list[list[int]]:
@@ -55,23 +55,23 @@ def behind_one_prompt() -> list[list[int]]:
 
 def timed(
     generate: Generate, prompts: Sequence[Sequence[int]], *, times: int = 3
-) -> tuple[float, list[Said]]:
-    """The best of several, after one that nobody counts; and the last one's words."""
-    best, said = float("inf"), []
+) -> tuple[float, list[Generated]]:
+    """The best time of several runs after a warm-up, and the completions of the last run."""
+    best, completions = float("inf"), []
     with tuned_gc():  # as in `skyfleet train`, once everything is set up
         for seed in range(times + 1):
             torch.cuda.synchronize()
             start = perf_counter()
-            said = generate(prompts, seed)
+            completions = generate(prompts, seed)
             torch.cuda.synchronize()
             if seed:
                 best = min(best, perf_counter() - start)
-    assert all(len(one.token_ids) == N_NEW for one in said)
-    return best, said
+    assert all(len(one.token_ids) == N_NEW for one in completions)
+    return best, completions
 
 
 def embedded(decoder: Decoder, *, n: int, capacity: int) -> Generate:
-    """Looks at what was said as often as it does in `skyfleet train`."""
+    """Synchronises with the device as often as in `skyfleet train`."""
     engine = CudaEngine(
         decoder,
         decode_text=str,
@@ -81,13 +81,13 @@ def embedded(decoder: Decoder, *, n: int, capacity: int) -> Generate:
         memory_bytes=40 << 30,
     )
 
-    async def all_of(prompts: Sequence[Sequence[int]], seed: int) -> list[Said]:
+    async def all_of(prompts: Sequence[Sequence[int]], seed: int) -> list[Generated]:
         engine.policy_version = seed  # as after a step: pages of the last call are other weights'
         sampling = SamplingParams(max_generate_length=N_NEW, seed=seed)
         completions = await asyncio.gather(
             *(engine.generate(p, sampling, session=f"{i}") for i, p in enumerate(prompts))
         )
-        return [Said(c.token_ids, c.logprobs) for c in completions]
+        return [Generated(c.token_ids, c.logprobs) for c in completions]
 
     return lambda prompts, seed: asyncio.run(all_of(prompts, seed))
 
@@ -112,14 +112,14 @@ def vllm(folder: Path, *, n: int, capacity: int, cache_gib: float, dummy: bool) 
         disable_log_stats=True,
     )
 
-    def generate(prompts: Sequence[Sequence[int]], seed: int) -> list[Said]:
+    def generate(prompts: Sequence[Sequence[int]], seed: int) -> list[Generated]:
         assert model.reset_prefix_cache()
         params = VllmParams(max_tokens=N_NEW, ignore_eos=True, logprobs=0, detokenize=False)
         outputs = model.generate(
             [{"prompt_token_ids": list(p)} for p in prompts], params, use_tqdm=False
         )
         return [
-            Said(
+            Generated(
                 o.outputs[0].token_ids,
                 [
                     step[token].logprob
@@ -135,7 +135,7 @@ def vllm(folder: Path, *, n: int, capacity: int, cache_gib: float, dummy: bool) 
 
 
 def transformers_generate(module: Any) -> Generate:
-    def generate(prompts: Sequence[Sequence[int]], seed: int) -> list[Said]:
+    def generate(prompts: Sequence[Sequence[int]], seed: int) -> list[Generated]:
         torch.manual_seed(seed)
         token_ids = torch.tensor(prompts, device="cuda")
         with torch.inference_mode():
@@ -154,17 +154,17 @@ def transformers_generate(module: Any) -> Generate:
                 out.sequences, out.scores, normalize_logits=True
             )
         new = out.sequences[:, token_ids.shape[1] :].tolist()
-        return [Said(t, s) for t, s in zip(new, scores_NKV.tolist(), strict=True)]
+        return [Generated(t, s) for t, s in zip(new, scores_NKV.tolist(), strict=True)]
 
     return generate
 
 
 def gap(
-    decoder: Decoder, prompts: Sequence[Sequence[int]], said: Sequence[Said]
+    decoder: Decoder, prompts: Sequence[Sequence[int]], completions: Sequence[Generated]
 ) -> dict[str, float]:
     """Between the logprobs that came with the tokens and those of a training forward, at most 64."""
     apart: list[torch.Tensor] = []
-    some = list(zip(prompts, said, strict=True))[:64]
+    some = list(zip(prompts, completions, strict=True))[:64]
     attention = PackedAttention([(*prompt, *one.token_ids) for prompt, one in some], decoder.device)
     with torch.no_grad():
         hidden_TE = decoder.hidden(attention.token_ids_T, attention.positions_T, attention)
@@ -198,9 +198,9 @@ def smollm2(side: str, cache_gib: float) -> None:
         generate = theirs or embedded(decoder, n=n, capacity=256)
         prompts = prompts_of(n)
         # A call of `generate` takes ten seconds, whatever the batch: one of them counts.
-        seconds, said = timed(generate, prompts, times=1 if side == "generate" else 3)
+        seconds, completions = timed(generate, prompts, times=1 if side == "generate" else 3)
         row = {"side": side, "batch": n, "tokens_per_second": round(n * N_NEW / seconds)}
-        print(json.dumps(row | (gap(decoder, prompts, said) if n >= 64 else {})), flush=True)
+        print(json.dumps(row | (gap(decoder, prompts, completions) if n >= 64 else {})), flush=True)
 
 
 def qwen3_8b(side: str, cache_gib: float) -> None:

@@ -1,7 +1,7 @@
 """Multi-turn episodes on one GPU: 512 of 8 turns in the shipped worlds, our engine beside vLLM.
 
 SmolLM2-135M in bfloat16 says 48 tokens a turn, which nothing ends early. An untrained model calls
-few tools, so the world answers the next call of the task's reference solution whatever was said:
+few tools, so the world answers the next call of the task's reference solution whatever was sampled:
 prompts grow as an agent's do, and both sides play the same turns. Each side is a process of its own,
 and plays with a seed on every request, as training does, and without, each twice.
 """
@@ -43,7 +43,7 @@ MAX_NUM_BATCHED_TOKENS = 16_384
 
 
 class Directed:
-    """A world in which the next call of the reference solution is made, whatever is said."""
+    """A world in which the next call of the reference solution is made, whatever was sampled."""
 
     def __init__(self, env: Env, task: Task) -> None:
         self._env, self._task = env, task
@@ -54,8 +54,8 @@ class Directed:
 
     async def step(self, action: Message) -> Step:
         call = next(self._calls)
-        said = ToolCall(id="call_0", name=call.name, arguments=call.arguments)
-        step = await self._env.step(Message(role="assistant", tool_calls=(said,)))
+        tool_call = ToolCall(id="call_0", name=call.name, arguments=call.arguments)
+        step = await self._env.step(Message(role="assistant", tool_calls=(tool_call,)))
         if step.done:  # an answer was given, which ends a world: the next call begins it anew
             await self._env.close()
             self._env = await open_world(self._task)
@@ -74,20 +74,20 @@ class Counted:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.n_prompt = self.n_said = 0
+        self.n_prompt = self.n_sampled = 0
         self.policy_version = 0
 
     async def generate(
         self, token_ids: Sequence[int], sampling: SamplingParams, *, session: str
     ) -> Completion:
-        said = await self._engine.generate(token_ids, sampling, session=session)
+        completion = await self._engine.generate(token_ids, sampling, session=session)
         self.n_prompt += len(token_ids)
-        self.n_said += len(said.token_ids)
+        self.n_sampled += len(completion.token_ids)
         return Completion(
-            token_ids=said.token_ids,
-            logprobs=said.logprobs,
+            token_ids=completion.token_ids,
+            logprobs=completion.logprobs,
             finish="stop",
-            policy_version=said.policy_version,
+            policy_version=completion.policy_version,
         )
 
     async def release(self, session: str) -> None:
@@ -187,21 +187,21 @@ async def measured(
     for time, seeded in enumerate([True, False, False, True], start=1):
         # As after a weight update: nothing of the time before is left to be found.
         inner.policy_version = time
-        n_prompt, n_said = engine.n_prompt, engine.n_said
+        n_prompt, n_sampled = engine.n_prompt, engine.n_sampled
         read = cached.total if side == "vllm" else inner.tokens_computed
         with tuned_gc():  # as in `skyfleet train`, once everything is set up
             seconds = await play(engine, renderer, tasks, time, seeded=seeded)
-        n_prompt, n_said = engine.n_prompt - n_prompt, engine.n_said - n_said
+        n_prompt, n_sampled = engine.n_prompt - n_prompt, engine.n_sampled - n_sampled
         if side == "vllm":
             from_cache = cached.total - read
         else:
-            from_cache = n_prompt - (inner.tokens_computed - read - n_said)
+            from_cache = n_prompt - (inner.tokens_computed - read - n_sampled)
         yield {
             "side": side,
             "seeds": seeded,
             "episodes_a_minute": round(n_episodes * 60 / seconds),
             "seconds": round(seconds, 2),
-            "sampled_tokens_a_second": round(n_said / seconds),
+            "sampled_tokens_a_second": round(n_sampled / seconds),
             "prompt_tokens": n_prompt,
             "share_from_cache": round(from_cache / n_prompt, 4),
         }
@@ -209,7 +209,7 @@ async def measured(
         await vllm.close()
 
 
-async def tell(side: str, n_tasks: int, device: str, cache_gib: float) -> None:
+async def report(side: str, n_tasks: int, device: str, cache_gib: float) -> None:
     async for row in measured(side, n_tasks, device, cache_gib):
         print(json.dumps(row), flush=True)
 
@@ -221,7 +221,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--cache-gib", type=float, default=30, help="keys and values of either")
     options = parser.parse_args()
-    asyncio.run(tell(options.side, options.tasks, options.device, options.cache_gib))
+    asyncio.run(report(options.side, options.tasks, options.device, options.cache_gib))
 
 
 if __name__ == "__main__":

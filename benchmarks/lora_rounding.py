@@ -2,7 +2,7 @@
 
 SmolLM2-135M with its weights in bfloat16's steps and adapters of rank 32 learns a text for a few
 steps, in float32. After some of them its logprobs of another text are those of the exact sum, of the
-sum rounded to bfloat16, and of the sum rounded at thresholds (models/lora.py). Arithmetic stays in
+sum rounded to bfloat16, and of the sum rounded with offsets (models/lora.py). Arithmetic stays in
 float32 throughout, so that nothing but the weights' rounding differs.
 """
 
@@ -17,20 +17,20 @@ from torch import Tensor
 
 from skyfleet.config.policy import Lora
 from skyfleet.models.loading import load_model
-from skyfleet.models.lora import LoraLinear, adapt, adapters, thresholds
+from skyfleet.models.lora import LoraLinear, adapt, adapters, rounding_offsets
 
 LEARNT, READ = Path("docs/worlds.md"), Path("docs/verifiers.md")
 N_TOKENS, BATCH = 128, 4
 STEPS = (1, 3, 10)
-ROUNDINGS = ("exact", "as it is", "at thresholds")
+ROUNDINGS = ("exact", "as it is", "with offsets")
 
 
 @torch.no_grad()
 def put(layers: list[LoraLinear], rounding: str) -> None:
     for layer in layers:
         total = torch.addmm(layer.base, layer.lora_B, layer.lora_A, alpha=layer.scale)
-        if rounding == "at thresholds":
-            total += thresholds(layer.base.to(torch.bfloat16))
+        if rounding == "with offsets":
+            total += rounding_offsets(layer.base.to(torch.bfloat16))
         layer.weight.copy_(total if rounding == "exact" else total.to(torch.bfloat16))
 
 
@@ -90,7 +90,7 @@ def main() -> None:
     options = parser.parse_args()
     print(
         "| learning rate | step | change of logprobs | rounded as it is: arrives | apart "
-        "| at thresholds: arrives | apart |\n|---|--:|--:|--:|--:|--:|--:|"
+        "| with offsets: arrives | apart |\n|---|--:|--:|--:|--:|--:|--:|"
     )
     for lr in options.lrs:
         measure(lr)

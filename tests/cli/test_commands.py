@@ -155,7 +155,7 @@ def test_evaluate_takes_one_set_by_name(settings: str) -> None:
         ),
         (
             ["train", "--dry-run", "trainer.policy.model.path=./nowhere"],
-            "trainer.policy.model.path='./nowhere': no model folder there",
+            "trainer.policy.model.path='./nowhere' is not a model folder",
         ),
         (
             ["train", "--dry-run", "trainer.sentinels.modes.moon=warn"],

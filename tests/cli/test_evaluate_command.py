@@ -298,7 +298,7 @@ def test_an_endpoint_that_does_not_answer_is_found_out_before_anything_is_played
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with endpoint() as (url, asked):
         with pytest.raises(
-            ConfigError, match=r"does not answer: .* refused with 401.*OPENAI_API_KEY"
+            ConfigError, match=r"does not answer: .* rejected the request with 401.*OPENAI_API_KEY"
         ):
             run(settings, "--endpoint", url, "--model", "m", "--eval-set", "unseen")
         assert len(asked) == 1
@@ -326,7 +326,7 @@ def test_an_endpoint_that_refuses_leaves_grades_unknown_and_says_why(
     assert "no attempt could be graded" in str(result.exception)
     assert cells(output)[0][2:4] == ["0", ""]
     assert "unseen: 3 of 3 attempts have no grade; the first: EngineError: " in output
-    assert "refused with 401" in output
+    assert "rejected the request with 401" in output
 
 
 def test_scripted_agents_and_comparisons_need_no_torch(settings: str, tmp_path: Path) -> None:

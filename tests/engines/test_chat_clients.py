@@ -16,7 +16,7 @@ from tests.fakes.counter_env import TASK, CounterEnv, opening
 from tests.fakes.serving import serving
 
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
-from skyfleet.engines import http_client as posting
+from skyfleet.engines import http_client
 from skyfleet.engines.anthropic_chat import AnthropicChat
 from skyfleet.engines.engine import CutShortError
 from skyfleet.engines.http_client import RefusedError
@@ -45,7 +45,7 @@ TALK = [
 
 
 class Server:
-    """Answers in turn, and keeps what it was asked."""
+    """Returns `answers` in order, and records requests."""
 
     def __init__(self) -> None:
         self.answers: list[Response] = []
@@ -61,7 +61,7 @@ class Server:
 
 @pytest_asyncio.fixture
 async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
-    monkeypatch.setattr(posting, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(http_client, "FIRST_PAUSE_SECONDS", 0.01)
     server = Server()
     paths = ("/v1/chat/completions", "/v1/messages")
     app = Starlette(routes=[Route(path, server.answer, methods=["POST"]) for path in paths])
@@ -70,7 +70,7 @@ async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
         yield server
 
 
-def said(finish: str = "stop", **message: Any) -> Response:
+def reply(finish: str = "stop", **message: Any) -> Response:
     choice = {"message": {"role": "assistant", **message}, "finish_reason": finish}
     return PlainTextResponse(json.dumps({"choices": [choice]}))
 
@@ -89,8 +89,8 @@ async def ask_anthropic(server: Server) -> Message:
         return await model.reply(TALK, [TOOL], SAMPLING)
 
 
-async def test_openai_is_sent_the_conversation_and_answers_with_a_call(server: Server) -> None:
-    server.answers = [said(content=None, tool_calls=[call("look", '{"at": 2}')])]
+async def test_openai_gets_the_conversation_and_returns_a_call(server: Server) -> None:
+    server.answers = [reply(content=None, tool_calls=[call("look", '{"at": 2}')])]
     message = await ask_openai(server)
     assert message.tool_calls == (ToolCall(id="9", name="look", arguments={"at": 2}),)
     assert message.text == ""
@@ -104,8 +104,8 @@ async def test_openai_is_sent_the_conversation_and_answers_with_a_call(server: S
     assert server.headers[0]["authorization"] == "Bearer k"
 
 
-async def test_half_a_letter_can_be_sent_back(server: Server) -> None:
-    server.answers = [said(content="\ud83d", reasoning="\ud83d"), said(content="hi")]
+async def test_a_lone_surrogate_is_replaced_and_can_be_sent_back(server: Server) -> None:
+    server.answers = [reply(content="\ud83d", reasoning="\ud83d"), reply(content="hi")]
     async with OpenAIChat(f"{server.url}/v1/", model="m") as model:
         message = await model.reply(TALK, [], SAMPLING)
         await model.reply([*TALK, message], [], SAMPLING)
@@ -118,10 +118,14 @@ def unsupported(param: str, code: str = "unsupported_parameter") -> Response:
     return JSONResponse({"error": error}, 400)
 
 
-async def test_what_a_model_does_not_take_is_said_otherwise_and_then_never_again(
+async def test_an_unsupported_parameter_is_replaced_and_not_sent_again(
     server: Server,
 ) -> None:
-    server.answers = [unsupported("max_tokens"), unsupported("top_p"), *[said(content="hi")] * 2]
+    server.answers = [
+        unsupported("max_tokens"),
+        unsupported("top_p"),
+        *[reply(content="hi")] * 2,
+    ]
     sampling = SamplingParams(max_generate_length=64, temperature=1.0, top_p=1.0)
     async with OpenAIChat(f"{server.url}/v1/", model="m") as model:
         for _ in range(2):
@@ -133,23 +137,25 @@ async def test_what_a_model_does_not_take_is_said_otherwise_and_then_never_again
 
 
 @pytest.mark.parametrize("param", ["temperature", "top_p", "stop", "service_tier"])
-async def test_what_would_change_the_answer_is_not_left_out(server: Server, param: str) -> None:
+async def test_a_parameter_that_changes_the_result_is_not_left_out(
+    server: Server, param: str
+) -> None:
     server.answers = [unsupported("max_tokens"), unsupported(param, "unsupported_value")]
     with pytest.raises(RefusedError, match=f"'{param}' is not supported"):
         await ask_openai(server)
 
 
-async def test_a_turn_that_was_thoughts_alone_is_cut_short(server: Server) -> None:
+async def test_a_turn_of_reasoning_only_is_truncated(server: Server) -> None:
     sentence = "Could not finish the message because max_tokens or model output limit was reached."
     server.answers = [JSONResponse({"error": {"message": sentence}}, 400)]
     with pytest.raises(CutShortError):
         await ask_openai(server)
 
 
-async def test_a_reply_that_its_length_cut_short_ends_the_episode_and_is_no_action(
+async def test_a_truncated_reply_ends_the_episode_without_an_action(
     server: Server,
 ) -> None:
-    server.answers = [said(finish="length", content="I will press the")]
+    server.answers = [reply(finish="length", content="I will press the")]
     env = CounterEnv()
     async with OpenAIChat(f"{server.url}/v1/", model="m") as model:
         trajectory = await run_episode(
@@ -165,7 +171,7 @@ async def test_a_reply_that_its_length_cut_short_ends_the_episode_and_is_no_acti
     assert (env.count, trajectory.reward) == (0, 0.0)
 
 
-async def test_anthropic_is_sent_turns_and_answers_with_a_call(server: Server) -> None:
+async def test_anthropic_gets_turns_and_returns_a_call(server: Server) -> None:
     blocks = [
         {"type": "thinking", "thinking": "hm"},
         {"type": "text", "text": "so"},
@@ -187,7 +193,7 @@ async def test_anthropic_is_sent_turns_and_answers_with_a_call(server: Server) -
     assert server.headers[0]["anthropic-version"] == "2023-06-01"
 
 
-async def test_anthropic_tells_a_reply_that_was_cut_short(server: Server) -> None:
+async def test_anthropic_reports_a_truncated_reply(server: Server) -> None:
     block = {"type": "text", "text": "I will press the"}
     server.answers = [JSONResponse({"content": [block], "stop_reason": "max_tokens"})]
     with pytest.raises(CutShortError) as cut:
@@ -196,7 +202,7 @@ async def test_anthropic_tells_a_reply_that_was_cut_short(server: Server) -> Non
 
 
 @pytest.mark.parametrize("ask", [ask_openai, ask_anthropic])
-async def test_what_passes_by_itself_is_tried_again(server: Server, ask: Any) -> None:
+async def test_transient_errors_are_retried(server: Server, ask: Any) -> None:
     both = {"choices": [{"message": {"content": "at last"}}], "content": []}
     server.answers = [
         PlainTextResponse("busy", 529),
@@ -209,30 +215,33 @@ async def test_what_passes_by_itself_is_tried_again(server: Server, ask: Any) ->
 
 @pytest.mark.parametrize("ask", [ask_openai, ask_anthropic])
 @pytest.mark.parametrize(
-    ("answers", "says"),
+    ("answers", "sentence"),
     [
-        ([PlainTextResponse("no such model", 404)], r"refused with 404: no such model"),
-        ([PlainTextResponse("hello")], r"answered no JSON object but 200: hello"),
-        ([JSONResponse({"error": "?"})], r"m answered without .*error"),
+        (
+            [PlainTextResponse("no such model", 404)],
+            r"rejected the request with 404: no such model",
+        ),
+        ([PlainTextResponse("hello")], r"did not return a JSON object but 200: hello"),
+        ([JSONResponse({"error": "?"})], r"m returned no .*error"),
         ([PlainTextResponse("down", 503)] * 4, r"failed 4 times, last with 503: down"),
     ],
 )
-async def test_what_does_not_pass_is_one_engine_error(
-    server: Server, ask: Any, answers: list[Response], says: str
+async def test_a_permanent_error_is_an_engine_error(
+    server: Server, ask: Any, answers: list[Response], sentence: str
 ) -> None:
     server.answers = list(answers)
-    with pytest.raises(EngineError, match=says):
+    with pytest.raises(EngineError, match=sentence):
         await ask(server)
 
 
-async def test_a_server_that_is_not_there_is_one_engine_error(
+async def test_an_unreachable_server_is_an_engine_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(posting, "FIRST_PAUSE_SECONDS", 0.01)
-    nobody = Server()
-    nobody.url = "http://127.0.0.1:1"
+    monkeypatch.setattr(http_client, "FIRST_PAUSE_SECONDS", 0.01)
+    missing = Server()
+    missing.url = "http://127.0.0.1:1"
     with pytest.raises(EngineError, match=r"127.0.0.1:1/v1/messages failed 4 times.*ConnectError"):
-        await ask_anthropic(nobody)
+        await ask_anthropic(missing)
 
 
 @pytest.mark.parametrize("ask", [ask_openai, ask_anthropic])
@@ -253,7 +262,7 @@ async def test_a_server_that_is_not_there_is_one_engine_error(
         ([PlainTextResponse("[" * 200_000)], False),
     ],
 )
-async def test_a_refusal_of_one_request_is_told_from_a_refusal_of_all(
+async def test_a_rejected_request_is_distinguished_from_a_general_error(
     server: Server, ask: Any, answers: list[Response], alone: bool
 ) -> None:
     server.answers = list(answers)
@@ -264,12 +273,12 @@ async def test_a_refusal_of_one_request_is_told_from_a_refusal_of_all(
 
 @pytest.mark.parametrize("ask", [ask_openai, ask_anthropic])
 @pytest.mark.parametrize(
-    "said",
+    "text",
     ['{"error": {"code": "context_length_exceeded"}}', "prompt is too long: 9 tokens > 8 maximum"],
 )
-async def test_a_conversation_too_long_for_the_endpoint_is_told_from_other_refusals(
-    server: Server, ask: Any, said: str
+async def test_a_too_long_conversation_is_distinguished_from_other_rejections(
+    server: Server, ask: Any, text: str
 ) -> None:
-    server.answers = [PlainTextResponse(said, 400)]
+    server.answers = [PlainTextResponse(text, 400)]
     with pytest.raises(ContextFullError):
         await ask(server)

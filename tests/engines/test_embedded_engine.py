@@ -34,20 +34,20 @@ def engine(
 async def converse(
     policy_model: EmbeddedEngine, session: str, *, turns: int = 3, prompt: Sequence[int] = PROMPT
 ) -> tuple[list[int], list[Completion]]:
-    """Several turns with five given tokens between them: the whole sequence, and what was said."""
-    token_ids, said = list(prompt), []
+    """Several turns with five given tokens between them: the whole sequence, and the completions."""
+    token_ids, completions = list(prompt), []
     for turn in range(turns):
         completion = await policy_model.generate(token_ids, SAMPLING, session=session)
-        said.append(completion)
+        completions.append(completion)
         token_ids = [*token_ids, *completion.token_ids, *([turn + 1] * 5)]
-    return token_ids, said
+    return token_ids, completions
 
 
-def tokens(said: Sequence[Completion]) -> list[tuple[int, ...]]:
-    return [completion.token_ids for completion in said]
+def tokens(completions: Sequence[Completion]) -> list[tuple[int, ...]]:
+    return [completion.token_ids for completion in completions]
 
 
-async def test_logprobs_are_those_of_a_fresh_forward_pass_turn_after_turn() -> None:
+async def test_logprobs_equal_those_of_a_full_forward_pass_in_every_turn() -> None:
     decoder = small_decoder()
     policy_model, token_ids = engine(decoder), list(PROMPT)
     for turn in range(4):
@@ -58,7 +58,7 @@ async def test_logprobs_are_those_of_a_fresh_forward_pass_turn_after_turn() -> N
         token_ids += [turn + 1] * 5
 
 
-async def test_a_turn_reads_only_what_is_new() -> None:
+async def test_a_turn_prefills_only_new_tokens() -> None:
     policy_model = engine()
     await converse(policy_model, "s", turns=1)
     assert policy_model.tokens_computed == 40 + 11  # the last token of a turn waits for the next
@@ -68,7 +68,7 @@ async def test_a_turn_reads_only_what_is_new() -> None:
     assert computed.tokens_computed == 40 + 11 + 1 + 5 + 11
 
 
-async def test_company_in_the_batch_changes_nothing() -> None:
+async def test_other_requests_in_the_batch_do_not_change_the_tokens() -> None:
     _, alone = await converse(engine(), "s")
     crowded = engine()
     others = [converse(crowded, f"o{i}", prompt=PROMPT[i:]) for i in range(30)]
@@ -76,7 +76,7 @@ async def test_company_in_the_batch_changes_nothing() -> None:
     assert tokens(among) == tokens(alone)
 
 
-async def test_seed_session_and_position_decide_the_tokens() -> None:
+async def test_seed_session_and_position_determine_the_tokens() -> None:
     policy_model = engine()
     _, one = await converse(policy_model, "a")
     await policy_model.release("a")
@@ -96,26 +96,30 @@ async def test_the_prompt_of_a_group_is_computed_once(batched_tokens: int) -> No
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-async def test_more_sessions_than_rows_take_turns_and_say_the_same(rows: int) -> None:
+async def test_more_sessions_than_rows_give_the_same_tokens(rows: int) -> None:
     roomy, narrow = engine(), engine(rows=rows)
     expected = await asyncio.gather(*[converse(roomy, f"s{i}") for i in range(5)])
     got = await asyncio.gather(*[converse(narrow, f"s{i}") for i in range(5)])
-    assert [tokens(said) for _, said in got] == [tokens(said) for _, said in expected]
+    assert [tokens(completions) for _, completions in got] == [
+        tokens(completions) for _, completions in expected
+    ]
 
 
 @pytest.mark.parametrize("batched_tokens", [1, 7, 17])
-async def test_long_prompts_read_in_chunks_say_the_same(batched_tokens: int) -> None:
+async def test_chunked_prefill_gives_the_same_tokens(batched_tokens: int) -> None:
     whole, chunked = engine(), engine(batched_tokens=batched_tokens)
     expected = await asyncio.gather(*[converse(whole, f"s{i}") for i in range(4)])
     got = await asyncio.gather(*[converse(chunked, f"s{i}") for i in range(4)])
-    assert [tokens(said) for _, said in got] == [tokens(said) for _, said in expected]
+    assert [tokens(completions) for _, completions in got] == [
+        tokens(completions) for _, completions in expected
+    ]
 
 
-async def test_a_prompt_that_does_not_fit_is_an_engine_error() -> None:
+async def test_a_prompt_that_is_too_long_is_an_engine_error() -> None:
     long = SamplingParams(max_generate_length=121)
     with pytest.raises(EngineError, match=r"40 prompt tokens .*=121 exceed the engine's 160"):
         await engine().generate(PROMPT, long, session="s")
-    with pytest.raises(EngineError, match="empty prompt"):
+    with pytest.raises(EngineError, match="prompt is empty"):
         await engine().generate([], SAMPLING, session="s")
 
 
@@ -125,7 +129,7 @@ async def test_the_whole_capacity_can_be_used() -> None:
     assert (len(completion.token_ids), completion.finish) == (120, "length")
 
 
-async def test_greedy_says_the_likeliest_token() -> None:
+async def test_greedy_sampling_takes_the_most_likely_token() -> None:
     decoder = small_decoder()
     greedy = SamplingParams(max_generate_length=6, temperature=0)
     completion = await engine(decoder).generate(PROMPT, greedy, session="s")

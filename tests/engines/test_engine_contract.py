@@ -1,4 +1,4 @@
-"""The engines that keep the contract: in this process, several as one, and over HTTP."""
+"""Engines that fulfil the contract: in this process, in a pool, and over HTTP."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TestEmbedded(EngineContract):
 
 
 class TestCuda(EngineContract):
-    """Its rounds and pages, over plain torch where there is no GPU."""
+    """On plain torch where there is no GPU."""
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Engine]:
@@ -38,16 +38,16 @@ class TestCuda(EngineContract):
         self.behind = [engine]
         yield engine
 
-    async def test_a_turn_reads_only_what_is_new(self) -> None:
-        """As far as it fills pages of 16: three of them hold 48 of the 54 tokens."""
+    async def test_a_turn_prefills_only_new_tokens(self) -> None:
+        """In whole blocks of 16: three of them hold 48 of the 54 tokens."""
         async with self.opened() as engine:
-            said = await engine.generate(PROMPT, SAMPLING, session="s")
+            completion = await engine.generate(PROMPT, SAMPLING, session="s")
             assert self._computed() == 40 + 12
-            await engine.generate([*PROMPT, *said.token_ids, 50, 51], SAMPLING, session="s")
+            await engine.generate([*PROMPT, *completion.token_ids, 50, 51], SAMPLING, session="s")
             assert self._computed() == 40 + 12 + 6 + 12
 
 
-class TestRouter(EngineContract):
+class TestEnginePool(EngineContract):
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Engine]:
         self.behind = [tiny_speaker().engine() for _ in range(3)]

@@ -1,4 +1,4 @@
-"""Engines over HTTP: what vLLM is asked, what its answers become, and what is said without tokens."""
+"""OpenAIEngine and OpenAIChatEngine: requests, responses, limits and missing tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from starlette.routing import Route
 from tests.fakes.serving import serving
 
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
-from skyfleet.engines import http_client as posting
+from skyfleet.engines import http_client
 from skyfleet.engines.openai_chat import OpenAIChatEngine
 from skyfleet.engines.openai_engine import OpenAIEngine
 from skyfleet.engines.sampling_params import SamplingParams
@@ -36,42 +36,42 @@ TALK = [
 
 
 class Server:
-    """Answers in turn, after `delay` seconds, and keeps what it was asked."""
+    """Returns `answers` in order, after `delay` seconds, and records requests."""
 
     def __init__(self) -> None:
         self.answers: list[Response] = []
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.url, self.delay, self.version = "", 0.0, "0.23.0"
-        self.running = self.most_running = 0
+        self.running = self.max_running = 0
 
     async def answer(self, request: Request) -> Response:
         self.bodies.append(await request.json())
         self.headers.append(dict(request.headers))
         self.running += 1
-        self.most_running = max(self.most_running, self.running)
+        self.max_running = max(self.max_running, self.running)
         await asyncio.sleep(self.delay)
         self.running -= 1
         return self.answers.pop(0)
 
-    async def tell_version(self, request: Request) -> Response:
+    async def get_version(self, request: Request) -> Response:
         return JSONResponse({"version": self.version})
 
 
 @pytest_asyncio.fixture
 async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
-    monkeypatch.setattr(posting, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(http_client, "FIRST_PAUSE_SECONDS", 0.01)
     server = Server()
     paths = ("/v1/chat/completions", "/v1/completions")
     routes = [Route(path, server.answer, methods=["POST"]) for path in paths]
-    app = Starlette(routes=[*routes, Route("/version", server.tell_version)])
+    app = Starlette(routes=[*routes, Route("/version", server.get_version)])
     async with serving(app) as url:
         server.url = f"{url}/v1"
         yield server
 
 
 def completed(*token_ids: int, finish: str = "stop", **more: Any) -> Response:
-    """As vLLM 0.23 writes it."""
+    """As vLLM 0.23 returns it."""
     choice = {
         "text": "?",
         "finish_reason": finish,
@@ -94,13 +94,17 @@ def chatted(
     return JSONResponse({"choices": [choice], "prompt_token_ids": [7, 8], **more})
 
 
-async def test_a_prompt_goes_out_in_tokens_and_comes_back_in_tokens(server: Server) -> None:
+async def test_prompts_and_completions_are_token_ids(server: Server) -> None:
     server.answers = [completed(11, 2)]
     async with OpenAIEngine(server.url, model="m", api_key="k") as engine:
         engine.policy_version = 4
-        said = await engine.generate([5, 6], SAMPLING, session="t/0")
-    assert (said.token_ids, said.logprobs, said.finish) == ((11, 2), (-0.5, -0.5), "stop")
-    assert said.policy_version == 4
+        completion = await engine.generate([5, 6], SAMPLING, session="t/0")
+    assert (completion.token_ids, completion.logprobs, completion.finish) == (
+        (11, 2),
+        (-0.5, -0.5),
+        "stop",
+    )
+    assert completion.policy_version == 4
     (body,) = server.bodies
     assert body["prompt"] == [5, 6]
     assert (body["logprobs"], body["return_token_ids"], body["ignore_eos"]) == (0, True, True)
@@ -110,7 +114,7 @@ async def test_a_prompt_goes_out_in_tokens_and_comes_back_in_tokens(server: Serv
     assert server.headers[0]["authorization"] == "Bearer k"
 
 
-async def test_attempts_draw_differently_by_the_same_seed_and_alike_when_asked_again(
+async def test_each_session_has_its_own_request_seed(
     server: Server,
 ) -> None:
     server.answers = [completed(1) for _ in range(4)]
@@ -128,49 +132,49 @@ async def test_attempts_draw_differently_by_the_same_seed_and_alike_when_asked_a
 @pytest.mark.parametrize(
     ("reason", "finish"), [("stop", "stop"), ("length", "length"), ("abort", "abort")]
 )
-async def test_how_a_turn_finished_is_kept(server: Server, reason: str, finish: str) -> None:
+async def test_the_finish_reason_is_kept(server: Server, reason: str, finish: str) -> None:
     server.answers = [completed(1, finish=reason)]
     async with OpenAIEngine(server.url, model="m") as engine:
         assert (await engine.generate([5], SAMPLING, session="s")).finish == finish
 
 
-async def test_the_servers_own_policy_version_is_the_one_recorded(server: Server) -> None:
+async def test_the_policy_version_of_the_server_is_recorded(server: Server) -> None:
     server.answers = [completed(1, policy_version=9)]
     async with OpenAIEngine(server.url, model="m") as engine:
         assert (await engine.generate([5], SAMPLING, session="s")).policy_version == 9
 
 
-async def test_a_server_without_token_ids_is_for_evaluation_only(server: Server) -> None:
+async def test_a_server_without_token_ids_is_rejected(server: Server) -> None:
     server.version = "0.9.1"
     server.answers = [JSONResponse({"choices": [{"text": "hi", "finish_reason": "stop"}]})]
     async with OpenAIEngine(server.url, model="m") as engine:
-        with pytest.raises(ConfigError, match=r"vLLM 0.9.1 is too old.*evaluation only.*0.10.2"):
+        with pytest.raises(ConfigError, match=r"vLLM 0.9.1 is too old.*only be evaluated.*0.10.2"):
             await engine.generate([5], SAMPLING, session="s")
 
 
-async def test_a_chat_without_token_ids_is_for_evaluation_only(server: Server) -> None:
+async def test_a_chat_server_without_token_ids_is_rejected(server: Server) -> None:
     server.answers = [JSONResponse({"choices": [{"message": {"content": "hi"}}]})]
     async with OpenAIChatEngine(server.url, model="m") as engine:
-        with pytest.raises(ConfigError, match=r"without token ids \(vLLM 0.23.0\).*evaluation"):
+        with pytest.raises(ConfigError, match=r"no token ids \(vLLM 0.23.0\).*only be evaluated"):
             await engine.chat(TALK, [], SAMPLING, session="s")
 
 
-async def test_tokens_without_their_logprobs_are_an_engine_error(server: Server) -> None:
+async def test_tokens_without_logprobs_are_an_engine_error(server: Server) -> None:
     server.answers = [JSONResponse({"choices": [{"token_ids": [1, 2], "logprobs": None}]})]
     async with OpenAIEngine(server.url, model="m") as engine:
-        with pytest.raises(EngineError, match="2 token ids came back with 0 logprobs"):
+        with pytest.raises(EngineError, match="returned 2 token ids with 0 logprobs"):
             await engine.generate([5], SAMPLING, session="s")
 
 
-async def test_a_chat_sends_tools_and_brings_calls_and_tokens_back(server: Server) -> None:
+async def test_a_chat_sends_tools_and_returns_calls_and_tokens(server: Server) -> None:
     call = {"id": "9", "type": "function", "function": {"name": "look", "arguments": '{"at": 2}'}}
     server.answers = [chatted({"content": None, "tool_calls": [call]}, 11, 12)]
     kwargs = {"enable_thinking": False}
     async with OpenAIChatEngine(server.url, model="m", chat_template_kwargs=kwargs) as engine:
-        spoken = await engine.chat(TALK, [TOOL], SAMPLING, session="s")
-    assert spoken.message.tool_calls == (ToolCall(id="9", name="look", arguments={"at": 2}),)
-    assert (spoken.prompt_token_ids, spoken.completion.token_ids) == ((7, 8), (11, 12))
-    assert spoken.completion.logprobs == (-0.5, -0.5)
+        completion = await engine.chat(TALK, [TOOL], SAMPLING, session="s")
+    assert completion.message.tool_calls == (ToolCall(id="9", name="look", arguments={"at": 2}),)
+    assert (completion.prompt_token_ids, completion.completion.token_ids) == ((7, 8), (11, 12))
+    assert completion.completion.logprobs == (-0.5, -0.5)
     (body,) = server.bodies
     assert body["tools"][0]["function"]["name"] == "look"
     assert (body["tool_choice"], body["logprobs"], body["ignore_eos"]) == ("auto", True, False)
@@ -181,21 +185,21 @@ async def test_a_chat_sends_tools_and_brings_calls_and_tokens_back(server: Serve
 @pytest.mark.parametrize(
     "answer", [JSONResponse({"choices": []}), chatted({"content": None}), chatted({}, 2)]
 )
-async def test_an_empty_answer_is_an_empty_turn(server: Server, answer: Response) -> None:
+async def test_an_empty_response_is_an_empty_turn(server: Server, answer: Response) -> None:
     server.answers = [answer]
     async with OpenAIChatEngine(server.url, model="m") as engine:
-        spoken = await engine.chat(TALK, [TOOL], SAMPLING, session="s")
-    assert (spoken.message.text, spoken.message.tool_calls) == ("", ())
+        completion = await engine.chat(TALK, [TOOL], SAMPLING, session="s")
+    assert (completion.message.text, completion.message.tool_calls) == ("", ())
 
 
-async def test_a_chat_turn_broken_off_is_an_engine_error(server: Server) -> None:
+async def test_an_aborted_chat_turn_is_an_engine_error(server: Server) -> None:
     server.answers = [chatted({"content": "half a"}, 2, 3, finish="abort")]
     async with OpenAIChatEngine(server.url, model="m") as engine:
-        with pytest.raises(EngineError, match="broke the turn off"):
+        with pytest.raises(EngineError, match="aborted the turn"):
             await engine.chat(TALK, [TOOL], SAMPLING, session="s")
 
 
-async def test_a_host_that_takes_no_connection_is_not_waited_for(server: Server) -> None:
+async def test_the_connect_timeout_is_short(server: Server) -> None:
     async with (
         OpenAIEngine(server.url, model="m", timeout_seconds=900) as engine,
         engine.connection() as client,
@@ -204,7 +208,7 @@ async def test_a_host_that_takes_no_connection_is_not_waited_for(server: Server)
     assert (timeout.connect, timeout.read) == (10, 900)
 
 
-async def test_connections_come_from_small_pools_and_go_back_to_them(server: Server) -> None:
+async def test_connections_are_reused_from_small_pools(server: Server) -> None:
     async with OpenAIEngine(server.url, model="m", max_concurrent=40) as engine:
         for _ in range(2):
             async with AsyncExitStack() as held:
@@ -216,23 +220,23 @@ async def test_connections_come_from_small_pools_and_go_back_to_them(server: Ser
             assert other is one
 
 
-async def test_a_post_and_all_its_tries_end_at_the_deadline(server: Server) -> None:
+async def test_a_request_with_its_retries_ends_at_the_deadline(server: Server) -> None:
     server.answers = [PlainTextResponse("busy", 503, headers={"Retry-After": "60"})]
     async with OpenAIEngine(server.url, model="m", timeout_seconds=0.2) as engine:
-        with pytest.raises(EngineError, match=r"completions gave no answer within 0.2 s"):
+        with pytest.raises(EngineError, match=r"completions did not respond within 0.2 s"):
             await engine.generate([5], SAMPLING, session="s")
     assert len(server.bodies) == 1
 
 
-async def test_no_more_than_so_many_posts_are_under_way(server: Server) -> None:
+async def test_concurrent_requests_are_limited(server: Server) -> None:
     server.answers, server.delay = [completed(1) for _ in range(9)], 0.02
     async with OpenAIEngine(server.url, model="m", max_concurrent=3) as engine:
         turns = [engine.generate([5], SAMPLING, session=f"s{i}") for i in range(9)]
         await asyncio.gather(*turns)
-    assert server.most_running == 3
+    assert server.max_running == 3
 
 
-async def test_the_wait_for_a_turn_is_not_held_against_it(server: Server) -> None:
+async def test_waiting_for_a_free_connection_does_not_count_as_time(server: Server) -> None:
     server.answers, server.delay = [completed(1) for _ in range(6)], 0.1
     async with OpenAIEngine(server.url, model="m", max_concurrent=1, timeout_seconds=0.4) as engine:
         turns = [engine.generate([5], SAMPLING, session=f"s{i}") for i in range(6)]

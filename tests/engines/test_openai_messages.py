@@ -1,4 +1,4 @@
-"""What servers of OpenAI's API say, however oddly, is a message."""
+"""Replies of OpenAI-compatible servers are parsed, including malformed ones."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ def call(arguments: Any) -> dict[str, Any]:
     "arguments",
     ['{"at"', "[1]", "[" * 200_000, '{"at": NaN}', {"at": float("nan")}, r'{"at": "\ud800"}', None],
 )
-def test_a_call_that_does_not_parse_is_kept(arguments: Any) -> None:
+def test_a_call_that_does_not_parse_is_kept_as_malformed(arguments: Any) -> None:
     message = read_reply({"content": "so", "tool_calls": [call(arguments), call("{}")]})
     assert [call.arguments for call in message.tool_calls] == [{}]
     assert len(message.malformed_calls) == 1
     assert message.text == "so"
 
 
-def test_calls_with_one_id_are_counted_anew() -> None:
+def test_calls_with_duplicate_ids_get_new_ids() -> None:
     message = read_reply({"tool_calls": [call("{}"), call(""), call({"at": 2})]})
     assert [call.arguments for call in message.tool_calls] == [{}, {}, {"at": 2}]
     assert len({call.id for call in message.tool_calls}) == 3
 
 
 @pytest.mark.parametrize(
-    ("content", "text", "thought"),
+    ("content", "text", "reasoning"),
     [
         (
             "<think>\nThen I say <done>.\n</think>\n\nOne moment.",
@@ -51,15 +51,15 @@ def test_calls_with_one_id_are_counted_anew() -> None:
         ("<think>a</think><think>[done]", "", "a\n[done]"),
     ],
 )
-def test_thoughts_that_a_server_left_in_what_is_said_are_not_said(
-    content: str, text: str, thought: str | None
+def test_reasoning_in_the_content_is_separated(
+    content: str, text: str, reasoning: str | None
 ) -> None:
     message = read_reply({"content": content})
-    assert (message.text, message.reasoning) == (text, thought)
+    assert (message.text, message.reasoning) == (text, reasoning)
 
 
 @pytest.mark.parametrize(
-    ("content", "text", "thought"),
+    ("content", "text", "reasoning"),
     [
         (
             [
@@ -77,8 +77,8 @@ def test_thoughts_that_a_server_left_in_what_is_said_are_not_said(
         (7, "", None),
     ],
 )
-def test_a_content_in_chunks_is_one_text_and_one_thought(
-    content: Any, text: str, thought: str | None
+def test_content_chunks_become_one_text_and_one_reasoning(
+    content: Any, text: str, reasoning: str | None
 ) -> None:
     message = read_reply({"content": content, "reasoning": {"effort": "low"}, "tool_calls": 7})
-    assert (message.content, message.reasoning, message.tool_calls) == (text, thought, ())
+    assert (message.content, message.reasoning, message.tool_calls) == (text, reasoning, ())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.engines.test_router import Recorded
+from tests.engines.test_engine_pool import Recorded
 from tests.fakes.small_models import logprobs_of
 from tests.fakes.tiny_speaker import CAPACITY, tiny_speaker
 
@@ -24,41 +24,41 @@ def chatting(*, max_input_length: int = CAPACITY) -> RenderedChat:
     )
 
 
-async def test_a_conversation_goes_on_from_the_tokens_that_were_sampled() -> None:
+async def test_a_conversation_continues_from_the_sampled_tokens() -> None:
     chat, talk = chatting(), [HI]
     before: tuple[int, ...] = ()
     for _ in range(3):
-        spoken = await chat.chat(talk, (), SAMPLING, session="s")
-        assert spoken.prompt_token_ids[: len(before)] == before
-        before = spoken.prompt_token_ids + spoken.completion.token_ids
+        reply = await chat.chat(talk, (), SAMPLING, session="s")
+        assert reply.prompt_token_ids[: len(before)] == before
+        before = reply.prompt_token_ids + reply.completion.token_ids
         own = logprobs_of(
-            tiny_speaker().decoder, before, len(spoken.completion.token_ids), temperature=1.5
+            tiny_speaker().decoder, before, len(reply.completion.token_ids), temperature=1.5
         )
-        assert spoken.completion.logprobs == pytest.approx(own.tolist(), abs=1e-5)
-        talk = [*talk, spoken.message, ON]
+        assert reply.completion.logprobs == pytest.approx(own.tolist(), abs=1e-5)
+        talk = [*talk, reply.message, ON]
 
 
-async def test_tools_stand_in_the_prompt_and_stop_tokens_are_the_models() -> None:
+async def test_tools_are_rendered_and_the_reply_is_parsed() -> None:
     renderer = tiny_speaker().renderer
     chat = chatting()
-    spoken = await chat.chat([HI], [TOOL], SAMPLING, session="s")
-    assert list(spoken.prompt_token_ids) == renderer.open([HI], [TOOL])
-    assert "look_up" in renderer.text(spoken.prompt_token_ids)
-    assert spoken.message == renderer.parse(spoken.completion.token_ids, [TOOL])
+    reply = await chat.chat([HI], [TOOL], SAMPLING, session="s")
+    assert list(reply.prompt_token_ids) == renderer.open([HI], [TOOL])
+    assert "look_up" in renderer.text(reply.prompt_token_ids)
+    assert reply.message == renderer.parse(reply.completion.token_ids, [TOOL])
 
 
-async def test_a_past_that_was_changed_is_rendered_anew() -> None:
+async def test_a_changed_history_is_rendered_again() -> None:
     chat = chatting()
-    spoken = await chat.chat([HI], (), SAMPLING, session="s")
+    reply = await chat.chat([HI], (), SAMPLING, session="s")
     other = [HI, Message(role="assistant", content="something else"), ON]
     again = await chat.chat(other, (), SAMPLING, session="s")
     assert list(again.prompt_token_ids) == tiny_speaker().renderer.open(other, ())
     with_tool = await chat.chat([*other, again.message, ON], [TOOL], SAMPLING, session="s")
     assert "look_up" in tiny_speaker().renderer.text(with_tool.prompt_token_ids)
-    assert spoken.completion.token_ids
+    assert reply.completion.token_ids
 
 
-async def test_sessions_do_not_hear_each_other_and_end() -> None:
+async def test_sessions_are_independent_and_can_be_released() -> None:
     chat = chatting()
     one = await chat.chat([HI], (), SAMPLING, session="one")
     await chat.chat([ON], (), SAMPLING, session="two")
@@ -67,21 +67,21 @@ async def test_sessions_do_not_hear_each_other_and_end() -> None:
     assert again.completion == one.completion
 
 
-async def test_a_prompt_beyond_the_limit_is_never_sampled_from() -> None:
+async def test_a_prompt_beyond_the_limit_raises_context_full() -> None:
     chat = chatting(max_input_length=3)
     with pytest.raises(ContextFullError, match=r"generator\.max_input_length=3"):
         await chat.chat([HI], (), SAMPLING, session="s")
 
 
-async def test_its_version_is_the_engines() -> None:
+async def test_the_policy_version_is_the_engines() -> None:
     chat = chatting()
     chat.policy_version = 4
-    spoken = await chat.chat([HI], (), SAMPLING, session="s")
-    assert (chat.policy_version, spoken.completion.policy_version) == (4, 4)
+    reply = await chat.chat([HI], (), SAMPLING, session="s")
+    assert (chat.policy_version, reply.completion.policy_version) == (4, 4)
 
 
-async def test_a_turn_broken_off_is_half_a_message_and_none() -> None:
-    breaking = Recorded(finishes=["abort"])
-    chat = RenderedChat(breaking, tiny_speaker().renderer, max_input_length=CAPACITY)
-    with pytest.raises(EngineError, match="session s: the engine broke the turn off"):
+async def test_an_aborted_turn_is_an_engine_error() -> None:
+    aborting = Recorded(finishes=["abort"])
+    chat = RenderedChat(aborting, tiny_speaker().renderer, max_input_length=CAPACITY)
+    with pytest.raises(EngineError, match="session s: the engine aborted the turn"):
         await chat.chat([HI], (), SAMPLING, session="s")

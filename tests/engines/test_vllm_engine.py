@@ -1,6 +1,6 @@
-"""vLLM keeps the engines' contract, takes the learner's weights and says so; needs vLLM, on a CPU.
+"""VllmEngine fulfils the engine contract and loads the learner's weights; needs vLLM on a CPU.
 
-One engine serves all tests in here, because it takes a while to start; the last one kills it.
+All tests share one engine, because it starts slowly; the last test kills it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ async def vllm(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmEn
     yield engine
     await engine.close()
     with warnings.catch_warnings(action="ignore"):
-        gc.collect()  # vLLM leaves a socket's context to it, which warns of that
+        gc.collect()  # vLLM leaves a socket's context open, which warns
 
 
 def unfinished(engine: VllmEngine) -> int:
@@ -67,7 +67,7 @@ def unfinished(engine: VllmEngine) -> int:
 
 
 async def begun(engine: VllmEngine) -> None:
-    while unfinished(engine) == 0:  # noqa: ASYNC110 - vLLM tells it in no other way
+    while unfinished(engine) == 0:  # noqa: ASYNC110 - vLLM has no event for it
         await asyncio.sleep(0.001)
 
 
@@ -78,8 +78,8 @@ async def cached_tokens(engine: VllmEngine, version: int) -> int:
 
     prompt = tokens_input([*READ, 20], cache_salt=str(version))
     outputs = engine._llm.generate(prompt, SamplingParams(max_tokens=1, detokenize=False), "probe")
-    told = [output.num_cached_tokens async for output in outputs]
-    n: int = told[-1]
+    cached = [output.num_cached_tokens async for output in outputs]
+    n: int = cached[-1]
     return n
 
 
@@ -101,8 +101,8 @@ class TestVllm(EngineContract):
         await self.vllm.sleep()
         yield self.vllm
 
-    async def test_a_turn_reads_only_what_is_new(self) -> None:
-        """As far as it fills blocks."""
+    async def test_a_turn_prefills_only_new_tokens(self) -> None:
+        """In whole blocks."""
         async with self.opened() as engine:
             assert await cached_tokens(self.vllm, 0) == 0
             await engine.generate(READ, SAMPLING, session="s")
@@ -116,33 +116,36 @@ class TestVllm(EngineContract):
             with pytest.raises(asyncio.CancelledError):
                 await turn
             assert unfinished(self.vllm) == 0
-            said = await engine.generate(PROMPT, SAMPLING, session="s")
-            assert len(said.token_ids) == 12
+            completion = await engine.generate(PROMPT, SAMPLING, session="s")
+            assert len(completion.token_ids) == 12
 
-    async def test_a_turn_that_a_stop_string_ended_leaves_nothing_running(self) -> None:
+    async def test_a_turn_ended_by_a_stop_string_leaves_nothing_running(self) -> None:
         async with self.opened() as engine:
             free = (await engine.generate(PROMPT, LONG, session="s")).token_ids
             stop = self.policy_model.renderer.text(free[:1])
-            said = await engine.generate(PROMPT, replace(LONG, stop=(stop,)), session="s")
-        assert (said.token_ids, said.finish) == (free[:1], "stop")
+            completion = await engine.generate(PROMPT, replace(LONG, stop=(stop,)), session="s")
+        assert (completion.token_ids, completion.finish) == (free[:1], "stop")
         assert unfinished(self.vllm) == 0
 
-    async def test_a_greedy_turn_takes_the_likeliest_tokens_and_is_certain(self) -> None:
+    async def test_a_greedy_turn_takes_the_most_likely_tokens_with_logprob_zero(self) -> None:
         greedy = replace(SAMPLING, temperature=0.0)
         async with self.opened() as engine:
-            said = await engine.generate(PROMPT, greedy, session="s")
+            completion = await engine.generate(PROMPT, greedy, session="s")
         expected = await self.policy_model.engine().generate(PROMPT, greedy, session="s")
-        assert (said.token_ids, said.logprobs) == (expected.token_ids, expected.logprobs)
+        assert (completion.token_ids, completion.logprobs) == (
+            expected.token_ids,
+            expected.logprobs,
+        )
 
 
-async def test_what_was_cached_under_old_weights_is_not_read_again(vllm: VllmEngine) -> None:
+async def test_the_prefix_cache_of_old_weights_is_not_used(vllm: VllmEngine) -> None:
     await vllm.generate(READ, SAMPLING, session="s")
     version = vllm.policy_version
     assert await cached_tokens(vllm, version) == len(READ)
     assert await cached_tokens(vllm, version + 1) == 0
 
 
-async def test_a_push_changes_what_is_said_and_the_logprobs_are_the_new_ones(
+async def test_a_push_changes_samples_and_logprobs_to_the_new_weights(
     vllm: VllmEngine,
 ) -> None:
     before = await vllm.generate(PROMPT, SAMPLING, session="s")
@@ -159,59 +162,63 @@ async def test_a_push_changes_what_is_said_and_the_logprobs_are_the_new_ones(
     assert again.logprobs == pytest.approx(before.logprobs, abs=1e-5)
 
 
-async def test_a_turn_under_way_goes_on_with_the_new_weights(vllm: VllmEngine) -> None:
+async def test_a_running_turn_continues_with_the_new_weights(vllm: VllmEngine) -> None:
     vllm.policy_version = 5
     turn = asyncio.create_task(vllm.generate(PROMPT, LONG, session="long"))
     await begun(vllm)
     await LearnerOf(moved(0.05), 6).push(vllm)
     assert not turn.done()
-    said = await turn
-    assert (len(said.token_ids), said.finish, said.policy_version) == (400, "length", 5)
-    last = logprobs_of(moved(0.05), [*PROMPT, *said.token_ids], 50)
-    assert said.logprobs[-50:] == pytest.approx(last.tolist(), abs=1e-4)
+    completion = await turn
+    assert (len(completion.token_ids), completion.finish, completion.policy_version) == (
+        400,
+        "length",
+        5,
+    )
+    last = logprobs_of(moved(0.05), [*PROMPT, *completion.token_ids], 50)
+    assert completion.logprobs[-50:] == pytest.approx(last.tolist(), abs=1e-4)
     await LearnerOf(wide_speaker().decoder, 7).push(vllm)
 
 
-async def test_weights_that_are_not_the_learners_are_found(
+async def test_weights_that_differ_from_the_learners_are_detected(
     vllm: VllmEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def truncate_history(*_: object, policy_version: int) -> None: ...
+    async def do_nothing(*_: object, policy_version: int) -> None: ...
 
-    monkeypatch.setattr(VllmEngine, "load", truncate_history)
+    monkeypatch.setattr(VllmEngine, "update_weights", do_nothing)
     with pytest.raises(
-        SentinelError, match=r"was given other weights than the learner's: 24 of 24"
+        SentinelError, match=r"received weights that differ from the learner's: 24 of 24"
     ):
         await LearnerOf(moved(0.05), 8).push(vllm)
 
 
-async def test_a_conversation_with_tools_is_spoken_in_exact_tokens(vllm: VllmEngine) -> None:
+async def test_a_conversation_with_tools_has_exact_tokens(vllm: VllmEngine) -> None:
     renderer = wide_speaker().renderer
     chat = RenderedChat(vllm, renderer, max_input_length=CAPACITY)
     talk = [Message(role="user", content="Where?")]
-    said = await chat.chat(talk, [LOOK], SAMPLING, session="c")
-    assert list(said.prompt_token_ids) == renderer.open(talk, [LOOK])
-    so_far = [*said.prompt_token_ids, *said.completion.token_ids]
+    completion = await chat.chat(talk, [LOOK], SAMPLING, session="c")
+    assert list(completion.prompt_token_ids) == renderer.open(talk, [LOOK])
+    so_far = [*completion.prompt_token_ids, *completion.completion.token_ids]
     expected = logprobs_of(wide_speaker().decoder, so_far, 12, temperature=0.8)
-    assert said.completion.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
-    talk += [said.message, Message(role="user", content="There?")]
+    assert completion.completion.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+    talk += [completion.message, Message(role="user", content="There?")]
     more = await chat.chat(talk, [LOOK], SAMPLING, session="c")
     assert list(more.prompt_token_ids[: len(so_far)]) == so_far
 
 
-async def test_sampling_that_vllm_refuses_is_the_configurations_fault(vllm: VllmEngine) -> None:
-    with pytest.raises(ConfigError, match=r"vLLM refuses them: temperature"):
+async def test_sampling_that_vllm_rejects_is_a_config_error(vllm: VllmEngine) -> None:
+    with pytest.raises(ConfigError, match=r"vLLM rejects them: temperature"):
         await vllm.generate(PROMPT, replace(SAMPLING, temperature=-1.0), session="s")
 
 
-async def test_an_engine_that_died_stops_the_run_and_says_so(
+async def test_a_dead_engine_stops_the_run(
     vllm: VllmEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     turn = asyncio.create_task(vllm.generate(PROMPT, LONG, session="s"))
     await begun(vllm)
     resources: Any = vllm._llm.engine_core.resources
     resources.engine_manager.processes[0].kill()
-    with pytest.raises(ModelError, match=r"vLLM has died: .*EngineDeadError"):
+    with pytest.raises(ModelError, match=r"vLLM is dead: .*EngineDeadError"):
         await turn
-    with pytest.raises(ModelError, match=r"^vLLM has died; the same command goes on from"):
+    with pytest.raises(ModelError, match=r"^vLLM is dead; run the same command to resume from"):
         await vllm.generate(PROMPT, SAMPLING, session="s")
-    caplog.clear()  # its tracebacks would keep vLLM, and what it leaves unclosed, to the very end
+    caplog.clear()  # its tracebacks would keep vLLM and its open sockets alive

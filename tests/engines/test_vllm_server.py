@@ -1,4 +1,4 @@
-"""A vLLM server is trained over HTTP: what it is told, what it proves, and who is to blame."""
+"""A vLLM server is trained over HTTP: control calls, verification of weights, and failures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     without_vllm(monkeypatch)
 
 
-async def test_weights_change_what_is_said_and_the_version_goes_with_each_turn() -> None:
+async def test_pushed_weights_change_samples_and_each_turn_has_its_version() -> None:
     server = loopback()
     async with reached(server) as engine:
         before = await engine.generate(PROMPT, SAMPLING, session="s")
@@ -44,7 +44,7 @@ async def test_weights_change_what_is_said_and_the_version_goes_with_each_turn()
     assert server.told == ["pause keep true", "load", "resume"]
 
 
-async def test_a_server_with_sleep_mode_gives_its_memory_to_the_learner() -> None:
+async def test_a_server_with_sleep_mode_frees_memory_for_the_learner() -> None:
     server = loopback(sleep_mode=True)
     async with reached(server) as engine:
         await engine.sleep()
@@ -56,16 +56,16 @@ async def test_a_server_with_sleep_mode_gives_its_memory_to_the_learner() -> Non
     assert server.told == ["sleep 2 wait", "wake_up weights", "load", "wake_up kv_cache"]
 
 
-async def test_a_server_that_dropped_its_weights_is_silent_until_others_come() -> None:
+async def test_a_server_without_weights_does_not_generate() -> None:
     async with reached(loopback(sleep_mode=True)) as engine:
         await engine.sleep()
         await engine.wake()
-        with pytest.raises(ConfigError, match=r"vLLM at \S+ dropped its weights .* none have come"):
+        with pytest.raises(ConfigError, match=r"vLLM at \S+ dropped its weights at sleep level 2"):
             await engine.generate(PROMPT, SAMPLING, session="s")
 
 
 @pytest.mark.parametrize(("sleep_mode", "may_sleep"), [(False, True), (True, False)])
-async def test_without_sleep_mode_or_apart_from_the_learner_it_keeps_its_memory(
+async def test_without_sleep_mode_or_colocation_a_server_keeps_its_memory(
     sleep_mode: bool, may_sleep: bool
 ) -> None:
     server = loopback(sleep_mode=sleep_mode)
@@ -75,28 +75,28 @@ async def test_without_sleep_mode_or_apart_from_the_learner_it_keeps_its_memory(
     assert server.told == ["reset_prefix_cache"]
 
 
-async def test_a_server_that_holds_one_other_tensor_stops_the_run_by_name() -> None:
+async def test_a_server_with_a_different_tensor_stops_the_run_and_names_it() -> None:
     good, bad = loopback(), loopback()
     bad.breaks = "sums"
     async with reached(good) as one, reached(bad) as other:
         with pytest.raises(
             SentinelError,
-            match=rf"^after the sync {other.name} holds other weights than the learner's: "
-            r"1 of 24 tensors, first model\.norm\.weight; start it again",
+            match=rf"^after the sync, {other.name} holds weights that differ from the learner's: "
+            r"1 of 24 tensors, first model\.norm\.weight; restart it",
         ):
             await changed().push(one, other)
 
 
-async def test_tensors_that_never_came_are_found_though_none_can_be_read_back(
+async def test_missing_tensors_are_detected_even_if_none_can_be_read_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As adapters move them: projections alone, which are packed on a CPU."""
-    monkeypatch.setattr(vllm_worker, "_held", lambda *_: None)
+    """As with LoRA, which changes only projections; they are packed on a CPU."""
+    monkeypatch.setattr(vllm_worker, "_find_held", lambda *_: None)
     async with reached(loopback()) as engine:
         await LearnerOf(wide_speaker().decoder, 4).push(engine)
-        monkeypatch.setattr(VllmServer, "load", never)
+        monkeypatch.setattr(VllmServer, "update_weights", never)
         with pytest.raises(
-            SentinelError, match=r"was given other .*: 14 of 24 tensors, first \S+_proj"
+            SentinelError, match=r"received weights that differ.*: 14 of 24 tensors, first \S+_proj"
         ):
             await LearnerOf(moved(0.05, only="_proj.weight"), 5).push(engine)
 
@@ -104,7 +104,7 @@ async def test_tensors_that_never_came_are_found_though_none_can_be_read_back(
 async def never(*_: object, policy_version: int) -> None: ...
 
 
-async def test_a_server_that_was_started_again_or_given_away_stops_the_run() -> None:
+async def test_a_restarted_or_reused_server_stops_the_run() -> None:
     server, learner = loopback(), changed()
     sync = learner.sync()
     async with reached(server) as engine:
@@ -113,28 +113,29 @@ async def test_a_server_that_was_started_again_or_given_away_stops_the_run() -> 
         async with reached(server) as others:
             await LearnerOf(wide_speaker().decoder, 9).push(others)
         with pytest.raises(
-            SentinelError, match=r"^vLLM at \S+ was given other .* 24 of 24 .* or another run gave"
+            SentinelError,
+            match=r"^vLLM at \S+ received weights that differ.* 24 of 24 .* or another run pushed",
         ):
             await sync.confirm([engine])
         await sync.push(learner, [engine])  # type: ignore[arg-type]
         server.start_again()
-        with pytest.raises(SentinelError, match="what it has said since is not the policy's"):
+        with pytest.raises(SentinelError, match="samples since then are not from this policy"):
             await sync.confirm([engine])
 
 
-async def test_weights_that_a_server_does_not_see_name_the_key_for_a_shared_folder() -> None:
+async def test_an_unreadable_weights_file_names_the_key_for_a_shared_folder() -> None:
     server = loopback()
     server.mounted_at = "/elsewhere"
     async with reached(server) as engine:
         with pytest.raises(
             ModelError,
-            match=r"read there by user \d+ \(No such file .*set generator\.weight_sync_dir",
+            match=r"not readable by user \d+ of the vLLM server \(No such file .*set generator\.weight_sync_dir",
         ):
             await changed().push(engine)
     assert server.told[-1] == "resume"
 
 
-async def test_weights_travel_through_the_folder_that_is_named(tmp_path: Path) -> None:
+async def test_weights_are_written_to_the_configured_folder(tmp_path: Path) -> None:
     server = loopback()
     async with reached(server) as engine:
         with pytest.raises(
@@ -147,51 +148,51 @@ async def test_weights_travel_through_the_folder_that_is_named(tmp_path: Path) -
     assert os.listdir(tmp_path) == []
 
 
-async def test_a_turn_that_fails_is_its_episodes_matter_unless_the_server_has_died() -> None:
+async def test_a_failed_turn_fails_its_episode_unless_the_server_is_dead() -> None:
     server = loopback()
     async with reached(server) as engine:
         server.is_healthy = False
-        with pytest.raises(RefusedError):  # whoever refuses lives, however busy it is
+        with pytest.raises(
+            RefusedError
+        ):  # a server that rejects a request is alive, even if its health check fails
             await engine.generate([], SAMPLING, session="s")
         server.is_healthy, server.breaks = True, "completions"
         with pytest.raises(EngineError, match="no turns today"):
             await engine.generate(PROMPT, SAMPLING, session="s")
         server.is_healthy = False
         with pytest.raises(
-            ModelError, match=r"^vLLM at http://\S+ has died: .*no turns today.*goes"
+            ModelError, match=r"^vLLM at http://\S+ is dead: .*no turns today.*resume"
         ):
             await engine.generate(PROMPT, SAMPLING, session="s")
 
 
-async def test_the_first_failure_is_told_where_the_way_back_fails_too() -> None:
+async def test_the_first_failure_is_reported_if_resuming_fails_too() -> None:
     server = loopback()
     server.mounted_at, server.breaks = "/elsewhere", "resume"
     async with reached(server) as engine:
-        with pytest.raises(ModelError, match="told to skyfleet_load_file and failed"):
+        with pytest.raises(ModelError, match="failed to run skyfleet_load_file"):
             await changed().push(engine)
     assert server.told[-1] == "resume"
 
 
-async def test_a_server_that_is_gone_stops_the_run() -> None:
+async def test_an_unreachable_server_stops_the_run() -> None:
     async with (
         OpenAIEngine("http://127.0.0.1:9/v1", model=MODEL, tries=2) as policy_model,
         VllmRoutes("http://127.0.0.1:9") as routes,
     ):
-        with pytest.raises(ConfigError, match=r"does not answer as it should \(ConnectError: "):
+        with pytest.raises(ConfigError, match=r"does not respond correctly \(ConnectError: "):
             await open_vllm_server(policy_model, routes, may_sleep=True, sizes={})
         gone = VllmServer(policy_model, routes, sleeps=False, model_dtype="float32")
-        with pytest.raises(ModelError, match=r"^vLLM at http://127\.0\.0\.1:9 has died: "):
+        with pytest.raises(ModelError, match=r"^vLLM at http://127\.0\.0\.1:9 is dead: "):
             await gone.generate(PROMPT, SAMPLING, session="s")
-        with pytest.raises(
-            ModelError, match=r"^vLLM at \S+ was told to pause and failed: ConnectErr"
-        ):
+        with pytest.raises(ModelError, match=r"^vLLM at \S+ failed to pause: ConnectErr"):
             await changed().push(
                 VllmServer(policy_model, routes, sleeps=False, model_dtype="float32")
             )
 
 
 @pytest.mark.parametrize("fails", ["pause", "resume", "reset_prefix_cache"])
-async def test_whatever_a_server_fails_at_besides_turns_stops_the_run(fails: str) -> None:
+async def test_a_failed_control_call_stops_the_run(fails: str) -> None:
     server = loopback()
     server.breaks = fails
 
@@ -200,5 +201,5 @@ async def test_whatever_a_server_fails_at_besides_turns_stops_the_run(fails: str
         await changed().push(engine)
 
     async with reached(server) as engine:
-        with pytest.raises(ModelError, match=rf"and failed: RouteError: 500: {fails} broke"):
+        with pytest.raises(ModelError, match=rf"failed to .*: RouteError: 500: {fails} broke"):
             await step(engine)

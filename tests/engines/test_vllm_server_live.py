@@ -1,6 +1,6 @@
-"""vLLM's own server keeps the engines' contract and is trained over HTTP; needs vLLM, on a CPU.
+"""vLLM's own server fulfils the engine contract and is trained over HTTP; needs vLLM on a CPU.
 
-One server serves all tests in here, because it takes a while to start; the last one kills it.
+All tests share one server, because it starts slowly; the last test kills it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.fakes.tiny_speaker import CAPACITY, MODEL, TinySpeaker
 from tests.fakes.wide_speaker import LearnerOf, moved, wide_speaker
 
 from skyfleet.chat.transcript import Completion
-from skyfleet.engines import http_client as posting
+from skyfleet.engines import http_client
 from skyfleet.engines.engine import Engine
 from skyfleet.engines.openai_engine import OpenAIEngine
 from skyfleet.engines.vllm_controller import WORKER_EXTENSION
@@ -48,7 +48,7 @@ READ = [20 + i % 240 for i in range(256)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """A server of vLLM's own, and the engine that speaks through it."""
+    """A real vLLM server, and the engine that uses it."""
 
     process: Process
     engine: VllmServer
@@ -56,14 +56,14 @@ class Started:
     routes: VllmRoutes
 
     async def counted(self, metric: str) -> float:
-        """What vLLM tells Prometheus."""
+        """A Prometheus counter of vLLM."""
         page = (await self.client.get("metrics")).text
         return sum(
             float(n) for n in re.findall(rf"^vllm:{metric}{{.*}} (\S+)$", page, re.MULTILINE)
         )
 
     async def begun(self) -> asyncio.Task[Completion]:
-        """A long turn, which takes a second; on a busy machine it may be over when we are back."""
+        """Start a turn of about a second; on a busy machine it may end before this returns."""
         turn = asyncio.create_task(self.engine.generate(PROMPT, LONG, session="long"))
         await asyncio.sleep(0.1)
         return turn
@@ -75,7 +75,7 @@ def sizes() -> dict[str, Any]:
 
 def skip_if_over(turn: asyncio.Task[Completion]) -> None:
     if turn.done():
-        pytest.skip("the machine is busy: the turn was over before it could be disturbed")
+        pytest.skip("the machine is busy: the turn was over before it could be interrupted")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -106,15 +106,15 @@ async def started(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sta
             while not await routes.is_alive():
                 assert process.returncode is None
                 await asyncio.sleep(0.5)
-        speaking = OpenAIEngine(f"{url}/v1", model=MODEL, tries=2)
-        await opened.enter_async_context(speaking)
+        inner = OpenAIEngine(f"{url}/v1", model=MODEL, tries=2)
+        await opened.enter_async_context(inner)
         client = await opened.enter_async_context(httpx.AsyncClient(base_url=url))
-        engine = await open_vllm_server(speaking, routes, may_sleep=True, sizes=sizes())
+        engine = await open_vllm_server(inner, routes, may_sleep=True, sizes=sizes())
         yield Started(process=process, engine=engine, client=client, routes=routes)
 
 
 async def ended(process: Process) -> None:
-    """With its workers, which outlive a server that was killed."""
+    """Kill the server with its workers, which would outlive it."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     await process.wait()
@@ -139,8 +139,8 @@ class TestVllmServer(EngineContract):
         await engine.sleep()
         yield engine
 
-    async def test_a_turn_reads_only_what_is_new(self) -> None:
-        """As far as it fills blocks."""
+    async def test_a_turn_prefills_only_new_tokens(self) -> None:
+        """In whole blocks."""
         async with self.opened() as engine:
             before = await self.started.counted("prefix_cache_hits_total")
             await engine.generate(READ, SAMPLING, session="s")
@@ -159,7 +159,7 @@ class TestVllmServer(EngineContract):
             assert await self.started.counted("num_requests_running") == 0
 
 
-async def test_what_was_cached_under_another_version_is_not_read(started: Started) -> None:
+async def test_the_prefix_cache_of_another_version_is_not_used(started: Started) -> None:
     await started.engine.generate(READ, SAMPLING, session="s")
     before = await started.counted("prefix_cache_hits_total")
     started.engine.policy_version += 1
@@ -167,7 +167,7 @@ async def test_what_was_cached_under_another_version_is_not_read(started: Starte
     assert await started.counted("prefix_cache_hits_total") == before
 
 
-async def test_a_push_changes_what_is_said_and_the_logprobs_are_the_new_ones(
+async def test_a_push_changes_samples_and_logprobs_to_the_new_weights(
     started: Started,
 ) -> None:
     engine, changed = started.engine, moved(0.05)
@@ -183,34 +183,38 @@ async def test_a_push_changes_what_is_said_and_the_logprobs_are_the_new_ones(
     assert again.token_ids == before.token_ids
 
 
-async def test_a_turn_under_way_waits_and_goes_on_with_the_new_weights(started: Started) -> None:
+async def test_a_running_turn_continues_with_the_new_weights(started: Started) -> None:
     engine = started.engine
     engine.policy_version = 5
     turn = await started.begun()
     await LearnerOf(moved(0.05), 6).push(engine)
     overtaken = turn.done()
-    said = await turn
+    completion = await turn
     await LearnerOf(wide_speaker().decoder, 7).push(engine)
-    assert (len(said.token_ids), said.finish, said.policy_version) == (400, "length", 5)
+    assert (len(completion.token_ids), completion.finish, completion.policy_version) == (
+        400,
+        "length",
+        5,
+    )
     if overtaken:
         skip_if_over(turn)
-    last = logprobs_of(moved(0.05), [*PROMPT, *said.token_ids], 50)
-    assert said.logprobs[-50:] == pytest.approx(last.tolist(), abs=1e-4)
+    last = logprobs_of(moved(0.05), [*PROMPT, *completion.token_ids], 50)
+    assert completion.logprobs[-50:] == pytest.approx(last.tolist(), abs=1e-4)
 
 
-async def test_weights_that_are_not_the_learners_are_found(
+async def test_weights_that_differ_from_the_learners_are_detected(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def truncate_history(*_: object, policy_version: int) -> None: ...
+    async def do_nothing(*_: object, policy_version: int) -> None: ...
 
     await LearnerOf(wide_speaker().decoder, 8).push(started.engine)
-    monkeypatch.setattr(VllmServer, "load", truncate_history)
+    monkeypatch.setattr(VllmServer, "update_weights", do_nothing)
     # Packed for a CPU, none of the projections can be read back; there are 14 of them.
-    with pytest.raises(SentinelError, match=r"http://127\S+ was given .*: 14 of 24 tensors, first"):
+    with pytest.raises(SentinelError, match=r"http://127\S+ received .*: 14 of 24 tensors, first"):
         await LearnerOf(moved(0.05, only="_proj.weight"), 8).push(started.engine)
 
 
-async def test_weights_that_another_gave_are_found_before_what_was_said_counts(
+async def test_weights_pushed_by_another_run_are_detected(
     started: Started,
 ) -> None:
     learner = LearnerOf(wide_speaker().decoder, 9)
@@ -218,29 +222,31 @@ async def test_weights_that_another_gave_are_found_before_what_was_said_counts(
     await sync.push(learner, [started.engine])  # type: ignore[arg-type]
     await sync.confirm([started.engine])
     await LearnerOf(moved(0.05), 9).push(started.engine)
-    with pytest.raises(SentinelError, match="what it has said since is not the policy's"):
+    with pytest.raises(SentinelError, match="samples since then are not from this policy"):
         await sync.confirm([started.engine])
 
 
 @pytest.mark.parametrize("other", [{"num_hidden_layers": 1}, {"intermediate_size": 64}])
-async def test_a_server_of_another_model_is_refused(
+async def test_a_server_of_another_model_is_rejected(
     started: Started, other: dict[str, int]
 ) -> None:
-    (told,) = (f"{name}={sizes()[name]}, and the learner's has {n}" for name, n in other.items())
-    async with OpenAIEngine(f"{started.routes.url}/v1", model=MODEL) as speaking:
-        with pytest.raises(ConfigError, match=told):
-            await open_vllm_server(speaking, started.routes, may_sleep=True, sizes=sizes() | other)
+    (sentence,) = (
+        f"{name}={sizes()[name]}, but the learner's has {n}" for name, n in other.items()
+    )
+    async with OpenAIEngine(f"{started.routes.url}/v1", model=MODEL) as inner:
+        with pytest.raises(ConfigError, match=sentence):
+            await open_vllm_server(inner, started.routes, may_sleep=True, sizes=sizes() | other)
 
 
-async def test_a_server_that_died_stops_the_run_and_says_so(
+async def test_a_dead_server_stops_the_run(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(posting, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(http_client, "FIRST_PAUSE_SECONDS", 0.01)
     started.process.kill()
     await started.process.wait()
-    with pytest.raises(ModelError, match=r"vLLM at http://127\S+ has died: .* ConnectError"):
+    with pytest.raises(ModelError, match=r"vLLM at http://127\S+ is dead: .* ConnectError"):
         await started.engine.generate(PROMPT, SAMPLING, session="s")
     with pytest.raises(
-        ModelError, match=r"^every engine has died \(vLLM at http://127\S+\); start them again"
+        ModelError, match=r"^every engine is dead \(vLLM at http://127\S+\); restart them"
     ):
         await LearnerOf(moved(0.05), 9).push(started.engine)

@@ -1,4 +1,4 @@
-"""What a vLLM server must have before it is trained, or played with."""
+"""What a vLLM server must have before it can be trained or evaluated."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from skyfleet.errors import ConfigError
 @pytest.mark.parametrize(
     ("lacks", "sentence"),
     [
-        ({"version": None}, r"is no vLLM, and a server that is trained is vLLM 0\.23 or newer"),
-        ({"version": "0.22.1"}, r"runs vLLM 0\.22\.1, and a server that is trained is vLLM 0\.23"),
+        ({"version": None}, r"is not a vLLM server, but training needs vLLM 0\.23 or newer"),
+        ({"version": "0.22.1"}, r"runs vLLM 0\.22\.1, but training needs vLLM 0\.23"),
         ({"dev_mode": False}, "start it with VLLM_SERVER_DEV_MODE=1 in its environment"),
         (
             {"extension": False},
-            "--worker-extension-cls skyfleet.engines.vllm_worker.WeightDoor, and",
+            "--worker-extension-cls skyfleet.engines.vllm_worker.WeightUpdateExtension$",
         ),
         (
             {"logprobs_mode": "raw_logprobs"},
             "raw_logprobs, which .* --logprobs-mode processed_logp",
         ),
-        ({"quantization": "fp8"}, "runs with quantization fp8, and .* start it without"),
+        ({"quantization": "fp8"}, "runs with quantization fp8, so .* start it without"),
         ({"n_workers": 2}, r"runs 2 workers in each of 1 replicas, .* --tensor-parallel-size"),
         ({"n_replicas": 4}, r"runs 1 workers in each of 4 replicas, .* --data-parallel-size 1"),
     ],
 )
-async def test_what_a_server_lacks_to_be_trained_is_one_sentence_with_the_way_out(
+async def test_what_a_server_lacks_to_be_trained_is_one_sentence_with_the_remedy(
     lacks: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(
@@ -47,12 +47,12 @@ async def test_what_a_server_lacks_to_be_trained_is_one_sentence_with_the_way_ou
 @pytest.mark.parametrize(
     ("learner", "sentence"),
     [
-        ({"num_hidden_layers": 1}, "num_hidden_layers=2, and the learner's has 1;"),
-        ({"intermediate_size": 64}, "intermediate_size=48, and the learner's has 64;"),
-        ({"tie_word_embeddings": False}, "tie_word_embeddings=True, and the learner's has False;"),
+        ({"num_hidden_layers": 1}, "num_hidden_layers=2, but the learner's has 1;"),
+        ({"intermediate_size": 64}, "intermediate_size=48, but the learner's has 64;"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings=True, but the learner's has False;"),
     ],
 )
-async def test_a_server_of_another_model_is_refused_with_both_numbers(
+async def test_a_server_of_another_model_is_rejected_with_both_values(
     learner: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(
@@ -62,17 +62,18 @@ async def test_a_server_of_another_model_is_refused_with_both_numbers(
             pass
 
 
-async def test_a_server_with_another_skyfleet_is_told_to_take_this_one() -> None:
+async def test_an_incompatible_worker_extension_names_the_version_to_install() -> None:
     server = loopback()
     server.breaks = "about"
     with pytest.raises(
-        ConfigError, match=r"another skyfleet, which tells no sizes .* install this"
+        ConfigError,
+        match=r"incompatible skyfleet worker extension \(field sizes is missing .*install skyfleet \S+ there",
     ):
         async with reached(server):
             pass
 
 
-async def test_a_proxy_before_a_server_that_still_loads_is_no_reason_to_start_another() -> None:
+async def test_a_server_that_is_still_loading_should_be_tried_again() -> None:
     async def unready(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
             await Response("loading", status_code=503)(scope, receive, send)
@@ -82,17 +83,15 @@ async def test_a_proxy_before_a_server_that_still_loads_is_no_reason_to_start_an
             pass
 
 
-async def test_a_server_that_fails_at_the_start_is_named() -> None:
+async def test_a_server_that_fails_to_wake_is_named() -> None:
     server = loopback()
     server.asleep, server.breaks = [*MEMORY], "wake_up"
-    with pytest.raises(
-        ConfigError, match=r"answer as it should \(RouteError: 500: wake_up broke\)"
-    ):
+    with pytest.raises(ConfigError, match=r"respond correctly \(RouteError: 500: wake_up broke\)"):
         async with reached(server):
             pass
 
 
-async def test_a_server_that_a_run_left_asleep_is_woken() -> None:
+async def test_a_sleeping_server_is_woken_for_training() -> None:
     server = loopback(sleep_mode=True)
     server.asleep = [*MEMORY]
     async with reached(server):
@@ -100,13 +99,13 @@ async def test_a_server_that_a_run_left_asleep_is_woken() -> None:
     assert server.told == ["wake_up"]
 
 
-async def test_a_server_that_sleeps_is_not_asked_for_turns_by_whoever_only_plays() -> None:
+async def test_a_sleeping_server_is_rejected_for_evaluation() -> None:
     server = loopback()
     async with serving(server) as url, VllmRoutes(url) as routes:
         await refuse_asleep(routes)
         server.asleep = [*MEMORY]
         with pytest.raises(
-            ConfigError, match=r"is asleep or paused, .* train on, or start it again"
+            ConfigError, match=r"is asleep or paused, .* resume that run, or restart the server"
         ):
             await refuse_asleep(routes)
     async with serving(loopback(dev_mode=False)) as url, VllmRoutes(url) as routes:

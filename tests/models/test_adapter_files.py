@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.models.test_foreign import EXPERTS, module_of
+from tests.models.test_hf_decoder import EXPERTS, build_module
 from tests.models.test_lora import LORA, TOKENS, stir
 
 from skyfleet.config.policy import Lora
@@ -30,7 +30,7 @@ def tiny(*, lora: Lora = LORA, seed: int = 1, dtype: torch.dtype = torch.float32
     return loaded
 
 
-def test_names_and_settings_are_pefts(tmp_path: Path) -> None:
+def test_adapters_are_saved_with_pefts_names_and_settings(tmp_path: Path) -> None:
     loaded = tiny(lora=Lora(rank=4, alpha=8, target_modules=["q_proj"]))
     stir(loaded.module)
     save_model(loaded, tmp_path)
@@ -47,7 +47,7 @@ def test_names_and_settings_are_pefts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_folder_holds_the_merged_model(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_the_folder_contains_the_merged_model(tmp_path: Path, dtype: torch.dtype) -> None:
     loaded = tiny(dtype=dtype)
     stir(loaded.module)
     save_model(loaded, tmp_path)
@@ -62,7 +62,7 @@ def test_the_folder_holds_the_merged_model(tmp_path: Path, dtype: torch.dtype) -
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_adapters_come_back_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_adapters_load_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None:
     saved, fresh = tiny(dtype=dtype), tiny(dtype=dtype)
     stir(saved.module)
     save_model(saved, tmp_path)
@@ -74,19 +74,19 @@ def test_adapters_come_back_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> N
 @pytest.mark.parametrize(
     ("other", "sentence"),
     [
-        (tiny(seed=2), r"is not trainer.policy.model.path plus the saved adapters"),
+        (tiny(seed=2), r"differs from trainer.policy.model.path plus the saved adapters"),
         (
             tiny(lora=Lora(rank=2, alpha=8)),
-            r"lora.rank=2 and the adapters in .* have 4; give the rank",
+            r"lora.rank=2, but the adapters in .* have rank=4; use the rank",
         ),
-        (tiny(lora=Lora(rank=4, alpha=16)), r"lora.alpha=16 and .* have 8; give the alpha"),
+        (tiny(lora=Lora(rank=4, alpha=16)), r"lora.alpha=16, but .* have alpha=8; use the alpha"),
         (
             tiny(lora=Lora(rank=4, alpha=8, target_modules="q_proj")),
-            r"other adapters than trainer.policy.model.lora asks for",
+            r"do not match trainer.policy.model.lora",
         ),
     ],
 )
-def test_another_base_or_other_adapters_are_refused(
+def test_another_base_or_other_adapter_settings_are_rejected(
     tmp_path: Path, other: Loaded, sentence: str
 ) -> None:
     saved = tiny()
@@ -100,7 +100,7 @@ def test_another_base_or_other_adapters_are_refused(
 @pytest.mark.parametrize(
     "name", ["model.embed_tokens", "model.layers.0.input_layernorm", "model.layers.0.mlp.up_proj"]
 )
-def test_a_base_that_differs_by_a_hundredth_is_noticed(
+def test_a_base_that_differs_by_one_percent_is_rejected(
     tmp_path: Path, dtype: torch.dtype, name: str
 ) -> None:
     saved, other = tiny(dtype=dtype), tiny(dtype=dtype)
@@ -109,14 +109,16 @@ def test_a_base_that_differs_by_a_hundredth_is_noticed(
     layer: Any = other.module.get_submodule(name)
     with torch.no_grad():
         getattr(layer, "base", layer.weight).mul_(1.009)
-    with pytest.raises(ModelError, match=rf"{name}.weight is not trainer.policy.model.path plus"):
+    with pytest.raises(
+        ModelError, match=rf"{name}.weight differs from trainer.policy.model.path plus"
+    ):
         load_adapted(other.module, tmp_path)
 
 
 @pytest.mark.parametrize(
     "dtypes", [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)]
 )
-def test_adapters_go_on_in_another_precision(
+def test_adapters_load_in_another_precision(
     tmp_path: Path, dtypes: tuple[torch.dtype, torch.dtype]
 ) -> None:
     base = tiny(dtype=torch.bfloat16).module.state_dict()
@@ -134,7 +136,7 @@ def test_adapters_go_on_in_another_precision(
 
 
 @torch.no_grad()
-def test_a_sum_in_another_order_is_the_same_base(tmp_path: Path) -> None:
+def test_a_base_may_differ_by_the_order_of_summation(tmp_path: Path) -> None:
     saved = tiny()
     stir(saved.module)
     for layer in adapters(saved.module).values():
@@ -145,10 +147,10 @@ def test_a_sum_in_another_order_is_the_same_base(tmp_path: Path) -> None:
     load_adapted(tiny().module, tmp_path)
 
 
-def test_experts_are_compared_too(tmp_path: Path) -> None:
+def test_expert_weights_are_compared_too(tmp_path: Path) -> None:
     """They lie in a file otherwise than in memory."""
     tokenizer = train_tokenizer(["a tool call"], vocab_size=300)
-    saved, same, other = (module_of("Qwen3Moe", **EXPERTS) for _ in range(3))
+    saved, same, other = (build_module("Qwen3Moe", **EXPERTS) for _ in range(3))
     for module in (saved, same, other):
         adapt(module, LORA, seed=1)
     stir(saved)
@@ -156,25 +158,29 @@ def test_experts_are_compared_too(tmp_path: Path) -> None:
     load_adapted(same, tmp_path)
     with torch.no_grad():
         other.get_parameter("model.layers.0.mlp.experts.down_proj")[1, 2, 3] += 1e-3
-    with pytest.raises(ModelError, match=r"experts.down_proj is not trainer.policy.model.path"):
+    with pytest.raises(
+        ModelError, match=r"experts.down_proj differs from trainer.policy.model.path"
+    ):
         load_adapted(other, tmp_path)
 
 
-def test_a_folder_with_adapters_is_refused_by_who_trains_every_weight(tmp_path: Path) -> None:
+def test_full_training_rejects_a_folder_with_adapters(tmp_path: Path) -> None:
     save_model(tiny(), tmp_path)
     with pytest.raises(
-        ModelError, match=r"was trained with adapters and .*lora.rank=0 trains"
+        ModelError, match=r"was trained with LoRA adapters, but .*lora.rank=0 trains"
     ) as e:
         refuse_adapted(tmp_path)
     assert "\n" not in str(e.value)
 
 
-def test_a_folder_without_adapters_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"holds no adapters .* trainer.policy.model.lora.rank=0"):
+def test_a_folder_without_adapters_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(
+        ModelError, match=r"has no LoRA adapters .* trainer.policy.model.lora.rank .* with rank=0"
+    ):
         load_adapted(tiny().module, tmp_path)
 
 
-def test_peft_reads_the_adapters_and_merges_to_the_same_bits(tmp_path: Path) -> None:
+def test_peft_loads_the_adapters_and_merges_to_the_same_bits(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft", reason="no peft here: pip install peft accelerate")
     base = build_tiny(train_tokenizer(["a tool call"], vocab_size=300), SMALL, seed=1)
     ours = tiny()

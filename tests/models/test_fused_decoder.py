@@ -1,4 +1,4 @@
-"""A decoder over fused layers is the same function with the same gradients."""
+"""A decoder on fused layers computes the same function with the same gradients."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tests.fakes.small_models import llama, qwen2, qwen3
 from torch import Tensor, nn
 
 from skyfleet.models.decoder import Decoder
-from skyfleet.models.fused import layers as of_layers
+from skyfleet.models.fused import layers as layers_module
 from skyfleet.models.packed import PackedAttention
 
-# The second shares its first three tokens with the first, the third is the beginning of it.
+# The second shares its first three tokens with the first, the third is a prefix of it.
 SEQUENCES = [(1, 2, 3, 4, 5, 6), (1, 2, 3, 9, 8), (1, 2, 3), (7, 7)]
 
 
@@ -36,7 +36,7 @@ def outcome(
 
 
 @pytest.mark.parametrize("make", [llama, qwen2, qwen3])
-def test_hidden_states_and_gradients(make: Callable[[], Any]) -> None:
+def test_hidden_states_and_gradients_equal_the_plain_decoder(make: Callable[[], Any]) -> None:
     plain = outcome(make(), fused=False)
     # Tables of cosines are float32 in one and double in the other.
     torch.testing.assert_close(outcome(make(), fused=True), plain, atol=1e-6, rtol=1e-5)
@@ -46,7 +46,7 @@ def test_hidden_states_and_gradients(make: Callable[[], Any]) -> None:
 
 
 @pytest.mark.parametrize("make", [llama, qwen2, qwen3])
-def test_layers_run_again_give_the_same_bits(make: Callable[[], Any]) -> None:
+def test_recomputed_layers_give_the_same_bits(make: Callable[[], Any]) -> None:
     kept, again = (
         outcome(make(), fused=True, recompute=recompute, dtype=torch.bfloat16)
         for recompute in (False, True)
@@ -55,17 +55,17 @@ def test_layers_run_again_give_the_same_bits(make: Callable[[], Any]) -> None:
 
 
 @pytest.fixture
-def pieces(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Rows of every call of a layer's middle; of 10 tokens, 3 are a piece."""
-    middle = of_layers.FusedLayer._middle
+def chunks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of every call of the MLP; 10 tokens in chunks of 3."""
+    middle = layers_module.FusedLayer._mlp
     rows: list[int] = []
 
-    def noted(layer: of_layers.FusedLayer, y_TE: Tensor) -> Tensor:
+    def recorded(layer: layers_module.FusedLayer, y_TE: Tensor) -> Tensor:
         rows.append(len(y_TE))
         return middle(layer, y_TE)
 
-    monkeypatch.setattr(of_layers, "PIECE", 3)
-    monkeypatch.setattr(of_layers.FusedLayer, "_middle", noted)
+    monkeypatch.setattr(layers_module, "MLP_CHUNK", 3)
+    monkeypatch.setattr(layers_module.FusedLayer, "_mlp", recorded)
     return rows
 
 
@@ -76,11 +76,11 @@ def hidden_states(module: nn.Module, *, recompute: bool = False) -> Tensor:
 
 
 @pytest.mark.parametrize("make", [llama, qwen2, qwen3])
-def test_long_sequences_go_through_the_middle_in_pieces(
-    make: Callable[[], Any], pieces: list[int], monkeypatch: pytest.MonkeyPatch
+def test_a_chunked_mlp_gives_the_same_result(
+    make: Callable[[], Any], chunks: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as whole:
-        whole.setattr(of_layers, "PIECE", 10)
+        whole.setattr(layers_module, "MLP_CHUNK", 10)
         plain = outcome(make(), fused=True, recompute=True)
         with torch.no_grad():
             coarse_TE = hidden_states(make().bfloat16())
@@ -89,32 +89,32 @@ def test_long_sequences_go_through_the_middle_in_pieces(
         assert torch.equal(hidden_states(make().bfloat16()), coarse_TE)
 
 
-def test_pieces_are_held_one_at_a_time(pieces: list[int]) -> None:
+def test_long_passes_compute_the_mlp_in_chunks(chunks: list[int]) -> None:
     hidden_TE = hidden_states(llama(), recompute=True)
-    assert pieces == [3, 3, 3, 1] * 2
+    assert chunks == [3, 3, 3, 1] * 2
     hidden_TE.sum().backward()
-    # Each layer again, for what goes into its pieces, and each piece for its gradient. Torch leaves
-    # out a layer's last piece the first time, because nothing in the layer comes after it.
-    assert 8 + 6 <= len(pieces) - 8 <= 8 + 8
-    pieces.clear()
+    # Each layer is recomputed for the inputs of its chunks, then each chunk for its gradient. Torch
+    # skips the last chunk of a layer the first time, because nothing in the layer needs it.
+    assert 8 + 6 <= len(chunks) - 8 <= 8 + 8
+    chunks.clear()
     with torch.no_grad():
         hidden_states(llama())
-    assert pieces == [3, 3, 3, 1] * 2
+    assert chunks == [3, 3, 3, 1] * 2
 
 
-def test_nothing_is_cut_where_all_is_kept_or_all_is_a_piece(
-    pieces: list[int], monkeypatch: pytest.MonkeyPatch
+def test_the_mlp_is_not_chunked_if_activations_are_kept_or_fit_one_chunk(
+    chunks: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(of_layers, "checkpoint")
+    monkeypatch.delattr(layers_module, "checkpoint")
     hidden_states(llama()).sum().backward()
-    assert pieces == [10, 10]
-    pieces.clear()
-    monkeypatch.setattr(of_layers, "PIECE", 10)
+    assert chunks == [10, 10]
+    chunks.clear()
+    monkeypatch.setattr(layers_module, "MLP_CHUNK", 10)
     hidden_states(llama(), recompute=True).sum().backward()
-    assert pieces == [10, 10] * 2
+    assert chunks == [10, 10] * 2
 
 
-def test_a_fused_module_still_holds_its_own_weights() -> None:
+def test_a_fused_module_keeps_its_weights_and_shares_updates() -> None:
     module = llama()
     before = {name: weight.clone() for name, weight in module.state_dict().items()}
     layers = Decoder(module, max_positions=8, fused=True).fuse()
@@ -124,8 +124,8 @@ def test_a_fused_module_still_holds_its_own_weights() -> None:
     assert (layers[0].qkv.weight == 7.0).any()
 
 
-def test_layers_that_are_joined_twice_stay_one_storage() -> None:
-    """An engine joins what its learner's decoder has joined before."""
+def test_layers_that_are_fused_twice_share_one_storage() -> None:
+    """An engine fuses layers that the learner's decoder has already fused."""
     module = qwen2()
     first, second = (Decoder(module, max_positions=8, fused=True).fuse() for _ in range(2))
     with torch.no_grad():

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.fakes.small_models import DIMENSIONS, VOCABULARY, logits_of, seeded, small_decoder
-from tests.models.test_foreign import EXPERTS, module_of
+from tests.models.test_hf_decoder import EXPERTS, build_module
 from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import GemmaConfig, GemmaForCausalLM, Qwen2Config, Qwen2ForCausalLM
@@ -16,9 +16,9 @@ from transformers import GemmaConfig, GemmaForCausalLM, Qwen2Config, Qwen2ForCau
 from skyfleet.config.policy import Lora
 from skyfleet.errors import ModelError
 from skyfleet.models.decoder import Decoder
-from skyfleet.models.fused.layers import Joined
+from skyfleet.models.fused.layers import FusedLinear
 from skyfleet.models.hf_decoder import make_decoder
-from skyfleet.models.lora import adapt, adapters, merge, thresholds, without_adapters
+from skyfleet.models.lora import adapt, adapters, merge, rounding_offsets, without_adapters
 from skyfleet.models.packed import PackedAttention
 
 LORA = Lora(rank=4, alpha=8)
@@ -34,14 +34,14 @@ def adapted(settings: Lora = LORA, *, seed: int = 0, **changes: Any) -> Decoder:
 @torch.no_grad()
 def stir(module: nn.Module) -> None:
     """A and B somewhere, as training leaves them; merged."""
-    draw = torch.Generator().manual_seed(3)
+    rng = torch.Generator().manual_seed(3)
     for layer in adapters(module).values():
         for parameter in (layer.lora_A, layer.lora_B):
-            parameter.copy_(0.1 * torch.randn(parameter.shape, generator=draw))
+            parameter.copy_(0.1 * torch.randn(parameter.shape, generator=rng))
     merge(module)
 
 
-def test_a_new_adapter_changes_nothing() -> None:
+def test_a_new_adapter_does_not_change_the_output() -> None:
     plain, decoder = small_decoder(), adapted()
     merge(decoder.module)
     with torch.no_grad():
@@ -90,7 +90,7 @@ def explicit_gradients(decoder: Decoder) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("fused", [False, True])
-def test_gradients_are_those_through_the_written_out_sum(fused: bool, recompute: bool) -> None:
+def test_gradients_equal_those_of_the_explicit_formula(fused: bool, recompute: bool) -> None:
     # As on CUDA: joined first, adapted afterwards.
     decoder = Decoder(small_decoder().module, max_positions=64, fused=fused)
     adapt(decoder.module, LORA, seed=0)
@@ -111,7 +111,7 @@ def test_gradients_are_those_through_the_written_out_sum(fused: bool, recompute:
         )
 
 
-def test_joined_layers_pass_gradients_as_single_ones_do() -> None:
+def test_fused_layers_pass_the_same_gradients_as_single_ones() -> None:
     """On CUDA q, k and v are one product; their adapters stay three, and one may be missing."""
     layer: Any = adapted(Lora(rank=4, alpha=8, exclude_modules="k_proj")).module
     stir(layer)
@@ -123,7 +123,7 @@ def test_joined_layers_pass_gradients_as_single_ones_do() -> None:
     assert len(learnt) == 4
     single = torch.cat([part(x_TE) for part in parts], dim=1)
     expected = torch.autograd.grad((single * weights_F).sum(), [x_TE, *learnt])
-    out_TF = Joined(*parts)(x_TE)
+    out_TF = FusedLinear(*parts)(x_TE)
     torch.testing.assert_close(out_TF, single)
     got = torch.autograd.grad((out_TF * weights_F).sum(), [x_TE, *learnt])
     torch.testing.assert_close(got, expected)
@@ -141,22 +141,24 @@ COARSE = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 
 
 @COARSE
-def test_where_adapters_say_nothing_a_coarse_weight_stays_to_the_last_bit(
+def test_a_zero_update_keeps_low_precision_weights_bit_for_bit(
     dtype: torch.dtype,
 ) -> None:
-    draw = torch.Generator().manual_seed(1)
-    base = torch.randn(256, 256, generator=draw).mul(0.02).to(dtype)
+    rng = torch.Generator().manual_seed(1)
+    base = torch.randn(256, 256, generator=rng).mul(0.02).to(dtype)
     odd = [0.0, 1.0, -1.0, 0.5, -0.25, 2.0**-10, -(2.0**-10), 65000.0, 1e-7]
     base[0, : len(odd)] = torch.tensor(odd).to(dtype)
-    assert torch.equal((base.float() + thresholds(base)).to(dtype), base)
+    assert torch.equal((base.float() + rounding_offsets(base)).to(dtype), base)
 
 
 @COARSE
-def test_what_adapters_say_reaches_coarse_weights_in_the_mean(dtype: torch.dtype) -> None:
+def test_small_updates_change_low_precision_weights_correctly_on_average(
+    dtype: torch.dtype,
+) -> None:
     """A hundredth of a step: rounded as it is, next to nothing of it would arrive."""
-    draw = torch.Generator().manual_seed(1)
-    base = torch.randn(512, 512, generator=draw).mul(0.02).to(dtype)
-    change = torch.randn(512, 4, generator=draw) @ torch.randn(4, 512, generator=draw)
+    rng = torch.Generator().manual_seed(1)
+    base = torch.randn(512, 512, generator=rng).mul(0.02).to(dtype)
+    change = torch.randn(512, 4, generator=rng) @ torch.randn(4, 512, generator=rng)
     change *= 2e-4 * torch.finfo(dtype).eps / change.std()
 
     def arrived(total: Tensor) -> float:
@@ -164,18 +166,18 @@ def test_what_adapters_say_reaches_coarse_weights_in_the_mean(dtype: torch.dtype
         return float((moved * change).sum() / (change * change).sum())
 
     assert arrived(base.float() + change) < 0.1
-    assert arrived(base.float() + change + thresholds(base)) == pytest.approx(1.0, abs=0.1)
+    assert arrived(base.float() + change + rounding_offsets(base)) == pytest.approx(1.0, abs=0.1)
 
 
-def test_a_coarse_weight_is_summed_in_float32_and_rounded_once() -> None:
+def test_a_low_precision_weight_is_summed_in_float32_and_rounded_once() -> None:
     decoder = adapted(dtype=torch.bfloat16)
     stir(decoder.module)
     for layer in adapters(decoder.module).values():
         exact = layer.base.float() + layer.scale * layer.lora_B @ layer.lora_A
-        assert torch.equal(layer.weight, (exact + thresholds(layer.base)).to(torch.bfloat16))
+        assert torch.equal(layer.weight, (exact + rounding_offsets(layer.base)).to(torch.bfloat16))
 
 
-def test_the_model_before_its_adapters_needs_no_memory() -> None:
+def test_the_base_model_shares_memory_with_the_adapted_one() -> None:
     plain, decoder = small_decoder(), adapted()
     stir(decoder.module)
     base = without_adapters(decoder.module, merged=False)
@@ -191,7 +193,7 @@ def test_the_model_before_its_adapters_needs_no_memory() -> None:
     ]
 
 
-def test_the_merged_model_is_plain_and_says_the_same() -> None:
+def test_the_merged_model_is_plain_and_gives_the_same_output() -> None:
     decoder = adapted()
     stir(decoder.module)
     plain = copy.deepcopy(without_adapters(decoder.module, merged=True))
@@ -201,7 +203,7 @@ def test_the_merged_model_is_plain_and_says_the_same() -> None:
         assert torch.equal(logits_of(Decoder(plain, max_positions=64), TOKENS), expected)
 
 
-def test_the_seed_decides_where_adapters_begin() -> None:
+def test_the_seed_determines_the_initial_adapters() -> None:
     first, again, other = (
         [layer.lora_A for layer in adapters(adapted(seed=seed).module).values()]
         for seed in (1, 1, 2)
@@ -221,7 +223,7 @@ def test_the_seed_decides_where_adapters_begin() -> None:
         ),
     ],
 )
-def test_layers_are_chosen_by_the_end_of_their_names(
+def test_target_modules_match_the_end_of_layer_names(
     settings: dict[str, Any], expected: set[str]
 ) -> None:
     layers = adapters(adapted(Lora(rank=2, **settings)).module)
@@ -232,37 +234,42 @@ def test_layers_are_chosen_by_the_end_of_their_names(
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"target_modules": ["qkv"]}, r"target_modules='qkv' names no .*'q_proj'.* or all-linear"),
-        ({"target_modules": ["lm_head"]}, r"='lm_head' names no linear layer"),
+        (
+            {"target_modules": ["qkv"]},
+            r"target_modules='qkv' matches no .*'q_proj'.* or all-linear",
+        ),
+        ({"target_modules": ["lm_head"]}, r"='lm_head' matches no linear layer"),
         (
             {"target_modules": ["q_proj"], "exclude_modules": ["q_proj"]},
-            r"leaves no linear layer of Qwen3ForCausalLM",
+            r"selects no linear layer of Qwen3ForCausalLM",
         ),
     ],
 )
-def test_a_choice_of_nothing_is_refused(settings: dict[str, Any], sentence: str) -> None:
+def test_target_modules_that_match_nothing_are_rejected(
+    settings: dict[str, Any], sentence: str
+) -> None:
     with pytest.raises(ModelError, match=sentence):
         adapted(Lora(rank=2, **settings))
 
 
 @pytest.mark.parametrize(("target", "warned"), [("all-linear", True), ("q_proj", False)])
-def test_experts_are_left_out_and_said_to_be(
+def test_a_warning_says_that_experts_are_not_adapted(
     target: str, warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    module = module_of("Qwen3Moe", **EXPERTS)
+    module = build_module("Qwen3Moe", **EXPERTS)
     weights = dict(module.named_parameters())
     linears = [n for n in weights if n.endswith("_proj.weight")]
     share = sum(weights[n].numel() for n in linears) / sum(w.numel() for w in weights.values())
     adapt(module, Lora(rank=2, target_modules=target), seed=0)
     assert not any("experts" in name for name in adapters(module))
-    said = [r.getMessage() for r in caplog.records]
-    assert len(said) == warned
+    messages = [r.getMessage() for r in caplog.records]
+    assert len(messages) == warned
     if warned:
-        assert "leaves out the experts of Qwen3MoeForCausalLM" in said[0]
-        assert f": {100 * share:.1f} % of its weights are adapted" in said[0]
+        assert "does not cover the experts of Qwen3MoeForCausalLM" in messages[0]
+        assert f": {100 * share:.1f} % of its weights are adapted" in messages[0]
 
 
-def test_a_model_without_experts_is_adapted_without_a_word(
+def test_a_model_without_experts_is_adapted_without_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     adapted()
@@ -273,7 +280,7 @@ def test_a_model_without_experts_is_adapted_without_a_word(
     ("build", "config"),
     [(Qwen2ForCausalLM, Qwen2Config), (GemmaForCausalLM, GemmaConfig)],
 )
-def test_biases_and_foreign_models_are_adapted_too(build: type, config: type) -> None:
+def test_biases_and_other_architectures_are_adapted_too(build: type, config: type) -> None:
     module = seeded(build, config(**DIMENSIONS, head_dim=8))
     decoder = make_decoder(module, max_positions=64)
     with torch.no_grad():

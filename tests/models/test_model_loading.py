@@ -24,7 +24,7 @@ def tiny(*, seed: int, tied: bool = True) -> Loaded:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_weights_come_back_into_the_tensors_that_are_held(tmp_path: Path, tied: bool) -> None:
+def test_weights_load_into_the_existing_tensors(tmp_path: Path, tied: bool) -> None:
     saved, other = tiny(seed=1, tied=tied), tiny(seed=2, tied=tied)
     save_model(saved, tmp_path)
     held = dict(other.module.named_parameters())
@@ -35,7 +35,7 @@ def test_weights_come_back_into_the_tensors_that_are_held(tmp_path: Path, tied: 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_saved_model_loads_as_it_was(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_a_saved_model_loads_unchanged(tmp_path: Path, dtype: torch.dtype) -> None:
     saved = tiny(seed=1)
     saved.module.to(dtype=dtype)
     save_model(saved, tmp_path)
@@ -54,33 +54,37 @@ def test_a_saved_model_loads_as_it_was(tmp_path: Path, dtype: torch.dtype) -> No
     assert saved.tokenizer.encode(text) == loaded.tokenizer.encode(text)
 
 
-def test_another_models_weights_are_refused(tmp_path: Path) -> None:
+def test_weights_of_another_model_are_rejected(tmp_path: Path) -> None:
     save_model(tiny(seed=1), tmp_path)
     with pytest.raises(
         ModelError,
-        match=r"holds another model: missing \['model.layers.1.*unfitting \['model.embed",
+        match=r"contains a different model: missing \['model.layers.1.*mismatched \['model.embed",
     ):
         load_weights(small_decoder(vocab_size=300).module, tmp_path)
 
 
 @pytest.mark.parametrize("content", [None, "{}"])
-def test_a_folder_without_a_model_is_one_sentence(tmp_path: Path, content: str | None) -> None:
+def test_a_folder_without_a_model_is_rejected_in_one_sentence(
+    tmp_path: Path, content: str | None
+) -> None:
     if content is not None:
         (tmp_path / "config.json").write_text(content)
-    with pytest.raises(ModelError, match=r"^trainer.policy.model.path='.*': no|cannot") as caught:
+    with pytest.raises(
+        ModelError, match=r"^trainer.policy.model.path='.*' (is not a model folder|cannot)"
+    ) as caught:
         load_model(str(tmp_path), dtype=torch.float32, device=CPU, config_kwargs={})
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_folder_names_what_may_be_given_instead(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"no model folder there .* 'tiny' or 'smollm2'"):
+def test_a_missing_folder_lists_the_alternatives(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"is not a model folder .* 'tiny' or 'smollm2'"):
         load_model(str(tmp_path / "none"), dtype=torch.float32, device=CPU, config_kwargs={})
 
 
-def test_weights_of_other_sizes_than_asked_name_the_key(tmp_path: Path) -> None:
+def test_a_size_mismatch_names_the_key(tmp_path: Path) -> None:
     save_model(tiny(seed=1), tmp_path)
     with pytest.raises(
-        ModelError, match=r"other sizes .*kwargs=\{'vocab_size': 512\} .*kwargs=\{\}$"
+        ModelError, match=r"do not have the sizes .*kwargs=\{'vocab_size': 512\}; .*kwargs=\{\}$"
     ):
         load_model(
             str(tmp_path), dtype=torch.float32, device=CPU, config_kwargs={"vocab_size": 512}

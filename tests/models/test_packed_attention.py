@@ -19,7 +19,7 @@ GROUP = [
     (*PROMPT, 3, 4, 6),
     (*PROMPT, 3),
     (11, 12),
-    (*PROMPT, 3, 4, 6),  # said twice
+    (*PROMPT, 3, 4, 6),  # completion twice
     PROMPT,  # a beginning of others
     (*PROMPT, 60, 3, 4, 4, 8, 1, 2),
 ]
@@ -33,7 +33,7 @@ def weighted_sum(decoder: Decoder, logits_BTV: Sequence[torch.Tensor]) -> torch.
     ).sum()
 
 
-def test_a_shared_beginning_is_one_run_of_rows() -> None:
+def test_a_shared_prefix_is_computed_once() -> None:
     attention = PackedAttention([(1, 2, 3), (1, 2, 4, 5)], torch.device("cpu"))
     assert attention.token_ids_T.tolist() == [1, 2, 3, 4, 5]
     assert attention.positions_T.tolist() == [0, 1, 2, 2, 3]
@@ -42,7 +42,7 @@ def test_a_shared_beginning_is_one_run_of_rows() -> None:
 
 
 @pytest.mark.parametrize("sequences", [GROUP, GROUP[:1], [(1,), (1,)]])
-def test_logits_and_gradients_are_those_of_the_sequences_one_by_one(
+def test_logits_and_gradients_equal_those_of_single_sequences(
     sequences: list[tuple[int, ...]],
 ) -> None:
     decoder = small_decoder()
@@ -63,7 +63,7 @@ def test_logits_and_gradients_are_those_of_the_sequences_one_by_one(
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=8))
-def test_every_sequence_is_found_whole_and_every_beginning_once(
+def test_every_sequence_is_complete_and_every_prefix_is_stored_once(
     sequences: list[list[int]],
 ) -> None:
     attention = PackedAttention([tuple(s) for s in sequences], torch.device("cpu"))

@@ -44,7 +44,7 @@ def read(folder: Path, **changes: Any) -> Any:
     return load_model(str(folder), dtype=torch.float32, device=CPU, config_kwargs=changes).module
 
 
-def test_beyond_the_old_context_logits_are_those_of_transformers(folder: Path) -> None:
+def test_logits_beyond_the_original_context_equal_those_of_transformers(folder: Path) -> None:
     module = read(folder, rope_parameters=YARN)
     assert module.config.max_position_embeddings == 128
     token_ids = torch.randint(VOCABULARY, (1, 128), generator=torch.Generator().manual_seed(1))
@@ -57,16 +57,16 @@ def test_beyond_the_old_context_logits_are_those_of_transformers(folder: Path) -
         assert not torch.allclose(plain(token_ids[:, :32]).logits[0], expected[:32], atol=0.1)
 
 
-async def test_engine_and_learner_agree_beyond_the_old_context(folder: Path) -> None:
+async def test_engine_and_learner_agree_beyond_the_original_context(folder: Path) -> None:
     decoder = Decoder(read(folder, rope_parameters=YARN), max_positions=128)
     prompt = [(7 * i) % VOCABULARY for i in range(100)]
     completion = await engine(decoder).generate(prompt, SAMPLING, session="s")
-    said = len(completion.token_ids)
-    expected = logprobs_of(decoder, [*prompt, *completion.token_ids], said, temperature=0.8)
+    n_tokens = len(completion.token_ids)
+    expected = logprobs_of(decoder, [*prompt, *completion.token_ids], n_tokens, temperature=0.8)
     assert completion.logprobs == pytest.approx(expected.tolist(), abs=1e-5)
 
 
-def test_a_saved_policy_carries_its_context(folder: Path, tmp_path: Path) -> None:
+def test_a_saved_policy_keeps_its_extended_context(folder: Path, tmp_path: Path) -> None:
     loaded = load_model(
         str(folder), dtype=torch.float32, device=CPU, config_kwargs={"rope_parameters": YARN}
     )
@@ -80,7 +80,7 @@ def test_a_saved_policy_carries_its_context(folder: Path, tmp_path: Path) -> Non
         assert module.config.rope_parameters == written["rope_parameters"]
 
 
-def test_the_base_of_the_rotation_can_be_set(folder: Path) -> None:
+def test_rope_theta_can_be_set(folder: Path) -> None:
     """transformers keeps it among the rotary parameters and passes over it as a keyword."""
     module = read(folder, rope_theta=5e5)
     assert module.config.rope_parameters == {"rope_type": "default", "rope_theta": 5e5}
@@ -91,27 +91,35 @@ def test_the_base_of_the_rotation_can_be_set(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("own", "changes", "sentence"),
     [
-        ({}, {"rope_type": "dynamic", "factor": 2.0}, r"rope_type='dynamic' for a model whose own"),
-        ({}, {**YARN, "factor": 1.0}, r"^factor=1.0 and .* stretch nothing"),
-        ({}, {"rope_type": "yarn", "factor": 2.0}, r"original_max_position_embeddings=0 stretch"),
+        (
+            {},
+            {"rope_type": "dynamic", "factor": 2.0},
+            r"rope_type='dynamic' is not supported for a model",
+        ),
+        ({}, {**YARN, "factor": 1.0}, r"^factor=1.0 with .* does not extend"),
+        (
+            {},
+            {"rope_type": "yarn", "factor": 2.0},
+            r"original_max_position_embeddings=0 does not extend",
+        ),
         (
             {},
             {**YARN, "original_max_position_embeddings": 64},
-            r"=64 and the model knows 32 positi",
+            r"=64 exceeds the model's 32 positi",
         ),
         (
             {"max_position_embeddings": 256},
             YARN,
-            r"reaches 4.0 x 32 = 128 tokens and the model knows 256 already",
+            r"gives 4.0 x 32 = 128 tokens, fewer than the model's 256",
         ),
         (
             {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
             YARN,
-            r"rope_type='yarn' for a model whose own is 'linear'",
+            r"rope_type='yarn' is not supported for a model with rope_type='linear'",
         ),
     ],
 )
-def test_what_stretches_nothing_is_refused(
+def test_scaling_that_does_not_extend_the_context_is_rejected(
     own: dict[str, Any], changes: dict[str, Any], sentence: str
 ) -> None:
     config = Qwen3Config(**{"max_position_embeddings": 32, **own})
@@ -119,11 +127,11 @@ def test_what_stretches_nothing_is_refused(
         change_rope(config, changes)
 
 
-def test_positions_that_do_not_turn_cannot_be_stretched() -> None:
-    with pytest.raises(ModelError, match=r"^gpt2 has no rotary positions"):
+def test_a_model_without_rope_cannot_be_scaled() -> None:
+    with pytest.raises(ModelError, match=r"^gpt2 has no RoPE parameters"):
         change_rope(GPT2Config(), YARN)
 
 
-def test_a_setting_the_model_does_not_have_is_refused(folder: Path) -> None:
+def test_an_unknown_model_setting_is_rejected(folder: Path) -> None:
     with pytest.raises(ModelError, match=r"model_config_kwargs.head_dims=8: qwen3 has no such"):
         read(folder, head_dims=8)

@@ -11,12 +11,12 @@ from skyfleet.models.tiny import MARKS, TAGS, build_tiny, train_tokenizer
 TEXTS = ['{"name": "close_issue", "arguments": {"id": 42}}', "aa bb ab ba aab bba abb baa"] * 3
 
 
-def test_the_same_texts_make_the_same_tokenizer() -> None:
+def test_the_same_texts_give_the_same_tokenizer() -> None:
     made = {train_tokenizer(TEXTS, vocab_size=330).backend_tokenizer.to_str() for _ in range(5)}
     assert len(made) == 1
 
 
-def test_any_text_comes_back_from_its_tokens() -> None:
+def test_any_text_survives_encoding_and_decoding() -> None:
     tokenizer = train_tokenizer(TEXTS, vocab_size=330)
     for text in ("déjà  vu\n\t 12345", "<tool_call>\n{}\n</tool_call>", "日本語 🐦", " }} ", ""):
         token_ids = tokenizer.encode(text, add_special_tokens=False)
@@ -30,7 +30,7 @@ def test_marks_and_tags_are_one_token_each() -> None:
     assert len(tokenizer) == 256 + len(MARKS) + len(TAGS)
 
 
-def test_the_seed_decides_the_weights_and_nobody_elses_randomness_moves() -> None:
+def test_the_seed_determines_the_weights_and_leaves_global_randomness_unchanged() -> None:
     tokenizer = train_tokenizer([], vocab_size=0)
     torch.manual_seed(5)
     expected = torch.rand(1)
@@ -44,7 +44,7 @@ def test_the_seed_decides_the_weights_and_nobody_elses_randomness_moves() -> Non
     assert not torch.equal(one, other)
 
 
-def test_an_unknown_dimension_is_refused_with_the_known_ones() -> None:
+def test_an_unknown_dimension_is_rejected_with_the_known_ones() -> None:
     tokenizer = train_tokenizer([], vocab_size=0)
-    with pytest.raises(ConfigError, match=r"model_config_kwargs\.hiden_size: .*'hidden_size'"):
+    with pytest.raises(ConfigError, match=r"model_config_kwargs\.hiden_size .*'hidden_size'"):
         build_tiny(tokenizer, {"hiden_size": 8}, seed=0)

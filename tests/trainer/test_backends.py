@@ -166,7 +166,7 @@ async def test_a_server_killed_in_the_middle_loses_no_episode(
             playing = asyncio.create_task(played(remote(trained, url, surviving, more=DRAWN)))
             await dying.hangs.wait()
         attempts = await playing
-    assert "engine 0 failed and session" in caplog.text
+    assert "engine 0 failed, session" in caplog.text
     assert [attempt.failure for attempt in attempts] == [None] * 4
     assert tokens(attempts) == tokens(expected)
     assert sum(len(attempt.turns) for attempt in attempts) > 8

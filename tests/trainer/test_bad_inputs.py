@@ -65,7 +65,7 @@ async def test_no_training_data_is_refused(tmp_path: Path) -> None:
 async def test_a_missing_model_folder_is_refused(tmp_path: Path) -> None:
     error = await refusal(tmp_path, f"trainer.policy.model.path={tmp_path}/no_model")
     assert isinstance(error, ModelError)
-    assert "no model folder there" in str(error)
+    assert "is not a model folder" in str(error)
 
 
 @pytest.mark.parametrize("content", [None, "{}"])

@@ -110,16 +110,19 @@ async def test_a_base_that_has_changed_is_noticed(base: Path, tmp_path: Path) ->
     changed = load_file(file)
     changed["model.layers.0.mlp.up_proj.weight"][3] *= 1.1
     save_file(changed, file, metadata={"format": "pt"})
-    with pytest.raises(ModelError, match=r"up_proj.weight is not .* bring back the one"):
+    with pytest.raises(ModelError, match=r"up_proj.weight differs from .* restore the base model"):
         await run_training(lora_config(tmp_path / "run", own))
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ("lora.rank=0", r"was trained with adapters and trainer.policy.model.lora.rank=0"),
-        ("lora.rank=2", r"trainer.policy.model.lora.rank=2 and the adapters in .* have 4"),
-        ("lora.alpha=16", r"trainer.policy.model.lora.alpha=16 and the adapters in .* have 8"),
+        ("lora.rank=0", r"was trained with LoRA adapters, but trainer.policy.model.lora.rank=0"),
+        ("lora.rank=2", r"trainer.policy.model.lora.rank=2, but the adapters in .* have rank=4"),
+        (
+            "lora.alpha=16",
+            r"trainer.policy.model.lora.alpha=16, but the adapters in .* have alpha=8",
+        ),
     ],
 )
 async def test_adapters_taken_up_with_other_keys_are_refused_in_a_sentence(

@@ -137,7 +137,7 @@ async def test_a_server_that_keeps_its_own_weights_stops_the_run(
     server = serving_another(policy)
     server.breaks = "sums"
     async with serving(server) as url:
-        with pytest.raises(SentinelError, match="holds other weights than the learner"):
+        with pytest.raises(SentinelError, match="holds weights that differ from the learner"):
             await run_training(configured(tmp_path, policy, url))
 
 
@@ -166,7 +166,7 @@ async def test_what_a_server_says_with_others_weights_is_neither_learnt_nor_repo
     server.loads = loads
     config = partial(configured, tmp_path, policy, more=(f"data.val_data={val_data}",))
     async with serving(server) as url:
-        with pytest.raises(SentinelError, match=r"was given other weights .* started again"):
+        with pytest.raises(SentinelError, match=r"received weights that differ .* restarted"):
             await run_training(config(url))
     assert len(server.loaded) == loads
     assert len(rows(tmp_path)) == n_rows
@@ -191,7 +191,7 @@ async def test_a_server_of_another_size_than_the_learner_is_refused(
 ) -> None:
     another = ("trainer.policy.model.path=tiny", "trainer.policy.model_config_kwargs={}")
     async with serving(serving_another(policy)) as url:
-        with pytest.raises(ConfigError, match=r"num_hidden_layers=1, and the learner's has \d+"):
+        with pytest.raises(ConfigError, match=r"num_hidden_layers=1, but the learner's has \d+"):
             await run_training(configured(tmp_path, policy, url, more=another))
 
 

@@ -1,4 +1,4 @@
-"""Weights arrive between turns of a router's sessions, and each turn says which spoke it."""
+"""Weights are pushed between the turns of a pool, and each turn records its policy version."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from skyfleet.weight_sync.sync import InProcessSync, PausedSync
 SAMPLING = SamplingParams(max_generate_length=12, seed=1)
 
 
-class Taught:
-    """A learner as far as a sync asks."""
+class FakeLearner:
+    """The part of a learner that a sync uses."""
 
     policy_version = 1
 
@@ -35,7 +35,7 @@ class Taught:
 
 
 class SlowSync:
-    """Hands over as the real one does, after `gate` opens."""
+    """Pushes like the real one, after `gate` opens."""
 
     def __init__(self) -> None:
         self.gate, self.began = asyncio.Event(), asyncio.Event()
@@ -48,16 +48,16 @@ class SlowSync:
     async def confirm(self, engines: Sequence[Engine]) -> None: ...
 
 
-async def test_a_turn_under_way_keeps_its_version_and_the_next_waits_for_the_new_one() -> None:
+async def test_a_running_turn_keeps_its_version_and_the_next_waits_for_the_new_one() -> None:
     engines = [tiny_speaker().engine(), tiny_speaker().engine()]
-    router = Router(engines)
+    pool = Router(engines)
     slow = SlowSync()
-    under_way = asyncio.create_task(router.generate([5, 6], SAMPLING, session="a"))
+    running = asyncio.create_task(pool.generate([5, 6], SAMPLING, session="a"))
     await asyncio.sleep(0)
-    pushing = asyncio.create_task(PausedSync(slow, router).push(Taught(), engines))
+    pushing = asyncio.create_task(PausedSync(slow, pool).push(FakeLearner(), engines))
     await slow.began.wait()
-    waiting = asyncio.create_task(router.generate([5, 7], SAMPLING, session="b"))
-    assert (await under_way).policy_version == 0
+    waiting = asyncio.create_task(pool.generate([5, 7], SAMPLING, session="b"))
+    assert (await running).policy_version == 0
     assert not waiting.done()
     slow.gate.set()
     assert await pushing == 1

@@ -1,4 +1,4 @@
-"""What a sync hands to vLLM, where its worker is one of ours that reads the same file."""
+"""VllmSync against a fake worker that loads the same file: every weight is sent and verified."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from skyfleet.errors import SentinelError
 from skyfleet.learner.learner import Learner
 from skyfleet.models.lora import merged_state
 from skyfleet.models.weights import bit_sums
-from skyfleet.weight_sync.vllm import Proof, VllmSync
+from skyfleet.weight_sync.vllm import ExpectedChecksums, VllmSync
 
 
 class Worker:
-    """In place of vLLM: holds what it reads, `spoiled` where it should have read another.
+    """Stands in for vLLM: holds the weights it loads, with the tensor `spoiled` replaced by zeros.
 
-    It can tell of those that it was given as `proven` says, and of none that it holds.
+    With `reports`, it reports checksums only of received tensors with these names, and of none it holds.
     """
 
-    def __init__(self, *, spoiled: str = "", proven: Callable[[str], bool] | None = None) -> None:
+    def __init__(self, *, spoiled: str = "", reports: Callable[[str], bool] | None = None) -> None:
         self.held: dict[str, Tensor] = {}
-        self._spoiled, self._proven = spoiled, proven
+        self._spoiled, self._reports = spoiled, reports
 
     async def pause_generation(self, *, mode: str, clear_cache: bool) -> None: ...
 
@@ -44,13 +44,13 @@ class Worker:
                 self.held[self._spoiled] = torch.zeros_like(self.held[self._spoiled])
             return [None]
         sums = {name: bit_sums(weight).tolist() for name, weight in self.held.items()}
-        if self._proven is None:
+        if self._reports is None:
             return [{"given": self._given, "held": sums}]
-        return [{"given": {name: sums[name] for name in filter(self._proven, sums)}, "held": {}}]
+        return [{"given": {name: sums[name] for name in filter(self._reports, sums)}, "held": {}}]
 
 
-class Taught:
-    """A learner as far as a sync asks."""
+class FakeLearner:
+    """The part of a learner that a sync uses."""
 
     policy_version = 3
 
@@ -60,12 +60,12 @@ async def push(worker: Worker) -> VllmEngine:
     engine = VllmEngine(
         worker, VllmSettings(max_model_len=64, model_dtype="float32"), decode_text=str
     )
-    taught: Learner = Taught()  # type: ignore[assignment]
-    await VllmSync(lambda: merged_state(module).items()).push(taught, [engine])
+    learner: Learner = FakeLearner()  # type: ignore[assignment]
+    await VllmSync(lambda: merged_state(module).items()).push(learner, [engine])
     return engine
 
 
-async def test_every_weight_is_sent_once_under_its_own_name() -> None:
+async def test_every_weight_is_sent_once_by_its_name() -> None:
     worker = Worker()
     assert (await push(worker)).policy_version == 3
     state = tiny_speaker().decoder.module.state_dict()
@@ -74,25 +74,31 @@ async def test_every_weight_is_sent_once_under_its_own_name() -> None:
     assert all(torch.equal(weight, state[name]) for name, weight in worker.held.items())
 
 
-async def test_a_worker_that_holds_another_weight_stops_the_run() -> None:
+async def test_a_worker_with_a_different_weight_stops_the_run() -> None:
     with pytest.raises(
         SentinelError, match=r"holds .*: 1 of 24 .* first model\.embed_tokens\.weight"
     ):
         await push(Worker(spoiled="model.embed_tokens.weight"))
 
 
-async def test_a_worker_that_proves_nothing_or_not_all_stops_the_run() -> None:
-    with pytest.raises(SentinelError, match=r"was given other .*: 24 of 24 .* first model\.embed_"):
-        await push(Worker(proven=lambda name: False))
+async def test_a_worker_that_does_not_report_every_weight_stops_the_run() -> None:
+    with pytest.raises(
+        SentinelError, match=r"received weights that differ.*: 24 of 24 .* first model\.embed_"
+    ):
+        await push(Worker(reports=lambda name: False))
     with pytest.raises(SentinelError, match=r": 1 of 24 tensors, first model\.norm\.weight"):
-        await push(Worker(proven=lambda name: name != "model.norm.weight"))
-    await push(Worker(proven=lambda name: True))
+        await push(Worker(reports=lambda name: name != "model.norm.weight"))
+    await push(Worker(reports=lambda name: True))
 
 
-def test_what_an_engine_rounds_is_proven_as_it_came_and_as_it_is_held() -> None:
+def test_rounded_weights_are_verified_as_sent_and_as_held() -> None:
     weight = torch.tensor([1.001, 2.0])
-    proof = Proof.of({"w": weight}, ["bfloat16"])
+    expected = ExpectedChecksums.compute({"w": weight}, ["bfloat16"])
     rounded = {"w": bit_sums(weight.bfloat16()).tolist()}
-    assert proof.fault({"given": proof.sent, "held": rounded}, "bfloat16") == ""
-    assert proof.fault({"given": rounded, "held": rounded}, "bfloat16").startswith("was given")
-    assert proof.fault({"given": proof.sent, "held": proof.sent}, "bfloat16").startswith("holds")
+    assert expected.find_mismatch({"given": expected.sent, "held": rounded}, "bfloat16") == ""
+    assert expected.find_mismatch({"given": rounded, "held": rounded}, "bfloat16").startswith(
+        "received"
+    )
+    assert expected.find_mismatch(
+        {"given": expected.sent, "held": expected.sent}, "bfloat16"
+    ).startswith("holds")

@@ -1,4 +1,4 @@
-"""The folder that weights travel in: who may read it, what is said when it is full, and what is left."""
+"""The temporary weights file: permissions, a full disk, and removal of stale files."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import pytest
 import torch
 
 from skyfleet.errors import ConfigError
-from skyfleet.weight_sync import weights_file as scratch
-from skyfleet.weight_sync.weights_file import remove_left, weights_file
+from skyfleet.weight_sync import weights_file as weights_file_module
+from skyfleet.weight_sync.weights_file import remove_stale_files, weights_file
 
 WEIGHTS = {"a": torch.zeros(100_000)}
 
 
 @pytest.fixture(autouse=True)
 def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(scratch, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(weights_file_module, "SHARED_MEMORY", tmp_path)
     return tmp_path
 
 
@@ -30,7 +30,7 @@ def modes(path: Path) -> tuple[int, int]:
     return S_IMODE(path.parent.stat().st_mode), S_IMODE(path.stat().st_mode)
 
 
-async def test_in_a_folder_that_is_named_every_user_may_read(tmp_path: Path) -> None:
+async def test_a_configured_folder_is_world_readable(tmp_path: Path) -> None:
     named = tmp_path / "named"
     named.mkdir()
     async with weights_file(WEIGHTS, str(named)) as path:
@@ -42,7 +42,7 @@ async def test_in_a_folder_that_is_named_every_user_may_read(tmp_path: Path) -> 
     assert os.listdir(named) == []
 
 
-async def test_a_full_folder_is_named_with_the_bytes_that_it_lacks(tmp_path: Path) -> None:
+async def test_a_full_folder_is_named_with_the_size_of_the_weights(tmp_path: Path) -> None:
     before, handler = getrlimit(RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     setrlimit(RLIMIT_FSIZE, (1000, before[1]))
     try:
@@ -57,19 +57,21 @@ async def test_a_full_folder_is_named_with_the_bytes_that_it_lacks(tmp_path: Pat
     assert os.listdir(tmp_path) == []
 
 
-async def test_what_a_killed_trainer_left_is_removed_and_what_travels_is_not(memory: Path) -> None:
+async def test_stale_files_of_a_killed_trainer_are_removed_and_files_in_use_are_not(
+    memory: Path,
+) -> None:
     (memory / "skyfleet-other").mkdir()
     killed = (
         "import asyncio, os, sys; from pathlib import Path; import torch\n"
-        "from skyfleet.weight_sync import scratch\n"
-        "scratch.SHARED_MEMORY = Path(sys.argv[1])\n"
+        "from skyfleet.weight_sync import weights_file\n"
+        "weights_file.SHARED_MEMORY = Path(sys.argv[1])\n"
         "async def main():\n"
-        "    async with scratch.weights_file({'a': torch.zeros(4)}, None): os._exit(9)\n"
+        "    async with weights_file.weights_file({'a': torch.zeros(4)}, None): os._exit(9)\n"
         "asyncio.run(main())\n"
     )
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", killed, str(memory))
     assert await process.wait() == 9
     async with weights_file(WEIGHTS, None) as path:
         assert len(os.listdir(memory)) == 3
-        remove_left()
+        remove_stale_files()
         assert {*os.listdir(memory)} == {path.parent.name, "skyfleet-other"}

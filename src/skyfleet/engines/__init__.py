@@ -1,1 +1,1 @@
-"""Who speaks: tokens in, tokens out."""
+"""Inference engines: in process on CPU and GPU, vLLM, HTTP clients, and the engine pool."""

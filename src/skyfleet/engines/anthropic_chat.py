@@ -11,15 +11,15 @@ from skyfleet.engines.engine import CutShortError
 from skyfleet.engines.http_client import Endpoint, RefusedError
 from skyfleet.engines.sampling_params import SamplingParams
 
-VERSION = "2023-06-01"
+API_VERSION = "2023-06-01"
 
 
 class AnthropicChat(Endpoint):
     def __init__(
         self, url: str, *, model: str, api_key: str | None = None, timeout_seconds: float = 300
     ) -> None:
-        """`url` ends where /v1/messages begins: https://api.anthropic.com."""
-        headers = {"anthropic-version": VERSION} | ({"x-api-key": api_key} if api_key else {})
+        """`url` is the base URL, without /v1/messages: https://api.anthropic.com."""
+        headers = {"anthropic-version": API_VERSION} | ({"x-api-key": api_key} if api_key else {})
         address = f"{url.rstrip('/')}/v1/messages"
         super().__init__(address, headers, timeout_seconds=timeout_seconds)
         self._model = model
@@ -29,14 +29,16 @@ class AnthropicChat(Endpoint):
     ) -> Message:
         body: dict[str, Any] = {
             "model": self._model,
-            "messages": _turns(messages),
+            "messages": _to_turns(messages),
             "max_tokens": sampling.max_generate_length,
             "temperature": min(1.0, sampling.temperature),
         }
-        if system := "\n\n".join(text_only(one) for one in messages if one.role == "system"):
+        if system := "\n\n".join(
+            text_only(message) for message in messages if message.role == "system"
+        ):
             body["system"] = system
         if tools:
-            body["tools"] = [_tool(spec) for spec in tools]
+            body["tools"] = [_to_tool(spec) for spec in tools]
         if sampling.top_p < 1:
             body["top_p"] = sampling.top_p
         if sampling.stop:
@@ -44,15 +46,15 @@ class AnthropicChat(Endpoint):
         answer = await self.post(body)
         match answer:
             case {"content": list() as blocks}:
-                message = _read(blocks)
+                message = _parse_blocks(blocks)
                 if answer.get("stop_reason") == "max_tokens":
                     raise CutShortError(message)
                 return message
-        raise RefusedError(f"{self._model} answered without content: {str(answer)[:300]}")
+        raise RefusedError(f"{self._model} returned no content: {str(answer)[:300]}")
 
 
-def _turns(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """User and assistant by turns: the answers to one message's calls are one user message."""
+def _to_turns(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Alternate user and assistant: all tool results of one message become one user message."""
     turns: list[dict[str, Any]] = []
     for message in messages:
         if message.role == "system":
@@ -60,11 +62,11 @@ def _turns(messages: Sequence[Message]) -> list[dict[str, Any]]:
         role = "assistant" if message.role == "assistant" else "user"
         if not turns or turns[-1]["role"] != role:
             turns.append({"role": role, "content": []})
-        turns[-1]["content"] += _blocks(message)
+        turns[-1]["content"] += _to_blocks(message)
     return turns
 
 
-def _blocks(message: Message) -> list[dict[str, Any]]:
+def _to_blocks(message: Message) -> list[dict[str, Any]]:
     text = text_only(message)
     if message.role == "tool":
         return [
@@ -79,24 +81,24 @@ def _blocks(message: Message) -> list[dict[str, Any]]:
         {"type": "tool_use", "id": call.id, "name": call.name, "input": dict(call.arguments)}
         for call in message.tool_calls
     ]
-    # An empty text block is refused, and so is a message without any block.
-    said = text if text.strip() or calls else "(nothing)"
-    return [*([{"type": "text", "text": said}] if said.strip() else []), *calls]
+    # The API rejects an empty text block, and a message without blocks.
+    content = text if text.strip() or calls else "(nothing)"
+    return [*([{"type": "text", "text": content}] if content.strip() else []), *calls]
 
 
-def _tool(spec: ToolSpec) -> dict[str, Any]:
+def _to_tool(spec: ToolSpec) -> dict[str, Any]:
     schema = dict(spec.parameters)
     return {"name": spec.name, "description": spec.description, "input_schema": schema}
 
 
-def _read(blocks: Sequence[Mapping[str, Any]]) -> Message:
-    def joined(kind: str) -> str:
+def _parse_blocks(blocks: Sequence[Mapping[str, Any]]) -> Message:
+    def join(kind: str) -> str:
         return "".join(str(block[kind]) for block in blocks if block.get("type") == kind)
 
     return Message(
         role="assistant",
-        content=joined("text"),
-        reasoning=joined("thinking") or None,
+        content=join("text"),
+        reasoning=join("thinking") or None,
         tool_calls=tuple(
             ToolCall(id=block["id"], name=block["name"], arguments=block["input"])
             for block in blocks

@@ -1,4 +1,4 @@
-"""Chat-level engines: messages and tools in, one message with its tokens out."""
+"""Chat engines: messages and tools in, one message with its tokens out."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from skyfleet.errors import ContextFullError, EngineError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatCompletion:
-    """One turn, in words and in the very tokens."""
+    """One turn, as a message and as the exact tokens."""
 
     message: Message
     prompt_token_ids: tuple[int, ...]
-    """What the messages and tools became."""
+    """The rendered messages and tools."""
     completion: Completion
 
 
@@ -35,15 +35,15 @@ class ChatEngine(Protocol):
         *,
         session: str,
     ) -> ChatCompletion:
-        """The assistant's next message. A session keeps its cache until it is released."""
+        """Generate the next assistant message. A session keeps its cache until it is released."""
         ...
 
     async def release(self, session: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Told:
-    """A session up to its last turn, in words and in tokens."""
+class _History:
+    """A session up to its last turn, as messages and as tokens."""
 
     messages: list[Message]
     tools: Sequence[ToolSpec]
@@ -51,11 +51,13 @@ class _Told:
 
 
 class RenderedChat:
+    """Any Engine as a ChatEngine: it renders prompts and parses completions in this process."""
+
     def __init__(self, engine: Engine, renderer: Renderer, *, max_input_length: int) -> None:
-        """`max_input_length` in tokens: a longer prompt is a ContextFullError."""
+        """A prompt of more than `max_input_length` tokens raises ContextFullError."""
         self._engine, self._renderer = engine, renderer
         self._max_input_length = max_input_length
-        self._told: dict[str, _Told] = {}
+        self._histories: dict[str, _History] = {}
 
     @property
     def policy_version(self) -> int:
@@ -73,21 +75,21 @@ class RenderedChat:
         *,
         session: str,
     ) -> ChatCompletion:
-        """The model's own ends of a turn are added to `sampling`."""
-        prompt = self._prompt(messages, tools, session)
+        """Adds the stop tokens of the renderer to `sampling`."""
+        prompt = self._render(messages, tools, session)
         if len(prompt) > self._max_input_length:
             raise ContextFullError(
-                f"session {session}: the prompt has {len(prompt)} tokens, "
+                f"session {session}: the prompt has {len(prompt)} tokens, more than "
                 f"generator.max_input_length={self._max_input_length}"
             )
-        ends = dict.fromkeys((*sampling.stop_token_ids, *self._renderer.stop_token_ids))
+        stop_token_ids = dict.fromkeys((*sampling.stop_token_ids, *self._renderer.stop_token_ids))
         completion = await self._engine.generate(
-            prompt, replace(sampling, stop_token_ids=tuple(ends)), session=session
+            prompt, replace(sampling, stop_token_ids=tuple(stop_token_ids)), session=session
         )
         if completion.finish == "abort":
-            raise EngineError(f"session {session}: the engine broke the turn off")
+            raise EngineError(f"session {session}: the engine aborted the turn")
         message = self._renderer.parse(completion.token_ids, tools)
-        self._told[session] = _Told(
+        self._histories[session] = _History(
             messages=[*messages, message],
             tools=tools,
             token_ids=[*prompt, *completion.token_ids],
@@ -97,18 +99,21 @@ class RenderedChat:
         )
 
     async def release(self, session: str) -> None:
-        self._told.pop(session, None)
+        self._histories.pop(session, None)
         await self._engine.release(session)
 
-    def _prompt(
+    def _render(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], session: str
     ) -> list[int]:
-        """Goes on from the tokens that were sampled wherever the past is as it was told."""
-        told = self._told.get(session)
-        if told is not None:
-            n, so_far = len(told.messages), told.token_ids
-            if list(messages[:n]) == told.messages and tools == told.tools:
-                joined = self._renderer.join(so_far[-1], messages[n:])
+        """Continue from the sampled tokens if the history is unchanged.
+
+        Otherwise render all messages.
+        """
+        history = self._histories.get(session)
+        if history is not None:
+            n, token_ids = len(history.messages), history.token_ids
+            if list(messages[:n]) == history.messages and tools == history.tools:
+                joined = self._renderer.join(token_ids[-1], messages[n:])
                 if joined is not None:
-                    return [*so_far, *joined]
+                    return [*token_ids, *joined]
         return self._renderer.open(messages, tools)

@@ -1,8 +1,8 @@
-"""EmbeddedEngine: the learner's own weights, sampled from in this process.
+"""EmbeddedEngine: continuous batching on a CPU over the learner's own weights.
 
-Every step serves all sessions at once: those that decode get their next token, those that arrived
-get their prompt read, new tokens only. Nothing is copied when weights change: `policy_version`
-moves and what was cached under the old weights is dropped.
+Every step serves all sessions at once: running sequences decode their next token, and new requests
+prefill the tokens that are not cached. Weights are not copied: a new `policy_version` drops the KV
+cache.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import numpy as np
 import torch
 
 from skyfleet.chat.transcript import Completion
-from skyfleet.engines.kv_cache import BLOCK, CachedAttention, KeyValueCache, Row, Segment
-from skyfleet.engines.sampler import check_fits, draw, finish_of, randomness_of
+from skyfleet.engines.kv_cache import CachedAttention, KVCache, Row, Segment
+from skyfleet.engines.prefix_cache import BLOCK_SIZE
+from skyfleet.engines.sampler import draw, finish_of, randomness_of, validate_request
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.models.decoder import Decoder
 
@@ -25,13 +26,16 @@ from skyfleet.models.decoder import Decoder
 class _Request:
     session: str
     token_ids: list[int]
-    """The prompt, then what was sampled."""
+    """The prompt, followed by the sampled tokens."""
     sampling: SamplingParams
     future: asyncio.Future[Completion]
     n_prompt: int
     policy_version: int
-    """When it began: weights may arrive while it runs, and the oldest decides how stale it is."""
-    randomness: np.random.Generator
+    """The version at the start.
+
+    If weights change while the request runs, the oldest version counts.
+    """
+    rng: np.random.Generator
     row: Row | None = None
     logprobs: list[float] = field(default_factory=list)
 
@@ -53,16 +57,21 @@ class EmbeddedEngine:
         self._decoder = decoder
         self._decode_text = decode_text
         """For stop strings, which are matched in text."""
-        self._cache = KeyValueCache(decoder, rows=max_num_seqs, capacity=capacity)
+        self._cache = KVCache(decoder, rows=max_num_seqs, capacity=capacity)
         self._max_num_batched_tokens = max_num_batched_tokens
         self._rows: dict[str, Row] = {}
-        """Session -> its cache row, in order of last use."""
+        """Session -> its cache row, least recently used first."""
         self._waiting: list[_Request] = []
         self._running: list[_Request] = []
         self._worker: asyncio.Task[None] | None = None
         self._policy_version = 0
         self.tokens_computed = 0
-        """Tokens the network has read or decoded so far: what prefix sharing saves shows here."""
+        """Tokens prefilled or decoded so far; shows what prefix caching saves."""
+
+    @property
+    def decoder(self) -> Decoder:
+        """The model that this engine samples from."""
+        return self._decoder
 
     @property
     def policy_version(self) -> int:
@@ -77,7 +86,7 @@ class EmbeddedEngine:
     async def generate(
         self, token_ids: Sequence[int], sampling: SamplingParams, *, session: str
     ) -> Completion:
-        check_fits(
+        validate_request(
             token_ids,
             sampling,
             capacity=self._cache.capacity,
@@ -92,7 +101,7 @@ class EmbeddedEngine:
             future=future,
             n_prompt=len(token_ids),
             policy_version=self._policy_version,
-            randomness=randomness_of(sampling.seed, session, len(token_ids)),
+            rng=randomness_of(sampling.seed, session, len(token_ids)),
         )
         self._waiting.append(request)
         if self._worker is None or self._worker.done():
@@ -101,7 +110,7 @@ class EmbeddedEngine:
 
     async def release(self, session: str) -> None:
         if row := self._rows.pop(session, None):
-            self._cache.give_back(row)
+            self._cache.release(row)
 
     async def sleep(self) -> None:
         self._drop_cache()
@@ -109,11 +118,11 @@ class EmbeddedEngine:
     async def wake(self) -> None: ...
 
     async def _work(self) -> None:
-        """Step until nobody waits. An error here is the run's, so every waiting episode raises it."""
+        """Step until no request is left. An error fails every pending request."""
         try:
             while self._waiting or self._running:
                 self._step()
-                await asyncio.sleep(0)  # episodes take their tokens, step their worlds, come back
+                await asyncio.sleep(0)  # let episodes process their turns and send new requests
         except BaseException as error:
             for request in (*self._waiting, *self._running):
                 if not request.future.done():
@@ -140,57 +149,57 @@ class EmbeddedEngine:
         token_ids_T = torch.tensor(token_ids, device=self._decoder.device)
         hidden_TE = self._decoder.hidden(token_ids_T, attend.positions_T, attend)
         self.tokens_computed += len(token_ids)
-        last, speaking = -1, []
+        last, completed = -1, []
         for request, segment in batch:
             last += segment.length
             assert request.row is not None
             stop = segment.start + segment.length
             self._cache.extend(request.row, request.token_ids[segment.start : stop])
             if stop == len(request.token_ids):
-                speaking.append((request, last))
-        if speaking:
-            rows = torch.tensor([row for _, row in speaking], device=hidden_TE.device)
-            self._speak([request for request, _ in speaking], hidden_TE[rows])
+                completed.append((request, last))
+        if completed:
+            rows = torch.tensor([row for _, row in completed], device=hidden_TE.device)
+            self._sample([request for request, _ in completed], hidden_TE[rows])
 
     def _admit(self) -> None:
-        """Give waiting requests a cache row each, as long as there are rows."""
+        """Give each waiting request a cache row while there are any."""
         still_waiting: list[_Request] = []
-        reading = (r for r in self._running if self._waiting and _reads(r))
-        being_read = {_beginning(request) for request in reading}
+        in_prefill = (r for r in self._running if self._waiting and _is_prefilling(r))
+        prefilling = {_prefix(request) for request in in_prefill}
         for request in self._waiting:
-            # A sibling of a prompt that is being read waits until it can borrow it.
-            must_wait = request.session not in self._rows and _beginning(request) in being_read
-            request.row = None if must_wait else self._row_for(request)
+            # While its prompt is being prefilled for another request, it waits to copy the cache.
+            must_wait = request.session not in self._rows and _prefix(request) in prefilling
+            request.row = None if must_wait else self._assign_row(request)
             if request.row is None:
                 still_waiting.append(request)
                 continue
             self._running.append(request)
-            if _reads(request):
-                being_read.add(_beginning(request))
+            if _is_prefilling(request):
+                prefilling.add(_prefix(request))
         self._waiting = still_waiting
 
-    def _row_for(self, request: _Request) -> Row | None:
+    def _assign_row(self, request: _Request) -> Row | None:
         row = self._rows.pop(request.session, None)
         if row is None:
-            row = self._cache.take() or self._evict()
+            row = self._cache.allocate() or self._evict()
             if row is None:
                 return None
-            self._cache.borrow(row, request.token_ids)
-        self._cache.trim(row, request.token_ids)
+            self._cache.copy_cached_prefix(row, request.token_ids)
+        self._cache.keep_prefix(row, request.token_ids)
         self._rows[request.session] = row
         return row
 
     def _evict(self) -> Row | None:
-        """Take the row of the session that has been idle longest."""
+        """Take the row of the least recently used idle session."""
         busy = {r.session for r in self._running}
         for session in self._rows:
             if session not in busy:
-                self._cache.give_back(self._rows.pop(session))
-                return self._cache.take()
+                self._cache.release(self._rows.pop(session))
+                return self._cache.allocate()
         return None
 
     def _next_batch(self) -> list[tuple[_Request, Segment]]:
-        """What each running request has not computed yet, within the token budget; singles first."""
+        """Tokens to compute per running request, within the token budget; single tokens first."""
         single: list[tuple[_Request, Segment]] = []
         longer: list[tuple[_Request, Segment]] = []
         budget = self._max_num_batched_tokens
@@ -204,22 +213,23 @@ class EmbeddedEngine:
                 budget -= length
         return sorted(single, key=lambda pair: pair[1].row) + longer
 
-    def _speak(self, requests: Sequence[_Request], hidden_NE: torch.Tensor) -> None:
+    def _sample(self, requests: Sequence[_Request], hidden_NE: torch.Tensor) -> None:
         logits_NV = self._decoder.logits(hidden_NE)
         by_params: dict[SamplingParams, list[int]] = {}
         for index, request in enumerate(requests):
             by_params.setdefault(request.sampling, []).append(index)
         for sampling, indices in by_params.items():
-            uniforms = [requests[i].randomness.random() for i in indices]
+            uniforms = [requests[i].rng.random() for i in indices]
             uniforms_N = torch.tensor(uniforms, dtype=torch.float64, device=logits_NV.device)
-            chosen_NV = logits_NV if len(indices) == len(requests) else logits_NV[indices]
-            tokens_N, logprobs_N = draw(chosen_NV, sampling, uniforms_N)
+            own_NV = logits_NV if len(indices) == len(requests) else logits_NV[indices]
+            tokens_N, logprobs_N = draw(own_NV, sampling, uniforms_N)
             for index, token, logprob in zip(
                 indices, tokens_N.tolist(), logprobs_N.tolist(), strict=True
             ):
-                self._say(requests[index], token, logprob)
+                self._append(requests[index], token, logprob)
 
-    def _say(self, request: _Request, token: int, logprob: float) -> None:
+    def _append(self, request: _Request, token: int, logprob: float) -> None:
+        """Append a sampled token, and complete the request if the turn ended."""
         request.token_ids.append(token)
         request.logprobs.append(logprob)
         finish = finish_of(request.sampling, request.sampled, self._decode_text)
@@ -236,19 +246,19 @@ class EmbeddedEngine:
         )
 
     def _drop_cache(self) -> None:
-        """Requests that run go on after they have been read again."""
+        """Drop all KV content. Running requests continue after a new prefill."""
         self._waiting, self._running = self._running + self._waiting, []
         for row in self._rows.values():
-            self._cache.give_back(row)
+            self._cache.release(row)
         self._rows = {}
-        self._cache.forget_all()
+        self._cache.reset_prefix_cache()
 
 
-def _beginning(request: _Request) -> tuple[int, ...]:
+def _prefix(request: _Request) -> tuple[int, ...]:
     return tuple(request.token_ids[:-1])
 
 
-def _reads(request: _Request) -> bool:
-    """Whether enough of its prompt is still to be computed that a sibling would gain by waiting."""
+def _is_prefilling(request: _Request) -> bool:
+    """Whether so much of the prompt is left to compute that others gain by waiting for it."""
     assert request.row is not None
-    return len(request.token_ids) - len(request.row.token_ids) > BLOCK
+    return len(request.token_ids) - len(request.row.token_ids) > BLOCK_SIZE

@@ -1,14 +1,17 @@
-"""Engine: the policy as tokens in, tokens out. ChatModel: anyone else who talks."""
+"""Interfaces of inference engines: Engine (tokens in, tokens out) and ChatModel (messages only)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.chat.transcript import Completion
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.errors import EngineError
+
+if TYPE_CHECKING:
+    from skyfleet.models.decoder import Decoder
 
 
 class Engine(Protocol):
@@ -17,33 +20,43 @@ class Engine(Protocol):
     async def generate(
         self, token_ids: Sequence[int], sampling: SamplingParams, *, session: str
     ) -> Completion:
-        """Continue `token_ids`. A session keeps its cache between calls until it is released."""
+        """Continue `token_ids`. A session keeps its KV cache between calls until it is released."""
         ...
 
     async def release(self, session: str) -> None:
-        """The episode is over: its cache may go. Unknown sessions are fine."""
+        """The episode is over, so its cache may be dropped. Unknown sessions are ignored."""
         ...
 
     async def sleep(self) -> None:
-        """Give memory back while the learner works."""
+        """Free GPU memory while the learner works."""
         ...
 
     async def wake(self) -> None: ...
 
 
+@runtime_checkable
+class HasDecoder(Protocol):
+    """An engine in this process that samples from a `Decoder`, such as EmbeddedEngine or
+    CudaEngine."""
+
+    @property
+    def decoder(self) -> Decoder: ...
+
+
 class CutShortError(EngineError):
-    """The reply reached its most tokens before its end; `message` is what there is of it."""
+    """The reply hit `max_generate_length` before its end; `message` is the truncated reply."""
 
     def __init__(self, message: Message) -> None:
-        super().__init__("the reply was cut short by its length")
+        super().__init__("the reply was truncated by max_generate_length")
         self.message = message
 
 
 class ChatModel(Protocol):
-    """A teacher, or a model behind an endpoint that is evaluated."""
+    """A model that returns messages without tokens: a teacher, or an endpoint under evaluation."""
 
     async def reply(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: SamplingParams
     ) -> Message:
-        """CutShortError where `max_generate_length` ended it, if the model tells."""
+        """Raise `CutShortError` if the server reports that `max_generate_length` ended the
+        reply."""
         ...

@@ -1,4 +1,8 @@
-"""Engine pool: sticky sessions, load balancing, health and failover over several engines."""
+"""Engine pool: load balancing, sticky sessions, health and failover over several engines.
+
+A dead engine is one whose `is_dead` is True: it is never used again in this run. An engine that
+merely failed gets no requests for `COOLDOWN_SECONDS`, then one at a time until it succeeds.
+"""
 
 from __future__ import annotations
 
@@ -16,267 +20,289 @@ from skyfleet.chat.transcript import Completion
 from skyfleet.engines.chat_engine import ChatCompletion, ChatEngine
 from skyfleet.engines.engine import Engine
 from skyfleet.engines.http_client import RefusedError
-from skyfleet.engines.sampler import said_stop
+from skyfleet.engines.sampler import ends_with_stop
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.errors import ConfigError, EngineError, EngineLostError, ModelError
 
 logger = logging.getLogger(__name__)
 
-EngineT = TypeVar("EngineT")
+COOLDOWN_SECONDS = 30.0
+"""How long a failed engine is the last choice."""
 
 
-def living(engines: Sequence[EngineT]) -> list[EngineT]:
-    """Those that have not died; EngineLostError if there is none."""
-    left = [engine for engine in engines if not is_lost(engine)]
-    if not left:
-        names = ", ".join(getattr(engine, "name", type(engine).__name__) for engine in engines)
-        raise EngineLostError(
-            f"every engine has died ({names})",
-            "start them again, and the same command goes on from the newest checkpoint",
-        )
-    return left
-
-
-async def tell_living(
-    engines: Sequence[EngineT], do: Callable[[EngineT], Awaitable[object]]
-) -> None:
-    """All at once. One that dies of it is left out from then on, unless it was the last."""
-    told = living(engines)
-    results = await asyncio.gather(*(do(engine) for engine in told), return_exceptions=True)
-    errors = [result for result in results if isinstance(result, BaseException)]
-    lost = [error for error in errors if isinstance(error, EngineLostError)]
-    for error in errors:
-        if error not in lost or len(lost) == len(told):
-            raise error
-    for error in lost:
-        logger.warning("the others go on without it in this run: %s", error.reason)
-
-
-def is_lost(engine: object) -> bool:
-    """Only an engine that is trained can be: any other is asked again when it is back."""
-    return bool(getattr(engine, "is_lost", False))
-
-
-REST_SECONDS = 30.0
-"""For which an engine that failed is asked last; then one turn at a time, until it gives one."""
-
-
-class Seated(Protocol):
+class PooledEngine(Protocol):
     policy_version: int
 
     async def release(self, session: str) -> None: ...
 
 
-E = TypeVar("E", bound=Seated)
-T = TypeVar("T")
+AnyEngineT = TypeVar("AnyEngineT")
+EngineT = TypeVar("EngineT", bound=PooledEngine)
+ResultT = TypeVar("ResultT")
+
+
+def is_dead(engine: object) -> bool:
+    """Only a trained vLLM engine can be dead: what restarts in its place has other weights."""
+    return bool(getattr(engine, "is_dead", False))
+
+
+def living(engines: Sequence[AnyEngineT]) -> list[AnyEngineT]:
+    """The healthy engines; EngineLostError if all are dead."""
+    alive = [engine for engine in engines if not is_dead(engine)]
+    if not alive:
+        names = ", ".join(getattr(engine, "name", type(engine).__name__) for engine in engines)
+        raise EngineLostError(
+            f"every engine is dead ({names})",
+            "restart them, then run the same command to resume from the latest checkpoint",
+        )
+    return alive
+
+
+async def broadcast(
+    engines: Sequence[AnyEngineT], call: Callable[[AnyEngineT], Awaitable[object]]
+) -> None:
+    """Call all healthy engines concurrently.
+
+    An engine that dies is left out, unless it was the last.
+    """
+    called = living(engines)
+    results = await asyncio.gather(*(call(engine) for engine in called), return_exceptions=True)
+    errors = [result for result in results if isinstance(result, BaseException)]
+    deaths = [error for error in errors if isinstance(error, EngineLostError)]
+    for error in errors:
+        if error not in deaths or len(deaths) == len(called):
+            raise error
+    for error in deaths:
+        logger.warning("the run continues without a dead engine: %s", error.reason)
 
 
 @dataclass(slots=True, eq=False)
-class _Seat(Generic[E]):
+class _Replica(Generic[EngineT]):
     number: int
-    engine: E
+    engine: EngineT
     sessions: set[str] = field(default_factory=set)
     failed_at: float = -inf
     is_trusted: bool = True
-    """It has given a turn since it failed."""
+    """It has completed a request since its last failure."""
     n_running: int = 0
 
     @property
     def is_last_resort(self) -> bool:
-        rests = monotonic() - self.failed_at < REST_SECONDS
-        return rests or (not self.is_trusted and self.n_running > 0)
+        cools_down = monotonic() - self.failed_at < COOLDOWN_SECONDS
+        return cools_down or (not self.is_trusted and self.n_running > 0)
 
-    def fail(self) -> None:
+    def mark_failed(self) -> None:
         self.failed_at, self.is_trusted = monotonic(), False
 
 
-class Seats(Generic[E]):
-    def __init__(self, engines: Sequence[E]) -> None:
+class ReplicaPool(Generic[EngineT]):
+    """Routes each session to the replica that has its cache, and to another one if that fails."""
+
+    def __init__(self, engines: Sequence[EngineT]) -> None:
         if not engines:
-            raise ConfigError("engines=[]; a router needs at least one")
-        self._seats = [_Seat(number, engine) for number, engine in enumerate(engines)]
-        self._homes: dict[str, _Seat[E]] = {}
-        self._pauses = self._n_running = 0
+            raise ConfigError("engines=[]; a pool needs at least one engine")
+        self._replicas = [_Replica(number, engine) for number, engine in enumerate(engines)]
+        self._replica_by_session: dict[str, _Replica[EngineT]] = {}
+        self._n_pauses = self._n_running = 0
         self._open, self._idle = asyncio.Event(), asyncio.Event()
         self._open.set()
         self._idle.set()
 
     @property
-    def engines(self) -> list[E]:
-        return [seat.engine for seat in self._seats]
+    def engines(self) -> list[EngineT]:
+        return [replica.engine for replica in self._replicas]
 
     @property
     def policy_version(self) -> int:
-        """The oldest that is served."""
+        """The oldest version among healthy engines."""
         return min(engine.policy_version for engine in living(self.engines))
 
     @policy_version.setter
     def policy_version(self, version: int) -> None:
-        for seat in self._seats:
-            seat.engine.policy_version = version
+        for replica in self._replicas:
+            replica.engine.policy_version = version
 
     async def release(self, session: str) -> None:
-        seat = self._homes.pop(session, None)
-        if seat is not None:
-            seat.sessions.discard(session)
-            await seat.engine.release(session)
+        replica = self._replica_by_session.pop(session, None)
+        if replica is not None:
+            replica.sessions.discard(session)
+            await replica.engine.release(session)
 
     @asynccontextmanager
     async def paused(self, *, wait: bool) -> AsyncIterator[None]:
-        """No turn begins in here. `wait` lets those under way end first; else they run on."""
-        self._pauses += 1
+        """Start no request inside the context. `wait` waits for running ones first."""
+        self._n_pauses += 1
         self._open.clear()
         try:
             if wait:
                 await self._idle.wait()
             yield
         finally:
-            self._pauses -= 1
-            if self._pauses == 0:
+            self._n_pauses -= 1
+            if self._n_pauses == 0:
                 self._open.set()
 
-    async def ask(self, session: str, turn: Callable[[E], Awaitable[T]]) -> T:
-        """From the first engine that gives it. An error that all of them give is the request's."""
+    async def request(self, session: str, call: Callable[[EngineT], Awaitable[ResultT]]) -> ResultT:
+        """Return the result of the first replica that succeeds; raise if all of them fail."""
         await self._open.wait()
-        failed: list[tuple[_Seat[E], Exception]] = []
-        for seat in self._order(session):
-            await self._move(session, seat)
-            begun = monotonic()
+        failed: list[tuple[_Replica[EngineT], Exception]] = []
+        for replica in self._candidates(session):
+            await self._assign(session, replica)
+            started = monotonic()
             try:
-                with self._counted(seat):
-                    said = await turn(seat.engine)
+                with self._counted(replica):
+                    result = await call(replica.engine)
             except RefusedError:
-                self._blame(failed, session, seat)
+                # The request is at fault, and the replica works.
+                self._record_success(replica, failed, session)
                 raise
             except EngineLostError as error:
-                failed.append((seat, error))
+                failed.append((replica, error))
                 continue
             except ModelError:
                 raise
             except asyncio.CancelledError:
-                # So ends an episode's time; what gave nothing for that long may hang.
-                hangs = [seat] if monotonic() - begun > REST_SECONDS else []
-                for doubtful in (*hangs, *(other for other, _ in failed)):
-                    doubtful.fail()
+                # Usually an episode's timeout: a replica without a result for so long may hang.
+                hangs = [replica] if monotonic() - started > COOLDOWN_SECONDS else []
+                for suspect in (*hangs, *(other for other, _ in failed)):
+                    suspect.mark_failed()
                 raise
             except Exception as error:
-                failed.append((seat, error))
+                failed.append((replica, error))
                 continue
-            self._blame(failed, session, seat)
-            return said
-        # That one has died is the run's matter only if nobody is left to be asked.
+            self._record_success(replica, failed, session)
+            return result
+        # A dead engine stops the run only if every other replica is dead too.
         errors = [error for _, error in failed]
         raise next((e for e in errors if not isinstance(e, EngineLostError)), errors[-1])
 
-    def _blame(
-        self, failed: Sequence[tuple[_Seat[E], Exception]], session: str, answered: _Seat[E]
+    def _record_success(
+        self,
+        replica: _Replica[EngineT],
+        failed: Sequence[tuple[_Replica[EngineT], Exception]],
+        session: str,
     ) -> None:
-        answered.is_trusted = True
-        left_out = ", which is not asked again in this run,"
-        for seat, problem in failed:
-            # Once until it answers again, and not for each of its sessions.
+        """Trust `replica`, and log the replicas that failed before it."""
+        replica.is_trusted = True
+        for other, problem in failed:
+            # Warn once until it succeeds again, not once per session.
             logger.log(
-                logging.WARNING if seat.is_trusted else logging.DEBUG,
-                "engine %d%s failed and session %s went on at engine %d: %s",
-                *(seat.number, left_out if is_lost(seat.engine) else ""),
-                *(session, answered.number, getattr(problem, "reason", problem)),
+                logging.WARNING if other.is_trusted else logging.DEBUG,
+                "engine %d failed%s, session %s continues on engine %d: %s",
+                *(other.number, " and is not used again" if is_dead(other.engine) else ""),
+                *(session, replica.number, getattr(problem, "reason", problem)),
             )
-            seat.fail()
+            other.mark_failed()
 
-    def _order(self, session: str) -> list[_Seat[E]]:
-        home = self._homes.get(session)
+    def _candidates(self, session: str) -> list[_Replica[EngineT]]:
+        """Healthy replicas: reliable before failed ones, the session's own first, then least
+        loaded."""
         living(self.engines)
+        own = self._replica_by_session.get(session)
         return sorted(
-            (seat for seat in self._seats if not is_lost(seat.engine)),
-            key=lambda seat: (seat.is_last_resort, seat is not home, len(seat.sessions)),
+            (replica for replica in self._replicas if not is_dead(replica.engine)),
+            key=lambda replica: (
+                replica.is_last_resort,
+                replica is not own,
+                len(replica.sessions),
+            ),
         )
 
-    async def _move(self, session: str, seat: _Seat[E]) -> None:
-        home = self._homes.get(session)
-        if home is seat:
+    async def _assign(self, session: str, replica: _Replica[EngineT]) -> None:
+        previous = self._replica_by_session.get(session)
+        if previous is replica:
             return
-        self._homes[session] = seat
-        seat.sessions.add(session)
-        if home is not None:
-            home.sessions.discard(session)
-            with suppress(Exception):  # it failed, and may well fail at this too
-                await home.engine.release(session)
+        self._replica_by_session[session] = replica
+        replica.sessions.add(session)
+        if previous is not None:
+            previous.sessions.discard(session)
+            with suppress(Exception):  # it failed, and may fail at this too
+                await previous.engine.release(session)
 
     @contextmanager
-    def _counted(self, seat: _Seat[E]) -> Iterator[None]:
+    def _counted(self, replica: _Replica[EngineT]) -> Iterator[None]:
         self._n_running += 1
-        seat.n_running += 1
+        replica.n_running += 1
         self._idle.clear()
         try:
             yield
         finally:
             self._n_running -= 1
-            seat.n_running -= 1
+            replica.n_running -= 1
             if self._n_running == 0:
                 self._idle.set()
 
 
-class Router(Seats[Engine]):
+class Router(ReplicaPool[Engine]):
+    """Several engines as one Engine."""
+
     def __init__(
         self,
         engines: Sequence[Engine],
         *,
         decode_text: Callable[[Sequence[int]], str] | None = None,
     ) -> None:
-        """`decode_text` is for stop strings that begin before a turn is broken off and end after."""
+        """`decode_text` finds stop strings that span an aborted turn and its continuation."""
         super().__init__(engines)
         self._decode_text = decode_text
 
     async def generate(
         self, token_ids: Sequence[int], sampling: SamplingParams, *, session: str
     ) -> Completion:
-        """A turn that its engine broke off, as vLLM does for new weights, goes on from its tokens."""
-        said = await self._part(token_ids, sampling, session)
-        while said.finish == "abort":
-            left = sampling.max_generate_length - len(said.token_ids)
-            if left == 0:
-                return replace(said, finish="length")
-            shorter = replace(sampling, max_generate_length=left)
-            more = await self._part((*token_ids, *said.token_ids), shorter, session)
-            said = self._joined(said, more, sampling.stop)
-        return said
+        """Generate a turn.
+
+        If an engine aborts it, as vLLM does for new weights, continue from its tokens.
+        """
+        completion = await self._generate_part(token_ids, sampling, session)
+        while completion.finish == "abort":
+            n_left = sampling.max_generate_length - len(completion.token_ids)
+            if n_left == 0:
+                return replace(completion, finish="length")
+            rest = replace(sampling, max_generate_length=n_left)
+            prompt = (*token_ids, *completion.token_ids)
+            more = await self._generate_part(prompt, rest, session)
+            completion = self._join(completion, more, sampling.stop)
+        return completion
 
     async def sleep(self) -> None:
-        await tell_living(self.engines, lambda engine: engine.sleep())
+        await broadcast(self.engines, lambda engine: engine.sleep())
 
     async def wake(self) -> None:
-        await tell_living(self.engines, lambda engine: engine.wake())
+        await broadcast(self.engines, lambda engine: engine.wake())
 
-    async def _part(
+    async def _generate_part(
         self, token_ids: Sequence[int], sampling: SamplingParams, session: str
     ) -> Completion:
-        async def turn(engine: Engine) -> Completion:
-            said = await engine.generate(token_ids, sampling, session=session)
-            if said.finish == "abort" and not said.token_ids:
-                # Asked again, it may do so forever.
-                raise EngineError("the engine broke a turn off before its first token")
-            return said
+        async def call(engine: Engine) -> Completion:
+            completion = await engine.generate(token_ids, sampling, session=session)
+            if completion.finish == "abort" and not completion.token_ids:
+                # A retry on the same engine might abort forever.
+                raise EngineError("the engine aborted a turn before its first token")
+            return completion
 
-        return await self.ask(session, turn)
+        return await self.request(session, call)
 
-    def _joined(self, said: Completion, more: Completion, stops: Sequence[str]) -> Completion:
-        token_ids, finish = list(said.token_ids), more.finish
-        for token in more.token_ids:
+    def _join(self, first: Completion, second: Completion, stops: Sequence[str]) -> Completion:
+        token_ids, finish = list(first.token_ids), second.finish
+        for token in second.token_ids:
             token_ids.append(token)
-            # The engine saw the second part alone.
-            if stops and self._decode_text and said_stop(stops, token_ids, self._decode_text):
+            # The engine saw only the second part.
+            if stops and self._decode_text and ends_with_stop(stops, token_ids, self._decode_text):
                 finish = "stop"
                 break
         return Completion(
             token_ids=tuple(token_ids),
-            logprobs=(said.logprobs + more.logprobs)[: len(token_ids)],
+            logprobs=(first.logprobs + second.logprobs)[: len(token_ids)],
             finish=finish,
-            policy_version=min(said.policy_version, more.policy_version),
+            policy_version=min(first.policy_version, second.policy_version),
         )
 
 
-class ChatRouter(Seats[ChatEngine]):
-    """A session that moves is rendered anew there, and its transcript may not go on."""
+class ChatRouter(ReplicaPool[ChatEngine]):
+    """Several chat engines as one ChatEngine.
+
+    A session that moves is rendered again there, so its transcript may start over.
+    """
 
     async def chat(
         self,
@@ -286,6 +312,6 @@ class ChatRouter(Seats[ChatEngine]):
         *,
         session: str,
     ) -> ChatCompletion:
-        return await self.ask(
+        return await self.request(
             session, lambda engine: engine.chat(messages, tools, sampling, session=session)
         )

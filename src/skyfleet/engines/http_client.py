@@ -1,4 +1,4 @@
-"""HTTP client with retries, deadlines and typed errors for inference servers."""
+"""HTTP client for inference servers: retries with backoff, deadlines, typed errors."""
 
 from __future__ import annotations
 
@@ -13,43 +13,48 @@ import httpx
 from skyfleet.chat.tool_calls.strict_json import UNREADABLE
 from skyfleet.errors import ContextFullError, EngineError
 
-TRIES = 4
+MAX_ATTEMPTS = 4
 FIRST_PAUSE_SECONDS = 0.5
-LONGEST_PAUSE_SECONDS = 15.0
+MAX_BACKOFF_SECONDS = 15.0
 CONNECT_SECONDS = 10.0
 
-_A_POOL = 16
-"""Connections: httpx looks through a whole pool for every request, a hundred of them for long."""
-_PASSING = frozenset({408, 409, 429, 500, 502, 503, 504, 529})
-_TO_ALL = frozenset({401, 402, 403, 404, 405, 407})
-"""Refusals that every request would meet: key, credit, address."""
-_TOO_LONG = ("context_length_exceeded", "maximum context length", "prompt is too long")
-"""How OpenAI, vLLM, Anthropic and we say it."""
+_POOL_SIZE = 16
+"""Connections per httpx pool: httpx scans a whole pool for every request, which is slow for
+hundreds."""
+_TRANSIENT_STATUSES = frozenset({408, 409, 429, 500, 502, 503, 504, 529})
+_GENERAL_STATUSES = frozenset({401, 402, 403, 404, 405, 407})
+"""Client errors that every request would get: wrong key, no credit, wrong address."""
+_CONTEXT_LENGTH_PHRASES = (
+    "context_length_exceeded",
+    "maximum context length",
+    "prompt is too long",
+)
+"""From OpenAI, vLLM, Anthropic and our own server."""
 _SHOWN_CHARACTERS = 300
 
 
 class RefusedError(EngineError):
-    """The endpoint has no answer to this one request, such as a conversation too long for it."""
+    """The server rejected this one request (HTTP 4xx); other requests may succeed."""
 
 
-class UnsupportedError(RefusedError):
-    """The model does not take `param`, or not with this value."""
+class UnsupportedParameterError(RefusedError):
+    """The model does not support `param`, or not with this value."""
 
     def __init__(self, message: str, param: str) -> None:
         super().__init__(message)
         self.param = param
 
 
-class TooLongError(RefusedError, ContextFullError):
-    """This conversation is too long for the endpoint."""
+class ContextLengthError(RefusedError, ContextFullError):
+    """The conversation exceeds the context length of the server."""
 
 
-def bearer(api_key: str | None) -> dict[str, str]:
+def auth_header(api_key: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
 
 class Endpoint:
-    """Kept-alive connections to one address; `async with` closes them."""
+    """Posts JSON to one URL over kept-alive connections; `async with` closes them."""
 
     def __init__(
         self,
@@ -58,19 +63,20 @@ class Endpoint:
         *,
         timeout_seconds: float,
         max_concurrent: int = 100,
-        tries: int = TRIES,
+        tries: int = MAX_ATTEMPTS,
     ) -> None:
-        """`timeout_seconds` covers one post with all its tries, not the wait for its turn.
+        """`timeout_seconds` covers one post with all its retries, but not its wait for a free
+        connection.
 
-        At most `max_concurrent` posts are under way, each on a connection of its own.
+        At most `max_concurrent` posts run at once, each on its own connection.
         """
-        self._url, self._timeout_seconds, self._tries = url, timeout_seconds, tries
-        self._gate = asyncio.Semaphore(max_concurrent)
+        self._url, self._timeout_seconds, self._max_attempts = url, timeout_seconds, tries
+        self._semaphore = asyncio.Semaphore(max_concurrent)
         self._headers = dict(headers)
         self._ssl = httpx.create_ssl_context()
         self._pools: list[httpx.AsyncClient] = []
         self._free: list[httpx.AsyncClient] = []
-        """A pool once for each of its connections that nobody uses."""
+        """Each pool once per connection that is free."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -86,10 +92,13 @@ class Endpoint:
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[httpx.AsyncClient]:
-        """One of a pool that has one free, the last used first; another pool only if none has."""
+        """Borrow a connection, most recently used pool first.
+
+        Open a new pool only if all are busy.
+        """
         if not self._free:
             self._pools.append(self._new_pool())
-            self._free += [self._pools[-1]] * _A_POOL
+            self._free += [self._pools[-1]] * _POOL_SIZE
         pool = self._free.pop()
         try:
             yield pool
@@ -102,25 +111,28 @@ class Endpoint:
             headers=self._headers,
             verify=self._ssl,
             timeout=httpx.Timeout(seconds, connect=min(CONNECT_SECONDS, seconds)),
-            limits=httpx.Limits(max_connections=_A_POOL, max_keepalive_connections=_A_POOL),
+            limits=httpx.Limits(max_connections=_POOL_SIZE, max_keepalive_connections=_POOL_SIZE),
         )
 
     async def post(
         self, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
-        async with self._gate:
+        """Post `body` and return the JSON object of the response; EngineError if there is none."""
+        async with self._semaphore:
             try:
                 async with asyncio.timeout(self._timeout_seconds) as deadline:
-                    return await self._tried(body, headers or {})
+                    return await self._post_with_retries(body, headers or {})
             except TimeoutError:
                 if not deadline.expired():
                     raise
-        raise EngineError(f"{self._url} gave no answer within {self._timeout_seconds:g} s")
+        raise EngineError(f"{self._url} did not respond within {self._timeout_seconds:g} s")
 
-    async def _tried(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
-        pause = FIRST_PAUSE_SECONDS
-        for attempt in range(1, self._tries + 1):
-            asked_seconds = 0.0
+    async def _post_with_retries(
+        self, body: Mapping[str, Any], headers: Mapping[str, str]
+    ) -> dict[str, Any]:
+        backoff = FIRST_PAUSE_SECONDS
+        for attempt in range(1, self._max_attempts + 1):
+            retry_after = 0.0
             try:
                 async with self.connection() as client:
                     response = await client.post(self._url, json=body, headers=headers)
@@ -128,28 +140,28 @@ class Endpoint:
                 problem = f"{type(error).__name__}: {error}"
             else:
                 problem = f"{response.status_code}: {response.text[:_SHOWN_CHARACTERS]}"
-                if response.status_code not in _PASSING:
-                    return self._read(response, problem)
-                asked_seconds = _asked_pause(response)
-            if attempt < self._tries:
-                await asyncio.sleep(max(pause, asked_seconds))
-                pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
-        raise EngineError(f"{self._url} failed {self._tries} times, last with {problem}")
+                if response.status_code not in _TRANSIENT_STATUSES:
+                    return self._parse(response, problem)
+                retry_after = _retry_after_seconds(response)
+            if attempt < self._max_attempts:
+                await asyncio.sleep(max(backoff, retry_after))
+                backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
+        raise EngineError(f"{self._url} failed {self._max_attempts} times, last with {problem}")
 
-    def _read(self, response: httpx.Response, problem: str) -> dict[str, Any]:
+    def _parse(self, response: httpx.Response, problem: str) -> dict[str, Any]:
         if response.is_error:
-            raise _refusal(response, f"{self._url} refused with {problem}")
+            raise _client_error(response, f"{self._url} rejected the request with {problem}")
         answer = _json(response)
         if not isinstance(answer, dict):
-            raise EngineError(f"{self._url} answered no JSON object but {problem}")
+            raise EngineError(f"{self._url} did not return a JSON object but {problem}")
         return answer
 
 
-def _refusal(response: httpx.Response, problem: str) -> EngineError:
-    if not response.is_client_error or response.status_code in _TO_ALL:
+def _client_error(response: httpx.Response, problem: str) -> EngineError:
+    if not response.is_client_error or response.status_code in _GENERAL_STATUSES:
         return EngineError(problem)
-    if any(words in response.text for words in _TOO_LONG):
-        return TooLongError(problem)
+    if any(phrase in response.text for phrase in _CONTEXT_LENGTH_PHRASES):
+        return ContextLengthError(problem)
     match _json(response):
         case {
             "error": {
@@ -157,19 +169,19 @@ def _refusal(response: httpx.Response, problem: str) -> EngineError:
                 "param": str() as param,
             }
         }:
-            return UnsupportedError(problem, param)
+            return UnsupportedParameterError(problem, param)
     return RefusedError(problem)
 
 
 def _json(response: httpx.Response) -> Any:
-    """None where it is none."""
+    """None if the body is not JSON."""
     try:
         return response.json()
     except UNREADABLE:
         return None
 
 
-def _asked_pause(response: httpx.Response) -> float:
-    """The seconds a busy endpoint asks for; a date it names instead is not read."""
-    asked = response.headers.get("retry-after", "")
-    return float(asked) if asked.isdecimal() else 0.0
+def _retry_after_seconds(response: httpx.Response) -> float:
+    """Seconds of the Retry-After header; dates are ignored."""
+    value = response.headers.get("retry-after", "")
+    return float(value) if value.isdecimal() else 0.0

@@ -1,4 +1,8 @@
-"""KeyValueCache: one row of keys and values per session, and who shares a beginning with whom."""
+"""KV cache of the CPU engine: contiguous rows, prefix caching by copy, and attention.
+
+Contiguous rows let a decoding step run over all sessions with two matrix products.
+`cuda/block_pool.py` is the paged cache of the CUDA engine.
+"""
 
 from __future__ import annotations
 
@@ -8,98 +12,85 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from skyfleet.engines.prefix_cache import BLOCK_SIZE, find_cached_prefix, hash_blocks
 from skyfleet.models.decoder import Decoder
-
-BLOCK = 16
-"""Tokens; beginnings are compared and shared in whole blocks."""
 
 
 @dataclass(slots=True)
 class Row:
     index: int
     token_ids: list[int] = field(default_factory=list)
-    """What the row's keys and values were computed from."""
-    digests: list[int] = field(default_factory=list)
-    """One per full block; a digest stands for everything up to its block's end."""
+    """The tokens whose keys and values the row holds."""
+    block_hashes: list[int] = field(default_factory=list)
+    """One per full block, of the whole prefix up to the block's end."""
 
 
-class KeyValueCache:
+class KVCache:
     def __init__(self, decoder: Decoder, *, rows: int, capacity: int) -> None:
         shape = (decoder.n_layers, rows, decoder.n_kv_heads, capacity, decoder.head_dim)
         self.keys = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
         self.values = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
         self.capacity = capacity
         self._free = [Row(index) for index in range(rows)]
-        self._holder: dict[int, Row] = {}
-        """Digest of a beginning -> a row that has it, in use or given back and not yet reused."""
+        self._cached: dict[int, Row] = {}
+        """Hash of a prefix -> a row that holds it, in use or released and not yet reused."""
 
-    def take(self) -> Row | None:
-        """A free row, lowest index first: decoding runs over all rows up to the highest in use."""
+    def allocate(self) -> Row | None:
+        """Take the free row of lowest index, because decoding runs over all rows up to the
+        highest."""
         if not self._free:
             return None
         row = min(self._free, key=lambda free: free.index)
         self._free.remove(row)
-        self.forget(row)
+        self.truncate(row)
         return row
 
-    def give_back(self, row: Row) -> None:
+    def release(self, row: Row) -> None:
         self._free.append(row)
 
-    def forget_all(self) -> None:
-        """The weights changed: nothing computed so far is true any more. All rows must be free."""
+    def reset_prefix_cache(self) -> None:
+        """Drop all cached content, because the weights changed. All rows must be free."""
         for row in self._free:
-            self.forget(row)
+            self.truncate(row)
 
-    def trim(self, row: Row, token_ids: Sequence[int]) -> int:
-        """Keep what `row` shares with `token_ids`, and say how many tokens that is.
+    def keep_prefix(self, row: Row, token_ids: Sequence[int]) -> int:
+        """Truncate `row` to its common prefix with `token_ids`; return the length of the prefix.
 
-        One token is always left to compute, because its output predicts the next.
+        At least one token is left to compute, because its output predicts the next.
         """
         limit = min(len(row.token_ids), len(token_ids) - 1)
         shared = 0
         while shared < limit and row.token_ids[shared] == token_ids[shared]:
             shared += 1
-        self.forget(row, keep=shared)
+        self.truncate(row, keep=shared)
         return shared
 
-    def borrow(self, row: Row, token_ids: Sequence[int]) -> None:
-        """Fill an empty row with the longest beginning of `token_ids` that another row holds."""
-        lender: Row | None = None
-        shared = 0
-        for n_blocks, digest in enumerate(_digests(token_ids[:-1], []), start=1):
-            holder = self._holder.get(digest)
-            if holder is None:
-                break
-            lender, shared = holder, n_blocks * BLOCK
-        # A digest may collide, tokens cannot.
-        if lender is None or lender.token_ids[:shared] != list(token_ids[:shared]):
+    def copy_cached_prefix(self, row: Row, token_ids: Sequence[int]) -> None:
+        """Fill an empty row with the longest cached prefix of `token_ids`."""
+        holders = find_cached_prefix(hash_blocks(token_ids[:-1]), self._cached)
+        if not holders:
+            return
+        source, shared = holders[-1], len(holders) * BLOCK_SIZE
+        # Compare the tokens, because hashes may collide.
+        if source.token_ids[:shared] != list(token_ids[:shared]):
             return
         for tensor in (self.keys, self.values):
-            tensor[:, row.index, :, :shared] = tensor[:, lender.index, :, :shared]
+            tensor[:, row.index, :, :shared] = tensor[:, source.index, :, :shared]
         self.extend(row, token_ids[:shared])
 
     def extend(self, row: Row, token_ids: Sequence[int]) -> None:
-        """Note that the row now holds keys and values of these tokens too."""
+        """Record that the row also holds the keys and values of these tokens."""
         row.token_ids.extend(token_ids)
-        for digest in _digests(row.token_ids, row.digests):
-            row.digests.append(digest)
-            self._holder.setdefault(digest, row)
+        for block_hash in hash_blocks(row.token_ids, row.block_hashes):
+            row.block_hashes.append(block_hash)
+            self._cached.setdefault(block_hash, row)
 
-    def forget(self, row: Row, *, keep: int = 0) -> None:
-        for digest in row.digests[keep // BLOCK :]:
-            if self._holder.get(digest) is row:
-                del self._holder[digest]
-        del row.digests[keep // BLOCK :], row.token_ids[keep:]
-
-
-def _digests(token_ids: Sequence[int], known: list[int]) -> list[int]:
-    """Digests of the full blocks past the known ones, each chained to the one before."""
-    digest = known[-1] if known else 0
-    fresh: list[int] = []
-    for start in range(len(known) * BLOCK, len(token_ids) - BLOCK + 1, BLOCK):
-        digest = hash((digest, *token_ids[start : start + BLOCK]))
-        fresh.append(digest)
-    return fresh
+    def truncate(self, row: Row, *, keep: int = 0) -> None:
+        """Drop all but the first `keep` tokens of a row."""
+        for block_hash in row.block_hashes[keep // BLOCK_SIZE :]:
+            if self._cached.get(block_hash) is row:
+                del self._cached[block_hash]
+        del row.block_hashes[keep // BLOCK_SIZE :], row.token_ids[keep:]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,13 +103,13 @@ class Segment:
 
 
 class CachedAttention:
-    """Attention of one forward pass over the cache; its segments' keys and values are added to it.
+    """Attention of one forward pass over the cache, which also writes the new keys and values.
 
-    Segments of one token (decoding) come first and run over whole cache rows in place; longer ones
-    (reading a prompt) are padded to a rectangle.
+    Segments of one token (decoding) come first and run over whole cache rows in place. Longer ones
+    (prefill) are padded to a rectangle.
     """
 
-    def __init__(self, cache: KeyValueCache, segments: Sequence[Segment]) -> None:
+    def __init__(self, cache: KVCache, segments: Sequence[Segment]) -> None:
         self._cache = cache
         device = cache.keys.device
         self._n_single = sum(s.length == 1 for s in segments)
@@ -130,10 +121,10 @@ class CachedAttention:
         if single:
             self._n_rows = max(rows[: self._n_single]) + 1
             self._width = max(s.start for s in single) + 1
-            # Usually every row decodes, in order: then queries need not be moved to their rows.
+            # Usually every row decodes, in order: then queries need no reordering.
             in_place = rows[: self._n_single] == list(range(self._n_rows))
             self._single_rows = None if in_place else self._rows_T[: self._n_single]
-            ends_R = self._at_rows(self.positions_T[: self._n_single])
+            ends_R = self._scatter_to_rows(self.positions_T[: self._n_single])
             hidden_RL = torch.arange(self._width, device=device) > ends_R.unsqueeze(1)
             bias_RL = torch.zeros(hidden_RL.shape, dtype=cache.keys.dtype, device=device)
             self._bias_R11L = bias_RL.masked_fill_(hidden_RL, -torch.inf)[:, None, None, :]
@@ -148,15 +139,15 @@ class CachedAttention:
         if not self._long:
             return self._decode(q_THD, keys, values)
         if n == 0:
-            return self._read(q_THD, keys, values)
+            return self._prefill(q_THD, keys, values)
         return torch.cat(
-            (self._decode(q_THD[:n], keys, values), self._read(q_THD[n:], keys, values))
+            (self._decode(q_THD[:n], keys, values), self._prefill(q_THD[n:], keys, values))
         )
 
     def _decode(self, q_NHD: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         n_heads, width = q_NHD.shape[1:]
         n_kv = keys.shape[1]
-        q_RHD = self._at_rows(q_NHD * width**-0.5)
+        q_RHD = self._scatter_to_rows(q_NHD * width**-0.5)
         q_RKGD = q_RHD.view(self._n_rows, n_kv, n_heads // n_kv, width)
         k_RKLD = keys[: self._n_rows, :, : self._width]
         v_RKLD = values[: self._n_rows, :, : self._width]
@@ -165,8 +156,8 @@ class CachedAttention:
         out_RHD = torch.matmul(weights, v_RKLD).flatten(1, 2)
         return out_RHD if self._single_rows is None else out_RHD[self._single_rows]
 
-    def _at_rows(self, x_N: Tensor) -> Tensor:
-        """What decodes, laid out by cache row; zeros for rows that rest."""
+    def _scatter_to_rows(self, x_N: Tensor) -> Tensor:
+        """Lay out decoding segments by cache row, with zeros for the other rows."""
         if self._single_rows is None:
             return x_N
         x_R = x_N.new_zeros(self._n_rows, *x_N.shape[1:])
@@ -186,7 +177,7 @@ class CachedAttention:
         key = torch.arange(self._long_width, device=device)
         self._visible_B1QL = (key <= at_BQ.unsqueeze(2)).unsqueeze(1)
 
-    def _read(self, q_THD: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def _prefill(self, q_THD: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         q_BHQD = q_THD[self._gather_BQ].transpose(1, 2)
         out_BHQD = torch.nn.functional.scaled_dot_product_attention(
             q_BHQD,

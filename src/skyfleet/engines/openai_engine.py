@@ -1,4 +1,4 @@
-"""Token-level completions from an OpenAI-compatible server."""
+"""OpenAIEngine: token-level completions from an OpenAI-compatible server, such as vLLM."""
 
 from __future__ import annotations
 
@@ -8,20 +8,18 @@ from typing import Any
 import httpx
 
 from skyfleet.chat.transcript import Completion, Finish
-from skyfleet.engines.http_client import Endpoint, bearer
+from skyfleet.engines.http_client import Endpoint, auth_header
 from skyfleet.engines.sampling_params import SamplingParams, request_seed
-from skyfleet.engines.versions import at_least
+from skyfleet.engines.vllm_versions import MIN_VLLM_WITH_TOKEN_IDS, is_at_least
 from skyfleet.errors import ConfigError, EngineError
 
 SESSION_HEADER = "X-Session-ID"
-"""As vLLM's router reads it, and our server."""
-
-FIRST_WITH_TOKENS = "0.10.2"
-"""The first vLLM that gives token ids."""
+"""The header that vLLM's router and `skyfleet serve` read."""
+_FINISH_REASONS: Mapping[str, Finish] = {"length": "length", "abort": "abort"}
 
 
-def body_fields(sampling: SamplingParams, *, session: str, position: int) -> dict[str, Any]:
-    """Everything that decides a draw, said outright: a model's own defaults change nothing."""
+def sampling_fields(sampling: SamplingParams, *, session: str, position: int) -> dict[str, Any]:
+    """All sampling fields of a request, so that the server's defaults change nothing."""
     fields: dict[str, Any] = {
         "max_tokens": sampling.max_generate_length,
         "temperature": sampling.temperature,
@@ -29,9 +27,9 @@ def body_fields(sampling: SamplingParams, *, session: str, position: int) -> dic
         "top_k": sampling.top_k,
         "min_p": sampling.min_p,
         "repetition_penalty": 1.0,
-        "ignore_eos": True,  # what ends a turn stands in stop_token_ids
+        "ignore_eos": True,  # stop_token_ids lists every token that ends a turn
         "stop_token_ids": list(sampling.stop_token_ids),
-        "skip_special_tokens": False,  # a stop string may hold one
+        "skip_special_tokens": False,  # a stop string may contain one
         "return_token_ids": True,
     }
     if sampling.stop:
@@ -41,37 +39,39 @@ def body_fields(sampling: SamplingParams, *, session: str, position: int) -> dic
     return fields
 
 
-def completion_of(
+def parse_completion(
     choice: Mapping[str, Any], logprobs: Sequence[float | None], *, policy_version: int
 ) -> Completion:
     token_ids = tuple(choice["token_ids"])
     known = tuple(logprob for logprob in logprobs if logprob is not None)
     if len(known) != len(token_ids):
-        raise EngineError(f"{len(token_ids)} token ids came back with {len(known)} logprobs")
+        raise EngineError(
+            f"the server returned {len(token_ids)} token ids with {len(known)} logprobs"
+        )
     return Completion(
         token_ids=token_ids,
         logprobs=known,
-        finish=_CUT_SHORT.get(choice.get("finish_reason") or "", "stop"),
+        finish=_FINISH_REASONS.get(choice.get("finish_reason") or "", "stop"),
         policy_version=policy_version,
     )
 
 
-def version_of(answer: Mapping[str, Any], otherwise: int) -> int:
-    """The policy version that the server sampled with; vLLM does not know of any."""
-    told = answer.get("policy_version")
-    return told if isinstance(told, int) else otherwise
+def parse_policy_version(answer: Mapping[str, Any], default: int) -> int:
+    """The policy version that the server reports; vLLM reports none."""
+    version = answer.get("policy_version")
+    return version if isinstance(version, int) else default
 
 
-async def no_tokens(client: httpx.AsyncClient, url: str) -> ConfigError:
-    """Why nothing can be trained on this server, and what can be done."""
+async def missing_token_ids_error(client: httpx.AsyncClient, url: str) -> ConfigError:
+    """The error for a server that returns no token ids, with its vLLM version and the remedy."""
     return ConfigError(
-        f"{url} answered without token ids{await _vllm_note(client, url)}, so its episodes are for "
-        "evaluation only (skyfleet evaluate --endpoint); to train on them serve the model with "
-        f"vLLM {FIRST_WITH_TOKENS} or newer, or with skyfleet serve"
+        f"{url} returned no token ids{await _describe_vllm(client, url)}, so it can only be "
+        "evaluated (skyfleet evaluate --endpoint); to get token ids, serve the model with vLLM "
+        f"{MIN_VLLM_WITH_TOKEN_IDS} or newer, or with skyfleet serve"
     )
 
 
-async def _vllm_note(client: httpx.AsyncClient, url: str) -> str:
+async def _describe_vllm(client: httpx.AsyncClient, url: str) -> str:
     try:
         answer = (await client.get(httpx.URL(url).join("/version"), timeout=5)).json()
     except (httpx.HTTPError, ValueError):
@@ -79,11 +79,8 @@ async def _vllm_note(client: httpx.AsyncClient, url: str) -> str:
     version = answer.get("version") if isinstance(answer, dict) else None
     if not isinstance(version, str):
         return ""
-    old = "" if at_least(version, FIRST_WITH_TOKENS) else " is too old for them"
+    old = "" if is_at_least(version, MIN_VLLM_WITH_TOKEN_IDS) else " is too old"
     return f" (vLLM {version}{old})"
-
-
-_CUT_SHORT: Mapping[str, Finish] = {"length": "length", "abort": "abort"}
 
 
 class OpenAIEngine(Endpoint):
@@ -97,17 +94,17 @@ class OpenAIEngine(Endpoint):
         max_concurrent: int = 512,
         tries: int = 8,
     ) -> None:
-        """`url` ends where /completions begins: http://localhost:8000/v1."""
+        """`url` is the base URL, without /completions: http://localhost:8000/v1."""
         super().__init__(
             f"{url.rstrip('/')}/completions",
-            bearer(api_key),
+            auth_header(api_key),
             timeout_seconds=timeout_seconds,
             max_concurrent=max_concurrent,
             tries=tries,
         )
         self.model = model
         self.policy_version = 0
-        """Recorded on completions, unless the server tells its own."""
+        """Recorded on completions, unless the server reports its own."""
 
     async def generate(
         self,
@@ -117,28 +114,29 @@ class OpenAIEngine(Endpoint):
         session: str,
         cache_salt: str | None = None,
     ) -> Completion:
-        """ConfigError where the server gives no token ids. `cache_salt` is vLLM's alone."""
+        """ConfigError if the server returns no token ids. Only vLLM supports `cache_salt`."""
         version = self.policy_version
         body: dict[str, Any] = {
             "model": self.model,
             "prompt": list(token_ids),
-            "logprobs": 0,  # the chosen token's alone
-            **body_fields(sampling, session=session, position=len(token_ids)),
+            "logprobs": 0,  # of the sampled token only
+            **sampling_fields(sampling, session=session, position=len(token_ids)),
         }
         if cache_salt is not None:
             body["cache_salt"] = cache_salt
         answer = await self.post(body, {SESSION_HEADER: session})
         match answer:
             case {"choices": [{"token_ids": list()} as choice, *_]}:
-                told = (choice.get("logprobs") or {}).get("token_logprobs") or ()
-                return completion_of(choice, told, policy_version=version_of(answer, version))
+                logprobs = (choice.get("logprobs") or {}).get("token_logprobs") or ()
+                version = parse_policy_version(answer, version)
+                return parse_completion(choice, logprobs, policy_version=version)
         async with self.connection() as client:
-            raise await no_tokens(client, self._url)
+            raise await missing_token_ids_error(client, self._url)
 
     async def release(self, session: str) -> None:
-        """A server drops the oldest of its cache by itself."""
+        """Nothing to do: a server evicts its cache by itself."""
 
     async def sleep(self) -> None:
-        """The server's memory is not the learner's."""
+        """Nothing to do: the server does not share memory with the learner."""
 
     async def wake(self) -> None: ...

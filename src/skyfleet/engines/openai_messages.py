@@ -1,4 +1,4 @@
-"""Messages as OpenAI's chat completions write them, and what such an endpoint says, read."""
+"""Convert messages, tools and replies to and from the format of OpenAI's chat completions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from skyfleet.chat.tool_calls.strict_json import UNREADABLE, decode, sound_call
 
 
 def written_message(message: Message) -> dict[str, Any]:
-    """Without its thoughts, which most endpoints would refuse."""
+    """Convert a message without its reasoning, which most endpoints reject."""
     written: dict[str, Any] = {"role": message.role, "content": text_only(message)}
     if message.tool_calls:
         written["tool_calls"] = [
@@ -30,7 +30,7 @@ def written_message(message: Message) -> dict[str, Any]:
 
 
 def written_turn(message: Message) -> dict[str, Any]:
-    """With its thoughts, and calls that could not be read as text: all that was said."""
+    """Convert a message with its reasoning, and with malformed tool calls as text."""
     written = written_message(message) | {"content": aloud(message)}
     if message.reasoning is not None:
         written |= {"reasoning": message.reasoning, "reasoning_content": message.reasoning}
@@ -38,6 +38,7 @@ def written_turn(message: Message) -> dict[str, Any]:
 
 
 def aloud(message: Message) -> str:
+    """The content, with malformed tool calls as text and without reasoning."""
     return "\n".join(filter(None, (text_only(message), *message.malformed_calls)))
 
 
@@ -50,24 +51,23 @@ def written_tool(spec: ToolSpec) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def read_reply(said: Mapping[str, Any], *, splits: bool = True) -> Message:
-    """An assistant's message; a call that cannot be read is kept as malformed.
+def read_reply(reply: Mapping[str, Any], *, splits: bool = True) -> Message:
+    """Parse an assistant message; tool calls that cannot be parsed are kept as malformed.
 
-    Servers that were not told how their model thinks leave its thoughts in what it says: `splits`
-    takes them out.
+    Servers without a reasoning parser leave reasoning in the content: `splits` separates it.
     """
     calls: list[ToolCall] = []
-    # Ours alone tells them; to others they stand in what is said.
-    malformed = [str(call) for call in said.get("malformed_calls") or ()]
-    told = "\n".join(malformed)
-    given = said.get("tool_calls")
-    for call in given if isinstance(given, list) else ():
+    # Only our own server sends this field; for other clients the calls are part of the content.
+    malformed = [str(call) for call in reply.get("malformed_calls") or ()]
+    malformed_text = "\n".join(malformed)
+    tool_calls = reply.get("tool_calls")
+    for call in tool_calls if isinstance(tool_calls, list) else ():
         try:
-            calls.append(_call(call))
+            calls.append(_parse_call(call))
         except UNREADABLE:
             malformed.append(json.dumps(call))
-    content, reasoning = _text(said.get("content")), _thought(said)
-    content = content.removesuffix(told).rstrip() if told else content
+    content, reasoning = _text(reply.get("content")), _reasoning(reply)
+    content = content.removesuffix(malformed_text).rstrip() if malformed_text else content
     if splits and reasoning is None:
         content, reasoning = thoughts_aside(content)
     return Message(
@@ -79,31 +79,40 @@ def read_reply(said: Mapping[str, Any], *, splits: bool = True) -> Message:
     )
 
 
-def _call(call: Any) -> ToolCall:
-    """ValueError where there is none. Some servers send the object itself, some an empty string."""
+def _parse_call(call: Any) -> ToolCall:
+    """ValueError if it is not a call.
+
+    Some servers send arguments as an object or an empty string.
+    """
     match call:
         case {"function": {"name": name, "arguments": arguments}}:
-            read = decode(arguments or "{}") if isinstance(arguments, str) else arguments
-            return sound_call(name, read, id=call.get("id"))
-    raise ValueError("a call has a function with a name and arguments")
+            parsed = decode(arguments or "{}") if isinstance(arguments, str) else arguments
+            return sound_call(name, parsed, id=call.get("id"))
+    raise ValueError("a tool call needs a function with a name and arguments")
 
 
-def _thought(said: Mapping[str, Any]) -> str | None:
-    """None: it did not think, or not apart. Mistral's models think in chunks of the content."""
+def _reasoning(reply: Mapping[str, Any]) -> str | None:
+    """None if there is none, or not in a field of its own.
+
+    Mistral's models send it in content chunks.
+    """
     for key in ("reasoning_content", "reasoning"):
-        if isinstance(said.get(key), str):
-            return _text(said[key])
-    chunks = _chunks(said.get("content"), "thinking")
+        if isinstance(reply.get(key), str):
+            return _text(reply[key])
+    chunks = _chunks(reply.get("content"), "thinking")
     return "".join(map(_text, chunks)) if chunks else None
 
 
-def _text(words: object) -> str:
-    """A string, or the text of chunks. Half a letter is replaced: it could not be sent back."""
-    if isinstance(words, list):
-        words = "".join(text for text in _chunks(words, "text") if isinstance(text, str))
-    return words.encode(errors="replace").decode() if isinstance(words, str) else ""
+def _text(content: object) -> str:
+    """A string, or the text of content chunks.
+
+    Lone surrogates are replaced, as they cannot be sent back.
+    """
+    if isinstance(content, list):
+        content = "".join(text for text in _chunks(content, "text") if isinstance(text, str))
+    return content.encode(errors="replace").decode() if isinstance(content, str) else ""
 
 
 def _chunks(content: object, key: str) -> list[object]:
-    found = content if isinstance(content, list) else []
-    return [chunk[key] for chunk in found if isinstance(chunk, dict) and key in chunk]
+    chunks = content if isinstance(content, list) else []
+    return [chunk[key] for chunk in chunks if isinstance(chunk, dict) and key in chunk]

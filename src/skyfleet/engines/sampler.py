@@ -1,4 +1,8 @@
-"""Sampling on the CPU: temperature, top-k, top-p, min-p, seeds, stop conditions and request validation."""
+"""Sampler: temperature, top-k, top-p, min-p, seeds, stop conditions, request validation.
+
+The CPU engine samples here. The CUDA engine samples in a kernel, but shares `truncation_mask`, the
+random numbers and the stop conditions.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +21,10 @@ from skyfleet.engines.sampling_params import SamplingParams
 
 
 def draw(logits_NV: Tensor, sampling: SamplingParams, uniforms_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens [N] and their logprobs [N] under the distribution actually sampled from.
+    """Sample tokens [N]; return them with their logprobs [N] under the truncated distribution.
 
-    One uniform number decides one token, so a draw does not depend on its neighbours in the
-    batch. Temperature 0 takes the likeliest token, with certainty: its logprob is 0.
+    One uniform number decides one token, so a sample does not depend on the rest of the batch.
+    Temperature 0 takes the most likely token with probability 1, so its logprob is 0.
     """
     if sampling.temperature == 0:
         tokens_N = logits_NV.argmax(dim=-1)
@@ -29,9 +33,14 @@ def draw(logits_NV: Tensor, sampling: SamplingParams, uniforms_N: Tensor) -> tup
         logits_NV = logits_NV / sampling.temperature
     probs_NV = torch.softmax(logits_NV, dim=-1)
     if sampling.truncates:
-        probs_NV = probs_NV * _kept(probs_NV, sampling)
+        probs_NV = probs_NV * truncation_mask(
+            probs_NV,
+            top_p_N=torch.tensor([sampling.top_p], device=probs_NV.device),
+            top_k_N=torch.tensor([sampling.top_k], device=probs_NV.device),
+            min_p_N=torch.tensor([sampling.min_p], device=probs_NV.device),
+        )
         probs_NV /= probs_NV.sum(dim=-1, keepdim=True)
-    # The cumulative sum runs in double: in single, 150,000 tiny terms drift past the last token.
+    # In float32, the cumulative sum of 150,000 small terms would drift past the last token.
     cumulative_NV = probs_NV.cumsum(dim=-1, dtype=torch.float64)
     targets_N1 = uniforms_N.unsqueeze(1) * cumulative_NV[:, -1:]
     tokens_N1 = torch.searchsorted(cumulative_NV, targets_N1, right=True)
@@ -39,31 +48,38 @@ def draw(logits_NV: Tensor, sampling: SamplingParams, uniforms_N: Tensor) -> tup
     return tokens_N1.squeeze(1), probs_NV.gather(1, tokens_N1).squeeze(1).log()
 
 
-def _kept(probs_NV: Tensor, sampling: SamplingParams) -> Tensor:
-    """Which tokens survive min-p, then top-k, then top-p among those left: vLLM's order."""
+def truncation_mask(
+    probs_NV: Tensor, *, top_p_N: Tensor, top_k_N: Tensor, min_p_N: Tensor
+) -> Tensor:
+    """Tokens [N, V] that remain after min-p, then top-k, then top-p of the rest: vLLM's order.
+
+    The parameters have one value per row, or one for all rows. It runs inside CUDA graphs, so it
+    must not branch on their values.
+    """
+    top_p_N1, top_k_N1, min_p_N1 = (x.unsqueeze(1) for x in (top_p_N, top_k_N, min_p_N))
     probs_NV, order_NV = probs_NV.sort(dim=-1, descending=True)
-    keep_NV = probs_NV >= sampling.min_p * probs_NV[:, :1]
-    if sampling.top_k > 0:
-        keep_NV[:, sampling.top_k :] = False
-    if sampling.top_p < 1:
-        probs_NV = probs_NV * keep_NV
-        probs_NV = probs_NV / probs_NV.sum(dim=-1, keepdim=True)
-        before_NV = probs_NV.cumsum(dim=-1) - probs_NV
-        keep_NV &= before_NV < sampling.top_p
+    keep_NV = probs_NV >= min_p_N1 * probs_NV[:, :1]
+    ranks_V = torch.arange(probs_NV.shape[-1], device=probs_NV.device)
+    keep_NV &= (top_k_N1 <= 0) | (ranks_V < top_k_N1)
+    remaining_NV = probs_NV * keep_NV
+    remaining_NV = remaining_NV / remaining_NV.sum(dim=-1, keepdim=True)
+    before_NV = remaining_NV.cumsum(dim=-1) - remaining_NV
+    keep_NV &= (before_NV < top_p_N1) | (top_p_N1 >= 1)
     return torch.zeros_like(keep_NV).scatter(1, order_NV, keep_NV)
 
 
 def randomness_of(seed: int | None, session: str, position: int) -> np.random.Generator:
-    """The same seed, session and position draw the same tokens, whatever else is in the batch."""
+    """The same seed, session and position give the same random numbers, whatever else is in the
+    batch."""
     if seed is None:
         return np.random.default_rng()
     digest = blake2b(f"{seed}|{session}|{position}".encode(), digest_size=16).digest()
-    key: Any = _Key(digest)  # numpy's types name one kind of seed sequence, its code takes any
+    key: Any = _Key(digest)  # numpy's types name one seed sequence; its code takes any
     return np.random.Generator(np.random.Philox(key))
 
 
 class _Key(ISeedSequence):
-    """`Philox(key=...)` at half its cost: that one asks the system for randomness, to no end."""
+    """Half the cost of `Philox(key=...)`, which also reads entropy from the system for nothing."""
 
     def __init__(self, digest: bytes) -> None:
         self._digest = digest
@@ -75,15 +91,15 @@ class _Key(ISeedSequence):
 def finish_of(
     sampling: SamplingParams, sampled: Sequence[int], decode_text: Callable[[Sequence[int]], str]
 ) -> Finish | None:
-    """How the turn ended with its last token; None: it goes on."""
+    """Why the turn ended with its last token; None if it continues."""
     if sampled[-1] in sampling.stop_token_ids:
         return "stop"
-    if sampling.stop and said_stop(sampling.stop, sampled, decode_text):
+    if sampling.stop and ends_with_stop(sampling.stop, sampled, decode_text):
         return "stop"
     return "length" if len(sampled) >= sampling.max_generate_length else None
 
 
-def said_stop(
+def ends_with_stop(
     stops: Sequence[str],
     sampled: Sequence[int],
     decode_text: Callable[[Sequence[int]], str],
@@ -96,12 +112,12 @@ def said_stop(
 
 
 def stop_window(stops: Sequence[str]) -> int:
-    """Tokens that a stop string takes at most."""
-    # A token is at least a byte; a few more, because some tokenizers strip what they decode first.
+    """Maximum number of tokens in a stop string."""
+    # A token is at least one byte. A few more, because some tokenizers strip the first decoded one.
     return max(len(stop.encode()) for stop in stops) + 4
 
 
-def check_fits(
+def validate_request(
     token_ids: Sequence[int],
     sampling: SamplingParams,
     *,
@@ -109,12 +125,13 @@ def check_fits(
     session: str,
     vocab_size: int | None = None,
 ) -> None:
-    """RefusedError unless there is a prompt, of the vocabulary, and room for it with its turn.
+    """Raise `RefusedError` for an empty prompt, token ids outside the vocabulary, or too many
+    tokens.
 
-    Without `vocab_size` the ids are not looked at: vLLM does that itself.
+    Without `vocab_size` the ids are not checked, because vLLM does that itself.
     """
     if not token_ids:
-        raise RefusedError(f"session {session}: an empty prompt has nothing to continue")
+        raise RefusedError(f"session {session}: the prompt is empty; send at least one token")
     if len(token_ids) + sampling.max_generate_length > capacity:
         raise RefusedError(
             f"session {session}: {len(token_ids)} prompt tokens + max_generate_length="
@@ -125,6 +142,6 @@ def check_fits(
     for extreme in (min(token_ids), max(token_ids)):
         if not 0 <= extreme < vocab_size:
             raise RefusedError(
-                f"session {session}: the prompt holds token {extreme}, and the model's are 0 to "
-                f"{vocab_size - 1}; was it written with another tokenizer?"
+                f"session {session}: prompt token {extreme} is outside the model's vocabulary (0 to "
+                f"{vocab_size - 1}); was the prompt encoded with another tokenizer?"
             )

@@ -1,4 +1,4 @@
-"""SamplingParams: how the next token is drawn."""
+"""SamplingParams: how the next token is sampled, and when a turn ends."""
 
 from __future__ import annotations
 
@@ -9,26 +9,29 @@ from hashlib import blake2b
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     max_generate_length: int = 1024
-    """Tokens a turn."""
+    """Tokens per turn."""
     temperature: float = 1.0
-    """0 takes the likeliest token."""
+    """0 is greedy."""
     top_p: float = 1.0
     top_k: int = -1
     """-1 keeps the whole vocabulary."""
     min_p: float = 0.0
     stop: tuple[str, ...] = ()
-    """Strings that end the turn; kept in the output."""
+    """Strings that end the turn; they stay in the output."""
     stop_token_ids: tuple[int, ...] = ()
     seed: int | None = None
-    """Together with the session it decides every draw; None draws afresh."""
+    """Seed and session determine every sampled token; None samples at random."""
 
     @property
     def truncates(self) -> bool:
-        """Whether some tokens cannot be drawn at all."""
+        """Whether top-p, top-k or min-p excludes tokens."""
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
 
 def request_seed(seed: int, session: str, position: int) -> int:
-    """A server draws by the seed alone: without the session all attempts would be the same."""
+    """The seed to send to a server, which samples by the seed alone.
+
+    It includes the session, because all attempts at a task would otherwise be equal.
+    """
     digest = blake2b(f"{seed}|{session}|{position}".encode(), digest_size=8).digest()
     return int.from_bytes(digest) >> 1

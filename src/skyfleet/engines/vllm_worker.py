@@ -1,7 +1,8 @@
-"""WeightDoor: what vLLM's worker processes learn from us: to take new weights, and to tell them.
+"""WeightUpdateExtension: methods that vLLM's workers gain to load weights and to report checksums.
 
-vLLM mixes it into its own worker class, so its methods carry our name. Only the process that started
-vLLM can send bytes, which are unpickled here; over HTTP there are none.
+vLLM loads the class by its dotted name (`WORKER_EXTENSION` in vllm_controller.py) and mixes it into
+its own worker class, so all names start with `skyfleet_`. Only the process that started vLLM can
+send bytes, which are unpickled here; the HTTP route accepts JSON only.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch.multiprocessing.reductions import rebuild_cuda_tensor
 from skyfleet.models.weights import bit_sums, sizes_of
 
 _DEVICE_ARGUMENT = 6
-"""Where torch writes the sender's number of a device, which may not be the receiver's."""
+"""Index of the sender's device number, which may differ in the receiving process."""
 
 
 class WeightUpdateExtension:
@@ -33,7 +34,7 @@ class WeightUpdateExtension:
         return device_name(self.device)
 
     def skyfleet_about(self) -> dict[str, Any]:
-        """What a trainer that has not started this vLLM must know of it."""
+        """Settings that a trainer must know of a server; `VllmServerInfo` parses the result."""
         model = self.vllm_config.model_config
         return {
             "model_dtype": str(model.dtype).removeprefix("torch."),
@@ -45,34 +46,36 @@ class WeightUpdateExtension:
         }
 
     def skyfleet_load_file(self, path: str) -> None:
-        """From a safetensors file in a folder that both processes see."""
+        """Load weights from a safetensors file in a folder that both processes see."""
         try:
             os.close(os.open(path, os.O_RDONLY))
         except OSError as error:
             raise FileNotFoundError(
-                f"{path} cannot be read there by user {os.getuid()} ({error.strerror}); set "
-                "generator.weight_sync_dir to a folder that trainer and server both see"
+                f"{path} is not readable by user {os.getuid()} of the vLLM server ({error.strerror}); "
+                "set generator.weight_sync_dir to a folder that trainer and server both see"
             ) from error
         with safe_open(path, framework="pt") as file:
-            self._skyfleet_take((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
+            self._skyfleet_load((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
 
     def skyfleet_load_handles(self, pickled: bytes) -> None:
-        """From the sender's own memory on this GPU, without a copy in between."""
+        """Load weights from the sender's memory on this GPU (CUDA IPC), without a copy in
+        between."""
         handles: list[tuple[str, list[Any]]] = pickle.loads(pickled)
         for _, arguments in handles:
             arguments[_DEVICE_ARGUMENT] = self.device.index
-        self._skyfleet_take((name, _rebuilt(arguments)) for name, arguments in handles)
+        self._skyfleet_load((name, _open_handle(arguments)) for name, arguments in handles)
         torch.cuda.synchronize(self.device)
 
     def skyfleet_sums(self, shapes: dict[str, list[int]]) -> dict[str, dict[str, list[int]]]:
-        """`bit_sums` of the weights as vLLM was given them last, and as it holds them now.
+        """Checksums of the weights as vLLM received them last ("given"), and as it holds them
+        ("held").
 
-        Of the latter those with these names and shapes: what is packed for a CPU's instructions
-        cannot be read back.
+        "held" covers weights with these names and shapes: those that vLLM packs for a CPU cannot be
+        read back.
         """
         parameters = dict(self.model_runner.get_model().named_parameters())
         fused = getattr(self.model_runner.get_model(), "packed_modules_mapping", {})
-        held = {name: _held(parameters, fused, name, shapes) for name in shapes}
+        held = {name: _find_held(parameters, fused, name, shapes) for name in shapes}
         return {
             "given": dict(self._skyfleet_given),
             "held": {
@@ -82,25 +85,25 @@ class WeightUpdateExtension:
             },
         }
 
-    def _skyfleet_take(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+    def _skyfleet_load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         self._skyfleet_given = given = dict[str, list[int]]()
 
-        def summed() -> Iterator[tuple[str, Tensor]]:
+        def with_checksums() -> Iterator[tuple[str, Tensor]]:
             for name, weight in weights:
                 given[name] = bit_sums(weight).tolist()
                 yield name, weight
 
-        _replace(self, summed())
+        _replace(self, with_checksums())
 
 
 def device_name(device: torch.device) -> str:
-    """The same in every process, whatever numbers it gives its GPUs."""
+    """The UUID of a GPU: the same in every process, whatever its device numbers are."""
     if device.type != "cuda":
         return device.type
     return str(torch.cuda.get_device_properties(device).uuid)
 
 
-def _rebuilt(arguments: Sequence[Any]) -> Tensor:
+def _open_handle(arguments: Sequence[Any]) -> Tensor:
     rebuilt: Tensor = rebuild_cuda_tensor(*arguments)  # type: ignore[no-untyped-call]
     return rebuilt
 
@@ -112,18 +115,19 @@ def _replace(worker: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
         worker.reload_weights(weights_iterator=weights)
         head = getattr(worker.model_runner.get_model(), "lm_head", None)
         if worker.device.type == "cpu" and head is not None:
-            # A CPU computes with packed copies, and a tied head's is not packed anew: vLLM loads
-            # its weight under the embedding's name.
+            # On a CPU vLLM computes with packed copies. It loads a tied head under the embedding's name,
+            # so the head is not packed again by itself.
             head.quant_method.process_weights_after_loading(head)
 
 
-def _held(
+def _find_held(
     parameters: Mapping[str, Tensor],
     fused: Mapping[str, Sequence[str]],
     name: str,
     shapes: Mapping[str, Sequence[int]],
 ) -> Tensor | None:
-    """The rows of vLLM's tensor that hold `name`: it fuses some and pads the vocabulary."""
+    """The rows of vLLM's tensor that hold `name`: vLLM fuses some weights and pads the
+    vocabulary."""
     if name in parameters:
         return parameters[name][: shapes[name][0]]
     module, _, leaf = name.rpartition(".")
@@ -132,7 +136,7 @@ def _held(
         weight = parameters.get(f"{parent}.{whole}.{leaf}")
         if own in parts and weight is not None:
             rows = [shapes.get(f"{parent}.{part}.{leaf}", [0])[0] for part in parts]
-            # With others than all its parts' rows, a row is not where it would be looked for.
+            # With additional rows, the offsets below would be wrong.
             if sum(rows) == len(weight):
                 start = sum(rows[: parts.index(own)])
                 return weight[start : start + shapes[name][0]]

@@ -1,1 +1,1 @@
-"""What thinks: a decoder's weights and its forward pass."""
+"""Model weights and forward passes: decoders, loading, LoRA and fused GPU kernels."""

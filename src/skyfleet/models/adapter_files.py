@@ -1,4 +1,4 @@
-"""Adapter files: LoRA adapters to and from a folder that PEFT reads."""
+"""Save and load LoRA adapters in PEFT's file format."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from skyfleet.errors import ModelError
 from skyfleet.models.lora import LoraLinear, adapters, merge, merged_state
 
 FOLDER = "adapter"
-"""Inside the model's own: beside its config.json, transformers would want PEFT to load it."""
+"""Inside the model's folder.
+
+Beside config.json, transformers would require PEFT to load the model.
+"""
 _WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 
 def save_adapters(module: nn.Module, folder: Path) -> None:
-    """`folder` becomes what `PeftModel.from_pretrained` reads, if there are adapters at all."""
+    """Write `folder` for `PeftModel.from_pretrained`; nothing if the module has no adapters."""
     layers = adapters(module)
     if not layers:
         return
@@ -45,16 +48,16 @@ def save_adapters(module: nn.Module, folder: Path) -> None:
 
 
 def load_adapted(module: nn.Module, folder: Path) -> None:
-    """Adapters from a model's folder into `module`, in place, and its weights with them.
+    """Load the adapters of a model folder into `module`, in place, and merge them.
 
-    The module holds the weights that the adapters were trained on; the merged weights, which the
-    folder holds too, prove it.
+    `module` must hold the base weights that the adapters were trained on. The merged weights in the
+    same folder are compared to verify that.
     """
     path = folder / FOLDER / _WEIGHTS
     if not path.is_file():
         raise ModelError(
-            f"{folder} holds no adapters ({FOLDER}/{_WEIGHTS} is missing); resume with "
-            "trainer.policy.model.lora.rank=0, as it was saved"
+            f"{folder} has no LoRA adapters ({FOLDER}/{_WEIGHTS} is missing), but "
+            "trainer.policy.model.lora.rank is not 0; resume with rank=0, as it was saved"
         )
     _check_settings(module, folder / FOLDER / _CONFIG)
     saved, own = load_file(path), _tensors(adapters(module))
@@ -63,8 +66,8 @@ def load_adapted(module: nn.Module, folder: Path) -> None:
     )
     if misfits:
         raise ModelError(
-            f"{path} holds other adapters than trainer.policy.model.lora asks for "
-            f"(first {misfits[0]}); give the keys they were trained with"
+            f"the adapters in {path} do not match trainer.policy.model.lora "
+            f"(first mismatch: {misfits[0]}); use the settings they were trained with"
         )
     with torch.no_grad():
         for name, parameter in own.items():
@@ -74,11 +77,12 @@ def load_adapted(module: nn.Module, folder: Path) -> None:
 
 
 def refuse_adapted(folder: Path) -> None:
-    """ModelError for a folder whose optimiser knows adapters only."""
+    """ModelError for a folder that was trained with LoRA: its optimizer state covers adapters
+    only."""
     if (folder / FOLDER).exists():
         raise ModelError(
-            f"{folder} was trained with adapters and trainer.policy.model.lora.rank=0 trains every "
-            "weight; give the rank they have, or begin a run of its own with that folder as "
+            f"{folder} was trained with LoRA adapters, but trainer.policy.model.lora.rank=0 trains "
+            "every weight; set the rank of the adapters, or start a new run with that folder as "
             "trainer.policy.model.path"
         )
 
@@ -92,37 +96,37 @@ def _check_settings(module: nn.Module, path: Path) -> None:
     ):
         if there != here:
             raise ModelError(
-                f"trainer.policy.model.lora.{key}={here} and the adapters in {path.parent} have "
-                f"{there}; give the {key} they were trained with"
+                f"trainer.policy.model.lora.{key}={here}, but the adapters in {path.parent} have "
+                f"{key}={there}; use the {key} they were trained with"
             )
 
 
 def _check_merged(module: nn.Module, folder: Path) -> None:
-    # By transformers, which wrote them: experts, for one, lie in a file otherwise than in memory.
+    # Load with transformers, which wrote the file: its layout of experts differs from the module's.
     kind: Any = type(module)
     saved = kind.from_pretrained(folder, config=copy.deepcopy(module.config), dtype="auto")
     weights = saved.state_dict()
     adapted = {f"{name}.weight": layer.base for name, layer in adapters(module).items()}
     for name, own in merged_state(module).items():
-        pair = _as_coarse(own.cpu(), weights[name])
+        pair = _to_lower_precision(own.cpu(), weights[name])
         base = adapted.get(name)
         if not (torch.equal(*pair) if base is None else _nearly_equal(*pair, base.cpu())):
             raise ModelError(
-                f"{folder}: {name} is not trainer.policy.model.path plus the saved "
-                "adapters: that model has changed since; bring back the one that was adapted"
+                f"{folder}: {name} differs from trainer.policy.model.path plus the saved adapters, so "
+                "that base model has changed; restore the base model that was adapted"
             )
 
 
-def _as_coarse(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in the coarser type: a run may go on in another than it was saved in."""
+def _to_lower_precision(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in the lower precision, because a run may resume in another dtype."""
     dtype = max(one.dtype, other.dtype, key=lambda dtype: torch.finfo(dtype).eps)
     return one.to(dtype), other.to(dtype)
 
 
 def _nearly_equal(one: Tensor, other: Tensor, base: Tensor) -> bool:
-    """As far as another device may sum a product in another order, and round it to a neighbour.
+    """Equal up to one rounding step, because another device may sum a product in another order.
 
-    In another precision a weight is also rounded at another of the base's thresholds.
+    In another precision, a weight also has another rounding offset.
     """
     in_float32 = 16 * torch.finfo(torch.float32).eps * float(other.abs().max())
     steps = torch.finfo(other.dtype).eps * (other.abs().float() + base.abs().float())
@@ -130,7 +134,7 @@ def _nearly_equal(one: Tensor, other: Tensor, base: Tensor) -> bool:
 
 
 def _tensors(layers: dict[str, LoraLinear]) -> dict[str, nn.Parameter]:
-    """By the names PEFT gives them."""
+    """Adapter parameters by PEFT's names."""
     return {
         f"base_model.model.{name}.{part}.weight": getattr(layer, part)
         for name, layer in layers.items()

@@ -1,9 +1,9 @@
 """Decoder: one forward pass for the Llama family, over the weights of a Hugging Face module.
 
-On a CPU engine and learner run this same code on the same tensors and differ only in how a layer
-attends: over a key-value cache, or over packed sequences. That is why their logprobs agree. On CUDA
-the engine has a pass of its own (engines/cuda/forward.py) over the same kernels and tensors, and
-tests compare the bits.
+On a CPU, engine and learner run this code on the same tensors. They differ only in the attention
+function: over a KV cache, or over packed sequences. That is why their logprobs agree. On CUDA the
+engine has its own pass (engines/cuda/cuda_graphs.py) over the same kernels and tensors, and tests
+compare the bits.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch.nn.functional import linear, rms_norm, silu
 from torch.utils.checkpoint import checkpoint
 
 from skyfleet.errors import ModelError
-from skyfleet.models.fused.flash import WIDTHS
-from skyfleet.models.fused.functions import add_norm, product
+from skyfleet.models.fused.flash_attention import HEAD_DIMS
+from skyfleet.models.fused.functions import add_norm, matmul
 from skyfleet.models.fused.layers import FusedLayer
 
 logger = logging.getLogger(__name__)
@@ -29,23 +29,24 @@ ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 class AttentionFn(Protocol):
     def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
-        """What each of T tokens takes from those it may see, as [T, H, D].
-
-        H query heads share K key-value heads of width D.
-        """
+        """Return the attention output of T tokens [T, H, D]: H query heads share K key-value
+        heads."""
         ...
 
 
 class Decoder:
     has_plain_head = True
-    """Logits are a product with `head_weight` and nothing more."""
+    """Logits are the plain matmul with `head_weight`."""
 
     def __init__(self, module: nn.Module, *, max_positions: int, fused: bool | None = None) -> None:
-        """`fused` runs the layers over kernels of our own; None does so on CUDA, where they fit."""
+        """`fused` runs the layers on our own kernels.
+
+        None does so on CUDA if they support the model.
+        """
         name = type(module).__name__
         if name not in ARCHITECTURES:
             raise ModelError(
-                f"{name} is not one of the architectures this version runs: {', '.join(ARCHITECTURES)}"
+                f"{name} is not supported by this decoder; supported: {', '.join(ARCHITECTURES)}"
             )
         self.module = module
         config: Any = module.config
@@ -63,14 +64,14 @@ class Decoder:
         self.layers: list[Any] = list(body.layers)
         self._has_qk_norm = hasattr(self.layers[0].self_attn, "q_norm")
         check_positions(config, max_positions)
-        fits = self.device.type == "cuda" and self.head_dim in WIDTHS
+        fits = self.device.type == "cuda" and self.head_dim in HEAD_DIMS
         is_fused = fits if fused is None else fused
         if self.device.type == "cuda" and not is_fused:
             logger.warning(
-                "heads are %s wide, and our kernels are for %s: engine and learner agree to rounding "
-                "only, and both are slower",
+                "the fused kernels do not support head_dim=%s (only %s): engine and learner agree only "
+                "up to rounding, and both are slower",
                 self.head_dim,
-                ", ".join(map(str, WIDTHS)),
+                ", ".join(map(str, HEAD_DIMS)),
             )
         self.cos_PD, self.sin_PD = self._rotary_tables(
             max_positions, torch.float32 if is_fused else self.dtype
@@ -111,9 +112,9 @@ class Decoder:
         *,
         recompute: bool = False,
     ) -> Tensor:
-        """The last layer's output [T, E], normed and ready for `logits`.
+        """Return the last layer's normed output [T, E], ready for `logits`.
 
-        `recompute` keeps only what goes into each layer, and runs it again for its gradient.
+        `recompute` keeps only the input of each layer (activation checkpointing).
         """
         delta_TE = self._body.embed_tokens(token_ids_T)
         if self._fused is not None:
@@ -134,22 +135,22 @@ class Decoder:
         return self._norm(x_TE, self.norm_weight)
 
     def logits(self, hidden_NE: Tensor) -> Tensor:
-        """Float32 scores over the vocabulary [N, V]; over fused layers without a gradient."""
-        # Without rounding, as the learner's own head on CUDA computes them.
+        """Float32 logits over the vocabulary [N, V]; with fused layers, without a gradient."""
+        # Without rounding, as the learner's fused head on CUDA computes them.
         if self._fused is not None or (hidden_NE.is_cuda and not hidden_NE.requires_grad):
-            return product(hidden_NE, self._head.weight, dtype=torch.float32)
+            return matmul(hidden_NE, self._head.weight, dtype=torch.float32)
         return linear(hidden_NE, self._head.weight).float()
 
     def fuse(self) -> list[FusedLayer]:
-        """The layers over kernels of our own; the module's weights become views of theirs."""
-        # Sums of bfloat16 products that are themselves bfloat16 would depend on how they are cut.
+        """Return the layers on fused kernels; the module's weights become views of theirs."""
+        # Partial sums in bfloat16 would depend on how a matmul is split.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         return [
             FusedLayer(
                 layer,
                 n_heads=self.n_heads,
                 n_kv_heads=self.n_kv_heads,
-                width=self.head_dim,
+                head_dim=self.head_dim,
                 eps=self.eps,
             )
             for layer in self.layers
@@ -166,15 +167,15 @@ class Decoder:
         tables = self.cos_PD, self.sin_PD
         x_TE: Tensor | None = None
         for index, layer in enumerate(layers):
-            given = (tables, positions_T, attend)
+            arguments = (tables, positions_T, attend)
             if recompute:
-                # Their sum is kept, which takes two thirds of the room that both would.
+                # Keep the sum, which takes two thirds of the memory of both.
                 sum_TE = delta_TE if x_TE is None else x_TE + delta_TE
                 x_TE, delta_TE = checkpoint(
-                    layer, index, None, sum_TE, *given, sparing=True, use_reentrant=False
+                    layer, index, None, sum_TE, *arguments, save_memory=True, use_reentrant=False
                 )
             else:
-                x_TE, delta_TE = layer(index, x_TE, delta_TE, *given)
+                x_TE, delta_TE = layer(index, x_TE, delta_TE, *arguments)
         return add_norm(x_TE, delta_TE, self.norm_weight, self.eps)[1]
 
     def _attention(
@@ -203,9 +204,9 @@ class Decoder:
         return rms_norm(x, (x.shape[-1],), weight, self.eps)
 
     def _rotary_tables(self, max_positions: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosines and sines as the module's own rotary embedding makes them, any scaling included.
+        """Cosines and sines from the module's own rotary embedding, including any scaling.
 
-        The first half of the sines is negated, as `_rotate` wants it.
+        The first half of the sines is negated for `_rotate`.
         """
         positions = torch.arange(max_positions, device=self.device).unsqueeze(0)
         with torch.no_grad():
@@ -219,25 +220,27 @@ def check_positions(config: Any, max_positions: int) -> None:
     known = getattr(config, "max_position_embeddings", max_positions)
     if max_positions > known:
         raise ModelError(
-            f"an episode may reach {max_positions} tokens (generator.max_input_length + "
-            f"max_generate_length) but the model knows {known} positions"
+            f"generator.max_input_length + max_generate_length={max_positions} tokens exceed the "
+            f"model's context of {known} positions; lower them"
         )
 
 
 def _check_layers(config: Any) -> None:
-    """Every layer attends to all that came before it, and its gate is a SiLU."""
-    if odd := set(getattr(config, "layer_types", None) or ()) - {"full_attention"}:
-        raise ModelError(f"the model has layers of {min(odd)}; only full_attention runs here")
+    """ModelError unless every layer has full attention and a SiLU gate."""
+    if unsupported := set(getattr(config, "layer_types", None) or ()) - {"full_attention"}:
+        raise ModelError(
+            f"the model has layers of type {min(unsupported)}; only full_attention is supported"
+        )
     if config.hidden_act != "silu":
-        raise ModelError(f"the model has hidden_act={config.hidden_act!r}; only silu runs here")
+        raise ModelError(f"the model has hidden_act={config.hidden_act!r}; only silu is supported")
 
 
 def _project(layer: Any, x: Tensor) -> Tensor:
-    # Not the call, which looks for hooks; a layer with an adapter has a forward of its own.
+    # `forward` skips the hook lookup of `__call__`; a LoraLinear overrides `forward`.
     out: Tensor = layer.forward(x)
     return out
 
 
 def _rotate(x_THD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> Tensor:
-    """Each half turns into the other; that the second turns back negated is in the sines."""
+    """Apply RoPE; the sign of the first half is in the sines."""
     return x_THD * cos_T1D + x_THD.roll(x_THD.shape[-1] // 2, dims=-1) * sin_T1D

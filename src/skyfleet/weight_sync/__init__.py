@@ -1,1 +1,1 @@
-"""New weights reach the engines."""
+"""Weight sync: push the learner's weights to the engines and verify them."""

@@ -1,4 +1,4 @@
-"""WeightSync: new weights reach the engines."""
+"""WeightSync: the interface that pushes new weights to engines, and the syncs that need no copy."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from skyfleet.models.lora import merged_state
 
 class WeightSync(Protocol):
     async def push(self, learner: Learner, engines: Sequence[Engine]) -> int:
-        """Returns the policy version every engine now serves."""
+        """Send the learner's weights to all engines; return the policy version they now serve."""
         ...
 
     async def confirm(self, engines: Sequence[Engine]) -> None:
-        """SentinelError where one has spoken since the last push with other weights than came."""
+        """SentinelError if an engine has sampled with other weights since the last push."""
         ...
 
 
 class InProcessSync:
-    """Engine and learner hold the same tensors: only the version has to move."""
+    """For engines that share the learner's tensors: only the version changes."""
 
     async def push(self, learner: Learner, engines: Sequence[Engine]) -> int:
         for engine in engines:
@@ -36,13 +36,13 @@ class InProcessSync:
 
 
 class PausedSync:
-    """No turn begins while weights travel; one that is broken off for them goes on afterwards."""
+    """Pauses the engine pool during a push. Turns that the push aborts continue afterwards."""
 
-    def __init__(self, sync: WeightSync, router: Router) -> None:
-        self._sync, self._router = sync, router
+    def __init__(self, sync: WeightSync, pool: Router) -> None:
+        self._sync, self._pool = sync, pool
 
     async def push(self, learner: Learner, engines: Sequence[Engine]) -> int:
-        async with self._router.paused(wait=False):
+        async with self._pool.paused(wait=False):
             return await self._sync.push(learner, engines)
 
     async def confirm(self, engines: Sequence[Engine]) -> None:

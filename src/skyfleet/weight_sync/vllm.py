@@ -1,7 +1,7 @@
-"""VllmSync: the learner's weights into running vLLM engines, read back to be sure.
+"""VllmSync: push the learner's weights into running vLLM engines, and verify them by checksums.
 
-On the learner's own GPU vLLM reads them where they lie; elsewhere, on CPUs and as a server, from a
-file.
+On the learner's own GPU, vLLM reads the weights in place (CUDA IPC). On other devices, on CPUs and
+on servers, it reads them from a file.
 """
 
 from __future__ import annotations
@@ -17,73 +17,78 @@ from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 
 from skyfleet.engines.engine import Engine
-from skyfleet.engines.engine_pool import tell_living
+from skyfleet.engines.engine_pool import broadcast
 from skyfleet.engines.vllm_worker import device_name
 from skyfleet.errors import ConfigError, SentinelError
 from skyfleet.learner.learner import Learner
 from skyfleet.models.weights import bit_sums
-from skyfleet.weight_sync.weights_file import remove_left, weights_file
+from skyfleet.weight_sync.weights_file import remove_stale_files, weights_file
 
-Sums = Mapping[str, list[int]]
-"""A tensor's `bit_sums` by its name."""
+Checksums = Mapping[str, list[int]]
+"""Checksums by tensor name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Proof:
+class ExpectedChecksums:
+    """Checksums of the weights that were sent, to compare with those that a vLLM worker reports."""
+
     shapes: Mapping[str, list[int]]
-    sent: Sums
-    held: Mapping[str, Sums]
-    """As each precision that an engine may have rounds them."""
+    sent: Checksums
+    held: Mapping[str, Checksums]
+    """Checksums after rounding, by the dtype of an engine."""
 
     @classmethod
-    def of(cls, weights: Mapping[str, Tensor], model_dtypes: Iterable[str]) -> Self:
+    def compute(cls, weights: Mapping[str, Tensor], model_dtypes: Iterable[str]) -> Self:
         sent = {name: bit_sums(weight).tolist() for name, weight in weights.items()}
         return cls(
             shapes={name: list(weight.shape) for name, weight in weights.items()},
             sent=sent,
             held={
-                named: {
+                dtype_name: {
                     name: sent[name]
                     if weight.dtype is dtype
                     else bit_sums(weight.to(dtype)).tolist()
                     for name, weight in weights.items()
                 }
-                for named in model_dtypes
-                for dtype in (getattr(torch, named),)
+                for dtype_name in model_dtypes
+                for dtype in (getattr(torch, dtype_name),)
             },
         )
 
-    def fault(self, told: Mapping[str, Sums], model_dtype: str) -> str:
-        """What is wrong with `WeightUpdateExtension.skyfleet_sums`' answer, if anything is.
+    def find_mismatch(self, reported: Mapping[str, Checksums], model_dtype: str) -> str:
+        """Describe the first mismatch in the result of `skyfleet_sums`; empty if there is none.
 
-        Every tensor that was sent must have been given to vLLM, and what can be read back must be it.
+        vLLM must have received every tensor that was sent, and hold it wherever it can be read
+        back.
         """
-        given, held, read = told["given"], told["held"], self.held[model_dtype]
-        odd = {
-            "was given": [name for name, sums in self.sent.items() if given.get(name) != sums],
-            "holds": [name for name, sums in held.items() if read.get(name) != sums],
+        given, held, expected = reported["given"], reported["held"], self.held[model_dtype]
+        mismatches = {
+            "received": [name for name, sums in self.sent.items() if given.get(name) != sums],
+            "holds": [name for name, sums in held.items() if expected.get(name) != sums],
         }
-        for what, names in odd.items():
+        for verb, names in mismatches.items():
             if names:
                 return (
-                    f"{what} other weights than the learner's: {len(names)} of {len(self.sent)} "
-                    f"tensors, first {names[0]}"
+                    f"{verb} weights that differ from the learner's: {len(names)} of "
+                    f"{len(self.sent)} tensors, first {names[0]}"
                 )
         return ""
 
 
 @runtime_checkable
-class TakesWeights(Protocol):
-    """An engine that weights can be handed to while it runs."""
+class UpdatableEngine(Protocol):
+    """An engine whose weights can be replaced while it runs."""
 
     name: str
     model_dtype: str
-    reads_memory: bool
-    way_out: str
+    supports_cuda_ipc: bool
+    remedy: str
 
-    async def ask(self, method: str, *arguments: Any) -> list[Any]: ...
+    async def collective_rpc(self, method: str, *arguments: Any) -> list[Any]: ...
 
-    async def load(self, method: str, argument: str | bytes, *, policy_version: int) -> None: ...
+    async def update_weights(
+        self, method: str, argument: str | bytes, *, policy_version: int
+    ) -> None: ...
 
 
 class VllmSync:
@@ -93,88 +98,92 @@ class VllmSync:
         *,
         folder: str | None = None,
     ) -> None:
-        """`weights` gives the whole model by Hugging Face's names, adapters merged in.
+        """`weights` returns the whole model by Hugging Face's names, with adapters merged.
 
-        `folder` is one that the engines see too; None is for engines on this machine.
+        `folder` is a folder that the engines see too; None is for engines on this machine.
         """
         self._weights, self._folder = weights, folder
-        self._proof: Proof | None = None
-        remove_left()
+        self._expected: ExpectedChecksums | None = None
+        remove_stale_files()
 
     async def push(self, learner: Learner, engines: Sequence[Engine]) -> int:
-        """SentinelError where an engine then holds others than were sent."""
-        weights, version = _once_each(self._weights()), learner.policy_version
-        takers = [_taker(engine) for engine in engines]
-        near: list[TakesWeights] = []
-        far: list[TakesWeights] = []
+        """SentinelError if an engine then holds other weights than were sent."""
+        weights, version = _without_duplicates(self._weights()), learner.policy_version
+        updatable = [_as_updatable(engine) for engine in engines]
+        by_ipc: list[UpdatableEngine] = []
+        by_file: list[UpdatableEngine] = []
 
-        async def sort(taker: TakesWeights) -> None:
-            (near if await _shares_gpu(taker, weights) else far).append(taker)
+        async def choose_transport(engine: UpdatableEngine) -> None:
+            (by_ipc if await _shares_gpu(engine, weights) else by_file).append(engine)
 
-        async def point(taker: TakesWeights) -> None:
-            handles = await asyncio.to_thread(_handles, weights)
-            await taker.load("skyfleet_load_handles", handles, policy_version=version)
+        async def send_handles(engine: UpdatableEngine) -> None:
+            handles = await asyncio.to_thread(_ipc_handles, weights)
+            await engine.update_weights("skyfleet_load_handles", handles, policy_version=version)
 
-        async def check(taker: TakesWeights) -> None:
-            if fault := await _fault(proof, taker):
-                raise SentinelError(f"after the sync {taker.name} {fault}; {taker.way_out}")
+        async def check(engine: UpdatableEngine) -> None:
+            if mismatch := await _find_mismatch(expected, engine):
+                raise SentinelError(f"after the sync, {engine.name} {mismatch}; {engine.remedy}")
 
-        await tell_living(takers, sort)
-        if near:
-            await tell_living(near, point)
-        if far:
+        await broadcast(updatable, choose_transport)
+        if by_ipc:
+            await broadcast(by_ipc, send_handles)
+        if by_file:
             async with weights_file(weights, self._folder) as path:
-                await tell_living(
-                    far,
-                    lambda taker: taker.load(
+                await broadcast(
+                    by_file,
+                    lambda engine: engine.update_weights(
                         "skyfleet_load_file", str(path), policy_version=version
                     ),
                 )
-        proof = Proof.of(weights, {taker.model_dtype for taker in takers})
-        self._proof = proof
-        await tell_living(takers, check)
+        expected = ExpectedChecksums.compute(weights, {engine.model_dtype for engine in updatable})
+        self._expected = expected
+        await broadcast(updatable, check)
         return version
 
     async def confirm(self, engines: Sequence[Engine]) -> None:
-        """Of one that has died nothing more can be read: it was proven when its weights came."""
-        proof = self._proof
-        if proof is None:
+        """Check healthy engines again.
+
+        A dead one was last verified when its weights were pushed.
+        """
+        expected = self._expected
+        if expected is None:
             return
 
-        async def check(taker: TakesWeights) -> None:
-            if fault := await _fault(proof, taker):
+        async def check(engine: UpdatableEngine) -> None:
+            if mismatch := await _find_mismatch(expected, engine):
                 raise SentinelError(
-                    f"{taker.name} {fault}: it was started again since the last sync, or another "
-                    "run gave it weights, and what it has said since is not the policy's; leave it "
-                    "to this run, and the same command goes on from the newest checkpoint"
+                    f"{engine.name} {mismatch}: since the last sync it was restarted, or another run "
+                    "pushed weights to it, so its samples since then are not from this policy; use it "
+                    "for this run only, then run the same command to resume from the latest checkpoint"
                 )
 
-        await tell_living([_taker(engine) for engine in engines], check)
+        await broadcast([_as_updatable(engine) for engine in engines], check)
 
 
-def _taker(engine: Engine) -> TakesWeights:
-    if not isinstance(engine, TakesWeights):
-        raise ConfigError(f"VllmSync has no way into a {type(engine).__name__}")
+def _as_updatable(engine: Engine) -> UpdatableEngine:
+    if not isinstance(engine, UpdatableEngine):
+        raise ConfigError(f"VllmSync cannot update the weights of a {type(engine).__name__}")
     return engine
 
 
-def _once_each(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """A tied head is the embedding under another name; no file holds it twice, and vLLM ties it."""
+def _without_duplicates(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """Drop a tied head, which is the embedding under another name: vLLM ties it itself."""
     seen: dict[int, tuple[str, Tensor]] = {}
     for name, weight in named:
         seen.setdefault(weight.data_ptr(), (name, weight.detach().contiguous()))
     return dict(seen.values())
 
 
-async def _shares_gpu(taker: TakesWeights, weights: dict[str, Tensor]) -> bool:
+async def _shares_gpu(engine: UpdatableEngine, weights: dict[str, Tensor]) -> bool:
     here = {device_name(weight.device) for weight in weights.values()}
-    return (
-        taker.reads_memory and here != {"cpu"} and here == set(await taker.ask("skyfleet_device"))
-    )
+    if not engine.supports_cuda_ipc or here == {"cpu"}:
+        return False
+    return here == set(await engine.collective_rpc("skyfleet_device"))
 
 
-def _handles(weights: dict[str, Tensor]) -> bytes:
-    """Where the weights lie in GPU memory, for another process; they must outlive its reading."""
+def _ipc_handles(weights: dict[str, Tensor]) -> bytes:
+    """CUDA IPC handles of the weights, which must stay allocated until the other process has read
+    them."""
     torch.cuda.synchronize(next(iter(weights.values())).device)
     handles = [
         (name, list(reduce_tensor(weight)[1]))  # type: ignore[no-untyped-call]
@@ -183,6 +192,6 @@ def _handles(weights: dict[str, Tensor]) -> bytes:
     return pickle.dumps(handles)
 
 
-async def _fault(proof: Proof, taker: TakesWeights) -> str:
-    (told,) = await taker.ask("skyfleet_sums", proof.shapes)
-    return proof.fault(told, taker.model_dtype)
+async def _find_mismatch(expected: ExpectedChecksums, engine: UpdatableEngine) -> str:
+    (reported,) = await engine.collective_rpc("skyfleet_sums", expected.shapes)
+    return expected.find_mismatch(reported, engine.model_dtype)

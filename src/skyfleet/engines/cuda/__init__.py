@@ -1,1 +1,1 @@
-"""The embedded engine on CUDA: paged keys and values, prompts and decoding in CUDA graphs."""
+"""Inference on one NVIDIA GPU: scheduler, paged KV cache, prefill, decoding, CUDA graphs."""

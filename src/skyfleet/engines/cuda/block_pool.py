@@ -1,106 +1,91 @@
-"""Pages: who holds which page of keys and values, and which pages begin alike.
+"""KV block pool: allocation, reference counts and prefix caching of paged KV blocks.
 
-A page that nobody holds keeps its content until it is needed for something else, so the next turn
-of an episode, or the next attempt at a task, finds its beginning computed.
+A block that no sequence holds keeps its content until the pool reuses it. The next turn of an
+episode, or the next attempt at a task, then finds its prefix already computed.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-PAGE = 16
-"""Tokens."""
+from skyfleet.engines.prefix_cache import BLOCK_SIZE, find_cached_prefix
 
 
-class PagePool:
-    def __init__(self, n_pages: int) -> None:
-        # Page 0 is nobody's: slots that rest write there.
-        self.n_pages = n_pages - 1
-        """That can be held."""
-        self._free = list(range(n_pages - 1, 0, -1))
-        self._holders = [0] * n_pages
-        self._digest: dict[int, int] = {}
-        """Page -> what it was computed from, as a digest of everything up to its end."""
-        self._known: dict[int, int] = {}
-        """Digest -> page."""
-        self._idle: OrderedDict[int, None] = OrderedDict()
-        """Pages of known content that nobody holds, longest idle first."""
+class KVBlockPool:
+    def __init__(self, n_blocks: int) -> None:
+        # Block 0 is the null block: inactive slots write there.
+        self.n_blocks = n_blocks - 1
+        """Blocks that sequences can hold."""
+        self._free = list(range(n_blocks - 1, 0, -1))
+        self._ref_counts = [0] * n_blocks
+        self._hash_by_block: dict[int, int] = {}
+        """Block -> hash of the whole prefix up to the block's end."""
+        self._cached: dict[int, int] = {}
+        """Hash -> block."""
+        self._evictable: OrderedDict[int, None] = OrderedDict()
+        """Cached blocks that no sequence holds, least recently used first."""
 
     @property
     def n_available(self) -> int:
-        return len(self._free) + len(self._idle)
+        return len(self._free) + len(self._evictable)
 
-    def hold_known(self, digests: Iterable[int]) -> list[int]:
-        """The pages of the longest known beginning, held from now on."""
-        held: list[int] = []
-        for digest in digests:
-            page = self._known.get(digest)
-            if page is None:
-                break
-            self._idle.pop(page, None)
-            self._holders[page] += 1
-            held.append(page)
-        return held
+    def acquire_cached(self, block_hashes: Iterable[int]) -> list[int]:
+        """Take a reference on the blocks of the longest cached prefix."""
+        blocks = find_cached_prefix(block_hashes, self._cached)
+        for block in blocks:
+            self._evictable.pop(block, None)
+            self._ref_counts[block] += 1
+        return blocks
 
-    def hold_new(self, n: int) -> list[int] | None:
-        """`n` pages of nobody's content; None if there are not so many."""
+    def allocate(self, n: int) -> list[int] | None:
+        """Take `n` blocks without content, evicting cached ones if needed.
+
+        None if too few are left.
+        """
         if n > self.n_available:
             return None
-        taken: list[int] = []
+        blocks: list[int] = []
         for _ in range(n):
             if self._free:
-                page = self._free.pop()
+                block = self._free.pop()
             else:
-                page, _ = self._idle.popitem(last=False)
-                self._forget(page)
-            self._holders[page] = 1
-            taken.append(page)
-        return taken
+                block, _ = self._evictable.popitem(last=False)
+                del self._cached[self._hash_by_block.pop(block)]
+            self._ref_counts[block] = 1
+            blocks.append(block)
+        return blocks
 
-    def let_go(self, pages: Iterable[int]) -> None:
-        # Last page first: an end is of use to fewer than its beginning, and is the first to go.
-        for page in reversed(list(pages)):
-            self._holders[page] -= 1
-            if self._holders[page]:
+    def release(self, blocks: Iterable[int]) -> None:
+        # Last block first: fewer sequences share the end of a prompt, so it is evicted first.
+        for block in reversed(list(blocks)):
+            self._ref_counts[block] -= 1
+            if self._ref_counts[block]:
                 continue
-            if page in self._digest:
-                self._idle[page] = None
+            if block in self._hash_by_block:
+                self._evictable[block] = None
             else:
-                self._free.append(page)
+                self._free.append(block)
 
-    def know(self, page: int, digest: int) -> None:
-        """The page now holds what `digest` stands for."""
-        if digest not in self._known and page not in self._digest:
-            self._known[digest], self._digest[page] = page, digest
+    def register(self, block: int, block_hash: int) -> None:
+        """Make a computed block available to later requests."""
+        if block_hash not in self._cached and block not in self._hash_by_block:
+            self._cached[block_hash], self._hash_by_block[block] = block, block_hash
 
-    def forget_all(self) -> None:
-        """The weights changed: no page is true any more; those held stay held."""
-        self._free.extend(self._idle)
-        self._idle.clear()
-        self._known.clear()
-        self._digest.clear()
-
-    def _forget(self, page: int) -> None:
-        del self._known[self._digest.pop(page)]
+    def reset_prefix_cache(self) -> None:
+        """Drop all cached content, because the weights changed; held blocks stay held."""
+        self._free.extend(self._evictable)
+        self._evictable.clear()
+        self._cached.clear()
+        self._hash_by_block.clear()
 
 
-def page_digests(token_ids: Sequence[int], known: Sequence[int] = ()) -> list[int]:
-    """Digests of all full pages; `known` are those of the first pages, computed before."""
-    digests = list(known)
-    digest = digests[-1] if digests else 0
-    for start in range(len(digests) * PAGE, len(token_ids) - PAGE + 1, PAGE):
-        digest = hash((digest, *token_ids[start : start + PAGE]))
-        digests.append(digest)
-    return digests
-
-
-def pages_for(n_tokens: int) -> int:
-    return -(-n_tokens // PAGE)
+def n_blocks_for(n_tokens: int) -> int:
+    return -(-n_tokens // BLOCK_SIZE)
 
 
 def pool_size(n_tokens: int, token_bytes: int, memory_bytes: int | None) -> int:
-    """Pages for so many tokens, or as many as the memory holds; one more, which is nobody's."""
-    wanted = pages_for(n_tokens)
-    held = wanted if memory_bytes is None else memory_bytes // (token_bytes * PAGE)
-    return 1 + min(wanted, held)
+    """Blocks for `n_tokens`, or as many as fit in `memory_bytes`; plus the null block."""
+    wanted = n_blocks_for(n_tokens)
+    fitting = wanted if memory_bytes is None else memory_bytes // (token_bytes * BLOCK_SIZE)
+    return 1 + min(wanted, fitting)

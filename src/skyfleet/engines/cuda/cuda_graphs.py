@@ -1,4 +1,4 @@
-"""CUDA graphs and the forward pass they record."""
+"""CUDA graph capture, and the forward pass that prefill and decode graphs record."""
 
 from __future__ import annotations
 
@@ -10,38 +10,39 @@ import torch
 from torch import Tensor
 
 from skyfleet.models.decoder import Decoder
-from skyfleet.models.fused.functions import kernels, product
-from skyfleet.models.fused.layers import FusedLayer, Joined
+from skyfleet.models.fused.functions import kernels, matmul
+from skyfleet.models.fused.layers import FusedLayer, FusedLinear
 
-Mix = Callable[[int, FusedLayer, Tensor], Tensor]
-"""A layer's number, the layer, its queries, keys and values as projected [N, X] -> what queries took."""
+LayerAttention = Callable[[int, FusedLayer, Tensor], Tensor]
+"""(layer index, layer, projected q/k/v [N, X]) -> attention output [N, H, D]."""
 
 
 def run_layers(
-    decoder: Decoder, layers: Sequence[FusedLayer], token_ids_N: Tensor, mix: Mix
+    decoder: Decoder, layers: Sequence[FusedLayer], token_ids_N: Tensor, attend: LayerAttention
 ) -> Tensor:
-    """The last layer's output [N, E], normed and ready for `logits`.
+    """Return the last layer's normed output [N, E], ready for `decoder.logits`.
 
-    A layer is computed here as in `FusedLayer.__call__`, which the learner runs: mend both.
+    The learner computes a layer in `FusedLayer.__call__`. Both must stay identical.
     """
-    of_layers, eps = kernels(token_ids_N.device), decoder.eps
+    ops, eps = kernels(token_ids_N.device), decoder.eps
     x_NE, delta_NE = None, decoder.embedding_weight[token_ids_N]
     for index, layer in enumerate(layers):
-        x_NE, y_NE, _ = of_layers.add_norm(x_NE, delta_NE, layer.input_norm, eps)
-        out_NHD = mix(index, layer, _projected(layer.qkv, y_NE))
-        delta_NE = _projected(layer.out, out_NHD.flatten(1))
-        x_NE, y_NE, _ = of_layers.add_norm(x_NE, delta_NE, layer.post_norm, eps)
-        delta_NE = _projected(layer.down, of_layers.gate(_projected(layer.gate_up, y_NE)))
-    normed: Tensor = of_layers.add_norm(x_NE, delta_NE, decoder.norm_weight, eps)[1]
+        x_NE, y_NE, _ = ops.add_norm(x_NE, delta_NE, layer.input_norm, eps)
+        out_NHD = attend(index, layer, _project(layer.qkv, y_NE))
+        delta_NE = _project(layer.out, out_NHD.flatten(1))
+        x_NE, y_NE, _ = ops.add_norm(x_NE, delta_NE, layer.post_norm, eps)
+        delta_NE = _project(layer.down, ops.silu_mul(_project(layer.gate_up, y_NE)))
+    normed: Tensor = ops.add_norm(x_NE, delta_NE, decoder.norm_weight, eps)[1]
     return normed
 
 
-def _projected(joined: Joined, x_NE: Tensor) -> Tensor:
-    return product(x_NE, joined.weight, joined.bias, dtype=x_NE.dtype)
+def _project(linear: FusedLinear, x_NE: Tensor) -> Tensor:
+    return matmul(x_NE, linear.weight, linear.bias, dtype=x_NE.dtype)
 
 
-class Recorder:
-    """Its graphs take their memory from one pool: what one gives, the next may overwrite."""
+class CudaGraphRecorder:
+    """Captures CUDA graphs that share one memory pool: a replay may overwrite another graph's
+    output."""
 
     def __init__(self) -> None:
         self._pool: Any = None
@@ -49,9 +50,10 @@ class Recorder:
     def record(
         self, work: Callable[[], Any], *, before: Callable[[], object] = lambda: None
     ) -> tuple[torch.cuda.CUDAGraph, Any]:
-        """The graph, and what `work` gave: the same memory after every replay.
+        """Capture `work`; return the graph and the output, which every replay writes to the same
+        memory.
 
-        Kernels are compiled by running it twice, each time after `before`.
+        Two warm-up runs, each after `before`, compile the kernels.
         """
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -62,16 +64,16 @@ class Recorder:
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            given = work()
+            output = work()
         self._pool = self._pool or graph.pool()
-        return graph, given
+        return graph, output
 
 
-def moved(
+def copy_to_device(
     values: Sequence[float] | np.ndarray, device: torch.device, dtype: torch.dtype | None = None
 ) -> Tensor:
     tensor = torch.as_tensor(values, dtype=dtype)
     if device.type == "cuda":
-        # A copy out of pinned memory is queued; for any other the host would wait its turn.
+        # A copy from pinned memory is queued; the host would wait for any other copy.
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)

@@ -1,4 +1,9 @@
-"""Continuous batching on one GPU: scheduling, prefill, decoding with CUDA graphs, and weight updates."""
+"""CudaEngine: continuous batching on one GPU over the learner's own weights.
+
+A round queues prefill passes (`prefill.py`) and decoding steps (`decode.py`) that the host-side
+scheduler (`scheduler.py`) picked, then collects the sampled tokens. Weights are not copied: the
+engine runs on the learner's tensors, and a new `policy_version` drops the prefix cache.
+"""
 
 from __future__ import annotations
 
@@ -8,45 +13,19 @@ from collections.abc import Callable, Sequence
 import torch
 
 from skyfleet.chat.transcript import Completion, Finish
-from skyfleet.engines.cuda.block_pool import PAGE, page_digests, pages_for, pool_size
-from skyfleet.engines.cuda.cuda_graphs import Recorder, moved
-from skyfleet.engines.cuda.decode import MOST_STEPS, N_STOPS, Slots
-from skyfleet.engines.cuda.prefill import Reading, Span
-from skyfleet.engines.cuda.scheduler import Request, Seating
-from skyfleet.engines.sampler import check_fits, finish_of, said_stop, stop_window
+from skyfleet.engines.cuda.block_pool import n_blocks_for, pool_size
+from skyfleet.engines.cuda.cuda_graphs import CudaGraphRecorder, copy_to_device
+from skyfleet.engines.cuda.decode import MAX_STEPS, MAX_STOP_TOKENS, DecodeSlots
+from skyfleet.engines.cuda.prefill import Prefill
+from skyfleet.engines.cuda.scheduler import Request, Scheduler
+from skyfleet.engines.prefix_cache import BLOCK_SIZE, hash_blocks
+from skyfleet.engines.sampler import ends_with_stop, finish_of, stop_window, validate_request
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.errors import EngineError
 from skyfleet.models.decoder import Decoder
 
-
-def hear(
-    request: Request,
-    tokens_K: Sequence[int],
-    logprobs_K: Sequence[float],
-    decode_text: Callable[[Sequence[int]], str],
-) -> Finish | None:
-    """Gives a request its slot's tokens of a round; how its turn ended, or None if it goes on.
-
-    Strings are for the host to find; of what the device knows only the last token can end.
-    """
-    # The first place is for those who began in this round, and silence comes last.
-    start = 0 if tokens_K[0] >= 0 else 1
-    stop = len(tokens_K) - tokens_K[start:].count(-1)
-    tokens, logprobs = tokens_K[start:stop], logprobs_K[start:stop]
-    stops = request.sampling.stop
-    last = [*request.sampled[-stop_window(stops) :], *tokens] if stops else []
-    has_stop = stops and said_stop(stops, last, decode_text, n_new=len(tokens))
-    # With a string among them, after every token; without, once.
-    stride = 1 if has_stop else max(len(tokens), 1)
-    for at in range(0, len(tokens), stride):
-        request.say(tokens[at : at + stride], logprobs[at : at + stride])
-        if finish := finish_of(request.sampling, request.sampled, decode_text):
-            return finish
-    return None
-
-
-_MOST_READS = 4
-"""Passes over prompts that are queued before the host looks around."""
+_MAX_PREFILLS_PER_ROUND = 4
+"""Prefill passes that are queued before the host looks at new requests."""
 
 
 class CudaEngine:
@@ -61,53 +40,56 @@ class CudaEngine:
         memory_bytes: int | None = None,
         steps_a_round: int = 16,
     ) -> None:
-        """`capacity` is a sequence's most tokens; `memory_bytes` is what pages may take.
+        """`capacity` is the maximum length of a sequence; `memory_bytes` limits the KV cache.
 
-        More `steps_a_round` are fewer looks of the host and more tokens computed after a turn has
-        ended. On an H200, 16 train as fast as 8, and are some 10 % faster in 512 episodes and in a
-        GRPO step of 512 answers.
+        More decoding steps per round need fewer host synchronisations, but compute more tokens
+        after a turn has ended. On an H200, 16 steps train as fast as 8, and are some 10 % faster in
+        512 episodes and in a GRPO step of 512 answers.
         """
         self._decoder, self._decode_text = decoder, decode_text
         self._capacity = capacity
-        self._max_num_batched_tokens = max_num_batched_tokens
-        self._steps_a_round = min(steps_a_round, MOST_STEPS)
+        self._steps_per_round = min(steps_a_round, MAX_STEPS)
         width = decoder.n_layers * 2 * decoder.n_kv_heads * decoder.head_dim
-        n_pages = pool_size(max_num_seqs * capacity, width * decoder.dtype.itemsize, memory_bytes)
-        shape = (decoder.n_layers, n_pages, PAGE, decoder.n_kv_heads, decoder.head_dim)
+        n_blocks = pool_size(max_num_seqs * capacity, width * decoder.dtype.itemsize, memory_bytes)
+        shape = (decoder.n_layers, n_blocks, BLOCK_SIZE, decoder.n_kv_heads, decoder.head_dim)
         keys = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
-        values, recorder = torch.zeros_like(keys), Recorder()
-        self._slots = Slots(
+        values, recorder = torch.zeros_like(keys), CudaGraphRecorder()
+        self._slots = DecodeSlots(
             decoder,
             keys=keys,
             values=values,
             recorder=recorder,
             n_slots=max_num_seqs,
             capacity=capacity,
-            page=PAGE,
+            block_size=BLOCK_SIZE,
         )
-        self._seating = Seating(
-            n_slots=max_num_seqs, n_pages=n_pages, table_width=self._slots.table.shape[1]
+        self._scheduler = Scheduler(
+            n_slots=max_num_seqs,
+            n_blocks=n_blocks,
+            table_width=self._slots.block_table.shape[1],
+            max_num_batched_tokens=max_num_batched_tokens,
         )
-        self._reading = Reading(
+        self._prefill = Prefill(
             decoder,
             keys=keys,
             values=values,
             recorder=recorder,
             n_slots=max_num_seqs,
-            # Perhaps more than the pool has: a page counts once for each sequence that shares it.
-            n_pages=self._slots.table.numel(),
-            most_tokens=max_num_batched_tokens,
+            # May exceed the pool: a shared block counts once per sequence.
+            n_blocks=self._slots.block_table.numel(),
+            max_tokens=max_num_batched_tokens,
         )
-        self._siblings_wait = False
-        """For a prompt that is being read, to share its pages."""
-        self._waiting: list[Request] = []
-        self._running: list[Request] = []
         self._worker: asyncio.Task[None] | None = None
         self._policy_version = 0
-        self._stale = False
-        """What was computed under other weights is still in the pages."""
+        self._cache_is_stale = False
+        """The KV cache holds content that was computed with other weights."""
         self.tokens_computed = 0
-        """Tokens read or said so far: what prefix sharing saves shows here."""
+        """Tokens prefilled or decoded so far; shows what prefix caching saves."""
+
+    @property
+    def decoder(self) -> Decoder:
+        """The model that this engine samples from."""
+        return self._decoder
 
     @property
     def policy_version(self) -> int:
@@ -115,22 +97,13 @@ class CudaEngine:
 
     @policy_version.setter
     def policy_version(self, version: int) -> None:
-        self._stale |= version != self._policy_version
+        self._cache_is_stale |= version != self._policy_version
         self._policy_version = version
 
     async def generate(
         self, token_ids: Sequence[int], sampling: SamplingParams, *, session: str
     ) -> Completion:
-        limits = {"capacity": self._capacity, "vocab_size": self._decoder.vocab_size}
-        check_fits(token_ids, sampling, session=session, **limits)
-        longest = min(self._capacity, len(token_ids) + sampling.max_generate_length + 1)
-        if pages_for(longest) > self._seating.n_pages:
-            raise EngineError(
-                f"session {session}: {longest} tokens do not fit in the engine's memory; lower "
-                "generator.max_input_length or raise generator.gpu_memory_utilization"
-            )
-        if len(sampling.stop_token_ids) > N_STOPS:
-            raise EngineError(f"{len(sampling.stop_token_ids)} stop tokens; give at most {N_STOPS}")
+        self._validate(token_ids, sampling, session)
         request = Request(
             session=session,
             token_ids=list(token_ids),
@@ -138,181 +111,165 @@ class CudaEngine:
             future=asyncio.get_running_loop().create_future(),
             n_prompt=len(token_ids),
             policy_version=self._policy_version,
-            digests=page_digests(token_ids),
+            block_hashes=hash_blocks(token_ids),
         )
-        self._waiting.append(request)
+        self._scheduler.waiting.append(request)
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work())
         return await request.future
 
     async def release(self, session: str) -> None:
-        """Pages outlive their sequence anyway, until others need them."""
+        """Nothing to do: cached blocks are evicted when others need them."""
 
     async def sleep(self) -> None:
-        self._stale = True
+        self._cache_is_stale = True
 
     async def wake(self) -> None: ...
 
+    def _validate(self, token_ids: Sequence[int], sampling: SamplingParams, session: str) -> None:
+        limits = {"capacity": self._capacity, "vocab_size": self._decoder.vocab_size}
+        validate_request(token_ids, sampling, session=session, **limits)
+        longest = min(self._capacity, len(token_ids) + sampling.max_generate_length + 1)
+        if n_blocks_for(longest) > self._scheduler.n_blocks:
+            raise EngineError(
+                f"session {session}: {longest} tokens do not fit in the engine's memory; lower "
+                "generator.max_input_length or raise generator.gpu_memory_utilization"
+            )
+        if len(sampling.stop_token_ids) > MAX_STOP_TOKENS:
+            raise EngineError(
+                f"{len(sampling.stop_token_ids)} stop tokens; give at most {MAX_STOP_TOKENS}"
+            )
+
     async def _work(self) -> None:
-        """Go round until nobody waits. An error is the run's, so every waiting episode raises it."""
+        """Run rounds until no request is left. An error fails every pending request."""
+        scheduler = self._scheduler
         try:
-            while self._waiting or self._running:
-                await self._round()
+            while scheduler.waiting or scheduler.running:
+                n_slots, steps = self._launch_round()
+                scheduler.reserve_ahead(steps)
+                self._finish_round(*await self._slots.fetch_outputs(n_slots, steps))
         except BaseException as error:
-            failed = [*self._waiting, *self._running]
-            self._waiting = []
-            for request in list(self._running):
-                self._leave(request)
+            failed = [*scheduler.waiting, *scheduler.running]
+            scheduler.waiting = []
+            for request in list(scheduler.running):
+                scheduler.free(request)
             for request in failed:
                 if not request.future.done():
                     request.future.set_exception(error)
             if not isinstance(error, Exception):
                 raise
 
-    async def _round(self) -> None:
-        n_slots, steps = self._launch()
-        self._look_ahead(steps)
-        self._note(*await self._slots.said_so_far(n_slots, steps))
-
     @torch.inference_mode()
-    def _launch(self) -> tuple[int, int]:
-        """Queue one round's work: for how many slots, and how many tokens after the first."""
-        if self._stale:
-            self._start_over()
-        for request in [r for r in self._running if r.future.done()]:
-            self._leave(request)
-        self._waiting = [r for r in self._waiting if not r.future.done()]
-        self._slots.begin()
-        # Pages that siblings wait for are computed before anything queued now. A prompt in parts is
-        # read on: the host would only wait between two reads, and its first token comes sooner.
-        for _ in range(_MOST_READS):
-            self._read()
-            if not self._siblings_wait and all(r.speaks for r in self._running):
+    def _launch_round(self) -> tuple[int, int]:
+        """Queue one round.
+
+        Return its number of slots and of decoding steps after the first token.
+        """
+        scheduler = self._scheduler
+        if self._cache_is_stale:
+            self._cache_is_stale = False
+            scheduler.restart_all()
+        scheduler.drop_cancelled()
+        self._slots.begin_round()
+        # Blocks that waiting requests will share are computed before anything queued later. A chunked
+        # prompt is continued at once: the host would only wait, and its first token comes sooner.
+        for _ in range(_MAX_PREFILLS_PER_ROUND):
+            self._run_prefill()
+            if not scheduler.waits_for_prefix and all(r.is_decoding for r in scheduler.running):
                 break
-        speaking = [r for r in self._running if r.speaks]
-        steps = min(self._steps_a_round, max((r.n_left for r in speaking), default=0))
-        if len(speaking) < len(self._running) or self._siblings_wait:
-            steps = 0  # a token costs the same for many as for few: read all first
+        decoding = scheduler.decoding
+        steps = min(self._steps_per_round, max((r.n_remaining for r in decoding), default=0))
+        if len(decoding) < len(scheduler.running) or scheduler.waits_for_prefix:
+            steps = 0  # a decoding step costs the same for many as for few: prefill all first
         if steps:
-            self._make_room(speaking, steps)
-        n_slots = 1 + max((r.slot for r in self._running), default=-1)
+            self._prepare_decode(decoding, steps)
+        n_slots = 1 + max((r.slot for r in scheduler.running), default=-1)
         if steps:
             self._slots.decode(n_slots, steps, truncated=self._truncated)
         return n_slots, steps
 
     @property
     def _truncated(self) -> bool:
-        return any(r.sampling.truncates for r in self._running)
+        return any(r.sampling.truncates for r in self._scheduler.running)
 
-    def _admit(self) -> list[Request]:
-        """Give those who wait a slot and pages, as long as there are any."""
-        being_read = {r.beginning for r in self._running if not r.speaks}
-        still_waiting: list[Request] = []
-        admitted: list[Request] = []
-        self._siblings_wait = False
-        for request in self._waiting:
-            # A sibling of a prompt that is being read waits until it can share its pages.
-            is_sibling = request.beginning in being_read and not self._seating.is_full
-            self._siblings_wait |= is_sibling
-            if is_sibling or not self._seating.settle(request):
-                still_waiting.append(request)
-                continue
-            admitted.append(request)
-            if request.digests and request.n_known < request.n_shareable:
-                being_read.add(request.beginning)
-        self._waiting = still_waiting
-        self._running += admitted
-        self._let_rest()
-        return admitted
-
-    def _read(self) -> None:
-        """Prompts, new tokens only, within the token budget; who is read to the end speaks."""
-        admitted = self._admit()
-        budget = self._max_num_batched_tokens
-        batch: list[tuple[Request, Span]] = []
-        for request in self._running:
-            stop = min(len(request.token_ids), request.n_read + budget)
-            if request.speaks or stop == request.n_read:
-                continue
-            budget -= stop - request.n_read
-            batch.append((request, request.span(stop, self._seating.table)))
+    def _run_prefill(self) -> None:
+        """Queue one prefill pass, and sample the first token of every prompt that it completes."""
+        admitted = self._scheduler.admit()
+        self._deactivate_freed_slots()
+        batch = self._scheduler.next_prefill()
         if not batch:
             return
-        hidden_TE = self._reading.hidden([span for _, span in batch])
+        hidden_TE = self._prefill.run([chunk for _, chunk in batch])
         self.tokens_computed += len(hidden_TE)
-        # Queued behind the reading: the device has begun, and the host is not waited for.
-        self._slots.take(admitted)
+        # Queued behind the prefill, so the device is already at work meanwhile.
+        self._slots.assign(admitted)
         last = -1
-        begun: dict[int, int] = {}  # slot -> which of the hidden states is its last token's
-        for request, span in batch:
-            last += span.stop - span.start
-            request.n_read = span.stop
-            self._seating.publish(request)
-            if span.stop == len(request.token_ids):
-                request.speaks = True
-                begun[request.slot] = last
-        if begun:
-            hidden_ME = hidden_TE[moved([*begun.values()], hidden_TE.device)]
-            self._slots.speak(hidden_ME, [*begun], truncated=self._truncated)
-            self._seating.has_moved = True
+        completed: dict[int, int] = {}  # slot -> row of its last token's hidden state
+        for request, chunk in batch:
+            last += chunk.stop - chunk.start
+            request.n_computed = chunk.stop
+            self._scheduler.register_blocks(request)
+            if chunk.stop == len(request.token_ids):
+                request.is_decoding = True
+                completed[request.slot] = last
+        if completed:
+            hidden_ME = hidden_TE[copy_to_device([*completed.values()], hidden_TE.device)]
+            self._slots.sample_first(hidden_ME, [*completed], truncated=self._truncated)
+            self._scheduler.decode_batch_changed = True
 
-    def _make_room(self, speaking: Sequence[Request], steps: int) -> None:
-        """Pages for everyone's next tokens; who came last goes back to waiting if there are none."""
-        left = list(speaking)
-        for request in speaking:
-            while request.speaks:
-                if self._seating.grow(request, request.n_tokens_after(steps)):
-                    break
-                # Never the only one: whoever would not fit alone was refused at the door.
-                self._put_back(left.pop())
-        if self._seating.has_new_pages:
-            self._slots.seat(self._seating.table)
-            self._seating.has_new_pages = False
-        if self._seating.has_moved:
-            self._slots.gather(
-                self._seating.table, {r.slot: len(r.token_ids) for r in speaking if r.speaks}
-            )
-            self._seating.has_moved = False
-        self._let_rest()
+    def _prepare_decode(self, decoding: Sequence[Request], steps: int) -> None:
+        """Reserve KV blocks for the round, and send the device what changed since the last one."""
+        scheduler = self._scheduler
+        scheduler.reserve(decoding, steps)
+        if scheduler.block_table_changed:
+            self._slots.set_block_table(scheduler.block_table)
+            scheduler.block_table_changed = False
+        if scheduler.decode_batch_changed:
+            lengths = {r.slot: len(r.token_ids) for r in decoding if r.is_decoding}
+            self._slots.update_prefix_groups(scheduler.block_table, lengths)
+            scheduler.decode_batch_changed = False
+        self._deactivate_freed_slots()
 
-    def _look_ahead(self, steps: int) -> None:
-        """While the device is at work: what the round's end and the next one's begin would wait for."""
-        for request in self._running if steps else ():
-            self._seating.publish(request)
-            if request.n_left > steps:
-                self._seating.grow(request, request.n_tokens_after(2 * steps))
+    def _deactivate_freed_slots(self) -> None:
+        self._slots.deactivate(self._scheduler.freed_slots)
+        self._scheduler.freed_slots.clear()
 
-    def _let_rest(self) -> None:
-        self._slots.let_rest(self._seating.resting)
-        self._seating.resting.clear()
-
-    def _note(self, tokens_SK: list[list[int]], logprobs_SK: list[list[float]]) -> None:
-        """Give every sequence what it said in this round, and end those that finished."""
-        for request in [r for r in self._running if r.speaks]:
+    def _finish_round(self, tokens_SK: list[list[int]], logprobs_SK: list[list[float]]) -> None:
+        """Give every sequence its tokens of this round, and complete those that finished."""
+        for request in self._scheduler.decoding:
             before, slot = len(request.sampled), request.slot
-            finish = hear(request, tokens_SK[slot], logprobs_SK[slot], self._decode_text)
+            finish = collect_outputs(request, tokens_SK[slot], logprobs_SK[slot], self._decode_text)
             self.tokens_computed += len(request.sampled) - before
-            request.n_read = len(request.token_ids) - 1
+            request.n_computed = len(request.token_ids) - 1
             if finish:
-                self._end(request, finish)
+                self._scheduler.free(request)
+                if not request.future.done():
+                    request.future.set_result(request.to_completion(finish))
 
-    def _end(self, request: Request, finish: Finish) -> None:
-        self._leave(request)
-        if not request.future.done():
-            request.future.set_result(request.completion(finish))
 
-    def _leave(self, request: Request) -> None:
-        self._running.remove(request)
-        self._seating.leave(request)
+def collect_outputs(
+    request: Request,
+    tokens_K: Sequence[int],
+    logprobs_K: Sequence[float],
+    decode_text: Callable[[Sequence[int]], str],
+) -> Finish | None:
+    """Append a slot's tokens of one round to its request; return the finish reason, None if it
+    continues.
 
-    def _put_back(self, request: Request) -> None:
-        """It goes on where it was, once it has been read again."""
-        self._leave(request)
-        self._waiting.insert(0, request)
-
-    def _start_over(self) -> None:
-        """The weights changed: whoever speaks is read again under the new ones."""
-        self._stale = False
-        for request in reversed(list(self._running)):
-            self._put_back(request)
-        self._seating.forget_all()
+    The device ends a turn at a stop token or at the length limit, which can only be the last token.
+    The host finds stop strings.
+    """
+    # Index 0 is for requests that started to decode in this round; -1 fills the end.
+    start = 0 if tokens_K[0] >= 0 else 1
+    stop = len(tokens_K) - tokens_K[start:].count(-1)
+    tokens, logprobs = tokens_K[start:stop], logprobs_K[start:stop]
+    stops = request.sampling.stop
+    recent = [*request.sampled[-stop_window(stops) :], *tokens] if stops else []
+    has_stop = stops and ends_with_stop(stops, recent, decode_text, n_new=len(tokens))
+    # Only with a stop string among them is every token checked alone.
+    stride = 1 if has_stop else max(len(tokens), 1)
+    for at in range(0, len(tokens), stride):
+        request.append(tokens[at : at + stride], logprobs[at : at + stride])
+        if finish := finish_of(request.sampling, request.sampled, decode_text):
+            return finish
+    return None

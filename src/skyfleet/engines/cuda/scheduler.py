@@ -1,4 +1,8 @@
-"""Requests and their admission: which sequence gets which slot and which KV blocks."""
+"""Scheduler of the CUDA engine: waiting and running requests, slots, KV blocks and prefill chunks.
+
+The scheduler runs on the host. It admits waiting requests, shares cached prefixes between them,
+picks the prompt tokens of the next prefill pass, and preempts a request when KV blocks run out.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,9 @@ from heapq import heappop, heappush
 import numpy as np
 
 from skyfleet.chat.transcript import Completion, Finish
-from skyfleet.engines.cuda.block_pool import PAGE, PagePool, page_digests, pages_for
-from skyfleet.engines.cuda.prefill import Span
+from skyfleet.engines.cuda.block_pool import KVBlockPool, n_blocks_for
+from skyfleet.engines.cuda.prefill import PrefillChunk
+from skyfleet.engines.prefix_cache import BLOCK_SIZE, hash_blocks
 from skyfleet.engines.sampler import randomness_of
 from skyfleet.engines.sampling_params import SamplingParams
 
@@ -20,55 +25,61 @@ from skyfleet.engines.sampling_params import SamplingParams
 class Request:
     session: str
     token_ids: list[int]
-    """The prompt, then what was sampled."""
+    """The prompt, followed by the sampled tokens."""
     sampling: SamplingParams
     future: asyncio.Future[Completion]
     n_prompt: int
     policy_version: int
-    """When it began: weights may arrive while it runs, and the oldest decides how stale it is."""
-    digests: list[int]
+    """The version at the start.
+
+    If weights change while the request runs, the oldest version counts.
+    """
+    block_hashes: list[int]
     slot: int = -1
-    pages: list[int] = field(default_factory=list)
-    n_read: int = 0
-    """Tokens whose keys and values are in its pages."""
-    n_known: int = 0
-    """Pages that others can find."""
+    blocks: list[int] = field(default_factory=list)
+    n_computed: int = 0
+    """Tokens whose keys and values are in the blocks."""
+    n_registered: int = 0
+    """Blocks that other requests can share."""
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    speaks: bool = False
-    """Its prompt has been read."""
+    is_decoding: bool = False
+    """The prefill is complete."""
+
+    def draw_uniforms(self) -> np.ndarray:
+        """One uniform number per token that the request may generate."""
+        rng = randomness_of(self.sampling.seed, self.session, self.n_prompt)
+        return rng.random(self.sampling.max_generate_length)
 
     @property
-    def uniforms(self) -> np.ndarray:
-        """One number decides one token."""
-        randomness = randomness_of(self.sampling.seed, self.session, self.n_prompt)
-        return randomness.random(self.sampling.max_generate_length)
-
-    @property
-    def n_left(self) -> int:
-        """Tokens it may still say."""
+    def n_remaining(self) -> int:
+        """Tokens that it may still generate."""
         return self.sampling.max_generate_length - len(self.logprobs)
 
     def n_tokens_after(self, steps: int) -> int:
-        """And one that is placed; no more than it was let in for, or it might not fit even alone."""
-        return len(self.token_ids) + 1 + min(steps, self.n_left)
+        """Tokens after `steps` steps, plus the one being written.
+
+        Capped at what the request was admitted for, or it might not fit even alone.
+        """
+        return len(self.token_ids) + 1 + min(steps, self.n_remaining)
 
     @property
     def n_shareable(self) -> int:
-        """Pages that may be another's: one token is always left to compute, to predict the next."""
-        return (len(self.token_ids) - 1) // PAGE
+        """Full blocks that may come from the cache: one token is always computed, to predict the
+        next."""
+        return (len(self.token_ids) - 1) // BLOCK_SIZE
 
     @property
-    def beginning(self) -> int:
-        """What it can share with siblings; unlike anyone's where that is nothing."""
-        return self.digests[self.n_shareable - 1] if self.n_shareable else id(self)
+    def prefix_key(self) -> int:
+        """Hash of the shareable prefix; unique where there is none."""
+        return self.block_hashes[self.n_shareable - 1] if self.n_shareable else id(self)
 
-    def say(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
+    def append(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
         self.token_ids += tokens
         self.sampled += tokens
         self.logprobs += logprobs
 
-    def completion(self, finish: Finish) -> Completion:
+    def to_completion(self, finish: Finish) -> Completion:
         return Completion(
             token_ids=tuple(self.sampled),
             logprobs=tuple(self.logprobs),
@@ -76,32 +87,31 @@ class Request:
             policy_version=self.policy_version,
         )
 
-    def span(self, stop: int, table: np.ndarray) -> Span:
-        """What is to be read up to `stop`; `table` has the pages of every slot."""
-        return Span(
-            token_ids=self.token_ids[self.n_read : stop],
-            pages=table[self.slot, : len(self.pages)],
-            start=self.n_read,
-            stop=stop,
-        )
 
-
-class Seating:
-    def __init__(self, *, n_slots: int, n_pages: int, table_width: int) -> None:
-        self._pool = PagePool(n_pages)
+class Scheduler:
+    def __init__(
+        self, *, n_slots: int, n_blocks: int, table_width: int, max_num_batched_tokens: int
+    ) -> None:
+        self._pool = KVBlockPool(n_blocks)
+        self._max_num_batched_tokens = max_num_batched_tokens
         self._free_slots = list(range(n_slots))
-        """A heap: the lowest goes first, for few sequences to need few slots."""
-        self.table = np.zeros((n_slots, table_width), dtype=np.int32)
-        """The pages of each slot, in order."""
-        self.has_moved = self.has_new_pages = False
-        """Somebody came, began to speak, or left; or was given pages."""
-        self.resting: list[int] = []
-        """Slots whose sequence ended on the host's word."""
+        """A heap: the lowest slot goes first, because decoding runs over all slots up to the
+        highest."""
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.waits_for_prefix = False
+        """Some requests wait for a running prefill, whose blocks they will share."""
+        self.block_table = np.zeros((n_slots, table_width), dtype=np.int32)
+        """The blocks of each slot, in order."""
+        self.block_table_changed = False
+        self.decode_batch_changed = False
+        """A request was admitted, started to decode, or left: prefix groups must be found again."""
+        self.freed_slots: list[int] = []
+        """Slots that the device must deactivate, because the host ended their request."""
 
     @property
-    def n_pages(self) -> int:
-        """That can be held."""
-        return self._pool.n_pages
+    def n_blocks(self) -> int:
+        return self._pool.n_blocks
 
     @property
     def n_available(self) -> int:
@@ -111,53 +121,132 @@ class Seating:
     def is_full(self) -> bool:
         return not self._free_slots
 
-    def settle(self, request: Request) -> bool:
-        """A slot and pages for the prompt, shared where others computed them; False if there is no room."""
+    @property
+    def decoding(self) -> list[Request]:
+        return [request for request in self.running if request.is_decoding]
+
+    def drop_cancelled(self) -> None:
+        for request in [r for r in self.running if r.future.done()]:
+            self.free(request)
+        self.waiting = [r for r in self.waiting if not r.future.done()]
+
+    def admit(self) -> list[Request]:
+        """Give waiting requests a slot and blocks while there are any; return those admitted."""
+        prefilling = {r.prefix_key for r in self.running if not r.is_decoding}
+        still_waiting: list[Request] = []
+        admitted: list[Request] = []
+        self.waits_for_prefix = False
+        for request in self.waiting:
+            # While its prefix is being computed for another request, it waits to share the blocks.
+            must_wait = request.prefix_key in prefilling and not self.is_full
+            self.waits_for_prefix |= must_wait
+            if must_wait or not self.allocate(request):
+                still_waiting.append(request)
+                continue
+            admitted.append(request)
+            if request.block_hashes and request.n_registered < request.n_shareable:
+                prefilling.add(request.prefix_key)
+        self.waiting = still_waiting
+        self.running += admitted
+        return admitted
+
+    def next_prefill(self) -> list[tuple[Request, PrefillChunk]]:
+        """Prompt tokens that are not computed yet, up to the token budget of one pass."""
+        budget = self._max_num_batched_tokens
+        chunks: list[tuple[Request, PrefillChunk]] = []
+        for request in self.running:
+            stop = min(len(request.token_ids), request.n_computed + budget)
+            if request.is_decoding or stop == request.n_computed:
+                continue
+            budget -= stop - request.n_computed
+            chunk = PrefillChunk(
+                token_ids=request.token_ids[request.n_computed : stop],
+                blocks=self.block_table[request.slot, : len(request.blocks)],
+                start=request.n_computed,
+                stop=stop,
+            )
+            chunks.append((request, chunk))
+        return chunks
+
+    def reserve(self, decoding: Sequence[Request], steps: int) -> None:
+        """Reserve blocks for the next `steps` tokens of each request.
+
+        Preempt the latest if they run out.
+        """
+        candidates = list(decoding)
+        for request in decoding:
+            while request.is_decoding:
+                if self.grow(request, request.n_tokens_after(steps)):
+                    break
+                # Never the only one: `generate` rejects a request that would not fit alone.
+                self.preempt(candidates.pop())
+
+    def reserve_ahead(self, steps: int) -> None:
+        """While the device computes: register new full blocks and reserve those of the next
+        round."""
+        for request in self.running if steps else ():
+            self.register_blocks(request)
+            if request.n_remaining > steps:
+                self.grow(request, request.n_tokens_after(2 * steps))
+
+    def allocate(self, request: Request) -> bool:
+        """Assign a slot and blocks for the prompt, cached ones first; False if there is no room."""
         if self.is_full:
             return False
-        pages = self._pool.hold_known(request.digests[: request.n_shareable])
-        fresh = self._pool.hold_new(pages_for(len(request.token_ids)) - len(pages))
-        if fresh is None:
-            self._pool.let_go(pages)
+        cached = self._pool.acquire_cached(request.block_hashes[: request.n_shareable])
+        new = self._pool.allocate(n_blocks_for(len(request.token_ids)) - len(cached))
+        if new is None:
+            self._pool.release(cached)
             return False
-        request.n_read, request.n_known = len(pages) * PAGE, len(pages)
-        request.pages = pages + fresh
+        request.n_computed, request.n_registered = len(cached) * BLOCK_SIZE, len(cached)
+        request.blocks = cached + new
         request.slot = heappop(self._free_slots)
-        self.table[request.slot, : len(request.pages)] = request.pages
-        self.has_moved = self.has_new_pages = True
+        self.block_table[request.slot, : len(request.blocks)] = request.blocks
+        self.decode_batch_changed = self.block_table_changed = True
         return True
 
     def grow(self, request: Request, n_tokens: int) -> bool:
-        """Pages for so many tokens in all; False if there are none left."""
-        n_held = len(request.pages)
-        n_wanted = min(pages_for(n_tokens), self.table.shape[1])
+        """Extend the request's blocks to `n_tokens` in total; False if too few are left."""
+        n_held = len(request.blocks)
+        n_wanted = min(n_blocks_for(n_tokens), self.block_table.shape[1])
         if n_wanted <= n_held:
             return True
-        fresh = self._pool.hold_new(n_wanted - n_held)
-        if fresh is None:
+        new = self._pool.allocate(n_wanted - n_held)
+        if new is None:
             return False
-        request.pages += fresh
-        self.table[request.slot, n_held:n_wanted] = fresh
-        self.has_new_pages = True
+        request.blocks += new
+        self.block_table[request.slot, n_held:n_wanted] = new
+        self.block_table_changed = True
         return True
 
-    def publish(self, request: Request) -> None:
-        """Others may share every page that is full and computed."""
-        request.digests = page_digests(request.token_ids, request.digests)
-        n_full = min(request.n_read // PAGE, len(request.digests))
-        for at in range(request.n_known, n_full):
-            self._pool.know(request.pages[at], request.digests[at])
-        request.n_known = max(request.n_known, n_full)
+    def register_blocks(self, request: Request) -> None:
+        """Make every full, computed block of the request available to others."""
+        request.block_hashes += hash_blocks(request.token_ids, request.block_hashes)
+        n_full = min(request.n_computed // BLOCK_SIZE, len(request.block_hashes))
+        for at in range(request.n_registered, n_full):
+            self._pool.register(request.blocks[at], request.block_hashes[at])
+        request.n_registered = max(request.n_registered, n_full)
 
-    def leave(self, request: Request) -> None:
-        """What it computed stays known until its pages are needed."""
-        self.publish(request)
-        self._pool.let_go(request.pages)
+    def free(self, request: Request) -> None:
+        """Take the request out of the batch. Its blocks stay cached until they are needed."""
+        self.running.remove(request)
+        self.register_blocks(request)
+        self._pool.release(request.blocks)
         heappush(self._free_slots, request.slot)
-        self.resting.append(request.slot)
-        self.has_moved = True
-        request.pages, request.slot, request.speaks = [], -1, False
+        self.freed_slots.append(request.slot)
+        self.decode_batch_changed = True
+        request.blocks, request.slot, request.is_decoding = [], -1, False
 
-    def forget_all(self) -> None:
-        """The weights changed: no page is true any more."""
-        self._pool.forget_all()
+    def preempt(self, request: Request) -> None:
+        """Move a running request back to the queue.
+
+        It continues after its tokens are prefilled again.
+        """
+        self.free(request)
+        self.waiting.insert(0, request)
+
+    def restart_all(self) -> None:
+        """The weights changed: drop the prefix cache and prefill every running request again."""
+        for request in reversed(list(self.running)):
+            self.preempt(request)
+        self._pool.reset_prefix_cache()

@@ -1,1 +1,1 @@
-"""The decoder's layers on a GPU: few kernels, each forward with its gradient."""
+"""Fused ops of the decoder layers for GPUs, each with its gradient."""

@@ -1,4 +1,4 @@
-"""The layers' steps with their gradients, over kernels that the device chooses."""
+"""Differentiable ops of a decoder layer and its head: Triton on CUDA, plain torch elsewhere."""
 
 from __future__ import annotations
 
@@ -11,62 +11,66 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from skyfleet.models.fused.shapes import Heads
+from skyfleet.models.fused.head_layout import HeadLayout
 
 
 def kernels(
     device: torch.device, name: str = "kernels", *, package: str = "skyfleet.models.fused"
 ) -> Any:
-    return _kernels(device.type, f"{package}.triton_{name}", f"{package}.torch_kernels")
+    """Return the module `triton_{name}` of `package` on CUDA, its `torch_kernels` elsewhere."""
+    return _import_kernels(device.type, f"{package}.triton_{name}", f"{package}.torch_kernels")
 
 
 @cache
-def _kernels(device_type: str, of_cuda: str, of_others: str) -> Any:
-    """Triton comes with torch for CUDA only."""
-    return import_module(of_cuda if device_type == "cuda" else of_others)
+def _import_kernels(device_type: str, triton_module: str, torch_module: str) -> Any:
+    # Imported late: Triton comes with CUDA builds of torch only.
+    return import_module(triton_module if device_type == "cuda" else torch_module)
 
 
-def product(
+def matmul(
     x_TE: Tensor, weight_FE: Tensor, bias_F: Tensor | None = None, *, dtype: torch.dtype
 ) -> Tensor:
-    """`x @ weight.T + bias`, without a gradient; each row the same bits in any batch."""
-    out_TF: Tensor = kernels(x_TE.device, "products").product(x_TE, weight_FE, bias_F, dtype=dtype)
+    """`x @ weight.T + bias`, without a gradient; each row has the same bits in any batch."""
+    out_TF: Tensor = kernels(x_TE.device, "matmul").matmul(x_TE, weight_FE, bias_F, dtype=dtype)
     return out_TF
 
 
 def add_norm(
     x_TE: Tensor | None, delta_TE: Tensor, weight_E: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """(float32 residual or None, what is added to it) -> (new residual, its norm)."""
+    """Add `delta_TE` to the float32 residual (None at the start).
+
+    Return the sum and its RMS norm.
+    """
     both: tuple[Tensor, Tensor] = _AddNorm.apply(x_TE, delta_TE, weight_E, eps)  # type: ignore[no-untyped-call]
     return both
 
 
-def turn(
-    qkv_TX: Tensor, heads: Heads, tables: tuple[Tensor, Tensor], positions_T: Tensor
+def apply_rope(
+    qkv_TX: Tensor, heads: HeadLayout, tables: tuple[Tensor, Tensor], positions_T: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Projections -> queries and keys at their positions, and values."""
+    """Split projections into queries, keys and values, and apply RoPE to queries and keys."""
     norms = heads.norms or (None, None)
-    all_three: tuple[Tensor, Tensor, Tensor] = _Turn.apply(  # type: ignore[no-untyped-call]
+    all_three: tuple[Tensor, Tensor, Tensor] = _ApplyRope.apply(  # type: ignore[no-untyped-call]
         qkv_TX, *norms, heads, *tables, positions_T
     )
     return all_three
 
 
-def gate(gate_up_TF: Tensor) -> Tensor:
+def silu_mul(gate_up_TF: Tensor) -> Tensor:
     """silu(first half) * second half."""
-    out_TF: Tensor = _Gate.apply(gate_up_TF)  # type: ignore[no-untyped-call]
+    out_TF: Tensor = _SiluMul.apply(gate_up_TF)  # type: ignore[no-untyped-call]
     return out_TF
 
 
-def joined_linear(
+def fused_linear(
     x_TE: Tensor, weight_FE: Tensor, bias_F: Tensor | None, parts: Sequence[Tensor]
 ) -> Tensor:
-    """Projections of one input as one product, over storage that their weights share.
+    """Several projections of one input as one matmul, over the storage that their weights share.
 
-    `parts` are the weights one by one, then the biases: they get the gradients.
+    `parts` are the single weights, then the biases. They receive the gradients.
     """
-    out_TF: Tensor = _JoinedLinear.apply(x_TE, weight_FE, bias_F, *parts)  # type: ignore[no-untyped-call]
+    out_TF: Tensor = _FusedLinear.apply(x_TE, weight_FE, bias_F, *parts)  # type: ignore[no-untyped-call]
     return out_TF
 
 
@@ -79,8 +83,8 @@ def scores(
     chunk_size: int,
     entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Logprob and entropy of the chosen tokens; logits live one chunk at a time."""
-    both: tuple[Tensor, Tensor] = _Scores.apply(  # type: ignore[no-untyped-call]
+    """Logprob and entropy of the chosen tokens; only one chunk of logits exists at a time."""
+    both: tuple[Tensor, Tensor] = _HeadLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden_NE, head_VE, chosen_N, temperature, chunk_size, entropy_gradient
     )
     return both
@@ -102,58 +106,58 @@ class _AddNorm(Function):
         dsum_TE, dout_TE = grads
         sum_TE, scale_T, weight_E = ctx.saved_tensors
         if dout_TE is None:
-            raise AssertionError("a norm that nobody reads has no gradient")
-        dx_TE, ddelta_TE, dweight_E = kernels(sum_TE.device).add_norm_back(
+            raise AssertionError("the output of a norm must take part in the loss")
+        dx_TE, ddelta_TE, dweight_E = kernels(sum_TE.device).add_norm_backward(
             dsum_TE, dout_TE.contiguous(), sum_TE, scale_T, weight_E
         )
-        of_delta_TE = dx_TE if ctx.delta_dtype == dx_TE.dtype else ddelta_TE
-        return dx_TE if ctx.needs_input_grad[0] else None, of_delta_TE, dweight_E, None
+        ddelta_TE = dx_TE if ctx.delta_dtype == dx_TE.dtype else ddelta_TE
+        return dx_TE if ctx.needs_input_grad[0] else None, ddelta_TE, dweight_E, None
 
 
-class _Turn(Function):
+class _ApplyRope(Function):
     @staticmethod
     def forward(
         ctx: Any,
         qkv_TX: Tensor,
         q_norm_D: Tensor | None,
         k_norm_D: Tensor | None,
-        heads: Heads,
+        heads: HeadLayout,
         cos_PD: Tensor,
         sin_PD: Tensor,
         positions_T: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.save_for_backward(qkv_TX, cos_PD, sin_PD, positions_T)
         ctx.heads = heads
-        q, k, v = kernels(qkv_TX.device).turn(qkv_TX, heads, cos_PD, sin_PD, positions_T)
+        q, k, v = kernels(qkv_TX.device).apply_rope(qkv_TX, heads, cos_PD, sin_PD, positions_T)
         return q, k, v
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         qkv_TX, cos_PD, sin_PD, positions_T = ctx.saved_tensors
-        dqkv_TX, dnorms_2D = kernels(qkv_TX.device).turn_back(
+        dqkv_TX, dnorms_2D = kernels(qkv_TX.device).rope_backward(
             *(grad.contiguous() for grad in grads), qkv_TX, ctx.heads, cos_PD, sin_PD, positions_T
         )
         q_norm, k_norm = (None, None) if dnorms_2D is None else dnorms_2D.unbind()
         return dqkv_TX, q_norm, k_norm, None, None, None, None
 
 
-class _Gate(Function):
+class _SiluMul(Function):
     @staticmethod
     def forward(ctx: Any, gate_up_TF: Tensor) -> Tensor:
         ctx.save_for_backward(gate_up_TF)
-        out_TF: Tensor = kernels(gate_up_TF.device).gate(gate_up_TF)
+        out_TF: Tensor = kernels(gate_up_TF.device).silu_mul(gate_up_TF)
         return out_TF
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         (gate_up_TF,) = ctx.saved_tensors
-        dgate_up_TF: Tensor = kernels(gate_up_TF.device).gate_back(
+        dgate_up_TF: Tensor = kernels(gate_up_TF.device).silu_mul_backward(
             grads[0].contiguous(), gate_up_TF
         )
         return dgate_up_TF
 
 
-class _JoinedLinear(Function):
+class _FusedLinear(Function):
     @staticmethod
     def forward(
         ctx: Any, x_TE: Tensor, weight_FE: Tensor, bias_F: Tensor | None, *parts: Tensor
@@ -161,7 +165,7 @@ class _JoinedLinear(Function):
         ctx.save_for_backward(x_TE, weight_FE)
         ctx.sizes = [len(part) for part in parts if part.dim() == 2]
         ctx.biased = len(parts) > len(ctx.sizes)
-        return product(x_TE, weight_FE, bias_F, dtype=x_TE.dtype)
+        return matmul(x_TE, weight_FE, bias_F, dtype=x_TE.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -170,16 +174,18 @@ class _JoinedLinear(Function):
         dx_TE = dout_TF @ weight_FE if ctx.needs_input_grad[0] else None
         dparts: Sequence[Tensor | None] = [None] * len(ctx.needs_input_grad[3:])
         if any(ctx.needs_input_grad[3:]):
-            dparts = torch.split(product_in_float32(dout_TF.T, x_TE), ctx.sizes)
+            dparts = torch.split(matmul_float32(dout_TF.T, x_TE), ctx.sizes)
             if ctx.biased:
                 dparts = [
                     *dparts,
-                    *torch.split(dout_TF.sum(dim=0, dtype=wide(dout_TF.dtype)), ctx.sizes),
+                    *torch.split(
+                        dout_TF.sum(dim=0, dtype=at_least_float32(dout_TF.dtype)), ctx.sizes
+                    ),
                 ]
         return (dx_TE, None, None, *dparts)
 
 
-class _Scores(Function):
+class _HeadLogprobs(Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -188,53 +194,57 @@ class _Scores(Function):
         chosen_N: Tensor,
         temperature: float,
         chunk_size: int,
-        entropic: bool,
+        with_entropy: bool,
     ) -> tuple[Tensor, Tensor]:
         parts: Sequence[tuple[Tensor, Tensor, Tensor]] = [
-            kernels(hidden_NE.device, "scores").score(
-                product(hidden_CE, head_VE, dtype=wide(hidden_NE.dtype)), chosen_C, temperature
+            kernels(hidden_NE.device, "logprobs").token_logprobs(
+                matmul(hidden_CE, head_VE, dtype=at_least_float32(hidden_NE.dtype)),
+                chosen_C,
+                temperature,
             )
             for hidden_CE, chosen_C in zip(
                 torch.split(hidden_NE, chunk_size), torch.split(chosen_N, chunk_size), strict=True
             )
         ]
-        logprobs_N, entropy_N, total_N = (torch.cat(part) for part in zip(*parts, strict=True))
-        ctx.save_for_backward(hidden_NE, head_VE, chosen_N, total_N, entropy_N)
-        ctx.temperature, ctx.chunk_size, ctx.entropic = temperature, chunk_size, entropic
+        logprobs_N, entropy_N, lse_N = (torch.cat(part) for part in zip(*parts, strict=True))
+        ctx.save_for_backward(hidden_NE, head_VE, chosen_N, lse_N, entropy_N)
+        ctx.temperature, ctx.chunk_size, ctx.with_entropy = temperature, chunk_size, with_entropy
         ctx.set_materialize_grads(False)
-        if not entropic:
+        if not with_entropy:
             ctx.mark_non_differentiable(entropy_N)
         return logprobs_N, entropy_N
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden_NE, head_VE, chosen_N, total_N, entropy_N = ctx.saved_tensors
+        hidden_NE, head_VE, chosen_N, lse_N, entropy_N = ctx.saved_tensors
         dlogprobs_N, dentropy_N = grads
         if dlogprobs_N is None:
-            dlogprobs_N = torch.zeros_like(total_N)
+            dlogprobs_N = torch.zeros_like(lse_N)
         dhidden_NE = torch.empty_like(hidden_NE)
         dhead_VE = None
         for start in range(0, len(hidden_NE), ctx.chunk_size):
             here = slice(start, start + ctx.chunk_size)
-            dlogits_CV = kernels(hidden_NE.device, "head").scores_back(
+            dlogits_CV = kernels(hidden_NE.device, "logprobs").head_logprobs_backward(
                 hidden_NE[here],
                 head_VE,
                 chosen_N[here],
-                total_N[here],
+                lse_N[here],
                 entropy_N[here],
                 dlogprobs_N[here].contiguous(),
-                dentropy_N[here].contiguous() if ctx.entropic and dentropy_N is not None else None,
+                dentropy_N[here].contiguous()
+                if ctx.with_entropy and dentropy_N is not None
+                else None,
                 ctx.temperature,
             )
             torch.mm(dlogits_CV, head_VE, out=dhidden_NE[here])
             if ctx.needs_input_grad[1]:
-                part_VE = product_in_float32(dlogits_CV.T, hidden_NE[here])
+                part_VE = matmul_float32(dlogits_CV.T, hidden_NE[here])
                 dhead_VE = part_VE if dhead_VE is None else dhead_VE.add_(part_VE)
         return dhidden_NE, dhead_VE, None, None, None, None
 
 
-def product_in_float32(a: Tensor, b: Tensor) -> Tensor:
-    """The matrix product as it was summed, before any rounding to a coarser type."""
+def matmul_float32(a: Tensor, b: Tensor) -> Tensor:
+    """The matrix product in float32, before any rounding to a coarser dtype."""
     if a.dtype in (torch.float32, torch.float64):
         return a @ b
     if a.is_cuda:
@@ -242,6 +252,5 @@ def product_in_float32(a: Tensor, b: Tensor) -> Tensor:
     return a.float() @ b.float()
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """At least float32."""
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)

@@ -1,4 +1,4 @@
-"""The Triton kernels' work in plain torch: what they must equal, and what runs without a GPU."""
+"""Reference of the Triton kernels in plain torch: expected values of the tests, and CPU path."""
 
 from __future__ import annotations
 
@@ -6,56 +6,56 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from skyfleet.models.fused.shapes import Heads
+from skyfleet.models.fused.head_layout import HeadLayout
 
 
-def product(
+def matmul(
     x_TE: Tensor, weight_FE: Tensor, bias_F: Tensor | None = None, *, dtype: torch.dtype
 ) -> Tensor:
-    bias = None if bias_F is None else _wide(bias_F)
-    return linear(_wide(x_TE), _wide(weight_FE), bias).to(dtype)
+    bias = None if bias_F is None else _upcast(bias_F)
+    return linear(_upcast(x_TE), _upcast(weight_FE), bias).to(dtype)
 
 
 def add_norm(
     x_TE: Tensor | None, delta_TE: Tensor, weight_E: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    sum_TE = _wide(delta_TE) if x_TE is None else x_TE + delta_TE
+    sum_TE = _upcast(delta_TE) if x_TE is None else x_TE + delta_TE
     scale_T = torch.rsqrt(sum_TE.square().mean(dim=-1) + eps)
     out_TE = (sum_TE * scale_T[:, None] * weight_E).to(weight_E.dtype)
     return sum_TE, out_TE, scale_T
 
 
-def add_norm_back(
+def add_norm_backward(
     dsum_TE: Tensor | None, dout_TE: Tensor, sum_TE: Tensor, scale_T: Tensor, weight_E: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     unit_TE = sum_TE * scale_T[:, None]
-    dx_TE = _unnormed(dout_TE * weight_E, unit_TE, scale_T[:, None])
+    dx_TE = _norm_backward(dout_TE * weight_E, unit_TE, scale_T[:, None])
     if dsum_TE is not None:
         dx_TE = dx_TE + dsum_TE
     return dx_TE, dx_TE.to(dout_TE.dtype), (dout_TE * unit_TE).sum(dim=0)
 
 
-def turn(
-    qkv_TX: Tensor, heads: Heads, cos_PD: Tensor, sin_PD: Tensor, positions_T: Tensor
+def apply_rope(
+    qkv_TX: Tensor, heads: HeadLayout, cos_PD: Tensor, sin_PD: Tensor, positions_T: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v = _split(qkv_TX, heads)
     cos, sin = cos_PD[positions_T].unsqueeze(1), sin_PD[positions_T].unsqueeze(1)
 
-    def turned(x: Tensor, norm: int) -> Tensor:
-        wide = _wide(x)
+    def rotate(x: Tensor, norm: int) -> Tensor:
+        wide = _upcast(x)
         if heads.norms is not None:
             wide = wide * _scales(wide, heads.eps) * heads.norms[norm]
-        return (wide * cos + wide.roll(heads.width // 2, dims=-1) * sin).to(x.dtype)
+        return (wide * cos + wide.roll(heads.head_dim // 2, dims=-1) * sin).to(x.dtype)
 
-    return turned(q, 0), turned(k, 1), v.clone()
+    return rotate(q, 0), rotate(k, 1), v.clone()
 
 
-def turn_back(
+def rope_backward(
     dq_THD: Tensor,
     dk_TKD: Tensor,
     dv_TKD: Tensor,
     qkv_TX: Tensor,
-    heads: Heads,
+    heads: HeadLayout,
     cos_PD: Tensor,
     sin_PD: Tensor,
     positions_T: Tensor,
@@ -64,87 +64,89 @@ def turn_back(
     cos, sin = cos_PD[positions_T].unsqueeze(1), sin_PD[positions_T].unsqueeze(1)
     dnorms: list[Tensor] = []
 
-    def back(dout: Tensor, x: Tensor, norm: int) -> Tensor:
-        dx = _wide(dout) * cos + (dout * sin).roll(heads.width // 2, dims=-1)
+    def backward(dout: Tensor, x: Tensor, norm: int) -> Tensor:
+        dx = _upcast(dout) * cos + (dout * sin).roll(heads.head_dim // 2, dims=-1)
         if heads.norms is None:
             return dx
-        scale = _scales(_wide(x), heads.eps)
+        scale = _scales(_upcast(x), heads.eps)
         unit = x * scale
         dnorms.append((dx * unit).sum(dim=(0, 1)))
-        return _unnormed(dx * heads.norms[norm], unit, scale)
+        return _norm_backward(dx * heads.norms[norm], unit, scale)
 
-    dqkv_TXD = torch.cat([back(dq_THD, q, 0), back(dk_TKD, k, 1), _wide(dv_TKD)], dim=1)
+    dqkv_TXD = torch.cat([backward(dq_THD, q, 0), backward(dk_TKD, k, 1), _upcast(dv_TKD)], dim=1)
     return dqkv_TXD.flatten(1).to(qkv_TX.dtype), torch.stack(dnorms) if dnorms else None
 
 
-def gate(gate_up_TF: Tensor) -> Tensor:
-    gate_TF, up_TF = _wide(gate_up_TF).chunk(2, dim=-1)
+def silu_mul(gate_up_TF: Tensor) -> Tensor:
+    gate_TF, up_TF = _upcast(gate_up_TF).chunk(2, dim=-1)
     return (gate_TF * torch.sigmoid(gate_TF) * up_TF).to(gate_up_TF.dtype)
 
 
-def gate_back(dout_TF: Tensor, gate_up_TF: Tensor) -> Tensor:
-    gate_TF, up_TF = _wide(gate_up_TF).chunk(2, dim=-1)
-    share_TF = torch.sigmoid(gate_TF)
-    dgate_TF = dout_TF * up_TF * share_TF * (1 + gate_TF * (1 - share_TF))
-    return torch.cat([dgate_TF, dout_TF * gate_TF * share_TF], dim=-1).to(gate_up_TF.dtype)
+def silu_mul_backward(dout_TF: Tensor, gate_up_TF: Tensor) -> Tensor:
+    gate_TF, up_TF = _upcast(gate_up_TF).chunk(2, dim=-1)
+    sigmoid_TF = torch.sigmoid(gate_TF)
+    dgate_TF = dout_TF * up_TF * sigmoid_TF * (1 + gate_TF * (1 - sigmoid_TF))
+    return torch.cat([dgate_TF, dout_TF * gate_TF * sigmoid_TF], dim=-1).to(gate_up_TF.dtype)
 
 
-def score(logits_CV: Tensor, chosen_C: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    tempered_CV = logits_CV / temperature
-    total_C = tempered_CV.logsumexp(dim=-1)
-    logprobs_CV = tempered_CV - total_C[:, None]
+def token_logprobs(
+    logits_CV: Tensor, chosen_C: Tensor, temperature: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    scaled_CV = logits_CV / temperature
+    lse_C = scaled_CV.logsumexp(dim=-1)
+    logprobs_CV = scaled_CV - lse_C[:, None]
     entropy_C = -(logprobs_CV.exp() * logprobs_CV).sum(dim=-1)
-    return logprobs_CV.gather(1, chosen_C[:, None]).squeeze(1), entropy_C, total_C
+    return logprobs_CV.gather(1, chosen_C[:, None]).squeeze(1), entropy_C, lse_C
 
 
-def score_back(
+def token_logprobs_backward(
     logits_CV: Tensor,
     chosen_C: Tensor,
-    total_C: Tensor,
+    lse_C: Tensor,
     entropy_C: Tensor,
     dlogprobs_C: Tensor,
     dentropy_C: Tensor | None,
     temperature: float,
     dtype: torch.dtype,
 ) -> Tensor:
-    logprobs_CV = logits_CV / temperature - total_C[:, None]
-    shares_CV = logprobs_CV.exp()
-    dlogits_CV = -shares_CV * dlogprobs_C[:, None]
+    logprobs_CV = logits_CV / temperature - lse_C[:, None]
+    probs_CV = logprobs_CV.exp()
+    dlogits_CV = -probs_CV * dlogprobs_C[:, None]
     dlogits_CV.scatter_add_(1, chosen_C[:, None], dlogprobs_C[:, None])
     if dentropy_C is not None:
-        dlogits_CV -= dentropy_C[:, None] * shares_CV * (logprobs_CV + entropy_C[:, None])
+        dlogits_CV -= dentropy_C[:, None] * probs_CV * (logprobs_CV + entropy_C[:, None])
     return (dlogits_CV / temperature).to(dtype)
 
 
-def scores_back(
+def head_logprobs_backward(
     hidden_CE: Tensor,
     head_VE: Tensor,
     chosen_C: Tensor,
-    total_C: Tensor,
+    lse_C: Tensor,
     entropy_C: Tensor,
     dlogprobs_C: Tensor,
     dentropy_C: Tensor | None,
     temperature: float,
 ) -> Tensor:
-    logits_CV = product(hidden_CE, head_VE, dtype=_wide(hidden_CE).dtype)
-    given = (chosen_C, total_C, entropy_C, dlogprobs_C, dentropy_C)
-    return score_back(logits_CV, *given, temperature, hidden_CE.dtype)
+    logits_CV = matmul(hidden_CE, head_VE, dtype=_upcast(hidden_CE).dtype)
+    given = (chosen_C, lse_C, entropy_C, dlogprobs_C, dentropy_C)
+    return token_logprobs_backward(logits_CV, *given, temperature, hidden_CE.dtype)
 
 
-def fold(taken_LX: Tensor, starts_R: Tensor, users_L: Tensor) -> Tensor:
+def sum_shared_rows(taken_LX: Tensor, starts_R: Tensor, places_L: Tensor) -> Tensor:
     owners_L = torch.repeat_interleave(starts_R.diff())
     out = taken_LX.new_zeros(len(starts_R) - 1, *taken_LX.shape[1:])
-    return out.index_add_(0, owners_L, taken_LX[users_L])
+    return out.index_add_(0, owners_L, taken_LX[places_L])
 
 
-def _wide(x: Tensor) -> Tensor:
-    """At least float32."""
+def _upcast(x: Tensor) -> Tensor:
+    """To float32, or float64 if it is float64."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _split(qkv_TX: Tensor, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
-    parts = qkv_TX.view(len(qkv_TX), -1, heads.width)
-    q, k, v = torch.split(parts, [heads.queries, heads.keys, heads.keys], dim=1)
+def _split(qkv_TX: Tensor, heads: HeadLayout) -> tuple[Tensor, Tensor, Tensor]:
+    parts = qkv_TX.view(len(qkv_TX), -1, heads.head_dim)
+    q, k, v = torch.split(parts, [heads.n_heads, heads.n_kv_heads, heads.n_kv_heads], dim=1)
     return q, k, v
 
 
@@ -152,5 +154,5 @@ def _scales(x: Tensor, eps: float) -> Tensor:
     return torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps)
 
 
-def _unnormed(dunit: Tensor, unit: Tensor, scale: Tensor) -> Tensor:
+def _norm_backward(dunit: Tensor, unit: Tensor, scale: Tensor) -> Tensor:
     return (dunit - unit * (dunit * unit).mean(dim=-1, keepdim=True)) * scale

@@ -1,4 +1,4 @@
-"""When vLLM's memory sleeps and wakes, and how its fused weights are read back; a CPU has no sleep."""
+"""Sleep, wake and weight updates of vLLM against a fake, and reading back its fused weights."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ from skyfleet.models.weights import bit_sums
 
 
 class Calls:
-    """In place of vLLM: keeps what it was told, in order."""
+    """Stands in for vLLM and records its calls in order."""
 
     def __init__(self, *, fails: str = "", errored: bool = False) -> None:
-        self.told: list[str] = []
+        self.calls: list[str] = []
         self._fails, self.errored = fails, errored
 
-    def _hear(self, what: str) -> None:
-        self.told.append(what)
+    def _record(self, what: str) -> None:
+        self.calls.append(what)
         if self._fails and what.startswith(self._fails):
             raise RuntimeError("no such weight\nand a trace")
 
     async def generate(self, prompt: object, asked: object, request_id: str) -> AsyncIterator[None]:
-        self._hear("generate")
+        self._record("generate")
         yield None
 
     async def sleep(self, level: int, mode: str) -> None:
-        self._hear(f"sleep {level} {mode}")
+        self._record(f"sleep {level} {mode}")
 
     async def wake_up(self, tags: list[str]) -> None:
-        self._hear(f"wake {' '.join(tags)}")
+        self._record(f"wake {' '.join(tags)}")
 
     async def pause_generation(self, *, mode: str, clear_cache: bool) -> None:
-        self._hear(f"pause {mode} {clear_cache}")
+        self._record(f"pause {mode} {clear_cache}")
 
     async def resume_generation(self) -> None:
-        self._hear("resume")
+        self._record("resume")
 
     async def reset_prefix_cache(self) -> None:
-        self._hear("reset")
+        self._record("reset")
 
     async def collective_rpc(self, method: str, args: tuple[Any, ...]) -> list[None]:
-        self._hear(method)
+        self._record(method)
         return [None]
 
 
@@ -60,73 +60,73 @@ def engine(calls: Calls, *, sleep_level: Any) -> VllmEngine:
     return VllmEngine(calls, settings, decode_text=str)
 
 
-async def test_weights_that_come_in_sleep_wake_nothing_but_weights() -> None:
+async def test_a_weight_update_while_asleep_wakes_only_the_weights() -> None:
     calls = Calls()
     sleeper = engine(calls, sleep_level=2)
     await sleeper.sleep()
-    await sleeper.load("skyfleet_load_file", "f", policy_version=3)
+    await sleeper.update_weights("skyfleet_load_file", "f", policy_version=3)
     await sleeper.wake()
     await sleeper.wake()
-    assert calls.told == ["sleep 2 wait", "wake weights", "skyfleet_load_file", "wake kv_cache"]
+    assert calls.calls == ["sleep 2 wait", "wake weights", "skyfleet_load_file", "wake kv_cache"]
     assert sleeper.policy_version == 3
 
 
-async def test_weights_that_come_awake_hold_turns_and_drop_the_cache() -> None:
+async def test_a_weight_update_while_awake_pauses_turns_and_drops_the_cache() -> None:
     calls = Calls()
-    await engine(calls, sleep_level=0).load("skyfleet_load_file", "f", policy_version=3)
-    assert calls.told == ["pause keep True", "skyfleet_load_file", "resume"]
+    await engine(calls, sleep_level=0).update_weights("skyfleet_load_file", "f", policy_version=3)
+    assert calls.calls == ["pause keep True", "skyfleet_load_file", "resume"]
 
 
-async def test_without_sleep_mode_only_the_cache_goes() -> None:
+async def test_without_sleep_mode_only_the_cache_is_dropped() -> None:
     calls = Calls()
     sleeper = engine(calls, sleep_level=0)
     await sleeper.sleep()
     await sleeper.wake()
-    assert calls.told == ["reset"]
+    assert calls.calls == ["reset"]
 
 
-async def test_nobody_speaks_with_weights_that_were_dropped() -> None:
+async def test_dropped_weights_must_be_pushed_before_generating() -> None:
     sleeper = engine(Calls(), sleep_level=2)
     await sleeper.sleep()
     await sleeper.wake()
-    with pytest.raises(
-        ConfigError, match=r"^vLLM dropped its weights to sleep, and none have come"
-    ):
+    with pytest.raises(ConfigError, match=r"^vLLM dropped its weights at sleep level 2"):
         await sleeper.generate([1], SamplingParams(max_generate_length=4), session="s")
 
 
-async def test_weights_that_a_worker_refuses_stop_the_run_in_one_sentence() -> None:
+async def test_a_failed_weight_update_stops_the_run_with_one_sentence() -> None:
     calls = Calls(fails="skyfleet")
-    with pytest.raises(ModelError, match=r"to skyfleet_load_file and failed: RuntimeError: no suc"):
-        await engine(calls, sleep_level=0).load("skyfleet_load_file", "f", policy_version=3)
-    assert calls.told[-1] == "resume"
+    with pytest.raises(ModelError, match=r"failed to run skyfleet_load_file: RuntimeError: no suc"):
+        await engine(calls, sleep_level=0).update_weights(
+            "skyfleet_load_file", "f", policy_version=3
+        )
+    assert calls.calls[-1] == "resume"
 
 
 @pytest.mark.parametrize("fails", ["sleep", "reset", "wake", "pause", "resume"])
-async def test_whatever_vllm_fails_at_besides_turns_stops_the_run(fails: str) -> None:
+async def test_a_failed_control_call_stops_the_run(fails: str) -> None:
     sleeper = engine(Calls(fails=fails), sleep_level=2 if fails in ("sleep", "wake") else 0)
 
     async def step() -> None:
         await sleeper.sleep()
-        await sleeper.load("skyfleet_load_file", "f", policy_version=3)
+        await sleeper.update_weights("skyfleet_load_file", "f", policy_version=3)
 
-    with pytest.raises(ModelError, match=r"^vLLM was told to .* and failed: RuntimeError: no such"):
+    with pytest.raises(ModelError, match=r"^vLLM failed to .*: RuntimeError: no such"):
         await step()
 
 
 @pytest.mark.parametrize(("errored", "kind"), [(False, EngineError), (True, ModelError)])
-async def test_a_failed_turn_is_its_episodes_matter_unless_vllm_has_died(
+async def test_a_failed_turn_fails_its_episode_unless_vllm_is_dead(
     errored: bool, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vllm_engine, "_prompt", lambda *_: None)
-    monkeypatch.setattr(vllm_engine, "_asked", lambda *_: None)
+    monkeypatch.setattr(vllm_engine, "_to_vllm_prompt", lambda *_: None)
+    monkeypatch.setattr(vllm_engine, "_to_vllm_params", lambda *_: None)
     policy_model = engine(Calls(fails="generate", errored=errored), sleep_level=0)
     with pytest.raises(kind, match=r"vLLM: RuntimeError: no such weight"):
         await policy_model.generate([1], SamplingParams(max_generate_length=4), session="s")
 
 
 class Fused(nn.Module):
-    """Weights as vLLM holds them: projections in one tensor, a padded vocabulary, one packed away."""
+    """Weights as vLLM holds them: fused projections, a padded vocabulary, one packed tensor."""
 
     def __init__(self, k: Tensor, v: Tensor, embedding: Tensor) -> None:
         super().__init__()
@@ -136,16 +136,16 @@ class Fused(nn.Module):
         self.o_proj.weight = nn.Parameter(torch.empty(0))
 
 
-def door_to(k: Tensor, v: Tensor, embedding: Tensor) -> WeightUpdateExtension:
+def build_extension(k: Tensor, v: Tensor, embedding: Tensor) -> WeightUpdateExtension:
     model = nn.Module()
     model.layer = Fused(k, v, embedding)
     model.packed_modules_mapping = {"kv_proj": ["k_proj", "v_proj"]}  # type: ignore[assignment]
-    door = WeightUpdateExtension()
-    door.model_runner = SimpleNamespace(get_model=lambda: model)
-    return door
+    extension = WeightUpdateExtension()
+    extension.model_runner = SimpleNamespace(get_model=lambda: model)
+    return extension
 
 
-def test_each_weight_is_read_back_from_where_vllm_holds_it() -> None:
+def test_each_weight_is_read_back_from_vllms_fused_tensors() -> None:
     torch.manual_seed(0)
     k, v, embedding = torch.randn(2, 4), torch.randn(6, 4), torch.randn(5, 4)
     shapes = {
@@ -155,38 +155,38 @@ def test_each_weight_is_read_back_from_where_vllm_holds_it() -> None:
         "layer.o_proj.weight": [4, 4],  # packed away
         "lm_head.weight": [5, 4],  # tied
     }
-    assert door_to(k, v, embedding).skyfleet_sums(shapes)["held"] == {
+    assert build_extension(k, v, embedding).skyfleet_sums(shapes)["held"] == {
         "layer.k_proj.weight": bit_sums(k).tolist(),
         "layer.v_proj.weight": bit_sums(v).tolist(),
         "layer.embed.weight": bit_sums(embedding).tolist(),
     }
 
 
-def test_what_lies_elsewhere_in_a_fused_tensor_is_not_taken_for_a_weight() -> None:
-    """As one of two GPUs holds it: half of each, and together as many rows as one of them."""
+def test_a_sharded_fused_tensor_is_not_read_back() -> None:
+    """As on one of two GPUs: half of each, together as many rows as one of them."""
     k, v = torch.randn(4, 4), torch.randn(4, 4)
     shapes = {"layer.k_proj.weight": [4, 4], "layer.v_proj.weight": [4, 4]}
-    assert door_to(k[:2], v[:2], torch.randn(5, 4)).skyfleet_sums(shapes)["held"] == {}
+    assert build_extension(k[:2], v[:2], torch.randn(5, 4)).skyfleet_sums(shapes)["held"] == {}
 
 
-def test_what_vllm_was_given_is_summed_as_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a load that breaks off, no more than came; nothing of the load before."""
+def test_received_weights_are_checksummed_as_they_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupted load reports only what arrived, and nothing of the load before."""
     one, other, taken = torch.randn(2, 4), torch.randn(3), list[str]()
 
-    def replace(door: WeightUpdateExtension, weights: Iterable[tuple[str, Tensor]]) -> None:
+    def replace(worker: WeightUpdateExtension, weights: Iterable[tuple[str, Tensor]]) -> None:
         for name, _ in weights:
             taken.append(name)
             if name == "breaks":
                 raise RuntimeError(name)
 
     monkeypatch.setattr(vllm_worker, "_replace", replace)
-    door = door_to(torch.randn(2, 4), torch.randn(2, 4), torch.randn(5, 4))
-    door._skyfleet_take([("a", one), ("b", other)])
-    assert door.skyfleet_sums({})["given"] == {
+    extension = build_extension(torch.randn(2, 4), torch.randn(2, 4), torch.randn(5, 4))
+    extension._skyfleet_load([("a", one), ("b", other)])
+    assert extension.skyfleet_sums({})["given"] == {
         "a": bit_sums(one).tolist(),
         "b": bit_sums(other).tolist(),
     }
     with pytest.raises(RuntimeError, match="breaks"):
-        door._skyfleet_take([("breaks", other), ("a", one)])
-    assert door.skyfleet_sums({})["given"].keys() == {"breaks"}
+        extension._skyfleet_load([("breaks", other), ("a", one)])
+    assert extension.skyfleet_sums({})["given"].keys() == {"breaks"}
     assert taken == ["a", "b", "breaks"]

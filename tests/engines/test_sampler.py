@@ -1,4 +1,4 @@
-"""A draw follows the truncated distribution, and its logprob is of that distribution."""
+"""Samples follow the truncated distribution, and their logprobs are of that distribution."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ PROBS = (0.15, 0.5, 0.1, 0.25)
 HALVES = SamplingParams(temperature=0.5)
 
 
-def drawn(sampling: SamplingParams, *uniforms: float) -> tuple[list[int], list[float]]:
+def sample_from_probs(sampling: SamplingParams, *uniforms: float) -> tuple[list[int], list[float]]:
     logits_NV = torch.tensor(PROBS).log().add(3.0).repeat(len(uniforms), 1)
     tokens_N, logprobs_N = draw(logits_NV, sampling, torch.tensor(uniforms, dtype=torch.float64))
     return tokens_N.tolist(), logprobs_N.tolist()
 
 
 def distribution(sampling: SamplingParams) -> dict[int, float]:
-    """What a fine comb of uniforms meets: token -> the logprob it came with."""
-    tokens, logprobs = drawn(sampling, *[(i + 0.5) / 1000 for i in range(1000)])
+    """Token -> logprob, over a fine grid of uniform numbers."""
+    tokens, logprobs = sample_from_probs(sampling, *[(i + 0.5) / 1000 for i in range(1000)])
     return dict(zip(tokens, logprobs, strict=True))
 
 
-def test_a_uniform_falls_where_the_cumulative_probability_says() -> None:
-    tokens, logprobs = drawn(SamplingParams(), 0.0, 0.149, 0.151, 0.649, 0.651, 0.751, 1 - 2**-53)
+def test_a_uniform_number_selects_by_cumulative_probability() -> None:
+    tokens, logprobs = sample_from_probs(
+        SamplingParams(), 0.0, 0.149, 0.151, 0.649, 0.651, 0.751, 1 - 2**-53
+    )
     assert tokens == [0, 0, 1, 1, 2, 3, 3]
     assert logprobs == pytest.approx([log(PROBS[token]) for token in tokens], abs=1e-6)
 
@@ -55,7 +57,7 @@ def test_a_uniform_falls_where_the_cumulative_probability_says() -> None:
         (SamplingParams(min_p=0.4, top_p=0.6), {1: 1.0}),
     ],
 )
-def test_logprobs_are_of_what_truncation_left(
+def test_logprobs_are_those_of_the_truncated_distribution(
     sampling: SamplingParams, expected: dict[int, float]
 ) -> None:
     assert distribution(sampling) == pytest.approx(
@@ -63,19 +65,22 @@ def test_logprobs_are_of_what_truncation_left(
     )
 
 
-def test_temperature_zero_takes_the_likeliest_token_with_certainty() -> None:
-    assert drawn(SamplingParams(temperature=0, top_p=0.5), 0.0, 0.99) == ([1, 1], [0.0, 0.0])
+def test_temperature_zero_takes_the_most_likely_token_with_logprob_zero() -> None:
+    assert sample_from_probs(SamplingParams(temperature=0, top_p=0.5), 0.0, 0.99) == (
+        [1, 1],
+        [0.0, 0.0],
+    )
 
 
-def test_frequencies_are_the_probabilities() -> None:
+def test_frequencies_match_the_probabilities() -> None:
     uniforms = torch.rand(20_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    tokens, _ = drawn(SamplingParams(), *uniforms.tolist())
+    tokens, _ = sample_from_probs(SamplingParams(), *uniforms.tolist())
     for token, p in enumerate(PROBS):
         # Four standard deviations of a count of 20,000.
         assert abs(tokens.count(token) / 20_000 - p) < 4 * (p * (1 - p) / 20_000) ** 0.5
 
 
-def test_a_large_vocabulary_never_yields_a_token_that_was_cut() -> None:
+def test_a_truncated_token_is_never_sampled_from_a_large_vocabulary() -> None:
     logits_NV = torch.randn(4, 150_000, generator=torch.Generator().manual_seed(0))
     uniforms = torch.tensor([0.0, 0.5, 1 - 1e-12, 1 - 2**-53], dtype=torch.float64)
     for sampling in (SamplingParams(), SamplingParams(top_k=40), SamplingParams(top_p=0.9)):
@@ -83,7 +88,7 @@ def test_a_large_vocabulary_never_yields_a_token_that_was_cut() -> None:
         assert all(logprob > -inf for logprob in logprobs_N.tolist())
 
 
-def test_a_seed_a_session_and_a_position_are_the_key_of_a_philox() -> None:
+def test_seed_session_and_position_are_the_philox_key() -> None:
     key = int.from_bytes(blake2b(b"7|task/3|24", digest_size=16).digest())
     expected = np.random.Generator(np.random.Philox(key=key)).random(5)
     assert randomness_of(7, "task/3", 24).random(5).tolist() == expected.tolist()

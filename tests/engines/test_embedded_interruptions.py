@@ -1,4 +1,4 @@
-"""Cancellation, new weights and errors in the middle of a turn leave the engine whole."""
+"""The engine keeps working after cancellation, new weights and errors in the middle of a turn."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def engine(decoder: Decoder | None = None, *, rows: int = 4) -> EmbeddedEngine:
     )
 
 
-async def begun(
+async def start_turn(
     policy_model: EmbeddedEngine, session: str, *, n_steps: int = 5
 ) -> asyncio.Task[Completion]:
     """A turn that has been running for a few steps."""
@@ -34,8 +34,8 @@ async def begun(
     return task
 
 
-async def settled() -> set[asyncio.Task[Any]]:
-    """Tasks other than this one that are still there once everybody had a chance to end."""
+async def remaining_tasks() -> set[asyncio.Task[Any]]:
+    """Tasks other than this one that are still running after a few event-loop steps."""
     for _ in range(5):
         await asyncio.sleep(0)
     return asyncio.all_tasks() - {asyncio.current_task()}
@@ -44,43 +44,46 @@ async def settled() -> set[asyncio.Task[Any]]:
 async def test_a_cancelled_turn_leaves_no_task_and_a_usable_engine() -> None:
     expected = await engine().generate(PROMPT, SAMPLING, session="s")
     policy_model = engine(rows=1)
-    turn = await begun(policy_model, "cancelled")
+    turn = await start_turn(policy_model, "cancelled")
     turn.cancel()
     with pytest.raises(asyncio.CancelledError):
         await turn
     await policy_model.release("cancelled")
-    assert await settled() == set()
+    assert await remaining_tasks() == set()
     assert (await policy_model.generate(PROMPT, SAMPLING, session="s")) == expected
 
 
-async def test_a_turn_cancelled_among_others_does_not_touch_them() -> None:
+async def test_a_cancelled_turn_does_not_affect_others() -> None:
     expected = await engine().generate(PROMPT, SAMPLING, session="s")
     policy_model = engine()
-    cancelled, kept = await begun(policy_model, "cancelled"), await begun(policy_model, "s")
+    cancelled, kept = (
+        await start_turn(policy_model, "cancelled"),
+        await start_turn(policy_model, "s"),
+    )
     cancelled.cancel()
     await asyncio.sleep(0)
     await policy_model.release("cancelled")
-    late = await begun(policy_model, "late")
+    late = await start_turn(policy_model, "late")
     assert (await kept).token_ids == expected.token_ids
     assert len((await late).token_ids) == 20
 
 
-async def test_new_weights_take_over_in_the_middle_of_a_turn() -> None:
+async def test_new_weights_apply_in_the_middle_of_a_turn() -> None:
     decoder, newer = small_decoder(seed=0), small_decoder(seed=1)
     older = small_decoder(seed=0)
     policy_model = engine(decoder)
-    turn = await begun(policy_model, "s", n_steps=9)
+    turn = await start_turn(policy_model, "s", n_steps=9)
     decoder.module.load_state_dict(newer.module.state_dict())
     policy_model.policy_version = 7
     completion = await turn
-    assert completion.policy_version == 0  # the oldest decides how stale it is
+    assert completion.policy_version == 0  # the oldest version counts
     sequence = [*PROMPT, *completion.token_ids]
     before = logprobs_of(older, sequence, 20).tolist()
     after = logprobs_of(newer, sequence, 20).tolist()
     switch = next(
         i
-        for i, said in enumerate(completion.logprobs)
-        if said != pytest.approx(before[i], abs=1e-5)
+        for i, logprob in enumerate(completion.logprobs)
+        if logprob != pytest.approx(before[i], abs=1e-5)
     )
     assert 0 < switch < 20
     expected = before[:switch] + after[switch:]
@@ -88,7 +91,7 @@ async def test_new_weights_take_over_in_the_middle_of_a_turn() -> None:
     assert (await policy_model.generate(PROMPT, SAMPLING, session="next")).policy_version == 7
 
 
-async def test_new_weights_drop_what_the_old_ones_computed() -> None:
+async def test_new_weights_drop_the_kv_cache() -> None:
     decoder, newer = small_decoder(seed=0), small_decoder(seed=1)
     policy_model = engine(decoder)
     await policy_model.generate(PROMPT, SAMPLING, session="s")
@@ -98,24 +101,24 @@ async def test_new_weights_drop_what_the_old_ones_computed() -> None:
     assert got.token_ids == (await engine(newer).generate(PROMPT, SAMPLING, session="s")).token_ids
 
 
-async def test_sleeping_in_the_middle_of_a_turn_changes_nothing_it_says() -> None:
+async def test_sleeping_in_the_middle_of_a_turn_does_not_change_its_tokens() -> None:
     expected = await asyncio.gather(
         *[engine().generate(PROMPT, SAMPLING, session=f"s{i}") for i in range(2)]
     )
     policy_model = engine(rows=2)
-    first = await begun(policy_model, "s0")
+    first = await start_turn(policy_model, "s0")
     await policy_model.sleep()
-    second = await begun(policy_model, "s1")
+    second = await start_turn(policy_model, "s1")
     got = await asyncio.gather(first, second)
     assert [c.token_ids for c in got] == [c.token_ids for c in expected]
 
 
-async def test_an_error_inside_a_step_reaches_everyone_who_waits(
+async def test_an_error_in_a_step_fails_every_waiting_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     decoder = small_decoder()
     policy_model = engine(decoder)
-    turns = [await begun(policy_model, f"s{i}") for i in range(3)]
+    turns = [await start_turn(policy_model, f"s{i}") for i in range(3)]
 
     def broken(*_: Any) -> torch.Tensor:
         raise RuntimeError("out of memory")
@@ -123,7 +126,7 @@ async def test_an_error_inside_a_step_reaches_everyone_who_waits(
     monkeypatch.setattr(decoder, "hidden", broken)
     for outcome in await asyncio.gather(*turns, return_exceptions=True):
         assert isinstance(outcome, RuntimeError)
-    assert await settled() == set()
+    assert await remaining_tasks() == set()
     monkeypatch.undo()
     expected = await engine().generate(PROMPT, SAMPLING, session="s0")
     assert (
@@ -131,7 +134,7 @@ async def test_an_error_inside_a_step_reaches_everyone_who_waits(
     ).token_ids == expected.token_ids
 
 
-async def test_releasing_a_session_nobody_knows_is_fine() -> None:
+async def test_releasing_an_unknown_session_is_ignored() -> None:
     policy_model = engine()
     await policy_model.release("nobody")
     expected = await engine().generate(PROMPT, SAMPLING, session="s0")

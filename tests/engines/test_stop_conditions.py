@@ -19,7 +19,7 @@ def letters(token_ids: Sequence[int]) -> str:
     return "".join(chr(32 + token) for token in token_ids)
 
 
-async def said(
+async def generate(
     sampling: SamplingParams, decode_text: Callable[[Sequence[int]], str] = letters
 ) -> Completion:
     policy_model = EmbeddedEngine(
@@ -28,44 +28,44 @@ async def said(
     return await policy_model.generate(PROMPT, sampling, session="s")
 
 
-async def test_length_ends_a_turn() -> None:
-    completion = await said(FREE)
+async def test_max_generate_length_ends_a_turn() -> None:
+    completion = await generate(FREE)
     assert (len(completion.token_ids), completion.finish) == (20, "length")
 
 
 async def test_a_stop_token_ends_a_turn_and_is_kept() -> None:
-    free = (await said(FREE)).token_ids
+    free = (await generate(FREE)).token_ids
     stop = next(token for token in free[5:] if token not in free[:5])
     end = free.index(stop) + 1
-    completion = await said(replace(FREE, stop_token_ids=(stop,)))
+    completion = await generate(replace(FREE, stop_token_ids=(stop,)))
     assert (completion.token_ids, completion.finish) == (free[:end], "stop")
 
 
 async def test_a_stop_string_across_tokens_ends_a_turn_and_is_kept() -> None:
-    free = (await said(FREE)).token_ids
+    free = (await generate(FREE)).token_ids
     stop = letters(free[6:9])
     assert letters(free).index(stop) == 6
-    completion = await said(replace(FREE, stop=("never said", stop)))
+    completion = await generate(replace(FREE, stop=("never said", stop)))
     assert (completion.token_ids, completion.finish) == (free[:9], "stop")
 
 
-async def test_a_stop_at_the_last_token_allowed_is_a_stop() -> None:
-    free = (await said(FREE)).token_ids
-    completion = await said(replace(FREE, max_generate_length=9, stop=(letters(free[6:9]),)))
+async def test_a_stop_string_at_the_last_allowed_token_counts_as_stop() -> None:
+    free = (await generate(FREE)).token_ids
+    completion = await generate(replace(FREE, max_generate_length=9, stop=(letters(free[6:9]),)))
     assert completion.finish == "stop"
 
 
-async def test_a_stop_string_of_many_bytes_a_letter_is_found_too() -> None:
+async def test_a_stop_string_of_multi_byte_characters_is_found() -> None:
     stop = "終了日"
     for seed in range(100):
         sampling = replace(FREE, seed=seed)
-        free = (await said(sampling)).token_ids[:9]
+        free = (await generate(sampling)).token_ids[:9]
         if len(set(free)) == 9:
             break
-    byte_of = dict(zip(free, stop.encode(), strict=True))
+    byte_by_token = dict(zip(free, stop.encode(), strict=True))
 
-    def one_byte_a_token(token_ids: Sequence[int]) -> str:
-        return bytes(byte_of.get(token, 32) for token in token_ids).decode(errors="replace")
+    def one_byte_per_token(token_ids: Sequence[int]) -> str:
+        return bytes(byte_by_token.get(token, 32) for token in token_ids).decode(errors="replace")
 
-    completion = await said(replace(sampling, stop=(stop,)), one_byte_a_token)
+    completion = await generate(replace(sampling, stop=(stop,)), one_byte_per_token)
     assert (completion.token_ids, completion.finish) == (free, "stop")

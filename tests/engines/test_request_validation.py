@@ -1,4 +1,4 @@
-"""What no engine can continue is refused to its own session, and the others speak on."""
+"""An invalid request fails its own session only."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ SAMPLING = SamplingParams(max_generate_length=4, seed=1)
 
 
 @pytest.mark.parametrize("make", [EmbeddedEngine, CudaEngine])
-@pytest.mark.parametrize("foreign", [999_999, VOCABULARY, -1])
-async def test_a_foreign_token_id_fails_its_own_session_alone(
-    make: Callable[..., EmbeddedEngine | CudaEngine], foreign: int
+@pytest.mark.parametrize("invalid", [999_999, VOCABULARY, -1])
+async def test_an_invalid_token_id_fails_its_own_session_only(
+    make: Callable[..., EmbeddedEngine | CudaEngine], invalid: int
 ) -> None:
     policy_model = make(small_decoder(), decode_text=str, max_num_seqs=4, capacity=64)
-    said, refused = await asyncio.gather(
+    completion, error = await asyncio.gather(
         policy_model.generate([5, VOCABULARY - 1, 0], SAMPLING, session="s"),
-        policy_model.generate([5, foreign], SAMPLING, session="t"),
+        policy_model.generate([5, invalid], SAMPLING, session="t"),
         return_exceptions=True,
     )
-    assert isinstance(said, Completion)
-    assert isinstance(refused, RefusedError)
-    assert f"holds token {foreign}, and the model's are 0 to {VOCABULARY - 1}" in str(refused)
+    assert isinstance(completion, Completion)
+    assert isinstance(error, RefusedError)
+    assert f"token {invalid} is outside the model's vocabulary (0 to {VOCABULARY - 1})" in str(
+        error
+    )

@@ -1,14 +1,14 @@
-"""Versions are compared as versions."""
+"""vLLM versions are compared by PEP 440."""
 
 from __future__ import annotations
 
 import pytest
 
-from skyfleet.engines.versions import at_least
+from skyfleet.engines.vllm_versions import is_at_least
 
 
 @pytest.mark.parametrize(
-    ("version", "least", "enough"),
+    ("version", "minimum", "enough"),
     [
         ("0.10.2", "0.9.1", True),
         ("0.9.1", "0.10.2", False),
@@ -25,10 +25,10 @@ from skyfleet.engines.versions import at_least
         ("", "0.1", False),
     ],
 )
-def test_versions_are_ordered_by_their_numbers(version: str, least: str, enough: bool) -> None:
-    assert at_least(version, least) is enough
+def test_versions_are_ordered_by_their_numbers(version: str, minimum: str, enough: bool) -> None:
+    assert is_at_least(version, minimum) is enough
 
 
-def test_a_bound_that_is_no_version_is_a_mistake() -> None:
-    with pytest.raises(ValueError, match=r"least='newest' is no version"):
-        at_least("1.0", "newest")
+def test_an_invalid_minimum_is_a_value_error() -> None:
+    with pytest.raises(ValueError, match=r"Invalid version: 'newest'"):
+        is_at_least("1.0", "newest")

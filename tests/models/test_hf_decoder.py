@@ -17,7 +17,7 @@ from tests.learner.test_single_learner import SETTINGS, learner, on_policy
 
 from skyfleet.errors import ModelError
 from skyfleet.learner.optimizer import OptimizerSettings
-from skyfleet.models import hf_decoder as foreign
+from skyfleet.models import hf_decoder
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.hf_decoder import HFDecoder, make_decoder
 from skyfleet.models.loading import load_weights
@@ -42,7 +42,7 @@ MODELS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def module_of(family: str, **changes: Any) -> Any:
+def build_module(family: str, **changes: Any) -> Any:
     dimensions = {**DIMENSIONS, **changes}
     if family == "GPT2":
         dimensions = {"n_layer": 2, "n_head": 4, "n_embd": 32, "n_positions": 256, "vocab_size": 64}
@@ -52,9 +52,9 @@ def module_of(family: str, **changes: Any) -> Any:
 
 
 @pytest.mark.parametrize(("family", "changes"), MODELS)
-def test_logits_are_those_of_plain_transformers(family: str, changes: dict[str, Any]) -> None:
+def test_logits_equal_those_of_transformers(family: str, changes: dict[str, Any]) -> None:
     token_ids = torch.randint(VOCABULARY, (1, 48), generator=torch.Generator().manual_seed(1))
-    module = module_of(family, **changes)
+    module = build_module(family, **changes)
     with torch.no_grad():
         expected = module(token_ids).logits[0]
         decoder = make_decoder(module, max_positions=256)
@@ -67,7 +67,7 @@ def test_logits_are_those_of_plain_transformers(family: str, changes: dict[str, 
 async def test_engine_and_learner_agree_turn_after_turn(
     family: str, changes: dict[str, Any]
 ) -> None:
-    decoder = make_decoder(module_of(family, **changes), max_positions=256)
+    decoder = make_decoder(build_module(family, **changes), max_positions=256)
     policy_model, token_ids = engine(decoder), list(PROMPT)
     for turn in range(3):
         completion = await policy_model.generate(token_ids, SAMPLING, session="s")
@@ -78,8 +78,8 @@ async def test_engine_and_learner_agree_turn_after_turn(
 
 
 @pytest.mark.parametrize("family", ["Gemma", "Phi3", "Qwen3Moe"])
-async def test_a_step_moves_it_and_the_gap_to_its_own_words_is_nothing(family: str) -> None:
-    module = module_of(family, **dict(MODELS)[family])
+async def test_a_training_step_changes_weights_and_sampled_logprobs_match(family: str) -> None:
+    module = build_module(family, **dict(MODELS)[family])
     decoder = make_decoder(module, max_positions=256)
     before = [p.clone() for p in module.parameters()]
     settings = replace(SETTINGS, optimizer=OptimizerSettings(lr=1e-3), max_tokens_per_microbatch=80)
@@ -91,8 +91,8 @@ async def test_a_step_moves_it_and_the_gap_to_its_own_words_is_nothing(family: s
 
 
 @pytest.mark.parametrize("family", ["Gemma", "Phi3"])
-def test_recomputing_keeps_less_and_gives_the_same_gradients(family: str) -> None:
-    module = module_of(family, **dict(MODELS)[family])
+def test_recomputing_saves_memory_and_gives_the_same_gradients(family: str) -> None:
+    module = build_module(family, **dict(MODELS)[family])
     decoder = make_decoder(module, max_positions=256)
     attend = PackedAttention([s.token_ids for s in random_groups(2)], decoder.device)
     kept: list[int] = []
@@ -114,9 +114,9 @@ def test_recomputing_keeps_less_and_gives_the_same_gradients(family: str) -> Non
     torch.testing.assert_close(*gradients)
 
 
-def test_weights_come_back_from_a_folder(tmp_path: Path) -> None:
+def test_saved_weights_load_from_a_folder(tmp_path: Path) -> None:
     for family in ("Gemma", "Qwen3Moe"):
-        saved, other = (module_of(family, **dict(MODELS)[family]) for _ in range(2))
+        saved, other = (build_module(family, **dict(MODELS)[family]) for _ in range(2))
         with torch.no_grad():
             for parameter in other.parameters():
                 parameter.add_(1.0)
@@ -127,18 +127,18 @@ def test_weights_come_back_from_a_folder(tmp_path: Path) -> None:
             assert torch.equal(one, two)
 
 
-def test_the_architecture_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
-    foreign._warn.cache_clear()
-    with caplog.at_level(logging.WARNING, logger=foreign.__name__):
+def test_the_slow_architecture_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    hf_decoder._warn_slow.cache_clear()
+    with caplog.at_level(logging.WARNING, logger=hf_decoder.__name__):
         for _ in range(2):
-            make_decoder(module_of("Gemma", head_dim=8), max_positions=64)
+            make_decoder(build_module("Gemma", head_dim=8), max_positions=64)
     assert [record.getMessage().split(",")[0] for record in caplog.records] == [
-        "GemmaForCausalLM runs by transformers' own forward pass"
+        "GemmaForCausalLM runs with transformers' own forward pass"
     ]
 
 
-def test_the_known_family_has_the_decoder_of_its_own() -> None:
-    assert type(make_decoder(module_of("Llama"), max_positions=64)) is Decoder
+def test_the_llama_family_uses_the_fast_decoder() -> None:
+    assert type(make_decoder(build_module("Llama"), max_positions=64)) is Decoder
 
 
 @pytest.mark.parametrize(
@@ -147,49 +147,57 @@ def test_the_known_family_has_the_decoder_of_its_own() -> None:
         (
             "Mistral",
             {"sliding_window": 63},
-            r"a sliding window of 63 tokens .* may reach 64; bound",
+            r"a sliding window of 63 tokens.*=64; lower them to 63",
         ),
         ("Gemma2", {"head_dim": 8, "sliding_window": 256}, r"^Gemma2Attention caps"),
         ("Mamba", {}, r"^MambaForCausalLM "),
         ("Jamba", {"use_mamba_kernels": False}, r"^JambaForCausalLM "),
         ("Bloom", {}, r"^BloomForCausalLM "),
-        ("Gemma", {"head_dim": 8, "max_position_embeddings": 63}, r"may reach 64 tokens"),
+        (
+            "Gemma",
+            {"head_dim": 8, "max_position_embeddings": 63},
+            r"=64 tokens exceed the model's context of 63",
+        ),
     ],
 )
-def test_what_would_be_computed_wrongly_is_refused(
+def test_unsupported_attention_is_rejected(
     family: str, changes: dict[str, Any], sentence: str
 ) -> None:
-    module = module_of(family, **changes)
+    module = build_module(family, **changes)
     with pytest.raises(ModelError, match=sentence) as caught:
         make_decoder(module, max_positions=64)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("family", ["Bloom", "Mamba"])
-def test_a_model_without_a_known_length_is_refused_for_what_it_is(family: str) -> None:
+def test_a_model_without_a_context_length_is_rejected_for_its_layers(family: str) -> None:
     config = getattr(transformers, f"{family}Config")(
         hidden_size=32, num_hidden_layers=1, n_head=4, vocab_size=64
     )
     assert not hasattr(config, "max_position_embeddings")
     module = getattr(transformers, f"{family}ForCausalLM")(config)
-    with pytest.raises(ModelError, match=r"has layers (that do not attend|of linear_attention)"):
+    with pytest.raises(
+        ModelError, match=r"has layers (without attention|of type linear_attention)"
+    ):
         make_decoder(module, max_positions=64)
 
 
-@pytest.mark.parametrize("reach", [32, 33])
-def test_positions_that_turn_otherwise_when_long_are_refused_only_there(reach: int) -> None:
+@pytest.mark.parametrize("max_positions", [32, 33])
+def test_length_dependent_rope_is_rejected_beyond_its_original_length(max_positions: int) -> None:
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 32}
     rope |= {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
-    module = module_of(
+    module = build_module(
         "Phi3", pad_token_id=0, rope_parameters=rope, original_max_position_embeddings=32
     )
-    if reach == 32:
-        make_decoder(module, max_positions=reach)
+    if max_positions == 32:
+        make_decoder(module, max_positions=max_positions)
         return
-    with pytest.raises(ModelError, match=r"otherwise past 32 tokens \(rope_type='longrope'\)"):
-        make_decoder(module, max_positions=reach)
+    with pytest.raises(
+        ModelError, match=r"changes its RoPE beyond 32 tokens \(rope_type='longrope'\)"
+    ):
+        make_decoder(module, max_positions=max_positions)
 
 
-def test_a_window_no_episode_can_leave_is_none() -> None:
-    decoder = make_decoder(module_of("Mistral", sliding_window=64), max_positions=64)
+def test_a_sliding_window_longer_than_the_context_is_accepted() -> None:
+    decoder = make_decoder(build_module("Mistral", sliding_window=64), max_positions=64)
     assert isinstance(decoder, HFDecoder)

@@ -1,4 +1,4 @@
-"""An engine that is trained dies: the others go on without it, and the last one stops the run."""
+"""A dead engine: the run continues without it, and stops when every engine is dead."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.fakes.reached_vllm import (
 )
 
 from skyfleet.chat.transcript import Completion
-from skyfleet.engines.engine_pool import Router, tell_living
+from skyfleet.engines.engine_pool import Router, broadcast
 from skyfleet.engines.openai_engine import OpenAIEngine
 from skyfleet.engines.vllm_server import VllmServer
 from skyfleet.errors import EngineError, EngineLostError, ModelError
@@ -27,52 +27,54 @@ def _without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     without_vllm(monkeypatch)
 
 
-async def test_its_sessions_go_on_elsewhere_and_it_is_not_asked_again(
+async def test_sessions_of_a_dead_engine_move_and_it_is_not_used_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     dead, alive = loopback(), loopback()
     async with reached(dead) as one, reached(alive) as other:
-        router = Router([one, other])
+        pool = Router([one, other])
         whole = await other.generate(PROMPT, SAMPLING, session="s")
         dead.breaks, dead.is_healthy = "completions", False
         with caplog.at_level(logging.WARNING):
-            said = await router.generate(PROMPT, SAMPLING, session="s")
-        assert said.token_ids == whole.token_ids
-        assert "engine 0, which is not asked again in this run, failed and session s" in caplog.text
-        # Started again by whoever watches over it: with the weights of its beginning.
+            completion = await pool.generate(PROMPT, SAMPLING, session="s")
+        assert completion.token_ids == whole.token_ids
+        assert (
+            "engine 0 failed and is not used again, session s continues on engine 1" in caplog.text
+        )
+        # A supervisor restarts it, with its initial weights.
         dead.breaks, dead.is_healthy = "", True
-        n_told, n_asked = len(dead.told), len(dead.salts)
+        n_calls, n_turns = len(dead.told), len(dead.salts)
         for session in ("s", "t", "u"):
-            await router.generate(PROMPT, SAMPLING, session=session)
-        await router.sleep()
-        await router.wake()
+            await pool.generate(PROMPT, SAMPLING, session=session)
+        await pool.sleep()
+        await pool.wake()
         learner = changed()
         sync = learner.sync()
         assert await sync.push(learner, [one, other]) == 3  # type: ignore[arg-type]
         await sync.confirm([one, other])
-        assert (len(dead.told), len(dead.salts)) == (n_told, n_asked)
-        assert router.policy_version == 3
-        with pytest.raises(EngineLostError, match=rf"^{one.name} has died; start it again, and"):
+        assert (len(dead.told), len(dead.salts)) == (n_calls, n_turns)
+        assert pool.policy_version == 3
+        with pytest.raises(EngineLostError, match=rf"^{one.name} is dead; restart it, then"):
             await one.generate(PROMPT, SAMPLING, session="v")
 
 
-async def test_the_last_one_stops_the_run() -> None:
+async def test_the_run_stops_when_every_engine_is_dead() -> None:
     servers = loopback(), loopback()
     async with reached(servers[0]) as one, reached(servers[1]) as other:
-        router = Router([one, other])
+        pool = Router([one, other])
         for server in servers:
             server.breaks, server.is_healthy = "completions", False
-        with pytest.raises(EngineLostError, match=r"^vLLM at http\S+ has died: .*no turns today"):
-            await router.generate(PROMPT, SAMPLING, session="s")
+        with pytest.raises(EngineLostError, match=r"^vLLM at http\S+ is dead: .*no turns today"):
+            await pool.generate(PROMPT, SAMPLING, session="s")
         with pytest.raises(
-            EngineLostError, match=rf"^every engine has died \({one.name}, {other.name}\); start"
+            EngineLostError, match=rf"^every engine is dead \({one.name}, {other.name}\); restart"
         ):
-            await router.generate(PROMPT, SAMPLING, session="t")
-        with pytest.raises(ModelError, match="every engine has died"):
+            await pool.generate(PROMPT, SAMPLING, session="t")
+        with pytest.raises(ModelError, match="every engine is dead"):
             await changed().push(one, other)
 
 
-async def test_a_turn_that_the_others_fail_at_is_its_episodes_matter() -> None:
+async def test_a_turn_that_healthy_engines_fail_at_fails_its_episode() -> None:
     dead, busy = loopback(), loopback()
     async with reached(dead) as one, reached(busy) as other:
         dead.breaks, dead.is_healthy = "completions", False
@@ -82,7 +84,7 @@ async def test_a_turn_that_the_others_fail_at_is_its_episodes_matter() -> None:
 
 
 @pytest.mark.parametrize("at", ["pause", "collective_rpc", "resume"])
-async def test_weights_reach_the_others_where_it_dies_of_them(
+async def test_weights_are_pushed_to_the_others_if_an_engine_dies_during_the_push(
     at: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     dead, alive = loopback(), loopback()
@@ -92,14 +94,14 @@ async def test_weights_reach_the_others_where_it_dies_of_them(
         dead.breaks, dead.is_healthy = at, False
         with caplog.at_level(logging.WARNING):
             await sync.push(learner, [one, other])  # type: ignore[arg-type]
-        assert f"the others go on without it in this run: {one.name} was told to" in caplog.text
-        assert one.is_lost
-        assert not other.is_lost
+        assert f"the run continues without a dead engine: {one.name} failed to" in caplog.text
+        assert one.is_dead
+        assert not other.is_dead
         assert other.policy_version == 3
         await sync.confirm([one, other])
 
 
-async def test_one_that_dies_before_it_is_asked_what_it_has_is_left_out(
+async def test_an_engine_that_dies_before_verification_is_left_out(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     dead = loopback()
@@ -109,41 +111,43 @@ async def test_one_that_dies_before_it_is_asked_what_it_has_is_left_out(
         await sync.push(learner, [one, other])  # type: ignore[arg-type]
         dead.breaks, dead.is_healthy = "collective_rpc", False
         await sync.confirm([one, other])
-    assert "the others go on without it" in caplog.text
+    assert "the run continues without a dead engine" in caplog.text
 
 
-async def test_one_that_fails_and_lives_stops_the_run_though_another_died() -> None:
+async def test_a_healthy_engine_that_fails_stops_the_run_although_another_died() -> None:
     dead, odd = loopback(), loopback()
     async with reached(dead) as one, reached(odd) as other:
         dead.breaks, dead.is_healthy = "reset_prefix_cache", False
         odd.breaks = "reset_prefix_cache"
-        with pytest.raises(ModelError, match=rf"^{other.name} was told to drop its cache"):
-            await tell_living([one, other], VllmServer.sleep)
+        with pytest.raises(ModelError, match=rf"^{other.name} failed to drop its cache"):
+            await broadcast([one, other], VllmServer.sleep)
 
 
-async def test_one_that_came_up_again_while_it_was_asked_is_not_believed(
+async def test_a_restarted_engine_is_not_trusted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two turns fail; the first finds it dead, and the second is answered when it is up again."""
+    """Two turns fail: the first detects that it is dead, the second gets a response after a restart."""
     server = loopback()
     async with reached(server) as engine:
         generate = OpenAIEngine.generate
 
         async def meanwhile(self: OpenAIEngine, *args: Any, **kwargs: Any) -> Completion:
-            said = await generate(self, *args, **kwargs)
-            engine.is_lost = True
-            return said
+            completion = await generate(self, *args, **kwargs)
+            engine.is_dead = True
+            return completion
 
         monkeypatch.setattr(OpenAIEngine, "generate", meanwhile)
-        with pytest.raises(EngineLostError, match="has died; start it again"):
+        with pytest.raises(EngineLostError, match="is dead; restart it"):
             await engine.generate(PROMPT, SAMPLING, session="s")
-        server.breaks = "reset_prefix_cache"  # it lives, and what it fails at is the lost one's
+        server.breaks = (
+            "reset_prefix_cache"  # it responds, but the failure counts as the dead engine's
+        )
         with pytest.raises(EngineLostError):
             await engine.sleep()
-        assert engine.is_lost
+        assert engine.is_dead
 
 
-async def test_nobody_waits_for_one_that_died_asleep() -> None:
+async def test_requests_do_not_wait_for_an_engine_that_died_asleep() -> None:
     server = loopback(sleep_mode=True)
     async with reached(server) as engine:
         server.breaks, server.is_healthy = "sleep", False
