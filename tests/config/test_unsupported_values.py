@@ -1,4 +1,4 @@
-"""Every key runs in this version, or is named with what to do instead."""
+"""Every key runs in this version, or its other values have a remedy."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import pytest
 
 from skyfleet.config.keys import known_keys
 from skyfleet.config.loading import load_config
-from skyfleet.config.rules import unsupported
-from skyfleet.config.unsupported_values import GAPS
+from skyfleet.config.skyrl_compat import UNSUPPORTED_VALUES, VALUES_WITHOUT_EFFECT
+from skyfleet.config.validation import find_unsupported_values
 
-# Taken by this version whatever they hold.
+# Keys of which every value runs.
 RUNS = """
 environment.env_class environment.env_classes environment.worlds environment.partial_reward
 environment.openenv.base_url environment.openenv.message_timeout_seconds
@@ -30,7 +30,7 @@ generator.chat_template.name_or_path generator.tool_call_parser generator.gpu_me
 trainer.policy.model.path trainer.policy.model_config_kwargs
 trainer.policy.model.lora.rank trainer.policy.model.lora.alpha
 trainer.policy.model.lora.target_modules trainer.policy.model.lora.exclude_modules
-trainer.policy.model.lora.init_method trainer.rope_scaling.rope_type trainer.rope_scaling.factor
+trainer.rope_scaling.rope_type trainer.rope_scaling.factor
 trainer.rope_scaling.original_max_position_embeddings
 trainer.policy.optimizer_config.lr trainer.policy.optimizer_config.adam_betas
 trainer.policy.optimizer_config.weight_decay trainer.policy.optimizer_config.max_grad_norm
@@ -79,9 +79,9 @@ trainer.algorithm.overlong_max_len trainer.ref.model.path generator.step_wise_tr
 trainer.warm_start.steps trainer.warm_start.batch_size trainer.warm_start.lr
 trainer.warm_start.tasks trainer.device trainer.seed trainer.bf16 trainer.epochs trainer.max_training_steps trainer.train_batch_size trainer.policy_mini_batch_size
 trainer.update_epochs_per_batch trainer.micro_train_batch_size_per_gpu
-trainer.micro_forward_batch_size_per_gpu trainer.max_tokens_per_microbatch
+trainer.max_tokens_per_microbatch
 trainer.max_prompt_length trainer.use_hybrid_env_sampling trainer.min_samples_per_env trainer.curriculum
-trainer.eval_batch_size trainer.eval_before_train trainer.eval_interval
+trainer.eval_before_train trainer.eval_interval
 trainer.ckpt_interval trainer.max_ckpts_to_keep trainer.resume_mode trainer.resume_path
 trainer.project_name trainer.run_name trainer.run_path trainer.ckpt_path trainer.logger
 generator.n_samples_per_prompt generator.eval_n_samples_per_prompt generator.max_turns
@@ -96,29 +96,30 @@ generator.use_native_tool_calling
 environment.skyrl_gym.tau_bench.use_native_tool_calling
 """
 
-# Silent until another key switches them on, and that key has a gap.
+# Read only where another key enables them.
 SILENT = """
 generator.chat_template.source
 generator.sampling_params. generator.eval_sampling_params.
 """
 
 
-def test_the_defaults_run_here() -> None:
-    assert unsupported(load_config()) == []
+def test_the_defaults_run() -> None:
+    assert find_unsupported_values(load_config()) == []
 
 
-def test_a_value_that_cannot_run_loads_and_is_named() -> None:
+def test_a_value_that_does_not_run_loads_and_is_reported() -> None:
     config = load_config(
         "",
         [
-            "trainer.strategy=fsdp",
+            "trainer.strategy=megatron",
             "trainer.policy.model.lora.dropout=0.1",
         ],
     )
-    assert unsupported(config) == [
-        "trainer.strategy='fsdp' does not run in this version: one device trains; use single",
+    assert find_unsupported_values(config) == [
+        "trainer.strategy='megatron' does not run in this version: "
+        "Megatron is not supported; use trainer.strategy=single",
         "trainer.policy.model.lora.dropout=0.1 does not run in this version: "
-        "the engine samples without it, and would sample from another policy; use 0",
+        "the engine samples without dropout, so it would sample from another policy; use 0",
     ]
 
 
@@ -139,15 +140,16 @@ def test_a_value_that_cannot_run_loads_and_is_named() -> None:
         "trainer.run_name=other",
     ],
 )
-def test_what_this_version_runs_is_not_complained_about(override: str) -> None:
-    assert unsupported(load_config("", [override])) == []
+def test_a_value_that_runs_is_not_reported(override: str) -> None:
+    assert find_unsupported_values(load_config("", [override])) == []
 
 
-def test_every_key_runs_or_has_a_gap() -> None:
-    gaps = {gap.key for gap in GAPS}
-    assert len(gaps) == len(GAPS)
-    assert gaps.isdisjoint(RUNS.split())
-    accounted = gaps | set(RUNS.split())
+def test_every_key_runs_or_has_a_rule() -> None:
+    for rules in (UNSUPPORTED_VALUES, VALUES_WITHOUT_EFFECT):
+        assert len({rule.key for rule in rules}) == len(rules)
+    ruled = {rule.key for rule in (*UNSUPPORTED_VALUES, *VALUES_WITHOUT_EFFECT)}
+    assert ruled.isdisjoint(RUNS.split())
+    accounted = ruled | set(RUNS.split())
     unaccounted = [
         key
         for key in known_keys()

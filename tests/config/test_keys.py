@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from skyfleet.config.explain import as_yaml, diff, explain, flatten, keys_page
-from skyfleet.config.keys import known_keys
+from skyfleet.config.keys import as_yaml, diff, explain, flatten, keys_page, known_keys
 from skyfleet.config.loading import load_config
 from skyfleet.errors import ConfigError
 
@@ -19,7 +18,8 @@ def test_a_key_is_explained_with_its_bounds_default_and_other_spelling() -> None
     )
     assert explain("generator.max_input_length") == (
         "generator.max_input_length: int, at least 1 = ${trainer.max_prompt_length}\n"
-        "Tokens; a turn whose prompt is longer is not begun."
+        "Tokens; an episode ends before a turn whose prompt is longer. 512 if "
+        "trainer.max_prompt_length is unset."
     )
 
 
@@ -40,7 +40,11 @@ def test_a_misspelt_section_is_answered_with_the_section() -> None:
         explain("trainer.algoritm")
 
 
-def test_a_refused_key_is_explained_and_an_unknown_one_is_an_error() -> None:
+def test_an_unsupported_key_is_explained_and_an_unknown_one_is_an_error() -> None:
+    assert explain("trainer.flash_attn").startswith("trainer.flash_attn has no effect: ")
+    assert explain("trainer.policy.model.lora.init_method").endswith(
+        "runs with kaiming; otherwise: use kaiming"
+    )
     assert explain("trainer.mtp.enabled").startswith("trainer.mtp.enabled is not supported: ")
     with pytest.raises(ConfigError, match=r"trainer\.sead is unknown; did you mean trainer\.seed"):
         explain("trainer.sead")
@@ -73,7 +77,7 @@ def test_a_secret_is_never_shown() -> None:
 
 
 def test_the_page_of_keys_is_what_the_code_says() -> None:
-    writer = "from skyfleet.config.explain import write_keys_page"
+    writer = "from skyfleet.config.keys import write_keys_page"
     assert PAGE.read_text(encoding="utf-8") == keys_page(), (
         f"docs/skyrl_keys.md is stale; run: python -c "
         f"\"{writer}; from pathlib import Path; write_keys_page(Path('docs/skyrl_keys.md'))\""

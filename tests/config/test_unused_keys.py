@@ -1,4 +1,4 @@
-"""A key that was set and that nobody reads is told so, with the key that would have it read."""
+"""A key that is set while another key disables it is reported with that key."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from skyfleet.algorithms.losses.registry import build_policy_loss
 from skyfleet.config.algorithm import POLICY_LOSSES, Algorithm
 from skyfleet.config.keys import known_keys
 from skyfleet.config.loading import load_config
-from skyfleet.config.unused_keys import GATES, idle_keys
+from skyfleet.config.warnings import ALGORITHM_DEPENDENCIES, DEPENDENCIES, warn_unused_keys
 
 ALGORITHM = "trainer.algorithm"
 NO_KL = f"{ALGORITHM}.use_kl_loss=false"
 ADAPTIVE = f"{ALGORITHM}.kl_ctrl.type=adaptive"
 
 
-def told(*words: str) -> list[str]:
-    return list(idle_keys(load_config("", words)))
+def warn(*overrides: str) -> list[str]:
+    return list(warn_unused_keys(load_config("", overrides)))
 
 
 @pytest.mark.parametrize(
-    ("word", "cause"),
+    ("override", "cause"),
     [
         ("kl_ctrl.type=adaptive", "use_kl_in_reward=false"),
         ("kl_ctrl.horizon=500", "use_kl_in_reward=false"),
@@ -46,35 +46,35 @@ def told(*words: str) -> list[str]:
         ),
     ],
 )
-def test_a_key_that_nobody_reads_is_named_with_the_one_that_shuts_it(word: str, cause: str) -> None:
-    assert told(f"{ALGORITHM}.{word}") == [
-        f"{ALGORITHM}.{word} does nothing while {ALGORITHM}.{cause}"
+def test_an_unused_key_is_reported_with_the_key_that_disables_it(override: str, cause: str) -> None:
+    assert warn(f"{ALGORITHM}.{override}") == [
+        f"{ALGORITHM}.{override} has no effect while {ALGORITHM}.{cause}"
     ]
 
 
 def test_keys_of_one_cause_are_one_sentence() -> None:
-    words = ("trainer.ref.model.path=other", f"{ALGORITHM}.kl_loss_coef=0.1", ADAPTIVE)
-    assert told(NO_KL, *words, "trainer.critic.optimizer_config.lr=0.1") == [
-        f"{', '.join(words)} do nothing while {NO_KL} and {ALGORITHM}.use_kl_in_reward=false",
-        "trainer.critic.optimizer_config.lr=0.1 does nothing while "
+    overrides = ("trainer.ref.model.path=other", f"{ALGORITHM}.kl_loss_coef=0.1", ADAPTIVE)
+    assert warn(NO_KL, *overrides, "trainer.critic.optimizer_config.lr=0.1") == [
+        f"{', '.join(overrides)} have no effect while {NO_KL} and {ALGORITHM}.use_kl_in_reward=false",
+        "trainer.critic.optimizer_config.lr=0.1 has no effect while "
         f"{ALGORITHM}.advantage_estimator=grpo",
     ]
 
 
-def test_adapters_are_idle_without_a_rank() -> None:
+def test_lora_keys_are_unused_without_a_rank() -> None:
     lora = "trainer.policy.model.lora"
-    words = (
+    overrides = (
         f"{lora}.alpha=32",
         f'{lora}.target_modules=["q_proj"]',
         f"{lora}.exclude_modules=v_proj",
     )
-    assert told(*words) == [f"{', '.join(words)} do nothing while {lora}.rank=0"]
-    assert told(*words, f"{lora}.rank=8") == []
-    assert told(f"{lora}.dropout=0.1") == []  # refused, whatever the rank
+    assert warn(*overrides) == [f"{', '.join(overrides)} have no effect while {lora}.rank=0"]
+    assert warn(*overrides, f"{lora}.rank=8") == []
+    assert warn(f"{lora}.dropout=0.1") == []  # refused, whatever the rank
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         (),
         (f"{ALGORITHM}.kl_loss_coef=0.1", "trainer.update_ref_every_epoch=true"),
@@ -88,37 +88,43 @@ def test_adapters_are_idle_without_a_rank() -> None:
         ),
     ],
 )
-def test_what_is_read_or_left_at_its_default_is_not_spoken_of(words: tuple[str, ...]) -> None:
-    assert told(*words) == []
+def test_a_key_that_is_read_or_holds_its_default_is_not_reported(
+    overrides: tuple[str, ...],
+) -> None:
+    assert warn(*overrides) == []
 
 
 def test_a_key_that_follows_another_is_set_once_it_differs() -> None:
-    assert told("trainer.policy.model.path=mine", NO_KL, "trainer.policy_mini_batch_size=2") == []
-    (sentence,) = told("trainer.critic_mini_batch_size=2")
-    assert sentence.startswith("trainer.critic_mini_batch_size=2 does nothing while")
+    assert warn("trainer.policy.model.path=mine", NO_KL, "trainer.policy_mini_batch_size=2") == []
+    (sentence,) = warn("trainer.critic_mini_batch_size=2")
+    assert sentence.startswith("trainer.critic_mini_batch_size=2 has no effect while")
 
 
 @pytest.mark.parametrize("name", [*POLICY_LOSSES, "math:sqrt"])
-def test_the_clip_is_idle_for_just_those_losses_that_are_not_given_it(name: str) -> None:
+def test_the_clip_is_unused_for_exactly_the_losses_that_do_not_take_it(name: str) -> None:
     reads = "eps_clip_high" in _keywords(build_policy_loss(Algorithm(policy_loss_type=name)))
-    words = (f"{ALGORITHM}.policy_loss_type={name}", f"{ALGORITHM}.eps_clip_high=0.3")
-    assert bool(told(*words)) != reads
+    overrides = (f"{ALGORITHM}.policy_loss_type={name}", f"{ALGORITHM}.eps_clip_high=0.3")
+    assert bool(warn(*overrides)) != reads
 
 
 @pytest.mark.parametrize("name", ["grpo", "rloo", "maxrl", "reinforce++", "gae", "math:sqrt"])
 @pytest.mark.parametrize("key", ["gamma", "lambd"])
-def test_discounts_are_idle_for_just_those_estimators_that_are_not_given_them(
+def test_discounts_are_unused_for_exactly_the_estimators_that_do_not_take_them(
     name: str, key: str
 ) -> None:
     estimate = estimator_of(Algorithm(advantage_estimator=name))
     given = estimate.credit if isinstance(estimate, BatchEstimator) else estimate
     critic = ["trainer.critic.model.path=tiny"] if name == "gae" else []
-    words = (f"{ALGORITHM}.advantage_estimator={name}", f"{ALGORITHM}.{key}=0.9", *critic)
-    assert bool(told(*words)) == (key not in _keywords(given))
+    overrides = (f"{ALGORITHM}.advantage_estimator={name}", f"{ALGORITHM}.{key}=0.9", *critic)
+    assert bool(warn(*overrides)) == (key not in _keywords(given))
 
 
 def test_the_table_names_keys_that_exist() -> None:
-    names = {f"trainer.{name}" for gate in GATES for name in (*gate.opens, *gate.behind)}
+    names = {
+        f"trainer.{name}"
+        for dependency in (*DEPENDENCIES, *ALGORITHM_DEPENDENCIES)
+        for name in (*dependency.enabled_by, *dependency.keys)
+    }
     keys = [f"{key}." for key in known_keys()]
     assert [name for name in names if not any(key.startswith(f"{name}.") for key in keys)] == []
 
