@@ -246,7 +246,7 @@ def test_batched_generation_has_one_turn() -> None:
 def test_native_tool_calling_needs_one_message_per_turn() -> None:
     assert "change one of them" in broken(ONE_MESSAGE, *NATIVE)
     assert "the length of a native prompt is unknown before its turn" in broken(STATUS, *NATIVE)
-    # One flag alone has no effect.
+    # One flag has no effect.
     load_config("", [ONE_MESSAGE, STATUS, NATIVE[0]])
 
 

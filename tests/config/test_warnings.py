@@ -73,8 +73,8 @@ def test_gspo_with_the_clip_of_a_tokens_ratio_is_a_warning() -> None:
 @pytest.mark.parametrize("estimator", ["grpo", "rloo", "maxrl"])
 def test_one_attempt_per_group_is_a_warning(estimator: str) -> None:
     overrides = [f"trainer.algorithm.advantage_estimator={estimator}"]
-    alone = load_config("", [*overrides, "generator.n_samples_per_prompt=1"])
-    (sentence,) = find_warnings(alone)
+    single = load_config("", [*overrides, "generator.n_samples_per_prompt=1"])
+    (sentence,) = find_warnings(single)
     assert sentence.startswith("generator.n_samples_per_prompt=1 with trainer.algorithm.advantage_")
     assert find_warnings(load_config("", overrides)) == []
 

@@ -239,7 +239,7 @@ def keys_page() -> str:
         )
     parts.append(
         "## Values that are not supported\n\n"
-        "They load, so that a recipe can be shown and compared; a run refuses them.\n\n"
+        "A run with another value would give other results, so it is refused.\n\n"
         + _format_table(("key", "runs with", "otherwise"), map(_format_rule, UNSUPPORTED_VALUES))
     )
     parts.append(

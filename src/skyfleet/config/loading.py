@@ -210,7 +210,7 @@ def _find_key_problem(path: parsing.Path, value: Any, name: str) -> str | None:
 
 def _mask_secret(name: str, value: Any) -> str:
     """A misspelt api_key must not show its value."""
-    is_secret = re.search(r"key|secret|password|token$", name.rsplit(".", 1)[-1])
+    is_secret = re.search(r"(key|secret|password|token)$", name.rsplit(".", 1)[-1])
     return "***" if is_secret and isinstance(value, str) else repr(value)
 
 

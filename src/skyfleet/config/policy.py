@@ -40,6 +40,7 @@ class Model(Section):
 
 class RefModel(Section):
     path: str = Field(DEFAULT_MODEL, min_length=1)
+    """The model that the KL is measured to, or the teacher of a distillation."""
 
 
 class OptimizerConfig(Section):
