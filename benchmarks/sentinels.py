@@ -38,7 +38,7 @@ from skyfleet.envs.env import Observation, Step
 from skyfleet.sentinels import checker as watch
 from skyfleet.sentinels.finding import Finding, Sentinel
 from skyfleet.sentinels.recording_engine import RecordingEngine
-from skyfleet.sentinels.registry import ROSTER
+from skyfleet.sentinels.registry import SENTINELS
 from skyfleet.tasks.task import Grade, Task
 from skyfleet.trainer.assemble import assemble
 from skyfleet.trainer.loop import finish_step, train_step
@@ -157,9 +157,9 @@ async def measure(config: RunConfig, steps: int) -> dict[str, float]:
     try:
         await warm_start(run)
         run.state.logged_step = 0
-        roster = tuple(timed(sentinel, spent) for sentinel in ROSTER)
+        roster = tuple(timed(sentinel, spent) for sentinel in SENTINELS)
         # CPU time, because others use the machine too.
-        with tuned_gc(), patch.multiple(watch, ROSTER=roster, perf_counter=process_time):
+        with tuned_gc(), patch.multiple(watch, SENTINELS=roster, perf_counter=process_time):
             for step in range(1, steps + 2):
                 spent.clear()
                 start = process_time()

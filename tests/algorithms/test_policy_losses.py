@@ -27,7 +27,7 @@ from skyfleet.algorithms.losses.policy_gradient import (
     sapo,
 )
 from skyfleet.algorithms.losses.ppo import dual_clip, gspo, ppo_clip
-from skyfleet.algorithms.losses.registry import build_policy_loss, selector_of
+from skyfleet.algorithms.registry import build_policy_loss, build_selector
 from skyfleet.config.algorithm import POLICY_LOSSES, Algorithm
 
 CLIP: dict[str, Any] = {"eps_clip_low": 0.2, "eps_clip_high": 0.2}
@@ -217,7 +217,7 @@ def test_kl_covs_penalty_weighs_what_its_token_weighs() -> None:
 @pytest.mark.parametrize("name", POLICY_LOSSES)
 def test_every_loss_a_configuration_may_name_is_there_with_its_settings(name: str) -> None:
     algorithm = Algorithm(policy_loss_type=name)
-    given, select = inputs([1.0, 1.1], [1.0, -1.0]), selector_of(algorithm)
+    given, select = inputs([1.0, 1.1], [1.0, -1.0]), build_selector(algorithm)
     assert (select is not None) == name.endswith("_cov")
     if select:
         given = replace(given, selected_T=select(given))

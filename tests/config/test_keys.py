@@ -27,9 +27,9 @@ def test_a_section_lists_its_keys_with_their_meanings_and_nothing_lists_all() ->
     assert explain("trainer.algorithm.kl_ctrl").splitlines() == [
         "trainer.algorithm.kl_ctrl.type: fixed | adaptive = fixed",
         "trainer.algorithm.kl_ctrl.kl_target: float, above 0 = 0.1",
-        "    Where adaptive steers the KL of a token.",
+        "    Target of the adaptive coefficient: the KL per token.",
         "trainer.algorithm.kl_ctrl.horizon: int, at least 1 = 10000",
-        "    Sequences over which the adaptive coefficient reacts; more than a fifth of a step's.",
+        "    Sequences over which the adaptive coefficient reacts; more than a fifth of those of a step.",
     ]
     keys = [line for line in explain().splitlines() if not line.startswith(" ")]
     assert len(keys) == len(known_keys())

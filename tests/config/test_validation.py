@@ -75,59 +75,14 @@ def test_kl_counts_once() -> None:
     )
 
 
-def test_distillation_needs_the_kl_to_its_teacher() -> None:
-    teacher = ("trainer.algorithm.advantage_estimator=distillation",)
-    in_reward = (
-        "trainer.algorithm.use_kl_loss=false",
-        "trainer.algorithm.use_kl_in_reward=true",
-    )
-    assert "set trainer.algorithm.use_kl_loss=false, use_kl_in_reward=true" in broken(*teacher)
-    assert "kl_estimator_type=k1" in broken(*teacher, *in_reward)
-    named = (*teacher, *in_reward, "trainer.algorithm.kl_estimator_type=k1")
-    assert "1.5B-Instruct' is the policy as it began; set it to the teacher" in broken(*named)
-    other = (*named, "trainer.ref.model.path=other")
-    load_config("", other)
-    assert "set it to fixed" in broken(*other, "trainer.algorithm.kl_ctrl.type=adaptive")
-    for drops in ("zero_variance_filter=true", "dynamic_sampling.type=replace"):
-        assert f"{drops} leaves out groups by their rewards" in broken(
-            *other, f"trainer.algorithm.{drops}"
-        )
-
-
-def test_an_off_policy_correction_fits_its_loss() -> None:
-    weighed = "trainer.algorithm.off_policy_correction.tis_ratio_type=token"
-    clip_cov = "trainer.algorithm.policy_loss_type=clip_cov"
-    assert "policy_loss_type=clip_cov compares tokens as they are" in broken(weighed, clip_cov)
-    anchored = (
-        "trainer.algorithm.policy_loss_type=cispo",
-        "trainer.algorithm.cispo.cispo_anchor=rollout",
-    )
-    problem = broken(weighed, *anchored)
-    assert "both weigh by the engine's logprobs" in problem
-    assert problem.endswith("out or set trainer.algorithm.cispo.cispo_anchor=old")
-    for loss in ("rollout_is", "dppo"):
-        chosen = f"trainer.algorithm.policy_loss_type={loss}"
-        assert "a ratio would count as its square; leave" in broken(weighed, chosen)
-    load_config("", [weighed, "trainer.algorithm.policy_loss_type=importance_sampling"])
+def test_a_token_mask_needs_both_bounds() -> None:
     low = "trainer.algorithm.off_policy_correction.token_mask_is_threshold_low=0.5"
     assert "has one bound; set both or neither" in broken(low)
 
 
-def test_logprobs_of_truncated_sampling_are_compared_with_nothing() -> None:
-    top_p = "generator.sampling_params.top_p=0.9"
-    for compares in (
-        "trainer.algorithm.policy_loss_type=rollout_is",
-        "trainer.algorithm.policy_loss_type=dppo",
-        "trainer.algorithm.off_policy_correction.sequence_mask_metric=geometric",
-    ):
-        assert "set generator.sampling_params.top_p=1" in broken(compares, top_p)
-        load_config("", [compares])
-    load_config("", [top_p, "trainer.algorithm.policy_loss_type=gspo"])
-
-
 def test_length_over_several_turns_needs_a_limit_to_be_punished() -> None:
     buffer = "trainer.algorithm.overlong_buffer_len=64"
-    assert "say in trainer.algorithm.overlong_max_len how many" in broken(buffer)
+    assert "needs trainer.algorithm.overlong_max_len" in broken(buffer)
     load_config("", [buffer, "trainer.algorithm.overlong_max_len=512"])
     load_config("", [buffer, "generator.max_turns=1"])
 

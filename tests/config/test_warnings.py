@@ -2,51 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from skyfleet.algorithms.advantages import grpo
-from skyfleet.config.loading import load_config, load_config_file
+from skyfleet.config.loading import load_config
 from skyfleet.config.warnings import find_warnings, warn_native_tool_calling
 
 ALGORITHM = "trainer.algorithm"
-FILTER = f"{ALGORITHM}.zero_variance_filter=true"
-REINFORCE = f"{ALGORITHM}.advantage_estimator=reinforce++"
-GAE = (f"{ALGORITHM}.advantage_estimator=gae", "trainer.critic.model.path=tiny")
-IN_REWARD = (f"{ALGORITHM}.use_kl_in_reward=true", f"{ALGORITHM}.use_kl_loss=false")
 
 
 def warn(*overrides: str) -> list[str]:
     return find_warnings(load_config("", overrides))
-
-
-def test_a_filter_of_equal_rewards_with_a_batch_baseline_is_a_warning() -> None:
-    assert warn(REINFORCE, FILTER) == [
-        f"{FILTER} drops groups whose attempts all earned the same reward, from which "
-        f"{REINFORCE} would learn too; unset it"
-    ]
-    dynamic = f"{ALGORITHM}.dynamic_sampling.type=filter"
-    (sentence,) = warn(*GAE, dynamic)
-    assert sentence.startswith(f"{dynamic} drops groups")
-    assert "gae and its critic would learn too" in sentence
-    assert warn(*GAE) == warn(FILTER) == []
-    assert warn(REINFORCE, FILTER, "generator.n_samples_per_prompt=1") == []
-
-
-def test_the_tiny_preset_with_gae_is_a_warning() -> None:
-    preset = Path(__file__).parents[2] / "configs/local_tiny_cpu.yaml"
-    (sentence,) = find_warnings(load_config_file(preset, GAE))
-    assert sentence.startswith(f"{FILTER} drops groups")
-
-
-def test_a_kl_divided_by_its_own_deviation_is_a_warning() -> None:
-    assert max(grpo([1 - 1e-6 * penalty for penalty in range(4)])) > 0.5
-    (sentence,) = warn(*IN_REWARD)
-    assert f"set {FILTER} or grpo_norm_by_std=false" in sentence
-    assert warn(*IN_REWARD, FILTER) == []
-    assert warn(*IN_REWARD, f"{ALGORITHM}.grpo_norm_by_std=false") == []
-    assert warn(*IN_REWARD, f"{ALGORITHM}.advantage_estimator=rloo") == []
 
 
 @pytest.mark.parametrize("learnt", [0.5, 1.5])
@@ -56,27 +21,6 @@ def test_different_temperatures_of_learner_and_engine_are_a_warning(learnt: floa
         f"{ALGORITHM}.temperature={learnt} and generator.sampling_params.temperature=1.0: "
     )
     assert warn("generator.sampling_params.temperature=0.5") == []
-
-
-def test_gspo_with_the_clip_of_a_tokens_ratio_is_a_warning() -> None:
-    gspo, low, high = (
-        f"{ALGORITHM}.{word}"
-        for word in ("policy_loss_type=gspo", "eps_clip_low=3e-4", "eps_clip_high=4e-4")
-    )
-    for overrides in ([gspo], [gspo, low]):
-        (sentence,) = warn(*overrides)
-        assert sentence.startswith(f"{gspo} with eps_clip_low=")
-        assert "set eps_clip_low=3e-4 and eps_clip_high=4e-4" in sentence
-    assert warn(gspo, low, high) == warn() == []
-
-
-@pytest.mark.parametrize("estimator", ["grpo", "rloo", "maxrl"])
-def test_one_attempt_per_group_is_a_warning(estimator: str) -> None:
-    overrides = [f"trainer.algorithm.advantage_estimator={estimator}"]
-    single = load_config("", [*overrides, "generator.n_samples_per_prompt=1"])
-    (sentence,) = find_warnings(single)
-    assert sentence.startswith("generator.n_samples_per_prompt=1 with trainer.algorithm.advantage_")
-    assert find_warnings(load_config("", overrides)) == []
 
 
 N = "generator.eval_n_samples_per_prompt=4"

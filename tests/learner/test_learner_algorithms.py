@@ -20,8 +20,8 @@ from skyfleet.algorithms.credit_assignment import credit
 from skyfleet.algorithms.kl import RewardKl, adaptive_control, fixed_control, k1
 from skyfleet.algorithms.losses.loss import LossInputs, LossOutput
 from skyfleet.algorithms.losses.policy_gradient import importance_sampling
-from skyfleet.algorithms.losses.registry import build_policy_loss, selector_of
 from skyfleet.algorithms.reduction import Reduction, prompt_mean, sequence_mean, token_mean
+from skyfleet.algorithms.registry import build_policy_loss, build_selector
 from skyfleet.algorithms.sample import Sample
 from skyfleet.config.algorithm import POLICY_LOSSES, Algorithm, ClipCov, OffPolicyCorrection
 from skyfleet.errors import ModelError
@@ -48,7 +48,7 @@ async def test_no_loss_depends_on_the_micro_batches(name: str) -> None:
     settings = replace(
         SETTINGS,
         policy_loss=build_policy_loss(algorithm),
-        select=selector_of(algorithm),
+        select=build_selector(algorithm),
         reduce=prompt_mean,
         optimizer=OptimizerSettings(lr=1e-5),
     )
@@ -71,7 +71,7 @@ async def test_tokens_treated_apart_are_the_same_for_every_cut_step_after_step(n
         settings = replace(
             SETTINGS,
             policy_loss=build_policy_loss(algorithm),
-            select=selector_of(algorithm),
+            select=build_selector(algorithm),
             max_tokens_per_microbatch=max_tokens,
         )
         student = learner(decoder, settings)
@@ -93,7 +93,7 @@ async def test_clip_cov_acts_whatever_the_reduction(reduce: Reduction) -> None:
     settings = replace(
         SETTINGS,
         policy_loss=build_policy_loss(algorithm),
-        select=selector_of(algorithm),
+        select=build_selector(algorithm),
         reduce=reduce,
     )
     report = await learner(small_decoder(), settings).step(samples)

@@ -6,11 +6,11 @@ from math import sqrt
 
 import pytest
 
-from skyfleet.learner.optimizer import linear_to_a_tenth, schedule_named
+from skyfleet.learner.optimizer import build_lr_schedule, linear_to_a_tenth
 
 
 def shares(name: str, steps: range, *, num_warmup_steps: int = 0, total_steps: int) -> list[float]:
-    schedule = schedule_named(name, num_warmup_steps=num_warmup_steps, total_steps=total_steps)
+    schedule = build_lr_schedule(name, num_warmup_steps=num_warmup_steps, total_steps=total_steps)
     return [schedule(step) for step in steps]
 
 

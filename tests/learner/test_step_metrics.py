@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from skyfleet.learner.step_metrics import GAP, StepMetrics
+from skyfleet.learner.learner import LOGPROB_GAP, StepMetrics
 
 
 def test_means_are_over_updates_and_extremes_over_all_tokens() -> None:
@@ -26,7 +26,7 @@ def test_means_are_over_updates_and_extremes_over_all_tokens() -> None:
 def test_the_gap_is_of_the_first_update_alone() -> None:
     metrics = StepMetrics()
     for far in (0.5, 9.0):
-        metrics.add({"loss": far}, [{GAP: torch.tensor([far])}])
+        metrics.add({"loss": far}, [{LOGPROB_GAP: torch.tensor([far])}])
     told = metrics.told()
     assert told[f"policy/{GAP}_max"] == told[f"policy/{GAP}_min"] == 0.5
     assert told[f"policy/{GAP}_std"] == 0.0

@@ -113,7 +113,9 @@ def _blamed(rules: Any) -> Any:
 def _without_baseline(rules: Any) -> Any:
     def credit(samples: Sequence[Sample]) -> list[Sample]:
         return [
-            replace(s, advantages=s.spread([s.group_rewards[s.attempt]] * s.n_action_tokens))
+            replace(
+                s, advantages=s.scatter_to_tokens([s.group_rewards[s.attempt]] * s.n_action_tokens)
+            )
             for s in samples
         ]
 

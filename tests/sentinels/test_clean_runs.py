@@ -11,7 +11,7 @@ from tests.sentinels.planted import IN_REWARD, KL, begun, go_on, said
 
 from skyfleet.envs.env import Env
 from skyfleet.sentinels.build import acting_of
-from skyfleet.sentinels.registry import ROSTER
+from skyfleet.sentinels.registry import SENTINELS
 from skyfleet.tasks.task import Grade, Task
 from skyfleet.worlds.catalog import get_world
 
@@ -32,7 +32,7 @@ async def quiet(folder: Path, steps: int, *settings: str) -> None:
 async def test_20_clean_steps_raise_nothing(tmp_path: Path) -> None:
     await quiet(tmp_path, 20, KL)
     status = {k: v for row in rows(tmp_path) for k, v in row.items() if k.startswith("sentinel/")}
-    assert status == {f"sentinel/{sentinel.name}": 0.0 for sentinel in ROSTER}
+    assert status == {f"sentinel/{sentinel.name}": 0.0 for sentinel in SENTINELS}
 
 
 @pytest.mark.slow

@@ -14,17 +14,16 @@ from tests.fakes.small_models import small_decoder
 from skyfleet.config.loading import load_config
 from skyfleet.rollouts.episode import Limits
 from skyfleet.sentinels.constant_metrics import constant_metrics
-from skyfleet.sentinels.fingerprint import differing, fingerprint
-from skyfleet.sentinels.invariants import Invariants
-from skyfleet.sentinels.logprob_gap import cause
-from skyfleet.sentinels.memory import Memory
-from skyfleet.sentinels.stages import CLOSELY, Told, share
+from skyfleet.sentinels.fingerprint import find_differences, fingerprint
+from skyfleet.sentinels.stages import CLOSELY, Invariants, MetricsStage, share
 from skyfleet.sentinels.trend_checks import (
+    MetricsHistory,
     equal_rewards,
     idle_filter,
     nothing_graded,
     nothing_learned,
 )
+from skyfleet.sentinels.update_checks import cause
 
 LIMITS = Limits(max_turns=1, max_input_length=1, trajectory_timeout_seconds=0)
 EXPECTED = Invariants(
@@ -37,12 +36,12 @@ EXPECTED = Invariants(
 )
 
 
-def told(*history: dict[str, float]) -> Told:
+def told(*history: dict[str, float]) -> MetricsStage:
     return told_of(EXPECTED, *history)
 
 
-def told_of(expected: Invariants, *history: dict[str, float]) -> Told:
-    return Told(
+def told_of(expected: Invariants, *history: dict[str, float]) -> MetricsStage:
+    return MetricsStage(
         expected=expected,
         metrics=history[-1],
         began=history[:3],
@@ -128,13 +127,13 @@ def test_tensors_of_one_shape_have_a_row_each_however_many_are_summed_at_once(
 def test_weights_differ_by_bits_by_shape_and_by_absence() -> None:
     ours = {"a": torch.ones(4), "b": torch.ones(4), "c": torch.ones(4), "lora_A": torch.ones(2)}
     theirs = {"a": torch.ones(4), "b": torch.full((4,), 1 + 1e-6), "c": torch.ones(2)}
-    assert differing(ours, theirs) == ["b", "c", "lora_A"]
+    assert find_differences(ours, theirs) == ["b", "c", "lora_A"]
 
 
 def test_a_coarser_copy_is_compared_as_coarse() -> None:
     ours = {"a": torch.tensor([1.001, 2.002])}
-    assert differing(ours, {"a": ours["a"].bfloat16()}) == []
-    assert differing(ours, {"a": torch.tensor([1.1, 2.0]).bfloat16()}) == ["a"]
+    assert find_differences(ours, {"a": ours["a"].bfloat16()}) == []
+    assert find_differences(ours, {"a": torch.tensor([1.1, 2.0]).bfloat16()}) == ["a"]
 
 
 def test_a_gap_is_put_down_to_what_it_looks_like() -> None:
@@ -166,7 +165,7 @@ def test_logprobs_before_temperature_are_known_where_the_policy_is_sure_of_most_
 
 def test_memory_reads_every_training_row_once_and_leaves_out_nulls(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    memory = Memory(path)
+    memory = MetricsHistory(path)
     assert memory.recall() == ([], [])
     rows: list[dict[str, float | None]] = [{"step": step, "a": None, "b": 2.0} for step in range(5)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows[:3]))

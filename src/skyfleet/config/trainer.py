@@ -168,6 +168,12 @@ Hugging Face's format too."""
             )
         if self.resume_mode == "from_path" and not self.resume_path:
             yield "trainer.resume_mode=from_path needs trainer.resume_path; set it or use latest"
+        path = self.ref.model.path
+        if self.update_ref_every_epoch and path != self.policy.model.path:
+            yield (
+                f"trainer.update_ref_every_epoch=true, but trainer.ref.model.path={path!r} is another "
+                "model than the policy; set it to false or leave trainer.ref.model.path out"
+            )
         yield from self._find_rope_problems()
 
     def _find_rope_problems(self) -> Iterator[str]:

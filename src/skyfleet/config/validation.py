@@ -1,10 +1,13 @@
-"""Validation: checks that need several sections, and what keeps a configuration from being trained."""
+"""Validation: checks that need several sections, and what keeps a configuration from being trained.
+
+Checks inside one section are its `find_problems`; those that depend on the estimator or the loss are
+in `skyfleet.algorithms.validation`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from skyfleet.config.algorithm_rules import ALGORITHM_RULES
 from skyfleet.config.keys import default_at, known_keys, value_at
 from skyfleet.config.root import RunConfig
 from skyfleet.config.skyrl_compat import UNSUPPORTED_VALUES
@@ -101,6 +104,59 @@ def check_context_length(config: RunConfig) -> Iterator[str]:
         )
 
 
+def check_max_seq_len(config: RunConfig) -> Iterator[str]:
+    algorithm, generator = config.trainer.algorithm, config.generator
+    if algorithm.loss_reduction == "seq_mean_token_sum_norm" and algorithm.max_seq_len is None:
+        length = generator.max_input_length + generator.sampling_params.max_generate_length
+        yield (
+            "trainer.algorithm.loss_reduction=seq_mean_token_sum_norm divides by "
+            f"trainer.algorithm.max_seq_len, which is unset; set it, for example to {length}: "
+            "generator.max_input_length + generator.sampling_params.max_generate_length"
+        )
+
+
+def check_adaptive_horizon(config: RunConfig) -> Iterator[str]:
+    algorithm = config.trainer.algorithm
+    horizon = algorithm.kl_ctrl.horizon
+    sequences = config.trainer.train_batch_size * config.generator.n_samples_per_prompt
+    adapts = algorithm.use_kl_in_reward and algorithm.kl_ctrl.type == "adaptive"
+    # With a low KL a step multiplies the coefficient by 1 - 0.2 * sequences / horizon.
+    if adapts and sequences >= 5 * horizon:
+        yield (
+            f"trainer.algorithm.kl_ctrl.horizon={horizon} with {sequences} sequences per step would "
+            f"take the adaptive coefficient to 0 or below; set it to {sequences} or more, so that "
+            "the coefficient changes by a fifth per step at most"
+        )
+
+
+def check_overlong_buffer(config: RunConfig) -> Iterator[str]:
+    algorithm, generator = config.trainer.algorithm, config.generator
+    buffer, longest = algorithm.overlong_buffer_len, algorithm.overlong_max_len
+    if buffer is None:
+        return
+    if longest is None and generator.max_turns > 1:
+        yield (
+            f"trainer.algorithm.overlong_buffer_len={buffer} with "
+            f"generator.max_turns={generator.max_turns} needs trainer.algorithm.overlong_max_len: "
+            "the tokens that an attempt may sample in all its turns; set it"
+        )
+    elif buffer > (longest := longest or generator.sampling_params.max_generate_length):
+        yield (
+            f"trainer.algorithm.overlong_buffer_len={buffer} is more than the {longest} tokens that "
+            "an attempt may sample, so an empty answer would be penalized; set it below "
+            "trainer.algorithm.overlong_max_len"
+        )
+
+
+def check_dynamic_sampling_group(config: RunConfig) -> Iterator[str]:
+    kind = config.trainer.algorithm.dynamic_sampling.type
+    if kind is not None and config.generator.n_samples_per_prompt == 1:
+        yield (
+            f"trainer.algorithm.dynamic_sampling.type={kind} looks for groups whose attempts earned "
+            "different rewards, but generator.n_samples_per_prompt=1; set it to 2 or more"
+        )
+
+
 def uses_native_tool_calling(config: RunConfig) -> bool:
     """Whether messages and tools go to the engine unrendered; both sections must agree."""
     return all(get_native_flags(config).values())
@@ -142,7 +198,10 @@ def check_demonstrations(config: RunConfig) -> Iterator[str]:
 CONFLICT_CHECKS: tuple[Check, ...] = (
     check_micro_batches,
     check_context_length,
-    *ALGORITHM_RULES,
+    check_max_seq_len,
+    check_adaptive_horizon,
+    check_overlong_buffer,
+    check_dynamic_sampling_group,
     check_native_tool_calling,
     check_demonstrations,
 )

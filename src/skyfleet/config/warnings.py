@@ -1,4 +1,7 @@
-"""Warnings: settings that run but have no effect, or that are rarely intended."""
+"""Warnings: settings that run but have no effect, or that are rarely intended.
+
+Those that depend on the estimator or the loss are in `skyfleet.algorithms.validation`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from skyfleet.config.algorithm_rules import equal_rewards_drop
 from skyfleet.config.keys import default_at, known_keys, value_at
 from skyfleet.config.root import RunConfig
 from skyfleet.config.skyrl_compat import VALUES_WITHOUT_EFFECT
@@ -27,11 +29,6 @@ class Dependency:
     """Key -> the values that enable `keys`; one such key is enough, () is any value but null and 0."""
     keys: tuple[str, ...]
     """A section stands for all its keys."""
-
-
-_CUSTOM = "module:function"
-"""Stands for any function of the user's own."""
-_CLIPPING = ("regular", "dual_clip", "gspo", "clip_cov", "rollout_is")
 
 
 def _depend(key: str, *values: object, keys: tuple[str, ...]) -> Dependency:
@@ -87,34 +84,12 @@ DEPENDENCIES: tuple[Dependency, ...] = (
     ),
 )
 
-ALGORITHM_DEPENDENCIES: tuple[Dependency, ...] = (
-    _depend("advantage_estimator", _CUSTOM, keys=("advantage_estimator_kwargs",)),
-    _depend("advantage_estimator", "grpo", keys=("grpo_norm_by_std",)),
-    _depend("advantage_estimator", "reinforce++", "gae", keys=("gamma",)),
-    _depend("advantage_estimator", "gae", keys=("lambd", "value_clip")),
-    Dependency(
-        enabled_by={"algorithm.advantage_estimator": ("gae",)},
-        keys=("critic.optimizer_config", "critic_mini_batch_size"),
-    ),
-    _depend("policy_loss_type", _CUSTOM, keys=("policy_loss_kwargs",)),
-    _depend("policy_loss_type", *_CLIPPING, keys=("eps_clip_low", "eps_clip_high")),
-    _depend("policy_loss_type", "dual_clip", keys=("clip_ratio_c",)),
-    *(
-        _depend("policy_loss_type", name, keys=(name,))
-        for name in ("sapo", "clip_cov", "kl_cov", "cispo", "dppo")
-    ),
-)
-"""Those that depend on the name of an estimator or a loss."""
 
-
-def warn_unused_keys(
-    config: RunConfig,
-    dependencies: tuple[Dependency, ...] = (*DEPENDENCIES, *ALGORITHM_DEPENDENCIES),
-) -> Iterator[str]:
+def warn_unused_keys(config: RunConfig) -> Iterator[str]:
     """One sentence per cause; a key that holds its default counts as not set."""
     tree = config.model_dump()
     causes: dict[str, str] = {}
-    for dependency in dependencies:
+    for dependency in DEPENDENCIES:
         enabled_by = {f"trainer.{key}": values for key, values in dependency.enabled_by.items()}
         if not any(_is_enabled(value_at(tree, key), values) for key, values in enabled_by.items()):
             cause = " and ".join(_format_setting(key, value_at(tree, key)) for key in enabled_by)
@@ -127,7 +102,7 @@ def warn_unused_keys(
 def _is_enabled(value: Any, values: tuple[object, ...]) -> bool:
     if not values:
         return value not in (None, 0)
-    return value in values or (_CUSTOM in values and ":" in value)
+    return value in values
 
 
 def _find_set_keys(dependency: Dependency, tree: Mapping[str, Any]) -> list[str]:
@@ -191,59 +166,11 @@ def warn_temperatures_differ(config: RunConfig) -> Iterator[str]:
         )
 
 
-def warn_filter_and_batch_baseline(config: RunConfig) -> Iterator[str]:
-    """Batch baselines and critics also learn from tasks that always or never succeed."""
-    name, dropping = config.trainer.algorithm.advantage_estimator, equal_rewards_drop(config)
-    if name in ("reinforce++", "gae") and dropping:
-        critic = " and its critic" if name == "gae" else ""
-        yield (
-            f"{dropping} drops groups whose attempts all earned the same reward, from which "
-            f"trainer.algorithm.advantage_estimator={name}{critic} would learn too; unset it"
-        )
-
-
-def warn_single_attempt(config: RunConfig) -> Iterator[str]:
-    name = config.trainer.algorithm.advantage_estimator
-    if name in ("grpo", "rloo", "maxrl") and config.generator.n_samples_per_prompt == 1:
-        yield (
-            "generator.n_samples_per_prompt=1 with "
-            f"trainer.algorithm.advantage_estimator={name}: an attempt is compared with the others "
-            "at its task, and there are none; set it to 2 or more"
-        )
-
-
-def warn_normalized_kl(config: RunConfig) -> Iterator[str]:
-    algorithm = config.trainer.algorithm
-    scaled = algorithm.advantage_estimator == "grpo" and algorithm.grpo_norm_by_std
-    if scaled and algorithm.use_kl_in_reward and not equal_rewards_drop(config):
-        yield (
-            "trainer.algorithm.use_kl_in_reward=true with grpo_norm_by_std=true: where all attempts "
-            "of a group earned the same reward, only their KL is left, divided by its own standard "
-            "deviation; set trainer.algorithm.zero_variance_filter=true or grpo_norm_by_std=false"
-        )
-
-
-def warn_gspo_clip(config: RunConfig) -> Iterator[str]:
-    """A sequence's mean ratio varies far less than a token's."""
-    algorithm = config.trainer.algorithm
-    low, high = algorithm.eps_clip_low, algorithm.eps_clip_high
-    if algorithm.policy_loss_type == "gspo" and max(low, high) >= 0.1:
-        yield (
-            f"trainer.algorithm.policy_loss_type=gspo with eps_clip_low={low} and "
-            f"eps_clip_high={high}: these bounds are for a token's ratio, and a sequence's mean ratio "
-            "rarely exceeds them; set eps_clip_low=3e-4 and eps_clip_high=4e-4, as in GSPO's paper"
-        )
-
-
 WARNINGS: tuple[Callable[[RunConfig], Iterator[str]], ...] = (
     warn_values_without_effect,
     warn_unused_keys,
     warn_greedy_evaluation,
-    warn_single_attempt,
-    warn_filter_and_batch_baseline,
-    warn_normalized_kl,
     warn_temperatures_differ,
-    warn_gspo_clip,
 )
 
 

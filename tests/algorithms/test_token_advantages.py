@@ -1,4 +1,4 @@
-"""Credit that is found over a whole batch, token by token."""
+"""Batch estimators: advantages per token over a whole batch, and KL in the reward."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import torch
 from tests.fakes.samples import sample
 
 from skyfleet.algorithms.advantages import (
-    BatchEstimator,
     distillation,
     grpo,
     normalize_batch,
     reinforce_plus_plus,
     split_turns,
 )
-from skyfleet.algorithms.credit_assignment import credit
-from skyfleet.algorithms.kl import adaptive_control, fixed_control, k1, penalised
+from skyfleet.algorithms.credit_assignment import estimate_advantages
+from skyfleet.algorithms.estimator import BatchEstimator
+from skyfleet.algorithms.kl import adaptive_control, apply_kl_penalty, fixed_control, k1
 from skyfleet.algorithms.sample import Sample
 
 
 def earning(reward: float, mask: str, *, attempt: int = 0, rewards: list[float]) -> Sample:
-    """`mask` has a 1 for each token the policy chose."""
-    chosen = [digit == "1" for digit in mask]
-    made = sample(range(1, len(mask) + 1), chosen, advantage=0.0)
+    """`mask` has a 1 for each action token."""
+    loss_mask = [digit == "1" for digit in mask]
+    made = sample(range(1, len(mask) + 1), loss_mask, advantage=0.0)
     assert rewards[attempt] == reward
     return replace(made, attempt=attempt, group_rewards=tuple(rewards))
 
@@ -46,16 +46,16 @@ def test_reinforce_plus_plus_whitens_discounted_returns_over_the_batch() -> None
         assert got == pytest.approx(want, abs=1e-5)
 
 
-def test_what_an_agent_hears_between_its_turns_neither_discounts_nor_whitens() -> None:
+def test_observation_tokens_are_neither_discounted_nor_whitened() -> None:
     """In SkyRL both run over observation tokens too."""
-    spoken = earning(1.0, "0110", rewards=[1.0, 0.0])
-    heard = earning(1.0, "010001", rewards=[1.0, 0.0])
+    one_turn = earning(1.0, "0110", rewards=[1.0, 0.0])
+    two_turns = earning(1.0, "010001", rewards=[1.0, 0.0])
     other = earning(0.0, "0111", attempt=1, rewards=[1.0, 0.0])
     estimate = partial(reinforce_plus_plus, gamma=0.5)
-    assert advantages(estimate([spoken, other])) == advantages(estimate([heard, other]))
+    assert advantages(estimate([one_turn, other])) == advantages(estimate([two_turns, other]))
 
 
-def test_normalising_looks_at_chosen_tokens_only() -> None:
+def test_batch_normalization_uses_action_tokens_only() -> None:
     """SkyRL takes the mean over padding as well."""
     pair = [
         replace(earning(1.0, "0011", rewards=[1.0]), advantages=(0.0, 0.0, 1.0, 1.0)),
@@ -65,7 +65,7 @@ def test_normalising_looks_at_chosen_tokens_only() -> None:
     assert normalize_batch([]) == []
 
 
-def test_every_turn_becomes_a_sample_with_all_of_its_own_credit() -> None:
+def test_every_turn_becomes_a_sample_with_its_own_advantages() -> None:
     """In older SkyRL a long first turn was cut to the length of the last (#1492)."""
     whole = replace(
         earning(1.0, "0111101", rewards=[1.0]),
@@ -83,32 +83,32 @@ def test_every_turn_becomes_a_sample_with_all_of_its_own_credit() -> None:
     assert first.group_rewards == last.group_rewards == (1.0,)
 
 
-def test_kl_in_reward_is_paid_token_by_token_before_the_group_is_compared() -> None:
+def test_kl_penalties_are_per_token_and_subtracted_before_the_group_comparison() -> None:
     group = [
         earning(1.0, "011", rewards=[1.0, 0.0]),
         earning(0.0, "0011", attempt=1, rewards=[1.0, 0.0]),
     ]
     # The fake's own logprobs are -2: k1 is 1, 0 and -1, 0.
-    result = penalised(group, [[-3.0, -2.0], [-1.0, -2.0]], k1, coef=0.1)
+    result = apply_kl_penalty(group, [[-3.0, -2.0], [-1.0, -2.0]], k1, coef=0.1)
     first, second = result.samples
     assert first.penalties == pytest.approx((0.0, 0.1, 0.0))
     assert second.penalties == pytest.approx((0.0, 0.0, -0.1, 0.0))
     assert (result.kl, result.kl_max) == (0.0, 1.0)
     # Rewards 0.9 and 0.1: a distance of 0.4 from their mean.
-    made = credit(result.samples, partial(grpo, norm_by_std=False))
+    made = estimate_advantages(result.samples, partial(grpo, norm_by_std=False))
     assert advantages(made)[0] == pytest.approx([0.4, 0.4])
     assert advantages(made)[1] == pytest.approx([-0.4, -0.4])
 
 
-def test_an_attempt_in_several_sequences_pays_for_all_of_them() -> None:
+def test_the_penalties_of_all_sequences_of_an_attempt_add_up() -> None:
     parts = [earning(1.0, "01", rewards=[1.0, 0.0]), earning(1.0, "001", rewards=[1.0, 0.0])]
     other = earning(0.0, "01", attempt=1, rewards=[1.0, 0.0])
     paying = [replace(p, penalties=tuple(0.25 * c for c in p.loss_mask)) for p in parts]
-    made = credit([*paying, other], partial(grpo, norm_by_std=False))
+    made = estimate_advantages([*paying, other], partial(grpo, norm_by_std=False))
     assert advantages(made) == [[0.25], [0.25], [-0.25]]
 
 
-def test_reinforce_plus_plus_sees_a_penalty_where_it_arose() -> None:
+def test_reinforce_plus_plus_has_a_penalty_on_its_own_token() -> None:
     payer = replace(earning(1.0, "011", rewards=[1.0]), penalties=(0.0, 0.0, 0.5))
     other = replace(earning(1.0, "011", rewards=[1.0]), penalties=(0.0, 0.5, 0.0))
     # Rewards 0, 1/2 and -1/2, 1: returns 1/2, 1/2 and 1/2, 1.
@@ -117,25 +117,25 @@ def test_reinforce_plus_plus_sees_a_penalty_where_it_arose() -> None:
     assert made[1] == pytest.approx([-0.5, 1.5], abs=1e-5)
 
 
-def test_a_student_gains_where_the_teacher_finds_the_token_likelier() -> None:
+def test_distillation_advantages_are_teacher_minus_student_logprobs() -> None:
     student = earning(0.0, "011", rewards=[0.0])
-    result = penalised([student], [[-0.5, -4.0]], k1, coef=1.0)
-    (made,) = credit(result.samples, BatchEstimator(credit=distillation))
+    result = apply_kl_penalty([student], [[-0.5, -4.0]], k1, coef=1.0)
+    (made,) = estimate_advantages(result.samples, BatchEstimator(credit=distillation))
     # Minus (-2 + 0.5) and minus (-2 + 4).
     assert made.advantages == pytest.approx((0.0, 1.5, -2.0))
 
 
-def test_the_adaptive_coefficient_follows_the_kl_slowly() -> None:
+def test_the_adaptive_coefficient_changes_by_a_clipped_error() -> None:
     control = partial(adaptive_control, kl_target=0.1, horizon=100)
     assert control(0.5, 0.11, 10) == pytest.approx(0.5 * 1.01)
-    # An error counts for a fifth at most.
+    # The error is clipped to 0.2.
     assert control(0.5, 9.0, 10) == pytest.approx(0.5 * 1.02)
     assert control(0.5, 0.0, 10) == pytest.approx(0.5 * 0.98)
     assert fixed_control(0.5, 9.0, 10) == 0.5
 
 
-def test_penalties_are_those_of_the_policy_as_the_step_began_where_it_was_asked() -> None:
-    asked = replace(earning(1.0, "01", rewards=[1.0]), old_logprobs=(0.0, -1.5))
-    (paying,) = penalised([asked], [[-2.0]], k1, coef=1.0).samples
+def test_penalties_use_recomputed_old_logprobs_if_there_are_any() -> None:
+    recomputed = replace(earning(1.0, "01", rewards=[1.0]), old_logprobs=(0.0, -1.5))
+    (paying,) = apply_kl_penalty([recomputed], [[-2.0]], k1, coef=1.0).samples
     assert paying.penalties == (0.0, 0.5)
     assert torch.tensor(paying.logprobs).tolist() == [0.0, -2.0]

@@ -1,4 +1,4 @@
-"""Who sampled, the policy as the step began and the policy now are three: each has its own place."""
+"""Losses use the right one of current, old and behaviour logprobs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from math import exp, log
 
 import pytest
 import torch
-from tests.algorithms.test_credit import groups
+from tests.algorithms.test_credit_assignment import groups
 
 from skyfleet.algorithms.filters import drop_zero_variance
 from skyfleet.algorithms.losses.covariance import covariances
@@ -30,13 +30,13 @@ def inputs(*, advantages: tuple[float, ...] = (1.0, -2.0, 3.0)) -> LossInputs:
     )
 
 
-def test_gspo_compares_with_the_policy_as_the_step_began() -> None:
+def test_gspo_uses_old_logprobs() -> None:
     loss_T = gspo(inputs(), eps_clip_low=0.9, eps_clip_high=0.9).loss_T
     first, second = exp((0.1 + 0.2) / 2), exp(-0.1)
     assert loss_T.tolist() == pytest.approx([-first, 2 * first, -3 * second])
 
 
-def test_a_correction_weighs_the_policy_as_the_step_began_against_who_sampled() -> None:
+def test_a_correction_uses_old_over_behaviour_logprobs() -> None:
     rules = OffPolicyCorrection(tis_ratio_type="token", token_tis_ratio_clip_high=1.1)
     weights_T = correct(inputs(), rules).weights_T
     assert weights_T.tolist() == pytest.approx([1.1, exp(-0.5), exp(-0.3)])
@@ -50,7 +50,7 @@ def test_covariances_are_of_centred_advantages() -> None:
 
 
 @pytest.mark.parametrize(("low", "high", "dropped"), [(0.1, 0.9, [0, 1]), (0.9, 0.1, [1, 0])])
-def test_dppo_has_a_bound_for_the_likelier_and_one_for_the_rarer(
+def test_dppo_has_one_bound_per_sign_of_the_advantage(
     low: float, high: float, dropped: list[float]
 ) -> None:
     given = LossInputs(
@@ -65,7 +65,7 @@ def test_dppo_has_a_bound_for_the_likelier_and_one_for_the_rarer(
     assert output.metrics_T["ppo_clip_ratio"].tolist() == dropped
 
 
-def test_a_masks_bounds_belong_to_what_it_keeps() -> None:
+def test_the_bounds_of_a_token_mask_are_inclusive() -> None:
     given = LossInputs(
         tokens_T=torch.arange(3),
         logprobs_T=torch.zeros(3, requires_grad=True),
@@ -81,7 +81,7 @@ def test_a_masks_bounds_belong_to_what_it_keeps() -> None:
     assert correct(given, rules).weights_T.tolist() == [1.0, 1.0, 0.0]
 
 
-def test_rollout_is_leaves_out_what_lies_on_its_bounds() -> None:
+def test_the_bounds_of_rollout_is_are_exclusive() -> None:
     given = LossInputs(
         tokens_T=torch.arange(3),
         logprobs_T=torch.tensor([0.0, log(0.75), log(0.5)], requires_grad=True),
@@ -94,6 +94,6 @@ def test_rollout_is_leaves_out_what_lies_on_its_bounds() -> None:
     assert clipped.tolist() == [0.0, 0.0, 1.0]
 
 
-def test_without_tolerance_equal_rewards_are_still_equal() -> None:
+def test_with_zero_tolerance_equal_rewards_are_still_dropped() -> None:
     kept = drop_zero_variance([*groups(0.5, 0.5), *groups(0.5, 0.6)], tolerance=0.0)
     assert [list(group.rewards) for group in kept.groups] == [[0.5, 0.6]]

@@ -143,4 +143,4 @@ def test_a_mode_that_does_not_exist_is_refused_with_its_key() -> None:
 async def test_half_a_turn_is_not_missed_in_any_episode() -> None:
     witness = RecordingEngine(ScriptedEngine("I will ca", finish="abort"))
     await witness.generate([1, 2], SamplingParams(), session="t/0")
-    assert witness.testify([]) == ((), 0)
+    assert witness.drain([]) == ((), 0)

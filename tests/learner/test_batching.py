@@ -38,7 +38,7 @@ def test_every_chosen_token_is_in_exactly_one_micro_batch(
         for batch in batches
         for logprob, token, advantage in zip(
             batch.behaviour_logprobs_N.tolist(),
-            batch.chosen_N.tolist(),
+            batch.action_N.tolist(),
             batch.advantages_N.tolist(),
             strict=True,
         )
@@ -58,7 +58,7 @@ def test_a_chosen_token_is_predicted_from_the_token_before_it() -> None:
     samples = [sample([5, 6, 7, 8], [False, False, True, True]), sample([5, 9], [False, True])]
     (batch,) = pack(samples, [1.0, 1.0], max_tokens=100, device=CPU)
     before = batch.attention.token_ids_T[batch.before_N]
-    pairs = zip(before.tolist(), batch.chosen_N.tolist(), strict=True)
+    pairs = zip(before.tolist(), batch.action_N.tolist(), strict=True)
     assert sorted(pairs) == [(5, 9), (6, 7), (7, 8)]
 
 
