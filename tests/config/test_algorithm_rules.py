@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.config.test_validation import broken
+from tests.config.test_config_validation import broken
 
 from skyfleet.algorithms.kl import adaptive_control
 from skyfleet.chat.tool_calls.formats import FORMATS
