@@ -312,7 +312,9 @@ def test_python_values_override_a_mapping_a_file_or_nothing(tmp_path: Path) -> N
         "generator.sampling_params": SamplingParams(stop=["</a>"]),
         "trainer.run_name": "1e3",
     }
-    for base in (file, str(file), {"trainer": {"seed": 5, "run_name": "first"}}):
+    nested = {"trainer": {"seed": 5, "run_name": "first"}}
+    dotted = {"trainer.seed": 5, "trainer.run_name": "first"}
+    for base in (file, str(file), nested, dotted):
         config = config_from_python(base, overrides)
         assert config.trainer.seed == 5
         assert config.trainer.run_name == "1e3"  # text stays text

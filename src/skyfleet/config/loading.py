@@ -57,17 +57,18 @@ def load_config_file(path: str | Path, overrides: Sequence[str] = ()) -> RunConf
 def config_from_python(
     base: str | Path | Mapping[str, Any] | None, overrides: Mapping[str, object]
 ) -> RunConfig:
-    """Load a preset, a YAML file or a dict, and set dotted keys to Python values.
+    """Load a preset, a YAML file or a dict (nested or dotted), and set dotted keys to Python values.
 
     `config_from_python("tiny", {"trainer.seed": 1, "data.train_data": [Path("tasks.jsonl")]})`
     """
     problems: list[str] = []
-    if base is None or isinstance(base, Mapping):
-        given = dict(parsing.leaves(_to_plain(base or {})))
-    else:
+    given: dict[parsing.Path, Any] = {}
+    if isinstance(base, (str, Path)):
         given = parsing.parse_yaml(_read_text(base), problems)
-    for key, value in overrides.items():
-        parsing.set_value(given, key, _to_plain(value), problems, is_free=is_free_key)
+        base = None
+    for values in (base or {}, overrides):
+        for key, value in values.items():
+            parsing.set_value(given, key, _to_plain(value), problems, is_free=is_free_key)
     return _build_config(given, problems)
 
 
@@ -215,7 +216,7 @@ def _mask_secret(name: str, value: Any) -> str:
 
 
 def _build_tree(values: Mapping[parsing.Path, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Set values over defaults, references replaced; and a problem per key that has none to follow."""
+    """The values over the defaults with references replaced, and a problem per bad reference."""
     derived = derive_defaults({".".join(path): value for path, value in values.items()})
     defaults = parsing.overlay(
         RunConfig().model_dump(),
