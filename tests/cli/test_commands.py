@@ -163,7 +163,7 @@ def test_evaluate_takes_one_set_by_name(settings: str) -> None:
         ),
         (
             ["train", "--dry-run", "trainer.sentinels.modes.moon=warn"],
-            "trainer.sentinels.modes.moon is no sentinel; choose from",
+            "trainer.sentinels.modes.moon is not a sentinel; choose from",
         ),
         (
             ["train", "--dry-run", "environment.env_class=no_such:play"],

@@ -1,4 +1,4 @@
-"""However samples are cut into micro-batches, every chosen token is in exactly one of them."""
+"""However samples are split into micro-batches, every action token is in exactly one of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 def numbered(samples: list[Sample]) -> list[Sample]:
-    """Each chosen token has a logprob of its own, by which it is known again."""
+    """Each action token has a distinct logprob, which identifies it."""
     numbers = count(1)
     return [
         replace(s, logprobs=tuple(float(-next(numbers)) if c else 0.0 for c in s.loss_mask))
@@ -28,7 +28,7 @@ def numbered(samples: list[Sample]) -> list[Sample]:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 400))
-def test_every_chosen_token_is_in_exactly_one_micro_batch(
+def test_every_action_token_is_in_exactly_one_micro_batch(
     n_groups: int, size: int, max_tokens: int
 ) -> None:
     samples = numbered(random_groups(n_groups, size=size))
@@ -46,15 +46,15 @@ def test_every_chosen_token_is_in_exactly_one_micro_batch(
     expected = sorted(
         (logprob, token, pytest.approx(advantage))
         for s in samples
-        for logprob, token, advantage, chosen in zip(
+        for logprob, token, advantage, is_action in zip(
             s.logprobs, s.token_ids, s.advantages, s.loss_mask, strict=True
         )
-        if chosen
+        if is_action
     )
     assert got == expected
 
 
-def test_a_chosen_token_is_predicted_from_the_token_before_it() -> None:
+def test_an_action_token_is_predicted_from_the_token_before_it() -> None:
     samples = [sample([5, 6, 7, 8], [False, False, True, True]), sample([5, 9], [False, True])]
     (batch,) = pack(samples, [1.0, 1.0], max_tokens=100, device=CPU)
     before = batch.attention.token_ids_T[batch.before_N]
@@ -101,7 +101,7 @@ def test_attempts_at_one_task_stay_together_when_they_fit() -> None:
     ],
 )
 @pytest.mark.parametrize("length", [3, 10])
-def test_micro_batches_are_of_nearly_one_size(
+def test_micro_batches_have_nearly_equal_size(
     n: int, attempts: int, sizes: list[int], length: int
 ) -> None:
     samples = [
@@ -121,7 +121,7 @@ def test_on_a_cpu_each_micro_batch_is_filled_before_the_next() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 8), st.integers(1, 400))
-def test_an_even_cut_needs_no_more_passes_and_splits_no_more_tasks(
+def test_an_even_split_needs_no_more_passes_and_splits_no_more_tasks(
     n_groups: int, max_tokens: int
 ) -> None:
     samples = random_groups(n_groups)
@@ -153,7 +153,7 @@ def test_mini_batches_keep_a_task_together() -> None:
     ("n_tasks", "prompts", "sizes"),
     [(32, 16, [16, 16]), (33, 16, [11, 11, 11]), (17, 16, [9, 8]), (3, 16, [3]), (0, 16, [])],
 )
-def test_what_a_filter_left_is_cut_into_runs_of_nearly_one_size(
+def test_mini_batches_of_a_filtered_batch_have_nearly_equal_size(
     n_tasks: int, prompts: int, sizes: list[int]
 ) -> None:
     samples = random_groups(n_tasks, size=1)

@@ -1,4 +1,4 @@
-"""A finding stops the run or warns, is written down, and shows in the metrics from then on."""
+"""A finding stops the run or warns, is written to sentinels.jsonl, and shows in the metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.fakes.small_runs import rows
 from tests.sentinels.bugs_in_batches import verifiers_break
 from tests.sentinels.bugs_in_tokens import last_token_is_masked
 from tests.sentinels.bugs_in_weights import engines_keep_their_version
-from tests.sentinels.planted import Plant, begun, go_on, said
+from tests.sentinels.planted import Plant, read_findings, run_steps, start_run
 
 from skyfleet.checkpoints.resume import find_checkpoint
 from skyfleet.config.loading import load_config
@@ -26,49 +26,49 @@ MODE = "trainer.sentinels.mode"
 MODES = "trainer.sentinels.modes"
 
 
-async def played(folder: Path, plant: Plant, *settings: str, steps: int = 1) -> None:
-    run = await begun(folder, *settings)
+async def run_with_bug(folder: Path, plant: Plant, *settings: str, steps: int = 1) -> None:
+    run = await start_run(folder, *settings)
     try:
         with pytest.MonkeyPatch.context() as patch:
             plant(run, patch)
-            await go_on(run, steps)
+            await run_steps(run, steps)
     finally:
         run.log.close()
 
 
-async def test_a_broken_promise_stops_the_run_with_name_sentence_and_evidence(
+async def test_a_broken_invariant_stops_the_run_with_name_sentence_and_evidence(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(
         SentinelError,
         match=r"^sentinel loss_mask, step 1: tokens that the policy sampled would not be trained "
         r"on \(task=github-.*sampled=\d+, masked=\d+, both=\d+\)\. All findings are in "
-        r".*sentinels\.jsonl; trainer\.sentinels\.modes\.loss_mask=warn goes on",
+        r".*sentinels\.jsonl; to continue despite it, set trainer\.sentinels\.modes\.loss_mask=warn",
     ):
-        await played(tmp_path, last_token_is_masked, f"{MODE}=stop")
+        await run_with_bug(tmp_path, last_token_is_masked, f"{MODE}=stop")
     (row,) = map(json.loads, (tmp_path / "sentinels.jsonl").read_text().splitlines())
     assert (row["step"], row["sentinel"], row["mode"]) == (1, "loss_mask", "stop")
     assert row["evidence"]["masked"] < row["evidence"]["sampled"]
     assert rows(tmp_path) == []
 
 
-async def test_what_is_only_a_sign_warns_where_promises_stop(
+async def test_a_warning_does_not_stop_the_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "skyfleet.sentinels"):
-        await played(tmp_path, verifiers_break, f"{MODE}=stop", steps=2)
-    assert [finding.step for finding in said(tmp_path)] == [1, 2]
+        await run_with_bug(tmp_path, verifiers_break, f"{MODE}=stop", steps=2)
+    assert [finding.step for finding in read_findings(tmp_path)] == [1, 2]
     warnings = [r for r in caplog.records if r.name == "skyfleet.sentinels.checker"]
     assert len(warnings) == 1
     assert "unknown_grades, step 1: more than 25%" in warnings[0].getMessage()
 
 
-async def test_a_run_whose_every_episode_fails_stops_and_says_why(tmp_path: Path) -> None:
+async def test_a_run_without_any_grade_stops_with_the_first_grading_error(tmp_path: Path) -> None:
     with pytest.raises(
         SentinelError,
         match=r"^sentinel nothing_graded, step 3: for 3 steps .*first=VerifierError: ",
     ):
-        await played(tmp_path, verifiers_break, f"{MODE}=stop", steps=5)
+        await run_with_bug(tmp_path, verifiers_break, f"{MODE}=stop", steps=5)
     assert [row["step"] for row in rows(tmp_path)] == [1, 2]
 
 
@@ -83,11 +83,11 @@ async def test_a_run_whose_every_episode_fails_stops_and_says_why(tmp_path: Path
         ),
     ],
 )
-async def test_what_was_learnt_before_environments_went_away_is_saved(
+async def test_a_run_that_stops_for_missing_grades_saves_a_checkpoint(
     tmp_path: Path, settings: tuple[str, ...], why: str, step: int
 ) -> None:
-    run = await begun(tmp_path, f"{MODE}=stop", *settings)
-    await go_on(run, 2)
+    run = await start_run(tmp_path, f"{MODE}=stop", *settings)
+    await run_steps(run, 2)
     with pytest.MonkeyPatch.context() as patch:
         verifiers_break(run, patch)
         with pytest.raises(NoLearningSignalError, match=why):
@@ -98,49 +98,49 @@ async def test_what_was_learnt_before_environments_went_away_is_saved(
     assert checkpoint.step == step
 
 
-async def test_a_sign_stops_where_it_is_told_to(tmp_path: Path) -> None:
+async def test_a_warning_stops_the_run_if_its_mode_says_so(tmp_path: Path) -> None:
     with pytest.raises(SentinelError, match=r"^sentinel unknown_grades"):
-        await played(tmp_path, verifiers_break, f"{MODES}.unknown_grades=stop")
+        await run_with_bug(tmp_path, verifiers_break, f"{MODES}.unknown_grades=stop")
 
 
-async def test_a_warned_run_goes_on_and_its_metrics_remember(tmp_path: Path) -> None:
-    run = await begun(tmp_path, f"{MODES}.limits=off")
+async def test_a_finding_stays_in_the_metrics_of_later_steps(tmp_path: Path) -> None:
+    run = await start_run(tmp_path, f"{MODES}.limits=off")
     with pytest.MonkeyPatch.context() as patch:
         last_token_is_masked(run, patch)
-        await go_on(run, 1)
-    await go_on(run, 1)
+        await run_steps(run, 1)
+    await run_steps(run, 1)
     run.log.close()
     assert [row["sentinel/loss_mask"] for row in rows(tmp_path)] == [1.0, 1.0]
     assert [row["sentinel/sampled_tokens"] for row in rows(tmp_path)] == [0.0, 0.0]
     assert all("sentinel/limits" not in row for row in rows(tmp_path))
 
 
-async def test_what_a_sync_got_wrong_is_in_the_row_of_the_next_step(tmp_path: Path) -> None:
-    """A step is kept before its weights travel, and so is its row."""
-    await played(tmp_path, engines_keep_their_version, steps=2)
-    found = [finding for finding in said(tmp_path) if finding.sentinel == "served_version"]
+async def test_a_finding_of_a_sync_is_in_the_row_of_the_next_step(tmp_path: Path) -> None:
+    """The row of a step is complete before its weights are synced."""
+    await run_with_bug(tmp_path, engines_keep_their_version, steps=2)
+    found = [finding for finding in read_findings(tmp_path) if finding.sentinel == "served_version"]
     assert [finding.step for finding in found] == [1, 2]
     assert [row["sentinel/served_version"] for row in rows(tmp_path)] == [0.0, 1.0]
 
 
-async def test_nothing_is_looked_at_when_all_is_off(tmp_path: Path) -> None:
-    await played(tmp_path, last_token_is_masked, f"{MODE}=off")
-    assert said(tmp_path) == []
+async def test_nothing_is_checked_when_all_is_off(tmp_path: Path) -> None:
+    await run_with_bug(tmp_path, last_token_is_masked, f"{MODE}=off")
+    assert read_findings(tmp_path) == []
     assert not [key for key in rows(tmp_path)[0] if key.startswith("sentinel/")]
 
 
-def test_a_sentinel_that_does_not_exist_is_refused_by_name() -> None:
+def test_an_unknown_sentinel_is_refused_with_the_known_names() -> None:
     config = load_config("", [f"{MODES}.entropy=stop"])
-    with pytest.raises(ConfigError, match=r"modes\.entropy is no sentinel; choose from \['adv"):
+    with pytest.raises(ConfigError, match=r"modes\.entropy is not a sentinel; choose from \['adv"):
         build_modes(config.trainer.sentinels)
 
 
-def test_a_mode_that_does_not_exist_is_refused_with_its_key() -> None:
+def test_an_unknown_mode_is_refused_with_its_key() -> None:
     with pytest.raises(ConfigError, match=r"^trainer\.sentinels\.mode='halt': it takes stop \| "):
         load_config("", [f"{MODE}=halt"])
 
 
-async def test_half_a_turn_is_not_missed_in_any_episode() -> None:
-    witness = RecordingEngine(ScriptedEngine("I will ca", finish="abort"))
-    await witness.generate([1, 2], SamplingParams(), session="t/0")
-    assert witness.drain([]) == ((), 0)
+async def test_an_aborted_completion_does_not_count_as_lost() -> None:
+    engine = RecordingEngine(ScriptedEngine("I will ca", finish="abort"))
+    await engine.generate([1, 2], SamplingParams(), session="t/0")
+    assert engine.drain([]) == ((), 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from skyfleet.algorithms.losses.loss import (
     LOSS_KEY,
@@ -26,7 +26,12 @@ CLIP_KEYS = ("algorithm.eps_clip_low", "algorithm.eps_clip_high")
 NEVER_CLIPPED = metrics_at_ratio_one({"ppo_clip_ratio": 0})
 
 
-def clip_range(algorithm: Algorithm) -> dict[str, float]:
+class ClipRange(TypedDict):
+    eps_clip_low: float
+    eps_clip_high: float
+
+
+def clip_range(algorithm: Algorithm) -> ClipRange:
     return {"eps_clip_low": algorithm.eps_clip_low, "eps_clip_high": algorithm.eps_clip_high}
 
 
@@ -83,7 +88,8 @@ def gspo(inputs: LossInputs, *, eps_clip_low: float, eps_clip_high: float) -> Lo
 
 def _warn_of_token_clip(config: RunConfig) -> Iterator[str]:
     """A mean over tokens moves far less than the ratio of a single token."""
-    low, high = clip_range(config.trainer.algorithm).values()
+    algorithm = config.trainer.algorithm
+    low, high = algorithm.eps_clip_low, algorithm.eps_clip_high
     if max(low, high) >= 0.1:
         yield (
             f"{LOSS_KEY}=gspo with eps_clip_low={low} and eps_clip_high={high}: that range is for the "
