@@ -338,7 +338,7 @@ def test_a_bare_name_is_a_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     package = tmp_path / "presets"
     package.mkdir()
     (package / "small.yaml").write_text("trainer: {seed: 6}")
-    monkeypatch.setattr(loading, "files", lambda _: package)
+    monkeypatch.setattr(loading, "_find_presets", lambda: package)
     monkeypatch.chdir(tmp_path)
     assert preset_names() == ["small"]
     assert load_config_file("small").trainer.seed == 6

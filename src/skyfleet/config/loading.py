@@ -7,10 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
@@ -36,6 +34,9 @@ from skyfleet.config.skyrl_compat import (
 )
 from skyfleet.config.validation import find_conflicts, find_unsupported_values
 from skyfleet.errors import ConfigError
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
 
 
 def load_config(text: str = "", overrides: Sequence[str] = ()) -> RunConfig:
@@ -83,6 +84,8 @@ def preset_names() -> list[str]:
 
 
 def _find_presets() -> Traversable | None:
+    from importlib.resources import files  # only a preset needs it, and it takes 15 ms
+
     try:
         return files("skyfleet.presets")
     except ModuleNotFoundError:
@@ -92,9 +95,8 @@ def _find_presets() -> Traversable | None:
 def _read_text(path: str | Path) -> str:
     if (Path(path) / "config.yaml").is_file():
         raise ConfigError(f"{path} is a folder; its configuration is {path}/config.yaml")
-    folder = _find_presets()
-    is_name = re.fullmatch(r"[\w-]+", str(path)) and not Path(path).exists()
-    if folder is not None and is_name:
+    is_name = re.fullmatch(r"[\w-]+", str(path)) and not Path(path).is_file()
+    if is_name and (folder := _find_presets()) is not None:
         if str(path) not in preset_names():
             raise ConfigError(
                 f"{path} is neither a file nor a preset; choose from {', '.join(preset_names())}"
