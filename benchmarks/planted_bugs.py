@@ -1,4 +1,4 @@
-"""The bug table: each bug is planted in a tiny real run; which sentinel said so, and at which step.
+"""The bug table: each bug is planted in a tiny real run; which sentinel finds it, and at which step.
 
 `python -m benchmarks.planted_bugs`, from the repository's root.
 """
@@ -42,9 +42,9 @@ def main() -> None:
 
 def _outcome(bug: Bug) -> tuple[int, int | None, list[str]]:
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
-        planted_at, said = asyncio.run(run_with(bug, Path(folder)))
-    steps = [finding.step for finding in said if finding.sentinel == bug.sentinel]
-    others = sorted({finding.sentinel for finding in said} - {bug.sentinel})
+        planted_at, findings = asyncio.run(run_with(bug, Path(folder)))
+    steps = [finding.step for finding in findings if finding.sentinel == bug.sentinel]
+    others = sorted({finding.sentinel for finding in findings} - {bug.sentinel})
     return planted_at, min(steps, default=None), others
 
 

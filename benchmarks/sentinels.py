@@ -1,9 +1,9 @@
-"""What the sentinels cost, one by one, in milliseconds of one CPU core a step.
+"""The cost of each sentinel, in milliseconds of one CPU core per step.
 
 `python -m benchmarks.sentinels`, from the repository's root. Two runs: `configs/local_tiny_cpu.yaml`
 after its warm start, and a batch as a GPU has it, 64 prompts x 8 attempts of about 256 + 128 tokens
-with random rewards. What a sentinel does depends on episodes and tokens and not on the model, so the
-second run has a tiny one; words such as `trainer.device=cuda` change it. Medians over steps.
+with random rewards. The cost depends on episodes and tokens and not on the model, so the
+second run has a tiny one; overrides such as `trainer.device=cuda` change it. Medians over steps.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from skyfleet.config.loading import load_config, load_config_file
 from skyfleet.config.root import RunConfig
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import Observation, Step
-from skyfleet.sentinels import checker as watch
+from skyfleet.sentinels import checker
 from skyfleet.sentinels.finding import Finding, Sentinel
 from skyfleet.sentinels.recording_engine import RecordingEngine
-from skyfleet.sentinels.registry import ROSTER
+from skyfleet.sentinels.registry import SENTINELS
 from skyfleet.tasks.task import Grade, Task
 from skyfleet.trainer.assemble import assemble
 from skyfleet.trainer.loop import finish_step, train_step
@@ -71,11 +71,11 @@ generator:
 environment: {env_class: "benchmarks.sentinels:open_coin"}
 data: {allow_unmanifested: true}
 """
-RECORDS, WITNESS = "records: who said what, sums, fingerprint", "witness around the engine"
+RECORDS, RECORDING = "records: completions, sums, fingerprint", "recording engine"
 
 
 class Coin:
-    """Whatever is said is over, and earns 1 or 0 by chance."""
+    """Ends after one turn with a reward of 1 or 0 by chance."""
 
     def __init__(self, task: Task) -> None:
         self._opening = Observation(messages=(Message(role="user", content=task.prompt),))
@@ -113,14 +113,14 @@ class Echo:
     """An engine that takes no time."""
 
     policy_version = 0
-    said = Completion(token_ids=(0,), logprobs=(0.0,), finish="stop", policy_version=0)
+    completion = Completion(token_ids=(0,), logprobs=(0.0,), finish="stop", policy_version=0)
 
     async def generate(self, token_ids: object, sampling: object, *, session: str) -> Completion:
-        return self.said
+        return self.completion
 
 
-async def witness_seconds(n: int = 2000) -> float:
-    """What a turn costs through the witness, beyond the turn itself."""
+async def recording_seconds(n: int = 2000) -> float:
+    """The cost of recording one turn."""
     echo: Any = Echo()
     prompt, sampling = list(range(400)), SamplingParams()
 
@@ -134,42 +134,42 @@ async def witness_seconds(n: int = 2000) -> float:
 
 
 def timed(sentinel: Sentinel[Any], spent: dict[str, float]) -> Sentinel[Any]:
-    look = sentinel.look
+    check = sentinel.check
 
-    @wraps(look)
-    def looked(records: Any) -> Finding | None:
+    @wraps(check)
+    def timed_check(stage: Any) -> Finding | None:
         start = process_time()
         try:
-            return look(records)
+            return check(stage)
         finally:
             spent[sentinel.name] = process_time() - start
 
-    return replace(sentinel, look=looked)
+    return replace(sentinel, check=timed_check)
 
 
 async def measure(config: RunConfig, steps: int) -> dict[str, float]:
-    """Seconds of a median step: the whole of it, and each part of its watch."""
+    """Seconds of a median step, and of each sentinel in it."""
     run = await assemble(config)
     n_episodes = config.trainer.train_batch_size * config.generator.n_samples_per_prompt
-    a_turn = await witness_seconds()
+    seconds_per_turn = await recording_seconds()
     spent: dict[str, float] = {}
     each: dict[str, list[float]] = defaultdict(list)
     try:
         await warm_start(run)
         run.state.logged_step = 0
-        roster = tuple(timed(sentinel, spent) for sentinel in ROSTER)
+        sentinels = tuple(timed(sentinel, spent) for sentinel in SENTINELS)
         # CPU time, because others use the machine too.
-        with tuned_gc(), patch.multiple(watch, ROSTER=roster, perf_counter=process_time):
+        with tuned_gc(), patch.multiple(checker, SENTINELS=sentinels, perf_counter=process_time):
             for step in range(1, steps + 2):
                 spent.clear()
                 start = process_time()
                 await train_step(run, step)
-                whole, told = process_time() - start, run.log.pending
+                whole, metrics = process_time() - start, run.log.pending
                 await finish_step(run)
                 if step == 1:
-                    continue  # only then the weights are looked at twice
-                spent[RECORDS] = told["timing/sentinels"] - sum(spent.values())
-                spent[WITNESS] = a_turn * n_episodes * told["environment/avg_turns"]
+                    continue  # it computes the fingerprint twice
+                spent[RECORDS] = metrics["timing/sentinels"] - sum(spent.values())
+                spent[RECORDING] = seconds_per_turn * n_episodes * metrics["environment/avg_turns"]
                 for name, seconds in (spent | {"step": whole}).items():
                     each[name].append(seconds)
     finally:
@@ -178,7 +178,7 @@ async def measure(config: RunConfig, steps: int) -> dict[str, float]:
 
 
 def table(runs: dict[str, dict[str, float]]) -> str:
-    """A row for every sentinel, the dearest first, and what they are of a step."""
+    """One row per sentinel, the most expensive first, and their share of a step."""
     names = sorted(
         {name for run in runs.values() for name in run} - {"step"},
         key=lambda name: -sum(run.get(name, 0.0) for run in runs.values()),
@@ -186,10 +186,10 @@ def table(runs: dict[str, dict[str, float]]) -> str:
     rows = [[name, *(f"{1e3 * run.get(name, 0.0):.2f}" for run in runs.values())] for name in names]
     totals = [sum(run.values()) - run["step"] for run in runs.values()]
     rows.append(["**all**", *(f"**{1e3 * total:.1f}**" for total in totals)])
-    rows.append(["a step, s", *(f"{run['step']:.2f}" for run in runs.values())])
+    rows.append(["step, s", *(f"{run['step']:.2f}" for run in runs.values())])
     shares = (total / run["step"] for total, run in zip(totals, runs.values(), strict=True))
-    rows.append(["all, of a step", *(f"{share:.2%}" for share in shares)])
-    head = [["ms a step", *runs], ["---", *("---:" for _ in runs)]]
+    rows.append(["all, share of a step", *(f"{share:.2%}" for share in shares)])
+    head = [["ms per step", *runs], ["---", *("---:" for _ in runs)]]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in head + rows)
 
 
@@ -197,9 +197,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=5, help="measured steps; the median counts")
-    parser.add_argument("--only-large", action="store_true", help="leave the laptop's run out")
-    parser.add_argument("words", nargs="*", metavar="key=value", help="of the large run")
+    parser.add_argument("--steps", type=int, default=5, help="number of measured steps")
+    parser.add_argument("--only-large", action="store_true", help="measure the large run only")
+    parser.add_argument("words", nargs="*", metavar="key=value", help="overrides of the large run")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):

@@ -1,4 +1,4 @@
-"""A step plays until its batch is full of groups that differ inside, or gives up."""
+"""Dynamic sampling fills a batch with informative groups, or stops the run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def keys(groups: tuple[Group, ...]) -> list[str]:
     return [g.task_key for g in groups]
 
 
-def test_more_is_wanted_until_the_batch_is_full_of_informative_groups() -> None:
+def test_filter_asks_for_more_until_the_batch_is_full_of_informative_groups() -> None:
     first = [good("a"), flat("b")]
     kept = fill_batch(first, batch_size=2)
     assert kept.wants_more
@@ -43,7 +43,7 @@ def test_more_is_wanted_until_the_batch_is_full_of_informative_groups() -> None:
     assert kept.dropped == {"zero_variance": 1, "surplus": 1}
 
 
-def test_a_task_drawn_twice_in_a_step_is_one_group() -> None:
+def test_a_task_sampled_twice_in_a_step_is_one_group() -> None:
     merged = merge_by_task([flat("a"), good("b"), group([1.0, 1.0], task_key="a")])
     assert [(g.task_key, g.rewards) for g in merged] == [
         ("a", [0.0, 0.0, 1.0, 1.0]),
@@ -52,13 +52,13 @@ def test_a_task_drawn_twice_in_a_step_is_one_group() -> None:
     assert keys(fill_batch(merged, batch_size=2).groups) == ["a", "b"]
 
 
-def test_replacing_wants_more_than_its_share_of_informative_groups() -> None:
+def test_replace_needs_more_than_min_replace_ratio_informative_groups() -> None:
     batch = [good("a"), flat("b"), flat("c"), flat("d")]
     assert replace_uninformative(batch, batch_size=4, min_replace_ratio=0.25).wants_more
     assert not replace_uninformative(batch, batch_size=4, min_replace_ratio=0.2).wants_more
 
 
-def test_a_copy_takes_the_place_of_each_uninformative_group_and_counts_as_a_prompt() -> None:
+def test_a_copy_replaces_each_uninformative_group_and_counts_as_a_prompt() -> None:
     """In SkyRL a copy keeps its key, and the run dies when prompts are counted."""
     attempts = [attempt(r, task_key="a", transcripts=(transcript(1),)) for r in (1.0, 0.0)]
     informative = Group(task_key="a", env_key="github", trajectories=tuple(attempts))
@@ -72,7 +72,7 @@ def test_a_copy_takes_the_place_of_each_uninformative_group_and_counts_as_a_prom
     assert sorted({round(a, 4) for s in samples for a in s.advantages}) == [-0.7071, 0.0, 0.7071]
 
 
-def test_no_group_is_copied_twice_while_others_are_not_copied() -> None:
+def test_every_group_is_copied_once_before_any_is_copied_twice() -> None:
     batch = [good("a"), good("b"), flat("c"), flat("d")]
     kept = replace_uninformative(batch, batch_size=4, min_replace_ratio=0.3)
     copies = {key.split()[0] for key in keys(kept.groups) if "copy" in key}
@@ -81,7 +81,7 @@ def test_no_group_is_copied_twice_while_others_are_not_copied() -> None:
     assert keys(again.groups) == keys(kept.groups)
 
 
-def test_a_step_gives_up_after_so_many_batches_and_minus_one_never_does() -> None:
+def test_the_run_stops_after_max_sample_batches_and_never_with_minus_one() -> None:
     wanting, check = (
         fill_batch([flat("a")], batch_size=1),
         partial(check_sample_batches, batch_size=1),
@@ -94,12 +94,12 @@ def test_a_step_gives_up_after_so_many_batches_and_minus_one_never_does() -> Non
 
 
 @pytest.mark.parametrize(
-    ("said", "reward"), [(6, 1.0), (7, 1.0 - 0.5 / 3), (9, 0.5), (10, 0.5), (None, None)]
+    ("n_sampled", "reward"), [(6, 1.0), (7, 1.0 - 0.5 / 3), (9, 0.5), (10, 0.5), (None, None)]
 )
 def test_the_reward_falls_over_the_last_tokens_before_the_limit(
-    said: int | None, reward: float | None
+    n_sampled: int | None, reward: float | None
 ) -> None:
-    lengths = (3, (said or 9) - 3)  # an attempt in two sequences has said both
+    lengths = (3, (n_sampled or 9) - 3)  # both sequences of an attempt count
     long = attempt(
         None if reward is None else 1.0, transcripts=tuple(transcript(n) for n in lengths)
     )

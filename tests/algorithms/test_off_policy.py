@@ -1,4 +1,4 @@
-"""Where engine and learner disagree, tokens and sequences are weighed or left out."""
+"""Off-policy correction weights or masks tokens and sequences."""
 
 from __future__ import annotations
 
@@ -38,32 +38,34 @@ def weights(**rules: Any) -> list[float]:
     return values
 
 
-def test_without_a_rule_the_loss_is_left_alone() -> None:
+def test_without_a_rule_the_loss_is_unchanged() -> None:
     assert with_correction(importance_sampling, OffPolicyCorrection()) is importance_sampling
 
 
-def test_a_token_weighs_its_ratio_up_to_a_cap() -> None:
+def test_token_tis_weights_a_token_by_its_capped_ratio() -> None:
     assert weights(tis_ratio_type="token") == pytest.approx([2.0, 0.5, 1.1, 1.0, 0.9], abs=1e-5)
-    told = corrected(tis_ratio_type="token")
-    assert told.metrics_T["tis_token_clip_high_ratio"].tolist() == [1.0, 0.0, 0.0, 0.0, 0.0]
-    assert told.spreads_T["is_ratio"].tolist() == pytest.approx([4.0, 0.5, 1.1, 1.0, 0.9], abs=1e-5)
+    correction = corrected(tis_ratio_type="token")
+    assert correction.metrics_T["tis_token_clip_high_ratio"].tolist() == [1.0, 0.0, 0.0, 0.0, 0.0]
+    assert correction.spreads_T["is_ratio"].tolist() == pytest.approx(
+        [4.0, 0.5, 1.1, 1.0, 0.9], abs=1e-5
+    )
 
 
-def test_a_sequence_weighs_the_product_of_its_ratios_up_to_a_cap() -> None:
+def test_sequence_tis_weights_a_sequence_by_its_capped_product() -> None:
     rules = {"tis_ratio_type": "sequence", "sequence_tis_ratio_clip_high": 1.5}
     assert weights(**rules) == pytest.approx([1.5, 1.5, 0.99, 0.99, 0.99], abs=1e-5)
     assert corrected(**rules).metrics_B["tis_seq_clip_high_ratio"].tolist() == [1.0, 0.0]
 
 
-def test_a_sequence_is_left_out_by_its_mean_or_by_its_product() -> None:
+def test_a_sequence_is_masked_by_its_geometric_mean_or_its_product() -> None:
     # Geometric means 2^(1/2) and 0.99^(1/3) = 0.99666.
     assert weights(sequence_mask_metric="geometric") == [0.0, 0.0, 1.0, 1.0, 1.0]
     narrow = {"sequence_mask_metric": "geometric", "geo_mask_low": 0.997}
     assert weights(**narrow) == [0.0] * 5
     product = {"sequence_mask_metric": "product", "product_mask_high": 1.9}
     assert weights(**product) == [0.0, 0.0, 1.0, 1.0, 1.0]
-    told = corrected(**product).metrics_B["product_sequence_mask_masked_ratio"]
-    assert told.tolist() == [1.0, 0.0]
+    masked = corrected(**product).metrics_B["product_sequence_mask_masked_ratio"]
+    assert masked.tolist() == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -75,15 +77,13 @@ def test_a_sequence_is_left_out_by_its_mean_or_by_its_product() -> None:
         ({"outlier_token_is_threshold_low": 0.1}, [1.0, 1.0]),
     ],
 )
-def test_one_token_out_of_bounds_leaves_out_its_sequence(
-    rules: dict[str, float], kept: list[float]
-) -> None:
+def test_one_outlier_token_masks_its_sequence(rules: dict[str, float], kept: list[float]) -> None:
     assert weights(**rules) == [kept[0]] * 2 + [kept[1]] * 3
-    told = corrected(**rules).metrics_B["outlier_seq_masked_ratio"].tolist()
-    assert told == [1 - k for k in kept]
+    masked = corrected(**rules).metrics_B["outlier_seq_masked_ratio"].tolist()
+    assert masked == [1 - k for k in kept]
 
 
-def test_a_token_mask_leaves_out_single_tokens_and_what_follows_sees_the_rest() -> None:
+def test_a_token_mask_masks_single_tokens_and_later_rules_see_the_rest() -> None:
     rules = {"token_mask_is_threshold_low": 0.5 - 1e-6, "token_mask_is_threshold_high": 2.0}
     assert weights(**rules) == [0.0, 1.0, 1.0, 1.0, 1.0]
     assert corrected(**rules).metrics_T["token_mask_ratio"].tolist() == [1.0, 0.0, 0.0, 0.0, 0.0]
@@ -92,7 +92,7 @@ def test_a_token_mask_leaves_out_single_tokens_and_what_follows_sees_the_rest() 
     assert weights(**both) == pytest.approx([0.0, 0.5, 0.99, 0.99, 0.99], abs=1e-5)
 
 
-def test_the_weight_multiplies_the_loss_and_its_metrics_join_the_losss() -> None:
+def test_the_weights_multiply_the_loss_and_the_metrics_are_merged() -> None:
     loss = with_correction(importance_sampling, OffPolicyCorrection(tis_ratio_type="token"))
     output = loss(given())
     assert output.loss_T.tolist() == pytest.approx([-2.0, -0.5, -1.1, -1.0, -0.9], abs=1e-5)

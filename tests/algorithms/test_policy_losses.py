@@ -1,4 +1,4 @@
-"""Every policy loss on numbers worked by hand, and what SkyRL's gets wrong."""
+"""Every policy loss on numbers worked by hand, and where SkyRL's numbers differ."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from skyfleet.algorithms.losses.policy_gradient import (
     sapo,
 )
 from skyfleet.algorithms.losses.ppo import dual_clip, gspo, ppo_clip
-from skyfleet.algorithms.losses.registry import build_policy_loss, selector_of
+from skyfleet.algorithms.registry import build_policy_loss, build_selector
 from skyfleet.config.algorithm import POLICY_LOSSES, Algorithm
 
 CLIP: dict[str, Any] = {"eps_clip_low": 0.2, "eps_clip_high": 0.2}
@@ -40,14 +40,14 @@ def gradients(given: LossInputs, output: LossOutput) -> list[float]:
     return values
 
 
-def test_dual_clip_bounds_what_a_bad_token_can_cost() -> None:
+def test_dual_clip_bounds_the_loss_of_negative_advantages() -> None:
     given = inputs([10.0, 2.0, 10.0], [-1.0, -1.0, 1.0])
     output = dual_clip(given, **CLIP, clip_ratio_c=3.0)
     assert output.loss_T.tolist() == pytest.approx([3.0, 2.0, -1.2])
     assert gradients(given, output) == pytest.approx([0.0, 2.0, 0.0])
 
 
-def test_gspo_has_one_ratio_a_sequence_and_a_gradient_a_token() -> None:
+def test_gspo_has_one_ratio_per_sequence_and_one_gradient_per_token() -> None:
     given = replace(
         inputs([1.1, 1.21, 0.5, 0.5], [1.0, 1.0, 1.0, -1.0]), lengths_B=torch.tensor([2, 2])
     )
@@ -75,7 +75,7 @@ def test_cispo_may_be_anchored_to_the_engines_logprobs() -> None:
     assert gradients(given, output) == pytest.approx([-1.0])
 
 
-def test_sapo_closes_its_gate_softly() -> None:
+def test_sapo_gates_by_the_ratio() -> None:
     given = inputs([1.0, 2.0, 2.0], [1.0, 1.0, -1.0])
     output = sapo(given, tau_pos=1.0, tau_neg=2.0)
     # sigmoid(0), sigmoid(1) and sigmoid(2) are 0.5, 0.731059 and 0.880797.
@@ -93,7 +93,7 @@ def probabilities(sampled: list[float], now: list[float], advantages: list[float
     )
 
 
-def test_dppo_lets_go_of_a_token_whose_probability_moved_far_enough() -> None:
+def test_dppo_drops_a_token_whose_probability_moved_beyond_delta() -> None:
     given = probabilities(
         [0.5, 0.5, 0.5, 0.5, 0.01], [0.8, 0.8, 0.2, 0.6, 0.1], [1.0, -1.0, -1.0, 1.0, 1.0]
     )
@@ -103,7 +103,7 @@ def test_dppo_lets_go_of_a_token_whose_probability_moved_far_enough() -> None:
     assert output.metrics_T["ppo_clip_ratio"].tolist() == [1.0, 0.0, 1.0, 0.0, 0.0]
 
 
-def test_dppo_can_measure_the_move_as_a_kl() -> None:
+def test_dppo_can_use_the_binary_kl() -> None:
     # KL of (1/2, 1/2) from (0.8, 0.2): (log(5/8) + log(5/2)) / 2 = 0.223144.
     given = probabilities([0.5, 0.5, 0.5], [0.8, 0.8, 0.2], [1.0, 1.0, 1.0])
     kept = dppo(given, dppo_type="binary_kl", delta_low=0.2, delta_high=0.2232)
@@ -113,7 +113,7 @@ def test_dppo_can_measure_the_move_as_a_kl() -> None:
     assert dropped.metrics_T["ppo_clip_ratio"].tolist() == [1.0, 1.0, 0.0]
 
 
-def test_rollout_is_drops_what_leaves_the_bounds_and_weighs_the_rest() -> None:
+def test_rollout_is_masks_tokens_outside_the_bounds_and_weights_the_others() -> None:
     given = replace(inputs([1.1, 1.3, 0.7], [1.0, 1.0, -1.0]), old_logprobs_T=torch.zeros(3))
     output = rollout_is(given, **CLIP)
     assert output.loss_T.tolist() == pytest.approx([-1.1 * (log(1.1) - 1), 0.0, 0.0], abs=1e-5)
@@ -141,7 +141,7 @@ def comparing() -> LossInputs:
     )
 
 
-def test_clip_cov_leaves_out_some_of_the_tokens_between_its_bounds() -> None:
+def test_clip_cov_masks_some_of_the_tokens_between_its_bounds() -> None:
     given = comparing()
     assert covariances(given).tolist() == [2.0, 2.0, -2.0, -2.0]
     select = partial(select_clip_cov, given, clip_cov_lb=1.0, clip_cov_ub=5.0, **CLIP)
@@ -154,7 +154,7 @@ def test_clip_cov_leaves_out_some_of_the_tokens_between_its_bounds() -> None:
     assert output.metrics_T["clip_cov_ratio"].tolist() == [1.0, 0.0, 0.0, 0.0]
 
 
-def test_clip_cov_draws_by_the_tokens_and_not_by_how_likely_they_were() -> None:
+def test_clip_cov_is_seeded_by_the_token_ids() -> None:
     def drawn(first_token: int, *, rounding: float = 0.0, fewer: int = 0) -> list[int]:
         logprobs_T = torch.tensor([-1.0, -3.0] * 50) + rounding
         given = LossInputs(
@@ -174,13 +174,13 @@ def test_clip_cov_draws_by_the_tokens_and_not_by_how_likely_they_were() -> None:
     assert len({*drawn(1)} - {*drawn(1, fewer=2)}) <= 2
 
 
-def test_clip_cov_does_not_pick_what_ppo_clips() -> None:
+def test_clip_cov_does_not_select_tokens_that_ppo_clips() -> None:
     moved = replace(comparing(), old_logprobs_T=torch.tensor([-2.0, -3.0, -1.0, -3.0]))
     selected = select_clip_cov(moved, clip_ratio=0.5, clip_cov_lb=1.0, clip_cov_ub=5.0, **CLIP)
     assert selected.tolist() == [False, True, False, False]
 
 
-def test_kl_cov_holds_back_the_tokens_of_highest_covariance() -> None:
+def test_kl_cov_penalizes_the_tokens_of_highest_covariance() -> None:
     given = replace(comparing(), old_logprobs_T=torch.tensor([-1.5, -3.0, -1.0, -3.0]))
     selected = select_kl_cov(given, kl_cov_frac=0.5)
     assert selected.tolist() == [True, True, False, False]
@@ -190,8 +190,8 @@ def test_kl_cov_holds_back_the_tokens_of_highest_covariance() -> None:
     assert output.loss_T.tolist() == pytest.approx(expected, abs=1e-5)
 
 
-def test_kl_cov_does_not_take_rounding_for_a_move() -> None:
-    """Of a size the gradient is the sign, and with one update a batch that is the sign of noise."""
+def test_kl_cov_ignores_rounding_differences() -> None:
+    """The gradient of |x| is a sign; with one update per batch it would be that of noise."""
     still = comparing()
     noise_T = torch.tensor([1e-7, -2e-7, 1e-7, 2e-7])
     given = replace(
@@ -202,8 +202,8 @@ def test_kl_cov_does_not_take_rounding_for_a_move() -> None:
     assert gradients(given, output) == pytest.approx([-2.0, 2.0, 2.0, -2.0])
 
 
-def test_kl_covs_penalty_weighs_what_its_token_weighs() -> None:
-    """SkyRL adds it unscaled to a loss that is a mean: there it outweighs everything else."""
+def test_the_penalty_of_kl_cov_has_the_weight_of_its_token() -> None:
+    """SkyRL adds it unscaled to a mean, where it dominates the loss."""
     given = replace(
         comparing(),
         old_logprobs_T=torch.tensor([-1.5, -3.0, -1.0, -3.0]),
@@ -215,22 +215,22 @@ def test_kl_covs_penalty_weighs_what_its_token_weighs() -> None:
 
 
 @pytest.mark.parametrize("name", POLICY_LOSSES)
-def test_every_loss_a_configuration_may_name_is_there_with_its_settings(name: str) -> None:
+def test_every_name_of_a_loss_in_the_configuration_can_be_built(name: str) -> None:
     algorithm = Algorithm(policy_loss_type=name)
-    given, select = inputs([1.0, 1.1], [1.0, -1.0]), selector_of(algorithm)
+    given, select = inputs([1.0, 1.1], [1.0, -1.0]), build_selector(algorithm)
     assert (select is not None) == name.endswith("_cov")
     if select:
         given = replace(given, selected_T=select(given))
     assert build_policy_loss(algorithm)(given).loss_T.shape == (2,)
 
 
-def test_settings_reach_their_loss() -> None:
+def test_a_loss_gets_its_settings() -> None:
     wide = Algorithm(eps_clip_low=0.5, eps_clip_high=0.6)
     given = inputs([9.0], [1.0])
     assert build_policy_loss(wide)(given).loss_T.tolist() == pytest.approx([-1.6])
 
 
-def test_a_far_token_is_finite_in_every_clipped_loss() -> None:
+def test_every_clipped_loss_is_finite_for_extreme_ratios() -> None:
     given = replace(inputs([1.0], [-1.0]), old_logprobs_T=torch.tensor([-200.0]))
     for loss in (
         partial(ppo_clip, **CLIP),

@@ -73,14 +73,16 @@ def test_train_dry_run_prints_the_configuration_and_the_plan(settings: str) -> N
 @pytest.mark.parametrize("command", [["train"], ["evaluate", "--agent", "null"]])
 def test_a_dry_run_warns_of_what_the_run_would(settings: str, command: list[str]) -> None:
     flag = "generator.use_native_tool_calling=true"
-    assert f"# {flag} does nothing while environment." in run(*command, settings, flag, "--dry-run")
-    assert "does nothing" not in run(*command, settings, "--dry-run")
+    assert f"# {flag} has no effect while environment." in run(
+        *command, settings, flag, "--dry-run"
+    )
+    assert "no effect" not in run(*command, settings, "--dry-run")
 
 
 def test_a_dry_run_tells_of_idle_keys_only_who_would_train(settings: str) -> None:
     idle = "trainer.algorithm.gamma=0.9"
-    assert f"# {idle} does nothing while" in run("train", settings, idle, "--dry-run")
-    assert "does nothing" not in run("evaluate", settings, idle, "--agent", "null", "--dry-run")
+    assert f"# {idle} has no effect while" in run("train", settings, idle, "--dry-run")
+    assert "no effect" not in run("evaluate", settings, idle, "--agent", "null", "--dry-run")
 
 
 def test_train_dry_run_says_what_would_not_start(settings: str) -> None:
@@ -88,7 +90,7 @@ def test_train_dry_run_says_what_would_not_start(settings: str) -> None:
     args = ["train", settings, "trainer.strategy=megatron", idle, "--dry-run"]
     result = CliRunner().invoke(app, args)
     assert str(result.exception).startswith("trainer.strategy='megatron' does not run")
-    assert result.output.splitlines()[-1].startswith(f"# {idle} does nothing while")
+    assert result.output.splitlines()[-1].startswith(f"# {idle} has no effect while")
 
 
 def test_a_dry_run_refuses_the_player_whom_the_run_would(settings: str, tmp_path: Path) -> None:
@@ -136,7 +138,7 @@ def test_evaluate_takes_one_set_by_name(settings: str) -> None:
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (["train", "trainer.sead=1"], "trainer.sead is unknown; did you mean trainer.seed?"),
+        (["train", "trainer.sead=1"], "trainer.sead=1 is unknown; did you mean trainer.seed?"),
         (["tasks", "show", SOURCE, "nobody"], f"{SOURCE} has no task 'nobody'"),
         (["evaluate", "--agent", "null"], "data.val_data is empty"),
         (["rollout", SOURCE, "trainer.policy.model.path=tiny"], "holds no checkpoint yet"),
@@ -159,7 +161,7 @@ def test_evaluate_takes_one_set_by_name(settings: str) -> None:
         ),
         (
             ["train", "--dry-run", "trainer.sentinels.modes.moon=warn"],
-            "trainer.sentinels.modes.moon is no sentinel; choose from",
+            "trainer.sentinels.modes.moon is not a sentinel; choose from",
         ),
         (
             ["train", "--dry-run", "environment.env_class=no_such:play"],

@@ -29,7 +29,7 @@ def test_show_tells_what_a_run_would_be_warned_of() -> None:
     output = run("show", idle, flag)
     assert load_config(output) == load_config("", [idle, flag])
     logged = [line.partition(" while")[0] for line in output.splitlines() if line.startswith("# ")]
-    assert logged == [f"# {flag} does nothing", f"# {idle} does nothing"]
+    assert logged == [f"# {flag} has no effect", f"# {idle} has no effect"]
 
 
 def test_show_needs_no_file() -> None:

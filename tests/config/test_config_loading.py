@@ -5,13 +5,22 @@ import sys
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
-from skyfleet.config.loading import load_config, load_config_file
+from skyfleet.config import loading
+from skyfleet.config.generator import SamplingParams
+from skyfleet.config.loading import (
+    config_from_python,
+    load_config,
+    load_config_file,
+    preset_names,
+)
 from skyfleet.config.root import RunConfig
+from skyfleet.config.trainer import Trainer
 from skyfleet.errors import ConfigError
 
 
-def refused(text: str = "", *overrides: str) -> list[str]:
+def find_problems(text: str = "", *overrides: str) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         load_config(text, overrides)
     return str(caught.value).splitlines()
@@ -78,7 +87,7 @@ def test_a_mapping_merges_into_a_section() -> None:
         (["data.val_data={}"], {}),
     ],
 )
-def test_a_mapping_replaces_names_that_are_the_users_and_a_dotted_one_is_added(
+def test_a_mapping_replaces_user_chosen_names_and_a_dotted_name_is_added(
     overrides: list[str], left: dict[str, list[str]]
 ) -> None:
     text = "data: {val_data: {a: [x], b: [y]}, train_data: [t]}"
@@ -98,11 +107,11 @@ def test_a_replaced_mapping_is_known_by_either_spelling_and_below_its_key() -> N
     assert inner.engine_init_kwargs == {"a": {"e": 4}, "c": 2}
 
 
-def test_a_set_is_not_added_to_a_list_which_would_be_lost() -> None:
+def test_a_named_set_cannot_be_added_to_a_list() -> None:
     with pytest.raises(ConfigError) as caught:
         load_config("data: {val_data: [a.jsonl]}", ["data.val_data.mine=[t.jsonl]"])
     assert str(caught.value) == (
-        "data.val_data.mine=[t.jsonl]: data.val_data=['a.jsonl'] is a list, to which no name can be "
+        "data.val_data.mine=['t.jsonl']: data.val_data=['a.jsonl'] is a list, to which no name can be "
         "added; set data.val_data={NAME: [...], ...} whole"
     )
     added = load_config("data: {val_data: []}", ["data.val_data.mine=[t.jsonl]"])
@@ -117,7 +126,7 @@ def test_a_list_or_null_replaces_what_is_there() -> None:
     assert config.trainer.rope_scaling is None
 
 
-def test_what_nobody_sets_follows_skyrls_rules() -> None:
+def test_unset_keys_follow_skyrls_rules() -> None:
     config = load_config(
         "",
         [
@@ -148,8 +157,8 @@ def test_evaluation_sets_have_names() -> None:
     assert load_config().data.eval_sets == {}
 
 
-def test_everything_wrong_is_said_at_once_a_sentence_each() -> None:
-    problems = refused(
+def test_every_problem_is_reported_at_once_one_line_each() -> None:
+    problems = find_problems(
         "trainer: {seed: -1, critic: {model: {lora: {rank: 8}}}}",
         "trainer.policy.modle.path=b",
         "trainer.max_turns=3",
@@ -160,10 +169,10 @@ def test_everything_wrong_is_said_at_once_a_sentence_each() -> None:
     )
     assert problems == [
         "'nonsense' is not an override; write it as key=value",
-        "trainer.critic.model.lora.rank is not supported: "
-        "the critic is on the policy's device, built as its model is; drop it",
-        "trainer.policy.modle.path is unknown; did you mean trainer.policy.model.path?",
-        "trainer.max_turns is unknown; did you mean generator.max_turns?",
+        "trainer.critic.model.lora.rank=8 is not supported: "
+        "the critic is built like the policy and shares its device; drop it",
+        "trainer.policy.modle.path='b' is unknown; did you mean trainer.policy.model.path?",
+        "trainer.max_turns=3 is unknown; did you mean generator.max_turns?",
         "trainer.ref=5: trainer.ref is a section; set a key in it, such as trainer.ref.model.path",
         "data.val_data=3: it takes list[str] | dict[str, list[str]]",
         "trainer.algorithm.advantage_estimator='gpro': "
@@ -174,14 +183,14 @@ def test_everything_wrong_is_said_at_once_a_sentence_each() -> None:
 
 
 def test_a_derived_value_that_does_not_fit_says_where_it_came_from() -> None:
-    assert refused("", "generator.sampling_params.temperature=0") == [
+    assert find_problems("", "generator.sampling_params.temperature=0") == [
         "trainer.algorithm.temperature=0: it takes float, above 0; "
         "unset, it is ${generator.sampling_params.temperature}"
     ]
 
 
 def test_an_interval_is_never_zero() -> None:
-    assert refused("", "trainer.max_ckpts_to_keep=0") == [
+    assert find_problems("", "trainer.max_ckpts_to_keep=0") == [
         "trainer.max_ckpts_to_keep=0: it takes int, -1 or at least 1"
     ]
 
@@ -196,17 +205,17 @@ def test_an_interval_is_never_zero() -> None:
             ("trainer.run_name=[",),
             "trainer.run_name='[' is not a YAML value; put quotes inside, as in trainer.run_name='[\"a\", \"b\"]'",
         ),
-        ("", ("zzz.qqq=1",), "zzz.qqq is unknown; `skyfleet config explain` lists the keys"),
+        ("", ("zzz.qqq=1",), "zzz.qqq=1 is unknown; `skyfleet config explain` lists the keys"),
     ],
 )
-def test_what_cannot_be_read_is_one_sentence(
+def test_unreadable_input_is_one_sentence(
     text: str, overrides: tuple[str, ...], sentence: str
 ) -> None:
-    assert refused(text, *overrides) == [sentence]
+    assert find_problems(text, *overrides) == [sentence]
 
 
 def test_broken_yaml_is_one_sentence() -> None:
-    (problem,) = refused("trainer: {seed: 1")
+    (problem,) = find_problems("trainer: {seed: 1")
     assert problem.startswith("not YAML: ")
 
 
@@ -220,7 +229,7 @@ def test_a_file_is_read_and_a_missing_one_is_named(tmp_path: Path) -> None:
 
 def test_configuration_needs_none_of_the_heavy_packages() -> None:
     program = (
-        "import sys, skyfleet.config.explain; "
+        "import sys, skyfleet.config.loading; "
         "print(sorted({'torch', 'scipy', 'pyarrow', 'transformers'} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -232,3 +241,109 @@ def test_addresses_in_a_list_need_no_quotes() -> None:
         "", ["data.train_data=[world:github?count=3&seed=1, world:booking?count=2]"]
     )
     assert config.data.train_data == ["world:github?count=3&seed=1", "world:booking?count=2"]
+
+
+def test_conflicts_and_unsupported_values_are_reported_beside_bad_values() -> None:
+    assert find_problems(
+        "",
+        "trainer.sead=1",
+        "trainer.epochs=0",
+        "trainer.train_batch_size=6",
+        "generator.max_input_length=100",
+        "trainer.max_prompt_length=200",
+        "trainer.policy.model.lora.dropout=0.1",
+        "trainer.mtp.enabled=true",
+    ) == [
+        "trainer.sead=1 is unknown; did you mean trainer.seed?",
+        "trainer.mtp.enabled=True is not supported: it trains draft heads under Megatron; drop it",
+        "trainer.epochs=0: it takes int, at least 1",
+        "trainer.train_batch_size=6 is not a multiple of trainer.policy_mini_batch_size=4; "
+        "set trainer.train_batch_size to 4",
+        "generator.max_input_length=100 is below trainer.max_prompt_length=200 "
+        "with generator.max_turns=50; set trainer.max_prompt_length=100",
+        "trainer.policy.model.lora.dropout=0.1 does not run in this version: "
+        "the engine samples without dropout, so it would sample from another policy; use 0",
+    ]
+
+
+def test_a_default_in_place_of_a_bad_value_conflicts_with_nothing() -> None:
+    assert find_problems(
+        "", "trainer.train_batch_size=many", "trainer.policy_mini_batch_size=64"
+    ) == ["trainer.train_batch_size='many': it takes int, at least 1"]
+    assert find_problems("", "trainer.rope_scaling.factor=0.5", "data.val_data={a: 3}") == [
+        "data.val_data={'a': 3}: it takes list[str] | dict[str, list[str]]",
+        "trainer.rope_scaling.factor=0.5: it takes float, above 1",
+    ]
+
+
+def test_a_misspelt_secret_is_not_shown() -> None:
+    (problem,) = find_problems("", "environment.skyrl_gym.fleet_task.apy_key=sk-123")
+    assert "sk-123" not in problem
+
+
+def test_a_section_built_in_python_is_checked_too() -> None:
+    with pytest.raises(ValidationError, match="is not a multiple of"):
+        Trainer(train_batch_size=3, policy_mini_batch_size=2)
+
+
+def test_the_prompt_length_is_unlimited_unless_set_and_then_bounds_the_context() -> None:
+    config = load_config()
+    assert (config.trainer.max_prompt_length, config.generator.max_input_length) == (None, 512)
+    config = load_config("", ["trainer.max_prompt_length=64"])
+    assert (config.trainer.max_prompt_length, config.generator.max_input_length) == (64, 64)
+
+
+def test_the_first_evaluation_set_is_the_main_one() -> None:
+    assert load_config().data.main_eval_set is None
+    named = load_config("", ["data.val_data={easy: [a], hard: [b]}", "data.test_data={retail: r}"])
+    assert named.data.main_eval_set == "easy"
+    assert (
+        load_config("", ["data.val_data=[a]", "data.retail_val_data=r"]).data.main_eval_set == "val"
+    )
+
+
+def test_python_values_override_a_mapping_a_file_or_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("trainer: {seed: 5, run_name: first}")
+    overrides = {
+        "data.train_data": [tmp_path / "a.jsonl"],
+        "trainer.policy.optimizer_config.adam_betas": (0.8, 0.9),
+        "generator.inference_engine.num_engines": 2,
+        "generator.sampling_params": SamplingParams(stop=["</a>"]),
+        "trainer.run_name": "1e3",
+    }
+    nested = {"trainer": {"seed": 5, "run_name": "first"}}
+    dotted = {"trainer.seed": 5, "trainer.run_name": "first"}
+    for base in (file, str(file), nested, dotted):
+        config = config_from_python(base, overrides)
+        assert config.trainer.seed == 5
+        assert config.trainer.run_name == "1e3"  # text stays text
+        assert config.data.train_data == [str(tmp_path / "a.jsonl")]
+        assert config.trainer.policy.optimizer_config.adam_betas == (0.8, 0.9)
+        assert config.generator.num_inference_engines == 2
+        assert config.generator.sampling_params.stop == ["</a>"]
+    assert config_from_python(None, {}) == RunConfig()
+
+
+def test_python_values_are_refused_as_overrides_are() -> None:
+    with pytest.raises(ConfigError) as caught:
+        config_from_python(None, {"trainer.seed": "many", "trainer.sead": 1})
+    assert str(caught.value).splitlines() == [
+        "trainer.sead=1 is unknown; did you mean trainer.seed?",
+        "trainer.seed='many': it takes int, at least 0",
+    ]
+
+
+def test_a_bare_name_is_a_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "presets"
+    package.mkdir()
+    (package / "small.yaml").write_text("trainer: {seed: 6}")
+    monkeypatch.setattr(loading, "_find_presets", lambda: package)
+    monkeypatch.chdir(tmp_path)
+    assert preset_names() == ["small"]
+    assert load_config_file("small").trainer.seed == 6
+    assert config_from_python("small", {"trainer.epochs": 2}).trainer.epochs == 2
+    with pytest.raises(ConfigError, match="smal is neither a file nor a preset; choose from small"):
+        load_config_file("smal")
+    Path("small").write_text("trainer: {seed: 7}")
+    assert load_config_file("small").trainer.seed == 7  # a file wins

@@ -1,15 +1,113 @@
-"""The recipes of the seeds load as they are written; what cannot run here is named."""
+"""The scripts of SkyRL and Fleet load with their own overrides; what does not run is listed."""
 
 from __future__ import annotations
+
+import shlex
 
 import pytest
 
 from skyfleet.config.loading import load_config
-from skyfleet.config.rules import unsupported
+from skyfleet.config.root import RunConfig
+from skyfleet.config.validation import check_trainable, find_unsupported_values, find_untrainable
+from skyfleet.config.warnings import find_warnings
+from skyfleet.errors import ConfigError
+
+# examples/train/gsm8k/run_gsm8k.sh of NovaSky-AI/SkyRL, as the shell passes it with four GPUs.
+RUN_GSM8K = """
+data.train_data="['/data/gsm8k/train.parquet']"
+data.val_data="['/data/gsm8k/validation.parquet']"
+trainer.algorithm.advantage_estimator="grpo"
+trainer.policy.model.path="Qwen/Qwen2.5-1.5B-Instruct"
+trainer.placement.colocate_all=true
+trainer.strategy=fsdp2
+trainer.placement.policy_num_gpus_per_node=4
+trainer.placement.critic_num_gpus_per_node=4
+trainer.placement.ref_num_gpus_per_node=4
+generator.inference_engine.num_engines=2
+generator.inference_engine.tensor_parallel_size=2
+trainer.epochs=20
+trainer.eval_batch_size=1024
+trainer.eval_before_train=true
+trainer.eval_interval=5
+trainer.update_epochs_per_batch=1
+trainer.train_batch_size=1024
+trainer.policy_mini_batch_size=256
+trainer.micro_forward_batch_size_per_gpu=64
+trainer.micro_train_batch_size_per_gpu=64
+trainer.ckpt_interval=10
+trainer.max_prompt_length=512
+generator.sampling_params.max_generate_length=1024
+trainer.policy.optimizer_config.lr=1.0e-6
+trainer.algorithm.use_kl_loss=true
+generator.inference_engine.backend=vllm
+generator.inference_engine.run_engines_locally=true
+generator.inference_engine.weight_sync_backend=nccl
+generator.inference_engine.async_engine=true
+generator.inference_engine.distributed_executor_backend=mp
+generator.batched=true
+environment.env_class=gsm8k
+generator.n_samples_per_prompt=5
+generator.inference_engine.gpu_memory_utilization=0.8
+trainer.logger="wandb"
+trainer.project_name="gsm8k"
+trainer.run_name="gsm8k_test"
+trainer.resume_mode=null
+trainer.log_path="/tmp/skyrl-logs"
+trainer.ckpt_path="/home/me/ckpts/gsm8k_1.5B_ckpt"
+"""
+
+# skyrl-train/tasks/openenv-fleet-grpo.yaml of fleet-ai/SkyRL, the same way.
+FLEET_GRPO = """
+data.train_data="['/data/fleet/tool_use/train.parquet']"
+data.val_data="['/data/fleet/tool_use/validation.parquet']"
+environment.env_class=fleet_task
+environment.skyrl_gym.fleet_task.tasks_file="/data/fleet/tasks_tool_use.json"
+trainer.algorithm.advantage_estimator="grpo"
+trainer.policy.model.path="Qwen/Qwen2.5-1.5B-Instruct"
+trainer.placement.colocate_all=true
+trainer.strategy=fsdp2
+trainer.placement.policy_num_gpus_per_node=4
+trainer.placement.ref_num_gpus_per_node=4
+generator.num_inference_engines=4
+generator.inference_engine_tensor_parallel_size=1
+trainer.epochs=20
+trainer.eval_batch_size=4
+trainer.eval_before_train=true
+trainer.eval_interval=5
+trainer.update_epochs_per_batch=1
+trainer.train_batch_size=4
+trainer.policy_mini_batch_size=4
+trainer.micro_forward_batch_size_per_gpu=4
+trainer.micro_train_batch_size_per_gpu=4
+trainer.ckpt_interval=10
+trainer.max_prompt_length=512
+generator.sampling_params.max_generate_length=2048
+generator.sampling_params.temperature=0.6
+generator.sampling_params.top_p=0.95
+generator.sampling_params.stop='["</tool_call>", "<done>"]'
+generator.eval_sampling_params.stop='["</tool_call>", "<done>"]'
+trainer.policy.optimizer_config.lr=1.0e-6
+trainer.algorithm.use_kl_loss=true
+generator.max_turns=50
+generator.backend=vllm
+generator.run_engines_locally=true
+generator.weight_sync_backend=nccl
+generator.async_engine=true
+generator.batched=false
+generator.use_conversation_multi_turn=true
+generator.n_samples_per_prompt=4
+generator.gpu_memory_utilization=0.8
+trainer.logger="wandb"
+trainer.project_name="fleet-task-grpo"
+trainer.run_name="fleet_tool_use_all_pr0"
+trainer.resume_mode=latest
+trainer.ckpt_path="/home/me/ckpts/fleet_tool_use"
+trainer.dump_data_batch=true
+"""
 
 FLEET_8B = """
-data.train_data=['/data/train.parquet']
-data.val_data=['/data/validation.parquet']
+data.train_data="['/data/train.parquet']"
+data.val_data="['/data/validation.parquet']"
 environment.env_class=fleet_task
 environment.skyrl_gym.fleet_task.tasks_file=/data/tasks.json
 trainer.algorithm.advantage_estimator=grpo
@@ -41,9 +139,9 @@ generator.max_input_length=48000
 generator.sampling_params.max_generate_length=8192
 generator.sampling_params.temperature=0.9
 generator.sampling_params.top_p=0.95
-generator.sampling_params.stop=["</tool_call>"]
+generator.sampling_params.stop='["</tool_call>"]'
 generator.sampling_params.logprobs=0
-generator.eval_sampling_params.stop=["</tool_call>"]
+generator.eval_sampling_params.stop='["</tool_call>"]'
 trainer.policy.optimizer_config.lr=1.0e-6
 generator.max_turns=50
 generator.backend=vllm
@@ -121,12 +219,84 @@ generator.sampling_params.top_p=0.95
 """
 
 
-def unsupported_keys(text: str, line: str) -> set[str]:
-    return {line.split("=")[0] for line in unsupported(load_config(text, line.split()))}
+def load(script: str, *more: str) -> RunConfig:
+    return load_config("", [*shlex.split(script), *more])
+
+
+def list_problems(config: RunConfig) -> list[str]:
+    return [*find_unsupported_values(config), *find_untrainable(config)]
+
+
+def test_skyrls_quick_start_loads_and_can_be_trained() -> None:
+    config = load(RUN_GSM8K)
+    assert list_problems(config) == []
+    assert config.environment.env_class == "gsm8k"
+    assert (config.trainer.resume_mode, config.generator.max_turns) == ("none", 1)
+    assert (config.trainer.max_prompt_length, config.generator.max_input_length) == (512, 512)
+    assert config.generator.num_inference_engines == 2
+
+
+def test_skyrls_quick_start_warns_about_every_key_without_effect() -> None:
+    one_device = (
+        "trainer.strategy=fsdp, trainer.placement.policy_num_gpus_per_node=4, "
+        "trainer.placement.ref_num_gpus_per_node=4, trainer.placement.critic_num_gpus_per_node=4 "
+        "have no effect: training uses one process on one device"
+    )
+    assert find_warnings(load(RUN_GSM8K)) == [
+        one_device,
+        "trainer.micro_forward_batch_size_per_gpu=64 has no effect: there is no forward pass apart "
+        "from training; see trainer.max_tokens_per_microbatch",
+        "trainer.log_path=/tmp/skyrl-logs has no effect: "
+        "trainer.run_path holds everything a run writes",
+    ]
+
+
+def test_skyrls_quick_start_can_be_trained_with_the_embedded_engine() -> None:
+    config = load(RUN_GSM8K, "generator.inference_engine.backend=embedded")
+    assert list_problems(config) == []
+    ignored = "\n".join(find_warnings(config))
+    for key in ("num_inference_engines=2", "inference_engine_tensor_parallel_size=2"):
+        assert f"generator.{key} has no effect: " in ignored
+
+
+@pytest.mark.parametrize("prefix", ["", "+", "++"])
+def test_skyrls_quick_start_loads_with_hydras_prefixes(prefix: str) -> None:
+    overrides = [prefix + override for override in shlex.split(RUN_GSM8K)]
+    assert load_config("", overrides) == load(RUN_GSM8K)
+
+
+def test_what_a_script_adds_beyond_this_version_is_listed_at_once() -> None:
+    more = (
+        "trainer.policy.fsdp_config.wrap_policy={}",
+        "trainer.policy.megatron_config.tensor_model_parallel_size=2",
+        "generator.inference_engine.enable_pd=true",
+        "trainer.fully_async.enabled=true",
+        "trainer.strategy=megatron",
+        "trainer.algorithm.kl_estimator_type=k4",
+        "trainer.train_batch_size=1000",
+    )
+    with pytest.raises(ConfigError) as caught:
+        load(RUN_GSM8K, *more)
+    lines = str(caught.value).splitlines()
+    keys = [override.partition("=")[0] for override in more]
+    assert sorted(line.partition("=")[0] for line in lines) == sorted(keys)
+
+
+def test_fleets_task_file_loads_and_can_be_trained() -> None:
+    config = load(FLEET_GRPO)
+    assert list_problems(config) == []
+    assert config.generator.sampling_params.stop == ["</tool_call>", "<done>"]
+    ignored = [sentence.partition("=")[0] for sentence in find_warnings(config)]
+    assert ignored == [
+        "trainer.strategy",
+        "trainer.eval_batch_size",
+        "trainer.micro_forward_batch_size_per_gpu",
+        "environment.skyrl_gym.fleet_task.tasks_file",
+    ]
 
 
 def test_fleets_8b_recipe_loads() -> None:
-    config = load_config("", FLEET_8B.split())
+    config = load(FLEET_8B)
     assert config.trainer.rope_scaling is not None
     assert config.trainer.rope_scaling.factor == 2.0
     assert config.generator.sampling_params.stop == ["</tool_call>"]
@@ -138,19 +308,20 @@ def test_fleets_8b_recipe_loads() -> None:
     assert config.trainer.logger == ["wandb"]
 
 
-def test_what_fleets_8b_recipe_asks_beyond_this_version_is_named() -> None:
-    assert unsupported_keys("", FLEET_8B) == {
-        "environment.skyrl_gym.fleet_task.tasks_file",
-        "trainer.placement.policy_num_gpus_per_node",
-        "trainer.placement.ref_num_gpus_per_node",
-        "trainer.strategy",
-        "generator.eval_n_samples_per_prompt",
-    }
+def test_greedy_evaluation_with_three_attempts_is_a_warning() -> None:
+    config = load(FLEET_8B)
+    check_trainable(config)
+    (greedy,) = [line for line in find_warnings(config) if "eval_n_samples_per_prompt=3" in line]
+    assert "pass@3 equals pass@1" in greedy
 
 
-def test_fleets_variants_load_and_add_to_it() -> None:
-    added = unsupported_keys("", FLEET_8B + FLEET_VARIANTS) - unsupported_keys("", FLEET_8B)
-    assert "trainer.policy.model_config_kwargs" not in added
+def test_fleets_variants_load_and_can_be_trained() -> None:
+    config = load(FLEET_8B + FLEET_VARIANTS)
+    assert list_problems(config) == []
+    assert config.generator.chat_template_kwargs == {"enable_thinking": True}
+    ignored = "\n".join(find_warnings(config))
+    for key in ("generator.reasoning_parser=glm45", "trainer.flash_attn=false"):
+        assert f"{key} has no effect: " in ignored
 
 
 def test_the_tau_bench_recipe_loads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,8 +336,14 @@ def test_the_tau_bench_recipe_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert config.generator.max_input_length == 16384
 
 
-def test_the_tau_bench_recipe_asks_nothing_beyond_this_version() -> None:
-    assert unsupported_keys(TAU_BENCH, TAU_BENCH_LINE) == set()
+def test_the_tau_bench_recipe_can_be_trained() -> None:
+    assert list_problems(load_config(TAU_BENCH, TAU_BENCH_LINE.split())) == []
+
+
+def test_the_tau_bench_recipes_extra_sets_are_named_evaluation_sets() -> None:
+    config = load_config(TAU_BENCH, ["data.retail_val_data=['retail.parquet']"])
+    assert list(config.data.eval_sets) == ["val", "retail_val", "retail", "airline"]
+    assert config.data.main_eval_set == "val"
 
 
 def test_the_defaults_are_the_ones_the_fleet_guide_prints() -> None:

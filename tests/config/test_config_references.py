@@ -1,3 +1,5 @@
+"""`${...}` takes the value of another key or of an environment variable."""
+
 from __future__ import annotations
 
 import pytest
@@ -55,11 +57,11 @@ def test_the_environment_is_read_with_a_default(monkeypatch: pytest.MonkeyPatch)
                 "trainer.project_name=${trainer.run_name}",
             ],
             "trainer.project_name -> trainer.run_name -> trainer.project_name "
-            "is a circle of references; give one of them a value",
+            "is a cycle of references; give one of them a value",
         ),
         (
             ["trainer.run_name=fleet_${MODALITY}"],
-            "trainer.run_name refers to ${MODALITY}, which is no key; write a dotted key, "
+            "trainer.run_name refers to ${MODALITY}, which is not a key; write a dotted key, "
             "or ${oc.env:MODALITY} for an environment variable",
         ),
         (

@@ -1,4 +1,4 @@
-"""A critic learns what was earned, on its own weights, and can be put down and taken up."""
+"""The critic fits returns with its own weights, and resumes from a checkpoint."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from skyfleet.learner.optimizer import OptimizerSettings
 CRITIC = CriticSettings(
     optimizer=OptimizerSettings(lr=3e-3),
     value_clip=None,
-    credit=partial(generalized_advantage, gamma=1.0, lambd=1.0),
+    compute_advantages=partial(generalized_advantage, gamma=1.0, lambd=1.0),
     critic_mini_batch_size=100,
     max_tokens_per_microbatch=10_000,
 )
@@ -45,7 +45,7 @@ def learned(judge: Critic, samples: list[Sample]) -> dict[str, float]:
     return judge.learn(judge.value(samples))[1]
 
 
-def test_a_new_critic_expects_nothing_and_its_first_loss_is_what_was_earned() -> None:
+def test_a_new_critic_predicts_zero_so_its_first_loss_is_that_of_the_returns() -> None:
     samples = earned()
     judge = critic()
     valued = judge.value(samples)
@@ -59,7 +59,7 @@ def test_a_new_critic_expects_nothing_and_its_first_loss_is_what_was_earned() ->
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_on_one_batch_the_loss_falls_and_values_come_to_what_was_earned(tied: bool) -> None:
+def test_on_one_batch_the_loss_falls_and_values_approach_the_returns(tied: bool) -> None:
     samples, judge = earned(), critic(tied=tied)
     losses = [learned(judge, samples)["critic/critic_loss"] for _ in range(30)]
     assert losses[-1] < losses[0] / 4
@@ -69,7 +69,7 @@ def test_on_one_batch_the_loss_falls_and_values_come_to_what_was_earned(tied: bo
     assert min(rewarded) > max(others)
 
 
-def test_a_value_is_of_what_was_said_before_its_token() -> None:
+def test_a_value_depends_only_on_the_tokens_before_its_own() -> None:
     """Else a critic would know the token it is to be surprised by."""
     judge, (first, *_) = critic(), earned()
     learned(judge, [first])
@@ -83,7 +83,7 @@ def test_a_value_is_of_what_was_said_before_its_token() -> None:
 
 @pytest.mark.parametrize("max_tokens", [1, 60, 150])
 @pytest.mark.parametrize("recompute", [False, True])
-def test_what_a_critic_learns_does_not_depend_on_the_micro_batches(
+def test_the_critic_update_does_not_depend_on_the_micro_batches(
     max_tokens: int, recompute: bool
 ) -> None:
     samples = earned(3)
@@ -112,7 +112,7 @@ def test_a_step_is_one_update_per_mini_batch_and_epoch() -> None:
     assert 0.0 <= metrics["critic/values_clipfrac"] <= 1.0
 
 
-def test_a_loaded_critic_goes_on_bit_for_bit(tmp_path: Path) -> None:
+def test_a_loaded_critic_continues_bit_for_bit(tmp_path: Path) -> None:
     samples = earned()
     straight, resumed = critic(), critic(seed=9)
     for _ in range(2):
@@ -123,7 +123,7 @@ def test_a_loaded_critic_goes_on_bit_for_bit(tmp_path: Path) -> None:
     assert reports[0] == reports[1]
 
 
-def test_a_critic_that_has_not_begun_leaves_nothing_and_begins_anew(tmp_path: Path) -> None:
+def test_a_critic_before_its_first_step_saves_nothing(tmp_path: Path) -> None:
     critic().save(tmp_path)
     assert list(tmp_path.iterdir()) == []
     judge = critic()
@@ -131,7 +131,7 @@ def test_a_critic_that_has_not_begun_leaves_nothing_and_begins_anew(tmp_path: Pa
     assert judge.value(earned()) == critic().value(earned())
 
 
-async def test_the_policy_learns_from_the_critics_credit_and_not_from_what_it_was_given() -> None:
+async def test_the_policy_learns_from_the_critics_advantages_and_not_from_those_it_got() -> None:
     samples = earned()
     decoder, judge = small_decoder(), critic()
     student = learner(decoder, SETTINGS, critic=judge)
@@ -146,27 +146,29 @@ async def test_the_policy_learns_from_the_critics_credit_and_not_from_what_it_wa
     assert report.metrics["critic/critic_loss"] == pytest.approx(0.125)
 
 
-async def test_with_a_critic_penalties_are_credited_once() -> None:
+async def test_with_a_critic_advantages_are_computed_once() -> None:
     calls: list[int] = []
 
     def counted(samples: Sequence[Sample]) -> list[Sample]:
         calls.append(len(samples))
-        return CRITIC.credit(samples)
+        return CRITIC.compute_advantages(samples)
 
-    rules = RewardKl(estimate=k1, coef=0.5, control=fixed_control, credit=counted)
+    rules = RewardKl(estimate=k1, coef=0.5, control=fixed_control, compute_advantages=counted)
     student = learner(
         small_decoder(),
         replace(SETTINGS, reward_kl=rules),
         make_reference=lambda: small_decoder(seed=2),
-        critic=critic(replace(CRITIC, credit=counted)),
+        critic=critic(replace(CRITIC, compute_advantages=counted)),
     )
     await student.step(earned())
     assert calls == [8]
 
 
-async def test_a_token_that_left_the_reference_lowers_the_critics_targets() -> None:
+async def test_a_kl_penalty_lowers_the_critics_targets() -> None:
     judge, samples = critic(), on_policy(small_decoder(), earned())
-    rules = RewardKl(estimate=k1, coef=0.5, control=fixed_control, credit=CRITIC.credit)
+    rules = RewardKl(
+        estimate=k1, coef=0.5, control=fixed_control, compute_advantages=CRITIC.compute_advantages
+    )
     student = learner(
         small_decoder(),
         replace(SETTINGS, reward_kl=rules),

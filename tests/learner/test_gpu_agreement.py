@@ -1,4 +1,4 @@
-"""On a GPU in bfloat16 the learner gives a sampled token the bits that the engine gave it."""
+"""On a GPU in bfloat16 engine and learner compute bit-identical logprobs."""
 
 from __future__ import annotations
 
@@ -88,14 +88,14 @@ def test_logprobs_are_the_same_bits(make: Callable[[], Any], temperature: float)
     async def played() -> list[Sample]:
         async def one(index: int, attempt: int) -> Sample:
             prompt = prompts[index]
-            said = await engine.generate(prompt, sampling, session=f"{index}/{attempt}")
-            n = len(said.token_ids)
+            completion = await engine.generate(prompt, sampling, session=f"{index}/{attempt}")
+            n = len(completion.token_ids)
             return Sample(
                 task_key=str(index),
                 env_key="random",
-                token_ids=(*prompt, *said.token_ids),
+                token_ids=(*prompt, *completion.token_ids),
                 loss_mask=(False,) * len(prompt) + (True,) * n,
-                logprobs=(0.0,) * len(prompt) + said.logprobs,
+                logprobs=(0.0,) * len(prompt) + completion.logprobs,
                 advantages=(0.0,) * (len(prompt) + n),
                 policy_version=0,
             )
@@ -119,7 +119,7 @@ def test_logprobs_are_the_same_bits(make: Callable[[], Any], temperature: float)
 
 
 @pytest.mark.parametrize("make", [llama, qwen2, qwen3])
-def test_prompts_read_in_any_pieces_are_answered_with_the_same_bits(
+def test_chunked_prefill_gives_the_same_bits(
     make: Callable[[], Any],
 ) -> None:
     """33 and 333 cut prompts anywhere, 8,192 fills the largest graph, 40,000 goes without one."""
@@ -129,7 +129,7 @@ def test_prompts_read_in_any_pieces_are_answered_with_the_same_bits(
 
     async def answers(engine: CudaEngine) -> list[Any]:
         asked = [engine.generate(p, sampling, session=str(i)) for i, p in enumerate(prompts)]
-        return [(said.token_ids, said.logprobs) for said in await asyncio.gather(*asked)]
+        return [(c.token_ids, c.logprobs) for c in await asyncio.gather(*asked)]
 
     given = []
     for budget in (8_192, 33, 333, 40_000):

@@ -22,7 +22,7 @@ def weight(values: list[float], grad: list[float]) -> nn.Parameter:
     return made
 
 
-def test_a_norm_is_told_for_every_layer_and_every_kind() -> None:
+def test_every_layer_and_every_kind_has_a_norm() -> None:
     named = {
         "model.embed_tokens.weight": weight([1.0], [2.0]),
         "model.layers.0.self_attn.q_proj.weight": weight([1.0, 1.0], [3.0, 4.0]),
@@ -46,14 +46,14 @@ def test_a_norm_is_told_for_every_layer_and_every_kind() -> None:
     )
 
 
-def test_a_weight_is_edited_where_its_gradient_is_above_a_twentieth_of_it() -> None:
+def test_a_weight_is_edited_if_its_gradient_is_above_a_twentieth_of_it() -> None:
     edited = weight([1.0, -1.0, 1.0, 0.0], [0.06, 0.06, 0.04, -0.01])
     metrics = gradient_metrics([("lm_head.weight", edited), ("frozen", nn.Parameter(edited.data))])
     assert metrics["megabytes_edited"] == pytest.approx(3 * 3.6 / 8 / 2**20)
     assert gradient_metrics([])["megabytes_edited"] == 0.0
 
 
-def test_signal_to_noise_is_the_mean_in_deviations() -> None:
+def test_signal_to_noise_is_the_mean_over_the_deviation() -> None:
     weight = nn.Parameter(torch.ones(4))
     weight.grad = torch.tensor([1.0, 3.0, 1.0, 3.0])
     assert gradient_metrics([("w", weight)])["grad:snr"] == pytest.approx(2.0)
@@ -83,13 +83,13 @@ def test_the_effective_rank_of_a_wide_outer_product_is_one() -> None:
     assert gradient_metrics([("w", made)])["effective_rank"] == pytest.approx(1.0, abs=1e-3)
 
 
-def test_a_gradient_that_is_not_a_number_has_no_rank() -> None:
+def test_a_gradient_that_is_not_finite_has_a_rank_of_nan() -> None:
     made = nn.Parameter(torch.ones(2, 2))
     made.grad = torch.full((2, 2), math.nan)
     assert math.isnan(gradient_metrics([("w", made)])["effective_rank"])
 
 
-async def test_a_step_tells_norms_that_make_up_the_whole() -> None:
+async def test_the_norms_of_a_step_add_up_to_the_total_norm() -> None:
     settings = replace(SETTINGS, track_extra_gradient_metrics=True)
     metrics = (await learner(small_decoder(), settings).step(random_groups(2))).metrics
     norms = {k.rpartition("/")[2]: v for k, v in metrics.items() if "grad_norm/" in k}

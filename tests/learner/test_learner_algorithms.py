@@ -1,4 +1,4 @@
-"""Every loss and every kind of credit, in the learner that uses it."""
+"""Every loss, KL in reward, distillation and entropy in the learner."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.fakes.small_models import logits_of, small_decoder
 from tests.learner.test_single_learner import SETTINGS, learner, on_policy, updated
 
 from skyfleet.algorithms.advantages import BatchEstimator, distillation, grpo
-from skyfleet.algorithms.credit_assignment import credit
+from skyfleet.algorithms.credit_assignment import estimate_advantages
 from skyfleet.algorithms.kl import RewardKl, adaptive_control, fixed_control, k1
 from skyfleet.algorithms.losses.loss import LossInputs, LossOutput
 from skyfleet.algorithms.losses.policy_gradient import importance_sampling
-from skyfleet.algorithms.losses.registry import build_policy_loss, selector_of
 from skyfleet.algorithms.reduction import Reduction, prompt_mean, sequence_mean, token_mean
+from skyfleet.algorithms.registry import build_policy_loss, build_selector
 from skyfleet.algorithms.sample import Sample
 from skyfleet.config.algorithm import POLICY_LOSSES, Algorithm, ClipCov, OffPolicyCorrection
 from skyfleet.errors import ModelError
@@ -48,7 +48,7 @@ async def test_no_loss_depends_on_the_micro_batches(name: str) -> None:
     settings = replace(
         SETTINGS,
         policy_loss=build_policy_loss(algorithm),
-        select=selector_of(algorithm),
+        select=build_selector(algorithm),
         reduce=prompt_mean,
         optimizer=OptimizerSettings(lr=1e-5),
     )
@@ -60,7 +60,7 @@ async def test_no_loss_depends_on_the_micro_batches(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["clip_cov", "kl_cov"])
-async def test_tokens_treated_apart_are_the_same_for_every_cut_step_after_step(name: str) -> None:
+async def test_selected_tokens_do_not_depend_on_the_micro_batches(name: str) -> None:
     """What one step rounds otherwise, the next one samples with: it must decide nothing."""
     algorithm = Algorithm(
         policy_loss_type=name, clip_cov=ClipCov(clip_ratio=0.2, clip_cov_lb=0.1, clip_cov_ub=50.0)
@@ -71,7 +71,7 @@ async def test_tokens_treated_apart_are_the_same_for_every_cut_step_after_step(n
         settings = replace(
             SETTINGS,
             policy_loss=build_policy_loss(algorithm),
-            select=selector_of(algorithm),
+            select=build_selector(algorithm),
             max_tokens_per_microbatch=max_tokens,
         )
         student = learner(decoder, settings)
@@ -85,7 +85,7 @@ async def test_tokens_treated_apart_are_the_same_for_every_cut_step_after_step(n
 
 
 @pytest.mark.parametrize("reduce", [token_mean, sequence_mean])
-async def test_clip_cov_acts_whatever_the_reduction(reduce: Reduction) -> None:
+async def test_clip_cov_acts_with_every_reduction(reduce: Reduction) -> None:
     """SkyRL judges advantages that a token mean has made too small to pass any bound."""
     samples = on_policy(small_decoder(), random_groups(3))
     n_action_tokens = sum(s.n_action_tokens for s in samples)
@@ -93,31 +93,33 @@ async def test_clip_cov_acts_whatever_the_reduction(reduce: Reduction) -> None:
     settings = replace(
         SETTINGS,
         policy_loss=build_policy_loss(algorithm),
-        select=selector_of(algorithm),
+        select=build_selector(algorithm),
         reduce=reduce,
     )
     report = await learner(small_decoder(), settings).step(samples)
     assert report.metrics["policy/clip_cov_ratio"] == pytest.approx(1 / n_action_tokens)
 
 
-async def test_kl_in_the_reward_credits_again_and_adapts_its_coefficient(tmp_path: Path) -> None:
+async def test_kl_in_the_reward_recomputes_advantages_and_adapts_its_coefficient(
+    tmp_path: Path,
+) -> None:
     attempts = [
         replace(
             s, attempt=i, group_rewards=(1.0, 0.0, 0.0, 0.0), advantages=(0.0,) * len(s.token_ids)
         )
         for i, s in enumerate(random_groups(1))
     ]
-    credited: list[Sample] = []
+    recomputed: list[Sample] = []
 
-    def credit_again(samples: Sequence[Sample]) -> list[Sample]:
-        credited[:] = credit(samples, grpo)
-        return credited
+    def recompute(samples: Sequence[Sample]) -> list[Sample]:
+        recomputed[:] = estimate_advantages(samples, grpo)
+        return recomputed
 
     rules = RewardKl(
         estimate=k1,
         coef=0.5,
         control=partial(adaptive_control, kl_target=1e-3, horizon=8),
-        credit=credit_again,
+        compute_advantages=recompute,
     )
     decoder = small_decoder(seed=1)
     settings = replace(SETTINGS, reward_kl=rules, recompute_old_logprobs=True)
@@ -130,7 +132,7 @@ async def test_kl_in_the_reward_credits_again_and_adapts_its_coefficient(tmp_pat
         for mine, other in zip(own, theirs, strict=True)
     ]
     left = grpo([1.0 - penalties[0], *(-p for p in penalties[1:])])
-    assert [s.select_action_tokens(s.advantages)[0] for s in credited] == pytest.approx(
+    assert [s.select_action_tokens(s.advantages)[0] for s in recomputed] == pytest.approx(
         left, abs=1e-4
     )
     means = [p / 0.5 / s.n_action_tokens for p, s in zip(penalties, attempts, strict=True)]
@@ -145,12 +147,14 @@ async def test_kl_in_the_reward_credits_again_and_adapts_its_coefficient(tmp_pat
     assert second["loss/kl_loss_coef"] == pytest.approx(0.5 * (1 + direction * 0.1))
 
 
-async def test_a_student_comes_nearer_to_its_teacher() -> None:
+async def test_distillation_moves_the_policy_towards_its_teacher() -> None:
     rules = RewardKl(
         estimate=k1,
         coef=1.0,
         control=fixed_control,
-        credit=partial(credit, estimate=BatchEstimator(credit=distillation)),
+        compute_advantages=partial(
+            estimate_advantages, estimator=BatchEstimator(credit=distillation)
+        ),
     )
     settings = replace(
         SETTINGS,
@@ -171,13 +175,13 @@ async def test_a_student_comes_nearer_to_its_teacher() -> None:
     for _ in range(3):
         chances = logits_of(decoder, [3])[-1].detach().softmax(-1)
         draw = torch.Generator().manual_seed(0)
-        said = torch.multinomial(chances, 200, replacement=True, generator=draw).tolist()
-        await student.step([sample([3, token], [False, True], advantage=0.0) for token in said])
+        tokens = torch.multinomial(chances, 200, replacement=True, generator=draw).tolist()
+        await student.step([sample([3, token], [False, True], advantage=0.0) for token in tokens])
     assert gap() < 0.95 * before
 
 
 @pytest.mark.parametrize("chunk_size", [1024, 5])
-async def test_the_entropy_term_spreads_the_policy_however_it_is_cut(chunk_size: int) -> None:
+async def test_the_entropy_term_does_not_depend_on_the_micro_batches(chunk_size: int) -> None:
     """Its mean is over the mini-batch's tokens; SkyRL's is one mean a micro-batch."""
     flat = [replace(s, advantages=(0.0,) * len(s.token_ids)) for s in random_groups(3)]
     samples = on_policy(small_decoder(seed=1), flat)
@@ -202,7 +206,7 @@ async def test_the_entropy_term_spreads_the_policy_however_it_is_cut(chunk_size:
 
 
 @pytest.mark.parametrize("max_tokens", [1, 10_000])
-async def test_a_losss_extremes_are_those_of_the_whole_step(max_tokens: int) -> None:
+async def test_the_extremes_of_a_loss_metric_are_over_the_whole_step(max_tokens: int) -> None:
     def telling(inputs: LossInputs) -> LossOutput:
         return LossOutput(loss_T=-inputs.logprobs_T, spreads_T={"token": inputs.tokens_T})
 
@@ -213,10 +217,10 @@ async def test_a_losss_extremes_are_those_of_the_whole_step(max_tokens: int) -> 
         policy_mini_batch_size=1,
         max_tokens_per_microbatch=max_tokens,
     )
-    told = (await learner(small_decoder(), settings).step(samples)).metrics
-    said = [t for s in samples for t, own in zip(s.token_ids, s.loss_mask, strict=True) if own]
-    assert told["policy/token_std"] == pytest.approx(pstdev(said))
-    assert (told["policy/token_max"], told["policy/token_min"]) == (max(said), min(said))
+    metrics = (await learner(small_decoder(), settings).step(samples)).metrics
+    tokens = [t for s in samples for t, own in zip(s.token_ids, s.loss_mask, strict=True) if own]
+    assert metrics["policy/token_std"] == pytest.approx(pstdev(tokens))
+    assert (metrics["policy/token_max"], metrics["policy/token_min"]) == (max(tokens), min(tokens))
 
 
 @pytest.mark.parametrize(
@@ -229,7 +233,7 @@ async def test_a_losss_extremes_are_those_of_the_whole_step(max_tokens: int) -> 
         ),
     ],
 )
-async def test_the_extremes_of_a_ratio_are_told(algorithm: Algorithm, ratio: str) -> None:
+async def test_the_extremes_of_a_ratio_are_logged(algorithm: Algorithm, ratio: str) -> None:
     """Old logprobs are the learner's own but for one token; the engine's are off by it too."""
     first, *others = on_policy(small_decoder(), random_groups(2))
     at = first.loss_mask.index(True)
@@ -247,10 +251,10 @@ async def test_the_extremes_of_a_ratio_are_told(algorithm: Algorithm, ratio: str
     assert report.metrics[f"policy/{ratio}_std"] > 0
 
 
-async def test_a_loss_without_a_gradient_is_refused_in_one_sentence() -> None:
+async def test_a_loss_without_a_gradient_is_refused() -> None:
     def detached(inputs: LossInputs) -> LossOutput:
         return LossOutput(loss_T=-inputs.logprobs_T.detach() * inputs.advantages_T, metrics_T={})
 
     settings = replace(SETTINGS, policy_loss=detached)
-    with pytest.raises(ModelError, match="the policy loss has no gradient"):
+    with pytest.raises(ModelError, match="the policy loss does not require grad"):
         await learner(small_decoder(), settings).step(random_groups(2))

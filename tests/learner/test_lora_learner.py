@@ -1,4 +1,4 @@
-"""A learner with adapters: only they move, engines see it at once, and it can be taken up again."""
+"""A learner with LoRA: only adapters train, engines use them at once, and checkpoints resume."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def adapted(*, dtype: torch.dtype = torch.float32) -> Decoder:
     return decoder
 
 
-async def test_only_adapters_move_and_the_weights_they_adapt_with_them() -> None:
+async def test_only_adapters_and_the_weights_they_are_merged_into_change() -> None:
     decoder = adapted()
     before = {n: p.detach().clone() for n, p in decoder.module.named_parameters()}
     student = learner(decoder, FAST)
@@ -44,7 +44,7 @@ async def test_only_adapters_move_and_the_weights_they_adapt_with_them() -> None
 
 
 @pytest.mark.parametrize(("dtype", "gap"), [(torch.float32, 1e-5), (torch.bfloat16, 0.05)])
-async def test_an_engine_speaks_with_the_new_adapters_after_a_step(
+async def test_an_engine_samples_with_the_new_adapters_after_a_step(
     dtype: torch.dtype, gap: float
 ) -> None:
     decoder = adapted(dtype=dtype)
@@ -56,19 +56,19 @@ async def test_an_engine_speaks_with_the_new_adapters_after_a_step(
     policy_model.policy_version = student.policy_version
     after = await policy_model.generate(PROMPT, SAMPLING, session="s")
     assert after.logprobs != before.logprobs
-    said = [*PROMPT, *after.token_ids]
-    expected = logprobs_of(decoder, said, len(after.token_ids), temperature=0.8)
+    sequence = [*PROMPT, *after.token_ids]
+    expected = logprobs_of(decoder, sequence, len(after.token_ids), temperature=0.8)
     # One token may be further off than all of them are in the mean.
     assert after.logprobs == pytest.approx(expected.tolist(), abs=2 * gap)
     mask = [False] * len(PROMPT) + [True] * len(after.token_ids)
-    heard = replace(
-        sample(said, mask), logprobs=(*[0.0] * len(PROMPT), *after.logprobs), policy_version=3
+    sampled = replace(
+        sample(sequence, mask), logprobs=(*[0.0] * len(PROMPT), *after.logprobs), policy_version=3
     )
-    report = await learner(decoder, replace(FAST, temperature=0.8)).step([heard])
+    report = await learner(decoder, replace(FAST, temperature=0.8)).step([sampled])
     assert report.metrics["policy/rollout_train_logprobs_abs_diff_mean"] < gap
 
 
-async def test_reinforcing_makes_the_good_likelier() -> None:
+async def test_a_step_raises_the_logprobs_of_positive_advantages() -> None:
     decoder = adapted()
     good = sample([7, 8, 9, 10], [False, False, True, True], advantage=1.0)
     before = float(logprobs_of(decoder, good.token_ids, 2).sum())
@@ -76,7 +76,7 @@ async def test_reinforcing_makes_the_good_likelier() -> None:
     assert float(logprobs_of(decoder, good.token_ids, 2).sum()) > before
 
 
-async def test_the_base_is_a_reference_that_costs_nothing() -> None:
+async def test_the_base_weights_are_the_reference_without_a_copy() -> None:
     decoder = adapted()
 
     def reference() -> Decoder:
@@ -92,7 +92,7 @@ async def test_the_base_is_a_reference_that_costs_nothing() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-async def test_a_loaded_learner_goes_on_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None:
+async def test_a_loaded_learner_continues_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None:
     samples = random_groups(2)
     decoders = [adapted(dtype=dtype) for _ in range(2)]
     straight, resumed = (learner(decoder, FAST) for decoder in decoders)

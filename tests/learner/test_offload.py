@@ -1,4 +1,4 @@
-"""What waits on the CPU comes back as it was. Real moves need a GPU; `meta` shows who would go."""
+"""Offloading to the CPU changes no number. Real moves need a GPU; the `meta` device stands in."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def stepped(dtype: torch.dtype, *, offload: bool, steps: int = 2) -> tuple[nn.Pa
 
 def test_moments_move_and_weights_stay() -> None:
     weight, optimizer = stepped(torch.float32, offload=False)
-    optimizer.place(META)
+    optimizer.move_to(META)
     moments = [
         x for kept in optimizer.state_dict()["adam"]["state"].values() for x in kept.values()
     ]
@@ -42,7 +42,7 @@ def test_moments_move_and_weights_stay() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_an_optimizer_that_waited_on_the_cpu_steps_as_one_that_did_not(dtype: torch.dtype) -> None:
+def test_an_offloaded_optimizer_takes_the_same_steps(dtype: torch.dtype) -> None:
     stayed, _ = stepped(dtype, offload=False, steps=4)
     waited, optimizer = stepped(dtype, offload=True)
     resumed = Optimizer([waited], OptimizerSettings(lr=0.1, offload_after_step=True))
@@ -53,7 +53,7 @@ def test_an_optimizer_that_waited_on_the_cpu_steps_as_one_that_did_not(dtype: to
     assert torch.equal(stayed, waited)
 
 
-async def test_a_checkpoint_is_read_into_the_cpus_memory(
+async def test_a_checkpoint_is_loaded_to_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     student = learner(small_decoder())
@@ -66,23 +66,23 @@ async def test_a_checkpoint_is_read_into_the_cpus_memory(
     assert resumed.policy_version == 1
 
 
-def test_parked_weights_hold_no_memory_but_while_they_are_called() -> None:
+def test_offloaded_weights_hold_no_memory_outside_on_device() -> None:
     decoder, policy = small_decoder(seed=2), small_decoder()
     weights = list(decoder.module.parameters())
     before = [weight.detach().clone() for weight in weights]
     view = weights[0][1:3]
-    parked = CPUOffloaded(decoder.module, beside=policy.module)
+    offloaded = CPUOffloaded(decoder.module, beside=policy.module)
     held = [weight.untyped_storage().nbytes() for weight in weights]
     assert held == [0] * len(weights)
-    with parked.called():
+    with offloaded.on_device():
         assert all(map(torch.equal, weights, before))
         assert torch.equal(view, before[0][1:3])
-    with pytest.raises(ValueError, match="broken"), parked.called():
+    with pytest.raises(ValueError, match="broken"), offloaded.on_device():
         raise ValueError("broken")
     assert weights[0].untyped_storage().nbytes() == 0
 
 
-def test_what_a_reference_shares_with_the_policy_is_not_taken_from_it() -> None:
+def test_weights_shared_with_the_policy_are_not_offloaded() -> None:
     decoder = small_decoder()
     adapted = small_decoder(seed=2)
     adapted.module.load_state_dict(decoder.module.state_dict(), assign=True)
@@ -90,7 +90,7 @@ def test_what_a_reference_shares_with_the_policy_is_not_taken_from_it() -> None:
     assert all(p.untyped_storage().nbytes() for p in decoder.module.parameters())
 
 
-async def test_a_parked_reference_gives_the_numbers_of_one_that_stays() -> None:
+async def test_an_offloaded_reference_gives_the_same_numbers() -> None:
     samples, reports = random_groups(2), []
     for offload in (False, True):
         settings = replace(SETTINGS, kl=k3, kl_loss_coef=0.5, offload_reference=offload)
@@ -101,7 +101,7 @@ async def test_a_parked_reference_gives_the_numbers_of_one_that_stays() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_on_a_gpu_moments_wait_on_the_cpu_and_the_numbers_are_the_same(dtype: torch.dtype) -> None:
+def test_on_a_gpu_offloaded_moments_give_the_same_numbers(dtype: torch.dtype) -> None:
     weights = []
     for offload in (False, True):
         weight = nn.Parameter(torch.tensor([1.0, -2.0], dtype=dtype, device="cuda"))
@@ -120,14 +120,14 @@ def test_on_a_gpu_moments_wait_on_the_cpu_and_the_numbers_are_the_same(dtype: to
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_a_parked_decoder_gives_its_memory_back_and_speaks_as_before() -> None:
+def test_on_a_gpu_an_offloaded_decoder_frees_memory_and_gives_the_same_logits() -> None:
     decoder = small_decoder(seed=2)
     decoder = Decoder(decoder.module.cuda(), max_positions=256)
     tokens = list(range(1, 20))
     with torch.no_grad():
         before = logits_of(decoder, tokens)
     n_bytes = torch.cuda.memory_allocated()
-    parked = CPUOffloaded(decoder.module, beside=small_decoder().module)
+    offloaded = CPUOffloaded(decoder.module, beside=small_decoder().module)
     assert torch.cuda.memory_allocated() < n_bytes
-    with parked.called(), torch.no_grad():
+    with offloaded.on_device(), torch.no_grad():
         assert torch.equal(logits_of(decoder, tokens), before)

@@ -1,4 +1,4 @@
-"""One AdamW step by hand, and what happens around it."""
+"""AdamW steps worked by hand, clipping, float32 copies and checkpoints."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def values(weight: Tensor) -> list[float]:
     return weight.detach().tolist()
 
 
-def test_the_first_step_is_the_rate_and_the_decay() -> None:
+def test_the_first_step_is_the_learning_rate_plus_the_decay() -> None:
     weight = parameter(1.0, -2.0)
     optimizer = Optimizer([weight], OptimizerSettings(lr=0.1, weight_decay=0.01))
     # Adam's first step is the sign of the gradient; decay takes lr x 0.01 of the weight.
@@ -39,7 +39,7 @@ def test_the_first_step_is_the_rate_and_the_decay() -> None:
     assert weight.grad is None
 
 
-def test_a_long_gradient_is_cut_to_its_limit_and_its_norm_told_as_it_was() -> None:
+def test_a_gradient_is_clipped_and_its_norm_before_clipping_is_returned() -> None:
     clipped, small = parameter(1.0), parameter(1.0)
     settings = OptimizerSettings(lr=0.1, max_grad_norm=1.0)
     one, other = Optimizer([clipped], settings), Optimizer([small], settings)
@@ -67,7 +67,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(bad: float) -> None:
     assert values(disturbed) == values(calm)
 
 
-def test_small_steps_add_up_under_coarse_weights() -> None:
+def test_small_steps_accumulate_in_float32_for_bfloat16_weights() -> None:
     weight, plain = parameter(1.0, dtype=torch.bfloat16), parameter(1.0, dtype=torch.bfloat16)
     optimizer = Optimizer([weight], OptimizerSettings(lr=1e-5, weight_decay=0.0))
     without_masters = torch.optim.AdamW([plain], lr=1e-5, weight_decay=0.0)
@@ -81,7 +81,7 @@ def test_small_steps_add_up_under_coarse_weights() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_loaded_optimizer_goes_on_bit_for_bit(dtype: torch.dtype) -> None:
+def test_a_loaded_optimizer_continues_bit_for_bit(dtype: torch.dtype) -> None:
     settings = OptimizerSettings(lr=1e-3, schedule=warming(5))
     weight = parameter(1.0, -3.0, dtype=dtype)
     optimizer = Optimizer([weight], settings)

@@ -1,4 +1,4 @@
-"""One update is one update, however the mini-batch is cut; and it can be put down and taken up."""
+"""An update does not depend on how a mini-batch is split, and a learner resumes from a checkpoint."""
 
 from __future__ import annotations
 
@@ -165,17 +165,17 @@ def test_logprobs_and_gradients_do_not_depend_on_the_chunk(chunk_size: int) -> N
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
 
 
-async def test_imitating_makes_the_loss_fall() -> None:
+async def test_sft_steps_lower_the_loss() -> None:
     student, samples = learner(small_decoder()), random_groups(2)
     demonstrations = [
-        replace(s, advantages=tuple(float(chosen) for chosen in s.loss_mask)) for s in samples
+        replace(s, advantages=tuple(float(is_action) for is_action in s.loss_mask)) for s in samples
     ]
     losses = [(await student.imitate(demonstrations)).metrics["loss"] for _ in range(20)]
     assert losses[-1] < losses[0] / 2
     assert student.policy_version == 20
 
 
-async def test_reinforcing_makes_the_good_likelier_and_the_bad_rarer() -> None:
+async def test_a_step_raises_logprobs_of_positive_and_lowers_those_of_negative_advantages() -> None:
     decoder = small_decoder()
     good, bad = [7, 8, 9, 10], [7, 8, 20, 30]
     pair = [
@@ -189,7 +189,7 @@ async def test_reinforcing_makes_the_good_likelier_and_the_bad_rarer() -> None:
     assert after[1] < before[1]
 
 
-async def test_a_loss_that_is_not_finite_leaves_the_weights() -> None:
+async def test_a_loss_that_is_not_finite_does_not_change_the_weights() -> None:
     decoder = small_decoder()
     before = [p.clone() for p in decoder.module.parameters()]
     broken = sample([1, 2, 3], [False, True, True], advantage=math.inf)
@@ -210,7 +210,7 @@ async def test_a_step_is_one_update_per_mini_batch_and_epoch() -> None:
 
 
 @pytest.mark.parametrize(("mini_batch", "epochs"), [(8, 1), (1, 1), (8, 4)])
-async def test_the_gap_to_the_engine_is_taken_before_any_update(
+async def test_the_gap_to_the_engine_is_measured_before_any_update(
     mini_batch: int, epochs: int
 ) -> None:
     settings = replace(
@@ -226,14 +226,16 @@ async def test_the_gap_to_the_engine_is_taken_before_any_update(
 
 
 @pytest.mark.parametrize("max_tokens", [1, 10_000])
-async def test_one_token_far_off_shows_in_the_widest_gap_and_in_the_deviation(
+async def test_one_outlier_token_shows_in_the_maximum_and_the_deviation_of_the_gap(
     max_tokens: int,
 ) -> None:
     first, *others = on_policy(small_decoder(), random_groups(3))
     at = first.loss_mask.index(True)
-    told = (*first.logprobs[:at], first.logprobs[at] - 0.5, *first.logprobs[at + 1 :])
+    logprobs = (*first.logprobs[:at], first.logprobs[at] - 0.5, *first.logprobs[at + 1 :])
     settings = replace(SETTINGS, policy_mini_batch_size=1, max_tokens_per_microbatch=max_tokens)
-    report = await learner(small_decoder(), settings).step([replace(first, logprobs=told), *others])
+    report = await learner(small_decoder(), settings).step(
+        [replace(first, logprobs=logprobs), *others]
+    )
     gap = "policy/rollout_train_logprobs_abs_diff"
     assert report.metrics[f"{gap}_max"] == pytest.approx(0.5, abs=1e-4)
     assert report.metrics[f"{gap}_min"] == pytest.approx(0.0, abs=1e-5)
@@ -244,7 +246,7 @@ async def test_one_token_far_off_shows_in_the_widest_gap_and_in_the_deviation(
     assert report.metrics[f"{gap}_std"] == pytest.approx(deviation, abs=1e-4)
 
 
-async def test_after_truncated_sampling_the_ratio_starts_from_the_policys_own_logprobs() -> None:
+async def test_after_truncated_sampling_old_logprobs_are_recomputed() -> None:
     samples = random_groups(3)
     recorded = replace(SETTINGS, max_tokens_per_microbatch=40)
     own = replace(recorded, comparable_logprobs=False)
@@ -259,7 +261,7 @@ async def test_after_truncated_sampling_the_ratio_starts_from_the_policys_own_lo
     assert ratios[1] == 0
 
 
-async def test_the_kl_is_to_the_policy_as_reinforcement_began() -> None:
+async def test_the_kl_reference_is_the_policy_at_the_first_rl_step() -> None:
     decoder = small_decoder()
     made: list[Decoder] = []
 
@@ -282,7 +284,7 @@ async def test_the_kl_is_to_the_policy_as_reinforcement_began() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("phase", ["imitate", "step"])
-async def test_a_loaded_learner_goes_on_bit_for_bit(
+async def test_a_loaded_learner_continues_bit_for_bit(
     tmp_path: Path, phase: str, dtype: torch.dtype
 ) -> None:
     samples: Any = random_groups(2)
@@ -329,7 +331,7 @@ def test_gradients_are_the_same_bits_every_time_with_several_threads() -> None:
         assert all(map(torch.equal, gradients, first))
 
 
-async def test_layers_run_again_for_their_gradient_give_the_same_weights() -> None:
+async def test_gradient_checkpointing_gives_the_same_weights() -> None:
     weights = []
     for again in (False, True):
         decoder = small_decoder(seed=3)

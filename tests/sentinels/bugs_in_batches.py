@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 from tests.fakes.moody_world import MoodyWorld, open_breaking, open_ungradable
-from tests.sentinels.bugs_in_tokens import resampled
+from tests.sentinels.bugs_in_tokens import change_samples
 from tests.sentinels.planted import Bug
 
 from skyfleet.algorithms import credit_assignment, filters
-from skyfleet.algorithms.advantages import Estimator, split_turns
+from skyfleet.algorithms.advantages import split_turns
 from skyfleet.algorithms.credit_assignment import assign_credit
+from skyfleet.algorithms.estimator import Estimator
 from skyfleet.algorithms.filters import FilterResult, keep_graded
 from skyfleet.algorithms.sample import Sample
 from skyfleet.errors import VerifierError
@@ -32,12 +33,12 @@ TWO_WORLDS = (
     'data.train_data=["world:github?count=4&split=train", "world:reddit?count=4&split=train"]'
 )
 FRAIL = ("trainer.sentinels.modes.unknown_grades=off",)
-"""For worlds of which many an episode has no grade."""
+"""For environments in which many episodes have no grade."""
 NO_GRADE = Grade(reward=0.0, success=False)
 
 
-def played(change: Callable[[list[Group]], list[Group]]) -> Callable[[Run, Patch], None]:
-    """Plants `change` behind the rollout."""
+def change_groups(change: Callable[[list[Group]], list[Group]]) -> Callable[[Run, Patch], None]:
+    """Plants `change` after the rollout."""
 
     def plant(run: Run, patch: Patch) -> None:
         async def changed(*args: Any, **kwargs: Any) -> list[Group]:
@@ -48,7 +49,7 @@ def played(change: Callable[[list[Group]], list[Group]]) -> Callable[[Run, Patch
     return plant
 
 
-def estimated(change: Callable[[Estimator], Estimator]) -> Callable[[Run, Patch], None]:
+def change_estimator(change: Callable[[Estimator], Estimator]) -> Callable[[Run, Patch], None]:
     """Plants an estimator."""
 
     def plant(run: Run, patch: Patch) -> None:
@@ -155,11 +156,11 @@ def lone_attempts_keep_their_score(run: Run, patch: Patch) -> None:
         return keep_graded(groups, at_least=1)
 
     patch.setattr(filters, "keep_graded", keep)
-    raw = estimated(lambda own: lambda r: list(r) if len(r) == 1 else own(r))  # type: ignore[operator]
+    raw = change_estimator(lambda own: lambda r: list(r) if len(r) == 1 else own(r))  # type: ignore[operator]
     raw(run, patch)
 
 
-def only_the_last_turn_is_credited(run: Run, patch: Patch) -> None:
+def only_the_last_turn_has_an_advantage(run: Run, patch: Patch) -> None:
     def copied(samples: Sequence[Sample]) -> list[Sample]:
         turns = split_turns(samples)
         ends = {(s.task_key, s.attempt): len(s.token_ids) for s in turns}
@@ -170,7 +171,7 @@ def only_the_last_turn_is_credited(run: Run, patch: Patch) -> None:
     patch.setattr(credit_assignment, "split_turns", copied)
 
 
-def _credit_on_a_given_token(sample: Sample) -> Sample:
+def _advantage_on_an_observation(sample: Sample) -> Sample:
     return replace(sample, advantages=(0.5, *sample.advantages[1:]))
 
 
@@ -179,12 +180,12 @@ IN_BATCHES = (
         name="a failed env leaves an attempt with reward 0",
         source="SkyRL 10",
         sentinel="failed_grades",
-        plant=played(lambda groups: _each(groups, _zero_for_failed)),
+        plant=change_groups(lambda groups: _each(groups, _zero_for_failed)),
         settings=FRAIL,
         open_env=open_breaking,
     ),
     Bug(
-        name="a verifier that broke scores 0",
+        name="a broken verifier scores 0",
         source="Fleet 24",
         sentinel="failed_grades",
         plant=a_broken_verifier_scores_zero,
@@ -192,7 +193,7 @@ IN_BATCHES = (
         open_env=open_ungradable,
     ),
     Bug(
-        name="verifiers run without what they need",
+        name="verifiers run without their dependencies",
         source="Fleet 22",
         sentinel="unknown_grades",
         plant=verifiers_break,
@@ -204,7 +205,7 @@ IN_BATCHES = (
         plant=only_finished_episodes_are_graded,
     ),
     Bug(
-        name="hybrid sampling is on and groups by something else",
+        name="hybrid sampling is on and ignores the environment",
         source="Fleet 67",
         sentinel="env_balance",
         plant=one_env_fills_the_batch,
@@ -214,7 +215,7 @@ IN_BATCHES = (
         name="failed attempts vanish from their group",
         source="also",
         sentinel="batch_accounting",
-        plant=played(_without_failed),
+        plant=change_groups(_without_failed),
         settings=FRAIL,
         open_env=open_breaking,
     ),
@@ -222,10 +223,10 @@ IN_BATCHES = (
         name="indices and batches are mixed up: attempts land in other groups",
         source="Fleet 66",
         sentinel="batch_accounting",
-        plant=played(_mixed_up),
+        plant=change_groups(_mixed_up),
     ),
     Bug(
-        name="a group is dropped and nobody counts it",
+        name="a group is dropped and not counted",
         source="also",
         sentinel="batch_accounting",
         plant=groups_vanish,
@@ -264,31 +265,31 @@ IN_BATCHES = (
         name="step-wise: turns before the last get no advantage",
         source="SkyRL 7",
         sentinel="advantages",
-        plant=only_the_last_turn_is_credited,
+        plant=only_the_last_turn_has_an_advantage,
         settings=("generator.step_wise_trajectories=true",),
     ),
     Bug(
-        name="credit stands on a token that the policy did not choose",
+        name="an observation token has an advantage",
         source="SkyRL 14",
         sentinel="advantages",
-        plant=resampled(lambda samples: list(map(_credit_on_a_given_token, samples))),
+        plant=change_samples(lambda samples: list(map(_advantage_on_an_observation, samples))),
     ),
     Bug(
         name="advantages have no baseline",
         source="also",
         sentinel="advantages",
-        plant=estimated(lambda own: lambda rewards: list(rewards)),
+        plant=change_estimator(lambda own: lambda rewards: list(rewards)),
     ),
     Bug(
         name="advantages have the wrong sign",
         source="also",
         sentinel="advantages",
-        plant=estimated(lambda own: lambda rewards: [-a for a in own(rewards)]),  # type: ignore[operator]
+        plant=change_estimator(lambda own: lambda rewards: [-a for a in own(rewards)]),  # type: ignore[operator]
     ),
     Bug(
-        name="advantages are given to the attempts in another order",
+        name="advantages are assigned to the attempts in another order",
         source="also",
         sentinel="advantages",
-        plant=estimated(lambda own: lambda rewards: own(rewards)[::-1]),  # type: ignore[operator]
+        plant=change_estimator(lambda own: lambda rewards: own(rewards)[::-1]),  # type: ignore[operator]
     ),
 )

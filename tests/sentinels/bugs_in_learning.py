@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.sentinels.bugs_in_tokens import asked
+from tests.sentinels.bugs_in_tokens import change_sampling
 from tests.sentinels.planted import IN_REWARD, KL, Bug
 from torch import Tensor
 
-from skyfleet.algorithms import advantages as token_credit
+from skyfleet.algorithms import advantages
 from skyfleet.algorithms.sample import Sample
 from skyfleet.chat.message import Message
 from skyfleet.engines import embedded
@@ -35,8 +35,8 @@ NUCLEUS = "generator.sampling_params.top_p=0.95"
 PENALISED = (IN_REWARD, "trainer.algorithm.kl_estimator_type=k1")
 
 
-def packed(change: Callable[[MicroBatch], MicroBatch]) -> Callable[[Run, Patch], None]:
-    """Plants `change` between samples and loss."""
+def change_batches(change: Callable[[MicroBatch], MicroBatch]) -> Callable[[Run, Patch], None]:
+    """Plants `change` between packing and loss."""
 
     def plant(run: Run, patch: Patch) -> None:
         patch.setattr(single, "pack", lambda *a, **k: [change(b) for b in pack(*a, **k)])
@@ -57,7 +57,7 @@ def the_reference_ignores_the_temperature(run: Run, patch: Patch) -> None:
     own = SingleLearner._logprobs
 
     def scored(self: Any, decoder: Decoder, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        if decoder is self._decoder:
+        if decoder is self.decoder:
             return own(self, decoder, batch)
         hot = copy.copy(self)
         hot._settings = replace(self._settings, temperature=1.0)
@@ -66,8 +66,8 @@ def the_reference_ignores_the_temperature(run: Run, patch: Patch) -> None:
     patch.setattr(SingleLearner, "_logprobs", scored)
 
 
-def settings(**changes: Callable[[Any], Any]) -> Callable[[Run, Patch], None]:
-    """Plants another of the learner's own functions."""
+def change_settings(**changes: Callable[[Any], Any]) -> Callable[[Run, Patch], None]:
+    """Plants another function in the learner's settings."""
 
     def plant(run: Run, patch: Patch) -> None:
         learner: Any = run.learner
@@ -85,7 +85,7 @@ def the_last_mini_batch_is_dropped(run: Run, patch: Patch) -> None:
     patch.setattr(single, "mini_batches", dropped)
 
 
-def the_critics_credit_is_lost(run: Run, patch: Patch) -> None:
+def the_critics_advantages_are_lost(run: Run, patch: Patch) -> None:
     own = Critic.learn
 
     def learn(self: Critic, samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, float]]:
@@ -94,38 +94,39 @@ def the_critics_credit_is_lost(run: Run, patch: Patch) -> None:
     patch.setattr(Critic, "learn", learn)
 
 
-def the_critics_credit_is_not_whitened(run: Run, patch: Patch) -> None:
-    patch.setattr(token_credit, "whitened", lambda values: np.asarray(values) + 0.5)
+def the_critics_advantages_are_not_whitened(run: Run, patch: Patch) -> None:
+    patch.setattr(advantages, "whiten", lambda values: np.asarray(values) + 0.5)
 
 
-def _blamed(rules: Any) -> Any:
-    """Credit with the wrong sign."""
+def _negate(rules: Any) -> Any:
 
-    def credit(samples: Sequence[Sample]) -> list[Sample]:
+    def compute(samples: Sequence[Sample]) -> list[Sample]:
         return [
             replace(sample, advantages=tuple(-a for a in sample.advantages))
-            for sample in rules.credit(samples)
+            for sample in rules.compute_advantages(samples)
         ]
 
-    return replace(rules, credit=credit)
+    return replace(rules, compute_advantages=compute)
 
 
 def _without_baseline(rules: Any) -> Any:
-    def credit(samples: Sequence[Sample]) -> list[Sample]:
+    def compute(samples: Sequence[Sample]) -> list[Sample]:
         return [
-            replace(s, advantages=s.spread([s.group_rewards[s.attempt]] * s.n_action_tokens))
+            replace(
+                s, advantages=s.scatter_to_tokens([s.group_rewards[s.attempt]] * s.n_action_tokens)
+            )
             for s in samples
         ]
 
-    return replace(rules, credit=credit)
+    return replace(rules, compute_advantages=compute)
 
 
 def nothing_can_be_parsed(run: Run, patch: Patch) -> None:
     async def generate(self: Any) -> Message:
-        own: Message = await speaking(self)
+        own: Message = await original(self)
         return replace(own, malformed_calls=("{",))
 
-    speaking = TokenConversation.generate
+    original = TokenConversation.generate
     patch.setattr(TokenConversation, "generate", generate)
 
 
@@ -148,29 +149,29 @@ IN_LEARNING = (
         sentinel="logprob_gap",
         plant=raw_logprobs,
         settings=COOL,
-        says="cause: temperature",
+        expected_text="cause: temperature",
     ),
     Bug(
         name="a sampling parameter is not forwarded to the engine",
         source="SkyRL 12",
         sentinel="logprob_gap",
-        plant=asked(lambda sampling: replace(sampling, temperature=1.0)),
+        plant=change_sampling(lambda sampling: replace(sampling, temperature=1.0)),
         settings=COOL,
-        says="cause: temperature",
+        expected_text="cause: temperature",
     ),
     Bug(
-        name="the engine truncates the vocabulary and nobody accounts for it",
+        name="the engine truncates the vocabulary without being configured to",
         source="SkyRL 6",
         sentinel="logprob_gap",
-        plant=asked(lambda sampling: replace(sampling, top_k=40)),
-        says="cause: truncation",
+        plant=change_sampling(lambda sampling: replace(sampling, top_k=40)),
+        expected_text="cause: truncation",
     ),
     Bug(
         name="logprobs are taken one place off after packing",
         source="Fleet 61",
         sentinel="logprob_gap",
-        plant=packed(_late),
-        says="cause: other tokens",
+        plant=change_batches(_late),
+        expected_text="cause: other tokens",
     ),
     Bug(
         name="engine logprobs before temperature, under a nucleus",
@@ -183,21 +184,21 @@ IN_LEARNING = (
         name="a sampling parameter is not forwarded to the engine, under a nucleus",
         source="SkyRL 12",
         sentinel="logprob_gap",
-        plant=asked(lambda sampling: replace(sampling, temperature=1.0)),
+        plant=change_sampling(lambda sampling: replace(sampling, temperature=1.0)),
         settings=(*COOL, NUCLEUS),
     ),
     Bug(
         name="logprobs are taken one place off after packing, under a nucleus",
         source="Fleet 61",
         sentinel="logprob_gap",
-        plant=packed(_late),
+        plant=change_batches(_late),
         settings=(NUCLEUS,),
     ),
     Bug(
         name="the engine keeps less of the vocabulary than its nucleus",
         source="SkyRL 6",
         sentinel="logprob_gap",
-        plant=asked(lambda sampling: replace(sampling, top_p=0.3)),
+        plant=change_sampling(lambda sampling: replace(sampling, top_p=0.3)),
         settings=(NUCLEUS,),
     ),
     Bug(
@@ -220,90 +221,90 @@ IN_LEARNING = (
         name="the KL term has no gradient",
         source="SkyRL 1",
         sentinel="gradient",
-        plant=settings(kl=lambda kl: lambda own, ref: kl(own.detach(), ref)),
+        plant=change_settings(kl=lambda kl: lambda own, ref: kl(own.detach(), ref)),
         settings=(KL,),
     ),
     Bug(
-        name="clip_cov is given advantages already divided by the tokens",
+        name="clip_cov gets advantages already divided by the tokens",
         source="SkyRL 2",
         sentinel="loss_advantages",
-        plant=packed(_scaled),
+        plant=change_batches(_scaled),
         settings=("trainer.algorithm.policy_loss_type=clip_cov",),
     ),
     Bug(
-        name="kl_cov is given advantages already divided by the tokens",
+        name="kl_cov gets advantages already divided by the tokens",
         source="SkyRL 3",
         sentinel="loss_advantages",
-        plant=packed(_scaled),
+        plant=change_batches(_scaled),
         settings=("trainer.algorithm.policy_loss_type=kl_cov",),
     ),
     Bug(
-        name="packing puts advantages at other sequences",
+        name="packing assigns advantages to other sequences",
         source="Fleet 61",
         sentinel="loss_advantages",
-        plant=packed(_rotated),
+        plant=change_batches(_rotated),
     ),
     Bug(
-        name="the rest of a batch that no mini-batch holds is dropped",
+        name="the remainder of a batch that fills no mini-batch is dropped",
         source="Fleet 59",
         sentinel="loss_inputs",
         plant=the_last_mini_batch_is_dropped,
     ),
     Bug(
-        name="the policy is not given the credit that the critic's values make",
+        name="the policy does not get the critic's advantages",
         source="also",
         sentinel="loss_advantages",
-        plant=the_critics_credit_is_lost,
+        plant=the_critics_advantages_are_lost,
         settings=GAE,
-        says="no token has an advantage",
+        expected_text="all advantages are 0",
     ),
     Bug(
-        name="advantages are not whitened, so most of a batch is praised",
+        name="the critic's advantages are not whitened",
         source="also",
         sentinel="loss_advantages",
-        plant=the_critics_credit_is_not_whitened,
+        plant=the_critics_advantages_are_not_whitened,
         settings=GAE,
-        says="another mean than 0",
+        expected_text="a mean other than 0",
     ),
     Bug(
-        name="with KL in the reward, credit has the wrong sign",
+        name="with KL in the reward, advantages have the wrong sign",
         source="also",
         sentinel="loss_advantages",
-        plant=settings(reward_kl=_blamed),
+        plant=change_settings(reward_kl=_negate),
         settings=PENALISED,
     ),
     Bug(
-        name="with KL in the reward, credit has no baseline",
+        name="with KL in the reward, advantages have no baseline",
         source="also",
         sentinel="loss_advantages",
-        plant=settings(reward_kl=_without_baseline),
+        plant=change_settings(reward_kl=_without_baseline),
         settings=PENALISED,
     ),
     Bug(
-        name="with KL in the reward, packing puts advantages at other sequences",
+        name="with KL in the reward, packing assigns advantages to other sequences",
         source="Fleet 61",
         sentinel="loss_advantages",
-        plant=packed(_rotated),
+        plant=change_batches(_rotated),
         settings=PENALISED,
     ),
     Bug(
-        name="with whitened credit, clip_cov is given advantages already divided by the tokens",
+        name="with whitened advantages, clip_cov gets advantages already divided by the tokens",
         source="SkyRL 2",
         sentinel="loss_advantages",
-        plant=packed(_scaled),
+        plant=change_batches(_scaled),
         settings=(
             "trainer.algorithm.policy_loss_type=clip_cov",
             "trainer.algorithm.advantage_batch_normalize=true",
         ),
     ),
     Bug(
-        name="the gradient is not a number",
+        name="the gradient is not finite",
         source="Fleet 55",
         sentinel="finite_numbers",
-        plant=settings(reduce=lambda reduce: lambda n, p: [float("nan")] * len(n)),
+        plant=change_settings(reduce=lambda reduce: lambda n, p: [float("nan")] * len(n)),
     ),
     Bug(
-        name="the parser wants a tag that the stop string took away",
+        name="the parser needs a tag that the stop string removed",
         source="Fleet 9",
         sentinel="parse_failures",
         plant=nothing_can_be_parsed,

@@ -1,4 +1,4 @@
-"""Bugs between an engine's words and the samples made of them."""
+"""Bugs between the tokens of an engine and the samples made from them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from skyfleet.trainer.run import Run
 Patch = pytest.MonkeyPatch
 
 
-def resampled(change: Callable[[list[Sample]], list[Sample]]) -> Callable[[Run, Patch], None]:
-    """Plants `change` behind credit."""
+def change_samples(change: Callable[[list[Sample]], list[Sample]]) -> Callable[[Run, Patch], None]:
+    """Plants `change` after credit assignment."""
 
     def plant(run: Run, patch: Patch) -> None:
         patch.setattr(assemble, "assign_credit", lambda *a, **k: change(assign_credit(*a, **k)))
@@ -33,13 +33,13 @@ def resampled(change: Callable[[list[Sample]], list[Sample]]) -> Callable[[Run, 
     return plant
 
 
-def replies_are_trained_on(run: Run, patch: Patch) -> None:
+def observations_are_trained_on(run: Run, patch: Patch) -> None:
     append_prompt = Transcript.append_prompt
 
     def masked(self: Transcript, token_ids: Sequence[int]) -> None:
-        reply = bool(self.token_ids)
+        is_observation = bool(self.token_ids)
         append_prompt(self, token_ids)
-        if reply:
+        if is_observation:
             self.loss_mask[-len(token_ids) :] = [True] * len(token_ids)
 
     patch.setattr(Transcript, "append_prompt", masked)
@@ -65,7 +65,7 @@ def last_token_gets_a_dummy_logprob(run: Run, patch: Patch) -> None:
     patch.setattr(Transcript, "say", dummy)
 
 
-def words_are_tokenised_again(run: Run, patch: Patch) -> None:
+def text_is_retokenized(run: Run, patch: Patch) -> None:
     async def generate(self: Any) -> Message:
         transcript = self._transcripts[-1]
         completion = await self._complete(transcript.token_ids)
@@ -97,24 +97,26 @@ def turns_are_unlimited(run: Run, patch: Patch) -> None:
     patch.setattr(episode, "_play", longer)
 
 
-def asked(change: Callable[[SamplingParams], SamplingParams]) -> Callable[[Run, Patch], None]:
-    """Plants an engine that does not as it is asked."""
+def change_sampling(
+    change: Callable[[SamplingParams], SamplingParams],
+) -> Callable[[Run, Patch], None]:
+    """Plants an engine that samples with other parameters."""
 
     def plant(run: Run, patch: Patch) -> None:
         engine = run.inference.engines[0]
         generate = engine.generate
 
-        async def otherwise(
+        async def generate_changed(
             token_ids: Sequence[int], sampling: SamplingParams, *, session: str
         ) -> Completion:
             return await generate(token_ids, change(sampling), session=session)
 
-        patch.setattr(engine, "generate", otherwise)
+        patch.setattr(engine, "generate", generate_changed)
 
     return plant
 
 
-def every_attempt_has_one_seed(run: Run, patch: Patch) -> None:
+def all_attempts_share_a_seed(run: Run, patch: Patch) -> None:
     patch.setattr(embedded, "randomness_of", lambda seed, *_: randomness_of(seed, "", 0))
 
 
@@ -134,19 +136,19 @@ def _without_system_prompt(sample: Sample) -> Sample:
 
 IN_TOKENS = (
     Bug(
-        name="a sampled end is taken off and put back with logprob 0",
+        name="a sampled end token is replaced by one with logprob 0",
         source="SkyRL 13",
         sentinel="sampled_tokens",
         plant=last_token_gets_a_dummy_logprob,
     ),
     Bug(
-        name="what was said is tokenised again from its text",
+        name="a completion is tokenized again from its text",
         source="SkyRL 15",
         sentinel="sampled_tokens",
-        plant=words_are_tokenised_again,
+        plant=text_is_retokenized,
     ),
     Bug(
-        name="a prompt over the limit is cut before the engine sees it",
+        name="a prompt over the limit is truncated before the engine gets it",
         source="also",
         sentinel="sampled_tokens",
         plant=prompt_is_cut_for_the_engine,
@@ -155,15 +157,15 @@ IN_TOKENS = (
         name="tool results are trained on",
         source="also",
         sentinel="loss_mask",
-        plant=replies_are_trained_on,
-        says="given",
+        plant=observations_are_trained_on,
+        expected_text="observation",
     ),
     Bug(
         name="the token that ends a turn is not trained on",
         source="also",
         sentinel="loss_mask",
         plant=last_token_is_masked,
-        says="sampled",
+        expected_text="sampled",
     ),
     Bug(
         name="max_turns is not enforced",
@@ -175,30 +177,30 @@ IN_TOKENS = (
         name="the engine ignores max_generate_length",
         source="also",
         sentinel="limits",
-        plant=asked(lambda sampling: replace(sampling, max_generate_length=20)),
+        plant=change_sampling(lambda sampling: replace(sampling, max_generate_length=20)),
     ),
     Bug(
-        name="every attempt is drawn with one seed",
+        name="every attempt is sampled with the same seed",
         source="also",
         sentinel="repeated_draws",
-        plant=every_attempt_has_one_seed,
+        plant=all_attempts_share_a_seed,
     ),
     Bug(
-        name="long sequences are cut on the way to the learner",
+        name="long sequences are truncated before the learner gets them",
         source="also",
         sentinel="token_conservation",
-        plant=resampled(lambda samples: [_shorter(s, len(s.token_ids) - 3) for s in samples]),
+        plant=change_samples(lambda samples: [_shorter(s, len(s.token_ids) - 3) for s in samples]),
     ),
     Bug(
         name="samples that do not fill a mini-batch are dropped",
         source="Fleet 59",
         sentinel="token_conservation",
-        plant=resampled(lambda samples: samples[:-3]),
+        plant=change_samples(lambda samples: samples[:-3]),
     ),
     Bug(
-        name="the learner is given another prompt than the engine was",
+        name="the learner gets another prompt than the engine",
         source="also",
         sentinel="trained_tokens",
-        plant=resampled(lambda samples: list(map(_without_system_prompt, samples))),
+        plant=change_samples(lambda samples: list(map(_without_system_prompt, samples))),
     ),
 )

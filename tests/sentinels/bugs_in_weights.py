@@ -1,4 +1,4 @@
-"""Bugs in the weights: how they move, and how they reach an engine."""
+"""Bugs in updates of the weights and in weight sync."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _copy(run: Run) -> Decoder:
 
 def _policy(run: Run) -> Any:
     learner: Any = run.learner
-    return learner._decoder.module
+    return learner.decoder.module
 
 
 def the_cache_outlives_its_weights(run: Run, patch: Patch) -> None:
@@ -97,11 +97,11 @@ def the_rate_is_far_too_high(run: Run, patch: Patch) -> None:
 
 IN_WEIGHTS = (
     Bug(
-        name="the engine computes with coarser numbers",
+        name="the engine computes with lower precision",
         source="also",
         sentinel="logprob_gap",
         plant=the_engine_is_coarser,
-        says="cause: dtype",
+        expected_text="cause: dtype",
     ),
     Bug(
         name="the engine's cache outlives the weights it was computed with",
@@ -115,46 +115,46 @@ IN_WEIGHTS = (
         shows_later=True,
     ),
     Bug(
-        name="the optimiser never steps",
+        name="the optimizer never steps",
         source="also",
         sentinel="moved_weights",
         plant=nothing_is_applied,
     ),
     Bug(
-        name="new weights never reach the engine",
+        name="new weights never arrive at the engine",
         source="also",
         sentinel="engine_weights",
         plant=the_engine_has_weights_of_its_own,
     ),
     Bug(
-        name="a copy of the weights is cut short",
+        name="a copy of the weights is incomplete",
         source="Fleet 56",
         sentinel="engine_weights",
         plant=the_engine_gets_half_of_the_weights,
     ),
     Bug(
-        name="the sync does not tell the engines",
+        name="the sync does not update the engines' version",
         source="SkyRL 16",
         sentinel="served_version",
         plant=engines_keep_their_version,
     ),
     Bug(
-        name="episodes are staler than anyone allowed",
+        name="episodes are staler than allowed",
         source="SkyRL 16",
         sentinel="policy_version",
         plant=the_engine_is_a_version_behind,
     ),
     Bug(
-        name="the engine goes on with old weights, and says so",
+        name="the engine keeps old weights and reports their version",
         source="SkyRL 16",
         sentinel="logprob_gap",
         plant=the_engine_stays_where_it_was,
         settings=("trainer.policy.optimizer_config.lr=0.1",),
         shows_later=True,
-        says="cause: stale version",
+        expected_text="cause: stale version",
     ),
     Bug(
-        name="the learning rate is far too high and the entropy is gone",
+        name="the learning rate is far too high and the entropy collapses",
         source="Fleet 20",
         sentinel="entropy_collapse",
         plant=the_rate_is_far_too_high,

@@ -1,4 +1,4 @@
-"""A tiny run that a known bug is planted in, and what the sentinels said of it."""
+"""A tiny run that a known bug is planted in, and the findings of the sentinels."""
 
 from __future__ import annotations
 
@@ -43,29 +43,29 @@ Plant = Callable[[Run, pytest.MonkeyPatch], None]
 class Bug:
     name: str
     source: str
-    """`SkyRL 13` is item 13 of the spec's list of SkyRL's traps, `Fleet 24` row 24 of what went
-    wrong at Fleet; `also` is known from elsewhere."""
+    """`SkyRL 13` is item 13 of the spec's list of SkyRL's traps, `Fleet 24` row 24 of Fleet's list of
+    failures; `also` is known from elsewhere."""
     sentinel: str
     plant: Plant
     settings: tuple[str, ...] = ()
     open_env: EnvFactory = open_moody
     after: int = 0
-    """Clean steps before it."""
+    """Clean steps before it is planted."""
     shows_later: bool = False
-    """In the numbers of the step after the one it spoils."""
-    says: str = ""
-    """Part of the sentence."""
+    """It shows in the numbers of the step after the one it corrupts."""
+    expected_text: str = ""
+    """Part of the sentence of the finding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class RecordedFinding:
     step: int
     sentinel: str
     sentence: str
 
 
-async def begun(folder: Path, *settings: str, open_env: EnvFactory = open_moody) -> Run:
-    """A run that stands before its first step."""
+async def start_run(folder: Path, *settings: str, open_env: EnvFactory = open_moody) -> Run:
+    """A run before its first step."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(registry.ENV_CLASSES, "world", lambda _: open_env)
         run = await assemble(small_config(folder, *SETTINGS, *settings))
@@ -75,26 +75,29 @@ async def begun(folder: Path, *settings: str, open_env: EnvFactory = open_moody)
     return run
 
 
-async def go_on(run: Run, steps: int) -> None:
+async def run_steps(run: Run, steps: int) -> None:
     for _ in range(steps):
         await train_step(run, run.state.step + 1)
         await finish_step(run)
 
 
-def said(folder: Path) -> list[Said]:
+def read_findings(folder: Path) -> list[RecordedFinding]:
     path = folder / "sentinels.jsonl"
     rows = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
-    return [Said(step=r["step"], sentinel=r["sentinel"], sentence=r["sentence"]) for r in rows]
+    return [
+        RecordedFinding(step=r["step"], sentinel=r["sentinel"], sentence=r["sentence"])
+        for r in rows
+    ]
 
 
-async def run_with(bug: Bug, folder: Path) -> tuple[int, list[Said]]:
-    """The first step that the bug was in, and all that was said."""
-    run = await begun(folder, *bug.settings, open_env=bug.open_env)
+async def run_with(bug: Bug, folder: Path) -> tuple[int, list[RecordedFinding]]:
+    """The first step with the bug, and all findings."""
+    run = await start_run(folder, *bug.settings, open_env=bug.open_env)
     try:
         with pytest.MonkeyPatch.context() as patch:
-            await go_on(run, bug.after)
+            await run_steps(run, bug.after)
             bug.plant(run, patch)
-            await go_on(run, 2 if bug.shows_later else 1)
+            await run_steps(run, 2 if bug.shows_later else 1)
     finally:
         run.log.close()
-    return bug.after + 1, said(folder)
+    return bug.after + 1, read_findings(folder)

@@ -1,4 +1,4 @@
-"""A run without a bug is left alone, whatever it is configured to do."""
+"""A run without a bug has no findings, whatever its configuration."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from tests.fakes.moody_world import MoodyWorld
 from tests.fakes.small_runs import rows, small_config
-from tests.sentinels.planted import IN_REWARD, KL, begun, go_on, said
+from tests.sentinels.planted import IN_REWARD, KL, read_findings, run_steps, start_run
 
 from skyfleet.envs.env import Env
 from skyfleet.sentinels.build import acting_of
-from skyfleet.sentinels.registry import ROSTER
+from skyfleet.sentinels.registry import SENTINELS
 from skyfleet.tasks.task import Grade, Task
 from skyfleet.worlds.catalog import get_world
 
@@ -19,25 +19,25 @@ PAIRS = "generator.n_samples_per_prompt=2"
 ALGORITHM = "trainer.algorithm"
 
 
-async def quiet(folder: Path, steps: int, *settings: str) -> None:
-    run = await begun(folder, *settings)
+async def check_clean(folder: Path, steps: int, *settings: str) -> None:
+    run = await start_run(folder, *settings)
     try:
-        await go_on(run, steps)
+        await run_steps(run, steps)
     finally:
         run.log.close()
-    assert said(folder) == []
+    assert read_findings(folder) == []
     assert rows(folder)[-1]["step"] == steps
 
 
-async def test_20_clean_steps_raise_nothing(tmp_path: Path) -> None:
-    await quiet(tmp_path, 20, KL)
+async def test_20_clean_steps_have_no_findings(tmp_path: Path) -> None:
+    await check_clean(tmp_path, 20, KL)
     status = {k: v for row in rows(tmp_path) for k, v in row.items() if k.startswith("sentinel/")}
-    assert status == {f"sentinel/{sentinel.name}": 0.0 for sentinel in ROSTER}
+    assert status == {f"sentinel/{sentinel.name}": 0.0 for sentinel in SENTINELS}
 
 
 @pytest.mark.slow
-async def test_200_clean_steps_raise_nothing(tmp_path: Path) -> None:
-    await quiet(tmp_path, 200, KL, f"{ALGORITHM}.zero_variance_filter=true", PAIRS)
+async def test_200_clean_steps_have_no_findings(tmp_path: Path) -> None:
+    await check_clean(tmp_path, 200, KL, f"{ALGORITHM}.zero_variance_filter=true", PAIRS)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ async def test_200_clean_steps_raise_nothing(tmp_path: Path) -> None:
     ids=lambda settings: settings[0].rpartition(".")[2],
 )
 async def test_no_setting_is_taken_for_a_bug(settings: tuple[str, ...], tmp_path: Path) -> None:
-    await quiet(tmp_path, 2, *settings)
+    await check_clean(tmp_path, 2, *settings)
 
 
 @pytest.mark.parametrize(
@@ -87,11 +87,11 @@ async def test_no_setting_is_taken_for_a_bug(settings: tuple[str, ...], tmp_path
 async def test_kl_in_reward_is_not_taken_for_a_bug(
     settings: tuple[str, ...], tmp_path: Path
 ) -> None:
-    await quiet(tmp_path, 2, IN_REWARD, f"{ALGORITHM}.kl_estimator_type=k1", *settings)
+    await check_clean(tmp_path, 2, IN_REWARD, f"{ALGORITHM}.kl_estimator_type=k1", *settings)
 
 
 async def test_distillation_is_not_taken_for_a_bug(tmp_path: Path) -> None:
-    teacher = await begun(tmp_path / "teacher", IN_REWARD, "trainer.seed=7")
+    teacher = await start_run(tmp_path / "teacher", IN_REWARD, "trainer.seed=7")
     teacher.log.close()
     settings = (
         f"trainer.ref.model.path={teacher.checkpoints / 'global_step_0/policy'}",
@@ -100,7 +100,7 @@ async def test_distillation_is_not_taken_for_a_bug(tmp_path: Path) -> None:
         f"{ALGORITHM}.policy_loss_type=importance_sampling",
         f"{ALGORITHM}.kl_loss_coef=1",
     )
-    await quiet(tmp_path / "student", 2, IN_REWARD, *settings)
+    await check_clean(tmp_path / "student", 2, IN_REWARD, *settings)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ async def test_distillation_is_not_taken_for_a_bug(tmp_path: Path) -> None:
 async def test_attempts_that_earned_the_same_fraction_are_not_taken_for_a_bug(
     reward: float, attempts: int, estimator: str, tmp_path: Path
 ) -> None:
-    """The mean of several 0.1 is not quite 0.1."""
+    """The floating-point mean of several 0.1 is not exactly 0.1."""
 
     class Even(MoodyWorld):
         async def grade(self) -> Grade:
@@ -123,15 +123,15 @@ async def test_attempts_that_earned_the_same_fraction_are_not_taken_for_a_bug(
         f"generator.n_samples_per_prompt={attempts}",
         f"{ALGORITHM}.advantage_estimator={estimator}",
     )
-    run = await begun(tmp_path, *settings, open_env=open_even)
+    run = await start_run(tmp_path, *settings, open_env=open_even)
     try:
-        await go_on(run, 2)
+        await run_steps(run, 2)
     finally:
         run.log.close()
-    assert said(tmp_path) == []
+    assert read_findings(tmp_path) == []
 
 
-async def test_every_filter_that_is_on_tells_whether_it_acts(tmp_path: Path) -> None:
+async def test_every_active_filter_logs_a_metric(tmp_path: Path) -> None:
     rules = f"{ALGORITHM}.off_policy_correction"
     settings = (
         f"{ALGORITHM}.zero_variance_filter=true",
@@ -141,9 +141,9 @@ async def test_every_filter_that_is_on_tells_whether_it_acts(tmp_path: Path) -> 
         f"{rules}.token_mask_is_threshold_low=0.5",
         f"{rules}.token_mask_is_threshold_high=2",
     )
-    run = await begun(tmp_path, *settings)
+    run = await start_run(tmp_path, *settings)
     try:
-        await go_on(run, 1)
+        await run_steps(run, 1)
     finally:
         run.log.close()
     acting = acting_of(small_config(tmp_path, *settings))

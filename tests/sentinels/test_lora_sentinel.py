@@ -1,4 +1,4 @@
-"""Adapters that never reach the weights leave engine and learner in false agreement."""
+"""Adapters that are not merged into the weights are found after a sync."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tests.learner.test_lora_learner import FAST, adapted
 from tests.learner.test_single_learner import learner, on_policy
 
 from skyfleet.learner import single
-from skyfleet.sentinels.engine_weights import engine_weights
-from skyfleet.sentinels.stages import Synced
+from skyfleet.sentinels.stages import SyncStage
+from skyfleet.sentinels.sync_checks import engine_weights
 
 
 @pytest.mark.parametrize("forgets", [False, True])
@@ -22,8 +22,8 @@ async def test_adapters_that_are_not_merged_are_found(
     decoder = adapted()
     student = learner(decoder, FAST)
     await student.step(on_policy(decoder, random_groups(2)))
-    synced = Synced(version=1, previous=0, learner=student, engines=[engine(decoder)])
-    finding = engine_weights(synced)
+    stage = SyncStage(version=1, previous=0, learner=student, engines=[engine(decoder)])
+    finding = engine_weights(stage)
     if not forgets:
         assert finding is None
         return

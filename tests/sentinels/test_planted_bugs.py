@@ -1,4 +1,4 @@
-"""Every bug that is planted in a real run is found in the step it spoils, by the sentinel for it."""
+"""Every bug planted in a real run is found in the step it corrupts, by its sentinel."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ BUGS = (*IN_TOKENS, *IN_BATCHES, *IN_LEARNING, *IN_WEIGHTS)
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: re.sub(r"\W+", "_", bug.name))
 async def test_a_planted_bug_is_found_within_its_step(bug: Bug, tmp_path: Path) -> None:
-    planted_at, said = await run_with(bug, tmp_path)
-    assert [finding for finding in said if finding.step < planted_at] == []
-    found = [finding for finding in said if finding.sentinel == bug.sentinel]
-    assert found, sorted({finding.sentinel for finding in said})
+    planted_at, findings = await run_with(bug, tmp_path)
+    assert [finding for finding in findings if finding.step < planted_at] == []
+    found = [finding for finding in findings if finding.sentinel == bug.sentinel]
+    assert found, sorted({finding.sentinel for finding in findings})
     assert found[0].step == planted_at + bug.shows_later
-    assert bug.says in found[0].sentence
+    assert bug.expected_text in found[0].sentence
 
 
-def test_at_least_25_bugs_are_of_those_in_the_two_lists() -> None:
+def test_at_least_25_bugs_come_from_the_lists_of_skyrl_and_fleet() -> None:
     assert sum(bug.source.startswith(("SkyRL", "Fleet")) for bug in BUGS) >= 25

@@ -137,7 +137,7 @@ async def test_a_run_warns_at_its_start_of_unused_keys(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     await last_row(tmp_path, "trainer.algorithm.gamma=0.9")
-    assert "trainer.algorithm.gamma=0.9 does nothing while" in caplog.text
+    assert "trainer.algorithm.gamma=0.9 has no effect while" in caplog.text
 
 
 @pytest.mark.parametrize("loss", ["regular", "gspo"])

@@ -106,7 +106,7 @@ async def test_native_tool_calling_needs_the_generators_word_and_the_environment
         start = policy_client.agent(SamplingParams(max_generate_length=4))
         native = isinstance(start(task, opening, "s"), NativeConversation)
     assert native == (len(flags) == 2)
-    assert ("does nothing while" in caplog.text) == (len(flags) == 1)
+    assert ("has no effect while" in caplog.text) == (len(flags) == 1)
 
 
 async def test_a_server_of_ours_plays_as_the_engine_in_this_process_does(trained: Path) -> None:
@@ -174,7 +174,7 @@ async def test_a_server_killed_in_the_middle_loses_no_episode(
 
 async def test_what_a_server_says_is_not_trained_on(trained: Path, tmp_path: Path) -> None:
     config = remote(trained, "127.0.0.1:9", more=[f"trainer.run_path={tmp_path}"])
-    with pytest.raises(ConfigError, match=r"^generator\.backend='openai' speaks through servers"):
+    with pytest.raises(ConfigError, match=r"^generator\.backend='openai' is inference-only"):
         await run_training(config)
 
 

@@ -185,17 +185,20 @@ async def test_a_stretched_context_is_trained_in_and_saved(base: Path, tmp_path:
     ("overrides", "sentence"),
     [
         (["trainer.policy.model.lora.rank=4"], r"lora.rank=4 adapts a trained model"),
-        (["trainer.rope_scaling.factor=2"], r"rope_scaling stretches the context of a trained"),
+        (["trainer.rope_scaling.factor=2"], r"rope_scaling extends the context of a trained"),
         (["trainer.rope_scaling.factor=1"], r"trainer.rope_scaling.factor=1: it takes .*above 1"),
         (["trainer.rope_scaling.rope_type=ntk"], r"rope_type='ntk': it takes yarn"),
-        (["trainer.policy.model.lora.init_method=pissa"], r"='pissa': it takes kaiming"),
+        (
+            ["trainer.policy.model.lora.init_method=pissa"],
+            r"='pissa' is not supported: use kaiming",
+        ),
         (
             [
                 "trainer.policy.model.path=m",
                 "trainer.rope_scaling.factor=2",
                 "trainer.policy.model_config_kwargs={rope_parameters: {factor: 2}}",
             ],
-            r"both stretch the context; keep one",
+            r"both extend the context; keep one",
         ),
     ],
 )

@@ -1,1 +1,1 @@
-"""What to learn from it."""
+"""Advantage estimators, policy losses, KL, reductions and filters."""

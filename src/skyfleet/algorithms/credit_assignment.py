@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from math import fsum
+from math import fsum, nan
+from statistics import fmean
 
-from skyfleet.algorithms.advantages import (
+from skyfleet.algorithms.advantages import normalize_batch, split_turns
+from skyfleet.algorithms.estimator import (
+    ESTIMATOR_KEY,
     BatchEstimator,
     Estimator,
     GroupEstimator,
-    estimator_of,
-    normalize_batch,
-    split_turns,
 )
-from skyfleet.algorithms.sample import Sample, runs_of
+from skyfleet.algorithms.registry import build_advantage_estimator
+from skyfleet.algorithms.sample import Sample, find_action_spans
 from skyfleet.chat.transcript import Transcript
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError
@@ -23,12 +24,12 @@ from skyfleet.trajectories.trajectory import Group, Trajectory
 
 
 def assign_credit(
-    groups: Iterable[Group], estimate: Estimator, *, mask_unfinished: bool = False
+    groups: Iterable[Group], estimator: Estimator, *, mask_unfinished: bool = False
 ) -> list[Sample]:
-    """One sample per transcript of every graded attempt; attempts at one task are one group.
+    """One sample per transcript of every graded attempt, with advantages.
 
-    `mask_unfinished` is DAPO's overlong filter: an episode cut short counts in its group's mean
-    and teaches nothing itself.
+    Attempts at one task form one group. `mask_unfinished` is DAPO's overlong filter: a truncated
+    episode counts in its group's mean but is left out of the loss.
     """
     by_task: dict[str, list[Trajectory]] = {}
     for group in groups:
@@ -39,26 +40,26 @@ def assign_credit(
         for attempt, trajectory in enumerate(graded):
             if mask_unfinished and trajectory.ending.truncated:
                 continue
-            told = (
+            made = (
                 credited(trajectory, transcript, 0.0, attempt=attempt, group_rewards=rewards)
                 for transcript in trajectory.transcripts
             )
-            samples.extend(sample for sample in told if sample.token_ids)
-    return credit(samples, estimate)
+            samples.extend(sample for sample in made if sample.token_ids)
+    return estimate_advantages(samples, estimator)
 
 
-def credit(samples: Sequence[Sample], estimate: Estimator) -> list[Sample]:
-    """The same samples with the advantages of their rewards, less their penalties."""
-    if isinstance(estimate, BatchEstimator):
-        return estimate.credit(samples)
+def estimate_advantages(samples: Sequence[Sample], estimator: Estimator) -> list[Sample]:
+    """The samples with advantages for their rewards minus their penalties."""
+    if isinstance(estimator, BatchEstimator):
+        return estimator.credit(samples)
     rewards_by_task: dict[str, list[float]] = {}
     for sample in samples:
         rewards = rewards_by_task.setdefault(sample.task_key, list(sample.group_rewards))
         if sample.penalties:
             rewards[sample.attempt] -= fsum(sample.penalties)
-    advantages = {task: _advantages(estimate, r) for task, r in rewards_by_task.items()}
+    advantages = {task: _group_advantages(estimator, r) for task, r in rewards_by_task.items()}
     return [
-        replace(s, advantages=_spread(advantages[s.task_key][s.attempt], s.loss_mask))
+        replace(s, advantages=_broadcast(advantages[s.task_key][s.attempt], s.loss_mask))
         for s in samples
     ]
 
@@ -71,9 +72,9 @@ def credited(
     attempt: int = 0,
     group_rewards: tuple[float, ...] = (),
 ) -> Sample:
-    """Up to the last chosen token: what an episode heard after it predicts nothing."""
-    runs = runs_of(transcript.loss_mask)
-    end = runs[-1][1] if runs else 0
+    """A sample of one transcript, cut after the last action token: no action follows the rest."""
+    spans = find_action_spans(transcript.loss_mask)
+    end = spans[-1][1] if spans else 0
     # A tuple's slice up to its end is the tuple itself: mostly nothing is copied twice.
     loss_mask = tuple(transcript.loss_mask)[:end]
     return Sample(
@@ -82,51 +83,58 @@ def credited(
         token_ids=tuple(transcript.token_ids)[:end],
         loss_mask=loss_mask,
         logprobs=tuple(transcript.logprobs)[:end],
-        advantages=_spread(advantage, loss_mask),
-        # Weights may arrive between two turns; the oldest version decides how stale a sample is.
+        advantages=_broadcast(advantage, loss_mask),
+        # Weights may change between two turns; the oldest version determines the staleness.
         policy_version=min(transcript.policy_versions, default=0),
         attempt=attempt,
         group_rewards=group_rewards,
     )
 
 
-def _advantages(estimate: GroupEstimator, rewards: Sequence[float]) -> list[float]:
-    advantages = list(map(float, estimate(rewards)))
+def _group_advantages(estimator: GroupEstimator, rewards: Sequence[float]) -> list[float]:
+    advantages = list(map(float, estimator(rewards)))
     if len(advantages) != len(rewards):
         raise ConfigError(
-            f"trainer.algorithm.advantage_estimator gave {len(advantages)} advantages for a group of "
-            f"{len(rewards)} rewards; one is owed for each"
+            f"{ESTIMATOR_KEY} returned {len(advantages)} advantages for a group of {len(rewards)} "
+            "rewards; return one per reward"
         )
     return advantages
 
 
-def _spread(advantage: float, loss_mask: Sequence[bool]) -> tuple[float, ...]:
+def _broadcast(advantage: float, loss_mask: Sequence[bool]) -> tuple[float, ...]:
+    """The advantage of an attempt on each of its action tokens."""
     if not advantage:
         return (0.0,) * len(loss_mask)
-    spread = [0.0] * len(loss_mask)
-    for begin, end in runs_of(loss_mask):
-        spread[begin:end] = [advantage] * (end - begin)
-    return tuple(spread)
+    advantages = [0.0] * len(loss_mask)
+    for begin, end in find_action_spans(loss_mask):
+        advantages[begin:end] = [advantage] * (end - begin)
+    return tuple(advantages)
 
 
 def advantage_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    """`loss/*`: the advantages the learner is given, over chosen tokens."""
+    """`loss/*`: rewards and advantages of the samples that the learner gets.
+
+    As in SkyRL the advantages are a mean over action tokens, and the rewards, before any KL
+    penalty, a mean over attempts. The means of an empty batch are NaN, which is logged as null.
+    """
     values = [
         value for sample in samples for value in sample.select_action_tokens(sample.advantages)
     ]
-    if not values:
-        return {"loss/num_samples": 0.0}
+    rewards = {
+        (s.task_key, s.attempt): s.group_rewards[s.attempt] for s in samples if s.group_rewards
+    }
     return {
         "loss/num_samples": float(len(samples)),
-        "loss/avg_raw_advantages": fsum(values) / len(values),
-        "loss/avg_raw_advantages_abs": fsum(map(abs, values)) / len(values),
+        "loss/avg_raw_rewards": fmean(rewards.values()) if rewards else nan,
+        "loss/avg_raw_advantages": fsum(values) / len(values) if values else nan,
+        "loss/avg_raw_advantages_abs": fsum(map(abs, values)) / len(values) if values else nan,
     }
 
 
 def compute_advantages(config: RunConfig, samples: Sequence[Sample]) -> list[Sample]:
     """Advantages of the configured estimator, normalized and split per turn if configured."""
     algorithm = config.trainer.algorithm
-    with_advantages = credit(samples, estimator_of(algorithm))
+    with_advantages = estimate_advantages(samples, build_advantage_estimator(algorithm))
     if algorithm.advantage_batch_normalize:
         with_advantages = normalize_batch(with_advantages)
     if config.generator.step_wise_trajectories:
@@ -135,7 +143,7 @@ def compute_advantages(config: RunConfig, samples: Sequence[Sample]) -> list[Sam
 
 
 def build_estimator(config: RunConfig) -> Estimator:
-    """The estimator the training loop uses on a batch.
+    """The estimator that the training loop uses on a batch.
 
     With KL in the reward the learner computes the advantages again, after it has the penalties.
     """
@@ -143,4 +151,4 @@ def build_estimator(config: RunConfig) -> Estimator:
     whole_batch = algorithm.advantage_batch_normalize or config.generator.step_wise_trajectories
     if whole_batch and not algorithm.use_kl_in_reward:
         return BatchEstimator(credit=partial(compute_advantages, config))
-    return estimator_of(algorithm)
+    return build_advantage_estimator(algorithm)

@@ -1,4 +1,7 @@
-"""KL estimators, as a loss term and as a reward penalty."""
+"""KL estimators, and KL as a penalty in the reward (`use_kl_in_reward`).
+
+The KL loss term (`use_kl_loss`) enters the loss in `skyfleet.learner.single`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from skyfleet.errors import ConfigError
 KlEstimator = Callable[[Tensor, Tensor], Tensor]
 
 KlControl = Callable[[float, float, int], float]
-"""Coefficient, mean KL of a batch, its sequences -> the next coefficient."""
+"""Coefficient, mean KL of a batch, number of its sequences -> the next coefficient."""
 
 
 def k1(logprobs_T: Tensor, ref_logprobs_T: Tensor) -> Tensor:
@@ -39,7 +42,7 @@ def k3(logprobs_T: Tensor, ref_logprobs_T: Tensor) -> Tensor:
 KL_ESTIMATORS: dict[str, KlEstimator] = {"k1": k1, "abs": absolute, "k2": k2, "k3": k3}
 
 
-def kl_estimator(name: str) -> KlEstimator:
+def get_kl_estimator(name: str) -> KlEstimator:
     try:
         return KL_ESTIMATORS[name]
     except KeyError:
@@ -55,45 +58,51 @@ def fixed_control(coef: float, kl: float, n_sequences: int) -> float:
 def adaptive_control(
     coef: float, kl: float, n_sequences: int, *, kl_target: float, horizon: int
 ) -> float:
-    """Raised while the KL is above its target, lowered while below (arXiv 1909.08593)."""
+    """Raise the coefficient while the KL is above its target, lower it while below (arXiv 1909.08593)."""
     error = min(max(kl / kl_target - 1, -0.2), 0.2)
     return coef * (1 + error * n_sequences / horizon)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardKl:
+    """The settings of KL in the reward."""
+
     estimate: KlEstimator
     coef: float
-    """Of the first batch."""
+    """Initial coefficient."""
     control: KlControl
-    credit: Callable[[Sequence[Sample]], list[Sample]]
-    """Advantages of the rewards that are left."""
+    compute_advantages: Callable[[Sequence[Sample]], list[Sample]]
+    """Samples with penalties -> the same with advantages of the penalized rewards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Penalised:
+class KlPenalties:
     samples: list[Sample]
     kl: float
-    """Mean over sequences of each one's mean over its chosen tokens."""
+    """Mean over sequences of the mean over action tokens."""
     kl_max: float
-    """Mean over sequences of each one's largest, signs aside."""
+    """Mean over sequences of the largest absolute value."""
 
 
-def penalised(
+def apply_kl_penalty(
     samples: Sequence[Sample],
     ref_logprobs: Sequence[Sequence[float]],
     estimate: KlEstimator,
     *,
     coef: float,
-) -> Penalised:
-    """Every chosen token pays `coef` times its KL; `ref_logprobs` holds one for each of them."""
-    paying: list[Sample] = []
+) -> KlPenalties:
+    """Set the penalty of every action token to `coef` times its KL to the reference.
+
+    `ref_logprobs` holds one logprob per action token.
+    """
+    with_penalties: list[Sample] = []
     means: list[float] = []
     peaks: list[float] = []
     for sample, reference in zip(samples, ref_logprobs, strict=True):
         own = sample.select_action_tokens(sample.old_logprobs or sample.logprobs)
         kl_T = estimate(torch.tensor(own), torch.tensor(reference))
-        paying.append(replace(sample, penalties=sample.spread((max(coef, 0.0) * kl_T).tolist())))
+        penalties = sample.scatter_to_tokens((max(coef, 0.0) * kl_T).tolist())
+        with_penalties.append(replace(sample, penalties=penalties))
         means.append(float(kl_T.mean()))
         peaks.append(float(kl_T.abs().max()))
-    return Penalised(samples=paying, kl=fmean(means), kl_max=fmean(peaks))
+    return KlPenalties(samples=with_penalties, kl=fmean(means), kl_max=fmean(peaks))

@@ -1,7 +1,7 @@
-"""Reduction: how much each chosen token weighs in the loss of a whole mini-batch.
+"""Loss reductions: the weight of each action token in the loss of a mini-batch.
 
-Weights are fixed before the mini-batch is cut into micro-batches, so the loss is a plain sum and
-does not depend on the cut.
+Weights are computed before the mini-batch is split into micro-batches, so the loss is a plain sum
+that does not depend on the split.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from functools import partial
 from skyfleet.errors import ConfigError
 
 Reduction = Callable[[Sequence[int], Sequence[str]], list[float]]
-"""Chosen tokens and prompt of each sequence -> the weight of one of its tokens."""
+"""Action-token count and prompt of each sequence -> the weight of each of its tokens."""
 
 
 def token_mean(counts: Sequence[int], prompts: Sequence[str] = ()) -> list[float]:
-    """Every token alike. `token_mean([1, 3])` is `[0.25, 0.25]`."""
+    """Equal weight per token. `token_mean([1, 3])` is `[0.25, 0.25]`."""
     return [1 / max(sum(counts), 1)] * len(counts)
 
 
 def sequence_mean(counts: Sequence[int], prompts: Sequence[str] = ()) -> list[float]:
-    """Every sequence alike. `sequence_mean([1, 3])` is `[1/2, 1/6]`."""
+    """Equal weight per sequence. `sequence_mean([1, 3])` is `[1/2, 1/6]`."""
     return [1 / (len(counts) * max(count, 1)) for count in counts]
 
 
 def seq_mean_token_sum_norm(
     counts: Sequence[int], prompts: Sequence[str] = (), *, max_seq_len: int
 ) -> list[float]:
-    """Dr. GRPO (arXiv 2503.20783): a constant length in the denominator, so length is not rewarded."""
+    """Dr. GRPO (arXiv 2503.20783): divide by a constant length, so that length is not rewarded."""
     return [1 / (len(counts) * max_seq_len)] * len(counts)
 
 
 def prompt_mean(counts: Sequence[int], prompts: Sequence[str]) -> list[float]:
-    """Every prompt alike. `prompt_mean([1, 3, 4], "aab")` is `[1/8, 1/8, 1/8]`."""
+    """Equal weight per prompt. `prompt_mean([1, 3, 4], "aab")` is `[1/8, 1/8, 1/8]`."""
     tokens: Counter[str] = Counter()
     for count, prompt in zip(counts, prompts, strict=True):
         tokens[prompt] += count
@@ -44,21 +44,21 @@ def prompt_mean(counts: Sequence[int], prompts: Sequence[str]) -> list[float]:
 def token_mean_legacy(
     counts: Sequence[int], prompts: Sequence[str] = (), *, block_size: int
 ) -> list[float]:
-    """Older SkyRL's: a token mean in each block of sequences, then the mean of the blocks.
+    """Older SkyRL's reduction: a token mean per block of sequences, then the mean over blocks.
 
-    With blocks of one it is `sequence_mean`, which is what Fleet's runs trained with. Blocks are
-    counted off in the order of the samples, not in that of our micro-batches.
+    With blocks of one it is `sequence_mean`, with which Fleet's runs trained. Blocks follow the
+    order of the samples, not that of our micro-batches.
     """
     blocks = [counts[at : at + block_size] for at in range(0, len(counts), block_size)]
     return [1 / (max(sum(block), 1) * len(blocks)) for block in blocks for _ in block]
 
 
-def reduction(name: str, *, max_seq_len: int | None, block_size: int = 1) -> Reduction:
+def build_reduction(name: str, *, max_seq_len: int | None, block_size: int = 1) -> Reduction:
     if name == "seq_mean_token_sum_norm":
         if max_seq_len is None:
             raise ConfigError(
                 "trainer.algorithm.loss_reduction=seq_mean_token_sum_norm divides by a constant "
-                "length: set trainer.algorithm.max_seq_len"
+                "length; set trainer.algorithm.max_seq_len"
             )
         return partial(seq_mean_token_sum_norm, max_seq_len=max_seq_len)
     named: dict[str, Reduction] = {

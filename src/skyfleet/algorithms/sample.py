@@ -1,4 +1,4 @@
-"""Sample: one token sequence with credit, ready to learn from."""
+"""Sample: one token sequence with its loss mask, logprobs and advantages, ready to train on."""
 
 from __future__ import annotations
 
@@ -9,28 +9,30 @@ from itertools import compress
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
+    """One sequence. Action tokens are those the policy sampled; the others are its observations."""
+
     task_key: str
     env_key: str
     token_ids: tuple[int, ...]
     loss_mask: tuple[bool, ...]
-    """True where the policy chose the token."""
+    """True for action tokens."""
     logprobs: tuple[float, ...]
-    """Of the policy that sampled; zero where it did not."""
+    """Logprobs under the sampling policy; 0 for observation tokens."""
     old_logprobs: tuple[float, ...] = ()
-    """Of the policy as the step began; empty where `logprobs` stand for them."""
+    """Logprobs under the policy at the start of the step; empty if `logprobs` are used instead."""
     advantages: tuple[float, ...]
     policy_version: int
-    """The oldest that spoke in it."""
+    """The oldest version that sampled one of its turns."""
     attempt: int = 0
-    """Which of its group's graded attempts it is of."""
+    """Index of its attempt among the graded attempts of the group."""
     group_rewards: tuple[float, ...] = ()
-    """Of every graded attempt at the task, those that teach nothing themselves included."""
+    """Rewards of all graded attempts at the task, including attempts left out of the loss."""
     penalties: tuple[float, ...] = ()
-    """What each token takes off the reward; empty where nothing is taken off."""
+    """Subtracted from the reward, per token; empty without KL in the reward."""
     values: tuple[float, ...] = ()
-    """What a critic expected, before each token, to follow; empty where there is no critic."""
+    """The critic's value before each token; empty without a critic."""
     returns: tuple[float, ...] = ()
-    """What it should have expected."""
+    """The critic's targets."""
 
     def __post_init__(self) -> None:
         lengths = {
@@ -40,40 +42,47 @@ class Sample:
             len(self.advantages),
         }
         if len(lengths) != 1:
-            raise ValueError(f"task {self.task_key}: tokens, mask, logprobs, advantages disagree")
+            raise ValueError(
+                f"task {self.task_key}: tokens, mask, logprobs and advantages differ in length"
+            )
         optional = (self.old_logprobs, self.penalties, self.values, self.returns)
         if any(given and len(given) != len(self.token_ids) for given in optional):
-            raise ValueError(f"task {self.task_key}: old logprobs, penalties or values disagree")
+            raise ValueError(
+                f"task {self.task_key}: old logprobs, penalties or values differ in length"
+            )
         if self.loss_mask and self.loss_mask[0]:
-            raise ValueError(f"task {self.task_key}: the first token has nothing to predict it")
+            raise ValueError(
+                f"task {self.task_key}: the first token cannot be an action token, because no "
+                "token before it predicts it"
+            )
 
     @property
-    def runs(self) -> list[tuple[int, int]]:
-        """From where up to where the policy spoke, turn after turn."""
-        return runs_of(self.loss_mask)
+    def action_spans(self) -> list[tuple[int, int]]:
+        """Start and end of each run of action tokens, one per turn."""
+        return find_action_spans(self.loss_mask)
 
     @property
     def n_action_tokens(self) -> int:
         return self.loss_mask.count(True)
 
     def select_action_tokens(self, values: Sequence[float]) -> list[float]:
-        """Of one value a token, those of the chosen ones."""
+        """Of one value per token, those of the action tokens."""
         return list(compress(values, self.loss_mask))
 
-    def spread(self, values: Iterable[float]) -> tuple[float, ...]:
-        """From one value a chosen token, one a token: zero where the policy did not choose."""
+    def scatter_to_tokens(self, values: Iterable[float]) -> tuple[float, ...]:
+        """From one value per action token, one per token: 0 for observation tokens."""
         each = iter(values)
-        return tuple(next(each) if chosen else 0.0 for chosen in self.loss_mask)
+        return tuple(next(each) if is_action else 0.0 for is_action in self.loss_mask)
 
 
-def runs_of(loss_mask: Sequence[bool]) -> list[tuple[int, int]]:
-    """`runs_of([False, True, True, False, True])` is `[(1, 3), (4, 5)]`."""
-    # As bytes, because a step looks through a hundred thousand.
+def find_action_spans(loss_mask: Sequence[bool]) -> list[tuple[int, int]]:
+    """`find_action_spans([False, True, True, False, True])` is `[(1, 3), (4, 5)]`."""
+    # `bytes.find` is fast: a step searches masks of a hundred thousand tokens.
     marks = bytes(loss_mask) + b"\0"
-    runs: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     begin = marks.find(1)
     while begin >= 0:
         end = marks.find(0, begin)
-        runs.append((begin, end))
+        spans.append((begin, end))
         begin = marks.find(1, end)
-    return runs
+    return spans

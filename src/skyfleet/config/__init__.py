@@ -1,1 +1,1 @@
-"""What a run is: one typed tree with SkyRL's key names."""
+"""The configuration of a run: one typed tree with SkyRL's key names."""

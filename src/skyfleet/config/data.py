@@ -1,6 +1,9 @@
-"""Data: which tasks are trained on and which are only measured."""
+"""Data: the tasks to train on and the tasks to evaluate on."""
 
 from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
 
 from pydantic import Field
 
@@ -11,30 +14,51 @@ class Data(Section):
     """A source is a file of tasks or a generated set, `world:github?split=train&count=400`."""
 
     train_data: StrList = Field([])
-    """Sources of training tasks, all joined."""
+    """Sources of training tasks, concatenated."""
     val_data: StrList | dict[str, StrList] = Field([], union_mode="left_to_right")
-    """Sources to evaluate on: one list, or one list for each named set."""
+    """Sources to evaluate on: one list, or one list per named set. The first set is the main one: it
+    decides which checkpoint is best, and its metrics are `eval/...`."""
     test_data: dict[str, StrList] = Field({})
-    """More named sets to evaluate on, as the tau-bench recipe spells them."""
+    """More named evaluation sets, as the tau-bench recipe spells them; their metrics are
+    `test-{name}/...`."""
     retail_val_data: StrList = Field([])
-    """The tau-bench recipe's extra set; evaluated under the name retail_val."""
+    """The tau-bench recipe's extra evaluation set; its name is retail_val, its metrics are
+    `eval-retail/...`."""
     held_out_envs: StrList = Field([])
-    """Environments that are never trained on."""
+    """Environments to exclude from training."""
     env_filter: StrList = Field([])
     """Keep only the tasks of these environments; empty keeps all."""
     quarantine: str | None = None
-    """The file that `skyfleet tasks validate` wrote; its tasks are not trained on. Unset, it is
+    """The file that `skyfleet tasks validate` wrote; its tasks are excluded from training. By default
     each quarantine.jsonl beside a task file or in the current folder, if there is one."""
     allow_quarantined: bool = False
-    """Train on them all the same."""
+    """Train on quarantined tasks too."""
     allow_unmanifested: bool = False
     """Train on files that `skyfleet tasks prepare` did not write, or that changed since."""
     allow_overlap: bool = False
-    """Evaluate on tasks that are trained on, to see whether a model can overfit them."""
+    """Evaluate on tasks that are also trained on, to see whether a model can overfit them."""
 
     @property
     def eval_sets(self) -> dict[str, list[str]]:
-        """Every evaluation set by name; a plain `val_data` list is called val."""
-        named = self.val_data if isinstance(self.val_data, dict) else {"val": self.val_data}
-        sets = {**named, "retail_val": self.retail_val_data, **self.test_data}
-        return {name: sources for name, sources in sets.items() if sources}
+        """Sources of every evaluation set by name, the main set first; a `val_data` list is `val`."""
+        return {name: sources for name, sources in self._named_sets() if sources}
+
+    @property
+    def main_eval_set(self) -> str | None:
+        """The name of the first evaluation set, which decides which checkpoint is best."""
+        return next(iter(self.eval_sets), None)
+
+    def find_problems(self) -> Iterator[str]:
+        names = Counter(name for name, sources in self._named_sets() if sources)
+        for name, count in names.items():
+            if count > 1:
+                yield f"data names {count} evaluation sets {name!r}; rename all but one"
+            if "/" in name or name.startswith("."):
+                yield (
+                    f"data.val_data or data.test_data has a set named {name!r}, and files are named "
+                    "after it; use a name without / that does not start with a dot"
+                )
+
+    def _named_sets(self) -> list[tuple[str, list[str]]]:
+        main = self.val_data if isinstance(self.val_data, dict) else {"val": self.val_data}
+        return [*main.items(), ("retail_val", self.retail_val_data), *self.test_data.items()]

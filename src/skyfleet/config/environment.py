@@ -1,4 +1,4 @@
-"""Environment: the world a task runs in when its row does not say."""
+"""Environment: what runs a task, and the settings of each kind of environment."""
 
 from __future__ import annotations
 
@@ -10,30 +10,26 @@ from skyfleet.config.section import Section, StrList
 
 
 class FleetTask(Section):
-    tasks_file: str | None = None
-    """Task definitions as Fleet exports them."""
     api_key: SecretStr | None = None
-    """Write ${oc.env:FLEET_API_KEY}; it is never shown."""
+    """Write ${oc.env:FLEET_API_KEY}; it is masked in every output."""
     ttl_seconds: int = Field(600, ge=1)
-    """How long a hosted instance lives."""
+    """Lifetime of a hosted instance."""
     enable_context_tools: bool = False
-    """The same as environment.enable_context_tools, for Fleet's envs alone."""
+    """environment.enable_context_tools for Fleet's environments only."""
     partial_reward: bool = False
-    """Reward the share of checks passed rather than all or nothing."""
-    enable_hints: bool = False
-    """Retry a failed task with a hint."""
+    """Reward the share of checks passed instead of all or nothing."""
 
 
 class TauBench(Section):
     use_native_tool_calling: bool = False
-    """The environments' half of generator.use_native_tool_calling, for all of them."""
+    """Whether environments offer native tool calling; generator.use_native_tool_calling must be set too."""
 
 
 class SkyrlGym(Section):
     env_id: str | None = None
-    """For env_class=skyrl_gym: a registered name such as gsm8k, or module:Class."""
+    """With env_class=skyrl_gym: a registered name such as gsm8k, or module:Class."""
     env_config: dict[str, Any] = Field({})
-    """What its constructor gets as env_config."""
+    """Passed to the environment's constructor as env_config."""
     max_env_workers: int = Field(32, ge=0)
     """Threads for environments that block; 0 runs them inline."""
     fleet_task: FleetTask = FleetTask()
@@ -45,43 +41,44 @@ class OpenEnv(Section):
     """An OpenEnv server, http://host:port."""
     message_timeout_seconds: float = Field(60, gt=0)
     capacity_wait_seconds: float = Field(300, ge=0)
-    """How long a server that is full or restarting is tried again."""
+    """How long to retry a server that is full or restarting."""
 
 
 class Mcp(Section):
     url: str | None = None
-    """A server over streamable HTTP; {task_key} in it is the task's."""
+    """A server over streamable HTTP; {task_key} in it is replaced by the task's key."""
     command: StrList = Field([])
-    """Or one over stdio, started for every episode."""
+    """Or a server over stdio, started once per episode."""
     environment: dict[str, SecretStr] = Field({})
-    """Variables for the command, such as {TOKEN: ${oc.env:TOKEN}}; they are never shown."""
+    """Variables for the command, such as {TOKEN: ${oc.env:TOKEN}}; masked in every output."""
     headers: dict[str, SecretStr] = Field({})
-    """Sent to the url with every request; never shown."""
+    """Sent with every request to the url; masked in every output."""
     call_timeout_seconds: float = Field(60, gt=0)
     reward: str | None = None
-    """Your own module:function(task, messages) that gives a reward, a Grade or None."""
+    """Your own module:function(task, messages), which returns a reward, a Grade or None."""
     grade_url: str | None = None
-    """Or where the server itself tells the grade of a session."""
+    """Or the URL at which the server returns the grade of a session."""
     seed_uri: str | None = None
-    """Or, for the task's verifier: the resource that is the database before,"""
+    """Or, for the task's verifier: the resource that holds the database before the episode,"""
     current_uri: str | None = None
-    """and the one that is the database now."""
+    """and the resource that holds the database now."""
 
 
 class Environment(Section):
     env_class: str = "world"
-    """What runs tasks: world, fleet_task, openenv, mcp, skyrl_gym, agentdojo, or module:function."""
+    """What runs tasks: world, fleet_task, openenv, mcp, skyrl_gym, agentdojo, the name of a skyrl-gym \
+environment such as gsm8k, or module:function."""
     env_classes: dict[str, str] = Field({})
-    """The same for single environments, by env_key, where a run mixes several kinds."""
+    """env_class per env_key, for a run that mixes several kinds."""
     worlds: StrList = Field([])
-    """Worlds of your own, module:name."""
+    """Worlds of your own, each as module:name."""
     partial_reward: bool = False
-    """In worlds: reward the share of checks passed rather than all or nothing."""
+    """In worlds: reward the share of checks passed instead of all or nothing."""
     enable_context_tools: bool = False
-    """In every env: give the agent tools that shorten and search its own history, and show long \
-answers in pages."""
+    """In every environment: give the agent tools that shorten and search its own history, and split \
+long tool results into pages."""
     max_output_chars: int = Field(10_000, ge=1)
-    """With those tools: a page."""
+    """Characters per page, with enable_context_tools."""
     openenv: OpenEnv = OpenEnv()
     mcp: Mcp = Mcp()
     skyrl_gym: SkyrlGym = SkyrlGym()

@@ -1,32 +1,45 @@
-"""Generator: how episodes are played, and by which engine."""
+"""Generator: how episodes are sampled, and by which engine."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from pydantic import Field
 
 from skyfleet.config.section import PositiveOrMinusOne, Section, StrList
 
+TOOL_CALL_PARSERS = (
+    *("glm", "harmony", "hermes", "json_object", "kimi_k2", "llama3_json", "mistral", "pythonic"),
+    *("qwen3_coder", "glm45", "glm47", "llama4_json", "llama4_pythonic", "openai", "qwen3_xml"),
+)
+"""Our names and vLLM's; a test compares them with `chat.tool_calls`, which this layer cannot import."""
+CHAT_TEMPLATES = ("qwen3_with_thinking", "qwen3_without_thinking")
+
 
 class SamplingParams(Section):
     max_generate_length: int = Field(1024, ge=1)
-    """Tokens a turn."""
+    """Tokens per turn."""
     temperature: float = Field(1.0, ge=0)
-    """0 takes the likeliest token."""
+    """0 is greedy: always the most likely token."""
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: PositiveOrMinusOne = -1
     """-1 keeps the whole vocabulary."""
     min_p: float = Field(0.0, ge=0, le=1)
     stop: StrList = Field([])
     """Strings that end the turn; kept in the output."""
-    logprobs: Literal[0, 1] | None = 1
-    """Any of the three: the chosen token's log-probability is always recorded."""
 
     @property
     def truncates(self) -> bool:
-        """Some tokens cannot be drawn at all."""
+        """Whether some tokens have no probability of being sampled."""
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+
+    @property
+    def greedy_setting(self) -> str | None:
+        """The setting that makes every attempt at a task the same, if there is one."""
+        if self.temperature == 0:
+            return "temperature=0"
+        return "top_k=1" if self.top_k == 1 else None
 
 
 class ChatTemplate(Section):
@@ -37,87 +50,123 @@ class ChatTemplate(Section):
 
 class Generator(Section):
     n_samples_per_prompt: int = Field(4, ge=1)
-    """Attempts in a group: Fleet's recipe; SkyRL's default is 5."""
+    """Attempts per group. Fleet's value; SkyRL's default is 5."""
     eval_n_samples_per_prompt: int = Field(1, ge=1)
-    """With greedy sampling every attempt at a task is the same."""
+    """Attempts per evaluation task; with greedy sampling they are all the same."""
     max_turns: int = Field(50, ge=1)
-    """Fleet's recipe; SkyRL's default is 1."""
+    """Fleet's value; 1 by default with batched=true, as in SkyRL."""
     max_input_length: int = Field(512, ge=1)
-    """Tokens; a turn whose prompt is longer is not begun."""
+    """Tokens; an episode ends before a turn whose prompt is longer. 512 if trainer.max_prompt_length is \
+unset."""
     trajectory_timeout_seconds: float = Field(900.0, ge=0)
-    """0 switches it off."""
+    """0 disables the timeout."""
     sampling_params: SamplingParams = SamplingParams()
     eval_sampling_params: SamplingParams = SamplingParams(temperature=0.0)
-    """Greedy unless said otherwise."""
+    """Greedy by default."""
     chat_template: ChatTemplate = ChatTemplate()
     chat_template_kwargs: dict[str, Any] = Field({})
-    """Handed to the chat template, such as enable_thinking."""
+    """Passed to the chat template, such as enable_thinking."""
     apply_overlong_filtering: bool = False
-    """Leave attempts that were cut short out of the loss."""
+    """Exclude truncated attempts from the loss."""
     zero_reward_on_non_stop: bool = False
-    """An attempt that was cut short earns nothing."""
+    """Give truncated attempts reward 0."""
     append_eos_token_after_stop_str_in_multi_turn: bool = True
-    """Close a turn that a stop string ended; the added token is not trained on."""
+    """Append an EOS token to a turn that a stop string ended; it is masked from the loss."""
     use_conversation_multi_turn: bool = True
-    """Each turn is a message of its own; false writes all of them, and the world's answers, into \
-one message of the assistant's."""
+    """One message per turn; false writes all turns and observations into one assistant message."""
     batched: bool = False
-    """SkyRL's single turn, with max_turns=1; requests are batched either way."""
+    """SkyRL's single-turn mode, for max_turns=1; requests are batched in both cases."""
     step_wise_trajectories: bool = False
-    """One training row for each turn."""
+    """One training row per turn."""
     use_native_tool_calling: bool = False
-    """Tools travel as OpenAI's definitions to a server that is played against, which renders and reads \
-them; embedded and a vLLM that is trained are rendered here, and sample the same tokens as without it. \
-environment.skyrl_gym.tau_bench.use_native_tool_calling must say so too."""
-    reasoning_parser: str | None = None
-    """vLLM's parser for thinking."""
+    """Send tools as OpenAI definitions to an inference-only server, which renders and parses them. The \
+embedded engine and a trained vLLM are rendered here and sample the same tokens with or without it. \
+environment.skyrl_gym.tau_bench.use_native_tool_calling must be set too."""
     tool_call_parser: str | None = None
-    """How calls are read: glm, harmony, hermes, json_object, kimi_k2, llama3_json, mistral, pythonic \
-or qwen3_coder, or vLLM's name for one of them; null takes what the chat template writes."""
+    """Format of tool calls: glm, harmony, hermes, json_object, kimi_k2, llama3_json, mistral, pythonic \
+or qwen3_coder, or vLLM's name for one of them; null follows the chat template."""
     inject_context_status: bool = False
-    """Tell the agent behind each answer how much context and how many turns it has left."""
+    """Append the remaining context and turns to each observation."""
     context_warning_threshold: float = Field(0.9, gt=0, le=1)
-    """Share of the context at which that becomes a warning."""
+    """Share of used context at which that status becomes a warning."""
 
     backend: Literal["embedded", "vllm", "openai"] = "embedded"
-    """embedded samples from the learner's own weights in this process, vllm from a copy that vLLM \
-holds here, openai from servers; SkyRL's default is vllm."""
+    """embedded samples from the learner's own weights in this process, vllm from vLLM's copy of them, \
+openai from inference-only servers. SkyRL's default is vllm."""
     num_inference_engines: int = Field(1, ge=1)
-    """Several speak as one: a session stays where its cache is."""
+    """Engines in the pool; a session stays on the engine that holds its cache."""
     inference_engine_tensor_parallel_size: int = Field(1, ge=1)
-    """SkyRL's default was 4 until it became 1."""
+    """SkyRL's default is 1; in older versions it was 4."""
     inference_engine_pipeline_parallel_size: int = Field(1, ge=1)
     inference_engine_expert_parallel_size: int = Field(1, ge=1)
     inference_engine_data_parallel_size: int = Field(1, ge=1)
     run_engines_locally: bool = True
-    """false, with backend=vllm: vLLM runs as a server somewhere, and is trained over HTTP."""
+    """false, with backend=vllm: vLLM runs as a server and receives weights over HTTP."""
     remote_inference_engine_urls: StrList = Field([])
-    """Servers with token ids, vLLM or `skyfleet serve`: http://host:port/v1 each, or host:port."""
+    """Servers that accept token ids (vLLM or `skyfleet serve`), each http://host:port/v1 or host:port."""
     served_model_name: str | None = None
-    """What those servers call the model; null takes the one they have."""
-    async_engine: bool = True
-    """Requests join and leave a running batch."""
+    """The model's name on those servers; null takes the one they serve."""
     weight_sync_backend: Literal["nccl", "gloo", "delta"] = "nccl"
     weight_sync_dir: str | None = None
-    """A folder that trainer and vLLM's servers both see, for weights on their way; null: the servers \
-run on this machine, and it is in its memory. SkyRL has no such key."""
+    """A folder that the trainer and the vLLM servers share, through which weights are pushed; null uses \
+this machine's memory, for servers on this machine. SkyRL has no such key."""
     model_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
-    """The engine's own copy of the weights."""
+    """Data type of the engine's copy of the weights."""
     gpu_memory_utilization: float = Field(0.8, gt=0, le=1)
     enforce_eager: bool = False
     """Run without CUDA graphs."""
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     max_num_batched_tokens: int = Field(8192, ge=1)
-    """Tokens an engine reads in one pass."""
+    """Tokens per forward pass of an engine."""
     max_num_seqs: int = Field(1024, ge=1)
-    """Requests an engine runs at once."""
-    language_model_only: bool = False
-    """Skip the vision tower."""
+    """Sequences an engine runs at once."""
     engine_init_kwargs: dict[str, Any] = Field({})
-    """Handed to vLLM as they are."""
+    """Passed to vLLM unchanged."""
 
     @property
     def is_remote(self) -> bool:
-        """Engines are servers, with weights of their own."""
+        """Whether the engines are servers, which hold their own weights."""
         return self.backend == "openai" or (self.backend == "vllm" and not self.run_engines_locally)
+
+    @property
+    def engine_kind(self) -> str:
+        """The backend, or openai for any server, whose engine settings are its own."""
+        return "openai" if self.is_remote else self.backend
+
+    def find_problems(self) -> Iterator[str]:
+        if self.batched and self.max_turns != 1:
+            yield (
+                f"generator.batched=true has one turn per episode, and generator.max_turns="
+                f"{self.max_turns}; set generator.max_turns=1 or generator.batched=false"
+            )
+        yield from self._find_server_problems()
+        parser, template = self.tool_call_parser, self.chat_template
+        if parser is not None and parser not in TOOL_CALL_PARSERS:
+            yield f"generator.tool_call_parser={parser!r}; choose from {sorted(TOOL_CALL_PARSERS)}"
+        if template.source == "name" and template.name_or_path not in (None, *CHAT_TEMPLATES):
+            yield (
+                f"generator.chat_template.name_or_path={template.name_or_path!r}; choose from "
+                f"{sorted(CHAT_TEMPLATES)}, or set generator.chat_template.source=file"
+            )
+
+    def _find_server_problems(self) -> Iterator[str]:
+        urls, n_engines = self.remote_inference_engine_urls, self.num_inference_engines
+        if self.is_remote and not urls:
+            yield (
+                f"generator.backend={self.backend!r} with generator.run_engines_locally="
+                f"{str(self.run_engines_locally).lower()} needs servers; set "
+                "generator.remote_inference_engine_urls=[http://host:port/v1]"
+            )
+        if urls and not self.is_remote:
+            yield (
+                f"generator.remote_inference_engine_urls={urls} names servers, and "
+                f"generator.backend={self.backend!r} runs in this process; drop the urls, or set "
+                "generator.run_engines_locally=false with generator.backend=vllm to train those "
+                "servers, or generator.backend=openai for inference only"
+            )
+        if self.is_remote and urls and n_engines not in (1, len(urls)):
+            yield (
+                f"generator.num_inference_engines={n_engines}, and "
+                f"generator.remote_inference_engine_urls names {len(urls)}; drop the number"
+            )

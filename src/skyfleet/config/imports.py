@@ -1,4 +1,4 @@
-"""Imports: what a user names as `module:name`, found where they stand or where it is installed."""
+"""Imports: load the object that a key names as `module:name`."""
 
 from __future__ import annotations
 
@@ -13,44 +13,45 @@ from skyfleet.errors import ConfigError
 
 
 def import_named(target: str, *, key: str) -> Any:
-    """The object `target` names; `key` says in the error where it was named."""
+    """The object that `target` names; errors name `key`, which holds it."""
     module_name, colon, name = target.partition(":")
     if not colon:
         raise ConfigError(f"{key}={target!r} names no object; write module:name")
-    # A console script does not look where it was started; `python -m` would.
+    # Unlike `python -m`, a console script does not search the current folder.
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
         return getattr(import_module(module_name), name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"{key}={target!r} cannot be imported: {error}") from error
-    except Exception as error:  # the module is the user's: it may raise anything
-        told = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ConfigError(f"{key}={target!r} cannot be imported: {told}; correct it") from error
+    except Exception as error:  # the user's module may raise anything
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"{key}={target!r} cannot be imported: {reason}; correct it") from error
 
 
 def with_kwargs(
-    own: Any, kwargs: Mapping[str, Any], *, named: str, key: str, takes: str
+    function: Any, kwargs: Mapping[str, Any], *, named: str, key: str, takes: str
 ) -> Callable[[Any], Any]:
-    """`own` with the settings that `key` holds; ConfigError where one value more does not call it.
+    """`function` with the keyword arguments that `key` holds, to be called with one argument.
 
-    In the error `named` says where it was named, and `takes` what that value is.
+    ConfigError if the signature does not fit; it quotes `named`, the setting that names the function,
+    and `takes`, what the one argument is.
     """
     try:
-        signature(own).bind(None, **kwargs)
+        signature(function).bind(None, **kwargs)
     except TypeError as error:
         raise ConfigError(
-            f"{named} is called with {takes} and {key}={kwargs}: {error}; {_wanted(own, takes)}; see "
-            "examples/add_a_loss"
+            f"{named} is called with {takes} and {key}={kwargs}: {error}; "
+            f"{_describe_parameters(function, takes)}; see examples/add_a_loss"
         ) from None
     except ValueError:
-        pass  # what is written in C need not tell
-    return partial(own, **kwargs)
+        pass  # a function written in C may have no signature
+    return partial(function, **kwargs)
 
 
-def _wanted(own: Any, takes: str) -> str:
-    if not callable(own):
+def _describe_parameters(function: Any, takes: str) -> str:
+    if not callable(function):
         return "name a function"
-    others = list(signature(own).parameters.values())[1:]
-    told = [str(other.replace(annotation=Parameter.empty)) for other in others]
-    return f"beside {takes} it takes {', '.join(told) or 'nothing'}"
+    others = list(signature(function).parameters.values())[1:]
+    names = [str(other.replace(annotation=Parameter.empty)) for other in others]
+    return f"beside {takes} it takes {', '.join(names) or 'nothing'}"

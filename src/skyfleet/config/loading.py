@@ -1,142 +1,285 @@
-"""YAML + dotted overrides -> RunConfig; everything wrong with them is said at once."""
+"""Loading: YAML, `key=value` overrides or Python values -> RunConfig, or one error with every problem."""
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from skyfleet.config import reading
-from skyfleet.config.aliases import SPELLINGS, canonical_key, our_value
-from skyfleet.config.keys import DERIVED, known_keys, known_sections
-from skyfleet.config.references import resolve
+from skyfleet.config import parsing
+from skyfleet.config.keys import (
+    DERIVED,
+    derive_defaults,
+    format_accepted,
+    is_free_key,
+    known_keys,
+    known_sections,
+    suggest_key,
+    value_at,
+)
 from skyfleet.config.root import RunConfig
-from skyfleet.config.rules import check
-from skyfleet.config.unsupported_keys import refusal
+from skyfleet.config.skyrl_compat import (
+    UNSUPPORTED_VALUES,
+    VALUES_WITHOUT_EFFECT,
+    canonical_key,
+    canonical_value,
+    find_unsupported_key,
+    is_old_run_config,
+)
+from skyfleet.config.validation import find_conflicts, find_unsupported_values
 from skyfleet.errors import ConfigError
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
 
 
 def load_config(text: str = "", overrides: Sequence[str] = ()) -> RunConfig:
-    """The run a text and its overrides describe, in either dialect.
+    """Load YAML text and overrides, in either of SkyRL's spellings.
 
     `load_config("trainer: {seed: 1}", ["+generator.max_turns=20"])`
     """
     problems: list[str] = []
-    given = reading.read(text, overrides, problems, is_free=_is_free)
-    values = _in_our_spelling(given, problems)
-    derived = reading.nest({tuple(key.split(".")): value for key, value in DERIVED.items()})
-    defaults = reading.overlay(RunConfig().model_dump(), derived)
-    tree = _without_references(reading.overlay(defaults, reading.nest(values)), problems)
-    try:
-        config = RunConfig.model_validate(tree)
-    except ValidationError as error:
-        misfits = dict.fromkeys(_key_of(problem["loc"]) for problem in error.errors())
-        problems += [_misfit(key, tree) for key in misfits]
-    if problems:
-        raise ConfigError("\n".join(dict.fromkeys(problems)))
-    check(config)
-    return config
+    given = parsing.parse_yaml(text, problems)
+    parsing.apply_overrides(given, overrides, problems, is_free=is_free_key)
+    return _build_config(given, problems)
 
 
 def load_config_file(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Load a YAML file, or a preset by its name, such as `tiny`."""
+    return load_config(_read_text(path), overrides)
+
+
+def config_from_python(
+    base: str | Path | Mapping[str, Any] | None, overrides: Mapping[str, object]
+) -> RunConfig:
+    """Load a preset, a YAML file or a dict (nested or dotted), and set dotted keys to Python values.
+
+    `config_from_python("tiny", {"trainer.seed": 1, "data.train_data": [Path("tasks.jsonl")]})`
+    """
+    problems: list[str] = []
+    given: dict[parsing.Path, Any] = {}
+    if isinstance(base, (str, Path)):
+        given = parsing.parse_yaml(_read_text(base), problems)
+        base = None
+    for values in (base or {}, overrides):
+        for key, value in values.items():
+            parsing.set_value(given, key, _to_plain(value), problems, is_free=is_free_key)
+    return _build_config(given, problems)
+
+
+def preset_names() -> list[str]:
+    """The names that `load_config_file` accepts beside paths."""
+    folder = _find_presets()
+    if folder is None:
+        return []
+    return sorted(
+        file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml")
+    )
+
+
+def _find_presets() -> Traversable | None:
+    from importlib.resources import files  # only a preset needs it, and it takes 15 ms
+
+    try:
+        return files("skyfleet.presets")
+    except ModuleNotFoundError:
+        return None
+
+
+def _read_text(path: str | Path) -> str:
     if (Path(path) / "config.yaml").is_file():
         raise ConfigError(f"{path} is a folder; its configuration is {path}/config.yaml")
+    is_name = re.fullmatch(r"[\w-]+", str(path)) and not Path(path).is_file()
+    if is_name and (folder := _find_presets()) is not None:
+        if str(path) not in preset_names():
+            raise ConfigError(
+                f"{path} is neither a file nor a preset; choose from {', '.join(preset_names())}"
+            )
+        return (folder / f"{path}.yaml").read_text(encoding="utf-8")
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read as a configuration: {error}") from None
-    return load_config(text, overrides)
 
 
-def _in_our_spelling(
-    given: Mapping[reading.Path, Any], problems: list[str]
-) -> dict[reading.Path, Any]:
-    """The values we take; a problem for each of the others."""
-    values: dict[reading.Path, Any] = {}
-    spelled: dict[reading.Path, str] = {}
+def _to_plain(value: object) -> Any:
+    """Python's paths, tuples and sections as YAML would hold them."""
+    if isinstance(value, BaseModel):
+        return _to_plain(value.model_dump())
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Mapping):
+        return {str(name): _to_plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_to_plain(item) for item in value]
+    return value
+
+
+def _build_config(given: Mapping[parsing.Path, Any], problems: list[str]) -> RunConfig:
+    canonical = _canonicalize(given)
+    problems += canonical.problems
+    tree, unresolved = _build_tree(canonical.values)
+    problems += unresolved.values()
+    config, conflicts, misfits = _validate(tree)
+    problems += misfits.values()
+    if config is None:
+        raise ConfigError("\n".join(dict.fromkeys(problems)))
+    # A key with a bad value holds its default here: a conflict with it is no news.
+    replaced = [*unresolved, *misfits]
+    conflicts += find_conflicts(config)
+    problems += (line for line in conflicts if not any(key in line for key in replaced))
+    if problems:
+        problems += find_unsupported_values(config)
+        raise ConfigError("\n".join(dict.fromkeys(problems)))
+    return config.with_ignored_keys(canonical.ignored)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Canonical:
+    """The keys that were set, in the spelling used here."""
+
+    values: dict[parsing.Path, Any] = field(default_factory=dict)
+    ignored: dict[str, Any] = field(default_factory=dict)
+    """Keys without a field, whose values have no effect."""
+    problems: list[str] = field(default_factory=list)
+
+
+def _canonicalize(given: Mapping[parsing.Path, Any]) -> _Canonical:
+    result = _Canonical()
+    spelled: dict[parsing.Path, str] = {}
+    is_old_run = is_old_run_config(frozenset(map(".".join, given)))
     for theirs, raw in given.items():
         path, name = canonical_key(theirs), ".".join(theirs)
-        value = our_value(".".join(path), raw)
-        twin = next((other for other in values if reading.overlap(other, path)), None)
-        if twin and (twin != path or values[twin] != value):
-            problems.append(
-                f"{spelled[twin]}={values[twin]!r} and {name}={value!r} "
+        key = ".".join(path)
+        value = canonical_value(key, raw)
+        twin = next((other for other in spelled if parsing.overlaps(other, path)), None)
+        if twin and (twin != path or result.values[twin] != value):
+            result.problems.append(
+                f"{spelled[twin]}={result.values[twin]!r} and {name}={value!r} "
                 "are two spellings of one key; keep one"
             )
-        elif objection := _objection(path, value, name):
-            problems.append(objection)
-        elif not _means_default(path, value):
-            values[path], spelled[path] = value, name
-    return values
+        elif key in _keys_without_field():
+            _check_key_without_field(key, value, result)
+        elif problem := _find_key_problem(path, value, name):
+            result.problems.append(problem)
+        elif not _means_default(key, value, is_old_run=is_old_run):
+            result.values[path], spelled[path] = value, name
+    return result
 
 
-def _means_default(path: reading.Path, value: Any) -> bool:
+@cache
+def _keys_without_field() -> frozenset[str]:
+    rules = (*UNSUPPORTED_VALUES, *VALUES_WITHOUT_EFFECT)
+    return frozenset({rule.key for rule in rules} - known_keys().keys())
+
+
+def _check_key_without_field(key: str, value: Any, result: _Canonical) -> None:
+    for rule in UNSUPPORTED_VALUES:
+        if rule.key == key and value not in rule.supported:
+            result.problems.append(f"{key}={value!r} is not supported: {rule.remedy}")
+    for rule in VALUES_WITHOUT_EFFECT:
+        if rule.key == key and value not in rule.supported:
+            result.ignored[key] = value
+
+
+def _means_default(key: str, value: Any, *, is_old_run: bool) -> bool:
+    if is_old_run and key == "trainer.max_prompt_length" and value == 512:
+        return True
+    known = known_keys()
+    may_be_null = key in known_sections() or key in DERIVED or (key in known and known[key].free)
+    return value is None and may_be_null
+
+
+def _find_key_problem(path: parsing.Path, value: Any, name: str) -> str | None:
     key, known = ".".join(path), known_keys()
-    follows = key in known_sections() or key in DERIVED or (key in known and known[key].free)
-    return value is None and follows
-
-
-def _objection(path: reading.Path, value: Any, name: str) -> str | None:
-    key, known = ".".join(path), known_keys()
-    if _is_free(path) or key in known:
+    if is_free_key(path) or key in known:
         return None
+    setting = f"{name}={_mask_secret(name, value)}"
     if key in known_sections():
         if value is None or value == {} or (isinstance(value, str) and "${" in value):
             return None
         example = next(child for child in known if child.startswith(f"{key}."))
-        return f"{name}={value!r}: {name} is a section; set a key in it, such as {example}"
-    if reason := refusal(key):
-        return f"{name} is not supported: {reason}"
-    return f"{name} is unknown; {nearest(name)}"
+        return f"{setting}: {name} is a section; set a key in it, such as {example}"
+    if remedy := find_unsupported_key(key):
+        return f"{setting} is not supported: {remedy}"
+    return f"{setting} is unknown; {suggest_key(name)}"
 
 
-def _is_free(path: reading.Path) -> bool:
-    """Whether it is, or lies in, a mapping whose names are not ours."""
-    known = known_keys()
-    return any(known[above].free for above in _at_and_above(canonical_key(path)) if above in known)
+def _mask_secret(name: str, value: Any) -> str:
+    """A misspelt api_key must not show its value."""
+    is_secret = re.search(r"(key|secret|password|token)$", name.rsplit(".", 1)[-1])
+    return "***" if is_secret and isinstance(value, str) else repr(value)
 
 
-def _at_and_above(path: reading.Path) -> list[str]:
-    return [".".join(path[:end]) for end in range(1, len(path) + 1)]
-
-
-def nearest(name: str) -> str:
-    """A question or a pointer for someone who wrote a key that does not exist."""
-    keys = [*known_keys(), *SPELLINGS]
-    sections = {key.rsplit(".", depth)[0] for key in keys for depth in range(1, key.count("."))}
-    every = [*keys, *sorted(sections)]
-    # A right name in a wrong place says more than a similar one in the right place.
-    displaced = [key for key in every if key.split(".")[-1] == name.split(".")[-1]]
-    near = get_close_matches(name, displaced, n=1, cutoff=0) or get_close_matches(name, every, n=1)
-    return f"did you mean {near[0]}?" if near else "`skyfleet config explain` lists the keys"
-
-
-def _without_references(tree: dict[str, Any], problems: list[str]) -> dict[str, Any]:
-    values: dict[reading.Path, Any] = {}
-    for path, value in reading.leaves(tree):
+def _build_tree(values: Mapping[parsing.Path, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The values over the defaults with references replaced, and a problem per bad reference."""
+    derived = derive_defaults({".".join(path): value for path, value in values.items()})
+    defaults = parsing.overlay(
+        RunConfig().model_dump(),
+        parsing.nest({tuple(key.split(".")): value for key, value in derived.items()}),
+    )
+    tree = parsing.overlay(defaults, parsing.nest(values))
+    resolved: dict[parsing.Path, Any] = {}
+    problems: dict[str, str] = {}
+    for path, value in parsing.leaves(tree):
+        key = ".".join(path)
         try:
-            values[path] = resolve(tree, value, (".".join(path),))
+            resolved[path] = parsing.resolve(tree, value, (key,))
         except ConfigError as error:
-            problems.append(str(error))
-    return reading.nest(values)
+            problems[key] = str(error)
+    return parsing.nest(resolved), problems
 
 
-def _key_of(location: tuple[int | str, ...]) -> str:
-    """The key at or above the place where pydantic found fault."""
-    names = [name for name in _at_and_above(tuple(map(str, location))) if name in known_keys()]
-    return names[-1] if names else ".".join(map(str, location))
+def _validate(tree: dict[str, Any]) -> tuple[RunConfig | None, list[str], dict[str, str]]:
+    """The configuration, the conflicts inside its sections, and a problem per key with a bad value.
+
+    A bad value is replaced by its default, so that the other problems are found in the same pass.
+    """
+    misfits: dict[str, str] = {}
+    while True:
+        conflicts: list[str] = []
+        try:
+            return RunConfig.model_validate(tree, context=conflicts), conflicts, misfits
+        except ValidationError as error:
+            found = {_find_key(problem["loc"]) for problem in error.errors()} - misfits.keys()
+            keys = [key for key in known_keys() if key in found]
+            for key in keys or sorted(found):
+                misfits[key] = _describe_misfit(key, tree)
+            if not keys:
+                return None, conflicts, misfits
+            for key in keys:
+                path = tuple(key.split("."))
+                # Null first: a mapping would be merged into the bad value.
+                tree = parsing.overlay(tree, parsing.nest({path: None}))
+                tree = parsing.overlay(tree, parsing.nest({path: _get_default(key)}))
 
 
-def _misfit(name: str, tree: Mapping[str, Any]) -> str:
+def _get_default(key: str) -> Any:
+    if key in DERIVED:
+        return value_at(RunConfig().model_dump(), key)
+    return known_keys()[key].default
+
+
+def _find_key(location: tuple[int | str, ...]) -> str:
+    """The key at or above the place where pydantic found an error."""
+    parts = tuple(map(str, location))
+    prefixes = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
+    known = [prefix for prefix in prefixes if prefix in known_keys()]
+    return known[-1] if known else prefixes[-1]
+
+
+def _describe_misfit(name: str, tree: Mapping[str, Any]) -> str:
     value: Any = tree
     for part in name.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     key = known_keys().get(name)
     if key is None:
         return f"{name}={value!r} does not fit here; see `skyfleet config explain {name}`"
-    takes = key.type + (f", {key.bounds}" if key.bounds else "")
-    follows = f"; unset, it is {DERIVED[name]}" if name in DERIVED else ""
-    return f"{name}={value!r}: it takes {takes}{follows}"
+    source = f"; unset, it is {DERIVED[name]}" if name in DERIVED else ""
+    return f"{name}={value!r}: it takes {format_accepted(key)}{source}"

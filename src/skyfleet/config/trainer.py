@@ -1,16 +1,15 @@
-"""Trainer: the loop, its batches, and what it leaves behind."""
+"""Trainer: the models, the algorithm, the training loop and its outputs."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
 from skyfleet.config.algorithm import Algorithm
-from skyfleet.config.critic import Critic
-from skyfleet.config.policy import Policy, Ref
-from skyfleet.config.section import PositiveOrMinusOne, Section, listed
-from skyfleet.config.sentinels import Sentinels
+from skyfleet.config.policy import Critic, Policy, Ref
+from skyfleet.config.section import PositiveOrMinusOne, Section, as_list
 
 Logger = Literal["console", "jsonl", "tensorboard", "wandb"]
 
@@ -19,32 +18,53 @@ class Placement(Section):
     colocate_all: bool = True
     """Learner and engines share their GPUs."""
     colocate_policy_ref: bool = True
+    """The reference model shares the policy's GPUs."""
     policy_num_nodes: int = Field(1, ge=1)
     policy_num_gpus_per_node: int = Field(1, ge=1)
-    """SkyRL's default was 4 until it became 1."""
+    """SkyRL's default is 1; in older versions it was 4."""
     ref_num_nodes: int = Field(1, ge=1)
     ref_num_gpus_per_node: int = Field(1, ge=1)
+    critic_num_nodes: int = Field(1, ge=1)
+    critic_num_gpus_per_node: int = Field(1, ge=1)
 
 
 class RopeScaling(Section):
     rope_type: Literal["yarn"] = "yarn"
-    """The section is null, and the model keeps its own context, until one of its keys is set."""
+    """The section is null, and the model keeps its own context, unless one of its keys is set."""
     factor: float = Field(2.0, gt=1)
-    """How many times longer the context becomes."""
+    """Ratio of the new context length to the original one."""
     original_max_position_embeddings: int = Field(32768, ge=1)
-    """Tokens; the context the model was trained with."""
+    """Tokens; the context length the model was trained with."""
 
 
 class WarmStart(Section):
-    """Supervised steps on reference solutions before the first reinforced one."""
+    """SFT steps on reference solutions before the first RL step."""
 
     steps: int = Field(0, ge=0)
-    """Optimiser steps; 0 switches it off."""
+    """Optimiser steps; 0 disables SFT."""
     batch_size: int = Field(32, ge=1)
-    """Episodes an optimiser step."""
+    """Episodes per optimiser step."""
     lr: float = Field(3e-3, gt=0)
     tasks: PositiveOrMinusOne = -1
-    """How many training tasks it may see; -1 all."""
+    """How many training tasks to use; -1 uses all."""
+
+
+def _read_off(value: Any) -> Any:
+    """YAML parses a bare `off` as false."""
+    return "off" if value is False else value
+
+
+Mode = Annotated[Literal["stop", "warn", "off"], BeforeValidator(_read_off)]
+
+
+class Sentinels(Section):
+    """Runtime invariant checks."""
+
+    mode: Mode = "stop"
+    """stop ends the run when an invariant is violated, and only warns about a suspicious trend; warn \
+only warns; off disables all checks."""
+    modes: dict[str, Mode] = Field({})
+    """Mode per sentinel name, instead of `mode`."""
 
 
 class Trainer(Section):
@@ -57,63 +77,60 @@ class Trainer(Section):
     placement: Placement = Placement()
     rope_scaling: RopeScaling | None = None
     strategy: Literal["single", "fsdp", "megatron"] = "single"
-    """single trains on one device; SkyRL's default is fsdp."""
+    """single trains on one device. SkyRL's default is fsdp."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto takes CUDA when there is one."""
+    """auto uses CUDA if it is available."""
     seed: int = Field(42, ge=0)
     bf16: bool | Literal["auto"] = "auto"
-    """auto: bfloat16 on CUDA, float32 on a CPU, which is seldom fast in bfloat16."""
+    """auto: bfloat16 on CUDA, float32 on a CPU."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass to save memory. SkyRL's default is true."""
-    flash_attn: bool = True
-    """FlashAttention 2 rather than PyTorch's own."""
-    remove_microbatch_padding: bool = True
-    """Pack sequences end to end rather than pad them."""
     loss_chunk_size: int | None = Field(None, ge=1)
-    """Tokens of logits held at once; null lets the device choose."""
+    """Tokens whose logits are in memory at once; null chooses by device."""
 
     epochs: int = Field(20, ge=1)
-    """Passes over the training tasks: Fleet's recipe; SkyRL's default is 1."""
+    """Passes over the training tasks. Fleet's value; SkyRL's default is 1."""
     max_training_steps: int | None = Field(None, ge=1)
-    """Stop here even inside an epoch."""
+    """Stop after so many steps, even inside an epoch."""
     train_batch_size: int = Field(4, ge=1)
-    """Prompts a step: Fleet's recipe for 1.5B; SkyRL's default is 1024."""
+    """Prompts per step. Fleet's value for 1.5B; SkyRL's default is 1024."""
     policy_mini_batch_size: int = Field(4, ge=1)
-    """Prompts an optimiser step: Fleet's recipe for 1.5B; SkyRL's default is 256."""
+    """Prompts per optimiser step. Fleet's value for 1.5B; SkyRL's default is 256."""
     critic_mini_batch_size: int = Field(4, ge=1)
-    """The same for the critic; SkyRL's default is 256."""
+    """Prompts per optimiser step of the critic. SkyRL's default is 256."""
     update_epochs_per_batch: int = Field(1, ge=1)
+    """Passes over each batch."""
     micro_train_batch_size_per_gpu: int = Field(1, ge=1)
-    """Sequences a forward and backward pass."""
-    micro_forward_batch_size_per_gpu: int = Field(1, ge=1)
-    """Sequences a pass that only computes log-probabilities; no effect here, there is none."""
+    """Sequences per forward and backward pass."""
     max_tokens_per_microbatch: PositiveOrMinusOne = -1
-    """Fill micro-batches up to so many tokens instead; -1 counts sequences."""
-    max_prompt_length: int = Field(512, ge=1)
-    """Tokens of a task's opening."""
+    """Fill each micro-batch up to so many tokens instead; -1 counts sequences."""
+    max_prompt_length: int | None = Field(None, ge=1)
+    """Tokens; tasks whose own prompt is longer are dropped and counted, as in SkyRL. null keeps all; \
+SkyRL's default is 512."""
     use_hybrid_env_sampling: bool = True
-    """Every batch draws from every environment."""
+    """Sample from every environment in every batch."""
     min_samples_per_env: int = Field(1, ge=0)
-    """Prompts of each environment in a batch."""
+    """Prompts per environment in each batch."""
     curriculum: bool = False
-    """Draw oftener what has lately been solved sometimes, seldom what always or never is."""
+    """Sample tasks with a mixed recent pass rate more often, and those always or never solved less \
+often."""
     update_ref_every_epoch: bool = False
-    """The reference becomes the policy after each epoch; its checkpoint is kept for that."""
+    """Set the reference model to the policy after each epoch; that checkpoint is kept."""
 
-    eval_batch_size: int = Field(1024, ge=1)
-    """Prompts evaluated at once; no effect here, generator.max_num_seqs decides."""
     eval_before_train: bool = True
+    """Evaluate at step 0."""
     eval_interval: PositiveOrMinusOne = 5
-    """Steps; -1 never."""
+    """Steps between evaluations; -1 disables them."""
 
     ckpt_interval: PositiveOrMinusOne = 10
-    """Steps; -1 only at the end."""
+    """Steps between checkpoints; -1 saves only at the end."""
     max_ckpts_to_keep: PositiveOrMinusOne = -1
     """-1 keeps all."""
     hf_save_interval: PositiveOrMinusOne = -1
-    """Steps between exports to export_path/global_step_N/policy; -1 never. Checkpoints are in
-    Hugging Face's format too."""
+    """Steps between exports to export_path/global_step_N/policy; -1 disables them. Checkpoints are in \
+Hugging Face's format too."""
     resume_mode: Literal["none", "latest", "from_path"] = "latest"
+    """null is none."""
     resume_path: str | None = None
     """A checkpoint folder, `global_step_N`."""
 
@@ -122,15 +139,54 @@ class Trainer(Section):
     run_path: str = "runs/test_run"
     """The folder of the run."""
     ckpt_path: str = "runs/test_run/checkpoints"
-    """SkyRL's default is ~/ckpts/, where runs would resume each other's checkpoints."""
+    """SkyRL's default is ~/ckpts/, where a run could resume from another run's checkpoint."""
     export_path: str = "runs/test_run/exports"
-    logger: Annotated[list[Logger], BeforeValidator(listed)] = Field(["console"])
-    """One or several; jsonl is always written. SkyRL's default is wandb."""
+    logger: Annotated[list[Logger], BeforeValidator(as_list)] = Field(["console"])
+    """One or more; metrics.jsonl is always written. SkyRL's default is wandb."""
     print_example_interval: PositiveOrMinusOne = -1
-    """Steps between printed example episodes; -1 never."""
+    """Steps between printed example episodes; -1 disables them."""
     dump_data_batch: bool = False
     """Pickle each training batch to export_path/dumped_data."""
     dump_eval_results: bool = True
-    """Keep the evaluation episodes."""
+    """Save the evaluation episodes."""
     dump_training_trajectories: bool = False
-    """Write the training episodes to export_path/dumped_training_trajectories too, as JSON lines."""
+    """Also write the training episodes to export_path/dumped_training_trajectories, as JSON lines."""
+
+    def find_problems(self) -> Iterator[str]:
+        batch, mini = self.train_batch_size, self.policy_mini_batch_size
+        if mini > batch:
+            yield (
+                f"trainer.policy_mini_batch_size={mini} is larger than "
+                f"trainer.train_batch_size={batch}; "
+                f"set trainer.policy_mini_batch_size to a divisor of {batch}"
+            )
+        elif batch % mini:
+            yield (
+                f"trainer.train_batch_size={batch} is not a multiple of "
+                f"trainer.policy_mini_batch_size={mini}; "
+                f"set trainer.train_batch_size to {batch - batch % mini}"
+            )
+        if self.resume_mode == "from_path" and not self.resume_path:
+            yield "trainer.resume_mode=from_path needs trainer.resume_path; set it or use latest"
+        path = self.ref.model.path
+        if self.update_ref_every_epoch and path != self.policy.model.path:
+            yield (
+                f"trainer.update_ref_every_epoch=true, but trainer.ref.model.path={path!r} is another "
+                "model than the policy; set it to false or leave trainer.ref.model.path out"
+            )
+        yield from self._find_rope_problems()
+
+    def _find_rope_problems(self) -> Iterator[str]:
+        if self.rope_scaling is None:
+            return
+        if self.policy.model.path == "tiny":
+            yield (
+                "trainer.rope_scaling extends the context of a trained model, and "
+                "trainer.policy.model.path=tiny is built with any context; set "
+                "trainer.policy.model_config_kwargs.max_position_embeddings"
+            )
+        if "rope_parameters" in self.policy.model_config_kwargs:
+            yield (
+                "trainer.rope_scaling and trainer.policy.model_config_kwargs.rope_parameters both "
+                "extend the context; keep one"
+            )

@@ -1,78 +1,177 @@
-"""Remarks: what loads and runs and is seldom what was meant, told as a run starts."""
+"""Warnings: settings that run but have no effect, or that are rarely intended.
+
+Those that depend on the estimator or the loss are in `skyfleet.algorithms.validation`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from skyfleet.config.algorithm_rules import equal_rewards_drop
+from skyfleet.config.keys import default_at, known_keys, value_at
 from skyfleet.config.root import RunConfig
-from skyfleet.config.unused_keys import idle_keys
+from skyfleet.config.skyrl_compat import VALUES_WITHOUT_EFFECT
+from skyfleet.config.validation import get_native_flags
 
 
-def remarks(config: RunConfig) -> list[str]:
-    return [sentence for remark in REMARKS for sentence in remark(config)]
+def find_warnings(config: RunConfig) -> list[str]:
+    """One sentence per warning, for the start of a run."""
+    return [sentence for warn in WARNINGS for sentence in warn(config)]
 
 
-def _equal_rewards_teach(config: RunConfig) -> Iterator[str]:
-    """Who compares with the batch, or a critic, learns from tasks that always or never succeed."""
-    name, dropping = config.trainer.algorithm.advantage_estimator, equal_rewards_drop(config)
-    if name in ("reinforce++", "gae") and dropping:
-        critic = " and its critic" if name == "gae" else ""
-        yield (
-            f"{dropping} leaves out groups whose attempts earned the same, from which "
-            f"trainer.algorithm.advantage_estimator={name}{critic} would learn too; unset it"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dependency:
+    """Keys that are read only under some values of other keys. Names are relative to `trainer`."""
+
+    enabled_by: Mapping[str, tuple[object, ...]]
+    """Key -> the values that enable `keys`; one such key is enough, () is any value but null and 0."""
+    keys: tuple[str, ...]
+    """A section stands for all its keys."""
+
+
+def _depend(key: str, *values: object, keys: tuple[str, ...]) -> Dependency:
+    return Dependency(
+        enabled_by={f"algorithm.{key}": values}, keys=tuple(f"algorithm.{name}" for name in keys)
+    )
+
+
+# A key with several dependencies is reported for the first that is not met.
+DEPENDENCIES: tuple[Dependency, ...] = (
+    Dependency(
+        enabled_by={"algorithm.use_kl_loss": (True,), "algorithm.use_kl_in_reward": (True,)},
+        keys=(
+            *("algorithm.kl_loss_coef", "algorithm.kl_estimator_type", "algorithm.kl_ctrl"),
+            *("ref.model.path", "ref.fsdp_config", "update_ref_every_epoch"),
+        ),
+    ),
+    _depend("use_kl_in_reward", True, keys=("kl_ctrl",)),
+    _depend("kl_ctrl.type", "adaptive", keys=("kl_ctrl",)),
+    _depend("use_entropy_loss", True, keys=("entropy_loss_coef",)),
+    Dependency(
+        enabled_by={"policy.model.lora.rank": ()},
+        keys=tuple(
+            f"policy.model.lora.{name}" for name in ("alpha", "target_modules", "exclude_modules")
+        ),
+    ),
+    Dependency(
+        enabled_by={
+            "algorithm.zero_variance_filter": (True,),
+            "algorithm.dynamic_sampling.type": (),
+        },
+        keys=("algorithm.zero_variance_filter_tol",),
+    ),
+    _depend("dynamic_sampling.type", keys=("dynamic_sampling.max_sample_batches",)),
+    _depend("dynamic_sampling.type", "replace", keys=("dynamic_sampling.min_replace_ratio",)),
+    _depend("overlong_buffer_len", keys=("overlong_max_len", "overlong_buffer_penalty_factor")),
+    _depend("loss_reduction", "seq_mean_token_sum_norm", keys=("max_seq_len",)),
+    *(
+        _depend(
+            "off_policy_correction.tis_ratio_type",
+            kind,
+            keys=(f"off_policy_correction.{kind}_tis_ratio_clip_high",),
         )
-
-
-def _an_attempt_compares_with_others(config: RunConfig) -> Iterator[str]:
-    name = config.trainer.algorithm.advantage_estimator
-    if name in ("grpo", "rloo", "maxrl") and config.generator.n_samples_per_prompt == 1:
-        yield (
-            "generator.n_samples_per_prompt=1 with "
-            f"trainer.algorithm.advantage_estimator={name}: an attempt is compared with the others at "
-            "its task, and there are none to learn from; set it to 2 or more"
+        for kind in ("token", "sequence")
+    ),
+    *(
+        _depend(
+            "off_policy_correction.sequence_mask_metric",
+            metric,
+            keys=tuple(f"off_policy_correction.{name}_mask_{end}" for end in ("low", "high")),
         )
-
-
-def _equal_rewards_stay_equal(config: RunConfig) -> Iterator[str]:
-    algorithm = config.trainer.algorithm
-    scaled = algorithm.advantage_estimator == "grpo" and algorithm.grpo_norm_by_std
-    if scaled and algorithm.use_kl_in_reward and not equal_rewards_drop(config):
-        yield (
-            "trainer.algorithm.use_kl_in_reward=true with grpo_norm_by_std=true: where all attempts "
-            "of a group earned the same, their KL alone is divided by its own deviation, however "
-            "small; set trainer.algorithm.zero_variance_filter=true or grpo_norm_by_std=false"
-        )
-
-
-def _the_policy_that_played_is_updated(config: RunConfig) -> Iterator[str]:
-    learnt, played = config.trainer.algorithm, config.generator.sampling_params
-    if learnt.temperature != played.temperature:
-        yield (
-            f"trainer.algorithm.temperature={learnt.temperature} and "
-            f"generator.sampling_params.temperature={played.temperature}: the policy that is updated "
-            "is not the one that played, nothing corrects for it, and the sentinel logprob_gap does "
-            "not look; leave trainer.algorithm.temperature out"
-        )
-
-
-def _a_sequence_has_its_own_clip(config: RunConfig) -> Iterator[str]:
-    """A mean over tokens moves far less than one of them."""
-    algorithm = config.trainer.algorithm
-    low, high = algorithm.eps_clip_low, algorithm.eps_clip_high
-    if algorithm.policy_loss_type == "gspo" and max(low, high) >= 0.1:
-        yield (
-            f"trainer.algorithm.policy_loss_type=gspo with eps_clip_low={low} and "
-            f"eps_clip_high={high}: that is for a token's ratio, and a sequence's mean ratio hardly "
-            "ever leaves it; set eps_clip_low=3e-4 and eps_clip_high=4e-4, as in GSPO's paper"
-        )
-
-
-REMARKS: tuple[Callable[[RunConfig], Iterator[str]], ...] = (
-    idle_keys,
-    _an_attempt_compares_with_others,
-    _equal_rewards_teach,
-    _equal_rewards_stay_equal,
-    _the_policy_that_played_is_updated,
-    _a_sequence_has_its_own_clip,
+        for metric, name in (("geometric", "geo"), ("product", "product"))
+    ),
 )
+
+
+def warn_unused_keys(config: RunConfig) -> Iterator[str]:
+    """One sentence per cause; a key that holds its default counts as not set."""
+    tree = config.model_dump()
+    causes: dict[str, str] = {}
+    for dependency in DEPENDENCIES:
+        enabled_by = {f"trainer.{key}": values for key, values in dependency.enabled_by.items()}
+        if not any(_is_enabled(value_at(tree, key), values) for key, values in enabled_by.items()):
+            cause = " and ".join(_format_setting(key, value_at(tree, key)) for key in enabled_by)
+            causes |= {key: cause for key in _find_set_keys(dependency, tree) if key not in causes}
+    for cause in dict.fromkeys(causes.values()):
+        keys = [key for key in causes if causes[key] == cause]
+        yield _format_no_effect({key: value_at(tree, key) for key in keys}) + f" while {cause}"
+
+
+def _is_enabled(value: Any, values: tuple[object, ...]) -> bool:
+    if not values:
+        return value not in (None, 0)
+    return value in values
+
+
+def _find_set_keys(dependency: Dependency, tree: Mapping[str, Any]) -> list[str]:
+    names = [f"trainer.{name}" for name in dependency.keys]
+    keys = (key for key in known_keys() for name in names if f"{key}.".startswith(f"{name}."))
+    return [key for key in keys if value_at(tree, key) != default_at(tree, key)]
+
+
+def warn_values_without_effect(config: RunConfig) -> Iterator[str]:
+    """One sentence per reason, with every key of SkyRL that it concerns."""
+    tree, known = config.model_dump(mode="json"), known_keys()
+    backend = config.generator.engine_kind
+    settings: dict[str, dict[str, Any]] = {}
+    for rule in VALUES_WITHOUT_EFFECT:
+        if rule.key in config.ignored_keys:
+            settings.setdefault(rule.remedy, {})[rule.key] = config.ignored_keys[rule.key]
+        elif rule.key in known:
+            value = value_at(tree, rule.key)
+            if not rule.supports(value, default_at(tree, rule.key), backend):
+                settings.setdefault(rule.remedy, {})[rule.key] = value
+    for remedy, values in settings.items():
+        yield f"{_format_no_effect(values)}: {remedy}"
+
+
+def _format_no_effect(settings: Mapping[str, Any]) -> str:
+    verb = "has" if len(settings) == 1 else "have"
+    return f"{', '.join(_format_setting(*item) for item in settings.items())} {verb} no effect"
+
+
+def _format_setting(key: str, value: Any) -> str:
+    return f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+
+
+def warn_native_tool_calling(config: RunConfig) -> Iterator[str]:
+    """SkyRL's recipes set one of the two flags, and run without the other."""
+    flags = get_native_flags(config)
+    if any(flags.values()) and not all(flags.values()):
+        on, off = sorted(flags, key=lambda key: not flags[key])
+        yield f"{on}=true has no effect while {off}=false: the renderer writes the tools; set both"
+
+
+def warn_greedy_evaluation(config: RunConfig) -> Iterator[str]:
+    n, sampling = config.generator.eval_n_samples_per_prompt, config.generator.eval_sampling_params
+    if n > 1 and (greedy := sampling.greedy_setting):
+        yield (
+            f"generator.eval_n_samples_per_prompt={n} with generator.eval_sampling_params.{greedy} "
+            f"samples the same attempt {n} times, so pass@{n} equals pass@1; set "
+            "generator.eval_n_samples_per_prompt=1, or "
+            "generator.eval_sampling_params.temperature=1 without top_k"
+        )
+
+
+def warn_temperatures_differ(config: RunConfig) -> Iterator[str]:
+    learner, engine = config.trainer.algorithm, config.generator.sampling_params
+    if learner.temperature != engine.temperature:
+        yield (
+            f"trainer.algorithm.temperature={learner.temperature} and "
+            f"generator.sampling_params.temperature={engine.temperature}: the updated policy is not "
+            "the sampled one, nothing corrects for the difference, and the sentinel logprob_gap is "
+            "off; leave trainer.algorithm.temperature out"
+        )
+
+
+WARNINGS: tuple[Callable[[RunConfig], Iterator[str]], ...] = (
+    warn_values_without_effect,
+    warn_unused_keys,
+    warn_greedy_evaluation,
+    warn_temperatures_differ,
+)
+
+
+remarks = find_warnings

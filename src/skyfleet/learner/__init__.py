@@ -1,1 +1,1 @@
-"""Samples in, new weights out."""
+"""Policy updates: batching, losses, optimizer, critic and KL reference."""

@@ -1,4 +1,4 @@
-"""Mini-batches and packed micro-batches."""
+"""Mini-batches per optimizer step, and packed micro-batches per forward pass."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from skyfleet.models.packed import PackedAttention
 
 
 def mini_batches(samples: Sequence[Sample], prompts: int) -> list[list[Sample]]:
-    """Runs of at most `prompts` tasks, every sample of a task in one; no run is much shorter.
+    """Split into mini-batches of at most `prompts` tasks and nearly equal size.
 
-    A filter may leave 33 tasks: `[11, 11, 11]` and not `[16, 16, 1]`, where one task would move the
-    policy as far as sixteen.
+    All samples of a task are in one mini-batch. A filter may leave 33 tasks: they become
+    `[11, 11, 11]`, not `[16, 16, 1]`, where one task would move the policy as far as sixteen.
     """
     by_task: dict[str, list[Sample]] = {}
     for sample in samples:
         by_task.setdefault(sample.task_key, []).append(sample)
-    groups, n_runs = list(by_task.values()), ceil(len(by_task) / prompts)
-    ends = [ceil(len(groups) * run / n_runs) for run in range(1, n_runs + 1)]
+    groups, n_batches = list(by_task.values()), ceil(len(by_task) / prompts)
+    ends = [ceil(len(groups) * number / n_batches) for number in range(1, n_batches + 1)]
     return [
         [sample for group in groups[start:end] for sample in group]
         for start, end in pairwise([0, *ends])
@@ -35,28 +35,28 @@ def mini_batches(samples: Sequence[Sample], prompts: int) -> list[list[Sample]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """The tensors of one forward pass. T runs over packed tokens, N over the chosen ones."""
+    """The tensors of one forward pass. T is over packed tokens, N over action tokens."""
 
     members: tuple[int, ...]
-    """Which samples, in the order of N."""
+    """Indices of its samples, in the order of N."""
     attention: PackedAttention
     before_N: Tensor
-    """Where in T the token just before each chosen one stands: its output predicts it."""
-    chosen_N: Tensor
+    """Index in T of the token before each action token: its output predicts the action token."""
+    action_N: Tensor
+    """Ids of the action tokens."""
     lengths_B: Tensor
-    """How many of N are each member's."""
+    """Action tokens per sample."""
     behaviour_logprobs_N: Tensor
     old_logprobs_N: Tensor
     advantages_N: Tensor
     weights_N: Tensor
-    """What each token counts in the mini-batch's loss."""
+    """Weight of each token in the loss of the mini-batch."""
     kl_weights_N: Tensor
-    """The same for the KL term, which is always a mean over sequences."""
+    """Weight of each token in the KL term, which is always a mean over sequences."""
 
-    def inputs(self, logprobs_N: Tensor, selected_N: Tensor | None = None) -> LossInputs:
-        """What the loss is given of it."""
+    def loss_inputs(self, logprobs_N: Tensor, selected_N: Tensor | None = None) -> LossInputs:
         return LossInputs(
-            tokens_T=self.chosen_N,
+            tokens_T=self.action_N,
             logprobs_T=logprobs_N,
             old_logprobs_T=self.old_logprobs_N,
             behaviour_logprobs_T=self.behaviour_logprobs_N,
@@ -67,39 +67,41 @@ class MicroBatch:
 
 
 def plan(samples: Sequence[Sample], *, max_tokens: int, evenly: bool = True) -> list[list[int]]:
-    """Indices per micro-batch: attempts at one task stay together, tasks of like length meet.
+    """Sample indices per micro-batch: by task, with tasks of similar length together.
 
-    No micro-batch exceeds the budget once padded to its longest member, except a sample that
-    does so alone. `evenly`, 33 like samples at a budget of 16 are 11, 11 and 11; without, each
-    is filled before the next is begun.
+    Padded to its longest member, no micro-batch exceeds `max_tokens`, except a single sample that
+    does. With `evenly`, 33 equal samples at a budget of 16 become 11, 11 and 11; without, each
+    micro-batch is filled before the next one starts.
     """
     longest: dict[str, int] = {}
     for sample in samples:
         longest[sample.task_key] = max(longest.get(sample.task_key, 0), len(sample.token_ids))
 
-    def place(index: int) -> tuple[int, str]:
+    def sort_key(index: int) -> tuple[int, str]:
         return -longest[samples[index].task_key], samples[index].task_key
 
-    lengths = {i: len(samples[i].token_ids) for i in sorted(range(len(samples)), key=place)}
-    full = _filled(lengths, max_tokens)
+    lengths = {i: len(samples[i].token_ids) for i in sorted(range(len(samples)), key=sort_key)}
+    full = _fill(lengths, max_tokens)
     if not evenly or len(full) < 2:
         return full
 
-    def pieces(batches: list[list[int]]) -> int:
+    def count_task_parts(batches: list[list[int]]) -> int:
         return sum(len({samples[i].task_key for i in batch}) for batch in batches)
 
-    def heaviest(batches: list[list[int]]) -> int:
+    def largest(batches: list[list[int]]) -> int:
         return max(len(batch) * max(lengths[i] for i in batch) for batch in batches)
 
-    # Two micro-batches half as full would have been one, so no smaller budget needs a trial.
-    smaller = [_filled(lengths, max_tokens * share // 64) for share in range(63, 31, -1)]
-    # Not at the price of another pass, nor of a task's shared beginning read once more.
-    as_good = [b for b in smaller if len(b) == len(full) and pieces(b) <= pieces(full)]
-    return min([full, *as_good], key=heaviest)
+    # With half the budget there would be more micro-batches, so only larger budgets are tried.
+    smaller = [_fill(lengths, max_tokens * share // 64) for share in range(63, 31, -1)]
+    # Neither one more forward pass nor one more pass over a task's shared prompt is worth it.
+    as_good = [
+        b for b in smaller if len(b) == len(full) and count_task_parts(b) <= count_task_parts(full)
+    ]
+    return min([full, *as_good], key=largest)
 
 
-def _filled(lengths: Mapping[int, int], max_tokens: int) -> list[list[int]]:
-    """In this order, each micro-batch takes what the budget allows."""
+def _fill(lengths: Mapping[int, int], max_tokens: int) -> list[list[int]]:
+    """Fill micro-batches up to the budget, in the given order."""
     batches: list[list[int]] = []
     width = 0
     for index, length in lengths.items():
@@ -120,7 +122,7 @@ def pack(
     max_tokens: int,
     device: torch.device,
 ) -> list[MicroBatch]:
-    """`weights` holds what one token of each sample counts."""
+    """Pack samples into micro-batches; `weights` holds the weight of a token of each sample."""
     kl_weights = [1 / (len(samples) * max(s.n_action_tokens, 1)) for s in samples]
     return [
         _micro_batch(
@@ -130,15 +132,15 @@ def pack(
             [kl_weights[i] for i in members],
             device,
         )
-        # A CPU takes as long for one cut as for another: its sums keep the order they had.
+        # Even sizes do not help a CPU, where filling in order keeps the order of sums.
         for members in plan(samples, max_tokens=max_tokens, evenly=device.type != "cpu")
     ]
 
 
-def in_sample_order(
+def sort_by_sample(
     parts: Sequence[LossInputs], members: Sequence[tuple[int, ...]]
 ) -> tuple[LossInputs, Tensor]:
-    """Micro-batches as one, the same however they were cut; and where each token was before."""
+    """Join micro-batches in the order of samples; also returns the index each token had before."""
     lengths_B = torch.cat([part.lengths_B for part in parts])
     owners_B = torch.tensor([i for batch in members for i in batch], device=lengths_B.device)
     order_N = torch.argsort(owners_B.repeat_interleave(lengths_B), stable=True)
@@ -163,30 +165,30 @@ def _micro_batch(
     attention = PackedAttention([s.token_ids for s in samples], device)
     masks, counts = [s.loss_mask for s in samples], [s.n_action_tokens for s in samples]
 
-    def chosen(values: Iterable[Sequence[float]], dtype: type) -> Tensor:
-        """Of one sequence of values a sample, those at chosen tokens."""
+    def select(values: Iterable[Sequence[float]], dtype: type) -> Tensor:
+        """Of one sequence of values per sample, those of action tokens."""
         each = chain.from_iterable(map(compress, values, masks))
         return torch.from_numpy(np.fromiter(each, dtype, sum(counts))).to(device)
 
-    def repeated(values: Sequence[float], dtype: type) -> Tensor:
-        """One value a sample, for each of its chosen tokens."""
+    def repeat(values: Sequence[float], dtype: type) -> Tensor:
+        """One value per sample, for each of its action tokens."""
         return torch.from_numpy(np.repeat(np.asarray(values, dtype), counts)).to(device)
 
-    rows_N = repeated(range(len(samples)), np.int64)
-    at_N = chosen((range(len(s.token_ids)) for s in samples), np.int64)
-    behaviour_N = chosen((s.logprobs for s in samples), np.float32)
+    rows_N = repeat(range(len(samples)), np.int64)
+    at_N = select((range(len(s.token_ids)) for s in samples), np.int64)
+    behaviour_N = select((s.logprobs for s in samples), np.float32)
     old_N = behaviour_N
     if any(s.old_logprobs for s in samples):
-        old_N = chosen((s.old_logprobs or s.logprobs for s in samples), np.float32)
+        old_N = select((s.old_logprobs or s.logprobs for s in samples), np.float32)
     return MicroBatch(
         members=members,
         attention=attention,
         before_N=attention.rows_BL[rows_N, at_N - 1],
-        chosen_N=chosen((s.token_ids for s in samples), np.int64),
+        action_N=select((s.token_ids for s in samples), np.int64),
         lengths_B=torch.from_numpy(np.asarray(counts, np.int64)).to(device),
         behaviour_logprobs_N=behaviour_N,
         old_logprobs_N=old_N,
-        advantages_N=chosen((s.advantages for s in samples), np.float32),
-        weights_N=repeated(weights, np.float32),
-        kl_weights_N=repeated(kl_weights, np.float32),
+        advantages_N=select((s.advantages for s in samples), np.float32),
+        weights_N=repeat(weights, np.float32),
+        kl_weights_N=repeat(kl_weights, np.float32),
     )

@@ -1,4 +1,4 @@
-"""Critic: a model of its own that expects what is still to be earned, and learns from what was."""
+"""Critic: a separate model that predicts the return of each token, for GAE."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ _FILE = "critic.pt"
 class CriticSettings:
     optimizer: OptimizerSettings
     value_clip: float | None
-    credit: Callable[[Sequence[Sample]], list[Sample]]
-    """Valued samples -> the same with advantages and returns."""
+    compute_advantages: Callable[[Sequence[Sample]], list[Sample]]
+    """Samples with values -> the same with advantages and returns."""
     critic_mini_batch_size: int
-    """Prompts an optimiser step."""
+    """Prompts per optimizer step."""
     update_epochs_per_batch: int = 1
     max_tokens_per_microbatch: int
     gradient_checkpointing: bool = False
 
 
 class ValueModel:
-    """A decoder body with one number a token at its end."""
+    """A decoder body with a value head: one number per token."""
 
     def __init__(self, body: Decoder) -> None:
         self.body = body
-        # Zeros: the first values are zero whatever the body is, and nothing is left to chance.
+        # Zeros: the first values are 0 for every body, without random initialization.
         self.head_E = nn.Parameter(torch.zeros(body.embedding_weight.shape[1], device=body.device))
         body.module.requires_grad_(True)
         if body.head_weight is not body.embedding_weight:
@@ -52,7 +52,7 @@ class ValueModel:
         return [*self.body.module.parameters(), self.head_E]
 
     def __call__(self, batch: MicroBatch, *, recompute: bool = False) -> Tensor:
-        """What was expected just before each chosen token [N], in float32."""
+        """The value before each action token [N], in float32."""
         attention = batch.attention
         hidden_TE = self.body.hidden(
             attention.token_ids_T, attention.positions_T, attention, recompute=recompute
@@ -69,7 +69,7 @@ class ValueModel:
 
 
 class Critic:
-    """Begins with reinforcement: until then it holds and saves nothing."""
+    """Built at the first RL step: before that it holds and saves nothing."""
 
     def __init__(self, make_body: Callable[[], Decoder], settings: CriticSettings) -> None:
         self._make_body, self._settings = make_body, settings
@@ -77,25 +77,28 @@ class Critic:
         self._optimizer: Optimizer
 
     def value(self, samples: Sequence[Sample]) -> list[Sample]:
-        """The same samples with what the critic expects of each token."""
-        model = self._begun()
+        """The samples with the critic's value of each token."""
+        model = self._get_model()
         rows: list[list[float]] = [[] for _ in samples]
         for batch in self._pack(model, samples, [0.0] * len(samples)):
             with torch.no_grad():
                 parts = torch.split(model(batch), batch.lengths_B.tolist())
             for index, values in zip(batch.members, parts, strict=True):
                 rows[index] = values.tolist()
-        return [replace(s, values=s.spread(row)) for s, row in zip(samples, rows, strict=True)]
+        return [
+            replace(s, values=s.scatter_to_tokens(row))
+            for s, row in zip(samples, rows, strict=True)
+        ]
 
     def learn(self, samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, float]]:
-        """Credit valued samples, then learn what they should have been valued at."""
-        credited = self._settings.credit(samples)
+        """Compute advantages and returns, then fit the values to the returns."""
+        with_returns = self._settings.compute_advantages(samples)
         totals: dict[str, list[float]] = defaultdict(list)
         for _ in range(self._settings.update_epochs_per_batch):
-            for mini_batch in mini_batches(credited, self._settings.critic_mini_batch_size):
+            for mini_batch in mini_batches(with_returns, self._settings.critic_mini_batch_size):
                 for name, value in self._update(mini_batch).items():
                     totals[f"critic/{name}"].append(value)
-        return credited, {name: fmean(values) for name, values in totals.items()}
+        return with_returns, {name: fmean(values) for name, values in totals.items()}
 
     def save(self, folder: Path) -> None:
         if self._model is not None:
@@ -105,29 +108,29 @@ class Critic:
     def load(self, folder: Path) -> None:
         if not (folder / _FILE).exists():
             return
-        model = self._begun()
-        # Not to the device: it would hold everything twice.
+        model = self._get_model()
+        # To the CPU: the device would hold everything twice.
         state = torch.load(folder / _FILE, weights_only=True, map_location="cpu")
         model.load_state_dict(state)
         self._optimizer.load_state_dict(state["optimizer"])
 
-    def _begun(self) -> ValueModel:
+    def _get_model(self) -> ValueModel:
         if self._model is None:
             self._model = ValueModel(self._make_body())
             self._optimizer = Optimizer(self._model.parameters, self._settings.optimizer)
         return self._model
 
     def _update(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """One optimiser step on the mean over samples of each one's mean over its tokens."""
-        model, counts = self._begun(), [s.n_action_tokens for s in samples]
+        """One optimizer step on the mean over samples of the mean over tokens."""
+        model, counts = self._get_model(), [s.n_action_tokens for s in samples]
         sums: dict[str, float] = defaultdict(float)
         for batch in self._pack(model, samples, sequence_mean(counts)):
             members = [samples[i] for i in batch.members]
             values_N = model(batch, recompute=self._settings.gradient_checkpointing)
             output = value_loss(
                 values_N,
-                _chosen([s.select_action_tokens(s.values) for s in members], values_N),
-                _chosen([s.select_action_tokens(s.returns) for s in members], values_N),
+                _to_tensor([s.select_action_tokens(s.values) for s in members], values_N),
+                _to_tensor([s.select_action_tokens(s.returns) for s in members], values_N),
                 value_clip=self._settings.value_clip,
             )
             loss = (output.loss_T * batch.weights_N).sum()
@@ -150,5 +153,5 @@ class Critic:
         )
 
 
-def _chosen(rows: Sequence[Sequence[float]], like_N: Tensor) -> Tensor:
+def _to_tensor(rows: Sequence[Sequence[float]], like_N: Tensor) -> Tensor:
     return like_N.new_tensor([value for row in rows for value in row])

@@ -1,4 +1,4 @@
-"""Gradients by name: how strongly each layer and each kind of weight is pulled."""
+"""Gradient metrics: norms per layer and per kind of weight, and three of Fleet's."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ _KINDS = {
     "lm_head": "head",
     "norm": "norms",
 }
-"""Part of a weight's name -> its kind; the first that fits."""
-_BITS_AN_EDIT, _EDITED_SHARE = 3.6, 0.05
-"""Fleet's: what a weight stores, and from which share of itself a gradient edits it."""
+"""Part of a parameter name -> its kind; the first match counts."""
+_BITS_PER_EDIT, _EDITED_SHARE = 3.6, 0.05
+"""Fleet's constants: bits per weight, and the gradient-to-weight ratio above which it is edited."""
 _NOISE = 1e-6
-"""Of the largest singular value: less is rounding."""
+"""Relative to the largest singular value; smaller ones are rounding errors."""
 
 
 @torch.no_grad()
 def gradient_metrics(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, float]:
     """`grad_norm/layer_N`, `grad_norm/{kind}` and three of Fleet's, before any clipping.
 
-    The squares of the layers' norms and of those outside layers sum to the square of the whole;
-    so do those of the kinds. `grad:snr` is the mean entry's size in deviations, `effective_rank` the
-    mean over matrices of exp(entropy of their singular values), `megabytes_edited` what changes much.
+    The squared norms of the layers and of the parameters outside layers sum to the squared total;
+    so do those of the kinds. `grad:snr` is |mean| / standard deviation of the entries,
+    `effective_rank` the mean over matrices of exp(entropy of their singular values), and
+    `megabytes_edited` the size of the weights with a large gradient.
     """
     squares: dict[str, list[Tensor]] = defaultdict(list)
     edited: list[Tensor] = []
@@ -53,7 +54,7 @@ def gradient_metrics(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, flo
     norms = {f"grad_norm/{key}": float(torch.stack(s).sum().sqrt()) for key, s in squares.items()}
     n_edited = int(torch.stack(edited).sum()) if edited else 0
     return norms | {
-        "megabytes_edited": _BITS_AN_EDIT * n_edited / 8 / 2**20,
+        "megabytes_edited": _BITS_PER_EDIT * n_edited / 8 / 2**20,
         "grad:snr": _snr(sums, n_entries),
         "effective_rank": float(torch.stack(ranks).mean()) if ranks else 0.0,
     }
@@ -68,8 +69,8 @@ def _snr(sums: list[Tensor], n_entries: int) -> float:
 
 
 def _effective_rank(gradient_FE: Tensor) -> Tensor:
-    """Between 1 and the shorter side (Roy and Vetterli 2007); 0 of nothing."""
-    # In double, because squares of small values drown in what float32 rounds off the large.
+    """Between 1 and the shorter side (Roy and Vetterli 2007); 0 for a zero matrix."""
+    # In float64: in float32 the squares of small values are lost to rounding.
     wide = gradient_FE.double()
     gram = wide @ wide.T if wide.shape[0] <= wide.shape[1] else wide.T @ wide
     if not torch.isfinite(gram).all():

@@ -1,4 +1,4 @@
-"""Logprobs and entropy of the chosen tokens, without ever holding a batch's full logits."""
+"""Logprobs and entropy of action tokens, computed in chunks so that full logits are never held."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from skyfleet.models.fused.functions import scores
 from skyfleet.models.packed import take_rows
 
 _CPU_CHUNK, _CUDA_CHUNK = 1024, 4096
-"""Tokens: logits that stay near the caches, and products large enough for a GPU."""
+"""Tokens per chunk: logits that fit a CPU cache, and products large enough for a GPU."""
 
 
 def chosen_logprobs(
@@ -24,10 +24,10 @@ def chosen_logprobs(
     entropy_gradient: bool = False,
     recompute: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Logprob (with gradient) and entropy (with one if asked) of each chosen token [N], [N].
+    """Logprob with gradient, and entropy with gradient if asked, of each action token: [N], [N].
 
-    `temperature` is the one the tokens were sampled at: the policy is the tempered distribution.
-    `recompute` trades time for memory in the layers, `chunk_size` in the head.
+    `temperature` is that of the rollouts: the policy is the tempered distribution. `recompute`
+    trades time for memory in the layers, `chunk_size` in the head.
     """
     attention = batch.attention
     hidden_TE = decoder.hidden(
@@ -38,22 +38,22 @@ def chosen_logprobs(
         return scores(
             hidden_NE,
             decoder.head_weight,
-            batch.chosen_N,
+            batch.action_N,
             temperature=temperature,
             chunk_size=chunk_size or _CUDA_CHUNK,
             entropy_gradient=entropy_gradient,
         )
 
-    def scored(hidden_CE: Tensor, chosen_C: Tensor) -> tuple[Tensor, Tensor]:
+    def score_chunk(hidden_CE: Tensor, tokens_C: Tensor) -> tuple[Tensor, Tensor]:
         logprobs_CV = torch.log_softmax(decoder.logits(hidden_CE) / temperature, dim=-1)
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             entropy_C = -(logprobs_CV.exp() * logprobs_CV).sum(dim=-1)
-        return logprobs_CV.gather(1, chosen_C.unsqueeze(1)).squeeze(1), entropy_C
+        return logprobs_CV.gather(1, tokens_C.unsqueeze(1)).squeeze(1), entropy_C
 
     size = chunk_size or _CPU_CHUNK
-    chunks = list(zip(torch.split(hidden_NE, size), torch.split(batch.chosen_N, size), strict=True))
+    chunks = list(zip(torch.split(hidden_NE, size), torch.split(batch.action_N, size), strict=True))
     if len(chunks) == 1:
-        return scored(*chunks[0])
-    # Recomputed in the backward pass: one chunk's logits exist at a time.
-    parts = [checkpoint(scored, h, c, use_reentrant=False) for h, c in chunks]
+        return score_chunk(*chunks[0])
+    # Recomputed in the backward pass, so that the logits of one chunk exist at a time.
+    parts = [checkpoint(score_chunk, h, c, use_reentrant=False) for h, c in chunks]
     return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])

@@ -18,30 +18,30 @@ Schedule = Callable[[int], float]
 
 
 def constant_with_warmup(step: int, *, num_warmup_steps: int = 0) -> float:
-    """Rises in even steps to 1 and stays. The first step learns too: none is taken at a rate of 0."""
+    """Rise linearly to 1, then stay. The first step has a rate above 0."""
     return min(1.0, (step + 1) / (num_warmup_steps + 1))
 
 
 def linear(step: int, *, num_warmup_steps: int, total_steps: int) -> float:
-    """After the warm-up it falls evenly; a step after the last would be at 0."""
+    """Fall linearly after the warm-up, to 0 one step after the last."""
     warm = constant_with_warmup(step, num_warmup_steps=num_warmup_steps)
     return warm * (1 - _progress(step, num_warmup_steps, total_steps))
 
 
 def cosine(step: int, *, num_warmup_steps: int, total_steps: int) -> float:
-    """After the warm-up it falls along half a cosine, slowly at both ends."""
+    """Fall along half a cosine after the warm-up."""
     warm = constant_with_warmup(step, num_warmup_steps=num_warmup_steps)
     return warm * (1 + cos(pi * _progress(step, num_warmup_steps, total_steps))) / 2
 
 
 def linear_to_a_tenth(step: int, *, num_warmup_steps: int, total_steps: int) -> float:
-    """Falls from the first step on, and never below a tenth: what the warm start learns at."""
+    """Fall from the first step to a tenth; the schedule of the warm start."""
     warm = constant_with_warmup(step, num_warmup_steps=num_warmup_steps)
     return warm * max(0.1, 1 - 0.9 * step / total_steps)
 
 
-def schedule_named(name: str, *, num_warmup_steps: int, total_steps: int) -> Schedule:
-    """`total_steps` are all optimiser steps of the run."""
+def build_lr_schedule(name: str, *, num_warmup_steps: int, total_steps: int) -> Schedule:
+    """`total_steps` is the number of optimizer steps of the run."""
     if name == "constant_with_warmup":
         return partial(constant_with_warmup, num_warmup_steps=num_warmup_steps)
     falling = {"linear": linear, "cosine": cosine}[name]
@@ -49,7 +49,7 @@ def schedule_named(name: str, *, num_warmup_steps: int, total_steps: int) -> Sch
 
 
 def _progress(step: int, num_warmup_steps: int, total_steps: int) -> float:
-    """From 0, when the warm-up ends, to 1."""
+    """From 0 at the end of the warm-up to 1."""
     return min(max(0, step - num_warmup_steps) / max(1, total_steps - num_warmup_steps), 1.0)
 
 
@@ -57,44 +57,44 @@ CPU = torch.device("cpu")
 
 
 class CPUOffloaded:
-    """A frozen model whose weights are on the CPU but for the time they are called.
+    """A frozen model whose weights are on the CPU except inside `on_device`.
 
-    Its device's memory is given back and taken again under the tensors, which stay the same
-    objects: whoever has made a view of a weight still has it.
+    It frees and reallocates the storage under the tensors, which stay the same objects, so that
+    views of a weight remain valid.
     """
 
     def __init__(self, module: nn.Module, *, beside: nn.Module) -> None:
-        """What it shares with the module `beside` it stays where it is."""
+        """Weights shared with the module `beside` are not offloaded."""
         shared = _storages(beside)
         own = _storages(module)
         self._storages = [own[at] for at in own if at not in shared and own[at].resizable()]
-        self._copies = [_copied(storage) for storage in self._storages]
-        self._leave()
+        self._copies = [_copy(storage) for storage in self._storages]
+        self._free()
 
     @contextmanager
-    def called(self) -> Iterator[None]:
-        # Blocking copies: weights that were still on their way have been read as garbage.
+    def on_device(self) -> Iterator[None]:
+        # Blocking copies: with asynchronous ones, weights were read before they arrived.
         for storage, copy in zip(self._storages, self._copies, strict=True):
             storage.resize_(copy.nbytes())
             storage.copy_(copy)
         try:
             yield
         finally:
-            self._leave()
+            self._free()
 
-    def _leave(self) -> None:
+    def _free(self) -> None:
         for storage in self._storages:
             storage.resize_(0)
 
 
-def _copied(storage: UntypedStorage) -> UntypedStorage:
+def _copy(storage: UntypedStorage) -> UntypedStorage:
     copy = torch.empty(storage.nbytes(), dtype=torch.uint8).untyped_storage()
     copy.copy_(storage)
     return copy
 
 
 def _storages(module: nn.Module) -> dict[int, UntypedStorage]:
-    """By address: tied weights and joined ones are one."""
+    """By address: tied and joined weights share one storage."""
     tensors = chain(module.parameters(), module.buffers())
     storages = (tensor.untyped_storage() for tensor in tensors)
     return {storage.data_ptr(): storage for storage in storages}
@@ -106,22 +106,22 @@ class OptimizerSettings:
     adam_betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = 0.01
     max_grad_norm: float = 1.0
-    """At most this global norm; 0 or less does not clip."""
+    """Clips gradients to this global norm; 0 or less does not clip."""
     schedule: Schedule = constant_with_warmup
     offload_after_step: bool = False
-    """Moments and float32 copies wait on the CPU between steps."""
+    """Keep moments and float32 copies on the CPU between steps."""
 
 
 class Optimizer:
     def __init__(self, parameters: Iterable[nn.Parameter], settings: OptimizerSettings) -> None:
         self._parameters = [p for p in parameters if p.requires_grad]
         self._settings = settings
-        # An update of 1e-6 vanishes in a bfloat16 weight; it has to add up somewhere finer.
+        # An update of 1e-6 vanishes in a bfloat16 weight, so float32 copies are updated.
         self._masters: list[Tensor] = [
             p if p.dtype == torch.float32 else p.detach().float() for p in self._parameters
         ]
         for parameter in self._parameters:
-            # Micro-batches' gradients add up as finely.
+            # Gradients of micro-batches accumulate in float32.
             parameter.grad_dtype = torch.float32
         self._adam = torch.optim.AdamW(
             self._masters,
@@ -131,35 +131,37 @@ class Optimizer:
             fused=True,
         )
         self._steps = 0
-        self._rest()
+        self._offload()
 
     @property
     def lr(self) -> float:
-        """Of the next step."""
+        """The learning rate of the next step."""
         return self._settings.lr * self._settings.schedule(self._steps)
 
     def apply(self) -> float:
-        """Take one step from the gathered gradients and clear them; their norm comes back.
+        """Take one step with the accumulated gradients, clear them and return their norm.
 
-        A norm that is not finite changes nothing: weights, moments and schedule stay.
+        With a norm that is not finite, weights, moments and schedule do not change.
         """
         limit = self._settings.max_grad_norm
         norm = float(nn.utils.clip_grad_norm_(self._parameters, limit if limit > 0 else math.inf))
         if math.isfinite(norm):
             if self._settings.offload_after_step:
-                self.place(self._parameters[0].device)
+                self.move_to(self._parameters[0].device)
             for group in self._adam.param_groups:
                 group["lr"] = self.lr
             self._step()
             self._steps += 1
-            self._rest()
+            self._offload()
         for parameter in self._parameters:
             parameter.grad = None
         return norm
 
     def state_dict(self) -> dict[str, Any]:
-        coarse = any(p is not m for p, m in zip(self._parameters, self._masters, strict=True))
-        masters = self._masters if coarse else []
+        low_precision = any(
+            p is not m for p, m in zip(self._parameters, self._masters, strict=True)
+        )
+        masters = self._masters if low_precision else []
         return {"adam": self._adam.state_dict(), "steps": self._steps, "masters": masters}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -167,10 +169,10 @@ class Optimizer:
         self._steps = state["steps"]
         for master, saved in zip(self._masters, state["masters"], strict=False):
             master.copy_(saved)
-        self._rest()
+        self._offload()
 
-    def place(self, device: torch.device) -> None:
-        """Moments and float32 copies go to `device`; the weights stay where they are."""
+    def move_to(self, device: torch.device) -> None:
+        """Move moments and float32 copies to `device`; the weights stay."""
         for parameter, master in zip(self._parameters, self._masters, strict=True):
             if master is not parameter:
                 master.data = master.data.to(device)
@@ -178,9 +180,9 @@ class Optimizer:
             for name, value in state.items():
                 state[name] = value.to(device)
 
-    def _rest(self) -> None:
+    def _offload(self) -> None:
         if self._settings.offload_after_step:
-            self.place(CPU)
+            self.move_to(CPU)
 
     def _step(self) -> None:
         pairs = list(zip(self._parameters, self._masters, strict=True))
@@ -188,9 +190,9 @@ class Optimizer:
             if master is not parameter and parameter.grad is not None:
                 master.grad = parameter.grad
         self._adam.step()
-        coarse = [(p, m) for p, m in pairs if m is not p]
-        if coarse:
+        low_precision = [(p, m) for p, m in pairs if m is not p]
+        if low_precision:
             with torch.no_grad():
-                torch._foreach_copy_([p for p, _ in coarse], [m for _, m in coarse])
-        for _, master in coarse:
+                torch._foreach_copy_([p for p, _ in low_precision], [m for _, m in low_precision])
+        for _, master in low_precision:
             master.grad = None

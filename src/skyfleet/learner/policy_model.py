@@ -13,7 +13,7 @@ from skyfleet.models.loading import Loaded
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyModel:
-    """The weights in this process, and the tokenizer and renderer they were trained with."""
+    """The weights, and the tokenizer and renderer that belong to them."""
 
     loaded: Loaded
     decoder: Decoder

@@ -1,4 +1,4 @@
-"""SingleLearner: one device holds the policy, its optimiser and, if asked, its reference."""
+"""SingleLearner: policy, optimizer and, if configured, KL reference and critic on one device."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ import torch
 from torch import Tensor
 
 from skyfleet.algorithms.credit_assignment import advantage_metrics
-from skyfleet.algorithms.kl import KlEstimator, RewardKl, penalised
-from skyfleet.algorithms.losses.loss import LossInputs, PolicyLoss, Selector
+from skyfleet.algorithms.kl import KlEstimator, RewardKl, apply_kl_penalty
+from skyfleet.algorithms.losses.loss import LossFunction, LossInputs, Selector
 from skyfleet.algorithms.losses.policy_gradient import cross_entropy
 from skyfleet.algorithms.reduction import Reduction, token_mean
 from skyfleet.algorithms.sample import Sample
 from skyfleet.errors import ModelError
-from skyfleet.learner.batching import MicroBatch, in_sample_order, mini_batches, pack
+from skyfleet.learner.batching import MicroBatch, mini_batches, pack, sort_by_sample
 from skyfleet.learner.critic import Critic
 from skyfleet.learner.gradients import gradient_metrics
-from skyfleet.learner.learner import StepReport
+from skyfleet.learner.learner import LOGPROB_GAP, StepMetrics, StepReport
 from skyfleet.learner.logprobs import chosen_logprobs
 from skyfleet.learner.optimizer import CPUOffloaded, Optimizer, OptimizerSettings
-from skyfleet.learner.step_metrics import GAP, StepMetrics
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.lora import merge
 
@@ -34,32 +33,34 @@ from skyfleet.models.lora import merge
 class LearnerSettings:
     optimizer: OptimizerSettings
     warm_start_optimizer: OptimizerSettings
-    policy_loss: PolicyLoss
+    policy_loss: LossFunction
     select: Selector | None = None
-    """For a loss that compares a mini-batch's tokens; costs a forward pass more."""
+    """For a loss that compares the tokens of a mini-batch; costs one more forward pass."""
     reduce: Reduction
     temperature: float
-    """The rollouts' own: logprobs are those of the tempered policy."""
+    """The temperature of the rollouts: logprobs are those of the tempered policy."""
     policy_mini_batch_size: int
-    """Prompts an optimiser step."""
+    """Prompts per optimizer step."""
     update_epochs_per_batch: int = 1
     max_tokens_per_microbatch: int
     loss_chunk_size: int | None = None
-    """Tokens of logits held at once; None lets the device choose."""
+    """Tokens whose logits are held at once; None uses the device's default."""
     gradient_checkpointing: bool = False
-    """Run each layer again for its gradient instead of keeping what it computed."""
+    """Recompute each layer in the backward pass instead of storing its activations."""
     comparable_logprobs: bool = True
-    """Not so where rollouts drew from a part of the vocabulary (top-p, top-k, min-p) or at another
-    temperature: their logprobs are of another distribution, so the policy's own are taken."""
+    """False if rollouts sampled with top-p, top-k or min-p, or at another temperature: the engine's
+    logprobs are then of another distribution, and the learner recomputes the old logprobs."""
     recompute_old_logprobs: bool = False
-    """Ask the policy itself, as the step begins, instead of taking the engine's word."""
+    """Compute old logprobs with the policy at the start of the step instead of using the engine's."""
     kl: KlEstimator | None = None
+    """The estimator of the KL loss term (`use_kl_loss`)."""
     kl_loss_coef: float = 0.0
     entropy_loss_coef: float = 0.0
     reward_kl: RewardKl | None = None
+    """KL in the reward (`use_kl_in_reward`)."""
     track_extra_gradient_metrics: bool = False
     offload_reference: bool = False
-    """Its weights wait on the CPU between steps."""
+    """Keep the weights of the reference on the CPU between steps."""
 
 
 class SingleLearner:
@@ -73,68 +74,69 @@ class SingleLearner:
         save_policy: Callable[[Path], None],
         load_policy: Callable[[Path], None],
     ) -> None:
-        self._decoder, self._settings = decoder, settings
+        self.decoder, self._settings = decoder, settings
         self._make_reference = make_reference
-        """Called when reinforcement begins: the reference is the policy as it stands then."""
+        """Called at the first RL step: the reference is the policy at that point."""
         self._reference: Decoder | None = None
-        self._parked: CPUOffloaded | None = None
-        """The reference, where it waits on the CPU between steps."""
+        self._offloaded_reference: CPUOffloaded | None = None
         self._critic = critic
         self._save_policy, self._load_policy = save_policy, load_policy
         self._reward_kl_coef = settings.reward_kl.coef if settings.reward_kl else 0.0
         self.policy_version = 0
         self._phase = ""
         self._optimizer: Optimizer
-        self._begin("warm_start")
+        self._enter_phase("warm_start")
 
     async def step(self, samples: Sequence[Sample]) -> StepReport:
-        settings = self._begin("policy")
-        with self._parked.called() if self._parked else nullcontext():
-            return self._reinforce(samples, settings)
+        settings = self._enter_phase("policy")
+        reference = self._offloaded_reference
+        with reference.on_device() if reference else nullcontext():
+            return self._policy_step(samples, settings)
 
-    def _reinforce(self, samples: Sequence[Sample], settings: LearnerSettings) -> StepReport:
+    def _policy_step(self, samples: Sequence[Sample], settings: LearnerSettings) -> StepReport:
         if settings.recompute_old_logprobs or not settings.comparable_logprobs:
-            own = self._chosen_logprobs(self._decoder, samples)
+            old_logprobs = self._compute_logprobs(self.decoder, samples)
             samples = [
-                replace(s, old_logprobs=s.spread(row)) for s, row in zip(samples, own, strict=True)
+                replace(s, old_logprobs=s.scatter_to_tokens(row))
+                for s, row in zip(samples, old_logprobs, strict=True)
             ]
         if self._critic is not None:
             samples = self._critic.value(samples)
-        samples, metrics = self._penalised(samples)
+        samples, metrics = self._apply_reward_kl(samples)
         if self._critic is not None:
-            samples, learned = self._critic.learn(samples)
-            metrics |= learned | advantage_metrics(samples)
+            samples, critic_metrics = self._critic.learn(samples)
+            metrics |= critic_metrics | advantage_metrics(samples)
         updates = StepMetrics()
         for _ in range(settings.update_epochs_per_batch):
             for mini_batch in mini_batches(samples, settings.policy_mini_batch_size):
-                report, spreads = self._update(
+                update, spreads = self._update(
                     mini_batch, settings.policy_loss, settings.reduce, settings.select
                 )
-                updates.add(report, spreads)
+                updates.add(update, spreads)
         self.policy_version += 1
-        metrics |= updates.told()
-        credits = self._critic is not None or settings.reward_kl is not None
+        metrics |= updates.compute()
+        computed_advantages = self._critic is not None or settings.reward_kl is not None
         return StepReport(
             policy_version=self.policy_version,
             metrics=metrics,
-            credited=samples if credits else (),
+            samples=samples if computed_advantages else (),
         )
 
     async def imitate(self, samples: Sequence[Sample]) -> StepReport:
-        self._begin("warm_start")
-        report, _ = self._update(samples, cross_entropy, token_mean)
+        self._enter_phase("warm_start")
+        update, _ = self._update(samples, cross_entropy, token_mean)
         self.policy_version += 1
         return StepReport(
             policy_version=self.policy_version,
-            metrics={"loss": report["final_loss"], "grad_norm": report["grad_norm"]},
+            metrics={"loss": update["final_loss"], "grad_norm": update["grad_norm"]},
         )
 
     def renew_reference(self) -> None:
-        """The next step makes it anew."""
-        self._reference = self._parked = None
+        """The next step loads it anew."""
+        self._reference = self._offloaded_reference = None
 
     def save(self, folder: Path) -> None:
-        """`folder` becomes a Hugging Face model folder with the optimiser beside it."""
+        """Write a Hugging Face model folder with the optimizer state beside it."""
         self._save_policy(folder)
         state = {
             "phase": self._phase,
@@ -146,103 +148,110 @@ class SingleLearner:
 
     def load(self, folder: Path) -> None:
         self._load_policy(folder)
-        # Not to the device: it would hold everything twice.
+        # To the CPU: the device would hold everything twice.
         state: dict[str, Any] = torch.load(
             folder / "optimizer.pt", weights_only=True, map_location="cpu"
         )
-        self._begin(state["phase"])
+        self._enter_phase(state["phase"])
         self._optimizer.load_state_dict(state["optimizer"])
         self.policy_version = state["policy_version"]
-        # Checkpoints from before there was such a coefficient have none.
+        # Old checkpoints have no such coefficient.
         self._reward_kl_coef = state.get("reward_kl_coef", self._reward_kl_coef)
 
-    def _begin(self, phase: str) -> LearnerSettings:
-        """Each phase has an optimiser of its own: moments of one mean nothing to the other."""
+    def _enter_phase(self, phase: str) -> LearnerSettings:
+        """Each phase has its own optimizer: Adam's moments do not carry over."""
         if phase != self._phase:
             settings = (
                 self._settings.warm_start_optimizer
                 if phase == "warm_start"
                 else self._settings.optimizer
             )
-            self._optimizer = Optimizer(self._decoder.module.parameters(), settings)
+            self._optimizer = Optimizer(self.decoder.module.parameters(), settings)
             self._phase = phase
         if phase == "policy" and self._reference is None and self._make_reference is not None:
             self._reference = self._make_reference()
             if self._settings.offload_reference:
-                self._parked = CPUOffloaded(self._reference.module, beside=self._decoder.module)
+                self._offloaded_reference = CPUOffloaded(
+                    self._reference.module, beside=self.decoder.module
+                )
         return self._settings
 
-    def _penalised(self, samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, float]]:
-        """With `use_kl_in_reward`: penalties, and credit for what they leave; a critic gives its own."""
+    def _apply_reward_kl(self, samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, float]]:
+        """With `use_kl_in_reward`: KL penalties, and the advantages of the penalized rewards.
+
+        With a critic, the critic computes the advantages.
+        """
         rules, coef = self._settings.reward_kl, self._reward_kl_coef
         if rules is None or self._reference is None:
             return list(samples), {}
-        reference = self._chosen_logprobs(self._reference, samples)
-        result = penalised(samples, reference, rules.estimate, coef=coef)
+        ref_logprobs = self._compute_logprobs(self._reference, samples)
+        result = apply_kl_penalty(samples, ref_logprobs, rules.estimate, coef=coef)
         self._reward_kl_coef = rules.control(coef, result.kl, len(samples))
         metrics = {
             "loss/avg_kl": result.kl,
             "loss/avg_kl_max": result.kl_max,
             "loss/kl_loss_coef": coef,
         }
-        credited = result.samples if self._critic else rules.credit(result.samples)
-        return credited, metrics
+        if self._critic:
+            return result.samples, metrics
+        return rules.compute_advantages(result.samples), metrics
 
     def _update(
         self,
         samples: Sequence[Sample],
-        policy_loss: PolicyLoss,
+        policy_loss: LossFunction,
         reduce: Reduction,
         select: Selector | None = None,
     ) -> tuple[dict[str, float], list[dict[str, Tensor]]]:
-        """One optimiser step. Sums run over the whole mini-batch, however it is cut."""
+        """One optimizer step. Sums run over the whole mini-batch, however it is split."""
         counts = [s.n_action_tokens for s in samples]
         batches = self._pack(samples, reduce(counts, [s.task_key for s in samples]))
-        selected = self._selected(batches, select) if select else [None] * len(batches)
+        selected = self._select(batches, select) if select else [None] * len(batches)
         sums: dict[str, float] = defaultdict(float)
         spreads: list[dict[str, Tensor]] = []
         for batch, selected_N in zip(batches, selected, strict=True):
-            shares, spread = self._accumulate(
+            shares, spread = self._forward_backward(
                 batch, policy_loss, selected_N, sum(counts), len(samples)
             )
             for name, value in shares.items():
                 sums[name] += value
             spreads.append(spread)
         if self._settings.track_extra_gradient_metrics:
-            sums |= gradient_metrics(self._decoder.module.named_parameters())
+            sums |= gradient_metrics(self.decoder.module.named_parameters())
         sums["policy_lr"] = self._optimizer.lr
         sums["grad_norm"] = self._optimizer.apply()
-        merge(self._decoder.module)
+        merge(self.decoder.module)
         return dict(sums), spreads
 
-    def _selected(self, batches: Sequence[MicroBatch], select: Selector) -> list[Tensor | None]:
-        """Judge all tokens of the mini-batch together, in the samples' own order."""
+    def _select(self, batches: Sequence[MicroBatch], select: Selector) -> list[Tensor | None]:
+        """Run the selector on all tokens of the mini-batch, in the order of the samples."""
         parts: list[LossInputs] = []
         for batch in batches:
             with torch.no_grad():
-                parts.append(batch.inputs(self._logprobs(self._decoder, batch)[0]))
-        whole, order_N = in_sample_order(parts, [b.members for b in batches])
+                parts.append(batch.loss_inputs(self._logprobs(self.decoder, batch)[0]))
+        whole, order_N = sort_by_sample(parts, [b.members for b in batches])
         selected_N = torch.empty_like(order_N, dtype=torch.bool)
         selected_N[order_N] = select(whole)
-        return list(torch.split(selected_N, [len(b.chosen_N) for b in batches]))
+        return list(torch.split(selected_N, [len(b.action_N) for b in batches]))
 
-    def _accumulate(
+    def _forward_backward(
         self,
         batch: MicroBatch,
-        policy_loss: PolicyLoss,
+        policy_loss: LossFunction,
         selected_N: Tensor | None,
         n_tokens: int,
         n_sequences: int,
     ) -> tuple[dict[str, float], dict[str, Tensor]]:
-        """Add one micro-batch's gradients; its share of every metric comes back, and its spreads."""
-        logprobs_N, entropy_N = self._logprobs(self._decoder, batch)
-        output = policy_loss(batch.inputs(logprobs_N, selected_N))
-        policy_part = loss = (output.loss_T * batch.weights_N).sum()
-        shares = {"policy_loss": policy_part}
+        """Add the gradients of one micro-batch. Returns its share of every metric, and its spreads."""
+        logprobs_N, entropy_N = self._logprobs(self.decoder, batch)
+        output = policy_loss(batch.loss_inputs(logprobs_N, selected_N))
+        policy_loss_share = loss = (output.loss_T * batch.weights_N).sum()
+        shares = {"policy_loss": policy_loss_share}
         if self._settings.kl is not None and self._reference is not None:
             with torch.no_grad():
                 ref_logprobs_N, _ = self._logprobs(self._reference, batch)
             kl = (self._settings.kl(logprobs_N, ref_logprobs_N) * batch.kl_weights_N).sum()
+            # The KL term (use_kl_loss) enters the loss here.
             loss = loss + self._settings.kl_loss_coef * kl
             shares["policy_kl"] = kl
         entropy = entropy_N.sum() / n_tokens
@@ -250,19 +259,20 @@ class SingleLearner:
             loss = loss - self._settings.entropy_loss_coef * entropy
         if not loss.requires_grad:
             raise ModelError(
-                "the policy loss has no gradient: make it of logprobs_T, which nothing may detach"
+                "the policy loss does not require grad; compute it from inputs.logprobs_T without "
+                "detaching it"
             )
         loss.backward()
         shares |= {"final_loss": loss, "policy_entropy": entropy}
         spreads = {name: x.detach() for name, x in output.spreads_T.items()}
         if self._settings.comparable_logprobs:
-            spreads[GAP] = (logprobs_N.detach() - batch.behaviour_logprobs_N).abs()
+            spreads[LOGPROB_GAP] = (logprobs_N.detach() - batch.behaviour_logprobs_N).abs()
         shares |= {name: x.sum() / n_tokens for name, x in output.metrics_T.items()}
         shares |= {name: x.sum() / n_sequences for name, x in output.metrics_B.items()}
         return {name: float(share.detach()) for name, share in shares.items()}, spreads
 
-    def _chosen_logprobs(self, decoder: Decoder, samples: Sequence[Sample]) -> list[list[float]]:
-        """What `decoder` gives to the tokens that were sampled."""
+    def _compute_logprobs(self, decoder: Decoder, samples: Sequence[Sample]) -> list[list[float]]:
+        """The logprobs of the action tokens of each sample under `decoder`."""
         rows: list[list[float]] = [[] for _ in samples]
         for batch in self._pack(samples, [0.0] * len(samples)):
             with torch.no_grad():
@@ -277,7 +287,7 @@ class SingleLearner:
             samples,
             weights,
             max_tokens=self._settings.max_tokens_per_microbatch,
-            device=self._decoder.device,
+            device=self.decoder.device,
         )
 
     def _logprobs(self, decoder: Decoder, batch: MicroBatch) -> tuple[Tensor, Tensor]:

@@ -1,1 +1,1 @@
-"""What has to be true at every hop, looked at on every step."""
+"""Sentinels: runtime invariant checks of every training step."""

@@ -1,26 +1,28 @@
-"""Build the invariant checker of a run: which invariants its configuration promises."""
+"""Build the invariant checker of a run: the invariants that its configuration implies."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Literal
 
+from skyfleet.algorithms.estimator import Scope
+from skyfleet.algorithms.losses.off_policy import active_mask_metrics
+from skyfleet.algorithms.registry import get_estimator, get_policy_loss
 from skyfleet.config.root import RunConfig
 from skyfleet.engines.engine import Engine
-from skyfleet.learner.factory import is_exact
+from skyfleet.learner.factory import has_exact_logprobs
 from skyfleet.learner.single import SingleLearner
 from skyfleet.models.decoder import Decoder
 from skyfleet.rollouts.episode import Limits
 from skyfleet.sentinels.checker import InvariantChecker
-from skyfleet.sentinels.invariants import Invariants
 from skyfleet.sentinels.loss_recorder import LossRecorder
 from skyfleet.sentinels.recording_engine import RecordingEngine
 from skyfleet.sentinels.registry import build_modes
+from skyfleet.sentinels.stages import Invariants
 
-EXACT_GAP, COARSE_GAP, FOREIGN_GAP = 1e-3, 0.03, 0.05
-"""How far two ways of computing one logprob lie apart at most, on average: where they are shown to be
-alike, in any other bfloat16, and where an engine computes in its own way."""
+EXACT_GAP, BF16_GAP, OTHER_ENGINE_GAP = 1e-3, 0.03, 0.05
+"""Largest mean difference of two computations of a logprob: in float32 or with exact kernels, in
+any other bfloat16, and between the learner and another engine."""
 
 
 def build_checker(
@@ -41,7 +43,7 @@ def build_checker(
             config, decoder, limits, envs=envs, reference_interval=reference_interval
         ),
         modes=build_modes(config.trainer.sentinels),
-        witness=witness,
+        recording_engine=witness,
         losses=losses,
         learner=learner,
         engines=engines,
@@ -59,8 +61,8 @@ def build_invariants(
     trainer, generator = config.trainer, config.generator
     algorithm = trainer.algorithm
     dynamic = algorithm.dynamic_sampling.type
-    punished = algorithm.overlong_buffer_len is not None
-    own_gap = EXACT_GAP if is_exact(decoder) else COARSE_GAP
+    penalizes_length = algorithm.overlong_buffer_len is not None
+    own_gap = EXACT_GAP if has_exact_logprobs(decoder) else BF16_GAP
     return Invariants(
         n_samples=generator.n_samples_per_prompt,
         batch_size=trainer.train_batch_size,
@@ -71,45 +73,37 @@ def build_invariants(
         drops_equal_rewards=algorithm.zero_variance_filter or dynamic is not None,
         tolerance=algorithm.zero_variance_filter_tol,
         mask_unfinished=generator.apply_overlong_filtering,
-        changes_rewards=generator.zero_reward_on_non_stop or punished,
+        changes_rewards=generator.zero_reward_on_non_stop or penalizes_length,
         step_wise=generator.step_wise_trajectories,
-        centred=_centred(config),
-        unit_deviation=algorithm.advantage_estimator == "grpo" and algorithm.grpo_norm_by_std,
+        centred=_loop_centred(config),
+        unit_deviation=get_estimator(algorithm.advantage_estimator).unit_deviation(algorithm),
         mini_batch_size=trainer.policy_mini_batch_size,
         update_epochs=trainer.update_epochs_per_batch,
-        credited_again=_credited_again(config),
-        least_mass=_least_mass(config),
-        logprob_tolerance=own_gap if generator.backend == "embedded" else FOREIGN_GAP,
+        learner_centred=_learner_centred(config),
+        min_probability_mass=_min_probability_mass(config),
+        logprob_tolerance=own_gap if generator.backend == "embedded" else OTHER_ENGINE_GAP,
         reference_tolerance=own_gap,
         own_reference=trainer.ref.model.path == trainer.policy.model.path,
         reference_interval=reference_interval,
-        acting=acting_of(config),
+        filter_metrics=acting_of(config),
     )
 
 
 def acting_of(config: RunConfig) -> tuple[str, ...]:
-    """What tells that each filter, mask and cap that is on has something to do."""
+    """The metrics of the filters, masks and caps that are on: one that stays 0 never acts."""
     algorithm = config.trainer.algorithm
-    rules = algorithm.off_policy_correction
-    outliers = (rules.outlier_token_is_threshold_low, rules.outlier_token_is_threshold_high)
-    varied = algorithm.zero_variance_filter or algorithm.dynamic_sampling.type is not None
-    acting = {
-        "filter/zero_variance": varied,
+    drops_equal = algorithm.zero_variance_filter or algorithm.dynamic_sampling.type is not None
+    filters = {
+        "filter/zero_variance": drops_equal,
         "filter/punished": algorithm.overlong_buffer_len is not None,
         "filter/overlong": config.generator.apply_overlong_filtering,
-        "policy/clip_cov_ratio": algorithm.policy_loss_type == "clip_cov",
-        "policy/tis_token_clip_high_ratio": rules.tis_ratio_type == "token",
-        "policy/tis_seq_clip_high_ratio": rules.tis_ratio_type == "sequence",
-        "policy/geo_sequence_mask_masked_ratio": rules.sequence_mask_metric == "geometric",
-        "policy/product_sequence_mask_masked_ratio": rules.sequence_mask_metric == "product",
-        "policy/outlier_seq_masked_ratio": outliers != (None, None),
-        "policy/token_mask_ratio": rules.token_mask_is_threshold_low is not None
-        and rules.token_mask_is_threshold_high is not None,
     }
-    return tuple(key for key, on in acting.items() if on)
+    loss = get_policy_loss(algorithm.policy_loss_type)
+    names = (*loss.filter_metrics, *active_mask_metrics(algorithm.off_policy_correction))
+    return (*(key for key, on in filters.items() if on), *(f"policy/{name}" for name in names))
 
 
-def _least_mass(config: RunConfig) -> float | None:
+def _min_probability_mass(config: RunConfig) -> float | None:
     sampling = config.generator.sampling_params
     if sampling.temperature != config.trainer.algorithm.temperature:
         return None
@@ -119,28 +113,24 @@ def _least_mass(config: RunConfig) -> float | None:
     return sampling.top_p if top_p_alone else 0.0
 
 
-def _credited_again(config: RunConfig) -> Literal["group", "batch"] | None:
+def _learner_centred(config: RunConfig) -> Scope | None:
+    """Over what the advantages are centred that the learner computes; None if it computes none."""
     algorithm = config.trainer.algorithm
-    if algorithm.advantage_estimator == "gae":
-        return "batch"
+    estimator = get_estimator(algorithm.advantage_estimator)
+    if estimator.needs_critic:
+        return estimator.centred
     if not algorithm.use_kl_in_reward:
         return None
-    if algorithm.advantage_estimator == "reinforce++" or algorithm.advantage_batch_normalize:
-        return "batch"
-    return "group" if algorithm.advantage_estimator in ("grpo", "rloo") else None
+    return "batch" if algorithm.advantage_batch_normalize else estimator.centred
 
 
-def _centred(config: RunConfig) -> Literal["group", "batch"] | None:
-    """Over what the configured estimator's advantages sum to zero, as the loop gets them."""
+def _loop_centred(config: RunConfig) -> Scope | None:
+    """Over what the advantages are centred that the training loop computes."""
     algorithm = config.trainer.algorithm
-    if algorithm.use_kl_in_reward and algorithm.advantage_estimator not in ("grpo", "rloo"):
-        return None  # credited once more, by the learner
-    if algorithm.advantage_batch_normalize and not algorithm.use_kl_in_reward:
+    estimator = get_estimator(algorithm.advantage_estimator)
+    if algorithm.use_kl_in_reward:
+        # The learner computes them again; before it, only group advantages are complete.
+        return "group" if estimator.centred == "group" else None
+    if algorithm.advantage_batch_normalize:
         return "batch"
-    known: dict[str, Literal["group", "batch"]] = {
-        "grpo": "group",
-        "rloo": "group",
-        "maxrl": "group",
-        "reinforce++": "batch",
-    }
-    return known.get(algorithm.advantage_estimator)
+    return None if estimator.needs_critic else estimator.centred

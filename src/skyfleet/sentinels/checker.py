@@ -1,4 +1,4 @@
-"""Watch: shows each hop's records to the sentinels, and stops the run or warns as they are set."""
+"""InvariantChecker: runs the sentinels of each stage, and stops the run or warns."""
 
 from __future__ import annotations
 
@@ -19,22 +19,30 @@ from skyfleet.engines.engine import Engine
 from skyfleet.engines.engine_pool import living
 from skyfleet.learner.learner import Learner, StepReport
 from skyfleet.sentinels.finding import Finding, Sentinel
-from skyfleet.sentinels.fingerprint import fingerprint, weights_of
-from skyfleet.sentinels.invariants import Invariants
+from skyfleet.sentinels.fingerprint import find_weights, fingerprint
 from skyfleet.sentinels.loss_recorder import LossRecorder
-from skyfleet.sentinels.memory import Memory
 from skyfleet.sentinels.recording_engine import RecordingEngine
-from skyfleet.sentinels.registry import ROSTER
-from skyfleet.sentinels.stages import Credited, Digest, Learned, Played, Synced, Told, numbered
+from skyfleet.sentinels.registry import SENTINELS
+from skyfleet.sentinels.stages import (
+    AdvantageStage,
+    Invariants,
+    MetricsStage,
+    RolloutStage,
+    SampleSums,
+    SyncStage,
+    UpdateStage,
+    number_attempts,
+)
+from skyfleet.sentinels.trend_checks import MetricsHistory
 from skyfleet.trajectories.trajectory import Group, first_grading_error
 
 logger = logging.getLogger(__name__)
 
-JOURNAL = "sentinels.jsonl"
+FINDINGS_FILE = "sentinels.jsonl"
 
 
 class InvariantChecker:
-    """The loop calls one method a hop, in the order of a step."""
+    """The training loop calls one method per stage, in the order of a step."""
 
     def __init__(
         self,
@@ -42,81 +50,84 @@ class InvariantChecker:
         folder: Path,
         expected: Invariants,
         modes: Mapping[str, Mode],
-        witness: RecordingEngine,
+        recording_engine: RecordingEngine,
         losses: LossRecorder,
         learner: Learner,
         engines: Sequence[Engine],
     ) -> None:
-        self._journal, self._expected, self._modes = folder / JOURNAL, expected, modes
-        self._witness, self._losses = witness, losses
+        self._path, self._expected, self._modes = folder / FINDINGS_FILE, expected, modes
+        self._recording_engine, self._losses = recording_engine, losses
         self._learner, self._engines = learner, engines
-        self._memory = Memory(folder / "metrics.jsonl")
+        self._history = MetricsHistory(folder / "metrics.jsonl")
         self._step = self._version = 0
-        self._digests: list[Digest] = []
-        self._sampled: dict[int, int] = {}
-        self._why_unknown = ""
-        self._print: Tensor | None = None
-        """Of the learner's weights, as last seen."""
+        self._sums: list[SampleSums] = []
+        self._n_sampled: dict[int, int] = {}
+        self._first_grading_error = ""
+        self._fingerprint: Tensor | None = None
+        """Of the learner's weights after the last update."""
         self._found: set[str] = set()
-        """Since the last row: a sync comes behind its step's."""
+        """Since the last row: a weight sync comes after the row of its step."""
         self._warned: set[str] = set()
         self._seconds = 0.0
 
-    def played(self, step: int, groups: Sequence[Group]) -> None:
+    def check_rollouts(self, step: int, groups: Sequence[Group]) -> None:
         self._step, self._version = step, self._learner.policy_version
         with self._timed():
-            speeches, lost = self._witness.testify(groups)
-            self._why_unknown = first_grading_error(groups)
-            self._sampled = {id(speech.transcript): speech.n_sampled for speech in speeches}
-            played = Played(
-                expected=self._expected,
-                step=step,
-                groups=groups,
-                speeches=speeches,
-                lost_completions=lost,
-                policy_version=self._version,
+            transcripts, lost = self._recording_engine.drain(groups)
+            self._first_grading_error = first_grading_error(groups)
+            self._n_sampled = {id(r.transcript): r.n_sampled for r in transcripts}
+            self._check(
+                RolloutStage(
+                    expected=self._expected,
+                    step=step,
+                    groups=groups,
+                    transcripts=transcripts,
+                    lost_completions=lost,
+                    policy_version=self._version,
+                )
             )
-            self._look(played)
 
-    def credited(
+    def check_advantages(
         self, groups: Sequence[Group], kept: FilterResult, samples: Sequence[Sample]
     ) -> None:
         with self._timed():
-            self._digests = Digest.of_each(samples)
-            if self._print is None:
-                self._print = self._weights()
-            credited = Credited(
-                expected=self._expected,
-                step=self._step,
-                groups=groups,
-                kept=kept,
-                attempts=numbered(kept.groups),
-                samples=samples,
-                digests=self._digests,
-                sampled=self._sampled,
+            self._sums = SampleSums.of_each(samples)
+            if self._fingerprint is None:
+                self._fingerprint = self._compute_fingerprint()
+            self._check(
+                AdvantageStage(
+                    expected=self._expected,
+                    step=self._step,
+                    groups=groups,
+                    kept=kept,
+                    attempts=number_attempts(kept.groups),
+                    samples=samples,
+                    sums=self._sums,
+                    n_sampled=self._n_sampled,
+                )
             )
-            self._look(credited)
 
-    def learned(self, samples: Sequence[Sample], report: StepReport) -> None:
+    def check_update(self, samples: Sequence[Sample], report: StepReport) -> None:
         with self._timed():
-            before, self._print = self._print, self._weights()
-            learned = Learned(
-                expected=self._expected,
-                step=self._step,
-                samples=report.credited or samples,
-                digests=Digest.of_each(report.credited) if report.credited else self._digests,
-                policy_version=self._version,
-                report=report,
-                seen=self._losses.testify(),
-                before=before,
-                after=self._print,
+            before, self._fingerprint = self._fingerprint, self._compute_fingerprint()
+            self._check(
+                UpdateStage(
+                    expected=self._expected,
+                    step=self._step,
+                    samples=report.samples or samples,
+                    sums=SampleSums.of_each(report.samples) if report.samples else self._sums,
+                    policy_version=self._version,
+                    report=report,
+                    record=self._losses.drain(),
+                    before=before,
+                    after=self._fingerprint,
+                )
             )
-            self._look(learned)
 
-    def synced(self, version: int) -> None:
+    def check_sync(self, version: int) -> None:
         with self._timed():
-            self._look(
-                Synced(
+            self._check(
+                SyncStage(
                     version=version,
                     previous=self._version,
                     learner=self._learner,
@@ -124,30 +135,34 @@ class InvariantChecker:
                 )
             )
 
-    def told(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """`sentinel/<name>` for every sentinel that is on: 1 where it has found something so far."""
+    def check_metrics(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Returns `sentinel/<name>` for every sentinel that is on: 1 if it ever found something."""
         with self._timed():
-            began, lately = self._memory.recall()
-            self._look(
-                Told(
+            first_rows, last_rows = self._history.read()
+            self._check(
+                MetricsStage(
                     expected=self._expected,
                     metrics=metrics,
-                    began=began,
-                    lately=lately,
-                    first_grading_error=self._why_unknown,
+                    first_rows=first_rows,
+                    last_rows=last_rows,
+                    first_grading_error=self._first_grading_error,
                 )
             )
             keys = {name: f"sentinel/{name}" for name, mode in self._modes.items() if mode != "off"}
-            before = lately[-1] if lately else {}
+            before = last_rows[-1] if last_rows else {}
             status = {k: max(float(n in self._found), before.get(k, 0.0)) for n, k in keys.items()}
         seconds, self._seconds, self._found = self._seconds, 0.0, set()
         return status | {"timing/sentinels": seconds}
 
-    def _look(self, records: object) -> None:
+    # The names that trainer/loop.py uses until it follows.
+    played, credited, learned = check_rollouts, check_advantages, check_update
+    synced, told = check_sync, check_metrics
+
+    def _check(self, stage: object) -> None:
         found: list[tuple[Sentinel[Any], Finding]] = []
-        for sentinel in ROSTER:
-            if sentinel.hop is type(records) and self._modes[sentinel.name] != "off":
-                finding = sentinel.look(records)
+        for sentinel in SENTINELS:
+            if sentinel.stage is type(stage) and self._modes[sentinel.name] != "off":
+                finding = sentinel.check(stage)
                 if finding is not None:
                     found.append((sentinel, finding))
         for sentinel, finding in found:
@@ -155,14 +170,14 @@ class InvariantChecker:
             self._write(name, finding)
             self._found.add(name)
             if self._modes[name] == "warn" and name not in self._warned:
-                logger.warning("sentinel %s, step %d: %s", name, self._step, _told(finding))
+                logger.warning("sentinel %s, step %d: %s", name, self._step, _describe(finding))
                 self._warned.add(name)
         for sentinel, finding in found:
             name = sentinel.name
             if self._modes[name] == "stop":
                 raise sentinel.error(
-                    f"sentinel {name}, step {self._step}: {_told(finding)}. All findings are in "
-                    f"{self._journal}; trainer.sentinels.modes.{name}=warn goes on all the same"
+                    f"sentinel {name}, step {self._step}: {_describe(finding)}. All findings are in "
+                    f"{self._path}; to continue despite it, set trainer.sentinels.modes.{name}=warn"
                 )
 
     def _write(self, name: str, finding: Finding) -> None:
@@ -173,12 +188,12 @@ class InvariantChecker:
             "sentence": finding.sentence,
             "evidence": finding.evidence,
         }
-        self._journal.parent.mkdir(parents=True, exist_ok=True)
-        with self._journal.open("a", encoding="utf-8") as file:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
-    def _weights(self) -> Tensor | None:
-        weights = weights_of(self._learner)
+    def _compute_fingerprint(self) -> Tensor | None:
+        weights = find_weights(self._learner)
         return None if weights is None else fingerprint(weights)
 
     @contextmanager
@@ -190,7 +205,7 @@ class InvariantChecker:
             self._seconds += perf_counter() - start
 
 
-def _told(finding: Finding) -> str:
+def _describe(finding: Finding) -> str:
     """`a sentence (key=value, key=value)`"""
     evidence = (
         f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"

@@ -1,4 +1,4 @@
-"""Finding: what a sentinel saw. Sentinel: who looks, at which hop, and how grave it is."""
+"""Finding: what a check found. Sentinel: a check of one stage of a step, and how severe it is."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 from skyfleet.errors import SentinelError
 
 Evidence = Mapping[str, float | str]
-HopT = TypeVar("HopT")
+StageT = TypeVar("StageT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +23,15 @@ def found(sentence: str, **evidence: float | str) -> Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Sentinel(Generic[HopT]):
-    hop: type[HopT]
-    look: Callable[[HopT], Finding | None]
-    """Named after what it watches; None says that all is well."""
-    promise: bool = True
-    """What must never be broken. A sign, which is not one, has innocent causes too and only warns."""
+class Sentinel(Generic[StageT]):
+    stage: type[StageT]
+    check: Callable[[StageT], Finding | None]
+    """Its function name is the name of the sentinel; None means that it found nothing."""
+    is_invariant: bool = True
+    """An invariant must always hold. A warning can have harmless causes and does not stop a run."""
     error: type[SentinelError] = SentinelError
-    """What stops the run."""
+    """Raised when it stops the run."""
 
     @property
     def name(self) -> str:
-        return self.look.__name__
+        return self.check.__name__

@@ -1,29 +1,46 @@
-"""Fingerprint: one exact number sequence for a model's weights; any changed bit changes it."""
+"""Fingerprint: a checksum of a model's weights that changes with any changed bit."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from skyfleet.models.decoder import Decoder
 from skyfleet.models.weights import bit_sums, bit_sums_of_each
 
-AT_ONCE_BYTES = 1 << 28
-"""Copied side by side at most."""
+MAX_STACKED_BYTES = 1 << 28
+"""Largest copy of equally shaped tensors."""
 
 Weights = Mapping[str, Tensor]
 
 
-def weights_of(holder: object) -> Weights | None:
-    """Of an engine or a learner in this process; None where the weights are elsewhere."""
-    decoder = getattr(holder, "_decoder", None)
+@runtime_checkable
+class HasDecoder(Protocol):
+    """An engine or a learner whose weights are in this process."""
+
+    @property
+    def decoder(self) -> Decoder: ...
+
+
+def find_decoder(holder: object) -> Decoder | None:
+    """The decoder of an engine or a learner; None if its weights are in another process."""
+    if isinstance(holder, HasDecoder):
+        return holder.decoder
+    # Until the engines have a public `decoder` property.
+    return cast("Decoder | None", getattr(holder, "_decoder", None))
+
+
+def find_weights(holder: object) -> Weights | None:
+    decoder = find_decoder(holder)
     return None if decoder is None else dict(decoder.module.named_parameters())
 
 
 @torch.no_grad()
 def fingerprint(weights: Weights) -> Tensor:
-    """Sums of the bits, a row a tensor, on the CPU."""
+    """Sums of the bits, one row per tensor, on the CPU."""
     alike: dict[tuple[torch.Size, torch.dtype], list[Tensor]] = {}
     for weight in weights.values():
         alike.setdefault((weight.shape, weight.dtype), []).append(weight)
@@ -32,18 +49,18 @@ def fingerprint(weights: Weights) -> Tensor:
 
 
 def _rows(same: Sequence[Tensor]) -> Tensor:
-    """A model has hundreds of tensors of ten shapes: asked one by one, small ones keep a GPU waiting."""
-    if same[0].nbytes * len(same) > AT_ONCE_BYTES:
+    """A model has hundreds of tensors of ten shapes, and one kernel per small tensor is slow."""
+    if same[0].nbytes * len(same) > MAX_STACKED_BYTES:
         return torch.stack([bit_sums(weight) for weight in same])
     return bit_sums_of_each(torch.stack(list(same)))
 
 
 @torch.no_grad()
-def differing(ours: Weights, theirs: Weights) -> list[str]:
-    """Names whose tensors are not the same, adapters included. Shared storage is not read."""
-    absent = ours.keys() ^ theirs.keys()
-    odd = [name for name in ours if name in theirs and not _same(ours[name], theirs[name])]
-    return sorted([*absent, *odd])
+def find_differences(ours: Weights, theirs: Weights) -> list[str]:
+    """Names of tensors that differ, adapters included. Shared storage is not read."""
+    missing = ours.keys() ^ theirs.keys()
+    different = [name for name in ours if name in theirs and not _same(ours[name], theirs[name])]
+    return sorted([*missing, *different])
 
 
 def _same(ours: Tensor, theirs: Tensor) -> bool:

@@ -1,7 +1,6 @@
-"""Witness: an engine that passes everything on and remembers what was sampled.
+"""RecordingEngine: an engine that forwards every call and records what was sampled.
 
-What the engine said is written down where it said it, so that what episodes, samples and the loss
-make of it can be held against it.
+The checks compare the transcripts, samples and loss inputs of a step with this record.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.trajectories.trajectory import Group, Trajectory
 
 TAIL = 64
-"""Tokens of a prompt that are remembered, beside its length: all of it would cost more than a
-cached turn does."""
+"""Tokens of a prompt that are recorded beside its length: the whole prompt would cost more than a
+turn from the cache."""
 
 
-class Heard(NamedTuple):
-    """A step makes one for every turn."""
+class RecordedCompletion(NamedTuple):
+    """One turn as the engine sampled it. A named tuple, because a step makes one per turn."""
 
     prompt_length: int
     prompt_tail: int
@@ -30,27 +29,27 @@ class Heard(NamedTuple):
     max_generate_length: int
 
     def follows(self, token_ids: Sequence[int]) -> bool:
-        """Whether the engine was shown the beginning of `token_ids`."""
-        return self.prompt_tail == _tail(token_ids, self.prompt_length)
+        """Whether the prompt was the beginning of `token_ids`."""
+        return self.prompt_tail == _hash_tail(token_ids, self.prompt_length)
 
 
-class Speech(NamedTuple):
-    """One transcript of an episode, and what the engine said for it."""
+class RecordedTranscript(NamedTuple):
+    """One transcript of an episode, and the completions that the engine sampled for it."""
 
     trajectory: Trajectory
     transcript: Transcript
-    heard: tuple[Heard, ...]
+    completions: tuple[RecordedCompletion, ...]
 
     @property
     def n_sampled(self) -> int:
-        return sum([len(said.completion.token_ids) for said in self.heard])
+        return sum([len(recorded.completion.token_ids) for recorded in self.completions])
 
 
 class RecordingEngine:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._heard: dict[str, list[Heard]] = defaultdict(list)
-        """Session -> what was said in it."""
+        self._completions: dict[str, list[RecordedCompletion]] = defaultdict(list)
+        """By session."""
 
     @property
     def policy_version(self) -> int:
@@ -65,9 +64,9 @@ class RecordingEngine:
     ) -> Completion:
         length, tail = len(token_ids), hash(tuple(token_ids[-TAIL:]))
         completion = await self._engine.generate(token_ids, sampling, session=session)
-        if completion.finish != "abort":  # half a turn is in no episode
-            heard = Heard(length, tail, completion, sampling.max_generate_length)
-            self._heard[session].append(heard)
+        if completion.finish != "abort":  # an aborted turn is in no episode
+            recorded = RecordedCompletion(length, tail, completion, sampling.max_generate_length)
+            self._completions[session].append(recorded)
         return completion
 
     async def release(self, session: str) -> None:
@@ -79,25 +78,25 @@ class RecordingEngine:
     async def wake(self) -> None:
         await self._engine.wake()
 
-    def testify(self, groups: Iterable[Group]) -> tuple[tuple[Speech, ...], int]:
-        """Every transcript with what was heard for it, and how many completions are in none.
+    def drain(self, groups: Iterable[Group]) -> tuple[tuple[RecordedTranscript, ...], int]:
+        """Every transcript with its completions, and the number of completions in no transcript.
 
-        A session is called `task/attempt`, as `run_episode` calls it; what was heard is forgotten.
+        A session is called `task/attempt`, as `run_episode` calls it. The record is cleared.
         """
-        speeches: list[Speech] = []
+        transcripts: list[RecordedTranscript] = []
         for group in groups:
             for trajectory in group.trajectories:
-                heard = self._heard[f"{trajectory.task_key}/{trajectory.sample}"]
+                recorded = self._completions[f"{trajectory.task_key}/{trajectory.sample}"]
                 begin = 0
                 for transcript in trajectory.transcripts:
                     end = begin + len(transcript.policy_versions)
-                    own, begin = tuple(heard[begin:end]), end
-                    speeches.append(Speech(trajectory, transcript, own))
-                del heard[:begin]  # a task that is drawn again in the step has the same sessions
-        lost = sum(map(len, self._heard.values()))
-        self._heard.clear()
-        return tuple(speeches), lost
+                    own, begin = tuple(recorded[begin:end]), end
+                    transcripts.append(RecordedTranscript(trajectory, transcript, own))
+                del recorded[:begin]  # a task sampled twice in a step has the same sessions
+        lost = sum(map(len, self._completions.values()))
+        self._completions.clear()
+        return tuple(transcripts), lost
 
 
-def _tail(token_ids: Sequence[int], length: int) -> int:
+def _hash_tail(token_ids: Sequence[int], length: int) -> int:
     return hash(tuple(token_ids[max(length - TAIL, 0) : length]))

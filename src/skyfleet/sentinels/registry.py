@@ -1,4 +1,4 @@
-"""Roster: every sentinel, in the order of a step; adding one is adding its line here."""
+"""Registry of all sentinels, in the order of a step; adding one is adding its line here."""
 
 from __future__ import annotations
 
@@ -7,67 +7,63 @@ from typing import Any
 
 from skyfleet.config.sentinels import Mode, Sentinels
 from skyfleet.errors import ConfigError, NoLearningSignalError
-from skyfleet.sentinels import trend_checks as signs
-from skyfleet.sentinels.advantages import advantages
-from skyfleet.sentinels.batch_accounting import batch_accounting
-from skyfleet.sentinels.engine_weights import engine_weights
-from skyfleet.sentinels.env_balance import env_balance
-from skyfleet.sentinels.filters import filters
+from skyfleet.sentinels import (
+    advantage_checks,
+    rollout_checks,
+    sync_checks,
+    trend_checks,
+    update_checks,
+)
 from skyfleet.sentinels.finding import Sentinel
-from skyfleet.sentinels.grades import failed_grades, unknown_grades
-from skyfleet.sentinels.gradient import gradient, moved_weights
-from skyfleet.sentinels.limits import limits
-from skyfleet.sentinels.logprob_gap import logprob_gap
-from skyfleet.sentinels.loss_inputs import loss_advantages, loss_inputs
-from skyfleet.sentinels.loss_mask import loss_mask
-from skyfleet.sentinels.policy_version import policy_version, served_version
-from skyfleet.sentinels.reference import reference
-from skyfleet.sentinels.repeated_draws import repeated_draws
-from skyfleet.sentinels.sampled_tokens import sampled_tokens
-from skyfleet.sentinels.stages import Credited, Learned, Played, Synced, Told
-from skyfleet.sentinels.trained_tokens import token_conservation, trained_tokens
+from skyfleet.sentinels.stages import (
+    AdvantageStage,
+    MetricsStage,
+    RolloutStage,
+    SyncStage,
+    UpdateStage,
+)
 
-ROSTER: tuple[Sentinel[Any], ...] = (
-    Sentinel(Played, sampled_tokens),
-    Sentinel(Played, loss_mask),
-    Sentinel(Played, policy_version),
-    Sentinel(Played, limits),
-    Sentinel(Played, repeated_draws),
-    Sentinel(Played, env_balance),
-    Sentinel(Played, failed_grades),
-    Sentinel(Played, unknown_grades, promise=False),
-    Sentinel(Credited, batch_accounting),
-    Sentinel(Credited, filters),
-    Sentinel(Credited, trained_tokens),
-    Sentinel(Credited, token_conservation),
-    Sentinel(Credited, advantages),
-    Sentinel(Learned, loss_inputs),
-    Sentinel(Learned, loss_advantages),
-    Sentinel(Learned, gradient),
-    Sentinel(Learned, reference),
-    Sentinel(Learned, logprob_gap),
-    Sentinel(Learned, moved_weights),
-    Sentinel(Synced, served_version),
-    Sentinel(Synced, engine_weights),
-    Sentinel(Told, signs.nothing_graded, error=NoLearningSignalError),
-    Sentinel(Told, signs.nothing_learned),
-    Sentinel(Told, signs.finite_numbers, promise=False),
-    Sentinel(Told, signs.entropy_collapse, promise=False),
-    Sentinel(Told, signs.parse_failures, promise=False),
-    Sentinel(Told, signs.equal_rewards, promise=False),
-    Sentinel(Told, signs.idle_filter, promise=False),
+SENTINELS: tuple[Sentinel[Any], ...] = (
+    Sentinel(RolloutStage, rollout_checks.sampled_tokens),
+    Sentinel(RolloutStage, rollout_checks.loss_mask),
+    Sentinel(RolloutStage, rollout_checks.policy_version),
+    Sentinel(RolloutStage, rollout_checks.limits),
+    Sentinel(RolloutStage, rollout_checks.repeated_draws),
+    Sentinel(RolloutStage, rollout_checks.env_balance),
+    Sentinel(RolloutStage, rollout_checks.failed_grades),
+    Sentinel(RolloutStage, rollout_checks.unknown_grades, is_invariant=False),
+    Sentinel(AdvantageStage, advantage_checks.batch_accounting),
+    Sentinel(AdvantageStage, advantage_checks.filters),
+    Sentinel(AdvantageStage, advantage_checks.trained_tokens),
+    Sentinel(AdvantageStage, advantage_checks.token_conservation),
+    Sentinel(AdvantageStage, advantage_checks.advantages),
+    Sentinel(UpdateStage, update_checks.loss_inputs),
+    Sentinel(UpdateStage, update_checks.loss_advantages),
+    Sentinel(UpdateStage, update_checks.gradient),
+    Sentinel(UpdateStage, update_checks.reference),
+    Sentinel(UpdateStage, update_checks.logprob_gap),
+    Sentinel(UpdateStage, update_checks.moved_weights),
+    Sentinel(SyncStage, sync_checks.served_version),
+    Sentinel(SyncStage, sync_checks.engine_weights),
+    Sentinel(MetricsStage, trend_checks.nothing_graded, error=NoLearningSignalError),
+    Sentinel(MetricsStage, trend_checks.nothing_learned),
+    Sentinel(MetricsStage, trend_checks.finite_numbers, is_invariant=False),
+    Sentinel(MetricsStage, trend_checks.entropy_collapse, is_invariant=False),
+    Sentinel(MetricsStage, trend_checks.parse_failures, is_invariant=False),
+    Sentinel(MetricsStage, trend_checks.equal_rewards, is_invariant=False),
+    Sentinel(MetricsStage, trend_checks.idle_filter, is_invariant=False),
 )
 
 
 def build_modes(section: Sentinels) -> Mapping[str, Mode]:
-    """What each does when it finds something. A sign stops a run only where it is told to."""
-    names = [sentinel.name for sentinel in ROSTER]
+    """The mode of each sentinel. A warning stops a run only if its own mode says so."""
+    names = [sentinel.name for sentinel in SENTINELS]
     if unknown := sorted(section.modes.keys() - set(names)):
         raise ConfigError(
-            f"trainer.sentinels.modes.{unknown[0]} is no sentinel; choose from {sorted(names)}"
+            f"trainer.sentinels.modes.{unknown[0]} is not a sentinel; choose from {sorted(names)}"
         )
-    usual: dict[str, Mode] = {
-        sentinel.name: section.mode if sentinel.promise or section.mode == "off" else "warn"
-        for sentinel in ROSTER
+    defaults: dict[str, Mode] = {
+        sentinel.name: section.mode if sentinel.is_invariant or section.mode == "off" else "warn"
+        for sentinel in SENTINELS
     }
-    return usual | section.modes
+    return defaults | section.modes
