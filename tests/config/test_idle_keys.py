@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from skyfleet.algorithms.advantages import BatchEstimator, estimator_of
+from skyfleet.algorithms.advantages import estimator_of
+from skyfleet.algorithms.estimator import BatchEstimator
 from skyfleet.algorithms.losses.registry import build_policy_loss
 from skyfleet.config.algorithm import POLICY_LOSSES, Algorithm
 from skyfleet.config.keys import known_keys

@@ -11,7 +11,7 @@ from typing import Any
 
 from skyfleet.algorithms.estimator import ESTIMATOR_KEY, find_equal_rewards_filter
 from skyfleet.algorithms.losses.loss import LOSS_KEY
-from skyfleet.algorithms.registry import (
+from skyfleet.algorithms.losses.registry import (
     built_in_estimators,
     built_in_losses,
     find_estimator,
