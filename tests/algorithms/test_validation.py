@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from skyfleet.algorithms.validation import (
     unused_algorithm_keys,
 )
 from skyfleet.config.algorithm import POLICY_LOSSES, Algorithm
-from skyfleet.config.loading import load_config
+from skyfleet.config.loading import load_config, load_config_file
 from skyfleet.errors import ConfigError
 
 ALGORITHM = "trainer.algorithm"
@@ -154,6 +155,12 @@ def test_batch_estimators_warn_about_filters_of_equal_rewards() -> None:
     assert warnings(REINFORCE, FILTER, "generator.n_samples_per_prompt=1") == []
 
 
+def test_the_preset_of_a_first_run_warns_about_its_filter_with_gae() -> None:
+    preset = Path(__file__).parents[2] / "configs/local_tiny_cpu.yaml"
+    (warning,) = algorithm_warnings(load_config_file(preset, GAE))
+    assert warning.startswith(f"{FILTER} drops groups")
+
+
 def test_grpo_warns_if_kl_penalties_are_scaled_by_their_own_deviation() -> None:
     assert max(grpo([1 - 1e-6 * penalty for penalty in range(4)])) > 0.5
     (warning,) = warnings(*KL_IN_REWARD)
@@ -223,6 +230,12 @@ def test_keys_with_the_same_cause_share_a_sentence() -> None:
 )
 def test_keys_that_are_read_or_hold_their_default_are_not_named(words: tuple[str, ...]) -> None:
     assert unused(*words) == []
+
+
+def test_a_default_that_follows_another_key_is_not_named() -> None:
+    assert unused("trainer.policy_mini_batch_size=2") == []
+    (sentence,) = unused("trainer.critic_mini_batch_size=2")
+    assert sentence.startswith("trainer.critic_mini_batch_size=2 does nothing while")
 
 
 @pytest.mark.parametrize("name", [*POLICY_LOSSES, "math:sqrt"])
