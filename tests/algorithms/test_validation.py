@@ -205,14 +205,14 @@ def test_a_key_that_the_algorithm_does_not_read_is_named_with_the_algorithm(
     word: str, cause: str
 ) -> None:
     assert unused(f"{ALGORITHM}.{word}") == [
-        f"{ALGORITHM}.{word} does nothing while {ALGORITHM}.{cause}"
+        f"{ALGORITHM}.{word} has no effect while {ALGORITHM}.{cause}"
     ]
 
 
 def test_keys_with_the_same_cause_share_a_sentence() -> None:
     words = (f"{ALGORITHM}.gamma=0.9", f"{ALGORITHM}.lambd=0.5", "trainer.critic_mini_batch_size=2")
     (sentence,) = unused(*words)
-    assert sentence.endswith(f" do nothing while {ALGORITHM}.advantage_estimator=grpo")
+    assert sentence.endswith(f" have no effect while {ALGORITHM}.advantage_estimator=grpo")
     assert all(word in sentence for word in words)
 
 
@@ -235,7 +235,7 @@ def test_keys_that_are_read_or_hold_their_default_are_not_named(words: tuple[str
 def test_a_default_that_follows_another_key_is_not_named() -> None:
     assert unused("trainer.policy_mini_batch_size=2") == []
     (sentence,) = unused("trainer.critic_mini_batch_size=2")
-    assert sentence.startswith("trainer.critic_mini_batch_size=2 does nothing while")
+    assert sentence.startswith("trainer.critic_mini_batch_size=2 has no effect while")
 
 
 @pytest.mark.parametrize("name", [*POLICY_LOSSES, "math:sqrt"])

@@ -80,9 +80,9 @@ def _unused(
         and value_at(tree, key) != default_at(tree, key)
     ]
     if unused:
-        verb = "does" if len(unused) == 1 else "do"
+        verb = "has" if len(unused) == 1 else "have"
         settings = ", ".join(_setting(tree, key) for key in unused)
-        yield f"{settings} {verb} nothing while {_setting(tree, cause)}"
+        yield f"{settings} {verb} no effect while {_setting(tree, cause)}"
 
 
 def _setting(tree: Mapping[str, Any], key: str) -> str:

@@ -6,7 +6,8 @@ or `python:NAME` of an object that the running program registered.
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from importlib import import_module
+from typing import TypeVar, cast
 
 from skyfleet.algorithms.estimator import (
     ESTIMATOR_KEY,
@@ -119,9 +120,8 @@ def build_selector(algorithm: Algorithm) -> Selector | None:
 
 def _find(name: str, built_in: dict[str, str], registered: dict[str, T], *, key: str) -> T | None:
     if name in built_in:
-        target: Any = import_named(built_in[name], key=key)
-        found: T = target
-        return found
+        module, _, attribute = built_in[name].partition(":")
+        return cast(T, getattr(import_module(module), attribute))
     if name.startswith(_PREFIX):
         if (registered_name := name.removeprefix(_PREFIX)) in registered:
             return registered[registered_name]
