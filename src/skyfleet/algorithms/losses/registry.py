@@ -121,7 +121,7 @@ def build_selector(algorithm: Algorithm) -> Selector | None:
 def _find(name: str, built_in: dict[str, str], registered: dict[str, T], *, key: str) -> T | None:
     if name in built_in:
         module, _, attribute = built_in[name].partition(":")
-        return cast(T, getattr(import_module(module), attribute))
+        return cast("T", getattr(import_module(module), attribute))
     if name.startswith(_PREFIX):
         if (registered_name := name.removeprefix(_PREFIX)) in registered:
             return registered[registered_name]
