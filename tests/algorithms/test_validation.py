@@ -69,6 +69,13 @@ def test_maxrl_is_refused_if_a_mean_reward_can_be_negative() -> None:
     assert errors(MAXRL) == ""
 
 
+def test_the_facts_of_a_users_estimator_object_are_validated() -> None:
+    users = f"{ALGORITHM}.advantage_estimator=skyfleet.algorithms.advantages"
+    assert "needs a critic, but trainer.critic.model.path is unset" in errors(f"{users}:GAE")
+    assert "uses no critic" in errors(f"{users}:rloo", GAE[1])
+    assert errors(f"{users}:rloo") == ""
+
+
 def test_overlong_filtering_is_refused_with_kl_in_reward_for_group_estimators() -> None:
     masked = "generator.apply_overlong_filtering=true"
     assert "would pay no KL and raise the mean of their group" in errors(masked, *KL_IN_REWARD)
