@@ -1,16 +1,15 @@
-"""How long GRPO takes to learn to say even token ids: skyfleet beside TRL, as docs/benchmarks.md shows.
+"""How long GRPO takes to learn to sample even token ids: skyfleet beside TRL, as docs/benchmarks.md shows.
 
 An episode is 32 tokens after a prompt of 8; its reward is the share of even ids among them. Both
 sides get the same random weights (a two-layer, 128-wide Qwen3 over 258 ids, float32), the same four
 prompts with 8 rollouts each, AdamW without decay at a constant rate, gradients clipped at norm 1,
-one update a batch, advantages divided by the group's deviation, the clipped loss averaged over
+one update per batch, advantages divided by the group's deviation, the clipped loss averaged over
 tokens, no KL. One torch thread, `time.process_time` of the whole process.
 
 The clock runs from the beginning of training to the moment a batch has been sampled and rewarded
 whose mean reward is 0.95 or more, at most 100 steps. Both sides try the same learning rates on a
-seed of its own and keep the one that got there in the least time; five other seeds are the table.
-Ours goes through what `skyfleet train` goes through, less its log and its archive: `collect`,
-`assign_credit`, `SingleLearner.step`.
+separate seed and keep the fastest one; five other seeds are the table. Ours runs the functions of
+`skyfleet train` without its log and its archive: `collect`, `assign_credit`, `SingleLearner.step`.
 """
 
 from __future__ import annotations
@@ -122,18 +121,18 @@ class Numbers:
 class EvenEnv:
     def __init__(self, task: Task) -> None:
         self._opening = Observation(messages=(Message(role="user", content=task.prompt),))
-        self._said: list[int] = []
+        self._sampled: list[int] = []
 
     async def reset(self) -> Observation:
         return self._opening
 
     async def step(self, action: Message) -> Step:
-        self._said = TOKENIZER.convert_tokens_to_ids(action.text.split())
+        self._sampled = TOKENIZER.convert_tokens_to_ids(action.text.split())
         return Step(done=True)
 
     async def grade(self) -> Grade:
-        assert len(self._said) == LENGTH
-        return Grade(reward=share_even(self._said), success=False)
+        assert len(self._sampled) == LENGTH
+        return Grade(reward=share_even(self._sampled), success=False)
 
     async def close(self) -> None: ...
 

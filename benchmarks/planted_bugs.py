@@ -24,7 +24,7 @@ def main() -> None:
     logging.disable(logging.WARNING)
     bugs = (*IN_TOKENS, *IN_BATCHES, *IN_LEARNING, *IN_WEIGHTS)
     found: Counter[bool] = Counter()
-    print("| bug | known from | sentinel | planted at | found at | others that saw it |")
+    print("| bug | known from | sentinel | planted at | found at | also found by |")
     print("|---|---|---|---|---|---|")
     for bug in bugs:
         planted_at, found_at, others = _outcome(bug)

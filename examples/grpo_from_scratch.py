@@ -1,9 +1,10 @@
-"""The whole idea in one file: an agent learns to use tools by trying, in about a minute on one core.
+"""GRPO in one file: an agent learns to use tools by trial, in about a minute on one core.
 
-A tiny transformer works in `github`, a world of issues that ships with skyfleet. It imitates solved
-tasks until it succeeds now and then. From there it teaches itself: it tries each task several times,
-a verifier says which attempts did it, and what those said becomes likelier than what the others
-said. That is GRPO (arXiv 2402.03300), and skyfleet is this loop with real models and much care.
+A tiny transformer acts in `github`, a built-in environment with issues. Supervised fine-tuning on
+solved tasks makes it succeed now and then. Then it learns by reinforcement: it attempts each task
+several times, a verifier grades the attempts, and the update raises the probability of those above
+the group mean and lowers the others. That is GRPO (arXiv 2402.03300); skyfleet is this loop for real
+models.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from skyfleet.envs.env import Env
 from skyfleet.tasks.task import Task
 from skyfleet.worlds.catalog import open_world, world_tasks
 
-WISHES = ("act_on_number", "assign_oldest")  # two of the world's templates: a minute is short
-N_ATTEMPTS = 8  # at each task: the group that an attempt is compared with
-MAX_TOKENS = 112  # that an attempt may take
-CLIP = 0.2  # how far one batch may move a token's probability
+TEMPLATES = ("act_on_number", "assign_oldest")  # two task templates: a minute is short
+N_ATTEMPTS = 8  # per task: the group that an attempt is compared with
+MAX_TOKENS = 112  # per attempt
+CLIP = 0.2  # PPO's clip range
 
 
-# 1. Words. An attempt reads like a terminal: the world writes lines, the agent answers after ">".
+# 1. Tokens. An attempt is like a terminal: the environment prints lines, the agent types after ">".
 class Vocabulary:
-    """Words, runs of punctuation and line ends, numbered as they are met. Spaces are left out."""
+    """Numbers words, runs of punctuation and line ends in order of appearance. Drops spaces."""
 
     def __init__(self) -> None:
         self._pieces = {"\n": 0}
@@ -50,7 +51,7 @@ class Vocabulary:
 
 
 def read_action(line: str) -> Message:
-    """`["get_issue",{"number":7}]` is a tool call; what does not parse is said, not done."""
+    """`["get_issue",{"number":7}]` is a tool call; a line that does not parse is text."""
     try:
         name, arguments = json.loads(line)
         call = ToolCall(id="call", name=str(name), arguments=dict(arguments))
@@ -59,63 +60,63 @@ def read_action(line: str) -> Message:
     return Message(role="assistant", tool_calls=(call,))
 
 
-# 2. An attempt at a task. Tokens are only ever appended: what is learned is what was said.
+# 2. An attempt at a task. Tokens are only appended: those trained on are those sampled.
 @dataclass(slots=True)
 class Attempt:
     env: Env
     vocabulary: Vocabulary
     tokens: list[int] = field(default_factory=list)
-    chosen: list[bool] = field(default_factory=list)
-    """True where the agent wrote the token: the only ones it learns from."""
+    loss_mask: list[bool] = field(default_factory=list)
+    """True for tokens that the agent sampled: the only ones it is trained on."""
     logprobs: list[float] = field(default_factory=list)
-    """What the agent gave each token when it wrote it."""
+    """The logprob of each token when it was sampled."""
     turn_start: int = 0
     reward: float | None = None
-    """None while it goes on."""
+    """None until the attempt ends."""
 
-    def hear(self, messages: Sequence[Message]) -> None:
+    def observe(self, messages: Sequence[Message]) -> None:
         for token in self.vocabulary.encode("\n".join(m.text for m in messages) + "\n>"):
-            self._append(token, 0.0, chosen=False)
+            self._append(token, 0.0, is_action=False)
         self.turn_start = len(self.tokens)
 
     async def write(self, token: int, logprob: float = 0.0) -> None:
-        """One token. The end of a line ends the turn, and the world answers."""
-        self._append(token, logprob, chosen=True)
+        """Append one token. A line end ends the turn, and the environment steps."""
+        self._append(token, logprob, is_action=True)
         done = len(self.tokens) >= MAX_TOKENS
         if token == 0:
             line = self.vocabulary.decode(self.tokens[self.turn_start : -1])
             step = await self.env.step(read_action(line))
-            self.hear(step.messages)
+            self.observe(step.messages)
             done = done or step.done
-        if done:  # The verifier looks at the database the agent leaves behind, not at its words.
+        if done:  # The verifier grades the final state of the database, not the text.
             grade = await self.env.grade()
             self.reward = grade.reward if grade else 0.0
             await self.env.close()
 
-    def _append(self, token: int, logprob: float, *, chosen: bool) -> None:
+    def _append(self, token: int, logprob: float, *, is_action: bool) -> None:
         self.tokens.append(token)
-        self.chosen.append(chosen)
+        self.loss_mask.append(is_action)
         self.logprobs.append(logprob)
 
 
-async def begin(task: Task, vocabulary: Vocabulary) -> Attempt:
+async def start(task: Task, vocabulary: Vocabulary) -> Attempt:
     attempt = Attempt(env=await open_world(task), vocabulary=vocabulary)
-    *_, wish = (await attempt.env.reset()).messages
-    attempt.hear([wish])
+    *_, instruction = (await attempt.env.reset()).messages
+    attempt.observe([instruction])
     return attempt
 
 
 async def demonstrate(task: Task, vocabulary: Vocabulary) -> Attempt:
-    """The task's reference solution, as if the agent had written it."""
-    attempt = await begin(task, vocabulary)
+    """The reference solution of a task, as if the agent had sampled it."""
+    attempt = await start(task, vocabulary)
     calls = [json.dumps([c.name, c.arguments], separators=(",", ":")) for c in task.solution]
     for token in vocabulary.encode("\n".join([*calls, "<done>\n"])):
         await attempt.write(token)
     return attempt
 
 
-async def play(model: Qwen3ForCausalLM, attempts: Sequence[Attempt]) -> None:
-    """All attempts side by side: each tick moves every one by a token, given or sampled."""
+async def roll_out(model: Qwen3ForCausalLM, attempts: Sequence[Attempt]) -> None:
+    """Run all attempts in parallel: each tick feeds every one a token, observed or sampled."""
     tick, cache = 0, None
     while any(attempt.reward is None for attempt in attempts):
         token_B1 = torch.tensor([a.tokens[tick : tick + 1] or [0] for a in attempts])
@@ -129,9 +130,9 @@ async def play(model: Qwen3ForCausalLM, attempts: Sequence[Attempt]) -> None:
         tick, cache = tick + 1, output.past_key_values
 
 
-# 3. Learning: attempts in, better weights out. Without advantages it is imitation.
+# 3. Updates. Without advantages it is supervised fine-tuning.
 def grpo_advantages(rewards_GA: Tensor) -> Tensor:
-    """Each attempt against the others at its task. All alike: zero, nothing to learn."""
+    """(reward - group mean) / group deviation. Equal rewards have zero advantage."""
     centred_GA = rewards_GA - rewards_GA.mean(dim=1, keepdim=True)
     return centred_GA / (rewards_GA.std(dim=1, keepdim=True) + 1e-6)
 
@@ -142,17 +143,19 @@ class Learner:
         self._optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
 
     def step(self, attempts: Sequence[Attempt], advantages_B1: Tensor | None = None) -> float:
-        """One step of AdamW on the tokens that the agent chose, and no others."""
+        """One AdamW step on the tokens that the agent sampled."""
         tokens_BT = pad_sequence([torch.tensor(a.tokens) for a in attempts], batch_first=True)
-        chosen_BT = pad_sequence([torch.tensor(a.chosen) for a in attempts], batch_first=True)
-        before_BT = pad_sequence([torch.tensor(a.logprobs) for a in attempts], batch_first=True)
+        mask_BT = pad_sequence([torch.tensor(a.loss_mask) for a in attempts], batch_first=True)
+        old_logprobs_BT = pad_sequence(
+            [torch.tensor(a.logprobs) for a in attempts], batch_first=True
+        )
         logprobs_BTV = self._model(tokens_BT[:, :-1]).logits.log_softmax(-1)
-        gain_BT = logprobs_BT = logprobs_BTV.gather(2, tokens_BT[:, 1:, None]).squeeze(2)
+        objective_BT = logprobs_BT = logprobs_BTV.gather(2, tokens_BT[:, 1:, None]).squeeze(2)
         if advantages_B1 is not None:  # PPO's clipped objective (arXiv 1707.06347)
-            ratio_BT = (logprobs_BT - before_BT[:, 1:]).exp()
+            ratio_BT = (logprobs_BT - old_logprobs_BT[:, 1:]).exp()
             clipped_BT = ratio_BT.clamp(1 - CLIP, 1 + CLIP)
-            gain_BT = torch.minimum(ratio_BT * advantages_B1, clipped_BT * advantages_B1)
-        loss = -gain_BT[chosen_BT[:, 1:]].mean()
+            objective_BT = torch.minimum(ratio_BT * advantages_B1, clipped_BT * advantages_B1)
+        loss = -objective_BT[mask_BT[:, 1:]].mean()
         self._optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
@@ -160,37 +163,37 @@ class Learner:
         return float(loss.detach())
 
 
-# 4. The story.
+# 4. Training.
 async def main(
-    *, n_tasks: int = 2000, imitation_steps: int = 120, steps: int = 40, tasks_per_step: int = 16
+    *, n_tasks: int = 2000, sft_steps: int = 120, steps: int = 40, tasks_per_step: int = 16
 ) -> tuple[list[float], list[float]]:
-    """Returns the loss of every imitated step and the mean reward of every reinforced one."""
+    """Returns the loss of every supervised step and the mean reward of every GRPO step."""
     torch.manual_seed(0)
     rng, vocabulary, losses, rewards = Random(0), Vocabulary(), list[float](), list[float]()
-    drawn = world_tasks("github", split="train", count=n_tasks)
-    tasks = [task for task in drawn if task.metadata["template"] in WISHES]
-    solved = [await demonstrate(task, vocabulary) for task in tasks]
+    sampled = world_tasks("github", split="train", count=n_tasks)
+    tasks = [task for task in sampled if task.metadata["template"] in TEMPLATES]
+    demonstrations = [await demonstrate(task, vocabulary) for task in tasks]
     shape: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
     shape |= {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16, "vocab_size": 256}
     config = Qwen3Config(initializer_range=0.08, tie_word_embeddings=True, **shape)
     model = Qwen3ForCausalLM(config)
 
     learner = Learner(model, lr=3e-3)
-    for step in range(1, imitation_steps + 1):
-        losses.append(learner.step(rng.sample(solved, 16)))
-        print(f"imitate {step:3}  loss {losses[-1]:.3f}")
+    for step in range(1, sft_steps + 1):
+        losses.append(learner.step(rng.sample(demonstrations, 16)))
+        print(f"sft {step:3}  loss {losses[-1]:.3f}")
 
     learner = Learner(model, lr=1e-3)
     for step in range(1, steps + 1):
         batch = rng.sample(tasks, tasks_per_step)
-        attempts = [await begin(task, vocabulary) for task in batch for _ in range(N_ATTEMPTS)]
-        await play(model, attempts)
+        attempts = [await start(task, vocabulary) for task in batch for _ in range(N_ATTEMPTS)]
+        await roll_out(model, attempts)
         rewards_GA = torch.tensor([a.reward for a in attempts]).view(-1, N_ATTEMPTS)
         advantages_B1 = grpo_advantages(rewards_GA).view(-1, 1)
         for rows in torch.randperm(len(attempts)).view(4, -1):
             learner.step([attempts[row] for row in rows.tolist()], advantages_B1[rows])
         rewards.append(rewards_GA.mean().item())
-        print(f"reinforce {step:3}  reward {rewards[-1]:.3f}  last ten {fmean(rewards[-10:]):.3f}")
+        print(f"grpo {step:3}  reward {rewards[-1]:.3f}  last ten {fmean(rewards[-10:]):.3f}")
     return losses, rewards
 
 

@@ -17,7 +17,7 @@ from skyfleet.algorithms.estimator import (
 )
 from skyfleet.algorithms.filters import build_filter
 from skyfleet.algorithms.losses.loss import LossInputs, LossOutput, loss_from_function
-from skyfleet.algorithms.registry import (
+from skyfleet.algorithms.losses.registry import (
     build_advantage_estimator,
     build_policy_loss,
     built_in_estimators,
@@ -65,7 +65,8 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
 
 
 def test_the_keys_that_algorithms_read_exist() -> None:
-    reads = {key for each in (*built_in_estimators(), *built_in_losses()) for key in each.reads}
+    reads = {key for estimator in built_in_estimators() for key in estimator.reads}
+    reads |= {key for loss in built_in_losses() for key in loss.reads}
     keys = [f"{key}." for key in known_keys()]
     assert not [name for name in reads if not any(k.startswith(f"trainer.{name}.") for k in keys)]
 

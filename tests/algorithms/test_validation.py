@@ -5,13 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from skyfleet.algorithms.advantages import grpo
 from skyfleet.algorithms.estimator import BatchEstimator
-from skyfleet.algorithms.registry import build_advantage_estimator, build_policy_loss
+from skyfleet.algorithms.losses.registry import build_advantage_estimator, build_policy_loss
 from skyfleet.algorithms.validation import (
     algorithm_errors,
     algorithm_warnings,
@@ -19,7 +20,7 @@ from skyfleet.algorithms.validation import (
     unused_algorithm_keys,
 )
 from skyfleet.config.algorithm import POLICY_LOSSES, Algorithm
-from skyfleet.config.loading import load_config
+from skyfleet.config.loading import load_config, load_config_file
 from skyfleet.errors import ConfigError
 
 ALGORITHM = "trainer.algorithm"
@@ -66,6 +67,13 @@ def test_maxrl_is_refused_if_a_mean_reward_can_be_negative() -> None:
     overlong = (f"{ALGORITHM}.overlong_buffer_len=64", f"{ALGORITHM}.overlong_max_len=128")
     assert "overlong_buffer_len can push to 0 and below" in errors(MAXRL, *overlong)
     assert errors(MAXRL) == ""
+
+
+def test_the_facts_of_a_users_estimator_object_are_validated() -> None:
+    users = f"{ALGORITHM}.advantage_estimator=skyfleet.algorithms.advantages"
+    assert "needs a critic, but trainer.critic.model.path is unset" in errors(f"{users}:GAE")
+    assert "uses no critic" in errors(f"{users}:rloo", GAE[1])
+    assert errors(f"{users}:rloo") == ""
 
 
 def test_overlong_filtering_is_refused_with_kl_in_reward_for_group_estimators() -> None:
@@ -154,6 +162,12 @@ def test_batch_estimators_warn_about_filters_of_equal_rewards() -> None:
     assert warnings(REINFORCE, FILTER, "generator.n_samples_per_prompt=1") == []
 
 
+def test_the_preset_of_a_first_run_warns_about_its_filter_with_gae() -> None:
+    preset = Path(__file__).parents[2] / "configs/local_tiny_cpu.yaml"
+    (warning,) = algorithm_warnings(load_config_file(preset, GAE))
+    assert warning.startswith(f"{FILTER} drops groups")
+
+
 def test_grpo_warns_if_kl_penalties_are_scaled_by_their_own_deviation() -> None:
     assert max(grpo([1 - 1e-6 * penalty for penalty in range(4)])) > 0.5
     (warning,) = warnings(*KL_IN_REWARD)
@@ -198,14 +212,14 @@ def test_a_key_that_the_algorithm_does_not_read_is_named_with_the_algorithm(
     word: str, cause: str
 ) -> None:
     assert unused(f"{ALGORITHM}.{word}") == [
-        f"{ALGORITHM}.{word} does nothing while {ALGORITHM}.{cause}"
+        f"{ALGORITHM}.{word} has no effect while {ALGORITHM}.{cause}"
     ]
 
 
 def test_keys_with_the_same_cause_share_a_sentence() -> None:
     words = (f"{ALGORITHM}.gamma=0.9", f"{ALGORITHM}.lambd=0.5", "trainer.critic_mini_batch_size=2")
     (sentence,) = unused(*words)
-    assert sentence.endswith(f" do nothing while {ALGORITHM}.advantage_estimator=grpo")
+    assert sentence.endswith(f" have no effect while {ALGORITHM}.advantage_estimator=grpo")
     assert all(word in sentence for word in words)
 
 
@@ -223,6 +237,12 @@ def test_keys_with_the_same_cause_share_a_sentence() -> None:
 )
 def test_keys_that_are_read_or_hold_their_default_are_not_named(words: tuple[str, ...]) -> None:
     assert unused(*words) == []
+
+
+def test_a_default_that_follows_another_key_is_not_named() -> None:
+    assert unused("trainer.policy_mini_batch_size=2") == []
+    (sentence,) = unused("trainer.critic_mini_batch_size=2")
+    assert sentence.startswith("trainer.critic_mini_batch_size=2 has no effect while")
 
 
 @pytest.mark.parametrize("name", [*POLICY_LOSSES, "math:sqrt"])

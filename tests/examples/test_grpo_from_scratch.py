@@ -1,4 +1,4 @@
-"""The one-file example learns, and says what it learned."""
+"""The one-file GRPO example trains and prints its progress."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from examples.grpo_from_scratch import Vocabulary, demonstrate, grpo_advantages,
 from skyfleet.worlds.catalog import world_tasks
 
 
-async def test_imitation_loss_falls_and_every_step_has_a_reward(
+async def test_the_sft_loss_falls_and_every_grpo_step_has_a_reward(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    losses, rewards = await main(n_tasks=160, imitation_steps=30, steps=2, tasks_per_step=2)
+    losses, rewards = await main(n_tasks=160, sft_steps=30, steps=2, tasks_per_step=2)
     assert fmean(losses[-5:]) < losses[0] / 4
     assert len(rewards) == 2
     assert all(0 <= reward <= 1 for reward in rewards)
-    assert "reinforce   2  reward" in capsys.readouterr().out
+    assert "grpo   2  reward" in capsys.readouterr().out
 
 
-async def test_a_demonstration_passes_and_is_written_by_the_agent_where_it_calls() -> None:
+async def test_a_demonstration_passes_and_its_tool_calls_are_action_tokens() -> None:
     vocabulary = Vocabulary()
     (task,) = world_tasks("github", split="train", count=1)
     shown = await demonstrate(task, vocabulary)
     assert shown.reward == 1.0
-    written = [token for token, chosen in zip(shown.tokens, shown.chosen, strict=True) if chosen]
+    pairs = zip(shown.tokens, shown.loss_mask, strict=True)
+    written = [token for token, is_action in pairs if is_action]
     calls, last = vocabulary.decode(written).strip().rsplit("\n", 1)
     assert last == "<done>"
-    said = [read_action(line).tool_calls[0] for line in calls.splitlines()]
-    assert [(call.name, call.arguments) for call in said] == [
+    parsed = [read_action(line).tool_calls[0] for line in calls.splitlines()]
+    assert [(call.name, call.arguments) for call in parsed] == [
         (call.name, call.arguments) for call in task.solution
     ]
 

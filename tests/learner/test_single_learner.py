@@ -257,7 +257,7 @@ async def test_after_truncated_sampling_old_logprobs_are_recomputed() -> None:
         assert ("policy/rollout_train_logprobs_abs_diff_mean" in report.metrics) == (
             settings is recorded
         )
-    assert ratios[0] > 0.5  # recorded as -4 each, which this policy does not say
+    assert ratios[0] > 0.5  # recorded as -4 each, which are not the logprobs of this policy
     assert ratios[1] == 0
 
 

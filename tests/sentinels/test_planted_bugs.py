@@ -12,6 +12,7 @@ from tests.sentinels.bugs_in_tokens import IN_TOKENS
 from tests.sentinels.bugs_in_weights import IN_WEIGHTS
 from tests.sentinels.planted import Bug, run_with
 
+DOCS = Path(__file__).parents[2] / "docs/sentinels.md"
 BUGS = (*IN_TOKENS, *IN_BATCHES, *IN_LEARNING, *IN_WEIGHTS)
 
 
@@ -27,3 +28,9 @@ async def test_a_planted_bug_is_found_within_its_step(bug: Bug, tmp_path: Path) 
 
 def test_at_least_25_bugs_come_from_the_lists_of_skyrl_and_fleet() -> None:
     assert sum(bug.source.startswith(("SkyRL", "Fleet")) for bug in BUGS) >= 25
+
+
+def test_the_table_in_the_docs_lists_every_bug_with_its_sentinel() -> None:
+    lines = DOCS.read_text().partition("| bug | known from")[2].splitlines()[2:]
+    rows = [line.split(" | ")[:3] for line in lines if line.startswith("| ")]
+    assert rows == [[f"| {bug.name}", bug.source, f"`{bug.sentinel}`"] for bug in BUGS]

@@ -149,11 +149,11 @@ def test_the_cause_of_a_gap_is_guessed_from_its_pattern() -> None:
     own = own_NV.gather(1, tokens).squeeze(1)
     cooler = torch.log_softmax(scores / 0.6, dim=-1).gather(1, tokens).squeeze(1)
     noise = 0.01 * torch.randn(400, generator=draw, dtype=torch.float64)
-    strangers = own[torch.randperm(400, generator=draw)]
+    shuffled = own[torch.randperm(400, generator=draw)]
     assert guess_cause(own, cooler).startswith("temperature")
     assert guess_cause(own, own + noise).startswith("dtype")
     assert guess_cause(own, own + 0.05 + noise.abs()).startswith("truncation")
-    assert guess_cause(own, strangers).startswith("other tokens or weights")
+    assert guess_cause(own, shuffled).startswith("other tokens or weights")
 
 
 def test_a_missing_temperature_is_recognized_for_a_confident_policy() -> None:

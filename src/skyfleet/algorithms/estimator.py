@@ -29,10 +29,6 @@ Estimator = GroupEstimator | BatchEstimator
 Scope = Literal["group", "batch"]
 
 
-def no_messages(config: RunConfig) -> Iterator[str]:
-    return iter(())
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageEstimator:
     """An estimator and its facts. Validation, unused-key warnings and sentinels read the facts."""
@@ -51,9 +47,9 @@ class AdvantageEstimator:
     """Over what its advantages sum to zero; None makes no promise."""
     unit_deviation: Callable[[Algorithm], bool] = lambda _: False
     """Whether the advantages of a group have standard deviation 1."""
-    errors: Callable[[RunConfig], Iterator[str]] = no_messages
+    errors: Callable[[RunConfig], Iterator[str]] = lambda _: iter(())
     """Why a configuration cannot run with it."""
-    warnings: Callable[[RunConfig], Iterator[str]] = no_messages
+    warnings: Callable[[RunConfig], Iterator[str]] = lambda _: iter(())
     """What in a configuration is likely a mistake with it."""
 
     @property

@@ -9,13 +9,18 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from skyfleet.algorithms.estimator import ESTIMATOR_KEY, find_equal_rewards_filter
-from skyfleet.algorithms.losses.loss import LOSS_KEY
-from skyfleet.algorithms.registry import (
+from skyfleet.algorithms.estimator import (
+    ESTIMATOR_KEY,
+    AdvantageEstimator,
+    find_equal_rewards_filter,
+)
+from skyfleet.algorithms.losses.loss import LOSS_KEY, PolicyLoss
+from skyfleet.algorithms.losses.registry import (
     built_in_estimators,
     built_in_losses,
     find_estimator,
     find_policy_loss,
+    get_estimator,
 )
 from skyfleet.config.keys import default_at, known_keys, value_at
 from skyfleet.config.root import RunConfig
@@ -31,19 +36,23 @@ def check_algorithm(config: RunConfig) -> None:
 
 
 def algorithm_errors(config: RunConfig) -> list[str]:
+    """One sentence per error. Imports a user's estimator, but not a user's loss, which needs torch."""
     algorithm = config.trainer.algorithm
-    estimator = find_estimator(algorithm.advantage_estimator)
+    estimator = get_estimator(algorithm.advantage_estimator)
+    errors = [*_critic_errors(config, estimator), *_masked_attempt_errors(config, estimator)]
+    errors += estimator.errors(config)
     loss = find_policy_loss(algorithm.policy_loss_type)
-    rules = (_critic_errors, _masked_attempt_errors, _correction_errors, _engine_logprob_errors)
-    errors = [sentence for rule in rules for sentence in rule(config)]
-    for component in (estimator, loss):
-        if component is not None:
-            errors += component.errors(config)
+    errors += _engine_logprob_errors(config, loss)
+    if loss is not None:
+        errors += [*_correction_errors(config, loss), *loss.errors(config)]
     return errors
 
 
 def algorithm_warnings(config: RunConfig) -> list[str]:
-    """What runs and is rarely intended: unused keys, and settings that defeat the algorithm."""
+    """What runs and is rarely intended: unused keys, and settings that defeat the algorithm.
+
+    Imports no module of the user, whose estimator or loss has no known facts.
+    """
     algorithm = config.trainer.algorithm
     estimator = find_estimator(algorithm.advantage_estimator)
     loss = find_policy_loss(algorithm.policy_loss_type)
@@ -55,7 +64,7 @@ def algorithm_warnings(config: RunConfig) -> list[str]:
 
 
 def unused_algorithm_keys(config: RunConfig) -> Iterator[str]:
-    """One sentence per component for keys that were set and that the chosen one does not read."""
+    """One sentence per component for keys that were set and that the configured one does not read."""
     algorithm, tree = config.trainer.algorithm, config.model_dump()
     estimator = find_estimator(algorithm.advantage_estimator)
     loss = find_policy_loss(algorithm.policy_loss_type)
@@ -80,9 +89,9 @@ def _unused(
         and value_at(tree, key) != default_at(tree, key)
     ]
     if unused:
-        verb = "does" if len(unused) == 1 else "do"
+        verb = "has" if len(unused) == 1 else "have"
         settings = ", ".join(_setting(tree, key) for key in unused)
-        yield f"{settings} {verb} nothing while {_setting(tree, cause)}"
+        yield f"{settings} {verb} no effect while {_setting(tree, cause)}"
 
 
 def _setting(tree: Mapping[str, Any], key: str) -> str:
@@ -90,11 +99,10 @@ def _setting(tree: Mapping[str, Any], key: str) -> str:
     return f"{key}={value if isinstance(value, str) else json.dumps(value)}"
 
 
-def _critic_errors(config: RunConfig) -> Iterator[str]:
+def _critic_errors(config: RunConfig, estimator: AdvantageEstimator) -> Iterator[str]:
     trainer, path = config.trainer, config.trainer.critic.model.path
     name = trainer.algorithm.advantage_estimator
-    estimator = find_estimator(name)
-    if estimator is None or not estimator.needs_critic:
+    if not estimator.needs_critic:
         if path is not None:
             yield (
                 f"trainer.critic.model.path={path!r}, but {ESTIMATOR_KEY}={name} uses no critic; "
@@ -119,12 +127,11 @@ def _critic_errors(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _masked_attempt_errors(config: RunConfig) -> Iterator[str]:
+def _masked_attempt_errors(config: RunConfig, estimator: AdvantageEstimator) -> Iterator[str]:
     """The KL penalty of an attempt left out of the loss is unknown, but its reward counts."""
     algorithm = config.trainer.algorithm
-    estimator = find_estimator(algorithm.advantage_estimator)
-    compares = estimator is None or estimator.scope == "group"
-    if config.generator.apply_overlong_filtering and algorithm.use_kl_in_reward and compares:
+    is_group = estimator.scope == "group"
+    if config.generator.apply_overlong_filtering and algorithm.use_kl_in_reward and is_group:
         yield (
             "generator.apply_overlong_filtering=true with trainer.algorithm.use_kl_in_reward=true: "
             "attempts left out of the loss would pay no KL and raise the mean of their group; "
@@ -132,12 +139,10 @@ def _masked_attempt_errors(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _correction_errors(config: RunConfig) -> Iterator[str]:
+def _correction_errors(config: RunConfig, loss: PolicyLoss) -> Iterator[str]:
     algorithm = config.trainer.algorithm
     name, rules = algorithm.policy_loss_type, algorithm.off_policy_correction
-    loss, prefix = find_policy_loss(name), "trainer.algorithm.off_policy_correction"
-    if loss is None:
-        return
+    prefix = "trainer.algorithm.off_policy_correction"
     if rules.active and loss.build_selector:
         yield (
             f"{prefix} is set, but {LOSS_KEY}={name} compares uncorrected tokens; unset the "
@@ -152,12 +157,11 @@ def _correction_errors(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _engine_logprob_errors(config: RunConfig) -> Iterator[str]:
+def _engine_logprob_errors(config: RunConfig, loss: PolicyLoss | None) -> Iterator[str]:
     """After top-p, top-k or min-p the engine's logprobs are of a part of the vocabulary."""
     algorithm, sampling = config.trainer.algorithm, config.generator.sampling_params
     if not sampling.truncates and sampling.temperature == algorithm.temperature:
         return
-    loss = find_policy_loss(algorithm.policy_loss_type)
     to_engine = loss is not None and loss.ratio_to(algorithm) == "engine"
     if to_engine or algorithm.off_policy_correction.active:
         yield (

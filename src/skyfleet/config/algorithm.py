@@ -46,8 +46,8 @@ def _one_of(names: Collection[str]) -> Callable[[str], str]:
     return check_name
 
 
-AdvantageEstimator = Annotated[str, AfterValidator(_one_of(ADVANTAGE_ESTIMATORS))]
-PolicyLossType = Annotated[str, AfterValidator(_one_of(POLICY_LOSSES))]
+EstimatorName = Annotated[str, AfterValidator(_one_of(ADVANTAGE_ESTIMATORS))]
+PolicyLossName = Annotated[str, AfterValidator(_one_of(POLICY_LOSSES))]
 LossReduction = Literal[
     "token_mean", "token_mean_legacy", "sequence_mean", "seq_mean_token_sum_norm", "prompt_mean"
 ]
@@ -149,7 +149,7 @@ class OffPolicyCorrection(Section):
 
 
 class Algorithm(Section):
-    advantage_estimator: AdvantageEstimator = "grpo"
+    advantage_estimator: EstimatorName = "grpo"
     """distillation learns from a teacher, trainer.ref.model.path, not from rewards."""
     advantage_estimator_kwargs: dict[str, Any] = Field({})
     """Keyword arguments of your own estimator."""
@@ -172,7 +172,7 @@ class Algorithm(Section):
     """Subtracted from the reward of an attempt of overlong_max_len tokens or more."""
     overlong_max_len: int | None = Field(None, ge=1)
     """Tokens that an attempt may sample in all turns; with one turn null is max_generate_length."""
-    policy_loss_type: PolicyLossType = "regular"
+    policy_loss_type: PolicyLossName = "regular"
     """regular is PPO's clipped ratio."""
     policy_loss_kwargs: dict[str, Any] = Field({})
     """Keyword arguments of your own loss."""

@@ -12,8 +12,8 @@ from torch import nn
 
 from skyfleet.algorithms.credit_assignment import compute_advantages
 from skyfleet.algorithms.kl import RewardKl, adaptive_control, fixed_control, get_kl_estimator
+from skyfleet.algorithms.losses.registry import build_policy_loss, build_selector, get_policy_loss
 from skyfleet.algorithms.reduction import build_reduction
-from skyfleet.algorithms.registry import build_policy_loss, build_selector, get_policy_loss
 from skyfleet.config.policy import OptimizerConfig
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import CheckpointError, ConfigError
@@ -39,8 +39,8 @@ def build_learner(
 ) -> SingleLearner:
     """The learner of a run of `total_steps` steps.
 
-    `reference_folder` returns the folder of the policy that is the KL reference. `watched` may wrap
-    the functions that the learner computes with.
+    `reference_folder` returns the folder of the policy that is the KL reference. Sentinels wrap the
+    loss and the KL estimator of the settings to record their inputs.
     """
     algorithm = config.trainer.algorithm
     needs_reference = algorithm.use_kl_loss or algorithm.use_kl_in_reward

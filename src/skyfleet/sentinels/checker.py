@@ -91,7 +91,7 @@ class InvariantChecker:
         self, groups: Sequence[Group], kept: FilterResult, samples: Sequence[Sample]
     ) -> None:
         with self._timed():
-            self._sums = SampleSums.of_each(samples)
+            self._sums = SampleSums.from_samples(samples)
             if self._fingerprint is None:
                 self._fingerprint = self._compute_fingerprint()
             self._check(
@@ -115,7 +115,7 @@ class InvariantChecker:
                     expected=self._expected,
                     step=self._step,
                     samples=report.samples or samples,
-                    sums=SampleSums.of_each(report.samples) if report.samples else self._sums,
+                    sums=SampleSums.from_samples(report.samples) if report.samples else self._sums,
                     policy_version=self._version,
                     report=report,
                     record=self._losses.drain(),

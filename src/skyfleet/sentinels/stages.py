@@ -83,7 +83,7 @@ class SampleSums(NamedTuple):
     logprobs: float
 
     @classmethod
-    def of_each(cls, samples: Sequence[Sample]) -> list[SampleSums]:
+    def from_samples(cls, samples: Sequence[Sample]) -> list[SampleSums]:
         return [cls(s.n_action_tokens, sum(s.advantages), sum(s.logprobs)) for s in samples]
 
 

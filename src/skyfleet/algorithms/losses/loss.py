@@ -58,10 +58,6 @@ Selector = Callable[[LossInputs], "Tensor"]
 """Marks tokens of a whole mini-batch, for a loss that compares all of them."""
 
 
-def no_messages(config: RunConfig) -> Iterator[str]:
-    return iter(())
-
-
 def metrics_at_ratio_one(values: Mapping[str, int]) -> Callable[[Algorithm], Mapping[str, str]]:
     """For `PolicyLoss.constant_metrics`: the values that metrics of the ratio have at ratio 1."""
     reasons = {
@@ -95,9 +91,9 @@ class PolicyLoss:
     """The learner recomputes the old logprobs even if the engine's equal them up to rounding."""
     constant_metrics: Callable[[Algorithm], Mapping[str, str]] = lambda _: {}
     """Metrics that cannot vary with one update per batch -> why."""
-    errors: Callable[[RunConfig], Iterator[str]] = no_messages
+    errors: Callable[[RunConfig], Iterator[str]] = lambda _: iter(())
     """Why a configuration cannot run with it."""
-    warnings: Callable[[RunConfig], Iterator[str]] = no_messages
+    warnings: Callable[[RunConfig], Iterator[str]] = lambda _: iter(())
     """What in a configuration is likely a mistake with it."""
 
 
