@@ -12,13 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+from benchmarks.failure_classes import Labelled, write_labelled
 from tests.analysis.mistakes import Scene, Write
 from tests.analysis.mistakes_of_agents import AGENT_MISTAKES
 from tests.analysis.mistakes_of_others import OTHERS_MISTAKES
 from tests.analysis.scripted import play
 
 from skyfleet.analysis.failure_class import FailureClass
-from skyfleet.analysis.failure_scores import Labelled, write_labelled
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.trajectory import Trajectory
 from skyfleet.worlds.catalog import WORLD_NAMES, world_tasks

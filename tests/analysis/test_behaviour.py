@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from skyfleet.analysis.behaviour import behaviour_of
 from skyfleet.analysis.failure_class import FailureClass
-from skyfleet.analysis.wording import NOTHING
+from skyfleet.analysis.formatting import NOTHING
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.cli.analyze import analyze_command
 from skyfleet.errors import ConfigError

@@ -14,9 +14,8 @@ from skyfleet.analysis.advice import next_steps
 from skyfleet.analysis.before_after import BehaviourChange
 from skyfleet.analysis.experiment_log import experiment_entry
 from skyfleet.analysis.failures import FailureClass
-from skyfleet.analysis.imported_dumps import import_dumps
-from skyfleet.analysis.run_folder import open_run
-from skyfleet.analysis.wording import NOTHING
+from skyfleet.analysis.formatting import NOTHING
+from skyfleet.analysis.run_folder import import_dumps, open_run
 from skyfleet.config.explain import as_yaml
 from skyfleet.errors import ConfigError
 from skyfleet.evaluation.compare import compare

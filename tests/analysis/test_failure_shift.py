@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from skyfleet.analysis.before_after import Ended, Shift, class_shifts
 from skyfleet.analysis.failure_class import FailureClass
-from skyfleet.analysis.failure_shift import Ended, Shift, class_shifts
 
 LOOP, GAVE_UP = FailureClass.LOOP, FailureClass.GAVE_UP
 

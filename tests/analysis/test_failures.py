@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.trajectories.making import attempt
 
-from skyfleet.analysis.error_texts import complaint_kind, is_complaint
+from skyfleet.analysis.failure_class import complaint_kind, is_complaint
 from skyfleet.analysis.failures import FailureClass, classify, diagnose, failure_counts
 from skyfleet.chat.message import Image, Message, ToolCall
 from skyfleet.trajectories.trajectory import Ending, Failure, Trajectory, Turn

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from benchmarks.failure_classes import Labelled, Scores, read_labelled, score
 from tests.analysis.label_episodes import FOLDER
 from tests.trajectories.making import attempt
 
 from skyfleet.analysis.failure_class import FailureClass
-from skyfleet.analysis.failure_scores import Labelled, Scores, read_labelled, score
 
 F, G = FailureClass.FALSE_COMPLETION, FailureClass.GAVE_UP
 

@@ -7,11 +7,10 @@ import re
 import pytest
 
 from skyfleet.analysis.html.bars import Sample, histogram
-from skyfleet.analysis.html.charts import Point, Series, line_chart
-from skyfleet.analysis.html.markup import join, tag
-from skyfleet.analysis.html.scale import Scale, round_range, ticks
-from skyfleet.analysis.html.windows import mean_rewards, mixed_shares
-from skyfleet.analysis.html.wording import PERCENT, count, percent, points, seconds, written
+from skyfleet.analysis.html.charts import Point, Scale, Series, line_chart, round_range, ticks
+from skyfleet.analysis.html.curves import mean_rewards, mixed_shares
+from skyfleet.analysis.html.elements import join, tag
+from skyfleet.analysis.html.formatting import PERCENT, count, percent, points, seconds, written
 
 
 def test_a_plain_string_is_text_wherever_it_stands() -> None:

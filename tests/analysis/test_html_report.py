@@ -24,11 +24,11 @@ from tests.analysis.report_runs import (
 from tests.trajectories.making import attempt, call_turn, played
 from typer.testing import CliRunner
 
+from skyfleet.analysis.html.curves import mean_rewards, mixed_shares, prompts_of
 from skyfleet.analysis.html.episodes import chosen
+from skyfleet.analysis.html.formatting import NOTHING
 from skyfleet.analysis.html.page import report_page, write_report
-from skyfleet.analysis.html.shown_run import first_and_last, read_runs
-from skyfleet.analysis.html.windows import mean_rewards, mixed_shares, prompts_of
-from skyfleet.analysis.html.wording import NOTHING
+from skyfleet.analysis.html.page_data import first_and_last, read_runs
 from skyfleet.analysis.run_folder import IMPORTED
 from skyfleet.cli.report import report_command
 from skyfleet.config.loading import load_config_file

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from skyfleet.analysis.mixed_groups import mixed_share
-from skyfleet.analysis.signal import env_signals, quarters
+from skyfleet.analysis.learning_signal import env_signals, mixed_share, quarters
 from skyfleet.trajectories.entry import Entry, Kind
 from skyfleet.trajectories.trajectory import Ending
 

@@ -24,7 +24,9 @@ from tests.analysis.viewer_run import (
 from tests.trajectories.making import attempt
 
 from skyfleet.analysis.run_folder import IMPORTED, open_run
-from skyfleet.analysis.viewer import classes, listing, searching
+from skyfleet.analysis.viewer import failure_classes as classes
+from skyfleet.analysis.viewer import listing
+from skyfleet.analysis.viewer import search as viewer_search
 from skyfleet.analysis.viewer.api import PAGE_ROWS, Viewer
 from skyfleet.analysis.viewer.server import ViewerServer
 from skyfleet.chat.message import Message
@@ -232,7 +234,7 @@ def test_a_search_keeps_to_the_filters_and_finds_quotes_in_arguments(client: htt
 
 
 def test_a_search_ends_at_its_bound(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searching, "FINDS_AT_MOST", 10)
+    monkeypatch.setattr(viewer_search, "FINDS_AT_MOST", 10)
     found = finished(client, text="Close the issue")
     assert (found["total"], found["search"]["running"]) == (10, False)
     # The newest steps were read first.

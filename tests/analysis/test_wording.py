@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skyfleet.analysis.wording import NOTHING, counted, percent_of, shown, steps_told, table
+from skyfleet.analysis.formatting import NOTHING, counted, percent_of, shown, steps_told, table
 
 
 def test_a_table_sets_numbers_to_the_right_and_escapes_bars() -> None:

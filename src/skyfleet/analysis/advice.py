@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from skyfleet.analysis.before_after import BehaviourChange
 from skyfleet.analysis.failures import FailureClass
-from skyfleet.analysis.signal import EnvSignal
-from skyfleet.analysis.wording import percent
+from skyfleet.analysis.formatting import percent
+from skyfleet.analysis.learning_signal import EnvSignal
 from skyfleet.evaluation.compare import Comparison, Verdict
 
 _REMEDIES = {

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from skyfleet.analysis.reading import read_entries, warn
+from skyfleet.analysis.formatting import percent
 from skyfleet.analysis.replay import replay
-from skyfleet.analysis.wording import percent
+from skyfleet.analysis.run_folder import read_entries, warn
 from skyfleet.chat.message import ToolCall
 from skyfleet.envs.env import EnvFactory
 from skyfleet.errors import ConfigError

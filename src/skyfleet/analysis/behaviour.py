@@ -9,11 +9,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from skyfleet.analysis.before_after import Ended, Shift, class_shifts
 from skyfleet.analysis.failure_class import FailureClass
-from skyfleet.analysis.failure_shift import Ended, Shift, class_shifts
 from skyfleet.analysis.failures import classify
-from skyfleet.analysis.reading import OnDamage, read_entries
-from skyfleet.analysis.tool_answers import answers_of
+from skyfleet.analysis.run_folder import OnDamage, read_entries
+from skyfleet.analysis.tool_results import answers_of
 from skyfleet.trajectories.entry import Entry
 from skyfleet.trajectories.trajectory import Ending, Trajectory
 

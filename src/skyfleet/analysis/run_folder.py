@@ -3,18 +3,64 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
-from skyfleet.config.loading import load_config_file
+from skyfleet.config.explain import as_yaml
+from skyfleet.config.loading import load_config, load_config_file
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError
-from skyfleet.evaluation.report import EvalReport
-from skyfleet.trajectories.entry import Entry
+from skyfleet.evaluation.report import EvalReport, save_evaluation
+from skyfleet.storage.local import publishing, write_atomically
+from skyfleet.trajectories.archive import read_trajectories
+from skyfleet.trajectories.entry import Entry, index_path
 from skyfleet.trajectories.index import list_entries
 from skyfleet.trajectories.records import RecordError
+from skyfleet.trajectories.skyrl_dump import read_dump
+from skyfleet.trajectories.trajectory import Trajectory
+
+OnDamage = Callable[[RecordError], None]
+
+logger = logging.getLogger(__name__)
+
+
+def read_entries(
+    entries: Iterable[Entry], *, on_damage: OnDamage | None = None
+) -> Iterator[tuple[Entry, Trajectory]]:
+    """In the order given, where the entries of a file stand together in the file's order.
+
+    A file that is damaged or ends before an entry is a RecordError; with `on_damage` it is told,
+    and left for the next.
+    """
+    for path, of_path in groupby(entries, key=lambda entry: entry.path):
+        wanted = {entry.number: entry for entry in of_path}
+        try:
+            for number, trajectory in enumerate(read_trajectories(path)):
+                if (entry := wanted.pop(number, None)) is not None:
+                    yield entry, trajectory
+                if not wanted:
+                    break
+            if wanted:
+                raise RecordError(
+                    f"{path} ends before {next(iter(wanted.values())).id} and has lost "
+                    f"{len(wanted)} of its episodes; copy the file again, or remove "
+                    f"{index_path(path).name} to do without them"
+                )
+        except RecordError as error:
+            if on_damage is None:
+                raise
+            on_damage(error)
+
+
+def warn(error: RecordError) -> None:
+    """For `on_damage`, where no place of its own says what was left out."""
+    logger.warning("left out: %s", error)
+
 
 IMPORTED = "imported_from.txt"
 """Lies in a run folder that was made of another program's dumps, and names them."""
@@ -95,3 +141,39 @@ def _row(line: str, where: str) -> dict[str, float]:
     if not isinstance(row, dict) or "step" not in row:
         raise RecordError(f"{where}: no step's numbers; remove the line, or copy the file again")
     return row
+
+
+_STEP = re.compile(r"global_step_(\d+)(?:_evals)?")
+
+
+def find_dumps(dumped_evals: Path) -> Iterator[tuple[str, int, Path]]:
+    """Set, step and folder; what lies directly in a step's folder is the set `val`."""
+    found = False
+    for folder in sorted(dumped_evals.glob("global_step_*")):
+        if match := _STEP.fullmatch(folder.name):
+            for place in (folder, *sorted(folder.iterdir())):
+                if place.is_dir() and any(place.glob("*.jsonl")):
+                    found = True
+                    yield "val" if place == folder else place.name, int(match[1]), place
+    if not found:
+        raise ConfigError(
+            f"{dumped_evals} holds no global_step_N_evals with a .jsonl file; "
+            "give SkyRL's dumped_evals folder"
+        )
+
+
+def import_dumps(dumped_evals: Path, run: Path) -> None:
+    """Writes the archive, the reports, and a configuration that only names the run.
+
+    The folder is there when all of it is.
+    """
+    if run.exists():
+        raise ConfigError(f"{run} exists; name a folder that does not")
+    found = list(find_dumps(dumped_evals))
+    with publishing(run) as draft:
+        for name, step, place in found:
+            groups = read_dump(place)
+            save_evaluation(draft, EvalReport.of(name, groups, step=step), groups)
+        settings = [f"trainer.run_name={run.name}", f"trainer.run_path={run}"]
+        write_atomically(draft / "config.yaml", as_yaml(load_config("", settings)))
+        write_atomically(draft / IMPORTED, f"{dumped_evals.resolve()}\n")

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil, floor
 
-from skyfleet.analysis.html.charts import figure, svg
-from skyfleet.analysis.html.markup import Html, join, tag
-from skyfleet.analysis.html.scale import Scale, round_range, round_step, ticks
-from skyfleet.analysis.html.wording import PERCENT, number, percent, points
+from skyfleet.analysis.html.charts import Scale, figure, round_range, round_step, svg, ticks
+from skyfleet.analysis.html.elements import Html, join, tag
+from skyfleet.analysis.html.formatting import PERCENT, number, percent, points
 
 _WIDTH, _HEIGHT = 380.0, 166.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44.0, 8.0, 10.0, 24.0

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
-from skyfleet.analysis.html.blocks import command, fold, note, section
-from skyfleet.analysis.html.markup import Html, join, tag
-from skyfleet.analysis.html.shown_run import ShownRun
-from skyfleet.analysis.html.wording import count, number, seconds
+from skyfleet.analysis.html.elements import Html, command, fold, join, note, section, tag
+from skyfleet.analysis.html.formatting import count, number, seconds
+from skyfleet.analysis.html.page_data import ShownRun
 from skyfleet.chat.message import Image, Message, ToolCall
 from skyfleet.errors import SkyfleetError
 from skyfleet.trajectories.archive import load

@@ -11,23 +11,28 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from skyfleet.analysis.html.blocks import note, paragraphs
+from skyfleet.analysis.html.behaviour import failure_section
 from skyfleet.analysis.html.charts import slot_class
-from skyfleet.analysis.html.comparisons import between_runs, within_runs
 from skyfleet.analysis.html.curves import curve_section
+from skyfleet.analysis.html.elements import Html, join, note, paragraphs, tag
 from skyfleet.analysis.html.episodes import episode_section
-from skyfleet.analysis.html.failure_shifts import failure_section
-from skyfleet.analysis.html.findings import findings_of
-from skyfleet.analysis.html.markup import Html, join, tag
-from skyfleet.analysis.html.next_steps import next_section
-from skyfleet.analysis.html.phases import phase_section, total_seconds
-from skyfleet.analysis.html.sentinels import sentinel_section
-from skyfleet.analysis.html.settings import settings_section
-from skyfleet.analysis.html.shown_run import ShownRun, read_runs
-from skyfleet.analysis.html.signals import signal_section
-from skyfleet.analysis.html.spreads import spread_section
+from skyfleet.analysis.html.formatting import count, seconds
+from skyfleet.analysis.html.page_data import (
+    ShownRun,
+    between_runs,
+    findings_of,
+    read_runs,
+    within_runs,
+)
+from skyfleet.analysis.html.run_sections import (
+    next_section,
+    phase_section,
+    sentinel_section,
+    settings_section,
+    total_seconds,
+)
+from skyfleet.analysis.html.signals import signal_section, spread_section
 from skyfleet.analysis.html.verdicts import headline, verdict_section
-from skyfleet.analysis.html.wording import count, seconds
 from skyfleet.analysis.run_folder import RunFolder
 from skyfleet.storage.local import write_atomically
 

@@ -2,19 +2,118 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from skyfleet.analysis.html.bars import interval_cell
-from skyfleet.analysis.html.behaviours import behaviour_table
-from skyfleet.analysis.html.blocks import Column, columns, fold, note, paragraphs, section, table
-from skyfleet.analysis.html.comparisons import Compared
-from skyfleet.analysis.html.findings import Findings
-from skyfleet.analysis.html.markup import Child, Html, join, tag
-from skyfleet.analysis.html.scale import round_range
-from skyfleet.analysis.html.scores import score_faults, score_tables
-from skyfleet.analysis.html.wording import count, percent, points
+from skyfleet.analysis.html.behaviour import behaviour_table
+from skyfleet.analysis.html.charts import round_range
+from skyfleet.analysis.html.elements import (
+    Child,
+    Column,
+    Html,
+    columns,
+    fold,
+    join,
+    note,
+    paragraphs,
+    section,
+    table,
+    tag,
+)
+from skyfleet.analysis.html.formatting import NOTHING, count, number, percent, points
+from skyfleet.analysis.html.page_data import Compared, Findings, ShownRun
+from skyfleet.evaluation.baselines import Baseline, baseline_faults
 from skyfleet.evaluation.compare import Change, Verdict
+from skyfleet.evaluation.report import EvalReport
+from skyfleet.evaluation.score import EnvScore
 from skyfleet.evaluation.table import interval_note, table_changes
+
+_COUNTS = ("Tasks", "Attempts", "Unknown", "pass@1", "95 % interval")
+_BASELINES = ("Doing nothing", "Reference")
+_OTHERS = ("pass@k", "pass^k", "Mean reward")
+
+Split = Callable[[EvalReport], Mapping[str, EnvScore]]
+
+
+def score_tables(run: ShownRun) -> Html:
+    """By environment, by whether it was trained on, and, folded, by difficulty."""
+    reports = _last_reports(run)
+    title = f"{run.title}: last evaluation of each set"
+    apart = _split(
+        f"{title}, trained and held-out environments apart",
+        reports,
+        lambda report: report.by_exposure,
+    )
+    difficulty = _split(f"{title}, by difficulty", reports, lambda report: report.by_difficulty)
+    return join(
+        _by_env(title, reports),
+        apart,
+        fold(f"{run.title}: by difficulty", difficulty) if difficulty else None,
+    )
+
+
+def score_faults(run: ShownRun) -> Html:
+    """A sentence for each environment whose score does not mean what it says."""
+    return paragraphs(
+        f"{run.mark} {report.name}: {fault}.".strip()
+        for report in _last_reports(run)
+        for fault in baseline_faults(report.baselines)
+    )
+
+
+def _last_reports(run: ShownRun) -> list[EvalReport]:
+    return [by_step[max(by_step)] for by_step in run.reports.values()]
+
+
+def _by_env(caption: str, reports: Sequence[EvalReport]) -> Html:
+    names = "Set", "Environment", *_COUNTS, *_BASELINES, *_OTHERS
+    rows = [
+        _row(report, env_key, score, baseline=_baseline(report.baselines.get(env_key)))
+        for report in reports
+        for env_key, score in {**report.by_env, "all": report.overall}.items()
+        if env_key != "all" or len(report.by_env) > 1
+    ]
+    return table(caption, columns(*names, text=names[:2]), rows)
+
+
+def _split(caption: str, reports: Sequence[EvalReport], split: Split) -> Html | None:
+    rows = [
+        _row(report, part, score) for report in reports for part, score in split(report).items()
+    ]
+    names = "Set", "Part", *_COUNTS, *_OTHERS
+    return table(caption, columns(*names, text=names[:2]), rows) if rows else None
+
+
+def _row(
+    report: EvalReport, name: str, score: EnvScore, *, baseline: Sequence[str] = ()
+) -> list[Child]:
+    known = score.success_rate is not None
+    k = max(score.pass_at_k, default=1)
+    return [
+        f"{report.name}, step {report.step}",
+        name,
+        count(score.n_tasks),
+        count(score.n_attempts),
+        count(score.n_unknown),
+        _rate(score.success_rate),
+        f"{percent(score.interval[0])} to {percent(score.interval[1])}" if known else NOTHING,
+        *baseline,
+        f"{percent(score.pass_at_k[k])} (k={k})" if k > 1 else NOTHING,
+        f"{percent(score.pass_hat_k[k])} (k={k})" if k > 1 else NOTHING,
+        NOTHING if score.mean_reward is None else number(score.mean_reward),
+    ]
+
+
+def _baseline(baseline: Baseline | None) -> list[str]:
+    """What doing nothing and the reference solution pass on the same tasks."""
+    if baseline is None:
+        return [NOTHING, NOTHING]
+    return [_rate(baseline.null_rate), _rate(baseline.oracle_rate)]
+
+
+def _rate(rate: float | None) -> str:
+    return NOTHING if rate is None else percent(rate)
+
 
 _SIGNS = {
     Verdict.IMPROVED: ("▲", "up", "significant, and upwards"),
@@ -105,7 +204,7 @@ def _table(compared: Compared) -> Html:
         table(
             compared.caption,
             _columns(compared.sides),
-            (_row(name, env_key, change, reach) for name, env_key, change in rows),
+            (_verdicts_row(name, env_key, change, reach) for name, env_key, change in rows),
             strong=[at for at, (_, env_key, _) in enumerate(rows) if env_key == "all"],
         ),
         note(f"{count(left_out)} tasks without a known grade on both sides are left out.")
@@ -125,7 +224,7 @@ def _columns(sides: tuple[str, str]) -> list[Column]:
     )
 
 
-def _row(name: str, env_key: str, change: Change, reach: float) -> list[Child]:
+def _verdicts_row(name: str, env_key: str, change: Change, reach: float) -> list[Child]:
     low, high = change.interval
     return [
         name,

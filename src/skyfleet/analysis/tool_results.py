@@ -6,8 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from skyfleet.analysis.error_texts import complaint_kind, is_complaint
-from skyfleet.analysis.failure_class import FailureClass
+from skyfleet.analysis.failure_class import FailureClass, complaint_kind, is_complaint
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.trajectories.trajectory import Trajectory, Turn
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from skyfleet.analysis.failures import classify
-from skyfleet.analysis.reading import read_entries
+from skyfleet.analysis.run_folder import read_entries
 from skyfleet.analysis.viewer.listing import Snapshot
 from skyfleet.errors import SkyfleetError
 from skyfleet.trajectories.entry import Entry
