@@ -10,14 +10,14 @@ import pytest
 from skyfleet.tracking.console import ConsoleTracker, summary
 
 METRICS = {
-    "timing/learn": 3.04,
+    "timing/train_critic_and_policy": 3.04,
     "reward/avg_raw_reward": 0.41234,
-    "timing/rollout": 12.1,
+    "timing/generate": 12.1,
     "reward/avg_pass_at_4": 0.5,
     "timing/step": 20.0,
     "reward/github/pass_at_4": 0.25,
 }
-SUMMARY = "reward 0.412  pass@4 0.500  rollout 12.1 s  learn 3.0 s"
+SUMMARY = "reward 0.412  pass@4 0.500  generate 12.1 s  train 3.0 s"
 
 
 class Clock:
@@ -28,27 +28,27 @@ class Clock:
         return self.seconds
 
 
-def test_a_summary_says_what_is_there() -> None:
+def test_a_summary_leaves_out_what_is_not_logged() -> None:
     assert summary(METRICS) == SUMMARY
     assert summary({"eval/all/pass_at_1": 1.0}) == ""
 
 
-def test_a_step_that_taught_nothing_says_so() -> None:
-    assert summary({"loss/num_samples": 0.0, "timing/rollout": 2.0}) == (
-        "nothing to learn from  rollout 2.0 s"
+def test_a_step_without_samples_reports_no_learning_signal() -> None:
+    assert summary({"loss/num_samples": 0.0, "timing/generate": 2.0}) == (
+        "no learning signal  generate 2.0 s"
     )
     assert summary({"loss/num_samples": 8.0}) == ""
 
 
-def test_a_step_without_a_sample_says_how_all_of_its_episodes_ended() -> None:
-    metrics = {"loss/num_samples": 0.0, "generation/ending_done": 0.0}
-    assert summary(metrics | {"generation/ending_context_full": 0.9}) == "nothing to learn from"
-    told = summary(metrics | {"generation/ending_context_full": 1.0})
-    assert told == "nothing to learn from: every episode ended context_full"
-    assert summary(metrics | {"generation/ending_done": 1.0}) == "nothing to learn from"
+def test_a_step_without_samples_names_the_ending_that_all_episodes_share() -> None:
+    metrics = {"loss/num_samples": 0.0, "generate/ending_done": 0.0}
+    assert summary(metrics | {"generate/ending_context_full": 0.9}) == "no learning signal"
+    text = summary(metrics | {"generate/ending_context_full": 1.0})
+    assert text == "no learning signal: every episode ended context_full"
+    assert summary(metrics | {"generate/ending_done": 1.0}) == "no learning signal"
 
 
-def test_a_resumed_phase_counts_on_from_where_it_stood() -> None:
+def test_a_resumed_phase_continues_its_count() -> None:
     stream = io.StringIO()
     with ConsoleTracker(stream=stream).progress("warm start", 10, done=8) as advance:
         advance()
@@ -56,7 +56,7 @@ def test_a_resumed_phase_counts_on_from_where_it_stood() -> None:
     assert stream.getvalue().splitlines()[-1] == "warm start 10/10"
 
 
-def test_elsewhere_than_on_a_terminal_every_step_is_a_line() -> None:
+def test_without_a_terminal_every_step_is_a_line() -> None:
     stream, clock = io.StringIO(), Clock()
     tracker = ConsoleTracker(total_steps=10, done_steps=4, stream=stream, clock=clock)
     tracker.note("resuming [run] at step 4")
@@ -64,7 +64,7 @@ def test_elsewhere_than_on_a_terminal_every_step_is_a_line() -> None:
         clock.seconds += 60
         tracker.log(METRICS, step)
     tracker.close()
-    # One minute a step: after step 5 five are left, after step 6 four.
+    # One minute per step: after step 5 five are left, after step 6 four.
     assert stream.getvalue().splitlines() == [
         "resuming [run] at step 4",
         f"step 5/10  eta 0:05:00  {SUMMARY}",
@@ -73,7 +73,7 @@ def test_elsewhere_than_on_a_terminal_every_step_is_a_line() -> None:
     ]
 
 
-def test_what_came_before_the_first_step_is_not_in_the_estimate() -> None:
+def test_the_estimate_leaves_out_the_time_before_step_1() -> None:
     stream, clock = io.StringIO(), Clock()
     tracker = ConsoleTracker(total_steps=10, stream=stream, clock=clock)
     clock.seconds += 3600  # a warm start
@@ -89,18 +89,18 @@ def test_without_a_total_there_is_no_estimate() -> None:
     assert stream.getvalue() == "step 3\n"
 
 
-def test_a_phase_tells_every_tenth() -> None:
+def test_a_phase_prints_a_line_per_tenth() -> None:
     stream = io.StringIO()
     tracker = ConsoleTracker(stream=stream, clock=Clock())
     with tracker.progress("warm start", 25) as advance:
         for _ in range(25):
             advance()
     counts = [line.split()[2] for line in stream.getvalue().splitlines()]
-    # 3/25 is the first to reach a tenth.
+    # 3/25 is the first count of at least a tenth.
     assert counts == ["3/25", "6/25", "9/25", "12/25", "15/25", "18/25", "21/25", "24/25", "25/25"]
 
 
-def test_a_slow_phase_tells_every_fifteen_seconds() -> None:
+def test_a_slow_phase_prints_a_line_every_fifteen_seconds() -> None:
     stream, clock = io.StringIO(), Clock()
     tracker = ConsoleTracker(stream=stream, clock=clock)
     with tracker.progress("evaluation", 1000) as advance:
@@ -114,7 +114,7 @@ def test_a_slow_phase_tells_every_fifteen_seconds() -> None:
     ]
 
 
-def test_a_phase_that_fails_tells_how_far_it_came() -> None:
+def test_a_phase_that_raises_prints_its_last_count() -> None:
     stream = io.StringIO()
     tracker = ConsoleTracker(stream=stream, clock=Clock())
 
@@ -128,14 +128,14 @@ def test_a_phase_that_fails_tells_how_far_it_came() -> None:
     assert stream.getvalue() == "evaluation 1/1000  eta 0:00:00\n"
 
 
-def test_on_a_terminal_there_are_bars_and_sentences_above(
+def test_a_terminal_shows_bars_with_notes_above(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    ours, theirs = pty.openpty()
-    with os.fdopen(theirs, "w", encoding="utf-8") as stream:
+    main, terminal = pty.openpty()
+    with os.fdopen(terminal, "w", encoding="utf-8") as stream:
         tracker = ConsoleTracker(total_steps=10, stream=stream)
         tracker.log(METRICS, 10)
         tracker.note("a [sentence] above")
@@ -143,8 +143,8 @@ def test_on_a_terminal_there_are_bars_and_sentences_above(
             advance()
         tracker.close()
         stream.flush()
-        shown = _read_all(ours)
-    os.close(ours)
+        shown = _read_all(main)
+    os.close(main)
     assert "a [sentence] above" in shown
     assert "━━━━" in shown
     assert f"step 10/10  {SUMMARY}" in shown
@@ -152,7 +152,7 @@ def test_on_a_terminal_there_are_bars_and_sentences_above(
 
 
 def _read_all(terminal: int) -> str:
-    """A terminal hands out what was written piece by piece."""
+    """A terminal returns its output in pieces."""
     pieces = []
     while select.select([terminal], [], [], 0.5)[0]:
         pieces.append(os.read(terminal, 100_000))
