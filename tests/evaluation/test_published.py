@@ -1,4 +1,4 @@
-"""A table of percentages supports what it supports."""
+"""Published percentages are compared as independent samples."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from skyfleet.evaluation.compare import Verdict
 from skyfleet.evaluation.published import read_published
 from skyfleet.evaluation.table import conclude
 
-SEEDS = Path(__file__).parents[2] / "examples" / "published_rates.yaml"
+PUBLISHED = Path(__file__).parents[2] / "examples" / "published_rates.yaml"
 
 
-def test_the_seeds_table_shows_no_change_at_all() -> None:
-    comparison = read_published(SEEDS)
+def test_the_published_table_shows_no_significant_change() -> None:
+    comparison = read_published(PUBLISHED)
     overall = comparison.overall
     assert (overall.n_tasks, overall.before, overall.after) == (116, 50 / 116, 59 / 116)
     assert overall.p_value == pytest.approx(0.2926, abs=1e-4)
@@ -27,13 +27,13 @@ def test_the_seeds_table_shows_no_change_at_all() -> None:
     assert github.p_value == pytest.approx(0.1154, abs=1e-4)
     assert github.corrected_p_value == pytest.approx(4 * 0.11537, abs=1e-4)
     assert conclude(comparison) == (
-        "published_rates: No environment is shown to have changed. Overall +7.8 points on 116 "
-        "tasks, p = 0.29: so many reliably show a true change of 18.2 points or more; the one "
-        "seen would need 652 tasks."
+        "published_rates: No environment changed significantly. Overall +7.8 points on 116 "
+        "tasks, p = 0.29: these tasks detect a true change of 18.2 points or more; the observed "
+        "one would need 652 tasks."
     )
 
 
-def test_a_change_that_is_there_is_found(tmp_path: Path) -> None:
+def test_large_changes_get_a_verdict(tmp_path: Path) -> None:
     table = tmp_path / "rates.csv"
     table.write_text("env,n,before_percent,after_percent\na,200,10,30\nb,200,60,40\nc,50,96,98\n")
     comparison = read_published(table)
@@ -57,7 +57,7 @@ def test_a_change_that_is_there_is_found(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
-def test_a_percentage_may_be_rounded_and_signed_as_anyone_prints_it(
+def test_rounded_percentages_with_or_without_a_sign_are_accepted(
     tmp_path: Path, row: str, before: int, mark: str
 ) -> None:
     table = tmp_path / "rates.csv"
@@ -69,18 +69,21 @@ def test_a_percentage_may_be_rounded_and_signed_as_anyone_prints_it(
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("- {env: a, n: 29, before_percent: 46.7, after_percent: 50}", "46.7 % of n=29 is no"),
-        ("- {env: a, n: 8, before_percent: 13.0, after_percent: 50}", "13.0 % of n=8 is no whole"),
+        ("- {env: a, n: 29, before_percent: 46.7, after_percent: 50}", "46.7 % of n=29 is not"),
+        (
+            "- {env: a, n: 8, before_percent: 13.0, after_percent: 50}",
+            "13.0 % of n=8 is not a whole",
+        ),
         ("- {env: a, n: 10, before_percent: nan, after_percent: 50}", "0.before_percent: Input"),
         ("- {env: a, n: 10, before_percent: 50}", "0.after_percent: Field required"),
         ("- {env: a, n: 10, before_percent: 50, after_percent: 120}", "0.after_percent: Input"),
         ("env: a", "table: Input should be a valid list"),
-        ("[]", "has no row"),
-        ("- {env: [", "is no table"),
-        ("- &r {env: a, n: 10, before_percent: 50, after_percent: 50}\n- *r", "'a' is there twice"),
+        ("[]", "has no rows"),
+        ("- {env: [", "is not a table"),
+        ("- &r {env: a, n: 10, before_percent: 50, after_percent: 50}\n- *r", "'a' appears twice"),
     ],
 )
-def test_a_table_that_cannot_be_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
+def test_an_invalid_table_raises(tmp_path: Path, text: str, sentence: str) -> None:
     table = tmp_path / "rates.yaml"
     table.write_text(text)
     with pytest.raises(ConfigError) as caught:

@@ -1,4 +1,4 @@
-"""The comparison table is aligned markdown."""
+"""Tables are aligned Markdown with one row per set and environment."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ AFTER = EvalReport.of("eval", tasks("mail", *[1.0] * 9, None) + tasks("a|b", *[1
 TABLE = comparison_table([compare(BEFORE, AFTER)])
 
 
-def test_each_environment_has_a_row_and_then_all() -> None:
+def test_each_environment_has_a_row_followed_by_all() -> None:
     lines = TABLE.splitlines()
     assert [cell.strip() for cell in lines[0].strip("|").split("|")] == [
         "set", "environment", "tasks", "pass@1 before", "after", "difference", "95 % interval", "verdict",
@@ -47,8 +47,10 @@ def test_columns_are_aligned() -> None:
     assert len({len(line) for line in TABLE.splitlines()[:5]}) == 1
 
 
-def test_left_out_tasks_are_said() -> None:
-    assert TABLE.endswith("\nTasks left out, for want of a known grade before and after: 1.\n")
+def test_the_number_of_left_out_tasks_is_below_the_table() -> None:
+    assert TABLE.endswith(
+        "\nTasks left out because they are not graded both before and after: 1.\n"
+    )
 
 
 def test_sets_of_one_environment_have_no_all_row() -> None:
@@ -61,15 +63,15 @@ def test_sets_of_one_environment_have_no_all_row() -> None:
     ]
 
 
-def test_nothing_compared_is_a_header() -> None:
+def test_a_table_without_comparisons_is_a_header() -> None:
     assert len(comparison_table([]).splitlines()) == 2
 
 
-def test_the_evidence_stands_beside_the_verdict() -> None:
+def test_the_evidence_table_has_p_detectable_difference_and_tasks_needed() -> None:
     """9 gained of 9 is p = 2/512, twice that among two environments, and 6 tasks show it.
 
-    20 tasks that agree could show 0.366: so often 6 or more of them are gained four times in five.
-    With one of 9 lost it is still significant, and so it is as often where 0.815 more are gained.
+    20 tasks that agree detect 0.366: then 6 or more of them are gained with probability 0.8.
+    9 tasks of which one may be lost detect 0.815 with the same probability.
     """
     header, _, saturated, improved, overall, *_ = evidence_table(
         [compare(BEFORE, AFTER)]
@@ -83,31 +85,31 @@ def test_the_evidence_stands_beside_the_verdict() -> None:
 
 
 def changed(env_key: str, gained: int, lost: int) -> tuple[list[Group], list[Group]]:
-    """Forty tasks before and after; those that did not change are passed and failed by halves."""
+    """Forty tasks before and after; half of the unchanged ones pass."""
     same = [float(number % 2) for number in range(40 - gained - lost)]
     before = [0.0] * gained + [1.0] * lost + same
     after = [1.0] * gained + [0.0] * lost + same
     return tasks(env_key, *before), tasks(env_key, *after)
 
 
-WHERE = "Where an interval leaves out 0 and the verdict sees no change: "
-HOLM = "verdicts are corrected over the environments (Holm), intervals are not"
-TEST = "a verdict's test asks for more than the interval does"
+NOTE = "Some intervals exclude 0 without a significant change: "
+HOLM = "verdicts are corrected over the environments (Holm) and intervals are not"
+TEST = "the test behind the verdict is stricter than the interval"
 
 
 @pytest.mark.parametrize(
-    ("envs", "told"),
+    ("envs", "note"),
     [
         # 9 gained and 1 lost: 2 x 11 / 1024 = 0.021, and 0.064 among three environments.
-        ({"mail": (9, 1), "shop": (3, 3), "maps": (3, 3)}, f"{WHERE}{HOLM}."),
+        ({"mail": (9, 1), "shop": (3, 3), "maps": (3, 3)}, f"{NOTE}{HOLM}."),
         # 7 and 1: 2 x 9 / 256 = 0.070, though the interval of Student's t is above 0.
-        ({"mail": (7, 1)}, f"{WHERE}{TEST}."),
-        ({"mail": (7, 1), "shop": (9, 1), "maps": (3, 3)}, f"{WHERE}{HOLM}; {TEST}."),
+        ({"mail": (7, 1)}, f"{NOTE}{TEST}."),
+        ({"mail": (7, 1), "shop": (9, 1), "maps": (3, 3)}, f"{NOTE}{HOLM}; {TEST}."),
         ({"mail": (10, 0), "shop": (3, 3)}, None),
     ],
 )
-def test_a_verdict_that_goes_against_its_interval_is_explained_below_the_table(
-    envs: dict[str, tuple[int, int]], told: str | None
+def test_a_conflict_between_interval_and_verdict_is_explained_below_the_table(
+    envs: dict[str, tuple[int, int]], note: str | None
 ) -> None:
     sides = [changed(env_key, gained, lost) for env_key, (gained, lost) in envs.items()]
     before, after = (
@@ -115,17 +117,17 @@ def test_a_verdict_that_goes_against_its_interval_is_explained_below_the_table(
     )
     comparison = compare(before, after)
     for table in (comparison_table([comparison]), evidence_table([comparison])):
-        assert [line for line in table.splitlines() if WHERE in line] == ([told] if told else [])
-        assert table.endswith(f"{told}\n" if told else "\n")
+        assert [line for line in table.splitlines() if NOTE in line] == ([note] if note else [])
+        assert table.endswith(f"{note}\n" if note else "\n")
 
 
-def test_several_attempts_multiply_what_is_needed() -> None:
+def test_the_tasks_needed_state_the_attempts_per_task() -> None:
     before = EvalReport.of("eval", [group([0.0, 0.0], task_key=str(i)) for i in range(9)], step=0)
     after = EvalReport.of("eval", [group([1.0, 1.0], task_key=str(i)) for i in range(9)], step=1)
     assert evidence_table([compare(before, after)]).splitlines()[2].endswith("|  6 x 2 |")
 
 
-def test_scores_have_a_row_for_every_part_and_unknown_grades_apart() -> None:
+def test_the_score_table_has_a_row_per_part_and_counts_unknown_grades() -> None:
     report = EvalReport.of(
         "eval",
         [
@@ -156,5 +158,5 @@ def test_scores_have_a_row_for_every_part_and_unknown_grades_apart() -> None:
     assert rows[-1][-3:] == ["2", "", ""]
 
 
-def test_single_attempts_have_no_column_for_more() -> None:
+def test_single_attempts_have_no_pass_at_k_column() -> None:
     assert "pass@1 | 95 % interval | mean score" in score_table([BEFORE])
