@@ -82,7 +82,7 @@ def small_run(folder: Path, *, n_steps: int = 8, lifts: bool = True) -> RunFolde
     return run
 
 
-def telling(text: str, *, won: bool) -> Trajectory:
+def episode_with_text(text: str, *, won: bool) -> Trajectory:
     """An episode that says the text in every field that can."""
     call = ToolCall(id="0", name=text, arguments={text: text})
     action = Message(
@@ -106,14 +106,14 @@ def telling(text: str, *, won: bool) -> Trajectory:
     )
 
 
-def telling_run(folder: Path, text: str) -> RunFolder:
+def run_with_text(folder: Path, text: str) -> RunFolder:
     """A run whose every name, and every word, is the text; it holds no slash: it names files."""
     run = empty_run(
         folder / text,
         f"trainer.policy.model.path={json.dumps(text)}",
         f"data.train_data=[{json.dumps(text)}]",
     )
-    both = [telling(text, won=True), telling(text, won=False)]
+    both = [episode_with_text(text, won=True), episode_with_text(text, won=False)]
     group = Group(task_key=text, env_key=text, trajectories=tuple(both))
     add_training(run, 1, [group])
     add_evaluation(run, text, 0, [group])

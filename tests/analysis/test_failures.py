@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from tests.trajectories.making import attempt
 
-from skyfleet.analysis.failure_class import complaint_kind, is_complaint
-from skyfleet.analysis.failures import FailureClass, classify, diagnose, failure_counts
+from skyfleet.analysis.failure_class import FailureClass, classify_error_text, is_error_text
+from skyfleet.analysis.failures import classify, diagnose, failure_counts
 from skyfleet.chat.message import Image, Message, ToolCall
 from skyfleet.trajectories.trajectory import Ending, Failure, Trajectory, Turn
 
@@ -174,10 +174,10 @@ def test_an_episode_that_ran_out_of_time_is_a_time_out() -> None:
 
 
 def test_an_error_that_nobody_marked_is_read_from_its_beginning() -> None:
-    assert is_complaint("Error: order not found")
-    assert is_complaint('{"error": "no such user"}')
-    assert not is_complaint('{"error": null, "rows": 3}')
-    assert not is_complaint("error budget of the team: 3 %")
+    assert is_error_text("Error: order not found")
+    assert is_error_text('{"error": "no such user"}')
+    assert not is_error_text('{"error": null, "rows": 3}')
+    assert not is_error_text("error budget of the team: 3 %")
     plain = called("cancel_order", "Error: order not found", order_id="1")
     assert classify(failed(plain, said(DONE))) is FailureClass.NOT_FOUND
 
@@ -203,7 +203,7 @@ def test_an_error_that_nobody_marked_is_read_from_its_beginning() -> None:
     ],
 )
 def test_a_complaint_is_about_what_its_words_say(text: str, expected: FailureClass) -> None:
-    assert complaint_kind(text) is expected
+    assert classify_error_text(text) is expected
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_a_complaint_is_about_what_its_words_say(text: str, expected: FailureCla
 def test_names_and_rules_of_a_world_are_not_taken_for_a_services_words(
     text: str, expected: FailureClass
 ) -> None:
-    assert complaint_kind(text) is expected
+    assert classify_error_text(text) is expected
 
 
 def test_evidence_names_the_turn_and_keeps_what_was_made_good() -> None:

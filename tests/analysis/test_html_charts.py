@@ -10,7 +10,7 @@ from skyfleet.analysis.html.bars import Sample, histogram
 from skyfleet.analysis.html.charts import Point, Scale, Series, line_chart, round_range, ticks
 from skyfleet.analysis.html.curves import mean_rewards, mixed_shares
 from skyfleet.analysis.html.elements import join, tag
-from skyfleet.analysis.html.formatting import PERCENT, count, percent, points, seconds, written
+from skyfleet.analysis.html.formatting import PERCENT, count, format_value, percent, points, seconds
 
 
 def test_a_plain_string_is_text_wherever_it_stands() -> None:
@@ -39,8 +39,8 @@ def test_numbers_are_written_for_people() -> None:
         "1 min 15 s",
         "1 h 02 min",
     ]
-    assert written(["a", "b"]) == "a\nb"
-    assert written({"x": [1]}) == "x: [1]"
+    assert format_value(["a", "b"]) == "a\nb"
+    assert format_value({"x": [1]}) == "x: [1]"
 
 
 def test_a_window_averages_its_prompts_with_students_interval() -> None:

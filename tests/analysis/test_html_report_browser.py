@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 import pytest
-from tests.analysis.report_runs import small_run, telling_run
+from tests.analysis.report_runs import run_with_text, small_run
 
 from skyfleet.analysis.html.page import write_report
 
@@ -65,7 +65,7 @@ def test_hostile_text_adds_no_element_and_runs_nothing(browser: Browser, tmp_pat
     counts: list[int] = []
     for text in (HOSTILE, "harmless"):
         page_file = tmp_path / f"{len(counts)}.html"
-        write_report([telling_run(tmp_path, text)], page_file)
+        write_report([run_with_text(tmp_path, text)], page_file)
         with opened(browser, page_file) as (page, complaints):
             page.evaluate("document.querySelectorAll('details').forEach((d) => (d.open = true))")
             page.wait_for_timeout(100)

@@ -7,9 +7,9 @@ from pathlib import Path
 from tests.analysis.report_runs import add_evaluation, empty_run
 from tests.trajectories.making import group
 
-from skyfleet.analysis.html.page import report_page
+from skyfleet.analysis.html.page import build_report_page
 
-WHY = "Where an interval leaves out 0 and the verdict sees no change: a verdict"
+WHY = "Some intervals exclude 0 without a significant change: the test"
 
 
 def page_of(folder: Path, gained: int, lost: int) -> str:
@@ -20,9 +20,9 @@ def page_of(folder: Path, gained: int, lost: int) -> str:
     for step, rewards in enumerate(sides):
         tried = [group([reward], task_key=f"t{n}") for n, reward in enumerate(rewards)]
         add_evaluation(run, "unseen", step, tried)
-    return report_page([run])
+    return build_report_page([run])
 
 
-def test_a_verdict_that_goes_against_its_interval_is_explained(tmp_path: Path) -> None:
+def test_a_conflict_between_interval_and_verdict_is_explained(tmp_path: Path) -> None:
     assert WHY in page_of(tmp_path / "odd", gained=7, lost=1)
     assert WHY not in page_of(tmp_path / "clear", gained=10, lost=0)

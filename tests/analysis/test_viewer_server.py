@@ -205,8 +205,8 @@ def test_the_order_asked_for_decides_what_comes_first(
     ("params", "sentence"),
     [
         ({"outcome": "won"}, "outcome='won'; choose from ['passed', 'failed', 'unknown']"),
-        ({"step": "x"}, "step='x'; give a whole number such as 40"),
-        ({"page": "-1"}, "page='-1'; give a whole number such as 40"),
+        ({"step": "x"}, "step='x'; pass an integer such as 40"),
+        ({"page": "-1"}, "page='-1'; pass an integer such as 40"),
         ({"sort": "best"}, "sort='best'; choose from ['newest', "),
     ],
 )
@@ -234,7 +234,7 @@ def test_a_search_keeps_to_the_filters_and_finds_quotes_in_arguments(client: htt
 
 
 def test_a_search_ends_at_its_bound(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(viewer_search, "FINDS_AT_MOST", 10)
+    monkeypatch.setattr(viewer_search, "MAX_FINDS", 10)
     found = finished(client, text="Close the issue")
     assert (found["total"], found["search"]["running"]) == (10, False)
     # The newest steps were read first.
@@ -308,7 +308,7 @@ def test_numbers_that_json_lacks_and_half_a_character_break_nothing(tmp_path: Pa
 def test_a_run_is_read_while_it_grows_and_pages_begun_stay_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listing, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(listing, "_REFRESH_SECONDS", 0.0)
     run = write_run(tmp_path)
     with viewing(run) as server, httpx.Client(base_url=server.url) as client:
         first = ask(client, "/api/episodes")
@@ -327,7 +327,7 @@ def test_a_run_is_read_while_it_grows_and_pages_begun_stay_whole(
 def test_classes_of_episodes_that_were_played_again_are_not_counted_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listing, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(listing, "_REFRESH_SECONDS", 0.0)
     run = write_run(tmp_path, plain=0)
     add_step(run, 41, 9)
     with viewing(run) as server, httpx.Client(base_url=server.url) as client:
@@ -366,7 +366,7 @@ def test_a_damaged_file_without_its_index_is_left_out(
     index_path(damaged).unlink()
     with viewing(run) as server, httpx.Client(base_url=server.url) as client:
         assert ask(client, "/api/episodes")["total"] == 6
-    assert f"{damaged} is left out" in caplog.text
+    assert f"{damaged} is skipped" in caplog.text
 
 
 def test_an_imported_run_says_what_is_not_recorded(tmp_path: Path) -> None:

@@ -96,4 +96,4 @@ def test_a_step_generated_by_an_earlier_process_takes_the_sum_of_its_phases() ->
     log.add({"timing/generate": 2.0, "timing/train_critic_and_policy": 3.0})
     log.add({"timing/sentinels": 0.5, "timing/eval": 7.0, "loss/num_samples": 8.0})
     log.commit(4)
-    assert tracker.rows[0][1]["timing/step"] == 5.0
+    assert tracker.rows[0][1]["timing/step"] == 5.5

@@ -8,45 +8,45 @@ from enum import StrEnum
 
 
 class FailureClass(StrEnum):
-    """One episode has one. They stand in the order in which tables show them."""
+    """Why an episode failed, in the order in which tables list the classes."""
 
     FALSE_COMPLETION = "false completion"
-    """It ended as finished, and the state or the answer is wrong."""
+    """The policy ended the episode as finished, but the state or the answer is wrong."""
     GAVE_UP = "gave up"
-    """It ended without trying, or said that it cannot."""
+    """The policy stopped without trying, or wrote that it cannot do the task."""
     LOOP = "loop or repetition"
-    """Its last calls, or its last words, are the same again and again."""
+    """The last calls, or the last text, repeat."""
     MALFORMED_CALL = "malformed call"
-    """A call that cannot be read, or that names no tool."""
+    """A call does not parse, or names a tool that does not exist."""
     WRONG_ARGUMENTS = "wrong arguments"
-    """A tool refused what it was given: by its schema, or by a rule of its world."""
+    """A tool rejected its arguments, by its schema or by a rule of the environment."""
     NOT_FOUND = "not found"
-    """A call named something that is not there."""
+    """A call referred to an object that does not exist."""
     UNAUTHORISED = "unauthorised"
-    """Whoever acted may not do this."""
+    """The agent lacks the permission."""
     LIMIT = "rate limit or time-out"
-    """Too fast for a service, or too slow for its deadline or the episode's."""
+    """A rate limit, a service time-out, or the time limit of the episode."""
     CONTEXT_OVERFLOW = "context overflow"
-    """The tokens ran out: of the context, or of one answer."""
+    """The context, or the token limit of one response, was exhausted."""
     OUT_OF_TURNS = "out of turns"
-    """It was still at work, and not in a circle, when its turns were over."""
+    """The turn limit was reached without a loop."""
     ENVIRONMENT_FAULT = "environment fault"
-    """What the policy acts in or speaks through broke: nothing to learn from."""
+    """The environment or the inference server failed, so the episode has no training signal."""
     VERIFIER_FAULT = "verifier fault"
-    """It was played and could not be judged: the grade is unknown."""
+    """The episode finished but could not be graded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     failure_class: FailureClass
     turn: int
-    """From 1; 0 is before the first."""
+    """Counted from 1; 0 is before the first turn."""
     excerpt: str
-    """What was said there, shortened."""
+    """The text there, shortened."""
 
 
 def _status(*codes: int) -> str:
-    """An HTTP status as complaints give it: first, or after a word that says it is one."""
+    """Match an HTTP status at the start of a text, or after a word such as `status` or `code`."""
     numbers = "|".join(map(str, codes))
     return (
         rf"^\W*(?:error:?\s*)?(?:{numbers})\b"
@@ -54,9 +54,9 @@ def _status(*codes: int) -> str:
     )
 
 
-_WORDS = (
+_PATTERNS = (
     (
-        # What a schema says, whatever the argument is called.
+        # Schema errors come first, because the names of arguments match other patterns.
         FailureClass.WRONG_ARGUMENTS,
         r"; it takes |input should be|validation errors?|field required|unexpected keyword"
         r"|missing (?:\d+ )?required (?!scope|permission|privilege|role)"
@@ -91,7 +91,7 @@ _WORDS = (
         FailureClass.UNAUTHORISED,
         r"unauthori[sz]ed|not authori[sz]ed|forbidden|permission|access (?:was |is )?denied"
         r"|authenticat|credential|api key|privilege|insufficient (?:scope|right|access)"
-        # Who may not, or what may not be done; not what a value may not be.
+        # Who is not allowed, or which action; not which value is not allowed.
         r"|\b(?:you|users?|guests?|accounts?|apps?|this \w+) (?:may not\b"
         r"|(?:is |are |was |were )?(?:not|isn't|aren't) (?:allowed|permitted))"
         r"|not (?:allowed|permitted) to (?!be\b)|not_allowed|may not (?:access|edit|change|delete|see)"
@@ -116,9 +116,9 @@ _WORDS = (
         + _status(404, 410),
     ),
 )
-_KINDS = tuple((kind, re.compile(words, re.IGNORECASE)) for kind, words in _WORDS)
+_COMPILED = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in _PATTERNS)
 
-_TOLD = re.compile(
+_ERROR_PREFIX = re.compile(
     r"\s*(?:error:|error (?:executing|calling) "
     r"|\{\s*['\"]error['\"]\s*:(?!\s*(?:null|none|false|\"\"|''|\{\s*\}|\[\s*\])))",
     re.IGNORECASE,
@@ -128,26 +128,30 @@ _TOLD = re.compile(
 _QUOTED = re.compile(r"(?<!\w)(['\"`])[^\n]*?\1(?!\w)")
 
 
-def complaint_kind(text: str) -> FailureClass:
-    """`complaint_kind("Error: no issue 20; list_issues shows the numbers")` is NOT_FOUND."""
-    said = _without_names(text)
+def classify_error_text(text: str) -> FailureClass:
+    """`classify_error_text("Error: no issue 20; list_issues shows the numbers")` is NOT_FOUND.
+
+    A text that matches no pattern counts as wrong arguments.
+    """
+    prose = _blank_quotes(text)
     return next(
-        (kind for kind, words in _KINDS if words.search(said)), FailureClass.WRONG_ARGUMENTS
+        (kind for kind, pattern in _COMPILED if pattern.search(prose)),
+        FailureClass.WRONG_ARGUMENTS,
     )
 
 
-def _without_names(text: str) -> str:
-    """A name is quoted and says nothing; in braces, and after a colon to the end, a sentence is."""
+def _blank_quotes(text: str) -> str:
+    """Blank quoted names, which must not match; keep JSON and a quoted sentence after a colon."""
     prose, brace, data = text.partition("{")
 
-    def blanked(quoted: re.Match[str]) -> str:
+    def blank(quoted: re.Match[str]) -> str:
         ends = not brace and not prose[quoted.end() :].strip(" .")
-        told = ends and prose[: quoted.start()].rstrip().endswith(":")
-        return quoted[0] if told else quoted[1] * 2
+        is_sentence = ends and prose[: quoted.start()].rstrip().endswith(":")
+        return quoted[0] if is_sentence else quoted[1] * 2
 
-    return _QUOTED.sub(blanked, prose) + brace + data
+    return _QUOTED.sub(blank, prose) + brace + data
 
 
-def is_complaint(text: str) -> bool:
-    """Whether a reply that nobody marked as an error begins as one, as tau-bench's do."""
-    return _TOLD.match(text) is not None
+def is_error_text(text: str) -> bool:
+    """Whether a reply that is not flagged as an error starts like one, as in tau-bench."""
+    return _ERROR_PREFIX.match(text) is not None

@@ -1,4 +1,4 @@
-"""Failures: an episode that did not pass -> why, by rules that need no model."""
+"""Failure classification: why an episode failed, by fixed rules without a model."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from skyfleet.analysis.failure_class import Evidence, FailureClass, complaint_kind
-from skyfleet.analysis.tool_results import answers_of, standing_errors, unreadable_calls
+from skyfleet.analysis.failure_class import Evidence, FailureClass, classify_error_text
+from skyfleet.analysis.tool_results import (
+    find_malformed_calls,
+    find_unresolved_errors,
+    list_tool_results,
+)
 from skyfleet.chat.message import Message
 from skyfleet.envs.env import DONE
 from skyfleet.envs.turns import SUBMIT_NAME
@@ -19,16 +23,16 @@ from skyfleet.trajectories.trajectory import Ending, Trajectory, Turn
 Rule = Callable[[Trajectory], Evidence | None]
 
 _EXCERPT_CHARACTERS = 200
-_TIMES = 3
-"""So often in a row is a loop."""
-_LONGEST_CIRCLE_TURNS = 3
+_REPETITIONS = 3
+"""This many repetitions in a row are a loop."""
+_MAX_CYCLE_TURNS = 3
 _TAIL_CHARACTERS = 2000
 _GRADING_FAILURES = ("VerifierError", "EpisodeTimeoutError", "OvertimeError")
 """Exceptions of the verifier. `OvertimeError` is the old name in recorded episodes."""
 
-_SAME_WORDS = re.compile(r"(.{2,200}?)\1{2,}", re.DOTALL)
-_MANY_CHARACTERS = 100
-"""So much of the same is no accident."""
+_REPEATED_TEXT = re.compile(r"(.{2,200}?)\1{2,}", re.DOTALL)
+_MIN_REPEATED_CHARACTERS = 100
+"""Shorter repetitions occur in normal text."""
 _DIGITS = re.compile(r"\d+")
 _CANNOT = re.compile(
     r"(?:\b(?:can(?:no|')t|can not|could not|unable|not able|impossible|not possible|no way to"
@@ -47,67 +51,72 @@ _TOO_LONG = re.compile(
 )
 
 
-def _unjudged(trajectory: Trajectory) -> Evidence | None:
-    if trajectory.grade is not None or _has_broken(trajectory):
+def _ungraded(trajectory: Trajectory) -> Evidence | None:
+    if trajectory.grade is not None or _has_raised(trajectory):
         return None
     cause = trajectory.failure.detail if trajectory.failure else "no grade"
     return _evidence(FailureClass.VERIFIER_FAULT, len(trajectory.turns), cause)
 
 
-def _broken(trajectory: Trajectory) -> Evidence | None:
-    """The exception that ended it or kept its grade, by what it says."""
-    if not _has_broken(trajectory):
+def _raised(trajectory: Trajectory) -> Evidence | None:
+    """The exception that ended the episode or prevented its grade, classified by its text."""
+    if not _has_raised(trajectory):
         return None
-    detail = trajectory.failure.detail if trajectory.failure else "no cause was kept"
+    detail = trajectory.failure.detail if trajectory.failure else "no cause recorded"
     kind = FailureClass.ENVIRONMENT_FAULT
     if _TOO_LONG.search(detail):
         kind = FailureClass.CONTEXT_OVERFLOW
-    elif complaint_kind(detail) is FailureClass.LIMIT:
+    elif classify_error_text(detail) is FailureClass.LIMIT:
         kind = FailureClass.LIMIT
     return _evidence(kind, len(trajectory.turns), detail)
 
 
-def _stopped_from_outside(trajectory: Trajectory, kind: FailureClass) -> Evidence | None:
-    """The last error of this kind that nothing later made good."""
-    standing = [one for one in standing_errors(answers_of(trajectory)) if one.kind is kind]
-    return _evidence(kind, standing[-1].turn, standing[-1].text) if standing else None
+def _external_error(trajectory: Trajectory, kind: FailureClass) -> Evidence | None:
+    """The last unresolved error of this class."""
+    results = list_tool_results(trajectory)
+    unresolved = [error for error in find_unresolved_errors(results) if error.kind is kind]
+    return _evidence(kind, unresolved[-1].turn, unresolved[-1].text) if unresolved else None
 
 
-def _refused(trajectory: Trajectory) -> Evidence | None:
-    """What most of the errors are about that nothing later made good; of equals, the earlier."""
-    answers = answers_of(trajectory)
-    standing = standing_errors(answers)
-    # What was cut off may have been about to mend its last error, or its only one.
-    if trajectory.ending.truncated and (len(standing) < 2 or not answers[-1].is_error):
+def _tool_errors(trajectory: Trajectory) -> Evidence | None:
+    """The most frequent class of the unresolved errors; of equals, the earlier one."""
+    results = list_tool_results(trajectory)
+    unresolved = find_unresolved_errors(results)
+    # A truncated episode might still have resolved its last, or only, error.
+    if trajectory.ending.truncated and (len(unresolved) < 2 or not results[-1].is_error):
         return None
-    if not standing:
+    if not unresolved:
         return None
-    # A Counter keeps the order in which it met its keys, also among equals.
-    (kind, _), *_ = Counter(one.kind for one in standing).most_common()
-    last = next(one for one in reversed(standing) if one.kind is kind)
+    # most_common keeps the insertion order of equal counts.
+    (kind, _), *_ = Counter(error.kind for error in unresolved).most_common()
+    last = next(error for error in reversed(unresolved) if error.kind is kind)
     return _evidence(kind, last.turn, last.text)
 
 
-def _in_a_circle(trajectory: Trajectory) -> Evidence | None:
-    """The last calls, and what came back, are the same over and over; numbers in replies aside."""
+def _repeated_calls(trajectory: Trajectory) -> Evidence | None:
+    """The last calls and their results repeat; digits in results are ignored."""
     turns = trajectory.turns
     if trajectory.ending is Ending.DONE:
         turns = turns[:-1]
-    deeds = [_deed(turn) for turn in turns]
-    for length in range(1, _LONGEST_CIRCLE_TURNS + 1):
-        tail = deeds[-length * _TIMES :]
-        if len(tail) == length * _TIMES and tail == tail[:length] * _TIMES and all(tail):
-            start = len(deeds) - length * _TIMES
-            return _evidence(FailureClass.LOOP, start + 1, _said(turns[start].action))
+    normalized = [_normalize_turn(turn) for turn in turns]
+    for length in range(1, _MAX_CYCLE_TURNS + 1):
+        tail = normalized[-length * _REPETITIONS :]
+        if (
+            len(tail) == length * _REPETITIONS
+            and tail == tail[:length] * _REPETITIONS
+            and all(tail)
+        ):
+            start = len(normalized) - length * _REPETITIONS
+            return _evidence(FailureClass.LOOP, start + 1, _format_action(turns[start].action))
     return None
 
 
-def _in_the_same_words(trajectory: Trajectory) -> Evidence | None:
+def _repeated_text(trajectory: Trajectory) -> Evidence | None:
     if trajectory.ending is not Ending.LENGTH or not trajectory.turns:
         return None
-    text = _words(trajectory.turns[-1].action)[-_TAIL_CHARACTERS:]
-    repeated = max((match[0] for match in _SAME_WORDS.finditer(text)), key=len, default="")
-    if len(repeated) < _MANY_CHARACTERS:
+    text = _full_text(trajectory.turns[-1].action)[-_TAIL_CHARACTERS:]
+    repeated = max((match[0] for match in _REPEATED_TEXT.finditer(text)), key=len, default="")
+    if len(repeated) < _MIN_REPEATED_CHARACTERS:
         return None
     return _evidence(FailureClass.LOOP, len(trajectory.turns), repeated)
 
@@ -116,78 +125,78 @@ def _gave_up(trajectory: Trajectory) -> Evidence | None:
     if trajectory.ending is not Ending.DONE or not trajectory.turns:
         return None
     calls = [call for turn in trajectory.turns for call in turn.action.tool_calls]
-    said = _last_words(trajectory)
+    text = _final_text(trajectory)
     tried = any(call.name != SUBMIT_NAME for call in calls)
     handed_over = bool(calls) and _HANDS_OVER.search(calls[-1].name) is not None
-    if handed_over or _CANNOT.search(said) or not (tried or _CLAIM.search(said)):
-        return _evidence(FailureClass.GAVE_UP, len(trajectory.turns), said or DONE)
+    if handed_over or _CANNOT.search(text) or not (tried or _CLAIM.search(text)):
+        return _evidence(FailureClass.GAVE_UP, len(trajectory.turns), text or DONE)
     return None
 
 
-def _ended(trajectory: Trajectory) -> Evidence:
-    """Nothing on the way explains it, so how it ended does."""
+def _by_ending(trajectory: Trajectory) -> Evidence:
+    """The ending, if no other rule applies."""
     kind = {
         Ending.CONTEXT_FULL: FailureClass.CONTEXT_OVERFLOW,
         Ending.LENGTH: FailureClass.CONTEXT_OVERFLOW,
         Ending.TIMEOUT: FailureClass.LIMIT,
         Ending.MAX_TURNS: FailureClass.OUT_OF_TURNS,
     }.get(trajectory.ending, FailureClass.FALSE_COMPLETION)
-    last = _last_words(trajectory) if trajectory.turns else ""
+    last = _final_text(trajectory) if trajectory.turns else ""
     return _evidence(kind, len(trajectory.turns), last or trajectory.ending.value)
 
 
 RULES: tuple[Rule, ...] = (
-    _unjudged,
-    _broken,
-    partial(_stopped_from_outside, kind=FailureClass.ENVIRONMENT_FAULT),
-    partial(_stopped_from_outside, kind=FailureClass.LIMIT),
-    _in_a_circle,
-    _in_the_same_words,
-    _refused,
+    _ungraded,
+    _raised,
+    partial(_external_error, kind=FailureClass.ENVIRONMENT_FAULT),
+    partial(_external_error, kind=FailureClass.LIMIT),
+    _repeated_calls,
+    _repeated_text,
+    _tool_errors,
     _gave_up,
-    _ended,
+    _by_ending,
 )
 
 
-def errors_seen(trajectory: Trajectory) -> Iterator[Evidence]:
-    """Every error of a call, made good or not."""
-    for answer in answers_of(trajectory):
-        if answer.is_error:
-            yield _evidence(answer.kind, answer.turn, answer.text)
+def list_errors(trajectory: Trajectory) -> Iterator[Evidence]:
+    """Every error of a tool call, resolved or not."""
+    for result in list_tool_results(trajectory):
+        if result.is_error:
+            yield _evidence(result.kind, result.turn, result.text)
 
 
-def _has_broken(trajectory: Trajectory) -> bool:
-    """Before its end, or after it, when the env could not be asked for the grade."""
+def _has_raised(trajectory: Trajectory) -> bool:
+    """Whether the environment raised, during the episode or when asked for the grade."""
     if trajectory.ending is Ending.FAILED:
         return True
     failure = trajectory.failure if trajectory.grade is None else None
     return failure is not None and not failure.kind.endswith(_GRADING_FAILURES)
 
 
-def _deed(turn: Turn) -> tuple[object, ...]:
-    """Equal for turns in which the same was done; empty where a call could not be read."""
+def _normalize_turn(turn: Turn) -> tuple[object, ...]:
+    """Equal for turns with the same calls and results; empty if a call does not parse."""
     action = turn.action
-    if unreadable_calls(action):
+    if find_malformed_calls(action):
         return ()
     calls = [(call.name, dict(call.arguments)) for call in action.tool_calls]
-    came_back = [
+    results = [
         _DIGITS.sub("#", reply.text) if isinstance(reply.content, str) else reply.content
         for reply in turn.replies
     ]
-    return (calls or action.text, came_back)
+    return (calls or action.text, results)
 
 
-def _said(action: Message) -> str:
+def _format_action(action: Message) -> str:
     calls = (f"{call.name} {json.dumps(dict(call.arguments))}" for call in action.tool_calls)
     return " ".join((action.text, *calls))
 
 
-def _words(action: Message) -> str:
+def _full_text(action: Message) -> str:
     return "".join((action.reasoning or "", action.text, *action.malformed_calls))
 
 
-def _last_words(trajectory: Trajectory) -> str:
-    """Of the last message, and of the answer it submits."""
+def _final_text(trajectory: Trajectory) -> str:
+    """The text of the last message and the answer it submits."""
     action = trajectory.turns[-1].action
     answers = (call.arguments.get("answer", "") for call in action.tool_calls)
     return " ".join((action.text.replace(DONE, ""), *map(str, answers))).strip()
@@ -202,9 +211,9 @@ def _evidence(kind: FailureClass, turn: int, text: str) -> Evidence:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
     primary: Evidence
-    """Of the first rule that holds."""
+    """From the first rule that matches."""
     others: tuple[Evidence, ...]
-    """Of the other rules that hold, then of every error seen on the way, by turn."""
+    """From the other rules that match, then every tool error, by turn."""
 
     @property
     def failure_class(self) -> FailureClass:
@@ -212,22 +221,22 @@ class Diagnosis:
 
 
 def classify(trajectory: Trajectory) -> FailureClass | None:
-    """Why it did not pass; None when it passed."""
+    """The failure class of an episode; None if it passed."""
     if trajectory.success:
         return None
     return next(filter(None, (rule(trajectory) for rule in RULES))).failure_class
 
 
 def diagnose(trajectory: Trajectory) -> Diagnosis | None:
-    """The class with all that speaks for it and for others; None when it passed."""
+    """The failure class with its evidence, and the evidence for others; None if it passed."""
     if trajectory.success:
         return None
     primary, *others = filter(None, (rule(trajectory) for rule in RULES))
-    seen = dict.fromkeys((*others, *errors_seen(trajectory)))
-    return Diagnosis(primary=primary, others=tuple(one for one in seen if one != primary))
+    evidence = dict.fromkeys((*others, *list_errors(trajectory)))
+    return Diagnosis(primary=primary, others=tuple(e for e in evidence if e != primary))
 
 
 def failure_counts(trajectories: Iterable[Trajectory]) -> dict[FailureClass, int]:
-    """How many there are of each class, the most frequent first; what passed is in none."""
+    """The number of failed episodes per class, most frequent first."""
     counts = Counter(filter(None, map(classify, trajectories)))
     return dict(counts.most_common())

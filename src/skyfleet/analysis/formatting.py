@@ -1,18 +1,18 @@
-"""Wording: numbers, tables and strangers' texts, as a terminal and a Markdown file show them."""
+"""Formatting of numbers, tables and untrusted text for a terminal and for Markdown."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 NOTHING = "\N{EN DASH}"
-"""Where there is no number to give."""
+"""Shown in place of a missing number."""
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Markdown. Columns of which every cell is a number are set to the right."""
+    """A Markdown table; columns that only contain numbers are right-aligned."""
     cells = [[shown(cell).replace("|", r"\|") for cell in row] for row in (header, *rows)]
     columns = list(zip(*cells, strict=True))
-    # Two at least: a rule of one character is none to Markdown.
+    # At least two: Markdown ignores a rule of one character.
     widths = [max(2, *map(len, column)) for column in columns]
     right = [bool(rows) and all(map(str.isdecimal, column[1:])) for column in columns]
     rule = [
@@ -30,7 +30,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def shown(text: str, *, at_most: int | None = None) -> str:
-    """On one line. What a model wrote may hold control characters, which a terminal would obey."""
+    """Escape control characters and line breaks, which a terminal would interpret."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)[:at_most]
 
 
@@ -40,7 +40,7 @@ def percent(share: float, *, digits: int = 0) -> str:
 
 
 def percent_of(count: int, total: int) -> str:
-    """`percent_of(1, 8)` is 12.5 %; of nothing, a dash."""
+    """`percent_of(1, 8)` is 12.5 %; a dash if the total is 0."""
     return percent(count / total, digits=1) if total else NOTHING
 
 
@@ -57,5 +57,5 @@ def steps_told(steps: Iterable[int]) -> str:
             runs[-1].append(step)
         else:
             runs.append([step])
-    told = (str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
-    return f"steps {', '.join(told)}" if runs else "no steps"
+    parts = (str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
+    return f"steps {', '.join(parts)}" if runs else "no steps"

@@ -1,4 +1,4 @@
-"""RunFolder: what `skyfleet train` left behind, opened for reading, also while it still grows."""
+"""RunFolder: read the files of a training run, also while it is still running; import dumps."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ logger = logging.getLogger(__name__)
 def read_entries(
     entries: Iterable[Entry], *, on_damage: OnDamage | None = None
 ) -> Iterator[tuple[Entry, Trajectory]]:
-    """In the order given, where the entries of a file stand together in the file's order.
+    """Load the trajectories of entries; those of one file must be adjacent and in file order.
 
-    A file that is damaged or ends before an entry is a RecordError; with `on_damage` it is told,
-    and left for the next.
+    A damaged or truncated file raises RecordError; with `on_damage` the error is reported and the
+    rest of the file is skipped.
     """
-    for path, of_path in groupby(entries, key=lambda entry: entry.path):
-        wanted = {entry.number: entry for entry in of_path}
+    for path, file_entries in groupby(entries, key=lambda entry: entry.path):
+        wanted = {entry.number: entry for entry in file_entries}
         try:
             for number, trajectory in enumerate(read_trajectories(path)):
                 if (entry := wanted.pop(number, None)) is not None:
@@ -47,9 +47,9 @@ def read_entries(
                     break
             if wanted:
                 raise RecordError(
-                    f"{path} ends before {next(iter(wanted.values())).id} and has lost "
-                    f"{len(wanted)} of its episodes; copy the file again, or remove "
-                    f"{index_path(path).name} to do without them"
+                    f"{path} ends before {next(iter(wanted.values())).id}: {len(wanted)} episodes "
+                    f"are missing; copy the file again, or remove {index_path(path).name} to "
+                    "continue without them"
                 )
         except RecordError as error:
             if on_damage is None:
@@ -58,12 +58,12 @@ def read_entries(
 
 
 def warn(error: RecordError) -> None:
-    """For `on_damage`, where no place of its own says what was left out."""
-    logger.warning("left out: %s", error)
+    """An `on_damage` callback that logs the error."""
+    logger.warning("skipped: %s", error)
 
 
 IMPORTED = "imported_from.txt"
-"""Lies in a run folder that was made of another program's dumps, and names them."""
+"""Marks a run folder that was imported from dumps, and contains their path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,16 +81,16 @@ class RunFolder:
 
     @property
     def imported(self) -> bool:
-        """Made of dumps: the configuration only names it, and method, tokens and times are unknown."""
+        """Whether it was imported from dumps; then settings, tokens and times are unknown."""
         return (self.path / IMPORTED).is_file()
 
     def metrics(self) -> list[dict[str, float]]:
-        """One row a step, `step` among its keys."""
-        return _rows(self.path / "metrics.jsonl")
+        """One row per step, with the key `step`."""
+        return _read_rows(self.path / "metrics.jsonl")
 
     def timing(self) -> list[dict[str, float]]:
-        """The same steps' seconds."""
-        return _rows(self.path / "timing.jsonl")
+        """The timings of the same steps, in seconds."""
+        return _read_rows(self.path / "timing.jsonl")
 
     def reports(self) -> Mapping[str, Mapping[int, EvalReport]]:
         """By set, then by step."""
@@ -99,7 +99,7 @@ class RunFolder:
             step = path.parent.name.removeprefix("step_")
             if not step.isdecimal():
                 raise RecordError(
-                    f"{path.parent} names no step; move it out of {self.path}/reports"
+                    f"{path.parent} has no step number; move it out of {self.path}/reports"
                 )
             try:
                 reports[path.stem][int(step)] = EvalReport.from_json(path.read_text())
@@ -108,7 +108,7 @@ class RunFolder:
         return reports
 
     def entries(self, *, on_damage: Callable[[RecordError], None] | None = None) -> list[Entry]:
-        """Every episode, training first. With `on_damage` a file that cannot be read is left out."""
+        """Every episode, training first; with `on_damage` unreadable files are skipped."""
         return list_entries(self.trajectories, on_damage=on_damage)
 
 
@@ -116,30 +116,30 @@ def open_run(path: Path) -> RunFolder:
     config = path / "config.yaml"
     if not config.is_file():
         raise ConfigError(
-            f"{path} is not a run folder: it has no config.yaml; give runs/<run_name>"
+            f"{path} is not a run folder: it has no config.yaml; pass runs/<run_name>"
         )
     return RunFolder(path=path, config=load_config_file(str(config)))
 
 
-def _rows(path: Path) -> list[dict[str, float]]:
-    """A last line that is still being written is left for the next look."""
+def _read_rows(path: Path) -> list[dict[str, float]]:
+    """Read a JSONL file; ignores a last line that is still being written."""
     if not path.exists():
         return []
     lines = path.read_text(errors="backslashreplace").splitlines(keepends=True)
     return [
-        _row(line, f"{path} line {number}")
+        _parse_row(line, f"{path} line {number}")
         for number, line in enumerate(lines, start=1)
         if line.endswith("\n")
     ]
 
 
-def _row(line: str, where: str) -> dict[str, float]:
+def _parse_row(line: str, where: str) -> dict[str, float]:
     try:
         row = json.loads(line)
     except ValueError as error:
         raise RecordError(f"{where}: {error}; remove the line, or copy the file again") from None
     if not isinstance(row, dict) or "step" not in row:
-        raise RecordError(f"{where}: no step's numbers; remove the line, or copy the file again")
+        raise RecordError(f"{where}: not a row of metrics; remove the line, or copy the file again")
     return row
 
 
@@ -147,32 +147,32 @@ _STEP = re.compile(r"global_step_(\d+)(?:_evals)?")
 
 
 def find_dumps(dumped_evals: Path) -> Iterator[tuple[str, int, Path]]:
-    """Set, step and folder; what lies directly in a step's folder is the set `val`."""
+    """Set, step and folder of each dump; files directly in a step's folder are the set `val`."""
     found = False
     for folder in sorted(dumped_evals.glob("global_step_*")):
         if match := _STEP.fullmatch(folder.name):
-            for place in (folder, *sorted(folder.iterdir())):
-                if place.is_dir() and any(place.glob("*.jsonl")):
+            for part in (folder, *sorted(folder.iterdir())):
+                if part.is_dir() and any(part.glob("*.jsonl")):
                     found = True
-                    yield "val" if place == folder else place.name, int(match[1]), place
+                    yield "val" if part == folder else part.name, int(match[1]), part
     if not found:
         raise ConfigError(
             f"{dumped_evals} holds no global_step_N_evals with a .jsonl file; "
-            "give SkyRL's dumped_evals folder"
+            "pass SkyRL's dumped_evals folder"
         )
 
 
 def import_dumps(dumped_evals: Path, run: Path) -> None:
-    """Writes the archive, the reports, and a configuration that only names the run.
+    """Convert SkyRL's evaluation dumps to a run folder with trajectories and reports.
 
-    The folder is there when all of it is.
+    The folder appears only when it is complete.
     """
     if run.exists():
-        raise ConfigError(f"{run} exists; name a folder that does not")
+        raise ConfigError(f"{run} exists; name a new folder")
     found = list(find_dumps(dumped_evals))
     with publishing(run) as draft:
-        for name, step, place in found:
-            groups = read_dump(place)
+        for name, step, folder in found:
+            groups = read_dump(folder)
             save_evaluation(draft, EvalReport.of(name, groups, step=step), groups)
         settings = [f"trainer.run_name={run.name}", f"trainer.run_path={run}"]
         write_atomically(draft / "config.yaml", as_yaml(load_config("", settings)))

@@ -1,4 +1,4 @@
-"""Answers: every tool call of an episode with what came back, and which errors were overcome."""
+"""Tool results: the calls of an episode with their results, and which errors were resolved."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from skyfleet.analysis.failure_class import FailureClass, complaint_kind, is_complaint
+from skyfleet.analysis.failure_class import FailureClass, classify_error_text, is_error_text
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.trajectories.trajectory import Trajectory, Turn
 
@@ -18,78 +18,78 @@ _STRAY_CALL = re.compile(r"</?(?:tool_call|function_call)>|\"arguments\"\s*:|<fu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ToolResult:
     turn: int
-    """From 1."""
+    """Counted from 1."""
     name: str
-    """Of the tool; empty for what tried to be a call and could not be read."""
+    """Of the tool; empty for a call that does not parse."""
     text: str
-    """What came back; of an unreadable call, the call."""
+    """The result, or the text of a call that does not parse."""
     is_error: bool
 
     @property
     def kind(self) -> FailureClass:
-        """What an error is about."""
-        return complaint_kind(self.text) if self.name else FailureClass.MALFORMED_CALL
+        """The failure class of an error."""
+        return classify_error_text(self.text) if self.name else FailureClass.MALFORMED_CALL
 
     @property
-    def harmless(self) -> bool:
-        """As an error: it kept nothing from being done, because it only reads or reached no tool.
+    def is_harmless(self) -> bool:
+        """Whether the failed call changed nothing: it only reads, or no tool was run.
 
-        Reading is told by the tool's name: the trajectory does not say which tools write.
+        Read-only tools are recognised by name, because a trajectory does not say which ones write.
         """
         return self.kind is FailureClass.MALFORMED_CALL or _READS.match(self.name) is not None
 
 
-def answers_of(trajectory: Trajectory) -> list[Answer]:
+def list_tool_results(trajectory: Trajectory) -> list[ToolResult]:
     return [
-        answer
+        result
         for number, turn in enumerate(trajectory.turns, start=1)
-        for answer in _answers(number, turn)
+        for result in _turn_results(number, turn)
     ]
 
 
-def standing_errors(answers: Sequence[Answer]) -> list[Answer]:
-    """The errors that nothing later made good.
+def find_unresolved_errors(results: Sequence[ToolResult]) -> list[ToolResult]:
+    """The errors that no later call resolved.
 
-    A call that writes is made good by the same tool; a call that only reads, or that reached no
-    tool, by any that works.
+    A later success of the same tool resolves the error of a writing call; any later success
+    resolves the error of a read-only call or of a call that reached no tool.
     """
-    standing: list[Answer] = []
-    working: set[str] = set()
-    for answer in reversed(answers):
-        if not answer.is_error:
-            working.add(answer.name)
-        elif not (working if answer.harmless else answer.name in working):
-            standing.append(answer)
-    return standing[::-1]
+    unresolved: list[ToolResult] = []
+    succeeded: set[str] = set()
+    for result in reversed(results):
+        if not result.is_error:
+            succeeded.add(result.name)
+        elif not (succeeded if result.is_harmless else result.name in succeeded):
+            unresolved.append(result)
+    return unresolved[::-1]
 
 
-def unreadable_calls(action: Message) -> tuple[str, ...]:
-    """What tried to be a call, in a turn that has none that can be read."""
+def find_malformed_calls(action: Message) -> tuple[str, ...]:
+    """The malformed calls of a turn without a valid call."""
     if action.tool_calls:
         return ()
     stray = (action.text,) if _STRAY_CALL.search(action.text) else ()
     return action.malformed_calls or stray
 
 
-def _answers(number: int, turn: Turn) -> list[Answer]:
+def _turn_results(number: int, turn: Turn) -> list[ToolResult]:
     action = turn.action
-    if unreadable := unreadable_calls(action):
-        return [Answer(turn=number, name="", text=text, is_error=True) for text in unreadable]
+    if malformed := find_malformed_calls(action):
+        return [ToolResult(turn=number, name="", text=text, is_error=True) for text in malformed]
     return [
-        Answer(
+        ToolResult(
             turn=number,
             name=call.name,
             text=reply.text,
-            is_error=reply.is_error or is_complaint(reply.text),
+            is_error=reply.is_error or is_error_text(reply.text),
         )
         for call, reply in _pairs(action.tool_calls, turn.replies)
     ]
 
 
 def _pairs(calls: Sequence[ToolCall], replies: Sequence[Message]) -> list[tuple[ToolCall, Message]]:
-    """By id where the replies carry one, otherwise in order."""
+    """Pair by id if the replies have one, otherwise in order."""
     by_id = {reply.tool_call_id: reply for reply in replies if reply.tool_call_id}
     if by_id:
         return [(call, by_id[call.id]) for call in calls if call.id in by_id]

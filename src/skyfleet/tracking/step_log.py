@@ -13,8 +13,6 @@ PHASE_NAMES = {"rollout": "generate", "learn": "train_critic_and_policy"}
 
 _OUTSIDE_STEP = frozenset({"eval", "save_checkpoints", "save_hf_model"})
 """Phases that `timing/step` does not include."""
-_OVERLAPPING = frozenset({"sentinels"})
-"""Timings that are part of another phase."""
 
 
 class StepLog:
@@ -78,4 +76,4 @@ class StepLog:
             for key, value in self._metrics.items()
             if key.startswith("timing/")
         }
-        return sum(v for k, v in timings.items() if k not in _OUTSIDE_STEP | _OVERLAPPING)
+        return sum(v for k, v in timings.items() if k not in _OUTSIDE_STEP)

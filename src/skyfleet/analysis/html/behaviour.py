@@ -1,4 +1,4 @@
-"""Failure shifts: why evaluation episodes were lost, before and after."""
+"""Behaviour and failures of the evaluation episodes, at the first and last evaluation."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from skyfleet.analysis.before_after import (
     PASSED,
     PLAIN_QUANTITIES,
     BehaviourChange,
-    Shift,
-    class_shifts,
+    FailureShift,
+    compute_failure_shifts,
 )
 from skyfleet.analysis.failure_class import FailureClass
 from skyfleet.analysis.html.bars import interval_cell
@@ -30,11 +30,11 @@ from skyfleet.analysis.html.elements import (
     tag,
 )
 from skyfleet.analysis.html.formatting import NOTHING, count, number, percent, points, signed
-from skyfleet.analysis.html.page_data import Evaluated, EvaluatedSet, Findings, ShownRun
+from skyfleet.analysis.html.page_data import EvaluatedSet, EvaluatedStep, ReportRun, RunFindings
 
 
-def behaviour_table(findings: Findings) -> Html | None:
-    """Turns, calls, errors and tokens an episode, first evaluation to last."""
+def behaviour_table(findings: RunFindings) -> Html | None:
+    """Turns, calls, errors and tokens per episode, first evaluation to last."""
     changes, title = findings.changes, findings.run.title
     if not changes:
         return None
@@ -44,41 +44,40 @@ def behaviour_table(findings: Findings) -> Html | None:
     )
     return join(
         table(
-            f"{title}: what it does in an episode, first evaluation to last",
+            f"{title}: behaviour per episode, first evaluation to last",
             head,
-            [row for name, of_set in changes.items() for row in _rows(name, of_set)],
+            [row for name, in_set in changes.items() for row in _behaviour_rows(name, in_set)],
         ),
         note(
-            "↑ and ↓ where the 95 % interval of the difference, resampling tasks, is without zero; "
-            "grey where it could be chance."
+            "↑ and ↓: the 95 % interval of the difference, resampling tasks, excludes zero. "
+            "Grey: it contains zero."
         ),
-        _every_change(title, changes),
+        _clear_changes_table(title, changes),
     )
 
 
-def _rows(name: str, changes: Sequence[BehaviourChange]) -> list[list[Child]]:
+def _behaviour_rows(name: str, changes: Sequence[BehaviourChange]) -> list[list[Child]]:
     by_env: dict[str, dict[str, Child]] = defaultdict(dict)
     for change in changes:
-        by_env[change.env_key][change.quantity] = _cell(change)
+        by_env[change.env_key][change.quantity] = _behaviour_cell(change)
     return [
         [name, env_key, *(cells[quantity] for quantity in PLAIN_QUANTITIES)]
         for env_key, cells in by_env.items()
     ]
 
 
-def _cell(change: BehaviourChange) -> Child:
+def _behaviour_cell(change: BehaviourChange) -> Child:
     if not change.measured:
         return NOTHING
-    said = f"{number(change.before)} → {number(change.after)}"
+    text = f"{number(change.before)} → {number(change.after)}"
     if not change.clear:
-        return tag("span", said, class_="unclear")
-    return tag("span", f"{'↑' if change.difference > 0 else '↓'} {said}", class_="clear")
+        return tag("span", text, class_="unclear")
+    return tag("span", f"{'↑' if change.difference > 0 else '↓'} {text}", class_="clear")
 
 
-def _every_change(title: str, changes: Mapping[str, Sequence[BehaviourChange]]) -> Html:
-    clear = [(name, change) for name, of_set in changes.items() for change in of_set]
-    total = len(clear)
-    clear = [(name, change) for name, change in clear if change.clear]
+def _clear_changes_table(title: str, changes: Mapping[str, Sequence[BehaviourChange]]) -> Html:
+    everything = [(name, change) for name, in_set in changes.items() for change in in_set]
+    clear = [(name, change) for name, change in everything if change.clear]
     rows = [
         (
             name,
@@ -93,64 +92,66 @@ def _every_change(title: str, changes: Mapping[str, Sequence[BehaviourChange]]) 
         for name, change in clear
     ]
     head = columns(
-        *("Set", "Environment", "In an episode", "Tasks", "Before", "After", "Difference"),
+        *("Set", "Environment", "Per episode", "Tasks", "Before", "After", "Difference"),
         "95 % interval",
-        text=("Set", "Environment", "In an episode"),
+        text=("Set", "Environment", "Per episode"),
     )
     return fold(
         f"{title}: every clear change with its interval, tools included "
-        f"({count(len(clear))} of {count(total)})",
+        f"({count(len(clear))} of {count(len(everything))})",
         table(f"{title}: clear changes", head, rows),
     )
 
 
-def failure_section(findings: Sequence[Findings]) -> Html:
+def failure_section(findings: Sequence[RunFindings]) -> Html:
     found = [one for one in findings if one.sets]
     if not found:
-        return section("failures", "Failures", note("No evaluation episode was recorded."))
+        return section("failures", "Failures", note("No evaluation episodes are recorded."))
     return section(
         "failures",
         "Failures",
         note(
-            "Share of a set's episodes by how they ended, at its first and its last evaluation, "
-            "over the tasks that both have. Grey: the 95 % interval of the change holds zero."
+            "Share of a set's episodes by failure class, at its first and last evaluation, over "
+            "the tasks in both. Grey: the 95 % interval of the change contains zero."
         ),
         [
             join(
                 grid(_cards(one), span=6),
-                paragraphs(excuse for of_set in one.sets for excuse in of_set.excuses),
+                paragraphs(text for evaluated in one.sets for text in evaluated.notes),
             )
             for one in found
         ],
     )
 
 
-def _cards(findings: Findings) -> Iterator[Html]:
+def _cards(findings: RunFindings) -> Iterator[Html]:
     run = findings.run
     for one in findings.sets:
         if one.ends:
             title = f"{run.title}: {one.name}" if run.mark else one.name
-            yield join(_table(title, one), _examples(run, one.ends[-1]))
+            yield join(_failure_table(title, one), _examples(run, one.ends[-1]))
 
 
-def _table(title: str, one: EvaluatedSet) -> Html:
+def _failure_table(title: str, one: EvaluatedSet) -> Html:
     if one.pair is None:
         (end,) = one.ends
-        shares = class_shifts(end.ended, end.ended)
-        head = columns("Ending", f"Step {end.step}", text=("Ending",))
+        shares = compute_failure_shifts(end.outcomes, end.outcomes)
+        head = columns("Outcome", f"Step {end.step}", text=("Outcome",))
         return table(title, head, [(shift.name, percent(shift.after)) for shift in shares])
     before, after = one.pair
-    shifts = class_shifts(before.ended, after.ended)
+    shifts = compute_failure_shifts(before.outcomes, after.outcomes)
     if not shifts:
-        return note(f"{title}: no task was played at step {before.step} and at step {after.step}.")
-    reach = max(round_range(abs(end) for shift in shifts for end in shift.interval))
+        return note(f"{title}: steps {before.step} and {after.step} have no task in common.")
+    half_width = max(round_range(abs(end) for shift in shifts for end in shift.interval))
     steps = (f"Step {before.step}", f"Step {after.step}")
-    head = columns(*("Ending", *steps, "Points", "95 % interval", ""), text=("Ending",), draw=("",))
+    head = columns(
+        *("Outcome", *steps, "Points", "95 % interval", ""), text=("Outcome",), draw=("",)
+    )
     quiet = [at for at, shift in enumerate(shifts) if not shift.clear]
-    return table(title, head, (_row(shift, reach) for shift in shifts), quiet=quiet)
+    return table(title, head, (_failure_row(shift, half_width) for shift in shifts), quiet=quiet)
 
 
-def _row(shift: Shift, reach: float) -> list[Child]:
+def _failure_row(shift: FailureShift, half_width: float) -> list[Child]:
     low, high = shift.interval
     return [
         shift.name,
@@ -159,12 +160,12 @@ def _row(shift: Shift, reach: float) -> list[Child]:
         points(shift.difference),
         f"{points(low)} to {points(high)}",
         interval_cell(
-            low, shift.difference, high, reach=reach, more_is_better=shift.name == PASSED
+            low, shift.difference, high, half_width=half_width, more_is_better=shift.name == PASSED
         ),
     ]
 
 
-def _examples(run: ShownRun, evaluated: Evaluated) -> Html:
+def _examples(run: ReportRun, evaluated: EvaluatedStep) -> Html:
     first: dict[str, str] = {}
     for entry, _, failure in evaluated.episodes:
         first.setdefault(str(failure or PASSED), entry.id)
@@ -173,4 +174,4 @@ def _examples(run: ShownRun, evaluated: Evaluated) -> Html:
         for name in (PASSED, *FailureClass)
         if (entry_id := first.get(name))
     ]
-    return fold(f"One of each to read, step {evaluated.step}", tag("ul", items, class_="plain"))
+    return fold(f"One example per class, step {evaluated.step}", tag("ul", items, class_="plain"))

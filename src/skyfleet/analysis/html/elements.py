@@ -1,4 +1,4 @@
-"""Blocks: what sections are built of: tables, folds, grids, commands to copy."""
+"""HTML elements: escaped markup, tables, folds, grids and commands to copy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Attribute = str | float | bool | None
 
 
 class Html(str):
-    """Text that is markup already."""
+    """A string that is already markup and is not escaped again."""
 
     __slots__ = ()
 
@@ -23,8 +23,8 @@ Child = str | Iterable[str] | None
 def tag(name: str, /, *children: Child, **attributes: Attribute) -> Html:
     """`tag("td", "a<b", class_="num")` is `<td class="num">a&lt;b</td>`.
 
-    A trailing underscore is dropped and the others are hyphens; None and False leave an attribute
-    out, True leaves it bare.
+    In attribute names a trailing underscore is dropped and the others become hyphens. None and
+    False omit an attribute; True writes it without a value.
     """
     opened = "".join([name, *(_attribute(key, value) for key, value in attributes.items())])
     if name in _VOID:
@@ -33,17 +33,17 @@ def tag(name: str, /, *children: Child, **attributes: Attribute) -> Html:
 
 
 def join(*children: Child) -> Html:
-    """All of it in order; strings that are not markup are escaped."""
+    """Concatenate the children; escapes strings that are not markup."""
     parts: list[str] = []
     for child in children:
         if isinstance(child, str):
-            parts.append(_escaped(child))
+            parts.append(_escape(child))
         elif child is not None:
-            parts.extend(_escaped(one) for one in child)
+            parts.extend(_escape(one) for one in child)
     return Html("".join(parts))
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text if isinstance(text, Html) else escape(text)
 
 
@@ -71,7 +71,7 @@ def columns(
     value: Collection[str] = (),
     draw: Collection[str] = (),
 ) -> list[Column]:
-    """Numbers, but for those named."""
+    """Number columns, except those named in an argument."""
     styles = {
         **dict.fromkeys(text, "text"),
         **dict.fromkeys(prose, "prose"),
@@ -89,7 +89,7 @@ def table(
     strong: Collection[int] = (),
     quiet: Collection[int] = (),
 ) -> Html:
-    """The first cell of a row names it; `strong` rows sum up those above, `quiet` ones are grey."""
+    """The first cell is the row header; `strong` rows are totals, `quiet` rows are grey."""
     styles = {**dict.fromkeys(quiet, "unclear"), **dict.fromkeys(strong, "strong")}
     body = [
         tag("tr", _cells(head, row), class_=styles.get(number)) for number, row in enumerate(rows)
@@ -101,7 +101,7 @@ def table(
         tag("thead", tag("tr", names)),
         tag("tbody", body),
     )
-    # A table wider than the screen scrolls by itself, also by keyboard.
+    # A table wider than the screen scrolls on its own, also with the keyboard.
     return tag("div", inner, class_="wide", tabindex="0", role="group", aria_label=caption)
 
 
@@ -125,7 +125,7 @@ def grid(items: Iterable[Html], *, span: int) -> Html:
 
 
 def command(text: str) -> Html:
-    """A command line with a button that copies it; without script it can be marked by hand."""
+    """A command line with a copy button; without JavaScript it can be selected by hand."""
     button = tag(
         "button", "Copy", type="button", class_="copy", hidden=True, aria_label="Copy the command"
     )
@@ -133,7 +133,7 @@ def command(text: str) -> Html:
 
 
 def legend(items: Iterable[tuple[str, str]]) -> Html:
-    """Pairs of a class that colours and what it stands for."""
+    """Pairs of a CSS class and its label."""
     keys = [tag("li", tag("span", class_=f"key {style}"), name) for style, name in items]
     return tag("ul", keys, class_="legend")
 

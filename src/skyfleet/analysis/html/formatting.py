@@ -1,4 +1,4 @@
-"""Wording: how numbers are written on the page."""
+"""Formatting of numbers and configuration values on the page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NOTHING = "\N{EN DASH}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """How a chart writes its values, and the round ones beside its axis."""
+    """How a chart formats its values and the labels of its axis."""
 
     value: Callable[[float], str]
     tick: Callable[[float], str]
@@ -25,7 +25,7 @@ def percent(share: float) -> str:
 
 
 def points(difference: float) -> str:
-    """Percentage points, always with a sign. Adding zero makes -0.0 a plain zero."""
+    """Percentage points, always with a sign. Adding zero turns -0.0 into 0.0."""
     return f"{round(100 * difference, 1) + 0.0:+.1f}".replace("-", _MINUS)
 
 
@@ -34,12 +34,12 @@ def count(number: float) -> str:
 
 
 def number(value: float) -> str:
-    """Three digits that count."""
+    """Three significant digits."""
     return f"{value:.3g}".replace("-", _MINUS)
 
 
 def signed(value: float) -> str:
-    """Three digits that count, always with a sign."""
+    """Three significant digits, always with a sign."""
     return f"{round(value, 12) + 0.0:+.3g}".replace("-", _MINUS)
 
 
@@ -53,10 +53,10 @@ def seconds(value: float) -> str:
     return text.replace(" ", "\N{NO-BREAK SPACE}")
 
 
-def written(value: Any) -> str:
-    """A configuration's value; a list or a mapping has a line for each item."""
+def format_value(value: Any) -> str:
+    """A configuration value; a list or a mapping has one line per item."""
     if isinstance(value, list) and value:
-        return "\n".join(written(item) for item in value)
+        return "\n".join(format_value(item) for item in value)
     if isinstance(value, dict) and value:
         return "\n".join(
             f"{key}: {json.dumps(item, ensure_ascii=False)}" for key, item in value.items()

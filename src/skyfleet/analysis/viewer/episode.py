@@ -1,4 +1,4 @@
-"""The episode page: one trajectory as what the browser shows."""
+"""Episode data for the page: conversation, grade, timings, images and tokens."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 
 from skyfleet.analysis.failure_class import Evidence
 from skyfleet.analysis.failures import diagnose
-from skyfleet.analysis.viewer.listing import outcome_of
+from skyfleet.analysis.viewer.listing import get_outcome
 from skyfleet.chat.message import Message, Text
 from skyfleet.trajectories.entry import Entry
 from skyfleet.trajectories.trajectory import Trajectory, Turn
 
-Shown = dict[str, Any]
+Json = dict[str, Any]
 
 PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
-"""What a browser shows and cannot run."""
+"""Image types that a browser displays and cannot execute."""
 
 
-def row(entry: Entry, *, failure_class: str = "", passage: str = "") -> Shown:
-    """What the list says of an episode."""
+def row(entry: Entry, *, failure_class: str = "", passage: str = "") -> Json:
+    """A row of the list of episodes."""
     return {
         "id": entry.id,
         "env": entry.env_key,
@@ -31,7 +31,7 @@ def row(entry: Entry, *, failure_class: str = "", passage: str = "") -> Shown:
         "set": entry.set_name,
         "step": entry.step,
         "sample": entry.sample,
-        "outcome": outcome_of(entry.success),
+        "outcome": get_outcome(entry.success),
         "reward": finite(entry.reward),
         "ending": entry.ending.value,
         "n_turns": entry.turns,
@@ -45,8 +45,8 @@ def row(entry: Entry, *, failure_class: str = "", passage: str = "") -> Shown:
     }
 
 
-def episode(trajectory: Trajectory) -> Shown:
-    """The conversation, its grade and its timings; tokens are asked for apart."""
+def episode(trajectory: Trajectory) -> Json:
+    """The conversation, its grade and timings; tokens are a separate request."""
     grade, failure, why = trajectory.grade, trajectory.failure, diagnose(trajectory)
     pictures = _Pictures()
     return {
@@ -65,7 +65,7 @@ def episode(trajectory: Trajectory) -> Shown:
 
 
 def picture(trajectory: Trajectory, number: int) -> tuple[str, bytes] | None:
-    """The media type and bytes of the n-th picture of an episode, from 0."""
+    """The media type and bytes of the n-th image of an episode, counted from 0."""
     messages = [*trajectory.opening]
     for turn in trajectory.turns:
         messages += [turn.action, *turn.replies]
@@ -81,29 +81,33 @@ def picture(trajectory: Trajectory, number: int) -> tuple[str, bytes] | None:
     return images[number].media_type, images[number].data
 
 
-def pretty(arguments: Mapping[str, Any]) -> str:
-    """Written here and not in the browser, whose numbers end at 2**53."""
+def format_json(arguments: Mapping[str, Any]) -> str:
+    """Formatted here because JavaScript integers are exact only up to 2**53."""
     return json.dumps(dict(arguments), indent=2, ensure_ascii=False)
 
 
 def finite(value: float | None) -> float | None:
-    """JSON has no infinity."""
+    """None for infinity and NaN, which JSON does not have."""
     return value if value is None or isfinite(value) else None
 
 
 class _Pictures:
-    """Numbers the pictures of an episode in the order `picture` counts them."""
+    """Numbers the images of an episode in the same order as `picture`."""
 
     def __init__(self) -> None:
         self.count = 0
 
-    def show(self, media_type: str, n_bytes: int) -> Shown:
+    def show(self, media_type: str, n_bytes: int) -> Json:
         number, self.count = self.count, self.count + 1
-        shown = media_type in PICTURES
-        return {"picture": number if shown else None, "media_type": media_type, "bytes": n_bytes}
+        is_displayable = media_type in PICTURES
+        return {
+            "picture": number if is_displayable else None,
+            "media_type": media_type,
+            "bytes": n_bytes,
+        }
 
 
-def _evidence(evidence: Evidence) -> Shown:
+def _evidence(evidence: Evidence) -> Json:
     return {
         "class": evidence.failure_class.value,
         "turn": evidence.turn,
@@ -111,7 +115,7 @@ def _evidence(evidence: Evidence) -> Shown:
     }
 
 
-def _turn(turn: Turn, pictures: _Pictures) -> Shown:
+def _turn(turn: Turn, pictures: _Pictures) -> Json:
     return {
         "action": _message(turn.action, pictures),
         "replies": [_message(reply, pictures) for reply in turn.replies],
@@ -121,7 +125,7 @@ def _turn(turn: Turn, pictures: _Pictures) -> Shown:
     }
 
 
-def _message(message: Message, pictures: _Pictures) -> Shown:
+def _message(message: Message, pictures: _Pictures) -> Json:
     content = (Text(message.content),) if isinstance(message.content, str) else message.content
     return {
         "role": message.role,
@@ -137,7 +141,7 @@ def _message(message: Message, pictures: _Pictures) -> Shown:
                 "id": call.id,
                 "name": call.name,
                 "brief": json.dumps(dict(call.arguments), ensure_ascii=False)[1:-1][:200],
-                "arguments": pretty(call.arguments),
+                "arguments": format_json(call.arguments),
             }
             for call in message.tool_calls
         ],
@@ -151,7 +155,7 @@ Decode = Callable[[int], str]
 
 
 def tokens(trajectory: Trajectory, decode: Decode | None) -> list[dict[str, Any]]:
-    """Each transcript as columns, one entry a token."""
+    """Each transcript as columns with one entry per token."""
     return [
         {
             "ids": transcript.token_ids,
@@ -165,8 +169,8 @@ def tokens(trajectory: Trajectory, decode: Decode | None) -> list[dict[str, Any]
     ]
 
 
-def decoder_of(run: Path) -> Decode | None:
-    """The tokenizer of the run's newest checkpoint; None without one, or without `tokenizers`."""
+def load_decoder(run: Path) -> Decode | None:
+    """Decode with the tokenizer of the newest checkpoint; None without one or `tokenizers`."""
     files = run.glob("checkpoints/global_step_*/policy/tokenizer.json")
     newest = max(files, key=lambda file: file.stat().st_mtime, default=None)
     if newest is None:
@@ -180,5 +184,5 @@ def decoder_of(run: Path) -> Decode | None:
 
 
 def _texts(token_ids: Sequence[int], decode: Decode) -> list[str]:
-    words = {token_id: decode(token_id) for token_id in set(token_ids)}
-    return [words[token_id] for token_id in token_ids]
+    texts = {token_id: decode(token_id) for token_id in set(token_ids)}
+    return [texts[token_id] for token_id in token_ids]

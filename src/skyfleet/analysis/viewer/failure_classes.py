@@ -1,4 +1,4 @@
-"""Classes: why each episode failed, worked out in the background and remembered."""
+"""Failure classes of the episodes, computed in a background thread and cached."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ from skyfleet.trajectories.trajectory import Trajectory
 logger = logging.getLogger(__name__)
 
 _PAUSE_SECONDS, _PAUSE_EPISODES = 0.001, 8
-"""A rest after so many: who reads the page goes first."""
+"""Pause after this many episodes, so that requests of the page are served first."""
 
 
-class Classes:
+class FailureClassifier:
     def __init__(self) -> None:
         self._known: dict[Entry, str] = {}
-        """Empty where there is no class."""
+        """By entry; empty if it has no class."""
         self._seen: Snapshot | None = None
-        self._looking = threading.Lock()
+        self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.waiting = 0
-        """How many are still to be classified."""
+        """The number of episodes that are not classified yet."""
         self.trouble = ""
-        """What the last file that could not be classified to its end had."""
+        """The last error, with the file that could not be classified."""
 
     def __len__(self) -> int:
-        """How many are known; what is known once stays as it is."""
+        """The number of classified episodes, which only increases."""
         return len(self._known)
 
-    def of(self, entry: Entry) -> str:
-        """Empty while it is not known yet, and where there is none."""
+    def get(self, entry: Entry) -> str:
+        """The class; empty if it is not known yet or there is none."""
         return self._known.get(entry, "")
 
-    def read(self, entry: Entry, trajectory: Trajectory) -> str:
-        """The class of an episode that has been loaded anyway."""
+    def classify(self, entry: Entry, trajectory: Trajectory) -> str:
+        """Classify an episode that is already loaded."""
         if entry not in self._known:
             self._known[entry] = "" if entry.success else classify(trajectory) or ""
         return self._known[entry]
 
-    def look_at(self, snapshot: Snapshot) -> None:
-        """Classify what is new in it, one thread at a time."""
-        with self._looking:
-            # With none waiting, a thread that is still there only has to end.
+    def classify_new(self, snapshot: Snapshot) -> None:
+        """Classify the new episodes of a snapshot in a background thread; one at a time."""
+        with self._lock:
+            # With none waiting, a thread that is alive is about to end.
             if snapshot is self._seen or (
                 self.waiting and self._thread and self._thread.is_alive()
             ):
@@ -67,20 +67,20 @@ class Classes:
             self._thread.join(timeout=5)
 
     def _run(self, entries: Sequence[Entry]) -> None:
-        # Evaluations first: they are what people look at.
+        # Evaluations first, because readers open them first.
         by_file = sorted(entries, key=lambda e: (e.kind, -e.step, e.path, e.number))
-        for path, of_file in groupby(by_file, key=lambda entry: entry.path):
-            left = list(of_file)
+        for path, file_entries in groupby(by_file, key=lambda entry: entry.path):
+            remaining = list(file_entries)
             try:
-                for n, (entry, trajectory) in enumerate(read_entries(left)):
-                    self.read(entry, trajectory)
+                for n, (entry, trajectory) in enumerate(read_entries(remaining)):
+                    self.classify(entry, trajectory)
                     if n % _PAUSE_EPISODES == 0 and self._stop.wait(_PAUSE_SECONDS):
                         return
             except Exception as error:
-                # Whatever it is, the other files are still to be classified.
-                unforeseen = not isinstance(error, SkyfleetError | OSError)
-                logger.warning("%s is not classified: %s", path, error, exc_info=unforeseen)
+                # Continue with the other files after any error.
+                unexpected = not isinstance(error, SkyfleetError | OSError)
+                logger.warning("%s is not classified: %s", path, error, exc_info=unexpected)
                 self.trouble = f"{path.name}: {error}"
-            # What could not be read has no class; asking again would not help.
-            self._known |= dict.fromkeys((e for e in left if e not in self._known), "")
-            self.waiting -= len(left)
+            # Episodes that cannot be read have no class and are not tried again.
+            self._known |= dict.fromkeys((e for e in remaining if e not in self._known), "")
+            self.waiting -= len(remaining)

@@ -1,4 +1,4 @@
-"""Searching: the archive read for a text in a thread of its own; finds can be seen meanwhile."""
+"""Full-text search over episodes in a background thread, with intermediate results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from skyfleet.analysis.viewer.listing import Query, Snapshot, chosen
+from skyfleet.analysis.viewer.listing import Query, Snapshot, select_entries
 from skyfleet.chat.message import Message
 from skyfleet.trajectories.archive import load
 from skyfleet.trajectories.entry import Entry
@@ -16,13 +16,13 @@ from skyfleet.trajectories.index import search
 from skyfleet.trajectories.trajectory import Trajectory
 
 _BEFORE, _AFTER = 40, 120
-"""Characters shown around a place."""
+"""Characters shown around a match."""
 
 
-def where_said(trajectory: Trajectory, text: str) -> str | None:
-    """The first passage that says `text`, with a few words around it; None where none does.
+def find_passage(trajectory: Trajectory, text: str) -> str | None:
+    """The first passage that contains `text`, with some context; None if there is none.
 
-    Token ids, logprobs and pictures are not read: an archive's search finds texts in those too.
+    Ignores token ids, logprobs and images, in which a search of the archive also matches.
     """
     wanted = text.lower()
     for passage in _passages(trajectory):
@@ -38,10 +38,10 @@ def _passages(trajectory: Trajectory) -> Iterator[str]:
     yield trajectory.task_key
     yield trajectory.env_key
     for message in trajectory.opening:
-        yield from _said(message)
+        yield from _message_texts(message)
     for turn in trajectory.turns:
         for message in (turn.action, *turn.replies):
-            yield from _said(message)
+            yield from _message_texts(message)
     if trajectory.grade:
         yield trajectory.grade.explanation
     if trajectory.failure:
@@ -49,7 +49,7 @@ def _passages(trajectory: Trajectory) -> Iterator[str]:
         yield trajectory.failure.detail
 
 
-def _said(message: Message) -> Iterator[str]:
+def _message_texts(message: Message) -> Iterator[str]:
     yield message.text
     yield message.reasoning or ""
     for call in message.tool_calls:
@@ -59,7 +59,7 @@ def _said(message: Message) -> Iterator[str]:
 
 
 def _leaves(value: Any) -> Iterator[str]:
-    """Names and values of arguments, however deep."""
+    """The names and values of arguments at any depth."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             yield str(name)
@@ -73,23 +73,23 @@ def _leaves(value: Any) -> Iterator[str]:
 
 logger = logging.getLogger(__name__)
 
-FINDS_AT_MOST = 2_000
-"""Of one search: whoever gets more will narrow it."""
-_SEARCHES_KEPT = 4
+MAX_FINDS = 2_000
+"""The limit of one search."""
+_MAX_SEARCHES = 4
 
 
 class Search:
-    """One text, looked for among the given entries."""
+    """The search for one text in the given entries."""
 
     def __init__(self, entries: Sequence[Entry], text: str) -> None:
         self.total = len(entries)
         self.seen = 0
-        """Entries whose file has been opened."""
+        """The number of entries searched so far."""
         self.finds: dict[Entry, str] = {}
-        """Each with the passage that says it."""
+        """Each match with its passage."""
         self.error = ""
         self._stop = threading.Event()
-        # One file's episodes together, as `search` wants them; the newest files first.
+        # Episodes of one file are adjacent, as `search` requires; newest files first.
         self._entries = sorted(entries, key=lambda e: (-e.step, e.path, e.number))
         self._text = text
         self._thread = threading.Thread(target=self._run, name="search", daemon=True)
@@ -101,7 +101,7 @@ class Search:
 
     @property
     def full(self) -> bool:
-        return len(self.finds) >= FINDS_AT_MOST
+        return len(self.finds) >= MAX_FINDS
 
     def stop(self) -> None:
         self._stop.set()
@@ -111,17 +111,17 @@ class Search:
 
     def _run(self) -> None:
         try:
-            for entry in search(self._counted(), self._text):
-                passage = where_said(load(entry), self._text)
+            for entry in search(self._count_searched(), self._text):
+                passage = find_passage(load(entry), self._text)
                 if passage is not None:
                     self.finds[entry] = passage
                 if self.full or self._stop.is_set():
                     return
         except Exception as error:
-            logger.warning("the search for %r ended early: %s", self._text, error)
+            logger.warning("the search for %r stopped early: %s", self._text, error)
             self.error = str(error)
 
-    def _counted(self) -> Iterator[Entry]:
+    def _count_searched(self) -> Iterator[Entry]:
         for entry in self._entries:
             if self._stop.is_set():
                 return
@@ -130,25 +130,25 @@ class Search:
 
 
 class Searches:
-    """The latest few searches; beginning another stops the oldest."""
+    """A cache of the latest searches; starting another one stops the oldest."""
 
     def __init__(self) -> None:
-        self._held: dict[tuple[int, Query, str], Search] = {}
+        self._searches: dict[tuple[int, Query, str], Search] = {}
         self._lock = threading.Lock()
 
     def get(self, snapshot: Snapshot, query: Query, text: str) -> Search:
         with self._lock:
-            query = replace(query, sort="newest")  # another order is no other search
+            query = replace(query, sort="newest")  # the sort order does not affect the search
             key = (snapshot.revision, query, text)
-            found = self._held.get(key)
+            found = self._searches.get(key)
             if found is None:
-                found = self._held[key] = Search(chosen(snapshot, query), text)
-                while len(self._held) > _SEARCHES_KEPT:
-                    self._held.pop(next(iter(self._held))).stop()
+                found = self._searches[key] = Search(select_entries(snapshot, query), text)
+                while len(self._searches) > _MAX_SEARCHES:
+                    self._searches.pop(next(iter(self._searches))).stop()
             return found
 
     def close(self) -> None:
         with self._lock:
-            for one in self._held.values():
+            for one in self._searches.values():
                 one.stop()
                 one.join(timeout_seconds=5)

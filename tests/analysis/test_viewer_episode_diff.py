@@ -7,7 +7,7 @@ from time import perf_counter
 
 from tests.analysis.viewer_run import called, early, plain_episode, rich
 
-from skyfleet.analysis.viewer.difference import difference, word_difference
+from skyfleet.analysis.viewer.episode_diff import compare_episodes, diff_words
 from skyfleet.trajectories.trajectory import Trajectory
 
 
@@ -25,19 +25,19 @@ def facing(left: Trajectory, right: Trajectory) -> list[tuple[int | None, int | 
             row["right"] and row["right"]["turn"],
             row["same_action"],
         )
-        for row in difference(left, right)["rows"]
+        for row in compare_episodes(left, right)["rows"]
     ]
 
 
 def test_equal_episodes_never_part() -> None:
-    told = difference(rich(), rich())
+    told = compare_episodes(rich(), rich())
     assert told["first_difference"] is None
     assert told["same_opening"]
     assert [row["same_replies"] for row in told["rows"]] == [True] * 6
 
 
 def test_the_first_different_action_is_named_and_later_equal_ones_face_each_other() -> None:
-    told = difference(early(), rich())
+    told = compare_episodes(early(), rich())
     assert told["first_difference"] == 1
     assert facing(early(), rich())[:2] == [(1, 1, True), (2, 2, False)]
     assert facing(pressed("a", "b", "d"), pressed("a", "c", "b", "d")) == [
@@ -50,18 +50,18 @@ def test_the_first_different_action_is_named_and_later_equal_ones_face_each_othe
 
 def test_a_longer_match_further_on_does_not_hide_where_they_part() -> None:
     left, right = pressed("a", "b", "a", "b", "c"), pressed("a", "b", "c")
-    assert difference(left, right)["first_difference"] == 2
+    assert compare_episodes(left, right)["first_difference"] == 2
     assert facing(left, right)[:2] == [(1, 1, True), (2, 2, True)]
 
 
 def test_an_episode_that_stops_early_parts_there() -> None:
-    assert difference(pressed("a"), pressed("a", "b"))["first_difference"] == 1
+    assert compare_episodes(pressed("a"), pressed("a", "b"))["first_difference"] == 1
     assert facing(pressed("a"), pressed("a", "b")) == [(1, 1, True), (None, 2, False)]
 
 
 def test_reasoning_alone_is_no_different_action_and_another_answer_is_told() -> None:
     aloud = called("press", {"button": "a"}, "refused", reasoning="first a", error=True)
-    told = difference(pressed("a"), replace(pressed("a"), turns=(aloud,)))
+    told = compare_episodes(pressed("a"), replace(pressed("a"), turns=(aloud,)))
     assert told["first_difference"] is None
     (row,) = told["rows"]
     assert (row["same_action"], row["same_replies"]) == (True, False)
@@ -69,17 +69,17 @@ def test_reasoning_alone_is_no_different_action_and_another_answer_is_told() -> 
 
 
 def test_only_the_words_that_differ_are_marked() -> None:
-    left, right = word_difference('{"number": 24}', '{"number": 2}')
+    left, right = diff_words('{"number": 24}', '{"number": 2}')
     assert left == [('{"number": ', False), ("24", True), ("}", False)]
     assert right == [('{"number": ', False), ("2", True), ("}", False)]
-    assert word_difference("same", "same") == ([("same", False)], [("same", False)])
-    assert word_difference("", "new") == ([], [("new", True)])
+    assert diff_words("same", "same") == ([("same", False)], [("same", False)])
+    assert diff_words("", "new") == ([], [("new", True)])
 
 
 def test_nothing_is_lost_in_pieces_however_long_the_text_and_soon() -> None:
     begun = perf_counter()
     for words in (990, 100_000):
         left, right = "a b " * (words // 2), "b a " * (words // 2)
-        pieces = word_difference(left, right)
+        pieces = diff_words(left, right)
         assert ["".join(text for text, _ in side) for side in pieces] == [left, right]
     assert perf_counter() - begun < 5
