@@ -9,13 +9,19 @@ from tests.trajectories.making import attempt, transcript
 
 from skyfleet.analysis.before_after import (
     BehaviourChange,
+    EpisodeOutcome,
+    FailureShift,
     action_text,
     aligned,
     behaviour_changes,
+    compute_failure_shifts,
     first_divergence,
 )
+from skyfleet.analysis.failure_class import FailureClass
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.trajectories.trajectory import Trajectory, Turn
+
+LOOP, GAVE_UP = FailureClass.LOOP, FailureClass.GAVE_UP
 
 
 def turn(name: str, *, is_error: bool = False, **arguments: object) -> Turn:
@@ -131,3 +137,43 @@ def test_unrecorded_tokens_are_not_measured() -> None:
     assert [change.quantity for change in changes if not change.measured] == ["sampled tokens"]
     counted = attempt(0.0, turns=(turn("a"),), transcripts=(transcript(1),))
     assert named(behaviour_changes([episode("a")], [counted]), "sampled tokens").measured
+
+
+def named_shift(shifts: Sequence[FailureShift], name: str) -> FailureShift:
+    (shift,) = [shift for shift in shifts if shift.name == name]
+    return shift
+
+
+def test_failure_shares_are_averaged_per_task_and_unpaired_tasks_are_left_out() -> None:
+    before: list[EpisodeOutcome] = [
+        ("a", LOOP),
+        ("a", LOOP),
+        ("a", None),
+        ("b", GAVE_UP),
+        ("x", LOOP),
+    ]
+    after: list[EpisodeOutcome] = [("a", None), ("b", None), ("b", GAVE_UP)]
+    shifts = compute_failure_shifts(before, after)
+    assert [shift.name for shift in shifts] == ["passed", GAVE_UP, LOOP]
+    loop = named_shift(shifts, LOOP)
+    # The two common tasks have 2/3 and 0 before, and 0 after.
+    assert loop.n_tasks == 2
+    assert (loop.before, loop.after) == pytest.approx((1 / 3, 0.0))
+    assert named_shift(shifts, "passed").difference == pytest.approx((2 / 3 + 1 / 2) / 2)
+    assert sum(shift.difference for shift in shifts) == pytest.approx(0)
+
+
+def test_a_shift_of_most_tasks_is_clear_and_a_mixed_one_is_not() -> None:
+    before: list[EpisodeOutcome] = [(n, LOOP if n < 16 else None) for n in range(20)]
+    after: list[EpisodeOutcome] = [(n, LOOP if n in (0, 18, 19) else None) for n in range(20)]
+    loop = named_shift(compute_failure_shifts(before, after), LOOP)
+    low, high = loop.interval
+    assert loop.difference == pytest.approx(-13 / 20)
+    assert low < loop.difference < high < 0
+    assert loop.clear
+    swapped: list[EpisodeOutcome] = [(n, LOOP if n >= 4 else None) for n in range(20)]
+    assert not named_shift(compute_failure_shifts(before, swapped), LOOP).clear
+
+
+def test_sets_without_a_common_task_have_no_shift() -> None:
+    assert compute_failure_shifts([("a", LOOP)], [("b", LOOP)]) == []

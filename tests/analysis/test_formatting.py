@@ -5,7 +5,7 @@ from __future__ import annotations
 from skyfleet.analysis.formatting import NOTHING, counted, percent_of, shown, steps_told, table
 
 
-def test_a_table_sets_numbers_to_the_right_and_escapes_bars() -> None:
+def test_a_table_right_aligns_numbers_and_escapes_bars() -> None:
     assert table(("a", "name"), [("1", "x|y"), ("20", "z")]).splitlines() == [
         "|  a | name |",
         "| -: | ---- |",
@@ -14,16 +14,16 @@ def test_a_table_sets_numbers_to_the_right_and_escapes_bars() -> None:
     ]
 
 
-def test_a_table_without_rows_is_its_header() -> None:
+def test_a_table_without_rows_is_a_header() -> None:
     assert table(("a", "b"), []) == "| a  | b  |\n| -- | -- |"
 
 
-def test_control_characters_and_half_a_character_are_spelt_out() -> None:
+def test_control_characters_and_surrogates_are_escaped() -> None:
     assert shown("\x1b[2J\n\ud800\u202eé") == r"\x1b[2J\n\ud800\u202eé"
     assert r"| \x1b[2J |" in table(("a",), [("\x1b[2J",)])
 
 
-def test_numbers_are_told_as_people_do() -> None:
+def test_counts_shares_and_steps_are_formatted() -> None:
     assert (percent_of(1, 8), percent_of(0, 0)) == ("12.5 %", NOTHING)
     assert (counted(1, "win"), counted(1200, "win")) == ("1 win", "1,200 wins")
     assert steps_told([80, 0]) == "steps 0, 80"

@@ -44,7 +44,7 @@ def words(page: str) -> str:
     return " ".join(unescape(re.sub(r"<[^>]+>", " ", body)).split())
 
 
-def test_an_unknown_grade_is_in_no_curve(tmp_path: Path) -> None:
+def test_ungraded_episodes_are_in_no_curve(tmp_path: Path) -> None:
     run = empty_run(tmp_path / "run")
     mixed = rewarded([1.0, None, 0.0], n_tasks=1, env_key="a")
     add_training(run, 1, [*mixed, *rewarded([1.0, None], n_tasks=1, env_key="b")])
@@ -55,7 +55,7 @@ def test_an_unknown_grade_is_in_no_curve(tmp_path: Path) -> None:
     assert [point.value for point in mixed_shares(prompts)] == [1.0]
 
 
-def test_quarters_are_of_steps_and_never_empty(tmp_path: Path) -> None:
+def test_quarters_of_the_steps_are_never_empty(tmp_path: Path) -> None:
     (run,) = read_runs([small_run(tmp_path / "run", n_steps=8)])
     first, last = first_and_last_entries(run)
     assert {entry.step for entry in first} == {1, 2}

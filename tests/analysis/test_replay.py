@@ -52,7 +52,7 @@ async def replayed(trajectory: Trajectory, env: Env) -> str | None:
 
 
 @pytest.mark.parametrize("world", WORLD_NAMES)
-async def test_every_world_answers_the_same_actions_the_same_way(world: str) -> None:
+async def test_every_built_in_environment_is_deterministic(world: str) -> None:
     tasks = world_tasks(world, split="all", count=5)
     for policy in (oracle_policy, random_policy(seed=1)):
         groups = await collect(tasks, open_world, policy, LIMITS, n_samples=1, max_concurrent=5)
@@ -64,7 +64,7 @@ async def test_every_world_answers_the_same_actions_the_same_way(world: str) -> 
             assert again.replayed.ending == recorded.ending
 
 
-async def test_every_ending_is_replayed_as_it_was() -> None:
+async def test_every_ending_is_reproduced() -> None:
     done = await played(PRESS % 3, "done")
     cut = await played(PRESS % 3, limits=replace(LIMITS, max_turns=1))
     full = await played(PRESS % 3, limits=replace(LIMITS, max_input_length=20))
@@ -77,7 +77,7 @@ async def test_every_ending_is_replayed_as_it_was() -> None:
         assert again.replayed.ending is episode.ending
 
 
-async def test_an_episode_that_broke_off_is_the_same_up_to_there() -> None:
+async def test_an_aborted_episode_is_compared_up_to_its_last_turn() -> None:
     broken = await played(engine=ScriptedEngine(PRESS % 1, EngineError("it is gone")))
     assert (broken.ending, len(broken.turns)) == (Ending.FAILED, 1)
     assert await replayed(broken, CounterEnv()) is None
@@ -95,14 +95,14 @@ async def test_the_first_difference_is_named_with_both_sides() -> None:
     assert "content='3'" in difference.partition(", replayed ")[2]
 
 
-async def test_another_grade_is_a_difference_and_so_is_one_that_cannot_be_had() -> None:
+async def test_a_different_or_missing_grade_is_a_difference() -> None:
     recorded = await played(PRESS % 1, "done")
     assert "grade: " in str(await replayed(recorded, ForgivingEnv()))
     broken = await replayed(recorded, CounterEnv(breaks="grade"))
     assert "it broke" in str(broken)
 
 
-async def test_a_world_that_no_longer_opens_is_told_apart_from_one_that_answers() -> None:
+async def test_an_environment_that_fails_to_open_is_a_difference() -> None:
     recorded = await played(PRESS % 1, "done")
     assert str(await replayed(recorded, CounterEnv(breaks="reset"))).startswith("opening: ")
 
@@ -114,7 +114,7 @@ async def test_a_longer_replay_is_a_difference() -> None:
     )
 
 
-async def test_a_fork_says_what_was_said_and_then_what_the_other_policy_says() -> None:
+async def test_a_fork_repeats_the_recorded_turns_and_continues_with_the_other_policy() -> None:
     recorded = await played(PRESS % 1, PRESS % 5, "done")
     other = speaking(ScriptedEngine(PRESS % 2, "done"))
     policy = forked_policy(recorded, other, turn=1)
@@ -124,7 +124,7 @@ async def test_a_fork_says_what_was_said_and_then_what_the_other_policy_says() -
     assert (recorded.success, forked.success) == (False, True)
 
 
-async def test_a_fork_goes_on_from_the_very_tokens_that_were_sampled() -> None:
+async def test_a_fork_continues_from_the_sampled_tokens() -> None:
     # The spaces say nothing, so that writing the message anew would lose them.
     recorded = await played(f"  {PRESS % 1}", PRESS % 5, "done")
     engine = ScriptedEngine(PRESS % 2, "done")
@@ -141,7 +141,7 @@ async def test_a_fork_goes_on_from_the_very_tokens_that_were_sampled() -> None:
     assert engine.released == ["t/0"]
 
 
-async def test_a_fork_in_chatml_begins_with_the_recorded_tokens_of_its_turn() -> None:
+async def test_a_chatml_fork_starts_with_the_recorded_tokens() -> None:
     limits = replace(LIMITS, max_input_length=100_000)
     tasks = world_tasks("github", split="train", count=5)
     policy = reference_policy(make_renderer(train_tokenizer([], vocab_size=0)))
@@ -157,7 +157,7 @@ async def test_a_fork_in_chatml_begins_with_the_recorded_tokens_of_its_turn() ->
         assert sum(whole.loss_mask[given:]) == len(whole.token_ids[given:])
 
 
-async def test_a_policy_of_other_tokens_is_handed_the_conversation_in_words() -> None:
+async def test_a_policy_with_another_tokenizer_continues_from_the_messages() -> None:
     recorded = await played(f"  {PRESS % 1}", PRESS % 5, "done")
     strange = replace(recorded.transcripts[0], token_ids=[7] * len(recorded.transcripts[0]))
     recorded = replace(recorded, transcripts=(strange,))
@@ -169,14 +169,14 @@ async def test_a_policy_of_other_tokens_is_handed_the_conversation_in_words() ->
     assert forked.transcripts[0].token_ids[:10] == [*map(ord, "reach 3"), END, END, ord("1")]
 
 
-async def test_a_fork_at_the_first_turn_is_the_other_policy_alone() -> None:
+async def test_a_fork_at_the_first_turn_only_runs_the_other_policy() -> None:
     recorded = await played(PRESS % 1, "done")
     policy = forked_policy(recorded, speaking(ScriptedEngine(PRESS % 3, "done")), turn=0)
     forked = await run_episode(TASK, opening(CounterEnv()), policy, LIMITS)
     assert forked.success
 
 
-async def test_a_world_that_answers_otherwise_is_not_forked_from() -> None:
+async def test_an_environment_with_different_replies_cannot_be_forked() -> None:
     recorded = await played(PRESS % 1, PRESS % 1, PRESS % 1, "done")
     policy = forked_policy(recorded, speaking(ScriptedEngine("done")), turn=2)
     forked = await run_episode(TASK, opening(OtherCounterEnv()), policy, LIMITS)
@@ -186,14 +186,14 @@ async def test_a_world_that_answers_otherwise_is_not_forked_from() -> None:
     assert "'3'" in forked.failure.detail
 
 
-async def test_a_fork_is_at_a_turn_that_there_is() -> None:
+async def test_a_fork_at_a_missing_turn_raises() -> None:
     recorded = await played(PRESS % 1, "done")
     for turn in (-1, 2):
         with pytest.raises(TaskError, match=rf"turn {turn + 1}: the episode has 2 turns"):
             forked_policy(recorded, oracle_policy, turn=turn)
 
 
-async def test_the_oracle_finishes_what_another_began() -> None:
+async def test_the_oracle_can_finish_a_forked_episode() -> None:
     (task,) = world_tasks("github", split="train", count=1)
     (group,) = await collect(
         [task], open_world, random_policy(seed=0), LIMITS, n_samples=1, max_concurrent=1

@@ -17,7 +17,7 @@ def pressed(*buttons: str) -> Trajectory:
     return replace(plain_episode(0), turns=turns)
 
 
-def facing(left: Trajectory, right: Trajectory) -> list[tuple[int | None, int | None, bool]]:
+def align(left: Trajectory, right: Trajectory) -> list[tuple[int | None, int | None, bool]]:
     """Which turns stand side by side, and whether they do the same."""
     return [
         (
@@ -29,18 +29,18 @@ def facing(left: Trajectory, right: Trajectory) -> list[tuple[int | None, int | 
     ]
 
 
-def test_equal_episodes_never_part() -> None:
+def test_equal_episodes_have_no_difference() -> None:
     told = compare_episodes(rich(), rich())
     assert told["first_difference"] is None
     assert told["same_opening"]
     assert [row["same_replies"] for row in told["rows"]] == [True] * 6
 
 
-def test_the_first_different_action_is_named_and_later_equal_ones_face_each_other() -> None:
+def test_the_first_different_action_is_named_and_later_equal_ones_are_aligned() -> None:
     told = compare_episodes(early(), rich())
     assert told["first_difference"] == 1
-    assert facing(early(), rich())[:2] == [(1, 1, True), (2, 2, False)]
-    assert facing(pressed("a", "b", "d"), pressed("a", "c", "b", "d")) == [
+    assert align(early(), rich())[:2] == [(1, 1, True), (2, 2, False)]
+    assert align(pressed("a", "b", "d"), pressed("a", "c", "b", "d")) == [
         (1, 1, True),
         (None, 2, False),
         (2, 3, True),
@@ -48,18 +48,18 @@ def test_the_first_different_action_is_named_and_later_equal_ones_face_each_othe
     ]
 
 
-def test_a_longer_match_further_on_does_not_hide_where_they_part() -> None:
+def test_a_longer_match_later_does_not_hide_the_first_difference() -> None:
     left, right = pressed("a", "b", "a", "b", "c"), pressed("a", "b", "c")
     assert compare_episodes(left, right)["first_difference"] == 2
-    assert facing(left, right)[:2] == [(1, 1, True), (2, 2, True)]
+    assert align(left, right)[:2] == [(1, 1, True), (2, 2, True)]
 
 
-def test_an_episode_that_stops_early_parts_there() -> None:
+def test_an_episode_that_stops_early_differs_there() -> None:
     assert compare_episodes(pressed("a"), pressed("a", "b"))["first_difference"] == 1
-    assert facing(pressed("a"), pressed("a", "b")) == [(1, 1, True), (None, 2, False)]
+    assert align(pressed("a"), pressed("a", "b")) == [(1, 1, True), (None, 2, False)]
 
 
-def test_reasoning_alone_is_no_different_action_and_another_answer_is_told() -> None:
+def test_reasoning_is_not_compared_and_different_replies_are_marked() -> None:
     aloud = called("press", {"button": "a"}, "refused", reasoning="first a", error=True)
     told = compare_episodes(pressed("a"), replace(pressed("a"), turns=(aloud,)))
     assert told["first_difference"] is None
@@ -68,7 +68,7 @@ def test_reasoning_alone_is_no_different_action_and_another_answer_is_told() -> 
     assert (row["left"]["is_error"], row["right"]["is_error"]) == (False, True)
 
 
-def test_only_the_words_that_differ_are_marked() -> None:
+def test_only_different_words_are_marked() -> None:
     left, right = diff_words('{"number": 24}', '{"number": 2}')
     assert left == [('{"number": ', False), ("24", True), ("}", False)]
     assert right == [('{"number": ', False), ("2", True), ("}", False)]
@@ -76,7 +76,7 @@ def test_only_the_words_that_differ_are_marked() -> None:
     assert diff_words("", "new") == ([], [("new", True)])
 
 
-def test_nothing_is_lost_in_pieces_however_long_the_text_and_soon() -> None:
+def test_long_texts_are_complete_and_fast_to_compare() -> None:
     begun = perf_counter()
     for words in (990, 100_000):
         left, right = "a b " * (words // 2), "b a " * (words // 2)

@@ -1,12 +1,12 @@
-"""What the agent does wrong by itself: mistakes of form, of deed, of perseverance."""
+"""Mistakes of the agent: malformed and wrong calls, loops, and giving up."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from tests.analysis.error_messages import ERROR_MESSAGES
 from tests.analysis.mistakes import Scene, Write, absent, broken, changed, other, unfit, unreal
 from tests.analysis.scripted import Script, faulty
-from tests.analysis.wordings import WORDINGS
 
 from skyfleet.analysis.failure_class import FailureClass
 from skyfleet.chat.message import Message
@@ -24,7 +24,7 @@ def stops_early(scene: Scene) -> Script | None:
 
 
 def does_another_thing(scene: Scene) -> Script | None:
-    """A call like the right one, which the world takes."""
+    """A wrong call that the environment accepts."""
     place = scene.last_write()
     wrong = other(scene, scene.calls[place])
     if wrong is None:
@@ -35,7 +35,7 @@ def does_another_thing(scene: Scene) -> Script | None:
 
 
 def mends_an_error_and_errs(scene: Scene) -> Script | None:
-    """Refused for something absent, then taken with something wrong."""
+    """A call that fails because of a missing object, then an accepted wrong call."""
     place = scene.last_write()
     missing, wrong = absent(scene, scene.calls[place]), other(scene, scene.calls[place])
     if missing is None or wrong is None:
@@ -104,18 +104,18 @@ def writes_again_and_again(scene: Scene) -> Script | None:
 
 def talks_and_never_calls(scene: Scene) -> Script:
     words = scene.rng.choice(["I will look into it.", "Let me think.", "Working on it."])
-    said = Message(role="assistant", content=words)
-    return Script(task=scene.task, lines=scene.before(1), forever=[said], max_turns=8)
+    message = Message(role="assistant", content=words)
+    return Script(task=scene.task, lines=scene.before(1), forever=[message], max_turns=8)
 
 
 def stammers(scene: Scene) -> Script:
     piece = scene.rng.choice(["and then ", "I need to check the list. ", ", ", "0 "])
-    said = Message(role="assistant", content="Let me see: " + piece * 120)
-    return Script(task=scene.task, lines=[*scene.before(1), said], cut_short=True)
+    message = Message(role="assistant", content="Let me see: " + piece * 120)
+    return Script(task=scene.task, lines=[*scene.before(1), message], cut_short=True)
 
 
 def breaks_the_call(scene: Scene) -> Script:
-    """Ends on calls nobody can read, however often it tries."""
+    """Ends with malformed calls."""
     place = scene.last_write()
     tries = [broken(scene, scene.calls[place]) for _ in range(scene.rng.randrange(1, 4))]
     end = scene.rng.choice([scene.stop(), scene.refuse()])
@@ -144,7 +144,7 @@ def names_what_is_absent(scene: Scene) -> Script | None:
 def _refused(
     scene: Scene, mutate: Callable[[Scene, RecordedCall], RecordedCall | None]
 ) -> Script | None:
-    """One or two wrong calls of the last tool that writes, and an end that knows nothing of it."""
+    """One or two failing calls of the last writing tool, then the end of the episode."""
     place = scene.last_write()
     tries = (mutate(scene, scene.calls[place]) for _ in range(scene.rng.randrange(1, 3)))
     wrongs = [wrong for wrong in tries if wrong is not None]
@@ -155,8 +155,11 @@ def _refused(
     return Script(task=scene.task, lines=lines, refused=[len(first)])
 
 
-def is_told_in_other_words(kind: FailureClass) -> Write:
-    """The same mistake behind another door, which has words of its own for it."""
+def is_reworded(kind: FailureClass) -> Write:
+    """The same mistake with the error message of another service.
+
+    Recorded in the labelled set as `is_told_in_other_words`.
+    """
 
     def write(scene: Scene) -> Script | None:
         place = scene.last_write()
@@ -164,10 +167,10 @@ def is_told_in_other_words(kind: FailureClass) -> Write:
         wrong = mutate(scene, scene.calls[place])
         if wrong is None:
             return None
-        said = scene.says(WORDINGS[kind])
+        message = scene.pick(ERROR_MESSAGES[kind])
         lines = [*scene.before(place), scene.act(wrong), scene.stop()]
-        door = faulty(lambda call: said if _same(call.name, call.arguments, wrong) else None)
-        return Script(task=scene.task, lines=lines, open_env=door)
+        open_env = faulty(lambda call: message if _same(call.name, call.arguments, wrong) else None)
+        return Script(task=scene.task, lines=lines, open_env=open_env)
 
     return write
 
@@ -177,7 +180,7 @@ def _same(name: str, arguments: object, call: RecordedCall) -> bool:
 
 
 def reads_too_much(scene: Scene) -> Script:
-    """Looks here and there, at other things each time, until the context is full."""
+    """Makes different read-only calls until the context is full."""
     looks: list[Message] = []
     for look in [scene.look() for _ in range(20)]:
         if all(look.tool_calls != seen.tool_calls for seen in looks):
@@ -210,12 +213,12 @@ def writes_an_essay(scene: Scene) -> Script:
         "it",
     ]
     essay = " ".join(scene.rng.choice(words) for _ in range(300))
-    said = Message(role="assistant", content="", reasoning=essay)
-    return Script(task=scene.task, lines=[*scene.before(1), said], cut_short=True)
+    message = Message(role="assistant", content="", reasoning=essay)
+    return Script(task=scene.task, lines=[*scene.before(1), message], cut_short=True)
 
 
 def is_too_slow(scene: Scene) -> Script | None:
-    """Does the right things, and has one turn less than they need."""
+    """Follows the reference solution with one turn too few."""
     n_calls = len(scene.calls)
     if n_calls < 3:
         return None
@@ -245,10 +248,10 @@ AGENT_MISTAKES: tuple[tuple[FailureClass, Write], ...] = (
     (FailureClass.WRONG_ARGUMENTS, gives_unfit_arguments),
     (
         FailureClass.WRONG_ARGUMENTS,
-        is_told_in_other_words(FailureClass.WRONG_ARGUMENTS),
+        is_reworded(FailureClass.WRONG_ARGUMENTS),
     ),
     (FailureClass.NOT_FOUND, names_what_is_absent),
-    (FailureClass.NOT_FOUND, is_told_in_other_words(FailureClass.NOT_FOUND)),
+    (FailureClass.NOT_FOUND, is_reworded(FailureClass.NOT_FOUND)),
     (FailureClass.CONTEXT_OVERFLOW, reads_too_much),
     (FailureClass.CONTEXT_OVERFLOW, writes_an_essay),
     (FailureClass.OUT_OF_TURNS, is_too_slow),

@@ -1,10 +1,10 @@
-"""What goes wrong around the agent: who it is, the services, the env, the verifier, the engine."""
+"""Failures outside the agent: permissions, services, environment, verifier and engine."""
 
 from __future__ import annotations
 
+from tests.analysis.error_messages import ERROR_MESSAGES
 from tests.analysis.mistakes import Scene, Write, changed
 from tests.analysis.scripted import Fault, Line, Script, faulty
-from tests.analysis.wordings import WORDINGS
 
 from skyfleet.analysis.failure_class import FailureClass
 from skyfleet.chat.message import ToolCall
@@ -22,7 +22,7 @@ TOO_LONG = "400 This model's maximum context length is 32768 tokens, the message
 
 
 def has_no_account(scene: Scene) -> Script | None:
-    """In booking, a guest whom nobody knows."""
+    """An unknown user in booking."""
     if scene.task.env_key != "booking":
         return None
     who = scene.task.env_variables | {"LOGGED_IN_USER": scene.rng.choice(["zed", "mallory"])}
@@ -35,7 +35,7 @@ def has_no_account(scene: Scene) -> Script | None:
 
 
 def moderates_elsewhere(scene: Scene) -> Script | None:
-    """In reddit, a post of a community where somebody else decides."""
+    """A post in a subreddit that the user does not moderate."""
     place = scene.last_write()
     call = scene.calls[place]
     if call.name != "moderate_post":
@@ -50,7 +50,7 @@ def moderates_elsewhere(scene: Scene) -> Script | None:
 
 
 def _posts_of_others(scene: Scene) -> list[int]:
-    """Posts that are there, in communities which this user does not moderate."""
+    """Posts in subreddits that the user does not moderate."""
     seed = int((scene.task.data_key or "").removeprefix("seed-"))
     app = reddit.open(seed, scene.task.env_variables)
     ids = app.db.column(
@@ -63,26 +63,26 @@ def _posts_of_others(scene: Scene) -> list[int]:
 
 
 def is_answered(kind: FailureClass, *, tries: int) -> Write:
-    """The tool that matters answers only this, whatever it is asked."""
+    """The last writing tool always returns this error."""
 
     def write(scene: Scene) -> Script | None:
         place = scene.last_write()
         call = scene.calls[place]
-        said = scene.says(WORDINGS[kind])
+        message = scene.pick(ERROR_MESSAGES[kind])
         asked = [scene.act(call)] * scene.rng.randrange(1, tries + 1)
         end = scene.rng.choice([scene.stop, scene.refuse])()
         looks = [scene.look()] if scene.rng.random() < 0.3 and call.name != SUBMIT_NAME else []
         return Script(
             task=scene.task,
             lines=[*scene.before(place), *asked, *looks, end],
-            open_env=faulty(_only(call.name, said)),
+            open_env=faulty(_only(call.name, message)),
         )
 
     return write
 
 
 def breaks_down(scene: Scene) -> Script:
-    """The env raises in the middle, or cannot be opened."""
+    """The environment raises during the episode or at reset."""
     error = scene.rng.choice(
         [
             RuntimeError("the page crashed"),
@@ -93,10 +93,10 @@ def breaks_down(scene: Scene) -> Script:
     )
     place = scene.last_write()
     lines = [*scene.before(place), scene.act(scene.calls[place]), scene.stop()]
-    door = faulty(_only(scene.calls[place].name, error))
+    open_env = faulty(_only(scene.calls[place].name, error))
     if scene.rng.random() < 0.3:
-        door = faulty(lambda _: None, at_reset=error)
-    return Script(task=scene.task, lines=lines, open_env=door)
+        open_env = faulty(lambda _: None, at_reset=error)
+    return Script(task=scene.task, lines=lines, open_env=open_env)
 
 
 def does_not_answer(scene: Scene) -> Script:
@@ -126,7 +126,7 @@ def takes_too_long(scene: Scene) -> Script:
 
 
 def is_judged_by_a_crash(scene: Scene) -> Script:
-    """Solved or not, with slips or without: nobody will know."""
+    """The verifier crashes, whether or not the task is solved."""
     task = scene.task.model_copy(update={"verifier_code": scene.rng.choice(CRASHES)})
     n_calls = scene.rng.randrange(1, len(scene.calls) + 1)
     lines: list[Line] = [*scene.before(n_calls), scene.stop()]
@@ -144,7 +144,7 @@ def _only(name: str, wrong: str | Exception | float) -> Fault:
     return fault
 
 
-OTHERS_MISTAKES: tuple[tuple[FailureClass, Write], ...] = (
+ENVIRONMENT_MISTAKES: tuple[tuple[FailureClass, Write], ...] = (
     (FailureClass.UNAUTHORISED, has_no_account),
     (FailureClass.UNAUTHORISED, moderates_elsewhere),
     (FailureClass.UNAUTHORISED, is_answered(FailureClass.UNAUTHORISED, tries=2)),

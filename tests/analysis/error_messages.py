@@ -1,7 +1,7 @@
-"""Wordings: errors as services outside our worlds say them, and what agents say at the end.
+"""Error messages of external services, and final messages of agents, for the labelled set.
 
-Of each pair the second list was written after the rules stood, and is used only in the part of the
-labelled set that is held out.
+The second list of each pair was written after the classification rules and is only used in the
+held-out part of the set.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ WRONG_ARGUMENTS = (
         "value_error: the end lies before the start",
     ),
 )
-WORDINGS = {
+ERROR_MESSAGES = {
     FailureClass.LIMIT: LIMIT,
     FailureClass.UNAUTHORISED: UNAUTHORISED,
     FailureClass.ENVIRONMENT_FAULT: ENVIRONMENT_FAULT,
