@@ -164,7 +164,7 @@ def rich() -> Trajectory:
                 engine_seconds=0.07,
             ),
         ),
-        transcripts=(spoken(),),
+        transcripts=(sampled_transcript(),),
         grade=Grade(
             reward=1.0,
             success=True,
@@ -203,13 +203,13 @@ def hostile() -> Trajectory:
                 action=Message(role="assistant", content=PAYLOAD, malformed_calls=(PAYLOAD,)),
             ),
         ),
-        transcripts=(spoken(),),
+        transcripts=(sampled_transcript(),),
         grade=Grade(reward=0.0, success=False, parts={PAYLOAD: 0.0}, explanation=PAYLOAD),
         failure=Failure(kind="EnvError", detail=PAYLOAD),
     )
 
 
-def spoken() -> Transcript:
+def sampled_transcript() -> Transcript:
     """Six given tokens, then eight chosen, from sure to surprising."""
     chosen = [-0.01, -0.2, -1.0, -2.0, -4.0, -0.05, -0.6, -0.02]
     return Transcript(
