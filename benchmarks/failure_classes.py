@@ -1,6 +1,6 @@
-"""Failure classes: precision, recall and the confusion table of the rules on the labelled set.
+"""Precision, recall and confusion table of the failure classes on the labelled set.
 
-`python benchmarks/failure_classes.py`; how the set was made is in docs/analysis.md.
+Run `python benchmarks/failure_classes.py`; docs/analysis.md describes the set.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ FOLDER = Path(__file__).parents[1] / "tests" / "assets" / "labelled_episodes"
 class Labelled:
     label: FailureClass
     mistake: str
-    """What the scripted agent was made to do; `read` where a person gave the label."""
+    """What the scripted agent does wrong; starts with `read` if a person gave the label."""
     held_out: bool
-    """Not looked at while the rules were written."""
+    """Not used while the rules were written."""
     episode: Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
     pairs: Mapping[tuple[FailureClass, FailureClass], int]
-    """How many episodes have this label and were given this class."""
+    """The number of episodes per label and assigned class."""
 
     @property
     def n_episodes(self) -> int:
@@ -48,11 +48,11 @@ class Scores:
         )
 
     def precision(self, kind: FailureClass) -> float:
-        """Of those given the class, the share that has it; 0 where none was given it."""
+        """The share of correct assignments to the class; 0 if there are none."""
         return self._share(kind, of=1)
 
     def recall(self, kind: FailureClass) -> float:
-        """Of those that have the class, the share that was given it; 0 where none has it."""
+        """The share of the class that is recognised; 0 if it has no episode."""
         return self._share(kind, of=0)
 
     def f1(self, kind: FailureClass) -> float:
@@ -61,7 +61,7 @@ class Scores:
 
     @property
     def macro_f1(self) -> float:
-        """The mean over the classes that have an episode, each as heavy as the other."""
+        """The unweighted mean over the classes with an episode."""
         return fmean(self.f1(kind) for kind in {label for label, _ in self.pairs})
 
     def _share(self, kind: FailureClass, *, of: int) -> float:
@@ -70,12 +70,14 @@ class Scores:
 
 
 def score(episodes: Iterable[Labelled]) -> Scores:
-    """The rules against the labels; no labelled episode may have passed."""
+    """Compare the rules with the labels; raises if a labelled episode passed."""
     pairs: Counter[tuple[FailureClass, FailureClass]] = Counter()
     for one in episodes:
         given = classify(one.episode)
         if given is None:
-            raise ValueError(f"{one.episode.task_key} passed, so it has no class; leave it out")
+            raise ValueError(
+                f"{one.episode.task_key} passed, so it has no class; remove it from the set"
+            )
         pairs[one.label, given] += 1
     return Scores(pairs=pairs)
 
@@ -95,7 +97,7 @@ def read_labelled(path: Path) -> list[Labelled]:
 
 
 def write_labelled(path: Path, episodes: Iterable[Labelled]) -> None:
-    """The same episodes give the same bytes."""
+    """Deterministic: the same episodes give the same bytes."""
     rows = (
         {
             "label": one.label.value,
@@ -113,7 +115,7 @@ def main() -> None:
     paths = sorted(FOLDER.glob("*.jsonl.gz"))
     episodes = [one for path in paths for one in read_labelled(path)]
     parts: dict[str, Sequence[Labelled]] = {
-        "seen while the rules were written": [one for one in episodes if not one.held_out],
+        "used while writing the rules": [one for one in episodes if not one.held_out],
         "held out": [one for one in episodes if one.held_out],
     }
     for name, part in parts.items():
@@ -123,7 +125,7 @@ def main() -> None:
             f"accuracy {scores.accuracy:.3f}, macro F1 {scores.macro_f1:.3f}\n"
         )
         print(f"{_class_table(scores)}\n")
-    print("Rows are labels, columns what the rules say, of the part held out.\n")
+    print("Held-out part; rows are labels, columns are assigned classes.\n")
     print(_confusion_table(score(parts["held out"])))
 
 
@@ -142,7 +144,7 @@ def _class_table(scores: Scores) -> str:
 
 
 def _confusion_table(scores: Scores) -> str:
-    """Columns are numbered like the rows: twelve names side by side fit no screen."""
+    """Columns are numbered like the rows, because twelve names do not fit a screen."""
     numbers = [str(n) for n, _ in enumerate(FailureClass, start=1)]
     rows = [
         (number, label.value, *(str(scores.pairs.get((label, given), 0)) for given in FailureClass))

@@ -137,7 +137,9 @@ def test_a_folder_takes_one_players_evaluations(settings: str, tmp_path: Path) -
     run(*words, "--agent", "null")  # the same again is fine
     result = CliRunner().invoke(app, ["evaluate", *words, "--agent", "oracle"])
     assert isinstance(result.exception, ConfigError)
-    assert "holds results of another agent (agent: null before, oracle after)" in str(result.exception)
+    assert "holds results of another agent (agent: null before, oracle after)" in str(
+        result.exception
+    )
 
 
 async def no_baselines(*rest: Any, **more: Any) -> dict[str, Baseline]:

@@ -54,25 +54,25 @@ class EngineContract(ABC):
         token_ids = list(PROMPT)
         async with self.opened() as engine:
             for turn in range(3):
-                completion = await engine.generate(token_ids, SAMPLING, session="s")
-                token_ids += completion.token_ids
+                said = await engine.generate(token_ids, SAMPLING, session="s")
+                token_ids += said.token_ids
                 expected = logprobs_of(
-                    self.policy_model.decoder, token_ids, len(completion.token_ids), temperature=0.8
+                    self.policy_model.decoder, token_ids, len(said.token_ids), temperature=0.8
                 )
-                assert completion.logprobs == pytest.approx(expected.tolist(), abs=self.tolerance)
+                assert said.logprobs == pytest.approx(expected.tolist(), abs=self.tolerance)
                 token_ids += [turn + 50] * 5
 
     async def test_logprobs_are_those_after_truncation(self) -> None:
         async with self.opened() as engine:
             certain = replace(SAMPLING, top_k=1, temperature=2.0)
-            completion = await engine.generate(PROMPT, certain, session="s")
-        assert completion.logprobs == pytest.approx([0.0] * 12, abs=1e-6)
+            said = await engine.generate(PROMPT, certain, session="s")
+        assert said.logprobs == pytest.approx([0.0] * 12, abs=1e-6)
 
     async def test_a_turn_reads_only_what_is_new(self) -> None:
         async with self.opened() as engine:
-            completion = await engine.generate(PROMPT, SAMPLING, session="s")
+            said = await engine.generate(PROMPT, SAMPLING, session="s")
             assert self._computed() == 40 + 11  # the last token of a turn waits for the next
-            await engine.generate([*PROMPT, *completion.token_ids, 50, 51], SAMPLING, session="s")
+            await engine.generate([*PROMPT, *said.token_ids, 50, 51], SAMPLING, session="s")
             assert self._computed() == 40 + 11 + 1 + 2 + 11
 
     async def test_company_changes_nothing(self) -> None:
@@ -90,8 +90,8 @@ class EngineContract(ABC):
             free = (await engine.generate(PROMPT, SAMPLING, session="s")).token_ids
             stop = next(token for token in free[4:] if token not in free[:4])
             stopping = replace(SAMPLING, stop_token_ids=(stop,))
-            completion = await self._anew(engine, stopping)
-        assert (completion.token_ids, completion.finish) == (free[: free.index(stop) + 1], "stop")
+            said = await self._anew(engine, stopping)
+        assert (said.token_ids, said.finish) == (free[: free.index(stop) + 1], "stop")
 
     async def test_nothing_but_its_stop_tokens_ends_a_turn(self) -> None:
         eos = self.policy_model.tokenizer.eos_token_id
@@ -101,9 +101,9 @@ class EngineContract(ABC):
                 engine.generate(PROMPT, replace(hot, seed=seed), session=f"s{seed}")
                 for seed in range(16)
             ]
-            completion = await asyncio.gather(*turns)
-        assert {(len(one.token_ids), one.finish) for one in completion} == {(60, "length")}
-        assert any(eos in one.token_ids[:-1] for one in completion)
+            said = await asyncio.gather(*turns)
+        assert {(len(one.token_ids), one.finish) for one in said} == {(60, "length")}
+        assert any(eos in one.token_ids[:-1] for one in said)
 
     async def test_a_stop_string_across_tokens_ends_a_turn_and_is_kept(self) -> None:
         text = self.policy_model.renderer.text
@@ -114,8 +114,8 @@ class EngineContract(ABC):
                 stop = text(free[4:7])
                 if stop.isascii() and text(free).index(stop) == len(text(free[:4])):
                     break
-            completion = await self._anew(engine, replace(sampling, stop=("never completion", stop)))
-        assert (completion.token_ids, completion.finish) == (free[:7], "stop")
+            said = await self._anew(engine, replace(sampling, stop=("never said", stop)))
+        assert (said.token_ids, said.finish) == (free[:7], "stop")
 
     async def test_a_cancelled_turn_leaves_nothing_running_and_a_usable_engine(self) -> None:
         async with self.opened() as engine:
@@ -128,8 +128,8 @@ class EngineContract(ABC):
             computed = await self._settled()
             assert computed < 400
             await engine.release("gone")
-            completion = await engine.generate(PROMPT, SAMPLING, session="s")
-            assert len(completion.token_ids) == 12
+            said = await engine.generate(PROMPT, SAMPLING, session="s")
+            assert len(said.token_ids) == 12
 
     async def test_releasing_a_session_nobody_knows_is_fine(self) -> None:
         async with self.opened() as engine:

@@ -16,7 +16,7 @@ from tests.fakes.counter_env import TASK, CounterEnv, opening
 from tests.fakes.serving import serving
 
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
-from skyfleet.engines import http_client
+from skyfleet.engines import http_client as posting
 from skyfleet.engines.anthropic_chat import AnthropicChat
 from skyfleet.engines.engine import CutShortError
 from skyfleet.engines.http_client import RefusedError
@@ -61,7 +61,7 @@ class Server:
 
 @pytest_asyncio.fixture
 async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
-    monkeypatch.setattr(http_client, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(posting, "FIRST_PAUSE_SECONDS", 0.01)
     server = Server()
     paths = ("/v1/chat/completions", "/v1/messages")
     app = Starlette(routes=[Route(path, server.answer, methods=["POST"]) for path in paths])
@@ -70,7 +70,7 @@ async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
         yield server
 
 
-def completion(finish: str = "stop", **message: Any) -> Response:
+def said(finish: str = "stop", **message: Any) -> Response:
     choice = {"message": {"role": "assistant", **message}, "finish_reason": finish}
     return PlainTextResponse(json.dumps({"choices": [choice]}))
 
@@ -90,7 +90,7 @@ async def ask_anthropic(server: Server) -> Message:
 
 
 async def test_openai_is_sent_the_conversation_and_answers_with_a_call(server: Server) -> None:
-    server.answers = [completion(content=None, tool_calls=[call("look", '{"at": 2}')])]
+    server.answers = [said(content=None, tool_calls=[call("look", '{"at": 2}')])]
     message = await ask_openai(server)
     assert message.tool_calls == (ToolCall(id="9", name="look", arguments={"at": 2}),)
     assert message.text == ""
@@ -105,7 +105,7 @@ async def test_openai_is_sent_the_conversation_and_answers_with_a_call(server: S
 
 
 async def test_half_a_letter_can_be_sent_back(server: Server) -> None:
-    server.answers = [completion(content="\ud83d", reasoning="\ud83d"), completion(content="hi")]
+    server.answers = [said(content="\ud83d", reasoning="\ud83d"), said(content="hi")]
     async with OpenAIChat(f"{server.url}/v1/", model="m") as model:
         message = await model.reply(TALK, [], SAMPLING)
         await model.reply([*TALK, message], [], SAMPLING)
@@ -121,7 +121,7 @@ def unsupported(param: str, code: str = "unsupported_parameter") -> Response:
 async def test_what_a_model_does_not_take_is_said_otherwise_and_then_never_again(
     server: Server,
 ) -> None:
-    server.answers = [unsupported("max_tokens"), unsupported("top_p"), *[completion(content="hi")] * 2]
+    server.answers = [unsupported("max_tokens"), unsupported("top_p"), *[said(content="hi")] * 2]
     sampling = SamplingParams(max_generate_length=64, temperature=1.0, top_p=1.0)
     async with OpenAIChat(f"{server.url}/v1/", model="m") as model:
         for _ in range(2):
@@ -149,7 +149,7 @@ async def test_a_turn_that_was_thoughts_alone_is_cut_short(server: Server) -> No
 async def test_a_reply_that_its_length_cut_short_ends_the_episode_and_is_no_action(
     server: Server,
 ) -> None:
-    server.answers = [completion(finish="length", content="I will press the")]
+    server.answers = [said(finish="length", content="I will press the")]
     env = CounterEnv()
     async with OpenAIChat(f"{server.url}/v1/", model="m") as model:
         trajectory = await run_episode(
@@ -228,7 +228,7 @@ async def test_what_does_not_pass_is_one_engine_error(
 async def test_a_server_that_is_not_there_is_one_engine_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http_client, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(posting, "FIRST_PAUSE_SECONDS", 0.01)
     nobody = Server()
     nobody.url = "http://127.0.0.1:1"
     with pytest.raises(EngineError, match=r"127.0.0.1:1/v1/messages failed 4 times.*ConnectError"):
@@ -264,12 +264,12 @@ async def test_a_refusal_of_one_request_is_told_from_a_refusal_of_all(
 
 @pytest.mark.parametrize("ask", [ask_openai, ask_anthropic])
 @pytest.mark.parametrize(
-    "completion",
+    "said",
     ['{"error": {"code": "context_length_exceeded"}}', "prompt is too long: 9 tokens > 8 maximum"],
 )
 async def test_a_conversation_too_long_for_the_endpoint_is_told_from_other_refusals(
-    server: Server, ask: Any, completion: str
+    server: Server, ask: Any, said: str
 ) -> None:
-    server.answers = [PlainTextResponse(completion, 400)]
+    server.answers = [PlainTextResponse(said, 400)]
     with pytest.raises(ContextFullError):
         await ask(server)

@@ -35,9 +35,9 @@ async def test_it_says_what_the_engine_for_cpus_says(
     decoder = Decoder(make(), max_positions=160)
     plain = EmbeddedEngine(decoder, decode_text=str, max_num_seqs=64, capacity=160)
     expected = await crowd(plain, sampling)
-    completion = await crowd(engine(decoder), sampling)
-    assert [c.token_ids for c in completion] == [c.token_ids for c in expected]
-    for one, other in zip(completion, expected, strict=True):
+    said = await crowd(engine(decoder), sampling)
+    assert [c.token_ids for c in said] == [c.token_ids for c in expected]
+    for one, other in zip(said, expected, strict=True):
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
         assert one.finish == other.finish
 
@@ -95,11 +95,11 @@ async def test_new_weights_leave_nothing_of_the_old() -> None:
         for parameter in decoder.module.parameters():
             parameter.mul_(1.1)
     policy_model.policy_version = 1
-    completion = await policy_model.generate(PROMPT, SAMPLING, session="s")
+    said = await policy_model.generate(PROMPT, SAMPLING, session="s")
     fresh = await engine(decoder).generate(PROMPT, SAMPLING, session="s")
-    assert completion.token_ids == fresh.token_ids
-    assert completion.logprobs == pytest.approx(fresh.logprobs, abs=1e-6)
-    assert completion.policy_version == 1
+    assert said.token_ids == fresh.token_ids
+    assert said.logprobs == pytest.approx(fresh.logprobs, abs=1e-6)
+    assert said.policy_version == 1
 
 
 async def test_weights_that_arrive_amid_a_turn_are_read_under_and_the_oldest_version_stays() -> (
@@ -110,8 +110,8 @@ async def test_weights_that_arrive_amid_a_turn_are_read_under_and_the_oldest_ver
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     policy_model.policy_version = 5
-    completion = await turn
-    assert (len(completion.token_ids), completion.policy_version) == (12, 0)
+    said = await turn
+    assert (len(said.token_ids), said.policy_version) == (12, 0)
 
 
 async def test_who_does_not_fit_waits_and_loses_nothing() -> None:
@@ -119,13 +119,13 @@ async def test_who_does_not_fit_waits_and_loses_nothing() -> None:
     decoder = small_decoder()
     tight = engine(decoder, memory_bytes=9 * page_bytes(decoder))
     prompts = [[n, *PROMPT[1:]] for n in range(3)]
-    completion = await asyncio.gather(
+    said = await asyncio.gather(
         *(tight.generate(p, SAMPLING, session=f"s{n}") for n, p in enumerate(prompts))
     )
     alone = [
         await engine(decoder).generate(p, SAMPLING, session=f"s{n}") for n, p in enumerate(prompts)
     ]
-    assert [c.token_ids for c in completion] == [c.token_ids for c in alone]
+    assert [c.token_ids for c in said] == [c.token_ids for c in alone]
 
 
 async def test_a_sequence_larger_than_the_memory_is_refused_alone() -> None:
@@ -146,7 +146,7 @@ async def test_after_an_error_in_a_round_the_engine_still_works(
         broken.setattr(policy_model._slots, "decode", lambda *a, **k: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             await policy_model.generate(PROMPT, SAMPLING, session="s")
-    assert policy_model._scheduler.n_available == policy_model._scheduler.n_blocks
+    assert policy_model._seating.n_available == policy_model._seating.n_pages
     assert len((await policy_model.generate(PROMPT, SAMPLING, session="s")).token_ids) == 12
 
 
@@ -157,9 +157,9 @@ async def test_a_cancelled_turn_gives_its_slot_and_pages_back() -> None:
     )
     await asyncio.sleep(0)
     turn.cancel()
-    completion = await policy_model.generate(PROMPT, SAMPLING, session="t")
-    assert len(completion.token_ids) == 12
-    assert policy_model._scheduler.n_available == 80 // 8  # 160 tokens, all pages free again
+    said = await policy_model.generate(PROMPT, SAMPLING, session="t")
+    assert len(said.token_ids) == 12
+    assert policy_model._seating.n_available == 80 // 8  # 160 tokens, all pages free again
 
 
 @pytest.mark.parametrize("batched_tokens", [8, 17, 64])
@@ -176,8 +176,8 @@ async def test_a_stop_string_ends_the_turn_at_its_token() -> None:
     stop = chr(32 + free.token_ids[6])
     cut = free.token_ids[: free.token_ids.index(free.token_ids[6]) + 1]
     sampling = SamplingParams(max_generate_length=12, temperature=0.8, seed=1, stop=(stop,))
-    completion = await policy_model.generate(PROMPT, sampling, session="s")
-    assert (completion.token_ids, completion.finish) == (cut, "stop")
+    said = await policy_model.generate(PROMPT, sampling, session="s")
+    assert (said.token_ids, said.finish) == (cut, "stop")
     token = SamplingParams(
         max_generate_length=12, temperature=0.8, seed=1, stop_token_ids=(free.token_ids[6],)
     )
@@ -212,12 +212,12 @@ async def test_a_round_without_the_stop_string_is_looked_through_once() -> None:
     policy_model = CudaEngine(
         small_decoder(), decode_text=letters, max_num_seqs=1, capacity=80, steps_a_round=8
     )
-    sampling = SamplingParams(max_generate_length=33, seed=1, stop=("never completion",))
-    completion = await policy_model.generate(PROMPT, sampling, session="s")
-    assert (len(completion.token_ids), completion.finish) == (33, "length")
+    sampling = SamplingParams(max_generate_length=33, seed=1, stop=("never said",))
+    said = await policy_model.generate(PROMPT, sampling, session="s")
+    assert (len(said.token_ids), said.finish) == (33, "length")
     # Four rounds of eight after the first token: all that is new, then the end.
     assert len(looked) <= 2 * 5
-    assert max(looked) <= len("never completion") + 4 + 8
+    assert max(looked) <= len("never said") + 4 + 8
 
 
 def test_truncation_keeps_what_drawing_keeps() -> None:

@@ -34,17 +34,17 @@ def engine(
 async def converse(
     policy_model: EmbeddedEngine, session: str, *, turns: int = 3, prompt: Sequence[int] = PROMPT
 ) -> tuple[list[int], list[Completion]]:
-    """Several turns with five given tokens between them: the whole sequence, and what was completion."""
-    token_ids, completion = list(prompt), []
+    """Several turns with five given tokens between them: the whole sequence, and what was said."""
+    token_ids, said = list(prompt), []
     for turn in range(turns):
         completion = await policy_model.generate(token_ids, SAMPLING, session=session)
-        completion.append(completion)
+        said.append(completion)
         token_ids = [*token_ids, *completion.token_ids, *([turn + 1] * 5)]
-    return token_ids, completion
+    return token_ids, said
 
 
-def tokens(completion: Sequence[Completion]) -> list[tuple[int, ...]]:
-    return [completion.token_ids for completion in completion]
+def tokens(said: Sequence[Completion]) -> list[tuple[int, ...]]:
+    return [completion.token_ids for completion in said]
 
 
 async def test_logprobs_are_those_of_a_fresh_forward_pass_turn_after_turn() -> None:
@@ -100,7 +100,7 @@ async def test_more_sessions_than_rows_take_turns_and_say_the_same(rows: int) ->
     roomy, narrow = engine(), engine(rows=rows)
     expected = await asyncio.gather(*[converse(roomy, f"s{i}") for i in range(5)])
     got = await asyncio.gather(*[converse(narrow, f"s{i}") for i in range(5)])
-    assert [tokens(completion) for _, completion in got] == [tokens(completion) for _, completion in expected]
+    assert [tokens(said) for _, said in got] == [tokens(said) for _, said in expected]
 
 
 @pytest.mark.parametrize("batched_tokens", [1, 7, 17])
@@ -108,7 +108,7 @@ async def test_long_prompts_read_in_chunks_say_the_same(batched_tokens: int) -> 
     whole, chunked = engine(), engine(batched_tokens=batched_tokens)
     expected = await asyncio.gather(*[converse(whole, f"s{i}") for i in range(4)])
     got = await asyncio.gather(*[converse(chunked, f"s{i}") for i in range(4)])
-    assert [tokens(completion) for _, completion in got] == [tokens(completion) for _, completion in expected]
+    assert [tokens(said) for _, said in got] == [tokens(said) for _, said in expected]
 
 
 async def test_a_prompt_that_does_not_fit_is_an_engine_error() -> None:

@@ -41,9 +41,9 @@ class TestCuda(EngineContract):
     async def test_a_turn_reads_only_what_is_new(self) -> None:
         """As far as it fills pages of 16: three of them hold 48 of the 54 tokens."""
         async with self.opened() as engine:
-            completion = await engine.generate(PROMPT, SAMPLING, session="s")
+            said = await engine.generate(PROMPT, SAMPLING, session="s")
             assert self._computed() == 40 + 12
-            await engine.generate([*PROMPT, *completion.token_ids, 50, 51], SAMPLING, session="s")
+            await engine.generate([*PROMPT, *said.token_ids, 50, 51], SAMPLING, session="s")
             assert self._computed() == 40 + 12 + 6 + 12
 
 

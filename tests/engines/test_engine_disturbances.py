@@ -79,8 +79,8 @@ async def test_new_weights_take_over_in_the_middle_of_a_turn() -> None:
     after = logprobs_of(newer, sequence, 20).tolist()
     switch = next(
         i
-        for i, completion in enumerate(completion.logprobs)
-        if completion != pytest.approx(before[i], abs=1e-5)
+        for i, said in enumerate(completion.logprobs)
+        if said != pytest.approx(before[i], abs=1e-5)
     )
     assert 0 < switch < 20
     expected = before[:switch] + after[switch:]

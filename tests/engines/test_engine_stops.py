@@ -19,7 +19,7 @@ def letters(token_ids: Sequence[int]) -> str:
     return "".join(chr(32 + token) for token in token_ids)
 
 
-async def completion(
+async def said(
     sampling: SamplingParams, decode_text: Callable[[Sequence[int]], str] = letters
 ) -> Completion:
     policy_model = EmbeddedEngine(
@@ -29,29 +29,29 @@ async def completion(
 
 
 async def test_length_ends_a_turn() -> None:
-    completion = await completion(FREE)
+    completion = await said(FREE)
     assert (len(completion.token_ids), completion.finish) == (20, "length")
 
 
 async def test_a_stop_token_ends_a_turn_and_is_kept() -> None:
-    free = (await completion(FREE)).token_ids
+    free = (await said(FREE)).token_ids
     stop = next(token for token in free[5:] if token not in free[:5])
     end = free.index(stop) + 1
-    completion = await completion(replace(FREE, stop_token_ids=(stop,)))
+    completion = await said(replace(FREE, stop_token_ids=(stop,)))
     assert (completion.token_ids, completion.finish) == (free[:end], "stop")
 
 
 async def test_a_stop_string_across_tokens_ends_a_turn_and_is_kept() -> None:
-    free = (await completion(FREE)).token_ids
+    free = (await said(FREE)).token_ids
     stop = letters(free[6:9])
     assert letters(free).index(stop) == 6
-    completion = await completion(replace(FREE, stop=("never completion", stop)))
+    completion = await said(replace(FREE, stop=("never said", stop)))
     assert (completion.token_ids, completion.finish) == (free[:9], "stop")
 
 
 async def test_a_stop_at_the_last_token_allowed_is_a_stop() -> None:
-    free = (await completion(FREE)).token_ids
-    completion = await completion(replace(FREE, max_generate_length=9, stop=(letters(free[6:9]),)))
+    free = (await said(FREE)).token_ids
+    completion = await said(replace(FREE, max_generate_length=9, stop=(letters(free[6:9]),)))
     assert completion.finish == "stop"
 
 
@@ -59,7 +59,7 @@ async def test_a_stop_string_of_many_bytes_a_letter_is_found_too() -> None:
     stop = "終了日"
     for seed in range(100):
         sampling = replace(FREE, seed=seed)
-        free = (await completion(sampling)).token_ids[:9]
+        free = (await said(sampling)).token_ids[:9]
         if len(set(free)) == 9:
             break
     byte_of = dict(zip(free, stop.encode(), strict=True))
@@ -67,5 +67,5 @@ async def test_a_stop_string_of_many_bytes_a_letter_is_found_too() -> None:
     def one_byte_a_token(token_ids: Sequence[int]) -> str:
         return bytes(byte_of.get(token, 32) for token in token_ids).decode(errors="replace")
 
-    completion = await completion(replace(sampling, stop=(stop,)), one_byte_a_token)
+    completion = await said(replace(sampling, stop=(stop,)), one_byte_a_token)
     assert (completion.token_ids, completion.finish) == (free, "stop")

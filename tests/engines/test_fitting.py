@@ -1,4 +1,4 @@
-"""What no engine can continue is refused to its own session, and the others sample_token on."""
+"""What no engine can continue is refused to its own session, and the others speak on."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ async def test_a_foreign_token_id_fails_its_own_session_alone(
     make: Callable[..., EmbeddedEngine | CudaEngine], foreign: int
 ) -> None:
     policy_model = make(small_decoder(), decode_text=str, max_num_seqs=4, capacity=64)
-    completion, refused = await asyncio.gather(
+    said, refused = await asyncio.gather(
         policy_model.generate([5, VOCABULARY - 1, 0], SAMPLING, session="s"),
         policy_model.generate([5, foreign], SAMPLING, session="t"),
         return_exceptions=True,
     )
-    assert isinstance(completion, Completion)
+    assert isinstance(said, Completion)
     assert isinstance(refused, RefusedError)
     assert f"holds token {foreign}, and the model's are 0 to {VOCABULARY - 1}" in str(refused)

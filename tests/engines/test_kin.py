@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from skyfleet.engines.cuda.prefix_groups import PrefixGroups
+from skyfleet.engines.cuda.prefix_groups import Kin
 
 
 def gathered(pages: list[list[int]], lengths: list[int]) -> list[tuple[list[int], int]]:
@@ -14,13 +14,13 @@ def gathered(pages: list[list[int]], lengths: list[int]) -> list[tuple[list[int]
     table = np.zeros((len(pages), 24), dtype=np.int32)
     for row, own in zip(table, pages, strict=True):
         row[: len(own)] = own
-    groups = PrefixGroups.among(len(pages), 2, 8, torch.device("cpu"))
-    if not groups.gather(table, dict(enumerate(lengths))):
+    kin = Kin.among(len(pages), 2, 8, torch.device("cpu"))
+    if not kin.gather(table, dict(enumerate(lengths))):
         return []
-    met = groups.shared_len_S.tolist()
+    met = kin.met_S.tolist()
     found = [
         ([slot for slot in row if slot >= 0], n)
-        for row, n in zip(groups.members_SZ.tolist(), groups.group_shared_len_S.tolist(), strict=True)
+        for row, n in zip(kin.members_SZ.tolist(), kin.shared_S.tolist(), strict=True)
         if n
     ]
     assert all(met[slot] == n for slots, n in found for slot in slots)
@@ -68,5 +68,5 @@ def test_single_attempts_share_what_all_tasks_begin_with() -> None:
 def test_no_cluster_has_more_members_than_seats(n: int) -> None:
     pages = list(range(1, 9))
     found = gathered([[*pages, 50 + slot] for slot in range(n)], [130] * n)
-    # One left over alone is nobody's groups.
+    # One left over alone is nobody's kin.
     assert [len(slots) for slots, _ in found] == [16] * (n // 16)

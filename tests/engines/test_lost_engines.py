@@ -16,7 +16,7 @@ from tests.fakes.reached_vllm import (
 )
 
 from skyfleet.chat.transcript import Completion
-from skyfleet.engines.engine_pool import Router, broadcast
+from skyfleet.engines.engine_pool import Router, tell_living
 from skyfleet.engines.openai_engine import OpenAIEngine
 from skyfleet.engines.vllm_server import VllmServer
 from skyfleet.errors import EngineError, EngineLostError, ModelError
@@ -32,26 +32,26 @@ async def test_its_sessions_go_on_elsewhere_and_it_is_not_asked_again(
 ) -> None:
     dead, alive = loopback(), loopback()
     async with reached(dead) as one, reached(alive) as other:
-        pool = Router([one, other])
+        router = Router([one, other])
         whole = await other.generate(PROMPT, SAMPLING, session="s")
         dead.breaks, dead.is_healthy = "completions", False
         with caplog.at_level(logging.WARNING):
-            completion = await pool.generate(PROMPT, SAMPLING, session="s")
-        assert completion.token_ids == whole.token_ids
+            said = await router.generate(PROMPT, SAMPLING, session="s")
+        assert said.token_ids == whole.token_ids
         assert "engine 0, which is not asked again in this run, failed and session s" in caplog.text
         # Started again by whoever watches over it: with the weights of its beginning.
         dead.breaks, dead.is_healthy = "", True
         n_told, n_asked = len(dead.told), len(dead.salts)
         for session in ("s", "t", "u"):
-            await pool.generate(PROMPT, SAMPLING, session=session)
-        await pool.sleep()
-        await pool.wake()
+            await router.generate(PROMPT, SAMPLING, session=session)
+        await router.sleep()
+        await router.wake()
         learner = changed()
         sync = learner.sync()
         assert await sync.push(learner, [one, other]) == 3  # type: ignore[arg-type]
         await sync.confirm([one, other])
         assert (len(dead.told), len(dead.salts)) == (n_told, n_asked)
-        assert pool.policy_version == 3
+        assert router.policy_version == 3
         with pytest.raises(EngineLostError, match=rf"^{one.name} has died; start it again, and"):
             await one.generate(PROMPT, SAMPLING, session="v")
 
@@ -59,15 +59,15 @@ async def test_its_sessions_go_on_elsewhere_and_it_is_not_asked_again(
 async def test_the_last_one_stops_the_run() -> None:
     servers = loopback(), loopback()
     async with reached(servers[0]) as one, reached(servers[1]) as other:
-        pool = Router([one, other])
+        router = Router([one, other])
         for server in servers:
             server.breaks, server.is_healthy = "completions", False
         with pytest.raises(EngineLostError, match=r"^vLLM at http\S+ has died: .*no turns today"):
-            await pool.generate(PROMPT, SAMPLING, session="s")
+            await router.generate(PROMPT, SAMPLING, session="s")
         with pytest.raises(
             EngineLostError, match=rf"^every engine has died \({one.name}, {other.name}\); start"
         ):
-            await pool.generate(PROMPT, SAMPLING, session="t")
+            await router.generate(PROMPT, SAMPLING, session="t")
         with pytest.raises(ModelError, match="every engine has died"):
             await changed().push(one, other)
 
@@ -93,8 +93,8 @@ async def test_weights_reach_the_others_where_it_dies_of_them(
         with caplog.at_level(logging.WARNING):
             await sync.push(learner, [one, other])  # type: ignore[arg-type]
         assert f"the others go on without it in this run: {one.name} was told to" in caplog.text
-        assert one.is_dead
-        assert not other.is_dead
+        assert one.is_lost
+        assert not other.is_lost
         assert other.policy_version == 3
         await sync.confirm([one, other])
 
@@ -118,7 +118,7 @@ async def test_one_that_fails_and_lives_stops_the_run_though_another_died() -> N
         dead.breaks, dead.is_healthy = "reset_prefix_cache", False
         odd.breaks = "reset_prefix_cache"
         with pytest.raises(ModelError, match=rf"^{other.name} was told to drop its cache"):
-            await broadcast([one, other], VllmServer.sleep)
+            await tell_living([one, other], VllmServer.sleep)
 
 
 async def test_one_that_came_up_again_while_it_was_asked_is_not_believed(
@@ -130,9 +130,9 @@ async def test_one_that_came_up_again_while_it_was_asked_is_not_believed(
         generate = OpenAIEngine.generate
 
         async def meanwhile(self: OpenAIEngine, *args: Any, **kwargs: Any) -> Completion:
-            completion = await generate(self, *args, **kwargs)
-            engine.is_dead = True
-            return completion
+            said = await generate(self, *args, **kwargs)
+            engine.is_lost = True
+            return said
 
         monkeypatch.setattr(OpenAIEngine, "generate", meanwhile)
         with pytest.raises(EngineLostError, match="has died; start it again"):
@@ -140,7 +140,7 @@ async def test_one_that_came_up_again_while_it_was_asked_is_not_believed(
         server.breaks = "reset_prefix_cache"  # it lives, and what it fails at is the lost one's
         with pytest.raises(EngineLostError):
             await engine.sleep()
-        assert engine.is_dead
+        assert engine.is_lost
 
 
 async def test_nobody_waits_for_one_that_died_asleep() -> None:

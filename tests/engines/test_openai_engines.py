@@ -1,4 +1,4 @@
-"""Engines over HTTP: what vLLM is asked, what its answers become, and what is completion without tokens."""
+"""Engines over HTTP: what vLLM is asked, what its answers become, and what is said without tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from starlette.routing import Route
 from tests.fakes.serving import serving
 
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
-from skyfleet.engines import http_client
+from skyfleet.engines import http_client as posting
 from skyfleet.engines.openai_chat import OpenAIChatEngine
 from skyfleet.engines.openai_engine import OpenAIEngine
 from skyfleet.engines.sampling_params import SamplingParams
@@ -60,7 +60,7 @@ class Server:
 
 @pytest_asyncio.fixture
 async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
-    monkeypatch.setattr(http_client, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(posting, "FIRST_PAUSE_SECONDS", 0.01)
     server = Server()
     paths = ("/v1/chat/completions", "/v1/completions")
     routes = [Route(path, server.answer, methods=["POST"]) for path in paths]
@@ -98,9 +98,9 @@ async def test_a_prompt_goes_out_in_tokens_and_comes_back_in_tokens(server: Serv
     server.answers = [completed(11, 2)]
     async with OpenAIEngine(server.url, model="m", api_key="k") as engine:
         engine.policy_version = 4
-        completion = await engine.generate([5, 6], SAMPLING, session="t/0")
-    assert (completion.token_ids, completion.logprobs, completion.finish) == ((11, 2), (-0.5, -0.5), "stop")
-    assert completion.policy_version == 4
+        said = await engine.generate([5, 6], SAMPLING, session="t/0")
+    assert (said.token_ids, said.logprobs, said.finish) == ((11, 2), (-0.5, -0.5), "stop")
+    assert said.policy_version == 4
     (body,) = server.bodies
     assert body["prompt"] == [5, 6]
     assert (body["logprobs"], body["return_token_ids"], body["ignore_eos"]) == (0, True, True)
@@ -167,10 +167,10 @@ async def test_a_chat_sends_tools_and_brings_calls_and_tokens_back(server: Serve
     server.answers = [chatted({"content": None, "tool_calls": [call]}, 11, 12)]
     kwargs = {"enable_thinking": False}
     async with OpenAIChatEngine(server.url, model="m", chat_template_kwargs=kwargs) as engine:
-        completion = await engine.chat(TALK, [TOOL], SAMPLING, session="s")
-    assert completion.message.tool_calls == (ToolCall(id="9", name="look", arguments={"at": 2}),)
-    assert (completion.prompt_token_ids, completion.completion.token_ids) == ((7, 8), (11, 12))
-    assert completion.completion.logprobs == (-0.5, -0.5)
+        spoken = await engine.chat(TALK, [TOOL], SAMPLING, session="s")
+    assert spoken.message.tool_calls == (ToolCall(id="9", name="look", arguments={"at": 2}),)
+    assert (spoken.prompt_token_ids, spoken.completion.token_ids) == ((7, 8), (11, 12))
+    assert spoken.completion.logprobs == (-0.5, -0.5)
     (body,) = server.bodies
     assert body["tools"][0]["function"]["name"] == "look"
     assert (body["tool_choice"], body["logprobs"], body["ignore_eos"]) == ("auto", True, False)
@@ -184,8 +184,8 @@ async def test_a_chat_sends_tools_and_brings_calls_and_tokens_back(server: Serve
 async def test_an_empty_answer_is_an_empty_turn(server: Server, answer: Response) -> None:
     server.answers = [answer]
     async with OpenAIChatEngine(server.url, model="m") as engine:
-        completion = await engine.chat(TALK, [TOOL], SAMPLING, session="s")
-    assert (completion.message.text, completion.message.tool_calls) == ("", ())
+        spoken = await engine.chat(TALK, [TOOL], SAMPLING, session="s")
+    assert (spoken.message.text, spoken.message.tool_calls) == ("", ())
 
 
 async def test_a_chat_turn_broken_off_is_an_engine_error(server: Server) -> None:

@@ -4,64 +4,64 @@ from __future__ import annotations
 
 from random import Random
 
-from skyfleet.engines.cuda.block_pool import PAGE, KVBlockPool, hash_blocks, pool_size
+from skyfleet.engines.cuda.block_pool import PAGE, PagePool, page_digests, pool_size
 
 
 def test_page_zero_is_nobodys() -> None:
-    pool = KVBlockPool(4)
-    assert sorted(pool.allocate(3) or []) == [1, 2, 3]
-    assert pool.allocate(1) is None
+    pool = PagePool(4)
+    assert sorted(pool.hold_new(3) or []) == [1, 2, 3]
+    assert pool.hold_new(1) is None
 
 
 def test_a_known_beginning_is_held_up_to_its_first_gap() -> None:
-    pool = KVBlockPool(10)
-    pages = pool.allocate(3) or []
+    pool = PagePool(10)
+    pages = pool.hold_new(3) or []
     for page, digest in zip(pages, (11, 12, 13), strict=True):
-        pool.register(page, digest)
-    assert pool.acquire_cached([11, 12, 99, 13]) == pages[:2]
-    assert pool.acquire_cached([99, 11]) == []
+        pool.know(page, digest)
+    assert pool.hold_known([11, 12, 99, 13]) == pages[:2]
+    assert pool.hold_known([99, 11]) == []
 
 
 def test_an_idle_page_keeps_its_content_until_it_is_needed_ends_before_beginnings() -> None:
-    pool = KVBlockPool(4)
-    pages = pool.allocate(3) or []
+    pool = PagePool(4)
+    pages = pool.hold_new(3) or []
     for page, digest in zip(pages, (1, 2, 3), strict=True):
-        pool.register(page, digest)
-    pool.release(pages)
+        pool.know(page, digest)
+    pool.let_go(pages)
     assert pool.n_available == 3
-    taken = pool.allocate(1) or []
+    taken = pool.hold_new(1) or []
     assert taken == [pages[2]]
-    assert pool.acquire_cached([1, 2, 3]) == pages[:2]
+    assert pool.hold_known([1, 2, 3]) == pages[:2]
 
 
 def test_a_page_that_two_hold_is_free_when_both_let_go() -> None:
-    pool = KVBlockPool(3)
-    (page,) = pool.allocate(1) or []
-    pool.register(page, 5)
-    assert pool.acquire_cached([5]) == [page]
-    pool.release([page])
+    pool = PagePool(3)
+    (page,) = pool.hold_new(1) or []
+    pool.know(page, 5)
+    assert pool.hold_known([5]) == [page]
+    pool.let_go([page])
     assert pool.n_available == 1
-    pool.release([page])
+    pool.let_go([page])
     assert pool.n_available == 2
 
 
 def test_forgetting_makes_nothing_findable_and_loses_no_page() -> None:
-    pool = KVBlockPool(6)
-    held, idle = pool.allocate(2) or [], pool.allocate(2) or []
+    pool = PagePool(6)
+    held, idle = pool.hold_new(2) or [], pool.hold_new(2) or []
     for page in (*held, *idle):
-        pool.register(page, 100 + page)
-    pool.release(idle)
-    pool.reset_prefix_cache()
-    assert pool.acquire_cached([100 + idle[0]]) == []
-    pool.release(held)
+        pool.know(page, 100 + page)
+    pool.let_go(idle)
+    pool.forget_all()
+    assert pool.hold_known([100 + idle[0]]) == []
+    pool.let_go(held)
     assert pool.n_available == 5
 
 
 def test_a_digest_stands_for_everything_before_it() -> None:
     one, other = list(range(40)), [9, *range(1, 40)]
-    assert len(hash_blocks(one)) == 40 // PAGE
-    assert not set(hash_blocks(one)) & set(hash_blocks(other))
-    assert hash_blocks(one, hash_blocks(one[:16])) == hash_blocks(one)
+    assert len(page_digests(one)) == 40 // PAGE
+    assert not set(page_digests(one)) & set(page_digests(other))
+    assert page_digests(one, page_digests(one[:16])) == page_digests(one)
 
 
 def test_a_pool_holds_what_is_wanted_or_what_fits_and_one_page_of_nobodys() -> None:
@@ -71,22 +71,22 @@ def test_a_pool_holds_what_is_wanted_or_what_fits_and_one_page_of_nobodys() -> N
 
 
 def test_ten_thousand_random_deeds_leave_the_books_balanced() -> None:
-    random, pool = Random(0), KVBlockPool(30)
+    random, pool = Random(0), PagePool(30)
     holders: list[list[int]] = []
     for _ in range(10_000):
         deed = random.random()
         if deed < 0.4:
             digests = [hash(("d", random.randrange(4), n)) for n in range(random.randrange(6))]
-            known = pool.acquire_cached(digests)
-            fresh = pool.allocate(random.randrange(4))
+            known = pool.hold_known(digests)
+            fresh = pool.hold_new(random.randrange(4))
             if fresh is None:
-                pool.release(known)
+                pool.let_go(known)
                 continue
             for page, digest in zip(fresh, digests[len(known) :], strict=False):
-                pool.register(page, digest)
+                pool.know(page, digest)
             holders.append(known + fresh)
         elif holders and deed < 0.98:
-            pool.release(holders.pop(random.randrange(len(holders))))
+            pool.let_go(holders.pop(random.randrange(len(holders))))
         elif deed > 0.995:
-            pool.reset_prefix_cache()
+            pool.forget_all()
         assert pool.n_available == 29 - len({page for pages in holders for page in pages})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.engines.test_engine_pool import Recorded
+from tests.engines.test_router import Recorded
 from tests.fakes.small_models import logprobs_of
 from tests.fakes.tiny_speaker import CAPACITY, tiny_speaker
 
@@ -28,34 +28,34 @@ async def test_a_conversation_goes_on_from_the_tokens_that_were_sampled() -> Non
     chat, talk = chatting(), [HI]
     before: tuple[int, ...] = ()
     for _ in range(3):
-        completion = await chat.chat(talk, (), SAMPLING, session="s")
-        assert completion.prompt_token_ids[: len(before)] == before
-        before = completion.prompt_token_ids + completion.completion.token_ids
+        spoken = await chat.chat(talk, (), SAMPLING, session="s")
+        assert spoken.prompt_token_ids[: len(before)] == before
+        before = spoken.prompt_token_ids + spoken.completion.token_ids
         own = logprobs_of(
-            tiny_speaker().decoder, before, len(completion.completion.token_ids), temperature=1.5
+            tiny_speaker().decoder, before, len(spoken.completion.token_ids), temperature=1.5
         )
-        assert completion.completion.logprobs == pytest.approx(own.tolist(), abs=1e-5)
-        talk = [*talk, completion.message, ON]
+        assert spoken.completion.logprobs == pytest.approx(own.tolist(), abs=1e-5)
+        talk = [*talk, spoken.message, ON]
 
 
 async def test_tools_stand_in_the_prompt_and_stop_tokens_are_the_models() -> None:
     renderer = tiny_speaker().renderer
     chat = chatting()
-    completion = await chat.chat([HI], [TOOL], SAMPLING, session="s")
-    assert list(completion.prompt_token_ids) == renderer.open([HI], [TOOL])
-    assert "look_up" in renderer.text(completion.prompt_token_ids)
-    assert completion.message == renderer.parse(completion.completion.token_ids, [TOOL])
+    spoken = await chat.chat([HI], [TOOL], SAMPLING, session="s")
+    assert list(spoken.prompt_token_ids) == renderer.open([HI], [TOOL])
+    assert "look_up" in renderer.text(spoken.prompt_token_ids)
+    assert spoken.message == renderer.parse(spoken.completion.token_ids, [TOOL])
 
 
 async def test_a_past_that_was_changed_is_rendered_anew() -> None:
     chat = chatting()
-    completion = await chat.chat([HI], (), SAMPLING, session="s")
+    spoken = await chat.chat([HI], (), SAMPLING, session="s")
     other = [HI, Message(role="assistant", content="something else"), ON]
     again = await chat.chat(other, (), SAMPLING, session="s")
     assert list(again.prompt_token_ids) == tiny_speaker().renderer.open(other, ())
     with_tool = await chat.chat([*other, again.message, ON], [TOOL], SAMPLING, session="s")
     assert "look_up" in tiny_speaker().renderer.text(with_tool.prompt_token_ids)
-    assert completion.completion.token_ids
+    assert spoken.completion.token_ids
 
 
 async def test_sessions_do_not_hear_each_other_and_end() -> None:
@@ -76,8 +76,8 @@ async def test_a_prompt_beyond_the_limit_is_never_sampled_from() -> None:
 async def test_its_version_is_the_engines() -> None:
     chat = chatting()
     chat.policy_version = 4
-    completion = await chat.chat([HI], (), SAMPLING, session="s")
-    assert (chat.policy_version, completion.completion.policy_version) == (4, 4)
+    spoken = await chat.chat([HI], (), SAMPLING, session="s")
+    assert (chat.policy_version, spoken.completion.policy_version) == (4, 4)
 
 
 async def test_a_turn_broken_off_is_half_a_message_and_none() -> None:

@@ -12,7 +12,7 @@ from tests.fakes.scripted_engine import ScriptedEngine, speaking
 
 from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.chat.transcript import Completion, Finish
-from skyfleet.engines import engine_pool
+from skyfleet.engines import engine_pool as seats
 from skyfleet.engines.chat_engine import ChatCompletion
 from skyfleet.engines.engine_pool import ChatRouter, Router
 from skyfleet.engines.http_client import RefusedError
@@ -58,21 +58,21 @@ class Recorded:
         return [session for session, _, _ in self.asked]
 
 
-async def say(pool: Router, session: str) -> Completion:
-    return await pool.generate([5], SAMPLING, session=session)
+async def say(router: Router, session: str) -> Completion:
+    return await router.generate([5], SAMPLING, session=session)
 
 
 async def test_a_session_stays_and_the_next_goes_where_fewest_are() -> None:
     engines = [Recorded(), Recorded()]
-    pool = Router(engines)
+    router = Router(engines)
     for session in ("a", "b", "c", "a", "b", "c"):
-        await say(pool, session)
+        await say(router, session)
     assert [engine.sessions for engine in engines] == [["a", "c", "a", "c"], ["b", "b"]]
-    await pool.release("c")
-    await pool.release("a")
+    await router.release("c")
+    await router.release("a")
     assert engines[0].released == ["c", "a"]
     for session in ("d", "e", "f"):
-        await say(pool, session)
+        await say(router, session)
     assert [engine.sessions[-2:] for engine in engines] == [["d", "e"], ["b", "f"]]
 
 
@@ -80,16 +80,16 @@ async def test_the_sessions_of_an_engine_that_dies_go_on_elsewhere_from_their_to
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     dying, other = Recorded(), Recorded()
-    pool = Router([dying, other])
-    await say(pool, "a")
+    router = Router([dying, other])
+    await say(router, "a")
     dying.error = RuntimeError("the device is gone")
     with caplog.at_level(logging.WARNING):
-        completion = await pool.generate([5, 1, 6], SAMPLING, session="a")
-    assert completion.token_ids == (1,)
+        said = await router.generate([5, 1, 6], SAMPLING, session="a")
+    assert said.token_ids == (1,)
     assert other.asked == [("a", (5, 1, 6), 10)]
     assert "engine 0 failed and session a went on at engine 1: the device is gone" in caplog.text
-    await say(pool, "b")
-    await say(pool, "a")
+    await say(router, "b")
+    await say(router, "a")
     assert other.sessions == ["a", "b", "a"]  # who failed rests
     assert dying.sessions == ["a", "a"]
 
@@ -98,34 +98,34 @@ async def test_an_engine_that_dies_is_told_once_and_not_for_each_of_its_sessions
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     dying, other = Recorded(), Recorded()
-    pool = Router([dying, other])
+    router = Router([dying, other])
     sessions = [f"s{n}" for n in range(6)]
     for session in sessions:
-        await say(pool, session)
+        await say(router, session)
     dying.error = RuntimeError("the device is gone")
     with caplog.at_level(logging.WARNING):
-        await asyncio.gather(*(say(pool, session) for session in sessions))
+        await asyncio.gather(*(say(router, session) for session in sessions))
     assert len(caplog.records) == 1
 
 
 async def test_an_engine_that_rested_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_pool, "COOLDOWN_SECONDS", 0.0)
+    monkeypatch.setattr(seats, "REST_SECONDS", 0.0)
     dying, other = Recorded(RuntimeError("busy")), Recorded()
-    pool = Router([dying, other])
-    await say(pool, "a")
+    router = Router([dying, other])
+    await say(router, "a")
     dying.error = None
-    await say(pool, "b")
+    await say(router, "b")
     assert dying.sessions == ["a", "b"]
 
 
 async def test_an_error_that_every_engine_gives_is_the_requests_own() -> None:
     engines = [Recorded(EngineError("too long")), Recorded(EngineError("too long"))]
-    pool = Router(engines)
+    router = Router(engines)
     with pytest.raises(EngineError, match="too long"):
-        await say(pool, "a")
+        await say(router, "a")
     for engine in engines:
         engine.error = None
-    await say(pool, "b")
+    await say(router, "b")
     assert engines[0].sessions == ["a", "b"]  # nobody rests
 
 
@@ -154,34 +154,34 @@ async def test_a_whole_episode_survives_the_death_of_its_engine() -> None:
 async def test_a_turn_broken_off_goes_on_from_its_tokens_with_its_oldest_version() -> None:
     engine = Recorded(finishes=["abort", "abort", "stop"])
     engine.policy_version = 3
-    pool = Router([engine])
-    completion = await say(pool, "a")
+    router = Router([engine])
+    said = await say(router, "a")
     assert engine.asked == [("a", (5,), 10), ("a", (5, 1), 9), ("a", (5, 1, 1), 8)]
-    assert (completion.token_ids, completion.finish, completion.policy_version) == ((1, 1, 1), "stop", 3)
+    assert (said.token_ids, said.finish, said.policy_version) == ((1, 1, 1), "stop", 3)
 
 
 async def test_a_turn_broken_off_at_its_last_token_is_full() -> None:
     engine = Recorded(finishes=["abort"])
     one = SamplingParams(max_generate_length=1)
-    completion = await Router([engine]).generate([5], one, session="a")
-    assert (completion.token_ids, completion.finish) == ((1,), "length")
+    said = await Router([engine]).generate([5], one, session="a")
+    assert (said.token_ids, said.finish) == ((1,), "length")
 
 
 async def test_a_pause_that_waits_lets_turns_end_and_none_begin() -> None:
     engine = Recorded()
-    pool = Router([engine])
+    router = Router([engine])
     engine.gate.clear()
-    running = asyncio.create_task(say(pool, "a"))
+    running = asyncio.create_task(say(router, "a"))
     await asyncio.sleep(0)
     begun = asyncio.Event()
 
     async def update() -> None:
-        async with pool.paused(wait=True):
+        async with router.paused(wait=True):
             begun.set()
-            late = asyncio.create_task(say(pool, "b"))
+            late = asyncio.create_task(say(router, "b"))
             await asyncio.sleep(0.01)
             assert engine.sessions == ["a"]
-            pool.policy_version = 1
+            router.policy_version = 1
         assert (await late).policy_version == 1
 
     updating = asyncio.create_task(update())
@@ -194,24 +194,24 @@ async def test_a_pause_that_waits_lets_turns_end_and_none_begin() -> None:
 
 async def test_a_pause_that_does_not_wait_lets_turns_run_on() -> None:
     engine = Recorded()
-    pool = Router([engine])
+    router = Router([engine])
     engine.gate.clear()
-    running = asyncio.create_task(say(pool, "a"))
+    running = asyncio.create_task(say(router, "a"))
     await asyncio.sleep(0)
-    async with pool.paused(wait=False):
+    async with router.paused(wait=False):
         assert not running.done()
-        pool.policy_version = 1
+        router.policy_version = 1
     engine.gate.set()
     assert (await running).policy_version == 0  # the oldest decides how stale it is
-    assert (await say(pool, "a")).policy_version == 1
+    assert (await say(router, "a")).policy_version == 1
 
 
 async def test_two_pauses_end_when_both_have() -> None:
-    pool = Router([Recorded()])
-    async with pool.paused(wait=True):
-        async with pool.paused(wait=True):
+    router = Router([Recorded()])
+    async with router.paused(wait=True):
+        async with router.paused(wait=True):
             pass
-        turn = asyncio.create_task(say(pool, "a"))
+        turn = asyncio.create_task(say(router, "a"))
         await asyncio.sleep(0.01)
         assert not turn.done()
     await turn
@@ -220,14 +220,14 @@ async def test_two_pauses_end_when_both_have() -> None:
 def test_its_version_is_the_oldest_served_and_setting_it_sets_all() -> None:
     engines = [Recorded(), Recorded()]
     engines[0].policy_version = 4
-    pool = Router(engines)
-    assert pool.policy_version == 0
-    pool.policy_version = 5
+    router = Router(engines)
+    assert router.policy_version == 0
+    router.policy_version = 5
     assert [engine.policy_version for engine in engines] == [5, 5]
 
 
 def test_a_router_without_engines_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"engines=\[\]; a pool needs at least one"):
+    with pytest.raises(ConfigError, match=r"engines=\[\]; a router needs at least one"):
         Router([])
 
 
@@ -247,13 +247,13 @@ class Chatting(Recorded):
 
 async def test_chats_stay_move_and_end_as_sessions_of_tokens_do() -> None:
     engines = [Chatting(), Chatting()]
-    pool = ChatRouter(engines)
+    router = ChatRouter(engines)
     talk = [Message(role="user", content="hi")]
     for session in ("a", "b", "a"):
-        await pool.chat(talk, (), SAMPLING, session=session)
+        await router.chat(talk, (), SAMPLING, session=session)
     assert [engine.sessions for engine in engines] == [["a", "a"], ["b"]]
     engines[0].error = RuntimeError("the device is gone")
-    completion = await pool.chat(talk, (), SAMPLING, session="a")
-    assert completion.completion.token_ids == (1,)
-    await pool.release("a")
+    spoken = await router.chat(talk, (), SAMPLING, session="a")
+    assert spoken.completion.token_ids == (1,)
+    await router.release("a")
     assert engines[1].released == ["a"]

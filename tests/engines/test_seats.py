@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 import pytest
-from tests.engines.test_engine_pool import SAMPLING, Recorded, say
+from tests.engines.test_router import SAMPLING, Recorded, say
 
 from skyfleet.chat.transcript import Completion, Finish
-from skyfleet.engines import engine_pool
+from skyfleet.engines import engine_pool as seats
 from skyfleet.engines.engine_pool import Router
 from skyfleet.engines.http_client import RefusedError
 from skyfleet.engines.sampling_params import SamplingParams
@@ -25,17 +25,17 @@ def wait(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
         nonlocal now
         now += seconds
 
-    monkeypatch.setattr(engine_pool, "monotonic", lambda: now)
+    monkeypatch.setattr(seats, "monotonic", lambda: now)
     return later
 
 
 async def test_who_failed_before_a_refusal_rests() -> None:
     failing, refusing = Recorded(EngineError("gone")), Recorded(RefusedError("too long"))
-    pool = Router([failing, refusing])
+    router = Router([failing, refusing])
     with pytest.raises(RefusedError):
-        await say(pool, "a")
+        await say(router, "a")
     refusing.error = None
-    await say(pool, "b")
+    await say(router, "b")
     assert failing.sessions == ["a"]
 
 
@@ -43,31 +43,31 @@ async def test_a_turn_that_outlasts_its_episode_lets_its_engine_rest(
     wait: Callable[[float], None],
 ) -> None:
     hanging, other = Recorded(), Recorded()
-    pool = Router([hanging, other])
+    router = Router([hanging, other])
     hanging.gate.clear()
-    turn = asyncio.create_task(say(pool, "a"))
+    turn = asyncio.create_task(say(router, "a"))
     await asyncio.sleep(0)
     wait(31)
     turn.cancel()
     with pytest.raises(asyncio.CancelledError):
         await turn
-    await pool.release("a")
-    await asyncio.wait_for(say(pool, "b"), 5)
+    await router.release("a")
+    await asyncio.wait_for(say(router, "b"), 5)
     assert (hanging.sessions, other.sessions) == (["a"], ["b"])
 
 
 async def test_a_turn_cancelled_at_once_says_nothing_of_its_engine() -> None:
     engine, other = Recorded(), Recorded()
-    pool = Router([engine, other])
+    router = Router([engine, other])
     engine.gate.clear()
-    turn = asyncio.create_task(say(pool, "a"))
+    turn = asyncio.create_task(say(router, "a"))
     await asyncio.sleep(0)
     turn.cancel()
     with pytest.raises(asyncio.CancelledError):
         await turn
-    await pool.release("a")
+    await router.release("a")
     engine.gate.set()
-    await say(pool, "b")
+    await say(router, "b")
     assert engine.sessions == ["a", "b"]
 
 
@@ -75,20 +75,20 @@ async def test_an_engine_that_rested_gets_one_turn_at_a_time_until_it_gives_one(
     wait: Callable[[float], None],
 ) -> None:
     doubtful, other = Recorded(EngineError("gave no answer")), Recorded()
-    pool = Router([doubtful, other])
-    await say(pool, "a")
+    router = Router([doubtful, other])
+    await say(router, "a")
     wait(31)
     doubtful.error = None
     doubtful.gate.clear()
-    probe = asyncio.create_task(say(pool, "b"))
+    probe = asyncio.create_task(say(router, "b"))
     await asyncio.sleep(0)
-    await asyncio.wait_for(say(pool, "c"), 5)
-    await asyncio.wait_for(say(pool, "d"), 5)
+    await asyncio.wait_for(say(router, "c"), 5)
+    await asyncio.wait_for(say(router, "d"), 5)
     assert (doubtful.sessions, other.sessions) == (["a", "b"], ["a", "c", "d"])
     doubtful.gate.set()
     await probe
     doubtful.gate.clear()
-    turns = [asyncio.create_task(say(pool, session)) for session in ("e", "f")]
+    turns = [asyncio.create_task(say(router, session)) for session in ("e", "f")]
     await asyncio.sleep(0)
     doubtful.gate.set()
     await asyncio.gather(*turns)
@@ -106,10 +106,10 @@ class Parts(Recorded):
         self, token_ids: Sequence[int], sampling: SamplingParams, *, session: str
     ) -> Completion:
         await super().generate(token_ids, sampling, session=session)
-        completion = tuple(self._parts.pop(0))
+        said = tuple(self._parts.pop(0))
         finish: Finish = "abort" if self._parts else "length"
-        logprobs = tuple(-float(token) for token in completion)
-        return Completion(token_ids=completion, logprobs=logprobs, finish=finish, policy_version=0)
+        logprobs = tuple(-float(token) for token in said)
+        return Completion(token_ids=said, logprobs=logprobs, finish=finish, policy_version=0)
 
 
 async def test_a_turn_broken_off_before_its_first_token_goes_on_elsewhere() -> None:
@@ -131,9 +131,9 @@ async def test_a_stop_string_across_a_break_ends_the_turn_where_it_is_complete()
 
     parts = [list(map(ord, "so <e")), list(map(ord, "nd> and more"))]
     sampling = SamplingParams(max_generate_length=40, stop=("<end>",))
-    pool = Router([Parts(*parts)], decode_text=letters)
-    completion = await pool.generate([5], sampling, session="a")
-    assert (letters(completion.token_ids), completion.finish) == ("so <end>", "stop")
-    assert completion.logprobs == tuple(-float(token) for token in completion.token_ids)
+    router = Router([Parts(*parts)], decode_text=letters)
+    said = await router.generate([5], sampling, session="a")
+    assert (letters(said.token_ids), said.finish) == ("so <end>", "stop")
+    assert said.logprobs == tuple(-float(token) for token in said.token_ids)
     whole = await Router([Parts(*parts)], decode_text=letters).generate([5], SAMPLING, session="a")
     assert letters(whole.token_ids) == "so <end> and more"

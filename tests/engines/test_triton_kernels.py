@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from skyfleet.engines.cuda import torch_kernels
-from skyfleet.engines.cuda.prefix_groups import PrefixGroups
+from skyfleet.engines.cuda.prefix_groups import Kin
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -49,16 +49,16 @@ def test_attention(dtype: torch.dtype, tolerance: float) -> None:
 
     keys, values, lengths, active, table = state(dtype)
     q = torch.randn(ROWS, HEADS, WIDTH, device=DEVICE, dtype=dtype)
-    completion = triton_attention.attend(q, keys, values, lengths, active, table)
+    said = triton_attention.attend(q, keys, values, lengths, active, table)
     expected = torch_kernels.attend(q, keys, values, lengths, active, table)
     on = active.bool()
-    torch.testing.assert_close(completion[on], expected[on], atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(said[on], expected[on], atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "width"), [(9, 3, 64), (32, 8, 128), (16, 8, 128)])
 def test_a_query_takes_the_same_bits_decoded_as_read(heads: int, kv_heads: int, width: int) -> None:
     from skyfleet.engines.cuda import triton_attention
-    from skyfleet.models.fused import triton_matmul
+    from skyfleet.models.fused import triton_products
 
     lengths = torch.tensor([0, 15, 95, 300, 1000], device=DEVICE, dtype=torch.int32)
     table = 1 + torch.arange(5 * 63, device=DEVICE, dtype=torch.int32).view(5, 63)
@@ -75,7 +75,7 @@ def test_a_query_takes_the_same_bits_decoded_as_read(heads: int, kv_heads: int, 
         among = torch.randn(length, heads, width, device=DEVICE, dtype=COARSE)
         among[-1] = q[row]
         ends = torch.tensor([0, length], device=DEVICE, dtype=torch.int32)
-        read, _ = triton_matmul.read(among, k, v, ends, ends, length)
+        read, _ = triton_products.read(among, k, v, ends, ends, length)
         assert torch.equal(read[-1], decoded[row])
 
 
@@ -92,10 +92,10 @@ def test_kin_take_the_same_bits_together_as_alone(heads: int, kv_heads: int, wid
     values, active = torch.randn_like(keys), torch.ones_like(lengths)
     q = torch.randn(5, heads, width, device=DEVICE, dtype=COARSE)
     alone = triton_attention.attend(q, keys, values, lengths, active, table)
-    groups = PrefixGroups.among(5, heads, width, torch.device(DEVICE))
-    assert groups.gather(own, dict(enumerate(lengths.tolist())))
-    assert groups.shared_len_S.tolist() == [128, 128, 128, 0, 0]
-    together = triton_attention.attend(q, keys, values, lengths, active, table, groups)
+    kin = Kin.among(5, heads, width, torch.device(DEVICE))
+    assert kin.gather(own, dict(enumerate(lengths.tolist())))
+    assert kin.met_S.tolist() == [128, 128, 128, 0, 0]
+    together = triton_attention.attend(q, keys, values, lengths, active, table, kin)
     assert torch.equal(together, alone)
 
 
@@ -117,7 +117,7 @@ def test_placing(dtype: torch.dtype, normed: bool) -> None:
     )
     twins = [(keys.clone(), values.clone()) for _ in range(2)]
     queries = [
-        kernels.write_kv(qkv, k, v, cos, sin, norms, lengths, active, table, eps=1e-6)
+        kernels.place(qkv, k, v, cos, sin, norms, lengths, active, table, eps=1e-6)
         for kernels, (k, v) in zip((triton_kernels, torch_kernels), twins, strict=True)
     ]
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
@@ -136,25 +136,25 @@ def test_speaking(vocabulary: int) -> None:
     logits[5, -2:] = 100.0  # slot 2 is greedy, and two tokens are as likely
     slots = torch.tensor([7, 0, 3, 4, 1, 2], device=DEVICE, dtype=torch.int32)
 
-    def completion(kernels: object) -> dict[str, Tensor]:
+    def spoken(kernels: object) -> dict[str, Tensor]:
         made = torch.Generator(DEVICE).manual_seed(1)
         slot_state = {
-            "inv_temperatures_S": torch.tensor([1, 2, 0, 1, 0.5, 1, 1, 1.3], device=DEVICE),
+            "factors_S": torch.tensor([1, 2, 0, 1, 0.5, 1, 1, 1.3], device=DEVICE),
             "uniforms_SW": torch.rand(8, 4, device=DEVICE, dtype=torch.float64, generator=made),
-            "stop_ids_SZ": torch.full((8, 8), -1, device=DEVICE, dtype=torch.int32),
+            "stops_SZ": torch.full((8, 8), -1, device=DEVICE, dtype=torch.int32),
             "tokens_S": torch.zeros(8, device=DEVICE, dtype=torch.int64),
             "lengths_S": torch.arange(8, device=DEVICE, dtype=torch.int32),
             "active_S": torch.tensor([1, 1, 1, 1, 0, 1, 1, 1], device=DEVICE, dtype=torch.int32),
-            "n_generated_S": torch.tensor([0, 1, 2, 0, 1, 2, 0, 1], device=DEVICE, dtype=torch.int32),
-            "max_new_tokens_S": torch.full((8,), 2, device=DEVICE, dtype=torch.int32),
+            "said_S": torch.tensor([0, 1, 2, 0, 1, 2, 0, 1], device=DEVICE, dtype=torch.int32),
+            "most_S": torch.full((8,), 2, device=DEVICE, dtype=torch.int32),
             "step_1": torch.tensor([1], device=DEVICE, dtype=torch.int32),
             "out_tokens_KS": torch.full((3, 8), -1, device=DEVICE, dtype=torch.int32),
             "out_logprobs_KS": torch.zeros(3, 8, device=DEVICE),
         }
-        slot_state["stop_ids_SZ"][0, 0] = logits[1].argmax()
-        kernels.sample_token(logits, slots, **slot_state)  # type: ignore[attr-defined]
+        slot_state["stops_SZ"][0, 0] = logits[1].argmax()
+        kernels.speak(logits, slots, **slot_state)  # type: ignore[attr-defined]
         return slot_state
 
-    completion, expected = completion(triton_kernels), completion(torch_kernels)
+    said, expected = spoken(triton_kernels), spoken(torch_kernels)
     for name, values in expected.items():
-        torch.testing.assert_close(completion[name], values, atol=1e-4, rtol=1e-4, msg=name)
+        torch.testing.assert_close(said[name], values, atol=1e-4, rtol=1e-4, msg=name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skyfleet.engines.versions import is_at_least
+from skyfleet.engines.versions import at_least
 
 
 @pytest.mark.parametrize(
@@ -26,9 +26,9 @@ from skyfleet.engines.versions import is_at_least
     ],
 )
 def test_versions_are_ordered_by_their_numbers(version: str, least: str, enough: bool) -> None:
-    assert is_at_least(version, least) is enough
+    assert at_least(version, least) is enough
 
 
 def test_a_bound_that_is_no_version_is_a_mistake() -> None:
     with pytest.raises(ValueError, match=r"least='newest' is no version"):
-        is_at_least("1.0", "newest")
+        at_least("1.0", "newest")

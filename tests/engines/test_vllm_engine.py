@@ -116,23 +116,23 @@ class TestVllm(EngineContract):
             with pytest.raises(asyncio.CancelledError):
                 await turn
             assert unfinished(self.vllm) == 0
-            completion = await engine.generate(PROMPT, SAMPLING, session="s")
-            assert len(completion.token_ids) == 12
+            said = await engine.generate(PROMPT, SAMPLING, session="s")
+            assert len(said.token_ids) == 12
 
     async def test_a_turn_that_a_stop_string_ended_leaves_nothing_running(self) -> None:
         async with self.opened() as engine:
             free = (await engine.generate(PROMPT, LONG, session="s")).token_ids
             stop = self.policy_model.renderer.text(free[:1])
-            completion = await engine.generate(PROMPT, replace(LONG, stop=(stop,)), session="s")
-        assert (completion.token_ids, completion.finish) == (free[:1], "stop")
+            said = await engine.generate(PROMPT, replace(LONG, stop=(stop,)), session="s")
+        assert (said.token_ids, said.finish) == (free[:1], "stop")
         assert unfinished(self.vllm) == 0
 
     async def test_a_greedy_turn_takes_the_likeliest_tokens_and_is_certain(self) -> None:
         greedy = replace(SAMPLING, temperature=0.0)
         async with self.opened() as engine:
-            completion = await engine.generate(PROMPT, greedy, session="s")
+            said = await engine.generate(PROMPT, greedy, session="s")
         expected = await self.policy_model.engine().generate(PROMPT, greedy, session="s")
-        assert (completion.token_ids, completion.logprobs) == (expected.token_ids, expected.logprobs)
+        assert (said.token_ids, said.logprobs) == (expected.token_ids, expected.logprobs)
 
 
 async def test_what_was_cached_under_old_weights_is_not_read_again(vllm: VllmEngine) -> None:
@@ -165,19 +165,19 @@ async def test_a_turn_under_way_goes_on_with_the_new_weights(vllm: VllmEngine) -
     await begun(vllm)
     await LearnerOf(moved(0.05), 6).push(vllm)
     assert not turn.done()
-    completion = await turn
-    assert (len(completion.token_ids), completion.finish, completion.policy_version) == (400, "length", 5)
-    last = logprobs_of(moved(0.05), [*PROMPT, *completion.token_ids], 50)
-    assert completion.logprobs[-50:] == pytest.approx(last.tolist(), abs=1e-4)
+    said = await turn
+    assert (len(said.token_ids), said.finish, said.policy_version) == (400, "length", 5)
+    last = logprobs_of(moved(0.05), [*PROMPT, *said.token_ids], 50)
+    assert said.logprobs[-50:] == pytest.approx(last.tolist(), abs=1e-4)
     await LearnerOf(wide_speaker().decoder, 7).push(vllm)
 
 
 async def test_weights_that_are_not_the_learners_are_found(
     vllm: VllmEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def do_nothing(*_: object, policy_version: int) -> None: ...
+    async def truncate_history(*_: object, policy_version: int) -> None: ...
 
-    monkeypatch.setattr(VllmEngine, "load", do_nothing)
+    monkeypatch.setattr(VllmEngine, "load", truncate_history)
     with pytest.raises(
         SentinelError, match=r"was given other weights than the learner's: 24 of 24"
     ):
@@ -188,12 +188,12 @@ async def test_a_conversation_with_tools_is_spoken_in_exact_tokens(vllm: VllmEng
     renderer = wide_speaker().renderer
     chat = RenderedChat(vllm, renderer, max_input_length=CAPACITY)
     talk = [Message(role="user", content="Where?")]
-    completion = await chat.chat(talk, [LOOK], SAMPLING, session="c")
-    assert list(completion.prompt_token_ids) == renderer.open(talk, [LOOK])
-    so_far = [*completion.prompt_token_ids, *completion.completion.token_ids]
+    said = await chat.chat(talk, [LOOK], SAMPLING, session="c")
+    assert list(said.prompt_token_ids) == renderer.open(talk, [LOOK])
+    so_far = [*said.prompt_token_ids, *said.completion.token_ids]
     expected = logprobs_of(wide_speaker().decoder, so_far, 12, temperature=0.8)
-    assert completion.completion.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
-    talk += [completion.message, Message(role="user", content="There?")]
+    assert said.completion.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+    talk += [said.message, Message(role="user", content="There?")]
     more = await chat.chat(talk, [LOOK], SAMPLING, session="c")
     assert list(more.prompt_token_ids[: len(so_far)]) == so_far
 

@@ -20,7 +20,7 @@ from skyfleet.models.weights import bit_sums
 
 
 class Calls:
-    """In write_kv of vLLM: keeps what it was told, in order."""
+    """In place of vLLM: keeps what it was told, in order."""
 
     def __init__(self, *, fails: str = "", errored: bool = False) -> None:
         self.told: list[str] = []
@@ -181,12 +181,12 @@ def test_what_vllm_was_given_is_summed_as_it_came(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(vllm_worker, "_replace", replace)
     door = door_to(torch.randn(2, 4), torch.randn(2, 4), torch.randn(5, 4))
-    door._skyfleet_load([("a", one), ("b", other)])
+    door._skyfleet_take([("a", one), ("b", other)])
     assert door.skyfleet_sums({})["given"] == {
         "a": bit_sums(one).tolist(),
         "b": bit_sums(other).tolist(),
     }
     with pytest.raises(RuntimeError, match="breaks"):
-        door._skyfleet_load([("breaks", other), ("a", one)])
+        door._skyfleet_take([("breaks", other), ("a", one)])
     assert door.skyfleet_sums({})["given"].keys() == {"breaks"}
     assert taken == ["a", "b", "breaks"]

@@ -12,7 +12,7 @@ import pytest
 
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.engines.vllm_controller import VllmSettings, check_version, engine_args
-from skyfleet.engines.vllm_engine import logprobs_of, open_vllm_engine, vllm_fields, parse_finish
+from skyfleet.engines.vllm_engine import logprobs_of, open_vllm_engine, vllm_fields, vllm_finish
 from skyfleet.errors import ConfigError, EngineError, MissingExtraError
 
 SAMPLING = SamplingParams(
@@ -66,12 +66,12 @@ def test_logprobs_are_the_chosen_tokens_own() -> None:
 
 @pytest.mark.parametrize("reason", ["stop", "length", "abort"])
 def test_how_a_turn_finished_is_kept(reason: str) -> None:
-    assert parse_finish(Answer(token_ids=[4], finish_reason=reason)) == reason
+    assert vllm_finish(Answer(token_ids=[4], finish_reason=reason)) == reason
 
 
 def test_a_turn_that_vllm_gave_up_is_an_engine_error() -> None:
     with pytest.raises(EngineError, match="finish_reason='error'"):
-        parse_finish(Answer(token_ids=[], finish_reason="error"))
+        vllm_finish(Answer(token_ids=[], finish_reason="error"))
 
 
 def test_vllm_is_started_for_tokens_and_the_logprobs_that_were_sampled_with() -> None:

@@ -118,7 +118,7 @@ async def test_a_server_that_was_started_again_or_given_away_stops_the_run() -> 
             await sync.confirm([engine])
         await sync.push(learner, [engine])  # type: ignore[arg-type]
         server.start_again()
-        with pytest.raises(SentinelError, match="what it has completion since is not the policy's"):
+        with pytest.raises(SentinelError, match="what it has said since is not the policy's"):
             await sync.confirm([engine])
 
 

@@ -27,7 +27,7 @@ from tests.fakes.tiny_speaker import CAPACITY, MODEL, TinySpeaker
 from tests.fakes.wide_speaker import LearnerOf, moved, wide_speaker
 
 from skyfleet.chat.transcript import Completion
-from skyfleet.engines import http_client
+from skyfleet.engines import http_client as posting
 from skyfleet.engines.engine import Engine
 from skyfleet.engines.openai_engine import OpenAIEngine
 from skyfleet.engines.vllm_controller import WORKER_EXTENSION
@@ -189,22 +189,22 @@ async def test_a_turn_under_way_waits_and_goes_on_with_the_new_weights(started: 
     turn = await started.begun()
     await LearnerOf(moved(0.05), 6).push(engine)
     overtaken = turn.done()
-    completion = await turn
+    said = await turn
     await LearnerOf(wide_speaker().decoder, 7).push(engine)
-    assert (len(completion.token_ids), completion.finish, completion.policy_version) == (400, "length", 5)
+    assert (len(said.token_ids), said.finish, said.policy_version) == (400, "length", 5)
     if overtaken:
         skip_if_over(turn)
-    last = logprobs_of(moved(0.05), [*PROMPT, *completion.token_ids], 50)
-    assert completion.logprobs[-50:] == pytest.approx(last.tolist(), abs=1e-4)
+    last = logprobs_of(moved(0.05), [*PROMPT, *said.token_ids], 50)
+    assert said.logprobs[-50:] == pytest.approx(last.tolist(), abs=1e-4)
 
 
 async def test_weights_that_are_not_the_learners_are_found(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def do_nothing(*_: object, policy_version: int) -> None: ...
+    async def truncate_history(*_: object, policy_version: int) -> None: ...
 
     await LearnerOf(wide_speaker().decoder, 8).push(started.engine)
-    monkeypatch.setattr(VllmServer, "load", do_nothing)
+    monkeypatch.setattr(VllmServer, "load", truncate_history)
     # Packed for a CPU, none of the projections can be read back; there are 14 of them.
     with pytest.raises(SentinelError, match=r"http://127\S+ was given .*: 14 of 24 tensors, first"):
         await LearnerOf(moved(0.05, only="_proj.weight"), 8).push(started.engine)
@@ -218,7 +218,7 @@ async def test_weights_that_another_gave_are_found_before_what_was_said_counts(
     await sync.push(learner, [started.engine])  # type: ignore[arg-type]
     await sync.confirm([started.engine])
     await LearnerOf(moved(0.05), 9).push(started.engine)
-    with pytest.raises(SentinelError, match="what it has completion since is not the policy's"):
+    with pytest.raises(SentinelError, match="what it has said since is not the policy's"):
         await sync.confirm([started.engine])
 
 
@@ -235,7 +235,7 @@ async def test_a_server_of_another_model_is_refused(
 async def test_a_server_that_died_stops_the_run_and_says_so(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_client, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(posting, "FIRST_PAUSE_SECONDS", 0.01)
     started.process.kill()
     await started.process.wait()
     with pytest.raises(ModelError, match=r"vLLM at http://127\S+ has died: .* ConnectError"):

@@ -57,15 +57,15 @@ def test_layers_run_again_give_the_same_bits(make: Callable[[], Any]) -> None:
 @pytest.fixture
 def pieces(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rows of every call of a layer's middle; of 10 tokens, 3 are a piece."""
-    middle = of_layers.FusedLayer._mlp
+    middle = of_layers.FusedLayer._middle
     rows: list[int] = []
 
     def noted(layer: of_layers.FusedLayer, y_TE: Tensor) -> Tensor:
         rows.append(len(y_TE))
         return middle(layer, y_TE)
 
-    monkeypatch.setattr(of_layers, "MLP_CHUNK", 3)
-    monkeypatch.setattr(of_layers.FusedLayer, "_mlp", noted)
+    monkeypatch.setattr(of_layers, "PIECE", 3)
+    monkeypatch.setattr(of_layers.FusedLayer, "_middle", noted)
     return rows
 
 
@@ -80,7 +80,7 @@ def test_long_sequences_go_through_the_middle_in_pieces(
     make: Callable[[], Any], pieces: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as whole:
-        whole.setattr(of_layers, "MLP_CHUNK", 10)
+        whole.setattr(of_layers, "PIECE", 10)
         plain = outcome(make(), fused=True, recompute=True)
         with torch.no_grad():
             coarse_TE = hidden_states(make().bfloat16())
@@ -109,7 +109,7 @@ def test_nothing_is_cut_where_all_is_kept_or_all_is_a_piece(
     hidden_states(llama()).sum().backward()
     assert pieces == [10, 10]
     pieces.clear()
-    monkeypatch.setattr(of_layers, "MLP_CHUNK", 10)
+    monkeypatch.setattr(of_layers, "PIECE", 10)
     hidden_states(llama(), recompute=True).sum().backward()
     assert pieces == [10, 10] * 2
 

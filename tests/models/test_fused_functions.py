@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, rms_norm, silu
 
-from skyfleet.models.fused.flash import SharedRows, gather_shared_rows
-from skyfleet.models.fused.functions import add_norm, gate, fused_linear, scores, turn
-from skyfleet.models.fused.shapes import HeadLayout
+from skyfleet.models.fused.flash import SharedRows, take_shared
+from skyfleet.models.fused.functions import add_norm, gate, joined_linear, scores, turn
+from skyfleet.models.fused.shapes import Heads
 
 EPS = 1e-5
 
@@ -51,7 +51,7 @@ def test_queries_and_keys_turned_to_their_positions() -> None:
     cos, sin = torch.randn(2, 9, 8, dtype=torch.float64).unbind()
     for normed in (False, True):
         qkv, norms = wanting(5, (4 + 2 * 2) * 8), (wanting(8), wanting(8))
-        heads = HeadLayout(queries=4, keys=2, width=8, norms=norms if normed else None, eps=EPS)
+        heads = Heads(queries=4, keys=2, width=8, norms=norms if normed else None, eps=EPS)
         q, k, v = torch.split(qkv.view(5, 8, 8), [4, 2, 2], dim=1)
         at = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)
         plain = (
@@ -60,9 +60,9 @@ def test_queries_and_keys_turned_to_their_positions() -> None:
             v * 1,
         )
         inputs = [qkv, *norms] if normed else [qkv]
-        completion = turn(qkv, heads, (cos, sin), positions)
-        torch.testing.assert_close(completion, plain)
-        torch.testing.assert_close(gradients(completion, inputs), gradients(plain, inputs))
+        said = turn(qkv, heads, (cos, sin), positions)
+        torch.testing.assert_close(said, plain)
+        torch.testing.assert_close(gradients(said, inputs), gradients(plain, inputs))
 
 
 def test_a_gate() -> None:
@@ -77,9 +77,9 @@ def test_projections_joined() -> None:
     x, parts = wanting(5, 8), [wanting(4, 8), wanting(2, 8), wanting(4), wanting(2)]
     weight, bias = torch.cat(parts[:2]).detach(), torch.cat(parts[2:]).detach()
     plain = torch.cat([linear(x, parts[0], parts[2]), linear(x, parts[1], parts[3])], dim=1)
-    completion = fused_linear(x, weight, bias, parts)
-    torch.testing.assert_close(completion, plain)
-    torch.testing.assert_close(gradients((completion,), [x, *parts]), gradients((plain,), [x, *parts]))
+    said = joined_linear(x, weight, bias, parts)
+    torch.testing.assert_close(said, plain)
+    torch.testing.assert_close(gradients((said,), [x, *parts]), gradients((plain,), [x, *parts]))
 
 
 def test_scores_in_chunks_with_and_without_an_entropy_gradient() -> None:
@@ -88,12 +88,12 @@ def test_scores_in_chunks_with_and_without_an_entropy_gradient() -> None:
     picked = logprobs.gather(1, chosen[:, None]).squeeze(1)
     entropy = -(logprobs.exp() * logprobs).sum(dim=-1)
     for both in (False, True):
-        completion = scores(hidden, head, chosen, temperature=0.7, chunk_size=3, entropy_gradient=both)
-        torch.testing.assert_close(completion, (picked, entropy))
-        assert completion[1].requires_grad is both
+        said = scores(hidden, head, chosen, temperature=0.7, chunk_size=3, entropy_gradient=both)
+        torch.testing.assert_close(said, (picked, entropy))
+        assert said[1].requires_grad is both
         n = 2 if both else 1
         torch.testing.assert_close(
-            gradients(completion[:n], [hidden, head]), gradients((picked, entropy)[:n], [hidden, head])
+            gradients(said[:n], [hidden, head]), gradients((picked, entropy)[:n], [hidden, head])
         )
 
 
@@ -105,5 +105,5 @@ def test_rows_that_several_take() -> None:
         places_L=torch.tensor([0, 2, 4, 1, 3, 5]),
     )
     torch.testing.assert_close(
-        gradients((gather_shared_rows(x, shared),), [x]), gradients((x[rows],), [x])
+        gradients((take_shared(x, shared),), [x]), gradients((x[rows],), [x])
     )

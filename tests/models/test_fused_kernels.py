@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from skyfleet.models.fused import torch_kernels as twins
-from skyfleet.models.fused.shapes import HeadLayout
+from skyfleet.models.fused.shapes import Heads
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -45,13 +45,13 @@ def test_norms(dtype: torch.dtype, tolerance: float, begins: bool) -> None:
     x, delta, weight = drawn(7, 576), drawn(7, 576, dtype=dtype), drawn(576, dtype=dtype)
     dsum, dout = drawn(7, 576), drawn(7, 576, dtype=dtype)
     given = (None if begins else x, delta, weight, 1e-5)
-    completion, expected = triton_kernels.add_norm(*given), twins.add_norm(*given)
-    torch.testing.assert_close(completion, expected, atol=tolerance, rtol=tolerance)
+    said, expected = triton_kernels.add_norm(*given), twins.add_norm(*given)
+    torch.testing.assert_close(said, expected, atol=tolerance, rtol=tolerance)
     sums, _, scale = expected
     back = (None if begins else dsum, dout, sums, scale, weight)
     torch.testing.assert_close(
-        triton_kernels.add_norm_backward(*back),
-        twins.add_norm_backward(*back),
+        triton_kernels.add_norm_back(*back),
+        twins.add_norm_back(*back),
         atol=tolerance,
         rtol=tolerance,
     )
@@ -64,7 +64,7 @@ def test_turns(dtype: torch.dtype, tolerance: float, normed: bool) -> None:
 
     torch.manual_seed(0)
     norms = (drawn(64, dtype=dtype), drawn(64, dtype=dtype)) if normed else None
-    heads = HeadLayout(queries=9, keys=3, width=64, norms=norms, eps=1e-5)
+    heads = Heads(queries=9, keys=3, width=64, norms=norms, eps=1e-5)
     qkv = drawn(6, 15 * 64, dtype=dtype)
     tables = drawn(50, 64), drawn(50, 64)
     positions = torch.tensor([0, 49, 3, 3, 7, 11], device=DEVICE)
@@ -74,8 +74,8 @@ def test_turns(dtype: torch.dtype, tolerance: float, normed: bool) -> None:
     )
     dq, dk, dv = (drawn(6, n, 64, dtype=dtype) for n in (9, 3, 3))
     torch.testing.assert_close(
-        triton_kernels.rope_backward(dq, dk, dv, *given),
-        twins.rope_backward(dq, dk, dv, *given),
+        triton_kernels.turn_back(dq, dk, dv, *given),
+        twins.turn_back(dq, dk, dv, *given),
         atol=tolerance,
         rtol=tolerance,
     )
@@ -90,8 +90,8 @@ def test_gates(dtype: torch.dtype, tolerance: float) -> None:
         triton_kernels.gate(both), twins.gate(both), atol=tolerance, rtol=tolerance
     )
     torch.testing.assert_close(
-        triton_kernels.silu_mul_backward(dout, both),
-        twins.silu_mul_backward(dout, both),
+        triton_kernels.gate_back(dout, both),
+        twins.gate_back(dout, both),
         atol=tolerance,
         rtol=tolerance,
     )
@@ -105,8 +105,8 @@ def test_scores(vocabulary: int, entropic: bool) -> None:
     torch.manual_seed(0)
     logits = 6 * drawn(4, vocabulary)
     chosen = torch.tensor([0, vocabulary - 1, 2, 2], device=DEVICE)
-    completion, expected = (k.score(logits, chosen, 0.8) for k in (triton_scores, twins))
-    torch.testing.assert_close(completion, expected, atol=1e-5, rtol=1e-5)
+    said, expected = (k.score(logits, chosen, 0.8) for k in (triton_scores, twins))
+    torch.testing.assert_close(said, expected, atol=1e-5, rtol=1e-5)
     _, entropy, total = expected
     back = (drawn(4), drawn(4) if entropic else None, 0.8, torch.float32)
     torch.testing.assert_close(
@@ -129,9 +129,9 @@ def test_the_gradient_of_scores_whose_logits_are_gone(
     chosen = torch.randint(vocabulary, (n,), device=DEVICE)
     _, entropy, total = twins.score(hidden.float() @ head.float().T, chosen, 0.8)
     given = (hidden, head, chosen, total, entropy, drawn(n), drawn(n) if entropic else None, 0.8)
-    completion, expected = (k.scores_back(*given) for k in (triton_head, twins))
-    assert completion.dtype == expected.dtype == COARSE
-    torch.testing.assert_close(completion, expected, atol=1e-2, rtol=1e-2)
+    said, expected = (k.scores_back(*given) for k in (triton_head, twins))
+    assert said.dtype == expected.dtype == COARSE
+    torch.testing.assert_close(said, expected, atol=1e-2, rtol=1e-2)
 
 
 def test_folds() -> None:
@@ -141,7 +141,7 @@ def test_folds() -> None:
     starts = torch.tensor([0, 3, 3, 4, 6], device=DEVICE, dtype=torch.int32)
     places = torch.tensor([0, 2, 4, 1, 3, 5], device=DEVICE)
     torch.testing.assert_close(
-        triton_scores.sum_shared_rows(taken, starts, places), twins.sum_shared_rows(taken, starts, places)
+        triton_scores.fold(taken, starts, places), twins.fold(taken, starts, places)
     )
 
 
@@ -149,13 +149,13 @@ def test_folds() -> None:
 @pytest.mark.parametrize("columns", [100, 3000])
 @pytest.mark.parametrize("biased", [False, True])
 def test_products(dtype: torch.dtype, tolerance: float, columns: int, biased: bool) -> None:
-    from skyfleet.models.fused import triton_matmul
+    from skyfleet.models.fused import triton_products
 
     torch.manual_seed(0)
     x, weight = drawn(70, 96, dtype=dtype), drawn(columns, 96, dtype=dtype) / 10
     bias = drawn(columns, dtype=dtype) if biased else None
     torch.testing.assert_close(
-        triton_matmul.product(x, weight, bias, dtype=dtype),
+        triton_products.product(x, weight, bias, dtype=dtype),
         twins.product(x, weight, bias, dtype=dtype),
         atol=tolerance,
         rtol=tolerance,
@@ -167,27 +167,27 @@ def test_products(dtype: torch.dtype, tolerance: float, columns: int, biased: bo
 def test_products_on_cards_without_a_copy_engine(
     rows: int, depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from skyfleet.models.fused import triton_matmul
+    from skyfleet.models.fused import triton_products
 
-    old = triton_matmul.DeviceTraits(has_tma=False, has_small_shared_memory=True)
-    monkeypatch.setattr(triton_matmul, "device_traits", lambda _: old)
+    old = triton_products.Card(fetches=False, is_small=True)
+    monkeypatch.setattr(triton_products, "card_of", lambda _: old)
     torch.manual_seed(0)
     x, weight = drawn(rows, depth, dtype=COARSE), drawn(130, depth, dtype=COARSE) / 10
-    completion = triton_matmul.product(x, weight, dtype=torch.float32)
-    torch.testing.assert_close(completion, x.float() @ weight.float().T, atol=2e-2, rtol=2e-2)
+    said = triton_products.product(x, weight, dtype=torch.float32)
+    torch.testing.assert_close(said, x.float() @ weight.float().T, atol=2e-2, rtol=2e-2)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="bits are a matter of the device")
 def test_a_row_of_a_product_is_the_same_bits_in_any_batch() -> None:
-    from skyfleet.models.fused import triton_matmul
+    from skyfleet.models.fused import triton_products
 
     torch.manual_seed(0)
     for depth, columns in ((576, 960), (1536, 576), (576, 49152), (4096, 6144)):
         x = drawn(5000, depth, dtype=torch.bfloat16)
         weight = drawn(columns, depth, dtype=torch.bfloat16)
-        whole = triton_matmul.product(x, weight, dtype=torch.float32)
+        whole = triton_products.product(x, weight, dtype=torch.float32)
         for n in (1, 48, 512, 1024, 1025):
-            part = triton_matmul.product(x[:n], weight, dtype=torch.float32)
+            part = triton_products.product(x[:n], weight, dtype=torch.float32)
             assert torch.equal(part, whole[:n]), (depth, columns, n)
 
 
@@ -214,24 +214,24 @@ def plainly_attended(
 
 
 def test_attention_of_prompts_without_padding() -> None:
-    from skyfleet.models.fused import triton_matmul
+    from skyfleet.models.fused import triton_products
 
     torch.manual_seed(0)
     asked, known = [5, 130, 1], [5, 200, 70]
     q, k, v = (drawn(n, h, 64, dtype=COARSE) for n, h in ((136, 4), (275, 2), (275, 2)))
-    completion = triton_matmul.read(q, k, v, ends_of(asked), ends_of(known), max(asked))
+    said = triton_products.read(q, k, v, ends_of(asked), ends_of(known), max(asked))
     expected = plainly_attended(q.float(), k.float(), v.float(), asked, known)
-    torch.testing.assert_close(completion[0].float(), expected[0], atol=2e-2, rtol=2e-2)
-    torch.testing.assert_close(completion[1], expected[1], atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(said[0].float(), expected[0], atol=2e-2, rtol=2e-2)
+    torch.testing.assert_close(said[1], expected[1], atol=1e-3, rtol=1e-3)
 
 
 def attention_gradients(
     q: Tensor, k: Tensor, v: Tensor, dout: Tensor, asked: Sequence[int], known: Sequence[int]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    from skyfleet.models.fused import triton_gradient, triton_matmul
+    from skyfleet.models.fused import triton_gradient, triton_products
 
     ends = ends_of(asked), ends_of(known)
-    out, total = triton_matmul.read(q, k, v, *ends, max(asked))
+    out, total = triton_products.read(q, k, v, *ends, max(asked))
     return triton_gradient.read_back(dout, q, k, v, out, total, *ends, max(asked), max(known))
 
 
@@ -247,11 +247,11 @@ def test_the_gradient_of_attention(
     torch.manual_seed(0)
     q, dout = (drawn(sum(asked), heads[0], width, dtype=COARSE) for _ in range(2))
     k, v = (drawn(sum(known), heads[1], width, dtype=COARSE) for _ in range(2))
-    completion = attention_gradients(q, k, v, dout, asked, known)
+    said = attention_gradients(q, k, v, dout, asked, known)
     exact = tuple(x.float().requires_grad_() for x in (q, k, v))
     out, _ = plainly_attended(exact[0], exact[1], exact[2], asked, known)
     expected = torch.autograd.grad(out, exact, dout.float())
-    for mine, plain in zip(completion, expected, strict=True):
+    for mine, plain in zip(said, expected, strict=True):
         assert (mine.float() - plain).norm() <= 1e-2 * plain.norm() + 1e-4
 
 
@@ -266,8 +266,8 @@ def test_a_sequence_has_the_same_gradient_alone_and_in_a_pack(width: int) -> Non
         q[70:103], k[70:170], v[70:170], dout[70:103], asked[1:2], known[1:2]
     )
     places = slice(70, 103), slice(70, 170), slice(70, 170)
-    for whole, write_kv, part in zip(packed, places, alone, strict=True):
-        assert torch.equal(whole[write_kv], part)
+    for whole, place, part in zip(packed, places, alone, strict=True):
+        assert torch.equal(whole[place], part)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="one program at a time has one order")

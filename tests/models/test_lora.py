@@ -16,9 +16,9 @@ from transformers import GemmaConfig, GemmaForCausalLM, Qwen2Config, Qwen2ForCau
 from skyfleet.config.policy import Lora
 from skyfleet.errors import ModelError
 from skyfleet.models.decoder import Decoder
-from skyfleet.models.fused.layers import FusedLinear
+from skyfleet.models.fused.layers import Joined
 from skyfleet.models.hf_decoder import make_decoder
-from skyfleet.models.lora import adapt, adapters, merge, rounding_offsets, without_adapters
+from skyfleet.models.lora import adapt, adapters, merge, thresholds, without_adapters
 from skyfleet.models.packed import PackedAttention
 
 LORA = Lora(rank=4, alpha=8)
@@ -123,7 +123,7 @@ def test_joined_layers_pass_gradients_as_single_ones_do() -> None:
     assert len(learnt) == 4
     single = torch.cat([part(x_TE) for part in parts], dim=1)
     expected = torch.autograd.grad((single * weights_F).sum(), [x_TE, *learnt])
-    out_TF = FusedLinear(*parts)(x_TE)
+    out_TF = Joined(*parts)(x_TE)
     torch.testing.assert_close(out_TF, single)
     got = torch.autograd.grad((out_TF * weights_F).sum(), [x_TE, *learnt])
     torch.testing.assert_close(got, expected)
@@ -148,7 +148,7 @@ def test_where_adapters_say_nothing_a_coarse_weight_stays_to_the_last_bit(
     base = torch.randn(256, 256, generator=draw).mul(0.02).to(dtype)
     odd = [0.0, 1.0, -1.0, 0.5, -0.25, 2.0**-10, -(2.0**-10), 65000.0, 1e-7]
     base[0, : len(odd)] = torch.tensor(odd).to(dtype)
-    assert torch.equal((base.float() + rounding_offsets(base)).to(dtype), base)
+    assert torch.equal((base.float() + thresholds(base)).to(dtype), base)
 
 
 @COARSE
@@ -164,7 +164,7 @@ def test_what_adapters_say_reaches_coarse_weights_in_the_mean(dtype: torch.dtype
         return float((moved * change).sum() / (change * change).sum())
 
     assert arrived(base.float() + change) < 0.1
-    assert arrived(base.float() + change + rounding_offsets(base)) == pytest.approx(1.0, abs=0.1)
+    assert arrived(base.float() + change + thresholds(base)) == pytest.approx(1.0, abs=0.1)
 
 
 def test_a_coarse_weight_is_summed_in_float32_and_rounded_once() -> None:
@@ -172,7 +172,7 @@ def test_a_coarse_weight_is_summed_in_float32_and_rounded_once() -> None:
     stir(decoder.module)
     for layer in adapters(decoder.module).values():
         exact = layer.base.float() + layer.scale * layer.lora_B @ layer.lora_A
-        assert torch.equal(layer.weight, (exact + rounding_offsets(layer.base)).to(torch.bfloat16))
+        assert torch.equal(layer.weight, (exact + thresholds(layer.base)).to(torch.bfloat16))
 
 
 def test_the_model_before_its_adapters_needs_no_memory() -> None:
@@ -255,11 +255,11 @@ def test_experts_are_left_out_and_said_to_be(
     share = sum(weights[n].numel() for n in linears) / sum(w.numel() for w in weights.values())
     adapt(module, Lora(rank=2, target_modules=target), seed=0)
     assert not any("experts" in name for name in adapters(module))
-    completion = [r.getMessage() for r in caplog.records]
-    assert len(completion) == warned
+    said = [r.getMessage() for r in caplog.records]
+    assert len(said) == warned
     if warned:
-        assert "leaves out the experts of Qwen3MoeForCausalLM" in completion[0]
-        assert f": {100 * share:.1f} % of its weights are adapted" in completion[0]
+        assert "leaves out the experts of Qwen3MoeForCausalLM" in said[0]
+        assert f": {100 * share:.1f} % of its weights are adapted" in said[0]
 
 
 def test_a_model_without_experts_is_adapted_without_a_word(

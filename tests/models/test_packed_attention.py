@@ -19,7 +19,7 @@ GROUP = [
     (*PROMPT, 3, 4, 6),
     (*PROMPT, 3),
     (11, 12),
-    (*PROMPT, 3, 4, 6),  # completion twice
+    (*PROMPT, 3, 4, 6),  # said twice
     PROMPT,  # a beginning of others
     (*PROMPT, 60, 3, 4, 4, 8, 1, 2),
 ]

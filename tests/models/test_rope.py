@@ -61,8 +61,8 @@ async def test_engine_and_learner_agree_beyond_the_old_context(folder: Path) -> 
     decoder = Decoder(read(folder, rope_parameters=YARN), max_positions=128)
     prompt = [(7 * i) % VOCABULARY for i in range(100)]
     completion = await engine(decoder).generate(prompt, SAMPLING, session="s")
-    completion = len(completion.token_ids)
-    expected = logprobs_of(decoder, [*prompt, *completion.token_ids], completion, temperature=0.8)
+    said = len(completion.token_ids)
+    expected = logprobs_of(decoder, [*prompt, *completion.token_ids], said, temperature=0.8)
     assert completion.logprobs == pytest.approx(expected.tolist(), abs=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""Weights arrive between turns of a pool's sessions, and each turn says which spoke it."""
+"""Weights arrive between turns of a router's sessions, and each turn says which spoke it."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ class SlowSync:
 
 async def test_a_turn_under_way_keeps_its_version_and_the_next_waits_for_the_new_one() -> None:
     engines = [tiny_speaker().engine(), tiny_speaker().engine()]
-    pool = Router(engines)
+    router = Router(engines)
     slow = SlowSync()
-    under_way = asyncio.create_task(pool.generate([5, 6], SAMPLING, session="a"))
+    under_way = asyncio.create_task(router.generate([5, 6], SAMPLING, session="a"))
     await asyncio.sleep(0)
-    pushing = asyncio.create_task(PausedSync(slow, pool).push(Taught(), engines))
+    pushing = asyncio.create_task(PausedSync(slow, router).push(Taught(), engines))
     await slow.began.wait()
-    waiting = asyncio.create_task(pool.generate([5, 7], SAMPLING, session="b"))
+    waiting = asyncio.create_task(router.generate([5, 7], SAMPLING, session="b"))
     assert (await under_way).policy_version == 0
     assert not waiting.done()
     slow.gate.set()

@@ -17,11 +17,11 @@ from skyfleet.errors import SentinelError
 from skyfleet.learner.learner import Learner
 from skyfleet.models.lora import merged_state
 from skyfleet.models.weights import bit_sums
-from skyfleet.weight_sync.vllm import ExpectedChecksums, VllmSync
+from skyfleet.weight_sync.vllm import Proof, VllmSync
 
 
 class Worker:
-    """In write_kv of vLLM: holds what it reads, `spoiled` where it should have read another.
+    """In place of vLLM: holds what it reads, `spoiled` where it should have read another.
 
     It can tell of those that it was given as `proven` says, and of none that it holds.
     """
@@ -91,7 +91,7 @@ async def test_a_worker_that_proves_nothing_or_not_all_stops_the_run() -> None:
 
 def test_what_an_engine_rounds_is_proven_as_it_came_and_as_it_is_held() -> None:
     weight = torch.tensor([1.001, 2.0])
-    proof = ExpectedChecksums.of({"w": weight}, ["bfloat16"])
+    proof = Proof.of({"w": weight}, ["bfloat16"])
     rounded = {"w": bit_sums(weight.bfloat16()).tolist()}
     assert proof.fault({"given": proof.sent, "held": rounded}, "bfloat16") == ""
     assert proof.fault({"given": rounded, "held": rounded}, "bfloat16").startswith("was given")

@@ -1,4 +1,4 @@
-"""The folder that weights travel in: who may read it, what is completion when it is full, and what is left."""
+"""The folder that weights travel in: who may read it, what is said when it is full, and what is left."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import pytest
 import torch
 
 from skyfleet.errors import ConfigError
-from skyfleet.weight_sync import weights_file as weights_file_module
-from skyfleet.weight_sync.weights_file import remove_stale_files, weights_file
+from skyfleet.weight_sync import weights_file as scratch
+from skyfleet.weight_sync.weights_file import remove_left, weights_file
 
 WEIGHTS = {"a": torch.zeros(100_000)}
 
 
 @pytest.fixture(autouse=True)
 def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(weights_file_module, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(scratch, "SHARED_MEMORY", tmp_path)
     return tmp_path
 
 
@@ -61,15 +61,15 @@ async def test_what_a_killed_trainer_left_is_removed_and_what_travels_is_not(mem
     (memory / "skyfleet-other").mkdir()
     killed = (
         "import asyncio, os, sys; from pathlib import Path; import torch\n"
-        "from skyfleet.weight_sync import weights_file_module\n"
-        "weights_file_module.SHARED_MEMORY = Path(sys.argv[1])\n"
+        "from skyfleet.weight_sync import scratch\n"
+        "scratch.SHARED_MEMORY = Path(sys.argv[1])\n"
         "async def main():\n"
-        "    async with weights_file_module.weights_file({'a': torch.zeros(4)}, None): os._exit(9)\n"
+        "    async with scratch.weights_file({'a': torch.zeros(4)}, None): os._exit(9)\n"
         "asyncio.run(main())\n"
     )
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", killed, str(memory))
     assert await process.wait() == 9
     async with weights_file(WEIGHTS, None) as path:
         assert len(os.listdir(memory)) == 3
-        remove_stale_files()
+        remove_left()
         assert {*os.listdir(memory)} == {path.parent.name, "skyfleet-other"}
