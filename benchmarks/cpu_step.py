@@ -199,7 +199,7 @@ async def measure_skyfleet(work: Work, steps: int) -> CpuSeconds:
         credited = process_time()
         engine.policy_version = (await learner.step(samples)).policy_version
         end = process_time()
-        assert told["generate/min_assistant_tokens"] == work.n_sampled
+        assert told["generate/min_num_tokens"] == work.n_sampled
         assert told["environment/avg_tool_calls"] == work.n_calls
         return CpuSeconds(step=end - start, rollout=collected - start, learn=end - credited)
 

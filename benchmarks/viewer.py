@@ -146,7 +146,7 @@ class Reader:
         return self.timed(lambda: self._page.evaluate(end), shown)
 
     def classified(self) -> float:
-        shown = "!document.getElementById('run-facts').textContent.includes('finding why')"
+        shown = "!document.getElementById('run-facts').textContent.includes('classifying')"
         return self.timed(lambda: None, shown)
 
 

@@ -62,7 +62,7 @@ def test_a_regression_fails_only_when_asked_to(runs: Path) -> None:
 def test_the_published_table_of_the_seeds_is_not_believed() -> None:
     output = run(PUBLISHED).output
     assert output.count("UNDERPOWERED") == 5
-    assert "No environment changed significantly." in output
+    assert "No environment is shown to have changed." in output
     assert "unrelated samples (Fisher, Newcombe)" in output
 
 
@@ -88,7 +88,7 @@ def test_what_else_differs_is_said(tmp_path: Path) -> None:
 
 def test_a_step_that_means_nothing_is_refused(runs: Path, tmp_path: Path) -> None:
     one = runs / "better" / "reports" / "step_000000" / "unseen.json"
-    with pytest.raises(ConfigError, match="--step 999 needs a run folder, and neither"):
+    with pytest.raises(ConfigError, match="--step 999 is of a run folder, and neither"):
         run(one, one, "--step", "999")
     with pytest.raises(ConfigError, match=r"--step 3 is of a run folder, and .* is a table"):
         run(PUBLISHED, "--step", "3")

@@ -205,16 +205,16 @@ def test_a_cut_file_costs_its_lost_episodes_and_is_named(
     index = index_path(cut).read_text()
     write_groups(cut, played(load(entries_of(cut)[0])))
     index_path(cut).write_text(index)
-    lost = f"{cut} ends before eval/unseen/2/1: 2 episodes are missing"
+    lost = f"{cut} ends before eval/unseen/2/1 and has lost 2 of its episodes"
     diff = said("diff", run)
     assert f"\nLeft out: {lost}" in diff
     assert diff.count(" turns ") == 1
     for command, told in (("log", "## Error patterns"), ("audit", "could judge 5 wins.")):
         caplog.clear()
         assert told in said(command, run)
-        assert f"skipped: {lost}" in caplog.text
+        assert f"left out: {lost}" in caplog.text
     cut.write_bytes(b"")
-    with pytest.raises(RecordError, match="3 episodes are missing"):
+    with pytest.raises(RecordError, match="has lost 3 of its episodes"):
         said("diff", run)
 
 
