@@ -176,7 +176,7 @@ def measure(run: Path, steps: int) -> Iterator[tuple[str, float]]:
             "a text, until all is searched",
             reader.searched("zeppelin", f"{steps:,} episodes found"),
         )
-        yield "a text that all say, until the bound", reader.searched("close the", "The first")
+        yield "a text that all say, until the bound", reader.searched("close the", "First")
         browser.close()
 
 
