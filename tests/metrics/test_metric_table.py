@@ -100,11 +100,15 @@ def test_the_evaluation_metrics_of_the_seeds_are_logged_at_every_evaluation(
         assert row.keys() >= EVALUATION
 
 
-@pytest.mark.xfail(
-    reason="the loop does not call metric_prefix and assign_credit has no rewards yet"
-)
-def test_the_metrics_that_the_loop_has_to_wire_are_logged(run: list[dict[str, float]]) -> None:
-    assert "loss/avg_raw_rewards" in run[1]
+@pytest.mark.xfail(reason="the trainer does not call metric_prefix yet")
+def test_the_first_set_is_the_main_set_and_retail_has_its_own_prefix(
+    run: list[dict[str, float]],
+) -> None:
     assert run[0].keys() >= {
         "eval/all/avg_score", "eval/github/pass_at_1", "eval-retail/success_rate",
     }  # fmt: skip
+
+
+@pytest.mark.xfail(reason="advantage_metrics does not report the rewards yet")
+def test_the_reward_of_the_trained_sequences_is_logged(run: list[dict[str, float]]) -> None:
+    assert "loss/avg_raw_rewards" in run[1]
