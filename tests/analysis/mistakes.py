@@ -1,7 +1,7 @@
-"""Mistakes: what a scripted agent can be made to do wrong, each with the class it belongs to.
+"""Building blocks of scripted mistakes for the labelled set.
 
-A mistake is written into a task's reference solution. The label follows from what was written and
-from whether the world refused it; it never comes from the words of the refusal.
+A mistake changes the reference solution of a task. The label follows from the change and from
+whether the environment rejected it, never from the error text.
 """
 
 from __future__ import annotations

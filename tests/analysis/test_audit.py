@@ -1,4 +1,4 @@
-"""Planted wins that were not earned are found; an honest run has none."""
+"""Planted unearned passes are found; an honest run has no finding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the episodes of a run did, summed env by env, and how the command shows it."""
+"""The behaviour summary per environment, and the command that prints it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ UNKNOWN = attempt(None, env_key="reddit", turns=(call_turn(),))
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Training: all four. `val` before: two that failed; after: one that passed, one that did not."""
+    """Training has all four; `val` has two failures before, and one pass and one failure after."""
     (tmp_path / "config.yaml").write_text("{}\n")
     trajectories = tmp_path / "trajectories"
     _write(train_path(trajectories, 1), PASSED, ERRED, UNREAD, UNKNOWN)
@@ -95,12 +95,12 @@ def test_the_command_prints_tables_examples_and_failure_shifts(run: Path) -> Non
     assert "train/1/3" in shown
     assert row(shown, "val", "passed", "0: 0.0 %", "40: 50.0 %", "+50.0")
     assert row(shown, "val", "out of turns", "0: 50.0 %", "40: 0.0 %", "-50.0")
-    # One task is no evidence, however much it changed.
+    # One task is not enough evidence.
     assert shown.count("may be chance") == 3
 
 
 def row(text: str, *cells: str) -> bool:
-    """A line of a table begins with these cells."""
+    """Whether a row of the table starts with these cells."""
     lines = ([cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines())
     return any(line[: len(cells)] == list(cells) for line in lines)
 
@@ -166,9 +166,9 @@ def test_a_truncated_file_reports_the_number_of_missing_episodes(
 
 
 def test_the_command_prints_json(run: Path) -> None:
-    told = json.loads(_analyze(str(run), "--set", "val", "--step", "40", "--json"))
-    assert told["by_env"]["github"]["failures"] == {"malformed call": 1}
-    assert told["by_set"]["val"]["40"]["n_episodes"] == 2
+    result = json.loads(_analyze(str(run), "--set", "val", "--step", "40", "--json"))
+    assert result["by_env"]["github"]["failures"] == {"malformed call": 1}
+    assert result["by_set"]["val"]["40"]["n_episodes"] == 2
 
 
 def test_an_unknown_set_or_step_lists_the_known_ones(run: Path) -> None:

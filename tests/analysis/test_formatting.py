@@ -1,4 +1,4 @@
-"""Tables and words for a terminal."""
+"""Formatting for a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Charts and the text around them: round ticks, honest bands, and nothing unescaped."""
+"""Charts have round ticks and correct bands, and all text is escaped."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def test_numbers_are_formatted() -> None:
 
 def test_a_window_averages_its_prompts_with_students_interval() -> None:
     (one,) = mean_rewards({3: [[0.0], [1.0], [0.0], [1.0]]})
-    # t of 0.975 with 3 degrees is 3.182, the deviation 0.577, so 0.5 ± 0.919: cut at what was seen.
+    # t of 0.975 with 3 degrees is 3.182, the deviation 0.577, so 0.5 ± 0.919, clipped to the values.
     assert (one.step, one.value, one.interval) == (3, 0.5, (0.0, 1.0))
-    # Sixteen steps make a window of one to either side.
+    # Sixteen steps have a window of one step on each side.
     points_of = mean_rewards({step: [[float(step)], [0.0]] for step in range(16)})
     assert [points_of[at].value for at in (0, 5, 15)] == [0.25, 2.5, 7.25]
     assert mean_rewards({}) == ()

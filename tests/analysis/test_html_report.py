@@ -1,4 +1,4 @@
-"""The report is one page that needs nothing else, and says what the run recorded."""
+"""The report is one self-contained page with the recorded numbers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from skyfleet.trajectories.trajectory import Ending
 
 
 def words(page: str) -> str:
-    """What a reader sees: no tags, no style, no script, plain spaces."""
+    """The visible text, with plain spaces."""
     body = re.sub(r"<(style|script)>.*?</\1>", "", page, flags=re.DOTALL)
     return " ".join(unescape(re.sub(r"<[^>]+>", " ", body)).split())
 
@@ -110,7 +110,7 @@ def test_an_unclear_failure_shift_is_grey(tmp_path: Path) -> None:
     stuck = attempt(0.0, ending=Ending.MAX_TURNS)
     for step, n_stuck in ((0, 10), (9, 12)):
         tries = [stuck if n < n_stuck else attempt(1.0) for n in range(20)]
-        # Two tasks differ between the steps, and another two the other way.
+        # Two tasks change in one direction and two in the other.
         order = tries if step == 0 else [*tries[2:], *tries[:2]]
         add_evaluation(
             run, "val", step, played(*(replace(t, task_key=f"t{n}") for n, t in enumerate(order)))

@@ -1,4 +1,4 @@
-"""The report in a real browser: nothing runs that we did not write, and keys work as well as a mouse."""
+"""The report in a real browser: no foreign script runs, and the keyboard works."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.browser
 
 HOSTILE = "\"'><img src=x onerror=alert(1)><script>alert(2)<\\script><svg onload=alert(3)>"
 
-# By ink, ground and class, the contrast of every text as WCAG 2 defines it. Ours are opaque.
+# The contrast of every text as WCAG 2 defines it, for opaque colours.
 CONTRASTS = """() => {
     document.querySelectorAll("details").forEach((one) => (one.open = true));
     const numbers = (colour) => colour.match(/[\\d.]+/g).map(Number);
@@ -139,7 +139,7 @@ def test_an_example_unfolds_and_its_command_is_copied(browser: Browser, report: 
 
 
 def test_all_text_is_legible_light_and_dark(browser: Browser, tmp_path: Path) -> None:
-    """Against what is behind it at least 4.5 to 1, as WCAG's AA asks."""
+    """At least 4.5 to 1, as WCAG level AA requires."""
     runs = [small_run(tmp_path / name, n_steps=20, lifts=name != "a") for name in "abcdef"]
     write_report(runs, tmp_path / "report.html")
     for scheme in get_args(Scheme):

@@ -1,4 +1,4 @@
-"""Below a table of verdicts stands what a reader would otherwise take for a mistake."""
+"""The table of verdicts explains apparent contradictions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WHY = "Some intervals exclude 0 without a significant change: the test"
 
 
 def page_of(folder: Path, gained: int, lost: int) -> str:
-    """Of a run with forty tasks, of which so many changed."""
+    """The page of a run with forty tasks and these changes."""
     same = [0.0] * (40 - gained - lost)
     sides = ([0.0] * gained + [1.0] * lost + same, [1.0] * gained + [0.0] * lost + same)
     run = empty_run(folder)

@@ -1,4 +1,4 @@
-"""A recorded episode can be played again, and gone on with from any of its turns."""
+"""A recorded episode can be replayed, and forked at any turn."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LIMITS = Limits(max_turns=6, max_input_length=1000, trajectory_timeout_seconds=0
 
 
 class OtherCounterEnv(CounterEnv):
-    """Presses count for more than they did."""
+    """A press adds more than before."""
 
     async def step(self, action: Message) -> Step:
         step = await super().step(action)
@@ -125,7 +125,7 @@ async def test_a_fork_repeats_the_recorded_turns_and_continues_with_the_other_po
 
 
 async def test_a_fork_continues_from_the_sampled_tokens() -> None:
-    # The spaces say nothing, so that writing the message anew would lose them.
+    # Rendering the message again would lose the spaces.
     recorded = await played(f"  {PRESS % 1}", PRESS % 5, "done")
     engine = ScriptedEngine(PRESS % 2, "done")
     policy = forked_policy(recorded, speaking(engine), turn=1)
@@ -165,7 +165,7 @@ async def test_a_policy_with_another_tokenizer_continues_from_the_messages() -> 
     forked = await run_episode(TASK, opening(CounterEnv()), policy, LIMITS)
     assert forked.success
     assert not same_tokens(recorded, forked, turn=1)
-    # CharRenderer writes the text of a message, and a call has none.
+    # CharRenderer renders only the text of a message.
     assert forked.transcripts[0].token_ids[:10] == [*map(ord, "reach 3"), END, END, ord("1")]
 
 

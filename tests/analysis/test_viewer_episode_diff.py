@@ -1,4 +1,4 @@
-"""Two episodes side by side part where their first different action is, and words say how."""
+"""Two episodes are aligned and compared up to single words."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from skyfleet.trajectories.trajectory import Trajectory
 
 
 def pressed(*buttons: str) -> Trajectory:
-    """One turn a button."""
+    """One turn per button."""
     turns = tuple(called("press", {"button": button}, "ok") for button in buttons)
     return replace(plain_episode(0), turns=turns)
 
 
 def align(left: Trajectory, right: Trajectory) -> list[tuple[int | None, int | None, bool]]:
-    """Which turns stand side by side, and whether they do the same."""
+    """The aligned turns, and whether their actions are equal."""
     return [
         (
             row["left"] and row["left"]["turn"],
@@ -30,15 +30,15 @@ def align(left: Trajectory, right: Trajectory) -> list[tuple[int | None, int | N
 
 
 def test_equal_episodes_have_no_difference() -> None:
-    told = compare_episodes(rich(), rich())
-    assert told["first_difference"] is None
-    assert told["same_opening"]
-    assert [row["same_replies"] for row in told["rows"]] == [True] * 6
+    result = compare_episodes(rich(), rich())
+    assert result["first_difference"] is None
+    assert result["same_opening"]
+    assert [row["same_replies"] for row in result["rows"]] == [True] * 6
 
 
 def test_the_first_different_action_is_named_and_later_equal_ones_are_aligned() -> None:
-    told = compare_episodes(early(), rich())
-    assert told["first_difference"] == 1
+    result = compare_episodes(early(), rich())
+    assert result["first_difference"] == 1
     assert align(early(), rich())[:2] == [(1, 1, True), (2, 2, False)]
     assert align(pressed("a", "b", "d"), pressed("a", "c", "b", "d")) == [
         (1, 1, True),
@@ -61,9 +61,9 @@ def test_an_episode_that_stops_early_differs_there() -> None:
 
 def test_reasoning_is_not_compared_and_different_replies_are_marked() -> None:
     aloud = called("press", {"button": "a"}, "refused", reasoning="first a", error=True)
-    told = compare_episodes(pressed("a"), replace(pressed("a"), turns=(aloud,)))
-    assert told["first_difference"] is None
-    (row,) = told["rows"]
+    result = compare_episodes(pressed("a"), replace(pressed("a"), turns=(aloud,)))
+    assert result["first_difference"] is None
+    (row,) = result["rows"]
     assert (row["same_action"], row["same_replies"]) == (True, False)
     assert (row["left"]["is_error"], row["right"]["is_error"]) == (False, True)
 

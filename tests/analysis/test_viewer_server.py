@@ -1,4 +1,4 @@
-"""The viewer's server answers this machine's own page, truthfully, and nobody else's."""
+"""The viewer's server: local, read-only, and exact."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def ask(client: httpx.Client, path: str, **params: str | int) -> Any:
 
 
 def finished(client: httpx.Client, **params: str | int) -> Any:
-    """A search's answer when it is done."""
+    """The response of a finished search."""
     while (answer := ask(client, "/api/episodes", **params))["search"]["running"]:
         pass
     return answer
 
 
 def classified(client: httpx.Client) -> Any:
-    """What the run tells when every failure has its class."""
+    """The run when every failure is classified."""
     while (answer := ask(client, "/api/run"))["unclassified"]:
         pass
     return answer
@@ -77,7 +77,7 @@ def test_a_foreign_host_header_is_rejected(client: httpx.Client) -> None:
         answer = client.get("/api/run", headers={"Host": name})
         assert answer.status_code == 403
         assert f"Host {name!r}; use http://127.0.0.1:" in answer.json()["error"]
-    # Another port is a tunnel, and not another site.
+    # Another port is a tunnel, not a foreign site.
     assert client.get("/api/run", headers={"Host": "localhost:9000"}).status_code == 200
 
 
@@ -105,7 +105,7 @@ def test_only_get_is_allowed(client: httpx.Client, method: str) -> None:
     ],
 )
 def test_paths_outside_the_run_are_not_found(client: httpx.Client, path: str) -> None:
-    # As it is: httpx would tidy the dots away.
+    # Sent raw, because httpx would normalise the dots.
     with socket.create_connection((client.base_url.host, client.base_url.port or 0)) as raw:
         request = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
         raw.sendall(request.encode())
@@ -151,7 +151,7 @@ def test_a_menu_counts_the_episodes_that_match_the_other_filters(client: httpx.C
     assert menus["outcome"] == {"passed": 1, "failed": 1, "unknown": 1}
     assert menus["step"] == {"0": 1}
     assert menus["env"] == {"github": 1}
-    # A filter that is none is answer with the episodes; the menus stay a way out.
+    # An invalid filter is reported with the episodes; the menus still work.
     assert ask(client, "/api/run", outcome="won")["menus"]["step"]["1"] == 300
 
 
@@ -221,7 +221,7 @@ def test_a_search_shows_the_passage_and_ignores_tokens(run: Path, client: httpx.
     assert [row["id"] for row in found["rows"]] == ["train/40/17", "train/1/17"]
     assert found["rows"][0]["passage"] == "Close the issue number 17 in maps."
     assert found["search"]["seen"] == found["search"]["total"] == 604
-    # A logprob of three records, and nothing that anybody said.
+    # A logprob in three records, but no text.
     assert len(list(search(open_run(run).entries(), "-0.6"))) == 3
     assert finished(client, text="-0.6")["total"] == 0
 
@@ -235,7 +235,7 @@ def test_a_search_stops_at_its_limit(client: httpx.Client, monkeypatch: pytest.M
     monkeypatch.setattr(viewer_search, "MAX_FINDS", 10)
     found = finished(client, text="Close the issue")
     assert (found["total"], found["search"]["running"]) == (10, False)
-    # The newest steps were read first.
+    # The newest steps are searched first.
     assert {row["step"] for row in found["rows"]} == {40}
 
 
@@ -257,7 +257,7 @@ def test_an_episode_has_all_its_data(client: httpx.Client) -> None:
     answer = ask(client, f"/api/episode/{RICH}")
     assert [len(answer["opening"]), len(answer["turns"]), answer["n_turns"]] == [2, 6, 6]
     (call,) = answer["turns"][4]["action"]["calls"]
-    # A browser's own numbers would make it ...992.
+    # A JavaScript number would round it to ...992.
     assert '"wait_ms": 9007199254740993' in call["arguments"]
     assert answer["turns"][1]["replies"][0]["is_error"] is True
     assert answer["grade"]["parts"] == {"issue closed": 1.0, "nothing else changed": 1.0}
@@ -316,7 +316,7 @@ def test_a_growing_run_is_rescanned_and_open_pages_stay_consistent(
         later = ask(client, "/api/episodes", page=1, revision=first["revision"])
         assert later["total"] == 604
         assert ask(client, "/api/episodes")["rows"][0]["step"] == 41
-        # A step that is played again after a resume replaces the old one.
+        # A step repeated after a resume replaces the old one.
         write(train_path(run / "trajectories", 41), [replace(plain_episode(0, 41), task_key="new")])
         assert ask(client, "/api/episode/train/41/0")["task"] == "new"
         assert client.get("/api/episode/train/41/1").status_code == 404
@@ -330,7 +330,7 @@ def test_rewritten_episodes_are_not_counted_twice(
     add_step(run, 41, 9)
     with viewing(run) as server, httpx.Client(base_url=server.url) as client:
         before = classified(client)["menus"]["class"]
-        # Of nine six fail, of four two: the resume ends earlier, and the other four are gone.
+        # Six of nine fail, then two of four; the other four are removed.
         add_step(run, 41, 4)
         assert sum(before.values()) - sum(classified(client)["menus"]["class"].values()) == 4
 
@@ -349,7 +349,7 @@ def test_a_file_that_cannot_be_classified_is_reported_and_the_others_are_classif
         httpx.Client(base_url=server.url) as client,
     ):
         answer = classified(client)
-        # Step 1 takes 0.41 s an episode, step 40 and the evaluations longer.
+        # Step 1 has 0.41 s per episode, step 40 and the evaluations more.
         assert answer["menus"]["class"] == {"gave up": 6}
         assert answer["trouble"].endswith(": division by zero")
     assert "Traceback" in caplog.text
