@@ -1,7 +1,7 @@
-"""The archive: a run's worth of turns written, listed, filtered, searched and paged through.
+"""Time to write, list, filter, search and page through the episodes of a run.
 
-Episodes are of eight turns, each a call of some words and an answer of some lines, with 40 sampled
-tokens and 160 given ones a turn, drawn from a seeded vocabulary so that they compress as text does.
+Episodes have eight turns, each with a tool call and a result of a few lines, and 40 sampled and 160
+prompt tokens per turn, drawn from a seeded vocabulary so that they compress like text.
 """
 
 from __future__ import annotations

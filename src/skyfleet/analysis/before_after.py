@@ -18,6 +18,12 @@ from skyfleet.trajectories.trajectory import Trajectory, Turn
 
 Row = tuple[Turn | None, Turn | None]
 """Two turns side by side; None if the other episode has no counterpart."""
+SAMPLED_TOKENS = "sampled tokens"
+PLAIN_QUANTITIES = ("turns", "tool calls", "tool errors", "malformed calls", SAMPLED_TOKENS)
+PASSED = "passed"
+_ORDER = (PASSED, *map(str, FailureClass))
+EpisodeOutcome = tuple[Hashable, FailureClass | None]
+"""The task of an episode, and its failure class; None if it passed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,10 +110,6 @@ def _means(trajectories: Iterable[Trajectory]) -> dict[tuple[str, str], dict[str
     }
 
 
-SAMPLED_TOKENS = "sampled tokens"
-PLAIN_QUANTITIES = ("turns", "tool calls", "tool errors", "malformed calls", SAMPLED_TOKENS)
-
-
 def _quantities(trajectory: Trajectory) -> Counter[str]:
     actions = [turn.action for turn in trajectory.turns]
     calls = [call.name for action in actions for call in action.tool_calls]
@@ -156,13 +158,6 @@ def _interval(differences: Sequence[float]) -> tuple[float, float]:
     if min(differences) == max(differences):
         return differences[0], differences[0]
     return cluster_bootstrap(differences, n_resamples=2000)
-
-
-PASSED = "passed"
-_ORDER = (PASSED, *map(str, FailureClass))
-
-EpisodeOutcome = tuple[Hashable, FailureClass | None]
-"""The task of an episode, and its failure class; None if it passed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

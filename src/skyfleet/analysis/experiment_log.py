@@ -21,6 +21,9 @@ from skyfleet.trajectories.entry import Entry
 from skyfleet.trajectories.records import RecordError
 from skyfleet.trajectories.trajectory import Trajectory
 
+_ONE_STEP = "Not evaluated at two steps."
+_NOT_RECORDED = "Not recorded: the run was imported from dumps, which only contain episodes."
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
@@ -101,10 +104,6 @@ def _comparisons(run: RunFolder) -> list[Comparison]:
             if len(by_step) > 1:
                 comparisons.append(compare(by_step[min(by_step)], by_step[max(by_step)]))
     return comparisons
-
-
-_ONE_STEP = "Not evaluated at two steps."
-_NOT_RECORDED = "Not recorded: the run was imported from dumps, which only contain episodes."
 
 
 def experiment_entry(run: RunFolder) -> str:

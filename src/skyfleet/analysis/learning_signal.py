@@ -18,6 +18,16 @@ from skyfleet.trajectories.entry import Entry
 
 Counts = tuple[int, int]
 """The attempts at a task, and the number of passes."""
+GROUP_SIZES = (4, 8, 16, 32, 64)
+_SATURATED = 0.95
+_MANY_UNKNOWN = 0.1
+_WELL_MIXED = 0.5
+_MAX_GROUP_GROWTH = 4
+"""Groups that are larger by more than this factor cost more than they help."""
+_MIN_YIELD = 0.75
+"""Suggest a larger group if the mixed groups per rollout stay above this share of today's."""
+Groups = Mapping[tuple[int, str], Sequence[Entry]]
+"""By step and task."""
 
 
 def expected_mixed_share(counts: Sequence[Counts], size: int) -> float:
@@ -47,19 +57,6 @@ def _beta_binomial(counts: Sequence[Counts], size: int) -> float:
     alike_S = np.exp(betaln(a_S + size, b_S) - betaln(a_S, b_S))
     alike_S += np.exp(betaln(a_S, b_S + size) - betaln(a_S, b_S))
     return float(1 - weights_S @ alike_S / weights_S.sum())
-
-
-GROUP_SIZES = (4, 8, 16, 32, 64)
-_SATURATED = 0.95
-_MANY_UNKNOWN = 0.1
-_WELL_MIXED = 0.5
-_MAX_GROUP_GROWTH = 4
-"""Groups that are larger by more than this factor cost more than they help."""
-_MIN_YIELD = 0.75
-"""Suggest a larger group if the mixed groups per rollout stay above this share of today's."""
-
-Groups = Mapping[tuple[int, str], Sequence[Entry]]
-"""By step and task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

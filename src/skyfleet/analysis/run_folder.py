@@ -25,8 +25,10 @@ from skyfleet.trajectories.skyrl_dump import read_dump
 from skyfleet.trajectories.trajectory import Trajectory
 
 OnDamage = Callable[[RecordError], None]
-
 logger = logging.getLogger(__name__)
+IMPORTED = "imported_from.txt"
+"""Marks a run folder that was imported from dumps, and contains their path."""
+_STEP = re.compile(r"global_step_(\d+)(?:_evals)?")
 
 
 def read_entries(
@@ -60,10 +62,6 @@ def read_entries(
 def warn(error: RecordError) -> None:
     """An `on_damage` callback that logs the error."""
     logger.warning("skipped: %s", error)
-
-
-IMPORTED = "imported_from.txt"
-"""Marks a run folder that was imported from dumps, and contains their path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,9 +139,6 @@ def _parse_row(line: str, where: str) -> dict[str, float]:
     if not isinstance(row, dict) or "step" not in row:
         raise RecordError(f"{where}: not a row of metrics; remove the line, or copy the file again")
     return row
-
-
-_STEP = re.compile(r"global_step_(\d+)(?:_evals)?")
 
 
 def find_dumps(dumped_evals: Path) -> Iterator[tuple[str, int, Path]]:

@@ -38,21 +38,21 @@ def histogram(title: str, samples: Sequence[Sample]) -> Html:
     everything = [value for sample in known for value in sample.values]
     edges = _edges(everything)
     shares = [_shares(sample.values, edges) for sample in known]
-    _, top = round_range(share for of_sample in shares for share in of_sample)
+    _, top = round_range(share for sample_shares in shares for share in sample_shares)
     y = Scale(low=0.0, high=top, start=_HEIGHT - _BOTTOM, end=_TOP)
-    room = (_WIDTH - _LEFT - _RIGHT) / len(edges)
-    width = min(_MAX_BAR_WIDTH, room * 0.8 / len(known))
+    slot_width = (_WIDTH - _LEFT - _RIGHT) / len(edges)
+    width = min(_MAX_BAR_WIDTH, slot_width * 0.8 / len(known))
     parts = [_y_axis(y)]
-    for place, name in enumerate(_names(everything, edges)):
-        middle = _LEFT + (place + 0.5) * room
+    for index, name in enumerate(_names(everything, edges)):
+        middle = _LEFT + (index + 0.5) * slot_width
         # Every second label if all would not fit.
-        if len(edges) <= 8 or place % 2 == 0:
-            edge = number(edges[place])
+        if len(edges) <= 8 or index % 2 == 0:
+            edge = number(edges[index])
             parts.append(tag("text", edge, x=round(middle, 1), y=_HEIGHT - 8, class_="tick middle"))
-        for turn, (sample, of_sample) in enumerate(zip(known, shares, strict=True)):
-            left = middle + (turn - len(known) / 2) * width
-            text = f"{sample.label}, {name}: {percent(of_sample[place])}"
-            parts.append(_bar(text, left, width, y(of_sample[place]), sample.style))
+        for position, (sample, sample_shares) in enumerate(zip(known, shares, strict=True)):
+            left = middle + (position - len(known) / 2) * width
+            text = f"{sample.label}, {name}: {percent(sample_shares[index])}"
+            parts.append(_bar(text, left, width, y(sample_shares[index]), sample.style))
     label = f"{title}: {', '.join(sample.label for sample in known)}"
     return figure(title, svg(label, join(parts), width=_WIDTH, height=_HEIGHT, navigable=True))
 

@@ -15,6 +15,13 @@ from skyfleet.analysis.html.elements import Html, join, tag
 from skyfleet.analysis.html.formatting import Unit
 
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
+_WIDTH, _HEIGHT = 280.0, 166.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 40.0, 58.0, 12.0, 24.0
+_LABEL_HEIGHT = 13.0
+_FEW = 12
+"""Up to this many points, each is drawn with its own interval."""
+_SLOTS = 6
+Range = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,16 +63,6 @@ def ticks(low: float, high: float, *, n_ticks: int = 4, whole: bool = False) -> 
     step = max(1.0, ceil(step)) if whole else step
     first, last = ceil(low / step - 1e-9), floor(high / step + 1e-9)
     return [n * step for n in range(first, last + 1)]
-
-
-_WIDTH, _HEIGHT = 280.0, 166.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 40.0, 58.0, 12.0, 24.0
-_LABEL_HEIGHT = 13.0
-_FEW = 12
-"""Up to this many points, each is drawn with its own interval."""
-_SLOTS = 6
-
-Range = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,10 +18,8 @@ from skyfleet.trajectories.entry import Entry
 _MAX_POINTS = 60
 _WINDOWS = 8
 """A window is an eighth of the steps."""
-
 Prompts = Mapping[int, Sequence[Sequence[float]]]
 """By step, the rewards of each prompt's graded attempts."""
-
 IntervalFn = Callable[[Sequence[float], Range], Range | None]
 """Takes the values of a window and the range of all values."""
 

@@ -31,6 +31,14 @@ from skyfleet.storage.store import beside, is_remote
 from skyfleet.tasks.manifest import MANIFEST, Manifest, read_manifest
 from skyfleet.tracking.step_log import PHASE_NAMES
 
+_TIMING_PREFIX = "timing/"
+_MAX_POINTS = 60
+_SMALL_SHARE = 0.01
+"""Phases with a smaller share of the time have no chart."""
+_SENTINEL_PREFIX = "sentinel/"
+_GENERATED = ("world:", "agentdojo:")
+_HASH_CHARACTERS = 12
+
 
 def next_section(findings: Sequence[RunFindings], within: Sequence[ComparisonTable]) -> Html:
     """`within` holds the comparison of each run with itself."""
@@ -58,12 +66,6 @@ def _with_code(sentence: str) -> Html:
     """Format the text between backticks as code."""
     parts = sentence.split("`")
     return join(tag("code", part) if at % 2 else part for at, part in enumerate(parts))
-
-
-_TIMING_PREFIX = "timing/"
-_MAX_POINTS = 60
-_SMALL_SHARE = 0.01
-"""Phases with a smaller share of the time have no chart."""
 
 
 def phase_section(runs: Sequence[ReportRun]) -> Html:
@@ -145,9 +147,6 @@ def _thin_out(rows: Sequence[tuple[int, float]]) -> tuple[Point, ...]:
     )
 
 
-_SENTINEL_PREFIX = "sentinel/"
-
-
 def sentinel_section(runs: Sequence[ReportRun]) -> Html:
     parts = [part for run in runs for part in (_sentinel_table(run), *_constant_metric_notes(run))]
     return section("sentinels", "Sentinels", parts)
@@ -172,10 +171,6 @@ def _sentinel_table(run: ReportRun) -> Html:
         for name, values in sorted(recorded.items())
     ]
     return table(f"{run.title}: sentinels", head, rows)
-
-
-_GENERATED = ("world:", "agentdojo:")
-_HASH_CHARACTERS = 12
 
 
 def settings_section(runs: Sequence[ReportRun]) -> Html:

@@ -41,6 +41,13 @@ _COLUMNS = columns(
     *("Steps with signal, run", "Steps with signal, recent", "Wasted attempts, run"),
     text=("Environment",),
 )
+_MEASURES: dict[str, Callable[[Entry], float | None]] = {
+    "reward": lambda entry: entry.reward,
+    "turns": lambda entry: entry.turns,
+    "sampled tokens": lambda entry: entry.sampled_tokens,
+}
+Side = tuple[str, str, list[Entry]]
+"""Label, CSS class, episodes."""
 
 
 def signal_section(findings: Sequence[RunFindings]) -> Html:
@@ -118,16 +125,6 @@ def _row(signal: EnvSignal) -> list[Child]:
 
 def _share(share: float | None) -> str:
     return NOTHING if share is None else percent(share)
-
-
-_MEASURES: dict[str, Callable[[Entry], float | None]] = {
-    "reward": lambda entry: entry.reward,
-    "turns": lambda entry: entry.turns,
-    "sampled tokens": lambda entry: entry.sampled_tokens,
-}
-
-Side = tuple[str, str, list[Entry]]
-"""Label, CSS class, episodes."""
 
 
 def distribution_section(runs: Sequence[ReportRun]) -> Html:

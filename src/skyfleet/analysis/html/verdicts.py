@@ -31,8 +31,19 @@ from skyfleet.evaluation.table import interval_note, table_changes
 _COUNTS = ("Tasks", "Attempts", "Unknown", "pass@1", "95 % interval")
 _BASELINES = ("Null agent", "Reference")
 _OTHERS = ("pass@k", "pass^k", "Mean reward")
-
 PartFn = Callable[[EvalReport], Mapping[str, EnvScore]]
+_BADGES = {
+    Verdict.IMPROVED: ("▲", "up", "significantly higher"),
+    Verdict.REGRESSED: ("▼", "down", "significantly lower"),
+    Verdict.SATURATED: ("●", "flat", "both rates are at least 95 %"),
+    Verdict.FAILING: ("○", "flat", "both rates are at most 5 %"),
+    Verdict.UNDERPOWERED: (
+        "?",
+        "flat",
+        "too few tasks: a change of 10 points would often be missed",
+    ),
+    Verdict.NO_EVIDENCE: ("=", "flat", "a change of 10 points would probably have been detected"),
+}
 
 
 def score_tables(run: ReportRun) -> Html:
@@ -117,20 +128,6 @@ def _baseline(baseline: Baseline | None) -> list[str]:
 
 def _rate(rate: float | None) -> str:
     return NOTHING if rate is None else percent(rate)
-
-
-_BADGES = {
-    Verdict.IMPROVED: ("▲", "up", "significantly higher"),
-    Verdict.REGRESSED: ("▼", "down", "significantly lower"),
-    Verdict.SATURATED: ("●", "flat", "both rates are at least 95 %"),
-    Verdict.FAILING: ("○", "flat", "both rates are at most 5 %"),
-    Verdict.UNDERPOWERED: (
-        "?",
-        "flat",
-        "too few tasks: a change of 10 points would often be missed",
-    ),
-    Verdict.NO_EVIDENCE: ("=", "flat", "a change of 10 points would probably have been detected"),
-}
 
 
 def headline(tables: Sequence[ComparisonTable]) -> Html:

@@ -28,6 +28,12 @@ from skyfleet.trajectories.archive import load
 from skyfleet.trajectories.entry import Entry
 from skyfleet.trajectories.records import RecordError
 
+PAGE_ROWS = 200
+_ATTEMPTS_SHOWN = 40
+_IMPORTED = "imported: configuration, tokens and times are not recorded"
+Params = Mapping[str, str]
+_load = lru_cache(maxsize=8)(load)
+
 
 class Facts(NamedTuple):
     """The values of an episode that the filter menus use, in the order of the menus."""
@@ -97,15 +103,6 @@ def _match_menus(facts: Facts, query: Query, failure_class: str) -> tuple[bool, 
         query.step is None or facts.step == query.step,
         not failure_class or facts.failure_class == failure_class,
     )
-
-
-PAGE_ROWS = 200
-_ATTEMPTS_SHOWN = 40
-_IMPORTED = "imported: configuration, tokens and times are not recorded"
-
-Params = Mapping[str, str]
-
-_load = lru_cache(maxsize=8)(load)
 
 
 class Viewer:

@@ -16,9 +16,9 @@ from skyfleet.trajectories.entry import Entry
 from skyfleet.trajectories.trajectory import Trajectory, Turn
 
 Json = dict[str, Any]
-
 PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 """Image types that a browser displays and cannot execute."""
+Decode = Callable[[int], str]
 
 
 def row(entry: Entry, *, failure_class: str = "", passage: str = "") -> Json:
@@ -149,9 +149,6 @@ def _message(message: Message, pictures: _Pictures) -> Json:
         "reply_to": message.tool_call_id,
         "is_error": message.is_error,
     }
-
-
-Decode = Callable[[int], str]
 
 
 def tokens(trajectory: Trajectory, decode: Decode | None) -> list[dict[str, Any]]:

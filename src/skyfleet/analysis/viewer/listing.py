@@ -25,8 +25,19 @@ logger = logging.getLogger(__name__)
 _REFRESH_SECONDS = 1.0
 """The minimum time between two scans of the folder."""
 _MAX_SNAPSHOTS = 4
-
 Sizes = tuple[int, int, int]
+Outcome = Literal["passed", "failed", "unknown"]
+ORDERS: Mapping[str, tuple[Callable[[Entry], Any], bool]] = {
+    "newest": (lambda entry: entry.step, True),
+    "oldest": (lambda entry: entry.step, False),
+    "task": (lambda entry: (entry.env_key, entry.task_key, entry.step, entry.sample), False),
+    "reward": (lambda entry: -inf if entry.reward is None else entry.reward, True),
+    "turns": (lambda entry: entry.turns, True),
+    "errors": (lambda entry: entry.tool_errors + entry.malformed_calls, True),
+    "tokens": (lambda entry: entry.sampled_tokens, True),
+    "seconds": (lambda entry: entry.seconds, True),
+}
+"""The sort key of each order, and whether it is descending."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,21 +111,6 @@ def _sizes(path: Path) -> Sizes:
     index = index_path(path)
     data = path.stat()
     return data.st_size, data.st_mtime_ns, index.stat().st_size if index.exists() else 0
-
-
-Outcome = Literal["passed", "failed", "unknown"]
-
-ORDERS: Mapping[str, tuple[Callable[[Entry], Any], bool]] = {
-    "newest": (lambda entry: entry.step, True),
-    "oldest": (lambda entry: entry.step, False),
-    "task": (lambda entry: (entry.env_key, entry.task_key, entry.step, entry.sample), False),
-    "reward": (lambda entry: -inf if entry.reward is None else entry.reward, True),
-    "turns": (lambda entry: entry.turns, True),
-    "errors": (lambda entry: entry.tool_errors + entry.malformed_calls, True),
-    "tokens": (lambda entry: entry.sampled_tokens, True),
-    "seconds": (lambda entry: entry.seconds, True),
-}
-"""The sort key of each order, and whether it is descending."""
 
 
 class QueryError(SkyfleetError, ValueError):

@@ -15,8 +15,13 @@ from skyfleet.trajectories.entry import Entry
 from skyfleet.trajectories.index import search
 from skyfleet.trajectories.trajectory import Trajectory
 
+logger = logging.getLogger(__name__)
+
 _BEFORE, _AFTER = 40, 120
 """Characters shown around a match."""
+MAX_FINDS = 2_000
+"""The limit of one search."""
+_MAX_SEARCHES = 4
 
 
 def find_passage(trajectory: Trajectory, text: str) -> str | None:
@@ -69,13 +74,6 @@ def _leaves(value: Any) -> Iterator[str]:
             yield from _leaves(inner)
     else:
         yield str(value)
-
-
-logger = logging.getLogger(__name__)
-
-MAX_FINDS = 2_000
-"""The limit of one search."""
-_MAX_SEARCHES = 4
 
 
 class Search:
