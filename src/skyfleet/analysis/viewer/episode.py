@@ -155,11 +155,11 @@ def tokens(trajectory: Trajectory, decode: Decode | None) -> list[dict[str, Any]
     """Each transcript as columns with one entry per token."""
     return [
         {
-            "ids": transcript.token_ids,
+            "ids": list(transcript.token_ids),
             "chosen": [int(chosen) for chosen in transcript.loss_mask],
             "logprobs": [finite(round(logprob, 4)) for logprob in transcript.logprobs],
             "texts": _texts(transcript.token_ids, decode) if decode else None,
-            "policy_versions": transcript.policy_versions,
+            "policy_versions": list(transcript.policy_versions),
             "reason": transcript.reason,
         }
         for transcript in trajectory.transcripts
