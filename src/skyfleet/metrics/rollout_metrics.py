@@ -148,7 +148,7 @@ def _token_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
 
 def _response_length(transcript: Transcript) -> int:
     """Tokens from the first sampled one to the last: SkyRL cuts off the observation at the end."""
-    mask = transcript.loss_mask
+    mask = list(transcript.loss_mask)
     if True not in mask:
         return 0
     return len(mask) - mask[::-1].index(True) - mask.index(True)
