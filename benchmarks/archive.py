@@ -1,7 +1,7 @@
-"""The archive: a run's worth of turns written, listed, filtered, searched and paged through.
+"""Time to write, list, filter, search and page through the episodes of a run.
 
-Episodes are of eight turns, each a call of some words and an answer of some lines, with 40 sampled
-tokens and 160 given ones a turn, drawn from a seeded vocabulary so that they compress as text does.
+Episodes have eight turns, each with a tool call and a result of a few lines, and 40 sampled and 160
+prompt tokens per turn, drawn from a seeded vocabulary so that they compress like text.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from skyfleet.trajectories.trajectory import Ending, Trajectory, Turn
 TURNS_PER_EPISODE = 8
 EPISODES_PER_STEP = 512
 SAMPLED, GIVEN = 40, 160
-"""Tokens a turn."""
+"""Tokens per turn."""
 PAGE = 50
 FEWEST_TURNS = 1000
-"""So that the filter finds an episode."""
+"""Chosen so that the filter finds an episode."""
 NEEDLE = "needle in the archive"
 
 _WORDS = [
@@ -40,12 +40,12 @@ _WORDS = [
 _ENVS = ("booking", "github", "outlook", "reddit", "zillow")
 
 
-def _turn(rng: Random, *, said: str) -> Turn:
+def _turn(rng: Random, *, text: str) -> Turn:
     arguments = {"query": " ".join(rng.choices(_WORDS, k=4)), "page": rng.randrange(9)}
     call = ToolCall(id="call_0", name=f"list_{rng.choice(_WORDS)}", arguments=arguments)
     lines = [f"{rng.randrange(999)},{' '.join(rng.choices(_WORDS, k=8))}" for _ in range(8)]
     return Turn(
-        action=Message(role="assistant", content=said, tool_calls=(call,)),
+        action=Message(role="assistant", content=text, tool_calls=(call,)),
         replies=(Message(role="tool", content="\n".join(lines), tool_call_id="call_0"),),
         reward=0.0,
         engine_seconds=rng.random(),
@@ -55,10 +55,10 @@ def _turn(rng: Random, *, said: str) -> Turn:
 
 def _transcript(rng: Random) -> Transcript:
     n_tokens = TURNS_PER_EPISODE * (SAMPLED + GIVEN)
-    # Few tokens are common and many are rare, as in any text.
+    # A skewed distribution, as in natural text.
     token_ids = [int(rng.paretovariate(0.6)) % 150_000 for _ in range(n_tokens)]
     loss_mask = ([False] * GIVEN + [True] * SAMPLED) * TURNS_PER_EPISODE
-    # An engine's logprobs are 32 bits wide; a dyadic fraction is as wide in Python.
+    # Logprobs of engines are 32-bit; a dyadic fraction prints as short in Python.
     logprobs = [-rng.getrandbits(23) / 2**22 if chosen else 0.0 for chosen in loss_mask]
     return Transcript(
         token_ids=token_ids,
@@ -69,19 +69,19 @@ def _transcript(rng: Random) -> Transcript:
 
 
 def _episodes(count: int) -> Iterator[Trajectory]:
-    """A few hundred are drawn and repeated under other names: drawing costs more than writing.
+    """Generate a few hundred episodes and repeat them under other names, because it is slow.
 
-    gzip looks back over 32 kB, less than two episodes, so the repeats do not make the files small.
+    gzip has a window of 32 kB, less than two episodes, so repeats do not shrink the files.
     """
     rng = Random(0)
     drawn = [
-        (tuple(_turn(rng, said="") for _ in range(TURNS_PER_EPISODE)), _transcript(rng))
+        (tuple(_turn(rng, text="") for _ in range(TURNS_PER_EPISODE)), _transcript(rng))
         for _ in range(min(count, 512))
     ]
     for number in range(count):
         turns, transcript = drawn[rng.randrange(len(drawn))]
         if number % 10_000 == 0:
-            turns = (_turn(rng, said=NEEDLE), *turns[1:])
+            turns = (_turn(rng, text=NEEDLE), *turns[1:])
         reward = float(rng.random() < 0.3)
         yield Trajectory(
             task_key=f"task-{number // 8}",
@@ -97,7 +97,7 @@ def _episodes(count: int) -> Iterator[Trajectory]:
 
 
 def _write(folder: Path, n_episodes: int) -> float:
-    """Seconds spent in the archive, without those that made the episodes."""
+    """Seconds spent in the archive, without generating the episodes."""
     seconds = 0.0
     episodes = _episodes(n_episodes)
     for step in range(-(-n_episodes // EPISODES_PER_STEP)):

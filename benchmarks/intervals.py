@@ -1,10 +1,9 @@
-"""How often intervals hold and verdicts are false: simulated evaluations whose truth is known.
+"""Coverage of the intervals and rate of false verdicts, on simulated evaluations.
 
-A task's own chance of success is drawn from a beta distribution around the set's rate, which is
-itself drawn from a band: single rates make every interval of counts jump up and down around its
-coverage, the mean over a band does not. Where a share of the tasks flips, these go from nearly
-never passing to nearly always, and the others stay at never; where as many are lost as gained, so
-many go the other way.
+The success probability of a task is drawn from a beta distribution around the rate of the set,
+which is drawn from a range: at a single rate the coverage of an interval of counts jumps around its
+mean. In the simulations with flips, a share of the tasks goes from nearly never passing to nearly
+always, and the others stay at never; with swaps, as many tasks go the other way.
 """
 
 from __future__ import annotations
@@ -47,13 +46,13 @@ FLIPS, RARE_FLIPS = (
 NEVER, ALWAYS = 0.01, 0.98
 CONCENTRATION = 2.0
 """Of the beta distribution: many tasks nearly always pass or nearly never do."""
-LOOKS, ENVS = 20, 4
+EVALUATIONS, ENVS = 20, 4
 
 Rng = np.random.Generator
 Rates = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 Draw = Callable[[Rng, Band, int, int], tuple[Rates, float]]
-"""What k attempts at each task say, and the truth."""
+"""The rates of k attempts at each task, and the true value."""
 Method = Callable[[Sequence[float], int], Interval]
 Simulation = Callable[[Rng, Band, int, int], bool]
 Row = tuple[str, Band, int]
@@ -194,7 +193,7 @@ def _uneven_alarm(rng: Rng, band: Band, before: Counts, attempts: int) -> bool:
 def false_best(rng: Rng, band: Band, n_tasks: int, attempts: int) -> bool:
     """Nothing changed in 20 evaluations after the first; is another the best?"""
     chances = draw_chances(rng, rng.uniform(*band), n_tasks)
-    reports = [_report(rng, chances, attempts, step=step) for step in range(LOOKS + 1)]
+    reports = [_report(rng, chances, attempts, step=step) for step in range(EVALUATIONS + 1)]
     return best_step(reports).step != 0
 
 
@@ -226,7 +225,7 @@ def print_table(
     rows: Sequence[Row],
     attempts: Sequence[int] = ATTEMPTS,
 ) -> None:
-    print(f"\n{title}; {trials} trials a cell\n")
+    print(f"\n{title}; {trials} trials per cell\n")
     print("| rates | tasks |", *(f" k = {k} |" for k in attempts), sep="")
     print("|---|--:|", "--:|" * len(attempts), sep="")
     for name, band, n_tasks in rows:
@@ -245,7 +244,7 @@ def print_methods(trials: int) -> None:
         ("difference, 5 % flip", differences_of_flips, of_difference, flips, 20),
         ("difference, 5 % flip", differences_of_flips, of_difference, flips, 50),
     ]
-    print(f"\nCoverage of three methods, % (mean width, points); k = 8, {trials} trials a cell\n")
+    print(f"\nCoverage of three methods, % (mean width, points); k = 8, {trials} trials per cell\n")
     print("| of | tasks | cluster bootstrap | Student's t | chosen |\n|---|--:|--:|--:|--:|")
     for name, draw, chosen, band, n_tasks in cells:
         methods = (of_bootstrap, of_student, chosen)
@@ -263,11 +262,11 @@ def _weighed(draw: Draw, method: Method, band: Band, n_tasks: int, trials: int) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trials", type=int, default=2000, help="evaluations a cell")
+    parser.add_argument("--trials", type=int, default=2000, help="evaluations per cell")
     trials: int = parser.parse_args().trials
     print(
         f"`python benchmarks/intervals.py --trials {trials}` on {date.today()}: "
-        f"numpy {np.__version__}, scipy {scipy.__version__}; k attempts at a task."
+        f"numpy {np.__version__}, scipy {scipy.__version__}; k attempts per task."
     )
     everywhere, middle = rows_of({**MIDDLE, **LOW, **HIGH}), rows_of(MIDDLE)
     flips = rows_of(FLIPS, FEW) + rows_of(RARE_FLIPS, MANY)
@@ -291,7 +290,7 @@ def main() -> None:
     print_table(title, false_alarm_of_one, trials, ends, several)
     title = "False verdicts where half of the k attempts before have no grade, %"
     print_table(title, false_alarm_of_half, trials, ends, several)
-    looks = f"False best step in {LOOKS} evaluations, %"
+    looks = f"False best step in {EVALUATIONS} evaluations, %"
     print_table(looks, false_best, trials // 5, rows_of(MIDDLE, (20, 60, 200)), (1, 4))
 
 

@@ -1,4 +1,4 @@
-"""Viewer: how soon a run of 100,000 made-up episodes can be read, filtered and searched in Chromium.
+"""Latency of the viewer with 100,000 synthetic episodes in Chromium.
 
 A step's file is made once and copied for every step, so the making takes seconds; the viewer reads
 each copy as its own. Every figure is from the act to what it shows on the screen.
@@ -40,7 +40,7 @@ ENVS = ("github", "booking", "reddit", "outlook", "notion")
 
 
 def made_up(number: int, random: Random) -> Trajectory:
-    """Six turns and 600 tokens, about 9 kB of text; every four-hundredth speaks of a zeppelin."""
+    """Six turns and 600 tokens, about 9 kB of text; every four-hundredth mentions a zeppelin."""
     words = ["issue", "label", "closed", "assignee", "billing", "upload", "freeze", "login"]
 
     def turn() -> Turn:
@@ -103,7 +103,7 @@ def serving(run: Path) -> Iterator[ViewerServer]:
 
 
 class Reader:
-    """A page, and a clock from an act to what it shows."""
+    """A page, and the time from an action to its effect."""
 
     def __init__(self, page: Any, server: ViewerServer) -> None:
         self._page = page
@@ -112,7 +112,7 @@ class Reader:
     def timed(self, act: Callable[[], object], shown: str) -> float:
         begun = perf_counter()
         act()
-        # A function, because the page's policy forbids the browser to evaluate text.
+        # A function, because the security policy forbids evaluating text.
         self._page.wait_for_function(f"() => {shown}", timeout=120_000)
         return perf_counter() - begun
 
@@ -146,7 +146,7 @@ class Reader:
         return self.timed(lambda: self._page.evaluate(end), shown)
 
     def classified(self) -> float:
-        shown = "!document.getElementById('run-facts').textContent.includes('finding why')"
+        shown = "!document.getElementById('run-facts').textContent.includes('classifying')"
         return self.timed(lambda: None, shown)
 
 
@@ -162,7 +162,7 @@ def measure(run: Path, steps: int) -> Iterator[tuple[str, float]]:
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
         )
         reader = Reader(browser.new_page(viewport={"width": 1280, "height": 800}), server)
-        yield "first row, the index not read yet", reader.first_row()
+        yield "first row, before the index is read", reader.first_row()
         yield "first row, while failures are classified", reader.first_row()
         yield "a filter, meanwhile", reader.filtered("github", of_env)
         yield "all failures classified, from there", reader.classified()
@@ -173,10 +173,10 @@ def measure(run: Path, steps: int) -> Iterator[tuple[str, float]]:
         yield "from the top to the last row", reader.scrolled(total)
         yield "an episode", median(reader.opened(row) for row in (3, 5, 7, 9, 11))
         yield (
-            "a text, until all is searched",
+            "a search of all episodes",
             reader.searched("zeppelin", f"{steps:,} episodes found"),
         )
-        yield "a text that all say, until the bound", reader.searched("close the", "The first")
+        yield "a search up to its limit", reader.searched("close the", "First")
         browser.close()
 
 

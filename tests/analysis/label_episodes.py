@@ -1,7 +1,7 @@
-"""Plays the labelled episodes again: `python -m tests.analysis.label_episodes`.
+"""Regenerate the labelled episodes: `python -m tests.analysis.label_episodes`.
 
-Scripted agents make every mistake in every world that has room for it. The episodes that a person
-read and labelled are kept as they are in `read.jsonl.gz`.
+Scripted agents make every mistake in every built-in environment in which it is possible. The
+episodes that a person labelled are in `read.jsonl.gz` and are not regenerated.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+from benchmarks.failure_classes import Labelled, write_labelled
+from tests.analysis.agent_mistakes import AGENT_MISTAKES
+from tests.analysis.environment_mistakes import ENVIRONMENT_MISTAKES
 from tests.analysis.mistakes import Scene, Write
-from tests.analysis.mistakes_of_agents import AGENT_MISTAKES
-from tests.analysis.mistakes_of_others import OTHERS_MISTAKES
 from tests.analysis.scripted import play
 
 from skyfleet.analysis.failure_class import FailureClass
-from skyfleet.analysis.failure_scores import Labelled, write_labelled
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.trajectory import Trajectory
 from skyfleet.worlds.catalog import WORLD_NAMES, world_tasks
@@ -27,14 +27,16 @@ FOLDER = Path(__file__).parents[1] / "assets" / "labelled_episodes"
 _PER_CLASS = {False: 24, True: 12}
 """By whether they are held out."""
 _SEEDS = {False: 6, True: 7}
-"""Of the tasks; what differs modulo four shares no names."""
+"""Task seeds; seeds that differ modulo four share no names."""
 _TASKS = 40
+_RECORDED_NAMES = {"is_reworded": "is_told_in_other_words"}
+"""The labelled set keeps the names, which also seed the random numbers."""
 
 
 async def labelled_episodes() -> list[Labelled]:
-    """Of each class as many as of any other, its mistakes and the worlds in turn."""
+    """The same number of episodes per class, over its mistakes and all environments."""
     mistakes: dict[FailureClass, list[Write]] = {}
-    for label, write in (*AGENT_MISTAKES, *OTHERS_MISTAKES):
+    for label, write in (*AGENT_MISTAKES, *ENVIRONMENT_MISTAKES):
         mistakes.setdefault(label, []).append(write)
     episodes: list[Labelled] = []
     for held_out in (False, True):
@@ -49,8 +51,9 @@ async def labelled_episodes() -> list[Labelled]:
 async def _episodes(
     label: FailureClass, write: Write, tasks: list[Task], wanted: int, *, held_out: bool
 ) -> list[Labelled]:
-    """The first that come out as meant."""
+    """The first episodes that fail as intended."""
     name = write.__qualname__.split(".")[0]
+    name = _RECORDED_NAMES.get(name, name)
     found: list[Labelled] = []
     for number, task in enumerate(tasks):
         rng = Random(f"{label}/{name}/{number}")
@@ -65,13 +68,13 @@ async def _episodes(
 
 
 def _untimed(episode: Trajectory) -> Trajectory:
-    """Wall times differ from run to run, and would make every playing other bytes."""
+    """Without wall times, which would change the bytes of the file."""
     turns = tuple(replace(turn, engine_seconds=0.0, env_seconds=0.0) for turn in episode.turns)
     return replace(episode, turns=turns, seconds=0.0)
 
 
 def _tasks(seed: int) -> list[Task]:
-    """World by world in turn, other templates each time."""
+    """Alternates between the environments, with different templates."""
     by_world = [world_tasks(name, split="all", count=_TASKS, seed=seed) for name in WORLD_NAMES]
     return [tasks[n] for n in range(_TASKS) for tasks in by_world]
 

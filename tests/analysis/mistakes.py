@@ -1,7 +1,7 @@
-"""Mistakes: what a scripted agent can be made to do wrong, each with the class it belongs to.
+"""Building blocks of scripted mistakes for the labelled set.
 
-A mistake is written into a task's reference solution. The label follows from what was written and
-from whether the world refused it; it never comes from the words of the refusal.
+A mistake changes the reference solution of a task. The label follows from the change and from
+whether the environment rejected it, never from the error text.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from tests.analysis.error_messages import ASIDES, CANNOT, CLAIMS
 from tests.analysis.scripted import Script
-from tests.analysis.wordings import ASIDES, CANNOT, CLAIMS
 
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
 from skyfleet.chat.tool_calls.hermes import parse_hermes
@@ -25,12 +25,12 @@ from skyfleet.tasks.task import RecordedCall, Task
 from skyfleet.worlds.catalog import get_world
 
 NAMED = re.compile(r"(.*_id|number|repo|subreddit|city|venue|area|project|place|file|folder)")
-"""Arguments that name something which is there or is not."""
+"""Arguments that name an object."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """A task to go wrong in, and the dice that say how."""
+    """A task, and the random numbers that decide how the agent fails it."""
 
     task: Task
     rng: Random
@@ -49,25 +49,25 @@ class Scene:
     def writing(self) -> frozenset[str]:
         return get_world(self.task.env_key).toolkit.writing | {SUBMIT_NAME}
 
-    def says(self, lists: tuple[Sequence[str], Sequence[str]]) -> str:
+    def pick(self, lists: tuple[Sequence[str], Sequence[str]]) -> str:
         return self.rng.choice(lists[self.held_out])
 
     def act(self, call: RecordedCall) -> Message:
-        said = ToolCall(id="call_0", name=call.name, arguments=call.arguments)
-        return Message(role="assistant", content=self.says(ASIDES), tool_calls=(said,))
+        tool_call = ToolCall(id="call_0", name=call.name, arguments=call.arguments)
+        return Message(role="assistant", content=self.pick(ASIDES), tool_calls=(tool_call,))
 
     def stop(self) -> Message:
-        return Message(role="assistant", content=f"{self.says(CLAIMS)} {DONE}".strip())
+        return Message(role="assistant", content=f"{self.pick(CLAIMS)} {DONE}".strip())
 
     def stop_in_words(self) -> Message:
-        claim = next(filter(None, iter(lambda: self.says(CLAIMS), None)))
+        claim = next(filter(None, iter(lambda: self.pick(CLAIMS), None)))
         return Message(role="assistant", content=f"{claim} {DONE}")
 
     def refuse(self) -> Message:
-        return Message(role="assistant", content=f"{self.says(CANNOT)} {DONE}")
+        return Message(role="assistant", content=f"{self.pick(CANNOT)} {DONE}")
 
     def look(self, call: RecordedCall | None = None) -> Message:
-        """A call that only reads, and works."""
+        """A read-only call that succeeds."""
         reading = [spec for name, spec in self.tools.items() if name not in self.writing]
         free = [spec for spec in reading if not spec.parameters["required"]]
         calls = [one for one in self.calls if one.name not in self.writing]
@@ -75,7 +75,7 @@ class Scene:
         return self.act(call or self.rng.choice(options)) if options else self.act(self.calls[0])
 
     def before(self, place: int) -> list[Message]:
-        """The reference up to a place, sometimes after a slip that it made good at once."""
+        """The reference solution up to a call, sometimes after an error that it resolves."""
         proper = [self.act(call) for call in self.calls[:place]]
         if not proper or self.rng.random() < 0.6:
             return proper
@@ -96,7 +96,7 @@ class Scene:
 
 
 Write = Callable[[Scene], Script | None]
-"""None where the task offers no way to go wrong like this."""
+"""None if the mistake is not possible in this task."""
 
 
 def changed(call: RecordedCall, **arguments: Any) -> RecordedCall:
@@ -104,7 +104,7 @@ def changed(call: RecordedCall, **arguments: Any) -> RecordedCall:
 
 
 def absent(scene: Scene, call: RecordedCall) -> RecordedCall | None:
-    """The call with the name of something that is nowhere."""
+    """The call with the name of an object that does not exist."""
     for name, value in call.arguments.items():
         if NAMED.fullmatch(name) is None:
             continue
@@ -116,14 +116,14 @@ def absent(scene: Scene, call: RecordedCall) -> RecordedCall | None:
 
 
 def unreal(scene: Scene, call: RecordedCall) -> RecordedCall:
-    """The call of a tool that does not exist."""
+    """A call of a tool that does not exist."""
     verb, _, thing = call.name.partition("_")
     names = [f"{verb}{thing.title()}", f"{thing or verb}_tool", f"api.{call.name}", f"do_{thing}"]
     return RecordedCall(name=scene.rng.choice(names), arguments=call.arguments)
 
 
 def other(scene: Scene, call: RecordedCall) -> RecordedCall | None:
-    """The call with another value of the same kind."""
+    """The call with a different valid value."""
     schemas = scene.tools[call.name].parameters["properties"]
     items = list(call.arguments.items())
     scene.rng.shuffle(items)
@@ -135,7 +135,7 @@ def other(scene: Scene, call: RecordedCall) -> RecordedCall | None:
 
 
 def unfit(scene: Scene, call: RecordedCall) -> RecordedCall | None:
-    """The call with arguments that its schema does not allow."""
+    """The call with arguments that violate its schema."""
     schema = scene.tools[call.name].parameters
     options = [changed(call, **{scene.rng.choice(["when", "note", "target", "priority"]): "x"})]
     for name, value in call.arguments.items():
@@ -153,16 +153,16 @@ def unfit(scene: Scene, call: RecordedCall) -> RecordedCall | None:
 
 
 def broken(scene: Scene, call: RecordedCall) -> Message:
-    """The call in text that no parser reads as one."""
-    said = json.dumps({"name": call.name, "arguments": dict(call.arguments)})
+    """The call as text that does not parse."""
+    text = json.dumps({"name": call.name, "arguments": dict(call.arguments)})
     pieces = [f"{name}={value!r}" for name, value in call.arguments.items()]
     options = [
-        f"<tool_call>\n{said.replace(': {', ': {{')}\n</tool_call>",
-        f"<tool_call>\n{said[: -len(said) // 3]}",
-        f"<tool_call>\n{said.replace(chr(34), chr(39))}\n</tool_call>",
+        f"<tool_call>\n{text.replace(': {', ': {{')}\n</tool_call>",
+        f"<tool_call>\n{text[: -len(text) // 3]}",
+        f"<tool_call>\n{text.replace(chr(34), chr(39))}\n</tool_call>",
         f"<tool_call>\n{call.name}({', '.join(pieces)})\n</tool_call>",
-        f"```json\n{said}\n```",
-        f"{said}\n</tool_call>",
+        f"```json\n{text}\n```",
+        f"{text}\n</tool_call>",
     ]
     message = parse_hermes(scene.rng.choice(options)).message
     return message if not message.tool_calls else broken(scene, call)

@@ -1,4 +1,4 @@
-"""Small run folders, written by the parts that write real ones."""
+"""Small run folders, written with the production code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Rows = Sequence[Mapping[str, float]]
 
 
 def empty_run(folder: Path, *overrides: str) -> RunFolder:
-    """A configuration, and nothing done yet."""
+    """A run with a configuration and nothing else."""
     folder.mkdir(parents=True, exist_ok=True)
     config = load_config("", overrides)
     (folder / "config.yaml").write_text(as_yaml(config))
@@ -42,7 +42,7 @@ def add_training(run: RunFolder, step: int, groups: Sequence[Group]) -> None:
 def add_evaluation(
     run: RunFolder, name: str, step: int, groups: Sequence[Group], **known: Any
 ) -> None:
-    """`known` is what else the report says: tasks, trained_envs, baselines."""
+    """`known` are further arguments of the report: tasks, trained_envs, baselines."""
     write_groups(eval_path(run.trajectories, name, step), groups)
     folder = run.path / "reports" / f"step_{step:06d}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ def add_evaluation(
 
 
 def rewarded(rewards: Sequence[float | None], *, n_tasks: int, env_key: str) -> list[Group]:
-    """The same rewards at each of some tasks."""
+    """Tasks that all have the same rewards."""
     return [
         Group(
             task_key=f"{env_key}-{n}",
@@ -65,7 +65,7 @@ def rewarded(rewards: Sequence[float | None], *, n_tasks: int, env_key: str) -> 
 
 
 def small_run(folder: Path, *, n_steps: int = 8, lifts: bool = True) -> RunFolder:
-    """Two environments; twenty tasks of one set, all lost at first and, if it lifts, won at last."""
+    """Two environments; twenty tasks of one set that fail at first and, if `lifts`, pass at last."""
     run = empty_run(folder, "trainer.seed=7")
     for step in range(1, n_steps + 1):
         groups = rewarded([1.0, 0.0], n_tasks=2, env_key="mail")
@@ -82,8 +82,8 @@ def small_run(folder: Path, *, n_steps: int = 8, lifts: bool = True) -> RunFolde
     return run
 
 
-def telling(text: str, *, won: bool) -> Trajectory:
-    """An episode that says the text in every field that can."""
+def episode_with_text(text: str, *, won: bool) -> Trajectory:
+    """An episode with the text in every field."""
     call = ToolCall(id="0", name=text, arguments={text: text})
     action = Message(
         role="assistant",
@@ -106,14 +106,14 @@ def telling(text: str, *, won: bool) -> Trajectory:
     )
 
 
-def telling_run(folder: Path, text: str) -> RunFolder:
-    """A run whose every name, and every word, is the text; it holds no slash: it names files."""
+def run_with_text(folder: Path, text: str) -> RunFolder:
+    """A run with the text in every name and message; no slash, because it names files."""
     run = empty_run(
         folder / text,
         f"trainer.policy.model.path={json.dumps(text)}",
         f"data.train_data=[{json.dumps(text)}]",
     )
-    both = [telling(text, won=True), telling(text, won=False)]
+    both = [episode_with_text(text, won=True), episode_with_text(text, won=False)]
     group = Group(task_key=text, env_key=text, trajectories=tuple(both))
     add_training(run, 1, [group])
     add_evaluation(run, text, 0, [group])

@@ -1,4 +1,4 @@
-"""The report's pictures in docs/images: python -m tests.analysis.report_screens RUN docs/images."""
+"""Screenshots of the report: python -m tests.analysis.report_screens RUN docs/images."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCREENS: dict[str, tuple[Scheme, int, str]] = {
     "report_dark": ("dark", 1280, "#signal"),
     "report_narrow": ("light", 400, "header"),
 }
-"""Scheme, width and where the picture begins."""
+"""Scheme, width and start of the screenshot."""
 
 
 @contextmanager
@@ -37,7 +37,7 @@ def chromium() -> Iterator[Browser]:
 def opened(
     browser: Browser, page_file: Path, *, scheme: Scheme = "light", width: int = 1280
 ) -> Iterator[tuple[Page, list[str]]]:
-    """The page in Chromium, and all that it asks for or complains of meanwhile."""
+    """The page in Chromium, with its requests and console errors."""
     seen: list[str] = []
 
     def refuse(dialog: Dialog) -> None:

@@ -1,4 +1,4 @@
-"""Scripted: an agent that says what it was told to say, and worlds that fail on request."""
+"""A scripted agent, and environments that fail on request."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from skyfleet.trajectories.trajectory import Ending, Trajectory
 from skyfleet.worlds.catalog import open_world
 
 Line = Message | Exception
-"""What the agent says; an exception is what its engine raises instead."""
+"""A message of the agent; an exception is raised by its engine instead."""
 Fault = Callable[[ToolCall], str | Exception | float | None]
-"""How a call goes wrong: an error's text, a crash, seconds of waiting, or not at all."""
+"""How a call fails: an error text, an exception, a delay in seconds, or None."""
 
 _CHARACTERS_PER_TOKEN = 4
 
@@ -28,24 +28,23 @@ class Script:
     task: Task
     lines: Sequence[Line]
     forever: Sequence[Line] = ()
-    """Said again and again once the lines are over."""
+    """Repeated after the lines."""
     open_env: EnvFactory = open_world
     max_turns: int = 12
     max_input_length: int = 100_000
     seconds: float = 0.0
     cut_short: bool = False
-    """The last line is as long as an answer may be."""
+    """Whether the token limit cuts off the last line."""
     refused: Sequence[int] = ()
-    """The lines that the world has to refuse; an episode in which it does not is none of ours."""
+    """The lines whose calls must fail; otherwise the episode is discarded."""
     taken: Sequence[int] = ()
-    """Those that it has to take."""
+    """The lines whose calls must succeed."""
     ending: Ending | None = None
-    """How it has to end; None where that is open."""
+    """The required ending; None for any."""
 
 
 async def play(script: Script) -> Trajectory | None:
-    """The episode, or None where the world did not do its part: it took what it should refuse, or
-    the task was solved all the same."""
+    """The episode; None if calls did not fail or succeed as required, or if the task passed."""
     limits = Limits(
         max_turns=script.max_turns,
         max_input_length=script.max_input_length,
@@ -64,7 +63,7 @@ class _Agent:
     def __init__(self, script: Script, opening: Observation) -> None:
         self._lines: Iterator[Line] = chain(script.lines, cycle(script.forever))
         self._left, self._cut_short = len(script.lines), script.cut_short
-        self._heard = sum(len(message.text) for message in opening.messages)
+        self._n_characters = sum(len(message.text) for message in opening.messages)
         self.finish: Finish = "stop"
 
     @property
@@ -73,18 +72,18 @@ class _Agent:
 
     @property
     def prompt_length(self) -> int:
-        return self._heard // _CHARACTERS_PER_TOKEN
+        return self._n_characters // _CHARACTERS_PER_TOKEN
 
     async def generate(self) -> Message:
         line, self._left = next(self._lines), self._left - 1
         if isinstance(line, Exception):
             raise line
         self.finish = "length" if self._cut_short and self._left == 0 else "stop"
-        self._heard += len(line.text)
+        self._n_characters += len(line.text)
         return line
 
     def observe(self, messages: Sequence[Message]) -> None:
-        self._heard += sum(len(message.text) for message in messages)
+        self._n_characters += sum(len(message.text) for message in messages)
 
     def truncate_history(self, *, keep_recent_turns: int) -> None: ...
 
@@ -95,7 +94,7 @@ class _Agent:
 
 @dataclass(slots=True)
 class FaultyEnv:
-    """A world behind a door that breaks, slows down or refuses."""
+    """An environment that raises, delays or returns errors."""
 
     inner: Env
     fault: Fault

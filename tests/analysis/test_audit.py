@@ -1,4 +1,4 @@
-"""Planted wins that were not earned are found; an honest run has none."""
+"""Planted unearned passes are found; an honest run has no finding."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def tasks() -> list[Task]:
     return world_tasks("github", split="all", count=20)
 
 
-async def test_a_run_of_the_reference_solutions_has_no_finding_in_any_world(tmp_path: Path) -> None:
+async def test_the_reference_solutions_of_all_environments_have_no_finding(tmp_path: Path) -> None:
     tasks = [t for name in WORLD_NAMES for t in world_tasks(name, split="all", count=12)]
     episodes = await played(tasks, oracle_policy)
     assert all(episode.success for episode in episodes)
     assert await found(tmp_path, episodes, tasks, replaying=True) == []
 
 
-async def test_a_win_on_an_untouched_state_is_found(tmp_path: Path, tasks: list[Task]) -> None:
+async def test_a_pass_without_a_writing_call_is_found(tmp_path: Path, tasks: list[Task]) -> None:
     writing = [task for task in tasks if writes(task)][:2]
     idle, honest = (
         (await played(writing, null_policy))[0],
@@ -71,7 +71,7 @@ async def test_a_win_on_an_untouched_state_is_found(tmp_path: Path, tasks: list[
     ]
 
 
-async def test_a_writing_call_that_was_refused_leaves_the_state_untouched(
+async def test_a_failed_writing_call_counts_as_an_untouched_state(
     tmp_path: Path, tasks: list[Task]
 ) -> None:
     writing = [task for task in tasks if writes(task)][:1]
@@ -84,7 +84,7 @@ async def test_a_writing_call_that_was_refused_leaves_the_state_untouched(
     assert [f.suspicion for f in findings] == [Suspicion.UNTOUCHED_STATE]
 
 
-async def test_an_answer_that_was_guessed_lacks_the_tool_that_tells_it(
+async def test_a_guessed_answer_lacks_a_tool_of_the_reference_solution(
     tmp_path: Path, tasks: list[Task]
 ) -> None:
     asked = [task for task in tasks if not writes(task)][:1]
@@ -96,12 +96,10 @@ async def test_an_answer_that_was_guessed_lacks_the_tool_that_tells_it(
     assert asked[0].solution[0].name in finding.detail
 
 
-async def test_a_win_that_its_replay_does_not_win_is_found(
-    tmp_path: Path, tasks: list[Task]
-) -> None:
+async def test_a_pass_whose_replay_fails_is_found(tmp_path: Path, tasks: list[Task]) -> None:
     writing = [task for task in tasks if writes(task)][:2]
     episodes = await played(writing, oracle_policy)
-    # Without its last call, though the record says that it won.
+    # Without its last call, although it is recorded as passed.
     short = replace(episodes[0], turns=episodes[0].turns[:-2] + episodes[0].turns[-1:])
     findings = await found(tmp_path, [short, episodes[1]], writing, replaying=True)
     assert ("train/1/0", Suspicion.REPLAY_FAILS) in [(f.entry_id, f.suspicion) for f in findings]
@@ -118,7 +116,7 @@ def failing(explanation: str, n: int) -> list[Trajectory]:
     ]
 
 
-async def test_one_sentence_behind_most_failures_is_found_whatever_its_numbers(
+async def test_a_dominant_message_is_found_despite_varying_numbers(
     tmp_path: Path,
 ) -> None:
     printed = (
@@ -129,22 +127,22 @@ async def test_one_sentence_behind_most_failures_is_found_whatever_its_numbers(
     assert [(f.suspicion, f.detail) for f in findings] == [
         (
             Suspicion.DOMINANT_MESSAGE,
-            "70 % of 30 failures say: [X] The answer is …, expected …",
+            "70 % of 30 failures have the message: [X] The answer is …, expected …",
         )
     ]
 
 
-async def test_few_failures_or_divided_ones_dominate_nothing(tmp_path: Path) -> None:
+async def test_few_failures_or_different_messages_have_no_dominant_message(tmp_path: Path) -> None:
     assert await found(tmp_path / "few", failing("same", 19), []) == []
     divided = failing("one", 15) + failing("another", 15)
     assert await found(tmp_path / "divided", divided, []) == []
 
 
-async def test_a_win_of_a_task_nobody_knows_is_left_alone(tmp_path: Path) -> None:
+async def test_a_pass_of_an_unknown_task_is_skipped(tmp_path: Path) -> None:
     assert await found(tmp_path, [attempt(1.0)], []) == []
 
 
-async def test_an_audit_says_how_many_wins_each_check_could_judge(
+async def test_an_audit_counts_the_passes_that_each_check_covers(
     tmp_path: Path, tasks: list[Task]
 ) -> None:
     episodes = await played(tasks, oracle_policy)

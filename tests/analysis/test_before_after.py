@@ -1,4 +1,4 @@
-"""The same tasks before and after: what is done differently, task by task and on the whole."""
+"""Behaviour and failures of the same tasks before and after."""
 
 from __future__ import annotations
 
@@ -9,13 +9,19 @@ from tests.trajectories.making import attempt, transcript
 
 from skyfleet.analysis.before_after import (
     BehaviourChange,
+    EpisodeOutcome,
+    FailureShift,
     action_text,
     aligned,
     behaviour_changes,
+    compute_failure_shifts,
     first_divergence,
 )
+from skyfleet.analysis.failure_class import FailureClass
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.trajectories.trajectory import Trajectory, Turn
+
+LOOP, GAVE_UP = FailureClass.LOOP, FailureClass.GAVE_UP
 
 
 def turn(name: str, *, is_error: bool = False, **arguments: object) -> Turn:
@@ -35,7 +41,7 @@ def named(changes: Sequence[BehaviourChange], quantity: str) -> BehaviourChange:
     return change
 
 
-def test_turns_that_do_the_same_stand_side_by_side() -> None:
+def test_turns_with_equal_actions_are_aligned() -> None:
     before, after = episode("look", "close", "done"), episode("look", "ask", "ask", "done")
     rows = [
         (one and action_text(one.action), other and action_text(other.action))
@@ -49,7 +55,7 @@ def test_turns_that_do_the_same_stand_side_by_side() -> None:
     ]
 
 
-def test_turns_stand_side_by_side_up_to_where_the_actions_part() -> None:
+def test_turns_before_the_first_difference_pair_by_number() -> None:
     before, after = episode("a", "b"), episode("a", "a", "b")
     assert first_divergence(before, after) == 1
     assert aligned(before, after)[0] == (before.turns[0], after.turns[0])
@@ -71,13 +77,13 @@ def test_the_first_divergence_is_the_first_action_that_differs(
     assert first_divergence(episode(*before), episode(*after)) == at
 
 
-def test_other_arguments_are_another_action_and_their_order_is_not() -> None:
+def test_actions_differ_by_their_arguments_but_not_by_argument_order() -> None:
     one, other = turn("a", x=1, y=2), turn("a", y=2, x=1)
     assert action_text(one.action) == action_text(other.action) == 'a({"x": 1, "y": 2})'
     assert action_text(turn("a", x=2, y=2).action) != action_text(one.action)
 
 
-def test_attempts_of_a_task_are_averaged_and_tasks_of_one_side_left_out() -> None:
+def test_attempts_are_averaged_per_task_and_unpaired_tasks_are_left_out() -> None:
     before = [episode("a"), episode("a", "b", "b"), episode("a", task_key="only before")]
     after = [episode("b", "b", "b", "b")]
     changes = behaviour_changes(before, after)
@@ -106,7 +112,7 @@ def test_errors_malformed_calls_and_tokens_are_counted() -> None:
     assert named(changes, "sampled tokens").difference == -5
 
 
-def test_a_change_in_every_task_is_clear_and_one_here_and_there_is_not() -> None:
+def test_a_change_in_every_task_is_clear_and_a_mixed_one_is_not() -> None:
     before = [episode("a", task_key=f"t{n}") for n in range(20)]
     longer = [episode("a", *(["a"] * (1 + n % 3)), task_key=f"t{n}") for n in range(20)]
     mixed = [episode(*(["a"] * (2 * (n % 2))), task_key=f"t{n}") for n in range(20)]
@@ -118,7 +124,7 @@ def test_a_change_in_every_task_is_clear_and_one_here_and_there_is_not() -> None
     assert not named(behaviour_changes(before, mixed), "turns").clear
 
 
-def test_a_change_that_is_the_same_everywhere_has_no_width_and_few_tasks_are_not_clear() -> None:
+def test_a_change_in_few_tasks_is_not_clear() -> None:
     before = [episode("a", task_key=f"t{n}") for n in range(3)]
     after = [episode("a", "a", task_key=f"t{n}") for n in range(3)]
     change = named(behaviour_changes(before, after), "turns")
@@ -126,8 +132,48 @@ def test_a_change_that_is_the_same_everywhere_has_no_width_and_few_tasks_are_not
     assert not change.clear
 
 
-def test_tokens_that_nobody_counted_are_not_measured() -> None:
+def test_unrecorded_tokens_are_not_measured() -> None:
     changes = behaviour_changes([episode("a")], [episode("a")])
     assert [change.quantity for change in changes if not change.measured] == ["sampled tokens"]
     counted = attempt(0.0, turns=(turn("a"),), transcripts=(transcript(1),))
     assert named(behaviour_changes([episode("a")], [counted]), "sampled tokens").measured
+
+
+def named_shift(shifts: Sequence[FailureShift], name: str) -> FailureShift:
+    (shift,) = [shift for shift in shifts if shift.name == name]
+    return shift
+
+
+def test_failure_shares_are_averaged_per_task_and_unpaired_tasks_are_left_out() -> None:
+    before: list[EpisodeOutcome] = [
+        ("a", LOOP),
+        ("a", LOOP),
+        ("a", None),
+        ("b", GAVE_UP),
+        ("x", LOOP),
+    ]
+    after: list[EpisodeOutcome] = [("a", None), ("b", None), ("b", GAVE_UP)]
+    shifts = compute_failure_shifts(before, after)
+    assert [shift.name for shift in shifts] == ["passed", GAVE_UP, LOOP]
+    loop = named_shift(shifts, LOOP)
+    # The two common tasks have 2/3 and 0 before, and 0 after.
+    assert loop.n_tasks == 2
+    assert (loop.before, loop.after) == pytest.approx((1 / 3, 0.0))
+    assert named_shift(shifts, "passed").difference == pytest.approx((2 / 3 + 1 / 2) / 2)
+    assert sum(shift.difference for shift in shifts) == pytest.approx(0)
+
+
+def test_a_shift_of_most_tasks_is_clear_and_a_mixed_one_is_not() -> None:
+    before: list[EpisodeOutcome] = [(n, LOOP if n < 16 else None) for n in range(20)]
+    after: list[EpisodeOutcome] = [(n, LOOP if n in (0, 18, 19) else None) for n in range(20)]
+    loop = named_shift(compute_failure_shifts(before, after), LOOP)
+    low, high = loop.interval
+    assert loop.difference == pytest.approx(-13 / 20)
+    assert low < loop.difference < high < 0
+    assert loop.clear
+    swapped: list[EpisodeOutcome] = [(n, LOOP if n >= 4 else None) for n in range(20)]
+    assert not named_shift(compute_failure_shifts(before, swapped), LOOP).clear
+
+
+def test_sets_without_a_common_task_have_no_shift() -> None:
+    assert compute_failure_shifts([("a", LOOP)], [("b", LOOP)]) == []

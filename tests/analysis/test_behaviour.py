@@ -1,4 +1,4 @@
-"""What the episodes of a run did, summed env by env, and how the command shows it."""
+"""The behaviour summary per environment, and the command that prints it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from skyfleet.analysis.behaviour import behaviour_of
 from skyfleet.analysis.failure_class import FailureClass
-from skyfleet.analysis.wording import NOTHING
+from skyfleet.analysis.formatting import NOTHING
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.cli.analyze import analyze_command
 from skyfleet.errors import ConfigError
@@ -31,7 +31,7 @@ UNKNOWN = attempt(None, env_key="reddit", turns=(call_turn(),))
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Training: all four. `val` before: two that failed; after: one that passed, one that did not."""
+    """Training has all four; `val` has two failures before, and one pass and one failure after."""
     (tmp_path / "config.yaml").write_text("{}\n")
     trajectories = tmp_path / "trajectories"
     _write(train_path(trajectories, 1), PASSED, ERRED, UNREAD, UNKNOWN)
@@ -46,7 +46,7 @@ def _write(path: Path, *episodes: Trajectory) -> None:
             writer.add(episode)
 
 
-def test_an_env_sums_its_episodes(run: Path) -> None:
+def test_an_environment_sums_its_episodes(run: Path) -> None:
     entries = [one for one in list_entries(run / "trajectories") if one.kind == "train"]
     github = behaviour_of(entries).by_env["github"]
     assert (github.n_episodes, github.n_passed, github.n_unknown) == (3, 1, 0)
@@ -56,7 +56,7 @@ def test_an_env_sums_its_episodes(run: Path) -> None:
     assert github.endings == {Ending.DONE: 2, Ending.MAX_TURNS: 1}
 
 
-def test_failures_are_counted_by_class_with_ids_to_open(run: Path) -> None:
+def test_failures_are_counted_by_class_with_example_ids(run: Path) -> None:
     entries = [one for one in list_entries(run / "trajectories") if one.kind == "train"]
     behaviour = behaviour_of(entries)
     github, reddit = behaviour.by_env["github"], behaviour.by_env["reddit"]
@@ -66,14 +66,14 @@ def test_failures_are_counted_by_class_with_ids_to_open(run: Path) -> None:
     assert behaviour.by_set == {}
 
 
-def test_an_evaluation_set_is_counted_step_by_step(run: Path) -> None:
+def test_an_evaluation_set_is_counted_per_step(run: Path) -> None:
     steps = behaviour_of(list_entries(run / "trajectories")).by_set["val"]
     assert list(steps) == [0, 40]
     assert steps[0].failures[FailureClass.OUT_OF_TURNS] == 1
     assert (steps[40].n_episodes, sum(steps[40].failures.values())) == (2, 1)
 
 
-def test_only_the_entries_asked_for_are_read(run: Path) -> None:
+def test_only_the_given_entries_are_read(run: Path) -> None:
     entries = list_entries(run / "trajectories")
     read: list[None] = []
     behaviour = behaviour_of([entries[1], entries[3]], on_read=lambda: read.append(None))
@@ -88,35 +88,35 @@ def _analyze(*words: str) -> str:
     return result.stdout
 
 
-def test_the_command_shows_tables_examples_and_the_shift(run: Path) -> None:
+def test_the_command_prints_tables_examples_and_failure_shifts(run: Path) -> None:
     shown = _analyze(str(run))
     assert f"{run.name}: 8 episodes, 5 failed, 1 unknown" in shown
     assert "| press " in shown
     assert "train/1/3" in shown
     assert row(shown, "val", "passed", "0: 0.0 %", "40: 50.0 %", "+50.0")
     assert row(shown, "val", "out of turns", "0: 50.0 %", "40: 0.0 %", "-50.0")
-    # One task is no evidence, however much it changed.
+    # One task is not enough evidence.
     assert shown.count("may be chance") == 3
 
 
 def row(text: str, *cells: str) -> bool:
-    """A line of a table begins with these cells."""
+    """Whether a row of the table starts with these cells."""
     lines = ([cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines())
     return any(line[: len(cells)] == list(cells) for line in lines)
 
 
-def test_an_unknown_grade_is_no_failure(run: Path) -> None:
+def test_an_ungraded_episode_is_not_a_failure(run: Path) -> None:
     shown = _analyze(str(run), "--set", "train")
     assert row(shown, "github", "3", "33.3 %", "0")
     assert row(shown, "reddit", "1", NOTHING, "1")
 
 
-def test_what_was_not_measured_is_a_dash(run: Path) -> None:
+def test_an_unmeasured_value_is_a_dash(run: Path) -> None:
     shown = _analyze(str(run), "--set", "train")
     assert row(shown, "reddit", "1", NOTHING, "1", "1.00", "1.00", "0.00", "0.00", NOTHING, "1.000")
 
 
-def test_a_run_in_which_nobody_called_a_tool_has_no_table_of_tools(tmp_path: Path) -> None:
+def test_a_run_without_tool_calls_has_no_tool_table(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("{}\n")
     _write(train_path(tmp_path / "trajectories", 1), attempt(0.0))
     shown = _analyze(str(tmp_path))
@@ -124,14 +124,14 @@ def test_a_run_in_which_nobody_called_a_tool_has_no_table_of_tools(tmp_path: Pat
     assert "| tool " not in shown
 
 
-def test_tools_that_are_rarely_called_share_a_row(run: Path) -> None:
+def test_rarely_called_tools_share_a_row(run: Path) -> None:
     calls = [ToolCall(id=str(n), name=f"tool_{n}", arguments={}) for n in range(12)]
     turn = replace(call_turn(), action=Message(role="assistant", tool_calls=tuple(calls)))
     _write(train_path(run / "trajectories", 1), attempt(0.0, turns=(turn, turn)))
     assert row(_analyze(str(run), "--set", "train"), "github", "(2 other names)", "4", "0")
 
 
-def test_what_cannot_be_read_is_left_out_and_said(run: Path) -> None:
+def test_unreadable_files_are_reported_and_skipped(run: Path) -> None:
     index = run / "trajectories" / "train" / "step_000001.index.jsonl"
     index.write_text(index.read_text() + "[1]\n")
     shown = _analyze(str(run))
@@ -146,7 +146,7 @@ def test_what_cannot_be_read_is_left_out_and_said(run: Path) -> None:
 
 
 @pytest.mark.parametrize(("whole", "more_bytes"), [(3, 5), (2, 0), (2, 5), (0, 0)])
-def test_a_file_that_was_cut_short_counts_every_episode_it_lost(
+def test_a_truncated_file_reports_the_number_of_missing_episodes(
     run: Path, whole: int, more_bytes: int
 ) -> None:
     path = train_path(run / "trajectories", 1)
@@ -159,24 +159,26 @@ def test_a_file_that_was_cut_short_counts_every_episode_it_lost(
     path.write_bytes(path.read_bytes()[: ends[whole] + more_bytes])
     shown = _analyze(str(run), "--set", "train")
     assert f"{whole} episodes, {whole} failed, 0 unknown; {4 - whole} more could not" in shown
-    assert f"Left out: {path} ends before train/1/{whole} and has lost {4 - whole} of" in shown
+    assert (
+        f"Left out: {path} ends before train/1/{whole}: {4 - whole} episodes are missing" in shown
+    )
     assert len(json.loads(_analyze(str(run), "--json"))["left_out"]) == 1
 
 
-def test_the_command_writes_json_for_programs(run: Path) -> None:
-    told = json.loads(_analyze(str(run), "--set", "val", "--step", "40", "--json"))
-    assert told["by_env"]["github"]["failures"] == {"malformed call": 1}
-    assert told["by_set"]["val"]["40"]["n_episodes"] == 2
+def test_the_command_prints_json(run: Path) -> None:
+    result = json.loads(_analyze(str(run), "--set", "val", "--step", "40", "--json"))
+    assert result["by_env"]["github"]["failures"] == {"malformed call": 1}
+    assert result["by_set"]["val"]["40"]["n_episodes"] == 2
 
 
-def test_a_set_or_step_that_is_not_there_is_answered_with_those_that_are(run: Path) -> None:
+def test_an_unknown_set_or_step_lists_the_known_ones(run: Path) -> None:
     with pytest.raises(ConfigError, match="--set test: the run has train, val"):
         _analyze(str(run), "--set", "test")
     with pytest.raises(ConfigError, match="--step 7: the run has steps 0, 40"):
         _analyze(str(run), "--set", "val", "--step", "7")
 
 
-def test_a_name_that_a_model_made_up_cannot_move_the_cursor(run: Path) -> None:
+def test_control_characters_in_tool_names_are_escaped(run: Path) -> None:
     call = ToolCall(id="0", name="\x1b[2Jpress", arguments={})
     turn = replace(call_turn(), action=Message(role="assistant", tool_calls=(call,)))
     _write(train_path(run / "trajectories", 1), attempt(0.0, turns=(turn,)))

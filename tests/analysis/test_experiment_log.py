@@ -10,13 +10,12 @@ import pytest
 from tests.fakes.small_runs import small_config
 from tests.trajectories.making import attempt, call_turn, group
 
-from skyfleet.analysis.advice import next_steps
+from skyfleet.analysis.advice import suggest_next_steps
 from skyfleet.analysis.before_after import BehaviourChange
 from skyfleet.analysis.experiment_log import experiment_entry
-from skyfleet.analysis.failures import FailureClass
-from skyfleet.analysis.imported_dumps import import_dumps
-from skyfleet.analysis.run_folder import open_run
-from skyfleet.analysis.wording import NOTHING
+from skyfleet.analysis.failure_class import FailureClass
+from skyfleet.analysis.formatting import NOTHING
+from skyfleet.analysis.run_folder import import_dumps, open_run
 from skyfleet.config.explain import as_yaml
 from skyfleet.errors import ConfigError
 from skyfleet.evaluation.compare import compare
@@ -68,7 +67,7 @@ def row(text: str, *cells: str) -> bool:
     return any(line[: len(cells)] == list(cells) for line in lines)
 
 
-def test_the_entry_has_every_section_with_the_numbers_of_the_run(run: Path) -> None:
+def test_the_entry_has_every_section_with_its_numbers(run: Path) -> None:
     found = sections(experiment_entry(open_run(run)))
     assert not open_run(run).imported
     assert list(found) == [
@@ -89,19 +88,22 @@ def test_the_entry_has_every_section_with_the_numbers_of_the_run(run: Path) -> N
     assert row(found["Training signal"], "github", "0.1250", "100 %", "50 %", "50 %", "2 of 4")
     (errors,) = [line for line in found["Error patterns"].splitlines() if "eval/unseen/2/8" in line]
     assert "100 %" in errors
-    assert "- github teaches: p = 0.75, 50 % of its groups are mixed." in found["What to do next"]
+    assert (
+        "- github: 50 % of groups have mixed outcomes (pass rate 0.75), good learning signal."
+        in found["What to do next"]
+    )
 
 
-def test_a_run_that_has_only_begun_has_an_entry_too(run: Path, tmp_path: Path) -> None:
+def test_a_run_without_steps_has_an_entry(run: Path, tmp_path: Path) -> None:
     new = tmp_path / "new"
     new.mkdir()
     (new / "config.yaml").write_text((run / "config.yaml").read_text())
     found = sections(experiment_entry(open_run(new)))
-    assert found["Results"].strip() == "Evaluated at no two steps."
-    assert found["What to do next"].strip() == "Nothing stands out."
+    assert found["Results"].strip() == "Not evaluated at two steps."
+    assert found["What to do next"].strip() == "No suggestions."
 
 
-def test_a_set_with_nothing_graded_twice_does_not_take_the_entry_with_it(run: Path) -> None:
+def test_a_set_without_two_graded_steps_is_left_out_of_the_results(run: Path) -> None:
     ungraded = EvalReport.of("odd", [group([None], task_key="t0")], step=0)
     for step in (0, 2):
         path = run / "reports" / f"step_{step:06d}" / "odd.json"
@@ -111,7 +113,7 @@ def test_a_set_with_nothing_graded_twice_does_not_take_the_entry_with_it(run: Pa
     assert "odd" not in found["Results"]
 
 
-def test_the_next_steps_begin_with_what_got_worse() -> None:
+def test_the_next_steps_start_with_regressions() -> None:
     lost = compare(_report([1.0] * 12, 0), _report([0.0] * 12, 9))
     torn = BehaviourChange(
         env_key="github",
@@ -124,27 +126,29 @@ def test_the_next_steps_begin_with_what_got_worse() -> None:
     )
     rare = replace(torn, difference=0.1, interval=(0.05, 0.2))
     failures = {FailureClass.CONTEXT_OVERFLOW: 8, FailureClass.LOOP: 2}
-    assert next_steps({}, [lost], {"unseen": [torn], "other": [rare]}, failures) == [
-        "github in unseen regressed: read the tasks it lost before anything else.",
-        "unseen: malformed calls an episode rose in github (0.0 to 2.0): "
-        "see what it does in `skyfleet diff`.",
-        "80 % of the failures are context overflow: "
+    assert suggest_next_steps({}, [lost], {"unseen": [torn], "other": [rare]}, failures) == [
+        "github in unseen regressed; read the lost tasks first.",
+        "unseen: malformed calls per episode increased in github (0.0 to 2.0); "
+        "compare episodes with `skyfleet diff`.",
+        "80 % of the failures are context overflow; "
         "raise generator.max_input_length or max_generate_length.",
     ]
 
 
-def test_the_entry_says_what_a_cut_file_has_lost(run: Path) -> None:
-    assert "Left out" not in experiment_entry(open_run(run))
+def test_the_entry_lists_damaged_files(run: Path) -> None:
+    assert "Skipped" not in experiment_entry(open_run(run))
     cut = eval_path(run / "trajectories", "unseen", 2)
     cut.write_bytes(cut.read_bytes()[:-20])
     unread = train_path(run / "trajectories", 1)
     unread.write_bytes(b"no gzip")
     index_path(unread).unlink()
     found = sections(experiment_entry(open_run(run)))
-    assert f"Left out: {cut} ends before eval/unseen/2/0 and has lost 10 of" in found["Dataset"]
-    assert f"Left out: {unread} at byte 0: " in found["Dataset"]
-    assert found["Dataset"].count("Left out: ") == 2
-    assert found["Error patterns"].strip() == "No failure."
+    assert (
+        f"Skipped: {cut} ends before eval/unseen/2/0: 10 episodes are missing" in found["Dataset"]
+    )
+    assert f"Skipped: {unread} at byte 0: " in found["Dataset"]
+    assert found["Dataset"].count("Skipped: ") == 2
+    assert found["Error patterns"].strip() == "No failures."
 
 
 def _report(rewards: list[float], step: int) -> EvalReport:
@@ -152,7 +156,7 @@ def _report(rewards: list[float], step: int) -> EvalReport:
     return EvalReport.of("unseen", groups, step=step)
 
 
-def test_an_old_run_of_skyrl_becomes_a_run_folder_that_can_be_written_up(tmp_path: Path) -> None:
+def test_skyrl_dumps_are_imported_as_a_run_folder(tmp_path: Path) -> None:
     import_dumps(OLD, tmp_path / "old")
     run = open_run(tmp_path / "old")
     assert [entry.id for entry in run.entries()] == [
@@ -168,17 +172,17 @@ def test_an_old_run_of_skyrl_becomes_a_run_folder_that_can_be_written_up(tmp_pat
     assert "not recorded" in found["Dataset"]
     (behaviour,) = [line for line in found["Behaviour"].splitlines() if "github" in line]
     assert behaviour.rstrip(" |").endswith(NOTHING)
-    with pytest.raises(ConfigError, match="exists; name a folder that does not"):
+    with pytest.raises(ConfigError, match="exists; name a new folder"):
         import_dumps(OLD, tmp_path / "old")
 
 
-def test_a_folder_that_holds_no_dumps_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_a_folder_without_dumps_raises_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no global_step_N_evals"):
         import_dumps(tmp_path, tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
-def test_an_import_that_failed_leaves_nothing_in_the_way_of_the_next(tmp_path: Path) -> None:
+def test_a_failed_import_leaves_no_files(tmp_path: Path) -> None:
     dumps = tmp_path / "dumped_evals"
     shutil.copytree(OLD, dumps)
     broken = dumps / "global_step_20_evals" / "github.jsonl"
@@ -192,27 +196,27 @@ def test_an_import_that_failed_leaves_nothing_in_the_way_of_the_next(tmp_path: P
     assert len(open_run(tmp_path / "run").entries()) == 6
 
 
-def test_a_damaged_line_or_folder_is_named(run: Path) -> None:
+def test_an_invalid_line_or_folder_is_named_in_the_error(run: Path) -> None:
     folder = open_run(run)
     (run / "metrics.jsonl").write_text('{"step": 0}\n{"step": \n')
     with pytest.raises(RecordError, match=r"metrics\.jsonl line 2: .*remove the line"):
         folder.metrics()
     (run / "metrics.jsonl").write_text("3\n")
-    with pytest.raises(RecordError, match=r"metrics\.jsonl line 1: no step"):
+    with pytest.raises(RecordError, match=r"metrics\.jsonl line 1: not a row of metrics"):
         folder.metrics()
     best = run / "reports" / "step_best"
     best.mkdir()
     (best / "unseen.json").write_text("{}")
-    with pytest.raises(RecordError, match="step_best names no step"):
+    with pytest.raises(RecordError, match="step_best has no step number"):
         folder.reports()
     best.rename(run / "reports" / "step_000009")
     with pytest.raises(RecordError, match=r"step_000009/unseen\.json: .*"):
         folder.reports()
 
 
-def test_a_name_in_the_entry_cannot_move_the_cursor(run: Path) -> None:
+def test_control_characters_in_names_are_escaped(run: Path) -> None:
     odd = [group([1.0, 0.0], task_key="a", env_key="\x1b[2Jgithub")]
     write_groups(train_path(run / "trajectories", 2), odd)
     entry = experiment_entry(open_run(run))
     assert "\x1b" not in entry
-    assert r"\x1b[2Jgithub teaches" in entry
+    assert r"- \x1b[2Jgithub: " in entry

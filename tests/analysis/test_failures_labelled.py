@@ -1,15 +1,15 @@
-"""The rules against the labelled episodes; docs/analysis.md says how these were made."""
+"""The rules on the labelled episodes; docs/analysis.md describes how the set was made."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 import pytest
+from benchmarks.failure_classes import Labelled, Scores, read_labelled, score
 from tests.analysis.label_episodes import FOLDER
 from tests.trajectories.making import attempt
 
 from skyfleet.analysis.failure_class import FailureClass
-from skyfleet.analysis.failure_scores import Labelled, Scores, read_labelled, score
 
 F, G = FailureClass.FALSE_COMPLETION, FailureClass.GAVE_UP
 
@@ -29,7 +29,7 @@ def test_the_set_is_large_and_has_every_class(episodes: list[Labelled]) -> None:
     assert len({one.episode.env_key for one in scripted}) == 10
 
 
-def test_the_rules_say_what_the_labels_say(episodes: list[Labelled]) -> None:
+def test_the_rules_agree_with_the_labels(episodes: list[Labelled]) -> None:
     assert score(one for one in episodes if not one.held_out).macro_f1 >= 0.95
     assert score(one for one in episodes if one.held_out).macro_f1 >= 0.85
 
@@ -43,11 +43,11 @@ def test_precision_and_recall_are_shares_of_columns_and_rows() -> None:
     assert scores.macro_f1 == pytest.approx((scores.f1(F) + scores.f1(G)) / 2)
 
 
-def test_a_class_that_nobody_was_given_has_no_precision() -> None:
+def test_a_class_without_predictions_has_f1_zero() -> None:
     assert Scores(pairs={(F, G): 2}).f1(F) == 0.0
 
 
-def test_an_episode_that_passed_cannot_be_labelled() -> None:
+def test_a_passed_episode_in_the_set_raises() -> None:
     passed = Labelled(label=F, mistake="none", held_out=False, episode=attempt(1.0))
     with pytest.raises(ValueError, match="passed, so it has no class"):
         score([passed])

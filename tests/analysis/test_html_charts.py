@@ -1,4 +1,4 @@
-"""Charts and the text around them: round ticks, honest bands, and nothing unescaped."""
+"""Charts have round ticks and correct bands, and all text is escaped."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ import re
 import pytest
 
 from skyfleet.analysis.html.bars import Sample, histogram
-from skyfleet.analysis.html.charts import Point, Series, line_chart
-from skyfleet.analysis.html.markup import join, tag
-from skyfleet.analysis.html.scale import Scale, round_range, ticks
-from skyfleet.analysis.html.windows import mean_rewards, mixed_shares
-from skyfleet.analysis.html.wording import PERCENT, count, percent, points, seconds, written
+from skyfleet.analysis.html.charts import Point, Scale, Series, line_chart, round_range, ticks
+from skyfleet.analysis.html.curves import mean_rewards, mixed_shares
+from skyfleet.analysis.html.elements import join, tag
+from skyfleet.analysis.html.formatting import PERCENT, count, format_value, percent, points, seconds
 
 
-def test_a_plain_string_is_text_wherever_it_stands() -> None:
+def test_plain_strings_are_escaped() -> None:
     inner = tag("b", "<i>", title='"><script>')
     assert inner == '<b title="&quot;&gt;&lt;script&gt;">&lt;i&gt;</b>'
     assert join("<", [inner, "&"], None) == f"&lt;{inner}&amp;"
     assert tag("meta", http_equiv="x", hidden=True, id=None) == '<meta http-equiv="x" hidden>'
 
 
-def test_ticks_stand_at_round_numbers() -> None:
+def test_ticks_are_round_numbers() -> None:
     assert ticks(0.0, 1.0) == [0.0, 0.25, 0.5, 0.75, 1.0]
     assert ticks(0, 3, whole=True) == [0.0, 1.0, 2.0, 3.0]
     assert ticks(5, 5) == [5]
@@ -31,7 +30,7 @@ def test_ticks_stand_at_round_numbers() -> None:
     assert Scale(low=0, high=10, start=100, end=0)(2.5) == 75.0
 
 
-def test_numbers_are_written_for_people() -> None:
+def test_numbers_are_formatted() -> None:
     assert percent(0.4876) == "48.8\N{NO-BREAK SPACE}%"
     assert [points(0.0891), points(-0.02), points(-1e-9)] == ["+8.9", "\N{MINUS SIGN}2.0", "+0.0"]
     assert count(20480) == "20\N{NARROW NO-BREAK SPACE}480"
@@ -40,21 +39,21 @@ def test_numbers_are_written_for_people() -> None:
         "1 min 15 s",
         "1 h 02 min",
     ]
-    assert written(["a", "b"]) == "a\nb"
-    assert written({"x": [1]}) == "x: [1]"
+    assert format_value(["a", "b"]) == "a\nb"
+    assert format_value({"x": [1]}) == "x: [1]"
 
 
 def test_a_window_averages_its_prompts_with_students_interval() -> None:
     (one,) = mean_rewards({3: [[0.0], [1.0], [0.0], [1.0]]})
-    # t of 0.975 with 3 degrees is 3.182, the deviation 0.577, so 0.5 ± 0.919: cut at what was seen.
+    # t of 0.975 with 3 degrees is 3.182, the deviation 0.577, so 0.5 ± 0.919, clipped to the values.
     assert (one.step, one.value, one.interval) == (3, 0.5, (0.0, 1.0))
-    # Sixteen steps make a window of one to either side.
+    # Sixteen steps have a window of one step on each side.
     points_of = mean_rewards({step: [[float(step)], [0.0]] for step in range(16)})
     assert [points_of[at].value for at in (0, 5, 15)] == [0.25, 2.5, 7.25]
     assert mean_rewards({}) == ()
 
 
-def test_prompts_that_are_all_alike_have_no_band_of_zero_width() -> None:
+def test_equal_prompts_have_no_interval() -> None:
     for alike in ([[0.25]], [[0.0, 1.0]] * 9):
         (point,) = mean_rewards({1: alike})
         assert point.interval is None
@@ -63,13 +62,13 @@ def test_prompts_that_are_all_alike_have_no_band_of_zero_width() -> None:
     assert none.interval == pytest.approx((0.0, 0.1936), abs=1e-4)
 
 
-def test_a_long_run_is_a_short_list_that_ends_at_the_last_step() -> None:
+def test_a_long_run_has_few_points_including_the_last_step() -> None:
     steps = [point.step for point in mean_rewards({step: [[1.0]] for step in range(1, 1002)})]
     assert len(steps) == 60
     assert steps[-1] == 1001
 
 
-def test_a_line_chart_says_every_point_and_labels_the_ends() -> None:
+def test_a_line_chart_has_a_title_per_point_and_labels_at_the_ends() -> None:
     points_of = (
         Point(step=0, value=0.25, interval=(0.2, 0.3)),
         Point(step=10, value=0.5, interval=(0.4, 0.6), note=", 9 tasks"),
@@ -86,7 +85,7 @@ def test_a_line_chart_says_every_point_and_labels_the_ends() -> None:
     assert "No values." in line_chart("none", [], y_range=(0.0, 1.0), unit=PERCENT)
 
 
-def test_a_histogram_has_a_bar_for_each_of_few_values_and_ranges_for_many() -> None:
+def test_a_histogram_has_a_bar_per_value_or_per_range() -> None:
     few = histogram("reward", [Sample(label="late", style="s0", values=(0.0, 1.0, 1.0, 1.0))])
     assert re.findall(r"<title>(.*?)</title>", few.replace("\xa0", " ")) == [
         "late, 0: 25.0 %",

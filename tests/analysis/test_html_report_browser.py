@@ -1,4 +1,4 @@
-"""The report in a real browser: nothing runs that we did not write, and keys work as well as a mouse."""
+"""The report in a real browser: no foreign script runs, and the keyboard works."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 import pytest
-from tests.analysis.report_runs import small_run, telling_run
+from tests.analysis.report_runs import run_with_text, small_run
 
 from skyfleet.analysis.html.page import write_report
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.browser
 
 HOSTILE = "\"'><img src=x onerror=alert(1)><script>alert(2)<\\script><svg onload=alert(3)>"
 
-# By ink, ground and class, the contrast of every text as WCAG 2 defines it. Ours are opaque.
+# The contrast of every text as WCAG 2 defines it, for opaque colours.
 CONTRASTS = """() => {
     document.querySelectorAll("details").forEach((one) => (one.open = true));
     const numbers = (colour) => colour.match(/[\\d.]+/g).map(Number);
@@ -61,11 +61,11 @@ def report(tmp_path: Path) -> Path:
     return tmp_path / "report.html"
 
 
-def test_hostile_text_adds_no_element_and_runs_nothing(browser: Browser, tmp_path: Path) -> None:
+def test_hostile_text_adds_no_element_and_runs_no_script(browser: Browser, tmp_path: Path) -> None:
     counts: list[int] = []
     for text in (HOSTILE, "harmless"):
         page_file = tmp_path / f"{len(counts)}.html"
-        write_report([telling_run(tmp_path, text)], page_file)
+        write_report([run_with_text(tmp_path, text)], page_file)
         with opened(browser, page_file) as (page, complaints):
             page.evaluate("document.querySelectorAll('details').forEach((d) => (d.open = true))")
             page.wait_for_timeout(100)
@@ -76,14 +76,14 @@ def test_hostile_text_adds_no_element_and_runs_nothing(browser: Browser, tmp_pat
     assert counts[0] == counts[1]
 
 
-def test_the_page_asks_for_nothing_and_fits_every_width(browser: Browser, report: Path) -> None:
+def test_the_page_makes_no_request_and_fits_every_width(browser: Browser, report: Path) -> None:
     for width in (1280, 700, 360):
         with opened(browser, report, width=width) as (page, complaints):
             assert page.evaluate("document.documentElement.scrollWidth") == width
             assert complaints == []
 
 
-def test_a_chart_is_walked_with_the_arrow_keys(browser: Browser, report: Path) -> None:
+def test_the_arrow_keys_move_through_a_chart(browser: Browser, report: Path) -> None:
     with opened(browser, report) as (page, _):
         chart = page.locator("#curves figure", has_text="unseen").first
         chart.locator("svg").focus()
@@ -98,14 +98,14 @@ def test_a_chart_is_walked_with_the_arrow_keys(browser: Browser, report: Path) -
         assert chart.locator(".readout").count() == 0
 
 
-def test_the_pointer_reads_the_nearest_point(browser: Browser, report: Path) -> None:
+def test_the_pointer_shows_the_nearest_point(browser: Browser, report: Path) -> None:
     with opened(browser, report) as (page, _):
         chart = page.locator("#curves figure", has_text="unseen").first
         chart.locator("circle").last.hover()
         assert chart.locator(".readout").inner_text().startswith("step 20: 100.0")
 
 
-def test_the_theme_follows_the_system_until_it_is_chosen(browser: Browser, report: Path) -> None:
+def test_the_theme_follows_the_system_until_it_is_set(browser: Browser, report: Path) -> None:
     ground = "getComputedStyle(document.body).backgroundColor"
     with opened(browser, report, scheme="dark") as (page, _):
         dark = page.evaluate(ground)
@@ -126,7 +126,7 @@ def test_the_first_tab_skips_to_the_verdicts(browser: Browser, report: Path) -> 
         assert page.evaluate("location.hash") == "#verdicts"
 
 
-def test_an_example_is_unfolded_and_its_place_copied(browser: Browser, report: Path) -> None:
+def test_an_example_unfolds_and_its_command_is_copied(browser: Browser, report: Path) -> None:
     with opened(browser, report) as (page, _):
         episode = page.locator("#episodes details").first
         assert not episode.locator("ol").is_visible()
@@ -139,7 +139,7 @@ def test_an_example_is_unfolded_and_its_place_copied(browser: Browser, report: P
 
 
 def test_all_text_is_legible_light_and_dark(browser: Browser, tmp_path: Path) -> None:
-    """Against what is behind it at least 4.5 to 1, as WCAG's AA asks."""
+    """At least 4.5 to 1, as WCAG level AA requires."""
     runs = [small_run(tmp_path / name, n_steps=20, lifts=name != "a") for name in "abcdef"]
     write_report(runs, tmp_path / "report.html")
     for scheme in get_args(Scheme):
@@ -149,7 +149,9 @@ def test_all_text_is_legible_light_and_dark(browser: Browser, tmp_path: Path) ->
             assert {text: ratio for text, ratio in texts.items() if ratio < 4.5} == {}
 
 
-def test_the_screens_are_small_and_differ(browser: Browser, report: Path, tmp_path: Path) -> None:
+def test_the_screenshots_are_small_and_differ(
+    browser: Browser, report: Path, tmp_path: Path
+) -> None:
     screens = [screen.read_bytes() for screen in take_screens(browser, report, tmp_path)]
     assert len(set(screens)) == 3
     assert max(map(len, screens)) < 300_000

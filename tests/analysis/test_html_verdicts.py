@@ -1,4 +1,4 @@
-"""Below a table of verdicts stands what a reader would otherwise take for a mistake."""
+"""The table of verdicts explains apparent contradictions."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from pathlib import Path
 from tests.analysis.report_runs import add_evaluation, empty_run
 from tests.trajectories.making import group
 
-from skyfleet.analysis.html.page import report_page
+from skyfleet.analysis.html.page import build_report_page
 
-WHY = "Where an interval leaves out 0 and the verdict sees no change: a verdict"
+WHY = "Some intervals exclude 0 without a significant change: the test"
 
 
 def page_of(folder: Path, gained: int, lost: int) -> str:
-    """Of a run with forty tasks, of which so many changed."""
+    """The page of a run with forty tasks and these changes."""
     same = [0.0] * (40 - gained - lost)
     sides = ([0.0] * gained + [1.0] * lost + same, [1.0] * gained + [0.0] * lost + same)
     run = empty_run(folder)
     for step, rewards in enumerate(sides):
         tried = [group([reward], task_key=f"t{n}") for n, reward in enumerate(rewards)]
         add_evaluation(run, "unseen", step, tried)
-    return report_page([run])
+    return build_report_page([run])
 
 
-def test_a_verdict_that_goes_against_its_interval_is_explained(tmp_path: Path) -> None:
+def test_a_conflict_between_interval_and_verdict_is_explained(tmp_path: Path) -> None:
     assert WHY in page_of(tmp_path / "odd", gained=7, lost=1)
     assert WHY not in page_of(tmp_path / "clear", gained=10, lost=0)

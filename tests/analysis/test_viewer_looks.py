@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from tests.analysis.viewer_browser import (
-    at_the_list,
     chromium,
     expect,
+    expect_text,
     go,
+    open_list,
     playwright,
-    says,
 )
 from tests.analysis.viewer_run import HOSTILE, RICH, viewing, write_run
 from tests.analysis.viewer_screens import take_screens
@@ -43,12 +43,12 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def page(browser: Any, server: ViewerServer) -> Iterator[Any]:
-    with at_the_list(browser, server) as page:
+    with open_list(browser, server) as page:
         yield page
 
 
 @pytest.mark.parametrize("width", [400, 1280])
-def test_nothing_sticks_out_of_a_narrow_or_a_wide_window(
+def test_the_page_fits_a_narrow_and_a_wide_window(
     browser: Any, server: ViewerServer, width: int
 ) -> None:
     page = browser.new_page(viewport={"width": width, "height": 800})
@@ -60,14 +60,14 @@ def test_nothing_sticks_out_of_a_narrow_or_a_wide_window(
     if width == 400:
         expect(page, "#browse").to_be_hidden()
         go(page, server, f"episode={RICH}")
-        says(page, "#reader h2", "github")
+        expect_text(page, "#reader h2", "github")
         page.get_by_role("button", name="← Episodes").click()
         expect(page, "#list").to_be_visible()
     page.close()
 
 
-def test_light_and_dark_are_both_legible(browser: Any, server: ViewerServer) -> None:
-    """Text against what is behind it: at least 4.5 to 1, as WCAG's AA asks."""
+def test_contrast_is_sufficient_in_light_and_dark(browser: Any, server: ViewerServer) -> None:
+    """At least 4.5 to 1, as WCAG level AA requires."""
     for scheme in ("light", "dark"):
         page = browser.new_page(color_scheme=scheme, viewport={"width": 1280, "height": 800})
         go(page, server, f"env=github&outcome=failed&episode={RICH}")
@@ -87,7 +87,7 @@ def test_light_and_dark_are_both_legible(browser: Any, server: ViewerServer) -> 
         page.close()
 
 
-def test_a_screen_reader_finds_its_way(page: Any) -> None:
+def test_every_control_has_an_accessible_name(page: Any) -> None:
     for role, name in (
         ("search", "Filter episodes"),
         ("listbox", "Episodes"),
@@ -103,7 +103,7 @@ def test_a_screen_reader_finds_its_way(page: Any) -> None:
     assert all(names)
 
 
-def test_the_screens_are_small_and_differ(
+def test_the_screenshots_are_small_and_differ(
     browser: Any, server: ViewerServer, run: Path, tmp_path: Path
 ) -> None:
     screens = [screen.read_bytes() for screen in take_screens(browser, server, run, tmp_path)]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.analysis.viewer_browser import at_the_list, chromium, go, says
+from tests.analysis.viewer_browser import chromium, expect_text, go, open_list
 from tests.analysis.viewer_run import HOSTILE, PAYLOAD, RICH, viewing, write_run
 
 from skyfleet.analysis.viewer.server import ViewerServer
@@ -28,15 +28,15 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def page(browser: Any, server: ViewerServer) -> Iterator[Any]:
-    with at_the_list(browser, server) as page:
+    with open_list(browser, server) as page:
         yield page
 
 
-def test_what_models_and_environments_say_is_only_text(page: Any, server: ViewerServer) -> None:
+def test_text_of_models_and_environments_is_never_markup(page: Any, server: ViewerServer) -> None:
     own = page.locator("script").count()
     go(page, server, "where=eval:hostile&text=onerror")
-    says(page, ".row .task", PAYLOAD)
-    says(page, ".row .passage", "</script><img src=x onerror=")
+    expect_text(page, ".row .task", PAYLOAD)
+    expect_text(page, ".row .passage", "</script><img src=x onerror=")
     views = (
         f"episode={HOSTILE}",
         f"episode={HOSTILE}&tokens=1",
@@ -46,22 +46,22 @@ def test_what_models_and_environments_say_is_only_text(page: Any, server: Viewer
         go(page, server, view)
         page.wait_for_selector(".heading")
         page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
-        says(page, "#reader", "<script>window.broken=1;alert(1)</script>")
+        expect_text(page, "#reader", "<script>window.broken=1;alert(1)</script>")
         assert page.locator("script").count() == own
         assert page.locator("iframe, object, embed, svg").count() == 0
         assert page.locator("img[src='x'], [onerror], [onload]").count() == 0
         assert page.locator("[href^='javascript'], [src^='javascript']").count() == 0
         assert page.evaluate("window.broken") is None
-    # No menu either, nor what a mistaken address makes the server say.
+    # The same in menus and in error messages of the server.
     assert PAYLOAD in " ".join(page.locator("[name=env] option").all_text_contents())
 
 
-def test_even_markup_that_got_in_could_run_and_send_nothing(
+def test_the_security_policy_blocks_injected_scripts_and_requests(
     browser: Any, server: ViewerServer
 ) -> None:
     page = browser.new_page()
     refused: list[str] = []
-    page.on("console", lambda said: refused.append(said.text))
+    page.on("console", lambda message: refused.append(message.text))
     page.goto(server.url)
     page.evaluate(
         """() => {

@@ -1,4 +1,4 @@
-"""The viewer's server answers this machine's own page, truthfully, and nobody else's."""
+"""The viewer's server: local, read-only, and exact."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ from tests.analysis.viewer_run import (
 from tests.trajectories.making import attempt
 
 from skyfleet.analysis.run_folder import IMPORTED, open_run
-from skyfleet.analysis.viewer import classes, listing, searching
+from skyfleet.analysis.viewer import failure_classes as classes
+from skyfleet.analysis.viewer import listing
+from skyfleet.analysis.viewer import search as viewer_search
 from skyfleet.analysis.viewer.api import PAGE_ROWS, Viewer
 from skyfleet.analysis.viewer.server import ViewerServer
 from skyfleet.chat.message import Message
@@ -51,36 +53,36 @@ def ask(client: httpx.Client, path: str, **params: str | int) -> Any:
 
 
 def finished(client: httpx.Client, **params: str | int) -> Any:
-    """A search's answer when it is done."""
+    """The response of a finished search."""
     while (answer := ask(client, "/api/episodes", **params))["search"]["running"]:
         pass
     return answer
 
 
 def classified(client: httpx.Client) -> Any:
-    """What the run tells when every failure has its class."""
-    while (told := ask(client, "/api/run"))["unclassified"]:
+    """The run when every failure is classified."""
+    while (answer := ask(client, "/api/run"))["unclassified"]:
         pass
-    return told
+    return answer
 
 
-def test_only_loopback_is_listened_to(run: Path) -> None:
+def test_the_server_only_listens_on_loopback(run: Path) -> None:
     with viewing(run) as server:
         assert server.socket.getsockname()[0] == "127.0.0.1"
         assert server.url == f"http://127.0.0.1:{server.server_port}/"
 
 
-def test_a_name_that_only_points_here_is_refused(client: httpx.Client) -> None:
+def test_a_foreign_host_header_is_rejected(client: httpx.Client) -> None:
     for name in ("evil.example", "127.0.0.1.evil.example:80", "", "localhost.evil.example"):
         answer = client.get("/api/run", headers={"Host": name})
         assert answer.status_code == 403
         assert f"Host {name!r}; use http://127.0.0.1:" in answer.json()["error"]
-    # Another port is a tunnel, and not another site.
+    # Another port is a tunnel, not a foreign site.
     assert client.get("/api/run", headers={"Host": "localhost:9000"}).status_code == 200
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "HEAD"])
-def test_there_is_nothing_but_get(client: httpx.Client, method: str) -> None:
+def test_only_get_is_allowed(client: httpx.Client, method: str) -> None:
     answer = client.request(method, "/api/run")
     assert answer.status_code == 501
     assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
@@ -102,8 +104,8 @@ def test_there_is_nothing_but_get(client: httpx.Client, method: str) -> None:
         "/api/nothing",
     ],
 )
-def test_nothing_outside_the_run_can_be_named(client: httpx.Client, path: str) -> None:
-    # As it is: httpx would tidy the dots away.
+def test_paths_outside_the_run_are_not_found(client: httpx.Client, path: str) -> None:
+    # Sent raw, because httpx would normalise the dots.
     with socket.create_connection((client.base_url.host, client.base_url.port or 0)) as raw:
         request = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
         raw.sendall(request.encode())
@@ -112,7 +114,7 @@ def test_nothing_outside_the_run_can_be_named(client: httpx.Client, path: str) -
     assert b'{"error": ' in answer
 
 
-def test_every_answer_forbids_the_browser_what_the_page_does_not_need(
+def test_every_response_has_the_security_headers(
     client: httpx.Client,
 ) -> None:
     for path in ("/", "/viewer.js", "/viewer.css", "/api/run", "/absent"):
@@ -124,32 +126,32 @@ def test_every_answer_forbids_the_browser_what_the_page_does_not_need(
         assert "Access-Control-Allow-Origin" not in headers
 
 
-def test_a_port_in_use_is_one_sentence(run: Path) -> None:
+def test_a_port_in_use_raises_a_config_error(run: Path) -> None:
     with viewing(run) as server:
         port = server.server_port
         with pytest.raises(ConfigError, match=f"--port {port}: .*; choose another"):
             ViewerServer(Viewer(open_run(run)), port)
 
 
-def test_the_run_tells_what_can_be_filtered_by(client: httpx.Client) -> None:
-    told = ask(client, "/api/run")
-    assert told["name"] == "night_run"
-    assert told["total"] == 604
-    menus = told["menus"]
+def test_the_run_lists_its_filters(client: httpx.Client) -> None:
+    answer = ask(client, "/api/run")
+    assert answer["name"] == "night_run"
+    assert answer["total"] == 604
+    menus = answer["menus"]
     assert menus["where"] == {"eval:hostile": 1, "eval:unseen_tasks": 3, "train": 600}
     assert menus["step"] == {"0": 1, "1": 300, "40": 303}
     assert menus["outcome"] == {"passed": 201, "failed": 402, "unknown": 1}
     # Of 300 plain ones 152 are github's, and three divides 51 of their numbers.
-    assert told["by_env"]["github"] == {"passed": 2 * 51 + 1, "failed": 2 * 101 + 1}
+    assert answer["by_env"]["github"] == {"passed": 2 * 51 + 1, "failed": 2 * 101 + 1}
 
 
-def test_a_menu_counts_what_the_other_filters_leave(client: httpx.Client) -> None:
+def test_a_menu_counts_the_episodes_that_match_the_other_filters(client: httpx.Client) -> None:
     menus = ask(client, "/api/run", kind="eval", set="unseen_tasks", outcome="failed")["menus"]
     assert menus["where"] == {"eval:hostile": 1, "eval:unseen_tasks": 1, "train": 400}
     assert menus["outcome"] == {"passed": 1, "failed": 1, "unknown": 1}
     assert menus["step"] == {"0": 1}
     assert menus["env"] == {"github": 1}
-    # A filter that is none is told with the episodes; the menus stay a way out.
+    # An invalid filter is reported with the episodes; the menus still work.
     assert ask(client, "/api/run", outcome="won")["menus"]["step"]["1"] == 300
 
 
@@ -166,18 +168,18 @@ def test_a_menu_counts_what_the_other_filters_leave(client: httpx.Client) -> Non
         ({"env": "absent"}, 0),
     ],
 )
-def test_filters_hold_together(client: httpx.Client, params: dict[str, str], total: int) -> None:
+def test_filters_are_combined(client: httpx.Client, params: dict[str, str], total: int) -> None:
     assert ask(client, "/api/episodes", **params)["total"] == total
 
 
-def test_pages_follow_each_other_and_lose_nothing(client: httpx.Client) -> None:
+def test_the_pages_contain_every_episode_once(client: httpx.Client) -> None:
     pages = [ask(client, "/api/episodes", page=page)["rows"] for page in range(5)]
     assert [len(page) for page in pages] == [PAGE_ROWS, PAGE_ROWS, PAGE_ROWS, 4, 0]
     assert len({row["id"] for page in pages for row in page}) == 604
     assert [row["step"] for row in pages[0][:1] + pages[3]] == [40, 1, 1, 1, 0]
 
 
-def test_the_open_episode_is_placed_among_those_asked_for(client: httpx.Client) -> None:
+def test_the_open_episode_has_its_position_in_the_list(client: httpx.Client) -> None:
     def place(**params: str | int) -> int | None:
         found: int | None = ask(client, "/api/episodes", open="train/1/42", **params)["open_at"]
         return found
@@ -193,9 +195,7 @@ def test_the_open_episode_is_placed_among_those_asked_for(client: httpx.Client) 
 @pytest.mark.parametrize(
     ("sort", "first"), [("oldest", "eval/unseen_tasks/0/0"), ("turns", RICH), ("errors", RICH)]
 )
-def test_the_order_asked_for_decides_what_comes_first(
-    client: httpx.Client, sort: str, first: str
-) -> None:
+def test_the_sort_order_decides_the_first_row(client: httpx.Client, sort: str, first: str) -> None:
     assert ask(client, "/api/episodes", sort=sort)["rows"][0]["id"] == first
 
 
@@ -203,12 +203,12 @@ def test_the_order_asked_for_decides_what_comes_first(
     ("params", "sentence"),
     [
         ({"outcome": "won"}, "outcome='won'; choose from ['passed', 'failed', 'unknown']"),
-        ({"step": "x"}, "step='x'; give a whole number such as 40"),
-        ({"page": "-1"}, "page='-1'; give a whole number such as 40"),
+        ({"step": "x"}, "step='x'; pass an integer such as 40"),
+        ({"page": "-1"}, "page='-1'; pass an integer such as 40"),
         ({"sort": "best"}, "sort='best'; choose from ['newest', "),
     ],
 )
-def test_a_filter_that_is_none_is_one_sentence(
+def test_an_invalid_filter_is_an_error_message(
     client: httpx.Client, params: dict[str, str], sentence: str
 ) -> None:
     answer = client.get("/api/episodes", params=params)
@@ -216,32 +216,32 @@ def test_a_filter_that_is_none_is_one_sentence(
     assert answer.json()["error"].startswith(sentence)
 
 
-def test_a_search_shows_the_passage_and_reads_no_tokens(run: Path, client: httpx.Client) -> None:
+def test_a_search_shows_the_passage_and_ignores_tokens(run: Path, client: httpx.Client) -> None:
     found = finished(client, text="NUMBER 17 in")
     assert [row["id"] for row in found["rows"]] == ["train/40/17", "train/1/17"]
     assert found["rows"][0]["passage"] == "Close the issue number 17 in maps."
     assert found["search"]["seen"] == found["search"]["total"] == 604
-    # A logprob of three records, and nothing that anybody said.
+    # A logprob in three records, but no text.
     assert len(list(search(open_run(run).entries(), "-0.6"))) == 3
     assert finished(client, text="-0.6")["total"] == 0
 
 
-def test_a_search_keeps_to_the_filters_and_finds_quotes_in_arguments(client: httpx.Client) -> None:
+def test_a_search_respects_the_filters_and_finds_quotes_in_arguments(client: httpx.Client) -> None:
     assert finished(client, text='onerror="window', set="hostile")["total"] == 1
     assert finished(client, text='onerror="window', kind="train")["total"] == 0
 
 
-def test_a_search_ends_at_its_bound(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searching, "FINDS_AT_MOST", 10)
+def test_a_search_stops_at_its_limit(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(viewer_search, "MAX_FINDS", 10)
     found = finished(client, text="Close the issue")
     assert (found["total"], found["search"]["running"]) == (10, False)
-    # The newest steps were read first.
+    # The newest steps are searched first.
     assert {row["step"] for row in found["rows"]} == {40}
 
 
 def test_failures_are_classified_in_the_background(client: httpx.Client) -> None:
-    told = classified(client)
-    counts = told["menus"]["class"]
+    answer = classified(client)
+    counts = answer["menus"]["class"]
     assert counts["verifier fault"] == 1
     assert sum(counts.values()) == 403
     by_class = ask(client, "/api/run", **{"class": "verifier fault"})["menus"]
@@ -253,24 +253,24 @@ def test_failures_are_classified_in_the_background(client: httpx.Client) -> None
     ]
 
 
-def test_an_episode_is_told_exactly(client: httpx.Client) -> None:
-    told = ask(client, f"/api/episode/{RICH}")
-    assert [len(told["opening"]), len(told["turns"]), told["n_turns"]] == [2, 6, 6]
-    (call,) = told["turns"][4]["action"]["calls"]
-    # A browser's own numbers would make it ...992.
+def test_an_episode_has_all_its_data(client: httpx.Client) -> None:
+    answer = ask(client, f"/api/episode/{RICH}")
+    assert [len(answer["opening"]), len(answer["turns"]), answer["n_turns"]] == [2, 6, 6]
+    (call,) = answer["turns"][4]["action"]["calls"]
+    # A JavaScript number would round it to ...992.
     assert '"wait_ms": 9007199254740993' in call["arguments"]
-    assert told["turns"][1]["replies"][0]["is_error"] is True
-    assert told["grade"]["parts"] == {"issue closed": 1.0, "nothing else changed": 1.0}
-    assert [row["id"] for row in told["attempts"]] == ["eval/unseen_tasks/0/0", RICH]
-    assert told["why"] == []
+    assert answer["turns"][1]["replies"][0]["is_error"] is True
+    assert answer["grade"]["parts"] == {"issue closed": 1.0, "nothing else changed": 1.0}
+    assert [row["id"] for row in answer["attempts"]] == ["eval/unseen_tasks/0/0", RICH]
+    assert answer["why"] == []
 
 
-def test_a_failed_episode_tells_why(client: httpx.Client) -> None:
-    told = ask(client, "/api/episode/train/1/1")
-    assert told["why"][0]["class"] == told["class"] == "false completion"
+def test_a_failed_episode_has_its_failure_class(client: httpx.Client) -> None:
+    answer = ask(client, "/api/episode/train/1/1")
+    assert answer["why"][0]["class"] == answer["class"] == "false completion"
 
 
-def test_pictures_are_served_and_what_could_run_is_not(client: httpx.Client) -> None:
+def test_images_are_served_and_scriptable_types_are_not(client: httpx.Client) -> None:
     answer = client.get(f"/api/picture/{RICH}/0")
     assert (answer.headers["Content-Type"], answer.content) == ("image/png", png(480, 270))
     assert client.get(f"/api/picture/{RICH}/1").status_code == 404
@@ -279,21 +279,21 @@ def test_pictures_are_served_and_what_could_run_is_not(client: httpx.Client) -> 
     assert user["parts"][1]["picture"] is None
 
 
-def test_tokens_come_with_mask_logprobs_and_words(client: httpx.Client) -> None:
-    (told,) = ask(client, f"/api/tokens/{RICH}")["transcripts"]
-    assert told["ids"] == [0, 1, 2, 3, 4, 5, 0, 6, 2, 7, 8, 9, 10, 5]
-    assert told["chosen"] == [0] * 6 + [1] * 8
-    assert told["logprobs"][5:9] == [0.0, -0.01, -0.2, -1.0]
-    assert told["texts"][:3] == ["<|im_start|>", "user", "\n"]
+def test_tokens_have_mask_logprobs_and_texts(client: httpx.Client) -> None:
+    (answer,) = ask(client, f"/api/tokens/{RICH}")["transcripts"]
+    assert answer["ids"] == [0, 1, 2, 3, 4, 5, 0, 6, 2, 7, 8, 9, 10, 5]
+    assert answer["chosen"] == [0] * 6 + [1] * 8
+    assert answer["logprobs"][5:9] == [0.0, -0.01, -0.2, -1.0]
+    assert answer["texts"][:3] == ["<|im_start|>", "user", "\n"]
 
 
-def test_markup_stays_the_text_it_is(client: httpx.Client) -> None:
-    told = ask(client, f"/api/episode/{HOSTILE}")
-    assert told["task"] == f"hostile-{PAYLOAD}"
-    assert told["turns"][0]["action"]["calls"][0]["name"] == PAYLOAD
+def test_markup_in_episodes_is_returned_as_text(client: httpx.Client) -> None:
+    answer = ask(client, f"/api/episode/{HOSTILE}")
+    assert answer["task"] == f"hostile-{PAYLOAD}"
+    assert answer["turns"][0]["action"]["calls"][0]["name"] == PAYLOAD
 
 
-def test_numbers_that_json_lacks_and_half_a_character_break_nothing(tmp_path: Path) -> None:
+def test_nan_and_half_a_surrogate_pair_are_served(tmp_path: Path) -> None:
     run = write_run(tmp_path, plain=1)
     odd = attempt(float("nan"), opening=(Message(role="user", content="half \ud83d of it"),))
     write(train_path(run / "trajectories", 7), [odd])
@@ -303,39 +303,39 @@ def test_numbers_that_json_lacks_and_half_a_character_break_nothing(tmp_path: Pa
         assert b"half \\ud83d of it" in client.get("/api/episode/train/7/0").content
 
 
-def test_a_run_is_read_while_it_grows_and_pages_begun_stay_whole(
+def test_a_growing_run_is_rescanned_and_open_pages_stay_consistent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listing, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(listing, "_REFRESH_SECONDS", 0.0)
     run = write_run(tmp_path)
     with viewing(run) as server, httpx.Client(base_url=server.url) as client:
         first = ask(client, "/api/episodes")
         add_step(run, 41, 8)
-        told = ask(client, "/api/run")
-        assert (told["total"], told["revision"]) == (612, first["revision"] + 1)
+        answer = ask(client, "/api/run")
+        assert (answer["total"], answer["revision"]) == (612, first["revision"] + 1)
         later = ask(client, "/api/episodes", page=1, revision=first["revision"])
         assert later["total"] == 604
         assert ask(client, "/api/episodes")["rows"][0]["step"] == 41
-        # A step that is played again after a resume replaces the old one.
+        # A step repeated after a resume replaces the old one.
         write(train_path(run / "trajectories", 41), [replace(plain_episode(0, 41), task_key="new")])
         assert ask(client, "/api/episode/train/41/0")["task"] == "new"
         assert client.get("/api/episode/train/41/1").status_code == 404
 
 
-def test_classes_of_episodes_that_were_played_again_are_not_counted_twice(
+def test_rewritten_episodes_are_not_counted_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listing, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(listing, "_REFRESH_SECONDS", 0.0)
     run = write_run(tmp_path, plain=0)
     add_step(run, 41, 9)
     with viewing(run) as server, httpx.Client(base_url=server.url) as client:
         before = classified(client)["menus"]["class"]
-        # Of nine six fail, of four two: the resume ends earlier, and the other four are gone.
+        # Six of nine fail, then two of four; the other four are removed.
         add_step(run, 41, 4)
         assert sum(before.values()) - sum(classified(client)["menus"]["class"].values()) == 4
 
 
-def test_one_file_that_cannot_be_classified_is_told_and_the_others_are(
+def test_a_file_that_cannot_be_classified_is_reported_and_the_others_are_classified(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def odd(trajectory: Trajectory) -> str:
@@ -348,14 +348,14 @@ def test_one_file_that_cannot_be_classified_is_told_and_the_others_are(
         viewing(write_run(tmp_path, plain=9)) as server,
         httpx.Client(base_url=server.url) as client,
     ):
-        told = classified(client)
-        # Step 1 takes 0.41 s an episode, step 40 and the evaluations longer.
-        assert told["menus"]["class"] == {"gave up": 6}
-        assert told["trouble"].endswith(": division by zero")
+        answer = classified(client)
+        # Step 1 has 0.41 s per episode, step 40 and the evaluations more.
+        assert answer["menus"]["class"] == {"gave up": 6}
+        assert answer["trouble"].endswith(": division by zero")
     assert "Traceback" in caplog.text
 
 
-def test_a_damaged_file_without_its_index_is_left_out(
+def test_a_damaged_file_without_its_index_is_skipped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = write_run(tmp_path, plain=2)
@@ -364,10 +364,10 @@ def test_a_damaged_file_without_its_index_is_left_out(
     index_path(damaged).unlink()
     with viewing(run) as server, httpx.Client(base_url=server.url) as client:
         assert ask(client, "/api/episodes")["total"] == 6
-    assert f"{damaged} is left out" in caplog.text
+    assert f"{damaged} is skipped" in caplog.text
 
 
-def test_an_imported_run_says_what_is_not_recorded(tmp_path: Path) -> None:
+def test_an_imported_run_lists_what_is_not_recorded(tmp_path: Path) -> None:
     run = write_run(tmp_path, plain=1)
     (run / IMPORTED).write_text("dumped_evals\n")
     with viewing(run) as server, httpx.Client(base_url=server.url) as client:

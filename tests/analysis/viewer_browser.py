@@ -1,4 +1,4 @@
-"""What tests of the viewer's page share: a real Chromium, and how to look at what it shows."""
+"""Helpers of the viewer's browser tests, with a real Chromium."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def chromium() -> Iterator[Any]:
 
 
 @contextmanager
-def at_the_list(browser: Any, server: ViewerServer) -> Iterator[Any]:
-    """A page 1280 wide; whatever it complains of fails the test."""
+def open_list(browser: Any, server: ViewerServer) -> Iterator[Any]:
+    """A page of width 1280; errors in its console fail the test."""
     context = browser.new_context(viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
     page = context.new_page()
-    complaints: list[str] = []
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("dialog", lambda dialog: complaints.append(dialog.message))
-    page.on("console", lambda said: complaints.extend([said.text] * (said.type == "error")))
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("dialog", lambda dialog: errors.append(dialog.message))
+    page.on("console", lambda message: errors.extend([message.text] * (message.type == "error")))
     page.goto(server.url)
     page.wait_for_selector(".row:not(.waiting)")
     yield page
     context.close()
-    assert complaints == []
+    assert errors == []
 
 
 def go(page: Any, server: ViewerServer, address: str) -> None:
@@ -50,5 +50,5 @@ def expect(page: Any, selector: str) -> Any:
     return playwright.expect(page.locator(selector).first)
 
 
-def says(page: Any, selector: str, words: str) -> None:
-    expect(page, selector).to_contain_text(words)
+def expect_text(page: Any, selector: str, text: str) -> None:
+    expect(page, selector).to_contain_text(text)

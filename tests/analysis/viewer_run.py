@@ -70,7 +70,7 @@ def write_run(folder: Path, *, plain: int = 300) -> Path:
 
 
 def add_step(run: Path, step: int, count: int) -> None:
-    """Four attempts a task; every third episode passes."""
+    """Four attempts per task; every third episode passes."""
     write(train_path(run / "trajectories", step), [plain_episode(n, step) for n in range(count)])
 
 
@@ -82,7 +82,7 @@ def write(path: Path, trajectories: list[Trajectory]) -> None:
 
 @contextmanager
 def viewing(run: Path) -> Iterator[ViewerServer]:
-    """The viewer, answering until the block ends."""
+    """A running viewer, until the block ends."""
     with opened(Viewer(open_run(run))) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
@@ -97,14 +97,14 @@ def plain_episode(number: int, step: int = 1) -> Trajectory:
     task = number // 4
     env_key, template = _TEMPLATES[task % len(_TEMPLATES)]
     won = number % 3 == 0
-    said = f"Close the issue number {number} in maps."
+    text = f"Close the issue number {number} in maps."
     missing = number % 7 == 2 and not won
     answer = f"Error: no issue {number}" if missing else "ok"
     return _trajectory(
         task_key=f"{env_key}-{template}-{crc32(str(task).encode()):08x}",
         env_key=env_key,
         sample=number % 4,
-        opening=(Message(role="user", content=said),),
+        opening=(Message(role="user", content=text),),
         turns=(
             called("list_issues", {"repo": "maps"}, "title,number\nupload freeze,2"),
             called("update_issue", {"number": number, "state": "closed"}, answer, error=missing),
@@ -127,7 +127,7 @@ def early() -> Trajectory:
 
 
 def rich() -> Trajectory:
-    """Reasoning, an error, a call that cannot be read, a screenshot, a grade in parts."""
+    """Reasoning, an error, a malformed call, a screenshot, and a grade with parts."""
     screenshot = Message(
         role="tool",
         content=(Text("The issue is closed."), Image(png(480, 270))),
@@ -164,7 +164,7 @@ def rich() -> Trajectory:
                 engine_seconds=0.07,
             ),
         ),
-        transcripts=(spoken(),),
+        transcripts=(sampled_transcript(),),
         grade=Grade(
             reward=1.0,
             success=True,
@@ -186,7 +186,7 @@ def unknown() -> Trajectory:
 
 
 def hostile() -> Trajectory:
-    """Markup wherever a model or an environment can put text."""
+    """Markup in every field that a model or an environment can fill."""
     tried = called(PAYLOAD, {PAYLOAD: [PAYLOAD, {"deep": PAYLOAD}]}, PAYLOAD, reasoning=PAYLOAD)
     picture = Image(f"<svg xmlns='http://www.w3.org/2000/svg'>{PAYLOAD}</svg>".encode(), PAYLOAD)
     return _trajectory(
@@ -203,14 +203,14 @@ def hostile() -> Trajectory:
                 action=Message(role="assistant", content=PAYLOAD, malformed_calls=(PAYLOAD,)),
             ),
         ),
-        transcripts=(spoken(),),
+        transcripts=(sampled_transcript(),),
         grade=Grade(reward=0.0, success=False, parts={PAYLOAD: 0.0}, explanation=PAYLOAD),
         failure=Failure(kind="EnvError", detail=PAYLOAD),
     )
 
 
-def spoken() -> Transcript:
-    """Six given tokens, then eight chosen, from sure to surprising."""
+def sampled_transcript() -> Transcript:
+    """Six prompt tokens, then eight sampled ones of decreasing probability."""
     chosen = [-0.01, -0.2, -1.0, -2.0, -4.0, -0.05, -0.6, -0.02]
     return Transcript(
         token_ids=[list(dict.fromkeys(WORDS)).index(word) for word in WORDS],
@@ -240,7 +240,7 @@ def called(
 
 
 def png(width: int, height: int) -> bytes:
-    """A page of sorts: a dark bar above, grey lines below."""
+    """A synthetic screenshot: a dark bar above grey lines."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         check = struct.pack(">I", crc32(kind + data))
@@ -256,7 +256,7 @@ def png(width: int, height: int) -> bytes:
 
 
 def write_tokenizer(folder: Path) -> None:
-    """One word a token, in the format every tokenizer is kept in."""
+    """One word per token, in the format of `tokenizer.json`."""
     vocabulary = {word: number for number, word in enumerate(dict.fromkeys(WORDS))}
     model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": WORDS[0]}
     parts: dict[str, object] = dict.fromkeys(

@@ -1,4 +1,4 @@
-"""The viewer's pictures in docs/images: python -m tests.analysis.viewer_screens RUN docs/images."""
+"""Screenshots of the viewer: python -m tests.analysis.viewer_screens RUN docs/images."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def take_screens(browser: Any, server: ViewerServer, run: Path, folder: Path) ->
         page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 800})
         go(page, server, address)
         page.wait_for_selector(".heading")
-        # Every failure has its class, and the list shows it.
+        # Wait until the list shows the failure classes.
         page.wait_for_function(
             "() => document.getElementById('run-facts').textContent.endsWith('episodes')"
         )
@@ -41,7 +41,7 @@ def take_screens(browser: Any, server: ViewerServer, run: Path, folder: Path) ->
 
 
 def _episodes(run: Path) -> tuple[Entry, Entry, Entry]:
-    """One that was lost at last, and two attempts at one task: lost early, and won at last."""
+    """A late failure, and two attempts at one task: an early failure and a late pass."""
     evals = [entry for entry in open_run(run).entries() if entry.kind == "eval"]
     last = max(entry.step for entry in evals)
     lost = next(e for e in evals if e.step == last and not e.success and _errors(e))

@@ -1,4 +1,4 @@
-"""A set that doing nothing passes, or that its own solutions fail, says so."""
+"""Tasks that the null agent passes or the reference solution fails are reported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LIMITS = Limits(max_turns=8, max_input_length=0, trajectory_timeout_seconds=0)
 
 
 class Lenient(CounterEnv):
-    """Passes whoever leaves it at `wanted`, for half the reward."""
+    """Half a reward if the count is `wanted`."""
 
     def __init__(self, wanted: int) -> None:
         super().__init__()
@@ -38,13 +38,13 @@ async def open_counter(task: Task) -> Env:
     return CounterEnv()
 
 
-async def measured(*tasks: Task, pass_threshold: float = 1.0) -> dict[str, Baseline]:
+async def measure(*tasks: Task, pass_threshold: float = 1.0) -> dict[str, Baseline]:
     return await measure_baselines(
         tasks, open_counter, LIMITS, max_concurrent=4, pass_threshold=pass_threshold
     )
 
 
-async def test_a_world_is_neither_vacuous_nor_impossible() -> None:
+async def test_a_built_in_environment_has_no_vacuous_or_impossible_tasks() -> None:
     tasks = world_tasks("github", split="all", count=6)
     baselines = await measure_baselines(tasks, open_world, LIMITS, max_concurrent=6)
     assert baselines == {
@@ -53,28 +53,28 @@ async def test_a_world_is_neither_vacuous_nor_impossible() -> None:
     assert list(baseline_faults(baselines)) == []
 
 
-async def test_tasks_whose_solution_fails_are_named() -> None:
-    baselines = await measured(press("right", by=3), press("wrong", by=2), press("worse", by=1))
+async def test_tasks_whose_reference_solution_fails_are_listed() -> None:
+    baselines = await measure(press("right", by=3), press("wrong", by=2), press("worse", by=1))
     assert baselines["counter"].oracle_rate == 1 / 3
     assert baselines["counter"].impossible == ("wrong", "worse")
     assert list(baseline_faults(baselines)) == [
-        "counter is impossible in part: its reference solutions pass 33.3% (wrong and 1 more "
-        "fail); raise generator.max_turns or repair these tasks"
+        "counter: the reference solutions pass only 33.3% of the tasks (wrong and 1 more fail); "
+        "raise generator.max_turns or repair these tasks"
     ]
 
 
-async def test_a_pass_without_doing_anything_is_vacuous_at_the_threshold_asked_for() -> None:
+async def test_vacuous_tasks_are_found_at_the_given_pass_threshold() -> None:
     tasks = (press("0", by=None, env_key="lenient"), press("1", by=None, env_key="lenient"))
-    baseline = (await measured(*tasks, pass_threshold=0.5))["lenient"]
+    baseline = (await measure(*tasks, pass_threshold=0.5))["lenient"]
     assert (baseline.null_rate, baseline.oracle_rate, baseline.vacuous) == (0.5, None, ("0",))
     assert list(baseline_faults({"lenient": baseline})) == [
-        "lenient is vacuous: doing nothing passes 50.0% of it (0); quarantine these tasks with "
+        "lenient: 50.0% of the tasks pass when nothing is done (0); quarantine these tasks with "
         "`skyfleet tasks validate`"
     ]
-    assert (await measured(*tasks))["lenient"].vacuous == ()
+    assert (await measure(*tasks))["lenient"].vacuous == ()
 
 
-async def test_what_cannot_be_graded_is_in_no_rate() -> None:
-    assert (await measured(press("a", by=3, env_key="broken")))["broken"] == Baseline(
+async def test_ungraded_attempts_are_in_no_rate() -> None:
+    assert (await measure(press("a", by=3, env_key="broken")))["broken"] == Baseline(
         null_rate=None, oracle_rate=None, vacuous=(), impossible=()
     )

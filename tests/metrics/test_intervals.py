@@ -1,7 +1,8 @@
-"""Intervals cover what they promise, at the sizes we evaluate at."""
+"""Intervals reach their nominal coverage at the usual sizes; pass@k counts all draws."""
 
 from __future__ import annotations
 
+from itertools import combinations
 from math import comb
 
 import numpy as np
@@ -14,21 +15,23 @@ from skyfleet.metrics.intervals import (
     mean_rate,
     newcombe,
     paired_difference,
+    pass_at_k,
+    pass_hat_k,
     wilson,
 )
 
 
-def test_wilson_on_the_seed_headline() -> None:
+def test_wilson_on_the_published_50_and_59_of_116() -> None:
     assert wilson(50 / 116, 116) == pytest.approx((0.345, 0.522), abs=5e-4)
     assert wilson(59 / 116, 116) == pytest.approx((0.419, 0.598), abs=5e-4)
 
 
-def test_wilson_at_the_ends_is_not_a_point() -> None:
+def test_wilson_at_0_and_1_has_a_width() -> None:
     assert wilson(1.0, 19) == pytest.approx((19 / (19 + 1.959964**2), 1.0))
     assert wilson(0.0, 19) == pytest.approx((0.0, 1.959964**2 / (19 + 1.959964**2)))
 
 
-def test_no_attempts_tell_nothing() -> None:
+def test_without_tasks_the_interval_is_the_whole_range() -> None:
     assert wilson(0.0, 0) == (0.0, 1.0)
     assert cluster_bootstrap([]) == (0.0, 1.0)
     assert mean_rate([]) == (0.0, 1.0)
@@ -52,19 +55,21 @@ def test_the_bootstrap_is_seeded() -> None:
     assert cluster_bootstrap(rates, seed=1) != cluster_bootstrap(rates, seed=2)
 
 
-def test_the_bootstrap_sees_tasks_not_attempts() -> None:
+def test_the_bootstrap_resamples_tasks_not_attempts() -> None:
     """40 tasks of one attempt each, or of ten like attempts: the same evidence."""
     rates = [1.0] * 20 + [0.0] * 20
     assert cluster_bootstrap(rates) == pytest.approx(wilson(0.5, 40), abs=0.02)
 
 
-def test_tasks_that_all_agree_are_not_certainty() -> None:
+def test_the_bootstrap_of_equal_tasks_is_wilsons() -> None:
     assert cluster_bootstrap([1.0] * 19) == wilson(1.0, 19)
     assert cluster_bootstrap([0.5]) == wilson(0.5, 1)
 
 
 @pytest.mark.parametrize(("n_tasks", "rate"), [(30, 0.5), (40, 0.8)])
-def test_the_bootstrap_covers_95_percent_of_uneven_tasks(n_tasks: int, rate: float) -> None:
+def test_the_bootstrap_covers_95_percent_with_tasks_of_different_difficulty(
+    n_tasks: int, rate: float
+) -> None:
     rng = np.random.default_rng(7)
     trials = 500
     hardness = rng.beta(3 * rate, 3 * (1 - rate), (trials, n_tasks))
@@ -84,24 +89,24 @@ def test_the_interval_of_rates_grows_with_their_skewness() -> None:
     scale = 18.5128205 / 3
     up, down = scale * 439 / 1164, scale * 29 / 876
     low, high = mean_rate([0.75, 0.25, 0.25])
-    for reach, growth in ((high - 5 / 12, up), (5 / 12 - low, down)):
-        # The end is where reach² is as much as the variance there allows.
+    for distance, growth in ((high - 5 / 12, up), (5 / 12 - low, down)):
+        # The end is where distance² equals the variance allowed there.
         expected = (growth + (growth**2 + 4 * (1 + scale) * scale / 18) ** 0.5) / (2 + 2 * scale)
-        assert reach == pytest.approx(min(expected, 7 / 12))
+        assert distance == pytest.approx(min(expected, 7 / 12))
 
 
-def test_of_single_attempts_at_many_tasks_the_interval_is_wilsons() -> None:
+def test_with_single_attempts_at_many_tasks_the_interval_is_wilsons() -> None:
     assert mean_rate([1.0] * 600 + [0.0] * 1400) == pytest.approx(wilson(0.3, 2000), abs=2e-4)
 
 
-def test_rates_that_agree_are_not_certainty() -> None:
-    """However often each was tried: of 100 tasks that 14 fail, 20 drawn pass now and then."""
+def test_equal_rates_still_have_an_interval() -> None:
+    """For any number of attempts: if 14 of 100 tasks fail, 20 drawn ones may all pass."""
     low, high = mean_rate([1.0] * 20)
     assert low == pytest.approx(20 / (20 + 2.0930241**2))
     assert high == 1.0
 
 
-def test_the_paired_interval_is_students_and_wider_where_the_differences_are_skewed() -> None:
+def test_the_paired_interval_is_students_and_wider_on_the_skewed_side() -> None:
     """11 gained, 4 lost of 30: mean 7/30, squares 15 - 49/30 = 401/30, and t is 2.0452296.
 
     Cubes 7 - 3 * 7/30 * 15 + 2 * 30 * (7/30)³ = -2.7378: upwards (-1.3689 + 0.13) is below 0.
@@ -115,12 +120,12 @@ def test_the_paired_interval_is_students_and_wider_where_the_differences_are_ske
     assert low == pytest.approx(7 / 30 - down)
 
 
-def test_no_change_seen_is_not_certainty_however_often_it_was_tried() -> None:
+def test_the_paired_interval_without_a_change_has_a_width() -> None:
     low, high = paired_difference([0.0] * 19)
     assert high == -low == pytest.approx(1.959964**2 / (19 + 1.959964**2))
 
 
-def test_a_gain_where_nothing_passed_before_is_covered() -> None:
+def test_the_paired_interval_covers_a_gain_from_zero() -> None:
     rng = np.random.default_rng(6)
     trials = 2000
     changes = rng.binomial(1, 0.1, (trials, 20)).astype(float)
@@ -128,7 +133,7 @@ def test_a_gain_where_nothing_passed_before_is_covered() -> None:
     assert sum(low <= 0.1 <= high for low, high in intervals) / trials >= 0.94
 
 
-def test_newcombe_on_the_seed_headline() -> None:
+def test_newcombe_on_the_published_50_and_59_of_116() -> None:
     """50 and 59 of 116: from Wilson's ends 0.3446, 0.5220 and 0.4188, 0.5979."""
     low, high = newcombe(50 / 116, 59 / 116, 116)
     assert low == pytest.approx(9 / 116 - (0.0898**2 + 0.0910**2) ** 0.5, abs=2e-4)
@@ -163,3 +168,18 @@ def test_the_paired_interval_holds_near_the_ceiling_with_few_tasks() -> None:
 def test_an_interval_of_rates_lies_within_zero_and_one(rates: list[float]) -> None:
     for low, high in (cluster_bootstrap(rates, n_resamples=200), mean_rate(rates)):
         assert 0.0 <= low < high <= 1.0
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_pass_at_k_and_pass_hat_k_are_shares_of_all_draws(n: int) -> None:
+    for c in range(n + 1):
+        for k in range(1, n + 1):
+            draws = list(combinations([True] * c + [False] * (n - c), k))
+            assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, draws)) / len(draws))
+            assert pass_hat_k(n, c, k) == pytest.approx(sum(map(all, draws)) / len(draws))
+
+
+@pytest.mark.parametrize(("n", "c", "k"), [(4, 5, 1), (4, -1, 1), (4, 2, 5), (4, 2, 0), (0, 0, 1)])
+def test_impossible_counts_raise(n: int, c: int, k: int) -> None:
+    with pytest.raises(ValueError, match=f"n={n}, c={c}, k={k}"):
+        pass_at_k(n, c, k)

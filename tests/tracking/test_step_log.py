@@ -18,7 +18,7 @@ class ListTracker:
     def close(self) -> None: ...
 
 
-def test_what_everyone_added_is_one_row_in_every_tracker() -> None:
+def test_all_metrics_of_a_step_are_one_row_in_every_tracker() -> None:
     one, two = ListTracker(), ListTracker()
     log = StepLog(one, two)
     log.add({"a": 1.0})
@@ -29,7 +29,7 @@ def test_what_everyone_added_is_one_row_in_every_tracker() -> None:
     assert one.rows == two.rows == [(1, {"a": 1.0, "b": 2.0}), (4, {"a": 3.0})]
 
 
-def test_a_key_twice_in_a_step_raises() -> None:
+def test_the_same_key_twice_in_a_step_raises() -> None:
     log = StepLog(ListTracker())
     log.add({"a": 1.0, "b": 1.0})
     with pytest.raises(ValueError, match=r"logged twice in one step: \['b'\]"):
@@ -37,19 +37,19 @@ def test_a_key_twice_in_a_step_raises() -> None:
 
 
 @pytest.mark.parametrize("step", [2, 3])
-def test_a_step_back_raises(step: int) -> None:
+def test_a_step_that_does_not_increase_raises(step: int) -> None:
     log = StepLog(ListTracker())
     log.commit(3)
     with pytest.raises(ValueError, match=f"step {step} after step 3"):
         log.commit(step)
 
 
-def test_a_timed_block_adds_its_seconds_even_when_it_fails() -> None:
+def test_a_timed_block_that_raises_still_adds_its_seconds() -> None:
     tracker = ListTracker()
     log = StepLog(tracker)
 
     def fail() -> None:
-        with log.timed("rollout"):
+        with log.timed("sync_weights"):
             time.sleep(0.02)
             raise KeyError
 
@@ -57,4 +57,43 @@ def test_a_timed_block_adds_its_seconds_even_when_it_fails() -> None:
         fail()
     log.commit(1)
     ((_, metrics),) = tracker.rows
-    assert 0.02 <= metrics["timing/rollout"] < 1.0
+    assert 0.02 <= metrics["timing/sync_weights"] < 1.0
+
+
+def test_phases_are_logged_under_skyrls_names_with_the_time_of_the_step() -> None:
+    tracker = ListTracker()
+    log = StepLog(tracker)
+    with log.timed("save_checkpoints"):
+        time.sleep(0.05)
+    for phase in ("rollout", "learn", "sync_weights"):
+        with log.timed(phase):
+            time.sleep(0.01)
+    with log.timed("eval"):
+        time.sleep(0.05)
+    log.commit(1)
+    ((_, metrics),) = tracker.rows
+    phases = ("generate", "train_critic_and_policy", "sync_weights")
+    assert metrics.keys() == {
+        f"timing/{name}" for name in (*phases, "step", "eval", "save_checkpoints")
+    }
+    # Evaluations and checkpoints are not part of the step.
+    total = sum(metrics[f"timing/{name}"] for name in phases)
+    assert total <= metrics["timing/step"] < total + metrics["timing/eval"]
+
+
+def test_a_row_without_generation_has_no_step_time() -> None:
+    tracker = ListTracker()
+    log = StepLog(tracker)
+    with log.timed("eval"):
+        pass
+    log.commit(0)
+    assert tracker.rows[0][1].keys() == {"timing/eval"}
+
+
+def test_a_step_generated_by_an_earlier_process_takes_the_sum_of_its_phases() -> None:
+    tracker = ListTracker()
+    log = StepLog(tracker)
+    log.add({"timing/generate": 2.0, "timing/train_critic_and_policy": 3.0})
+    log.add({"timing/sentinels": 0.5, "timing/eval": 7.0, "loss/num_samples": 8.0})
+    log.commit(4)
+    assert tracker.rows[0][1]["timing/step"] == 5.5

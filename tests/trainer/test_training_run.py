@@ -146,7 +146,7 @@ async def test_metrics_jsonl_holds_no_timings(tmp_path: Path) -> None:
     for row in rows(tmp_path):
         assert not [key for key in row if key.startswith("timing/")]
     timing = [json.loads(line) for line in (tmp_path / "timing.jsonl").read_text().splitlines()]
-    assert {"timing/rollout", "timing/learn", "timing/sync_weights"} <= timing[1].keys()
+    assert {"timing/step", "timing/generate", "timing/sync_weights"} <= timing[1].keys()
 
 
 async def test_what_a_filter_left_out_is_counted_every_step(tmp_path: Path) -> None:

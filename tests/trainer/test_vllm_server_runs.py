@@ -127,7 +127,7 @@ async def test_a_run_goes_on_without_the_server_that_dies_in_it(
     assert len(rows(tmp_path)) == 3
     assert dying.told == ["pause keep true", "load", "resume"]
     assert other.told == ["pause keep true", "load", "resume"] * 3
-    assert all(row["generation/ending_failed"] == 0 for row in rows(tmp_path)[1:])
+    assert all(row["generate/ending_failed"] == 0 for row in rows(tmp_path)[1:])
     assert max(gaps(tmp_path)) < 1e-4
 
 

@@ -107,7 +107,7 @@ def test_tool_errors_and_sampled_tokens_are_those_of_the_metrics() -> None:
     row = dict(zip(COLUMNS, index_values(episode), strict=False))
     metrics = episode_metrics([*played(episode)])
     assert row["tool_errors"] == metrics["environment/total_tool_errors"] == 1
-    assert row["sampled_tokens"] == metrics["generate/avg_num_tokens"] == 8
+    assert row["sampled_tokens"] == metrics["generate/avg_assistant_tokens"] == 8
 
 
 def test_an_index_that_is_lost_is_read_from_the_episodes(tmp_path: Path) -> None:

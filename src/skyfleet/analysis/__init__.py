@@ -1,1 +1,1 @@
-"""Why: what a run did, read offline and without torch."""
+"""Analysis of recorded runs: reports, failure classes, the viewer; works offline, without torch."""

@@ -1,6 +1,6 @@
-"""Audit: wins that look unearned and failures that all sound alike, listed to be read.
+"""Audit: find passes that look unearned and failures that share one verifier message.
 
-A finding is a reason to read an episode, not a verdict on it.
+A finding is a reason to read an episode, not proof of a mistake.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from skyfleet.analysis.reading import read_entries, warn
+from skyfleet.analysis.formatting import percent
 from skyfleet.analysis.replay import replay
-from skyfleet.analysis.wording import percent
+from skyfleet.analysis.run_folder import read_entries, warn
 from skyfleet.chat.message import ToolCall
 from skyfleet.envs.env import EnvFactory
 from skyfleet.errors import ConfigError
@@ -24,23 +24,23 @@ from skyfleet.trajectories.trajectory import Trajectory
 from skyfleet.worlds.catalog import get_world
 
 _DOMINANT_SHARE = 0.5
-_FEWEST_FAILURES = 20
-"""Below this many, half of them say nothing."""
-_FEWEST_TASKS = 3
+_MIN_FAILURES = 20
+"""With fewer failures a common message is not conclusive."""
+_MIN_TASKS = 3
 _MESSAGE_CHARACTERS = 120
-_CHANGING = re.compile(r"\"[^\"]*\"|'[^']*'|\d+")
+_VARIABLE_PARTS = re.compile(r"\"[^\"]*\"|'[^']*'|\d+")
 _ERRORS = re.compile(r">>> ERROR_ACCUMULATOR >>>\n(.*?)\n<<< ERROR_ACCUMULATOR <<<", re.DOTALL)
 
 
 class Suspicion(StrEnum):
     UNTOUCHED_STATE = "untouched_state"
-    """Passed without one successful writing call, where the reference writes."""
+    """Passed without a successful writing call, although the reference solution writes."""
     NEEDED_TOOL_UNUSED = "needed_tool_unused"
-    """Passed without a tool that the reference solution calls."""
+    """Passed without calling a tool that the reference solution calls."""
     REPLAY_FAILS = "replay_fails"
-    """Passed, and the same actions in the same world do not."""
+    """Passed, but the same actions fail when replayed."""
     DOMINANT_MESSAGE = "dominant_message"
-    """Most failures of the environment end with the verifier's one sentence."""
+    """Most failures of the environment have the same verifier message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +55,9 @@ class Finding:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
     findings: Sequence[Finding]
-    """In the order of the entries, then the dominant messages."""
+    """In the order of the entries; dominant messages last."""
     judged: Mapping[Suspicion, int]
-    """How many wins each check could say something of; of the dominant message, failures."""
+    """The number of passes that each check covered; for the dominant message, of failures."""
 
 
 async def audit(
@@ -67,9 +67,9 @@ async def audit(
     *,
     on_read: Callable[[], None] = lambda: None,
 ) -> Audit:
-    """Wins of a task that is not given are not judged. Without `open_env` nothing is replayed.
+    """Check all graded entries. Passes of tasks that are not in `tasks` are skipped.
 
-    What a damaged file has lost is warned of, and is in no number.
+    Without `open_env` nothing is replayed. Episodes in damaged files are logged and skipped.
     """
     findings: list[Finding] = []
     judged = Counter(dict.fromkeys(Suspicion, 0))
@@ -81,53 +81,53 @@ async def audit(
             failures[entry.env_key].append((_message(trajectory), entry))
             judged[Suspicion.DOMINANT_MESSAGE] += 1
         elif task is not None:
-            judged.update(judgeable(task))
-            findings += [_finding(entry, *reason) for reason in unearned(trajectory, task)]
+            judged.update(applicable_checks(task))
+            findings += [_finding(entry, *reason) for reason in find_unearned(trajectory, task)]
             if open_env is not None:
                 judged[Suspicion.REPLAY_FAILS] += 1
-                if lost := await _lost(trajectory, task, open_env):
-                    findings.append(_finding(entry, Suspicion.REPLAY_FAILS, lost))
+                if reason := await _replay_failure(trajectory, task, open_env):
+                    findings.append(_finding(entry, Suspicion.REPLAY_FAILS, reason))
         on_read()
-    for of_env in failures.values():
-        findings += _dominant(of_env)
+    for env_failures in failures.values():
+        findings += _dominant(env_failures)
     return Audit(findings=findings, judged=dict(judged))
 
 
 _Failed = tuple[str, Entry]
-"""With what the verifier said."""
+"""The verifier's message, and the entry."""
 
 
-def judgeable(task: Task) -> list[Suspicion]:
-    """What a win's calls can be held against; nothing without a reference solution."""
+def applicable_checks(task: Task) -> list[Suspicion]:
+    """The checks that apply to a pass of this task; none without a reference solution."""
     checks = [Suspicion.NEEDED_TOOL_UNUSED] if task.solution else []
     return [Suspicion.UNTOUCHED_STATE, *checks] if _needed_writes(task) else checks
 
 
-def unearned(trajectory: Trajectory, task: Task) -> Iterator[tuple[Suspicion, str]]:
-    """What is odd about a win, as told by its calls."""
-    wrote = {call.name for call, is_error in answered_calls(trajectory) if not is_error}
+def find_unearned(trajectory: Trajectory, task: Task) -> Iterator[tuple[Suspicion, str]]:
+    """The suspicions that the calls of a pass raise."""
+    succeeded = {call.name for call, is_error in answered_calls(trajectory) if not is_error}
     needed = _needed_writes(task)
-    if needed and not wrote & _writing_tools(task.env_key):
-        yield Suspicion.UNTOUCHED_STATE, f"the reference writes with {_names(needed)}"
+    if needed and not succeeded & _writing_tools(task.env_key):
+        yield Suspicion.UNTOUCHED_STATE, f"the reference solution writes with {_join_names(needed)}"
     called = {call.name for turn in trajectory.turns for call in turn.action.tool_calls}
     if unused := {call.name for call in task.solution} - called:
-        yield Suspicion.NEEDED_TOOL_UNUSED, f"never called {_names(unused)}"
+        yield Suspicion.NEEDED_TOOL_UNUSED, f"never called {_join_names(unused)}"
 
 
 def answered_calls(trajectory: Trajectory) -> Iterator[tuple[ToolCall, bool]]:
-    """Each call that a tool answered, and whether with an error."""
+    """Each call that has a result, and whether the result is an error."""
     for turn in trajectory.turns:
         replies = [reply for reply in turn.replies if reply.role == "tool"]
-        # A call that ends the episode leaves those behind it without an answer.
+        # Calls after one that ends the episode have no result.
         for call, reply in zip(turn.action.tool_calls, replies, strict=False):
             yield call, reply.is_error
 
 
-async def _lost(trajectory: Trajectory, task: Task, open_env: EnvFactory) -> str | None:
-    again = await replay(trajectory, task, open_env)
-    if again.replayed.success:
+async def _replay_failure(trajectory: Trajectory, task: Task, open_env: EnvFactory) -> str | None:
+    result = await replay(trajectory, task, open_env)
+    if result.replayed.success:
         return None
-    return again.difference or "the replay has no grade"
+    return result.difference or "the replay has no grade"
 
 
 def _dominant(failures: Sequence[_Failed]) -> Iterator[Finding]:
@@ -136,22 +136,24 @@ def _dominant(failures: Sequence[_Failed]) -> Iterator[Finding]:
         by_message[message].append(entry)
     message, same = max(by_message.items(), key=lambda item: len(item[1]))
     share = len(same) / len(failures)
-    several = len({entry.task_key for entry in same}) >= _FEWEST_TASKS
-    if several and share > _DOMINANT_SHARE and len(failures) >= _FEWEST_FAILURES:
-        detail = f"{percent(share)} of {len(failures)} failures say: {message or 'nothing'}"
+    several = len({entry.task_key for entry in same}) >= _MIN_TASKS
+    if several and share > _DOMINANT_SHARE and len(failures) >= _MIN_FAILURES:
+        detail = (
+            f"{percent(share)} of {len(failures)} failures have the message: {message or '(empty)'}"
+        )
         yield _finding(same[0], Suspicion.DOMINANT_MESSAGE, detail)
 
 
 def _message(trajectory: Trajectory) -> str:
-    """What the verifier said was wrong, without what changes from task to task."""
+    """The verifier's message without the parts that vary between tasks."""
     explanation = trajectory.grade.explanation if trajectory.grade else ""
     printed = _ERRORS.search(explanation)
-    said = " ".join(_CHANGING.sub("…", _listed(printed[1]) if printed else explanation).split())
-    return said[:_MESSAGE_CHARACTERS]
+    text = _join_list(printed[1]) if printed else explanation
+    return " ".join(_VARIABLE_PARTS.sub("…", text).split())[:_MESSAGE_CHARACTERS]
 
 
-def _listed(printed: str) -> str:
-    """A list of strings, as Python prints it; what is none is taken as it is."""
+def _join_list(printed: str) -> str:
+    """Join a printed Python list of strings; return any other text unchanged."""
     try:
         return "; ".join(map(str, ast.literal_eval(printed)))
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
@@ -163,7 +165,7 @@ def _needed_writes(task: Task) -> frozenset[str]:
 
 
 def _writing_tools(env_key: str) -> frozenset[str]:
-    """Only worlds say which of their tools write."""
+    """Only the built-in environments declare which tools write."""
     try:
         return get_world(env_key).toolkit.writing
     except ConfigError:
@@ -180,5 +182,5 @@ def _finding(entry: Entry, suspicion: Suspicion, detail: str) -> Finding:
     )
 
 
-def _names(names: Iterable[str]) -> str:
+def _join_names(names: Iterable[str]) -> str:
     return ", ".join(sorted(names))

@@ -1,35 +1,42 @@
-"""Before and after: the same tasks at two steps or of two runs, and how the behaviour changed."""
+"""Behaviour before and after: compare episodes of the same tasks at two steps or of two runs."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import zip_longest
 from statistics import fmean
 
+from skyfleet.analysis.failure_class import FailureClass
 from skyfleet.chat.message import Message
-from skyfleet.metrics.intervals import cluster_bootstrap
+from skyfleet.metrics.intervals import cluster_bootstrap, paired_difference
 from skyfleet.trajectories.entry import sampled_tokens, tool_errors
 from skyfleet.trajectories.trajectory import Trajectory, Turn
 
 Row = tuple[Turn | None, Turn | None]
-"""Two turns side by side; None where the other episode has one more."""
+"""Two turns side by side; None if the other episode has no counterpart."""
+SAMPLED_TOKENS = "sampled tokens"
+PLAIN_QUANTITIES = ("turns", "tool calls", "tool errors", "malformed calls", SAMPLED_TOKENS)
+PASSED = "passed"
+_ORDER = (PASSED, *map(str, FailureClass))
+EpisodeOutcome = tuple[Hashable, FailureClass | None]
+"""The task of an episode, and its failure class; None if it passed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BehaviourChange:
     env_key: str
     quantity: str
-    """An episode: turns, tool calls, …, or `calls of <tool>`."""
+    """Per episode: turns, tool calls, ..., or `calls of <tool>`."""
     n_tasks: int
     before: float
     after: float
     difference: float
     interval: tuple[float, float]
-    """95 %, resampling tasks; a task's attempts are averaged first."""
+    """95 % interval of the difference, resampling tasks; attempts at a task are averaged first."""
 
     @property
     def clear(self) -> bool:
@@ -37,14 +44,14 @@ class BehaviourChange:
 
     @property
     def measured(self) -> bool:
-        """A ChatModel tells no tokens, and a dump holds none: zero of them were not counted."""
+        """False for tokens that were not recorded, as with chat APIs and imported dumps."""
         return self.quantity != SAMPLED_TOKENS or bool(self.before or self.after)
 
 
 def behaviour_changes(
     before: Iterable[Trajectory], after: Iterable[Trajectory]
 ) -> list[BehaviourChange]:
-    """By environment and quantity, over the tasks that both have."""
+    """Compare each quantity per environment, over the tasks that both sides have."""
     one, other = _means(before), _means(after)
     tasks: dict[str, list[str]] = defaultdict(list)
     for env_key, task_key in sorted(one.keys() & other.keys()):
@@ -58,13 +65,13 @@ def behaviour_changes(
 
 
 def aligned(before: Trajectory, after: Trajectory) -> list[Row]:
-    """Turns that do the same side by side, and what stands between them paired in order."""
-    # Up to where they part, turns pair by number: a longer match further on must not move them.
-    parted = first_divergence(before, after)
-    rows: list[Row] = list(zip(before.turns[:parted], after.turns[:parted], strict=True))
-    if parted is None:
+    """Align turns with equal actions; pair the turns between them in order."""
+    # Before the first difference, turns pair by number; a longer match later must not shift them.
+    split = first_divergence(before, after)
+    rows: list[Row] = list(zip(before.turns[:split], after.turns[:split], strict=True))
+    if split is None:
         return rows
-    left, right = before.turns[parted:], after.turns[parted:]
+    left, right = before.turns[split:], after.turns[split:]
     one = [action_text(turn.action) for turn in left]
     other = [action_text(turn.action) for turn in right]
     for _, a, b, c, d in SequenceMatcher(None, one, other, autojunk=False).get_opcodes():
@@ -73,9 +80,9 @@ def aligned(before: Trajectory, after: Trajectory) -> list[Row]:
 
 
 def first_divergence(before: Trajectory, after: Trajectory) -> int | None:
-    """The turn, from 0, whose action differs first; None where all are the same.
+    """The index of the first turn whose actions differ; None if all are equal.
 
-    Up to there both met the same world: what follows differs for that action's sake.
+    Both episodes see the same observations up to there.
     """
     for number, (one, other) in enumerate(zip_longest(before.turns, after.turns)):
         if one is None or other is None or action_text(one.action) != action_text(other.action):
@@ -84,7 +91,7 @@ def first_divergence(before: Trajectory, after: Trajectory) -> int | None:
 
 
 def action_text(action: Message) -> str:
-    """What is said and done: `list_issues({"repo": "api"})`."""
+    """The text and the calls of a message, such as `list_issues({"repo": "api"})`."""
     calls = [
         f"{call.name}({json.dumps(dict(call.arguments), sort_keys=True, ensure_ascii=False)})"
         for call in action.tool_calls
@@ -93,18 +100,14 @@ def action_text(action: Message) -> str:
 
 
 def _means(trajectories: Iterable[Trajectory]) -> dict[tuple[str, str], dict[str, float]]:
-    """By environment and task: each quantity, averaged over the attempts."""
+    """By environment and task: the mean of each quantity over the attempts."""
     attempts: dict[tuple[str, str], list[Counter[str]]] = defaultdict(list)
     for trajectory in trajectories:
         attempts[trajectory.env_key, trajectory.task_key].append(_quantities(trajectory))
     return {
-        place: {name: fmean(one[name] for one in counts) for name in set().union(*counts)}
-        for place, counts in attempts.items()
+        key: {name: fmean(one[name] for one in counts) for name in set().union(*counts)}
+        for key, counts in attempts.items()
     }
-
-
-SAMPLED_TOKENS = "sampled tokens"
-PLAIN_QUANTITIES = ("turns", "tool calls", "tool errors", "malformed calls", SAMPLED_TOKENS)
 
 
 def _quantities(trajectory: Trajectory) -> Counter[str]:
@@ -131,7 +134,7 @@ def _change(
 ) -> BehaviourChange:
     before = [one.get(quantity, 0.0) for one, _ in pairs]
     after = [other.get(quantity, 0.0) for _, other in pairs]
-    # Rounded, so that thirds which cancel are a plain zero.
+    # Rounded, so that thirds that cancel give exactly zero.
     differences = [round(b - a, 12) for a, b in zip(before, after, strict=True)]
     return BehaviourChange(
         env_key=env_key,
@@ -145,13 +148,75 @@ def _change(
 
 
 def is_clear(n_tasks: int, interval: tuple[float, float]) -> bool:
-    """Not by chance. Five tasks that all agree are still one in sixteen (sign test)."""
+    """Whether the interval excludes zero on enough tasks: five that agree have p = 1/16."""
     low, high = interval
     return n_tasks > 5 and (low > 0 or high < 0)
 
 
 def _interval(differences: Sequence[float]) -> tuple[float, float]:
-    # Tasks that all agree leave nothing to resample, and these are no proportions.
+    # If all tasks agree there is nothing to resample, and Wilson's interval needs proportions.
     if min(differences) == max(differences):
         return differences[0], differences[0]
     return cluster_bootstrap(differences, n_resamples=2000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureShift:
+    name: str
+    """A failure class, or `passed`."""
+    n_tasks: int
+    before: float
+    """Share of the episodes; attempts are averaged per task, and tasks have equal weight."""
+    after: float
+    difference: float
+    interval: tuple[float, float]
+    """95 % interval of the difference, paired by task, as for a change of pass@1."""
+
+    @property
+    def clear(self) -> bool:
+        return is_clear(self.n_tasks, self.interval)
+
+
+def compute_failure_shifts(
+    before: Iterable[EpisodeOutcome], after: Iterable[EpisodeOutcome]
+) -> list[FailureShift]:
+    """The change in the share of each class that occurs, over the tasks that both sides have.
+
+    `([("t", FailureClass.LOOP)], [("t", None)])` gives `passed` 0 to 1, then loop 1 to 0.
+    """
+    one, other = _shares(before), _shares(after)
+    tasks = [task for task in one if task in other]
+    names = {name for task in tasks for side in (one, other) for name in side[task]}
+    return [
+        _shift(name, [one[task] for task in tasks], [other[task] for task in tasks])
+        for name in _ORDER
+        if name in names
+    ]
+
+
+def _shift(
+    name: str, one: Iterable[Mapping[str, float]], other: Iterable[Mapping[str, float]]
+) -> FailureShift:
+    before = [shares.get(name, 0.0) for shares in one]
+    after = [shares.get(name, 0.0) for shares in other]
+    # Rounded, so that thirds that cancel give exactly zero.
+    differences = [round(b - a, 12) for a, b in zip(before, after, strict=True)]
+    return FailureShift(
+        name=name,
+        n_tasks=len(before),
+        before=fmean(before),
+        after=fmean(after),
+        difference=fmean(differences),
+        # Most shares are near 0, where the bootstrap is too narrow.
+        interval=paired_difference(differences),
+    )
+
+
+def _shares(episodes: Iterable[EpisodeOutcome]) -> dict[Hashable, dict[str, float]]:
+    counts: dict[Hashable, Counter[str]] = defaultdict(Counter)
+    for task, failure in episodes:
+        counts[task][str(failure or PASSED)] += 1
+    return {
+        task: {name: n / task_counts.total() for name, n in task_counts.items()}
+        for task, task_counts in counts.items()
+    }

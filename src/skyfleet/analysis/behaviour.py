@@ -1,6 +1,6 @@
-"""Behaviour: what the episodes of a run did and why they failed, env by env, in one pass.
+"""Behaviour summary: turns, tools, endings and failures per environment, in one pass.
 
-Episodes are read one after the other and none is kept, so a run of any length fits in memory.
+Reads one episode at a time and keeps none, so a run of any length fits in memory.
 """
 
 from __future__ import annotations
@@ -9,42 +9,42 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from skyfleet.analysis.before_after import EpisodeOutcome, FailureShift, compute_failure_shifts
 from skyfleet.analysis.failure_class import FailureClass
-from skyfleet.analysis.failure_shift import Ended, Shift, class_shifts
 from skyfleet.analysis.failures import classify
-from skyfleet.analysis.reading import OnDamage, read_entries
-from skyfleet.analysis.tool_answers import answers_of
+from skyfleet.analysis.run_folder import OnDamage, read_entries
+from skyfleet.analysis.tool_results import list_tool_results
 from skyfleet.trajectories.entry import Entry
 from skyfleet.trajectories.trajectory import Ending, Trajectory
 
 _EXAMPLES = 3
-"""Of each class and env, by id."""
+"""Example episodes per failure class and environment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvBehaviour:
-    """Sums over the episodes of one env."""
+    """Sums over the episodes of one environment."""
 
     env_key: str
     n_episodes: int
     n_passed: int
     n_unknown: int
-    """Without a grade."""
+    """Ungraded episodes."""
     turns: int
     malformed_calls: int
     sampled_tokens: int
-    """0 where a ChatModel spoke: it tells none."""
+    """0 for chat APIs, which do not report tokens."""
     seconds: float
-    """From opening to grade."""
+    """From reset to grade."""
     engine_seconds: float
     env_seconds: float
     endings: Mapping[Ending, int]
     tool_calls: Mapping[str, int]
-    """By the name that was called, whether there is such a tool or not; the most called first."""
+    """By the called name, whether or not the tool exists; most frequent first."""
     tool_errors: Mapping[str, int]
     failures: Mapping[FailureClass, int]
     examples: Mapping[FailureClass, tuple[str, ...]]
-    """Ids of episodes to open."""
+    """Episode ids."""
 
     @property
     def n_graded(self) -> int:
@@ -63,9 +63,9 @@ class StepFailures:
 class Behaviour:
     by_env: Mapping[str, EnvBehaviour]
     by_set: Mapping[str, Mapping[int, StepFailures]]
-    """Evaluation sets, then steps; training has neither."""
-    shifts: Mapping[str, Sequence[Shift]]
-    """Of the sets that have two steps or more: the first against the last."""
+    """By evaluation set, then by step; without training episodes."""
+    shifts: Mapping[str, Sequence[FailureShift]]
+    """First step against last, for the sets with at least two steps."""
 
 
 def behaviour_of(
@@ -74,12 +74,12 @@ def behaviour_of(
     on_read: Callable[[], None] = lambda: None,
     on_damage: OnDamage | None = None,
 ) -> Behaviour:
-    """`entries` in the order of `RunFolder.entries`, all of them or some.
+    """Summarise entries, which must be in the order of `RunFolder.entries`.
 
-    With `on_damage` a file that cannot be read on is told, and what it still held is in no number.
+    With `on_damage` a damaged file is reported and its remaining episodes are skipped.
     """
     envs: dict[str, _Tally] = defaultdict(_Tally)
-    sets: dict[str, dict[int, list[Ended]]] = defaultdict(lambda: defaultdict(list))
+    sets: dict[str, dict[int, list[EpisodeOutcome]]] = defaultdict(lambda: defaultdict(list))
     for entry, trajectory in read_entries(entries, on_damage=on_damage):
         failure = classify(trajectory)
         envs[entry.env_key].add(entry, trajectory, failure)
@@ -87,20 +87,20 @@ def behaviour_of(
             sets[entry.set_name][entry.step].append(((entry.env_key, entry.task_key), failure))
         on_read()
     return Behaviour(
-        by_env={env_key: envs[env_key].summed(env_key) for env_key in sorted(envs)},
+        by_env={env_key: envs[env_key].finish(env_key) for env_key in sorted(envs)},
         by_set={
             name: {step: _step_failures(steps[step]) for step in sorted(steps)}
             for name, steps in sets.items()
         },
         shifts={
-            name: class_shifts(steps[min(steps)], steps[max(steps)])
+            name: compute_failure_shifts(steps[min(steps)], steps[max(steps)])
             for name, steps in sets.items()
             if len(steps) > 1
         },
     )
 
 
-def _step_failures(episodes: Sequence[Ended]) -> StepFailures:
+def _step_failures(episodes: Sequence[EpisodeOutcome]) -> StepFailures:
     failures = Counter(failure for _, failure in episodes if failure is not None)
     return StepFailures(n_episodes=len(episodes), failures=dict(failures.most_common()))
 
@@ -136,14 +136,16 @@ class _Tally:
             self.env_seconds += turn.env_seconds
             self.tool_calls.update(call.name for call in turn.action.tool_calls)
         self.tool_errors.update(
-            answer.name for answer in answers_of(trajectory) if answer.name and answer.is_error
+            result.name
+            for result in list_tool_results(trajectory)
+            if result.name and result.is_error
         )
         if failure is not None:
             self.failures[failure] += 1
             if len(self.examples[failure]) < _EXAMPLES:
                 self.examples[failure].append(entry.id)
 
-    def summed(self, env_key: str) -> EnvBehaviour:
+    def finish(self, env_key: str) -> EnvBehaviour:
         return EnvBehaviour(
             env_key=env_key,
             n_episodes=self.n_episodes,

@@ -1,4 +1,4 @@
-"""Replay: a recorded episode played again in its world, and the first thing that is different."""
+"""Replay: repeat the actions of a recorded episode and find the first difference."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _SHOWN_CHARACTERS = 200
 class Replay:
     replayed: Trajectory
     difference: str | None
-    """None: every message, reward and grade is the same."""
+    """None if every message, reward and grade is equal."""
 
 
 async def replay(
     trajectory: Trajectory, task: Task, open_env: EnvFactory, *, timeout_seconds: float = 300
 ) -> Replay:
-    """The same actions in a world opened anew.
+    """Repeat the actions in a new environment.
 
-    Of an episode that was broken off (failed, or out of time) only its turns are asked to be the
-    same: what ended it is not in its actions.
+    For an episode that failed or timed out only the turns are compared, because the actions do not
+    reproduce what ended it.
     """
     replayed = await run_episode(
         task,
@@ -39,34 +39,36 @@ async def replay(
 
 
 def first_difference(recorded: Trajectory, replayed: Trajectory) -> str | None:
-    """One sentence, or None."""
+    """One sentence, or None if the episodes are equal."""
     if recorded.opening != replayed.opening:
-        return _told("opening", recorded.opening, replayed.opening)
+        return _describe("opening", recorded.opening, replayed.opening)
     pairs = zip(recorded.turns, replayed.turns, strict=False)
     for number, (one, other) in enumerate(pairs, start=1):
         if one.replies != other.replies:
-            return _told(f"replies of turn {number}", one.replies, other.replies)
+            return _describe(f"replies of turn {number}", one.replies, other.replies)
         if one.reward != other.reward:
-            return _told(f"reward of turn {number}", one.reward, other.reward)
+            return _describe(f"reward of turn {number}", one.reward, other.reward)
     if len(recorded.turns) != len(replayed.turns):
-        return _told("turns", len(recorded.turns), f"{len(replayed.turns)}, {_ending(replayed)}")
+        return _describe(
+            "turns", len(recorded.turns), f"{len(replayed.turns)}, {_ending(replayed)}"
+        )
     if recorded.ending in (Ending.FAILED, Ending.TIMEOUT):
         return None
     if recorded.ending != replayed.ending:
-        return _told("ending", recorded.ending.value, _ending(replayed))
+        return _describe("ending", recorded.ending.value, _ending(replayed))
     if recorded.grade != replayed.grade:
-        return _told("grade", recorded.grade, replayed.grade or _ending(replayed))
+        return _describe("grade", recorded.grade, replayed.grade or _ending(replayed))
     return None
 
 
-def _told(what: str, recorded: object, replayed: object) -> str:
+def _describe(what: str, recorded: object, replayed: object) -> str:
     one, other = repr(recorded), repr(replayed)
-    # What is shown begins shortly before the first character that differs.
+    # The excerpt starts shortly before the first character that differs.
     pairs = enumerate(zip(one, other, strict=False))
     at = next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
     start = max(0, at - _SHOWN_CHARACTERS // 2)
-    shown = slice(start, start + _SHOWN_CHARACTERS)
-    return f"{what}: recorded {one[shown]}, replayed {other[shown]}"
+    excerpt = slice(start, start + _SHOWN_CHARACTERS)
+    return f"{what}: recorded {one[excerpt]}, replayed {other[excerpt]}"
 
 
 def _ending(trajectory: Trajectory) -> str:

@@ -1,23 +1,67 @@
-"""RunFolder: what `skyfleet train` left behind, opened for reading, also while it still grows."""
+"""RunFolder: read the files of a training run, also while it is still running; import dumps."""
 
 from __future__ import annotations
 
 import json
+import logging
+import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
-from skyfleet.config.loading import load_config_file
+from skyfleet.config.explain import as_yaml
+from skyfleet.config.loading import load_config, load_config_file
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError
-from skyfleet.evaluation.report import EvalReport
-from skyfleet.trajectories.entry import Entry
+from skyfleet.evaluation.report import EvalReport, save_evaluation
+from skyfleet.storage.local import publishing, write_atomically
+from skyfleet.trajectories.archive import read_trajectories
+from skyfleet.trajectories.entry import Entry, index_path
 from skyfleet.trajectories.index import list_entries
 from skyfleet.trajectories.records import RecordError
+from skyfleet.trajectories.skyrl_dump import read_dump
+from skyfleet.trajectories.trajectory import Trajectory
 
+OnDamage = Callable[[RecordError], None]
+logger = logging.getLogger(__name__)
 IMPORTED = "imported_from.txt"
-"""Lies in a run folder that was made of another program's dumps, and names them."""
+"""Marks a run folder that was imported from dumps, and contains their path."""
+_STEP = re.compile(r"global_step_(\d+)(?:_evals)?")
+
+
+def read_entries(
+    entries: Iterable[Entry], *, on_damage: OnDamage | None = None
+) -> Iterator[tuple[Entry, Trajectory]]:
+    """Load the trajectories of entries; those of one file must be adjacent and in file order.
+
+    A damaged or truncated file raises RecordError; with `on_damage` the error is reported and the
+    rest of the file is skipped.
+    """
+    for path, file_entries in groupby(entries, key=lambda entry: entry.path):
+        wanted = {entry.number: entry for entry in file_entries}
+        try:
+            for number, trajectory in enumerate(read_trajectories(path)):
+                if (entry := wanted.pop(number, None)) is not None:
+                    yield entry, trajectory
+                if not wanted:
+                    break
+            if wanted:
+                raise RecordError(
+                    f"{path} ends before {next(iter(wanted.values())).id}: {len(wanted)} episodes "
+                    f"are missing; copy the file again, or remove {index_path(path).name} to "
+                    "continue without them"
+                )
+        except RecordError as error:
+            if on_damage is None:
+                raise
+            on_damage(error)
+
+
+def warn(error: RecordError) -> None:
+    """An `on_damage` callback that logs the error."""
+    logger.warning("skipped: %s", error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,16 +79,16 @@ class RunFolder:
 
     @property
     def imported(self) -> bool:
-        """Made of dumps: the configuration only names it, and method, tokens and times are unknown."""
+        """Whether it was imported from dumps; then settings, tokens and times are unknown."""
         return (self.path / IMPORTED).is_file()
 
     def metrics(self) -> list[dict[str, float]]:
-        """One row a step, `step` among its keys."""
-        return _rows(self.path / "metrics.jsonl")
+        """One row per step, with the key `step`."""
+        return _read_rows(self.path / "metrics.jsonl")
 
     def timing(self) -> list[dict[str, float]]:
-        """The same steps' seconds."""
-        return _rows(self.path / "timing.jsonl")
+        """The timings of the same steps, in seconds."""
+        return _read_rows(self.path / "timing.jsonl")
 
     def reports(self) -> Mapping[str, Mapping[int, EvalReport]]:
         """By set, then by step."""
@@ -53,7 +97,7 @@ class RunFolder:
             step = path.parent.name.removeprefix("step_")
             if not step.isdecimal():
                 raise RecordError(
-                    f"{path.parent} names no step; move it out of {self.path}/reports"
+                    f"{path.parent} has no step number; move it out of {self.path}/reports"
                 )
             try:
                 reports[path.stem][int(step)] = EvalReport.from_json(path.read_text())
@@ -62,7 +106,7 @@ class RunFolder:
         return reports
 
     def entries(self, *, on_damage: Callable[[RecordError], None] | None = None) -> list[Entry]:
-        """Every episode, training first. With `on_damage` a file that cannot be read is left out."""
+        """Every episode, training first; with `on_damage` unreadable files are skipped."""
         return list_entries(self.trajectories, on_damage=on_damage)
 
 
@@ -70,28 +114,61 @@ def open_run(path: Path) -> RunFolder:
     config = path / "config.yaml"
     if not config.is_file():
         raise ConfigError(
-            f"{path} is not a run folder: it has no config.yaml; give runs/<run_name>"
+            f"{path} is not a run folder: it has no config.yaml; pass runs/<run_name>"
         )
     return RunFolder(path=path, config=load_config_file(str(config)))
 
 
-def _rows(path: Path) -> list[dict[str, float]]:
-    """A last line that is still being written is left for the next look."""
+def _read_rows(path: Path) -> list[dict[str, float]]:
+    """Read a JSONL file; ignores a last line that is still being written."""
     if not path.exists():
         return []
     lines = path.read_text(errors="backslashreplace").splitlines(keepends=True)
     return [
-        _row(line, f"{path} line {number}")
+        _parse_row(line, f"{path} line {number}")
         for number, line in enumerate(lines, start=1)
         if line.endswith("\n")
     ]
 
 
-def _row(line: str, where: str) -> dict[str, float]:
+def _parse_row(line: str, where: str) -> dict[str, float]:
     try:
         row = json.loads(line)
     except ValueError as error:
         raise RecordError(f"{where}: {error}; remove the line, or copy the file again") from None
     if not isinstance(row, dict) or "step" not in row:
-        raise RecordError(f"{where}: no step's numbers; remove the line, or copy the file again")
+        raise RecordError(f"{where}: not a row of metrics; remove the line, or copy the file again")
     return row
+
+
+def find_dumps(dumped_evals: Path) -> Iterator[tuple[str, int, Path]]:
+    """Set, step and folder of each dump; files directly in a step's folder are the set `val`."""
+    found = False
+    for folder in sorted(dumped_evals.glob("global_step_*")):
+        if match := _STEP.fullmatch(folder.name):
+            for part in (folder, *sorted(folder.iterdir())):
+                if part.is_dir() and any(part.glob("*.jsonl")):
+                    found = True
+                    yield "val" if part == folder else part.name, int(match[1]), part
+    if not found:
+        raise ConfigError(
+            f"{dumped_evals} holds no global_step_N_evals with a .jsonl file; "
+            "pass SkyRL's dumped_evals folder"
+        )
+
+
+def import_dumps(dumped_evals: Path, run: Path) -> None:
+    """Convert SkyRL's evaluation dumps to a run folder with trajectories and reports.
+
+    The folder appears only when it is complete.
+    """
+    if run.exists():
+        raise ConfigError(f"{run} exists; name a new folder")
+    found = list(find_dumps(dumped_evals))
+    with publishing(run) as draft:
+        for name, step, folder in found:
+            groups = read_dump(folder)
+            save_evaluation(draft, EvalReport.of(name, groups, step=step), groups)
+        settings = [f"trainer.run_name={run.name}", f"trainer.run_path={run}"]
+        write_atomically(draft / "config.yaml", as_yaml(load_config("", settings)))
+        write_atomically(draft / IMPORTED, f"{dumped_evals.resolve()}\n")

@@ -1,1 +1,1 @@
-"""How good it is."""
+"""Evaluation: scores with intervals, comparisons with verdicts, and model selection."""

@@ -1,4 +1,4 @@
-"""Player: who played, and how; two reports of different players compare more than the players."""
+"""AgentInfo: which agent an evaluation ran, and with which settings."""
 
 from __future__ import annotations
 
@@ -7,29 +7,31 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentInfo:
+    """Reports whose agents differ in more than the weights are not directly comparable."""
+
     agent: str = "policy"
     model: str | None = None
-    """A name or a folder; None for a scripted agent."""
+    """A model name or a folder; None for a scripted agent."""
     endpoint: str | None = None
     checkpoint: str | None = None
-    """None: the model as it is, or a run that is still training."""
+    """None for the base model and for a run that is still training."""
     step: int | None = None
-    """The one that a server tells; a checkpoint's is in its name."""
+    """The training step that a server reports; a checkpoint has it in its name."""
     temperature: float | None = None
     max_turns: int | None = None
 
 
 def differences(before: AgentInfo, after: AgentInfo) -> list[str]:
-    """`temperature: 0 before, 1 after`, for each that is not the same."""
+    """One text per field that differs, such as `temperature: 0 before, 1 after`."""
     after_fields = asdict(after)
     return [
-        f"{name}: {_shown(one)} before, {_shown(after_fields[name])} after"
-        for name, one in asdict(before).items()
-        if one != after_fields[name]
+        f"{name}: {_format(value)} before, {_format(after_fields[name])} after"
+        for name, value in asdict(before).items()
+        if value != after_fields[name]
     ]
 
 
-def _shown(value: str | float | None) -> str:
+def _format(value: str | float | None) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return "none" if value is None else str(value)

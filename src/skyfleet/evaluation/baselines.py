@@ -1,7 +1,7 @@
-"""Baselines: what doing nothing and the reference solution earn on the same tasks.
+"""Baselines: pass rates of the null agent and of the reference solution on the same tasks.
 
-A set on which doing nothing passes is vacuous, one on which the reference fails is impossible;
-no score on either means what it says.
+A task that passes when nothing is done is vacuous; a task whose reference solution fails is
+impossible. Scores on such tasks are misleading.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from skyfleet.tasks.task import Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """Of one environment. Rates are over graded attempts, one a task."""
+    """Of one environment. Rates are over graded attempts, one per task."""
 
     null_rate: float | None
     oracle_rate: float | None
-    """None: no task has a reference solution, or none could be graded."""
+    """None if no task has a reference solution or none was graded."""
     vacuous: tuple[str, ...]
-    """Keys of the tasks that pass when nothing is done."""
+    """Keys of the tasks that the null agent passes."""
     impossible: tuple[str, ...]
     """Keys of the tasks whose reference solution does not pass."""
 
@@ -39,32 +39,32 @@ async def measure_baselines(
     max_concurrent: int,
     pass_threshold: float = PASS_THRESHOLD,
 ) -> dict[str, Baseline]:
-    """By environment: two scripted episodes a task, within the limits a policy has."""
+    """By environment: two scripted episodes per task, under the policy's limits."""
 
     async def passed(tasks: Sequence[Task], policy: AgentFactory) -> dict[str, bool]:
-        """By task key; what could not be graded is not in it."""
+        """By task key, without ungraded tasks."""
         groups = await collect(
             tasks, open_env, policy, limits, n_samples=1, max_concurrent=max_concurrent
         )
         grades = {group.task_key: group.trajectories[0].grade for group in groups}
         return {k: passes(grade, pass_threshold) for k, grade in grades.items() if grade}
 
-    idle = await passed(tasks, null_policy)
-    solved = await passed([task for task in tasks if task.solution], oracle_policy)
+    null = await passed(tasks, null_policy)
+    oracle = await passed([task for task in tasks if task.solution], oracle_policy)
     return {
-        env_key: _baseline([task.key for task in tasks if task.env_key == env_key], idle, solved)
+        env_key: _baseline([task.key for task in tasks if task.env_key == env_key], null, oracle)
         for env_key in sorted({task.env_key for task in tasks})
     }
 
 
 def _baseline(
-    task_keys: Sequence[str], idle: Mapping[str, bool], solved: Mapping[str, bool]
+    task_keys: Sequence[str], null: Mapping[str, bool], oracle: Mapping[str, bool]
 ) -> Baseline:
     return Baseline(
-        null_rate=_rate(idle[key] for key in task_keys if key in idle),
-        oracle_rate=_rate(solved[key] for key in task_keys if key in solved),
-        vacuous=tuple(key for key in task_keys if idle.get(key) is True),
-        impossible=tuple(key for key in task_keys if solved.get(key) is False),
+        null_rate=_rate(null[key] for key in task_keys if key in null),
+        oracle_rate=_rate(oracle[key] for key in task_keys if key in oracle),
+        vacuous=tuple(key for key in task_keys if null.get(key) is True),
+        impossible=tuple(key for key in task_keys if oracle.get(key) is False),
     )
 
 
@@ -74,22 +74,22 @@ def _rate(passed: Iterable[bool]) -> float | None:
 
 
 def baseline_faults(baselines: Mapping[str, Baseline]) -> Iterator[str]:
-    """A sentence for each environment on which a score does not mean what it says."""
+    """One sentence per environment whose score is misleading."""
     for env_key, baseline in baselines.items():
         if baseline.vacuous:
             yield (
-                f"{env_key} is vacuous: doing nothing passes {baseline.null_rate:.1%} of it "
-                f"({_named(baseline.vacuous)}); quarantine these tasks with "
+                f"{env_key}: {baseline.null_rate:.1%} of the tasks pass when nothing is done "
+                f"({_list_keys(baseline.vacuous)}); quarantine these tasks with "
                 "`skyfleet tasks validate`"
             )
         if baseline.impossible:
             yield (
-                f"{env_key} is impossible in part: its reference solutions pass "
-                f"{baseline.oracle_rate:.1%} ({_named(baseline.impossible)} fail); raise "
-                "generator.max_turns or repair these tasks"
+                f"{env_key}: the reference solutions pass only {baseline.oracle_rate:.1%} of the "
+                f"tasks ({_list_keys(baseline.impossible)} fail); raise generator.max_turns or "
+                "repair these tasks"
             )
 
 
-def _named(task_keys: Sequence[str]) -> str:
+def _list_keys(task_keys: Sequence[str]) -> str:
     more = len(task_keys) - 1
     return f"{task_keys[0]} and {more} more" if more else task_keys[0]

@@ -1,4 +1,4 @@
-"""Comparison: did a policy get better, task by task, and could we have seen it?"""
+"""Comparison: paired by task, how a success rate changed, with interval, p-value and verdict."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Pair:
     before: float
     after: float
     attempts: int
-    """Of each side that are tested: the fewer of the two."""
+    """Attempts per side in the test: the smaller of the two numbers."""
     tested: float
-    """The difference between so many attempts of each; those of the other side are drawn."""
+    """The difference in the test; the side with more attempts is sampled down to `attempts`."""
     uneven: bool
-    """One side has more attempts."""
+    """Whether one side has more attempts."""
 
     @property
     def difference(self) -> float:
@@ -42,11 +42,11 @@ class Pair:
 
 
 def pair_tasks(before: EvalReport, after: EvalReport) -> list[Pair]:
-    """The tasks with a known grade in both; a TaskError where there is none."""
+    """Pair the tasks that are graded in both reports; raise TaskError if there is none."""
     if before.pass_threshold != after.pass_threshold:
         raise TaskError(
-            f"{before.name!r} at step {before.step} counts a reward of {before.pass_threshold:g} "
-            f"as a pass and {after.name!r} at step {after.step} one of {after.pass_threshold:g}; "
+            f"{before.name!r} at step {before.step} has pass threshold {before.pass_threshold:g} "
+            f"and {after.name!r} at step {after.step} has {after.pass_threshold:g}; "
             "evaluate both with the same threshold"
         )
     common = sorted(before.outcomes.keys() & after.outcomes.keys())
@@ -57,40 +57,40 @@ def pair_tasks(before: EvalReport, after: EvalReport) -> list[Pair]:
             f"{before.name!r} at step {before.step} and {after.name!r} at step {after.step} have "
             "no task graded in both; see why grades are missing, or evaluate both on the same tasks"
         )
-    # The same two reports draw the same; any others draw afresh, so that no task has a bias.
+    # Seeded by the reports: repeatable, and without a fixed bias for or against a task.
     counts = [(o.successes, o.attempts) for pair in both for o in pair]
     rng = Random(f"{common}{counts}")
     return [_pair(one, other, rng) for one, other in both]
 
 
 def difference_and_p(pairs: Sequence[Pair]) -> tuple[float, float]:
-    """The mean difference, and its two-sided p: McNemar's for single attempts, else sign-flip."""
-    # Rounded, so that thirds which cancel are a plain zero.
+    """The mean difference and its two-sided p: McNemar's test for single attempts, else sign-flip."""
+    # Rounded, so that thirds that cancel give exactly zero.
     difference = round(fmean(pair.difference for pair in pairs), 12)
     tested = [pair.tested for pair in pairs]
     if difference * sum(tested) <= 0:
-        return difference, 1.0  # what was drawn for the test does not bear it out
+        return difference, 1.0  # the sampled attempts do not show the difference
     if all(pair.attempts == 1 for pair in pairs):
         return difference, mcnemar_exact(tested.count(1.0), tested.count(-1.0))
     return difference, sign_flip(tested)
 
 
 def _pair(before: TaskOutcome, after: TaskOutcome, rng: Random) -> Pair:
-    # One attempt against eight is lopsided where nothing changed, and no test here allows for it.
+    # One attempt against eight is asymmetric under the null, which the tests here do not allow.
     attempts = min(before.attempts, after.attempts)
-    passed = [_drawn(outcome, attempts, rng) for outcome in (before, after)]
+    successes = [_sample_successes(outcome, attempts, rng) for outcome in (before, after)]
     return Pair(
         env_key=before.env_key,
         before=before.success_rate,
         after=after.success_rate,
         attempts=attempts,
-        tested=(passed[1] - passed[0]) / attempts,
+        tested=(successes[1] - successes[0]) / attempts,
         uneven=before.attempts != after.attempts,
     )
 
 
-def _drawn(outcome: TaskOutcome, attempts: int, rng: Random) -> int:
-    """Successes among so many of its attempts."""
+def _sample_successes(outcome: TaskOutcome, attempts: int, rng: Random) -> int:
+    """Successes among `attempts` randomly chosen attempts."""
     if attempts == outcome.attempts:
         return outcome.successes
     drawn = rng.sample(range(outcome.attempts), attempts)
@@ -98,56 +98,56 @@ def _drawn(outcome: TaskOutcome, attempts: int, rng: Random) -> int:
 
 
 LEVEL = 0.05
-"""A p below it is significant."""
+"""A p-value below it is significant."""
 
 
 class Verdict(StrEnum):
-    """What may be said of a change; the first that holds.
+    """The verdict on a change: the first that applies, in this order.
 
-    Significant means a corrected p below 0.05; 80 % power is meant at that level, uncorrected.
+    Significant means a corrected p below 0.05. Power refers to that level without correction.
     """
 
     IMPROVED = "IMPROVED"
-    """Significant, and upwards."""
+    """Significantly higher."""
     REGRESSED = "REGRESSED"
-    """Significant, and downwards."""
+    """Significantly lower."""
     SATURATED = "SATURATED"
-    """Both success rates are 0.95 or more: nothing is left to gain here."""
+    """Both success rates are at least 0.95, so there is no room for improvement."""
     FAILING = "FAILING"
-    """Both success rates are 0.05 or less: nothing is gained here yet."""
+    """Both success rates are at most 0.05."""
     UNDERPOWERED = "UNDERPOWERED"
-    """A true change of 0.10 would be found in less than 80 % of such evaluations."""
+    """Power below 80 %: a true change of 0.10 would often be missed."""
     NO_EVIDENCE = "NO EVIDENCE"
-    """A change of 0.10 would probably have been seen, and was not."""
+    """Power of at least 80 % for a change of 0.10, and no significant change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     n_tasks: int
-    """Tasks with a known grade in both reports; only these are compared."""
+    """Tasks graded in both reports; only these are compared."""
     n_left_out: int
-    """The other tasks: of unknown grade in either report, or in one report only."""
+    """Tasks that are ungraded in a report, or in one report only."""
     before: float
     after: float
     difference: float
     interval: tuple[float, float]
-    """95 % of the difference."""
+    """95 % interval of the difference."""
     p_value: float
     """McNemar's exact test for single attempts, otherwise the sign-flip test over tasks."""
     corrected_p_value: float
-    """Holm's, over the environments; the overall test is one and needs none."""
+    """Corrected over the environments (Holm); the overall test is a single one."""
     detectable: float
-    """The smallest true difference these tasks would show with 80 % power."""
+    """The smallest true difference that these tasks detect with 80 % power."""
     tasks_needed: int | None
-    """Tasks that would show the observed difference with 80 % power; None for no difference."""
+    """Tasks that would detect the observed difference with 80 % power; None if it is zero."""
     attempts: int = 1
-    """At a task, the most that are tested."""
+    """The largest number of tested attempts per task."""
     n_uneven: int = 0
-    """Tasks with more attempts in one report; as many as the other has are drawn for the test."""
+    """Tasks with more attempts in one report, which the test samples down."""
 
     @property
     def rollouts_needed(self) -> int | None:
-        """Of each of the two policies, with as many attempts at a task as here."""
+        """Per policy, with the same number of attempts per task."""
         return None if self.tasks_needed is None else self.tasks_needed * self.attempts
 
     @property
@@ -166,14 +166,14 @@ class Comparison:
     name: str
     step_before: int | None
     step_after: int | None
-    """None where published rates do not say."""
+    """None for published rates, which do not state a step."""
     overall: Change
     by_env: Mapping[str, Change]
-    """Only environments with a task to compare."""
+    """Environments with at least one task in both reports."""
 
 
 def compare(before: EvalReport, after: EvalReport) -> Comparison:
-    """Pair the two reports by task, and say what changed overall and in each environment."""
+    """Pair two reports by task and compare them overall and per environment."""
     pairs = pair_tasks(before, after)
     by_env: dict[str, list[Pair]] = defaultdict(list)
     for pair in pairs:
@@ -187,12 +187,12 @@ def compare(before: EvalReport, after: EvalReport) -> Comparison:
         step_before=before.step,
         step_after=after.step,
         overall=_change(pairs, left_out.total()),
-        by_env=corrected(changes),
+        by_env=correct_p_values(changes),
     )
 
 
-def corrected(changes: Mapping[str, Change]) -> dict[str, Change]:
-    """The same changes, each p corrected for having asked about all (Holm)."""
+def correct_p_values(changes: Mapping[str, Change]) -> dict[str, Change]:
+    """The same changes with p-values corrected for multiple tests (Holm)."""
     p_values = holm([change.p_value for change in changes.values()])
     return {
         env_key: replace(change, corrected_p_value=p_value)

@@ -1,4 +1,4 @@
-"""Evaluate: tasks and a policy -> a report, and the episodes behind it."""
+"""Evaluation: run a policy on a set of tasks and report its score."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ async def evaluate(
     played_by: AgentInfo | None = None,
     on_finished: Callable[[Trajectory], None] = lambda _: None,
 ) -> tuple[EvalReport, list[Group]]:
-    """`baselines` do not change while the tasks do not: measure them once, hand them to all."""
+    """Return the report and its episodes.
+
+    `baselines` only depend on the tasks: measure them once and pass them to every evaluation.
+    """
     groups = await collect(
         tasks,
         open_env,

@@ -1,9 +1,9 @@
-"""Best: which of a run's evaluations was the best, by a test and not by the luckiest draw.
+"""Model selection: which evaluation of a run was the best, decided by a significance test.
 
-The first evaluation holds the place. A later one takes it when it is better by a one-sided paired
-test, task by task, at its share of 5 %. The shares of all looks, however many come, add up to
-5 %, so a run that never gets better keeps its first step in 95 of 100 runs (union bound; the looks
-share the holder's draw, so nothing that needs independence would do).
+The first evaluation is the incumbent. A later one replaces it if a one-sided paired test over tasks
+shows that it is better, at its share of a significance level of 5 %. The shares of all comparisons
+add up to at most 5 %, however many there are, so a run that never improves keeps its first step in
+95 of 100 runs (union bound: the comparisons share the incumbent's sample, so they are dependent).
 """
 
 from __future__ import annotations
@@ -17,59 +17,61 @@ from skyfleet.evaluation.report import EvalReport
 
 ALPHA = 0.05
 _ZETA = 2.612375348685488
-"""The sum of k ** -1.5 over all k from 1: the shares fall slowly and still have a sum."""
+"""The sum of k ** -1.5 over k = 1, 2, ...: the shares decrease slowly and have a finite sum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """One evaluation against the holder of the place at that time."""
+class Candidate:
+    """One evaluation, compared with the incumbent at that time."""
 
     step: int
-    holder: int
-    """The step it was compared with."""
+    incumbent_step: int
     difference: float
     p_value: float
-    """One-sided: that it is better."""
-    share: float
-    """Of the 5 %; a p below it takes the place."""
+    """One-sided, against the null that the candidate is not better."""
+    alpha: float
+    """Its share of the 5 %; a p-value below it replaces the incumbent."""
 
     @property
-    def better(self) -> bool:
-        return self.p_value < self.share
+    def is_better(self) -> bool:
+        return self.p_value < self.alpha
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Best:
+class ModelSelection:
     step: int
-    looks: tuple[Look, ...]
+    candidates: tuple[Candidate, ...]
 
 
-def best_step(reports: Sequence[EvalReport], *, alpha: float = ALPHA) -> Best:
-    """Of one set's reports in the order of their steps; those without a grade are passed over.
+def best_step(reports: Sequence[EvalReport], *, alpha: float = ALPHA) -> ModelSelection:
+    """Select the best step from the reports of one set, in the order of their steps.
 
-    So is one that has no graded task in common with the holder. A later report never changes what
-    was said before it, so it may be asked after each one.
+    Skips reports without a grade and reports that share no graded task with the incumbent. A later
+    report never changes the result of an earlier comparison, so it can be called after each one.
     """
     graded = [r for r in reports if any(outcome.rewards for outcome in r.outcomes.values())]
     if not graded:
-        raise TaskError(f"none of {len(reports)} reports has a grade; evaluate once with grades")
-    holder, *challengers = graded
-    looks: list[Look] = []
-    for challenger in challengers:
+        raise TaskError(
+            f"none of {len(reports)} reports has a graded task; evaluate again and see why grading "
+            "fails"
+        )
+    incumbent, *others = graded
+    candidates: list[Candidate] = []
+    for report in others:
         try:
-            difference, p_value = difference_and_p(pair_tasks(holder, challenger))
+            difference, p_value = difference_and_p(pair_tasks(incumbent, report))
         except TaskError:
             continue
-        # Both tests are symmetric: half of p lies on the side that was seen.
+        # Both tests are symmetric: half of the two-sided p lies on the observed side.
         half = p_value / 2
-        look = Look(
-            step=challenger.step,
-            holder=holder.step,
+        candidate = Candidate(
+            step=report.step,
+            incumbent_step=incumbent.step,
             difference=difference,
             p_value=half if difference > 0 else 1 - half,
-            share=alpha * (len(looks) + 1) ** -1.5 / _ZETA,
+            alpha=alpha * (len(candidates) + 1) ** -1.5 / _ZETA,
         )
-        looks.append(look)
-        if look.better:
-            holder = challenger
-    return Best(step=holder.step, looks=tuple(looks))
+        candidates.append(candidate)
+        if candidate.is_better:
+            incumbent = report
+    return ModelSelection(step=incumbent.step, candidates=tuple(candidates))

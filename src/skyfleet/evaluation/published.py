@@ -1,7 +1,7 @@
-"""Published rates: what a table of percentages supports when nothing else is known of it.
+"""Published rates: compare two columns of percentages without the results of single tasks.
 
-Which task passed before and after is not told, so the two columns are compared as unrelated
-samples: Fisher's exact test and Newcombe's interval.
+Without knowing which task passed before and after, the columns are compared as independent samples:
+Fisher's exact test and Newcombe's interval.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from pydantic import (
 )
 
 from skyfleet.errors import ConfigError
-from skyfleet.evaluation.compare import Change, Comparison, corrected
+from skyfleet.evaluation.compare import Change, Comparison, correct_p_values
 from skyfleet.metrics.intervals import newcombe
 from skyfleet.metrics.significance import detectable_difference, fisher_exact, tasks_needed
 
 SUFFIXES = (".yaml", ".yml", ".csv")
 
 
-def _without_sign(printed: str) -> str:
-    return printed.strip().removesuffix("%").rstrip() if isinstance(printed, str) else printed
+def _strip_percent_sign(text: str) -> str:
+    return text.strip().removesuffix("%").rstrip() if isinstance(text, str) else text
 
 
-# Decimal, because 70.0 says more than 70 does.
-Percent = Annotated[Decimal, BeforeValidator(_without_sign), Field(ge=0, le=100)]
+# Decimal keeps the printed precision: 70.0 is more precise than 70.
+Percent = Annotated[Decimal, BeforeValidator(_strip_percent_sign), Field(ge=0, le=100)]
 
 
 class _Row(BaseModel):
@@ -61,10 +61,10 @@ class _Counts:
 
 
 def read_published(path: Path) -> Comparison:
-    """A list of {env, n, before_percent, after_percent}, in YAML or CSV; their sum is `all`."""
+    """Read rows of env, n, before_percent and after_percent from YAML or CSV; their sum is `all`."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         try:
-            # BaseLoader leaves numbers as they are printed.
+            # BaseLoader keeps numbers as text, with their printed digits.
             read: object = (
                 list(csv.DictReader(file))
                 if path.suffix == ".csv"
@@ -79,9 +79,9 @@ def read_published(path: Path) -> Comparison:
                 "after_percent"
             ) from None
         except (yaml.YAMLError, UnicodeDecodeError, csv.Error) as error:
-            raise ConfigError(f"{path} is no table: {' '.join(str(error).split())}") from None
+            raise ConfigError(f"{path} is not a table: {' '.join(str(error).split())}") from None
     return compare_published(
-        path.stem, {row.env: _counts(path, row) for row in _distinct(path, rows)}
+        path.stem, {row.env: _counts(path, row) for row in _check_rows(path, rows)}
     )
 
 
@@ -96,37 +96,37 @@ def compare_published(name: str, counts: dict[str, _Counts]) -> Comparison:
         step_before=None,
         step_after=None,
         overall=_change(everything),
-        by_env=corrected({env_key: _change(one) for env_key, one in counts.items()}),
+        by_env=correct_p_values({env_key: _change(one) for env_key, one in counts.items()}),
     )
 
 
-def _distinct(path: Path, rows: Sequence[_Row]) -> Sequence[_Row]:
+def _check_rows(path: Path, rows: Sequence[_Row]) -> Sequence[_Row]:
     names = [row.env for row in rows]
     if not names:
-        raise ConfigError(f"{path} has no row; write env, n, before_percent and after_percent")
+        raise ConfigError(f"{path} has no rows; write env, n, before_percent and after_percent")
     if twice := [name for name in names if names.count(name) > 1]:
-        raise ConfigError(f"{path}: env {twice[0]!r} is there twice; give each its own row")
+        raise ConfigError(f"{path}: env {twice[0]!r} appears twice; give each environment one row")
     return rows
 
 
 def _counts(path: Path, row: _Row) -> _Counts:
     return _Counts(
         n=row.n,
-        before=_passed(path, row, row.before_percent),
-        after=_passed(path, row, row.after_percent),
+        before=_count_passes(path, row, row.before_percent),
+        after=_count_passes(path, row, row.after_percent),
     )
 
 
-def _passed(path: Path, row: _Row, percent: Decimal) -> int:
-    """The whole number of passes that is printed as `percent`, however its last digit is rounded."""
+def _count_passes(path: Path, row: _Row, percent: Decimal) -> int:
+    """The number of passes that rounds to `percent` at its printed precision."""
     passed = round(row.n * percent / 100)
     exponent = percent.as_tuple().exponent
     digit = Decimal(10) ** min(0, exponent if isinstance(exponent, int) else 0)
     exact = Decimal(100 * passed) / row.n
     if abs(exact - percent) > digit / 2:
         raise ConfigError(
-            f"{path}: {row.env}: {percent} % of n={row.n} is no whole number of passes; "
-            f"{passed} would be {exact:.1f} %; correct one of the two"
+            f"{path}: {row.env}: {percent} % of n={row.n} is not a whole number of passes "
+            f"({passed} of {row.n} is {exact:.1f} %); correct n or the percentage"
         )
     return passed
 
@@ -135,7 +135,7 @@ def _change(counts: _Counts) -> Change:
     n = counts.n
     before, after = counts.before / n, counts.after / n
     difference = after - before
-    # The share of tasks whose result would differ between two unrelated samples.
+    # The expected share of tasks whose result differs between two independent samples.
     discordance = before * (1 - after) + after * (1 - before)
     p_value = fisher_exact(counts.before, counts.after, n)
     return Change(

@@ -1,7 +1,7 @@
-"""Score: what the attempts at some tasks come to.
+"""Scores: success rate, mean reward, pass@k and pass^k of the attempts at a set of tasks.
 
-A rate or a mean is taken over tasks, each task's attempts averaged first, so a task counts once
-however often it was attempted. Attempts of unknown grade are counted and otherwise left out.
+A rate or mean is over tasks: the attempts at a task are averaged first, so every task has the same
+weight however often it was attempted. Ungraded attempts are counted and otherwise left out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from skyfleet.tasks.task import Grade
 from skyfleet.trajectories.trajectory import Group
 
 PASS_THRESHOLD = 1.0
-"""The reward of a pass. At this value the environment's own word counts."""
+"""The default pass threshold, at which the verifier's `success` decides and not the reward."""
 
 _DIFFICULTIES = {None: "unstated", 1: "1 easy", 2: "2 medium", 3: "3 hard"}
 
@@ -27,14 +27,14 @@ class TaskOutcome:
     rewards: tuple[float, ...]
     """One per graded attempt."""
     unknown: int = 0
-    """Attempts that could not be graded."""
+    """The number of ungraded attempts."""
     difficulty: int | None = None
 
     @classmethod
-    def of(
+    def from_groups(
         cls, groups: Sequence[Group], *, pass_threshold: float, difficulty: int | None
     ) -> TaskOutcome:
-        """All groups are of one task."""
+        """All groups must have the same task key."""
         attempts = [attempt for group in groups for attempt in group.trajectories]
         grades = [attempt.grade for attempt in attempts if attempt.grade is not None]
         return cls(
@@ -51,7 +51,7 @@ class TaskOutcome:
 
     @property
     def success_rate(self) -> float:
-        """Ask only where there is a graded attempt."""
+        """Only defined if there is a graded attempt."""
         return self.successes / self.attempts
 
     @property
@@ -62,25 +62,25 @@ class TaskOutcome:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvScore:
     n_tasks: int
-    """Tasks with a graded attempt; the other numbers are over these."""
+    """Tasks with at least one graded attempt; the other numbers are over these."""
     n_attempts: int
     n_unknown: int
     success_rate: float | None
-    """None, like the mean reward: nothing was graded."""
+    """None if nothing was graded, like the mean reward."""
     mean_reward: float | None
     pass_at_k: Mapping[int, float]
     """Over the tasks with at least k graded attempts."""
     pass_hat_k: Mapping[int, float]
     interval: tuple[float, float]
-    """95 % of the success rate: Wilson's for single attempts, otherwise `mean_rate` over tasks."""
+    """95 % interval of the success rate: Wilson's for single attempts, otherwise `mean_rate`."""
 
     @classmethod
-    def of(cls, outcomes: Sequence[TaskOutcome]) -> EnvScore:
+    def from_outcomes(cls, outcomes: Sequence[TaskOutcome]) -> EnvScore:
         graded = [outcome for outcome in outcomes if outcome.rewards]
         rates = [outcome.success_rate for outcome in graded]
         rate = fmean(rates) if rates else None
-        most = max((outcome.attempts for outcome in graded), default=0)
-        tried = {k: [o for o in graded if o.attempts >= k] for k in _ks(most)}
+        max_attempts = max((outcome.attempts for outcome in graded), default=0)
+        tasks_by_k = {k: [o for o in graded if o.attempts >= k] for k in _ks(max_attempts)}
         return cls(
             n_tasks=len(graded),
             n_attempts=sum(outcome.attempts for outcome in graded),
@@ -89,21 +89,23 @@ class EnvScore:
             mean_reward=fmean(fmean(o.rewards) for o in graded) if graded else None,
             pass_at_k={
                 k: fmean(pass_at_k(o.attempts, o.successes, k) for o in tasks)
-                for k, tasks in tried.items()
+                for k, tasks in tasks_by_k.items()
             },
             pass_hat_k={
                 k: fmean(pass_hat_k(o.attempts, o.successes, k) for o in tasks)
-                for k, tasks in tried.items()
+                for k, tasks in tasks_by_k.items()
             },
-            interval=mean_rate(rates) if most > 1 else wilson(rate or 0.0, len(rates)),
+            interval=mean_rate(rates) if max_attempts > 1 else wilson(rate or 0.0, len(rates)),
         )
 
 
 def passes(grade: Grade, pass_threshold: float) -> bool:
-    """The one place that says what a pass is."""
+    """Whether a grade counts as a pass; every pass rate uses this function."""
     return grade.success if pass_threshold == PASS_THRESHOLD else grade.reward >= pass_threshold
 
 
-def _ks(most: int) -> list[int]:
-    """1, 2, 4, … and `most` itself: `_ks(3)` is [1, 2, 3]."""
-    return sorted({2**power for power in range(most.bit_length())} | {most}) if most else []
+def _ks(max_attempts: int) -> list[int]:
+    """The powers of two up to `max_attempts`, and itself: `_ks(3)` is [1, 2, 3]."""
+    if not max_attempts:
+        return []
+    return sorted({2**power for power in range(max_attempts.bit_length())} | {max_attempts})

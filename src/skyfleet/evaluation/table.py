@@ -1,4 +1,4 @@
-"""Tables of scores and of changes: markdown that reads as well in a terminal."""
+"""Tables of scores and comparisons, in Markdown that is readable in a terminal."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _EVIDENCE_HEADER = (
 )
 _NOTE = (
     "Differences are in percentage points; p is corrected over the environments (Holm). "
-    "detectable: the\nsmallest true change that so many tasks show four times in five; "
-    "needed: tasks (x attempts) that would so\nshow the difference seen."
+    "detectable: the\nsmallest true change that these tasks detect with 80 % power; "
+    "needed: tasks (x attempts) to detect the\nobserved difference with 80 % power."
 )
 
 
@@ -47,41 +47,43 @@ def comparison_table(comparisons: Sequence[Comparison]) -> str:
     """
     table = _markdown(_HEADER, list(_rows(comparisons, _row)))
     if left_out := sum(comparison.overall.n_left_out for comparison in comparisons):
-        table += f"\nTasks left out, for want of a known grade before and after: {left_out}.\n"
+        table += (
+            f"\nTasks left out because they are not graded both before and after: {left_out}.\n"
+        )
     if note := interval_note(comparisons):
         table += f"\n{note}\n"
     return table
 
 
 def evidence_table(comparisons: Sequence[Comparison]) -> str:
-    """The same rows with p, the smallest change they could have shown, and what it would take."""
+    """The same rows with p, the smallest detectable change and the number of tasks needed."""
     table = _markdown(_EVIDENCE_HEADER, list(_rows(comparisons, _evidence_row)))
     notes = filter(None, (_NOTE, interval_note(comparisons)))
     return "\n".join((table, *notes, ""))
 
 
 def interval_note(comparisons: Sequence[Comparison]) -> str | None:
-    """Why an interval leaves out 0 beside a verdict that sees no change; None where none does."""
-    odd = [
+    """Why an interval excludes 0 although the change is not significant; None if none does."""
+    conflicting = [
         change
         for comparison in comparisons
         for _, change in table_changes(comparison)
         if change.corrected_p_value >= LEVEL and not change.interval[0] <= 0 <= change.interval[1]
     ]
-    if not odd:
+    if not conflicting:
         return None
     reasons = []
-    if any(change.p_value < LEVEL for change in odd):
-        reasons.append("verdicts are corrected over the environments (Holm), intervals are not")
-    if any(change.p_value >= LEVEL for change in odd):
-        reasons.append("a verdict's test asks for more than the interval does")
-    return f"Where an interval leaves out 0 and the verdict sees no change: {'; '.join(reasons)}."
+    if any(change.p_value < LEVEL for change in conflicting):
+        reasons.append("verdicts are corrected over the environments (Holm) and intervals are not")
+    if any(change.p_value >= LEVEL for change in conflicting):
+        reasons.append("the test behind the verdict is stricter than the interval")
+    return f"Some intervals exclude 0 without a significant change: {'; '.join(reasons)}."
 
 
 def score_table(reports: Sequence[EvalReport]) -> str:
-    """Every environment of every set, then its other parts, then the whole; unknown grades apart.
+    """Per set: its environments, difficulties and exposures, then all; unknown grades separately.
 
-    k is the most attempts at a task; a set of single attempts has no pass@k column.
+    k is the largest number of attempts per task; single attempts have no pass@k column.
     """
     k = max((max(report.overall.pass_at_k, default=1) for report in reports), default=1)
     many = (f"pass@{k}", f"pass^{k}") if k > 1 else ()
@@ -131,7 +133,7 @@ def _rows(
 
 
 def table_changes(comparison: Comparison) -> Iterator[tuple[str, Change]]:
-    """What has a row: every environment, and `all` where there are several."""
+    """The rows of a table: every environment, and `all` if there are several."""
     yield from comparison.by_env.items()
     if len(comparison.by_env) > 1:
         yield "all", comparison.overall
@@ -166,7 +168,7 @@ def _evidence_row(name: str, env_key: str, change: Change) -> tuple[str, ...]:
 
 
 def points(difference: float) -> str:
-    # Adding zero makes -0.0 a plain zero.
+    # Adding zero turns -0.0 into 0.0.
     return f"{round(100 * difference, 1) + 0.0:+.1f}"
 
 
@@ -175,7 +177,7 @@ def _share(rate: float | None) -> str:
 
 
 def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Numbers are set to the right."""
+    """Numbers are right-aligned."""
     escaped = [[cell.replace("|", r"\|") for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(header, *escaped, strict=True)]
     rule = [
@@ -193,27 +195,27 @@ def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def conclude(comparison: Comparison) -> str:
-    """What is shown environment by environment, and then over all."""
-    shown = {
+    """One line: which environments changed, and the overall result."""
+    changed = {
         verdict: [env for env, change in comparison.by_env.items() if change.verdict is verdict]
         for verdict in (Verdict.IMPROVED, Verdict.REGRESSED)
     }
-    found = [f"{verdict}: {', '.join(envs)}." for verdict, envs in shown.items() if envs]
-    if not found:
-        found = ["No environment is shown to have changed."]
-    return " ".join([f"{comparison.name}:", *found, _overall(comparison.overall)])
+    sentences = [f"{verdict}: {', '.join(envs)}." for verdict, envs in changed.items() if envs]
+    if not sentences:
+        sentences = ["No environment changed significantly."]
+    return " ".join([f"{comparison.name}:", *sentences, _overall(comparison.overall)])
 
 
 def _overall(change: Change) -> str:
-    seen = (
+    result = (
         f"Overall {points(change.difference)} points on {change.n_tasks} tasks, "
         f"p = {change.p_value:.2g}"
     )
     if change.verdict in (Verdict.IMPROVED, Verdict.REGRESSED):
-        return f"{seen}: {change.verdict}."
+        return f"{result}: {change.verdict}."
     if isinf(change.detectable):
-        return f"{seen}: so few tasks would show no change at all."
-    could = f"{seen}: so many reliably show a true change of {100 * change.detectable:.1f} points or more"
+        return f"{result}: too few tasks to detect any change."
+    detectable = f"{result}: these tasks detect a true change of {100 * change.detectable:.1f} points or more"
     if change.tasks_needed is None:
-        return f"{could}."
-    return f"{could}; the one seen would need {change.tasks_needed:,} tasks."
+        return f"{detectable}."
+    return f"{detectable}; the observed one would need {change.tasks_needed:,} tasks."

@@ -1,1 +1,1 @@
-"""Numbers about trajectories; pure functions."""
+"""Metrics of episodes, confidence intervals and significance tests, as pure functions."""

@@ -1,7 +1,7 @@
-"""Significance: could chance alone have done this?
+"""Significance tests and power of a comparison of two success rates.
 
-All but Fisher's test is paired: the same tasks before and after. A task is the unit however often
-it was attempted, so twenty attempts at one task are one observation.
+All tests except Fisher's are paired: the same tasks before and after. A task is the unit of
+observation, however often it was attempted: twenty attempts at one task are one observation.
 """
 
 from __future__ import annotations
@@ -12,37 +12,43 @@ from functools import lru_cache
 from math import ceil, comb, inf, lcm, sqrt
 from statistics import NormalDist
 
-_MOST_ADDED = 300_000_000
-"""Numbers to add up for an exact sign-flip test: a second or less."""
+_MAX_ADDITIONS = 300_000_000
+"""Limit of the exact sign-flip test: so many additions take a second or less."""
 
 
 def mcnemar_exact(gained: int, lost: int) -> float:
-    """Two-sided p of `gained` tasks that now pass and `lost` that now fail. (5, 0) gives 0.0625."""
+    """Two-sided p for `gained` tasks that now pass and `lost` that now fail. (5, 0) gives 0.0625."""
     n = gained + lost
     tail = sum(comb(n, k) for k in range(min(gained, lost) + 1))
     return min(1.0, 2 * tail / (1 << n))
 
 
 def sign_flip(differences: Sequence[float], *, n_draws: int = 100_000, seed: int = 0) -> float:
-    """Two-sided p of the mean difference, were each task as likely to have gone the other way.
+    """Two-sided p of the mean difference; under the null, each task's sign is a fair coin.
 
-    So it is under no change where both policies tried a task equally often. Exact for rates of
-    any usual number of attempts, otherwise from seeded draws; of single attempts it is McNemar's.
+    That holds without a change if both policies attempted each task equally often. Exact where
+    the differences have a small common denominator, otherwise from seeded random draws. With
+    single attempts it equals McNemar's test.
     """
     import numpy as np
 
-    # Rounded, so that 2/3 - 1/3 and 1/3 - 0 are one size.
+    # Rounded, so that 2/3 - 1/3 and 1/3 - 0 count as the same size.
     sizes, counts = np.unique(np.round(np.abs(differences), 12), return_counts=True)
     sizes, counts = sizes[sizes > 0], counts[sizes > 0]
     least = abs(sum(differences)) - 1e-9
     scale = lcm(*(Fraction(size).limit_denominator(100).denominator for size in sizes.tolist()))
     steps = np.rint(scale * sizes)
     most = int(steps @ counts)
-    if np.abs(steps / scale - sizes).max(initial=0) > 1e-9 or most * len(differences) > _MOST_ADDED:
+    if (
+        np.abs(steps / scale - sizes).max(initial=0) > 1e-9
+        or most * len(differences) > _MAX_ADDITIONS
+    ):
         flipped = np.random.default_rng(seed).binomial(counts, 0.5, size=(n_draws, len(counts)))
         sums = (2 * flipped - counts) @ sizes
         return float((1 + np.sum(np.abs(sums) >= least)) / (1 + n_draws))
-    chances = np.ones(1)  # of each sum of what is not flipped, in steps
+    chances = np.ones(
+        1
+    )  # probability of each sum of the differences that keep their sign, in steps
     for step, count in zip(steps.astype(int).tolist(), counts.tolist(), strict=True):
         longer = np.zeros(len(chances) + step * count)
         for kept in range(count + 1):
@@ -54,18 +60,17 @@ def sign_flip(differences: Sequence[float], *, n_draws: int = 100_000, seed: int
 
 
 def fisher_exact(before: int, after: int, n: int) -> float:
-    """Two-sided p of two unrelated samples of n with so many passes. (1, 6, 7) gives 0.0291.
+    """Two-sided p for two independent samples of n with these passes. (1, 6, 7) gives 0.0291."""
+    # Imported here: scipy.stats takes more than a second to import, and only this test needs it.
+    import numpy as np
+    from scipy import stats
 
-    The chance, their sum given, of a split no likelier than the one seen.
-    """
-    passed = before + after
-    ways = [comb(n, k) * comb(n, passed - k) for k in range(max(0, passed - n), min(n, passed) + 1)]
-    seen = comb(n, before) * comb(n, after)
-    return sum(way for way in ways if way <= seen) / sum(ways)
+    table = np.array([[before, n - before], [after, n - after]])
+    return float(stats.fisher_exact(table).pvalue)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Each p, corrected for having asked all (Holm 1979). `holm([0.01, 0.04])` is [0.02, 0.04]."""
+    """Correct p-values for multiple tests (Holm 1979). `holm([0.01, 0.04])` is [0.02, 0.04]."""
     corrected = [0.0] * len(p_values)
     largest = 0.0
     for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
@@ -75,7 +80,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 _NORMAL_FROM = 50
-"""Tasks. With fewer, an exact test finds less than the normal approximation promises."""
+"""With fewer tasks the normal approximation overstates the power of the exact test."""
 
 
 def tasks_needed(
@@ -86,10 +91,10 @@ def tasks_needed(
     power: float = 0.8,
     alpha: float = 0.05,
 ) -> int:
-    """Tasks for which a true `difference` is found significant with chance `power`.
+    """The number of tasks for which a true `difference` is significant with probability `power`.
 
     `discordance` is the mean squared per-task difference: for single attempts, the share of tasks
-    whose result changed. Connor (1987); where that is few, the exact chance. (1.0, 1.0) gives 6.
+    whose result changed. Connor (1987); below 50 tasks the exact power. (1.0, 1.0) gives 6.
     """
     if difference == 0 or discordance < difference**2:
         raise ValueError(
@@ -113,9 +118,9 @@ def detectable_difference(
     power: float = 0.8,
     alpha: float = 0.05,
 ) -> float:
-    """The smallest true difference that `n_tasks` find significant with chance `power`.
+    """The smallest true difference that is significant on `n_tasks` with probability `power`.
 
-    Infinite when even a change of every task would not be enough, as for five tasks.
+    Infinite if even a change of every task would not be significant, as with five tasks.
     """
 
     def enough(difference: float) -> bool:
@@ -134,7 +139,7 @@ def detectable_difference(
 
 
 def _at_least(discordance: float, difference: float, attempts: int) -> float:
-    """A task differs by an attempt or more, so a larger difference brings discordance along."""
+    """A task that differs differs by at least one attempt, which bounds the discordance from below."""
     return max(discordance, difference / attempts, difference**2)
 
 
@@ -147,7 +152,7 @@ def _tasks_needed(difference: float, discordance: float, power: float, alpha: fl
 def _exact_power(
     n_tasks: int, difference: float, discordance: float, attempts: int, alpha: float
 ) -> float:
-    """Of McNemar's test, as if each task that changes did so by the same number of attempts."""
+    """Power of McNemar's test if every task that changes does so by the same number of attempts."""
     from scipy.special import bdtr
 
     size = max(1 / attempts, sqrt(discordance))
@@ -155,16 +160,16 @@ def _exact_power(
     gained = min(1.0, (1 + difference / size / share) / 2)
     power = 0.0
     for n in range(n_tasks + 1):
-        if (most_lost := _most_lost(n, alpha)) >= 0:
-            # At most so many of the n that change may go against the others.
-            found = bdtr(most_lost, n, 1 - gained) + bdtr(most_lost, n, gained)
+        if (max_lost := _max_lost(n, alpha)) >= 0:
+            # Significant if at most `max_lost` of the n changed tasks go the other way.
+            found = bdtr(max_lost, n, 1 - gained) + bdtr(max_lost, n, gained)
             power += comb(n_tasks, n) * share**n * (1 - share) ** (n_tasks - n) * float(found)
     return power
 
 
 @lru_cache
-def _most_lost(n: int, alpha: float) -> int:
-    """-1: so few changes are never significant. `_most_lost(6, 0.05)` is 0."""
+def _max_lost(n: int, alpha: float) -> int:
+    """The most losses among n changes that are still significant; -1 if none. `(6, 0.05)` gives 0."""
     return max(
         (lost for lost in range(n // 2) if mcnemar_exact(n - lost, lost) < alpha), default=-1
     )

@@ -1,1 +1,1 @@
-"""Telling: one log call a step."""
+"""Trackers: one row of metrics per step, written to the console, files, TensorBoard or W&B."""

@@ -1,13 +1,16 @@
-"""ConsoleTracker: how far the run is, as bars on a terminal and as lines elsewhere."""
+"""ConsoleTracker: progress bars on a terminal, lines of text elsewhere."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from time import monotonic
 from typing import TYPE_CHECKING, TextIO
+
+from skyfleet.chat.message import Message
+from skyfleet.trajectories.trajectory import Group
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -15,11 +18,13 @@ if TYPE_CHECKING:
 TICK_SECONDS = 15.0
 TICK_FRACTION = 0.1
 PASS_AT = "reward/avg_pass_at_"
-ENDING = "generation/ending_"
+ENDING = "generate/ending_"
+PHASES = {"generate": "generate", "train_critic_and_policy": "train"}
+"""The timings that a line shows, and what it calls them."""
 
 
 class ConsoleTracker:
-    """Training is one phase; `progress` opens others beside it."""
+    """Shows the training steps as one phase; `progress` adds further phases."""
 
     def __init__(
         self,
@@ -37,16 +42,16 @@ class ConsoleTracker:
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         self._training.done, self._training.detail = step, summary(metrics)
         if step == 0:
-            self._training.restart()  # what came before the first step was not a step
+            self._training.restart()  # the estimate leaves out what ran before step 1
         self._screen.show(self._training)
 
     def note(self, text: str) -> None:
-        """A sentence above the bars."""
+        """Print a line, above the bars on a terminal."""
         self._screen.note(text)
 
     @contextmanager
     def progress(self, name: str, total: int, *, done: int = 0) -> Iterator[Callable[[], None]]:
-        """`with console.progress("warm start", 64) as advance:` and `advance()` after each."""
+        """`with console.progress("warm start", 64) as advance:`; call `advance()` after each item."""
         phase = _Phase(name, total=total, done=done, clock=self._clock)
         self._screen.open(phase)
 
@@ -64,14 +69,14 @@ class ConsoleTracker:
 
 
 def summary(metrics: Mapping[str, float]) -> str:
-    """`reward 0.412  pass@4 0.500  rollout 12.1 s  learn 3.0 s`, or as much of it as there is.
+    """`reward 0.412  pass@4 0.500  generate 12.1 s  train 3.0 s`, without what is not logged.
 
-    A step in which no attempts could be told apart says so.
+    A step without a single training sample says so.
     """
-    words = []
+    parts = []
     if "reward/avg_raw_reward" in metrics:
-        words.append(f"reward {metrics['reward/avg_raw_reward']:.3f}")
-    words += [
+        parts.append(f"reward {metrics['reward/avg_raw_reward']:.3f}")
+    parts += [
         f"pass@{key.removeprefix(PASS_AT)} {value:.3f}"
         for key, value in metrics.items()
         if key.startswith(PASS_AT)
@@ -79,17 +84,17 @@ def summary(metrics: Mapping[str, float]) -> str:
     if metrics.get("loss/num_samples") == 0:
         endings = {k.removeprefix(ENDING): v for k, v in metrics.items() if k.startswith(ENDING)}
         cause = next((ending for ending, v in endings.items() if v == 1 and ending != "done"), "")
-        words.append(f"nothing to learn from{f': every episode ended {cause}' if cause else ''}")
-    words += [
-        f"{phase} {metrics[f'timing/{phase}']:.1f} s"
-        for phase in ("rollout", "learn")
+        parts.append(f"no learning signal{f': every episode ended {cause}' if cause else ''}")
+    parts += [
+        f"{label} {metrics[f'timing/{phase}']:.1f} s"
+        for phase, label in PHASES.items()
         if f"timing/{phase}" in metrics
     ]
-    return "  ".join(words)
+    return "  ".join(parts)
 
 
 class _Phase:
-    """A long piece of work and how far it is."""
+    """One long operation and its progress."""
 
     def __init__(
         self, name: str, *, total: int | None, done: int = 0, clock: Callable[[], float]
@@ -99,7 +104,7 @@ class _Phase:
         self.restart()
 
     def restart(self) -> None:
-        """Estimate from here on."""
+        """Base the time estimate on the progress from now on."""
         self._first, self._started = self.done, self.clock()
 
     def __str__(self) -> str:
@@ -108,7 +113,7 @@ class _Phase:
         return "  ".join(filter(None, (count, self._eta(), self.detail)))
 
     def _eta(self) -> str:
-        # Not rich's estimate, which forgets steps older than 30 seconds.
+        # rich's own estimate only covers the last 30 seconds.
         if not self.total or not self._first < self.done < self.total:
             return ""
         seconds_each = (self.clock() - self._started) / (self.done - self._first)
@@ -118,24 +123,24 @@ class _Phase:
 class _Lines:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._told: dict[_Phase, tuple[int, float]] = {}
+        self._printed: dict[_Phase, tuple[int, float]] = {}
 
     def open(self, phase: _Phase) -> None:
-        self._told[phase] = phase.done, phase.clock()
+        self._printed[phase] = phase.done, phase.clock()
 
     def show(self, phase: _Phase) -> None:
-        self._told[phase] = phase.done, phase.clock()
+        self._printed[phase] = phase.done, phase.clock()
         self.note(str(phase))
 
     def tick(self, phase: _Phase) -> None:
-        """A line when another tenth is done or a while has passed; the end tells the rest."""
-        done, told_at = self._told[phase]
+        """Print after every tenth and every 15 seconds; `finish` prints the last line."""
+        done, printed_at = self._printed[phase]
         fraction = (phase.done - done) / phase.total if phase.total else 0.0
-        if fraction >= TICK_FRACTION or phase.clock() - told_at >= TICK_SECONDS:
+        if fraction >= TICK_FRACTION or phase.clock() - printed_at >= TICK_SECONDS:
             self.show(phase)
 
     def finish(self, phase: _Phase) -> None:
-        if self._told.pop(phase)[0] != phase.done:
+        if self._printed.pop(phase)[0] != phase.done:
             self.note(str(phase))
 
     def note(self, text: str) -> None:
@@ -143,12 +148,12 @@ class _Lines:
         self._stream.flush()
 
     def close(self) -> None:
-        """The stream is its owner's."""
+        """The caller owns the stream."""
 
 
 class _Bars:
     def __init__(self, stream: TextIO) -> None:
-        # Here, so that a machine without a terminal needs no rich.
+        # Imported here, so that a machine without a terminal does not need rich.
         from rich.console import Console
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
@@ -179,3 +184,24 @@ class _Bars:
 
     def close(self) -> None:
         self._progress.stop()
+
+
+def example(step: int, groups: Iterable[Group]) -> str:
+    """The transcript of one episode of the step: the best attempt at its first task."""
+    attempts = next(iter(groups)).trajectories
+    best = max(attempts, key=lambda t: (t.reward is not None, t.reward or 0.0))
+    reward = "reward unknown" if best.reward is None else f"reward {best.reward:g}"
+    header = f"step {step}, {best.task_key}: {best.ending}, {reward}"
+    messages = [
+        *best.opening,
+        *(message for turn in best.turns for message in (turn.action, *turn.replies)),
+    ]
+    return "\n".join([header, *(line for message in messages for line in _format(message))])
+
+
+def _format(message: Message) -> Iterator[str]:
+    yield f"[{message.role}] {message.text}".rstrip()
+    for call in message.tool_calls:
+        yield f"-> {call.name}({dict(call.arguments)})"
+    for text in message.malformed_calls:
+        yield f"?? {text}"

@@ -1,26 +1,31 @@
-"""Tracker: where a step's numbers go, and how one is made from its name."""
+"""Trackers: write one row of metrics per step to files, TensorBoard, W&B or the console."""
 
 from __future__ import annotations
 
+import json
+import logging
+import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from importlib.util import find_spec
+from math import isfinite
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TextIO
 
 from skyfleet.errors import ConfigError, MissingExtraError
+from skyfleet.storage.local import write_atomically
 from skyfleet.tracking.console import ConsoleTracker
-from skyfleet.tracking.jsonl import JsonlTracker
-from skyfleet.tracking.tensorboard import TensorboardTracker
-from skyfleet.tracking.wandb import WandbTracker
+
+logger = logging.getLogger(__name__)
 
 PACKAGES = {"console": None, "jsonl": None, "tensorboard": "tensorboard", "wandb": "wandb"}
-"""What each tracker needs; its extra has the same name."""
+"""The package that each tracker needs; its extra has the same name."""
 
 
 class Tracker(Protocol):
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Called once a step, with steps that only grow."""
+        """Called once per step; `step` only increases."""
         ...
 
     def close(self) -> None: ...
@@ -36,10 +41,10 @@ def make_trackers(
     resume_step: int | None,
     total_steps: int | None = None,
 ) -> list[Tracker]:
-    """One tracker a name, in that order; `resume_step` is the last step that counts."""
+    """Build one tracker per name, in that order; rows after `resume_step` are discarded."""
     check_trackers(names)
-    # wandb first: without a login it refuses, and then no other has written anything.
-    makers: dict[str, Callable[[], Tracker]] = {
+    # wandb first: it raises without a login, and then no other tracker has written a file yet.
+    factories: dict[str, Callable[[], Tracker]] = {
         "wandb": lambda: WandbTracker(
             run_folder, project_name=project_name, run_name=run_name, config=config
         ),
@@ -53,17 +58,143 @@ def make_trackers(
     }
     trackers: dict[str, Tracker] = {}
     with ExitStack() as opened:
-        for name in filter(names.__contains__, makers):
-            trackers[name] = makers[name]()
+        for name in filter(names.__contains__, factories):
+            trackers[name] = factories[name]()
             opened.callback(trackers[name].close)
         opened.pop_all()
     return [trackers[name] for name in dict.fromkeys(names)]
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Refuses a name that is unknown, or whose package is not installed."""
+    """Raise if a name is unknown or its package is not installed."""
     for name in names:
         if name not in PACKAGES:
             raise ConfigError(f"trainer.logger={name!r}; choose from {sorted(PACKAGES)}")
         if (package := PACKAGES[name]) and find_spec(package) is None:
             raise MissingExtraError(package, package)
+
+
+class JsonlTracker:
+    """`metrics.jsonl` and `timing.jsonl`, one JSON object per step.
+
+    `metrics.jsonl` is byte-identical for two runs with the same seed; values that depend on the
+    machine (`timing/*`) go to `timing.jsonl`.
+    """
+
+    def __init__(self, folder: Path, *, resume_step: int | None) -> None:
+        """Rows after `resume_step` are removed; None starts both files empty."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._metrics = _reopen(folder / "metrics.jsonl", resume_step)
+        self._timing = _reopen(folder / "timing.jsonl", resume_step)
+        self._warned = False
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        timing = {key: value for key, value in metrics.items() if key.startswith("timing/")}
+        self._write(self._metrics, {k: v for k, v in metrics.items() if k not in timing}, step)
+        self._write(self._timing, timing, step)
+
+    def close(self) -> None:
+        self._metrics.close()
+        self._timing.close()
+
+    def _write(self, file: TextIO, metrics: Mapping[str, float], step: int) -> None:
+        row: dict[str, float | None] = {"step": step}
+        for key, value in sorted(metrics.items()):
+            row[key] = float(value) if isfinite(value) else None
+        not_finite = [key for key, value in row.items() if value is None]
+        if not_finite and not self._warned:
+            logger.warning(
+                "step %d: %s is %s and is written as null; further cases are not reported",
+                step,
+                not_finite[0],
+                metrics[not_finite[0]],
+            )
+            self._warned = True
+        file.write(json.dumps(row) + "\n")
+        file.flush()
+
+
+def _reopen(path: Path, resume_step: int | None) -> TextIO:
+    lines = path.read_bytes().splitlines() if resume_step is not None and path.exists() else []
+    kept = [line for line in lines if _is_kept(line, resume_step, path)]
+    write_atomically(path, b"".join(line + b"\n" for line in kept))
+    return path.open("a", encoding="utf-8")
+
+
+def _is_kept(line: bytes, resume_step: int | None, path: Path) -> bool:
+    try:
+        step: int = json.loads(line)["step"]
+    except ValueError:
+        # A process killed while writing leaves half a line; its step is run again.
+        logger.warning("%s: dropped an incomplete line: %.60r", path, line)
+        return False
+    return resume_step is not None and step <= resume_step
+
+
+class TensorboardTracker:
+    """TensorBoard event files."""
+
+    def __init__(self, folder: Path, *, resume_step: int | None) -> None:
+        try:
+            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+            from tensorboard.compat.proto.summary_pb2 import Summary
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        except ImportError:
+            raise MissingExtraError("tensorboard", "tensorboard") from None
+        self._event, self._summary = Event, Summary
+        self._writer = EventFileWriter(str(folder))
+        if resume_step is not None:
+            # After this event TensorBoard ignores what earlier files hold from this step on.
+            self._add(Event(session_log=SessionLog(status=SessionLog.START)), resume_step + 1)
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        values = [
+            self._summary.Value(tag=key, simple_value=value)
+            for key, value in sorted(metrics.items())
+        ]
+        self._add(self._event(summary=self._summary(value=values)), step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _add(self, event: Any, step: int) -> None:
+        event.step, event.wall_time = step, time.time()
+        self._writer.add_event(event)
+
+
+class WandbTracker:
+    """Weights & Biases, online or offline as WANDB_MODE says.
+
+    A resumed run becomes a new W&B run of the same name, because W&B does not rewrite history.
+    """
+
+    def __init__(
+        self, folder: Path, *, project_name: str, run_name: str, config: Mapping[str, object]
+    ) -> None:
+        try:
+            import wandb
+        except ImportError:
+            raise MissingExtraError("wandb", "wandb") from None
+        had_files = (folder / "wandb").exists()
+        created = [path for path in (folder, *folder.parents) if not path.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._run = wandb.init(
+                project=project_name, name=run_name, dir=folder, config=dict(config)
+            )
+        except wandb.Error as error:
+            if not had_files:
+                shutil.rmtree(folder / "wandb", ignore_errors=True)
+            for path in created:
+                with suppress(OSError):  # another process has put a file there since
+                    path.rmdir()
+            raise ConfigError(
+                f"trainer.logger='wandb': {error} Or set WANDB_MODE=offline, or choose 'jsonl'"
+            ) from error
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        self._run.finish()

@@ -1,1 +1,1 @@
-"""The report: what a run did, as one page to look at."""
+"""HTML report of one or several runs, as a single self-contained page."""

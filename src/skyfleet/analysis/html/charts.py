@@ -1,28 +1,68 @@
-"""Charts: lines with bands over steps, as inline SVG.
+"""Line charts over steps with interval bands, as inline SVG.
 
-A chart takes focus and its points are walked with the arrow keys; each says its values in a
-`<title>`. Colours and fonts are the style sheet's, by class.
+A chart can be focused, and the arrow keys move through its points; each point has its values in a
+`<title>`. Colours and fonts come from the style sheet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import isfinite
+from math import ceil, floor, isfinite, log10
 
-from skyfleet.analysis.html.markup import Html, join, tag
-from skyfleet.analysis.html.scale import Scale, ticks
-from skyfleet.analysis.html.wording import Unit
+from skyfleet.analysis.html.elements import Html, join, tag
+from skyfleet.analysis.html.formatting import Unit
 
+_STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 _WIDTH, _HEIGHT = 280.0, 166.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 40.0, 58.0, 12.0, 24.0
 _LABEL_HEIGHT = 13.0
 _FEW = 12
-"""With so few points, each is drawn with its own interval."""
+"""Up to this many points, each is drawn with its own interval."""
 _SLOTS = 6
-
 Range = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """A linear map from [low, high] to [start, end]."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        share = (value - self.low) / (self.high - self.low) if self.high > self.low else 0.5
+        return round(self.start + share * (self.end - self.start), 1)
+
+
+def round_step(span: float, n_ticks: int) -> float:
+    """The round number that divides the span into about `n_ticks`. `(1.0, 4)` gives 0.25."""
+    wanted = span / n_ticks
+    power = 10.0 ** floor(log10(wanted))
+    return next(step * power for step in _STEPS if step * power >= wanted * (1 - 1e-9))
+
+
+def round_range(values: Iterable[float], *, n_ticks: int = 4) -> tuple[float, float]:
+    """A range that contains zero and all values, with round ends; 0 to 1 without values."""
+    known = [value for value in values if isfinite(value)]
+    low, high = min([0.0, *known]), max([0.0, *known])
+    if low == high:
+        return 0.0, 1.0
+    step = round_step(high - low, n_ticks)
+    return floor(low / step + 1e-9) * step, ceil(high / step - 1e-9) * step
+
+
+def ticks(low: float, high: float, *, n_ticks: int = 4, whole: bool = False) -> list[float]:
+    """Round numbers from low to high; integers if `whole`."""
+    if high <= low:
+        return [low]
+    step = round_step(high - low, n_ticks)
+    step = max(1.0, ceil(step)) if whole else step
+    first, last = ceil(low / step - 1e-9), floor(high / step + 1e-9)
+    return [n * step for n in range(first, last + 1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +76,9 @@ class Point:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
     label: str
-    """Empty where there is only one."""
+    """Empty if the chart has one series."""
     slot: int
-    """Which colour and dash."""
+    """Selects the colour and dash."""
     points: tuple[Point, ...]
 
 
@@ -47,7 +87,7 @@ def slot_class(slot: int) -> str:
 
 
 def line_chart(title: str, series: Sequence[Series], *, y_range: Range, unit: Unit) -> Html:
-    """A figure; series without a finite point are left out."""
+    """A figure; omits series without a finite point."""
     drawn = [known for one in series if (known := _finite(one)).points]
     if not drawn:
         return figure(title, tag("p", "No values.", class_="none"))
@@ -60,7 +100,7 @@ def line_chart(title: str, series: Sequence[Series], *, y_range: Range, unit: Un
         [_line(one, x, y, unit) for one in drawn],
         _end_labels(drawn, x, y, unit),
     )
-    return figure(title, svg(f"{title}: last {last}", body, walked=True))
+    return figure(title, svg(f"{title}: last {last}", body, navigable=True))
 
 
 def figure(title: str, body: Html) -> Html:
@@ -73,17 +113,17 @@ def svg(
     *,
     width: float = _WIDTH,
     height: float = _HEIGHT,
-    walked: bool = False,
+    navigable: bool = False,
 ) -> Html:
-    """`walked`: it takes focus, and the arrow keys go through its points."""
+    """`navigable`: it can be focused, and the arrow keys move through its points."""
     return tag(
         "svg",
         body,
         viewBox=f"0 0 {width:g} {height:g}",
-        role="group" if walked else "img",
+        role="group" if navigable else "img",
         aria_label=label,
-        tabindex="0" if walked else None,
-        class_="walked" if walked else None,
+        tabindex="0" if navigable else None,
+        class_="navigable" if navigable else None,
     )
 
 
@@ -121,7 +161,7 @@ def _line(series: Series, x: Scale, y: Scale, unit: Unit) -> Html:
 
 
 def _band(points: Sequence[Point], x: Scale, y: Scale) -> Html:
-    """Between neighbours that both have an interval; a gap elsewhere."""
+    """Connects neighbours that both have an interval."""
     parts = []
     for one, other in pairwise(points):
         if one.interval and other.interval:
@@ -138,12 +178,12 @@ def _whisker(point: Point, x: Scale, y: Scale) -> Html:
 
 
 def _dot(point: Point, label: str, x: Scale, y: Scale, unit: Unit, *, few: bool) -> Html:
-    said = f"{label + ', ' if label else ''}step {point.step}: {unit.value(point.value)}"
+    text = f"{label + ', ' if label else ''}step {point.step}: {unit.value(point.value)}"
     if point.interval:
-        said += f" ({unit.value(point.interval[0])} to {unit.value(point.interval[1])})"
+        text += f" ({unit.value(point.interval[0])} to {unit.value(point.interval[1])})"
     return tag(
         "circle",
-        tag("title", said + point.note),
+        tag("title", text + point.note),
         cx=x(point.step),
         cy=y(point.value),
         r=3.0,
@@ -154,7 +194,7 @@ def _dot(point: Point, label: str, x: Scale, y: Scale, unit: Unit, *, few: bool)
 
 
 def _end_labels(series: Sequence[Series], x: Scale, y: Scale, unit: Unit) -> Html:
-    """The last values beside the lines' ends, moved apart where they would overlap."""
+    """The last values at the ends of the lines, moved apart if they would overlap."""
     labels = []
     below = float("inf")
     for one in sorted(series, key=lambda one: y(one.points[-1].value), reverse=True):

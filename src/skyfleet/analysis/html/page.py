@@ -1,6 +1,6 @@
-"""Page: the report of one run or several, whole in one file.
+"""The report page of one or several runs, in a single file.
 
-Nothing is fetched: style and script stand in the page, and its policy allows only these two.
+The page loads nothing: style and script are inline, and its security policy allows only these two.
 """
 
 from __future__ import annotations
@@ -11,23 +11,28 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from skyfleet.analysis.html.blocks import note, paragraphs
+from skyfleet.analysis.html.behaviour import failure_section
 from skyfleet.analysis.html.charts import slot_class
-from skyfleet.analysis.html.comparisons import between_runs, within_runs
 from skyfleet.analysis.html.curves import curve_section
+from skyfleet.analysis.html.elements import Html, join, note, paragraphs, tag
 from skyfleet.analysis.html.episodes import episode_section
-from skyfleet.analysis.html.failure_shifts import failure_section
-from skyfleet.analysis.html.findings import findings_of
-from skyfleet.analysis.html.markup import Html, join, tag
-from skyfleet.analysis.html.next_steps import next_section
-from skyfleet.analysis.html.phases import phase_section, total_seconds
-from skyfleet.analysis.html.sentinels import sentinel_section
-from skyfleet.analysis.html.settings import settings_section
-from skyfleet.analysis.html.shown_run import ShownRun, read_runs
-from skyfleet.analysis.html.signals import signal_section
-from skyfleet.analysis.html.spreads import spread_section
+from skyfleet.analysis.html.formatting import count, seconds
+from skyfleet.analysis.html.page_data import (
+    ReportRun,
+    analyze_run,
+    between_runs,
+    read_runs,
+    within_runs,
+)
+from skyfleet.analysis.html.run_sections import (
+    next_section,
+    phase_section,
+    sentinel_section,
+    settings_section,
+    total_seconds,
+)
+from skyfleet.analysis.html.signals import distribution_section, signal_section
 from skyfleet.analysis.html.verdicts import headline, verdict_section
-from skyfleet.analysis.html.wording import count, seconds
 from skyfleet.analysis.run_folder import RunFolder
 from skyfleet.storage.local import write_atomically
 
@@ -35,7 +40,7 @@ _SECTIONS = {
     "next": "What to do next",
     "verdicts": "Verdicts",
     "curves": "Curves",
-    "spreads": "Spreads",
+    "distributions": "Distributions",
     "signal": "Signal",
     "failures": "Failures",
     "time": "Time",
@@ -46,13 +51,13 @@ _SECTIONS = {
 
 
 def write_report(runs: Sequence[RunFolder], output: Path) -> None:
-    """One HTML file that needs nothing else; what was there is replaced."""
+    """Write one self-contained HTML file; replaces an existing file."""
     output.parent.mkdir(parents=True, exist_ok=True)
-    # A model may say half a surrogate pair, which UTF-8 cannot.
-    write_atomically(output, report_page(runs).encode("utf-8", "backslashreplace"))
+    # A model may write half a surrogate pair, which UTF-8 cannot encode.
+    write_atomically(output, build_report_page(runs).encode("utf-8", "backslashreplace"))
 
 
-def report_page(folders: Sequence[RunFolder]) -> str:
+def build_report_page(folders: Sequence[RunFolder]) -> str:
     runs = read_runs(folders)
     title = f"{', '.join(run.title for run in runs)} · skyfleet report"
     style, script = _asset("style.css"), _asset("script.js")
@@ -81,17 +86,17 @@ def report_page(folders: Sequence[RunFolder]) -> str:
     return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
 
 
-def _sections(runs: Sequence[ShownRun]) -> Html:
-    findings = [findings_of(run) for run in runs]
+def _sections(runs: Sequence[ReportRun]) -> Html:
+    findings = [analyze_run(run) for run in runs]
     within, between = within_runs(runs), between_runs(runs)
-    tables = [one for one in (*between, *within) if one.comparisons or one.excuses]
+    tables = [one for one in (*between, *within) if one.comparisons or one.notes]
     return join(
         _summary(runs),
         headline([one for one in between if one.comparisons] or within),
         next_section(findings, within),
         verdict_section(findings, tables),
         curve_section(runs),
-        spread_section(runs),
+        distribution_section(runs),
         signal_section(findings),
         failure_section(findings),
         phase_section(runs),
@@ -106,46 +111,46 @@ def _navigation() -> Html:
     return tag("nav", tag("ul", links), aria_label="Sections")
 
 
-def _summary(runs: Sequence[ShownRun]) -> Html:
-    """What each run was, in a line; with several, also which colour it has."""
+def _summary(runs: Sequence[ReportRun]) -> Html:
+    """One line per run, with its colour if there are several."""
     lines = [
         tag(
             "li",
             None if run.alone else tag("span", class_=f"key {slot_class(run.slot)}"),
             None if run.alone else tag("strong", f"{run.title}: "),
-            _said(run),
+            _describe_run(run),
         )
         for run in runs
     ]
     return join(
-        tag("ul", lines, class_="summary"), [paragraphs(run.excuses) for run in runs if run.excuses]
+        tag("ul", lines, class_="summary"), [paragraphs(run.notes) for run in runs if run.notes]
     )
 
 
-def _said(run: ShownRun) -> str:
+def _describe_run(run: ReportRun) -> str:
     unknown = sum(entry.success is None for entry in (*run.training, *run.evaluation))
     episodes = (
         f"{count(len(run.training))} training and {count(len(run.evaluation))} evaluation "
-        f"episodes, {count(unknown)} of unknown grade"
+        f"episodes, {count(unknown)} ungraded"
     )
     if run.folder.imported:
-        return f"{episodes}. Imported from dumps, which record no configuration, tokens or times."
+        return f"{episodes}. Imported from dumps without configuration, tokens or times."
     model = run.folder.config.trainer.policy.model.path
     return f"{model}, {count(run.last_step)} steps, {episodes}, {seconds(total_seconds(run))}."
 
 
 def _asset(name: str) -> Html:
-    """Our own files, which hold no text of a run."""
+    """Files of this package, which contain no text from a run."""
     return Html(files("skyfleet.analysis.html").joinpath(name).read_text(encoding="utf-8"))
 
 
 def _policy(style: str, script: str) -> str:
     return (
-        f"default-src 'none'; style-src {_hashed(style)}; script-src {_hashed(script)}; "
+        f"default-src 'none'; style-src {_hash_source(style)}; script-src {_hash_source(script)}; "
         "base-uri 'none'; form-action 'none'"
     )
 
 
-def _hashed(text: str) -> str:
+def _hash_source(text: str) -> str:
     digest = hashlib.sha256(text.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"

@@ -1,4 +1,4 @@
-// The page is whole without this: it adds the theme, copying, and walking through charts.
+// Optional: adds the theme button, copy buttons and keyboard navigation of charts.
 "use strict";
 
 const root = document.documentElement;
@@ -9,25 +9,25 @@ function showTheme(theme) {
   document.getElementById("theme").textContent = `Theme: ${theme}`;
 }
 
-function keptTheme() {
+function storedTheme() {
   try {
-    const kept = localStorage.getItem("skyfleet-theme");
-    return themes.includes(kept) ? kept : "auto";
+    const stored = localStorage.getItem("skyfleet-theme");
+    return themes.includes(stored) ? stored : "auto";
   } catch {
-    return "auto"; // a browser may keep nothing for files
+    return "auto"; // a browser may block storage for local files
   }
 }
 
 const button = document.getElementById("theme");
 button.hidden = false;
-showTheme(keptTheme());
+showTheme(storedTheme());
 button.addEventListener("click", () => {
   const next = themes[(themes.indexOf(root.dataset.theme) + 1) % themes.length];
   showTheme(next);
   try {
     localStorage.setItem("skyfleet-theme", next);
   } catch {
-    // then only for now
+    // the theme then lasts until the page is reloaded
   }
 });
 
@@ -40,7 +40,7 @@ for (const copy of document.querySelectorAll("button.copy")) {
       await navigator.clipboard.writeText(code.textContent);
       copy.textContent = "Copied";
     } catch {
-      copy.textContent = "Marked";
+      copy.textContent = "Selected";
     }
   });
 }
@@ -51,7 +51,7 @@ function read(mark) {
   if (!readout) {
     readout = document.createElement("p");
     readout.className = "readout";
-    readout.setAttribute("aria-hidden", "true"); // a reader says the mark's own title
+    readout.setAttribute("aria-hidden", "true"); // a screen reader reads the title of the mark
     figure.append(readout);
   }
   readout.textContent = mark.querySelector("title").textContent;
@@ -67,7 +67,7 @@ function nearest(marks, event) {
   return marks.reduce((best, mark) => (distance(mark) < distance(best) ? mark : best));
 }
 
-for (const chart of document.querySelectorAll("svg.walked")) {
+for (const chart of document.querySelectorAll("svg.navigable")) {
   const marks = [...chart.querySelectorAll(".dot, .bar")];
   const steps = { ArrowRight: 1, ArrowLeft: -1, Home: -Infinity, End: Infinity };
   chart.addEventListener("keydown", (event) => {

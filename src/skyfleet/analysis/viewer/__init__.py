@@ -1,1 +1,1 @@
-"""A page in the browser to leaf through a run's episodes."""
+"""Browser-based viewer of the episodes of a run."""

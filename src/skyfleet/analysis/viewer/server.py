@@ -1,4 +1,4 @@
-"""The viewer's server: this machine only, reading only, and nothing a page could be made to run."""
+"""HTTP server of the viewer: local, read-only, with a strict content security policy."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 
-Answer = tuple[HTTPStatus, str, bytes]
+Response = tuple[HTTPStatus, str, bytes]
 
 
 class ViewerServer(ThreadingHTTPServer):
-    """Serves one viewer; each request in a thread of its own."""
+    """Serves one viewer, with one thread per request."""
 
     daemon_threads = True
 
@@ -53,17 +53,17 @@ class ViewerServer(ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_port}/"
 
     def url_of(self, entry_id: str) -> str:
-        """Where the page opens this episode."""
+        """The address of an episode."""
         return f"{self.url}#episode={quote(entry_id)}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that hangs up early is no news."""
-        logger.debug("a request was cut off", exc_info=True)
+        """A browser that closes the connection early is not an error."""
+        logger.debug("connection closed by the browser", exc_info=True)
 
 
 @contextmanager
 def opened(viewer: Viewer, port: int = 0) -> Iterator[ViewerServer]:
-    """Listening from here on; whoever is given it calls `serve_forever`."""
+    """Listen on the port; the caller runs `serve_forever`."""
     with ViewerServer(viewer, port) as server:
         try:
             yield server
@@ -77,37 +77,40 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "skyfleet"
     sys_version = ""
     timeout = 60
-    # Otherwise a small answer waits 40 ms for the browser to confirm its headers.
+    # Otherwise a small response waits 40 ms for the acknowledgement of its headers.
     disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
-        self._send(*self._answer())
+        self._send(*self._respond())
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What http.server itself refuses, such as POST, with the same headers as all else."""
-        self.close_connection = True  # what follows may be the body of what was refused
-        self._send(*_refusal(HTTPStatus(code), message or HTTPStatus(code).phrase))
+        """Errors of http.server itself, such as for POST, with the same headers as all responses."""
+        self.close_connection = True  # the body of the rejected request may follow
+        self._send(*_error(HTTPStatus(code), message or HTTPStatus(code).phrase))
 
     def log_message(self, format: str, *args: Any) -> None:
         logger.debug(format, *args)
 
-    def _answer(self) -> Answer:
-        # A page elsewhere may give its own name our address; it cannot choose this header.
+    def _respond(self) -> Response:
+        # Prevents DNS rebinding: a foreign page cannot choose the Host header.
         if (host := self.headers.get("Host", "")).partition(":")[0] not in _LOCAL_NAMES:
-            return _refusal(HTTPStatus.FORBIDDEN, f"Host {host!r}; use {self.server.url}")
+            return _error(HTTPStatus.FORBIDDEN, f"Host {host!r}; use {self.server.url}")
         try:
-            return self._found(urlsplit(self.path).path)
+            return self._route(urlsplit(self.path).path)
         except SkyfleetError as error:
-            absent = isinstance(error, RecordError)
-            status = HTTPStatus.NOT_FOUND if absent else HTTPStatus.BAD_REQUEST
-            return _refusal(status, str(error))
+            not_found = isinstance(error, RecordError)
+            status = HTTPStatus.NOT_FOUND if not_found else HTTPStatus.BAD_REQUEST
+            return _error(status, str(error))
         except OSError as error:
-            return _refusal(HTTPStatus.NOT_FOUND, f"{error.filename}: {error.strerror}; reload")
+            return _error(HTTPStatus.NOT_FOUND, f"{error.filename}: {error.strerror}; reload")
         except Exception:
-            logger.exception("%s could not be answered", self.path)
-            return _refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "the viewer's terminal says why")
+            logger.exception("%s failed", self.path)
+            return _error(
+                HTTPStatus.INTERNAL_SERVER_ERROR,
+                "internal error; see the log in the terminal of the viewer",
+            )
 
-    def _found(self, path: str) -> Answer:
+    def _route(self, path: str) -> Response:
         viewer = self.server.viewer
         params = dict(parse_qsl(urlsplit(self.path).query))
         match unquote(path).split("/")[1:]:
@@ -126,7 +129,7 @@ class _Handler(BaseHTTPRequestHandler):
             case [name] if (page := self.server.static.get(name or "index.html")) is not None:
                 kind = _TYPES[(name or "index.html").rpartition(".")[2]]
                 return HTTPStatus.OK, f"{kind}; charset=utf-8", page
-        return _refusal(HTTPStatus.NOT_FOUND, f"{path!r} is not here; begin at {self.server.url}")
+        return _error(HTTPStatus.NOT_FOUND, f"{path!r} does not exist; start at {self.server.url}")
 
     def _send(self, status: HTTPStatus, kind: str, body: bytes) -> None:
         self.send_response(status)
@@ -139,11 +142,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-def _json(value: Any) -> Answer:
-    # ASCII, because a model may put half a surrogate pair into what it says.
+def _json(value: Any) -> Response:
+    # ASCII, because a model may write half a surrogate pair.
     body = json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii")
     return HTTPStatus.OK, "application/json", body
 
 
-def _refusal(status: HTTPStatus, sentence: str) -> Answer:
+def _error(status: HTTPStatus, sentence: str) -> Response:
     return status, "application/json", json.dumps({"error": sentence}).encode("ascii")

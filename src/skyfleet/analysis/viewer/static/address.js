@@ -1,4 +1,4 @@
-// The address: filters and what is open, in the part of the URL behind the #.
+// The address: filters and the open episode, in the fragment of the URL.
 
 export const FILTERS = ["text", "env", "outcome", "where", "step", "class", "sort"];
 const OPEN = ["episode", "with", "tokens"];
@@ -14,14 +14,14 @@ export function hashOf(state) {
   return "#" + params.toString().replaceAll("%2F", "/");
 }
 
-// A step to come back to with the browser's own button, unless it only refines the last one.
+// `push` adds an entry to the browser history; otherwise the current entry is replaced.
 export function write(state, { push = false } = {}) {
   const hash = hashOf(state);
   if (hash === (location.hash || "#")) return;
   history[push ? "pushState" : "replaceState"](null, "", hash);
 }
 
-// What the server calls the filters.
+// The filters as parameters of the API.
 export function params(state) {
   const { where, ...filters } = Object.fromEntries(FILTERS.map((name) => [name, state[name]]));
   const [kind, set] = where.split(/:(.*)/s);

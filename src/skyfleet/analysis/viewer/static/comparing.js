@@ -1,9 +1,9 @@
-// Two episodes side by side: equal turns face each other, and where they part is marked.
+// Two episodes side by side: equal turns are aligned, and the first difference is marked.
 
 import { el, outcomeMark, place, reward } from "./dom.js";
 
 export function comparison(both, linkTo) {
-  const { left, right, rows, first_difference: parted } = both;
+  const { left, right, rows, first_difference: firstDifference } = both;
   return [
     el("header", { class: "heading" },
       el("h2", {}, "Two episodes"),
@@ -14,18 +14,18 @@ export function comparison(both, linkTo) {
         ? [prompt(both.opening.left, "cell both")]
         : ["left", "right"].map((name) => prompt(both.opening[name], "cell"))),
       ...rows.flatMap((row, n) => [
-        n === parted ? el("p", { class: "parting", id: "parting" }, "First different action") : null,
+        n === firstDifference ? el("p", { class: "parting", id: "parting" }, "First different action") : null,
         cell(row, "left"), cell(row, "right"),
       ].filter(Boolean))),
   ];
 }
 
-function sentence({ left, right, rows, first_difference: parted, same_opening }) {
-  const tasks = left.task === right.task ? "The same task. " : "Two tasks. ";
+function sentence({ left, right, rows, first_difference: firstDifference, same_opening }) {
+  const tasks = left.task === right.task ? "The same task. " : "Different tasks. ";
   const prompts = same_opening ? "" : "Their prompts differ. ";
-  if (parted === null) return `${tasks}${prompts}Every action is the same.`;
+  if (firstDifference === null) return `${tasks}${prompts}All actions are equal.`;
   const alike = rows.filter((row) => row.same_action).length;
-  return `${tasks}${prompts}They part at turn ${parted + 1}; ${alike} of ${rows.length} turns do the same.`;
+  return `${tasks}${prompts}First difference at turn ${firstDifference + 1}; ${alike} of ${rows.length} turns have the same action.`;
 }
 
 function side(row, linkTo) {
@@ -36,23 +36,23 @@ function side(row, linkTo) {
     el("p", { class: "muted" }, `${place(row)} · attempt ${row.sample + 1}`));
 }
 
-function prompt(said, className) {
-  // The last thing said in it is the task.
-  const task = said.map(([text]) => text).join("").split("\n\n").at(-1);
+function prompt(parts, className) {
+  // The last paragraph is the task.
+  const task = parts.map(([text]) => text).join("").split("\n\n").at(-1);
   return el("details", { class: `${className} fold` },
-    el("summary", {}, "Prompt: ", task.slice(0, 300)), pieces(said, "prose"));
+    el("summary", {}, "Prompt: ", task.slice(0, 300)), pieces(parts, "prose"));
 }
 
 function cell(row, name) {
   const turn = row[name];
-  if (!turn) return el("div", { class: "cell none", "aria-label": "no such turn" });
+  if (!turn) return el("div", { class: "cell none", "aria-label": "no turn" });
   const kind = `${row.same_action ? "same" : "other"}${turn.is_error ? " failed" : ""}`;
-  const said = turn.replies.some(([text]) => text);
+  const hasReplies = turn.replies.some(([text]) => text);
   return el("article", { class: `cell ${kind}`, "aria-label": `Turn ${turn.turn}, ${name}` },
     el("h3", {}, `Turn ${turn.turn}`, turn.is_error ? el("span", { class: "flag" }, "error") : ""),
     pieces(turn.action, "code"),
-    said ? el("details", { class: "fold", open: row.same_action && !row.same_replies },
-      el("summary", {}, row.same_replies ? "Answer, the same" : "Answer, different"),
+    hasReplies ? el("details", { class: "fold", open: row.same_action && !row.same_replies },
+      el("summary", {}, row.same_replies ? "Reply, equal" : "Reply, different"),
       pieces(turn.replies, "code")) : null);
 }
 

@@ -14,21 +14,21 @@ export function conversation(episode) {
   ];
 
   function opening(message) {
-    const parts = said(message, episode.id);
+    const parts = messageParts(message, episode.id);
     const long = message.parts.reduce((sum, part) => sum + (part.text?.length ?? 0), 0) > FOLDED_FROM;
     const body = message.role === "system" && long
       ? [el("details", { class: "fold" }, el("summary", {}, firstLine(message)), ...parts)] : parts;
     return el("article", { class: `turn ${message.role}`, "aria-label": message.role },
-      el("div", { class: "who" }, el("h3", {}, message.role)), el("div", { class: "said" }, ...body));
+      el("div", { class: "who" }, el("h3", {}, message.role)), el("div", { class: "content" }, ...body));
   }
 }
 
-// Name, outcome and figures: what stands above a conversation and above its tokens.
+// Name, outcome and numbers, above the conversation and above the tokens.
 export function heading(episode, buttons, linkTo) {
   const facts = [
     episode.env, place(episode), `attempt ${episode.sample + 1}`, count(episode.n_turns, "turn"),
     count(episode.calls, "call"),
-    episode.transcripts ? count(episode.tokens, "token chosen", "tokens chosen") : "tokens not recorded",
+    episode.transcripts ? count(episode.tokens, "sampled token") : "tokens not recorded",
     episode.seconds ? seconds(episode.seconds) : "time not recorded",
   ];
   const ended = episode.ending === "done" ? [] : [`ended by ${episode.ending.replace("_", " ")}`];
@@ -62,16 +62,16 @@ function verdict({ grade, why, failure, failure_detail, outcome }) {
   const evidence = why.map((one, n) => el("p", { class: "why" },
     el("span", { class: n ? "tag calm" : "tag" }, one.class), one.turn ? `turn ${one.turn} ` : "",
     one.excerpt ? el("q", {}, one.excerpt) : null));
-  const signs = count(evidence.length - 1, "other sign");
+  const findings = count(evidence.length - 1, "other finding");
   return el("section", { class: `verdict ${outcome}`, "aria-label": "Grade" },
-    el("h3", {}, grade ? `Graded ${reward(grade.reward)}` : "No grade: the outcome is unknown"),
+    el("h3", {}, grade ? `Graded ${reward(grade.reward)}` : "Not graded"),
     failure ? el("p", { class: "error-text" }, `${failure}: ${failure_detail}`) : null,
     grade && Object.keys(grade.parts).length
       ? el("dl", { class: "parts" }, ...Object.entries(grade.parts).flatMap(([name, value]) =>
         [el("dt", {}, name), el("dd", {}, reward(value))])) : null,
     grade?.explanation.trim() ? prose(grade.explanation.trim(), "code") : null,
     evidence[0],
-    evidence.length > 1 ? el("details", { class: "fold" }, el("summary", {}, signs), ...evidence.slice(1)) : null);
+    evidence.length > 1 ? el("details", { class: "fold" }, el("summary", {}, findings), ...evidence.slice(1)) : null);
 }
 
 function turnBlock(turn, number, id) {
@@ -83,19 +83,19 @@ function turnBlock(turn, number, id) {
       turn.engine_seconds ? el("p", { class: "muted" }, `engine ${seconds(turn.engine_seconds)}`) : null,
       turn.env_seconds ? el("p", { class: "muted" }, `env ${seconds(turn.env_seconds)}`) : null,
       turn.reward ? el("p", { class: "muted" }, `reward ${reward(turn.reward)}`) : null),
-    el("div", { class: "said" },
+    el("div", { class: "content" },
       action.reasoning ? el("details", { class: "fold reasoning" },
         el("summary", {}, `Reasoning, ${count(action.reasoning.split(/\s+/).length, "word")}`),
         prose(action.reasoning)) : null,
-      ...said(action, id),
+      ...messageParts(action, id),
       ...action.malformed.map((text) => el("div", { class: "call failed" },
-        el("p", { class: "flag" }, "A call that could not be read"), prose(text, "code"))),
+        el("p", { class: "flag" }, "Malformed call"), prose(text, "code"))),
       ...paired.calls.map(([call, replies]) => callBlock(call, replies, id)),
       ...paired.rest.map((reply) => el("div", { class: `reply ${reply.is_error ? "failed" : ""}` },
-        el("p", { class: "flag" }, reply.is_error ? `${reply.role}: error` : reply.role), ...said(reply, id)))));
+        el("p", { class: "flag" }, reply.is_error ? `${reply.role}: error` : reply.role), ...messageParts(reply, id)))));
 }
 
-// A reply belongs to the call it names, or, where ids repeat, to the one in its place.
+// A reply belongs to the call with its id; if ids repeat, in order.
 function pair(calls, replies) {
   const left = [...replies];
   const taken = calls.map((call) => {
@@ -114,21 +114,21 @@ function callBlock(call, replies, id) {
         reply.is_error && !/^error/i.test(firstLine(reply)) ? el("span", { class: "flag" }, "error") : null,
         firstLine(reply)))),
     el("h4", {}, "Arguments"), prose(call.arguments, "code"),
-    ...replies.flatMap((reply) => [el("h4", {}, "Answer"), ...said(reply, id, "code")]));
+    ...replies.flatMap((reply) => [el("h4", {}, "Result"), ...messageParts(reply, id, "code")]));
 }
 
-function said(message, id, className = "prose") {
+function messageParts(message, id, className = "prose") {
   return message.parts.filter((part) => part.text !== "").map((part) => {
     if (part.text !== undefined) return prose(part.text, className);
     if (part.picture === null) return el("p", { class: "muted" }, `${part.media_type}, ${part.bytes} bytes: not shown`);
     return el("img", {
-      class: "picture", loading: "lazy", alt: `Picture ${part.picture + 1} of this episode`,
+      class: "picture", loading: "lazy", alt: `Image ${part.picture + 1} of this episode`,
       src: `/api/picture/${episodePath(id)}/${part.picture}`,
     });
   });
 }
 
 function firstLine(message) {
-  const text = message.parts.map((part) => part.text ?? "[picture]").join(" ").trim();
+  const text = message.parts.map((part) => part.text ?? "[image]").join(" ").trim();
   return text.slice(0, 300).replaceAll("\n", " ⏎ ");
 }

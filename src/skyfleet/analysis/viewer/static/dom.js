@@ -1,5 +1,5 @@
-// The only place that makes elements. What models and environments say goes through `append`
-// as a string, so it is text and never markup.
+// The only place that creates elements. Text of models and environments is passed to `append` as a
+// string, so it is never parsed as markup.
 
 export function el(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
@@ -35,7 +35,7 @@ export const outcomeMark = (outcome) =>
 
 const CHARACTERS_SHOWN = 20_000;
 
-// Text as it is; a very long one is cut, and the rest is a click away.
+// Text; a very long one is truncated, with a button that shows the rest.
 export function prose(text, className = "prose") {
   if (text.length <= CHARACTERS_SHOWN) return el("div", { class: className }, text);
   const shown = el("div", { class: className }, text.slice(0, CHARACTERS_SHOWN));

@@ -1,4 +1,4 @@
-// The filters: menus made of what the run holds.
+// The filter menus, built from the values that occur in the run.
 
 import { el, find } from "./dom.js";
 import { FILTERS } from "./address.js";
@@ -29,25 +29,25 @@ export function listen(onChange) {
 
 export const focusText = () => { field("text").focus(); field("text").select(); };
 
-// What can be chosen, with how many episodes it would leave; what was chosen stays. A text that is
-// searched for is in no count.
+// Each option with the number of episodes it would select; the current selection stays. With a
+// search text there are no counts.
 export function fill({ menus, sorts }, state) {
-  const counted = (all, name = spoken) =>
+  const withCounts = (all, name = displayName) =>
     Object.entries(all).map(([value, n]) => [value, name(value), state.text ? undefined : n]);
   const evals = Object.entries(menus.where).filter(([value]) => value !== "train");
   const where = evals.length ? { ...menus.where, eval: evals.reduce((sum, [, n]) => sum + n, 0) } : menus.where;
-  menu("env", "Every environment", counted(menus.env), state);
-  menu("outcome", "Every outcome", counted(menus.outcome), state);
-  menu("where", "Every set", counted(where, NAMES.where).sort(([a], [b]) => rank(a) - rank(b)), state);
-  menu("step", "Every step", counted(menus.step, NAMES.step), state);
+  menu("env", "All environments", withCounts(menus.env), state);
+  menu("outcome", "All outcomes", withCounts(menus.outcome), state);
+  menu("where", "All sets", withCounts(where, NAMES.where).sort(([a], [b]) => rank(a) - rank(b)), state);
+  menu("step", "All steps", withCounts(menus.step, NAMES.step), state);
   menu("sort", "", sorts.map((name) => [name, ORDERS[name] ?? name]), state);
-  menu("class", "Every failure class", counted(menus.class), state);
+  menu("class", "All failure classes", withCounts(menus.class), state);
 }
 
-const NAMES = { where: (where) => placeName(where), step: (step) => `step ${step}` };
-const spoken = (name) => name.replaceAll("_", " ");
-const placeName = (where) =>
-  ({ train: "training", eval: "every evaluation" })[where] ?? spoken(where.slice("eval:".length));
+const NAMES = { where: (where) => setLabel(where), step: (step) => `step ${step}` };
+const displayName = (name) => name.replaceAll("_", " ");
+const setLabel = (where) =>
+  ({ train: "training", eval: "all evaluations" })[where] ?? displayName(where.slice("eval:".length));
 const rank = (where) => ["train", "eval"].indexOf(where) + 1 || 3;
 
 export function show(state) {
@@ -60,12 +60,12 @@ export function show(state) {
 function menu(name, everything, options, state) {
   const select = field(name);
   const listed = options.some(([value]) => value === state[name]) || !state[name];
-  const all = listed ? options : [...options, [state[name], NAMES[name]?.(state[name]) ?? spoken(state[name])]];
+  const all = listed ? options : [...options, [state[name], NAMES[name]?.(state[name]) ?? displayName(state[name])]];
   const label = ([, text, n]) => (n === undefined ? text : `${text}  ${n.toLocaleString("en")}`);
   const signature = JSON.stringify([everything, all]);
-  // A menu that may be open would close under the reader's hand.
-  const held = select.dataset.signature && document.activeElement === select;
-  if (held || select.dataset.signature === signature) return;
+  // Do not replace the options of a menu that may be open.
+  const mayBeOpen = select.dataset.signature && document.activeElement === select;
+  if (mayBeOpen || select.dataset.signature === signature) return;
   select.dataset.signature = signature;
   select.replaceChildren(
     ...(everything ? [el("option", { value: "" }, everything)] : []),

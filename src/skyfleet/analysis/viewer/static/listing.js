@@ -1,11 +1,11 @@
-// The list: as many rows as the run has, as few elements as fit on the screen.
+// A virtual list: only the rows on the screen have elements.
 
 import { ask, count, el, find, outcomeMark, place, reward } from "./dom.js";
 
 const ROW = 50, ROW_WITH_PASSAGE = 70, ROWS_BEYOND = 6;
-// Browsers end an element near 33 million pixels.
-const ROWS_AT_MOST = 400_000;
-const SEARCH_LOOK_MS = 300;
+// Browsers limit the height of an element to about 33 million pixels.
+const MAX_ROWS = 400_000;
+const SEARCH_POLL_MS = 300;
 
 export class List {
   constructor({ onOpen, pageRows = 200 }) {
@@ -15,12 +15,12 @@ export class List {
     this.pageRows = pageRows;
     this.onOpen = onOpen;
     this.cursor = -1;
-    this.openId = this.chosenId = "";
+    this.openId = this.selectedId = "";
     this.total = 0;
     this.revision = 0;
     this.pages = new Map();
     this.coming = new Map();
-    this.asked = new AbortController();
+    this.request = new AbortController();
     this.drawn = false;
     this.box.addEventListener("scroll", () => this.draw(), { passive: true });
     new ResizeObserver(() => this.draw()).observe(this.box);
@@ -30,23 +30,23 @@ export class List {
     });
   }
 
-  // Other filters: everything is asked for anew, from what is open or from the top.
+  // The filters changed: load everything again, around the open episode or from the top.
   async load(params, openId) {
-    this.asked.abort();
-    this.asked = new AbortController();
+    this.request.abort();
+    this.request = new AbortController();
     Object.assign(this, { params, openId });
     this.rowHeight = params.get("text") ? ROW_WITH_PASSAGE : ROW;
     this.box.classList.toggle("with-passage", Boolean(params.get("text")));
     this.box.setAttribute("aria-busy", "true");
     try {
-      let first = await ask(`/api/episodes?${params}&open=${encodeURIComponent(openId)}`, this.asked.signal);
+      let first = await ask(`/api/episodes?${params}&open=${encodeURIComponent(openId)}`, this.request.signal);
       this.revision = first.revision;
       this.cursor = -1;
       this.box.scrollTop = 0;
       this.take(first);
       if (this.cursor >= 0) this.jumpTo(this.cursor);
       while (first.search?.running) {
-        await new Promise((resolve) => setTimeout(resolve, SEARCH_LOOK_MS));
+        await new Promise((resolve) => setTimeout(resolve, SEARCH_POLL_MS));
         first = await this.askPage(0);
         this.take(first);
       }
@@ -57,7 +57,7 @@ export class List {
     this.box.setAttribute("aria-busy", "false");
   }
 
-  // The same rows again, where something about them may have become known.
+  // Reload the same rows, whose failure classes may be known now.
   async refresh() {
     if (!this.params) return;
     const wanted = new Set([0, ...this.window().map((at) => Math.floor(at / this.pageRows))]);
@@ -74,7 +74,7 @@ export class List {
   askPage(page) {
     const open = encodeURIComponent(this.openId);
     const query = `${this.params}&page=${page}&revision=${this.revision}&open=${open}`;
-    return ask(`/api/episodes?${query}`, this.asked.signal);
+    return ask(`/api/episodes?${query}`, this.request.signal);
   }
 
   take(first) {
@@ -85,7 +85,7 @@ export class List {
   }
 
   resize(answer) {
-    this.total = Math.min(answer.total, ROWS_AT_MOST);
+    this.total = Math.min(answer.total, MAX_ROWS);
     this.inner.style.height = `${this.total * this.rowHeight}px`;
     find("count").textContent = sentence(answer);
   }
@@ -102,7 +102,7 @@ export class List {
     return this.pages.get(page)[index % this.pageRows];
   }
 
-  // The same, waited for.
+  // Wait until the row is loaded.
   async arrived(index) {
     if (!this.row(index)) await this.coming.get(Math.floor(index / this.pageRows));
     return this.row(index);
@@ -137,7 +137,7 @@ export class List {
     };
     if (!row) return el("div", { ...at, class: "row waiting" });
     if (row.id === this.openId) at.class += " open";
-    if (row.id === this.chosenId) at.class += " chosen";
+    if (row.id === this.selectedId) at.class += " selected";
     return el("div", at,
       outcomeMark(row.outcome),
       el("span", { class: "task", title: row.task }, row.task),
@@ -146,7 +146,7 @@ export class List {
       row.passage ? el("span", { class: "passage" }, row.passage) : null);
   }
 
-  // The row there, scrolled into view; undefined beyond either end.
+  // Move the cursor to a row and scroll it into view; undefined if it does not exist.
   moveTo(index) {
     if (index < 0 || index >= this.total) return undefined;
     this.cursor = index;
@@ -159,11 +159,11 @@ export class List {
     return this.row(index);
   }
 
-  // From elsewhere: with what stands around it, unless it is in view already.
+  // Scroll a row to the centre unless it is already visible.
   jumpTo(index) {
-    const top = index * this.rowHeight, room = this.box.clientHeight - this.rowHeight;
-    const seen = top >= this.box.scrollTop && top <= this.box.scrollTop + room;
-    if (!seen) this.box.scrollTop = top - room / 2;
+    const top = index * this.rowHeight, space = this.box.clientHeight - this.rowHeight;
+    const visible = top >= this.box.scrollTop && top <= this.box.scrollTop + space;
+    if (!visible) this.box.scrollTop = top - space / 2;
     this.moveTo(index);
   }
 
@@ -171,14 +171,14 @@ export class List {
     return this.cursor < 0 ? undefined : this.row(this.cursor);
   }
 
-  mark({ openId, chosenId }) {
-    Object.assign(this, { openId, chosenId });
-    const loading = this.box.getAttribute("aria-busy") === "true"; // then it is found on arrival
+  mark({ openId, selectedId }) {
+    Object.assign(this, { openId, selectedId });
+    const loading = this.box.getAttribute("aria-busy") === "true"; // it is found when loading ends
     if (openId && !loading && this.current()?.id !== openId) this.findOpen();
     this.draw();
   }
 
-  // What was opened from elsewhere may be far down, and need not be in the list at all.
+  // An episode opened from a link may be far down, or not in the list.
   async findOpen() {
     const { openId, revision } = this;
     for (const [page, rows] of this.pages) {
@@ -191,22 +191,22 @@ export class List {
 }
 
 function facts(row) {
-  const said = [
+  const text = [
     row.task.startsWith(row.env) ? "" : row.env, place(row), count(row.n_turns, "turn"),
     row.errors ? count(row.errors, "error") : "",
   ].filter(Boolean).join(" · ");
   const tag = row.class || row.failure || (row.ending === "done" ? "" : row.ending.replace("_", " "));
-  return el("span", { class: "facts" }, el("span", { class: "line-end" }, said),
+  return el("span", { class: "facts" }, el("span", { class: "line-end" }, text),
     tag ? el("span", { class: row.outcome === "passed" ? "tag calm" : "tag" }, tag) : null);
 }
 
 function sentence({ total, search }) {
   const episodes = count(total, "episode");
-  if (!search) return total ? episodes : "No episode is like this. Widen the filters.";
-  if (search.error) return `${episodes} found; the search ended early: ${search.error}`;
+  if (!search) return total ? episodes : "No episode matches. Widen the filters.";
+  if (search.error) return `${episodes} found; the search stopped early: ${search.error}`;
   if (search.running) {
     return `Searching, ${Math.round((100 * search.seen) / Math.max(1, search.total))} % · ${episodes} found`;
   }
-  if (search.at_most) return `The first ${search.at_most.toLocaleString("en")} finds; narrow the search`;
-  return total ? `${episodes} found` : "Nobody says this here.";
+  if (search.at_most) return `First ${search.at_most.toLocaleString("en")} matches; narrow the search`;
+  return total ? `${episodes} found` : "No episode contains this text.";
 }

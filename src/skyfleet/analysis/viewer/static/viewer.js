@@ -1,4 +1,4 @@
-// The page: what is open, what a key does, and what the run has added meanwhile.
+// The page: navigation, keyboard actions, and polling for new episodes.
 
 import { ask, count, el, find, place } from "./dom.js";
 import * as address from "./address.js";
@@ -8,12 +8,12 @@ import { conversation, heading } from "./conversation.js";
 import { List } from "./listing.js";
 import { tokenView } from "./tokens.js";
 
-const LOOK_MS = 3000;
+const POLL_MS = 3000;
 
 const reader = find("reader");
 const list = new List({ onOpen: (row) => row && open(row.id, { push: true, focus: true }) });
 let state = address.read();
-let chosen = null;
+let selected = null;
 let opened = null;
 let asked = new AbortController();
 let run = null;
@@ -31,14 +31,14 @@ function open(id, { push = false, focus = false } = {}) {
   return show(focus);
 }
 
-// What the address names, on the right.
+// Show what the address names, on the right.
 async function show(focus = false) {
   asked.abort();
   asked = new AbortController();
   const { signal } = asked;
   const { episode, with: other, tokens } = state;
   document.body.classList.toggle("reading", Boolean(episode));
-  list.mark({ openId: episode, chosenId: chosen?.id ?? "" });
+  list.mark({ openId: episode, selectedId: selected?.id ?? "" });
   tray();
   if (!episode) {
     opened = null;
@@ -66,7 +66,7 @@ async function show(focus = false) {
   }
 }
 
-// Before anything is open: how each environment fared, as a way into the list.
+// If no episode is open: outcomes per environment, as links into the list.
 function overview() {
   if (!run) return;
   document.title = `${run.name} · skyfleet`;
@@ -76,11 +76,11 @@ function overview() {
     ...outcomes.map((outcome) => el("td", {}, counts[outcome]
       ? el("a", { href: address.hashOf({ env, outcome }) }, counts[outcome].toLocaleString("en")) : "–"))));
   reader.replaceChildren(el("div", { class: "overview" },
-    el("h2", {}, run.total ? "Episodes" : "This run has no episode yet"),
+    el("h2", {}, run.total ? "Episodes" : "This run has no episodes yet"),
     run.total ? el("table", {},
       el("thead", {}, el("tr", {}, ...["environment", ...outcomes].map((name) => el("th", { scope: "col" }, name)))),
       el("tbody", {}, ...rows)) : null,
-    el("p", { class: "muted" }, "Choose one on the left, or press ", el("kbd", {}, "j"), " and ", el("kbd", {}, "Enter"), ".")));
+    el("p", { class: "muted" }, "Select one on the left, or press ", el("kbd", {}, "j"), " and ", el("kbd", {}, "Enter"), ".")));
 }
 
 function fill(content, title) {
@@ -95,29 +95,29 @@ function buttons() {
     el("button", { type: "button", onclick, "aria-pressed": pressed }, label, " ", el("kbd", {}, key));
   return [
     button(state.tokens ? "Conversation" : "Tokens", "t", ACTIONS.t),
-    state.tokens ? null : button("Unfold all", "f", ACTIONS.f),
-    button("Choose to compare", "c", ACTIONS.c, String(chosen?.id === opened?.id)),
+    state.tokens ? null : button("Expand all", "f", ACTIONS.f),
+    button("Select to compare", "c", ACTIONS.c, String(selected?.id === opened?.id)),
   ].filter(Boolean);
 }
 
 function tray() {
   const box = find("tray");
-  box.hidden = !chosen;
-  if (!chosen) return;
+  box.hidden = !selected;
+  if (!selected) return;
   const other = current();
   box.replaceChildren(
-    el("p", {}, "Chosen: ", el("b", {}, chosen.task), ` ${place(chosen)}, attempt ${chosen.sample + 1}`),
-    el("button", { type: "button", onclick: ACTIONS.x, disabled: !other || other.id === chosen.id },
+    el("p", {}, "Selected: ", el("b", {}, selected.task), ` ${place(selected)}, attempt ${selected.sample + 1}`),
+    el("button", { type: "button", onclick: ACTIONS.x, disabled: !other || other.id === selected.id },
       "Compare with this one ", el("kbd", {}, "x")),
-    el("button", { type: "button", onclick: () => choose(null) }, "Forget"));
+    el("button", { type: "button", onclick: () => select(null) }, "Clear"));
 }
 
-function choose(row) {
-  chosen = row;
-  list.mark({ openId: state.episode, chosenId: chosen?.id ?? "" });
+function select(row) {
+  selected = row;
+  list.mark({ openId: state.episode, selectedId: selected?.id ?? "" });
   tray();
   for (const button of reader.querySelectorAll("[aria-pressed]")) {
-    button.setAttribute("aria-pressed", String(chosen?.id === opened?.id));
+    button.setAttribute("aria-pressed", String(selected?.id === opened?.id));
   }
 }
 
@@ -128,7 +128,7 @@ async function move(by) {
   list.moveTo(at);
   if (!state.episode || list.cursor !== at) return tray();
   const row = await list.arrived(at);
-  // Another key may have been faster than the row.
+  // Another key press may have moved the cursor while the row was loading.
   if (row && state.episode && list.cursor === at) open(row.id);
 }
 
@@ -159,15 +159,15 @@ const ACTIONS = {
   },
   c: () => {
     const row = current();
-    if (row) choose(row.id === chosen?.id ? null : row);
+    if (row) select(row.id === selected?.id ? null : row);
   },
   x: () => {
     const row = current();
-    if (!chosen || !row || row.id === chosen.id) return;
-    go({ episode: chosen.id, with: row.id, tokens: "" }, { push: true });
+    if (!selected || !row || row.id === selected.id) return;
+    go({ episode: selected.id, with: row.id, tokens: "" }, { push: true });
     show(true);
   },
-  r: () => look({ reload: true }),
+  r: () => refresh({ reload: true }),
   "?": () => find("help").showModal(),
   Escape: () => state.episode && goBack(),
 };
@@ -181,7 +181,7 @@ document.addEventListener("keydown", (event) => {
   }
   const pressing = event.target.matches("button, a, summary");
   if (event.key === "Enter" && pressing) return;
-  // Arrows scroll what is read; in the list they choose.
+  // Arrow keys scroll the episode, and move the cursor in the list.
   if (event.key.startsWith("Arrow") && event.target !== find("list")) return;
   const action = ACTIONS[event.key];
   if (!action) return;
@@ -189,31 +189,31 @@ document.addEventListener("keydown", (event) => {
   action();
 });
 
-async function look({ reload = false } = {}) {
+async function refresh({ reload = false } = {}) {
   try {
     const before = run;
     const asked = address.params(state).toString();
     run = await ask(`/api/run?${asked}`);
     find("run-name").textContent = run.name;
-    const busy = run.unclassified ? ` · finding why ${count(run.unclassified, "episode")} failed` : "";
-    const trouble = run.trouble ? ` · why some failed is not known: ${run.trouble}` : "";
+    const busy = run.unclassified ? ` · classifying ${count(run.unclassified, "failed episode")}` : "";
+    const trouble = run.trouble ? ` · some episodes are not classified: ${run.trouble}` : "";
     find("run-facts").textContent = `${run.model} · ${count(run.total, "episode")}${busy}${trouble}`;
     if (!state.episode && (!before || before.revision !== run.revision)) overview();
     list.pageRows = run.page_rows;
-    // Other filters were chosen meanwhile, and are asked for by whoever chose them.
+    // If the filters have changed meanwhile, the newer request fills the menus.
     if (asked === address.params(state).toString()) filters.fill(run, state);
     if (reload) await list.load(address.params(state), state.episode);
     else if (before && before.unclassified !== run.unclassified) await list.refresh();
     if (reload || !before) totalRead = run.total;
     const added = run.total - totalRead;
     find("new-episodes").hidden = added <= 0;
-    find("new-episodes").textContent = `Read ${count(added, "new episode")}`;
+    find("new-episodes").textContent = `Load ${count(added, "new episode")}`;
   } catch (error) {
-    find("run-facts").textContent = `The viewer does not answer: ${error.message}`;
+    find("run-facts").textContent = `The viewer does not respond: ${error.message}`;
   }
 }
 
-find("new-episodes").addEventListener("click", () => look({ reload: true }));
+find("new-episodes").addEventListener("click", () => refresh({ reload: true }));
 find("help-button").addEventListener("click", () => find("help").showModal());
 window.addEventListener("popstate", () => {
   const before = address.params(state).toString();
@@ -221,7 +221,7 @@ window.addEventListener("popstate", () => {
   filters.show(state);
   if (address.params(state).toString() !== before) {
     list.load(address.params(state), state.episode);
-    look();
+    refresh();
   }
   show();
 });
@@ -229,11 +229,11 @@ filters.listen((values) => {
   go({ ...values, sort: values.sort === "newest" ? "" : values.sort });
   filters.show(state);
   list.load(address.params(state), state.episode);
-  look();
+  refresh();
 });
 list.load(address.params(state), state.episode);
 show();
-await look();
+await refresh();
 filters.show(state);
 find("list").focus();
-setInterval(() => document.visibilityState === "visible" && look(), LOOK_MS);
+setInterval(() => document.visibilityState === "visible" && refresh(), POLL_MS);

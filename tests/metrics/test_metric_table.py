@@ -1,0 +1,114 @@
+"""docs/metrics.md lists every metric that a run logs, and a run logs what the seeds list."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from pathlib import Path
+
+import pytest
+from tests.fakes.small_runs import ELSEWHERE, UNSEEN, small_config
+
+from skyfleet.trainer.training_run import run_training
+
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+SETS = (
+    f"data.val_data={{unseen: ['{UNSEEN}']}}",
+    f"data.retail_val_data=['{UNSEEN}']",
+    f"data.test_data={{airline: ['{ELSEWHERE}']}}",
+)
+TRAINING = {
+    "generation/avg_reward", "generation/success_rate", "train/avg_reward", "train/min_reward",
+    "train/max_reward", "reward/avg_raw_reward", "reward/parse_failure_rate",
+    "loss/avg_raw_advantages", "timing/step", "timing/generate",
+}  # fmt: skip
+PLACEHOLDERS = {
+    "env": "[^/]+",
+    "name": "[^/]+",
+    "test-set": "test-[^/]+",
+    "n": r"\d+",
+    "k": r"\d+",
+}
+EVALUATION = {"test-airline/average_reward", "test-airline/success_rate"}
+
+
+def documented_patterns() -> list[re.Pattern[str]]:
+    """The first column of every table, as patterns."""
+    keys = re.findall(r"^\| `([^`]+)` \|", PAGE.read_text(), flags=re.MULTILINE)
+    return [re.compile("".join(map(_pattern, re.split(r"(\{[^}]*\})", key)))) for key in keys]
+
+
+def _pattern(part: str) -> str:
+    if not part.startswith("{"):
+        return re.escape(part)
+    options = (PLACEHOLDERS.get(option, re.escape(option)) for option in part[1:-1].split(","))
+    return f"(?:{'|'.join(options)})"
+
+
+def logged_rows(folder: Path) -> list[dict[str, float]]:
+    """`metrics.jsonl` and `timing.jsonl` joined by step."""
+    files = (folder / name for name in ("metrics.jsonl", "timing.jsonl"))
+    metrics, timing = ([json.loads(x) for x in file.read_text().splitlines()] for file in files)
+    return [{**one, **other} for one, other in zip(metrics, timing, strict=True)]
+
+
+def is_documented(key: str, patterns: list[re.Pattern[str]]) -> bool:
+    return any(pattern.fullmatch(key) for pattern in patterns)
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("eval/github/pass_at_3", True),
+        ("eval/all/avg_score", True),
+        ("eval-retail/success_rate", True),
+        ("test-airline/average_reward", True),
+        ("environment/github/my_metric", True),
+        ("generation/ending_done", False),
+        ("generate/env_init_failures", False),
+    ],
+)
+def test_the_patterns_of_the_table_match_keys(key: str, expected: bool) -> None:
+    assert is_documented(key, documented_patterns()) == expected
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
+    folder = tmp_path_factory.mktemp("run")
+    asyncio.run(run_training(small_config(folder, *SETS, "trainer.max_training_steps=2")))
+    return logged_rows(folder)
+
+
+def test_every_logged_metric_is_in_the_table(run: list[dict[str, float]]) -> None:
+    patterns = documented_patterns()
+    logged = {key for row in run for key in row} - {"step"}
+    assert sorted(key for key in logged if not is_documented(key, patterns)) == []
+
+
+def test_the_training_metrics_of_the_seeds_are_logged_at_every_step(
+    run: list[dict[str, float]],
+) -> None:
+    for row in run[1:]:
+        assert row.keys() >= TRAINING
+
+
+def test_the_evaluation_metrics_of_the_seeds_are_logged_at_every_evaluation(
+    run: list[dict[str, float]],
+) -> None:
+    for row in (run[0], run[-1]):
+        assert row.keys() >= EVALUATION
+
+
+@pytest.mark.xfail(reason="the trainer does not call metric_prefix yet")
+def test_the_first_set_is_the_main_set_and_retail_has_its_own_prefix(
+    run: list[dict[str, float]],
+) -> None:
+    assert run[0].keys() >= {
+        "eval/all/avg_score", "eval/github/pass_at_1", "eval-retail/success_rate",
+    }  # fmt: skip
+
+
+@pytest.mark.xfail(reason="advantage_metrics does not report the rewards yet")
+def test_the_reward_of_the_trained_sequences_is_logged(run: list[dict[str, float]]) -> None:
+    assert "loss/avg_raw_rewards" in run[1]
