@@ -1,4 +1,4 @@
-"""The loss of examples/add_a_loss is found, computed and trained with as its README says."""
+"""The loss of examples/add_a_loss loads, computes and trains as its README says."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ from skyfleet.envs import registry
 from skyfleet.trainer.training_run import run_training
 
 
-def test_the_loss_bends_where_ppo_breaks() -> None:
+def test_smooth_clip_follows_its_tanh_formula() -> None:
     output = smooth_clip(inputs([1.0, 1.2, 3.0], [1.0, -1.0, 1.0]))
     expected = [-1.0, 1 + 0.2 * tanh(1), -1.2]
     assert output.loss_T.tolist() == pytest.approx(expected, abs=1e-5)
     assert torch.equal(output.metrics_T["smooth_clip_ratio"][2], torch.tensor(1.0))
 
 
-def test_the_estimator_credits_only_a_new_best() -> None:
+def test_against_the_best_is_positive_only_for_a_single_best_attempt() -> None:
     assert against_the_best([1.0, 0.5, 0.0]) == [0.5, -0.5, -1.0]
     assert against_the_best([1.0, 1.0, 0.0]) == [0.0, 0.0, -1.0]
     assert against_the_best([0.5]) == [0.0]
 
 
-async def test_a_run_trains_with_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_run_trains_with_the_loss_and_the_estimator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(registry.ENV_CLASSES, "world", lambda _: open_moody)
     config = small_config(
         tmp_path,
@@ -42,8 +44,8 @@ async def test_a_run_trains_with_both(tmp_path: Path, monkeypatch: pytest.Monkey
         "trainer.eval_before_train=false",
         "trainer.algorithm.use_kl_loss=false",
     )
-    bent = build_policy_loss(config.trainer.algorithm)(inputs([3.0], [1.0]))
-    assert bent.loss_T.tolist() == pytest.approx([-1.1], abs=1e-5)
+    output = build_policy_loss(config.trainer.algorithm)(inputs([3.0], [1.0]))
+    assert output.loss_T.tolist() == pytest.approx([-1.1], abs=1e-5)
     await run_training(config)
     row = rows(tmp_path)[-1]
     assert "policy/smooth_clip_ratio" in row

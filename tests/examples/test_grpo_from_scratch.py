@@ -1,4 +1,4 @@
-"""The one-file example learns, and says what it learned."""
+"""The one-file example trains and prints its rewards."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def test_imitation_loss_falls_and_every_step_has_a_reward(
     assert "reinforce   2  reward" in capsys.readouterr().out
 
 
-async def test_a_demonstration_passes_and_is_written_by_the_agent_where_it_calls() -> None:
+async def test_a_demonstration_passes_and_its_action_tokens_are_the_calls() -> None:
     vocabulary = Vocabulary()
     (task,) = world_tasks("github", split="train", count=1)
     shown = await demonstrate(task, vocabulary)
@@ -29,19 +29,19 @@ async def test_a_demonstration_passes_and_is_written_by_the_agent_where_it_calls
     written = [token for token, chosen in zip(shown.tokens, shown.chosen, strict=True) if chosen]
     calls, last = vocabulary.decode(written).strip().rsplit("\n", 1)
     assert last == "<done>"
-    said = [read_action(line).tool_calls[0] for line in calls.splitlines()]
-    assert [(call.name, call.arguments) for call in said] == [
+    parsed = [read_action(line).tool_calls[0] for line in calls.splitlines()]
+    assert [(call.name, call.arguments) for call in parsed] == [
         (call.name, call.arguments) for call in task.solution
     ]
 
 
-def test_an_attempt_is_compared_with_the_others_at_its_task() -> None:
+def test_grpo_advantages_compare_the_attempts_at_one_task() -> None:
     advantages = grpo_advantages(torch.tensor([[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]]))
     assert advantages[0].tolist() == pytest.approx([1.5, -0.5, -0.5, -0.5], abs=1e-4)
     assert advantages[1].tolist() == [0.0, 0.0, 0.0, 0.0]
 
 
-def test_what_is_no_call_is_plain_text() -> None:
+def test_a_line_that_is_no_call_is_plain_text() -> None:
     assert read_action('["get_issue",{"number":7}]').tool_calls[0].arguments == {"number": 7}
     for line in ("<done>", "[1,2]", '["get_issue"', '{"a":1}', ""):
         assert read_action(line).tool_calls == ()
