@@ -1,8 +1,8 @@
-"""One GRPO step on one CPU core, in CPU-seconds: skyfleet beside TRL, as docs/benchmarks.md shows it.
+"""CPU-seconds of one GRPO step on one CPU core, skyfleet and TRL (table in docs/benchmarks.md).
 
 Both sides get the same random weights, tokenizer, prompts and optimiser, and sample the same number
-of tokens. A random model calls no tool: where a turn should call one, a call takes the place of
-what was sampled, after it was sampled.
+of tokens. A random model does not call tools. In a turn that should call one, the script samples as
+usual and then replaces the sampled tokens by a tool call.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ from skyfleet.worlds.catalog import world_tasks
 N_PROMPTS, N_SAMPLES = 4, 4
 N_ROLLOUTS = N_PROMPTS * N_SAMPLES
 TURN_LENGTH, MAX_LENGTH = 64, 1024
-"""Tokens: every turn samples exactly so many, an episode has room for so many."""
+"""Tokens sampled in every turn, and the maximum tokens per episode."""
 LR, WEIGHT_DECAY, EPS_CLIP = 1e-6, 0.01, 0.2
 WARM_UP_STEPS = 3
 
 
 class Notes:
-    """The tool environment as TRL wants one: its public methods are the tools."""
+    """The tool environment in TRL's form: its public methods are the tools."""
 
     def reset(self, **_: object) -> None: ...
 
@@ -72,7 +72,7 @@ class Notes:
         return f"The notes on {topic}: solved on Tuesday, waits for review."
 
 
-# TRL would tell the model what a tool returns; without it both prompts are the same.
+# TRL puts the return type into the prompt; without it both prompts are equal.
 del Notes.look_up.__annotations__["return"]
 TOOL = ToolSpec(**get_json_schema(Notes.look_up)["function"])
 
@@ -81,8 +81,8 @@ def reward(answer: str) -> float:
     return len(set(answer)) / 100
 
 
-class Work:
-    """What both sides are given."""
+class Workload:
+    """The tokenizer, tasks, tools and model that both sides use."""
 
     def __init__(self, *, n_calls: int) -> None:
         tasks = world_tasks("github", split="train", count=200)
@@ -92,24 +92,24 @@ class Work:
         self.tasks = tasks[:N_PROMPTS]
         self.tools = (TOOL,) if n_calls else ()
         self.n_calls = n_calls
-        """Tool calls an episode; one more turn answers."""
+        """Tool calls per episode; one more turn gives the answer."""
         self.n_sampled = (n_calls + 1) * TURN_LENGTH
 
     def make_model(self) -> Any:
         return build_tiny(self.tokenizer, {"num_hidden_layers": 2}, seed=17)
 
-    def opening(self, task: Task) -> list[int]:
+    def render_prompt(self, task: Task) -> list[int]:
         return self.renderer.open([Message(role="user", content=task.prompt)], self.tools)
 
-    def directed(self, prompt: Sequence[int], sampled: Sequence[int]) -> list[int]:
-        """What is said after `prompt` instead of `sampled`: a call; in the end `sampled`, ended."""
+    def script_turn(self, prompt: Sequence[int], sampled: Sequence[int]) -> list[int]:
+        """Tokens to use instead of `sampled`: a tool call; in the last turn `sampled` with an end."""
         n_done = list(prompt).count(self.tokenizer.convert_tokens_to_ids("<tool_response>"))
         if n_done == self.n_calls:
             return [*sampled[:-1], self.tokenizer.eos_token_id]
         call = ToolCall(id="", name=TOOL.name, arguments={"topic": f"topic {n_done}"})
         completions = self.renderer.write(Message(role="assistant", tool_calls=(call,)))
-        speech = self.tokenizer.encode(self.tasks[0].prompt)
-        return [*islice(cycle(speech), TURN_LENGTH - len(completions)), *completions]
+        filler = self.tokenizer.encode(self.tasks[0].prompt)
+        return [*islice(cycle(filler), TURN_LENGTH - len(completions)), *completions]
 
 
 class CpuSeconds(NamedTuple):
@@ -139,24 +139,24 @@ class NotesEnv:
     async def close(self) -> None: ...
 
 
-class DirectedEngine(EmbeddedEngine):
-    """Draws every token, then says what `work` directs; no stop token ends a turn early."""
+class ScriptedEngine(EmbeddedEngine):
+    """Samples every token, then replaces it as scripted; no stop token ends a turn early."""
 
-    def __init__(self, work: Work, decoder: Decoder) -> None:
-        text = work.renderer.text
+    def __init__(self, workload: Workload, decoder: Decoder) -> None:
+        text = workload.renderer.text
         super().__init__(decoder, decode_text=text, max_num_seqs=N_ROLLOUTS, capacity=MAX_LENGTH)
-        self._directed = work.directed
-        self._lines: dict[str, list[int]] = {}
+        self._script_turn = workload.script_turn
+        self._scripts: dict[str, list[int]] = {}
 
     async def generate(self, token_ids: Any, sampling: Any, *, session: str) -> Completion:
-        # -1 stands where the sampled token stays.
-        self._lines[session] = self._directed(token_ids, [-1] * TURN_LENGTH)
+        # -1 marks a token that stays as sampled.
+        self._scripts[session] = self._script_turn(token_ids, [-1] * TURN_LENGTH)
         completion = await super().generate(token_ids, sampling, session=session)
         return replace(completion, finish="stop")
 
     def _say(self, request: Any, token: int, logprob: float) -> None:
-        line = self._lines[request.session][len(request.logprobs)]
-        super()._say(request, token if line < 0 else line, logprob)
+        scripted = self._scripts[request.session][len(request.logprobs)]
+        super()._say(request, token if scripted < 0 else scripted, logprob)
 
 
 def make_learner(decoder: Decoder) -> SingleLearner:
@@ -173,75 +173,77 @@ def make_learner(decoder: Decoder) -> SingleLearner:
     return SingleLearner(decoder, settings, save_policy=lambda _: None, load_policy=lambda _: None)
 
 
-async def measure_skyfleet(work: Work, steps: int) -> CpuSeconds:
-    """What `skyfleet train` does in a step, less its log and its archive."""
-    decoder = Decoder(work.make_model(), max_positions=MAX_LENGTH)
-    engine, learner = DirectedEngine(work, decoder), make_learner(decoder)
+async def measure_skyfleet(workload: Workload, steps: int) -> CpuSeconds:
+    """A step of `skyfleet train` without its log and its archive."""
+    decoder = Decoder(workload.make_model(), max_positions=MAX_LENGTH)
+    engine, learner = ScriptedEngine(workload, decoder), make_learner(decoder)
     sampling = SamplingParams(max_generate_length=TURN_LENGTH)
     limits = Limits(max_turns=9, max_input_length=MAX_LENGTH, trajectory_timeout_seconds=900)
 
     async def open_env(task: Task) -> NotesEnv:
-        return NotesEnv(task, work.tools)
+        return NotesEnv(task, workload.tools)
 
     def policy(task: Task, opening: Observation, session: str) -> TokenConversation:
         return TokenConversation(
-            opening, engine=engine, renderer=work.renderer, sampling=sampling, session=session
+            opening, engine=engine, renderer=workload.renderer, sampling=sampling, session=session
         )
 
     async def step() -> CpuSeconds:
         start = process_time()
         groups = await collect(
-            work.tasks, open_env, policy, limits, n_samples=N_SAMPLES, max_concurrent=N_ROLLOUTS
+            workload.tasks, open_env, policy, limits, n_samples=N_SAMPLES, max_concurrent=N_ROLLOUTS
         )
         collected = process_time()
         row = episode_metrics(groups)
         samples = assign_credit(groups, grpo)
-        credited = process_time()
+        assigned = process_time()
         engine.policy_version = (await learner.step(samples)).policy_version
         end = process_time()
-        assert row["generate/min_num_tokens"] == work.n_sampled
-        assert row["environment/avg_tool_calls"] == work.n_calls
-        return CpuSeconds(step=end - start, rollout=collected - start, learn=end - credited)
+        assert row["generate/min_num_tokens"] == workload.n_sampled
+        assert row["environment/avg_tool_calls"] == workload.n_calls
+        return CpuSeconds(step=end - start, rollout=collected - start, learn=end - assigned)
 
     costs = [await step() for _ in range(WARM_UP_STEPS + steps)]
     return CpuSeconds(*map(median, zip(*costs[WARM_UP_STEPS:], strict=True)))
 
 
-def measure_trl(work: Work, steps: int) -> float:
-    """From the end of one step of `GRPOTrainer` to the end of the next, its logging switched off."""
+def measure_trl(workload: Workload, steps: int) -> float:
+    """Time between the ends of two steps of `GRPOTrainer`, with logging off."""
     from datasets import Dataset
     from transformers import ProgressCallback, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
     from trl.chat_template_utils import qwen3_instruct_2507_chat_template
 
-    work.tokenizer.chat_template = qwen3_instruct_2507_chat_template
-    prompts = [[{"role": "user", "content": task.prompt}] for task in work.tasks]
-    tools = [Notes.look_up] if work.tools else None
-    theirs = work.tokenizer.apply_chat_template(
+    workload.tokenizer.chat_template = qwen3_instruct_2507_chat_template
+    prompts = [[{"role": "user", "content": task.prompt}] for task in workload.tasks]
+    tools = [Notes.look_up] if workload.tools else None
+    trl_prompts = workload.tokenizer.apply_chat_template(
         prompts, tools=tools, add_generation_prompt=True, return_dict=False
     )
-    assert theirs == list(map(work.opening, work.tasks)), "the two sides read different prompts"
+    assert trl_prompts == list(map(workload.render_prompt, workload.tasks)), (
+        "the two sides have different prompts"
+    )
     ends: list[float] = []
 
     class Clock(TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:
             ends.append(process_time())
 
-    class DirectedTrainer(GRPOTrainer):  # type: ignore[misc]
+    class ScriptedTrainer(GRPOTrainer):  # type: ignore[misc]
         def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
             sampled, logprobs = super()._generate_single_turn(prompt_ids, *args, **kwargs)
-            return list(map(work.directed, prompt_ids, sampled)), logprobs
+            return list(map(workload.script_turn, prompt_ids, sampled)), logprobs
 
     def rewards(completions: list[Any], **_: Any) -> list[float]:
         return [reward(completion[-1]["content"]) for completion in completions]
 
     with tempfile.TemporaryDirectory() as folder:
-        trainer = DirectedTrainer(
-            model=work.make_model(),
+        trainer = ScriptedTrainer(
+            model=workload.make_model(),
             reward_funcs=rewards,
-            processing_class=work.tokenizer,
+            processing_class=workload.tokenizer,
             train_dataset=Dataset.from_dict({"prompt": prompts}),
-            environment_factory=Notes if work.tools else None,
+            environment_factory=Notes if workload.tools else None,
             callbacks=[Clock()],
             args=GRPOConfig(
                 output_dir=folder,
@@ -249,7 +251,7 @@ def measure_trl(work: Work, steps: int) -> float:
                 per_device_train_batch_size=N_ROLLOUTS,
                 num_generations=N_SAMPLES,
                 max_completion_length=MAX_LENGTH,
-                # A turn is shorter than an episode, and nothing ends it early.
+                # A turn is shorter than an episode, and no token ends it early.
                 generation_kwargs={"max_new_tokens": TURN_LENGTH, "min_new_tokens": TURN_LENGTH},
                 learning_rate=LR,
                 weight_decay=WEIGHT_DECAY,
@@ -263,26 +265,32 @@ def measure_trl(work: Work, steps: int) -> float:
         trainer.remove_callback(ProgressCallback)
         trainer.train()
     row = trainer.state.log_history[-1]
-    assert row["completions/min_length"] == row["completions/max_length"] == work.n_sampled
-    assert row.get("tools/call_frequency", 0) == work.n_calls
+    assert row["completions/min_length"] == row["completions/max_length"] == workload.n_sampled
+    assert row.get("tools/call_frequency", 0) == workload.n_calls
     return median(end - start for start, end in pairwise(ends[WARM_UP_STEPS - 1 :]))
 
 
-def row(work: Work, steps: int) -> str:
-    ours = asyncio.run(measure_skyfleet(work, steps))
-    name = f"{work.n_calls} tool calls, then an answer" if work.tools else "no tools, one answer"
+def format_row(workload: Workload, steps: int) -> str:
+    ours = asyncio.run(measure_skyfleet(workload, steps))
+    name = (
+        f"{workload.n_calls} tool calls, then an answer"
+        if workload.tools
+        else "no tools, one answer"
+    )
     cells = [name, *(f"{seconds:.3f}" for seconds in (ours.step, ours.rollout, ours.learn))]
-    theirs = measure_trl(work, steps) if find_spec("trl") else None
+    theirs = measure_trl(workload, steps) if find_spec("trl") else None
     cells += [f"{theirs:.3f}", f"{ours.step / theirs:.2f}"] if theirs else ["not installed", ""]
     return f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=7, help="measured steps; the median counts")
+    parser.add_argument(
+        "--steps", type=int, default=7, help="number of measured steps; the table shows medians"
+    )
     steps: int = parser.parse_args().steps
     torch.set_num_threads(1)
-    rows = [row(Work(n_calls=n_calls), steps) for n_calls in (0, 3)]
+    rows = [format_row(Workload(n_calls=n_calls), steps) for n_calls in (0, 3)]
     packages = [name for name in ("torch", "transformers", "trl") if find_spec(name)]
     print(
         f"`python benchmarks/cpu_step.py --steps {steps}` on {date.today()}: {system()} {machine()},"
@@ -290,7 +298,7 @@ def main() -> None:
     print(
         f"Python {python_version()}, {', '.join(f'{name} {version(name)}' for name in packages)}.\n"
     )
-    print("| CPU-seconds a step | skyfleet | its rollout | its learn | TRL | skyfleet / TRL |")
+    print("| CPU-seconds per step | skyfleet | its rollout | its learn | TRL | skyfleet / TRL |")
     print("|---|---|---|---|---|---|", *rows, sep="\n")
 
 

@@ -1,7 +1,7 @@
-"""W1: one GRPO step on one GPU, skyfleet beside TRL with `generate` and with vLLM in its process.
+"""W1: one GRPO step on one GPU, skyfleet and TRL with `generate` or with colocated vLLM.
 
-SmolLM2-135M in bfloat16, 64 prompts x 8 samples, prompts of 256 tokens, 128 new ones each (no token
-ends a turn), one optimiser step, no KL. Every side gets the same prompts and the same reward.
+SmolLM2-135M in bfloat16, 64 prompts x 8 samples, prompts of 256 tokens, 128 new tokens each (no
+token ends a turn), one optimiser step, no KL. Every side gets the same prompts and the same reward.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from skyfleet.rollouts.episode import Limits, collect
 from skyfleet.tasks.task import Grade, Task
 from skyfleet.trainer.training_run import tuned_gc
 
-N_PROMPTS, N_SAMPLES, N_READ, N_NEW = 64, 8, 256, 128
+N_PROMPTS, N_SAMPLES, PROMPT_LENGTH, NEW_TOKENS = 64, 8, 256, 128
 LR, EPS_CLIP = 1e-6, 0.2
 WARM_UP_STEPS = 2
 PEAK_FLOPS, PEAK_BYTES = 790e12, 4.3e12
 
 
-def prompts_of(tokenizer: Any) -> list[str]:
-    """Words of one token each: the text of 256 words is the same 256 tokens on every side."""
+def make_prompts(tokenizer: Any) -> list[str]:
+    """Prompts of 256 one-token words, so that every side gets the same 256 tokens."""
     words = sorted(
         w[1:]
         for w in tokenizer.get_vocab()
         if w.startswith("Ġ") and w[1:].isalpha() and w[1:].isascii()
     )
-    draw = Random(0)
-    return ["".join(f" {w}" for w in draw.sample(words, N_READ)) for _ in range(N_PROMPTS)]
+    rng = Random(0)
+    return ["".join(f" {w}" for w in rng.sample(words, PROMPT_LENGTH)) for _ in range(N_PROMPTS)]
 
 
 def reward(answer: str) -> float:
@@ -61,7 +61,7 @@ def reward(answer: str) -> float:
 
 
 class PlainRenderer:
-    """The prompt's own tokens and nothing around them."""
+    """Renders the prompt text without a chat template."""
 
     stop_token_ids = ()
 
@@ -92,28 +92,28 @@ class OneAnswer:
     async def close(self) -> None: ...
 
 
-def floor_seconds(module: Any) -> dict[str, float]:
-    """What arithmetic and memory allow at best: a prompt is read once, and the head sees new tokens."""
-    head = module.lm_head.weight.numel()  # the embedding is the same matrix
+def compute_minimum_seconds(module: Any) -> dict[str, float]:
+    """Lower bounds from peak FLOP/s and bandwidth: one prefill per prompt, logits of new tokens."""
+    head = module.lm_head.weight.numel()  # tied to the embedding
     body = sum(p.numel() for p in module.parameters()) - head
-    n_new = N_PROMPTS * N_SAMPLES * N_NEW
-    flops = 2 * (body * (N_PROMPTS * N_READ + n_new) + head * n_new)
+    n_new = N_PROMPTS * N_SAMPLES * NEW_TOKENS
+    flops = 2 * (body * (N_PROMPTS * PROMPT_LENGTH + n_new) + head * n_new)
     return {
-        # Every decoded token of the batch reads the weights once.
-        "rollout": N_NEW * 2 * (body + head) / PEAK_BYTES + flops / PEAK_FLOPS,
+        # Every decoding step reads the weights once.
+        "rollout": NEW_TOKENS * 2 * (body + head) / PEAK_BYTES + flops / PEAK_FLOPS,
         "learn": 3 * flops / PEAK_FLOPS,
     }
 
 
-def engine_and_learner(loaded: Loaded) -> tuple[CudaEngine, SingleLearner]:
-    """Over the same tensors."""
-    decoder = Decoder(loaded.module, max_positions=N_READ + N_NEW)
+def build_engine_and_learner(loaded: Loaded) -> tuple[CudaEngine, SingleLearner]:
+    """Build both over the same tensors."""
+    decoder = Decoder(loaded.module, max_positions=PROMPT_LENGTH + NEW_TOKENS)
     engine = CudaEngine(
         decoder,
         decode_text=loaded.tokenizer.decode,
         max_num_seqs=N_PROMPTS * N_SAMPLES,
-        capacity=N_READ + N_NEW,
-        max_num_batched_tokens=N_PROMPTS * N_READ,
+        capacity=PROMPT_LENGTH + NEW_TOKENS,
+        max_num_batched_tokens=N_PROMPTS * PROMPT_LENGTH,
     )
     optimizer = OptimizerSettings(lr=LR)
     learner = SingleLearner(
@@ -125,7 +125,7 @@ def engine_and_learner(loaded: Loaded) -> tuple[CudaEngine, SingleLearner]:
             reduce=token_mean,
             temperature=1.0,
             policy_mini_batch_size=N_PROMPTS,
-            max_tokens_per_microbatch=N_PROMPTS * N_SAMPLES * (N_READ + N_NEW) // 2,
+            max_tokens_per_microbatch=N_PROMPTS * N_SAMPLES * (PROMPT_LENGTH + NEW_TOKENS) // 2,
         ),
         save_policy=lambda _: None,
         load_policy=lambda _: None,
@@ -133,25 +133,25 @@ def engine_and_learner(loaded: Loaded) -> tuple[CudaEngine, SingleLearner]:
     return engine, learner
 
 
-async def skyfleet_steps(
+async def measure_skyfleet(
     loaded: Loaded, engine: CudaEngine, learner: SingleLearner, steps: int
 ) -> dict[str, Any]:
     renderer: Any = PlainRenderer(loaded.tokenizer)
     tasks = [
         Task(key=f"w1-{index}", prompt=prompt, env_key="w1")
-        for index, prompt in enumerate(prompts_of(loaded.tokenizer))
+        for index, prompt in enumerate(make_prompts(loaded.tokenizer))
     ]
     assert {len(renderer.open([Message(role="user", content=t.prompt)], ())) for t in tasks} == {
-        N_READ
+        PROMPT_LENGTH
     }
-    limits = Limits(max_turns=1, max_input_length=N_READ, trajectory_timeout_seconds=900)
+    limits = Limits(max_turns=1, max_input_length=PROMPT_LENGTH, trajectory_timeout_seconds=900)
 
     async def open_env(task: Task) -> OneAnswer:
         return OneAnswer(task)
 
     rows: list[dict[str, float]] = []
     for step in range(WARM_UP_STEPS + steps):
-        sampling = SamplingParams(max_generate_length=N_NEW, seed=step)
+        sampling = SamplingParams(max_generate_length=NEW_TOKENS, seed=step)
 
         def policy(
             task: Task, opening: Observation, session: str, sampling: SamplingParams = sampling
@@ -164,38 +164,38 @@ async def skyfleet_steps(
         groups = await collect(
             tasks, open_env, policy, limits, n_samples=N_SAMPLES, max_concurrent=512
         )
-        played = perf_counter()
+        collected = perf_counter()
         samples = assign_credit(groups, grpo)
-        credited = perf_counter()
+        assigned = perf_counter()
         report = await learner.step(samples)
         engine.policy_version = report.policy_version
         torch.cuda.synchronize()
         end = perf_counter()
-        assert {s.n_action_tokens for s in samples} == {N_NEW}
+        assert {s.n_action_tokens for s in samples} == {NEW_TOKENS}
         rows.append(
             {
                 "step": end - start,
-                "rollout": played - start,
-                "credit": credited - played,
-                "learn": end - credited,
+                "rollout": collected - start,
+                "credit": assigned - collected,
+                "learn": end - assigned,
                 "gap": report.metrics["policy/rollout_train_logprobs_abs_diff_mean"],
             }
         )
     measured = rows[WARM_UP_STEPS:]
-    floor = floor_seconds(loaded.module)
+    minimum = compute_minimum_seconds(loaded.module)
     phases = {name: round(median(row[name] for row in measured), 4) for name in measured[0]}
     return {
         "side": "skyfleet",
         **phases,
-        "floor": {name: round(seconds, 4) for name, seconds in floor.items()},
+        "floor": {name: round(seconds, 4) for name, seconds in minimum.items()},
         "share_of_floor": {
-            name: round(seconds / phases[name], 3) for name, seconds in floor.items()
+            name: round(seconds / phases[name], 3) for name, seconds in minimum.items()
         },
         "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 1),
     }
 
 
-def trl_steps(folder: Path, steps: int, *, use_vllm: bool) -> dict[str, Any]:
+def measure_trl(folder: Path, steps: int, *, use_vllm: bool) -> dict[str, Any]:
     from datasets import Dataset
     from transformers import AutoTokenizer, ProgressCallback, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
@@ -211,13 +211,13 @@ def trl_steps(folder: Path, steps: int, *, use_vllm: bool) -> dict[str, Any]:
     def rewards(completions: list[str], **_: Any) -> list[float]:
         return [reward(completion) for completion in completions]
 
-    no_end = {"ignore_eos": True} if use_vllm else {"min_new_tokens": N_NEW}
+    ignore_eos = {"ignore_eos": True} if use_vllm else {"min_new_tokens": NEW_TOKENS}
     with tempfile.TemporaryDirectory() as output:
         trainer = GRPOTrainer(
             model=str(folder),
             reward_funcs=rewards,
             processing_class=tokenizer,
-            train_dataset=Dataset.from_dict({"prompt": prompts_of(tokenizer)}),
+            train_dataset=Dataset.from_dict({"prompt": make_prompts(tokenizer)}),
             callbacks=[Clock()],
             args=GRPOConfig(
                 output_dir=output,
@@ -227,8 +227,8 @@ def trl_steps(folder: Path, steps: int, *, use_vllm: bool) -> dict[str, Any]:
                 per_device_train_batch_size=128,
                 gradient_accumulation_steps=N_PROMPTS * N_SAMPLES // 128,
                 num_generations=N_SAMPLES,
-                max_completion_length=N_NEW,
-                generation_kwargs=no_end,
+                max_completion_length=NEW_TOKENS,
+                generation_kwargs=ignore_eos,
                 learning_rate=LR,
                 epsilon=EPS_CLIP,
                 beta=0.0,
@@ -236,7 +236,7 @@ def trl_steps(folder: Path, steps: int, *, use_vllm: bool) -> dict[str, Any]:
                 use_vllm=use_vllm,
                 vllm_mode="colocate",
                 vllm_gpu_memory_utilization=0.15,
-                vllm_max_model_length=N_READ + N_NEW,
+                vllm_max_model_length=PROMPT_LENGTH + NEW_TOKENS,
                 logging_strategy="steps",
                 logging_steps=1,
                 report_to=[],
@@ -246,7 +246,7 @@ def trl_steps(folder: Path, steps: int, *, use_vllm: bool) -> dict[str, Any]:
         with tuned_gc():
             trainer.train()
     row = trainer.state.log_history[-2]
-    assert row["completions/mean_length"] == N_NEW, row
+    assert row["completions/mean_length"] == NEW_TOKENS, row
     return {
         "side": "TRL, vLLM" if use_vllm else "TRL, generate",
         "step": round(median(b - a for a, b in pairwise(ends[WARM_UP_STEPS - 1 :])), 3),
@@ -258,18 +258,20 @@ def trl_steps(folder: Path, steps: int, *, use_vllm: bool) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--side", choices=["skyfleet", "trl-generate", "trl-vllm"], required=True)
-    parser.add_argument("--steps", type=int, default=5, help="measured steps; the median counts")
+    parser.add_argument(
+        "--steps", type=int, default=5, help="number of measured steps; the output is their median"
+    )
     options = parser.parse_args()
     device = torch.device("cuda" if options.side == "skyfleet" else "cpu")
     loaded = load_model("smollm2", dtype=torch.bfloat16, device=device, config_kwargs={})
     if options.side == "skyfleet":
-        engine, learner = engine_and_learner(loaded)
-        with tuned_gc():  # as in `skyfleet train`, once everything is set up
-            row = asyncio.run(skyfleet_steps(loaded, engine, learner, options.steps))
+        engine, learner = build_engine_and_learner(loaded)
+        with tuned_gc():  # as in `skyfleet train`, after set-up
+            row = asyncio.run(measure_skyfleet(loaded, engine, learner, options.steps))
     else:
         with tempfile.TemporaryDirectory() as folder:
             save_model(loaded, Path(folder))
-            row = trl_steps(Path(folder), options.steps, use_vllm=options.side == "trl-vllm")
+            row = measure_trl(Path(folder), options.steps, use_vllm=options.side == "trl-vllm")
     print(json.dumps(row), flush=True)
 
 

@@ -1,8 +1,8 @@
-"""Training forward and backward on one GPU: tokens a second, share of peak, peak memory.
+"""Forward and backward pass on one GPU: tokens per second, share of peak FLOP/s, peak memory.
 
-Random tokens, nothing shared, no optimiser step: `chosen_logprobs` of every token and its gradient,
-as the learner computes them; memory is that of weights, gradients in float32 and what the layers
-keep, without an optimiser's. SmolLM2's shape stands beside transformers with SDPA in the same run.
+Random tokens, no shared prefixes, no optimiser step: `chosen_logprobs` of every token and its
+gradient, as the learner computes them. Memory includes weights, float32 gradients and activations,
+but no optimiser state. The same run also measures SmolLM2's shape with transformers and SDPA.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from skyfleet.models.decoder import Decoder
 from skyfleet.models.lora import adapt
 
 PEAK_FLOPS = 790e12
-"""Dense bfloat16 of an H200, as measured; its data sheet says 989e12."""
+"""Dense bfloat16 FLOP/s of an H200, as measured; the data sheet says 989e12."""
 
 SMOLLM2 = LlamaConfig(
     vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
@@ -84,11 +84,11 @@ def model_of(config: Any, *, lora_rank: int = 0) -> Any:
     return module
 
 
-def batch_of(lengths: Sequence[int], vocab_size: int) -> MicroBatch:
-    draw = torch.Generator().manual_seed(1)
+def make_batch(lengths: Sequence[int], vocab_size: int) -> MicroBatch:
+    generator = torch.Generator().manual_seed(1)
     samples = []
     for index, n in enumerate(lengths):
-        tokens = tuple(torch.randint(vocab_size, (n,), generator=draw).tolist())
+        tokens = tuple(torch.randint(vocab_size, (n,), generator=generator).tolist())
         samples.append(
             Sample(
                 task_key=str(index),
@@ -107,38 +107,38 @@ def batch_of(lengths: Sequence[int], vocab_size: int) -> MicroBatch:
     return batch
 
 
-def seconds_of(run: Callable[[], None], *, times: int) -> float:
-    """Median of several, after one that nobody counts unless it is the only one."""
-    taken = []
+def measure_seconds(run: Callable[[], None], *, times: int) -> float:
+    """Median of `times` calls after one warm-up call; with `times=0`, the time of that one call."""
+    seconds = []
     for _ in range(times + 1):
         torch.cuda.synchronize()
         start = perf_counter()
         run()
         torch.cuda.synchronize()
-        taken.append(perf_counter() - start)
-    return median(taken[1:] or taken)
+        seconds.append(perf_counter() - start)
+    return median(seconds[1:] or seconds)
 
 
-def flops_of(module: Any, config: Any, lengths: Sequence[int], *, trains_all: bool) -> float:
-    """Multiplications and additions that cannot be avoided; those done twice count once."""
+def count_flops(module: Any, config: Any, lengths: Sequence[int], *, trains_all: bool) -> float:
+    """Required floating-point operations; recomputed ones count once."""
     matrices = sum(p.numel() for n, p in module.named_parameters() if "lora_" not in n)
     if not config.tie_word_embeddings:
-        matrices -= config.vocab_size * config.hidden_size  # looking a row up multiplies nothing
+        matrices -= config.vocab_size * config.hidden_size  # an embedding lookup multiplies nothing
     width = config.num_attention_heads * (
         getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     )
     attention = sum(2 * n * n * width for n in lengths) * config.num_hidden_layers
-    # Frozen weights want no gradient of their own.
+    # Frozen weights need no weight gradient.
     passes = 3 if trains_all else 2
     return float(2 * matrices * sum(lengths) * passes + attention * 3.5)
 
 
-def measured(case: Case, *, times: int) -> dict[str, Any]:
+def measure_skyfleet(case: Case, *, times: int) -> dict[str, Any]:
     module = model_of(case.config, lora_rank=case.lora_rank)
     decoder = Decoder(module, max_positions=max(case.lengths))
-    batch = batch_of(case.lengths, case.config.vocab_size)
+    batch = make_batch(case.lengths, case.config.vocab_size)
     for parameter in module.parameters():
-        parameter.grad_dtype = torch.float32  # as the learner's optimiser wants them
+        parameter.grad_dtype = torch.float32  # as in the learner
     torch.cuda.reset_peak_memory_stats()
 
     def run() -> None:
@@ -146,12 +146,12 @@ def measured(case: Case, *, times: int) -> dict[str, Any]:
         (logprobs_N * batch.weights_N).sum().backward()
         module.zero_grad()
 
-    seconds = seconds_of(run, times=times)
-    flops = flops_of(module, case.config, case.lengths, trains_all=not case.lora_rank)
+    seconds = measure_seconds(run, times=times)
+    flops = count_flops(module, case.config, case.lengths, trains_all=not case.lora_rank)
     return _row("skyfleet", case, seconds, flops)
 
 
-def transformers_sdpa(case: Case, *, times: int) -> dict[str, Any]:
+def measure_transformers(case: Case, *, times: int) -> dict[str, Any]:
     module = model_of(case.config)
     module.set_attn_implementation("sdpa")
     token_ids = torch.randint(case.config.vocab_size, (len(case.lengths), case.lengths[0])).cuda()
@@ -161,16 +161,16 @@ def transformers_sdpa(case: Case, *, times: int) -> dict[str, Any]:
         module(input_ids=token_ids, labels=token_ids, use_cache=False).loss.backward()
         module.zero_grad()
 
-    seconds = seconds_of(run, times=times)
+    seconds = measure_seconds(run, times=times)
     return _row(
         "transformers, SDPA",
         case,
         seconds,
-        flops_of(module, case.config, case.lengths, trains_all=True),
+        count_flops(module, case.config, case.lengths, trains_all=True),
     )
 
 
-def one_long_sequence(n: int) -> Case:
+def make_long_case(n: int) -> Case:
     return Case(
         name=f"qwen3-8b lora, one of {n}",
         config=QWEN3_8B,
@@ -196,18 +196,22 @@ def main() -> None:
     parser.add_argument("--cases", nargs="*", default=list(CASES))
     parser.add_argument("--times", type=int, default=5)
     parser.add_argument(
-        "--longest", type=int, nargs="*", default=[], help="lengths to try for 8B with LoRA"
+        "--longest",
+        type=int,
+        nargs="*",
+        default=[],
+        help="sequence lengths to try for Qwen3-8B with LoRA",
     )
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     jobs: list[tuple[Callable[..., dict[str, Any]], Case, int]] = []
     for case in (CASES[name] for name in options.cases):
         if case.config is SMOLLM2:
-            jobs.append((transformers_sdpa, case, options.times))
-        jobs.append((measured, case, options.times))
+            jobs.append((measure_transformers, case, options.times))
+        jobs.append((measure_skyfleet, case, options.times))
     if options.longest:
-        measured(one_long_sequence(2048), times=0)  # compiles what the long ones run once
-    jobs += [(measured, one_long_sequence(n), 0) for n in options.longest]
+        measure_skyfleet(make_long_case(2048), times=0)  # compiles the kernels of the long cases
+    jobs += [(measure_skyfleet, make_long_case(n), 0) for n in options.longest]
     for job, case, times in jobs:
         try:
             row = job(case, times=times)

@@ -1,8 +1,8 @@
-"""Orchestration: what the agent loop itself costs, with an engine and a world that cost nothing.
+"""CPU cost and latency of the agent loop, with an engine and an environment that cost nothing.
 
-Turns per CPU-second count everything between two completions but rendering: the renderer hands out
-ready tokens. Latency is the time from when a completion is due to the same episode's next request,
-while many episodes run and the engine answers each after a while. Rendering is timed by itself.
+Turns per CPU-second include everything between two completions except rendering: the renderer
+returns fixed tokens. Latency is the time from when a completion is due to the same episode's next
+request, while many episodes run and the engine delays its answers. Rendering is timed separately.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ REPLY = Message(role="tool", content="Nothing here.")
 SAMPLING = SamplingParams()
 
 
-class ReadyTokens:
-    """A renderer that has rendered already."""
+class PrerenderedTokens:
+    """A renderer that returns fixed tokens."""
 
     stop_token_ids: tuple[int, ...] = (0,)
 
@@ -53,14 +53,14 @@ class ReadyTokens:
 
 
 class ScriptedEngine:
-    """Says the same, after `seconds` more or less; notes how long each session took to ask again."""
+    """Returns a fixed completion after about `seconds`; records the latency of the next request."""
 
     policy_version = 0
 
     def __init__(self, *, seconds: float) -> None:
         self.latencies: list[float] = []
-        self._seconds, self._draw = seconds, Random(0)
-        self._answered: dict[str, float] = {}
+        self._seconds, self._rng = seconds, Random(0)
+        self._due: dict[str, float] = {}
         self._completion = Completion(
             token_ids=(7,) * TURN_TOKENS,
             logprobs=(-0.5,) * TURN_TOKENS,
@@ -71,11 +71,11 @@ class ScriptedEngine:
     async def generate(
         self, token_ids: Sequence[int], sampling: SamplingParams, *, session: str
     ) -> Completion:
-        if session in self._answered:
-            self.latencies.append(perf_counter() - self._answered[session])
-        seconds = self._seconds * self._draw.uniform(0.5, 1.5)
-        # From when it is due: an event loop that is late with it counts.
-        self._answered[session] = perf_counter() + seconds
+        if session in self._due:
+            self.latencies.append(perf_counter() - self._due[session])
+        seconds = self._seconds * self._rng.uniform(0.5, 1.5)
+        # Counted from when it is due, so that a late event loop counts, too.
+        self._due[session] = perf_counter() + seconds
         await asyncio.sleep(seconds)
         return self._completion
 
@@ -86,8 +86,8 @@ class ScriptedEngine:
     async def wake(self) -> None: ...
 
 
-class Room:
-    """Always answers, never ends."""
+class EndlessEnv:
+    """Replies to every action and never ends."""
 
     async def reset(self) -> Observation:
         return Observation(messages=(Message(role="user", content="Look around."),))
@@ -101,68 +101,68 @@ class Room:
     async def close(self) -> None: ...
 
 
-async def open_room(task: Task) -> Env:
-    return Room()
+async def open_env(task: Task) -> Env:
+    return EndlessEnv()
 
 
-async def played(n_episodes: int, n_turns: int, engine: ScriptedEngine) -> float:
-    """CPU seconds of that many episodes at once."""
+async def run_episodes(n_episodes: int, n_turns: int, engine: ScriptedEngine) -> float:
+    """CPU-seconds of `n_episodes` concurrent episodes."""
     tasks = [Task(key=f"t{i}", env_key="room", prompt="?") for i in range(n_episodes)]
     limits = Limits(max_turns=n_turns, max_input_length=1 << 30, trajectory_timeout_seconds=900)
 
     def policy(task: Task, opening: Observation, session: str) -> TokenConversation:
         return TokenConversation(
-            opening, engine=engine, renderer=ReadyTokens(), sampling=SAMPLING, session=session
+            opening, engine=engine, renderer=PrerenderedTokens(), sampling=SAMPLING, session=session
         )
 
     start = process_time()
-    groups = await collect(tasks, open_room, policy, limits, n_samples=1, max_concurrent=n_episodes)
+    groups = await collect(tasks, open_env, policy, limits, n_samples=1, max_concurrent=n_episodes)
     seconds = process_time() - start
     assert sum(len(t.turns) for group in groups for t in group.trajectories) == n_episodes * n_turns
     return seconds
 
 
-def rendered(renderer: Renderer, n_turns: int) -> tuple[int, float]:
-    """Tokens and CPU seconds of rendering one conversation, turn after turn."""
-    asked = [Message(role="user", content="Look around and tell me what you see. " * 8)]
-    # Every turn in other words: a renderer knows texts again that it has seen.
+def render_conversation(renderer: Renderer, n_turns: int) -> tuple[int, float]:
+    """Tokens and CPU-seconds of rendering one conversation turn by turn."""
+    opening = [Message(role="user", content="Look around and tell me what you see. " * 8)]
+    # Every turn has its own text, because a renderer caches texts.
     rooms = [
         " ".join(f"Room {turn}.{n} has a door and a lamp." for n in range(6))
         for turn in range(n_turns)
     ]
-    n_observed = [[Message(role="tool", content=room)] for room in rooms]
-    n_sampled = renderer.write(ACTION)
+    observations = [[Message(role="tool", content=room)] for room in rooms]
+    completion = renderer.write(ACTION)
     start = process_time()
-    n_tokens = len(renderer.open(asked, ()))
+    n_tokens = len(renderer.open(opening, ()))
     for turn in range(n_turns):
-        renderer.parse(n_sampled)
-        n_tokens += len(n_sampled) + len(renderer.join(n_sampled[-1], n_observed[turn]) or ())
+        renderer.parse(completion)
+        n_tokens += len(completion) + len(renderer.join(completion[-1], observations[turn]) or ())
     return n_tokens, process_time() - start
 
 
-def rendering_lines() -> list[str]:
+def measure_rendering() -> list[str]:
     from skyfleet.chat.renderers import make_renderer
     from skyfleet.models.tiny import train_tokenizer
 
     tokenizer = train_tokenizer([], vocab_size=300)
-    lines = ["| turns | tokens | CPU ms | µs a token |", "| --- | --- | --- | --- |"]
+    lines = ["| turns | tokens | CPU ms | µs per token |", "| --- | --- | --- | --- |"]
     for n_turns in (10, 40, 160, 640):
-        # A renderer of its own each time, with nothing to know again.
-        measured = [rendered(make_renderer(tokenizer), n_turns) for _ in range(5)]
+        # A new renderer per measurement, with an empty cache.
+        measured = [render_conversation(make_renderer(tokenizer), n_turns) for _ in range(5)]
         n_tokens, seconds = measured[0][0], median(seconds for _, seconds in measured)
-        each = 1e6 * seconds / n_tokens
-        lines.append(f"| {n_turns} | {n_tokens} | {1e3 * seconds:.1f} | {each:.2f} |")
+        per_token = 1e6 * seconds / n_tokens
+        lines.append(f"| {n_turns} | {n_tokens} | {1e3 * seconds:.1f} | {per_token:.2f} |")
     return lines
 
 
-def latency_line(n_episodes: int, n_turns: int, seconds: float) -> str:
+def measure_latency(n_episodes: int, n_turns: int, seconds: float) -> str:
     engine = ScriptedEngine(seconds=seconds)
     start = perf_counter()
-    asyncio.run(played(n_episodes, n_turns, engine))
+    asyncio.run(run_episodes(n_episodes, n_turns, engine))
     rate = n_episodes * n_turns / (perf_counter() - start)
     percentiles = [1e3 * latency for latency in quantiles(engine.latencies, n=100)]
     return (
-        f"from a completion to the next request, {rate:,.0f} turns a second asked for: "
+        f"from a completion to the next request, {rate:,.0f} turns per second: "
         f"median {percentiles[49]:.1f} ms, p99 {percentiles[98]:.1f} ms"
     )
 
@@ -171,21 +171,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--episodes", type=int, default=1000)
     parser.add_argument("--turns", type=int, default=20)
-    parser.add_argument("--seconds", type=float, default=0.1, help="The engine's time for a turn.")
-    asked = parser.parse_args()
-    n_turns = asked.episodes * asked.turns
+    parser.add_argument("--seconds", type=float, default=0.1, help="Mean seconds per completion.")
+    options = parser.parse_args()
+    n_turns = options.episodes * options.turns
 
     costs = [
-        asyncio.run(played(asked.episodes, asked.turns, ScriptedEngine(seconds=0)))
+        asyncio.run(run_episodes(options.episodes, options.turns, ScriptedEngine(seconds=0)))
         for _ in range(5)
     ]
-    print(f"Python {python_version()} on {machine()}, {asked.episodes} episodes at once")
+    print(f"Python {python_version()} on {machine()}, {options.episodes} episodes at once")
     print(f"turns per CPU-second: {n_turns / median(costs):,.0f} (median of 5)")
-    print(latency_line(asked.episodes, asked.turns, asked.seconds))
+    print(measure_latency(options.episodes, options.turns, options.seconds))
     gc.disable()
-    print(latency_line(asked.episodes, asked.turns, asked.seconds), "without garbage collection")
+    print(
+        measure_latency(options.episodes, options.turns, options.seconds),
+        "without garbage collection",
+    )
     gc.enable()
-    print("\n".join(rendering_lines()))
+    print("\n".join(measure_rendering()))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""A real language model learns: SmolLM2-135M before the warm start, after it, and after GRPO.
+"""SmolLM2-135M on held-out tasks: as published, after the warm start, and after GRPO.
 
-Runs `skyfleet evaluate` on the model as it was published, then `skyfleet train`, and puts the three
-side by side on unseen tasks, templates and an unseen world, with intervals and a paired verdict of
-what reinforcement added. The sets and the recipe are the configuration's; nothing here picks a step.
+Runs `skyfleet evaluate` on the published model, then `skyfleet train`, and prints the three scores
+on unseen tasks, unseen templates and an unseen world, with intervals and a paired verdict on GRPO.
+The sets and the recipe come from the configuration; this script does not select a step.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from skyfleet.evaluation.score import EnvScore
 from skyfleet.evaluation.table import comparison_table
 
 
-def skyfleet(*words: str) -> float:
+def run_skyfleet(*args: str) -> float:
     start = perf_counter()
-    subprocess.run([sys.executable, "-m", "skyfleet.cli.main", *words], check=True)
+    subprocess.run([sys.executable, "-m", "skyfleet.cli.main", *args], check=True)
     return perf_counter() - start
 
 
-def reports_of(folder: Path, step: int) -> dict[str, EvalReport]:
+def load_reports(folder: Path, step: int) -> dict[str, EvalReport]:
     files = sorted((folder / "reports" / f"step_{step:06d}").glob("*.json"))
     return {file.stem: EvalReport.from_json(file.read_text()) for file in files}
 
 
-def cell(score: EnvScore) -> str:
+def format_score(score: EnvScore) -> str:
     low, high = score.interval
     rate = score.success_rate or 0.0
     return f"{100 * rate:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
 
 
-def rows(stages: Sequence[dict[str, EvalReport]]) -> list[str]:
+def format_rows(stages: Sequence[dict[str, EvalReport]]) -> list[str]:
     lines = [
         "| set | environment | tasks | before | after warm start | after GRPO |",
         "|---|---|--:|--:|--:|--:|",
@@ -47,10 +47,10 @@ def rows(stages: Sequence[dict[str, EvalReport]]) -> list[str]:
         reports = [stage[name] for stage in stages]
         for env_key in sorted(reports[0].by_env):
             scores = [report.by_env[env_key] for report in reports]
-            cells = [name, env_key, str(scores[0].n_tasks), *map(cell, scores)]
+            cells = [name, env_key, str(scores[0].n_tasks), *map(format_score, scores)]
             lines.append(f"| {' | '.join(cells)} |")
         overall = [report.overall for report in reports]
-        cells = [name, "**all**", str(overall[0].n_tasks), *map(cell, overall)]
+        cells = [name, "**all**", str(overall[0].n_tasks), *map(format_score, overall)]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -61,18 +61,22 @@ def main() -> None:
     parser.add_argument("--base", type=Path, default=Path("runs/smollm2_base"))
     parser.add_argument("overrides", nargs="*", help="key=value, for both commands")
     options = parser.parse_args()
-    words = [options.config, *options.overrides]
-    base_seconds = skyfleet("evaluate", *words, "--output", str(options.base))
-    train_seconds = skyfleet("train", *words)
+    args = [options.config, *options.overrides]
+    base_seconds = run_skyfleet("evaluate", *args, "--output", str(options.base))
+    train_seconds = run_skyfleet("train", *args)
     config = load_config(Path(options.config).read_text(), options.overrides)
     run = Path(config.trainer.run_path)
     last = max(
         int(folder.name.removeprefix("step_")) for folder in (run / "reports").glob("step_*")
     )
-    before, warm, after = reports_of(options.base, 0), reports_of(run, 0), reports_of(run, last)
+    before, warm, after = (
+        load_reports(options.base, 0),
+        load_reports(run, 0),
+        load_reports(run, last),
+    )
     print(f"\nevaluated in {base_seconds:.0f} s, trained in {train_seconds:.0f} s; pass@1 in %\n")
-    print(*rows([before, warm, after]), sep="\n")
-    print("\nWhat GRPO added to the warm start, paired by task:\n")
+    print(*format_rows([before, warm, after]), sep="\n")
+    print("\nGRPO compared with the warm start, paired by task:\n")
     print(comparison_table([compare(warm[name], after[name]) for name in warm]))
 
 

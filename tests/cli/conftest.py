@@ -1,4 +1,4 @@
-"""A command that was interrupted leaves Ctrl-C to the system, and pytest wants it back."""
+"""Restores the SIGINT handler after each test, because an interrupted command replaces it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The front door: every command opens quickly, says what it would do, and does it."""
+"""The command line: every command starts fast, prints its plan with --dry-run, and runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from skyfleet.tasks.loading import load_tasks
 
 SOURCE = "world:github?split=train&count=3"
 _SMOOTH = "trainer.algorithm.policy_loss_type=examples.add_a_loss.loss:smooth_clip"
-FEW = ("trainer.train_batch_size=2", "trainer.policy_mini_batch_size=2")
+SMALL_BATCH = ("trainer.train_batch_size=2", "trainer.policy_mini_batch_size=2")
 
 
 def run(*args: str) -> str:
@@ -71,7 +71,7 @@ def test_train_dry_run_prints_the_configuration_and_the_plan(settings: str) -> N
 
 
 @pytest.mark.parametrize("command", [["train"], ["evaluate", "--agent", "null"]])
-def test_a_dry_run_warns_of_what_the_run_would(settings: str, command: list[str]) -> None:
+def test_a_dry_run_prints_the_warnings_of_the_run(settings: str, command: list[str]) -> None:
     flag = "generator.use_native_tool_calling=true"
     assert f"# {flag} has no effect while environment." in run(
         *command, settings, flag, "--dry-run"
@@ -79,21 +79,21 @@ def test_a_dry_run_warns_of_what_the_run_would(settings: str, command: list[str]
     assert "no effect" not in run(*command, settings, "--dry-run")
 
 
-def test_a_dry_run_tells_of_idle_keys_only_who_would_train(settings: str) -> None:
-    idle = "trainer.algorithm.gamma=0.9"
-    assert f"# {idle} has no effect while" in run("train", settings, idle, "--dry-run")
-    assert "no effect" not in run("evaluate", settings, idle, "--agent", "null", "--dry-run")
+def test_only_a_training_dry_run_warns_about_unused_training_keys(settings: str) -> None:
+    unused = "trainer.algorithm.gamma=0.9"
+    assert f"# {unused} has no effect while" in run("train", settings, unused, "--dry-run")
+    assert "has no effect" not in run("evaluate", settings, unused, "--agent", "null", "--dry-run")
 
 
-def test_train_dry_run_says_what_would_not_start(settings: str) -> None:
-    idle = "trainer.algorithm.gamma=0.9"
-    args = ["train", settings, "trainer.strategy=megatron", idle, "--dry-run"]
+def test_train_dry_run_reports_unsupported_values(settings: str) -> None:
+    unused = "trainer.algorithm.gamma=0.9"
+    args = ["train", settings, "trainer.strategy=megatron", unused, "--dry-run"]
     result = CliRunner().invoke(app, args)
     assert str(result.exception).startswith("trainer.strategy='megatron' does not run")
-    assert result.output.splitlines()[-1].startswith(f"# {idle} has no effect while")
+    assert result.output.splitlines()[-1].startswith(f"# {unused} has no effect while")
 
 
-def test_a_dry_run_refuses_the_player_whom_the_run_would(settings: str, tmp_path: Path) -> None:
+def test_a_dry_run_refuses_what_the_run_would_refuse(settings: str, tmp_path: Path) -> None:
     for command in (["evaluate"], ["rollout", SOURCE]):
         with pytest.raises(ConfigError, match=r"trainer.strategy='megatron' does not run"):
             run(*command, settings, "trainer.strategy=megatron", "--dry-run")
@@ -123,13 +123,13 @@ def test_rollout_shows_every_turn_of_the_oracle() -> None:
     assert output.rstrip().endswith("grade 1")
 
 
-def test_rollout_of_an_agent_that_does_nothing_earns_nothing() -> None:
+def test_a_rollout_of_the_null_agent_has_grade_zero() -> None:
     assert run("rollout", SOURCE, "--agent", "null").rstrip().endswith("grade 0")
     planned = run("rollout", SOURCE, "--agent", "null", "--dry-run")
     assert planned.endswith(f"\n# would run {keys()[0]} with null\n")
 
 
-def test_evaluate_takes_one_set_by_name(settings: str) -> None:
+def test_evaluate_selects_one_set_by_name(settings: str) -> None:
     output = run("evaluate", settings, "--agent", "null", "--eval-set", "elsewhere", "--dry-run")
     assert output.startswith("data:\n")
     assert output.endswith("\n# would score null on elsewhere\n")
@@ -173,20 +173,20 @@ def test_evaluate_takes_one_set_by_name(settings: str) -> None:
                 "--dry-run",
                 "trainer.strategy=megatron",
                 f"data.train_data=[{SOURCE}]",
-                *FEW,
+                *SMALL_BATCH,
             ],
             "trainer.strategy='megatron' does not run in this version",
         ),
     ],
 )
-def test_a_mistake_is_one_sentence_and_exit_code_two(
+def test_a_user_error_is_one_line_and_exit_code_two(
     args: list[str],
     sentence: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # no run of ours lies there
+    monkeypatch.chdir(tmp_path)  # a folder without runs
     monkeypatch.setattr(sys, "argv", ["skyfleet", *args])
     with pytest.raises(SystemExit) as caught:
         main()
@@ -197,7 +197,9 @@ def test_a_mistake_is_one_sentence_and_exit_code_two(
     assert len(logged.splitlines()) == 1
 
 
-def test_a_policy_is_trained_resumed_scored_and_watched(settings: str, tmp_path: Path) -> None:
+def test_a_policy_is_trained_resumed_evaluated_and_rolled_out(
+    settings: str, tmp_path: Path
+) -> None:
     args = [settings, f"trainer.run_path={tmp_path}/run"]
     trained = run("train", *args, "trainer.max_training_steps=1")
     assert f"The run is in {tmp_path}/run" in trained
@@ -222,7 +224,7 @@ def test_tasks_of_a_world_are_exported_as_raw_rows(tmp_path: Path) -> None:
     assert [task.key for task in load_tasks(file)] == keys()
 
 
-def test_a_file_that_is_no_configuration_is_not_printed(tmp_path: Path) -> None:
+def test_the_error_for_an_invalid_config_file_does_not_print_its_content(tmp_path: Path) -> None:
     file = tmp_path / "raw.yaml"
     file.write_text(json.dumps([{"key": "x" * 10_000}]))
     with pytest.raises(ConfigError) as caught:

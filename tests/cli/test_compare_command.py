@@ -1,4 +1,4 @@
-"""`skyfleet compare` prints the evidence, and fails on a regression only when asked to."""
+"""`skyfleet compare` prints the comparison; a regression is an error only on request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(*args: Path | str) -> Result:
     return CliRunner().invoke(app, [str(word) for word in args], catch_exceptions=False)
 
 
-def keep(folder: Path, step: int, name: str, rewards: list[float | None]) -> None:
+def save_report(folder: Path, step: int, name: str, rewards: list[float | None]) -> None:
     groups = [group([reward], task_key=f"t{i}") for i, reward in enumerate(rewards)]
     path = folder / "reports" / f"step_{step:06d}" / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -33,14 +33,14 @@ def keep(folder: Path, step: int, name: str, rewards: list[float | None]) -> Non
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    keep(tmp_path / "better", 0, "unseen", [0.0] * 12)
-    keep(tmp_path / "better", 40, "unseen", [1.0] * 11 + [None])
-    keep(tmp_path / "better", 40, "late", [1.0])
-    keep(tmp_path / "worse", 0, "unseen", [0.0] * 12)
+    save_report(tmp_path / "better", 0, "unseen", [0.0] * 12)
+    save_report(tmp_path / "better", 40, "unseen", [1.0] * 11 + [None])
+    save_report(tmp_path / "better", 40, "late", [1.0])
+    save_report(tmp_path / "worse", 0, "unseen", [0.0] * 12)
     return tmp_path
 
 
-def test_a_run_is_compared_with_its_beginning(runs: Path) -> None:
+def test_a_run_is_compared_with_its_first_evaluation(runs: Path) -> None:
     result = run(runs / "better")
     assert result.exit_code == 0
     assert "| unseen | github      |    11 |  0.0 % | 100.0 % |     +100.0 |" in result.output
@@ -51,7 +51,7 @@ def test_a_run_is_compared_with_its_beginning(runs: Path) -> None:
     )
 
 
-def test_a_regression_fails_only_when_asked_to(runs: Path) -> None:
+def test_a_regression_exits_with_1_only_on_request(runs: Path) -> None:
     assert run(runs / "better", runs / "worse").exit_code == 0
     failed = run(runs / "better", runs / "worse", "--fail-on-regression")
     assert failed.exit_code == 1
@@ -59,22 +59,22 @@ def test_a_regression_fails_only_when_asked_to(runs: Path) -> None:
     assert run(runs / "better", "--fail-on-regression").exit_code == 0
 
 
-def test_the_published_table_of_the_seeds_is_not_believed() -> None:
+def test_the_published_rates_show_no_significant_change() -> None:
     output = run(PUBLISHED).output
     assert output.count("UNDERPOWERED") == 5
     assert "No environment is shown to have changed." in output
     assert "unpaired samples (Fisher, Newcombe)" in output
 
 
-def test_other_differences_are_noted(tmp_path: Path) -> None:
-    def kept(name: str, attempts: int, temperature: float) -> Path:
+def test_differences_in_sampling_are_noted(tmp_path: Path) -> None:
+    def write_report(name: str, attempts: int, temperature: float) -> Path:
         groups = [group([1.0] * attempts, task_key=str(i)) for i in range(4)]
-        player = AgentInfo(model="m", temperature=temperature)
+        agent_info = AgentInfo(model="m", temperature=temperature)
         path = tmp_path / name
-        path.write_text(EvalReport.of("val", groups, step=0, played_by=player).to_json())
+        path.write_text(EvalReport.of("val", groups, step=0, played_by=agent_info).to_json())
         return path
 
-    greedy, sampled = kept("greedy.json", 1, 0.0), kept("sampled.json", 8, 1.0)
+    greedy, sampled = write_report("greedy.json", 1, 0.0), write_report("sampled.json", 8, 1.0)
     output = run(greedy, sampled).output
     assert "\nval: temperature: 0 before, 1 after.\n" in output
     assert (
@@ -85,7 +85,7 @@ def test_other_differences_are_noted(tmp_path: Path) -> None:
     assert "before," not in run(sampled, sampled).output
 
 
-def test_a_step_that_means_nothing_is_refused(runs: Path, tmp_path: Path) -> None:
+def test_step_is_refused_without_a_run_folder(runs: Path, tmp_path: Path) -> None:
     one = runs / "better" / "reports" / "step_000000" / "unseen.json"
     with pytest.raises(ConfigError, match="--step 999 is of a run folder, and neither"):
         run(one, one, "--step", "999")
@@ -93,12 +93,12 @@ def test_a_step_that_means_nothing_is_refused(runs: Path, tmp_path: Path) -> Non
         run(PUBLISHED, "--step", "3")
 
 
-def test_user_mistakes_print_one_sentence(runs: Path) -> None:
+def test_missing_folders_extra_arguments_and_ungraded_sets_are_errors(runs: Path) -> None:
     with pytest.raises(ConfigError, match="nowhere: no such file or folder"):
         run(runs / "nowhere")
     with pytest.raises(ConfigError, match="holds both columns; remove"):
         run(PUBLISHED, runs)
-    keep(runs / "blind", 0, "unseen", [None])
+    save_report(runs / "blind", 0, "unseen", [None])
     with pytest.raises(
         TaskError, match=r"no task graded in both; see why grades are missing, or evaluate both"
     ):

@@ -1,3 +1,5 @@
+"""`skyfleet config show | explain | diff`."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -15,7 +17,7 @@ def run(*args: str) -> str:
     return result.output
 
 
-def test_show_prints_yaml_that_loads_with_what_cannot_run_as_comments(tmp_path: Path) -> None:
+def test_show_prints_loadable_yaml_with_unsupported_values_as_comments(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("trainer: {seed: 7, epochs: 3}")
     output = run("show", str(file), "trainer.epochs=4", "trainer.strategy=megatron")
@@ -24,12 +26,12 @@ def test_show_prints_yaml_that_loads_with_what_cannot_run_as_comments(tmp_path: 
     assert output.splitlines()[-1].startswith("# trainer.strategy='megatron' does not run")
 
 
-def test_show_tells_what_a_run_would_be_warned_of() -> None:
-    idle, flag = "trainer.algorithm.gamma=0.9", "generator.use_native_tool_calling=true"
-    output = run("show", idle, flag)
-    assert load_config(output) == load_config("", [idle, flag])
+def test_show_prints_the_warnings_of_a_run_as_comments() -> None:
+    unused, flag = "trainer.algorithm.gamma=0.9", "generator.use_native_tool_calling=true"
+    output = run("show", unused, flag)
+    assert load_config(output) == load_config("", [unused, flag])
     logged = [line.partition(" while")[0] for line in output.splitlines() if line.startswith("# ")]
-    assert logged == [f"# {flag} has no effect", f"# {idle} has no effect"]
+    assert logged == [f"# {flag} has no effect", f"# {unused} has no effect"]
 
 
 def test_show_needs_no_file() -> None:

@@ -1,4 +1,4 @@
-"""`skyfleet evaluate` scores whoever is named, with baselines beside it, and without torch."""
+"""`skyfleet evaluate` scores any agent beside baselines; scripted agents need no torch."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from typer.testing import CliRunner
 
 from skyfleet.analysis.run_folder import open_run
 from skyfleet.cli.main import app
-from skyfleet.engines import http_client as posting
+from skyfleet.engines import http_client
 from skyfleet.errors import ConfigError
 from skyfleet.evaluation import evaluate as evaluation
 from skyfleet.evaluation.agent_info import AgentInfo
 from skyfleet.evaluation.baselines import Baseline
 from skyfleet.evaluation.report import EvalReport
-from skyfleet.rollouts import episode as collect
+from skyfleet.rollouts import episode
 from skyfleet.rollouts.episode import run_episode
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.archive import eval_path, read_trajectories
@@ -52,7 +52,7 @@ def settings(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize(("agent", "rate"), [("oracle", "100.0 %"), ("null", "0.0 %")])
-def test_a_scripted_agent_is_scored_on_every_part_of_every_set(
+def test_a_scripted_agent_is_scored_on_every_environment_of_every_set(
     settings: str, tmp_path: Path, agent: str, rate: str
 ) -> None:
     rows = cells(run(settings, "--agent", agent))
@@ -66,9 +66,7 @@ def test_a_scripted_agent_is_scored_on_every_part_of_every_set(
     assert {tuple(row[-2:]) for row in rows if row[1] == "github"} == {("0.0 %", "100.0 %")}
 
 
-def test_what_is_kept_is_a_run_folder_that_other_commands_read(
-    settings: str, tmp_path: Path
-) -> None:
+def test_the_output_is_a_run_folder_that_other_commands_read(settings: str, tmp_path: Path) -> None:
     output = tmp_path / "deep" / "kept"
     run(settings, "--agent", "oracle", "--output", str(output))
     report = EvalReport.from_json((output / "reports/step_000000/unseen.json").read_text())
@@ -87,34 +85,34 @@ def test_what_is_kept_is_a_run_folder_that_other_commands_read(
         assert "5 episodes" in done.output
 
 
-def test_a_set_is_kept_when_it_ends_and_not_when_all_have(
+def test_each_set_is_saved_as_soon_as_it_ends(
     settings: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def second_breaks(name: str, tasks: object, *rest: Any, **more: Any) -> Any:
+    def interrupt_second(name: str, tasks: object, *rest: Any, **more: Any) -> Any:
         if name == "elsewhere":
             raise KeyboardInterrupt
         return evaluate(name, tasks, *rest, **more)  # type: ignore[arg-type]
 
     evaluate = evaluation.evaluate
-    monkeypatch.setattr(evaluation, "evaluate", second_breaks)
+    monkeypatch.setattr(evaluation, "evaluate", interrupt_second)
     args = ["evaluate", settings, "--agent", "null", "--output", str(tmp_path / "kept")]
     assert CliRunner().invoke(app, args).exit_code != 0
     assert [p.name for p in (tmp_path / "kept").rglob("*.json")] == ["unseen.json"]
 
 
-def test_an_interruption_keeps_the_episodes_that_have_ended(
+def test_an_interrupt_keeps_the_finished_episodes(
     settings: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    played: list[Trajectory] = []
+    finished: list[Trajectory] = []
 
-    async def third_is_cut(task: Task, *rest: Any, sample: int) -> Trajectory:
-        if len(played) == 2:
+    async def interrupt_third(task: Task, *rest: Any, sample: int) -> Trajectory:
+        if len(finished) == 2:
             signal.raise_signal(signal.SIGINT)
             await asyncio.sleep(10)
-        played.append(await run_episode(task, *rest, sample=sample))
-        return played[-1]
+        finished.append(await run_episode(task, *rest, sample=sample))
+        return finished[-1]
 
-    # Who is started in the background ignores it, and asyncio leaves that so.
+    # A process started in the background ignores SIGINT, and asyncio does not change that.
     monkeypatch.setattr(signal, "getsignal", lambda _: signal.default_int_handler)
     output = tmp_path / "kept"
     args = [
@@ -128,22 +126,22 @@ def test_an_interruption_keeps_the_episodes_that_have_ended(
         str(output),
     ]
     run(*args[1:])
-    monkeypatch.setattr(collect, "run_episode", third_is_cut)
-    # Baselines are played before, and need not be cut.
+    monkeypatch.setattr(episode, "run_episode", interrupt_third)
+    # Baselines run first, and the interrupt must not hit them.
     monkeypatch.setattr("skyfleet.evaluation.baselines.measure_baselines", no_baselines)
     result = CliRunner().invoke(app, [*args, "generator.max_num_seqs=1"])
     assert result.exit_code == 130
     assert f"Interrupted; finished episodes are in {output}." in result.output
     kept = read_trajectories(eval_path(output / "trajectories", "unseen", 0))
-    assert [attempt.task_key for attempt in kept] == [attempt.task_key for attempt in played]
-    assert len(played) == 2
-    assert not list(output.rglob("unseen.json"))  # the report of others than these
+    assert [attempt.task_key for attempt in kept] == [attempt.task_key for attempt in finished]
+    assert len(finished) == 2
+    assert not list(output.rglob("unseen.json"))  # it described the episodes of the first run
 
 
-def test_a_folder_takes_one_players_evaluations(settings: str, tmp_path: Path) -> None:
+def test_an_output_folder_holds_the_evaluations_of_one_agent(settings: str, tmp_path: Path) -> None:
     args = [settings, "--eval-set", "unseen", "--output", str(tmp_path / "kept")]
     run(*args, "--agent", "null")
-    run(*args, "--agent", "null")  # the same again is fine
+    run(*args, "--agent", "null")  # the same agent again is fine
     result = CliRunner().invoke(app, ["evaluate", *args, "--agent", "oracle"])
     assert isinstance(result.exception, ConfigError)
     assert "holds results of another agent (agent: null before, oracle after)" in str(
@@ -155,7 +153,7 @@ async def no_baselines(*rest: Any, **more: Any) -> dict[str, Baseline]:
     return {}
 
 
-def test_a_folder_that_cannot_be_written_is_refused_before_any_work(
+def test_an_unwritable_output_folder_is_refused_before_any_episode(
     settings: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evaluation, "evaluate", None)
@@ -174,7 +172,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_any_work(
         (["data.env_filter=[outlook]"], "cannot be read: data.env_filter='outlook'"),
     ],
 )
-def test_training_data_that_cannot_be_read_leaves_environments_unmarked(
+def test_unreadable_training_data_leaves_environments_unmarked(
     settings: str, args: list[str], sentence: str
 ) -> None:
     output = run(settings, *args, "--agent", "null", "--eval-set", "unseen")
@@ -182,14 +180,14 @@ def test_training_data_that_cannot_be_read_leaves_environments_unmarked(
     assert sentence in output
 
 
-def test_only_environments_that_the_filter_lets_through_count_as_trained(settings: str) -> None:
+def test_only_environments_in_env_filter_count_as_trained(settings: str) -> None:
     args = ('data.train_data=["world:github?split=train", "world:outlook?split=train"]',)
     output = run(settings, *args, "data.env_filter=[outlook]", "--agent", "null")
     assert {row[1] for row in cells(output) if row[0] == "elsewhere"} >= {"trained"}
     assert {row[1] for row in cells(output) if row[0] == "unseen"} >= {"held out"}
 
 
-def test_a_random_caller_may_try_as_often_as_asked(settings: str) -> None:
+def test_the_random_agent_makes_the_configured_number_of_attempts(settings: str) -> None:
     args = (
         "generator.eval_n_samples_per_prompt=2",
         "generator.eval_sampling_params.temperature=1",
@@ -199,7 +197,7 @@ def test_a_random_caller_may_try_as_often_as_asked(settings: str) -> None:
     assert cells(output)[0][:3] == ["unseen", "github", "3"]
 
 
-def test_a_threshold_that_doing_nothing_reaches_shows_itself(settings: str) -> None:
+def test_a_threshold_that_the_null_agent_passes_is_reported_as_vacuous(settings: str) -> None:
     output = run(settings, "--agent", "null", "--eval-set", "unseen", "--pass-threshold", "0")
     assert cells(output)[0][3] == "100.0 %"
     assert "\nunseen: github: 100.0% of the tasks pass when nothing is done (" in output
@@ -227,28 +225,30 @@ def test_greedy_attempts_at_an_endpoint_are_refused_with_the_reason(settings: st
         (("trainer.resume_mode=none",), "uses the base model, and a tiny policy has none"),
     ],
 )
-def test_contradictions_are_refused(settings: str, args: tuple[str, ...], sentence: str) -> None:
+def test_contradictory_options_are_refused(
+    settings: str, args: tuple[str, ...], sentence: str
+) -> None:
     with pytest.raises(ConfigError, match=sentence):
         run(settings, *args)
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Says it is done to whoever brings the key, and keeps what it was asked."""
+    """Answers `<done>` to requests with the right key, and records every request body."""
 
-    asked: ClassVar[list[dict[str, Any]]]
-    patience: ClassVar[int]
-    refuses: ClassVar[str | None]
+    bodies: ClassVar[list[dict[str, Any]]]
+    max_answers: ClassVar[int]
+    rejected_key: ClassVar[str | None]
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        known = self.headers["Authorization"] == "Bearer secret"
-        known = known and len(self.asked) < self.patience
-        self.asked.append(body)
+        authorized = self.headers["Authorization"] == "Bearer secret"
+        authorized = authorized and len(self.bodies) < self.max_answers
+        self.bodies.append(body)
         answer = {"choices": [{"message": {"role": "assistant", "content": "<done>"}}]}
-        text = json.dumps(answer if known else {"error": "who are you?"}).encode()
-        status = 200 if known else 401
-        if self.refuses in body:
-            error = {"code": "unsupported_value", "param": self.refuses}
+        text = json.dumps(answer if authorized else {"error": "who are you?"}).encode()
+        status = 200 if authorized else 401
+        if self.rejected_key in body:
+            error = {"code": "unsupported_value", "param": self.rejected_key}
             text, status = json.dumps({"error": error}).encode(), 400
         self.send_response(status)
         self.send_header("Content-Length", str(len(text)))
@@ -262,17 +262,17 @@ class Handler(BaseHTTPRequestHandler):
 def endpoint(
     *, answers: int = sys.maxsize, unknown: str | None = None
 ) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Refuses after so many answers, and whatever has the key `unknown`."""
+    """An endpoint that answers `answers` requests, and rejects bodies with the key `unknown`."""
 
-    class Kept(Handler):
-        asked: ClassVar[list[dict[str, Any]]] = []
-        patience = answers
-        refuses = unknown
+    class EndpointHandler(Handler):
+        bodies: ClassVar[list[dict[str, Any]]] = []
+        max_answers = answers
+        rejected_key = unknown
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Kept) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), EndpointHandler) as server:
         threading.Thread(target=server.serve_forever).start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}/v1", Kept.asked
+            yield f"http://127.0.0.1:{server.server_port}/v1", EndpointHandler.bodies
         finally:
             server.shutdown()
 
@@ -285,26 +285,26 @@ def test_a_model_behind_an_endpoint_is_scored(
         "generator.eval_n_samples_per_prompt=2",
         "generator.eval_sampling_params.temperature=1",
     )
-    with endpoint() as (url, asked):
+    with endpoint() as (url, bodies):
         output = run(settings, *args, "--endpoint", url, "--model", "m", "--eval-set", "unseen")
     assert cells(output)[0][:4] == ["unseen", "github", "3", "0.0 %"]
-    hello, *played = asked
-    assert hello["seed"] == 0  # what would refuse a seed would refuse every turn
-    assert {body["model"] for body in played} == {"m"}
-    assert len({body["seed"] for body in played}) == 6  # attempts at one task are not one attempt
+    probe, *turns = bodies
+    assert probe["seed"] == 0  # an endpoint that rejects a seed would reject every turn
+    assert {body["model"] for body in turns} == {"m"}
+    assert len({body["seed"] for body in turns}) == 6  # one seed per attempt
 
 
-def test_an_endpoint_that_does_not_answer_is_found_out_before_anything_is_played(
+def test_an_endpoint_that_rejects_the_api_key_is_an_error_before_any_episode(
     settings: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(posting, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(http_client, "FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    with endpoint() as (url, asked):
+    with endpoint() as (url, bodies):
         with pytest.raises(
             ConfigError, match=r"does not answer: .* rejected the request with 401.*OPENAI_API_KEY"
         ):
             run(settings, "--endpoint", url, "--model", "m", "--eval-set", "unseen")
-        assert len(asked) == 1
+        assert len(bodies) == 1
 
 
 def test_a_rejected_request_and_a_silent_endpoint_give_different_errors(
@@ -317,10 +317,10 @@ def test_a_rejected_request_and_a_silent_endpoint_give_different_errors(
         run(*args, "--endpoint", url, "--model", "m")
 
 
-def test_an_endpoint_that_refuses_leaves_grades_unknown_and_says_why(
+def test_an_endpoint_that_fails_later_leaves_grades_unknown_and_prints_the_reason(
     settings: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(posting, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(http_client, "FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     with endpoint(answers=1) as (url, _):
         args = [settings, "--endpoint", url, "--model", "m", "--eval-set", "unseen"]

@@ -1,4 +1,4 @@
-"""Ctrl-C, pressed again and again, leaves one sentence and no traceback."""
+"""Repeated Ctrl-C ends a command with one message and no traceback."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from tests.fakes.small_runs import SETTINGS
 
-# A shell's background jobs, and so their children, ignore interrupts.
+# Background jobs of a shell and their children ignore SIGINT.
 PRESSED = """
 import asyncio, atexit, signal
 from skyfleet.cli import evaluate
 from skyfleet.cli.main import main
-from skyfleet.trainer import training_run as session
+from skyfleet.trainer import training_run
 
 class Field:
-    def __set_name__(self, *_):  # what is raised here Python 3.11 makes a RuntimeError
+    def __set_name__(self, *_):  # Python 3.11 turns an exception raised here into a RuntimeError
         press()
 
 def press():
@@ -43,7 +43,7 @@ async def at_exit():
     await asyncio.sleep(60)
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
-session.run_training = evaluate._evaluate = lambda *_, **__: {when}()
+training_run.run_training = evaluate._evaluate = lambda *_, **__: {when}()
 main()
 """
 
@@ -54,10 +54,10 @@ main()
     [
         ("in_an_episode", 130),
         ("in_an_import", 130),
-        ("at_exit", -2),  # a shell tells 130 of it, too
+        ("at_exit", -2),  # a shell reports this as 130, too
     ],
 )
-def test_a_second_ctrl_c_ends_with_one_sentence(
+def test_a_second_ctrl_c_ends_with_one_message(
     args: list[str], when: str, code: int, tmp_path: Path
 ) -> None:
     file = tmp_path / "run.yaml"

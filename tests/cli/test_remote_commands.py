@@ -1,4 +1,4 @@
-"""`skyfleet evaluate` and `rollout` speak through a server as the configuration says."""
+"""`skyfleet evaluate` and `rollout` use the inference server that the configuration names."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ def settings(tmp_path: Path) -> list[str]:
         f"trainer.run_path={tmp_path / 'run'}",
         f"trainer.policy.model.path={tmp_path / 'model'}",
         "trainer.policy.model_config_kwargs={}",
-        "generator.max_input_length=16000",  # a letter is a token of this model
+        "generator.max_input_length=16000",  # each letter is one token of this model
         "generator.max_turns=2",
     ]
 
 
-def through(url: str) -> list[str]:
+def remote_args(url: str) -> list[str]:
     return ["generator.backend=openai", f"generator.remote_inference_engine_urls=[{url}]"]
 
 
-async def test_a_served_policy_is_scored_and_its_episodes_keep_its_tokens(
+async def test_a_served_policy_is_evaluated_and_its_episodes_record_its_tokens(
     settings: list[str], tmp_path: Path
 ) -> None:
     kept = tmp_path / "kept"
@@ -71,9 +71,11 @@ async def test_a_served_policy_is_scored_and_its_episodes_keep_its_tokens(
         _app(config_from(settings), tmp_path / "model", "mine", None) as (served, _),
         serving(served) as url,
     ):
-        args = [*settings, *through(url), "--eval-set", "unseen", "--output", str(kept)]
+        args = [*settings, *remote_args(url), "--eval-set", "unseen", "--output", str(kept)]
         shown = await asyncio.to_thread(run_output, "evaluate", *args)
-        watched = await asyncio.to_thread(run_output, "rollout", UNSEEN, *settings, *through(url))
+        watched = await asyncio.to_thread(
+            run_output, "rollout", UNSEEN, *settings, *remote_args(url)
+        )
     assert f"evaluated {url}" in shown
     assert watched.startswith(f"the model at {url}: github-")
     report = json.loads((kept / "reports/step_000000/unseen.json").read_text())
@@ -83,7 +85,7 @@ async def test_a_served_policy_is_scored_and_its_episodes_keep_its_tokens(
     assert [sum(a.transcripts[0].loss_mask) for a in attempts] == [12, 12, 12]
 
 
-async def test_the_step_that_played_is_in_reports_and_transcripts_and_is_one_players(
+async def test_reports_and_transcripts_record_the_policys_step_and_a_folder_holds_one_step(
     settings: list[str], tmp_path: Path
 ) -> None:
     folders = [tmp_path / f"global_step_{step}" / "policy" for step in (3, 4)]
@@ -104,10 +106,10 @@ async def test_the_step_that_played_is_in_reports_and_transcripts_and_is_one_pla
             await up[-1](scope, receive, send)
 
         async with serving(restarted) as url:
-            await asyncio.to_thread(run_output, *args, there, *through(url))
+            await asyncio.to_thread(run_output, *args, there, *remote_args(url))
             up.append(fourth)
             with pytest.raises(ConfigError, match=r"another played \(step: 3 before, 4 after"):
-                await asyncio.to_thread(run_output, *args, there, *through(url))
+                await asyncio.to_thread(run_output, *args, there, *remote_args(url))
     for kept in ("here", "there"):
         attempts = read_trajectories(eval_path(tmp_path / kept / "trajectories", "unseen", 3))
         versions = {v for a in attempts for t in a.transcripts for v in t.policy_versions}
@@ -119,30 +121,28 @@ async def test_a_server_without_token_ids_needs_the_endpoint_option(settings: li
     async def models(request: Request) -> JSONResponse:
         return JSONResponse({"data": [{"id": "theirs"}]})
 
-    async def words_alone(request: Request) -> JSONResponse:
+    async def text_only(request: Request) -> JSONResponse:
         return JSONResponse({"choices": [{"text": "hello"}]})
 
     theirs = Starlette(
         routes=[
             Route("/v1/models", models),
-            Route("/v1/completions", words_alone, methods=["POST"]),
+            Route("/v1/completions", text_only, methods=["POST"]),
         ]
     )
     async with serving(theirs) as url:
-        with pytest.raises(
-            ConfigError, match=r"only be evaluated \(skyfleet evaluate --endpoint\)"
-        ):
-            await asyncio.to_thread(run_output, "rollout", UNSEEN, *settings, *through(url))
+        with pytest.raises(ConfigError, match=r"only be evaluated \(skyfleet evaluate --endpoint\)"):
+            await asyncio.to_thread(run_output, "rollout", UNSEEN, *settings, *remote_args(url))
 
 
-def test_a_checkpoint_says_that_it_plays(settings: list[str], tmp_path: Path) -> None:
+def test_rollout_prints_the_checkpoint_it_uses(settings: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shown = run_output("rollout", UNSEEN, *settings, "--checkpoint", str(folder))
     assert shown.startswith(f"{folder}: github-")
 
 
-def test_what_a_server_cannot_be_asked_is_one_sentence(settings: list[str], tmp_path: Path) -> None:
-    args = [*settings, *through("127.0.0.1:9")]
+def test_options_that_do_not_fit_a_server_are_refused(settings: list[str], tmp_path: Path) -> None:
+    args = [*settings, *remote_args("127.0.0.1:9")]
     with pytest.raises(ConfigError, match="a server has its own weights; remove"):
         run_output("evaluate", *args, "--checkpoint", str(tmp_path / "model"))
     with pytest.raises(ConfigError, match="is a server already"):

@@ -1,4 +1,4 @@
-"""Commands that read a run's folder: replay, diff, log, audit, import-dumps."""
+"""Commands that read a run folder: replay, diff, log, audit, import-dumps."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run_output(*args: object, exit_code: int = 0) -> str:
 
 @pytest.fixture
 async def run(tmp_path: Path) -> Path:
-    """Nothing done before, everything solved after."""
+    """A run with null-agent episodes at step 0 and oracle episodes at step 2."""
 
     async def write(path: Path, source: str, policy: AgentFactory) -> None:
         tasks = tasks_from_source(source)
@@ -68,7 +68,7 @@ async def run(tmp_path: Path) -> Path:
     return folder
 
 
-def test_replay_says_that_an_episode_is_the_same(run: Path) -> None:
+def test_replay_reports_an_identical_episode(run: Path) -> None:
     assert run_output("replay", run, "eval/unseen/0/0") == (
         "eval/unseen/0/0 is the same: 1 turn, done, grade 0\n"
     )
@@ -86,20 +86,20 @@ def test_replay_forks_at_the_given_turn_and_prints_both(run: Path) -> None:
         run_output("replay", run, "eval/unseen/0/0", "--agent", "oracle")
 
 
-def test_a_fork_plays_this_runs_checkpoint_whatever_lies_where_the_command_is_given(
+def test_a_fork_uses_the_runs_own_checkpoint_in_any_working_directory(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named = load_config(SETTINGS).trainer.ckpt_path
     assert not Path(named).is_absolute()
     checkpoint(tmp_path / "elsewhere" / named, step=9)
     monkeypatch.chdir(tmp_path / "elsewhere")
-    asked: list[Path | None] = []
+    folders: list[Path | None] = []
 
     @asynccontextmanager
     async def build_agent(
         config: RunConfig, agent: str, folder: Path | None
     ) -> AsyncIterator[tuple[AgentFactory, None]]:
-        asked.append(folder)
+        folders.append(folder)
         yield oracle_policy, None
 
     monkeypatch.setattr("skyfleet.cli.replay.build_agent", build_agent)
@@ -110,7 +110,7 @@ def test_a_fork_plays_this_runs_checkpoint_whatever_lies_where_the_command_is_gi
     checkpoint(run / "checkpoints", step=2)
     newest = checkpoint(run / "checkpoints", step=4)
     shown = run_output("replay", run, "eval/unseen/0/0", "--fork-at", 1)
-    assert asked == [newest]
+    assert folders == [newest]
     assert shown.startswith(f"from turn 1 on: the policy of step 4, {newest}\n")
 
 
@@ -122,7 +122,7 @@ def checkpoint(root: Path, *, step: int) -> Path:
     return folder
 
 
-def test_an_episode_of_a_task_the_configuration_lost_is_not_replayed(run: Path) -> None:
+def test_an_episode_whose_task_left_the_configuration_is_not_replayed(run: Path) -> None:
     (run / "config.yaml").write_text(SETTINGS.replace(UNSEEN, f"{UNSEEN}&seed=9"))
     with pytest.raises(TaskError, match="is not among the tasks"):
         run_output("replay", run, "eval/unseen/0/0")
@@ -151,7 +151,7 @@ def test_two_runs_are_compared_at_the_last_step_of_both(run: Path, tmp_path: Pat
     assert "unseen: run step 2, other step 2\n" in run_output("diff", run, tmp_path / "other")
 
 
-def test_sets_stay_apart_and_an_empty_run_has_none(run: Path) -> None:
+def test_diff_lists_sets_separately_and_refuses_a_run_without_any(run: Path) -> None:
     folder = run / "trajectories" / "eval"
     shutil.copytree(folder / "unseen", folder / "again")
     lines = run_output("diff", run).splitlines()
@@ -161,7 +161,7 @@ def test_sets_stay_apart_and_an_empty_run_has_none(run: Path) -> None:
         run_output("diff", run)
 
 
-def test_diff_folds_the_names_that_are_rarely_called(run: Path) -> None:
+def test_diff_groups_the_rarely_called_tools(run: Path) -> None:
     calls = tuple(ToolCall(id=str(n), name=f"\x1b{n}", arguments={}) for n in range(12))
     turn = replace(call_turn(), action=Message(role="assistant", tool_calls=calls))
     for step in (0, 2):
@@ -187,7 +187,7 @@ def test_audit_finds_nothing_in_a_run_of_reference_solutions(run: Path) -> None:
     assert "replay_fails could judge 7 wins.\n" in run_output("audit", run, "--replay")
 
 
-def test_audit_counts_one_finding_as_one(run: Path) -> None:
+def test_audit_counts_a_finding_once(run: Path) -> None:
     wins = [load(entry) for entry in list_entries(run / "trajectories") if entry.kind == "train"]
     first = next(win for win in wins if any("update" in _called(turn) for turn in win.turns))
     refused = [
@@ -199,7 +199,7 @@ def test_audit_counts_one_finding_as_one(run: Path) -> None:
     assert "4 wins, 1 finding.\n" in shown
 
 
-def test_a_cut_file_costs_its_lost_episodes_and_is_named(
+def test_a_truncated_file_loses_only_its_missing_episodes_and_is_named(
     run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cut = eval_path(run / "trajectories", "unseen", 2)

@@ -1,4 +1,4 @@
-"""`skyfleet serve` serves the model it is told, in the configuration it is told."""
+"""`skyfleet serve` serves a model folder with the limits of the configuration."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ app = typer.Typer()
 app.command()(serve_command)
 
 
-def saved(folder: Path) -> Path:
+def save_tiny_model(folder: Path) -> Path:
     policy_model = tiny_speaker()
     save_model(Loaded(module=policy_model.decoder.module, tokenizer=policy_model.tokenizer), folder)
     return folder
@@ -40,9 +40,9 @@ async def test_a_model_folder_is_served_with_its_key(tmp_path: Path) -> None:
             "generator.max_num_seqs=4",
         ],
     )
-    model = saved(tmp_path / "model")
+    model = save_tiny_model(tmp_path / "model")
     body = {"model": "mine", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
-    body["ignore_eos"] = True  # it draws without a seed
+    body["ignore_eos"] = True  # sampling has no seed, so a stop token could come first
     async with (
         _app(config, model, "mine", "k") as (served, weights),
         serving(served) as url,
@@ -57,13 +57,13 @@ async def test_a_model_folder_is_served_with_its_key(tmp_path: Path) -> None:
     assert (shown["id"], shown["max_model_len"]) == ("mine", 400)
 
 
-def test_a_dry_run_says_where_it_would_serve_on_this_machine_alone() -> None:
+def test_a_dry_run_prints_a_localhost_address() -> None:
     result = CliRunner().invoke(app, ["--dry-run", "--name", "mine"], catch_exceptions=False)
     assert result.exit_code == 0
     assert "# would serve mine at http://127.0.0.1:8000/v1" in result.output
 
 
-async def test_a_checkpoint_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+async def test_a_missing_checkpoint_is_a_config_error(tmp_path: Path) -> None:
     config = load_config("", [f"trainer.run_path={tmp_path}"])
     with pytest.raises(ConfigError, match="no such folder"):
         async with _app(config, tmp_path / "nothing", "mine", None):

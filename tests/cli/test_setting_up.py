@@ -1,4 +1,4 @@
-"""Setting up a run says what it does, a line for each part that takes its time."""
+"""Setting up a run prints one progress line per slow part."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from skyfleet.rollouts.episode import collect
 from skyfleet.trainer import rollouts
 
 
-def lines_of_training(folder: Path, *args: str) -> list[str]:
+def train_lines(folder: Path, *args: str) -> list[str]:
     file = folder / "run.yaml"
     file.write_text(SETTINGS)
     short = ("trainer.max_training_steps=1", "data.val_data=[]", f"trainer.run_path={folder}/run")
@@ -28,7 +28,7 @@ def lines_of_training(folder: Path, *args: str) -> list[str]:
 
 
 def test_set_up_progress_is_printed_before_the_first_step(tmp_path: Path) -> None:
-    lines = lines_of_training(tmp_path)
+    lines = train_lines(tmp_path)
     assert lines[:4] == [
         "setting up: loading torch and transformers",
         "setting up: loading the training and evaluation tasks",
@@ -38,15 +38,15 @@ def test_set_up_progress_is_printed_before_the_first_step(tmp_path: Path) -> Non
     assert any(line.startswith("warm start 3/3") for line in lines[4:])
 
 
-def test_without_a_warm_start_no_solution_is_played(tmp_path: Path) -> None:
-    lines = lines_of_training(tmp_path, "trainer.warm_start.steps=0")
+def test_without_a_warm_start_no_reference_solution_is_run(tmp_path: Path) -> None:
+    lines = train_lines(tmp_path, "trainer.warm_start.steps=0")
     lines = [line for line in lines if line.startswith("setting up: ")]
     assert lines[-1] == "setting up: loading the policy: tiny"
 
 
-def test_a_resumed_run_says_so_first_and_plays_no_solution_it_is_past(tmp_path: Path) -> None:
-    lines_of_training(tmp_path)
-    lines = lines_of_training(tmp_path, "trainer.max_training_steps=2")
+def test_a_resumed_run_prints_that_first_and_skips_the_finished_warm_start(tmp_path: Path) -> None:
+    train_lines(tmp_path)
+    lines = train_lines(tmp_path, "trainer.max_training_steps=2")
     saved = tmp_path / "run" / "checkpoints" / "global_step_1"
     assert [line for line in lines if line.startswith("setting up: ")] == [
         f"setting up: resuming test_run at step 1 from {saved}",
@@ -57,17 +57,17 @@ def test_a_resumed_run_says_so_first_and_plays_no_solution_it_is_past(tmp_path: 
     assert lines[0].startswith("setting up: resuming")
 
 
-def test_a_dry_run_goes_on_or_is_refused_where_the_run_would_be(tmp_path: Path) -> None:
-    lines_of_training(tmp_path)
+def test_a_dry_run_resumes_or_fails_as_the_run_would(tmp_path: Path) -> None:
+    train_lines(tmp_path)
     before = files(tmp_path)
     saved = tmp_path / "run" / "checkpoints" / "global_step_1"
-    assert f"# resuming test_run at step 1 from {saved}" in lines_of_training(tmp_path, "--dry-run")
+    assert f"# resuming test_run at step 1 from {saved}" in train_lines(tmp_path, "--dry-run")
     for word, sentence in (
         ("trainer.seed=7", "was started with trainer.seed=42 and this run has 7"),
         ("trainer.resume_mode=none", "already holds a run"),
     ):
         with pytest.raises(ConfigError, match=sentence):
-            lines_of_training(tmp_path, word, "--dry-run")
+            train_lines(tmp_path, word, "--dry-run")
     assert files(tmp_path) == before
 
 
@@ -75,20 +75,18 @@ def files(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_run_that_its_cluster_ends_is_saved_as_one_that_its_user_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    played = collect
+def test_sigterm_saves_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original_collect = collect
 
-    async def ended_in_the_third(*args: Any, **more: Any) -> Any:
+    async def terminate_third(*args: Any, **more: Any) -> Any:
         calls.append(None)
         if len(calls) == 3:
             os.kill(os.getpid(), signal.SIGTERM)
             await asyncio.sleep(10)
-        return await played(*args, **more)
+        return await original_collect(*args, **more)
 
     calls: list[None] = []
-    monkeypatch.setattr(rollouts, "collect", ended_in_the_third)
+    monkeypatch.setattr(rollouts, "collect", terminate_third)
     file = tmp_path / "run.yaml"
     file.write_text(SETTINGS)
     args = ["trainer.max_training_steps=5", "data.val_data=[]", f"trainer.run_path={tmp_path}/run"]

@@ -1,4 +1,4 @@
-"""`skyfleet tasks prepare | validate | stats`, from raw rows to a dataset that may be trained on."""
+"""`skyfleet tasks prepare | validate | stats`, from raw rows to a training dataset."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from skyfleet.cli.tasks_data import stats_command, validate_command
 from skyfleet.cli.tasks_prepare import prepare_command
 from skyfleet.curation.quarantine import Quarantine, write_quarantine
 from skyfleet.curation.verdict import Reason, Verdict
-from skyfleet.engines import http_client as posting
+from skyfleet.engines import http_client
 from skyfleet.errors import ConfigError, ModelError, SkyfleetError, TaskError
 from skyfleet.tasks import loading
 from skyfleet.tasks.loading import load_tasks, write_tasks
@@ -47,7 +47,7 @@ def raw(tmp_path: Path) -> Path:
     return tmp_path / "raw.json"
 
 
-def test_prepare_writes_a_dataset_with_the_seeds_defaults(tmp_path: Path, raw: Path) -> None:
+def test_prepare_writes_a_dataset_with_the_default_split(tmp_path: Path, raw: Path) -> None:
     output = run("prepare", "--tasks-json", raw, "--output-dir", tmp_path / "out")
     manifest = read_manifest(tmp_path / "out" / "manifest.json")
     assert manifest.thresholds == {"github": 6 / 300, "outlook": 1.0}
@@ -79,7 +79,7 @@ def test_prepare_is_reproducible_and_keeps_sides_on_request(tmp_path: Path, raw:
 
 
 @pytest.mark.parametrize(
-    ("content", "options", "says"),
+    ("content", "options", "message"),
     [
         (rows(3), (), "no task is left to evaluate: of 3 github tasks"),
         ([{"key": "k", "env_key": "e"}], (), "raw.json row 1: prompt is missing; add it"),
@@ -90,11 +90,11 @@ def test_prepare_is_reproducible_and_keeps_sides_on_request(tmp_path: Path, raw:
         (rows(9), ("--keep-sides",), "holds no earlier manifest"),
     ],
 )
-def test_prepare_refuses_and_writes_nothing(
-    tmp_path: Path, content: Any, options: tuple[str, ...], says: str
+def test_prepare_writes_nothing_if_the_input_is_invalid(
+    tmp_path: Path, content: Any, options: tuple[str, ...], message: str
 ) -> None:
     (tmp_path / "raw.json").write_text(json.dumps(content))
-    with pytest.raises(SkyfleetError, match=says):
+    with pytest.raises(SkyfleetError, match=message):
         run(
             "prepare",
             "--tasks-json",
@@ -106,7 +106,7 @@ def test_prepare_refuses_and_writes_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["raw.json"]
 
 
-def test_validate_fills_the_quarantine_that_prepare_honours(tmp_path: Path) -> None:
+def test_validate_writes_the_quarantine_that_prepare_applies(tmp_path: Path) -> None:
     good, bad = world_tasks("github", split="all", count=2)
     always = "def validate_task(env):\n    return 1\n"
     write_tasks(tmp_path / "raw.jsonl", [good, bad.model_copy(update={"verifier_code": always})])
@@ -138,7 +138,7 @@ def test_validate_resumes_from_its_journal(tmp_path: Path) -> None:
     assert sorted(journal.read_text().splitlines()) == sorted(before.splitlines())
 
 
-def test_validate_refuses_half_a_teacher(tmp_path: Path) -> None:
+def test_validate_needs_both_teacher_options_and_an_ordered_band(tmp_path: Path) -> None:
     source = "world:github?split=all&count=1"
     with pytest.raises(ConfigError, match="--teacher and --teacher-model belong together"):
         run("validate", source, "--teacher", "http://127.0.0.1:1")
@@ -152,7 +152,7 @@ def test_stats_shows_a_table_and_writes_html(tmp_path: Path) -> None:
     assert (tmp_path / "s.html").read_text().startswith("<section>")
 
 
-def test_dry_runs_only_say_what_they_would_do(tmp_path: Path, raw: Path) -> None:
+def test_dry_runs_print_a_plan_and_write_nothing(tmp_path: Path, raw: Path) -> None:
     out = tmp_path / "out"
     assert f"would write {out}" in run(
         "prepare", "--tasks-json", raw, "--output-dir", out, "--dry-run"
@@ -162,7 +162,7 @@ def test_dry_runs_only_say_what_they_would_do(tmp_path: Path, raw: Path) -> None
     assert run("validate", source, "--dry-run") == f"would check 2 tasks of {source}\n"
 
 
-def test_prepare_honours_the_quarantine_nearby_and_the_manifest_tells_of_it(
+def test_prepare_applies_the_quarantine_beside_the_source_and_records_it_in_the_manifest(
     tmp_path: Path, raw: Path
 ) -> None:
     options = ("--tasks-json", raw, "--output-dir", tmp_path / "out")
@@ -200,10 +200,10 @@ def test_prepare_reads_its_source_once(
     assert manifest.source_sha256 == hashlib.sha256(before).hexdigest()
 
 
-def test_a_validation_that_is_stopped_keeps_what_it_found(
+def test_a_stopped_validation_keeps_its_verdicts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(posting, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(http_client, "FIRST_PAUSE_SECONDS", 0.01)
     bad, good = world_tasks("github", split="all", count=2)
     always = "def validate_task(env):\n    return 1\n"
     write_tasks(tmp_path / "raw.jsonl", [bad.model_copy(update={"verifier_code": always}), good])

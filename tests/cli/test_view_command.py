@@ -1,4 +1,4 @@
-"""`skyfleet view` serves a run on this machine until it is told to stop."""
+"""`skyfleet view` serves a run on localhost until it is interrupted."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from skyfleet.cli.view import view_command
 from skyfleet.errors import ConfigError
 from skyfleet.trajectories.records import RecordError
 
-# A shell's background jobs, and so their children, ignore interrupts.
-ALONE = """
+# Background jobs of a shell and their children ignore SIGINT.
+SCRIPT = """
 import signal, typer
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from skyfleet.cli.view import view_command
@@ -25,9 +25,9 @@ typer.run(view_command)
 """
 
 
-def test_it_tells_its_address_answers_and_ends_on_an_interrupt(tmp_path: Path) -> None:
+def test_view_prints_its_address_answers_and_exits_on_an_interrupt(tmp_path: Path) -> None:
     run = write_run(tmp_path, plain=4)
-    command = [sys.executable, "-c", ALONE, str(run), "--episode", "train/1/2"]
+    command = [sys.executable, "-c", SCRIPT, str(run), "--episode", "train/1/2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as viewer:
         assert viewer.stdout is not None
         logged = viewer.stdout.readline()
@@ -42,12 +42,12 @@ def test_it_tells_its_address_answers_and_ends_on_an_interrupt(tmp_path: Path) -
             viewer.kill()
 
 
-def test_an_episode_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match=r"'train/1/9': .* has no such episode"):
+def test_a_missing_episode_is_a_record_error(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match=r"'train/1/9': .* holds no such episode"):
         view_command(write_run(tmp_path, plain=4), episode="train/1/9")
 
 
-def test_a_folder_that_is_no_run_is_one_sentence(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_run_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not a run folder"):
         view_command(tmp_path)
 

@@ -1,4 +1,4 @@
-"""`skyfleet worlds serve` serves, on this machine only, until it is told to stop."""
+"""`skyfleet worlds serve` serves on localhost only, until it is interrupted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SOURCE = "world:github?split=train&count=2"
     ("protocol", "path", "status"),
     [("openenv", "/health", 200), ("mcp", "/some_task/mcp", 405), ("fleet", "/v1/account", 200)],
 )
-def test_a_server_answers_this_machine_alone_and_ends_on_an_interrupt(
+def test_a_server_listens_on_localhost_only_and_exits_on_an_interrupt(
     protocol: str, path: str, status: int
 ) -> None:
     with socket.socket() as probe:
@@ -58,8 +58,8 @@ def test_a_server_answers_this_machine_alone_and_ends_on_an_interrupt(
         server.communicate(timeout=20)
 
 
-@pytest.mark.slow  # openenv looks for idle sessions every five seconds
-async def test_an_idle_episode_over_openenv_makes_room_after_its_time() -> None:
+@pytest.mark.slow  # openenv checks for idle sessions every five seconds
+async def test_an_idle_openenv_session_frees_its_slot_after_its_ttl() -> None:
     tasks = load_sources([SOURCE], key="SOURCE")
     app = _app("openenv", tasks, max_sessions=1, ttl_seconds=1)
     async with serving(app) as url:
@@ -93,7 +93,7 @@ def _answer(url: str, headers: dict[str, str]) -> httpx.Response:
     raise AssertionError(f"{url} never answered")
 
 
-def test_a_port_in_use_is_one_sentence() -> None:
+def test_a_port_in_use_is_a_config_error() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -110,7 +110,7 @@ def test_a_port_in_use_is_one_sentence() -> None:
             app(args, standalone_mode=False)
 
 
-def test_tasks_of_no_world_are_not_offered(tmp_path: Path) -> None:
+def test_tasks_of_an_unknown_world_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "tasks.jsonl"
     write_tasks(file, [Task(key="k", env_key="instacart", prompt="p")])
     for more in ([], ["--dry-run"]):
@@ -119,6 +119,6 @@ def test_tasks_of_no_world_are_not_offered(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["Bad Name", "github"])
-def test_a_dry_run_refuses_a_name_that_the_run_would(name: str) -> None:
+def test_a_dry_run_refuses_an_invalid_world_name(name: str) -> None:
     with pytest.raises(ConfigError, match=f"NAME='{name}'"):
         app(["worlds", "new", name, "--dry-run"], standalone_mode=False)

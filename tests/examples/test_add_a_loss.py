@@ -30,7 +30,9 @@ def test_only_a_new_best_has_a_positive_advantage() -> None:
     assert compare_with_best([0.5]) == [0.0]
 
 
-async def test_a_run_trains_with_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_run_trains_with_the_loss_and_the_estimator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(registry.ENV_CLASSES, "world", lambda _: open_moody)
     config = small_config(
         tmp_path,

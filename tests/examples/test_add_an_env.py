@@ -1,4 +1,4 @@
-"""The env of examples/add_an_env is played as its README says."""
+"""The environment of examples/add_an_env runs as its README says."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_every_task_is_solved_by_its_solution_and_not_by_doing_nothing() -
         assert (idle.ending, idle.reward) == (Ending.MAX_TURNS, 0.0)
 
 
-async def test_a_wrong_number_is_answered_with_the_way() -> None:
+async def test_a_wrong_number_is_answered_with_its_direction() -> None:
     env = await open_env(TASKS[0])
     await env.reset()
     low, high = await env.step(_dial(49)), await env.step(_dial(51))
@@ -44,7 +44,7 @@ async def test_a_wrong_number_is_answered_with_the_way() -> None:
     assert not (await env.grade()).success
 
 
-async def test_a_call_that_makes_no_sense_is_an_error_the_agent_can_read() -> None:
+async def test_an_invalid_call_returns_an_error_message_to_the_agent() -> None:
     env = SafeEnv(TASKS[0])
     await env.reset()
     (reply,) = (await env.step(_dial("fifty"))).messages

@@ -1,4 +1,4 @@
-"""The env on the page is short, is played by its solution, and is found by its name."""
+"""The environment on the docs page is short, loads by name, and its solution passes."""
 
 from __future__ import annotations
 

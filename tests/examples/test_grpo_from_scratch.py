@@ -36,13 +36,13 @@ async def test_a_demonstration_passes_and_its_tool_calls_are_action_tokens() -> 
     ]
 
 
-def test_an_attempt_is_compared_with_the_others_at_its_task() -> None:
+def test_grpo_advantages_compare_the_attempts_at_one_task() -> None:
     advantages = grpo_advantages(torch.tensor([[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]]))
     assert advantages[0].tolist() == pytest.approx([1.5, -0.5, -0.5, -0.5], abs=1e-4)
     assert advantages[1].tolist() == [0.0, 0.0, 0.0, 0.0]
 
 
-def test_what_is_no_call_is_plain_text() -> None:
+def test_a_line_that_is_no_call_is_plain_text() -> None:
     assert read_action('["get_issue",{"number":7}]').tool_calls[0].arguments == {"number": 7}
     for line in ("<done>", "[1,2]", '["get_issue"', '{"a":1}', ""):
         assert read_action(line).tool_calls == ()

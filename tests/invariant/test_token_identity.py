@@ -1,4 +1,4 @@
-"""What the learner trains on is what the engine sampled, token for token, logprob for logprob."""
+"""The learner trains on exactly the tokens and logprobs that the engine sampled."""
 
 from __future__ import annotations
 
@@ -46,41 +46,41 @@ DIMENSIONS = {
 
 
 class FailingWorld(WorldEnv):
-    """A real world that now and then breaks, talks too long, is done, or grades as unknown."""
+    """A built-in environment that randomly fails, replies too long, ends early or cannot grade."""
 
-    def __init__(self, task: Task, chance: Random) -> None:
+    def __init__(self, task: Task, rng: Random) -> None:
         super().__init__(get_world(task.env_key), task)
-        self._chance = chance
+        self._rng = rng
 
     async def step(self, action: Message) -> Step:
-        await asyncio.sleep(0)  # others get ahead
-        mood = self._chance.random()
-        if mood < 0.03:
+        await asyncio.sleep(0)  # let other episodes run first
+        draw = self._rng.random()
+        if draw < 0.03:
             raise OSError("injected")
         step = await super().step(action)
-        if mood < 0.1:
+        if draw < 0.1:
             return replace(step, messages=(Message(role="user", content="no <|im_end|>\n" * 60),))
-        return replace(step, done=step.done or mood > 0.95)
+        return replace(step, done=step.done or draw > 0.95)
 
     async def grade(self) -> Grade:
-        if self._chance.random() < 0.05:
+        if self._rng.random() < 0.05:
             raise ValueError("injected")
-        return Grade(reward=self._chance.random(), success=False)
+        return Grade(reward=self._rng.random(), success=False)
 
 
 @dataclass(slots=True)
 class Recorder:
-    """An engine that writes down what it was asked and what it said."""
+    """An engine that records its completions by session."""
 
     engine: EmbeddedEngine
-    said: dict[str, list[Completion]] = field(default_factory=lambda: defaultdict(list))
+    completions: dict[str, list[Completion]] = field(default_factory=lambda: defaultdict(list))
     policy_version: int = 0
 
     async def generate(
         self, token_ids: Sequence[int], sampling: SamplingParams, *, session: str
     ) -> Completion:
         completion = await self.engine.generate(token_ids, sampling, session=session)
-        self.said[session].append(completion)
+        self.completions[session].append(completion)
         return completion
 
     async def release(self, session: str) -> None:
@@ -91,24 +91,24 @@ class Recorder:
     async def wake(self) -> None: ...
 
 
-def random_sampling(chance: Random, renderer: ChatMLRenderer, temperature: float) -> SamplingParams:
-    """All but the temperature, which the learner has to know, differs from episode to episode."""
+def random_sampling(rng: Random, renderer: ChatMLRenderer, temperature: float) -> SamplingParams:
+    """Random settings per episode, except the temperature, which the learner must know."""
     return SamplingParams(
-        max_generate_length=chance.choice((1, 2, 8, 16)),
+        max_generate_length=rng.choice((1, 2, 8, 16)),
         temperature=temperature,
-        stop=chance.choice(((), ("e",), ("<tool", "}}"), ("é\n",))),
+        stop=rng.choice(((), ("e",), ("<tool", "}}"), ("é\n",))),
         stop_token_ids=renderer.stop_token_ids,
-        seed=chance.randrange(1000),
+        seed=rng.randrange(1000),
     )
 
 
-def chosen(sample: Sample) -> list[tuple[int, float]]:
+def action_tokens(sample: Sample) -> list[tuple[int, float]]:
     triples = zip(sample.token_ids, sample.logprobs, sample.loss_mask, strict=True)
-    return [(token, logprob) for token, logprob, is_chosen in triples if is_chosen]
+    return [(token, logprob) for token, logprob, is_action in triples if is_action]
 
 
-def relearned(decoder: Decoder, samples: Sequence[Sample], temperature: float) -> float:
-    """The largest gap between a recorded logprob and the learner's own."""
+def max_logprob_gap(decoder: Decoder, samples: Sequence[Sample], temperature: float) -> float:
+    """The largest gap between a recorded logprob and the learner's."""
     gap = 0.0
     for batch in pack(samples, [1.0] * len(samples), max_tokens=16_384, device=decoder.device):
         with torch.no_grad():
@@ -119,27 +119,27 @@ def relearned(decoder: Decoder, samples: Sequence[Sample], temperature: float) -
     return gap
 
 
-async def played(
-    tasks: Sequence[Task], decoder: Decoder, renderer: ChatMLRenderer, chance: Random
+async def run_episodes(
+    tasks: Sequence[Task], decoder: Decoder, renderer: ChatMLRenderer, rng: Random
 ) -> tuple[list[Group], Recorder, float]:
     engine = EmbeddedEngine(
         decoder,
         decode_text=renderer.text,
-        max_num_seqs=chance.choice((7, 24)),
+        max_num_seqs=rng.choice((7, 24)),
         capacity=LIMITS.max_input_length + 16,
-        max_num_batched_tokens=chance.choice((333, 8192)),
+        max_num_batched_tokens=rng.choice((333, 8192)),
     )
-    recorder, temperature = Recorder(engine), chance.uniform(0.5, 1.5)
+    recorder, temperature = Recorder(engine), rng.uniform(0.5, 1.5)
 
     async def open_env(task: Task) -> FailingWorld:
-        return FailingWorld(task, Random(chance.random()))
+        return FailingWorld(task, Random(rng.random()))
 
     def start(task: Task, opening: Observation, session: str) -> TokenConversation:
         return TokenConversation(
             opening,
             engine=recorder,
             renderer=renderer,
-            sampling=random_sampling(chance, renderer, temperature),
+            sampling=random_sampling(rng, renderer, temperature),
             session=session,
         )
 
@@ -147,8 +147,8 @@ async def played(
     return groups, recorder, temperature
 
 
-async def test_the_learner_sees_exactly_what_the_engine_sampled() -> None:
-    chance = Random(0)
+async def test_the_learner_trains_on_exactly_the_tokens_the_engine_sampled() -> None:
+    rng = Random(0)
     every = [t for name in WORLD_NAMES for t in world_tasks(name, split="all", count=17)]
     texts = [task.prompt + str(task.solution) for task in every]
     tokenizer = train_tokenizer(texts, vocab_size=500)
@@ -158,24 +158,26 @@ async def test_the_learner_sees_exactly_what_the_engine_sampled() -> None:
     for seed in range(N_TASKS // 5):
         model = build_tiny(tokenizer, DIMENSIONS, seed=seed)
         decoder = Decoder(model, max_positions=LIMITS.max_input_length + 16)
-        tasks = chance.sample(every, 5)
-        groups, recorder, temperature = await played(tasks, decoder, renderer, chance)
+        tasks = rng.sample(every, 5)
+        groups, recorder, temperature = await run_episodes(tasks, decoder, renderer, rng)
         samples: list[Sample] = []
         for group in groups:
-            credited = iter(assign_credit([group], list))
+            new_samples = iter(assign_credit([group], list))
             for trajectory in group.trajectories:
                 n_episodes += 1
                 endings.add(trajectory.ending)
-                said = recorder.said[f"{trajectory.task_key}/{trajectory.sample}"]
-                spoken = [pair for c in said for pair in zip(c.token_ids, c.logprobs, strict=True)]
-                if trajectory.grade is None or not spoken:
+                completions = recorder.completions[f"{trajectory.task_key}/{trajectory.sample}"]
+                sampled = [
+                    pair for c in completions for pair in zip(c.token_ids, c.logprobs, strict=True)
+                ]
+                if trajectory.grade is None or not sampled:
                     continue
-                sample = next(credited)
-                assert chosen(sample) == spoken
+                sample = next(new_samples)
+                assert action_tokens(sample) == sampled
                 samples.append(sample)
-                n_tokens += len(spoken)
-            assert next(credited, None) is None
-        assert relearned(decoder, samples, temperature) < 1e-5
+                n_tokens += len(sampled)
+            assert next(new_samples, None) is None
+        assert max_logprob_gap(decoder, samples, temperature) < 1e-5
     assert n_episodes == N_TASKS * N_SAMPLES == 1000
     assert n_tokens > 5000
     assert endings == {

@@ -1,4 +1,4 @@
-"""Cancels a run in the middle of something, and lets it go on."""
+"""Cancels a training run inside a chosen call, for tests that resume it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from skyfleet.trainer.training_run import run_training
 AsyncFunction = Callable[..., Awaitable[Any]]
 
 
-async def interrupted(config: RunConfig, within: str, *, call: int, loops: int) -> None:
-    """Run until the `call`-th call of `within`, a `module:function`, has gone on for `loops`."""
+async def interrupt_training(config: RunConfig, within: str, *, call: int, loops: int) -> None:
+    """Cancel the run in the `call`-th call of `within` (`module:function`), after `loops` yields."""
     run = asyncio.create_task(run_training(config))
     calls = 0
     canceller: asyncio.Task[None] | None = None
@@ -26,18 +26,18 @@ async def interrupted(config: RunConfig, within: str, *, call: int, loops: int) 
             await asyncio.sleep(0)
         run.cancel()
 
-    def wrapped(function: AsyncFunction) -> AsyncFunction:
-        async def called(*args: Any, **kwargs: Any) -> Any:
+    def wrap(function: AsyncFunction) -> AsyncFunction:
+        async def wrapper(*args: Any, **kwargs: Any) -> Any:
             nonlocal calls, canceller
             calls += 1
             if calls == call:
                 canceller = asyncio.create_task(cancel_soon())
             return await function(*args, **kwargs)
 
-        return called
+        return wrapper
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(within.replace(":", "."), wrapped(resolve_name(within)))
+        patch.setattr(within.replace(":", "."), wrap(resolve_name(within)))
         with pytest.raises(asyncio.CancelledError):
             await run
     assert calls >= call

@@ -1,4 +1,4 @@
-"""What the configuration says of algorithms is what a whole run does."""
+"""A whole training run applies the algorithm settings of its configuration."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ SHORT = (
     ),
     *("trainer.warm_start.steps=1", "trainer.algorithm.use_kl_loss=false"),
 )
-IN_REWARD = ("trainer.algorithm.use_kl_in_reward=true", "trainer.algorithm.kl_estimator_type=k1")
+KL_IN_REWARD = ("trainer.algorithm.use_kl_in_reward=true", "trainer.algorithm.kl_estimator_type=k1")
 
 
 @pytest.fixture(autouse=True)
 def _moody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rewards that differ inside a group, so that every step moves the weights."""
+    """Use an environment whose rewards differ within a group, so every step changes the weights."""
     monkeypatch.setitem(registry.ENV_CLASSES, "world", lambda _: open_moody)
 
 
@@ -45,24 +45,24 @@ async def last_row(folder: Path, *overrides: str) -> dict[str, float]:
     return rows(folder)[-1]
 
 
-async def test_a_filtered_batch_is_played_until_it_is_full(tmp_path: Path) -> None:
+async def test_dynamic_sampling_collects_until_the_filtered_batch_is_full(tmp_path: Path) -> None:
     row = await last_row(
         tmp_path,
         "trainer.algorithm.dynamic_sampling.type=filter",
         "generator.n_samples_per_prompt=2",
         "trainer.seed=1",
     )
-    played = list(read_trajectories(train_path(tmp_path / "trajectories", 1)))
+    trajectories = list(read_trajectories(train_path(tmp_path / "trajectories", 1)))
     rewards: dict[str, list[float]] = {}
-    for attempt in played:
+    for attempt in trajectories:
         rewards.setdefault(attempt.task_key, []).append(attempt.reward or 0.0)
     informative = [r for r in rewards.values() if len(set(r)) > 1]
-    assert len(played) > 4  # more than one batch of two tasks and two attempts
+    assert len(trajectories) > 4  # more than one batch of two tasks with two attempts each
     assert row["filter/zero_variance"] == len(rewards) - len(informative)
     assert row["loss/num_samples"] == sum(len(r) for r in informative[:2])
 
 
-async def test_a_step_that_never_fills_its_batch_ends_the_run_with_a_sentence(
+async def test_a_batch_that_never_fills_stops_the_run_with_an_error(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(SkyfleetError, match="max_sample_batches=2 batches did not hold enough"):
@@ -74,7 +74,7 @@ async def test_a_step_that_never_fills_its_batch_ends_the_run_with_a_sentence(
         )
 
 
-async def test_attempts_that_their_length_costs_something_are_counted(tmp_path: Path) -> None:
+async def test_attempts_changed_by_length_filters_are_counted(tmp_path: Path) -> None:
     settings = (
         "generator.zero_reward_on_non_stop=true",
         "generator.apply_overlong_filtering=true",
@@ -82,46 +82,48 @@ async def test_attempts_that_their_length_costs_something_are_counted(tmp_path: 
         "trainer.algorithm.overlong_max_len=20",
     )
     row = await last_row(tmp_path, *settings, "generator.max_turns=4")
-    played = list(read_trajectories(train_path(tmp_path / "trajectories", 1)))
-    calls = [sum(sum(each.loss_mask) for each in attempt.transcripts) for attempt in played]
-    endings = Counter(attempt.ending for attempt in played)
+    trajectories = list(read_trajectories(train_path(tmp_path / "trajectories", 1)))
+    n_sampled = [
+        sum(sum(each.loss_mask) for each in attempt.transcripts) for attempt in trajectories
+    ]
+    endings = Counter(attempt.ending for attempt in trajectories)
     logged = {key: value for key, value in row.items() if key.startswith("filter/")}
     assert logged == {
         "filter/unknown_grade": 0,
         "filter/too_few_graded": 0,
-        # The last turn decides, and these worlds call every attempt a success.
+        # The last turn's finish reason counts; this environment passes every attempt.
         "filter/zeroed": endings[Ending.LENGTH],
-        "filter/punished": sum(n > 10 for n in calls),
+        "filter/punished": sum(n > 10 for n in n_sampled),
         "filter/overlong": endings[Ending.LENGTH] + endings[Ending.MAX_TURNS],
     }
     assert logged.keys() > set(acting_of(small_config(tmp_path, *settings)))
 
 
-async def test_a_turn_is_a_sample_when_trajectories_are_step_wise(tmp_path: Path) -> None:
+async def test_step_wise_trajectories_give_one_sample_per_turn(tmp_path: Path) -> None:
     row = await last_row(tmp_path, "generator.step_wise_trajectories=true")
-    played = read_trajectories(train_path(tmp_path / "trajectories", 1))
-    assert row["loss/num_samples"] == sum(len(t.turns) for t in played if t.grade is not None)
+    trajectories = read_trajectories(train_path(tmp_path / "trajectories", 1))
+    assert row["loss/num_samples"] == sum(len(t.turns) for t in trajectories if t.grade is not None)
 
 
-async def test_the_kl_is_taken_off_the_rewards_and_a_run_without_it_differs(tmp_path: Path) -> None:
+async def test_kl_in_reward_changes_the_gradient(tmp_path: Path) -> None:
     plain = await last_row(tmp_path / "plain", "trainer.max_training_steps=2")
-    priced = await last_row(
-        tmp_path / "priced",
-        *IN_REWARD,
+    penalised = await last_row(
+        tmp_path / "penalised",
+        *KL_IN_REWARD,
         "trainer.max_training_steps=2",
         "trainer.algorithm.kl_loss_coef=0.5",
     )
-    assert priced["loss/kl_loss_coef"] == 0.5
-    assert abs(priced["loss/avg_kl"]) > 1e-6
-    assert priced["policy/grad_norm"] != plain["policy/grad_norm"]
+    assert penalised["loss/kl_loss_coef"] == 0.5
+    assert abs(penalised["loss/avg_kl"]) > 1e-6
+    assert penalised["policy/grad_norm"] != plain["policy/grad_norm"]
 
 
-async def test_a_policy_learns_from_a_teacher_and_needs_no_group(tmp_path: Path) -> None:
+async def test_distillation_trains_with_one_sample_per_prompt(tmp_path: Path) -> None:
     await last_row(tmp_path / "teacher", "trainer.warm_start.steps=20")
     teacher = tmp_path / "teacher/checkpoints/global_step_1/policy"
     row = await last_row(
         tmp_path / "student",
-        *IN_REWARD,
+        *KL_IN_REWARD,
         f"trainer.ref.model.path={teacher}",
         "trainer.algorithm.advantage_estimator=distillation",
         "trainer.algorithm.policy_loss_type=importance_sampling",
@@ -133,7 +135,7 @@ async def test_a_policy_learns_from_a_teacher_and_needs_no_group(tmp_path: Path)
     assert row["policy/grad_norm"] > 0
 
 
-async def test_a_run_warns_at_its_start_of_unused_keys(
+async def test_a_run_warns_about_unused_keys_at_its_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     await last_row(tmp_path, "trainer.algorithm.gamma=0.9")
@@ -141,8 +143,8 @@ async def test_a_run_warns_at_its_start_of_unused_keys(
 
 
 @pytest.mark.parametrize("loss", ["regular", "gspo"])
-async def test_in_bfloat16_one_update_a_batch_clips_nothing(loss: str, tmp_path: Path) -> None:
-    """There the engine only comes near, so the ratio is to what the learner itself says."""
+async def test_one_update_per_batch_in_bfloat16_clips_nothing(loss: str, tmp_path: Path) -> None:
+    """The engine's bfloat16 logprobs are approximate; the ratio uses the learner's own ones."""
     row = await last_row(
         tmp_path,
         "trainer.bf16=true",
@@ -166,7 +168,7 @@ async def test_in_bfloat16_one_update_a_batch_clips_nothing(loss: str, tmp_path:
         ("vllm", torch.bfloat16, (9, 0), 0.05, 0.001),
     ],
 )
-def test_logprobs_may_be_as_far_apart_as_what_computes_them_makes_them(
+def test_the_logprob_tolerance_depends_on_backend_dtype_and_gpu(
     backend: str,
     dtype: torch.dtype,
     capability: tuple[int, int] | None,
@@ -189,12 +191,12 @@ def test_logprobs_may_be_as_far_apart_as_what_computes_them_makes_them(
     assert settings.recompute_old_logprobs == (to_engine > 0.001)
 
 
-def test_kl_cov_asks_the_learner_itself_whose_distance_to_itself_is_none(tmp_path: Path) -> None:
+def test_kl_cov_recomputes_old_logprobs_with_the_learner(tmp_path: Path) -> None:
     config = small_config(tmp_path, "trainer.algorithm.policy_loss_type=kl_cov")
     assert learner_settings(config, small_decoder(), total_steps=1).recompute_old_logprobs
 
 
-async def test_a_reference_that_cannot_be_read_is_refused_by_its_own_key(tmp_path: Path) -> None:
+async def test_an_unreadable_reference_model_is_an_error_that_names_its_key(tmp_path: Path) -> None:
     config = small_config(tmp_path, "trainer.ref.model.path=/nowhere")
     policy_model = await load_policy_model(config, load_training_tasks(config), open_moody)
     with pytest.raises(ModelError, match=r"^trainer\.ref\.model\.path='/nowhere': "):

@@ -1,4 +1,4 @@
-"""One configuration, several engines: what is said and learned does not depend on who speaks."""
+"""One configuration samples and trains on the same tokens with every engine backend."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.fakes.small_runs import TRAIN, rows, small_config
 from skyfleet.chat.message import Message
 from skyfleet.cli.serve import _app
 from skyfleet.config.root import RunConfig
-from skyfleet.engines import http_client as posting
+from skyfleet.engines import http_client
 from skyfleet.engines.factory import build_sampling_params
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import Observation
@@ -32,7 +32,7 @@ NATIVE = (
     "generator.use_native_tool_calling=true",
     "environment.skyrl_gym.tau_bench.use_native_tool_calling=true",
 )
-DRAWN = (
+SAMPLED = (
     "generator.eval_sampling_params.temperature=1",
     "generator.eval_sampling_params.stop=[a,e]",
 )
@@ -41,29 +41,29 @@ SHORT = ("data.val_data=[]", "trainer.max_training_steps=1", "trainer.warm_start
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of one step, and the policy it left."""
+    """The folder of a one-step run, with its saved policy."""
     folder = tmp_path_factory.mktemp("trained")
     asyncio.run(run_training(small_config(folder, *SHORT)))
     return folder
 
 
-def model_of(run: Path) -> Path:
+def policy_folder(run: Path) -> Path:
     return run / "checkpoints/global_step_1/policy"
 
 
-def remote(run: Path, *urls: str, more: Sequence[str] = ()) -> RunConfig:
+def remote_config(run: Path, *urls: str, more: Sequence[str] = ()) -> RunConfig:
     return small_config(
         run,
         "generator.backend=openai",
         f"generator.remote_inference_engine_urls=[{','.join(urls)}]",
-        f"trainer.policy.model.path={model_of(run)}",
+        f"trainer.policy.model.path={policy_folder(run)}",
         "trainer.policy.model_config_kwargs={}",
         *more,
     )
 
 
-async def played(config: RunConfig, folder: Path | None = None) -> list[Trajectory]:
-    """Greedily unless told otherwise: everyone who has the same weights says the same."""
+async def run_episodes(config: RunConfig, folder: Path | None = None) -> list[Trajectory]:
+    """Run each task once; decoding is greedy by default, so equal weights give equal tokens."""
     tasks = load_sources([TRAIN], key="data.train_data")
     async with open_inference_client(config, folder) as policy_client:
         sampling = build_sampling_params(config.generator.eval_sampling_params, seed=0)
@@ -82,9 +82,7 @@ def tokens(attempts: Sequence[Trajectory]) -> list[list[list[int]]]:
     return [[transcript.token_ids for transcript in a.transcripts] for a in attempts]
 
 
-async def test_native_tool_calling_trains_on_the_very_same_tokens(
-    trained: Path, tmp_path: Path
-) -> None:
+async def test_native_tool_calling_trains_on_the_same_tokens(trained: Path, tmp_path: Path) -> None:
     await run_training(small_config(tmp_path, *SHORT, *NATIVE))
     logged = [
         [{k: v for k, v in row.items() if "timing" not in k} for row in rows(folder)]
@@ -95,13 +93,13 @@ async def test_native_tool_calling_trains_on_the_very_same_tokens(
 
 
 @pytest.mark.parametrize("flags", [(), NATIVE[:1], NATIVE[1:], NATIVE])
-async def test_native_tool_calling_needs_the_generators_word_and_the_environments(
+async def test_native_tool_calling_needs_the_generator_flag_and_the_environment_flag(
     trained: Path, flags: Sequence[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     opening = Observation(messages=(Message(role="user", content="Where?"),))
     (task, *_) = load_sources([TRAIN], key="data.train_data")
     async with open_inference_client(
-        small_config(trained, *flags), model_of(trained)
+        small_config(trained, *flags), policy_folder(trained)
     ) as policy_client:
         start = policy_client.agent(SamplingParams(max_generate_length=4))
         native = isinstance(start(task, opening, "s"), NativeConversation)
@@ -109,36 +107,36 @@ async def test_native_tool_calling_needs_the_generators_word_and_the_environment
     assert ("has no effect while" in caplog.text) == (len(flags) == 1)
 
 
-async def test_a_server_of_ours_plays_as_the_engine_in_this_process_does(trained: Path) -> None:
-    here = await played(small_config(trained), model_of(trained))
+async def test_skyfleet_serve_gives_the_same_tokens_as_the_in_process_engine(trained: Path) -> None:
+    here = await run_episodes(small_config(trained), policy_folder(trained))
     async with (
         nothing_left(),
-        _app(small_config(trained), model_of(trained), "mine", None) as (app, _),
+        _app(small_config(trained), policy_folder(trained), "mine", None) as (app, _),
         serving(app) as url,
     ):
-        by_tokens = await played(remote(trained, url))
-        by_chat = await played(remote(trained, url, more=NATIVE))
+        by_tokens = await run_episodes(remote_config(trained, url))
+        by_chat = await run_episodes(remote_config(trained, url, more=NATIVE))
     assert tokens(by_tokens) == tokens(here)
     assert tokens(by_chat) == tokens(here)
     assert [a.ending for a in by_chat] == [a.ending for a in here]
     assert {len(a.transcripts) for a in here} == {1}
 
 
-async def test_a_servers_key_goes_with_every_turn(
+async def test_every_request_carries_the_api_key(
     trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "open")
     async with (
-        _app(small_config(trained), model_of(trained), "mine", "open") as (app, _),
+        _app(small_config(trained), policy_folder(trained), "mine", "open") as (app, _),
         serving(app) as url,
     ):
         for flags in ((), NATIVE):
-            attempts = await played(remote(trained, url, more=flags))
+            attempts = await run_episodes(remote_config(trained, url, more=flags))
             assert [attempt.failure for attempt in attempts] == [None] * 4
 
 
 class Dying:
-    """Serves a few turns and hangs in the next, until it is killed."""
+    """Serves `turns` requests, then hangs on the next one until the server is killed."""
 
     def __init__(self, app: ASGIApp, *, turns: int) -> None:
         self._app, self._left, self.hangs = app, turns, asyncio.Event()
@@ -152,35 +150,37 @@ class Dying:
         await self._app(scope, receive, send)
 
 
-async def test_a_server_killed_in_the_middle_loses_no_episode(
+async def test_a_server_killed_mid_episode_loses_no_episode(
     trained: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(posting, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(http_client, "FIRST_PAUSE_SECONDS", 0.01)
     async with (
-        _app(small_config(trained), model_of(trained), "mine", None) as (app, _),
+        _app(small_config(trained), policy_folder(trained), "mine", None) as (app, _),
         serving(app) as surviving,
     ):
-        expected = await played(remote(trained, surviving, more=DRAWN))
+        expected = await run_episodes(remote_config(trained, surviving, more=SAMPLED))
         dying = Dying(app, turns=3)
         async with serving(dying) as url:
-            playing = asyncio.create_task(played(remote(trained, url, surviving, more=DRAWN)))
+            running = asyncio.create_task(
+                run_episodes(remote_config(trained, url, surviving, more=SAMPLED))
+            )
             await dying.hangs.wait()
-        attempts = await playing
-    assert "engine 0 failed, session" in caplog.text
+        attempts = await running
+    assert "engine 0 failed and session" in caplog.text
     assert [attempt.failure for attempt in attempts] == [None] * 4
     assert tokens(attempts) == tokens(expected)
     assert sum(len(attempt.turns) for attempt in attempts) > 8
 
 
-async def test_what_a_server_says_is_not_trained_on(trained: Path, tmp_path: Path) -> None:
-    config = remote(trained, "127.0.0.1:9", more=[f"trainer.run_path={tmp_path}"])
-    with pytest.raises(ConfigError, match=r"^generator\.backend='openai' is inference-only"):
+async def test_the_openai_backend_cannot_be_trained(trained: Path, tmp_path: Path) -> None:
+    config = remote_config(trained, "127.0.0.1:9", more=[f"trainer.run_path={tmp_path}"])
+    with pytest.raises(ConfigError, match=r"^generator\.backend='openai' speaks through servers"):
         await run_training(config)
 
 
-async def test_a_tiny_policys_server_needs_its_vocabulary(tmp_path: Path) -> None:
+async def test_a_tiny_policy_on_a_server_needs_a_checkpoint_path(tmp_path: Path) -> None:
     config = small_config(
         tmp_path, "generator.backend=openai", "generator.remote_inference_engine_urls=127.0.0.1:9"
     )
     with pytest.raises(ConfigError, match="a tiny policy has its own vocabulary; set the"):
-        await played(config)
+        await run_episodes(config)

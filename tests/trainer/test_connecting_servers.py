@@ -1,4 +1,4 @@
-"""Servers that a configuration names: what each is asked, and who is refused before the first turn."""
+"""Connecting to configured servers: divided limits, and errors before the first turn."""
 
 from __future__ import annotations
 
@@ -43,38 +43,38 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def configured(model: Path, *more: str) -> RunConfig:
+def local_config(model: Path, *more: str) -> RunConfig:
     return small_config(
         model / "run",
         f"trainer.policy.model.path={model}",
         "trainer.policy.model_config_kwargs={}",
-        "generator.max_input_length=16000",  # a letter is a token of this model
+        "generator.max_input_length=16000",  # each letter is one token of this model
         "generator.max_turns=2",
         *more,
     )
 
 
-def remote(model: Path, *urls: str, more: tuple[str, ...] = ()) -> RunConfig:
-    named = f"generator.remote_inference_engine_urls=[{','.join(urls)}]"
-    return configured(model, "generator.backend=openai", named, *more)
+def remote_config(model: Path, *urls: str, more: tuple[str, ...] = ()) -> RunConfig:
+    urls_override = f"generator.remote_inference_engine_urls=[{','.join(urls)}]"
+    return local_config(model, "generator.backend=openai", urls_override, *more)
 
 
 class Hanging:
-    """Tells its models, and nothing after that."""
+    """Lists its models, but never answers a completion request."""
 
     def __init__(self, app: ASGIApp) -> None:
-        self._app, self.asked = app, 0
+        self._app, self.n_requests = app, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].endswith("/completions"):
-            self.asked += 1
+            self.n_requests += 1
             while (await receive())["type"] != "http.disconnect":
                 pass
             return
         await self._app(scope, receive, send)
 
 
-async def played(config: RunConfig) -> list[Trajectory]:
+async def run_episodes(config: RunConfig) -> list[Trajectory]:
     tasks = load_sources([TRAIN], key="data.train_data")
     async with open_inference_client(config, None) as policy_client:
         policy = policy_client.agent(
@@ -93,44 +93,46 @@ async def test_a_server_that_hangs_loses_no_episode(
 ) -> None:
     seconds = "generator.trajectory_timeout_seconds=12"
     async with (
-        _app(configured(model), model, "mine", None) as (app, _),
+        _app(local_config(model), model, "mine", None) as (app, _),
         serving(app) as whole,
         serving(hanging := Hanging(app)) as url,
     ):
-        attempts = await played(remote(model, url, whole, more=(seconds, *native)))
-    assert 0 < hanging.asked <= 4  # half of the eight that began, and no turn after those
+        attempts = await run_episodes(remote_config(model, url, whole, more=(seconds, *native)))
+    assert 0 < hanging.n_requests <= 4  # half of the eight first turns, and none after them
     assert [a.failure for a in attempts] == [None] * 8
     assert Ending.TIMEOUT not in {a.ending for a in attempts}
     assert "engine 0 failed, session" in caplog.text
     assert "did not respond within 3 s" in caplog.text
 
 
-async def opened(config: RunConfig) -> list[Any]:
+async def connect(config: RunConfig) -> list[Any]:
     async with AsyncExitStack() as stack:
         engines, chats = await connect_servers(config, stack)
         return [*engines, *chats]
 
 
-async def test_connections_and_an_episodes_time_are_shared_among_servers(
+async def test_connections_and_the_episode_timeout_are_divided_among_servers(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[dict[str, Any]] = []
 
-    def noted(self: Endpoint, *args: Any, **settings: Any) -> None:
+    def record_settings(self: Endpoint, *args: Any, **settings: Any) -> None:
         made.append(settings)
-        Endpoint_init(self, *args, **settings)
+        original_init(self, *args, **settings)
 
-    Endpoint_init = Endpoint.__init__
-    monkeypatch.setattr(Endpoint, "__init__", noted)
+    original_init = Endpoint.__init__
+    monkeypatch.setattr(Endpoint, "__init__", record_settings)
     async with (
-        _app(configured(model), model, "mine", None) as (app, _),
+        _app(local_config(model), model, "mine", None) as (app, _),
         serving(app) as one,
         serving(app) as two,
     ):
-        crowd = ("generator.max_num_seqs=1024", "generator.trajectory_timeout_seconds=100")
-        await opened(remote(model, one, more=crowd))
-        await opened(remote(model, one, two, more=crowd))
-        await opened(remote(model, one, two, more=("generator.trajectory_timeout_seconds=0",)))
+        limits = ("generator.max_num_seqs=1024", "generator.trajectory_timeout_seconds=100")
+        await connect(remote_config(model, one, more=limits))
+        await connect(remote_config(model, one, two, more=limits))
+        await connect(
+            remote_config(model, one, two, more=("generator.trajectory_timeout_seconds=0",))
+        )
     shares = [(s["max_concurrent"], s["tries"], s["timeout_seconds"]) for s in made]
     assert shares[:2] == [(512, 8, 900)] * 2
     assert shares[2:6] == [(256, 3, 25)] * 4
@@ -138,39 +140,41 @@ async def test_connections_and_an_episodes_time_are_shared_among_servers(
 
 
 async def test_a_server_with_a_shorter_context_is_refused(model: Path) -> None:
-    short = configured(model, "generator.max_input_length=15000")
+    short = local_config(model, "generator.max_input_length=15000")
     async with _app(short, model, "mine", None) as (app, _), serving(app) as url:
-        with pytest.raises(ConfigError, match=r"supports 15012 tokens, but gen.*=16012; lower"):
-            await opened(remote(model, url))
+        with pytest.raises(ConfigError, match=r"takes 15012 tokens, and an episode 16012: gen"):
+            await connect(remote_config(model, url))
 
 
-async def test_an_ignored_key_is_rejected_before_any_request(
+async def test_an_api_key_that_no_header_can_carry_is_refused_before_any_request(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(KEY_VARIABLE, "schlüssel")
-    with pytest.raises(ConfigError, match=r"^OPENAI_API_KEY contains"):
-        await opened(remote(model, "127.0.0.1:9"))
+    with pytest.raises(ConfigError, match=r"^OPENAI_API_KEY holds"):
+        await connect(remote_config(model, "127.0.0.1:9"))
 
 
 @pytest.mark.parametrize(
     "setting",
     ["tool_call_parser=pythonic", "chat_template.name_or_path=qwen3_without_thinking"],
 )
-async def test_a_renderers_settings_are_refused_where_the_server_renders(
+async def test_renderer_settings_are_refused_if_the_server_renders(
     model: Path, setting: str
 ) -> None:
     key = setting.partition("=")[0]
     with pytest.raises(ConfigError, match=rf"^generator\.{key}=.*and set generator\.{key}=null"):
-        await opened(remote(model, "127.0.0.1:9", more=(f"generator.{setting}", *NATIVE)))
-    with pytest.raises(ConfigError, match="does not respond"):
-        await opened(remote(model, "127.0.0.1:9", more=(f"generator.{setting}",)))
+        await connect(remote_config(model, "127.0.0.1:9", more=(f"generator.{setting}", *NATIVE)))
+    with pytest.raises(ConfigError, match="does not answer"):
+        await connect(remote_config(model, "127.0.0.1:9", more=(f"generator.{setting}",)))
 
 
-async def test_one_file_serves_and_plays_with_template_kwargs(model: Path) -> None:
+async def test_one_configuration_serves_and_evaluates_with_template_kwargs(model: Path) -> None:
     kwargs = "generator.chat_template_kwargs={enable_thinking: false}"
     async with (
-        _app(configured(model, kwargs), model, "mine", None) as (app, _),
+        _app(local_config(model, kwargs), model, "mine", None) as (app, _),
         serving(app) as url,
     ):
-        attempts = await asyncio.wait_for(played(remote(model, url, more=(kwargs, *NATIVE))), 60)
+        attempts = await asyncio.wait_for(
+            run_episodes(remote_config(model, url, more=(kwargs, *NATIVE))), 60
+        )
     assert {a.failure for a in attempts} == {None}

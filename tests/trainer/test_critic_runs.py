@@ -1,4 +1,4 @@
-"""A whole run with a critic, and the optimisers' schedules over it."""
+"""A whole training run with a critic, and the learning-rate schedules of both optimisers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.fakes.moody_world import open_moody
 from tests.fakes.small_runs import rows, small_config
-from tests.trainer.interrupting import interrupted
+from tests.trainer.interrupting import interrupt_training
 
 from skyfleet.config.root import RunConfig
 from skyfleet.envs import registry
@@ -26,7 +26,7 @@ GAE = (
 
 @pytest.fixture(autouse=True)
 def _moody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rewards that differ inside a group, so that every step moves the weights."""
+    """Use an environment whose rewards differ within a group, so every step changes the weights."""
     monkeypatch.setitem(registry.ENV_CLASSES, "world", lambda _: open_moody)
 
 
@@ -34,7 +34,7 @@ def gae_config(folder: Path, *overrides: str) -> RunConfig:
     return small_config(folder, *GAE, *overrides)
 
 
-async def test_on_a_batch_played_once_the_critics_loss_falls(tmp_path: Path) -> None:
+async def test_repeated_steps_on_one_batch_lower_the_critic_loss(tmp_path: Path) -> None:
     run = await assemble(gae_config(tmp_path, "trainer.algorithm.value_clip=null"))
     _, kept = await run.rollouts.collect(1, lambda _: None)
     samples = run.compute_samples(kept.groups)
@@ -44,12 +44,12 @@ async def test_on_a_batch_played_once_the_critics_loss_falls(tmp_path: Path) -> 
     assert losses[0] > losses[1] > losses[2] > 0
 
 
-async def test_a_run_tells_of_its_critic_and_saves_it_beside_the_policy(tmp_path: Path) -> None:
+async def test_a_run_logs_its_critic_and_saves_it_beside_the_policy(tmp_path: Path) -> None:
     await run_training(gae_config(tmp_path))
     logged = {"critic_loss", "values_mean", "values_clipfrac", "critic_lr", "grad_norm"}
     for row in rows(tmp_path)[1:]:
         assert {k for k in row if k.startswith("critic/")} == {f"critic/{name}" for name in logged}
-        # What the learner credited, and not what it was given: that had no advantages yet.
+        # The learner computes these advantages; the samples it receives have none yet.
         assert row["loss/avg_raw_advantages_abs"] > 0.1
     folders = [tmp_path / "checkpoints" / f"global_step_{step}" / "critic" for step in (0, 1, 3)]
     assert [[path.name for path in folder.iterdir()] for folder in folders] == [
@@ -61,7 +61,7 @@ async def test_a_run_tells_of_its_critic_and_saves_it_beside_the_policy(tmp_path
     assert not heads[0].equal(heads[1])
 
 
-async def test_an_interrupted_critic_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+async def test_a_resumed_critic_run_matches_an_uninterrupted_one(tmp_path: Path) -> None:
     scheduled = (
         "trainer.max_training_steps=2",
         "trainer.critic.optimizer_config.scheduler=cosine",
@@ -70,24 +70,24 @@ async def test_an_interrupted_critic_goes_on_as_if_nothing_had_happened(tmp_path
     )
     await run_training(gae_config(tmp_path / "straight", *scheduled))
     config = gae_config(tmp_path / "interrupted", *scheduled)
-    await interrupted(config, ROLLOUT, call=2, loops=12)
+    await interrupt_training(config, ROLLOUT, call=2, loops=12)
     await run_training(config)
     assert rows(tmp_path / "interrupted") == rows(tmp_path / "straight")
 
 
-async def test_a_linear_rate_falls_over_the_optimiser_steps_of_the_run(tmp_path: Path) -> None:
+async def test_a_linear_learning_rate_falls_over_all_optimiser_steps(tmp_path: Path) -> None:
     scheduled = ("trainer.policy.optimizer_config.scheduler=linear", "data.val_data=[]")
     await run_training(small_config(tmp_path, *scheduled))
-    # Two updates a step, six in all: 1, 5/6, 4/6, 3/6, 2/6, 1/6 of 0.01, told as means of two.
+    # Two updates per step, six in all: 1, 5/6, 4/6, 3/6, 2/6, 1/6 of 0.01, logged as means of two.
     rates = [row["policy/policy_lr"] for row in rows(tmp_path)[1:]]
     assert rates == pytest.approx([0.11 / 12, 0.07 / 12, 0.03 / 12])
 
 
-async def test_a_critic_that_cannot_be_read_is_refused_by_its_own_key(tmp_path: Path) -> None:
+async def test_an_unreadable_critic_is_an_error_that_names_its_key(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"^trainer\.critic\.model\.path='/nowhere': no model"):
         await run_training(gae_config(tmp_path, "trainer.critic.model.path=/nowhere"))
 
 
-def test_gae_without_a_critic_is_refused_before_anything_is_played(tmp_path: Path) -> None:
+def test_gae_without_a_critic_is_refused_before_any_rollout(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="gae asks a critic"):
         small_config(tmp_path, GAE[0])

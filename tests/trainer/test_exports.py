@@ -1,4 +1,4 @@
-"""What a run hands out beside its folder, and a reference that follows the policy."""
+"""Exports and dumps of a run, and a reference model that is updated every epoch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file
 from tests.fakes.moody_world import open_moody
 from tests.fakes.small_runs import rows, small_config
-from tests.trainer.interrupting import interrupted
+from tests.trainer.interrupting import interrupt_training
 
 from skyfleet.envs import registry
 from skyfleet.trainer.training_run import run_training
@@ -18,12 +18,12 @@ from skyfleet.trajectories.archive import read_trajectories, train_path
 
 ROLLOUT = "skyfleet.trainer.rollouts:collect"
 NO_EVALUATION = "data.val_data=[]"
-FOLLOWS = ("trainer.update_ref_every_epoch=true", NO_EVALUATION)
+UPDATE_REF = ("trainer.update_ref_every_epoch=true", NO_EVALUATION)
 
 
 @pytest.fixture(autouse=True)
 def _moody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rewards that differ inside a group, so that every step moves the weights."""
+    """Use an environment whose rewards differ within a group, so every step changes the weights."""
     monkeypatch.setitem(registry.ENV_CLASSES, "world", lambda _: open_moody)
 
 
@@ -40,7 +40,7 @@ async def test_the_policy_is_exported_at_its_interval_and_at_the_end(tmp_path: P
         assert all(ours[name].equal(saved[name]) for name in saved)
 
 
-async def test_batches_and_episodes_are_dumped_as_skyrls_tools_expect_them(tmp_path: Path) -> None:
+async def test_batches_and_episodes_are_dumped_in_skyrls_format(tmp_path: Path) -> None:
     await run_training(
         small_config(
             tmp_path,
@@ -56,9 +56,9 @@ async def test_batches_and_episodes_are_dumped_as_skyrls_tools_expect_them(tmp_p
     assert all(len(sample["token_ids"]) == len(sample["advantages"]) for sample in batch)
     path = exports / "dumped_training_trajectories/global_step_1.jsonl"
     dumped = [json.loads(line) for line in path.read_text().splitlines()]
-    played = list(read_trajectories(train_path(tmp_path / "trajectories", 1)))
+    trajectories = list(read_trajectories(train_path(tmp_path / "trajectories", 1)))
     assert sorted((row["task_key"], str(row["reward"])) for row in dumped) == sorted(
-        (t.task_key, str(t.reward)) for t in played
+        (t.task_key, str(t.reward)) for t in trajectories
     )
     for row in dumped:
         assert (row["step"], row["env_key"], row["image_paths"]) == (1, "github", [])
@@ -67,7 +67,7 @@ async def test_batches_and_episodes_are_dumped_as_skyrls_tools_expect_them(tmp_p
         assert row["turns"] > 0
 
 
-async def test_an_example_is_printed_every_so_many_steps(
+async def test_an_example_is_printed_at_its_interval(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await run_training(small_config(tmp_path, "trainer.print_example_interval=2", NO_EVALUATION))
@@ -80,26 +80,26 @@ async def test_an_example_is_printed_every_so_many_steps(
     assert "[user] " in printed
 
 
-async def test_a_reference_follows_the_policy_when_an_epoch_ends(tmp_path: Path) -> None:
+async def test_the_reference_becomes_the_policy_at_the_end_of_an_epoch(tmp_path: Path) -> None:
     """Four tasks in batches of two: the second step ends an epoch."""
     await run_training(small_config(tmp_path / "stays", NO_EVALUATION))
     following = small_config(
-        tmp_path / "follows", *FOLLOWS, "trainer.max_ckpts_to_keep=1", "trainer.ckpt_interval=-1"
+        tmp_path / "follows", *UPDATE_REF, "trainer.max_ckpts_to_keep=1", "trainer.ckpt_interval=-1"
     )
     await run_training(following)
     stays, follows = rows(tmp_path / "stays"), rows(tmp_path / "follows")
     assert follows[:3] == stays[:3]
-    # Of two mini-batches the first is compared with itself.
+    # In the first of the two mini-batches policy and reference are equal.
     assert 0 < follows[3]["policy/policy_kl"] < stays[3]["policy/policy_kl"]
     saved = {path.name for path in (tmp_path / "follows/checkpoints").glob("global_step_*")}
     assert saved == {"global_step_0", "global_step_2", "global_step_3"}
 
 
-async def test_a_run_resumed_after_an_epoch_compares_with_that_epochs_policy(
+async def test_a_resumed_run_restores_the_reference_of_the_last_epoch(
     tmp_path: Path,
 ) -> None:
-    await run_training(small_config(tmp_path / "straight", *FOLLOWS))
-    config = small_config(tmp_path / "interrupted", *FOLLOWS)
-    await interrupted(config, ROLLOUT, call=3, loops=3)
+    await run_training(small_config(tmp_path / "straight", *UPDATE_REF))
+    config = small_config(tmp_path / "interrupted", *UPDATE_REF)
+    await interrupt_training(config, ROLLOUT, call=3, loops=3)
     await run_training(config)
     assert rows(tmp_path / "interrupted") == rows(tmp_path / "straight")

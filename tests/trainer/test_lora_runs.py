@@ -1,4 +1,4 @@
-"""Runs with adapters and with longer contexts, from the configuration to the checkpoint."""
+"""Training runs with LoRA adapters and with rope scaling, from configuration to checkpoint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.fakes.moody_world import open_moody
 from tests.fakes.small_runs import rows, small_config
-from tests.trainer.interrupting import interrupted
+from tests.trainer.interrupting import interrupt_training
 from transformers import PretrainedConfig
 
 from skyfleet.cli.agents import find_policy_folder
@@ -30,13 +30,13 @@ LORA = ("trainer.policy.model.lora.rank=4", "trainer.policy.model.lora.alpha=8")
 BASE = (
     "trainer.policy.model_config_kwargs={}",
     "trainer.warm_start.steps=0",
-    "trainer.policy_mini_batch_size=2",  # one update a step: its KL is that of the step's beginning
+    "trainer.policy_mini_batch_size=2",  # one update per step: the KL is that of its start
 )
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _moody() -> Iterator[None]:
-    """Rewards that differ inside a group, so that every step moves the weights."""
+    """Use an environment whose rewards differ within a group, so every step changes the weights."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(registry.ENV_CLASSES, "world", lambda _: open_moody)
         yield
@@ -44,7 +44,7 @@ def _moody() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def base(_moody: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that was trained before: the policy of a small run."""
+    """The policy of a small run, used as a pretrained model."""
     folder = tmp_path_factory.mktemp("base")
     asyncio.run(run_training(small_config(folder, "trainer.max_training_steps=1")))
     return folder / "checkpoints" / "global_step_1" / "policy"
@@ -61,15 +61,15 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return loaded.module.state_dict()
 
 
-async def test_adapters_are_trained_saved_and_taken_up_again(base: Path, tmp_path: Path) -> None:
+async def test_adapters_are_trained_saved_and_resumed(base: Path, tmp_path: Path) -> None:
     straight, broken = (lora_config(tmp_path / name, base) for name in ("straight", "broken"))
     await run_training(straight)
-    await interrupted(broken, "skyfleet.trainer.rollouts:collect", call=3, loops=3)
+    await interrupt_training(broken, "skyfleet.trainer.rollouts:collect", call=3, loops=3)
     await run_training(broken)
     metrics = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("straight", "broken")]
     assert metrics[0] == metrics[1]
     steps = rows(tmp_path / "straight")
-    assert steps[1]["policy/policy_kl"] == pytest.approx(0.0, abs=1e-6)  # to the base itself
+    assert steps[1]["policy/policy_kl"] == pytest.approx(0.0, abs=1e-6)  # the reference is the base
     assert steps[3]["policy/policy_kl"] > 0
     last = tmp_path / "straight" / "checkpoints" / "global_step_3" / "policy"
     described = json.loads((last / "adapter" / "adapter_config.json").read_text())
@@ -92,18 +92,20 @@ async def test_a_checkpoint_with_adapters_is_evaluated_like_any_other(
     assert all(torch.equal(held[name], saved[name]) for name in saved)
 
 
-async def test_after_a_warm_start_the_reference_is_what_it_made(base: Path, tmp_path: Path) -> None:
+async def test_after_a_warm_start_the_reference_is_the_warm_started_policy(
+    base: Path, tmp_path: Path
+) -> None:
     overrides = ("trainer.warm_start.steps=2", "trainer.max_training_steps=1")
     await run_training(lora_config(tmp_path, base, *overrides))
     assert rows(tmp_path)[1]["policy/policy_kl"] == pytest.approx(0.0, abs=1e-6)
-    began = weights(tmp_path / "checkpoints" / "global_step_0" / "policy")
+    initial = weights(tmp_path / "checkpoints" / "global_step_0" / "policy")
     assert not torch.equal(
-        began["model.layers.0.mlp.up_proj.weight"],
+        initial["model.layers.0.mlp.up_proj.weight"],
         weights(base)["model.layers.0.mlp.up_proj.weight"],
     )
 
 
-async def test_a_base_that_has_changed_is_noticed(base: Path, tmp_path: Path) -> None:
+async def test_a_changed_base_model_is_an_error_on_resume(base: Path, tmp_path: Path) -> None:
     own = Path(copytree(base, tmp_path / "base"))
     await run_training(lora_config(tmp_path / "run", own, "trainer.max_training_steps=1"))
     file = own / "model.safetensors"
@@ -125,31 +127,31 @@ async def test_a_base_that_has_changed_is_noticed(base: Path, tmp_path: Path) ->
         ),
     ],
 )
-async def test_adapters_taken_up_with_other_keys_are_refused_in_a_sentence(
+async def test_resuming_adapters_with_other_lora_keys_is_refused(
     base: Path, tmp_path: Path, change: str, sentence: str
 ) -> None:
     await run_training(lora_config(tmp_path / "run", base, "trainer.max_training_steps=1"))
-    taken_up = (
+    resume_overrides = (
         "trainer.resume_mode=from_path",
         f"trainer.resume_path={tmp_path / 'run' / 'checkpoints' / 'global_step_1'}",
         f"trainer.policy.model.{change}",
     )
     with pytest.raises(ModelError, match=sentence) as caught:
-        await run_training(lora_config(tmp_path / "other", base, *taken_up))
+        await run_training(lora_config(tmp_path / "other", base, *resume_overrides))
     assert "\n" not in str(caught.value)
 
 
-STRETCHED = "{rope_type: yarn, factor: 2.0, original_max_position_embeddings: 1100}"
+YARN = "{rope_type: yarn, factor: 2.0, original_max_position_embeddings: 1100}"
 
 
 @pytest.mark.parametrize(
     "spelling",
     [
-        f"trainer.rope_scaling={STRETCHED}",
-        f"trainer.policy.model_config_kwargs={{rope_parameters: {STRETCHED}}}",
+        f"trainer.rope_scaling={YARN}",
+        f"trainer.policy.model_config_kwargs={{rope_parameters: {YARN}}}",
     ],
 )
-async def test_another_model_beside_the_policy_is_stretched_with_it(
+async def test_the_policys_rope_scaling_applies_to_the_reference_model(
     base: Path, tmp_path: Path, spelling: str
 ) -> None:
     other = Path(copytree(base, tmp_path / "other"))
@@ -163,15 +165,17 @@ async def test_another_model_beside_the_policy_is_stretched_with_it(
         assert read.rope_parameters["rope_type"] == "yarn"
 
 
-async def test_a_stretched_context_is_trained_in_and_saved(base: Path, tmp_path: Path) -> None:
-    stretched = (
+async def test_a_run_with_rope_scaling_trains_and_saves_its_config(
+    base: Path, tmp_path: Path
+) -> None:
+    rope_scaling = (
         "trainer.rope_scaling.factor=2",
         "trainer.rope_scaling.original_max_position_embeddings=1100",
         "generator.max_input_length=2000",
         "trainer.max_training_steps=1",
         f"trainer.policy.model.path={base}",
     )
-    await run_training(small_config(tmp_path, *BASE, *stretched))
+    await run_training(small_config(tmp_path, *BASE, *rope_scaling))
     saved = tmp_path / "checkpoints" / "global_step_1" / "policy" / "config.json"
     config = json.loads(saved.read_text())
     assert config["max_position_embeddings"] == 2200
@@ -202,7 +206,7 @@ async def test_a_stretched_context_is_trained_in_and_saved(base: Path, tmp_path:
         ),
     ],
 )
-def test_what_makes_no_sense_is_refused(
+def test_invalid_lora_and_rope_scaling_settings_are_refused(
     tmp_path: Path, overrides: list[str], sentence: str
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):

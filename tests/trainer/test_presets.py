@@ -1,4 +1,4 @@
-"""The presets in configs/ load, run in this version, and hold the numbers they say they hold."""
+"""The presets in configs/ load, run in this version, and have the numbers they document."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from skyfleet.trainer.tasks import check_disjoint, load_sources, load_training_t
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 PRESETS = sorted(CONFIGS.glob("*.yaml"))
-OF_WORLDS = [path for path in PRESETS if "world:" in path.read_text()]
+WORLD_PRESETS = [path for path in PRESETS if "world:" in path.read_text()]
 
 
 def preset(name: str) -> RunConfig:
     return load_config_file(CONFIGS / f"{name}.yaml")
 
 
-def test_the_four_that_users_look_for_are_there() -> None:
-    wanted = {"fleet_tool_use_qwen3_8b", "generalise", "smollm2_135m_h200", "local_tiny_cpu"}
-    assert wanted <= {path.stem for path in PRESETS}
+def test_the_four_main_presets_exist() -> None:
+    expected = {"fleet_tool_use_qwen3_8b", "generalise", "smollm2_135m_h200", "local_tiny_cpu"}
+    assert expected <= {path.stem for path in PRESETS}
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
-def test_a_preset_keeps_every_rule_and_asks_for_nothing_that_does_not_run(path: Path) -> None:
+def test_a_preset_has_no_unsupported_or_unused_value(path: Path) -> None:
     config = load_config_file(path)
     assert [*unsupported(config), *untrainable(config), *remarks(config)] == []
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
-def test_a_preset_says_where_its_numbers_come_from_and_names_its_run_after_itself(
+def test_a_preset_starts_with_a_comment_and_names_its_run_after_its_file(
     path: Path,
 ) -> None:
     assert path.read_text().startswith("# ")
@@ -43,14 +43,14 @@ def test_a_preset_says_where_its_numbers_come_from_and_names_its_run_after_itsel
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
-def test_a_preset_names_no_file_that_a_clone_does_not_have(path: Path) -> None:
+def test_files_named_in_a_presets_comments_exist(path: Path) -> None:
     comments = " ".join(re.findall(r"#(.*)", path.read_text()))
     named = re.findall(r"[\w./-]+\.(?:md|txt|yaml|py)\b", comments)
     assert [name for name in named if not (CONFIGS.parent / name).exists()] == []
 
 
-@pytest.mark.parametrize("path", OF_WORLDS, ids=lambda path: path.stem)
-def test_what_a_preset_trains_on_is_apart_from_what_it_measures(path: Path) -> None:
+@pytest.mark.parametrize("path", WORLD_PRESETS, ids=lambda path: path.stem)
+def test_a_presets_training_and_evaluation_tasks_are_disjoint(path: Path) -> None:
     config = load_config(re.sub(r"count=\d+", "count=3", path.read_text()))
     eval_sets = {name: load_sources(s, key=name) for name, s in config.data.eval_sets.items()}
     tasks = load_training_tasks(config)
@@ -58,7 +58,7 @@ def test_what_a_preset_trains_on_is_apart_from_what_it_measures(path: Path) -> N
     assert len(tasks) == 3 * len(config.data.train_data)
 
 
-def test_generalise_has_the_numbers_of_the_recipe_it_names() -> None:
+def test_generalise_has_the_numbers_of_its_recipe() -> None:
     config = preset("generalise")
     algorithm, optimizer = config.trainer.algorithm, config.trainer.policy.optimizer_config
     sampling = config.generator.sampling_params
@@ -71,13 +71,13 @@ def test_generalise_has_the_numbers_of_the_recipe_it_names() -> None:
     assert (sampling.temperature, sampling.top_p) == (0.8, 0.95)
 
 
-def test_generalise_holds_out_every_environment_it_is_judged_by() -> None:
+def test_generalise_evaluates_every_held_out_environment() -> None:
     config = preset("generalise")
     held_out = " ".join(config.data.eval_sets["held_out_worlds"])
     assert all(f"world:{env}?" in held_out for env in config.data.held_out_envs)
 
 
-def test_fleets_recipe_has_fleets_batches_turns_and_lengths() -> None:
+def test_the_fleet_preset_has_fleets_batches_turns_and_lengths() -> None:
     config = preset("fleet_tool_use_qwen3_8b")
     trainer, generator = config.trainer, config.generator
     assert (trainer.train_batch_size, generator.n_samples_per_prompt, trainer.epochs) == (24, 4, 20)
@@ -85,9 +85,9 @@ def test_fleets_recipe_has_fleets_batches_turns_and_lengths() -> None:
     assert generator.sampling_params.stop == ["</tool_call>"]
 
 
-def test_the_h200_preset_is_the_other_one_in_bfloat16_for_longer_and_measured_on_more() -> None:
+def test_the_h200_preset_changes_only_device_dtype_length_and_evaluation() -> None:
     changed = diff(preset("smollm2_135m"), preset("smollm2_135m_h200"))
-    names = {"run_name", "run_path", "ckpt_path", "export_path"}
-    longer = {"max_tokens_per_microbatch", "max_training_steps", "eval_interval"}
-    keys = {f"trainer.{key}" for key in ({"device", "bf16"} | longer | names)}
+    paths = {"run_name", "run_path", "ckpt_path", "export_path"}
+    length = {"max_tokens_per_microbatch", "max_training_steps", "eval_interval"}
+    keys = {f"trainer.{key}" for key in ({"device", "bf16"} | length | paths)}
     assert set(changed) == {"data.val_data", *keys}

@@ -1,4 +1,4 @@
-"""A run that is interrupted and resumed is the run that was not."""
+"""A resumed run gives the same metrics, episodes and weights as an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.fakes import copied_engine
 from tests.fakes.copied_engine import VLLM, stand_for_vllm
 from tests.fakes.moody_world import open_moody
 from tests.fakes.small_runs import rows, small_config
-from tests.trainer.interrupting import interrupted
+from tests.trainer.interrupting import interrupt_training
 
 from skyfleet.algorithms.sample import Sample
 from skyfleet.checkpoints.resume import find_checkpoint
@@ -34,7 +34,7 @@ PUSH, SLEEP, WAKE = (
 
 @pytest.fixture(autouse=True, scope="module")
 def _moody() -> Iterator[None]:
-    """Rewards that differ inside a group, so that every step moves the weights."""
+    """Use an environment whose rewards differ within a group, so every step changes the weights."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(registry.ENV_CLASSES, "world", lambda _: open_moody)
         yield
@@ -42,7 +42,7 @@ def _moody() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def straight(_moody: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that nobody interrupted."""
+    """The folder of an uninterrupted run."""
     folder = tmp_path_factory.mktemp("straight")
     asyncio.run(run_training(small_config(folder)))
     return folder
@@ -53,7 +53,7 @@ def metrics(folder: Path) -> str:
 
 
 def episodes(folder: Path) -> dict[str, int]:
-    """How many attempts each file of trajectories holds."""
+    """The number of attempts in each trajectory file."""
     root = folder / "trajectories"
     return {
         str(path.relative_to(root)): len(entries_of(path))
@@ -89,11 +89,11 @@ async def test_the_seed_decides_every_byte_of_the_metrics(straight: Path, tmp_pa
         (EVALUATION, 6, 3),  # after the last step
     ],
 )
-async def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(
+async def test_a_resumed_run_matches_an_uninterrupted_one(
     straight: Path, tmp_path: Path, within: str, call: int, loops: int
 ) -> None:
     config = small_config(tmp_path)
-    await interrupted(config, within, call=call, loops=loops)
+    await interrupt_training(config, within, call=call, loops=loops)
     outcome = await run_training(config)
     assert metrics(tmp_path) == metrics(straight)
     assert episodes(tmp_path) == episodes(straight)
@@ -102,7 +102,7 @@ async def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(
 
 @pytest.fixture(scope="module")
 def copied(_moody: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The same of a run whose engine has weights of its own; in here all runs have."""
+    """An uninterrupted run whose engine copies the weights, as all runs do while this is open."""
     folder = tmp_path_factory.mktemp("copied")
     with pytest.MonkeyPatch.context() as patch:
         stand_for_vllm(patch)
@@ -111,9 +111,9 @@ def copied(_moody: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
 
 
 @pytest.mark.parametrize(
-    ("within", "call", "loops", "kept"),
+    ("within", "call", "loops", "expected_step"),
     [
-        (PUSH, 1, 1, 0),  # of the warm start
+        (PUSH, 1, 1, 0),  # after the warm start
         (WAKE, 1, 1, 0),
         (SLEEP, 3, 1, 1),
         (LEARNING, 2, 0, 2),
@@ -123,59 +123,59 @@ def copied(_moody: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
         (WAKE, 4, 1, 3),
     ],
 )
-async def test_weights_that_moved_are_kept_as_their_step_though_no_engine_has_them(
-    copied: Path, tmp_path: Path, within: str, call: int, loops: int, kept: int
+async def test_updated_weights_are_checkpointed_even_if_no_engine_received_them(
+    copied: Path, tmp_path: Path, within: str, call: int, loops: int, expected_step: int
 ) -> None:
     config = small_config(tmp_path, *VLLM)
-    await interrupted(config, within, call=call, loops=loops)
+    await interrupt_training(config, within, call=call, loops=loops)
     assert copied_engine.happened[-1] == "close"
     saved = find_checkpoint(tmp_path / "checkpoints", "latest")
     assert saved is not None
-    assert saved.step == kept
+    assert saved.step == expected_step
     await run_training(config)
     assert metrics(tmp_path) == metrics(copied)
     assert weights(tmp_path, 3) == weights(copied, 3)
 
 
-@pytest.mark.parametrize(("lesson", "kept"), [("imitate", 0), ("step", 1)])
+@pytest.mark.parametrize(("method", "expected_step"), [("imitate", 0), ("step", 1)])
 async def test_ctrl_c_during_an_update_takes_effect_before_the_engine_is_called(
-    copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lesson: str, kept: int
+    copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, expected_step: int
 ) -> None:
-    learn = getattr(SingleLearner, lesson)
-    config = small_config(tmp_path, *VLLM, f"trainer.warm_start.steps={1 - kept}")
+    learn = getattr(SingleLearner, method)
+    config = small_config(tmp_path, *VLLM, f"trainer.warm_start.steps={1 - expected_step}")
 
-    async def signalled(self: SingleLearner, samples: Sequence[Sample]) -> StepReport:
+    async def cancel_and_learn(self: SingleLearner, samples: Sequence[Sample]) -> StepReport:
         task = asyncio.current_task()
         assert task is not None
         task.cancel()
         report: StepReport = await learn(self, samples)
         return report
 
-    async def dead(*_: object) -> int:
+    async def raise_engine_dead(*_: object) -> int:
         raise ModelError("EngineDeadError")
 
     with monkeypatch.context() as patch:
-        patch.setattr(SingleLearner, lesson, signalled)
-        patch.setattr(copied_engine.CopySync, "push", dead)
+        patch.setattr(SingleLearner, method, cancel_and_learn)
+        patch.setattr(copied_engine.CopySync, "push", raise_engine_dead)
         with pytest.raises(asyncio.CancelledError):
             await run_training(config)
     saved = find_checkpoint(tmp_path / "checkpoints", "latest")
     assert saved is not None
-    assert saved.step == kept
+    assert saved.step == expected_step
 
 
-async def test_a_run_may_be_interrupted_again_and_again(straight: Path, tmp_path: Path) -> None:
+async def test_a_run_can_be_interrupted_repeatedly(straight: Path, tmp_path: Path) -> None:
     config = small_config(tmp_path)
-    await interrupted(config, WARM_START, call=2, loops=0)
-    await interrupted(config, EVALUATION, call=1, loops=3)
-    await interrupted(config, ROLLOUT, call=1, loops=3)
-    await interrupted(config, ROLLOUT, call=2, loops=3)
-    await interrupted(config, EVALUATION, call=2, loops=3)
+    await interrupt_training(config, WARM_START, call=2, loops=0)
+    await interrupt_training(config, EVALUATION, call=1, loops=3)
+    await interrupt_training(config, ROLLOUT, call=1, loops=3)
+    await interrupt_training(config, ROLLOUT, call=2, loops=3)
+    await interrupt_training(config, EVALUATION, call=2, loops=3)
     await run_training(config)
     assert metrics(tmp_path) == metrics(straight)
 
 
-async def test_a_finished_run_can_be_made_longer(tmp_path: Path) -> None:
+async def test_a_finished_run_can_be_extended(tmp_path: Path) -> None:
     await run_training(small_config(tmp_path, "trainer.max_training_steps=2"))
     assert [row["step"] for row in rows(tmp_path)] == [0, 1, 2]
     await run_training(small_config(tmp_path))
@@ -197,23 +197,23 @@ async def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
         await run_training(small_config(tmp_path, "trainer.resume_mode=none"))
 
 
-async def test_a_run_that_died_before_its_first_row_begins_again(tmp_path: Path) -> None:
+async def test_a_run_killed_before_its_first_row_starts_over(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("")
     await run_training(small_config(tmp_path))
     assert [row["step"] for row in rows(tmp_path)] == [0, 1, 2, 3]
 
 
-async def test_going_back_behind_a_later_checkpoint_is_refused(
+async def test_resuming_before_a_later_checkpoint_is_refused(
     straight: Path, tmp_path: Path
 ) -> None:
-    """Else the next resume would go on from a future the run had left."""
+    """Otherwise the next resume would continue from the abandoned later checkpoint."""
     earlier = straight / "checkpoints" / "global_step_2"
     overrides = ("trainer.resume_mode=from_path", f"trainer.resume_path={earlier}")
     with pytest.raises(ConfigError, match="global_step_3 is later"):
         await run_training(small_config(straight, *overrides))
 
 
-async def test_a_run_moved_elsewhere_without_its_reference_is_refused(
+async def test_resuming_in_another_folder_without_the_reference_is_refused(
     straight: Path, tmp_path: Path
 ) -> None:
     earlier = straight / "checkpoints" / "global_step_2"
@@ -222,7 +222,7 @@ async def test_a_run_moved_elsewhere_without_its_reference_is_refused(
         await run_training(small_config(tmp_path / "elsewhere", *overrides))
 
 
-def test_the_page_names_the_keys_that_may_change() -> None:
+def test_the_docs_list_the_keys_that_may_change_on_resume() -> None:
     page = (Path(__file__).parents[2] / "docs" / "run_folder.md").read_text()
     sentence = page.partition("only these keys may change: ")[2].partition(". ")[0]
     named, section = set(), ""

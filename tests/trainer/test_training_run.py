@@ -1,4 +1,4 @@
-"""A whole run, from a configuration to a folder that tells everything about it."""
+"""A whole training run, from a configuration to a complete run folder."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from skyfleet.config.loading import load_config_file
 from skyfleet.envs import registry
 from skyfleet.evaluation.model_selection import Best
 from skyfleet.evaluation.report import EvalReport
-from skyfleet.trainer import evaluation
-from skyfleet.trainer import training_run as session
+from skyfleet.trainer import evaluation, training_run
 from skyfleet.trainer.tasks import build_schedule
 from skyfleet.trainer.training_run import run_training
 from skyfleet.trajectories.archive import read_trajectories
@@ -39,7 +38,7 @@ def attempts(folder: Path, step: int) -> list[tuple[Ending, float | None, str | 
     ]
 
 
-async def test_a_run_leaves_its_configuration_metrics_episodes_checkpoints_and_results(
+async def test_a_run_writes_its_configuration_metrics_episodes_checkpoints_and_results(
     tmp_path: Path,
 ) -> None:
     config = small_config(tmp_path)
@@ -62,7 +61,7 @@ async def test_a_run_leaves_its_configuration_metrics_episodes_checkpoints_and_r
     assert {path.name for path in dumped.iterdir()} == {"github.jsonl", "aggregated_results.jsonl"}
 
 
-async def test_a_run_without_an_evaluation_set_trains_and_says_nothing_of_scores(
+async def test_a_run_without_an_evaluation_set_trains_and_reports_no_scores(
     tmp_path: Path,
 ) -> None:
     assert (await run_training(small_config(tmp_path, "data.val_data=[]"))).table is None
@@ -70,7 +69,7 @@ async def test_a_run_without_an_evaluation_set_trains_and_says_nothing_of_scores
     assert "trainer/best_step" not in rows(tmp_path)[-1]
 
 
-async def test_the_best_step_is_logged_named_and_outlives_the_pruning(
+async def test_the_best_step_is_logged_reported_and_not_pruned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -91,13 +90,13 @@ async def test_the_best_step_is_logged_named_and_outlives_the_pruning(
     assert saved == {"global_step_0", "global_step_2", "global_step_3"}
 
 
-async def test_the_best_step_is_not_forgotten_when_a_run_goes_on_with_another_interval(
+async def test_a_resumed_run_selects_the_best_step_from_all_evaluations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked: list[list[int]] = []
+    compared: list[list[int]] = []
 
     def last(reports: Sequence[EvalReport]) -> Best:
-        looked.append([report.step for report in reports])
+        compared.append([report.step for report in reports])
         return Best(step=reports[-1].step, looks=())
 
     monkeypatch.setattr(evaluation, "best_step", last)
@@ -105,16 +104,16 @@ async def test_the_best_step_is_not_forgotten_when_a_run_goes_on_with_another_in
     await run_training(
         small_config(tmp_path, "trainer.max_training_steps=5", "trainer.eval_interval=5")
     )
-    assert looked[-1] == [0, 2, 3, 5]
+    assert compared[-1] == [0, 2, 3, 5]
 
 
-async def test_a_report_that_cannot_be_written_does_not_cost_the_table(
+async def test_a_failed_html_report_keeps_the_results_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object) -> None:
         raise ValueError("no ink")
 
-    monkeypatch.setattr(session, "write_report", broken)
+    monkeypatch.setattr(training_run, "write_report", broken)
     outcome = await run_training(small_config(tmp_path))
     assert outcome.table is not None
     assert "cannot write the report: no ink; try `skyfleet report" in caplog.text
@@ -122,7 +121,7 @@ async def test_a_report_that_cannot_be_written_does_not_cost_the_table(
 
 @pytest.mark.parametrize("world", ["open_moody"], indirect=True)
 @pytest.mark.usefixtures("world")
-async def test_weights_move_and_versions_advance(tmp_path: Path) -> None:
+async def test_every_step_changes_the_weights_and_the_policy_version(tmp_path: Path) -> None:
     await run_training(small_config(tmp_path))
     checkpoints = [tmp_path / "checkpoints" / f"global_step_{step}" for step in (0, 2, 3)]
     weights = [load_file(c / "policy" / "model.safetensors") for c in checkpoints]
@@ -135,7 +134,7 @@ async def test_weights_move_and_versions_advance(tmp_path: Path) -> None:
             tmp_path / "trajectories" / "train" / f"step_{step:06d}.jsonl.gz"
         )
     ]
-    # Three warm-start steps, then one version a step.
+    # Three warm-start steps, then one version per step.
     assert versions == [3] * 8 + [4] * 8 + [5] * 8
     assert all(row["policy/grad_norm"] > 0 for row in rows(tmp_path)[1:])
     assert rows(tmp_path)[1]["policy/policy_kl"] >= 0
@@ -149,15 +148,15 @@ async def test_metrics_jsonl_holds_no_timings(tmp_path: Path) -> None:
     assert {"timing/step", "timing/generate", "timing/sync_weights"} <= timing[1].keys()
 
 
-async def test_what_a_filter_left_out_is_counted_every_step(tmp_path: Path) -> None:
+async def test_filtered_attempts_are_counted_every_step(tmp_path: Path) -> None:
     await run_training(small_config(tmp_path, "trainer.algorithm.zero_variance_filter=true"))
     counts = ("filter/unknown_grade", "filter/too_few_graded", "filter/zero_variance")
     for row in rows(tmp_path)[1:]:
         assert set(counts) <= row.keys()
 
 
-async def test_a_batch_with_nothing_to_learn_leaves_the_policy_as_it_is(tmp_path: Path) -> None:
-    # A random policy never solves a real task: every group earned zero throughout.
+async def test_a_batch_without_learning_signal_leaves_the_policy_unchanged(tmp_path: Path) -> None:
+    # A random policy never solves a real task, so every reward is zero.
     await run_training(small_config(tmp_path, "trainer.algorithm.zero_variance_filter=true"))
     first, last = (
         load_file(tmp_path / f"checkpoints/global_step_{step}/policy/model.safetensors")
@@ -169,7 +168,7 @@ async def test_a_batch_with_nothing_to_learn_leaves_the_policy_as_it_is(tmp_path
 
 @pytest.mark.parametrize("world", ["open_breaking"], indirect=True)
 @pytest.mark.usefixtures("world")
-async def test_a_world_that_breaks_in_a_step_is_recorded_and_the_run_goes_on(
+async def test_a_failure_in_env_step_is_recorded_and_the_run_continues(
     tmp_path: Path,
 ) -> None:
     await run_training(small_config(tmp_path))
@@ -183,7 +182,7 @@ async def test_a_world_that_breaks_in_a_step_is_recorded_and_the_run_goes_on(
 
 @pytest.mark.parametrize("world", ["open_ungradable"], indirect=True)
 @pytest.mark.usefixtures("world")
-async def test_a_broken_verifier_makes_unknown_grades_and_the_run_goes_on(tmp_path: Path) -> None:
+async def test_a_broken_verifier_gives_unknown_grades_and_the_run_continues(tmp_path: Path) -> None:
     await run_training(small_config(tmp_path))
     every = [attempt for step in (1, 2, 3) for attempt in attempts(tmp_path, step)]
     unknown = [ending for ending, _, detail in every if detail == "the verifier is broken"]
@@ -195,7 +194,7 @@ async def test_a_broken_verifier_makes_unknown_grades_and_the_run_goes_on(tmp_pa
 
 @pytest.mark.parametrize("world", ["open_chatty"], indirect=True)
 @pytest.mark.usefixtures("world")
-async def test_a_reply_longer_than_the_context_ends_the_episode_and_the_rest_is_learned(
+async def test_a_reply_longer_than_the_context_ends_the_episode_which_is_still_trained(
     tmp_path: Path,
 ) -> None:
     await run_training(small_config(tmp_path))
@@ -204,8 +203,8 @@ async def test_a_reply_longer_than_the_context_ends_the_episode_and_the_rest_is_
     assert all(row["loss/num_samples"] == 8 for row in rows(tmp_path)[1:])
 
 
-def ungradable(folder: Path) -> Path:
-    """A file of tasks."""
+def write_ungradable_tasks(folder: Path) -> Path:
+    """Write tasks whose verifiers fail to a file."""
     tasks = [
         task.model_copy(update={"verifier_code": "def verify(env): return 1 / 0"})
         for task in world_tasks("github", split="train", count=4)
@@ -215,10 +214,10 @@ def ungradable(folder: Path) -> Path:
     return file
 
 
-async def test_an_evaluation_without_grades_says_why_at_once(
+async def test_an_evaluation_without_grades_prints_the_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = ungradable(tmp_path)
+    file = write_ungradable_tasks(tmp_path)
     settings = (f"data.val_data={{v: [{file}]}}", "data.allow_unmanifested=true")
     run_config = small_config(tmp_path / "run", *settings, "data.allow_overlap=true")
     await run_training(run_config)
@@ -226,7 +225,7 @@ async def test_an_evaluation_without_grades_says_why_at_once(
     assert "attempts have no grade; the first: VerifierError: verifier_code failed" in notes[0]
 
 
-def test_more_steps_than_the_epochs_hold_is_a_warning(
+def test_more_steps_than_the_epochs_allow_is_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     epochs = ("trainer.epochs=2", "trainer.train_batch_size=2", "trainer.policy_mini_batch_size=2")
@@ -237,8 +236,8 @@ def test_more_steps_than_the_epochs_hold_is_a_warning(
     assert "max_training_steps=9 is not reached: trainer.epochs=2 is only 4" in caplog.text
 
 
-async def test_tasks_that_nobody_can_grade_are_played_and_counted(tmp_path: Path) -> None:
-    file = ungradable(tmp_path)
+async def test_ungradable_tasks_are_run_and_counted(tmp_path: Path) -> None:
+    file = write_ungradable_tasks(tmp_path)
     await run_training(
         small_config(
             tmp_path / "run",
@@ -251,7 +250,7 @@ async def test_tasks_that_nobody_can_grade_are_played_and_counted(tmp_path: Path
     assert [row["reward/unknown_grades"] for row in rows(tmp_path / "run")[1:]] == [8.0] * 3
 
 
-async def test_a_curriculum_sees_how_every_attempt_went(tmp_path: Path) -> None:
+async def test_the_curriculum_counts_attempts_and_is_checkpointed(tmp_path: Path) -> None:
     await run_training(small_config(tmp_path, "trainer.curriculum=true"))
     saved = json.loads((tmp_path / "checkpoints/global_step_3/data/state.json").read_text())
     assert saved["n_batches"] == 3

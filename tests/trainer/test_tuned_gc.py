@@ -1,4 +1,4 @@
-"""What was set up is kept out of the collector's sight until the run ends, however it ends."""
+"""`tuned_gc` freezes existing objects and restores the collector, also after a failure."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import pytest
 from skyfleet.trainer.training_run import tuned_gc
 
 
-def fail_while_settled(seen: list[object]) -> None:
+def fail_inside_tuned_gc(seen: list[object]) -> None:
     with tuned_gc():
         seen += [gc.get_threshold(), gc.get_freeze_count()]
         raise RuntimeError("failed")
 
 
-def test_the_collector_is_as_it_was_when_a_run_fails() -> None:
+def test_a_failed_run_restores_the_garbage_collector() -> None:
     before: list[object] = [gc.get_threshold(), gc.get_freeze_count()]
     during: list[object] = []
     with pytest.raises(RuntimeError, match="failed"):
-        fail_while_settled(during)
+        fail_inside_tuned_gc(during)
     assert [gc.get_threshold(), gc.get_freeze_count()] == before
     assert all(one != other for one, other in zip(before, during, strict=True))

@@ -1,4 +1,4 @@
-"""How turns are kept is what the configuration says, in a whole run under its sentinels."""
+"""A whole training run handles turns and history as configured, with its sentinels on."""
 
 from __future__ import annotations
 
@@ -31,32 +31,32 @@ SHORT = (
 )
 STATUS = "generator.inject_context_status=true"
 WITH_TOOLS = "environment.enable_context_tools=true"
-ROOMY = (
+LONG_CONTEXT = (
     "generator.max_input_length=2000",
     "trainer.policy.model_config_kwargs.max_position_embeddings=2012",
 )
 ONE_MESSAGE = "generator.use_conversation_multi_turn=false"
 
 
-class Forgetful(MoodyWorld):
-    """Takes all turns but the last out of view, again and again."""
+class TruncatingWorld(MoodyWorld):
+    """Asks after every step that all earlier turns be removed from the prompt."""
 
     async def step(self, action: Message) -> Step:
         return replace(await super().step(action), keep_recent_turns=0)
 
 
-async def open_forgetful(task: Task) -> Forgetful:
-    return Forgetful(get_world(task.env_key), task)
+async def open_truncating(task: Task) -> TruncatingWorld:
+    return TruncatingWorld(get_world(task.env_key), task)
 
 
 @pytest.fixture(autouse=True)
 def _moody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rewards that differ inside a group, so that every step moves the weights."""
+    """Use an environment whose rewards differ within a group, so every step changes the weights."""
     monkeypatch.setitem(registry.ENV_CLASSES, "world", lambda _: open_moody)
 
 
-async def rendered(folder: Path, *overrides: str) -> str:
-    """What the policy was shown and said in its first episode of more than a turn, up to its end."""
+async def render_episode(folder: Path, *overrides: str) -> str:
+    """The last transcript, as text, of the first episode with more than one turn."""
     config = small_config(folder, *SHORT, *overrides)
     tasks, open_env = load_training_tasks(config), env_factory(config)
     policy_model = await load_policy_model(config, tasks, open_env)
@@ -71,29 +71,31 @@ async def rendered(folder: Path, *overrides: str) -> str:
     raise AssertionError("every episode had one turn")
 
 
-async def test_a_turn_is_a_message_unless_all_are_one(tmp_path: Path) -> None:
-    assert (await rendered(tmp_path)).count("<|im_start|>assistant") > 1
-    assert (await rendered(tmp_path, ONE_MESSAGE)).count("<|im_start|>assistant") == 1
+async def test_each_turn_is_one_assistant_message_except_in_one_message_mode(
+    tmp_path: Path,
+) -> None:
+    assert (await render_episode(tmp_path)).count("<|im_start|>assistant") > 1
+    assert (await render_episode(tmp_path, ONE_MESSAGE)).count("<|im_start|>assistant") == 1
 
 
 async def test_the_prompt_shows_limits_and_tools(tmp_path: Path) -> None:
-    warned = "generator.context_warning_threshold=0.01"
-    text = await rendered(tmp_path, STATUS, warned, WITH_TOOLS, *ROOMY)
+    threshold = "generator.context_warning_threshold=0.01"
+    text = await render_episode(tmp_path, STATUS, threshold, WITH_TOOLS, *LONG_CONTEXT)
     assert "search_history" in text.partition("<|im_start|>user")[0]
     assert "[Context warning: " in text
     assert " of 2,000 tokens used (" in text
     assert " 3 turns left; finish soon, or make room with manage_context]" in text
-    plain = await rendered(tmp_path)
+    plain = await render_episode(tmp_path)
     assert "[Context" not in plain
     assert "search_history" not in plain
 
 
 @pytest.mark.parametrize("mode", [(), (ONE_MESSAGE,), ("generator.step_wise_trajectories=true",)])
-async def test_a_run_that_cuts_trains_on_every_transcript_and_its_sentinels_stay_quiet(
+async def test_a_run_that_truncates_history_trains_on_every_transcript(
     tmp_path: Path, mode: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(registry.ENV_CLASSES, "world", lambda _: open_forgetful)
-    await run_training(small_config(tmp_path, *SHORT, *ROOMY, STATUS, *mode))
+    monkeypatch.setitem(registry.ENV_CLASSES, "world", lambda _: open_truncating)
+    await run_training(small_config(tmp_path, *SHORT, *LONG_CONTEXT, STATUS, *mode))
     row = rows(tmp_path)[-1]
     assert row["policy/grad_norm"] > 0
     episodes = list(read_trajectories(train_path(tmp_path / "trajectories", 1)))

@@ -1,4 +1,4 @@
-"""Whole runs against servers that are trained: weights reach them before the first turn and after each step."""
+"""Training with remote vLLM servers: they get weights before the first turn and after each step."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from tests.fakes.serving import serving
 from tests.fakes.small_runs import UNSEEN, rows, small_config
 
 from skyfleet.config.root import RunConfig
-from skyfleet.engines import http_client as posting
-from skyfleet.engines import vllm_worker
+from skyfleet.engines import http_client, vllm_worker
 from skyfleet.errors import ConfigError, SentinelError
 from skyfleet.models.loading import Loaded, load_model
 from skyfleet.trainer.policy_client import open_inference_client
@@ -26,7 +25,7 @@ from skyfleet.trainer.training_run import run_training
 
 SHORT = ("data.val_data=[]", "trainer.max_training_steps=1", "trainer.warm_start.steps=1")
 CAPACITY = 1012
-"""1000 of prompt, 12 of the last turn."""
+"""Tokens: 1,000 of prompt and 12 of the last turn."""
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +40,7 @@ def _without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_worker, "_replace", replace_weights)
 
 
-def configured(folder: Path, policy: Path, *urls: str, more: tuple[str, ...] = ()) -> RunConfig:
+def make_config(folder: Path, policy: Path, *urls: str, more: tuple[str, ...] = ()) -> RunConfig:
     return small_config(
         folder,
         "generator.backend=vllm",
@@ -56,56 +55,56 @@ def configured(folder: Path, policy: Path, *urls: str, more: tuple[str, ...] = (
     )
 
 
-def loaded_from(policy: Path) -> Loaded:
+def load_policy(policy: Path) -> Loaded:
     cpu = torch.device("cpu")
     return load_model(str(policy), dtype=torch.float32, device=cpu, config_kwargs={})
 
 
-def serving_another(policy: Path, **settings: Any) -> LoopbackVllm:
-    """Started with weights that are not the run's."""
-    loaded = loaded_from(policy)
+def make_stale_server(policy: Path, **settings: Any) -> LoopbackVllm:
+    """A server that starts with other weights than the run."""
+    loaded = load_policy(policy)
     with torch.no_grad():
         for weight in loaded.module.parameters():
             weight.mul_(0.5)
     return LoopbackVllm(loaded, capacity=CAPACITY, **settings)
 
 
-def gaps(folder: Path) -> Iterator[float]:
+def logprob_gaps(folder: Path) -> Iterator[float]:
     return (row["policy/rollout_train_logprobs_abs_diff_mean"] for row in rows(folder)[1:])
 
 
-async def test_a_server_learns_what_the_learner_learns_asleep_meanwhile(
+async def test_a_server_sleeps_during_learning_and_receives_the_new_weights(
     policy: Path, tmp_path: Path
 ) -> None:
-    server = serving_another(policy, sleep_mode=True)
+    server = make_stale_server(policy, sleep_mode=True)
     async with serving(server) as url:
-        await run_training(configured(tmp_path, policy, url))
+        await run_training(make_config(tmp_path, policy, url))
     step = ["sleep 2 wait", "wake_up weights", "load", "wake_up kv_cache"]
     assert server.told == ["pause keep true", "load", "resume", *step, *step]
-    # The sentinels, which would have stopped the run, saw the learner's logprobs in the server.
-    assert max(gaps(tmp_path)) < 1e-4
-    assert len(set(server.salts)) == 2  # the last weights were not spoken with
+    # The server's logprobs match the learner's; a sentinel stops the run otherwise.
+    assert max(logprob_gaps(tmp_path)) < 1e-4
+    assert len(set(server.salts)) == 2  # no request used the last weights
 
 
-async def test_several_servers_are_one_policy_and_a_resumed_run_may_find_them_elsewhere(
+async def test_several_servers_hold_one_policy_and_a_resumed_run_may_use_others(
     policy: Path, tmp_path: Path
 ) -> None:
-    one, other, later = (serving_another(policy) for _ in range(3))
+    one, other, later = (make_stale_server(policy) for _ in range(3))
     apart = ("trainer.placement.colocate_all=false",)
     async with serving(one) as first, serving(other) as second:
-        await run_training(configured(tmp_path, policy, first, second, more=apart))
+        await run_training(make_config(tmp_path, policy, first, second, more=apart))
     assert one.told == other.told == ["pause keep true", "load", "resume"] * 3
     assert len(one.salts) > 0 < len(other.salts)
     longer = (*apart, "trainer.max_training_steps=3")
     async with serving(later) as third:
-        await run_training(configured(tmp_path, policy, third, more=longer))
+        await run_training(make_config(tmp_path, policy, third, more=longer))
     assert later.told == ["pause keep true", "load", "resume"] * 2
     assert len(rows(tmp_path)) == 4
-    assert max(gaps(tmp_path)) < 1e-4
+    assert max(logprob_gaps(tmp_path)) < 1e-4
 
 
 class Dying(LoopbackVllm):
-    """From its third turn on it answers nothing any more."""
+    """Stops answering at its third turn."""
 
     n_turns = 0
 
@@ -116,33 +115,33 @@ class Dying(LoopbackVllm):
         await super()._speak(scope, receive, send)
 
 
-async def test_a_run_goes_on_without_the_server_that_dies_in_it(
+async def test_a_run_continues_without_a_server_that_dies(
     policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(posting, "FIRST_PAUSE_SECONDS", 0.01)
-    dying, other = Dying(loaded_from(policy), capacity=CAPACITY), serving_another(policy)
+    monkeypatch.setattr(http_client, "FIRST_PAUSE_SECONDS", 0.01)
+    dying, other = Dying(load_policy(policy), capacity=CAPACITY), make_stale_server(policy)
     apart = ("trainer.placement.colocate_all=false",)
     async with serving(dying) as first, serving(other) as second:
-        await run_training(configured(tmp_path, policy, first, second, more=apart))
+        await run_training(make_config(tmp_path, policy, first, second, more=apart))
     assert len(rows(tmp_path)) == 3
     assert dying.told == ["pause keep true", "load", "resume"]
     assert other.told == ["pause keep true", "load", "resume"] * 3
-    assert all(row["generate/ending_failed"] == 0 for row in rows(tmp_path)[1:])
-    assert max(gaps(tmp_path)) < 1e-4
+    assert all(row["generation/ending_failed"] == 0 for row in rows(tmp_path)[1:])
+    assert max(logprob_gaps(tmp_path)) < 1e-4
 
 
 async def test_a_server_that_keeps_its_own_weights_stops_the_run(
     policy: Path, tmp_path: Path
 ) -> None:
-    server = serving_another(policy)
+    server = make_stale_server(policy)
     server.breaks = "sums"
     async with serving(server) as url:
-        with pytest.raises(SentinelError, match="holds weights that differ from the learner"):
-            await run_training(configured(tmp_path, policy, url))
+        with pytest.raises(SentinelError, match="holds other weights than the learner"):
+            await run_training(make_config(tmp_path, policy, url))
 
 
-class GivenAway(LoopbackVllm):
-    """Started again at its first turn after it has got weights for the last of `loads` times."""
+class Restarting(LoopbackVllm):
+    """Restarts at the first turn after its `loads`-th weight update."""
 
     loads = 0
 
@@ -159,12 +158,12 @@ class GivenAway(LoopbackVllm):
         pytest.param(3, f"{{unseen: ['{UNSEEN}']}}", 2, {"step_000000"}, id="in an evaluation"),
     ],
 )
-async def test_what_a_server_says_with_others_weights_is_neither_learnt_nor_reported(
+async def test_turns_sampled_with_other_weights_are_neither_trained_nor_reported(
     policy: Path, tmp_path: Path, loads: int, val_data: str, n_rows: int, reported: set[str]
 ) -> None:
-    server = GivenAway(loaded_from(policy), capacity=CAPACITY)
+    server = Restarting(load_policy(policy), capacity=CAPACITY)
     server.loads = loads
-    config = partial(configured, tmp_path, policy, more=(f"data.val_data={val_data}",))
+    config = partial(make_config, tmp_path, policy, more=(f"data.val_data={val_data}",))
     async with serving(server) as url:
         with pytest.raises(SentinelError, match=r"received weights that differ .* restarted"):
             await run_training(config(url))
@@ -175,30 +174,30 @@ async def test_what_a_server_says_with_others_weights_is_neither_learnt_nor_repo
     assert "global_step_2" not in os.listdir(tmp_path / "checkpoints")
 
 
-async def test_a_server_that_a_broken_off_run_left_asleep_keeps_nobody_waiting(
+async def test_a_server_left_asleep_by_an_aborted_run_is_refused(
     policy: Path, tmp_path: Path
 ) -> None:
-    server = serving_another(policy, sleep_mode=True)
+    server = make_stale_server(policy, sleep_mode=True)
     server.asleep = [*MEMORY]
     async with serving(server) as url:
         with pytest.raises(ConfigError, match="is asleep or paused"):
-            async with open_inference_client(configured(tmp_path, policy, url), None):
+            async with open_inference_client(make_config(tmp_path, policy, url), None):
                 pass
 
 
-async def test_a_server_of_another_size_than_the_learner_is_refused(
+async def test_a_server_with_a_model_of_another_size_is_refused(
     policy: Path, tmp_path: Path
 ) -> None:
     another = ("trainer.policy.model.path=tiny", "trainer.policy.model_config_kwargs={}")
-    async with serving(serving_another(policy)) as url:
-        with pytest.raises(ConfigError, match=r"num_hidden_layers=1, but the learner's has \d+"):
-            await run_training(configured(tmp_path, policy, url, more=another))
+    async with serving(make_stale_server(policy)) as url:
+        with pytest.raises(ConfigError, match=r"num_hidden_layers=1, and the learner's has \d+"):
+            await run_training(make_config(tmp_path, policy, url, more=another))
 
 
 async def test_an_untrainable_server_is_an_error_before_the_first_row(
     policy: Path, tmp_path: Path
 ) -> None:
-    async with serving(serving_another(policy, dev_mode=False)) as url:
+    async with serving(make_stale_server(policy, dev_mode=False)) as url:
         with pytest.raises(ConfigError, match="VLLM_SERVER_DEV_MODE=1"):
-            await run_training(configured(tmp_path, policy, url))
+            await run_training(make_config(tmp_path, policy, url))
     assert not (tmp_path / "metrics.jsonl").exists()

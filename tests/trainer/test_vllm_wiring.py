@@ -1,6 +1,6 @@
-"""An engine with weights of its own: where it loads them, when it sleeps, and what it is handed.
+"""An engine with its own copy of the weights: where it loads them, when it sleeps, what it gets.
 
-vLLM itself is not needed here: what stands for it loads the same folder into an engine of ours.
+These tests do not need vLLM: a fake loads the same folder into an embedded engine.
 """
 
 from __future__ import annotations
@@ -32,40 +32,40 @@ from skyfleet.weight_sync.sync import PausedSync
 
 SHORT = ("trainer.max_training_steps=1", "trainer.warm_start.steps=1")
 YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 1100}
-STRETCHED = f"trainer.rope_scaling={YARN}"
+ROPE_SCALING = f"trainer.rope_scaling={YARN}"
 
 
 @pytest.fixture(autouse=True)
-def stands_for_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+def fake_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_for_vllm(monkeypatch)
     monkeypatch.setitem(registry.ENV_CLASSES, "world", lambda _: moody_world.open_moody)
 
 
-async def test_an_engine_that_shares_the_gpu_sleeps_while_the_learner_works(tmp_path: Path) -> None:
+async def test_an_engine_that_shares_the_gpu_sleeps_during_learning(tmp_path: Path) -> None:
     await run_training(small_config(tmp_path, *VLLM))
     assert happened == ["start", *["sleep", "push", "wake"] * 4, "close"]  # warm start, 3 steps
-    # The sentinels, which would have stopped the run, saw the learner's logprobs in the engine.
+    # The engine's logprobs match the learner's; a sentinel stops the run otherwise.
     gaps = [row["policy/rollout_train_logprobs_abs_diff_mean"] for row in rows(tmp_path)[1:]]
     assert len(gaps) == 3
     assert max(gaps) < 1e-4
 
 
-async def test_apart_from_the_learner_engines_stay_awake_and_form_a_pool(
+async def test_engines_apart_from_the_learner_stay_awake_and_form_a_pool(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     apart = ("trainer.placement.colocate_all=false", "generator.num_inference_engines=2")
     push = PausedSync.push
 
-    async def noted(self: PausedSync, learner: Learner, engines: Sequence[Engine]) -> int:
+    async def record_pause(self: PausedSync, learner: Learner, engines: Sequence[Engine]) -> int:
         happened.append("pause")
         return await push(self, learner, engines)
 
-    monkeypatch.setattr(PausedSync, "push", noted)
+    monkeypatch.setattr(PausedSync, "push", record_pause)
     await run_training(small_config(tmp_path, *VLLM, *apart))
     assert happened == ["start", "start", *["pause", "push"] * 4, "close", "close"]
 
 
-async def test_what_was_saved_is_what_the_engine_goes_on_from(tmp_path: Path) -> None:
+async def test_on_resume_the_engine_starts_from_the_checkpoint(tmp_path: Path) -> None:
     await run_training(small_config(tmp_path, *VLLM, "trainer.max_training_steps=2"))
     happened.clear()
     await run_training(small_config(tmp_path, *VLLM))
@@ -73,13 +73,13 @@ async def test_what_was_saved_is_what_the_engine_goes_on_from(tmp_path: Path) ->
     assert rows(tmp_path)[-1]["policy/rollout_train_logprobs_abs_diff_mean"] < 1e-4
 
 
-async def test_an_engine_is_closed_where_a_run_cannot_be_assembled(
+async def test_an_engine_is_closed_if_the_run_cannot_be_assembled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_room(*_: object, **__: object) -> None:
+    def raise_disk_full(*_: object, **__: object) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(assemble, "make_trackers", no_room)
+    monkeypatch.setattr(assemble, "make_trackers", raise_disk_full)
     with pytest.raises(OSError, match="no space left"):
         await run_training(small_config(tmp_path, *VLLM))
     assert happened == ["start", "close"]
@@ -94,7 +94,7 @@ async def test_wrong_references_are_errors_before_an_engine_starts(tmp_path: Pat
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vllm is installed")
-async def test_without_vllm_its_extra_is_named_before_anything_is_drawn(
+async def test_a_missing_vllm_is_an_error_before_tasks_are_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
@@ -116,7 +116,7 @@ def test_vllm_gets_the_configured_settings(tmp_path: Path) -> None:
     settings = vllm_settings(config, learns=True)
     assert (settings.model_dtype, settings.enforce_eager) == ("float32", True)
     assert (settings.enable_prefix_caching, settings.gpu_memory_utilization) == (False, 0.3)
-    assert settings.max_model_len == 1012  # 1000 of prompt, 12 of the last turn
+    assert settings.max_model_len == 1012  # 1,000 of prompt and 12 of the last turn
     assert settings.engine_init_kwargs == {"swap_space": 1}
     assert settings.max_num_seqs == 16
     assert settings.sleep_level == 0
@@ -127,24 +127,24 @@ async def test_the_engine_gets_weights_merged_with_the_adapters(tmp_path: Path) 
     adapted = (
         f"trainer.policy.model.path={tmp_path}/base/checkpoints/global_step_1/policy",
         *("trainer.policy.model_config_kwargs={}", "trainer.policy.model.lora.rank=4"),
-        # It cannot look into vLLM, and would miss the adapters here.
+        # This check never runs with vLLM; the fake lets it run, and it would miss the adapters.
         "trainer.sentinels.modes.engine_weights=off",
     )
-    # The engine takes no other names than a plain model's.
+    # The engine accepts only the parameter names of a plain model.
     await run_training(small_config(tmp_path / "adapted", *VLLM, *adapted))
     assert rows(tmp_path / "adapted")[-1]["policy/rollout_train_logprobs_abs_diff_mean"] < 1e-4
 
 
 @pytest.mark.parametrize(
-    ("changed", "by_itself"),
+    ("changed", "from_folder"),
     [
         ((), True),
         (("trainer.policy.model_config_kwargs.max_position_embeddings=1200",), False),
-        ((STRETCHED,), False),
+        ((ROPE_SCALING,), False),
     ],
 )
-async def test_vllm_loads_by_itself_what_is_as_it_lies_on_disk(
-    tmp_path: Path, changed: tuple[str, ...], by_itself: bool
+async def test_vllm_loads_an_unchanged_model_from_its_own_folder(
+    tmp_path: Path, changed: tuple[str, ...], from_folder: bool
 ) -> None:
     await run_training(small_config(tmp_path, *VLLM, *SHORT))
     saved = f"{tmp_path}/checkpoints/global_step_1/policy"
@@ -154,44 +154,50 @@ async def test_vllm_loads_by_itself_what_is_as_it_lies_on_disk(
         small_config(tmp_path, *VLLM, path, unchanged, *changed), None
     ) as policy_client:
         assert isinstance(policy_client.engine, Copied)
-        assert (policy_client.engine.path == saved) == by_itself
+        assert (policy_client.engine.path == saved) == from_folder
 
 
-async def test_vllm_loads_a_checkpoint_by_itself_unless_its_context_is_to_be_stretched(
+async def test_vllm_loads_a_checkpoint_from_its_folder_unless_rope_scaling_changes_it(
     tmp_path: Path,
 ) -> None:
     await run_training(small_config(tmp_path, *VLLM, *SHORT))
     saved = tmp_path / "checkpoints/global_step_1/policy"
-    taken = (f"trainer.policy.model.path={saved}", "trainer.policy.model_config_kwargs={}")
-    plain = small_config(tmp_path, *VLLM, *taken)
-    stretching = small_config(tmp_path, *VLLM, *taken, STRETCHED)
-    for config, by_itself in ((plain, True), (stretching, False)):
+    from_checkpoint = (
+        f"trainer.policy.model.path={saved}",
+        "trainer.policy.model_config_kwargs={}",
+    )
+    plain = small_config(tmp_path, *VLLM, *from_checkpoint)
+    rescaled = small_config(tmp_path, *VLLM, *from_checkpoint, ROPE_SCALING)
+    for config, from_folder in ((plain, True), (rescaled, False)):
         async with open_inference_client(config, saved) as policy_client:
             assert isinstance(policy_client.engine, Copied)
-            assert (policy_client.engine.path == str(saved)) == by_itself
-    # As a run that stretched it has saved it.
-    described = json.loads((saved / "config.json").read_text())
-    described["rope_parameters"] |= YARN
-    (saved / "config.json").write_text(json.dumps(described))
-    async with open_inference_client(stretching, saved) as policy_client:
+            assert (policy_client.engine.path == str(saved)) == from_folder
+    # The checkpoint as a run with rope scaling saves it.
+    saved_config = json.loads((saved / "config.json").read_text())
+    saved_config["rope_parameters"] |= YARN
+    (saved / "config.json").write_text(json.dumps(saved_config))
+    async with open_inference_client(rescaled, saved) as policy_client:
         assert isinstance(policy_client.engine, Copied)
         assert policy_client.engine.path == str(saved)
 
 
-async def test_a_stop_string_is_found_across_a_turn_that_was_broken_off(
+async def test_a_stop_string_is_found_across_an_aborted_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompt, sampling = [5, 6, 7], SamplingParams(max_generate_length=6, temperature=0)
     generate, parts = Copied.generate, 0
 
-    async def breaks_off(self: Copied, *args: Any, **kwargs: Any) -> Completion:
+    async def abort_first(self: Copied, *args: Any, **kwargs: Any) -> Completion:
         nonlocal parts
         parts += 1
-        notes = await generate(self, *args, **kwargs)
+        completion = await generate(self, *args, **kwargs)
         if parts > 1:
-            return notes
+            return completion
         return replace(
-            notes, token_ids=notes.token_ids[:1], logprobs=notes.logprobs[:1], finish="abort"
+            completion,
+            token_ids=completion.token_ids[:1],
+            logprobs=completion.logprobs[:1],
+            finish="abort",
         )
 
     await run_training(small_config(tmp_path, *VLLM, *SHORT))
@@ -201,9 +207,9 @@ async def test_a_stop_string_is_found_across_a_turn_that_was_broken_off(
     ) as policy_client:
         free = (await policy_client.engine.generate(prompt, sampling, session="free")).token_ids
         stops = replace(sampling, stop=(policy_client.renderer.text(free[:2]),))
-        monkeypatch.setattr(Copied, "generate", breaks_off)
-        notes = await policy_client.engine.generate(prompt, stops, session="cut")
-    assert (notes.token_ids, notes.finish, parts) == (free[:2], "stop", 2)
+        monkeypatch.setattr(Copied, "generate", abort_first)
+        completion = await policy_client.engine.generate(prompt, stops, session="cut")
+    assert (completion.token_ids, completion.finish, parts) == (free[:2], "stop", 2)
 
 
 def test_only_an_engine_that_shares_a_gpu_with_a_learner_sleeps(
@@ -217,7 +223,7 @@ def test_only_an_engine_that_shares_a_gpu_with_a_learner_sleeps(
     assert vllm_settings(apart, learns=True).sleep_level == 0
 
 
-async def test_one_gpu_takes_one_engine_and_a_learner_shares_it_with_no_other_gpu(
+async def test_training_on_a_gpu_takes_one_engine_on_one_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     two = small_config(tmp_path, *VLLM, "generator.num_inference_engines=2")
