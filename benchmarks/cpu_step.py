@@ -34,7 +34,7 @@ from skyfleet.algorithms.losses.ppo import ppo_clip
 from skyfleet.algorithms.reduction import token_mean
 from skyfleet.chat.chatml import ChatMLRenderer
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
-from skyfleet.chat.tools_section import qwen_tools
+from skyfleet.chat.tool_prompt import qwen_tools
 from skyfleet.chat.transcript import Completion
 from skyfleet.engines.embedded import EmbeddedEngine
 from skyfleet.engines.sampling_params import SamplingParams

@@ -28,9 +28,9 @@ from typing import Any
 
 import uvicorn
 
-from skyfleet.curation.inspecting import open_inspected
-from skyfleet.curation.journal import keeping_journal
+from skyfleet.curation.inspection import open_inspected
 from skyfleet.curation.validate import validate
+from skyfleet.curation.verdict import keeping_journal
 from skyfleet.envs.env import EnvFactory
 from skyfleet.envs.fleet.env import fleet_factory
 from skyfleet.envs.fleet.settings import FleetSettings

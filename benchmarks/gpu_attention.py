@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from skyfleet.models.fused.flash_attention import CuSeqlens
-from skyfleet.models.fused.functions import kernels
+from skyfleet.models.fused.ops import kernels
 
 Gradients = tuple[Tensor, Tensor, Tensor]
 

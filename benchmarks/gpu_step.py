@@ -26,7 +26,7 @@ from skyfleet.algorithms.credit_assignment import assign_credit
 from skyfleet.algorithms.losses.ppo import ppo_clip
 from skyfleet.algorithms.reduction import token_mean
 from skyfleet.chat.message import Message, ToolSpec
-from skyfleet.chat.pieces import PieceEncoder
+from skyfleet.chat.tokenizer import PieceEncoder
 from skyfleet.engines.cuda.engine import CudaEngine
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import Observation, Step

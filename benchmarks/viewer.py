@@ -28,7 +28,7 @@ from skyfleet.analysis.viewer.api import Viewer
 from skyfleet.analysis.viewer.server import ViewerServer, opened
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.chat.transcript import Transcript
-from skyfleet.config.explain import as_yaml
+from skyfleet.config.keys import as_yaml
 from skyfleet.config.loading import load_config
 from skyfleet.tasks.task import Grade
 from skyfleet.trajectories.archive import EpisodeWriter, train_path

@@ -19,7 +19,7 @@ from skyfleet.algorithms.advantages import (
     whiten,
 )
 from skyfleet.algorithms.estimator import BatchEstimator
-from skyfleet.algorithms.losses.registry import build_advantage_estimator
+from skyfleet.algorithms.registry import build_advantage_estimator
 from skyfleet.algorithms.sample import Sample
 from skyfleet.config.algorithm import ADVANTAGE_ESTIMATORS, Algorithm
 from skyfleet.errors import ConfigError

@@ -27,7 +27,7 @@ from skyfleet.algorithms.losses.policy_gradient import (
     sapo,
 )
 from skyfleet.algorithms.losses.ppo import dual_clip, gspo, ppo_clip
-from skyfleet.algorithms.losses.registry import build_policy_loss, build_selector
+from skyfleet.algorithms.registry import build_policy_loss, build_selector
 from skyfleet.config.algorithm import POLICY_LOSSES, Algorithm
 
 CLIP: dict[str, Any] = {"eps_clip_low": 0.2, "eps_clip_high": 0.2}

@@ -17,7 +17,7 @@ from skyfleet.algorithms.estimator import (
 )
 from skyfleet.algorithms.filters import build_filter
 from skyfleet.algorithms.losses.loss import LossInputs, LossOutput, loss_from_function
-from skyfleet.algorithms.losses.registry import (
+from skyfleet.algorithms.registry import (
     build_advantage_estimator,
     build_policy_loss,
     built_in_estimators,

@@ -11,7 +11,7 @@ from tests.algorithms.test_losses import inputs
 from skyfleet.algorithms.losses.loss import LossInputs, LossOutput
 from skyfleet.algorithms.losses.policy_gradient import importance_sampling
 from skyfleet.algorithms.losses.ppo import ppo_clip
-from skyfleet.algorithms.losses.registry import build_policy_loss
+from skyfleet.algorithms.registry import build_policy_loss
 from skyfleet.config.algorithm import Algorithm, OffPolicyCorrection
 from skyfleet.errors import ConfigError
 

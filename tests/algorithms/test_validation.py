@@ -12,7 +12,7 @@ import pytest
 
 from skyfleet.algorithms.advantages import grpo
 from skyfleet.algorithms.estimator import BatchEstimator
-from skyfleet.algorithms.losses.registry import build_advantage_estimator, build_policy_loss
+from skyfleet.algorithms.registry import build_advantage_estimator, build_policy_loss
 from skyfleet.algorithms.validation import (
     algorithm_errors,
     algorithm_warnings,

@@ -11,7 +11,7 @@ from tests.analysis.scripted import Script, faulty
 from skyfleet.analysis.failure_class import FailureClass
 from skyfleet.chat.message import Message
 from skyfleet.envs.env import DONE
-from skyfleet.envs.turns import SUBMIT_NAME
+from skyfleet.envs.tool_turns import SUBMIT_NAME
 from skyfleet.tasks.task import RecordedCall
 from skyfleet.trajectories.trajectory import Ending
 

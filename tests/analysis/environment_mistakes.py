@@ -8,7 +8,7 @@ from tests.analysis.scripted import Fault, Line, Script, faulty
 
 from skyfleet.analysis.failure_class import FailureClass
 from skyfleet.chat.message import ToolCall
-from skyfleet.envs.turns import SUBMIT_NAME
+from skyfleet.envs.tool_turns import SUBMIT_NAME
 from skyfleet.errors import EngineError, EnvError
 from skyfleet.worlds.reddit import reddit
 

@@ -18,9 +18,9 @@ from tests.analysis.scripted import Script
 
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
 from skyfleet.chat.tool_calls.hermes import parse_hermes
-from skyfleet.curation.mutating import other_value
+from skyfleet.curation.replay import other_value
 from skyfleet.envs.env import DONE
-from skyfleet.envs.turns import SUBMIT, SUBMIT_NAME
+from skyfleet.envs.tool_turns import SUBMIT, SUBMIT_NAME
 from skyfleet.tasks.task import RecordedCall, Task
 from skyfleet.worlds.catalog import get_world
 

@@ -11,7 +11,7 @@ from tests.trajectories.making import attempt
 
 from skyfleet.analysis.run_folder import RunFolder, open_run
 from skyfleet.chat.message import Image, Message, Text, ToolCall
-from skyfleet.config.explain import as_yaml
+from skyfleet.config.keys import as_yaml
 from skyfleet.config.loading import load_config
 from skyfleet.evaluation.report import EvalReport
 from skyfleet.tasks.task import Grade

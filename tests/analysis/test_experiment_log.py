@@ -16,7 +16,7 @@ from skyfleet.analysis.experiment_log import experiment_entry
 from skyfleet.analysis.failure_class import FailureClass
 from skyfleet.analysis.formatting import NOTHING
 from skyfleet.analysis.run_folder import import_dumps, open_run
-from skyfleet.config.explain import as_yaml
+from skyfleet.config.keys import as_yaml
 from skyfleet.errors import ConfigError
 from skyfleet.evaluation.compare import compare
 from skyfleet.evaluation.report import EvalReport

@@ -23,7 +23,7 @@ from skyfleet.chat.template_checks import (
     TOOLS,
     with_reasoning,
 )
-from skyfleet.chat.tools_section import render_tool_signatures
+from skyfleet.chat.tool_prompt import render_tool_signatures
 from skyfleet.errors import ModelError
 
 TOKENIZER = small_tokenizer(chatml_template())

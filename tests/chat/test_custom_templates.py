@@ -9,10 +9,9 @@ import pytest
 from tests.chat.small_tokenizer import chatml_template, small_tokenizer
 
 from skyfleet.chat.chatml import ChatMLRenderer
-from skyfleet.chat.custom_templates import NAMED, read_template
 from skyfleet.chat.jinja import JinjaRenderer
 from skyfleet.chat.renderers import make_renderer
-from skyfleet.chat.template import Template
+from skyfleet.chat.template import NAMED, Template, read_template
 from skyfleet.chat.template_checks import (
     ANSWER,
     QUESTION,

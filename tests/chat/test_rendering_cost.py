@@ -9,9 +9,9 @@ import pytest
 from tests.chat.small_tokenizer import chatml_template, small_tokenizer
 
 from skyfleet.chat.message import Message
-from skyfleet.chat.pieces import PieceEncoder
 from skyfleet.chat.renderers import make_renderer
 from skyfleet.chat.template_checks import QUESTION, TOOL_DIALOGUE, TOOLS
+from skyfleet.chat.tokenizer import PieceEncoder
 
 NOT_CHATML = "Hello." + chatml_template()
 

@@ -131,7 +131,9 @@ async def test_a_server_without_token_ids_needs_the_endpoint_option(settings: li
         ]
     )
     async with serving(theirs) as url:
-        with pytest.raises(ConfigError, match=r"only be evaluated \(skyfleet evaluate --endpoint\)"):
+        with pytest.raises(
+            ConfigError, match=r"only be evaluated \(skyfleet evaluate --endpoint\)"
+        ):
             await asyncio.to_thread(run_output, "rollout", UNSEEN, *settings, *remote_args(url))
 
 

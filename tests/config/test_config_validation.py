@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skyfleet.chat.custom_templates import NAMED
+from skyfleet.chat.template import NAMED
 from skyfleet.chat.tool_calls.formats import FORMATS, VLLM_NAMES
 from skyfleet.config.generator import CHAT_TEMPLATES, TOOL_CALL_PARSERS
 from skyfleet.config.loading import load_config

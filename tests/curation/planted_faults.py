@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from skyfleet.curation.inspecting import InspectableWorldEnv
+from skyfleet.curation.inspection import InspectableWorldEnv
 from skyfleet.curation.verdict import Reason
 from skyfleet.tasks.task import Grade, RecordedCall, Task
 from skyfleet.worlds.catalog import get_world, world_tasks

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from skyfleet.curation.allowed import check_allowed
 from skyfleet.curation.quarantine import (
     Quarantine,
+    check_allowed,
     quarantine_for,
     read_quarantine,
     write_quarantine,
@@ -17,8 +17,8 @@ from skyfleet.curation.verdict import Reason, Verdict
 from skyfleet.errors import ConfigError, TaskError
 from skyfleet.tasks.loading import load_tasks, write_tasks
 from skyfleet.tasks.manifest import make_manifest
-from skyfleet.tasks.preparing import Preparing, prepare
-from skyfleet.tasks.publishing import dataset_files, publish
+from skyfleet.tasks.prepare import Preparing, prepare
+from skyfleet.tasks.publish import dataset_files, publish
 from skyfleet.tasks.splits import SplitRule
 from skyfleet.tasks.task import Task
 

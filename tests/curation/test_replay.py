@@ -8,9 +8,8 @@ import pytest
 from tests.curation.planted_faults import good_tasks
 
 from skyfleet.chat.message import Message, ToolSpec
-from skyfleet.curation.inspecting import open_inspected
-from skyfleet.curation.mutating import other_value
-from skyfleet.curation.replay import EXPECTED_ERRORS, replay
+from skyfleet.curation.inspection import open_inspected
+from skyfleet.curation.replay import EXPECTED_ERRORS, other_value, replay
 from skyfleet.curation.verdict import Fault, Reason
 from skyfleet.envs.env import Observation, Step
 from skyfleet.errors import VerifierError

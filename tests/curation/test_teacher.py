@@ -8,7 +8,7 @@ import pytest
 from tests.curation.planted_faults import good_tasks
 
 from skyfleet.chat.message import Message, ToolSpec
-from skyfleet.curation.inspecting import open_inspected
+from skyfleet.curation.inspection import open_inspected
 from skyfleet.curation.teacher import Band, Teacher, check_with_teacher
 from skyfleet.curation.validate import check
 from skyfleet.curation.verdict import Fault, Reason

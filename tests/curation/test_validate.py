@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 from tests.curation.planted_faults import ALWAYS, FLAKES, bad_tasks, good_tasks, open_planted
 
-from skyfleet.curation.inspecting import open_inspected
-from skyfleet.curation.journal import keeping_journal
+from skyfleet.curation.inspection import open_inspected
 from skyfleet.curation.validate import validate
-from skyfleet.curation.verdict import Reason, Verdict
+from skyfleet.curation.verdict import Reason, Verdict, keeping_journal
 from skyfleet.envs.env import Env
 from skyfleet.errors import ConfigError
 from skyfleet.tasks.task import Task

@@ -7,7 +7,7 @@ import pytest
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.chat.tool_calls.formats import parser_named
 from skyfleet.envs.env import Step
-from skyfleet.envs.turns import take_turn
+from skyfleet.envs.tool_turns import take_turn
 
 
 async def answer(call: ToolCall) -> Step:

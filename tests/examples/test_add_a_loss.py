@@ -12,7 +12,7 @@ from tests.algorithms.test_losses import inputs
 from tests.fakes.moody_world import open_moody
 from tests.fakes.small_runs import rows, small_config
 
-from skyfleet.algorithms.losses.registry import build_policy_loss
+from skyfleet.algorithms.registry import build_policy_loss
 from skyfleet.envs import registry
 from skyfleet.trainer.training_run import run_training
 

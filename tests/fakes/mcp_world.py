@@ -14,7 +14,7 @@ from mcp.server.stdio import stdio_server
 
 from skyfleet.envs.tools import ToolError
 from skyfleet.worlds.catalog import get_world
-from skyfleet.worlds.formatting import show
+from skyfleet.worlds.toolkit import show
 
 
 async def serve(name: str, data_seed: int) -> None:

@@ -21,8 +21,8 @@ from skyfleet.algorithms.estimator import BatchEstimator
 from skyfleet.algorithms.kl import RewardKl, adaptive_control, fixed_control, k1
 from skyfleet.algorithms.losses.loss import LossInputs, LossOutput
 from skyfleet.algorithms.losses.policy_gradient import importance_sampling
-from skyfleet.algorithms.losses.registry import build_policy_loss, build_selector
 from skyfleet.algorithms.reduction import Reduction, prompt_mean, sequence_mean, token_mean
+from skyfleet.algorithms.registry import build_policy_loss, build_selector
 from skyfleet.algorithms.sample import Sample
 from skyfleet.config.algorithm import POLICY_LOSSES, Algorithm, ClipCov, OffPolicyCorrection
 from skyfleet.errors import ModelError

@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn.functional import linear, rms_norm, silu
 
 from skyfleet.models.fused.flash_attention import SharedRows, gather_shared_rows
-from skyfleet.models.fused.functions import add_norm, apply_rope, fused_linear, scores, silu_mul
 from skyfleet.models.fused.head_layout import HeadLayout
+from skyfleet.models.fused.ops import add_norm, apply_rope, fused_linear, scores, silu_mul
 
 EPS = 1e-5
 

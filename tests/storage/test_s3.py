@@ -15,7 +15,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from skyfleet.cli.tasks_prepare import prepare_command
-from skyfleet.curation.allowed import check_allowed
+from skyfleet.curation.quarantine import check_allowed
 from skyfleet.errors import ConfigError, MissingExtraError
 from skyfleet.storage import s3
 from skyfleet.storage.store import beside, read_bytes, write_bytes

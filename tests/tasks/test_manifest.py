@@ -12,8 +12,8 @@ from skyfleet.errors import ConfigError, TaskError
 from skyfleet.tasks.from_objects import as_tasks
 from skyfleet.tasks.loading import load_tasks
 from skyfleet.tasks.manifest import Manifest, make_manifest, read_manifest, row_sha256
-from skyfleet.tasks.preparing import Prepared, Preparing, prepare
-from skyfleet.tasks.publishing import dataset_files, fleet_table, publish
+from skyfleet.tasks.prepare import Prepared, Preparing, prepare
+from skyfleet.tasks.publish import dataset_files, fleet_table, publish
 from skyfleet.tasks.splits import SplitRule
 from skyfleet.tasks.task import RecordedCall, Task
 

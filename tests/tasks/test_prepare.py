@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from skyfleet.errors import TaskError
-from skyfleet.tasks.preparing import Prepared, Preparing, fingerprint, normalize_words, prepare
+from skyfleet.tasks.prepare import Prepared, Preparing, fingerprint, normalize_words, prepare
 from skyfleet.tasks.splits import SplitRule
 from skyfleet.tasks.task import Task
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from skyfleet.config.explain import diff
+from skyfleet.config.keys import diff
 from skyfleet.config.loading import load_config, load_config_file
 from skyfleet.config.root import RunConfig
-from skyfleet.config.rules import unsupported, untrainable
+from skyfleet.config.validation import unsupported, untrainable
 from skyfleet.config.warnings import remarks
 from skyfleet.trainer.tasks import check_disjoint, load_sources, load_training_tasks
 

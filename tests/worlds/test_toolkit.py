@@ -11,8 +11,7 @@ from pydantic import Field
 from skyfleet.envs.tools import ToolError
 from skyfleet.errors import EnvError
 from skyfleet.worlds.database import Database
-from skyfleet.worlds.formatting import show
-from skyfleet.worlds.toolkit import App, Toolkit
+from skyfleet.worlds.toolkit import App, Toolkit, show
 
 
 def rename_pet(

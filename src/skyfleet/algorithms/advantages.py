@@ -21,7 +21,7 @@ from skyfleet.algorithms.estimator import (
     BatchEstimator,
     find_equal_rewards_filter,
 )
-from skyfleet.algorithms.losses.registry import build_advantage_estimator
+from skyfleet.algorithms.registry import build_advantage_estimator
 from skyfleet.algorithms.sample import Sample
 from skyfleet.config.root import RunConfig
 

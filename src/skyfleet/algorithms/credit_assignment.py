@@ -15,7 +15,7 @@ from skyfleet.algorithms.estimator import (
     Estimator,
     GroupEstimator,
 )
-from skyfleet.algorithms.losses.registry import build_advantage_estimator
+from skyfleet.algorithms.registry import build_advantage_estimator
 from skyfleet.algorithms.sample import Sample, find_action_spans
 from skyfleet.chat.transcript import Transcript
 from skyfleet.config.root import RunConfig

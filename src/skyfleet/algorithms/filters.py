@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from skyfleet.algorithms.losses.registry import get_estimator
+from skyfleet.algorithms.registry import get_estimator
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import NoLearningSignalError
 from skyfleet.trajectories.trajectory import Ending, Group, Trajectory, describe_ungraded

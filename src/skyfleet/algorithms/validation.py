@@ -15,7 +15,7 @@ from skyfleet.algorithms.estimator import (
     find_equal_rewards_filter,
 )
 from skyfleet.algorithms.losses.loss import LOSS_KEY, PolicyLoss
-from skyfleet.algorithms.losses.registry import (
+from skyfleet.algorithms.registry import (
     built_in_estimators,
     built_in_losses,
     find_estimator,

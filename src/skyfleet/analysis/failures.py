@@ -17,7 +17,7 @@ from skyfleet.analysis.tool_results import (
 )
 from skyfleet.chat.message import Message
 from skyfleet.envs.env import DONE
-from skyfleet.envs.turns import SUBMIT_NAME
+from skyfleet.envs.tool_turns import SUBMIT_NAME
 from skyfleet.trajectories.trajectory import Ending, Trajectory, Turn
 
 Rule = Callable[[Trajectory], Evidence | None]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from skyfleet.config.explain import as_yaml
+from skyfleet.config.keys import as_yaml
 from skyfleet.config.loading import load_config, load_config_file
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError

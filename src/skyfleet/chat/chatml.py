@@ -10,16 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from skyfleet.chat.message import Message, ToolSpec
-from skyfleet.chat.pieces import END_THINK, THINK, SpecialToken
+from skyfleet.chat.message import Message, ToolSpec, text_only
 from skyfleet.chat.renderer import BuiltinRenderer, find_between
 from skyfleet.chat.template import Template
 from skyfleet.chat.template_checks import QUESTION
-from skyfleet.chat.text_only import text_only
-from skyfleet.chat.tokenizer import Tokenizer
+from skyfleet.chat.tokenizer import END_THINK, THINK, SpecialToken, Tokenizer
 from skyfleet.chat.tool_calls.hermes import parse_hermes, write_hermes
 from skyfleet.chat.tool_calls.parser import ToolCallParser
-from skyfleet.chat.tools_section import RenderTools, qwen_tools
+from skyfleet.chat.tool_prompt import RenderTools, qwen_tools
 
 START, END = SpecialToken("<|im_start|>"), SpecialToken("<|im_end|>")
 END_OF_TEXT = SpecialToken("<|endoftext|>")

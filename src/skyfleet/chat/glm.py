@@ -10,15 +10,13 @@ import logging
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from skyfleet.chat.message import Message, ToolCall, ToolSpec
-from skyfleet.chat.pieces import END_THINK, THINK, SpecialToken
+from skyfleet.chat.message import Message, ToolCall, ToolSpec, text_only
 from skyfleet.chat.renderer import BuiltinRenderer
 from skyfleet.chat.template import Template
 from skyfleet.chat.template_checks import QUESTION
-from skyfleet.chat.text_only import text_only
-from skyfleet.chat.tokenizer import Tokenizer
+from skyfleet.chat.tokenizer import END_THINK, THINK, SpecialToken, Tokenizer
 from skyfleet.chat.tool_calls.glm import parse_glm, write_glm
-from skyfleet.chat.tools_section import to_openai_tool
+from skyfleet.chat.tool_prompt import to_openai_tool
 
 logger = logging.getLogger(__name__)
 

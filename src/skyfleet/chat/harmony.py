@@ -11,13 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from skyfleet.chat.call_ids import parse_tool_name, resolve_call_ids
-from skyfleet.chat.message import Message, ToolSpec
-from skyfleet.chat.pieces import SpecialToken
+from skyfleet.chat.message import Message, ToolSpec, text_only
 from skyfleet.chat.renderer import BuiltinRenderer, find_between
 from skyfleet.chat.template import Template
 from skyfleet.chat.template_checks import QUESTION
-from skyfleet.chat.text_only import text_only
-from skyfleet.chat.tokenizer import Tokenizer
+from skyfleet.chat.tokenizer import SpecialToken, Tokenizer
 from skyfleet.chat.tool_calls.harmony import (
     CALL,
     CHANNEL,

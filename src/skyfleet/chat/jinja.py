@@ -15,8 +15,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from skyfleet.chat.message import Message, ToolCall, ToolSpec
-from skyfleet.chat.pieces import END_THINK, THINK, PieceEncoder, SpecialToken
+from skyfleet.chat.message import Message, ToolCall, ToolSpec, inline_reasoning
 from skyfleet.chat.template import Template, TemplateTokenizer, UnsupportedConversationError
 from skyfleet.chat.template_checks import (
     ANSWER,
@@ -28,8 +27,7 @@ from skyfleet.chat.template_checks import (
     find_append_only_violation,
     find_call_mismatch,
 )
-from skyfleet.chat.text_only import inline_reasoning
-from skyfleet.chat.tokenizer import decode, encode
+from skyfleet.chat.tokenizer import END_THINK, THINK, PieceEncoder, SpecialToken, decode, encode
 from skyfleet.chat.tool_calls.hermes import parse_hermes
 from skyfleet.chat.tool_calls.parser import ToolCallParser
 from skyfleet.errors import EngineError, ModelError

@@ -10,15 +10,13 @@ import json
 from collections.abc import Iterator, Sequence
 
 from skyfleet.chat.call_ids import resolve_call_ids
-from skyfleet.chat.message import Message, ToolSpec
-from skyfleet.chat.pieces import END_THINK, THINK, SpecialToken
+from skyfleet.chat.message import Message, ToolSpec, inline_reasoning, text_only
 from skyfleet.chat.renderer import BuiltinRenderer, find_between
 from skyfleet.chat.template import Template
 from skyfleet.chat.template_checks import ANSWER, QUESTION, TEXT_DIALOGUE, TOOLS
-from skyfleet.chat.text_only import inline_reasoning, text_only
-from skyfleet.chat.tokenizer import Tokenizer
+from skyfleet.chat.tokenizer import END_THINK, THINK, SpecialToken, Tokenizer
 from skyfleet.chat.tool_calls.kimi_k2 import parse_kimi_k2, write_kimi_k2
-from skyfleet.chat.tools_section import to_openai_tool
+from skyfleet.chat.tool_prompt import to_openai_tool
 
 MIDDLE, END, END_OF_TEXT = (
     SpecialToken("<|im_middle|>"),

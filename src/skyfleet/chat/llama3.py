@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
-from skyfleet.chat.message import Message, ToolSpec
-from skyfleet.chat.pieces import SpecialToken
+from skyfleet.chat.message import Message, ToolSpec, inline_reasoning, text_only
 from skyfleet.chat.renderer import BuiltinRenderer, find_between
 from skyfleet.chat.template import Template
 from skyfleet.chat.template_checks import QUESTION
-from skyfleet.chat.text_only import inline_reasoning, text_only
-from skyfleet.chat.tokenizer import Tokenizer
+from skyfleet.chat.tokenizer import SpecialToken, Tokenizer
 from skyfleet.chat.tool_calls.llama3_json import parse_llama3_json, write_llama3_json
-from skyfleet.chat.tools_section import to_openai_tool
+from skyfleet.chat.tool_prompt import to_openai_tool
 from skyfleet.errors import ModelError
 
 BEGIN, END_OF_TEXT = SpecialToken("<|begin_of_text|>"), SpecialToken("<|end_of_text|>")

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
-from skyfleet.chat.pieces import PieceEncoder, SpecialToken
-from skyfleet.chat.tokenizer import Tokenizer, decode
+from skyfleet.chat.tokenizer import PieceEncoder, SpecialToken, Tokenizer, decode
 from skyfleet.chat.tool_calls.parser import ToolCallParser
 from skyfleet.chat.tool_calls.strict_json import encode
 from skyfleet.errors import ModelError

@@ -37,7 +37,7 @@ from skyfleet.chat.tool_calls.hermes import parse_hermes
 from skyfleet.chat.tool_calls.kimi_k2 import parse_kimi_k2
 from skyfleet.chat.tool_calls.llama3_json import parse_llama3_json
 from skyfleet.chat.tool_calls.parser import ToolCallParser
-from skyfleet.chat.tools_section import TOOLS_STYLES
+from skyfleet.chat.tool_prompt import TOOLS_STYLES
 from skyfleet.errors import ConfigError, ModelError
 
 logger = logging.getLogger(__name__)

@@ -50,7 +50,7 @@ def check_agent(config: RunConfig, agent: str, checkpoint: Path | None) -> None:
 
 
 def _check_policy(config: RunConfig, checkpoint: Path | None) -> None:
-    from skyfleet.config.rules import unsupported
+    from skyfleet.config.validation import unsupported
 
     if refused := unsupported(config):
         raise ConfigError("\n".join(refused))
@@ -68,9 +68,9 @@ def check_weights(config: RunConfig, agent: str, checkpoint: Path | None) -> Non
 
 
 def check_endpoint(config: RunConfig) -> None:
-    from skyfleet.config.rules import greedy_attempts
+    from skyfleet.config.warnings import warn_greedy_evaluation
 
-    if refused := list(greedy_attempts(config)):
+    if refused := list(warn_greedy_evaluation(config)):
         raise ConfigError("\n".join(refused))
 
 

@@ -16,21 +16,20 @@ config_app = typer.Typer(
 @config_app.command("show")
 def show_command(config_args: ConfigArgs = None) -> None:
     """Print the whole configuration, then unsupported values and warnings."""
-    from skyfleet.config.explain import as_yaml
-    from skyfleet.config.rules import unsupported
-    from skyfleet.config.turn_rules import lone_native_flag
-    from skyfleet.config.warnings import remarks
+    from skyfleet.config.keys import as_yaml
+    from skyfleet.config.validation import unsupported
+    from skyfleet.config.warnings import remarks, warn_native_tool_calling
 
     config = config_from(config_args)
     print(as_yaml(config), end="")
-    for sentence in (*unsupported(config), *lone_native_flag(config), *remarks(config)):
+    for sentence in (*unsupported(config), *warn_native_tool_calling(config), *remarks(config)):
         print(f"# {sentence}")
 
 
 @config_app.command("explain")
 def explain_command(key: Annotated[str, typer.Argument()] = "") -> None:
     """Print what a key means, or the keys of a section."""
-    from skyfleet.config.explain import explain
+    from skyfleet.config.keys import explain
 
     print(explain(key))
 
@@ -38,7 +37,7 @@ def explain_command(key: Annotated[str, typer.Argument()] = "") -> None:
 @config_app.command("diff")
 def diff_command(a: str, b: str) -> None:
     """Print the keys in which two configuration files differ."""
-    from skyfleet.config.explain import diff
+    from skyfleet.config.keys import diff
     from skyfleet.config.loading import load_config_file
 
     differing = diff(load_config_file(a), load_config_file(b))

@@ -111,10 +111,10 @@ async def _validate(
     restart: bool,
 ) -> list[Verdict]:
     from skyfleet.config.loading import load_config
-    from skyfleet.curation.inspecting import inspecting_factory
-    from skyfleet.curation.journal import keeping_journal
+    from skyfleet.curation.inspection import inspecting_factory
     from skyfleet.curation.quarantine import Quarantine, read_quarantine, write_quarantine
     from skyfleet.curation.validate import validate
+    from skyfleet.curation.verdict import keeping_journal
     from skyfleet.storage.store import is_remote
     from skyfleet.tracking.console import ConsoleTracker
 

@@ -13,7 +13,7 @@ from skyfleet.errors import ConfigError
 
 if TYPE_CHECKING:
     from skyfleet.tasks.manifest import Manifest
-    from skyfleet.tasks.preparing import Prepared, Preparing
+    from skyfleet.tasks.prepare import Prepared, Preparing
 
 Names = Annotated[str, typer.Option(help="Comma-separated; empty means all.")]
 
@@ -53,8 +53,8 @@ def prepare_command(
     from skyfleet.curation.quarantine import quarantine_for
     from skyfleet.tasks.loading import parse_tasks, read_source
     from skyfleet.tasks.manifest import sha256_of
-    from skyfleet.tasks.preparing import Preparing, prepare
-    from skyfleet.tasks.publishing import publish
+    from skyfleet.tasks.prepare import Preparing, prepare
+    from skyfleet.tasks.publish import publish
     from skyfleet.tasks.splits import SplitRule
 
     before = _earlier_manifest(earlier, output_dir, needed=keep_sides)
@@ -105,7 +105,7 @@ def _manifest(
 ) -> tuple[Manifest, dict[str, bytes]]:
     """The manifest and the files it lists."""
     from skyfleet.tasks.manifest import make_manifest
-    from skyfleet.tasks.publishing import dataset_files
+    from skyfleet.tasks.publish import dataset_files
 
     files = dataset_files(prepared)
     manifest = make_manifest(

@@ -24,7 +24,7 @@ def train_command(config_args: ConfigArgs = None, dry_run: DryRun = False) -> No
     """Train a policy, or resume an interrupted run."""
     config = config_from(config_args)
     if dry_run:
-        from skyfleet.config.rules import check_trainable
+        from skyfleet.config.validation import check_trainable
 
         show_plan(config, _plan(config))
         check_trainable(config)
@@ -111,7 +111,7 @@ def _plan(config: RunConfig) -> list[str]:
             build_modes(config.trainer.sentinels)
     if ":" in config.trainer.algorithm.policy_loss_type:
         with require_torch():
-            from skyfleet.algorithms.losses.registry import build_policy_loss
+            from skyfleet.algorithms.registry import build_policy_loss
 
             build_policy_loss(config.trainer.algorithm)
     tasks = load_training_tasks(config)

@@ -172,6 +172,3 @@ WARNINGS: tuple[Callable[[RunConfig], Iterator[str]], ...] = (
     warn_greedy_evaluation,
     warn_temperatures_differ,
 )
-
-
-remarks = find_warnings

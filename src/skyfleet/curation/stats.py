@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from statistics import median
 
-from skyfleet.tasks.preparing import normalize_words
+from skyfleet.tasks.prepare import normalize_words
 from skyfleet.tasks.task import Task
 
 HEADER = ("env", "tasks", "unique prompts", "difficulty", "calls", "prompt words", "tools used")

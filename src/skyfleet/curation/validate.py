@@ -6,14 +6,13 @@ import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from skyfleet.curation.journal import Journal
 from skyfleet.curation.replay import replay
 from skyfleet.curation.teacher import Teacher, check_with_teacher
-from skyfleet.curation.verdict import Fault, Reason, Verdict
+from skyfleet.curation.verdict import Fault, Journal, Reason, Verdict
 from skyfleet.envs.env import EnvFactory
-from skyfleet.envs.turns import SUBMIT_NAME
+from skyfleet.envs.tool_turns import SUBMIT_NAME
 from skyfleet.tasks.duplicates import find_near_duplicates
-from skyfleet.tasks.preparing import fingerprint, normalize_words
+from skyfleet.tasks.prepare import fingerprint, normalize_words
 from skyfleet.tasks.task import Task
 
 MIN_DIGITS = 3

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from skyfleet.chat.message import Message, ToolCall, ToolSpec
-from skyfleet.chat.text_only import text_only
+from skyfleet.chat.message import Message, ToolCall, ToolSpec, text_only
 from skyfleet.engines.engine import CutShortError
 from skyfleet.engines.http_client import Endpoint, RefusedError
 from skyfleet.engines.sampling_params import SamplingParams

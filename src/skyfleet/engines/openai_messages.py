@@ -6,8 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from skyfleet.chat.message import Message, ToolCall, ToolSpec
-from skyfleet.chat.text_only import text_only
+from skyfleet.chat.message import Message, ToolCall, ToolSpec, text_only
 from skyfleet.chat.tool_calls.parser import thoughts_aside, with_ids
 from skyfleet.chat.tool_calls.strict_json import UNREADABLE, decode, sound_call
 

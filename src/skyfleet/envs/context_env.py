@@ -16,8 +16,8 @@ from pydantic import Field
 
 from skyfleet.chat.message import Message, Text, ToolCall
 from skyfleet.envs.env import Env, EnvFactory, Observation, Step, close_env, grade_env
+from skyfleet.envs.tool_turns import says_done
 from skyfleet.envs.tools import Tool, ToolError, ToolFunction
-from skyfleet.envs.turns import says_done
 from skyfleet.errors import EnvError
 from skyfleet.tasks.task import Grade, Task
 

@@ -16,7 +16,7 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from skyfleet.config.explain import as_yaml
+from skyfleet.config.keys import as_yaml
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError
 from skyfleet.evaluation.agent_info import AgentInfo, differences

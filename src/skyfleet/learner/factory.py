@@ -12,8 +12,8 @@ from torch import nn
 
 from skyfleet.algorithms.credit_assignment import compute_advantages
 from skyfleet.algorithms.kl import RewardKl, adaptive_control, fixed_control, get_kl_estimator
-from skyfleet.algorithms.losses.registry import build_policy_loss, build_selector, get_policy_loss
 from skyfleet.algorithms.reduction import build_reduction
+from skyfleet.algorithms.registry import build_policy_loss, build_selector, get_policy_loss
 from skyfleet.config.policy import OptimizerConfig
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import CheckpointError, ConfigError

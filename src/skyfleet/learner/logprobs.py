@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from skyfleet.learner.batching import MicroBatch
 from skyfleet.models.decoder import Decoder
-from skyfleet.models.fused.functions import scores
+from skyfleet.models.fused.ops import scores
 from skyfleet.models.packed import take_rows
 
 _CPU_CHUNK, _CUDA_CHUNK = 1024, 4096

@@ -19,8 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 from skyfleet.errors import ModelError
 from skyfleet.models.fused.flash_attention import HEAD_DIMS
-from skyfleet.models.fused.functions import add_norm, matmul
 from skyfleet.models.fused.layers import FusedLayer
+from skyfleet.models.fused.ops import add_norm, matmul
 
 logger = logging.getLogger(__name__)
 

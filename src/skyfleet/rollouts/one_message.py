@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from skyfleet.chat.message import Message
+from skyfleet.chat.message import Message, text_only
 from skyfleet.chat.renderer import Renderer
-from skyfleet.chat.text_only import text_only
 from skyfleet.engines.engine import Engine
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import Observation

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from skyfleet.algorithms.estimator import Scope
 from skyfleet.algorithms.losses.off_policy import active_mask_metrics
-from skyfleet.algorithms.losses.registry import get_estimator, get_policy_loss
+from skyfleet.algorithms.registry import get_estimator, get_policy_loss
 from skyfleet.config.root import RunConfig
 from skyfleet.engines.engine import Engine
 from skyfleet.learner.factory import has_exact_logprobs

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from skyfleet.algorithms.filters import FilterResult
 from skyfleet.algorithms.sample import Sample
-from skyfleet.config.sentinels import Mode
+from skyfleet.config.trainer import Mode
 from skyfleet.engines.engine import Engine
 from skyfleet.engines.engine_pool import living
 from skyfleet.learner.learner import Learner, StepReport

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from skyfleet.algorithms.losses.registry import find_policy_loss
+from skyfleet.algorithms.registry import find_policy_loss
 from skyfleet.config.root import RunConfig
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from skyfleet.config.sentinels import Mode, Sentinels
+from skyfleet.config.trainer import Mode, Sentinels
 from skyfleet.errors import ConfigError, NoLearningSignalError
 from skyfleet.sentinels import (
     advantage_checks,

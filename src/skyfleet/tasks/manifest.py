@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from skyfleet.errors import TaskError
 from skyfleet.storage.store import read_bytes
-from skyfleet.tasks.preparing import Prepared, normalize_words
+from skyfleet.tasks.prepare import Prepared, normalize_words
 from skyfleet.tasks.splits import Side
 from skyfleet.tasks.task import Task
 

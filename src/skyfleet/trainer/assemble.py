@@ -11,13 +11,13 @@ from random import Random
 
 from skyfleet.algorithms.credit_assignment import assign_credit, build_estimator
 from skyfleet.algorithms.filters import build_filter
-from skyfleet.algorithms.losses.registry import build_policy_loss
+from skyfleet.algorithms.registry import build_policy_loss
 from skyfleet.algorithms.sample import Sample
 from skyfleet.checkpoints.checkpoint import Checkpoint, JsonPart, checkpoint_folder
 from skyfleet.checkpoints.resume import load_checkpoint
-from skyfleet.config.explain import flatten
+from skyfleet.config.keys import flatten
 from skyfleet.config.root import RunConfig
-from skyfleet.config.rules import check_trainable
+from skyfleet.config.validation import check_trainable
 from skyfleet.config.warnings import remarks
 from skyfleet.engines.factory import build_engine_offload, build_sampling_params, check_gpus
 from skyfleet.envs.env import EnvFactory

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from skyfleet.chat.custom_templates import read_template
 from skyfleet.chat.renderer import Renderer
 from skyfleet.chat.renderers import make_renderer
+from skyfleet.chat.template import read_template
 from skyfleet.config.generator import Generator as GeneratorConfig
 from skyfleet.config.root import RunConfig
 from skyfleet.envs.env import EnvFactory

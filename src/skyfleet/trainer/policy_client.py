@@ -15,7 +15,8 @@ from skyfleet.chat.renderer import Renderer
 from skyfleet.chat.tokenizer import encode_text
 from skyfleet.config.generator import Generator
 from skyfleet.config.root import RunConfig
-from skyfleet.config.turn_rules import is_native, lone_native_flag
+from skyfleet.config.validation import is_native
+from skyfleet.config.warnings import warn_native_tool_calling
 from skyfleet.engines.chat_engine import ChatEngine, RenderedChat
 from skyfleet.engines.engine import Engine
 from skyfleet.engines.engine_pool import ChatRouter, Router
@@ -174,7 +175,7 @@ def _build_policy_client(
     chats: Sequence[ChatEngine] = (),
 ) -> PolicyClient:
     generator = config.generator
-    for sentence in lone_native_flag(config):
+    for sentence in warn_native_tool_calling(config):
         logger.warning("%s", sentence)
     chat = ChatRouter(chats) if len(chats) > 1 else next(iter(chats), None)
     return PolicyClient(

@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from skyfleet.config.root import RunConfig
-from skyfleet.curation.allowed import check_allowed
-from skyfleet.curation.quarantine import quarantine_for
+from skyfleet.curation.quarantine import check_allowed, quarantine_for
 from skyfleet.errors import ConfigError
 from skyfleet.tasks.curriculum import CurriculumSampler
 from skyfleet.tasks.loading import load_tasks
-from skyfleet.tasks.preparing import fingerprint
+from skyfleet.tasks.prepare import fingerprint
 from skyfleet.tasks.sampling import Sampler, TaskSampler
 from skyfleet.tasks.task import Task, TaskSet
 from skyfleet.worlds.catalog import tasks_from_source

@@ -14,7 +14,7 @@ from skyfleet.analysis.html.page import write_report
 from skyfleet.analysis.run_folder import open_run
 from skyfleet.checkpoints.checkpoint import Checkpoint
 from skyfleet.checkpoints.resume import find_checkpoint
-from skyfleet.config.explain import as_yaml, diff
+from skyfleet.config.keys import as_yaml, diff
 from skyfleet.config.loading import load_config_file
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError, TaskError

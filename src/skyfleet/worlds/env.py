@@ -8,14 +8,13 @@ from functools import lru_cache, partial
 
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.envs.env import Observation, Step
+from skyfleet.envs.tool_turns import SYSTEM, take_turn
 from skyfleet.envs.tools import Tool, ToolError
-from skyfleet.envs.turns import SYSTEM, take_turn
 from skyfleet.envs.verifiers.conversation import conversation_json
 from skyfleet.envs.verifiers.grading import grade_state
 from skyfleet.errors import EnvError, VerifierError
 from skyfleet.tasks.task import Grade, Task
-from skyfleet.worlds.formatting import show
-from skyfleet.worlds.toolkit import App
+from skyfleet.worlds.toolkit import App, show
 from skyfleet.worlds.world import World
 
 _RULES = Message(role="system", content=SYSTEM)

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 from random import Random
 
+from skyfleet.envs.tool_turns import SUBMIT_NAME
 from skyfleet.envs.tools import ToolError
-from skyfleet.envs.turns import SUBMIT_NAME
 from skyfleet.envs.verifiers.difference import Change, Difference
 from skyfleet.envs.verifiers.writing import write_verifier
 from skyfleet.tasks.task import RecordedCall, Task

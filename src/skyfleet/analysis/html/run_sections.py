@@ -23,7 +23,7 @@ from skyfleet.analysis.html.elements import (
 )
 from skyfleet.analysis.html.formatting import SECONDS, count, format_value, number, percent, seconds
 from skyfleet.analysis.html.page_data import ComparisonTable, ReportRun, RunFindings
-from skyfleet.config.explain import as_yaml, diff, flatten
+from skyfleet.config.keys import as_yaml, diff, flatten
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import TaskError
 from skyfleet.sentinels.constant_metrics import constant_metrics

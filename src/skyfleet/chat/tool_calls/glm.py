@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from skyfleet.chat.message import ToolCall, ToolSpec
-from skyfleet.chat.pieces import SpecialToken
+from skyfleet.chat.tokenizer import SpecialToken
 from skyfleet.chat.tool_calls.parser import (
     Block,
     ParsedTurn,

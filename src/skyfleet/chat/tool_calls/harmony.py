@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from skyfleet.chat.call_ids import format_call_id
 from skyfleet.chat.message import ToolCall, ToolSpec
-from skyfleet.chat.pieces import SpecialToken
+from skyfleet.chat.tokenizer import SpecialToken
 from skyfleet.chat.tool_calls.parser import ParsedTurn
 from skyfleet.chat.tool_calls.strict_json import UNREADABLE, decode, encode, sound_call
 

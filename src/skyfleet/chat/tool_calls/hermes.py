@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from skyfleet.chat.message import ToolCall, ToolSpec
-from skyfleet.chat.pieces import SpecialToken
+from skyfleet.chat.tokenizer import SpecialToken
 from skyfleet.chat.tool_calls.parser import (
     Block,
     ParsedTurn,

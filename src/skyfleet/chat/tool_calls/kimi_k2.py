@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from skyfleet.chat.call_ids import format_call_id
 from skyfleet.chat.message import ToolCall, ToolSpec
-from skyfleet.chat.pieces import SpecialToken
+from skyfleet.chat.tokenizer import SpecialToken
 from skyfleet.chat.tool_calls.parser import (
     Block,
     ParsedTurn,

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from skyfleet.chat.call_ids import format_call_id
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
-from skyfleet.chat.pieces import END_THINK, THINK
+from skyfleet.chat.tokenizer import END_THINK, THINK
 from skyfleet.chat.tool_calls.strict_json import UNREADABLE, decode_at, decode_repaired
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from skyfleet.models.decoder import Decoder
-from skyfleet.models.fused.functions import kernels, matmul
 from skyfleet.models.fused.layers import FusedLayer, FusedLinear
+from skyfleet.models.fused.ops import kernels, matmul
 
 LayerAttention = Callable[[int, FusedLayer, Tensor], Tensor]
 """(layer index, layer, projected q/k/v [N, X]) -> attention output [N, H, D]."""

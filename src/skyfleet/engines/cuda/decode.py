@@ -16,8 +16,8 @@ from skyfleet.engines.cuda.prefix_groups import PrefixGroups
 from skyfleet.engines.cuda.scheduler import Request
 from skyfleet.engines.sampler import truncation_mask
 from skyfleet.models.decoder import Decoder
-from skyfleet.models.fused.functions import kernels
 from skyfleet.models.fused.layers import FusedLayer
+from skyfleet.models.fused.ops import kernels
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 MAX_STOP_TOKENS = 8

@@ -20,8 +20,8 @@ from skyfleet.engines.cuda.cuda_graphs import CudaGraphRecorder, copy_to_device,
 from skyfleet.engines.prefix_cache import BLOCK_SIZE
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.fused.flash_attention import cumulative_lengths
-from skyfleet.models.fused.functions import kernels
 from skyfleet.models.fused.layers import FusedLayer
+from skyfleet.models.fused.ops import kernels
 
 GRAPH_SIZES = (32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
 """Tokens of a recorded pass."""

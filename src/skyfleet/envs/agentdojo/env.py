@@ -14,7 +14,7 @@ from skyfleet.chat.message import Message, ToolCall
 from skyfleet.config.root import RunConfig
 from skyfleet.envs.agentdojo.suites import VERSION, SuiteState, load_dojo, load_suite_state
 from skyfleet.envs.env import DONE, EnvFactory, Observation, Step
-from skyfleet.envs.turns import SUBMIT, SUBMIT_NAME, take_turn
+from skyfleet.envs.tool_turns import SUBMIT, SUBMIT_NAME, take_turn
 from skyfleet.errors import EnvError, VerifierError, wrap_errors
 from skyfleet.tasks.task import Grade, Task
 

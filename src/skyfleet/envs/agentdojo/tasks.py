@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from skyfleet.envs.agentdojo.suites import VERSION, find_suite, find_suites, load_suite_state
-from skyfleet.envs.turns import SUBMIT_NAME
+from skyfleet.envs.tool_turns import SUBMIT_NAME
 from skyfleet.tasks.task import RecordedCall, Task
 
 

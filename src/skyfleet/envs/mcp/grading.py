@@ -18,7 +18,7 @@ from skyfleet.config.environment import Mcp
 from skyfleet.config.imports import import_named
 from skyfleet.envs.mcp.session import Session
 from skyfleet.envs.tls import tls_context
-from skyfleet.envs.turns import SUBMIT_NAME
+from skyfleet.envs.tool_turns import SUBMIT_NAME
 from skyfleet.envs.validation import Reward, grade_from
 from skyfleet.envs.verifiers.conversation import conversation_json
 from skyfleet.envs.verifiers.grading import grade_state

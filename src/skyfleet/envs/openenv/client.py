@@ -21,7 +21,7 @@ from skyfleet.envs.content_blocks import parse_content_blocks, to_text
 from skyfleet.envs.env import EnvFactory, Observation, Step
 from skyfleet.envs.openenv.session import ActionRejectedError, OpenEnvSettings, Session, StepResult
 from skyfleet.envs.tls import tls_context
-from skyfleet.envs.turns import SYSTEM, take_turn
+from skyfleet.envs.tool_turns import SYSTEM, take_turn
 from skyfleet.envs.verifiers.running import SUCCESS_REWARD
 from skyfleet.errors import EnvError, VerifierError
 from skyfleet.tasks.task import Grade, Task

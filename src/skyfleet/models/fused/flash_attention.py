@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from skyfleet.models.fused.functions import kernels
+from skyfleet.models.fused.ops import kernels
 
 HEAD_DIMS = (16, 32, 64, 128)
 """Head dimensions that the kernels support."""

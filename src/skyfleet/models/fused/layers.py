@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from skyfleet.models.fused.functions import add_norm, apply_rope, fused_linear, silu_mul
 from skyfleet.models.fused.head_layout import HeadLayout
 from skyfleet.models.fused.lora_gradients import attach_lora_gradients
+from skyfleet.models.fused.ops import add_norm, apply_rope, fused_linear, silu_mul
 
 MLP_CHUNK = 65_536
 """Rows per chunk of the MLP in a long pass, to hold its wide activations one chunk at a time."""

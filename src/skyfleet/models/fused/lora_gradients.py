@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from skyfleet.models.fused.functions import matmul_float32
+from skyfleet.models.fused.ops import matmul_float32
 
 
 def attach_lora_gradients(out_TF: Tensor, x_TE: Tensor, layers: Sequence[Any]) -> Tensor:

@@ -15,7 +15,7 @@ from skyfleet.envs.tools import ToolError
 from skyfleet.worlds.fleet_server import databases, verification
 from skyfleet.worlds.fleet_server.http import read_body, read_json
 from skyfleet.worlds.fleet_server.instances import Instance, InstancePool
-from skyfleet.worlds.formatting import show
+from skyfleet.worlds.toolkit import show
 
 INSTANCES_PATH = "/instances/"
 _PROTOCOL = "2025-06-18"

@@ -8,7 +8,7 @@ from skyfleet.chat.message import Message
 from skyfleet.config.root import RunConfig
 from skyfleet.envs.env import Env, EnvFactory, Observation, Step
 from skyfleet.envs.registry import env_factory
-from skyfleet.envs.turns import SUBMIT_NAME
+from skyfleet.envs.tool_turns import SUBMIT_NAME
 from skyfleet.tasks.task import Grade, Task
 from skyfleet.worlds.catalog import get_world
 from skyfleet.worlds.env import WorldEnv

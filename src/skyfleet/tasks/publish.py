@@ -11,7 +11,7 @@ from skyfleet.errors import ConfigError
 from skyfleet.storage.local import publishing
 from skyfleet.storage.store import is_remote, write_bytes
 from skyfleet.tasks.manifest import MANIFEST, Manifest
-from skyfleet.tasks.preparing import Prepared
+from skyfleet.tasks.prepare import Prepared
 from skyfleet.tasks.task import Task
 
 TRAIN, VALIDATION = "train.parquet", "validation.parquet"
