@@ -34,7 +34,7 @@ from skyfleet.algorithms.losses.ppo import ppo_clip
 from skyfleet.algorithms.reduction import token_mean
 from skyfleet.chat.chatml import ChatMLRenderer
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
-from skyfleet.chat.tool_prompt import qwen_tools
+from skyfleet.chat.tool_prompt import render_qwen_tools
 from skyfleet.chat.transcript import Completion
 from skyfleet.engines.embedded import EmbeddedEngine
 from skyfleet.engines.sampling_params import SamplingParams
@@ -47,7 +47,7 @@ from skyfleet.models.tiny import build_tiny, train_tokenizer
 from skyfleet.rollouts.conversation import TokenConversation
 from skyfleet.rollouts.episode import Limits, collect
 from skyfleet.tasks.task import Grade, Task
-from skyfleet.worlds.catalog import world_tasks
+from skyfleet.worlds.catalog import generate_world_tasks
 
 N_PROMPTS, N_SAMPLES = 4, 4
 N_ROLLOUTS = N_PROMPTS * N_SAMPLES
@@ -85,8 +85,8 @@ class Workload:
     """The tokenizer, tasks, tools and model that both sides use."""
 
     def __init__(self, *, n_calls: int) -> None:
-        tasks = world_tasks("github", split="train", count=200)
-        texts = [*(task.prompt for task in tasks), qwen_tools([TOOL])]
+        tasks = generate_world_tasks("github", split="train", count=200)
+        texts = [*(task.prompt for task in tasks), render_qwen_tools([TOOL])]
         self.tokenizer: Any = train_tokenizer(texts, vocab_size=2048)
         self.renderer = ChatMLRenderer(self.tokenizer)
         self.tasks = tasks[:N_PROMPTS]

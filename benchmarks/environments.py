@@ -28,10 +28,10 @@ from typing import Any
 
 import uvicorn
 
-from skyfleet.curation.inspection import open_inspected
+from skyfleet.curation.inspection import open_inspectable
 from skyfleet.curation.validate import validate
-from skyfleet.curation.verdict import keeping_journal
-from skyfleet.envs.env import EnvFactory
+from skyfleet.curation.verdict import open_journal
+from skyfleet.envs.env import EnvFactory, close_env
 from skyfleet.envs.fleet.env import fleet_factory
 from skyfleet.envs.fleet.settings import FleetSettings
 from skyfleet.envs.mcp.client import MCPSettings, mcp_factory
@@ -47,8 +47,8 @@ from skyfleet.rollouts.episode import Limits, collect
 from skyfleet.rollouts.scripted_agents import oracle_policy
 from skyfleet.tasks.task import Task
 from skyfleet.trainer.training_run import tuned_gc
-from skyfleet.worlds.catalog import WORLD_NAMES, get_world, open_world, world_tasks
-from skyfleet.worlds.fleet_server.server import fleet_app
+from skyfleet.worlds.catalog import WORLD_NAMES, generate_world_tasks, get_world, open_world
+from skyfleet.worlds.fleet_server.server import build_fleet_app
 
 AT_ONCE = (1, 16, 64)
 SESSIONS = 1000
@@ -86,7 +86,7 @@ async def openenv(tasks: list[Task]) -> AsyncIterator[EnvFactory]:
 
 @asynccontextmanager
 async def fleet(tasks: list[Task]) -> AsyncIterator[EnvFactory]:
-    async with serving(fleet_app(tasks, api_key="key", max_instances=2048)) as url:
+    async with serving(build_fleet_app(tasks, api_key="key", max_instances=2048)) as url:
         yield fleet_factory(FleetSettings(api_key="key", base_url=url))
 
 
@@ -140,9 +140,9 @@ async def verdicts_on(tasks: list[Task]) -> str:
     """How many have which, as `skyfleet tasks validate` would tell."""
     with (
         TemporaryDirectory() as folder,
-        keeping_journal(Path(folder) / "journal", {}) as journal,
+        open_journal(Path(folder) / "journal", {}) as journal,
     ):
-        verdicts = await validate({"all": tasks}, open_inspected, journal=journal)
+        verdicts = await validate({"all": tasks}, open_inspectable, journal=journal)
     counts = Counter("ok" if one.reason is None else one.reason.value for one in verdicts)
     return ", ".join(f"{n} {verdict}" for verdict, n in counts.most_common())
 
@@ -197,7 +197,7 @@ async def memory_row(name: str, door: AgentGateway, tasks: list[Task]) -> str:
             envs.append(env)
         grown = resident_mebibytes() - before
         for env in envs:
-            await env.close()
+            await close_env(env)
     return f"| {name} | {grown:.0f} | {1024 * grown / SESSIONS:.0f} |"
 
 
@@ -213,7 +213,7 @@ async def measure_all(asked: argparse.Namespace, tasks: list[Task]) -> None:
     print("| episodes a second | 1 at once | 16 | 64 | 64, a CPU-second |\n|---|---|---|---|---|")
     for jailed in (False, True):
         played = without_trust(tasks) if jailed else tasks
-        assert any(writing.written_here(task.verifier_code or "") for task in played) != jailed
+        assert any(writing.is_written_here(task.verifier_code or "") for task in played) != jailed
         for name, door in DOORS.items():
             rates = [await episodes_per_second(door, played, n, asked.seconds) for n in AT_ONCE]
             cells = " | ".join(
@@ -226,7 +226,7 @@ async def measure_all(asked: argparse.Namespace, tasks: list[Task]) -> None:
     )
     print("|---|---|---|---|---|---|---|---|---|---|")
     for name in WORLD_NAMES:
-        drawn = world_tasks(name, split="all", count=asked.tasks)
+        drawn = generate_world_tasks(name, split="all", count=asked.tasks)
         print(world_row(name, drawn, await verdicts_on(drawn)), flush=True)
 
 
@@ -242,7 +242,7 @@ def main() -> None:
     # 1,000 episodes have two ends each.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (8192, most))
-    tasks = world_tasks("github", split="all", count=128)
+    tasks = generate_world_tasks("github", split="all", count=128)
     if asked.memory:
         print(asyncio.run(memory_row(asked.memory, DOORS[asked.memory], tasks)))
         return

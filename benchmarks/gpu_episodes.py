@@ -28,14 +28,14 @@ from skyfleet.engines.engine import Engine
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.engines.vllm_controller import VllmSettings
 from skyfleet.engines.vllm_engine import open_vllm_engine
-from skyfleet.envs.env import Env, Observation, Step
+from skyfleet.envs.env import Env, Observation, Step, close_env
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.loading import load_model, save_model
 from skyfleet.rollouts.conversation import TokenConversation
 from skyfleet.rollouts.episode import Limits, collect
 from skyfleet.tasks.task import Grade, Task
 from skyfleet.trainer.training_run import tuned_gc
-from skyfleet.worlds.catalog import open_world, world_tasks
+from skyfleet.worlds.catalog import generate_world_tasks, open_world
 
 WORLDS = ("booking", "github", "reddit", "zillow", "hubspot", "dropbox", "fira", "google-maps")
 N_SAMPLES, N_TURNS, N_NEW, CAPACITY = 8, 8, 48, 4096
@@ -57,7 +57,7 @@ class Directed:
         tool_call = ToolCall(id="call_0", name=call.name, arguments=call.arguments)
         step = await self._env.step(Message(role="assistant", tool_calls=(tool_call,)))
         if step.done:  # an answer was given, which ends a world: the next call begins it anew
-            await self._env.close()
+            await close_env(self._env)
             self._env = await open_world(self._task)
             await self._env.reset()
         return Step(messages=step.messages, done=False)
@@ -66,7 +66,7 @@ class Directed:
         return Grade(reward=0.0, success=False)
 
     async def close(self) -> None:
-        await self._env.close()
+        await close_env(self._env)
 
 
 class Counted:
@@ -154,7 +154,7 @@ async def measured(
     tasks = [
         task
         for name in WORLDS
-        for task in world_tasks(name, split="train", count=n_tasks // len(WORLDS))
+        for task in generate_world_tasks(name, split="train", count=n_tasks // len(WORLDS))
     ]
     n_episodes = len(tasks) * N_SAMPLES
     if side == "vllm":

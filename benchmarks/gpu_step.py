@@ -26,14 +26,14 @@ from skyfleet.algorithms.credit_assignment import assign_credit
 from skyfleet.algorithms.losses.ppo import ppo_clip
 from skyfleet.algorithms.reduction import token_mean
 from skyfleet.chat.message import Message, ToolSpec
-from skyfleet.chat.tokenizer import PieceEncoder
+from skyfleet.chat.tokenizer import PromptEncoder
 from skyfleet.engines.cuda.engine import CudaEngine
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import Observation, Step
 from skyfleet.learner.optimizer import OptimizerSettings
 from skyfleet.learner.single import LearnerSettings, SingleLearner
 from skyfleet.models.decoder import Decoder
-from skyfleet.models.loading import Loaded, load_model, save_model
+from skyfleet.models.loading import LoadedModel, load_model, save_model
 from skyfleet.rollouts.conversation import TokenConversation
 from skyfleet.rollouts.episode import Limits, collect
 from skyfleet.tasks.task import Grade, Task
@@ -66,7 +66,7 @@ class PlainRenderer:
     stop_token_ids = ()
 
     def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer, self._encode = tokenizer, PieceEncoder(tokenizer)
+        self._tokenizer, self._encode = tokenizer, PromptEncoder(tokenizer)
 
     def open(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
         return self._encode([messages[-1].text])
@@ -105,7 +105,7 @@ def compute_minimum_seconds(module: Any) -> dict[str, float]:
     }
 
 
-def build_engine_and_learner(loaded: Loaded) -> tuple[CudaEngine, SingleLearner]:
+def build_engine_and_learner(loaded: LoadedModel) -> tuple[CudaEngine, SingleLearner]:
     """Build both over the same tensors."""
     decoder = Decoder(loaded.module, max_positions=PROMPT_LENGTH + NEW_TOKENS)
     engine = CudaEngine(
@@ -134,7 +134,7 @@ def build_engine_and_learner(loaded: Loaded) -> tuple[CudaEngine, SingleLearner]
 
 
 async def measure_skyfleet(
-    loaded: Loaded, engine: CudaEngine, learner: SingleLearner, steps: int
+    loaded: LoadedModel, engine: CudaEngine, learner: SingleLearner, steps: int
 ) -> dict[str, Any]:
     renderer: Any = PlainRenderer(loaded.tokenizer)
     tasks = [

@@ -1,6 +1,6 @@
 """Forward and backward pass on one GPU: tokens per second, share of peak FLOP/s, peak memory.
 
-Random tokens, no shared prefixes, no optimiser step: `chosen_logprobs` of every token and its
+Random tokens, no shared prefixes, no optimiser step: `action_logprobs` of every token and its
 gradient, as the learner computes them. Memory includes weights, float32 gradients and activations,
 but no optimiser state. The same run also measures SmolLM2's shape with transformers and SDPA.
 """
@@ -23,9 +23,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 from skyfleet.algorithms.sample import Sample
 from skyfleet.config.policy import Lora
 from skyfleet.learner.batching import MicroBatch, pack
-from skyfleet.learner.logprobs import chosen_logprobs
+from skyfleet.learner.logprobs import action_logprobs
 from skyfleet.models.decoder import Decoder
-from skyfleet.models.lora import adapt
+from skyfleet.models.lora import add_adapters
 
 PEAK_FLOPS = 790e12
 """Dense bfloat16 FLOP/s of an H200, as measured; the data sheet says 989e12."""
@@ -80,7 +80,7 @@ def model_of(config: Any, *, lora_rank: int = 0) -> Any:
     with torch.device("cuda"):
         module = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     if lora_rank:
-        adapt(module, Lora(rank=lora_rank, alpha=lora_rank), seed=0)
+        add_adapters(module, Lora(rank=lora_rank, alpha=lora_rank), seed=0)
     return module
 
 
@@ -142,7 +142,7 @@ def measure_skyfleet(case: Case, *, times: int) -> dict[str, Any]:
     torch.cuda.reset_peak_memory_stats()
 
     def run() -> None:
-        logprobs_N, _ = chosen_logprobs(decoder, batch, temperature=1.0, recompute=case.recompute)
+        logprobs_N, _ = action_logprobs(decoder, batch, temperature=1.0, recompute=case.recompute)
         (logprobs_N * batch.weights_N).sum().backward()
         module.zero_grad()
 

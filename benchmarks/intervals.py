@@ -20,7 +20,7 @@ import scipy
 from scipy.special import stdtrit
 
 from skyfleet.evaluation.compare import difference_and_p, pair_tasks
-from skyfleet.evaluation.model_selection import ALPHA, best_step
+from skyfleet.evaluation.model_selection import ALPHA, select_best_step
 from skyfleet.evaluation.report import EvalReport
 from skyfleet.evaluation.score import TaskOutcome
 from skyfleet.metrics.intervals import (
@@ -56,7 +56,7 @@ Draw = Callable[[Rng, Band, int, int], tuple[Rates, float]]
 Method = Callable[[Sequence[float], int], Interval]
 Simulation = Callable[[Rng, Band, int, int], bool]
 Row = tuple[str, Band, int]
-_EMPTY = EvalReport.of("simulated", [], step=0)
+_EMPTY = EvalReport.from_groups("simulated", [], step=0)
 
 
 def draw_chances(rng: Rng, rate: float, n_tasks: int) -> Rates:
@@ -194,7 +194,7 @@ def false_best(rng: Rng, band: Band, n_tasks: int, attempts: int) -> bool:
     """Nothing changed in 20 evaluations after the first; is another the best?"""
     chances = draw_chances(rng, rng.uniform(*band), n_tasks)
     reports = [_report(rng, chances, attempts, step=step) for step in range(EVALUATIONS + 1)]
-    return best_step(reports).step != 0
+    return select_best_step(reports).step != 0
 
 
 def _report(rng: Rng, chances: Rates, attempts: int | Counts, *, step: int = 0) -> EvalReport:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from skyfleet.config.policy import Lora
 from skyfleet.models.loading import load_model
-from skyfleet.models.lora import LoraLinear, adapt, adapters, rounding_offsets
+from skyfleet.models.lora import LoraLinear, adapters, add_adapters, rounding_offsets
 
 LEARNT, READ = Path("docs/worlds.md"), Path("docs/verifiers.md")
 N_TOKENS, BATCH = 128, 4
@@ -54,7 +54,7 @@ def measure(lr: float) -> None:
     with torch.no_grad():
         for weight in module.parameters():
             weight.copy_(weight.to(torch.bfloat16))
-    adapt(module, Lora(rank=32, alpha=32), seed=1)
+    add_adapters(module, Lora(rank=32, alpha=32), seed=1)
     layers = list(adapters(module).values())
     learnt_BL = tokens_of(loaded.tokenizer, LEARNT, 2 * BATCH)
     read_BL = tokens_of(loaded.tokenizer, READ, BATCH)

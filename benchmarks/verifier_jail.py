@@ -14,7 +14,7 @@ from time import perf_counter
 
 from skyfleet.envs.verifiers.grading import grade_state
 from skyfleet.envs.verifiers.jail import Jail
-from skyfleet.worlds.catalog import get_world, world_tasks
+from skyfleet.worlds.catalog import generate_world_tasks, get_world
 
 WARM_UP = 10
 
@@ -31,7 +31,7 @@ async def measure(verify: Callable[[], Awaitable[object]], n_times: int) -> tupl
 
 
 async def measure_all(n_times: int) -> None:
-    (task,) = world_tasks("booking", split="all", count=1)
+    (task,) = generate_world_tasks("booking", split="all", count=1)
     code, world = task.verifier_code, get_world("booking")
     assert code is not None
     assert task.data_key is not None

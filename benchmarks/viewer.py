@@ -25,10 +25,10 @@ from playwright.sync_api import sync_playwright
 
 from skyfleet.analysis.run_folder import open_run
 from skyfleet.analysis.viewer.api import Viewer
-from skyfleet.analysis.viewer.server import ViewerServer, opened
+from skyfleet.analysis.viewer.server import ViewerServer, open_viewer
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.chat.transcript import Transcript
-from skyfleet.config.keys import as_yaml
+from skyfleet.config.keys import dump_yaml
 from skyfleet.config.loading import load_config
 from skyfleet.tasks.task import Grade
 from skyfleet.trajectories.archive import EpisodeWriter, train_path
@@ -77,7 +77,7 @@ def made_up(number: int, random: Random) -> Trajectory:
 
 
 def write_run(folder: Path, steps: int) -> Path:
-    (folder / "config.yaml").write_text(as_yaml(load_config("", [])))
+    (folder / "config.yaml").write_text(dump_yaml(load_config("", [])))
     random = Random(0)
     first = train_path(folder / "trajectories", 1)
     with EpisodeWriter(first) as writer:
@@ -92,7 +92,7 @@ def write_run(folder: Path, steps: int) -> Path:
 
 @contextmanager
 def serving(run: Path) -> Iterator[ViewerServer]:
-    with opened(Viewer(open_run(run))) as server:
+    with open_viewer(Viewer(open_run(run))) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
         try:

@@ -24,9 +24,9 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from skyfleet.chat.message import Message, ToolCall
-from skyfleet.envs.env import Env
+from skyfleet.envs.env import Env, close_env, grade_env
 from skyfleet.tasks.task import Task
-from skyfleet.worlds.catalog import open_world, world_tasks
+from skyfleet.worlds.catalog import generate_world_tasks, open_world
 
 TEMPLATES = ("act_on_number", "assign_oldest")  # two task templates: a minute is short
 N_ATTEMPTS = 8  # per task: the group that an attempt is compared with
@@ -89,9 +89,9 @@ class Attempt:
             self.observe(step.messages)
             done = done or step.done
         if done:  # The verifier grades the final state of the database, not the text.
-            grade = await self.env.grade()
+            grade = await grade_env(self.env, ())
             self.reward = grade.reward if grade else 0.0
-            await self.env.close()
+            await close_env(self.env)
 
     def _append(self, token: int, logprob: float, *, is_action: bool) -> None:
         self.tokens.append(token)
@@ -170,7 +170,7 @@ async def main(
     """Returns the loss of every supervised step and the mean reward of every GRPO step."""
     torch.manual_seed(0)
     rng, vocabulary, losses, rewards = Random(0), Vocabulary(), list[float](), list[float]()
-    sampled = world_tasks("github", split="train", count=n_tasks)
+    sampled = generate_world_tasks("github", split="train", count=n_tasks)
     tasks = [task for task in sampled if task.metadata["template"] in TEMPLATES]
     demonstrations = [await demonstrate(task, vocabulary) for task in tasks]
     shape: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}

@@ -62,9 +62,12 @@ def test_action_spans_are_the_runs_of_action_tokens(
 
 
 def test_tokens_after_the_last_action_token_are_cut() -> None:
-    longer = replace(TWO_TURNS, token_ids=[*TWO_TURNS.token_ids, 7, 8])
-    longer.loss_mask = [*TWO_TURNS.loss_mask, False, False]
-    longer.logprobs = [*TWO_TURNS.logprobs, 0.0, 0.0]
+    longer = replace(
+        TWO_TURNS,
+        token_ids=[*TWO_TURNS.token_ids, 7, 8],
+        loss_mask=[*TWO_TURNS.loss_mask, False, False],
+        logprobs=[*TWO_TURNS.logprobs, 0.0, 0.0],
+    )
     cut = attempt(0.0, transcripts=(longer,), ending=Ending.CONTEXT_FULL)
     (sample,) = assign_credit(
         [Group(task_key="t", env_key="github", trajectories=(cut,))], lambda _: [1.0]

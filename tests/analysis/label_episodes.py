@@ -21,7 +21,7 @@ from tests.analysis.scripted import play
 from skyfleet.analysis.failure_class import FailureClass
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.trajectory import Trajectory
-from skyfleet.worlds.catalog import WORLD_NAMES, world_tasks
+from skyfleet.worlds.catalog import WORLD_NAMES, generate_world_tasks
 
 FOLDER = Path(__file__).parents[1] / "assets" / "labelled_episodes"
 _PER_CLASS = {False: 24, True: 12}
@@ -75,7 +75,9 @@ def _untimed(episode: Trajectory) -> Trajectory:
 
 def _tasks(seed: int) -> list[Task]:
     """Alternates between the environments, with different templates."""
-    by_world = [world_tasks(name, split="all", count=_TASKS, seed=seed) for name in WORLD_NAMES]
+    by_world = [
+        generate_world_tasks(name, split="all", count=_TASKS, seed=seed) for name in WORLD_NAMES
+    ]
     return [tasks[n] for n in range(_TASKS) for tasks in by_world]
 
 

@@ -18,7 +18,7 @@ from tests.analysis.scripted import Script
 
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
 from skyfleet.chat.tool_calls.hermes import parse_hermes
-from skyfleet.curation.replay import other_value
+from skyfleet.curation.replay import mutate_value
 from skyfleet.envs.env import DONE
 from skyfleet.envs.tool_turns import SUBMIT, SUBMIT_NAME
 from skyfleet.tasks.task import RecordedCall, Task
@@ -128,7 +128,7 @@ def other(scene: Scene, call: RecordedCall) -> RecordedCall | None:
     items = list(call.arguments.items())
     scene.rng.shuffle(items)
     for name, value in items:
-        wrong = other_value(value, schemas.get(name, {}))
+        wrong = mutate_value(value, schemas.get(name, {}))
         if wrong is not None:
             return changed(call, **{name: wrong})
     return None

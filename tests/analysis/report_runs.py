@@ -11,7 +11,7 @@ from tests.trajectories.making import attempt
 
 from skyfleet.analysis.run_folder import RunFolder, open_run
 from skyfleet.chat.message import Image, Message, Text, ToolCall
-from skyfleet.config.keys import as_yaml
+from skyfleet.config.keys import dump_yaml
 from skyfleet.config.loading import load_config
 from skyfleet.evaluation.report import EvalReport
 from skyfleet.tasks.task import Grade
@@ -25,7 +25,7 @@ def empty_run(folder: Path, *overrides: str) -> RunFolder:
     """A run with a configuration and nothing else."""
     folder.mkdir(parents=True, exist_ok=True)
     config = load_config("", overrides)
-    (folder / "config.yaml").write_text(as_yaml(config))
+    (folder / "config.yaml").write_text(dump_yaml(config))
     return open_run(folder)
 
 
@@ -46,7 +46,7 @@ def add_evaluation(
     write_groups(eval_path(run.trajectories, name, step), groups)
     folder = run.path / "reports" / f"step_{step:06d}"
     folder.mkdir(parents=True, exist_ok=True)
-    report = EvalReport.of(name, groups, step=step, **known)
+    report = EvalReport.from_groups(name, groups, step=step, **known)
     (folder / f"{name}.json").write_text(report.to_json())
 
 

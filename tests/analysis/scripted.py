@@ -9,7 +9,7 @@ from itertools import chain, cycle
 
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.chat.transcript import Finish, Transcript
-from skyfleet.envs.env import Env, EnvFactory, Observation, Step
+from skyfleet.envs.env import Env, EnvFactory, Observation, Step, close_env, grade_env
 from skyfleet.rollouts.episode import Limits, run_episode
 from skyfleet.tasks.task import Grade, Task
 from skyfleet.trajectories.trajectory import Ending, Trajectory
@@ -46,7 +46,7 @@ class Script:
 async def play(script: Script) -> Trajectory | None:
     """The episode; None if calls did not fail or succeed as required, or if the task passed."""
     limits = Limits(
-        max_turns=script.max_turns,
+        max_turns=len(script.lines) if script.cut_short else script.max_turns,
         max_input_length=script.max_input_length,
         trajectory_timeout_seconds=script.seconds,
     )
@@ -118,10 +118,10 @@ class FaultyEnv:
         return await self.inner.step(action)
 
     async def grade(self) -> Grade | None:
-        return await self.inner.grade()
+        return await grade_env(self.inner, ())
 
     async def close(self) -> None:
-        await self.inner.close()
+        await close_env(self.inner)
 
 
 def faulty(fault: Fault, at_reset: Exception | None = None) -> EnvFactory:

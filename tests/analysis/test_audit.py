@@ -17,7 +17,7 @@ from skyfleet.tasks.task import Grade, Task
 from skyfleet.trajectories.archive import train_path, write_groups
 from skyfleet.trajectories.index import list_entries
 from skyfleet.trajectories.trajectory import Group, Trajectory
-from skyfleet.worlds.catalog import WORLD_NAMES, get_world, open_world, world_tasks
+from skyfleet.worlds.catalog import WORLD_NAMES, generate_world_tasks, get_world, open_world
 
 LIMITS = Limits(max_turns=12, max_input_length=0, trajectory_timeout_seconds=0)
 WON = Grade(reward=1.0, success=True)
@@ -48,11 +48,11 @@ def writes(task: Task) -> bool:
 
 @pytest.fixture(scope="module")
 def tasks() -> list[Task]:
-    return world_tasks("github", split="all", count=20)
+    return generate_world_tasks("github", split="all", count=20)
 
 
 async def test_the_reference_solutions_of_all_environments_have_no_finding(tmp_path: Path) -> None:
-    tasks = [t for name in WORLD_NAMES for t in world_tasks(name, split="all", count=12)]
+    tasks = [t for name in WORLD_NAMES for t in generate_world_tasks(name, split="all", count=12)]
     episodes = await played(tasks, oracle_policy)
     assert all(episode.success for episode in episodes)
     assert await found(tmp_path, episodes, tasks, replaying=True) == []

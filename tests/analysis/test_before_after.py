@@ -11,11 +11,11 @@ from skyfleet.analysis.before_after import (
     BehaviourChange,
     EpisodeOutcome,
     FailureShift,
-    action_text,
-    aligned,
-    behaviour_changes,
+    align_turns,
+    compare_behaviour,
     compute_failure_shifts,
-    first_divergence,
+    find_first_divergence,
+    format_action,
 )
 from skyfleet.analysis.failure_class import FailureClass
 from skyfleet.chat.message import Message, ToolCall
@@ -44,8 +44,8 @@ def named(changes: Sequence[BehaviourChange], quantity: str) -> BehaviourChange:
 def test_turns_with_equal_actions_are_aligned() -> None:
     before, after = episode("look", "close", "done"), episode("look", "ask", "ask", "done")
     rows = [
-        (one and action_text(one.action), other and action_text(other.action))
-        for one, other in aligned(before, after)
+        (one and format_action(one.action), other and format_action(other.action))
+        for one, other in align_turns(before, after)
     ]
     assert rows == [
         ("look({})", "look({})"),
@@ -57,9 +57,9 @@ def test_turns_with_equal_actions_are_aligned() -> None:
 
 def test_turns_before_the_first_difference_pair_by_number() -> None:
     before, after = episode("a", "b"), episode("a", "a", "b")
-    assert first_divergence(before, after) == 1
-    assert aligned(before, after)[0] == (before.turns[0], after.turns[0])
-    assert [one is not None for one, _ in aligned(before, after)] == [True, False, True]
+    assert find_first_divergence(before, after) == 1
+    assert align_turns(before, after)[0] == (before.turns[0], after.turns[0])
+    assert [one is not None for one, _ in align_turns(before, after)] == [True, False, True]
 
 
 @pytest.mark.parametrize(
@@ -74,19 +74,19 @@ def test_turns_before_the_first_difference_pair_by_number() -> None:
 def test_the_first_divergence_is_the_first_action_that_differs(
     before: tuple[str, ...], after: tuple[str, ...], at: int | None
 ) -> None:
-    assert first_divergence(episode(*before), episode(*after)) == at
+    assert find_first_divergence(episode(*before), episode(*after)) == at
 
 
 def test_actions_differ_by_their_arguments_but_not_by_argument_order() -> None:
     one, other = turn("a", x=1, y=2), turn("a", y=2, x=1)
-    assert action_text(one.action) == action_text(other.action) == 'a({"x": 1, "y": 2})'
-    assert action_text(turn("a", x=2, y=2).action) != action_text(one.action)
+    assert format_action(one.action) == format_action(other.action) == 'a({"x": 1, "y": 2})'
+    assert format_action(turn("a", x=2, y=2).action) != format_action(one.action)
 
 
 def test_attempts_are_averaged_per_task_and_unpaired_tasks_are_left_out() -> None:
     before = [episode("a"), episode("a", "b", "b"), episode("a", task_key="only before")]
     after = [episode("b", "b", "b", "b")]
-    changes = behaviour_changes(before, after)
+    changes = compare_behaviour(before, after)
     assert [change.quantity for change in changes] == [
         "turns",
         "tool calls",
@@ -106,7 +106,7 @@ def test_errors_malformed_calls_and_tokens_are_counted() -> None:
     faulty = attempt(0.0, turns=(turn("a", is_error=True),), transcripts=(transcript(5),))
     torn = Message(role="assistant", malformed_calls=("{", "{"))
     silent = Turn(action=torn, replies=(), reward=0.0, engine_seconds=0.0)
-    changes = behaviour_changes([faulty], [attempt(0.0, turns=(silent,))])
+    changes = compare_behaviour([faulty], [attempt(0.0, turns=(silent,))])
     assert (named(changes, "tool errors").before, named(changes, "tool errors").after) == (1, 0)
     assert named(changes, "malformed calls").difference == 2
     assert named(changes, "sampled tokens").difference == -5
@@ -116,27 +116,27 @@ def test_a_change_in_every_task_is_clear_and_a_mixed_one_is_not() -> None:
     before = [episode("a", task_key=f"t{n}") for n in range(20)]
     longer = [episode("a", *(["a"] * (1 + n % 3)), task_key=f"t{n}") for n in range(20)]
     mixed = [episode(*(["a"] * (2 * (n % 2))), task_key=f"t{n}") for n in range(20)]
-    up = named(behaviour_changes(before, longer), "turns")
+    up = named(compare_behaviour(before, longer), "turns")
     # 1, 2, 3 in turn: seven tasks by 1, seven by 2, six by 3.
     assert up.difference == pytest.approx(39 / 20)
-    assert up.clear
+    assert up.is_clear
     assert 1 < up.interval[0] < 39 / 20 < up.interval[1] < 3
-    assert not named(behaviour_changes(before, mixed), "turns").clear
+    assert not named(compare_behaviour(before, mixed), "turns").is_clear
 
 
 def test_a_change_in_few_tasks_is_not_clear() -> None:
     before = [episode("a", task_key=f"t{n}") for n in range(3)]
     after = [episode("a", "a", task_key=f"t{n}") for n in range(3)]
-    change = named(behaviour_changes(before, after), "turns")
+    change = named(compare_behaviour(before, after), "turns")
     assert change.interval == (1.0, 1.0)
-    assert not change.clear
+    assert not change.is_clear
 
 
 def test_unrecorded_tokens_are_not_measured() -> None:
-    changes = behaviour_changes([episode("a")], [episode("a")])
-    assert [change.quantity for change in changes if not change.measured] == ["sampled tokens"]
+    changes = compare_behaviour([episode("a")], [episode("a")])
+    assert [change.quantity for change in changes if not change.is_measured] == ["sampled tokens"]
     counted = attempt(0.0, turns=(turn("a"),), transcripts=(transcript(1),))
-    assert named(behaviour_changes([episode("a")], [counted]), "sampled tokens").measured
+    assert named(compare_behaviour([episode("a")], [counted]), "sampled tokens").is_measured
 
 
 def named_shift(shifts: Sequence[FailureShift], name: str) -> FailureShift:
@@ -170,9 +170,9 @@ def test_a_shift_of_most_tasks_is_clear_and_a_mixed_one_is_not() -> None:
     low, high = loop.interval
     assert loop.difference == pytest.approx(-13 / 20)
     assert low < loop.difference < high < 0
-    assert loop.clear
+    assert loop.is_clear
     swapped: list[EpisodeOutcome] = [(n, LOOP if n >= 4 else None) for n in range(20)]
-    assert not named_shift(compute_failure_shifts(before, swapped), LOOP).clear
+    assert not named_shift(compute_failure_shifts(before, swapped), LOOP).is_clear
 
 
 def test_sets_without_a_common_task_have_no_shift() -> None:

@@ -11,7 +11,7 @@ import typer
 from tests.trajectories.making import attempt, call_turn, transcript
 from typer.testing import CliRunner
 
-from skyfleet.analysis.behaviour import behaviour_of
+from skyfleet.analysis.behaviour import summarize_behaviour
 from skyfleet.analysis.failure_class import FailureClass
 from skyfleet.analysis.formatting import NOTHING
 from skyfleet.chat.message import Message, ToolCall
@@ -48,7 +48,7 @@ def _write(path: Path, *episodes: Trajectory) -> None:
 
 def test_an_environment_sums_its_episodes(run: Path) -> None:
     entries = [one for one in list_entries(run / "trajectories") if one.kind == "train"]
-    github = behaviour_of(entries).by_env["github"]
+    github = summarize_behaviour(entries).by_env["github"]
     assert (github.n_episodes, github.n_passed, github.n_unknown) == (3, 1, 0)
     assert (github.turns, github.malformed_calls, github.sampled_tokens) == (5, 1, 8)
     assert (github.tool_calls, github.tool_errors) == ({"press": 4}, {"press": 1})
@@ -58,7 +58,7 @@ def test_an_environment_sums_its_episodes(run: Path) -> None:
 
 def test_failures_are_counted_by_class_with_example_ids(run: Path) -> None:
     entries = [one for one in list_entries(run / "trajectories") if one.kind == "train"]
-    behaviour = behaviour_of(entries)
+    behaviour = summarize_behaviour(entries)
     github, reddit = behaviour.by_env["github"], behaviour.by_env["reddit"]
     assert github.failures == {FailureClass.OUT_OF_TURNS: 1, FailureClass.MALFORMED_CALL: 1}
     assert github.examples[FailureClass.OUT_OF_TURNS] == ("train/1/1",)
@@ -67,7 +67,7 @@ def test_failures_are_counted_by_class_with_example_ids(run: Path) -> None:
 
 
 def test_an_evaluation_set_is_counted_per_step(run: Path) -> None:
-    steps = behaviour_of(list_entries(run / "trajectories")).by_set["val"]
+    steps = summarize_behaviour(list_entries(run / "trajectories")).by_set["val"]
     assert list(steps) == [0, 40]
     assert steps[0].failures[FailureClass.OUT_OF_TURNS] == 1
     assert (steps[40].n_episodes, sum(steps[40].failures.values())) == (2, 1)
@@ -76,7 +76,7 @@ def test_an_evaluation_set_is_counted_per_step(run: Path) -> None:
 def test_only_the_given_entries_are_read(run: Path) -> None:
     entries = list_entries(run / "trajectories")
     read: list[None] = []
-    behaviour = behaviour_of([entries[1], entries[3]], on_read=lambda: read.append(None))
+    behaviour = summarize_behaviour([entries[1], entries[3]], on_read=lambda: read.append(None))
     assert len(read) == 2
     assert {env.n_episodes for env in behaviour.by_env.values()} == {1}
 
@@ -106,13 +106,13 @@ def row(text: str, *cells: str) -> bool:
 
 
 def test_an_ungraded_episode_is_not_a_failure(run: Path) -> None:
-    shown = _analyze(str(run), "--set", "train")
+    shown = _analyze(str(run), "--eval-set", "train")
     assert row(shown, "github", "3", "33.3 %", "0")
     assert row(shown, "reddit", "1", NOTHING, "1")
 
 
 def test_an_unmeasured_value_is_a_dash(run: Path) -> None:
-    shown = _analyze(str(run), "--set", "train")
+    shown = _analyze(str(run), "--eval-set", "train")
     assert row(shown, "reddit", "1", NOTHING, "1", "1.00", "1.00", "0.00", "0.00", NOTHING, "1.000")
 
 
@@ -128,7 +128,7 @@ def test_rarely_called_tools_share_a_row(run: Path) -> None:
     calls = [ToolCall(id=str(n), name=f"tool_{n}", arguments={}) for n in range(12)]
     turn = replace(call_turn(), action=Message(role="assistant", tool_calls=tuple(calls)))
     _write(train_path(run / "trajectories", 1), attempt(0.0, turns=(turn, turn)))
-    assert row(_analyze(str(run), "--set", "train"), "github", "(2 other names)", "4", "0")
+    assert row(_analyze(str(run), "--eval-set", "train"), "github", "(2 other names)", "4", "0")
 
 
 def test_unreadable_files_are_reported_and_skipped(run: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_truncated_file_reports_the_number_of_missing_episodes(
             writer.flush()
             ends.append(path.stat().st_size)
     path.write_bytes(path.read_bytes()[: ends[whole] + more_bytes])
-    shown = _analyze(str(run), "--set", "train")
+    shown = _analyze(str(run), "--eval-set", "train")
     assert f"{whole} episodes, {whole} failed, 0 unknown; {4 - whole} more could not" in shown
     assert (
         f"Left out: {path} ends before train/1/{whole}: {4 - whole} episodes are missing" in shown
@@ -166,20 +166,20 @@ def test_a_truncated_file_reports_the_number_of_missing_episodes(
 
 
 def test_the_command_prints_json(run: Path) -> None:
-    result = json.loads(_analyze(str(run), "--set", "val", "--step", "40", "--json"))
+    result = json.loads(_analyze(str(run), "--eval-set", "val", "--step", "40", "--json"))
     assert result["by_env"]["github"]["failures"] == {"malformed call": 1}
     assert result["by_set"]["val"]["40"]["n_episodes"] == 2
 
 
 def test_an_unknown_set_or_step_lists_the_known_ones(run: Path) -> None:
-    with pytest.raises(ConfigError, match="--set test: the run has train, val"):
-        _analyze(str(run), "--set", "test")
+    with pytest.raises(ConfigError, match="--eval-set test: the run has train, val"):
+        _analyze(str(run), "--eval-set", "test")
     with pytest.raises(ConfigError, match="--step 7: the run has steps 0, 40"):
-        _analyze(str(run), "--set", "val", "--step", "7")
+        _analyze(str(run), "--eval-set", "val", "--step", "7")
 
 
 def test_control_characters_in_tool_names_are_escaped(run: Path) -> None:
     call = ToolCall(id="0", name="\x1b[2Jpress", arguments={})
     turn = replace(call_turn(), action=Message(role="assistant", tool_calls=(call,)))
     _write(train_path(run / "trajectories", 1), attempt(0.0, turns=(turn,)))
-    assert "\x1b" not in _analyze(str(run), "--set", "train")
+    assert "\x1b" not in _analyze(str(run), "--eval-set", "train")

@@ -16,7 +16,7 @@ from skyfleet.analysis.experiment_log import experiment_entry
 from skyfleet.analysis.failure_class import FailureClass
 from skyfleet.analysis.formatting import NOTHING
 from skyfleet.analysis.run_folder import import_dumps, open_run
-from skyfleet.config.keys import as_yaml
+from skyfleet.config.keys import dump_yaml
 from skyfleet.errors import ConfigError
 from skyfleet.evaluation.compare import compare
 from skyfleet.evaluation.report import EvalReport
@@ -40,7 +40,9 @@ def evaluated(run: Path, step: int, rewards: list[float]) -> None:
     write_groups(eval_path(run / "trajectories", "unseen", step), groups)
     folder = run / "reports" / f"step_{step:06d}"
     folder.mkdir(parents=True)
-    (folder / "unseen.json").write_text(EvalReport.of("unseen", groups, step=step).to_json())
+    (folder / "unseen.json").write_text(
+        EvalReport.from_groups("unseen", groups, step=step).to_json()
+    )
 
 
 @pytest.fixture
@@ -50,7 +52,7 @@ def run(tmp_path: Path) -> Path:
     evaluated(folder, 2, [1.0] * 8 + [0.0] * 2)
     trained = [group([1.0, 1.0], task_key="a"), group([1.0, 0.0], task_key="b")]
     write_groups(train_path(folder / "trajectories", 1), trained)
-    (folder / "config.yaml").write_text(as_yaml(small_config(folder)))
+    (folder / "config.yaml").write_text(dump_yaml(small_config(folder)))
     (folder / "metrics.jsonl").write_text('{"step": 0}\n{"step": 2}\n')
     return folder
 
@@ -104,7 +106,7 @@ def test_a_run_without_steps_has_an_entry(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_set_without_two_graded_steps_is_left_out_of_the_results(run: Path) -> None:
-    ungraded = EvalReport.of("odd", [group([None], task_key="t0")], step=0)
+    ungraded = EvalReport.from_groups("odd", [group([None], task_key="t0")], step=0)
     for step in (0, 2):
         path = run / "reports" / f"step_{step:06d}" / "odd.json"
         path.write_text(replace(ungraded, step=step).to_json())
@@ -153,7 +155,7 @@ def test_the_entry_lists_damaged_files(run: Path) -> None:
 
 def _report(rewards: list[float], step: int) -> EvalReport:
     groups = [group([reward], task_key=f"t{n}") for n, reward in enumerate(rewards)]
-    return EvalReport.of("unseen", groups, step=step)
+    return EvalReport.from_groups("unseen", groups, step=step)
 
 
 def test_skyrl_dumps_are_imported_as_a_run_folder(tmp_path: Path) -> None:

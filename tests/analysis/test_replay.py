@@ -21,7 +21,7 @@ from skyfleet.rollouts.random_agent import random_policy
 from skyfleet.rollouts.scripted_agents import oracle_policy, reference_policy
 from skyfleet.tasks.task import Grade
 from skyfleet.trajectories.trajectory import Ending, Trajectory
-from skyfleet.worlds.catalog import WORLD_NAMES, open_world, world_tasks
+from skyfleet.worlds.catalog import WORLD_NAMES, generate_world_tasks, open_world
 
 LIMITS = Limits(max_turns=6, max_input_length=1000, trajectory_timeout_seconds=0)
 
@@ -53,7 +53,7 @@ async def replayed(trajectory: Trajectory, env: Env) -> str | None:
 
 @pytest.mark.parametrize("world", WORLD_NAMES)
 async def test_every_built_in_environment_is_deterministic(world: str) -> None:
-    tasks = world_tasks(world, split="all", count=5)
+    tasks = generate_world_tasks(world, split="all", count=5)
     for policy in (oracle_policy, random_policy(seed=1)):
         groups = await collect(tasks, open_world, policy, LIMITS, n_samples=1, max_concurrent=5)
         for task, group in zip(tasks, groups, strict=True):
@@ -68,7 +68,9 @@ async def test_every_ending_is_reproduced() -> None:
     done = await played(PRESS % 3, "done")
     cut = await played(PRESS % 3, limits=replace(LIMITS, max_turns=1))
     full = await played(PRESS % 3, limits=replace(LIMITS, max_input_length=20))
-    long = await played(engine=ScriptedEngine(PRESS % 3, finish="length"))
+    long = await played(
+        engine=ScriptedEngine(PRESS % 3, finish="length"), limits=replace(LIMITS, max_turns=1)
+    )
     endings = [episode.ending for episode in (done, cut, full, long)]
     assert endings == [Ending.DONE, Ending.MAX_TURNS, Ending.CONTEXT_FULL, Ending.LENGTH]
     for episode in (done, cut, full, long):
@@ -143,7 +145,7 @@ async def test_a_fork_continues_from_the_sampled_tokens() -> None:
 
 async def test_a_chatml_fork_starts_with_the_recorded_tokens() -> None:
     limits = replace(LIMITS, max_input_length=100_000)
-    tasks = world_tasks("github", split="train", count=5)
+    tasks = generate_world_tasks("github", split="train", count=5)
     policy = reference_policy(make_renderer(train_tokenizer([], vocab_size=0)))
     for task in tasks:
         recorded = await run_episode(task, open_world, policy, limits)
@@ -194,7 +196,7 @@ async def test_a_fork_at_a_missing_turn_raises() -> None:
 
 
 async def test_the_oracle_can_finish_a_forked_episode() -> None:
-    (task,) = world_tasks("github", split="train", count=1)
+    (task,) = generate_world_tasks("github", split="train", count=1)
     (group,) = await collect(
         [task], open_world, random_policy(seed=0), LIMITS, n_samples=1, max_concurrent=1
     )

@@ -13,10 +13,10 @@ from zlib import compress, crc32
 
 from skyfleet.analysis.run_folder import open_run
 from skyfleet.analysis.viewer.api import Viewer
-from skyfleet.analysis.viewer.server import ViewerServer, opened
+from skyfleet.analysis.viewer.server import ViewerServer, open_viewer
 from skyfleet.chat.message import Image, Message, Text, ToolCall
 from skyfleet.chat.transcript import Transcript
-from skyfleet.config.keys import as_yaml
+from skyfleet.config.keys import dump_yaml
 from skyfleet.config.loading import load_config
 from skyfleet.tasks.task import Grade
 from skyfleet.trajectories.archive import EpisodeWriter, eval_path, train_path
@@ -59,7 +59,7 @@ def write_run(folder: Path, *, plain: int = 300) -> Path:
     """Steps 1 and 40 of training, two evaluation sets, and a tokenizer."""
     run = folder / "night_run"
     run.mkdir()
-    (run / "config.yaml").write_text(as_yaml(load_config("", [])))
+    (run / "config.yaml").write_text(dump_yaml(load_config("", [])))
     for step in (1, 40):
         add_step(run, step, plain)
     write(eval_path(run / "trajectories", "unseen_tasks", 0), [early()])
@@ -83,7 +83,7 @@ def write(path: Path, trajectories: list[Trajectory]) -> None:
 @contextmanager
 def viewing(run: Path) -> Iterator[ViewerServer]:
     """A running viewer, until the block ends."""
-    with opened(Viewer(open_run(run))) as server:
+    with open_viewer(Viewer(open_run(run))) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         try:

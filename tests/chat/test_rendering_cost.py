@@ -11,7 +11,7 @@ from tests.chat.small_tokenizer import chatml_template, small_tokenizer
 from skyfleet.chat.message import Message
 from skyfleet.chat.renderers import make_renderer
 from skyfleet.chat.template_checks import QUESTION, TOOL_DIALOGUE, TOOLS
-from skyfleet.chat.tokenizer import PieceEncoder
+from skyfleet.chat.tokenizer import PromptEncoder
 
 NOT_CHATML = "Hello." + chatml_template()
 
@@ -52,7 +52,7 @@ def test_a_hundred_turns_encode_each_character_once(template: str) -> None:
 
 def test_a_prompt_is_encoded_once_and_a_long_result_is_not_cached() -> None:
     tokenizer = CountingTokenizer(small_tokenizer())
-    encode = PieceEncoder(tokenizer)
+    encode = PromptEncoder(tokenizer)
     opening = "the task"
     for _ in range(8):
         assert encode([opening]) == small_tokenizer().encode(opening)
@@ -63,7 +63,7 @@ def test_a_prompt_is_encoded_once_and_a_long_result_is_not_cached() -> None:
 
 
 def test_the_cache_stays_small_after_thousands_of_results() -> None:
-    encode = PieceEncoder(small_tokenizer())
+    encode = PromptEncoder(small_tokenizer())
     tracemalloc.start()
     try:
         for n in range(1500):

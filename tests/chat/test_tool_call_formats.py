@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from skyfleet.chat.message import ToolCall
-from skyfleet.chat.tool_calls.formats import FORMATS, detect_parser, parser_named
+from skyfleet.chat.tool_calls.formats import FORMATS, detect_parser, get_parser
 from skyfleet.errors import ConfigError
 
 CallPair = tuple[str, dict[str, Any]]
@@ -48,7 +48,7 @@ def calls_of(calls: Sequence[ToolCall]) -> list[CallPair]:
 
 @pytest.mark.parametrize(("name", "sampled"), TWO_WAYS)
 def test_two_calls_in_one_turn_and_the_text_around_them_are_parsed(name: str, sampled: str) -> None:
-    parsed = parser_named(name)(f"<think>{sampled}</think>I look.\n{sampled}")
+    parsed = get_parser(name)(f"<think>{sampled}</think>I look.\n{sampled}")
     assert calls_of(parsed.tool_calls) == [LOOK, STOP]
     assert (parsed.content, parsed.reasoning) == ("I look.", sampled)
     assert (parsed.malformed_calls, parsed.repaired_calls) == ((), 0)
@@ -56,7 +56,7 @@ def test_two_calls_in_one_turn_and_the_text_around_them_are_parsed(name: str, sa
 
 @pytest.mark.parametrize(("name", "sampled"), TWO_WAYS)
 def test_reasoning_that_the_template_opened_contains_no_call(name: str, sampled: str) -> None:
-    parsed = parser_named(name)(f"Perhaps {sampled}</think>Done.")
+    parsed = get_parser(name)(f"Perhaps {sampled}</think>Done.")
     assert (parsed.content, parsed.tool_calls, parsed.malformed_calls) == ("Done.", (), ())
 
 
@@ -103,7 +103,7 @@ def test_reasoning_that_the_template_opened_contains_no_call(name: str, sampled:
     ],
 )  # fmt: skip
 def test_text_that_begins_a_call_and_is_none_is_malformed(name: str, sampled: str) -> None:
-    parsed = parser_named(name)(f"Now. {sampled}")
+    parsed = get_parser(name)(f"Now. {sampled}")
     assert parsed.malformed_calls == (sampled,)
     assert (parsed.content, parsed.tool_calls) == ("Now.", ())
 
@@ -121,7 +121,7 @@ def test_text_that_begins_a_call_and_is_none_is_malformed(name: str, sampled: st
     ],
 )
 def test_text_that_only_looks_like_a_call_is_content(name: str, speech: str) -> None:
-    parsed = parser_named(name)(speech)
+    parsed = get_parser(name)(speech)
     assert (parsed.content, parsed.tool_calls, parsed.malformed_calls) == (speech, (), ())
 
 
@@ -138,7 +138,7 @@ def test_text_that_only_looks_like_a_call_is_content(name: str, speech: str) -> 
     ],
 )
 def test_only_missing_brackets_are_repaired(name: str, sampled: str) -> None:
-    parsed = parser_named(name)(sampled)
+    parsed = get_parser(name)(sampled)
     assert calls_of(parsed.tool_calls) == [("f", {"a": 1})]
     assert parsed.message.repaired_calls == 1
 
@@ -156,14 +156,14 @@ def test_only_missing_brackets_are_repaired(name: str, sampled: str) -> None:
     ],
 )
 def test_a_call_with_incomplete_arguments_is_not_repaired(name: str, sampled: str) -> None:
-    assert parser_named(name)(sampled).malformed_calls == (sampled,)
+    assert get_parser(name)(sampled).malformed_calls == (sampled,)
 
 
 def test_pythonic_values_are_python_or_json_literals() -> None:
     sampled = (
         "[a.b(from='x', n=-1.5, yes=True, no=false, nil=null, all=[(1, None)], o={'k': \"'\"})]"
     )
-    (call,) = parser_named("pythonic")(sampled).tool_calls
+    (call,) = get_parser("pythonic")(sampled).tool_calls
     assert (call.name, call.arguments) == (
         "a.b",
         {"from": "x", "n": -1.5, "yes": True, "no": False, "nil": None, "all": [[1, None]], "o": {"k": "'"}},
@@ -171,27 +171,27 @@ def test_pythonic_values_are_python_or_json_literals() -> None:
 
 
 def test_mistrals_think_tags_are_reasoning() -> None:
-    parsed = parser_named("mistral")("[THINK][TOOL_CALLS]f{}[/THINK]Done.")
+    parsed = get_parser("mistral")("[THINK][TOOL_CALLS]f{}[/THINK]Done.")
     assert (parsed.content, parsed.reasoning, parsed.tool_calls) == ("Done.", "[TOOL_CALLS]f{}", ())
 
 
 def test_call_ids_written_by_the_model_are_kept() -> None:
-    calls = parser_named("kimi_k2")(KIMI.replace("look_up:0", "look_up:7")).tool_calls
+    calls = get_parser("kimi_k2")(KIMI.replace("look_up:0", "look_up:7")).tool_calls
     assert [call.id for call in calls] == ["functions.look_up:7", "stop:1"]
     assert "functions.look_up:7<|" in "".join(FORMATS["kimi_k2"].write(calls))
-    assert [call.id for call in parser_named("mistral")("[TOOL_CALLS]f[CALL_ID]a1[ARGS]{}").tool_calls] == ["a1"]  # fmt: skip
+    assert [call.id for call in get_parser("mistral")("[TOOL_CALLS]f[CALL_ID]a1[ARGS]{}").tool_calls] == ["a1"]  # fmt: skip
 
 
 def test_duplicate_call_ids_are_renumbered() -> None:
-    calls = parser_named("kimi_k2")(KIMI_LOOK * 2).tool_calls
+    calls = get_parser("kimi_k2")(KIMI_LOOK * 2).tool_calls
     assert [call.id for call in calls] == ["functions.look_up:0", "functions.look_up:1"]
 
 
 def test_vllms_parser_names_are_aliases_and_unknown_ones_are_rejected() -> None:
-    assert parser_named("glm47") is FORMATS["glm"].parse
-    assert parser_named("openai") is FORMATS["harmony"].parse
+    assert get_parser("glm47") is FORMATS["glm"].parse
+    assert get_parser("openai") is FORMATS["harmony"].parse
     with pytest.raises(ConfigError, match=r"tool_call_parser='gml'; choose from \['glm', 'glm45'"):
-        parser_named("gml")
+        get_parser("gml")
 
 
 @pytest.mark.parametrize(

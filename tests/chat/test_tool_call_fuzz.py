@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skyfleet.chat.message import ToolCall, ToolSpec
-from skyfleet.chat.tool_calls.formats import FORMATS, parser_named
+from skyfleet.chat.tool_calls.formats import FORMATS, get_parser
 
 SHARDS = {
     "glm": ["<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"],
@@ -74,7 +74,7 @@ def sampled(calls: list[ToolCall] | tuple[ToolCall, ...]) -> list[tuple[str, dic
 
 
 def check_counted(name: str, text: str, tools: list[ToolSpec]) -> None:
-    parsed = parser_named(name)(text, tools)
+    parsed = get_parser(name)(text, tools)
     for call in parsed.tool_calls:
         written = json.dumps([call.name, dict(call.arguments)], allow_nan=False, ensure_ascii=False)
         written.encode()
@@ -97,8 +97,8 @@ def fuzz(name: str, outputs: int) -> None:
         if i % 3 == 1:
             check_counted(name, mutated(rng, text, shards), tools)
             continue
-        assert sampled(parser_named(name)(f"So.\n{text}", tools).tool_calls) == sampled(calls)
-        cut = parser_named(name)(f"So.\n{text[: rng.randint(0, len(text))]}", tools)
+        assert sampled(get_parser(name)(f"So.\n{text}", tools).tool_calls) == sampled(calls)
+        cut = get_parser(name)(f"So.\n{text[: rng.randint(0, len(text))]}", tools)
         assert sampled(cut.tool_calls) == sampled(calls)[: len(cut.tool_calls)]
 
 
@@ -135,6 +135,6 @@ def test_parsing_a_rendered_turn_restores_the_message(
     ]
     tools = [spec for call in calls for spec in tools_of([call])]
     written = "".join(FORMATS[name].write(calls)) if calls else ""
-    parsed = parser_named(name)(written, tools)
+    parsed = get_parser(name)(written, tools)
     assert sampled(parsed.tool_calls) == sampled(calls)
     assert (parsed.content, parsed.malformed_calls, parsed.repaired_calls) == ("", (), 0)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from skyfleet.chat.message import ToolSpec
-from skyfleet.chat.tool_calls.formats import parser_named
+from skyfleet.chat.tool_calls.formats import get_parser
 
 DEFINITIONS = {
     "Place": {"type": "object"},
@@ -27,7 +27,7 @@ def read(schema: dict[str, Any] | None, text: str, name: str) -> list[Any] | Non
         "qwen3_coder": f"<function=f>\n<parameter=a>\n{text}\n</parameter>\n</function>",
         "glm": f"<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>{text}</arg_value>\n</tool_call>",
     }[name]
-    parsed = parser_named(name)(sampled, tools=[tool])
+    parsed = get_parser(name)(sampled, tools=[tool])
     assert len(parsed.tool_calls) + len(parsed.malformed_calls) == 1
     return [call.arguments["a"] for call in parsed.tool_calls] or None
 

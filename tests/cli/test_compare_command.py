@@ -28,7 +28,7 @@ def save_report(folder: Path, step: int, name: str, rewards: list[float | None])
     groups = [group([reward], task_key=f"t{i}") for i, reward in enumerate(rewards)]
     path = folder / "reports" / f"step_{step:06d}" / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(EvalReport.of(name, groups, step=step).to_json())
+    path.write_text(EvalReport.from_groups(name, groups, step=step).to_json())
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_a_regression_exits_with_1_only_on_request(runs: Path) -> None:
 def test_the_published_rates_show_no_significant_change() -> None:
     output = run(PUBLISHED).output
     assert output.count("UNDERPOWERED") == 5
-    assert "No environment is shown to have changed." in output
+    assert "No environment changed significantly." in output
     assert "unpaired samples (Fisher, Newcombe)" in output
 
 
@@ -71,7 +71,9 @@ def test_differences_in_sampling_are_noted(tmp_path: Path) -> None:
         groups = [group([1.0] * attempts, task_key=str(i)) for i in range(4)]
         agent_info = AgentInfo(model="m", temperature=temperature)
         path = tmp_path / name
-        path.write_text(EvalReport.of("val", groups, step=0, played_by=agent_info).to_json())
+        path.write_text(
+            EvalReport.from_groups("val", groups, step=0, agent_info=agent_info).to_json()
+        )
         return path
 
     greedy, sampled = write_report("greedy.json", 1, 0.0), write_report("sampled.json", 8, 1.0)
@@ -87,7 +89,7 @@ def test_differences_in_sampling_are_noted(tmp_path: Path) -> None:
 
 def test_step_is_refused_without_a_run_folder(runs: Path, tmp_path: Path) -> None:
     one = runs / "better" / "reports" / "step_000000" / "unseen.json"
-    with pytest.raises(ConfigError, match="--step 999 is of a run folder, and neither"):
+    with pytest.raises(ConfigError, match="--step 999 needs a run folder, and neither"):
         run(one, one, "--step", "999")
     with pytest.raises(ConfigError, match=r"--step 3 needs a run folder, and .* is a table"):
         run(PUBLISHED, "--step", "3")

@@ -72,7 +72,7 @@ def test_the_output_is_a_run_folder_that_other_commands_read(settings: str, tmp_
     report = EvalReport.from_json((output / "reports/step_000000/unseen.json").read_text())
     assert report.baselines["github"].null_rate == 0.0
     assert report.baselines["github"].oracle_rate == 1.0
-    assert report.played_by == AgentInfo(agent="oracle", max_turns=8)
+    assert report.agent_info == AgentInfo(agent="oracle", max_turns=8)
     kept = open_run(output)
     assert sorted(kept.reports()) == ["elsewhere", "unseen"]
     assert [entry.id for entry in kept.entries()] == [
@@ -158,7 +158,7 @@ def test_an_unwritable_output_folder_is_refused_before_any_episode(
 ) -> None:
     monkeypatch.setattr(evaluation, "evaluate", None)
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"--output .*file: .*; name a folder that can be"):
+    with pytest.raises(ConfigError, match=r"--output .*file: .*; name a writable folder"):
         run(settings, "--agent", "null", "--output", str(tmp_path / "file"))
     (tmp_path / "metrics.jsonl").write_text("{}")
     with pytest.raises(ConfigError, match="holds a training run; name another folder"):
@@ -297,7 +297,7 @@ def test_a_model_behind_an_endpoint_is_scored(
 def test_an_endpoint_that_rejects_the_api_key_is_an_error_before_any_episode(
     settings: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_client, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(http_client, "INITIAL_BACKOFF_SECONDS", 0.01)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with endpoint() as (url, bodies):
         with pytest.raises(
@@ -320,7 +320,7 @@ def test_a_rejected_request_and_a_silent_endpoint_give_different_errors(
 def test_an_endpoint_that_fails_later_leaves_grades_unknown_and_prints_the_reason(
     settings: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_client, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(http_client, "INITIAL_BACKOFF_SECONDS", 0.01)
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     with endpoint(answers=1) as (url, _):
         args = [settings, "--endpoint", url, "--model", "m", "--eval-set", "unseen"]

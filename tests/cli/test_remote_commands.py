@@ -25,7 +25,7 @@ from skyfleet.cli.rollout import rollout_command
 from skyfleet.cli.serve import _app, serve_command
 from skyfleet.cli.train import train_command
 from skyfleet.errors import ConfigError
-from skyfleet.models.loading import Loaded, save_model
+from skyfleet.models.loading import LoadedModel, save_model
 from skyfleet.models.tiny import build_tiny, train_tokenizer
 from skyfleet.trajectories.archive import eval_path, read_trajectories
 
@@ -46,7 +46,7 @@ def run_output(*args: str) -> str:
 def settings(tmp_path: Path) -> list[str]:
     tokenizer = train_tokenizer([], vocab_size=300)
     module = build_tiny(tokenizer, DIMENSIONS | {"max_position_embeddings": 16_012}, seed=0)
-    save_model(Loaded(module=module, tokenizer=tokenizer), tmp_path / "model")
+    save_model(LoadedModel(module=module, tokenizer=tokenizer), tmp_path / "model")
     file = tmp_path / "run.yaml"
     file.write_text(SETTINGS)
     return [
@@ -121,13 +121,13 @@ async def test_a_server_without_token_ids_needs_the_endpoint_option(settings: li
     async def models(request: Request) -> JSONResponse:
         return JSONResponse({"data": [{"id": "theirs"}]})
 
-    async def text_only(request: Request) -> JSONResponse:
+    async def extract_text(request: Request) -> JSONResponse:
         return JSONResponse({"choices": [{"text": "hello"}]})
 
     theirs = Starlette(
         routes=[
             Route("/v1/models", models),
-            Route("/v1/completions", text_only, methods=["POST"]),
+            Route("/v1/completions", extract_text, methods=["POST"]),
         ]
     )
     async with serving(theirs) as url:

@@ -29,7 +29,7 @@ from skyfleet.rollouts.episode import Limits, collect
 from skyfleet.rollouts.scripted_agents import null_policy, oracle_policy
 from skyfleet.trajectories.archive import eval_path, load, train_path, write_groups
 from skyfleet.trajectories.entry import index_path
-from skyfleet.trajectories.index import entries_of, list_entries
+from skyfleet.trajectories.index import list_entries, list_file_entries
 from skyfleet.trajectories.records import RecordError
 from skyfleet.trajectories.trajectory import Turn
 from skyfleet.worlds.catalog import open_world, tasks_from_source
@@ -204,18 +204,18 @@ def test_a_truncated_file_loses_only_its_missing_episodes_and_is_named(
 ) -> None:
     cut = eval_path(run / "trajectories", "unseen", 2)
     index = index_path(cut).read_text()
-    write_groups(cut, played(load(entries_of(cut)[0])))
+    write_groups(cut, played(load(list_file_entries(cut)[0])))
     index_path(cut).write_text(index)
-    lost = f"{cut} ends before eval/unseen/2/1 and has lost 2 of its episodes"
+    lost = f"{cut} ends before eval/unseen/2/1: 2 episodes are missing"
     diff = run_output("diff", run)
     assert f"\nLeft out: {lost}" in diff
     assert diff.count(" turns ") == 1
     for command, logged in (("log", "## Error patterns"), ("audit", "could judge 5 wins.")):
         caplog.clear()
         assert logged in run_output(command, run)
-        assert f"left out: {lost}" in caplog.text
+        assert f"skipped: {lost}" in caplog.text
     cut.write_bytes(b"")
-    with pytest.raises(RecordError, match="has lost 3 of its episodes"):
+    with pytest.raises(RecordError, match="3 episodes are missing"):
         run_output("diff", run)
 
 

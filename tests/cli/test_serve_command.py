@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from skyfleet.cli.serve import _app, serve_command
 from skyfleet.config.loading import load_config
 from skyfleet.errors import ConfigError
-from skyfleet.models.loading import Loaded, save_model
+from skyfleet.models.loading import LoadedModel, save_model
 
 app = typer.Typer()
 app.command()(serve_command)
@@ -22,7 +22,9 @@ app.command()(serve_command)
 
 def save_tiny_model(folder: Path) -> Path:
     policy_model = tiny_speaker()
-    save_model(Loaded(module=policy_model.decoder.module, tokenizer=policy_model.tokenizer), folder)
+    save_model(
+        LoadedModel(module=policy_model.decoder.module, tokenizer=policy_model.tokenizer), folder
+    )
     return folder
 
 

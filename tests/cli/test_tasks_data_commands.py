@@ -20,7 +20,7 @@ from skyfleet.errors import ConfigError, ModelError, SkyfleetError, TaskError
 from skyfleet.tasks import loading
 from skyfleet.tasks.loading import load_tasks, write_tasks
 from skyfleet.tasks.manifest import read_manifest
-from skyfleet.worlds.catalog import world_tasks
+from skyfleet.worlds.catalog import generate_world_tasks
 
 app = typer.Typer()
 app.command("prepare")(prepare_command)
@@ -107,7 +107,7 @@ def test_prepare_writes_nothing_if_the_input_is_invalid(
 
 
 def test_validate_writes_the_quarantine_that_prepare_applies(tmp_path: Path) -> None:
-    good, bad = world_tasks("github", split="all", count=2)
+    good, bad = generate_world_tasks("github", split="all", count=2)
     always = "def validate_task(env):\n    return 1\n"
     write_tasks(tmp_path / "raw.jsonl", [good, bad.model_copy(update={"verifier_code": always})])
     quarantine = tmp_path / "quarantine.jsonl"
@@ -203,8 +203,8 @@ def test_prepare_reads_its_source_once(
 def test_a_stopped_validation_keeps_its_verdicts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_client, "FIRST_PAUSE_SECONDS", 0.01)
-    bad, good = world_tasks("github", split="all", count=2)
+    monkeypatch.setattr(http_client, "INITIAL_BACKOFF_SECONDS", 0.01)
+    bad, good = generate_world_tasks("github", split="all", count=2)
     always = "def validate_task(env):\n    return 1\n"
     write_tasks(tmp_path / "raw.jsonl", [bad.model_copy(update={"verifier_code": always}), good])
     quarantine = tmp_path / "q.jsonl"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from skyfleet.config.keys import as_yaml, diff, explain, flatten, keys_page, known_keys
+from skyfleet.config.keys import diff, dump_yaml, explain, flatten, keys_page, known_keys
 from skyfleet.config.loading import load_config
 from skyfleet.errors import ConfigError
 
@@ -59,7 +59,7 @@ def test_a_configuration_is_flat_and_its_yaml_loads_as_itself() -> None:
     assert flat["trainer.rope_scaling.factor"] == 4.0
     assert flat["generator.chat_template_kwargs"] == {"a": {"b": 1}}
     assert flat["trainer.policy.optimizer_config.adam_betas"] == [0.9, 0.999]
-    assert load_config(as_yaml(config)) == config
+    assert load_config(dump_yaml(config)) == config
 
 
 def test_a_difference_names_both_values() -> None:
@@ -73,7 +73,7 @@ def test_a_difference_names_both_values() -> None:
 
 def test_a_secret_is_never_shown() -> None:
     config = load_config("", ["environment.skyrl_gym.fleet_task.api_key=sk-123"])
-    assert "sk-123" not in as_yaml(config) + str(flatten(config)) + repr(config)
+    assert "sk-123" not in dump_yaml(config) + str(flatten(config)) + repr(config)
 
 
 def test_the_page_of_keys_is_what_the_code_says() -> None:

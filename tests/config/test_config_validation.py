@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skyfleet.chat.template import NAMED
+from skyfleet.chat.template import NAMED_TEMPLATES
 from skyfleet.chat.tool_calls.formats import FORMATS, VLLM_NAMES
 from skyfleet.config.generator import CHAT_TEMPLATES, TOOL_CALL_PARSERS
 from skyfleet.config.loading import load_config
@@ -220,7 +220,7 @@ def test_an_unknown_parser_or_template_is_refused() -> None:
 
 def test_the_parsers_and_templates_are_those_of_the_chat_package() -> None:
     assert sorted(TOOL_CALL_PARSERS) == sorted([*FORMATS, *VLLM_NAMES])
-    assert sorted(CHAT_TEMPLATES) == sorted(NAMED)
+    assert sorted(CHAT_TEMPLATES) == sorted(NAMED_TEMPLATES)
 
 
 def test_demonstrations_need_one_message_per_turn() -> None:

@@ -77,12 +77,6 @@ def test_a_key_that_is_read_or_holds_its_default_is_not_reported(
     assert warn(*overrides) == []
 
 
-def test_a_key_that_follows_another_is_set_once_it_differs() -> None:
-    assert warn("trainer.policy.model.path=mine", NO_KL) == []
-    (sentence,) = warn("trainer.ref.model.path=mine", NO_KL)
-    assert sentence.startswith("trainer.ref.model.path=mine has no effect while")
-
-
 def test_the_table_names_keys_that_exist() -> None:
     names = {
         f"trainer.{name}"

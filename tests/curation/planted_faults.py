@@ -9,7 +9,7 @@ from itertools import islice
 from skyfleet.curation.inspection import InspectableWorldEnv
 from skyfleet.curation.verdict import Reason
 from skyfleet.tasks.task import Grade, RecordedCall, Task
-from skyfleet.worlds.catalog import get_world, world_tasks
+from skyfleet.worlds.catalog import generate_world_tasks, get_world
 
 ALWAYS = "def validate_task(env, final_answer=None):\n    return 1\n"
 NEVER = "def validate_task(env, final_answer=None):\n    return 0\n"
@@ -62,7 +62,7 @@ def good_tasks(**n_by_world: int) -> list[Task]:
     return [
         task
         for name, count in n_by_world.items()
-        for task in world_tasks(name, split="all", count=count)
+        for task in generate_world_tasks(name, split="all", count=count)
     ]
 
 

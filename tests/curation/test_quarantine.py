@@ -8,8 +8,8 @@ import pytest
 
 from skyfleet.curation.quarantine import (
     Quarantine,
-    check_allowed,
-    quarantine_for,
+    check_training_data,
+    find_quarantine,
     read_quarantine,
     write_quarantine,
 )
@@ -17,7 +17,7 @@ from skyfleet.curation.verdict import Reason, Verdict
 from skyfleet.errors import ConfigError, TaskError
 from skyfleet.tasks.loading import load_tasks, write_tasks
 from skyfleet.tasks.manifest import make_manifest
-from skyfleet.tasks.prepare import Preparing, prepare
+from skyfleet.tasks.prepare import PrepareOptions, prepare
 from skyfleet.tasks.publish import dataset_files, publish
 from skyfleet.tasks.splits import SplitRule
 from skyfleet.tasks.task import Task
@@ -29,7 +29,7 @@ BAD = Quarantine().updated([Verdict.on(A, (Reason.VACUOUS, "reward 1")), Verdict
 def dataset(folder: Path) -> str:
     rows = [(i, Task(key=key, env_key="e", prompt=key)) for i, key in enumerate("abcdefgh")]
     rule = SplitRule(eval_fraction=0.25, min_eval_tasks=1)
-    prepared = prepare(rows, Preparing(split=rule))
+    prepared = prepare(rows, PrepareOptions(split=rule))
     files = dataset_files(prepared)
     manifest = make_manifest(
         prepared,
@@ -72,19 +72,19 @@ def test_an_invalid_line_is_named(tmp_path: Path) -> None:
 
 def test_a_prepared_file_is_accepted(tmp_path: Path) -> None:
     source = dataset(tmp_path / "data")
-    check_allowed(load_tasks(source), [source], allow_unmanifested=False, quarantine=BAD)
+    check_training_data(load_tasks(source), [source], allow_unmanifested=False, quarantine=BAD)
 
 
 def test_a_world_needs_no_manifest() -> None:
-    check_allowed([], ["world:github?count=3"], allow_unmanifested=False, quarantine=None)
+    check_training_data([], ["world:github?count=3"], allow_unmanifested=False, quarantine=None)
 
 
 def test_a_file_without_a_manifest_is_rejected_unless_allowed(tmp_path: Path) -> None:
     source = str(tmp_path / "tasks.jsonl")
     write_tasks(source, [A])
     with pytest.raises(ConfigError, match=r"has no manifest.json beside it; .*allow_unmanifested"):
-        check_allowed([A], [source], allow_unmanifested=False, quarantine=None)
-    check_allowed([A], [source], allow_unmanifested=True, quarantine=None)
+        check_training_data([A], [source], allow_unmanifested=False, quarantine=None)
+    check_training_data([A], [source], allow_unmanifested=True, quarantine=None)
 
 
 def test_a_file_that_changed_or_is_not_in_the_manifest_is_rejected(tmp_path: Path) -> None:
@@ -92,16 +92,16 @@ def test_a_file_that_changed_or_is_not_in_the_manifest_is_rejected(tmp_path: Pat
     later = str(tmp_path / "data" / "more.jsonl")
     write_tasks(later, [A])
     with pytest.raises(ConfigError, match=r"more.jsonl' is not in the manifest.json beside it"):
-        check_allowed([], [later], allow_unmanifested=False, quarantine=None)
+        check_training_data([], [later], allow_unmanifested=False, quarantine=None)
     write_tasks(source, [A])
     with pytest.raises(ConfigError, match=r"has changed since its manifest.json was written"):
-        check_allowed([], [source], allow_unmanifested=False, quarantine=None)
+        check_training_data([], [source], allow_unmanifested=False, quarantine=None)
 
 
 def test_a_quarantined_task_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"1 tasks in quarantine, such as 'a' \(vacuous\)"):
-        check_allowed([A, B], ["world:e"], allow_unmanifested=True, quarantine=BAD)
-    check_allowed([B], ["world:e"], allow_unmanifested=True, quarantine=BAD)
+        check_training_data([A, B], ["world:e"], allow_unmanifested=True, quarantine=BAD)
+    check_training_data([B], ["world:e"], allow_unmanifested=True, quarantine=BAD)
 
 
 @pytest.mark.parametrize("allow_unmanifested", [False, True])
@@ -114,14 +114,14 @@ def test_validation_tasks_are_never_trained_on(tmp_path: Path, allow_unmanifeste
         r"contains 2 tasks, such as 'a', that the manifest.json beside .* lists on the validation"
     )
     with pytest.raises(ConfigError, match=says):
-        check_allowed(
+        check_training_data(
             load_tasks(validation),
             [validation],
             allow_unmanifested=allow_unmanifested,
             quarantine=None,
         )
     with pytest.raises(ConfigError, match=says):
-        check_allowed(
+        check_training_data(
             [*load_tasks(train), *load_tasks(leaked)],
             [train],
             allow_unmanifested=allow_unmanifested,
@@ -133,7 +133,7 @@ def test_an_unlisted_file_is_not_checked_against_the_manifest_beside_it(tmp_path
     source = str(tmp_path / "tasks.jsonl")
     write_tasks(source, [A])
     (tmp_path / "manifest.json").write_text('{"name": "of something else"}')
-    check_allowed([A], [source], allow_unmanifested=True, quarantine=None)
+    check_training_data([A], [source], allow_unmanifested=True, quarantine=None)
 
 
 def test_quarantine_files_beside_the_sources_are_read_by_default(
@@ -144,18 +144,18 @@ def test_quarantine_files_beside_the_sources_are_read_by_default(
         folder.mkdir()
     monkeypatch.chdir(here)
     sources = ["world:github?count=3", str(there / "tasks.jsonl")]
-    assert quarantine_for(sources, None) == Quarantine()
+    assert find_quarantine(sources, None) == Quarantine()
     write_quarantine(there / "quarantine.jsonl", BAD)
-    assert quarantine_for(sources, None) == BAD
+    assert find_quarantine(sources, None) == BAD
     worse = Quarantine().updated([Verdict.on(B, (Reason.FLAKY, "1, then 0"))])
     write_quarantine(here / "quarantine.jsonl", worse)
-    both = quarantine_for(sources, None)
+    both = find_quarantine(sources, None)
     assert A in both
     assert B in both
     assert list(both.files) == [str(there / "quarantine.jsonl"), "quarantine.jsonl"]
-    assert quarantine_for(sources, "quarantine.jsonl") == worse
+    assert find_quarantine(sources, "quarantine.jsonl") == worse
     with pytest.raises(FileNotFoundError):
-        quarantine_for(sources, "none.jsonl")
+        find_quarantine(sources, "none.jsonl")
 
 
 def test_a_quarantine_file_with_two_names_is_read_once(
@@ -163,7 +163,7 @@ def test_a_quarantine_file_with_two_names_is_read_once(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_quarantine("quarantine.jsonl", BAD)
-    found = quarantine_for(["a.jsonl", str(tmp_path / "b.jsonl")], None)
+    found = find_quarantine(["a.jsonl", str(tmp_path / "b.jsonl")], None)
     assert list(found.files) == ["quarantine.jsonl"]
 
 

@@ -8,8 +8,8 @@ import pytest
 from tests.curation.planted_faults import good_tasks
 
 from skyfleet.chat.message import Message, ToolSpec
-from skyfleet.curation.inspection import open_inspected
-from skyfleet.curation.replay import EXPECTED_ERRORS, other_value, replay
+from skyfleet.curation.inspection import open_inspectable
+from skyfleet.curation.replay import EXPECTED_ERRORS, mutate_value, replay
 from skyfleet.curation.verdict import Fault, Reason
 from skyfleet.envs.env import Observation, Step
 from skyfleet.errors import VerifierError
@@ -91,16 +91,16 @@ async def test_a_mutant_without_a_grade_is_a_fault() -> None:
 async def test_expected_errors_are_no_fault_and_missing_ones_are() -> None:
     tasks = good_tasks(github=60)
     expecting = next(task for task in tasks if task.metadata[EXPECTED_ERRORS])
-    assert await replay(expecting, open_inspected, timeout_seconds=5) is None
+    assert await replay(expecting, open_inspectable, timeout_seconds=5) is None
     unexpected = expecting.model_copy(update={"metadata": {}})
-    fault = await replay(unexpected, open_inspected, timeout_seconds=5)
+    fault = await replay(unexpected, open_inspectable, timeout_seconds=5)
     assert fault is not None
     assert fault[0] is Reason.WRONG_CALL
     assert fault[1].startswith("0 errors expected, got: Error: ")
     plain = next(task for task in tasks if not task.metadata[EXPECTED_ERRORS])
     fault = await replay(
         plain.model_copy(update={"metadata": {EXPECTED_ERRORS: 1}}),
-        open_inspected,
+        open_inspectable,
         timeout_seconds=5,
     )
     assert fault == (Reason.WRONG_CALL, "1 errors expected, got: no error")
@@ -116,7 +116,7 @@ async def test_a_mutant_with_the_final_state_of_the_reference_is_no_fault() -> N
     look, write = task.solution
     assert "assignee" in write.arguments
     twice = task.model_copy(update={"solution": (look, write, write)})
-    assert await replay(twice, open_inspected, timeout_seconds=5) is None
+    assert await replay(twice, open_inspectable, timeout_seconds=5) is None
 
 
 @pytest.mark.parametrize(
@@ -141,4 +141,4 @@ async def test_a_mutant_with_the_final_state_of_the_reference_is_no_fault() -> N
 def test_a_mutated_value_has_the_same_type(
     value: object, schema: dict[str, object], wrong: object
 ) -> None:
-    assert other_value(value, schema) == wrong
+    assert mutate_value(value, schema) == wrong

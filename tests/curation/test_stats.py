@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from skyfleet.curation.stats import Spread, stats_cells, stats_html, stats_of
+from skyfleet.curation.stats import Spread, compute_stats, format_stats, render_stats_html
 from skyfleet.tasks.task import RecordedCall, Task
 
 LOOK, WRITE = RecordedCall(name="look"), RecordedCall(name="write")
@@ -14,9 +14,9 @@ TASKS = [
 
 
 def test_each_env_is_described() -> None:
-    plain, e = sorted(stats_of(TASKS), key=lambda one: one.n_tasks)
+    plain, e = sorted(compute_stats(TASKS), key=lambda one: one.n_tasks)
     assert (plain.env_key, plain.n_tasks, plain.tools) == ("d", 2, ())
-    assert stats_cells([plain])[0][3] == "none: 1, 0: 1"
+    assert format_stats([plain])[0][3] == "none: 1, 0: 1"
     assert (e.n_tasks, e.n_prompts) == (3, 2)
     assert e.difficulties == ((None, 1), (1, 2))
     assert e.calls == Spread(low=1, middle=2, high=3)
@@ -25,7 +25,7 @@ def test_each_env_is_described() -> None:
 
 
 def test_cells_are_formatted_and_html_is_escaped() -> None:
-    cells = stats_cells(stats_of(TASKS))[0]
+    cells = format_stats(compute_stats(TASKS))[0]
     assert cells == (
         "<e>",
         "3",
@@ -35,7 +35,7 @@ def test_cells_are_formatted_and_html_is_escaped() -> None:
         "2 / 2 / 4",
         "look 3, write 2",
     )
-    section = stats_html("a & b", stats_of(TASKS))
+    section = render_stats_html("a & b", compute_stats(TASKS))
     assert "<h2>a &amp; b</h2>" in section
     assert "<td>&lt;e&gt;</td>" in section
     assert section.count("<tr>") == 3

@@ -8,11 +8,11 @@ import pytest
 from tests.curation.planted_faults import good_tasks
 
 from skyfleet.chat.message import Message, ToolSpec
-from skyfleet.curation.inspection import open_inspected
-from skyfleet.curation.teacher import Band, Teacher, check_with_teacher
+from skyfleet.curation.inspection import open_inspectable
+from skyfleet.curation.teacher import PassRateBand, Teacher, check_with_teacher
 from skyfleet.curation.validate import check
 from skyfleet.curation.verdict import Fault, Reason
-from skyfleet.engines.http_client import RefusedError
+from skyfleet.engines.http_client import RequestRejectedError
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.errors import EngineError, ModelError
 from skyfleet.rollouts.scripted_agents import ReferenceModel
@@ -51,7 +51,7 @@ class RejectingTeacher(ScriptedTeacher):
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: SamplingParams
     ) -> Message:
         if self._started and id(messages) not in self._agents:
-            raise RefusedError("refused with 400: context too long")
+            raise RequestRejectedError("refused with 400: context too long")
         return await super().reply(messages, tools, sampling)
 
 
@@ -59,7 +59,7 @@ class AlwaysRejectingTeacher(UnavailableTeacher):
     async def reply(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: SamplingParams
     ) -> Message:
-        raise RefusedError("refused with 400: context too long")
+        raise RequestRejectedError("refused with 400: context too long")
 
 
 async def check_pass_rate(n_right: int, low: float, high: float) -> Fault | None:
@@ -68,9 +68,9 @@ async def check_pass_rate(n_right: int, low: float, high: float) -> Fault | None
         name="scripted",
         model=ScriptedTeacher(task, n_right),
         attempts=4,
-        band=Band(low=low, high=high),
+        band=PassRateBand(low=low, high=high),
     )
-    return await check_with_teacher(task, open_inspected, teacher, timeout_seconds=5)
+    return await check_with_teacher(task, open_inspectable, teacher, timeout_seconds=5)
 
 
 async def test_a_pass_rate_within_the_band_is_no_fault() -> None:
@@ -92,20 +92,20 @@ async def test_a_pass_rate_outside_the_band_is_a_fault() -> None:
 async def test_a_teacher_that_cannot_be_called_is_an_error_and_no_fault() -> None:
     (task,) = good_tasks(github=1)
     teacher = Teacher(
-        name="down", model=UnavailableTeacher(), attempts=2, band=Band(low=0.5, high=1)
+        name="down", model=UnavailableTeacher(), attempts=2, band=PassRateBand(low=0.5, high=1)
     )
     with pytest.raises(ModelError, match=r"down could not be called for github-.*503.*--resume"):
-        await check_with_teacher(task, open_inspected, teacher, timeout_seconds=5)
+        await check_with_teacher(task, open_inspectable, teacher, timeout_seconds=5)
 
 
 async def test_a_teacher_replaces_a_missing_reference() -> None:
     (task,) = good_tasks(github=1)
     teacher = Teacher(
-        name="p", model=ScriptedTeacher(task, 2), attempts=2, band=Band(low=0.5, high=1)
+        name="p", model=ScriptedTeacher(task, 2), attempts=2, band=PassRateBand(low=0.5, high=1)
     )
     bare = task.model_copy(update={"solution": ()})
-    assert await check(bare, open_inspected, teacher, timeout_seconds=5) is None
-    fault = await check(bare, open_inspected, None, timeout_seconds=5)
+    assert await check(bare, open_inspectable, teacher, timeout_seconds=5) is None
+    fault = await check(bare, open_inspectable, None, timeout_seconds=5)
     assert fault is not None
     assert fault[0] is Reason.NO_REFERENCE
 
@@ -113,11 +113,11 @@ async def test_a_teacher_replaces_a_missing_reference() -> None:
 async def test_an_attempt_without_a_grade_is_not_counted() -> None:
     (task,) = good_tasks(github=1)
     teacher = Teacher(
-        name="c", model=RejectingTeacher(task, 1), attempts=3, band=Band(low=0.9, high=1)
+        name="c", model=RejectingTeacher(task, 1), attempts=3, band=PassRateBand(low=0.9, high=1)
     )
-    assert await check_with_teacher(task, open_inspected, teacher, timeout_seconds=5) is None
+    assert await check_with_teacher(task, open_inspectable, teacher, timeout_seconds=5) is None
     teacher = Teacher(
-        name="f", model=AlwaysRejectingTeacher(), attempts=3, band=Band(low=0.9, high=1)
+        name="f", model=AlwaysRejectingTeacher(), attempts=3, band=PassRateBand(low=0.9, high=1)
     )
-    fault = await check_with_teacher(task, open_inspected, teacher, timeout_seconds=5)
+    fault = await check_with_teacher(task, open_inspectable, teacher, timeout_seconds=5)
     assert fault == (Reason.UNGRADED, "refused with 400: context too long")

@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 from tests.curation.planted_faults import ALWAYS, FLAKES, bad_tasks, good_tasks, open_planted
 
-from skyfleet.curation.inspection import open_inspected
+from skyfleet.curation.inspection import open_inspectable
 from skyfleet.curation.validate import validate
-from skyfleet.curation.verdict import Reason, Verdict, keeping_journal
+from skyfleet.curation.verdict import Reason, Verdict, open_journal
 from skyfleet.envs.env import Env
 from skyfleet.errors import ConfigError
 from skyfleet.tasks.task import Task
-from skyfleet.worlds.catalog import WORLD_NAMES, world_tasks
+from skyfleet.worlds.catalog import WORLD_NAMES, generate_world_tasks
 
 
 async def test_every_planted_fault_is_found_with_its_reason(tmp_path: Path) -> None:
     FLAKES.clear()
     sources, planted = bad_tasks()
-    with keeping_journal(tmp_path / "journal", {}) as journal:
+    with open_journal(tmp_path / "journal", {}) as journal:
         verdicts = await validate(sources, open_planted, journal=journal)
     assert len(planted) == 62
     assert len(set(planted.values())) == 12
@@ -33,17 +33,17 @@ async def test_every_planted_fault_is_found_with_its_reason(tmp_path: Path) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WORLD_NAMES)
 async def test_fifty_tasks_of_every_world_pass(tmp_path: Path, name: str) -> None:
-    tasks = world_tasks(name, split="all", count=50)
-    with keeping_journal(tmp_path / "journal", {}) as journal:
-        verdicts = await validate({"good": tasks}, open_inspected, journal=journal)
+    tasks = generate_world_tasks(name, split="all", count=50)
+    with open_journal(tmp_path / "journal", {}) as journal:
+        verdicts = await validate({"good": tasks}, open_inspectable, journal=journal)
     assert [(v.task_key, v.reason, v.evidence) for v in verdicts if not v.ok] == []
     assert [v.task_key for v in verdicts] == [task.key for task in tasks]
 
 
 async def test_good_tasks_of_every_template_pass(tmp_path: Path) -> None:
     tasks = good_tasks(github=24, outlook=24)
-    with keeping_journal(tmp_path / "journal", {}) as journal:
-        verdicts = await validate({"good": tasks}, open_inspected, journal=journal)
+    with open_journal(tmp_path / "journal", {}) as journal:
+        verdicts = await validate({"good": tasks}, open_inspectable, journal=journal)
     assert Counter(v.reason for v in verdicts) == {None: 48}
 
 
@@ -53,15 +53,15 @@ async def test_an_interrupted_validation_resumes(tmp_path: Path) -> None:
 
     async def open_counted(task: Task) -> Env:
         opened.append(task.key)
-        return await open_inspected(task)
+        return await open_inspectable(task)
 
-    with keeping_journal(path, {}) as journal:
+    with open_journal(path, {}) as journal:
         first = await validate({"a": tasks[:3]}, open_counted, journal=journal)
     path.write_text(path.read_text() + '{"task_key": "cut o')  # interrupted in the middle of a line
     assert set(opened) == {task.key for task in tasks[:3]}
     opened.clear()
     finished: list[Verdict] = []
-    with keeping_journal(path, {}, resume=True) as journal:
+    with open_journal(path, {}, resume=True) as journal:
         all_six = await validate(
             {"a": tasks}, open_counted, journal=journal, on_finished=finished.append
         )
@@ -75,36 +75,36 @@ async def test_an_interrupted_validation_resumes(tmp_path: Path) -> None:
 
 async def test_an_edited_row_is_checked_again(tmp_path: Path) -> None:
     (task,) = good_tasks(github=1)
-    with keeping_journal(tmp_path / "journal", {}) as journal:
-        (before,) = await validate({"a": [task]}, open_inspected, journal=journal)
+    with open_journal(tmp_path / "journal", {}) as journal:
+        (before,) = await validate({"a": [task]}, open_inspectable, journal=journal)
     edited = task.model_copy(update={"solution": ()})
-    with keeping_journal(tmp_path / "journal", {}, resume=True) as journal:
-        (after,) = await validate({"a": [edited]}, open_inspected, journal=journal)
+    with open_journal(tmp_path / "journal", {}, resume=True) as journal:
+        (after,) = await validate({"a": [edited]}, open_inspectable, journal=journal)
     assert (before.reason, after.reason) == (None, Reason.NO_REFERENCE)
 
 
 def test_the_log_of_other_checks_is_not_reused(tmp_path: Path) -> None:
-    with keeping_journal(tmp_path / "journal", {"attempts": 4}):
+    with open_journal(tmp_path / "journal", {"attempts": 4}):
         pass
     with (
         pytest.raises(ConfigError, match=r"written with .*4.* now they are .*8.*with --restart"),
-        keeping_journal(tmp_path / "journal", {"attempts": 8}, resume=True),
+        open_journal(tmp_path / "journal", {"attempts": 8}, resume=True),
     ):
         pass
 
 
 async def test_existing_verdicts_are_not_discarded_without_restart(tmp_path: Path) -> None:
     tasks, path = good_tasks(github=1), tmp_path / "journal"
-    with keeping_journal(path, {}) as journal:
-        await validate({"a": tasks}, open_inspected, journal=journal)
+    with open_journal(path, {}) as journal:
+        await validate({"a": tasks}, open_inspectable, journal=journal)
     before = path.read_text()
     says = "contains 1 verdicts of these checks; continue with --resume.* start over with --restart"
-    with pytest.raises(ConfigError, match=says), keeping_journal(path, {}):
+    with pytest.raises(ConfigError, match=says), open_journal(path, {}):
         pass
     assert path.read_text() == before
-    with keeping_journal(path, {}, restart=True) as journal:
+    with open_journal(path, {}, restart=True) as journal:
         assert journal.find(tasks[0]) is None
-    with keeping_journal(path, {"attempts": 4}) as journal:
+    with open_journal(path, {"attempts": 4}) as journal:
         assert journal.find(tasks[0]) is None
 
 
@@ -115,10 +115,10 @@ async def test_a_corrected_copy_is_no_duplicate_of_the_faulty_task(tmp_path: Pat
     )
     again = good.model_copy(update={"key": "again"})
     finished: list[Verdict] = []
-    with keeping_journal(tmp_path / "journal", {}) as journal:
+    with open_journal(tmp_path / "journal", {}) as journal:
         verdicts = await validate(
             {"a": [bad, worse, good], "b": [again]},
-            open_inspected,
+            open_inspectable,
             journal=journal,
             on_finished=finished.append,
         )

@@ -18,8 +18,8 @@ from tests.fakes.serving import serving
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
 from skyfleet.engines import http_client
 from skyfleet.engines.anthropic_chat import AnthropicChat
-from skyfleet.engines.engine import CutShortError
-from skyfleet.engines.http_client import RefusedError
+from skyfleet.engines.engine import ReplyTruncatedError
+from skyfleet.engines.http_client import RequestRejectedError
 from skyfleet.engines.openai_chat import OpenAIChat
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.errors import ContextFullError, EngineError
@@ -61,7 +61,7 @@ class Server:
 
 @pytest_asyncio.fixture
 async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
-    monkeypatch.setattr(http_client, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(http_client, "INITIAL_BACKOFF_SECONDS", 0.01)
     server = Server()
     paths = ("/v1/chat/completions", "/v1/messages")
     app = Starlette(routes=[Route(path, server.answer, methods=["POST"]) for path in paths])
@@ -141,14 +141,14 @@ async def test_a_parameter_that_changes_the_result_is_not_left_out(
     server: Server, param: str
 ) -> None:
     server.answers = [unsupported("max_tokens"), unsupported(param, "unsupported_value")]
-    with pytest.raises(RefusedError, match=f"'{param}' is not supported"):
+    with pytest.raises(RequestRejectedError, match=f"'{param}' is not supported"):
         await ask_openai(server)
 
 
 async def test_a_turn_of_reasoning_only_is_truncated(server: Server) -> None:
     sentence = "Could not finish the message because max_tokens or model output limit was reached."
     server.answers = [JSONResponse({"error": {"message": sentence}}, 400)]
-    with pytest.raises(CutShortError):
+    with pytest.raises(ReplyTruncatedError):
         await ask_openai(server)
 
 
@@ -196,7 +196,7 @@ async def test_anthropic_gets_turns_and_returns_a_call(server: Server) -> None:
 async def test_anthropic_reports_a_truncated_reply(server: Server) -> None:
     block = {"type": "text", "text": "I will press the"}
     server.answers = [JSONResponse({"content": [block], "stop_reason": "max_tokens"})]
-    with pytest.raises(CutShortError) as cut:
+    with pytest.raises(ReplyTruncatedError) as cut:
         await ask_anthropic(server)
     assert cut.value.message.text == "I will press the"
 
@@ -237,7 +237,7 @@ async def test_a_permanent_error_is_an_engine_error(
 async def test_an_unreachable_server_is_an_engine_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http_client, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(http_client, "INITIAL_BACKOFF_SECONDS", 0.01)
     missing = Server()
     missing.url = "http://127.0.0.1:1"
     with pytest.raises(EngineError, match=r"127.0.0.1:1/v1/messages failed 4 times.*ConnectError"):
@@ -268,7 +268,7 @@ async def test_a_rejected_request_is_distinguished_from_a_general_error(
     server.answers = list(answers)
     with pytest.raises(EngineError) as caught:
         await ask(server)
-    assert isinstance(caught.value, RefusedError) is alone
+    assert isinstance(caught.value, RequestRejectedError) is alone
 
 
 @pytest.mark.parametrize("ask", [ask_openai, ask_anthropic])

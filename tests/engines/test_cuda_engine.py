@@ -14,7 +14,7 @@ from tests.fakes.small_models import llama, logprobs_of, qwen2, qwen3, small_dec
 from skyfleet.engines.cuda.decode import truncate_logits
 from skyfleet.engines.cuda.engine import CudaEngine
 from skyfleet.engines.embedded import EmbeddedEngine
-from skyfleet.engines.sampler import draw
+from skyfleet.engines.sampler import sample_tokens
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.errors import EngineError
 from skyfleet.models.decoder import Decoder
@@ -73,7 +73,7 @@ async def test_a_round_queues_up_to_four_prefills_before_decoding(
     n_samples: int, budget: int, n_rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The first of twelve tokens and eleven more are one round.
-    policy_model = engine(steps_a_round=11, max_num_batched_tokens=budget)
+    policy_model = engine(steps_per_round=11, max_num_batched_tokens=budget)
     rounds, begin_round = 0, policy_model._slots.begin_round
 
     def counted() -> None:
@@ -185,7 +185,7 @@ async def test_a_stop_string_ends_the_turn_at_its_token() -> None:
 async def test_blocks_are_reserved_for_each_sequences_own_remaining_tokens() -> None:
     """Otherwise a sequence that nearly fills the pool could never continue beside a long one."""
     decoder = small_decoder()
-    policy_model = engine(decoder, steps_a_round=32, memory_bytes=5 * page_bytes(decoder))
+    policy_model = engine(decoder, steps_per_round=32, memory_bytes=5 * page_bytes(decoder))
     long, short = await asyncio.wait_for(
         asyncio.gather(
             policy_model.generate(
@@ -208,7 +208,7 @@ async def test_a_round_without_a_stop_string_is_decoded_once() -> None:
         return "".join(chr(32 + token) for token in token_ids)
 
     policy_model = CudaEngine(
-        small_decoder(), decode_text=letters, max_num_seqs=1, capacity=80, steps_a_round=8
+        small_decoder(), decode_text=letters, max_num_seqs=1, capacity=80, steps_per_round=8
     )
     sampling = SamplingParams(max_generate_length=33, seed=1, stop=("never said",))
     completion = await policy_model.generate(PROMPT, sampling, session="s")
@@ -233,7 +233,7 @@ def test_truncated_logits_keep_the_tokens_that_the_cpu_sampler_keeps() -> None:
     )
     for row, sampling in enumerate(rows):
         sampled = {
-            int(draw(logits_MV[row : row + 1], sampling, torch.tensor([u]))[0])
+            int(sample_tokens(logits_MV[row : row + 1], sampling, torch.tensor([u]))[0])
             for u in torch.linspace(0, 0.9999, 3000, dtype=torch.float64)
         }
         assert sampled <= set(cut_MV[row].isfinite().nonzero()[:, 0].tolist())

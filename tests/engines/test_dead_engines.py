@@ -16,7 +16,7 @@ from tests.fakes.reached_vllm import (
 )
 
 from skyfleet.chat.transcript import Completion
-from skyfleet.engines.engine_pool import Router, broadcast
+from skyfleet.engines.engine_pool import EnginePool, broadcast
 from skyfleet.engines.openai_engine import OpenAIEngine
 from skyfleet.engines.vllm_server import VllmServer
 from skyfleet.errors import EngineError, EngineLostError, ModelError
@@ -32,7 +32,7 @@ async def test_sessions_of_a_dead_engine_move_and_it_is_not_used_again(
 ) -> None:
     dead, alive = loopback(), loopback()
     async with reached(dead) as one, reached(alive) as other:
-        pool = Router([one, other])
+        pool = EnginePool([one, other])
         whole = await other.generate(PROMPT, SAMPLING, session="s")
         dead.breaks, dead.is_healthy = "completions", False
         with caplog.at_level(logging.WARNING):
@@ -51,7 +51,7 @@ async def test_sessions_of_a_dead_engine_move_and_it_is_not_used_again(
         learner = changed()
         sync = learner.sync()
         assert await sync.push(learner, [one, other]) == 3  # type: ignore[arg-type]
-        await sync.confirm([one, other])
+        await sync.verify([one, other])
         assert (len(dead.told), len(dead.salts)) == (n_calls, n_turns)
         assert pool.policy_version == 3
         with pytest.raises(EngineLostError, match=rf"^{one.name} is dead; restart it, then"):
@@ -61,7 +61,7 @@ async def test_sessions_of_a_dead_engine_move_and_it_is_not_used_again(
 async def test_the_run_stops_when_every_engine_is_dead() -> None:
     servers = loopback(), loopback()
     async with reached(servers[0]) as one, reached(servers[1]) as other:
-        pool = Router([one, other])
+        pool = EnginePool([one, other])
         for server in servers:
             server.breaks, server.is_healthy = "completions", False
         with pytest.raises(EngineLostError, match=r"^vLLM at http\S+ is dead: .*no turns today"):
@@ -80,7 +80,7 @@ async def test_a_turn_that_healthy_engines_fail_at_fails_its_episode() -> None:
         dead.breaks, dead.is_healthy = "completions", False
         busy.breaks = "completions"
         with pytest.raises(EngineError, match="no turns today"):
-            await Router([one, other]).generate(PROMPT, SAMPLING, session="s")
+            await EnginePool([one, other]).generate(PROMPT, SAMPLING, session="s")
 
 
 @pytest.mark.parametrize("at", ["pause", "collective_rpc", "resume"])
@@ -98,7 +98,7 @@ async def test_weights_are_pushed_to_the_others_if_an_engine_dies_during_the_pus
         assert one.is_dead
         assert not other.is_dead
         assert other.policy_version == 3
-        await sync.confirm([one, other])
+        await sync.verify([one, other])
 
 
 async def test_an_engine_that_dies_before_verification_is_left_out(
@@ -110,7 +110,7 @@ async def test_an_engine_that_dies_before_verification_is_left_out(
         sync = learner.sync()
         await sync.push(learner, [one, other])  # type: ignore[arg-type]
         dead.breaks, dead.is_healthy = "collective_rpc", False
-        await sync.confirm([one, other])
+        await sync.verify([one, other])
     assert "the run continues without a dead engine" in caplog.text
 
 

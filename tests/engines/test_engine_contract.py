@@ -11,7 +11,7 @@ from tests.fakes.tiny_speaker import CAPACITY, MODEL, tiny_speaker
 
 from skyfleet.engines.cuda.engine import CudaEngine
 from skyfleet.engines.engine import Engine
-from skyfleet.engines.engine_pool import Router
+from skyfleet.engines.engine_pool import EnginePool
 from skyfleet.engines.openai_engine import OpenAIEngine
 
 
@@ -33,7 +33,7 @@ class TestCuda(EngineContract):
             decode_text=policy_model.renderer.text,
             max_num_seqs=16,
             capacity=CAPACITY,
-            steps_a_round=4,
+            steps_per_round=4,
         )
         self.behind = [engine]
         yield engine
@@ -51,7 +51,7 @@ class TestEnginePool(EngineContract):
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Engine]:
         self.behind = [tiny_speaker().engine() for _ in range(3)]
-        yield Router(self.behind)
+        yield EnginePool(self.behind)
 
 
 class TestOpenAI(EngineContract):

@@ -14,8 +14,8 @@ from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.chat.transcript import Completion, Finish
 from skyfleet.engines import engine_pool
 from skyfleet.engines.chat_engine import ChatCompletion
-from skyfleet.engines.engine_pool import ChatRouter, Router
-from skyfleet.engines.http_client import RefusedError
+from skyfleet.engines.engine_pool import ChatEnginePool, EnginePool
+from skyfleet.engines.http_client import RequestRejectedError
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.errors import ConfigError, EngineError
 from skyfleet.rollouts.episode import Limits, run_episode
@@ -58,13 +58,13 @@ class Recorded:
         return [session for session, _, _ in self.requests]
 
 
-async def generate(pool: Router, session: str) -> Completion:
+async def generate(pool: EnginePool, session: str) -> Completion:
     return await pool.generate([5], SAMPLING, session=session)
 
 
 async def test_sessions_are_sticky_and_new_ones_go_to_the_least_loaded_engine() -> None:
     engines = [Recorded(), Recorded()]
-    pool = Router(engines)
+    pool = EnginePool(engines)
     for session in ("a", "b", "c", "a", "b", "c"):
         await generate(pool, session)
     assert [engine.sessions for engine in engines] == [["a", "c", "a", "c"], ["b", "b"]]
@@ -80,7 +80,7 @@ async def test_sessions_of_a_failed_engine_continue_on_another_from_their_tokens
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     dying, other = Recorded(), Recorded()
-    pool = Router([dying, other])
+    pool = EnginePool([dying, other])
     await generate(pool, "a")
     dying.error = RuntimeError("the device is gone")
     with caplog.at_level(logging.WARNING):
@@ -98,7 +98,7 @@ async def test_a_failed_engine_is_logged_once_and_not_per_session(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     dying, other = Recorded(), Recorded()
-    pool = Router([dying, other])
+    pool = EnginePool([dying, other])
     sessions = [f"s{n}" for n in range(6)]
     for session in sessions:
         await generate(pool, session)
@@ -111,7 +111,7 @@ async def test_a_failed_engine_is_logged_once_and_not_per_session(
 async def test_an_engine_is_used_again_after_its_cooldown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_pool, "COOLDOWN_SECONDS", 0.0)
     dying, other = Recorded(RuntimeError("busy")), Recorded()
-    pool = Router([dying, other])
+    pool = EnginePool([dying, other])
     await generate(pool, "a")
     dying.error = None
     await generate(pool, "b")
@@ -120,7 +120,7 @@ async def test_an_engine_is_used_again_after_its_cooldown(monkeypatch: pytest.Mo
 
 async def test_an_error_of_every_engine_is_raised_without_a_cooldown() -> None:
     engines = [Recorded(EngineError("too long")), Recorded(EngineError("too long"))]
-    pool = Router(engines)
+    pool = EnginePool(engines)
     with pytest.raises(EngineError, match="too long"):
         await generate(pool, "a")
     for engine in engines:
@@ -130,9 +130,9 @@ async def test_an_error_of_every_engine_is_raised_without_a_cooldown() -> None:
 
 
 async def test_a_rejected_request_is_not_tried_on_another_engine() -> None:
-    engines = [Recorded(RefusedError("no")), Recorded()]
-    with pytest.raises(RefusedError):
-        await generate(Router(engines), "a")
+    engines = [Recorded(RequestRejectedError("no")), Recorded()]
+    with pytest.raises(RequestRejectedError):
+        await generate(EnginePool(engines), "a")
     assert engines[1].requests == []
 
 
@@ -142,7 +142,7 @@ async def test_an_episode_survives_the_failure_of_its_engine() -> None:
     second = ScriptedEngine(*lines[1:])
     limits = Limits(max_turns=5, max_input_length=500, trajectory_timeout_seconds=5)
     env = CounterEnv()
-    policy = speaking(Router([first, second]))
+    policy = speaking(EnginePool([first, second]))
     trajectory = await run_episode(TASK, opening(env), policy, limits)
     assert trajectory.ending is Ending.DONE
     assert trajectory.grade is not None
@@ -154,7 +154,7 @@ async def test_an_episode_survives_the_failure_of_its_engine() -> None:
 async def test_an_aborted_turn_continues_from_its_tokens_with_its_oldest_version() -> None:
     engine = Recorded(finishes=["abort", "abort", "stop"])
     engine.policy_version = 3
-    pool = Router([engine])
+    pool = EnginePool([engine])
     completion = await generate(pool, "a")
     assert engine.requests == [("a", (5,), 10), ("a", (5, 1), 9), ("a", (5, 1, 1), 8)]
     assert (completion.token_ids, completion.finish, completion.policy_version) == (
@@ -167,13 +167,13 @@ async def test_an_aborted_turn_continues_from_its_tokens_with_its_oldest_version
 async def test_a_turn_aborted_at_its_last_token_ends_by_length() -> None:
     engine = Recorded(finishes=["abort"])
     one = SamplingParams(max_generate_length=1)
-    completion = await Router([engine]).generate([5], one, session="a")
+    completion = await EnginePool([engine]).generate([5], one, session="a")
     assert (completion.token_ids, completion.finish) == ((1,), "length")
 
 
 async def test_a_waiting_pause_lets_turns_end_and_starts_none() -> None:
     engine = Recorded()
-    pool = Router([engine])
+    pool = EnginePool([engine])
     engine.gate.clear()
     running = asyncio.create_task(generate(pool, "a"))
     await asyncio.sleep(0)
@@ -198,7 +198,7 @@ async def test_a_waiting_pause_lets_turns_end_and_starts_none() -> None:
 
 async def test_a_pause_without_waiting_lets_running_turns_continue() -> None:
     engine = Recorded()
-    pool = Router([engine])
+    pool = EnginePool([engine])
     engine.gate.clear()
     running = asyncio.create_task(generate(pool, "a"))
     await asyncio.sleep(0)
@@ -211,7 +211,7 @@ async def test_a_pause_without_waiting_lets_running_turns_continue() -> None:
 
 
 async def test_nested_pauses_end_together() -> None:
-    pool = Router([Recorded()])
+    pool = EnginePool([Recorded()])
     async with pool.paused(wait=True):
         async with pool.paused(wait=True):
             pass
@@ -224,7 +224,7 @@ async def test_nested_pauses_end_together() -> None:
 def test_the_pool_version_is_the_oldest_and_setting_it_sets_all() -> None:
     engines = [Recorded(), Recorded()]
     engines[0].policy_version = 4
-    pool = Router(engines)
+    pool = EnginePool(engines)
     assert pool.policy_version == 0
     pool.policy_version = 5
     assert [engine.policy_version for engine in engines] == [5, 5]
@@ -232,7 +232,7 @@ def test_the_pool_version_is_the_oldest_and_setting_it_sets_all() -> None:
 
 def test_a_pool_without_engines_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"engines=\[\]; a pool needs at least one engine"):
-        Router([])
+        EnginePool([])
 
 
 class Chatting(Recorded):
@@ -251,7 +251,7 @@ class Chatting(Recorded):
 
 async def test_chat_sessions_are_sticky_and_move_on_failure() -> None:
     engines = [Chatting(), Chatting()]
-    pool = ChatRouter(engines)
+    pool = ChatEnginePool(engines)
     talk = [Message(role="user", content="hi")]
     for session in ("a", "b", "a"):
         await pool.chat(talk, (), SAMPLING, session=session)

@@ -10,8 +10,8 @@ from tests.engines.test_engine_pool import SAMPLING, Recorded, generate
 
 from skyfleet.chat.transcript import Completion, Finish
 from skyfleet.engines import engine_pool
-from skyfleet.engines.engine_pool import Router
-from skyfleet.engines.http_client import RefusedError
+from skyfleet.engines.engine_pool import EnginePool
+from skyfleet.engines.http_client import RequestRejectedError
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.errors import EngineError
 
@@ -30,9 +30,9 @@ def wait(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 async def test_an_engine_that_failed_before_a_rejection_cools_down() -> None:
-    failing, refusing = Recorded(EngineError("gone")), Recorded(RefusedError("too long"))
-    pool = Router([failing, refusing])
-    with pytest.raises(RefusedError):
+    failing, refusing = Recorded(EngineError("gone")), Recorded(RequestRejectedError("too long"))
+    pool = EnginePool([failing, refusing])
+    with pytest.raises(RequestRejectedError):
         await generate(pool, "a")
     refusing.error = None
     await generate(pool, "b")
@@ -43,7 +43,7 @@ async def test_an_engine_that_hangs_past_the_episode_timeout_cools_down(
     wait: Callable[[float], None],
 ) -> None:
     hanging, other = Recorded(), Recorded()
-    pool = Router([hanging, other])
+    pool = EnginePool([hanging, other])
     hanging.gate.clear()
     turn = asyncio.create_task(generate(pool, "a"))
     await asyncio.sleep(0)
@@ -58,7 +58,7 @@ async def test_an_engine_that_hangs_past_the_episode_timeout_cools_down(
 
 async def test_a_turn_cancelled_at_once_does_not_count_as_a_failure() -> None:
     engine, other = Recorded(), Recorded()
-    pool = Router([engine, other])
+    pool = EnginePool([engine, other])
     engine.gate.clear()
     turn = asyncio.create_task(generate(pool, "a"))
     await asyncio.sleep(0)
@@ -75,7 +75,7 @@ async def test_after_the_cooldown_an_engine_gets_one_turn_at_a_time_until_it_suc
     wait: Callable[[float], None],
 ) -> None:
     unreliable, other = Recorded(EngineError("gave no answer")), Recorded()
-    pool = Router([unreliable, other])
+    pool = EnginePool([unreliable, other])
     await generate(pool, "a")
     wait(31)
     unreliable.error = None
@@ -114,14 +114,14 @@ class Parts(Recorded):
 
 async def test_a_turn_aborted_before_its_first_token_moves_to_another_engine() -> None:
     aborting, other = Parts((), (), ()), Recorded()
-    assert (await generate(Router([aborting, other]), "a")).token_ids == (1,)
+    assert (await generate(EnginePool([aborting, other]), "a")).token_ids == (1,)
     assert (len(aborting.requests), len(other.requests)) == (1, 1)
 
 
 async def test_engines_that_only_abort_are_tried_once_each() -> None:
     engines = [Parts((), (), ()), Parts((), (), ())]
     with pytest.raises(EngineError, match="aborted a turn before its first token"):
-        await generate(Router(engines), "a")
+        await generate(EnginePool(engines), "a")
     assert [len(engine.requests) for engine in engines] == [1, 1]
 
 
@@ -131,9 +131,11 @@ async def test_a_stop_string_across_an_abort_ends_the_turn() -> None:
 
     parts = [list(map(ord, "so <e")), list(map(ord, "nd> and more"))]
     sampling = SamplingParams(max_generate_length=40, stop=("<end>",))
-    pool = Router([Parts(*parts)], decode_text=letters)
+    pool = EnginePool([Parts(*parts)], decode_text=letters)
     completion = await pool.generate([5], sampling, session="a")
     assert (letters(completion.token_ids), completion.finish) == ("so <end>", "stop")
     assert completion.logprobs == tuple(-float(token) for token in completion.token_ids)
-    whole = await Router([Parts(*parts)], decode_text=letters).generate([5], SAMPLING, session="a")
+    whole = await EnginePool([Parts(*parts)], decode_text=letters).generate(
+        [5], SAMPLING, session="a"
+    )
     assert letters(whole.token_ids) == "so <end> and more"

@@ -60,7 +60,7 @@ class Server:
 
 @pytest_asyncio.fixture
 async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
-    monkeypatch.setattr(http_client, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(http_client, "INITIAL_BACKOFF_SECONDS", 0.01)
     server = Server()
     paths = ("/v1/chat/completions", "/v1/completions")
     routes = [Route(path, server.answer, methods=["POST"]) for path in paths]

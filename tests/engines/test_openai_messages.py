@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from skyfleet.engines.openai_messages import read_reply
+from skyfleet.engines.openai_messages import parse_openai_message
 
 
 def call(arguments: Any) -> dict[str, Any]:
@@ -18,14 +18,14 @@ def call(arguments: Any) -> dict[str, Any]:
     ['{"at"', "[1]", "[" * 200_000, '{"at": NaN}', {"at": float("nan")}, r'{"at": "\ud800"}', None],
 )
 def test_a_call_that_does_not_parse_is_kept_as_malformed(arguments: Any) -> None:
-    message = read_reply({"content": "so", "tool_calls": [call(arguments), call("{}")]})
+    message = parse_openai_message({"content": "so", "tool_calls": [call(arguments), call("{}")]})
     assert [call.arguments for call in message.tool_calls] == [{}]
     assert len(message.malformed_calls) == 1
     assert message.text == "so"
 
 
 def test_calls_with_duplicate_ids_get_new_ids() -> None:
-    message = read_reply({"tool_calls": [call("{}"), call(""), call({"at": 2})]})
+    message = parse_openai_message({"tool_calls": [call("{}"), call(""), call({"at": 2})]})
     assert [call.arguments for call in message.tool_calls] == [{}, {}, {"at": 2}]
     assert len({call.id for call in message.tool_calls}) == 3
 
@@ -54,7 +54,7 @@ def test_calls_with_duplicate_ids_get_new_ids() -> None:
 def test_reasoning_in_the_content_is_separated(
     content: str, text: str, reasoning: str | None
 ) -> None:
-    message = read_reply({"content": content})
+    message = parse_openai_message({"content": content})
     assert (message.text, message.reasoning) == (text, reasoning)
 
 
@@ -80,5 +80,7 @@ def test_reasoning_in_the_content_is_separated(
 def test_content_chunks_become_one_text_and_one_reasoning(
     content: Any, text: str, reasoning: str | None
 ) -> None:
-    message = read_reply({"content": content, "reasoning": {"effort": "low"}, "tool_calls": 7})
+    message = parse_openai_message(
+        {"content": content, "reasoning": {"effort": "low"}, "tool_calls": 7}
+    )
     assert (message.content, message.reasoning, message.tool_calls) == (text, reasoning, ())

@@ -11,7 +11,7 @@ from tests.fakes.small_models import VOCABULARY, small_decoder
 from skyfleet.chat.transcript import Completion
 from skyfleet.engines.cuda.engine import CudaEngine
 from skyfleet.engines.embedded import EmbeddedEngine
-from skyfleet.engines.http_client import RefusedError
+from skyfleet.engines.http_client import RequestRejectedError
 from skyfleet.engines.sampling_params import SamplingParams
 
 SAMPLING = SamplingParams(max_generate_length=4, seed=1)
@@ -29,7 +29,7 @@ async def test_an_invalid_token_id_fails_its_own_session_only(
         return_exceptions=True,
     )
     assert isinstance(completion, Completion)
-    assert isinstance(error, RefusedError)
+    assert isinstance(error, RequestRejectedError)
     assert f"token {invalid} is outside the model's vocabulary (0 to {VOCABULARY - 1})" in str(
         error
     )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from skyfleet.engines.sampler import draw, randomness_of
+from skyfleet.engines.sampler import make_rng, sample_tokens
 from skyfleet.engines.sampling_params import SamplingParams
 
 PROBS = (0.15, 0.5, 0.1, 0.25)
@@ -18,7 +18,9 @@ HALVES = SamplingParams(temperature=0.5)
 
 def sample_from_probs(sampling: SamplingParams, *uniforms: float) -> tuple[list[int], list[float]]:
     logits_NV = torch.tensor(PROBS).log().add(3.0).repeat(len(uniforms), 1)
-    tokens_N, logprobs_N = draw(logits_NV, sampling, torch.tensor(uniforms, dtype=torch.float64))
+    tokens_N, logprobs_N = sample_tokens(
+        logits_NV, sampling, torch.tensor(uniforms, dtype=torch.float64)
+    )
     return tokens_N.tolist(), logprobs_N.tolist()
 
 
@@ -84,11 +86,11 @@ def test_a_truncated_token_is_never_sampled_from_a_large_vocabulary() -> None:
     logits_NV = torch.randn(4, 150_000, generator=torch.Generator().manual_seed(0))
     uniforms = torch.tensor([0.0, 0.5, 1 - 1e-12, 1 - 2**-53], dtype=torch.float64)
     for sampling in (SamplingParams(), SamplingParams(top_k=40), SamplingParams(top_p=0.9)):
-        _, logprobs_N = draw(logits_NV, sampling, uniforms)
+        _, logprobs_N = sample_tokens(logits_NV, sampling, uniforms)
         assert all(logprob > -inf for logprob in logprobs_N.tolist())
 
 
 def test_seed_session_and_position_are_the_philox_key() -> None:
     key = int.from_bytes(blake2b(b"7|task/3|24", digest_size=16).digest())
     expected = np.random.Generator(np.random.Philox(key=key)).random(5)
-    assert randomness_of(7, "task/3", 24).random(5).tolist() == expected.tolist()
+    assert make_rng(7, "task/3", 24).random(5).tolist() == expected.tolist()

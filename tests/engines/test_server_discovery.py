@@ -17,9 +17,9 @@ from skyfleet.engines.servers import (
     KEY_VARIABLE,
     Server,
     base_url,
-    find_server,
-    find_servers,
-    read_key,
+    discover_server,
+    discover_servers,
+    read_api_key,
 )
 from skyfleet.errors import ConfigError
 
@@ -49,17 +49,17 @@ def test_an_address_may_be_short_or_complete() -> None:
 async def test_the_only_model_of_a_server_is_the_default() -> None:
     policy_model = tiny_speaker()
     async with serving(policy_model.app(policy_model.engine(), api_key="k")) as url:
-        found = await find_server(url, model=None, api_key="k")
+        found = await discover_server(url, model=None, api_key="k")
         assert found == Server(
             url=f"{url}/v1", model=MODEL, max_model_len=CAPACITY, policy_version=0
         )
-        assert await find_server(url, model=MODEL, api_key="k") == found
+        assert await discover_server(url, model=MODEL, api_key="k") == found
         with pytest.raises(ConfigError, match=rf"serves \['{MODEL}'\], not .*'other'"):
-            await find_server(url, model="other", api_key="k")
+            await discover_server(url, model="other", api_key="k")
         with pytest.raises(ConfigError, match="401; it requires a key: set OPENAI_API_KEY"):
-            await find_server(url, model=None, api_key=None)
+            await discover_server(url, model=None, api_key=None)
         with pytest.raises(ConfigError, match="401; it does not accept the key in OPENAI_API_KEY"):
-            await find_server(url, model=None, api_key="another")
+            await discover_server(url, model=None, api_key="another")
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "http://127.0.0.1:nine"])
@@ -67,7 +67,7 @@ async def test_an_unreachable_address_is_named(address: str) -> None:
     with pytest.raises(
         ConfigError, match=r"^generator\.remote_inference_engine_urls: http://127\.0\.0\.1:"
     ):
-        await find_server(address, model=None, api_key=None)
+        await discover_server(address, model=None, api_key=None)
 
 
 @pytest.mark.parametrize(
@@ -82,13 +82,13 @@ async def test_an_unreachable_address_is_named(address: str) -> None:
 async def test_each_invalid_response_names_its_remedy(answer: Response, sentence: str) -> None:
     async with answering(answer) as url:
         with pytest.raises(ConfigError, match=sentence):
-            await find_server(url, model=None, api_key=None)
+            await discover_server(url, model=None, api_key=None)
 
 
 async def found(*answers: Response, model: str | None = None, longest: int = 100) -> list[Server]:
     async with AsyncExitStack() as opened:
         urls = [await opened.enter_async_context(answering(answer)) for answer in answers]
-        return await find_servers(urls, model=model, api_key=None, longest=longest)
+        return await discover_servers(urls, model=model, api_key=None, longest=longest)
 
 
 async def test_every_server_must_have_enough_context() -> None:
@@ -120,7 +120,7 @@ async def test_servers_of_different_steps_are_rejected() -> None:
 @pytest.mark.parametrize("again", ["host:8000", "http://host:8000/v1/"])
 async def test_a_duplicate_server_is_rejected(again: str) -> None:
     with pytest.raises(ConfigError, match=r"lists http://host:8000/v1 2 times; list each"):
-        await find_servers(["host:8000", again], model=None, api_key=None, longest=1)
+        await discover_servers(["host:8000", again], model=None, api_key=None, longest=1)
 
 
 @pytest.mark.parametrize("key", ["schlüssel", "sk-123\n", "sk-1\t23"])
@@ -129,7 +129,7 @@ def test_an_invalid_key_is_rejected_without_printing_it(
 ) -> None:
     monkeypatch.setenv(KEY_VARIABLE, key)
     with pytest.raises(ConfigError, match=r"^OPENAI_API_KEY contains a line break or") as refused:
-        read_key()
+        read_api_key()
     assert key.strip() not in str(refused.value)
 
 
@@ -138,4 +138,4 @@ def test_an_empty_key_counts_as_none(
     value: str, key: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(KEY_VARIABLE, value)
-    assert read_key() == key
+    assert read_api_key() == key

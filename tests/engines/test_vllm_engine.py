@@ -28,7 +28,7 @@ from skyfleet.engines.engine import Engine
 from skyfleet.engines.vllm_controller import VllmSettings
 from skyfleet.engines.vllm_engine import VllmEngine, open_vllm_engine
 from skyfleet.errors import ConfigError, ModelError, SentinelError
-from skyfleet.models.loading import Loaded, save_model
+from skyfleet.models.loading import LoadedModel, save_model
 
 pytestmark = [
     pytest.mark.slow,
@@ -46,7 +46,9 @@ READ = list(range(20, 276))
 async def vllm(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmEngine]:
     os.environ["VLLM_NO_USAGE_STATS"] = "1"
     policy_model, folder = wide_speaker(), tmp_path_factory.mktemp("model")
-    save_model(Loaded(module=policy_model.decoder.module, tokenizer=policy_model.tokenizer), folder)
+    save_model(
+        LoadedModel(module=policy_model.decoder.module, tokenizer=policy_model.tokenizer), folder
+    )
     settings = VllmSettings(
         max_model_len=CAPACITY,
         model_dtype="float32",

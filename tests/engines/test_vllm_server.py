@@ -20,7 +20,7 @@ from tests.fakes.tiny_speaker import MODEL
 from tests.fakes.wide_speaker import LearnerOf, moved, wide_speaker
 
 from skyfleet.engines import vllm_worker
-from skyfleet.engines.http_client import RefusedError
+from skyfleet.engines.http_client import RequestRejectedError
 from skyfleet.engines.openai_engine import OpenAIEngine
 from skyfleet.engines.vllm_server import VllmRoutes, VllmServer, open_vllm_server
 from skyfleet.errors import ConfigError, EngineError, ModelError, SentinelError
@@ -109,18 +109,18 @@ async def test_a_restarted_or_reused_server_stops_the_run() -> None:
     sync = learner.sync()
     async with reached(server) as engine:
         await sync.push(learner, [engine])  # type: ignore[arg-type]
-        await sync.confirm([engine])
+        await sync.verify([engine])
         async with reached(server) as others:
             await LearnerOf(wide_speaker().decoder, 9).push(others)
         with pytest.raises(
             SentinelError,
             match=r"^vLLM at \S+ received weights that differ.* 24 of 24 .* or another run pushed",
         ):
-            await sync.confirm([engine])
+            await sync.verify([engine])
         await sync.push(learner, [engine])  # type: ignore[arg-type]
         server.start_again()
         with pytest.raises(SentinelError, match="samples since then are not from this policy"):
-            await sync.confirm([engine])
+            await sync.verify([engine])
 
 
 async def test_an_unreadable_weights_file_names_the_key_for_a_shared_folder() -> None:
@@ -153,7 +153,7 @@ async def test_a_failed_turn_fails_its_episode_unless_the_server_is_dead() -> No
     async with reached(server) as engine:
         server.is_healthy = False
         with pytest.raises(
-            RefusedError
+            RequestRejectedError
         ):  # a server that rejects a request is alive, even if its health check fails
             await engine.generate([], SAMPLING, session="s")
         server.is_healthy, server.breaks = True, "completions"

@@ -33,8 +33,8 @@ from skyfleet.engines.openai_engine import OpenAIEngine
 from skyfleet.engines.vllm_controller import WORKER_EXTENSION
 from skyfleet.engines.vllm_server import VllmRoutes, VllmServer, open_vllm_server
 from skyfleet.errors import ConfigError, ModelError, SentinelError
-from skyfleet.models.loading import Loaded, save_model
-from skyfleet.models.weights import sizes_of
+from skyfleet.models.loading import LoadedModel, save_model
+from skyfleet.models.weights import read_model_sizes
 
 pytestmark = [
     pytest.mark.slow,
@@ -70,7 +70,7 @@ class Started:
 
 
 def sizes() -> dict[str, Any]:
-    return sizes_of(wide_speaker().decoder.module.config)
+    return read_model_sizes(wide_speaker().decoder.module.config)
 
 
 def skip_if_over(turn: asyncio.Task[Completion]) -> None:
@@ -81,7 +81,9 @@ def skip_if_over(turn: asyncio.Task[Completion]) -> None:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def started(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Started]:
     policy_model, folder = wide_speaker(), tmp_path_factory.mktemp("model")
-    save_model(Loaded(module=policy_model.decoder.module, tokenizer=policy_model.tokenizer), folder)
+    save_model(
+        LoadedModel(module=policy_model.decoder.module, tokenizer=policy_model.tokenizer), folder
+    )
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -220,10 +222,10 @@ async def test_weights_pushed_by_another_run_are_detected(
     learner = LearnerOf(wide_speaker().decoder, 9)
     sync = learner.sync()
     await sync.push(learner, [started.engine])  # type: ignore[arg-type]
-    await sync.confirm([started.engine])
+    await sync.verify([started.engine])
     await LearnerOf(moved(0.05), 9).push(started.engine)
     with pytest.raises(SentinelError, match="samples since then are not from this policy"):
-        await sync.confirm([started.engine])
+        await sync.verify([started.engine])
 
 
 @pytest.mark.parametrize("other", [{"num_hidden_layers": 1}, {"intermediate_size": 64}])
@@ -241,7 +243,7 @@ async def test_a_server_of_another_model_is_rejected(
 async def test_a_dead_server_stops_the_run(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_client, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(http_client, "INITIAL_BACKOFF_SECONDS", 0.01)
     started.process.kill()
     await started.process.wait()
     with pytest.raises(ModelError, match=r"vLLM at http://127\S+ is dead: .* ConnectError"):

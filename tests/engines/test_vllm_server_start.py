@@ -10,7 +10,7 @@ from tests.fakes.loopback_vllm import MEMORY
 from tests.fakes.reached_vllm import loopback, reached
 from tests.fakes.serving import serving
 
-from skyfleet.engines.vllm_server import VllmRoutes, refuse_asleep
+from skyfleet.engines.vllm_server import VllmRoutes, reject_sleeping_server
 from skyfleet.errors import ConfigError
 
 
@@ -102,11 +102,11 @@ async def test_a_sleeping_server_is_woken_for_training() -> None:
 async def test_a_sleeping_server_is_rejected_for_evaluation() -> None:
     server = loopback()
     async with serving(server) as url, VllmRoutes(url) as routes:
-        await refuse_asleep(routes)
+        await reject_sleeping_server(routes)
         server.asleep = [*MEMORY]
         with pytest.raises(
             ConfigError, match=r"is asleep or paused, .* resume that run, or restart the server"
         ):
-            await refuse_asleep(routes)
+            await reject_sleeping_server(routes)
     async with serving(loopback(dev_mode=False)) as url, VllmRoutes(url) as routes:
-        await refuse_asleep(routes)
+        await reject_sleeping_server(routes)

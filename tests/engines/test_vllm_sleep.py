@@ -16,7 +16,7 @@ from skyfleet.engines.vllm_controller import VllmSettings
 from skyfleet.engines.vllm_engine import VllmEngine
 from skyfleet.engines.vllm_worker import WeightUpdateExtension
 from skyfleet.errors import ConfigError, EngineError, ModelError
-from skyfleet.models.weights import bit_sums
+from skyfleet.models.weights import weight_checksum
 
 
 class Calls:
@@ -156,9 +156,9 @@ def test_each_weight_is_read_back_from_vllms_fused_tensors() -> None:
         "lm_head.weight": [5, 4],  # tied
     }
     assert build_extension(k, v, embedding).skyfleet_sums(shapes)["held"] == {
-        "layer.k_proj.weight": bit_sums(k).tolist(),
-        "layer.v_proj.weight": bit_sums(v).tolist(),
-        "layer.embed.weight": bit_sums(embedding).tolist(),
+        "layer.k_proj.weight": weight_checksum(k).tolist(),
+        "layer.v_proj.weight": weight_checksum(v).tolist(),
+        "layer.embed.weight": weight_checksum(embedding).tolist(),
     }
 
 
@@ -183,8 +183,8 @@ def test_received_weights_are_checksummed_as_they_arrive(monkeypatch: pytest.Mon
     extension = build_extension(torch.randn(2, 4), torch.randn(2, 4), torch.randn(5, 4))
     extension._skyfleet_load([("a", one), ("b", other)])
     assert extension.skyfleet_sums({})["given"] == {
-        "a": bit_sums(one).tolist(),
-        "b": bit_sums(other).tolist(),
+        "a": weight_checksum(one).tolist(),
+        "b": weight_checksum(other).tolist(),
     }
     with pytest.raises(RuntimeError, match="breaks"):
         extension._skyfleet_load([("breaks", other), ("a", one)])

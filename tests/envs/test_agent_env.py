@@ -21,7 +21,7 @@ from tests.envs.agents import (
 from tests.fakes.tiny_speaker import tiny_speaker
 
 from skyfleet.envs.agent_env import ApiCredentials, agent_env
-from skyfleet.rollouts.conversation import BEGUN
+from skyfleet.rollouts.conversation import RESTARTED
 from skyfleet.rollouts.episode import collect, run_episode
 from skyfleet.rollouts.scripted_agents import oracle_policy
 from skyfleet.tasks.task import Grade, Task
@@ -87,7 +87,7 @@ async def test_a_rewritten_history_starts_another_transcript() -> None:
 
     trajectory = await play(agent_env(agent))
     assert (trajectory.ending, len(trajectory.turns)) == (Ending.DONE, 3)
-    assert [t.reason for t in trajectory.transcripts] == ["", BEGUN]
+    assert [t.reason for t in trajectory.transcripts] == ["", RESTARTED]
     text = tiny_speaker().renderer.text(trajectory.transcripts[1].token_ids)
     assert "in short: hi" in text
     assert "one" not in text

@@ -13,7 +13,7 @@ from skyfleet.envs.context_env import ContextEnv
 from skyfleet.envs.env import Observation, Step
 from skyfleet.envs.registry import env_factory
 from skyfleet.errors import EnvError
-from skyfleet.worlds.catalog import open_world, world_tasks
+from skyfleet.worlds.catalog import generate_world_tasks, open_world
 
 
 class Echo(ShoutingEnv):
@@ -252,13 +252,13 @@ async def test_an_environment_with_a_tool_of_the_same_name_is_rejected() -> None
 async def test_the_configuration_says_which_envs_have_them(
     words: tuple[str, ...], wrapped: bool
 ) -> None:
-    (task,) = world_tasks("github", split="train", count=1)
+    (task,) = generate_world_tasks("github", split="train", count=1)
     env = await env_factory(load_config("", words))(task)
     assert isinstance(env, ContextEnv) == wrapped
 
 
 async def test_a_world_of_ours_answers_and_is_graded_through_them() -> None:
-    (task,) = world_tasks("github", split="train", count=1)
+    (task,) = generate_world_tasks("github", split="train", count=1)
     env = ContextEnv(await open_world(task), page_characters=10_000)
     await env.reset()
     for done in task.solution:

@@ -42,8 +42,8 @@ from skyfleet.envs.skyrl_gym import skyrl_gym_factory
 from skyfleet.errors import EnvError, VerifierError
 from skyfleet.tasks.loading import load_tasks
 from skyfleet.tasks.task import Grade, Task
-from skyfleet.worlds.catalog import open_world, world_tasks
-from skyfleet.worlds.fleet_server.server import fleet_app
+from skyfleet.worlds.catalog import generate_world_tasks, open_world
+from skyfleet.worlds.fleet_server.server import build_fleet_app
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +127,7 @@ async def safe(folder: Path) -> AsyncIterator[Case]:
 
 
 def world_task() -> Task:
-    return world_tasks("github", split="train", count=1)[0]
+    return generate_world_tasks("github", split="train", count=1)[0]
 
 
 @asynccontextmanager
@@ -164,7 +164,7 @@ async def mcp_stdio(folder: Path) -> AsyncIterator[Case]:
 @asynccontextmanager
 async def fleet(folder: Path) -> AsyncIterator[Case]:
     task = world_task()
-    async with serving(fleet_app([task], api_key="key")) as url:
+    async with serving(build_fleet_app([task], api_key="key")) as url:
         open_env = fleet_factory(FleetSettings(api_key="key", base_url=url))
         yield Case(open_env=open_env, task=task, solution=solution_of(task))
 

@@ -37,7 +37,7 @@ from skyfleet.rollouts.episode import run_episode
 from skyfleet.rollouts.scripted_agents import null_policy
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.trajectory import Ending
-from skyfleet.worlds.catalog import WORLD_NAMES, world_tasks
+from skyfleet.worlds.catalog import WORLD_NAMES, generate_world_tasks
 
 
 def _call(name: str, **arguments: Any) -> Message:
@@ -49,7 +49,7 @@ def _call(name: str, **arguments: Any) -> Message:
 async def test_reference_solutions_of_every_world_score_one_and_doing_nothing_scores_zero(
     world: str,
 ) -> None:
-    tasks = world_tasks(world, split="all", count=8)
+    tasks = generate_world_tasks(world, split="all", count=8)
     async with faulty_fleet() as (open_env, instances, _):
         for task in tasks:
             trajectory = await played(task, open_env)

@@ -30,7 +30,7 @@ from skyfleet.envs.fleet.settings import FleetSettings
 from skyfleet.rollouts.episode import Limits, run_episode
 from skyfleet.rollouts.scripted_agents import oracle_policy
 from skyfleet.trajectories.trajectory import Ending
-from skyfleet.worlds.fleet_server.server import fleet_app
+from skyfleet.worlds.fleet_server.server import build_fleet_app
 
 _TOKEN = "/v1/runner-auth/token"
 
@@ -90,7 +90,7 @@ async def test_an_instance_created_despite_a_lost_answer_is_used() -> None:
 
 
 async def test_an_episode_cancelled_during_provisioning_leaves_no_instance() -> None:
-    app = fleet_app(TASKS, api_key=KEY)
+    app = build_fleet_app(TASKS, api_key=KEY)
 
     async def made_slowly(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http" and scope["path"] == "/v1/env/instances":
@@ -125,7 +125,7 @@ async def test_a_close_that_is_cancelled_still_deletes_the_instance() -> None:
 
 async def test_a_full_server_is_waited_for_and_a_wrong_key_is_not() -> None:
     await start_jail()
-    app = fleet_app(TASKS, api_key=KEY, max_instances=1)
+    app = build_fleet_app(TASKS, api_key=KEY, max_instances=1)
     async with nothing_left(), serving(app) as base_url:
         open_env = fleet_factory(quick_settings(base_url, first_wait_seconds=0.1, **PATIENT))
         first = await open_env(WRITING)

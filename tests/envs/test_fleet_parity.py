@@ -17,7 +17,7 @@ from tests.envs.two_executors import CLOCK_WARNING, both_scores
 
 from skyfleet.envs.tools import ToolError
 from skyfleet.tasks.task import RecordedCall, Task
-from skyfleet.worlds.catalog import WORLD_NAMES, get_world, world_tasks
+from skyfleet.worlds.catalog import WORLD_NAMES, generate_world_tasks, get_world
 from skyfleet.worlds.toolkit import App
 
 pytestmark = CLOCK_WARNING
@@ -64,7 +64,7 @@ def test_tasks_of_a_world_score_the_same_solved_undone_half_done_and_overdone(
     name: str, tmp_path: Path
 ) -> None:
     world = get_world(name)
-    for task in world_tasks(name, split="all", count=15, seed=5):
+    for task in generate_world_tasks(name, split="all", count=15, seed=5):
         code, seed = task.verifier_code or "", world.image(_data_seed(task))
         calls = [call for call in task.solution if call.name != "submit_final_answer"]
         output = [call.arguments["answer"] for call in task.solution if call not in calls]
@@ -109,7 +109,7 @@ def _fleet_verifiers() -> list[str]:
 
 @cache
 def _errands() -> list[Task]:
-    return world_tasks("booking", split="train", count=26)
+    return generate_world_tasks("booking", split="train", count=26)
 
 
 def _write_at_random(app: App, code: str) -> None:

@@ -19,9 +19,9 @@ from skyfleet.envs.verifiers.running import (
     partial_reward,
     run_verifier,
 )
-from skyfleet.envs.verifiers.writing import write_verifier, written_here
+from skyfleet.envs.verifiers.writing import is_written_here, write_verifier
 from skyfleet.errors import VerifierError
-from skyfleet.worlds.catalog import get_world, world_tasks
+from skyfleet.worlds.catalog import generate_world_tasks, get_world
 from skyfleet.worlds.env import WorldEnv
 
 PID = verifier("import os; return os.getpid()")
@@ -45,7 +45,7 @@ async def test_source_written_here_runs_in_process_and_any_other_in_the_jail(
     with closing(load_state(SEED)) as seed:
         code = write_verifier(Difference(seed, current).changes, "tom")
     strange = code + "#"
-    assert (written_here(code), written_here(strange)) == (True, False)
+    assert (is_written_here(code), is_written_here(strange)) == (True, False)
     with Jail(n_workers=1) as jail:
         ours = await grade_state(code, SEED, current, "tom", jail=jail)
         assert jail.pids == []
@@ -91,7 +91,7 @@ async def test_a_retry_that_succeeds_gives_the_grade(
 
 
 async def test_a_world_grades_foreign_tasks_in_the_jail() -> None:
-    (task,) = world_tasks("github", split="all", count=1)
+    (task,) = generate_world_tasks("github", split="all", count=1)
     assert task.verifier_code is not None
     env = WorldEnv(
         get_world("github"),

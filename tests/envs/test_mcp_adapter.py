@@ -27,7 +27,7 @@ from skyfleet.rollouts.episode import Limits, run_episode
 from skyfleet.rollouts.scripted_agents import null_policy, oracle_policy
 from skyfleet.tasks.task import Grade, Task
 from skyfleet.trajectories.trajectory import Ending, Trajectory
-from skyfleet.worlds.catalog import open_world, world_tasks
+from skyfleet.worlds.catalog import generate_world_tasks, open_world
 
 LIMITS = Limits(max_turns=12, max_input_length=10**6, trajectory_timeout_seconds=30)
 ROOT = Path(__file__).parents[2]
@@ -64,7 +64,7 @@ def _complaint(trajectory: Trajectory) -> str:
 
 
 async def test_the_official_client_plays_our_worlds_to_a_reward_of_one() -> None:
-    tasks = world_tasks("github", split="all", count=3)
+    tasks = generate_world_tasks("github", split="all", count=3)
     async with (
         nothing_left(),
         serving(mcp_app(tasks, open_world)) as url,
@@ -89,7 +89,7 @@ async def test_the_official_client_plays_our_worlds_to_a_reward_of_one() -> None
 
 
 async def test_an_episode_through_the_adapter_equals_the_episode_without_it() -> None:
-    tasks = world_tasks("github", split="all", count=16)
+    tasks = generate_world_tasks("github", split="all", count=16)
     async with nothing_left(), serving(mcp_app(tasks, open_world)) as url:
         outside = await asyncio.gather(*(_play(_served(url), task) for task in tasks))
         idle = await _play(_served(url), tasks[0], null_policy)
@@ -103,7 +103,7 @@ async def test_an_episode_through_the_adapter_equals_the_episode_without_it() ->
 
 
 async def test_a_server_on_stdio_is_graded_by_the_state_it_offers() -> None:
-    tasks = world_tasks("github", split="all", count=12)
+    tasks = generate_world_tasks("github", split="all", count=12)
     task = next(t for t in tasks if t.metadata["template"] == "close_by_title")
     settings = MCPSettings(
         command=_world_command(task.data_key),
@@ -192,7 +192,7 @@ async def test_a_result_of_fifty_megabytes_is_cut() -> None:
 
 
 async def test_a_server_that_vanishes_in_the_middle_costs_one_episode() -> None:
-    task = world_tasks("github", split="all", count=1)[0]
+    task = generate_world_tasks("github", split="all", count=1)[0]
     async with nothing_left():
         async with serving(mcp_app([task], open_world)) as url:
             env = await mcp_factory(_served(url))(task)
@@ -204,7 +204,7 @@ async def test_a_server_that_vanishes_in_the_middle_costs_one_episode() -> None:
 
 
 async def test_a_gateway_without_a_server_costs_one_episode() -> None:
-    task = world_tasks("github", split="all", count=1)[0]
+    task = generate_world_tasks("github", split="all", count=1)[0]
     inner, broken = mcp_app([task], open_world), False
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -232,7 +232,7 @@ async def test_a_server_that_never_answers_costs_one_episode_its_deadline() -> N
 
 
 async def test_an_unknown_task_is_one_sentence() -> None:
-    task = world_tasks("github", split="all", count=1)[0]
+    task = generate_world_tasks("github", split="all", count=1)[0]
     near = task.model_copy(update={"key": f"{task.key}x"})
     async with nothing_left(), serving(mcp_app([task], open_world)) as url:
         complaint = _complaint(await _play(_served(url), near))

@@ -15,7 +15,7 @@ from tests.fakes.serving import nothing_left, serving
 from skyfleet.envs.env import EnvFactory
 from skyfleet.envs.mcp.server import SESSION_HEADER, mcp_app
 from skyfleet.tasks.task import Task
-from skyfleet.worlds.catalog import open_world, world_tasks
+from skyfleet.worlds.catalog import generate_world_tasks, open_world
 
 OTHER = TASK.model_copy(update={"key": "other"})
 
@@ -92,7 +92,7 @@ async def test_a_session_belongs_to_its_task_and_ends_with_delete() -> None:
 
 
 async def test_an_episode_is_graded_once_and_over_then() -> None:
-    tasks = world_tasks("github", split="all", count=1)
+    tasks = generate_world_tasks("github", split="all", count=1)
     async with _served(open_world, tuple(tasks)) as http:
         key = tasks[0].key
         answer = await _ask(http, "initialize", key=key)

@@ -26,7 +26,7 @@ from skyfleet.rollouts.episode import Limits, run_episode
 from skyfleet.rollouts.scripted_agents import null_policy, oracle_policy
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.trajectory import Ending, Trajectory
-from skyfleet.worlds.catalog import open_world, world_tasks
+from skyfleet.worlds.catalog import generate_world_tasks, open_world
 
 # After our server, which keeps gradio out.
 from openenv.core import GenericEnvClient  # isort: skip
@@ -58,7 +58,7 @@ def _complaint(trajectory: Trajectory) -> str:
 
 
 async def test_the_official_client_plays_our_worlds_to_a_reward_of_one() -> None:
-    tasks = world_tasks("github", split="all", count=8)
+    tasks = generate_world_tasks("github", split="all", count=8)
     app = openenv_app(tasks, open_world, max_sessions=1)
     async with nothing_left(), serving(app) as url, GenericEnvClient(base_url=url) as client:
         for task in tasks:
@@ -77,7 +77,7 @@ async def test_the_official_client_plays_our_worlds_to_a_reward_of_one() -> None
 
 
 async def test_an_episode_through_the_adapter_equals_the_episode_without_it() -> None:
-    tasks = world_tasks("github", split="all", count=16)
+    tasks = generate_world_tasks("github", split="all", count=16)
     async with nothing_left(), serving(openenv_app(tasks, open_world, max_sessions=16)) as url:
         outside = await asyncio.gather(*(_play(url, task) for task in tasks))
         idle = await _play(url, tasks[0], null_policy)
@@ -101,7 +101,7 @@ async def _opening(url: str, task: Task) -> EnvObservation:
 
 
 async def test_a_full_server_is_waited_for() -> None:
-    tasks = world_tasks("github", split="all", count=16)
+    tasks = generate_world_tasks("github", split="all", count=16)
     async with nothing_left(), serving(openenv_app(tasks, open_world, max_sessions=2)) as url:
         played = await asyncio.gather(
             *(_play(url, task, capacity_wait_seconds=20) for task in tasks)
@@ -117,7 +117,7 @@ async def test_a_full_server_is_waited_for() -> None:
 
 
 async def test_an_unknown_task_is_one_sentence() -> None:
-    tasks = world_tasks("github", split="all", count=1)
+    tasks = generate_world_tasks("github", split="all", count=1)
     near = f"{tasks[0].key}x"
     async with nothing_left(), serving(openenv_app(tasks, open_world, max_sessions=1)) as url:
         async with GenericEnvClient(base_url=url) as client:
@@ -132,7 +132,7 @@ async def test_an_unknown_task_is_one_sentence() -> None:
 
 
 async def test_the_steps_of_an_episode_are_limited_and_the_last_one_is_graded() -> None:
-    task = world_tasks("github", split="all", count=1)[0]
+    task = generate_world_tasks("github", split="all", count=1)[0]
     app = openenv_app([task], open_world, max_sessions=1, max_steps=2)
     action = {"type": "call_tool", "tool_name": "list_issues", "arguments": {"repo": "?"}}
     async with serving(app) as url, GenericEnvClient(base_url=url) as client:

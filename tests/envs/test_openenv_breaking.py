@@ -26,7 +26,7 @@ from skyfleet.rollouts.episode import Limits, run_episode
 from skyfleet.rollouts.scripted_agents import oracle_policy
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.trajectory import Ending
-from skyfleet.worlds.catalog import open_world, world_tasks
+from skyfleet.worlds.catalog import generate_world_tasks, open_world
 
 # After our server, which keeps gradio out.
 from openenv.core.env_server import CallToolAction  # isort: skip
@@ -81,7 +81,7 @@ async def test_a_server_that_hangs_costs_one_episode_its_deadline() -> None:
 
 
 async def test_a_server_that_vanishes_in_the_middle_costs_one_episode() -> None:
-    task = world_tasks("github", split="all", count=1)[0]
+    task = generate_world_tasks("github", split="all", count=1)[0]
     async with nothing_left():
         async with serving(openenv_app([task], open_world, max_sessions=1)) as url:
             env = await openenv_factory(_settings(url))(task)

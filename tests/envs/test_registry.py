@@ -19,7 +19,7 @@ from skyfleet.envs.registry import check_task_classes, env_factory
 from skyfleet.envs.skyrl_gym import SkyrlGymEnv
 from skyfleet.errors import ConfigError
 from skyfleet.tasks.task import Task
-from skyfleet.worlds.catalog import world_tasks
+from skyfleet.worlds.catalog import generate_world_tasks
 from skyfleet.worlds.env import WorldEnv
 
 
@@ -49,20 +49,20 @@ async def test_an_env_class_is_a_known_name_or_a_function_of_your_own(
     words: tuple[str, ...], kind: type
 ) -> None:
     env_class, *others = words
-    (task,) = world_tasks("github", split="train", count=1)
+    (task,) = generate_world_tasks("github", split="train", count=1)
     assert isinstance(await factory(f"environment.env_class={env_class}", *others)(task), kind)
 
 
 async def test_one_environment_may_have_a_class_of_its_own() -> None:
     open_env = factory("environment.env_classes={agentdojo-slack: agentdojo}")
-    (task,) = world_tasks("github", split="train", count=1)
+    (task,) = generate_world_tasks("github", split="train", count=1)
     assert isinstance(await open_env(task), WorldEnv)
     assert isinstance(await open_env(agentdojo_tasks("slack")[0]), AgentDojoEnv)
 
 
 async def test_a_world_of_ones_own_can_be_named() -> None:
     open_env = factory("environment.worlds=[skyfleet.worlds.github:github]")
-    (task,) = world_tasks("github", split="train", count=1)
+    (task,) = generate_world_tasks("github", split="train", count=1)
     assert isinstance(await open_env(task), WorldEnv)
 
 
@@ -151,13 +151,13 @@ async def test_the_messages_of_a_row_are_the_prompt() -> None:
 async def test_a_row_may_name_its_own_environment() -> None:
     open_env = factory("environment.env_class=world")
     assert isinstance(await open_env(row(env_class="gsm8k")), SkyrlGymEnv)
-    (task,) = world_tasks("github", split="train", count=1)
+    (task,) = generate_world_tasks("github", split="train", count=1)
     assert isinstance(await open_env(task), WorldEnv)
 
 
 async def test_env_classes_of_the_run_come_before_the_rows_own() -> None:
     open_env = factory("environment.env_classes={github: world}")
-    (task,) = world_tasks("github", split="train", count=1)
+    (task,) = generate_world_tasks("github", split="train", count=1)
     named = Row(**task.model_dump()).model_copy(update={"env_class": "gsm8k"})
     assert isinstance(await open_env(named), WorldEnv)
 

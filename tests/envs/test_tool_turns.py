@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from skyfleet.chat.message import Message, ToolCall
-from skyfleet.chat.tool_calls.formats import parser_named
+from skyfleet.chat.tool_calls.formats import get_parser
 from skyfleet.envs.env import Step
-from skyfleet.envs.tool_turns import take_turn
+from skyfleet.envs.tool_turns import run_tool_calls
 
 
 async def answer(call: ToolCall) -> Step:
@@ -28,9 +28,9 @@ async def answer(call: ToolCall) -> Step:
 async def test_only_json_calls_get_the_error_about_invalid_json(
     parser: str, output: str, why: str
 ) -> None:
-    action: Message = parser_named(parser)(output).message
+    action: Message = get_parser(parser)(output).message
     assert action.malformed_calls
-    step = await take_turn(action, answer)
+    step = await run_tool_calls(action, answer)
     assert [message.text for message in step.messages] == [
         f"Error: the tool call {why}; give a name and arguments."
     ]

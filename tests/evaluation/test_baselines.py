@@ -8,7 +8,7 @@ from skyfleet.envs.env import Env
 from skyfleet.evaluation.baselines import Baseline, baseline_faults, measure_baselines
 from skyfleet.rollouts.episode import Limits
 from skyfleet.tasks.task import Grade, RecordedCall, Task
-from skyfleet.worlds.catalog import open_world, world_tasks
+from skyfleet.worlds.catalog import generate_world_tasks, open_world
 
 LIMITS = Limits(max_turns=8, max_input_length=0, trajectory_timeout_seconds=0)
 
@@ -45,7 +45,7 @@ async def measure(*tasks: Task, pass_threshold: float = 1.0) -> dict[str, Baseli
 
 
 async def test_a_built_in_environment_has_no_vacuous_or_impossible_tasks() -> None:
-    tasks = world_tasks("github", split="all", count=6)
+    tasks = generate_world_tasks("github", split="all", count=6)
     baselines = await measure_baselines(tasks, open_world, LIMITS, max_concurrent=6)
     assert baselines == {
         "github": Baseline(null_rate=0.0, oracle_rate=1.0, vacuous=(), impossible=())

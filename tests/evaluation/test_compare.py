@@ -24,7 +24,7 @@ def report(step: int = 0, **rewards_by_env: Rewards) -> EvalReport:
         for env_key, tasks in rewards_by_env.items()
         for i, rewards in enumerate(tasks)
     ]
-    return EvalReport.of("eval", groups, step=step)
+    return EvalReport.from_groups("eval", groups, step=step)
 
 
 def arms(*, kept: int, gained: int, lost: int, failed: int) -> tuple[Rewards, Rewards]:
@@ -188,4 +188,4 @@ def sampled_report(successes: list[list[int]]) -> EvalReport:
         for env, tasks in enumerate(successes)
         for task, c in enumerate(tasks)
     }
-    return replace(EvalReport.of("eval", [], step=0), outcomes=outcomes)
+    return replace(EvalReport.from_groups("eval", [], step=0), outcomes=outcomes)

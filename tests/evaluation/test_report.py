@@ -18,10 +18,10 @@ from skyfleet.metrics.intervals import mean_rate, wilson
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.records import RecordError
 
-SINGLE = EvalReport.of(
+SINGLE = EvalReport.from_groups(
     "eval", [group([float(i < 14)], task_key=f"t{i:02d}") for i in range(30)], step=0
 )
-MIXED = EvalReport.of(
+MIXED = EvalReport.from_groups(
     "held out",
     [
         group([1.0, 1.0, 0.0, 0.0], task_key="a"),
@@ -69,7 +69,7 @@ def test_an_ungraded_environment_has_no_rate() -> None:
 
 
 def test_groups_with_the_same_task_key_are_one_task() -> None:
-    twice = EvalReport.of("eval", [group([1.0]), group([0.0, None])], step=0)
+    twice = EvalReport.from_groups("eval", [group([1.0]), group([0.0, None])], step=0)
     assert twice.outcomes == {
         "t": TaskOutcome(env_key="github", successes=1, rewards=(1.0, 0.0), unknown=1)
     }
@@ -113,22 +113,24 @@ def test_the_prefix_is_that_of_the_seeds() -> None:
 
 
 def test_a_report_without_groups_is_empty() -> None:
-    empty = EvalReport.of("eval", [], step=0)
+    empty = EvalReport.from_groups("eval", [], step=0)
     assert (empty.overall.n_tasks, empty.overall.success_rate, dict(empty.by_env)) == (0, None, {})
     assert empty.metrics() == {"eval/all/unknown_grades": 0.0}
 
 
-BASED = EvalReport.of(
+BASED = EvalReport.from_groups(
     "based",
     [group([1.0])],
     step=3,
     baselines={"github": Baseline(null_rate=0.5, oracle_rate=None, vacuous=("t",), impossible=())},
     pass_threshold=0.5,
-    played_by=AgentInfo(model="tiny", checkpoint="runs/a", temperature=0.5, max_turns=8),
+    agent_info=AgentInfo(model="tiny", checkpoint="runs/a", temperature=0.5, max_turns=8),
 )
 
 
-@pytest.mark.parametrize("report", [SINGLE, MIXED, EvalReport.of("none", [], step=3), BASED])
+@pytest.mark.parametrize(
+    "report", [SINGLE, MIXED, EvalReport.from_groups("none", [], step=3), BASED]
+)
 def test_a_report_survives_a_round_trip_through_json(report: EvalReport) -> None:
     assert EvalReport.from_json(report.to_json()) == report
 
@@ -142,7 +144,7 @@ def test_an_invalid_report_names_the_field() -> None:
         EvalReport.from_json(SINGLE.to_json().replace('"step": 0', '"step": "soon"'))
 
 
-MANY = EvalReport.of(
+MANY = EvalReport.from_groups(
     "eval",
     [
         group([1.0, 0.0], task_key="a"),
@@ -208,14 +210,20 @@ def test_difficulties_are_scored_separately_if_tasks_state_them() -> None:
 
 def test_a_lower_threshold_counts_partial_rewards_as_passes() -> None:
     groups = [group([0.6, 0.4])]
-    assert EvalReport.of("eval", groups, step=0).overall.success_rate == 0.0
-    assert EvalReport.of("eval", groups, step=0, pass_threshold=0.5).overall.success_rate == 0.5
+    assert EvalReport.from_groups("eval", groups, step=0).overall.success_rate == 0.0
+    assert (
+        EvalReport.from_groups("eval", groups, step=0, pass_threshold=0.5).overall.success_rate
+        == 0.5
+    )
 
 
 def test_at_the_default_threshold_the_verifiers_success_decides() -> None:
     groups = played(attempt(0.7, success=True))
-    assert EvalReport.of("eval", groups, step=0).overall.success_rate == 1.0
-    assert EvalReport.of("eval", groups, step=0, pass_threshold=0.8).overall.success_rate == 0.0
+    assert EvalReport.from_groups("eval", groups, step=0).overall.success_rate == 1.0
+    assert (
+        EvalReport.from_groups("eval", groups, step=0, pass_threshold=0.8).overall.success_rate
+        == 0.0
+    )
 
 
 def test_a_report_of_an_older_version_loads() -> None:
@@ -236,7 +244,7 @@ def run(tmp_path: Path) -> Path:
 def write(folder: Path, name: str, step: int) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
-    path.write_text(EvalReport.of(name, [group([1.0])], step=step).to_json())
+    path.write_text(EvalReport.from_groups(name, [group([1.0])], step=step).to_json())
     return path
 
 

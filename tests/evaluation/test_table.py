@@ -20,8 +20,12 @@ def tasks(env_key: str, *rewards: float | None) -> list[Group]:
     ]
 
 
-BEFORE = EvalReport.of("eval", tasks("mail", *[0.0] * 9, 1.0) + tasks("a|b", *[1.0] * 20), step=0)
-AFTER = EvalReport.of("eval", tasks("mail", *[1.0] * 9, None) + tasks("a|b", *[1.0] * 20), step=80)
+BEFORE = EvalReport.from_groups(
+    "eval", tasks("mail", *[0.0] * 9, 1.0) + tasks("a|b", *[1.0] * 20), step=0
+)
+AFTER = EvalReport.from_groups(
+    "eval", tasks("mail", *[1.0] * 9, None) + tasks("a|b", *[1.0] * 20), step=80
+)
 TABLE = comparison_table([compare(BEFORE, AFTER)])
 
 
@@ -54,8 +58,8 @@ def test_the_number_of_left_out_tasks_is_below_the_table() -> None:
 
 
 def test_sets_of_one_environment_have_no_all_row() -> None:
-    one = EvalReport.of("one", tasks("mail", 1.0, 0.0), step=0)
-    two = EvalReport.of("two", tasks("shop", 1.0, 0.0), step=0)
+    one = EvalReport.from_groups("one", tasks("mail", 1.0, 0.0), step=0)
+    two = EvalReport.from_groups("two", tasks("shop", 1.0, 0.0), step=0)
     lines = comparison_table([compare(one, one), compare(two, two)]).splitlines()
     assert [line.split("|")[1:3] for line in lines[2:]] == [
         [" one ", " mail        "],
@@ -113,7 +117,8 @@ def test_a_conflict_between_interval_and_verdict_is_explained_below_the_table(
 ) -> None:
     sides = [changed(env_key, gained, lost) for env_key, (gained, lost) in envs.items()]
     before, after = (
-        EvalReport.of("eval", [one for side in sides for one in side[at]], step=at) for at in (0, 1)
+        EvalReport.from_groups("eval", [one for side in sides for one in side[at]], step=at)
+        for at in (0, 1)
     )
     comparison = compare(before, after)
     for table in (comparison_table([comparison]), evidence_table([comparison])):
@@ -122,13 +127,17 @@ def test_a_conflict_between_interval_and_verdict_is_explained_below_the_table(
 
 
 def test_the_tasks_needed_state_the_attempts_per_task() -> None:
-    before = EvalReport.of("eval", [group([0.0, 0.0], task_key=str(i)) for i in range(9)], step=0)
-    after = EvalReport.of("eval", [group([1.0, 1.0], task_key=str(i)) for i in range(9)], step=1)
+    before = EvalReport.from_groups(
+        "eval", [group([0.0, 0.0], task_key=str(i)) for i in range(9)], step=0
+    )
+    after = EvalReport.from_groups(
+        "eval", [group([1.0, 1.0], task_key=str(i)) for i in range(9)], step=1
+    )
     assert evidence_table([compare(before, after)]).splitlines()[2].endswith("|  6 x 2 |")
 
 
 def test_the_score_table_has_a_row_per_part_and_counts_unknown_grades() -> None:
-    report = EvalReport.of(
+    report = EvalReport.from_groups(
         "eval",
         [
             group([1.0, 0.0], task_key="a"),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from examples.grpo_from_scratch import Vocabulary, demonstrate, grpo_advantages, main, read_action
 
-from skyfleet.worlds.catalog import world_tasks
+from skyfleet.worlds.catalog import generate_world_tasks
 
 
 async def test_the_sft_loss_falls_and_every_grpo_step_has_a_reward(
@@ -23,7 +23,7 @@ async def test_the_sft_loss_falls_and_every_grpo_step_has_a_reward(
 
 async def test_a_demonstration_passes_and_its_tool_calls_are_action_tokens() -> None:
     vocabulary = Vocabulary()
-    (task,) = world_tasks("github", split="train", count=1)
+    (task,) = generate_world_tasks("github", split="train", count=1)
     shown = await demonstrate(task, vocabulary)
     assert shown.reward == 1.0
     pairs = zip(shown.tokens, shown.loss_mask, strict=True)

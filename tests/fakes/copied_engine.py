@@ -81,7 +81,7 @@ class CopySync:
             engine.policy_version = learner.policy_version
         return learner.policy_version
 
-    async def confirm(self, engines: Sequence[Engine]) -> None: ...
+    async def verify(self, engines: Sequence[Engine]) -> None: ...
 
 
 def stand_for_vllm(patch: pytest.MonkeyPatch) -> None:

@@ -20,12 +20,12 @@ from skyfleet.rollouts.episode import Limits, run_episode
 from skyfleet.rollouts.scripted_agents import oracle_policy
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.trajectory import Trajectory
-from skyfleet.worlds.catalog import world_tasks
-from skyfleet.worlds.fleet_server.server import fleet_app
+from skyfleet.worlds.catalog import generate_world_tasks
+from skyfleet.worlds.fleet_server.server import build_fleet_app
 
 KEY = "local-key"
 LIMITS = Limits(max_turns=20, max_input_length=10**6, trajectory_timeout_seconds=20)
-TASKS = world_tasks("github", split="all", count=12)
+TASKS = generate_world_tasks("github", split="all", count=12)
 WRITING = next(task for task in TASKS if task.metadata["template"] == "close_by_title")
 
 Fault = Callable[[str, bytes], str | None]
@@ -109,7 +109,7 @@ async def faulty_fleet(
 ) -> AsyncIterator[tuple[EnvFactory, Any, Faulty]]:
     """A factory, the server's instances, its faulty front. All that is made must be deleted."""
     await start_jail()
-    app = fleet_app(TASKS, api_key=KEY)
+    app = build_fleet_app(TASKS, api_key=KEY)
     faulty = Faulty(app, fault)
     async with nothing_left(), serving(faulty) as base_url:
         yield fleet_factory(quick_settings(base_url, **changes)), app.state.instances, faulty

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from skyfleet.chat.renderers import make_renderer
 from skyfleet.engines.vllm_worker import WeightUpdateExtension
 from skyfleet.models.decoder import Decoder
-from skyfleet.models.loading import Loaded
+from skyfleet.models.loading import LoadedModel
 
 MEMORY = ("weights", "kv_cache")
 STEERED = ("sleep", "wake_up", "pause", "resume", "reset_prefix_cache")
@@ -45,7 +45,7 @@ class LoopbackVllm:
 
     def __init__(
         self,
-        loaded: Loaded,
+        loaded: LoadedModel,
         *,
         capacity: int = CAPACITY,
         version: str | None = "0.23.0",

@@ -17,8 +17,8 @@ from skyfleet.engines import vllm_worker
 from skyfleet.engines.openai_engine import OpenAIEngine
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.engines.vllm_server import VllmRoutes, VllmServer, open_vllm_server
-from skyfleet.models.loading import Loaded
-from skyfleet.models.weights import sizes_of
+from skyfleet.models.loading import LoadedModel
+from skyfleet.models.weights import read_model_sizes
 
 PROMPT = [20 + i for i in range(12)]
 SAMPLING = SamplingParams(max_generate_length=8, seed=1)
@@ -26,7 +26,7 @@ SAMPLING = SamplingParams(max_generate_length=8, seed=1)
 
 def without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked again at once, and given weights without vLLM."""
-    monkeypatch.setattr(posting, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(posting, "INITIAL_BACKOFF_SECONDS", 0.01)
     monkeypatch.setattr(vllm_worker, "_replace", replace_weights)
 
 
@@ -37,7 +37,7 @@ def changed() -> LearnerOf:
 
 def loopback(**lacks: Any) -> LoopbackVllm:
     policy_model = wide_speaker()
-    loaded = Loaded(module=policy_model.decoder.module, tokenizer=policy_model.tokenizer)
+    loaded = LoadedModel(module=policy_model.decoder.module, tokenizer=policy_model.tokenizer)
     return LoopbackVllm(loaded, **lacks)
 
 
@@ -51,5 +51,5 @@ async def reached(
         OpenAIEngine(f"{url}/v1", model=MODEL, tries=2) as policy_model,
         VllmRoutes(url) as routes,
     ):
-        sizes = sizes_of(wide_speaker().decoder.module.config) | (learner or {})
+        sizes = read_model_sizes(wide_speaker().decoder.module.config) | (learner or {})
         yield await open_vllm_server(policy_model, routes, may_sleep=may_sleep, sizes=sizes)

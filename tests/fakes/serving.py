@@ -11,13 +11,13 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from skyfleet.envs.agent_env import Loopback
+from skyfleet.envs.agent_env import LoopbackServer
 
 
 @asynccontextmanager
 async def serving(app: Any) -> AsyncIterator[str]:
     """The base URL, without a slash at its end. Leaving cuts whoever is still connected."""
-    server = Loopback(app)
+    server = LoopbackServer(app)
     try:
         yield server.url
     finally:

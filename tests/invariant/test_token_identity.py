@@ -20,14 +20,14 @@ from skyfleet.engines.embedded import EmbeddedEngine
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import Observation, Step
 from skyfleet.learner.batching import pack
-from skyfleet.learner.logprobs import chosen_logprobs
+from skyfleet.learner.logprobs import action_logprobs
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.tiny import build_tiny, train_tokenizer
 from skyfleet.rollouts.conversation import TokenConversation
 from skyfleet.rollouts.episode import Limits, collect
 from skyfleet.tasks.task import Grade, Task
 from skyfleet.trajectories.trajectory import Ending, Group
-from skyfleet.worlds.catalog import WORLD_NAMES, get_world, world_tasks
+from skyfleet.worlds.catalog import WORLD_NAMES, generate_world_tasks, get_world
 from skyfleet.worlds.env import WorldEnv
 
 N_TASKS = 50
@@ -112,7 +112,7 @@ def max_logprob_gap(decoder: Decoder, samples: Sequence[Sample], temperature: fl
     gap = 0.0
     for batch in pack(samples, [1.0] * len(samples), max_tokens=16_384, device=decoder.device):
         with torch.no_grad():
-            logprobs_N, _ = chosen_logprobs(
+            logprobs_N, _ = action_logprobs(
                 decoder, batch, temperature=temperature, chunk_size=1024
             )
         gap = max(gap, float((logprobs_N - batch.behaviour_logprobs_N).abs().max()))
@@ -149,7 +149,7 @@ async def run_episodes(
 
 async def test_the_learner_trains_on_exactly_the_tokens_the_engine_sampled() -> None:
     rng = Random(0)
-    every = [t for name in WORLD_NAMES for t in world_tasks(name, split="all", count=17)]
+    every = [t for name in WORLD_NAMES for t in generate_world_tasks(name, split="all", count=17)]
     texts = [task.prompt + str(task.solution) for task in every]
     tokenizer = train_tokenizer(texts, vocab_size=500)
     renderer = make_renderer(tokenizer)

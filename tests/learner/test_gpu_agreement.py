@@ -22,7 +22,7 @@ from skyfleet.algorithms.sample import Sample
 from skyfleet.engines.cuda.engine import CudaEngine
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.learner.batching import pack
-from skyfleet.learner.logprobs import chosen_logprobs
+from skyfleet.learner.logprobs import action_logprobs
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.packed import PackedAttention
 
@@ -109,12 +109,12 @@ def test_logprobs_are_the_same_bits(make: Callable[[], Any], temperature: float)
         for budget in (2_000, 100_000):
             for batch in pack(samples, [1.0] * len(samples), max_tokens=budget, device=CUDA):
                 with torch.no_grad():
-                    logprobs_N, _ = chosen_logprobs(decoder, batch, temperature=temperature)
+                    logprobs_N, _ = action_logprobs(decoder, batch, temperature=temperature)
                 assert torch.equal(logprobs_N, batch.behaviour_logprobs_N)
         with torch.no_grad():
             for parameter in decoder.module.parameters():
                 parameter.mul_(1.05)
-    assert engine._reading._graphs
+    assert engine._prefill._graphs
     assert engine._slots._graphs
 
 
@@ -141,7 +141,7 @@ def test_chunked_prefill_gives_the_same_bits(
             max_num_batched_tokens=budget,
         )
         given.append(asyncio.run(answers(engine)))
-        assert bool(engine._reading._graphs) == (budget <= 8_192)
+        assert bool(engine._prefill._graphs) == (budget <= 8_192)
     assert all(one == given[0] for one in given)
 
 

@@ -16,14 +16,14 @@ from skyfleet.algorithms.kl import k3
 from skyfleet.config.policy import Lora
 from skyfleet.learner.optimizer import OptimizerSettings
 from skyfleet.models.decoder import Decoder
-from skyfleet.models.lora import adapt, adapters, merge, without_adapters
+from skyfleet.models.lora import adapters, add_adapters, merge, strip_adapters
 
 FAST = replace(SETTINGS, optimizer=OptimizerSettings(lr=1e-2))
 
 
 def adapted(*, dtype: torch.dtype = torch.float32) -> Decoder:
     decoder = small_decoder(seed=1, dtype=dtype)
-    adapt(decoder.module, Lora(rank=4, alpha=8), seed=1)
+    add_adapters(decoder.module, Lora(rank=4, alpha=8), seed=1)
     return decoder
 
 
@@ -80,7 +80,7 @@ async def test_the_base_weights_are_the_reference_without_a_copy() -> None:
     decoder = adapted()
 
     def reference() -> Decoder:
-        base = without_adapters(decoder.module, merged=False)
+        base = strip_adapters(decoder.module, merged=False)
         return Decoder(base.requires_grad_(False), max_positions=256)
 
     settings = replace(FAST, kl=k3, kl_loss_coef=0.1)

@@ -28,7 +28,7 @@ from skyfleet.algorithms.reduction import (
 from skyfleet.algorithms.sample import Sample
 from skyfleet.learner.batching import pack
 from skyfleet.learner.critic import Critic
-from skyfleet.learner.logprobs import chosen_logprobs
+from skyfleet.learner.logprobs import action_logprobs
 from skyfleet.learner.optimizer import OptimizerSettings, constant_with_warmup
 from skyfleet.learner.single import LearnerSettings, SingleLearner
 from skyfleet.models.decoder import Decoder
@@ -146,7 +146,7 @@ def test_logprobs_and_gradients_do_not_depend_on_the_chunk(chunk_size: int) -> N
     decoder, samples = small_decoder(), random_groups(2)
     (batch,) = pack(samples, [1.0] * len(samples), max_tokens=10_000, device=decoder.device)
     whole, cut = (
-        chosen_logprobs(decoder, batch, temperature=0.7, chunk_size=size)
+        action_logprobs(decoder, batch, temperature=0.7, chunk_size=size)
         for size in (10_000, chunk_size)
     )
     truth = torch.cat(
@@ -170,7 +170,7 @@ async def test_sft_steps_lower_the_loss() -> None:
     demonstrations = [
         replace(s, advantages=tuple(float(is_action) for is_action in s.loss_mask)) for s in samples
     ]
-    losses = [(await student.imitate(demonstrations)).metrics["loss"] for _ in range(20)]
+    losses = [(await student.sft_step(demonstrations)).metrics["loss"] for _ in range(20)]
     assert losses[-1] < losses[0] / 2
     assert student.policy_version == 20
 
@@ -273,7 +273,7 @@ async def test_the_kl_reference_is_the_policy_at_the_first_rl_step() -> None:
 
     settings = replace(SETTINGS, kl=k3, kl_loss_coef=0.1)
     student, samples = learner(decoder, settings, make_reference=reference), random_groups(2)
-    await student.imitate(samples)
+    await student.sft_step(samples)
     assert made == []
     first = await student.step(samples)
     second = await student.step(samples)
@@ -283,7 +283,7 @@ async def test_the_kl_reference_is_the_policy_at_the_first_rl_step() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("phase", ["imitate", "step"])
+@pytest.mark.parametrize("phase", ["sft_step", "step"])
 async def test_a_loaded_learner_continues_bit_for_bit(
     tmp_path: Path, phase: str, dtype: torch.dtype
 ) -> None:
@@ -324,7 +324,7 @@ def test_gradients_are_the_same_bits_every_time_with_several_threads() -> None:
     first: list[torch.Tensor] = []
     for _ in range(6):
         (batch,) = pack(samples, [1e-3] * 64, max_tokens=64 * 210, device=decoder.device)
-        logprobs_N, _ = chosen_logprobs(decoder, batch, temperature=1.0, chunk_size=1024)
+        logprobs_N, _ = action_logprobs(decoder, batch, temperature=1.0, chunk_size=1024)
         parameters = list(decoder.module.parameters())
         gradients = torch.autograd.grad(logprobs_N.sum(), parameters)
         first = first or list(gradients)

@@ -100,7 +100,6 @@ def test_the_evaluation_metrics_of_the_seeds_are_logged_at_every_evaluation(
         assert row.keys() >= EVALUATION
 
 
-@pytest.mark.xfail(reason="the trainer does not call metric_prefix yet")
 def test_the_first_set_is_the_main_set_and_retail_has_its_own_prefix(
     run: list[dict[str, float]],
 ) -> None:

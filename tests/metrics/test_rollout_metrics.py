@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 import pytest
 from tests.trajectories.making import attempt, call_turn, group, played, transcript
@@ -15,7 +14,7 @@ from skyfleet.metrics.rollout_metrics import (
     reward_metrics,
     trained_reward_metrics,
 )
-from skyfleet.trajectories.trajectory import Ending, Group, Turn
+from skyfleet.trajectories.trajectory import Ending, Group
 
 
 def test_a_slash_inside_a_part_does_not_add_a_level() -> None:
@@ -191,19 +190,9 @@ def test_a_penalty_is_in_neither_token_mean_by_reward() -> None:
     assert not [key for key in metrics if key.startswith("generate/avg_tokens_")]
 
 
-@dataclass(frozen=True)
-class TurnWithInfo(Turn):
-    """Until `Turn` declares `info`."""
-
-    info: Mapping[str, float] = field(default_factory=dict)
-
-
 def test_info_values_are_averaged_over_the_turns_that_report_them() -> None:
-    plain = call_turn()
     turns = tuple(
-        TurnWithInfo(
-            action=plain.action, replies=plain.replies, reward=0.0, engine_seconds=0.0, info=info
-        )
+        replace(call_turn(), info=info)
         for info in ({"hints": 2.0, "a/b": 1.0}, {}, {"hints": 4.0, "avg_turns": 99.0})
     )
     metrics = episode_metrics(played(attempt(1.0, turns=turns), attempt(1.0, env_key="mail")))

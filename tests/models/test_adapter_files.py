@@ -14,19 +14,19 @@ from tests.models.test_lora import LORA, TOKENS, stir
 
 from skyfleet.config.policy import Lora
 from skyfleet.errors import ModelError
-from skyfleet.models.adapter_files import load_adapted, refuse_adapted
-from skyfleet.models.loading import Loaded, load_model, save_model
-from skyfleet.models.lora import adapt, adapters, unmerged
+from skyfleet.models.adapter_files import load_adapters, reject_adapter_checkpoint
+from skyfleet.models.loading import LoadedModel, load_model, save_model
+from skyfleet.models.lora import adapters, add_adapters, find_unmerged
 from skyfleet.models.tiny import build_tiny, train_tokenizer
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 16}
 
 
-def tiny(*, lora: Lora = LORA, seed: int = 1, dtype: torch.dtype = torch.float32) -> Loaded:
+def tiny(*, lora: Lora = LORA, seed: int = 1, dtype: torch.dtype = torch.float32) -> LoadedModel:
     tokenizer = train_tokenizer(["a tool call"], vocab_size=300)
-    loaded = Loaded(module=build_tiny(tokenizer, SMALL, seed=seed), tokenizer=tokenizer)
+    loaded = LoadedModel(module=build_tiny(tokenizer, SMALL, seed=seed), tokenizer=tokenizer)
     loaded.module.to(dtype=dtype)
-    adapt(loaded.module, lora, seed=seed)
+    add_adapters(loaded.module, lora, seed=seed)
     return loaded
 
 
@@ -66,7 +66,7 @@ def test_adapters_load_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None:
     saved, fresh = tiny(dtype=dtype), tiny(dtype=dtype)
     stir(saved.module)
     save_model(saved, tmp_path)
-    load_adapted(fresh.module, tmp_path)
+    load_adapters(fresh.module, tmp_path)
     for one, other in zip(saved.module.parameters(), fresh.module.parameters(), strict=True):
         assert torch.equal(one, other)
 
@@ -87,13 +87,13 @@ def test_adapters_load_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None:
     ],
 )
 def test_another_base_or_other_adapter_settings_are_rejected(
-    tmp_path: Path, other: Loaded, sentence: str
+    tmp_path: Path, other: LoadedModel, sentence: str
 ) -> None:
     saved = tiny()
     stir(saved.module)
     save_model(saved, tmp_path)
     with pytest.raises(ModelError, match=sentence):
-        load_adapted(other.module, tmp_path)
+        load_adapters(other.module, tmp_path)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -112,7 +112,7 @@ def test_a_base_that_differs_by_one_percent_is_rejected(
     with pytest.raises(
         ModelError, match=rf"{name}.weight differs from trainer.policy.model.path plus"
     ):
-        load_adapted(other.module, tmp_path)
+        load_adapters(other.module, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_adapters_load_in_another_precision(
             layer.base.copy_(layer.weight)
     stir(saved.module)
     save_model(saved, tmp_path)
-    load_adapted(other.module, tmp_path)
+    load_adapters(other.module, tmp_path)
     taken_up = adapters(other.module)
     for name, layer in adapters(saved.module).items():
         assert torch.equal(taken_up[name].lora_B, layer.lora_B)
@@ -142,9 +142,9 @@ def test_a_base_may_differ_by_the_order_of_summation(tmp_path: Path) -> None:
     for layer in adapters(saved.module).values():
         columns = (layer.lora_B[:, [r]] @ layer.lora_A[[r]] for r in (3, 1, 2, 0))
         layer.weight.copy_(sum(layer.scale * column for column in columns) + layer.base)
-    assert unmerged(saved.module)
+    assert find_unmerged(saved.module)
     save_model(saved, tmp_path)
-    load_adapted(tiny().module, tmp_path)
+    load_adapters(tiny().module, tmp_path)
 
 
 def test_expert_weights_are_compared_too(tmp_path: Path) -> None:
@@ -152,16 +152,16 @@ def test_expert_weights_are_compared_too(tmp_path: Path) -> None:
     tokenizer = train_tokenizer(["a tool call"], vocab_size=300)
     saved, same, other = (build_module("Qwen3Moe", **EXPERTS) for _ in range(3))
     for module in (saved, same, other):
-        adapt(module, LORA, seed=1)
+        add_adapters(module, LORA, seed=1)
     stir(saved)
-    save_model(Loaded(module=saved, tokenizer=tokenizer), tmp_path)
-    load_adapted(same, tmp_path)
+    save_model(LoadedModel(module=saved, tokenizer=tokenizer), tmp_path)
+    load_adapters(same, tmp_path)
     with torch.no_grad():
         other.get_parameter("model.layers.0.mlp.experts.down_proj")[1, 2, 3] += 1e-3
     with pytest.raises(
         ModelError, match=r"experts.down_proj differs from trainer.policy.model.path"
     ):
-        load_adapted(other, tmp_path)
+        load_adapters(other, tmp_path)
 
 
 def test_full_training_rejects_a_folder_with_adapters(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_full_training_rejects_a_folder_with_adapters(tmp_path: Path) -> None:
     with pytest.raises(
         ModelError, match=r"was trained with LoRA adapters, but .*lora.rank=0 trains"
     ) as e:
-        refuse_adapted(tmp_path)
+        reject_adapter_checkpoint(tmp_path)
     assert "\n" not in str(e.value)
 
 
@@ -177,7 +177,7 @@ def test_a_folder_without_adapters_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(
         ModelError, match=r"has no LoRA adapters .* trainer.policy.model.lora.rank .* with rank=0"
     ):
-        load_adapted(tiny().module, tmp_path)
+        load_adapters(tiny().module, tmp_path)
 
 
 def test_peft_loads_the_adapters_and_merges_to_the_same_bits(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from torch.nn.functional import linear, rms_norm, silu
 
 from skyfleet.models.fused.flash_attention import SharedRows, gather_shared_rows
 from skyfleet.models.fused.head_layout import HeadLayout
-from skyfleet.models.fused.ops import add_norm, apply_rope, fused_linear, scores, silu_mul
+from skyfleet.models.fused.ops import add_norm, apply_rope, fused_linear, head_logprobs, silu_mul
 
 EPS = 1e-5
 
@@ -97,7 +97,9 @@ def test_chunked_logprobs_with_and_without_an_entropy_gradient() -> None:
     picked = logprobs.gather(1, chosen[:, None]).squeeze(1)
     entropy = -(logprobs.exp() * logprobs).sum(dim=-1)
     for both in (False, True):
-        result = scores(hidden, head, chosen, temperature=0.7, chunk_size=3, entropy_gradient=both)
+        result = head_logprobs(
+            hidden, head, chosen, temperature=0.7, chunk_size=3, entropy_gradient=both
+        )
         torch.testing.assert_close(result, (picked, entropy))
         assert result[1].requires_grad is both
         n = 2 if both else 1

@@ -18,7 +18,7 @@ from skyfleet.errors import ModelError
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.fused.layers import FusedLinear
 from skyfleet.models.hf_decoder import make_decoder
-from skyfleet.models.lora import adapt, adapters, merge, rounding_offsets, without_adapters
+from skyfleet.models.lora import adapters, add_adapters, merge, rounding_offsets, strip_adapters
 from skyfleet.models.packed import PackedAttention
 
 LORA = Lora(rank=4, alpha=8)
@@ -27,7 +27,7 @@ TOKENS = [(7 * i) % VOCABULARY for i in range(20)]
 
 def adapted(settings: Lora = LORA, *, seed: int = 0, **changes: Any) -> Decoder:
     decoder = small_decoder(**changes)
-    adapt(decoder.module, settings, seed=seed)
+    add_adapters(decoder.module, settings, seed=seed)
     return decoder
 
 
@@ -93,7 +93,7 @@ def explicit_gradients(decoder: Decoder) -> dict[str, Tensor]:
 def test_gradients_equal_those_of_the_explicit_formula(fused: bool, recompute: bool) -> None:
     # As on CUDA: joined first, adapted afterwards.
     decoder = Decoder(small_decoder().module, max_positions=64, fused=fused)
-    adapt(decoder.module, LORA, seed=0)
+    add_adapters(decoder.module, LORA, seed=0)
     stir(decoder.module)
     expected = explicit_gradients(decoder)
     attend = PackedAttention([tuple(TOKENS)], decoder.device)
@@ -180,7 +180,7 @@ def test_a_low_precision_weight_is_summed_in_float32_and_rounded_once() -> None:
 def test_the_base_model_shares_memory_with_the_adapted_one() -> None:
     plain, decoder = small_decoder(), adapted()
     stir(decoder.module)
-    base = without_adapters(decoder.module, merged=False)
+    base = strip_adapters(decoder.module, merged=False)
     with torch.no_grad():
         assert torch.equal(
             logits_of(Decoder(base, max_positions=64), TOKENS), logits_of(plain, TOKENS)
@@ -196,7 +196,7 @@ def test_the_base_model_shares_memory_with_the_adapted_one() -> None:
 def test_the_merged_model_is_plain_and_gives_the_same_output() -> None:
     decoder = adapted()
     stir(decoder.module)
-    plain = copy.deepcopy(without_adapters(decoder.module, merged=True))
+    plain = copy.deepcopy(strip_adapters(decoder.module, merged=True))
     assert adapters(plain) == {}
     with torch.no_grad():
         expected = logits_of(decoder, TOKENS)
@@ -260,7 +260,7 @@ def test_a_warning_says_that_experts_are_not_adapted(
     weights = dict(module.named_parameters())
     linears = [n for n in weights if n.endswith("_proj.weight")]
     share = sum(weights[n].numel() for n in linears) / sum(w.numel() for w in weights.values())
-    adapt(module, Lora(rank=2, target_modules=target), seed=0)
+    add_adapters(module, Lora(rank=2, target_modules=target), seed=0)
     assert not any("experts" in name for name in adapters(module))
     messages = [r.getMessage() for r in caplog.records]
     assert len(messages) == warned
@@ -285,7 +285,7 @@ def test_biases_and_other_architectures_are_adapted_too(build: type, config: typ
     decoder = make_decoder(module, max_positions=64)
     with torch.no_grad():
         before = logits_of(decoder, TOKENS)
-        adapt(module, LORA, seed=0)
+        add_adapters(module, LORA, seed=0)
         assert torch.equal(logits_of(decoder, TOKENS), before)
         stir(module)
         assert not torch.allclose(logits_of(decoder, TOKENS), before, atol=0.1)

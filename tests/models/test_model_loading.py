@@ -10,17 +10,17 @@ from tests.fakes.small_models import small_decoder
 
 from skyfleet.chat.renderers import make_renderer
 from skyfleet.errors import ModelError
-from skyfleet.models.loading import Loaded, load_model, load_weights, save_model
+from skyfleet.models.loading import LoadedModel, load_model, load_weights, save_model
 from skyfleet.models.tiny import build_tiny, train_tokenizer
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 16}
 CPU = torch.device("cpu")
 
 
-def tiny(*, seed: int, tied: bool = True) -> Loaded:
+def tiny(*, seed: int, tied: bool = True) -> LoadedModel:
     tokenizer = train_tokenizer(["a tool call"], vocab_size=300)
     overrides = {**SMALL, "tie_word_embeddings": tied}
-    return Loaded(module=build_tiny(tokenizer, overrides, seed=seed), tokenizer=tokenizer)
+    return LoadedModel(module=build_tiny(tokenizer, overrides, seed=seed), tokenizer=tokenizer)
 
 
 @pytest.mark.parametrize("tied", [True, False])

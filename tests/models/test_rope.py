@@ -14,7 +14,7 @@ from transformers import GPT2Config, Qwen3Config
 
 from skyfleet.errors import ModelError
 from skyfleet.models.decoder import Decoder
-from skyfleet.models.loading import Loaded, load_model, save_model
+from skyfleet.models.loading import LoadedModel, load_model, save_model
 from skyfleet.models.rope import change_rope
 from skyfleet.models.tiny import build_tiny, train_tokenizer
 
@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
     """A model that knows 32 positions."""
     tokenizer = train_tokenizer(["a tool call"], vocab_size=300)
     module = build_tiny(tokenizer, SMALL, seed=1)
-    save_model(Loaded(module=module, tokenizer=tokenizer), tmp_path)
+    save_model(LoadedModel(module=module, tokenizer=tokenizer), tmp_path)
     return tmp_path
 
 

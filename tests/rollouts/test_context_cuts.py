@@ -16,7 +16,7 @@ from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.context_env import ContextEnv, format_turns
 from skyfleet.envs.env import Observation
-from skyfleet.rollouts.conversation import CUT, AgentFactory, History, MessageConversation
+from skyfleet.rollouts.conversation import HISTORY_CUT, AgentFactory, History, MessageConversation
 from skyfleet.rollouts.episode import Limits, run_episode
 from skyfleet.rollouts.fork import forked_policy, same_tokens, tokens_before
 from skyfleet.rollouts.scripted_agents import recorded_limits, recorded_policy
@@ -45,7 +45,7 @@ async def test_a_cut_starts_a_transcript_with_the_reason_and_the_prompt() -> Non
     )
     assert (trajectory.ending, trajectory.reward) == (Ending.DONE, 1.0)
     first, second = trajectory.transcripts
-    assert (first.reason, second.reason) == ("", CUT)
+    assert (first.reason, second.reason) == ("", HISTORY_CUT)
     text = "".join(chr(token) if token else "|" for token in second.token_ids)
     # The calls of kept turns are no words to this renderer: an empty message stands for each.
     assert text == f"reach 3||3||{result(1, 2)}|done|"

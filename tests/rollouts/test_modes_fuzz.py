@@ -21,7 +21,7 @@ from skyfleet.chat.transcript import Completion
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.context_env import ContextEnv
 from skyfleet.envs.env import Observation, Step
-from skyfleet.rollouts.conversation import CUT, ContextStatus, TokenConversation
+from skyfleet.rollouts.conversation import HISTORY_CUT, ContextStatus, TokenConversation
 from skyfleet.rollouts.episode import Limits, run_episode
 from skyfleet.rollouts.one_message import STOP_REMOVED, OneMessageConversation
 from skyfleet.tasks.task import Grade, Task
@@ -183,5 +183,5 @@ async def test_every_sampled_token_is_trained_on_exactly_once(one_message: bool)
             reasons[transcript.reason] = reasons.get(transcript.reason, 0) + 1
     # The fuzz has met what it is for.
     assert turns > 3 * EPISODES
-    assert reasons[CUT] > EPISODES / 2
+    assert reasons[HISTORY_CUT] > EPISODES / 2
     assert (reasons.get(STOP_REMOVED, 0) > EPISODES) == one_message

@@ -16,7 +16,7 @@ from skyfleet.engines.openai_chat import OpenAIChatEngine
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.context_env import ContextEnv
 from skyfleet.envs.env import Observation
-from skyfleet.rollouts.conversation import CUT, REWRITTEN, AgentFactory
+from skyfleet.rollouts.conversation import HISTORY_CUT, REWRITTEN, AgentFactory
 from skyfleet.rollouts.episode import Limits, run_episode
 from skyfleet.rollouts.native import NativeConversation
 from skyfleet.tasks.task import Task
@@ -162,7 +162,7 @@ async def test_a_cut_history_is_what_the_engine_is_sent_and_why_another_transcri
         3,
         3,
     ]  # the task, and after the cut the cutting turn and its answer
-    assert [t.reason for t in trajectory.transcripts] == ["", CUT]
+    assert [t.reason for t in trajectory.transcripts] == ["", HISTORY_CUT]
 
 
 async def test_a_cut_explains_the_next_transcript_and_no_other() -> None:
@@ -175,7 +175,7 @@ async def test_a_cut_explains_the_next_transcript_and_no_other() -> None:
     )
     env = ContextEnv(CounterEnv(), page_characters=1000)
     trajectory = await run_episode(TASK, opening(env), speaking(script), LIMITS)
-    assert [t.reason for t in trajectory.transcripts] == ["", CUT, REWRITTEN]
+    assert [t.reason for t in trajectory.transcripts] == ["", HISTORY_CUT, REWRITTEN]
 
 
 async def test_a_turn_without_tokens_does_not_hide_the_cut_before_it() -> None:
@@ -189,7 +189,7 @@ async def test_a_turn_without_tokens_does_not_hide_the_cut_before_it() -> None:
         conversation.truncate_history(keep_recent_turns=keep)
         conversation.observe([Message(role="tool", content="1")])
     await conversation.generate()
-    assert [t.reason for t in conversation.transcripts] == ["", CUT]
+    assert [t.reason for t in conversation.transcripts] == ["", HISTORY_CUT]
 
 
 async def test_our_server_keeps_an_episode_in_one_transcript_with_its_exact_tokens() -> None:

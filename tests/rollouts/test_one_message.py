@@ -12,7 +12,7 @@ from skyfleet.chat.renderer import Renderer
 from skyfleet.chat.transcript import Completion, Transcript
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import Observation, Step
-from skyfleet.rollouts.conversation import CUT
+from skyfleet.rollouts.conversation import HISTORY_CUT
 from skyfleet.rollouts.episode import Limits, run_episode
 from skyfleet.rollouts.one_message import STOP_REMOVED, OneMessageConversation
 from skyfleet.tasks.task import Task
@@ -116,7 +116,7 @@ async def test_a_sampled_stop_token_is_trained_on_and_removed_from_the_next_cont
 async def test_a_cut_keeps_the_prompt_and_the_exact_tokens_of_the_turns_that_stay() -> None:
     engine = Lines("a?", "b?", "cut?|", "d?", "cut?", "e!")
     trajectory = await played(engine)
-    assert [t.reason for t in trajectory.transcripts] == ["", CUT, CUT]
+    assert [t.reason for t in trajectory.transcripts] == ["", HISTORY_CUT, HISTORY_CUT]
     assert [readable(t.token_ids) for t in trajectory.transcripts] == [
         "reach 3|>a?sob?socut?|",
         "reach 3|>b?socut?sod?socut?",

@@ -15,7 +15,7 @@ from skyfleet.envs.agentdojo.tasks import agentdojo_tasks
 from skyfleet.rollouts.episode import Limits, collect
 from skyfleet.rollouts.random_agent import RANDOM_CALLS, random_object, random_policy
 from skyfleet.trajectories.trajectory import Ending, Trajectory
-from skyfleet.worlds.catalog import WORLD_NAMES, get_world, open_world, world_tasks
+from skyfleet.worlds.catalog import WORLD_NAMES, generate_world_tasks, get_world, open_world
 
 LIMITS = Limits(max_turns=12, max_input_length=0, trajectory_timeout_seconds=0)
 PERSON: dict[str, Any] = {
@@ -43,7 +43,7 @@ PERSON: dict[str, Any] = {
 
 
 async def played(seed: int, n_samples: int = 1) -> list[Trajectory]:
-    tasks = world_tasks("github", split="all", count=2)
+    tasks = generate_world_tasks("github", split="all", count=2)
     policy = random_policy(seed=seed)
     groups = await collect(tasks, open_world, policy, LIMITS, n_samples=n_samples, max_concurrent=4)
     return [trajectory for group in groups for trajectory in group.trajectories]

@@ -8,7 +8,7 @@ from skyfleet.chat.renderers import make_renderer
 from skyfleet.models.tiny import train_tokenizer
 from skyfleet.rollouts.episode import Limits, collect
 from skyfleet.rollouts.scripted_agents import null_policy, oracle_policy, reference_policy
-from skyfleet.worlds.catalog import WORLD_NAMES, open_world, world_tasks
+from skyfleet.worlds.catalog import WORLD_NAMES, generate_world_tasks, open_world
 
 LIMITS = Limits(max_turns=12, max_input_length=100_000, trajectory_timeout_seconds=0)
 
@@ -17,7 +17,7 @@ LIMITS = Limits(max_turns=12, max_input_length=100_000, trajectory_timeout_secon
 async def test_the_solution_passes_in_words_and_in_tokens_and_doing_nothing_does_not(
     world: str,
 ) -> None:
-    tasks = world_tasks(world, split="all", count=6)
+    tasks = generate_world_tasks(world, split="all", count=6)
     renderer = make_renderer(train_tokenizer([], vocab_size=0))
     for policy, expected in (
         (oracle_policy, True),
@@ -29,7 +29,7 @@ async def test_the_solution_passes_in_words_and_in_tokens_and_doing_nothing_does
 
 
 async def test_the_solution_in_tokens_is_what_the_renderer_writes() -> None:
-    (task,) = world_tasks("github", split="train", count=1)
+    (task,) = generate_world_tasks("github", split="train", count=1)
     renderer = make_renderer(train_tokenizer([], vocab_size=0))
     (group,) = await collect(
         [task], open_world, reference_policy(renderer), LIMITS, n_samples=1, max_concurrent=1

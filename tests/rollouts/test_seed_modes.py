@@ -15,7 +15,7 @@ from skyfleet.rollouts.conversation import TokenConversation
 from skyfleet.rollouts.episode import Limits, run_episode
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.trajectory import Ending, Trajectory
-from skyfleet.worlds.catalog import open_world, world_tasks
+from skyfleet.worlds.catalog import generate_world_tasks, open_world
 
 TOKENIZER = small_tokenizer()
 (STOP,) = TOKENIZER.encode("<|im_end|>")
@@ -57,7 +57,7 @@ async def played(engine: Saying, *, close_turns: bool = True) -> Trajectory:
             session=session,
         )
 
-    (task,) = world_tasks("github", split="train", count=1)
+    (task,) = generate_world_tasks("github", split="train", count=1)
     return await run_episode(task, open_world, start, LIMITS)
 
 

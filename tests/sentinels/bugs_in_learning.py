@@ -18,7 +18,7 @@ from skyfleet.algorithms import advantages
 from skyfleet.algorithms.sample import Sample
 from skyfleet.chat.message import Message
 from skyfleet.engines import embedded
-from skyfleet.engines.sampler import draw
+from skyfleet.engines.sampler import sample_tokens
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.learner import single
 from skyfleet.learner.batching import MicroBatch, mini_batches, pack
@@ -46,7 +46,7 @@ def change_batches(change: Callable[[MicroBatch], MicroBatch]) -> Callable[[Run,
 
 def raw_logprobs(run: Run, patch: Patch) -> None:
     def raw(logits_NV: Tensor, sampling: SamplingParams, u_N: Tensor) -> tuple[Tensor, Tensor]:
-        tokens_N, _ = draw(logits_NV, sampling, u_N)
+        tokens_N, _ = sample_tokens(logits_NV, sampling, u_N)
         raw_NV = torch.log_softmax(logits_NV, dim=-1)
         return tokens_N, raw_NV.gather(1, tokens_N.unsqueeze(1)).squeeze(1)
 

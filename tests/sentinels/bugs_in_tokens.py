@@ -14,7 +14,7 @@ from skyfleet.algorithms.sample import Sample
 from skyfleet.chat.message import Message
 from skyfleet.chat.transcript import Completion, Transcript
 from skyfleet.engines import embedded
-from skyfleet.engines.sampler import randomness_of
+from skyfleet.engines.sampler import make_rng
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.rollouts import episode
 from skyfleet.rollouts.conversation import TokenConversation
@@ -40,29 +40,29 @@ def observations_are_trained_on(run: Run, patch: Patch) -> None:
         is_observation = bool(self.token_ids)
         append_prompt(self, token_ids)
         if is_observation:
-            self.loss_mask[-len(token_ids) :] = [True] * len(token_ids)
+            self._loss_mask[-len(token_ids) :] = [True] * len(token_ids)
 
     patch.setattr(Transcript, "append_prompt", masked)
 
 
 def last_token_is_masked(run: Run, patch: Patch) -> None:
-    say = Transcript.say
+    say = Transcript.append_completion
 
     def cut(self: Transcript, completion: Completion) -> None:
         say(self, completion)
-        self.loss_mask[-1] = False
+        self._loss_mask[-1] = False
 
-    patch.setattr(Transcript, "say", cut)
+    patch.setattr(Transcript, "append_completion", cut)
 
 
 def last_token_gets_a_dummy_logprob(run: Run, patch: Patch) -> None:
-    say = Transcript.say
+    say = Transcript.append_completion
 
     def dummy(self: Transcript, completion: Completion) -> None:
         say(self, completion)
-        self.logprobs[-1] = 0.0
+        self._logprobs[-1] = 0.0
 
-    patch.setattr(Transcript, "say", dummy)
+    patch.setattr(Transcript, "append_completion", dummy)
 
 
 def text_is_retokenized(run: Run, patch: Patch) -> None:
@@ -71,7 +71,9 @@ def text_is_retokenized(run: Run, patch: Patch) -> None:
         completion = await self._complete(transcript.token_ids)
         message: Message = self._renderer.parse(completion.token_ids, self._tools)
         again = tuple(self._renderer.write(message))
-        transcript.say(replace(completion, token_ids=again, logprobs=(-1.0,) * len(again)))
+        transcript.append_completion(
+            replace(completion, token_ids=again, logprobs=(-1.0,) * len(again))
+        )
         self.finish = completion.finish
         self._history.messages.append(message)
         return message
@@ -117,7 +119,7 @@ def change_sampling(
 
 
 def all_attempts_share_a_seed(run: Run, patch: Patch) -> None:
-    patch.setattr(embedded, "randomness_of", lambda seed, *_: randomness_of(seed, "", 0))
+    patch.setattr(embedded, "make_rng", lambda seed, *_: make_rng(seed, "", 0))
 
 
 def _shorter(sample: Sample, end: int) -> Sample:

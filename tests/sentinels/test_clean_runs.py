@@ -10,7 +10,7 @@ from tests.fakes.small_runs import rows, small_config
 from tests.sentinels.planted import IN_REWARD, KL, read_findings, run_steps, start_run
 
 from skyfleet.envs.env import Env
-from skyfleet.sentinels.build import acting_of
+from skyfleet.sentinels.build import active_filter_metrics
 from skyfleet.sentinels.registry import SENTINELS
 from skyfleet.tasks.task import Grade, Task
 from skyfleet.worlds.catalog import get_world
@@ -146,6 +146,6 @@ async def test_every_active_filter_logs_a_metric(tmp_path: Path) -> None:
         await run_steps(run, 1)
     finally:
         run.log.close()
-    acting = acting_of(small_config(tmp_path, *settings))
+    acting = active_filter_metrics(small_config(tmp_path, *settings))
     assert len(acting) == 5
     assert rows(tmp_path)[-1].keys() >= set(acting)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from skyfleet.storage.local import discard, publishing, sweep, write_atomically
+from skyfleet.storage.local import atomic_folder, discard, sweep, write_atomically
 
 
 @contextmanager
@@ -43,7 +43,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
 
 def test_a_folder_appears_only_when_the_block_ends(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "folder"
-    with publishing(folder) as draft:
+    with atomic_folder(folder) as draft:
         (draft / "inside").mkdir()
         (draft / "inside" / "a").write_text("new")
         assert not folder.exists()
@@ -53,9 +53,9 @@ def test_a_folder_appears_only_when_the_block_ends(tmp_path: Path) -> None:
 
 def test_a_published_folder_replaces_the_old_one_completely(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
-    with publishing(folder) as draft:
+    with atomic_folder(folder) as draft:
         (draft / "old").touch()
-    with publishing(folder) as draft:
+    with atomic_folder(folder) as draft:
         (draft / "new").touch()
     assert names(folder) == ["new"]
     assert names(tmp_path) == ["folder"]
@@ -63,12 +63,12 @@ def test_a_published_folder_replaces_the_old_one_completely(tmp_path: Path) -> N
 
 def test_a_full_disk_leaves_the_old_folder(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
-    with publishing(folder) as draft:
+    with atomic_folder(folder) as draft:
         (draft / "a").write_text("old")
     with (
         disk_full_after(10),
         pytest.raises(OSError, match="too large"),
-        publishing(folder) as draft,
+        atomic_folder(folder) as draft,
     ):
         (draft / "a").write_text("n" * 11)
     assert (folder / "a").read_text() == "old"
@@ -77,9 +77,9 @@ def test_a_full_disk_leaves_the_old_folder(tmp_path: Path) -> None:
 
 def test_an_interrupt_leaves_the_old_folder(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
-    with publishing(folder) as draft:
+    with atomic_folder(folder) as draft:
         (draft / "a").write_text("old")
-    with pytest.raises(KeyboardInterrupt), publishing(folder):
+    with pytest.raises(KeyboardInterrupt), atomic_folder(folder):
         raise KeyboardInterrupt
     assert (folder / "a").read_text() == "old"
     assert names(tmp_path) == ["folder"]
@@ -87,7 +87,7 @@ def test_an_interrupt_leaves_the_old_folder(tmp_path: Path) -> None:
 
 def test_leftovers_of_a_killed_writer_are_removed_by_the_next(tmp_path: Path) -> None:
     (tmp_path / ".folder.draft" / "half").mkdir(parents=True)
-    with publishing(tmp_path / "folder") as draft:
+    with atomic_folder(tmp_path / "folder") as draft:
         assert names(draft) == []
     assert names(tmp_path) == ["folder"]
 
@@ -116,7 +116,7 @@ def test_publishing_to_a_symlink_replaces_its_target(tmp_path: Path) -> None:
     link.parent.mkdir()
     link.symlink_to(tmp_path / "real")
     for name in ("old", "new"):
-        with publishing(link) as draft:
+        with atomic_folder(link) as draft:
             (draft / name).touch()
     assert link.is_symlink()
     assert names(tmp_path / "real") == ["new"]

@@ -15,10 +15,10 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from skyfleet.cli.tasks_prepare import prepare_command
-from skyfleet.curation.quarantine import check_allowed
+from skyfleet.curation.quarantine import check_training_data
 from skyfleet.errors import ConfigError, MissingExtraError
 from skyfleet.storage import s3
-from skyfleet.storage.store import beside, read_bytes, write_bytes
+from skyfleet.storage.store import read_bytes, sibling_address, write_bytes
 from skyfleet.tasks.loading import load_tasks
 from skyfleet.tasks.manifest import read_manifest
 
@@ -78,7 +78,7 @@ def test_a_dataset_is_prepared_from_one_address_to_another(bucket: str) -> None:
     write_bytes(f"{bucket}/raw.json", json.dumps(rows).encode())
     prepare_command(tasks_json=f"{bucket}/raw.json", output_dir=f"{bucket}/v1/", eval_ratio=0.5)
     train = f"{bucket}/v1/train.parquet"
-    check_allowed(load_tasks(train), [train], allow_unmanifested=False, quarantine=None)
+    check_training_data(load_tasks(train), [train], allow_unmanifested=False, quarantine=None)
     assert read_manifest(f"{bucket}/v1/manifest.json").thresholds == {"github": 0.5}
 
 
@@ -159,6 +159,6 @@ def test_files_are_read_and_written_by_the_same_functions(tmp_path: Path) -> Non
 
 
 def test_a_sibling_address_is_built_for_paths_and_urls() -> None:
-    assert beside("s3://b/v1/train.parquet", "manifest.json") == "s3://b/v1/manifest.json"
-    assert beside(Path("data/train.parquet"), "manifest.json") == "data/manifest.json"
-    assert beside("train.parquet", "manifest.json") == "manifest.json"
+    assert sibling_address("s3://b/v1/train.parquet", "manifest.json") == "s3://b/v1/manifest.json"
+    assert sibling_address(Path("data/train.parquet"), "manifest.json") == "data/manifest.json"
+    assert sibling_address("train.parquet", "manifest.json") == "manifest.json"

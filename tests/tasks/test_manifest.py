@@ -12,7 +12,7 @@ from skyfleet.errors import ConfigError, TaskError
 from skyfleet.tasks.from_objects import as_tasks
 from skyfleet.tasks.loading import load_tasks
 from skyfleet.tasks.manifest import Manifest, make_manifest, read_manifest, row_sha256
-from skyfleet.tasks.prepare import Prepared, Preparing, prepare
+from skyfleet.tasks.prepare import PreparedDataset, PrepareOptions, prepare
 from skyfleet.tasks.publish import dataset_files, fleet_table, publish
 from skyfleet.tasks.splits import SplitRule
 from skyfleet.tasks.task import RecordedCall, Task
@@ -33,10 +33,10 @@ FULL = Task(
 )
 
 
-def build(keys: str, earlier: Manifest | None = None) -> tuple[Prepared, Manifest]:
+def build(keys: str, earlier: Manifest | None = None) -> tuple[PreparedDataset, Manifest]:
     rows = [(i, Task(key=key, env_key="e", prompt=f"do {key}")) for i, key in enumerate(keys)]
     rule = SplitRule(eval_fraction=0.25, min_eval_tasks=1)
-    prepared = prepare(rows, Preparing(split=rule))
+    prepared = prepare(rows, PrepareOptions(split=rule))
     manifest = make_manifest(
         prepared,
         dataset_files(prepared),

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from skyfleet.errors import TaskError
-from skyfleet.tasks.prepare import Prepared, Preparing, fingerprint, normalize_words, prepare
+from skyfleet.tasks.prepare import (
+    PreparedDataset,
+    PrepareOptions,
+    fingerprint,
+    normalize_words,
+    prepare,
+)
 from skyfleet.tasks.splits import SplitRule
 from skyfleet.tasks.task import Task
 
@@ -30,8 +36,8 @@ def keys(tasks: tuple[Task, ...]) -> str:
     return "".join(one.key for one in tasks)
 
 
-def prepared(*tasks: Task, **options: Any) -> Prepared:
-    return prepare(numbered(*tasks), Preparing(**{"split": QUARTER} | options))
+def prepared(*tasks: Task, **options: Any) -> PreparedDataset:
+    return prepare(numbered(*tasks), PrepareOptions(**{"split": QUARTER} | options))
 
 
 def test_a_quarter_is_evaluated_and_the_rest_is_trained_on() -> None:
@@ -81,7 +87,7 @@ def test_case_punctuation_and_spaces_do_not_make_another_task() -> None:
 
 def test_quarantined_rows_are_dropped_before_the_split() -> None:
     rows = numbered(*letters("abcdefgh"))
-    result = prepare(rows, Preparing(split=QUARTER), in_quarantine=lambda one: one.key == "e")
+    result = prepare(rows, PrepareOptions(split=QUARTER), in_quarantine=lambda one: one.key == "e")
     # Seven are left: one of them is measured, at 1/7 = 0.1429, below which only a is.
     assert (keys(result.train), keys(result.validation)) == ("bcdfgh", "a")
     assert result.dropped == {"row 5 (e)": "quarantined"}
@@ -158,7 +164,7 @@ def test_a_near_duplicate_with_the_same_grading_is_dropped() -> None:
 def test_a_corrected_row_is_not_dropped_as_a_duplicate_of_the_quarantined_one(key: str) -> None:
     bad, corrected = task("c"), task(key, prompt="do c", verifier_code="corrected")
     rows = numbered(*letters("abdefgh"), bad, corrected)
-    result = prepare(rows, Preparing(split=QUARTER), in_quarantine=lambda one: one == bad)
+    result = prepare(rows, PrepareOptions(split=QUARTER), in_quarantine=lambda one: one == bad)
     assert result.dropped == {"row 8 (c)": "quarantined"}
     assert corrected in (*result.train, *result.validation)
 

@@ -13,9 +13,9 @@ from tests.fakes.small_runs import rows, small_config
 
 from skyfleet.envs import registry
 from skyfleet.errors import ModelError, SkyfleetError
-from skyfleet.learner.factory import build_learner, learner_settings
+from skyfleet.learner.factory import build_learner, build_learner_settings
 from skyfleet.models.decoder import Decoder
-from skyfleet.sentinels.build import acting_of, build_invariants
+from skyfleet.sentinels.build import active_filter_metrics, build_invariants
 from skyfleet.trainer.limits import build_limits
 from skyfleet.trainer.load_policy import load_policy_model
 from skyfleet.trainer.tasks import load_training_tasks
@@ -96,7 +96,7 @@ async def test_attempts_changed_by_length_filters_are_counted(tmp_path: Path) ->
         "filter/punished": sum(n > 10 for n in n_sampled),
         "filter/overlong": endings[Ending.LENGTH] + endings[Ending.MAX_TURNS],
     }
-    assert logged.keys() > set(acting_of(small_config(tmp_path, *settings)))
+    assert logged.keys() > set(active_filter_metrics(small_config(tmp_path, *settings)))
 
 
 async def test_step_wise_trajectories_give_one_sample_per_turn(tmp_path: Path) -> None:
@@ -187,13 +187,13 @@ def test_the_logprob_tolerance_depends_on_backend_dtype_and_gpu(
         config, decoder, build_limits(config), envs=[], reference_interval=-1
     )
     assert (expected.logprob_tolerance, expected.reference_tolerance) == (to_engine, to_reference)
-    settings = learner_settings(config, decoder, total_steps=1)
+    settings = build_learner_settings(config, decoder, total_steps=1)
     assert settings.recompute_old_logprobs == (to_engine > 0.001)
 
 
 def test_kl_cov_recomputes_old_logprobs_with_the_learner(tmp_path: Path) -> None:
     config = small_config(tmp_path, "trainer.algorithm.policy_loss_type=kl_cov")
-    assert learner_settings(config, small_decoder(), total_steps=1).recompute_old_logprobs
+    assert build_learner_settings(config, small_decoder(), total_steps=1).recompute_old_logprobs
 
 
 async def test_an_unreadable_reference_model_is_an_error_that_names_its_key(tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ class Dying:
 async def test_a_server_killed_mid_episode_loses_no_episode(
     trained: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_client, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(http_client, "INITIAL_BACKOFF_SECONDS", 0.01)
     async with (
         _app(small_config(trained), policy_folder(trained), "mine", None) as (app, _),
         serving(app) as surviving,

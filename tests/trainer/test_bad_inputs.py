@@ -17,7 +17,7 @@ from skyfleet.tasks.loading import write_tasks
 from skyfleet.tasks.task import RecordedCall
 from skyfleet.trainer.tasks import check_disjoint, load_training_tasks
 from skyfleet.trainer.training_run import run_training
-from skyfleet.worlds.catalog import tasks_from_source, world_tasks
+from skyfleet.worlds.catalog import generate_world_tasks, tasks_from_source
 
 
 async def run_and_catch(folder: Path, *overrides: str) -> SkyfleetError:
@@ -101,7 +101,7 @@ async def test_a_failing_reference_solution_is_refused_before_the_warm_start(
 ) -> None:
     tasks = [
         task.model_copy(update={"solution": solution})
-        for task in world_tasks("github", split="train", count=4)
+        for task in generate_world_tasks("github", split="train", count=4)
     ]
     file = tmp_path / "tasks.json"
     file.write_text(json.dumps([task.model_dump() for task in tasks]))
@@ -114,7 +114,7 @@ async def test_a_failing_reference_solution_is_refused_before_the_warm_start(
 
 async def test_a_task_file_without_a_manifest_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "tasks.jsonl"
-    write_tasks(file, world_tasks("github", split="train", count=4))
+    write_tasks(file, generate_world_tasks("github", split="train", count=4))
     error = await run_and_catch(tmp_path / "run", f"data.train_data=[{file}]")
     assert "has no manifest.json beside it" in str(error)
     assert "data.allow_unmanifested=true" in str(error)
@@ -205,8 +205,8 @@ async def test_unsupported_values_are_reported_at_once(tmp_path: Path) -> None:
 
 
 def test_evaluation_tasks_may_overlap_training_tasks_only_if_allowed() -> None:
-    train = world_tasks("github", split="all", count=60)
-    unseen = world_tasks("github", split="unseen_tasks", count=30)
+    train = generate_world_tasks("github", split="all", count=60)
+    unseen = generate_world_tasks("github", split="unseen_tasks", count=30)
     n_shared = len({task.key for task in train} & {task.key for task in unseen})
     with pytest.raises(ConfigError) as caught:
         check_disjoint(train, {"far": [], "near": unseen}, allow=False)
@@ -216,7 +216,9 @@ def test_evaluation_tasks_may_overlap_training_tasks_only_if_allowed() -> None:
     )
     assert "or set data.allow_overlap=true" in str(caught.value)
     check_disjoint(train, {"near": unseen}, allow=True)
-    check_disjoint(world_tasks("github", split="train", count=60), {"near": unseen}, allow=False)
+    check_disjoint(
+        generate_world_tasks("github", split="train", count=60), {"near": unseen}, allow=False
+    )
     repeated = train[0].model_copy(update={"key": "other", "prompt": train[0].prompt.upper()})
     with pytest.raises(ConfigError, match=r"data.val_data.val holds 1 of its 1 tasks.*'other'"):
         check_disjoint(train, {"val": [repeated]}, allow=False)

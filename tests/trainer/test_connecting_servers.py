@@ -16,11 +16,11 @@ from tests.fakes.tiny_speaker import DIMENSIONS
 from skyfleet.cli.serve import _app
 from skyfleet.config.root import RunConfig
 from skyfleet.engines.factory import build_sampling_params, connect_servers
-from skyfleet.engines.http_client import Endpoint
+from skyfleet.engines.http_client import RetryingClient
 from skyfleet.engines.servers import KEY_VARIABLE
 from skyfleet.envs.registry import env_factory
 from skyfleet.errors import ConfigError
-from skyfleet.models.loading import Loaded, save_model
+from skyfleet.models.loading import LoadedModel, save_model
 from skyfleet.models.tiny import build_tiny, train_tokenizer
 from skyfleet.rollouts.episode import collect
 from skyfleet.trainer.limits import build_limits
@@ -39,7 +39,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     tokenizer = train_tokenizer([], vocab_size=300)
     module = build_tiny(tokenizer, DIMENSIONS | {"max_position_embeddings": 16_012}, seed=0)
-    save_model(Loaded(module=module, tokenizer=tokenizer), folder)
+    save_model(LoadedModel(module=module, tokenizer=tokenizer), folder)
     return folder
 
 
@@ -116,12 +116,12 @@ async def test_connections_and_the_episode_timeout_are_divided_among_servers(
 ) -> None:
     made: list[dict[str, Any]] = []
 
-    def record_settings(self: Endpoint, *args: Any, **settings: Any) -> None:
+    def record_settings(self: RetryingClient, *args: Any, **settings: Any) -> None:
         made.append(settings)
         original_init(self, *args, **settings)
 
-    original_init = Endpoint.__init__
-    monkeypatch.setattr(Endpoint, "__init__", record_settings)
+    original_init = RetryingClient.__init__
+    monkeypatch.setattr(RetryingClient, "__init__", record_settings)
     async with (
         _app(local_config(model), model, "mine", None) as (app, _),
         serving(app) as one,

@@ -10,8 +10,8 @@ import pytest
 from skyfleet.config.keys import diff
 from skyfleet.config.loading import load_config, load_config_file
 from skyfleet.config.root import RunConfig
-from skyfleet.config.validation import unsupported, untrainable
-from skyfleet.config.warnings import remarks
+from skyfleet.config.validation import find_unsupported_values, find_untrainable
+from skyfleet.config.warnings import find_warnings
 from skyfleet.trainer.tasks import check_disjoint, load_sources, load_training_tasks
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -31,7 +31,11 @@ def test_the_four_main_presets_exist() -> None:
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
 def test_a_preset_has_no_unsupported_or_unused_value(path: Path) -> None:
     config = load_config_file(path)
-    assert [*unsupported(config), *untrainable(config), *remarks(config)] == []
+    assert [
+        *find_unsupported_values(config),
+        *find_untrainable(config),
+        *find_warnings(config),
+    ] == []
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)

@@ -21,9 +21,9 @@ from skyfleet.errors import CheckpointError, ConfigError, ModelError
 from skyfleet.learner.learner import StepReport
 from skyfleet.learner.single import SingleLearner
 from skyfleet.trainer.training_run import FREE_KEYS, run_training
-from skyfleet.trajectories.index import entries_of
+from skyfleet.trajectories.index import list_file_entries
 
-WARM_START = "skyfleet.learner.single:SingleLearner.imitate"
+WARM_START = "skyfleet.learner.single:SingleLearner.sft_step"
 ROLLOUT = "skyfleet.trainer.rollouts:collect"
 EVALUATION = "skyfleet.evaluation.evaluate:collect"
 LEARNING = "skyfleet.learner.single:SingleLearner.step"
@@ -56,7 +56,7 @@ def episodes(folder: Path) -> dict[str, int]:
     """The number of attempts in each trajectory file."""
     root = folder / "trajectories"
     return {
-        str(path.relative_to(root)): len(entries_of(path))
+        str(path.relative_to(root)): len(list_file_entries(path))
         for path in sorted(root.rglob("*.jsonl.gz"))
     }
 
@@ -137,7 +137,7 @@ async def test_updated_weights_are_checkpointed_even_if_no_engine_received_them(
     assert weights(tmp_path, 3) == weights(copied, 3)
 
 
-@pytest.mark.parametrize(("method", "expected_step"), [("imitate", 0), ("step", 1)])
+@pytest.mark.parametrize(("method", "expected_step"), [("sft_step", 0), ("step", 1)])
 async def test_ctrl_c_during_an_update_takes_effect_before_the_engine_is_called(
     copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, expected_step: int
 ) -> None:

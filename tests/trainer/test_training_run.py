@@ -14,14 +14,14 @@ from tests.fakes.small_runs import rows, small_config
 
 from skyfleet.config.loading import load_config_file
 from skyfleet.envs import registry
-from skyfleet.evaluation.model_selection import Best
+from skyfleet.evaluation.model_selection import ModelSelection
 from skyfleet.evaluation.report import EvalReport
 from skyfleet.trainer import evaluation, training_run
 from skyfleet.trainer.tasks import build_schedule
 from skyfleet.trainer.training_run import run_training
 from skyfleet.trajectories.archive import read_trajectories
 from skyfleet.trajectories.trajectory import Ending
-from skyfleet.worlds.catalog import world_tasks
+from skyfleet.worlds.catalog import generate_world_tasks
 
 
 @pytest.fixture
@@ -73,7 +73,9 @@ async def test_the_best_step_is_logged_reported_and_not_pruned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        evaluation, "best_step", lambda reports: Best(step=min(2, reports[-1].step), looks=())
+        evaluation,
+        "select_best_step",
+        lambda reports: ModelSelection(step=min(2, reports[-1].step), candidates=()),
     )
     outcome = await run_training(
         small_config(
@@ -95,11 +97,11 @@ async def test_a_resumed_run_selects_the_best_step_from_all_evaluations(
 ) -> None:
     compared: list[list[int]] = []
 
-    def last(reports: Sequence[EvalReport]) -> Best:
+    def last(reports: Sequence[EvalReport]) -> ModelSelection:
         compared.append([report.step for report in reports])
-        return Best(step=reports[-1].step, looks=())
+        return ModelSelection(step=reports[-1].step, candidates=())
 
-    monkeypatch.setattr(evaluation, "best_step", last)
+    monkeypatch.setattr(evaluation, "select_best_step", last)
     await run_training(small_config(tmp_path))
     await run_training(
         small_config(tmp_path, "trainer.max_training_steps=5", "trainer.eval_interval=5")
@@ -207,7 +209,7 @@ def write_ungradable_tasks(folder: Path) -> Path:
     """Write tasks whose verifiers fail to a file."""
     tasks = [
         task.model_copy(update={"verifier_code": "def verify(env): return 1 / 0"})
-        for task in world_tasks("github", split="train", count=4)
+        for task in generate_world_tasks("github", split="train", count=4)
     ]
     file = folder / "tasks.jsonl"
     file.write_text("\n".join(task.model_dump_json() for task in tasks))

@@ -14,7 +14,7 @@ from skyfleet.engines.factory import build_sampling_params
 from skyfleet.envs import registry
 from skyfleet.envs.env import Step
 from skyfleet.envs.registry import env_factory
-from skyfleet.rollouts.conversation import CUT
+from skyfleet.rollouts.conversation import HISTORY_CUT
 from skyfleet.rollouts.episode import run_episode
 from skyfleet.tasks.task import Task
 from skyfleet.trainer.limits import build_limits
@@ -100,6 +100,6 @@ async def test_a_run_that_truncates_history_trains_on_every_transcript(
     assert row["policy/grad_norm"] > 0
     episodes = list(read_trajectories(train_path(tmp_path / "trajectories", 1)))
     transcripts = [t for episode in episodes for t in episode.transcripts if any(t.loss_mask)]
-    assert sum(t.reason == CUT for t in transcripts) > 2
+    assert sum(t.reason == HISTORY_CUT for t in transcripts) > 2
     samples = sum(len(e.turns) for e in episodes) if "step_wise" in str(mode) else len(transcripts)
     assert row["loss/num_samples"] == samples

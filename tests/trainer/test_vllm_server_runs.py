@@ -19,7 +19,7 @@ from tests.fakes.small_runs import UNSEEN, rows, small_config
 from skyfleet.config.root import RunConfig
 from skyfleet.engines import http_client, vllm_worker
 from skyfleet.errors import ConfigError, SentinelError
-from skyfleet.models.loading import Loaded, load_model
+from skyfleet.models.loading import LoadedModel, load_model
 from skyfleet.trainer.policy_client import open_inference_client
 from skyfleet.trainer.training_run import run_training
 
@@ -55,7 +55,7 @@ def make_config(folder: Path, policy: Path, *urls: str, more: tuple[str, ...] = 
     )
 
 
-def load_policy(policy: Path) -> Loaded:
+def load_policy(policy: Path) -> LoadedModel:
     cpu = torch.device("cpu")
     return load_model(str(policy), dtype=torch.float32, device=cpu, config_kwargs={})
 
@@ -118,7 +118,7 @@ class Dying(LoopbackVllm):
 async def test_a_run_continues_without_a_server_that_dies(
     policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_client, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(http_client, "INITIAL_BACKOFF_SECONDS", 0.01)
     dying, other = Dying(load_policy(policy), capacity=CAPACITY), make_stale_server(policy)
     apart = ("trainer.placement.colocate_all=false",)
     async with serving(dying) as first, serving(other) as second:

@@ -49,8 +49,13 @@ def test_a_row_has_skyrls_fields_and_its_reward_on_the_last_token(tmp_path: Path
 
 
 def test_a_transcript_that_starts_with_sampled_tokens_has_an_empty_prompt(tmp_path: Path) -> None:
-    sampled_text = transcript(2)
-    del sampled_text.token_ids[:2], sampled_text.loss_mask[:2], sampled_text.logprobs[:2]
+    whole = transcript(2)
+    sampled_text = replace(
+        whole,
+        token_ids=whole.token_ids[2:],
+        loss_mask=whole.loss_mask[2:],
+        logprobs=whole.logprobs[2:],
+    )
     (row,) = dumped(tmp_path, attempt(0.5, turns=(call_turn(),), transcripts=(sampled_text,)))
     assert (row["input_prompt"], row["output_response"], row["score"]) == ("", "1 1", [0.0, 0.5])
 

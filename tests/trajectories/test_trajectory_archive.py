@@ -23,7 +23,7 @@ from skyfleet.trajectories.archive import (
     write_groups,
 )
 from skyfleet.trajectories.entry import COLUMNS, index_path, index_values
-from skyfleet.trajectories.index import entries_of, find_entry, list_entries, search
+from skyfleet.trajectories.index import find_entry, list_entries, list_file_entries, search
 from skyfleet.trajectories.records import RecordError
 
 GROUPS = [group([1.0, 0.0], task_key="a"), group([None], task_key="b", env_key="mail")]
@@ -56,7 +56,7 @@ def test_no_groups_are_an_empty_file(tmp_path: Path) -> None:
     path = train_path(tmp_path, 1)
     write_groups(path, [])
     assert list(read_trajectories(path)) == []
-    assert entries_of(path) == []
+    assert list_file_entries(path) == []
 
 
 def test_writing_a_step_again_replaces_it(tmp_path: Path) -> None:
@@ -64,19 +64,19 @@ def test_writing_a_step_again_replaces_it(tmp_path: Path) -> None:
     write_groups(path, GROUPS)
     write_groups(path, GROUPS[:1])
     assert list(read_trajectories(path)) == ATTEMPTS[:2]
-    assert len(entries_of(path)) == 2
+    assert len(list_file_entries(path)) == 2
 
 
 def test_an_episode_can_be_read_while_later_ones_are_still_played(tmp_path: Path) -> None:
     path = train_path(tmp_path, 1)
     with EpisodeWriter(path) as writer:
         writer.add(ATTEMPTS[0])
-        assert entries_of(path) == []
+        assert list_file_entries(path) == []
         writer.flush()
-        (entry,) = entries_of(path)
+        (entry,) = list_file_entries(path)
         assert load(entry) == ATTEMPTS[0]
         writer.add(ATTEMPTS[1])
-    assert [load(entry) for entry in entries_of(path)] == ATTEMPTS[:2]
+    assert [load(entry) for entry in list_file_entries(path)] == ATTEMPTS[:2]
 
 
 def test_an_episode_that_cannot_be_written_loses_none_before_it(tmp_path: Path) -> None:
@@ -113,9 +113,9 @@ def test_tool_errors_and_sampled_tokens_are_those_of_the_metrics() -> None:
 def test_an_index_that_is_lost_is_read_from_the_episodes(tmp_path: Path) -> None:
     path = train_path(tmp_path, 3)
     in_members(path)
-    entries = entries_of(path)
+    entries = list_file_entries(path)
     index_path(path).unlink()
-    assert entries_of(path) == entries
+    assert list_file_entries(path) == entries
 
 
 @pytest.mark.parametrize("entry_id", ["", "train/1", "train/1/99", "train/x/0", "eval/no/1/0"])
@@ -162,7 +162,7 @@ def test_a_truncated_end_is_skipped_with_a_warning(
         caplog.clear()
     index = index_path(path)
     index.write_bytes(index.read_bytes()[:-5])
-    assert len(entries_of(path)) == 2
+    assert len(list_file_entries(path)) == 2
 
 
 def test_a_member_broken_in_the_middle_names_its_place(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_a_damaged_line_of_an_index_is_named_with_the_way_out(tmp_path: Path, li
     assert [e.step for e in list_entries(tmp_path, on_damage=result.append)] == [2, 2, 2]
     assert len(result) == 1
     index.unlink()
-    assert len(entries_of(path)) == 3
+    assert len(list_file_entries(path)) == 3
 
 
 def test_an_index_of_other_columns_and_an_episode_that_is_none_are_named(tmp_path: Path) -> None:
@@ -216,8 +216,8 @@ def test_an_index_of_other_columns_and_an_episode_that_is_none_are_named(tmp_pat
     write_groups(path, GROUPS)
     index_path(path).write_text('["env_key"]\n["github"]\n')
     with pytest.raises(RecordError, match=r"index\.jsonl line 1: the columns are"):
-        entries_of(path)
+        list_file_entries(path)
     index_path(path).unlink()
     path.write_bytes(gzip.compress(b"{\n"))
     with pytest.raises(RecordError, match=r"step_000001\.jsonl\.gz at byte 0, line 1: "):
-        entries_of(path)
+        list_file_entries(path)

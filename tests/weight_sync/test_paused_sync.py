@@ -9,7 +9,7 @@ from tests.fakes.tiny_speaker import tiny_speaker
 
 from skyfleet.algorithms.sample import Sample
 from skyfleet.engines.engine import Engine
-from skyfleet.engines.engine_pool import Router
+from skyfleet.engines.engine_pool import EnginePool
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.learner.learner import Learner, StepReport
 from skyfleet.weight_sync.sync import InProcessSync, PausedSync
@@ -25,7 +25,7 @@ class FakeLearner:
     async def step(self, samples: Sequence[Sample]) -> StepReport:
         raise NotImplementedError
 
-    imitate = step
+    sft_step = step
 
     def renew_reference(self) -> None: ...
 
@@ -45,12 +45,12 @@ class SlowSync:
         await self.gate.wait()
         return await InProcessSync().push(learner, engines)
 
-    async def confirm(self, engines: Sequence[Engine]) -> None: ...
+    async def verify(self, engines: Sequence[Engine]) -> None: ...
 
 
 async def test_a_running_turn_keeps_its_version_and_the_next_waits_for_the_new_one() -> None:
     engines = [tiny_speaker().engine(), tiny_speaker().engine()]
-    pool = Router(engines)
+    pool = EnginePool(engines)
     slow = SlowSync()
     running = asyncio.create_task(pool.generate([5, 6], SAMPLING, session="a"))
     await asyncio.sleep(0)

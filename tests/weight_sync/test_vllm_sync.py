@@ -15,8 +15,8 @@ from skyfleet.engines.vllm_controller import VllmSettings
 from skyfleet.engines.vllm_engine import VllmEngine
 from skyfleet.errors import SentinelError
 from skyfleet.learner.learner import Learner
-from skyfleet.models.lora import merged_state
-from skyfleet.models.weights import bit_sums
+from skyfleet.models.lora import merged_state_dict
+from skyfleet.models.weights import weight_checksum
 from skyfleet.weight_sync.vllm import ExpectedChecksums, VllmSync
 
 
@@ -39,11 +39,11 @@ class Worker:
             return ["cpu"]
         if method == "skyfleet_load_file":
             self.held = load_file(args[0])
-            self._given = {name: bit_sums(w).tolist() for name, w in self.held.items()}
+            self._given = {name: weight_checksum(w).tolist() for name, w in self.held.items()}
             if self._spoiled:
                 self.held[self._spoiled] = torch.zeros_like(self.held[self._spoiled])
             return [None]
-        sums = {name: bit_sums(weight).tolist() for name, weight in self.held.items()}
+        sums = {name: weight_checksum(weight).tolist() for name, weight in self.held.items()}
         if self._reports is None:
             return [{"given": self._given, "held": sums}]
         return [{"given": {name: sums[name] for name in filter(self._reports, sums)}, "held": {}}]
@@ -61,7 +61,7 @@ async def push(worker: Worker) -> VllmEngine:
         worker, VllmSettings(max_model_len=64, model_dtype="float32"), decode_text=str
     )
     learner: Learner = FakeLearner()  # type: ignore[assignment]
-    await VllmSync(lambda: merged_state(module).items()).push(learner, [engine])
+    await VllmSync(lambda: merged_state_dict(module).items()).push(learner, [engine])
     return engine
 
 
@@ -94,7 +94,7 @@ async def test_a_worker_that_does_not_report_every_weight_stops_the_run() -> Non
 def test_rounded_weights_are_verified_as_sent_and_as_held() -> None:
     weight = torch.tensor([1.001, 2.0])
     expected = ExpectedChecksums.compute({"w": weight}, ["bfloat16"])
-    rounded = {"w": bit_sums(weight.bfloat16()).tolist()}
+    rounded = {"w": weight_checksum(weight.bfloat16()).tolist()}
     assert expected.find_mismatch({"given": expected.sent, "held": rounded}, "bfloat16") == ""
     assert expected.find_mismatch({"given": rounded, "held": rounded}, "bfloat16").startswith(
         "received"

@@ -17,8 +17,8 @@ from tests.fakes.serving import serving
 
 from skyfleet.errors import ConfigError
 from skyfleet.tasks.task import Task
-from skyfleet.worlds.catalog import get_world, world_tasks
-from skyfleet.worlds.fleet_server.server import fleet_app
+from skyfleet.worlds.catalog import generate_world_tasks, get_world
+from skyfleet.worlds.fleet_server.server import build_fleet_app
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # It uses pydantic's version 1 API.
@@ -28,7 +28,7 @@ with warnings.catch_warnings():
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 KEY = "local-key"
-TASKS = world_tasks("github", split="all", count=12)
+TASKS = generate_world_tasks("github", split="all", count=12)
 WRITING = next(task for task in TASKS if task.metadata["template"] == "close_by_title")
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 
@@ -36,7 +36,7 @@ HEADERS = {"Authorization": f"Bearer {KEY}"}
 @asynccontextmanager
 async def _serve(**options: Any) -> AsyncIterator[tuple[str, Any]]:
     """Yields the base URL and the server's instance pool."""
-    app = fleet_app(TASKS, api_key=KEY, **options)
+    app = build_fleet_app(TASKS, api_key=KEY, **options)
     async with serving(app) as base_url:
         yield base_url, app.state.instances
 
@@ -188,7 +188,7 @@ async def test_a_request_without_the_key_is_rejected() -> None:
         assert type(raised.value).__name__ == "FleetAuthenticationError"
         assert instances.created == 0
     with pytest.raises(ConfigError, match="api_key"):
-        fleet_app(TASKS, api_key="")
+        build_fleet_app(TASKS, api_key="")
 
 
 async def test_unknown_names_and_routes_are_rejected_with_a_status_that_clients_do_not_retry() -> (

@@ -16,12 +16,12 @@ from tests.fakes.serving import serving
 from skyfleet.worlds.database import Database
 from skyfleet.worlds.fleet_server.databases import DiffRequest, QueryRequest, difference, query
 from skyfleet.worlds.fleet_server.instances import CreateRequest, Instance, InstancePool
-from skyfleet.worlds.fleet_server.server import fleet_app
+from skyfleet.worlds.fleet_server.server import build_fleet_app
 
 
 async def test_a_query_cannot_open_files_and_is_limited_in_time(tmp_path: Path) -> None:
     headers = {"Authorization": "Bearer k"}
-    app = fleet_app((), api_key="k")
+    app = build_fleet_app((), api_key="k")
     async with serving(app) as base_url, httpx.AsyncClient(headers=headers) as http:
         made = await http.post(f"{base_url}/v1/env/instances", json={"env_key": "github"})
         url = made.json()["urls"]["manager"]["api"] + "/resources/sqlite/current/query"
@@ -40,7 +40,7 @@ async def test_a_query_cannot_open_files_and_is_limited_in_time(tmp_path: Path) 
 
 async def test_errors_from_tables_that_a_client_changed_are_reported_and_not_retried() -> None:
     headers = {"Authorization": "Bearer k"}
-    app = fleet_app((), api_key="k")
+    app = build_fleet_app((), api_key="k")
     async with serving(app) as base_url, httpx.AsyncClient(headers=headers) as http:
         made = (await http.post(f"{base_url}/v1/env/instances", json={"env_key": "github"})).json()
         manager, tools = made["urls"]["manager"]["api"], f"{made['urls']['root']}mcp"

@@ -13,7 +13,7 @@ import pytest
 from tests.fakes.serving import serving
 
 from skyfleet.worlds.fleet_server import service_routes
-from skyfleet.worlds.fleet_server.server import fleet_app
+from skyfleet.worlds.fleet_server.server import build_fleet_app
 
 
 async def test_mcp_params_that_are_not_an_object_are_rejected() -> None:
@@ -74,7 +74,7 @@ async def test_an_unexpected_exception_returns_400_and_is_logged_with_its_traceb
 async def _client() -> AsyncIterator[httpx.AsyncClient]:
     headers = {"Authorization": "Bearer k"}
     async with (
-        serving(fleet_app((), api_key="k")) as base_url,
+        serving(build_fleet_app((), api_key="k")) as base_url,
         httpx.AsyncClient(headers=headers, base_url=base_url) as http,
     ):
         yield http

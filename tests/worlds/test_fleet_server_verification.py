@@ -18,7 +18,7 @@ from tests.fakes.serving import serving
 
 from skyfleet.envs.fleet.bundles import pack
 from skyfleet.envs.verifiers.writing import write_verifier
-from skyfleet.worlds.fleet_server.server import fleet_app
+from skyfleet.worlds.fleet_server.server import build_fleet_app
 from skyfleet.worlds.fleet_server.verification import read_plain
 
 KEY = "local-key"
@@ -47,7 +47,7 @@ async def test_client_verifiers_and_pickles_never_run_outside_the_jail(tmp_path:
         ({"args": plain, "sha256": "00"}, "bundle not found"),
         ({"args": plain, "args_array": [5]}, "names no instance"),
     ]
-    app = fleet_app((), api_key=KEY)
+    app = build_fleet_app((), api_key=KEY)
     async with serving(app) as base_url, httpx.AsyncClient(headers=HEADERS) as http:
         await http.post(f"{base_url}/v1/env/instances", json={"env_key": "github"})
         (instance,) = app.state.instances
@@ -65,7 +65,7 @@ async def test_generated_verifiers_run_in_the_jail_too(route: str) -> None:
     trap = "with recursive n(i) as (select 1 union all select i + 1 from n limit 500) "
     # Each row takes milliseconds in a single step, which SQLite's progress handler cannot interrupt.
     costly = "length(replace(hex(zeroblob(1000000 + i)), '0', 'ab'))"
-    app = fleet_app((), api_key=KEY)
+    app = build_fleet_app((), api_key=KEY)
     async with serving(app) as base_url, httpx.AsyncClient(headers=HEADERS, timeout=60) as http:
         made = await http.post(f"{base_url}/v1/env/instances", json={"env_key": "github"})
         (instance,), manager = app.state.instances, made.json()["urls"]["manager"]["api"]

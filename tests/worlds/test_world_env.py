@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.errors import EnvError, VerifierError
 from skyfleet.tasks.task import Task
-from skyfleet.worlds.catalog import WORLD_NAMES, get_world, world_tasks
+from skyfleet.worlds.catalog import WORLD_NAMES, generate_world_tasks, get_world
 from skyfleet.worlds.env import WorldEnv
 
 
 def _task(template: str, world: str = "github") -> Task:
-    tasks = world_tasks(world, split="all", count=12)
+    tasks = generate_world_tasks(world, split="all", count=12)
     return next(task for task in tasks if task.metadata["template"] == template)
 
 
@@ -197,7 +197,7 @@ _PARAMETERS = {
     arguments=st.dictionaries(st.sampled_from(sorted(_PARAMETERS)) | st.text(), _VALUES),
 )
 async def test_no_call_can_break_a_world(world: str, name: str, arguments: dict[str, Any]) -> None:
-    env = _env(world_tasks(world, split="all", count=1)[0])
+    env = _env(generate_world_tasks(world, split="all", count=1)[0])
     await env.reset()
     step = await env.step(_calls((name, arguments)))
     (reply,) = step.messages

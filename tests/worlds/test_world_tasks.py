@@ -15,7 +15,7 @@ from skyfleet.chat.message import Message, ToolCall
 from skyfleet.errors import ConfigError
 from skyfleet.tasks.task import Grade, Task
 from skyfleet.worlds import catalog, vocabulary
-from skyfleet.worlds.catalog import WORLD_NAMES, get_world, tasks_from_source, world_tasks
+from skyfleet.worlds.catalog import WORLD_NAMES, generate_world_tasks, get_world, tasks_from_source
 from skyfleet.worlds.env import WorldEnv
 
 every_world = pytest.mark.parametrize("name", WORLD_NAMES)
@@ -23,7 +23,7 @@ every_world = pytest.mark.parametrize("name", WORLD_NAMES)
 
 @cache
 def all_tasks(name: str) -> list[Task]:
-    return world_tasks(name, split="all", count=200)
+    return generate_world_tasks(name, split="all", count=200)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +103,7 @@ async def test_episodes_are_short_enough_for_a_small_model(name: str) -> None:
 
 @every_world
 async def test_every_world_has_lookup_question_and_error_recovery_tasks(name: str) -> None:
-    tasks = world_tasks(name, split="train", count=200)
+    tasks = generate_world_tasks(name, split="train", count=200)
     assert {task.difficulty for task in tasks} == {1, 2, 3}
     assert any(task.solution[-1].name == "submit_final_answer" for task in tasks)
     played = [await _play(task) for task in tasks]
@@ -130,19 +130,19 @@ def test_templates_are_balanced_and_some_are_never_trained_on(name: str) -> None
     assert len(templates) >= 6
     assert len(held_out) >= 2
     trained = {template.name for template in templates} - held_out | {"two_errands"}
-    train = world_tasks(name, split="train", count=10 * len(trained))
+    train = generate_world_tasks(name, split="train", count=10 * len(trained))
     drawn = [task.metadata["template"] for task in train]
     assert set(drawn) == trained
     assert {drawn.count(template) for template in drawn} == {10}
-    unseen = world_tasks(name, split="unseen_templates", count=30)
+    unseen = generate_world_tasks(name, split="unseen_templates", count=30)
     assert {task.metadata["template"] for task in unseen} == held_out
 
 
 @every_world
 def test_splits_share_no_task_whatever_the_seed(name: str) -> None:
-    train = world_tasks(name, split="train", count=150, seed=0)
-    unseen = world_tasks(name, split="unseen_tasks", count=50, seed=1)
-    held_out = world_tasks(name, split="unseen_templates", count=50, seed=0)
+    train = generate_world_tasks(name, split="train", count=150, seed=0)
+    unseen = generate_world_tasks(name, split="unseen_tasks", count=50, seed=1)
+    held_out = generate_world_tasks(name, split="unseen_templates", count=50, seed=0)
     keys = [task.key for task in train + unseen + held_out]
     assert len(keys) == len(set(keys)) == 250
     instructions = {(task.prompt, task.data_key) for task in train + unseen + held_out}
@@ -185,17 +185,17 @@ def test_no_two_worlds_have_a_tool_of_the_same_name() -> None:
 
 @every_world
 def test_tasks_depend_on_the_seed_and_not_on_the_count(name: str) -> None:
-    few = world_tasks(name, split="train", count=20, seed=3)
-    assert world_tasks(name, split="train", count=50, seed=3)[:20] == few
-    assert world_tasks(name, split="train", count=20, seed=4) != few
+    few = generate_world_tasks(name, split="train", count=20, seed=3)
+    assert generate_world_tasks(name, split="train", count=50, seed=3)[:20] == few
+    assert generate_world_tasks(name, split="train", count=20, seed=4) != few
     assert re.fullmatch(rf"{name}-[a-z_]+-[0-9a-f]{{8}}", few[0].key)
     assert len({task.data_key for task in few}) > 5
 
 
 def test_a_source_address_generates_its_tasks() -> None:
     named = tasks_from_source("world:github?split=unseen_tasks&count=5&seed=2")
-    assert named == world_tasks("github", split="unseen_tasks", count=5, seed=2)
-    assert tasks_from_source("world:booking?count=3") == world_tasks(
+    assert named == generate_world_tasks("github", split="unseen_tasks", count=5, seed=2)
+    assert tasks_from_source("world:booking?count=3") == generate_world_tasks(
         "booking", split="train", count=3
     )
 
@@ -231,7 +231,7 @@ def test_a_count_above_the_available_tasks_names_their_number(
     with pytest.raises(
         ConfigError, match=r"count=100000, but split=unseen_templates has \d+ tasks; lower"
     ):
-        world_tasks("zillow", split="unseen_templates", count=100_000)
+        generate_world_tasks("zillow", split="unseen_templates", count=100_000)
 
 
 def test_max_difficulty_limits_the_tasks() -> None:
@@ -241,14 +241,14 @@ def test_max_difficulty_limits_the_tasks() -> None:
 
 def test_nearly_every_task_has_its_own_database() -> None:
     """Repeated answers could be memorized instead of looked up."""
-    tasks = world_tasks("booking", split="train", count=300)
+    tasks = generate_world_tasks("booking", split="train", count=300)
     assert len({task.data_key for task in tasks}) > 290
 
 
 @every_world
 def test_no_prompt_with_the_same_solution_is_in_both_train_and_unseen_tasks(name: str) -> None:
     def instructions(split: Literal["train", "unseen_tasks"]) -> set[str]:
-        tasks = world_tasks(name, split=split, count=200, max_difficulty=1)
+        tasks = generate_world_tasks(name, split=split, count=200, max_difficulty=1)
         return {f"{task.prompt} {task.solution}" for task in tasks}
 
     assert not instructions("train") & instructions("unseen_tasks")

@@ -21,7 +21,6 @@ from skyfleet.algorithms.estimator import (
     BatchEstimator,
     find_equal_rewards_filter,
 )
-from skyfleet.algorithms.registry import build_advantage_estimator
 from skyfleet.algorithms.sample import Sample
 from skyfleet.config.root import RunConfig
 
@@ -300,7 +299,3 @@ def _with_advantages(samples: Sequence[Sample], values_N: Floats) -> list[Sample
         replace(sample, advantages=sample.scatter_to_tokens(row.tolist()))
         for sample, row in zip(samples, rows, strict=True)
     ]
-
-
-# Until trainer/preflight.py calls `skyfleet.algorithms.validation.check_algorithm`.
-estimator_of = build_advantage_estimator

@@ -41,7 +41,7 @@ def assign_credit(
             if mask_unfinished and trajectory.ending.truncated:
                 continue
             made = (
-                credited(trajectory, transcript, 0.0, attempt=attempt, group_rewards=rewards)
+                make_sample(trajectory, transcript, 0.0, attempt=attempt, group_rewards=rewards)
                 for transcript in trajectory.transcripts
             )
             samples.extend(sample for sample in made if sample.token_ids)
@@ -64,7 +64,7 @@ def estimate_advantages(samples: Sequence[Sample], estimator: Estimator) -> list
     ]
 
 
-def credited(
+def make_sample(
     trajectory: Trajectory,
     transcript: Transcript,
     advantage: float,

@@ -8,7 +8,7 @@ from typing import Literal
 
 from skyfleet.algorithms.sample import Sample
 from skyfleet.config.algorithm import Algorithm
-from skyfleet.config.imports import with_kwargs
+from skyfleet.config.imports import bind_kwargs
 from skyfleet.config.root import RunConfig
 
 ESTIMATOR_KEY = "trainer.algorithm.advantage_estimator"
@@ -82,7 +82,7 @@ def estimator_from_function(
     """
 
     def build(algorithm: Algorithm) -> Estimator:
-        call = with_kwargs(
+        call = bind_kwargs(
             function,
             algorithm.advantage_estimator_kwargs,
             named=f"{ESTIMATOR_KEY}={key_value or f'python:{name}'!r}",

@@ -52,7 +52,9 @@ def _errors(name: str, changes: Sequence[BehaviourChange]) -> Iterator[str]:
         worse = [
             f"{change.env_key} ({change.before:.1f} to {change.after:.1f})"
             for change in changes
-            if change.quantity == quantity and change.clear and change.difference >= _LARGE_INCREASE
+            if change.quantity == quantity
+            and change.is_clear
+            and change.difference >= _LARGE_INCREASE
         ]
         if worse:
             yield (

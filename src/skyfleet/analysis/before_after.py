@@ -39,16 +39,16 @@ class BehaviourChange:
     """95 % interval of the difference, resampling tasks; attempts at a task are averaged first."""
 
     @property
-    def clear(self) -> bool:
+    def is_clear(self) -> bool:
         return is_clear(self.n_tasks, self.interval)
 
     @property
-    def measured(self) -> bool:
+    def is_measured(self) -> bool:
         """False for tokens that were not recorded, as with chat APIs and imported dumps."""
         return self.quantity != SAMPLED_TOKENS or bool(self.before or self.after)
 
 
-def behaviour_changes(
+def compare_behaviour(
     before: Iterable[Trajectory], after: Iterable[Trajectory]
 ) -> list[BehaviourChange]:
     """Compare each quantity per environment, over the tasks that both sides have."""
@@ -64,33 +64,33 @@ def behaviour_changes(
     return changes
 
 
-def aligned(before: Trajectory, after: Trajectory) -> list[Row]:
+def align_turns(before: Trajectory, after: Trajectory) -> list[Row]:
     """Align turns with equal actions; pair the turns between them in order."""
     # Before the first difference, turns pair by number; a longer match later must not shift them.
-    split = first_divergence(before, after)
+    split = find_first_divergence(before, after)
     rows: list[Row] = list(zip(before.turns[:split], after.turns[:split], strict=True))
     if split is None:
         return rows
     left, right = before.turns[split:], after.turns[split:]
-    one = [action_text(turn.action) for turn in left]
-    other = [action_text(turn.action) for turn in right]
+    one = [format_action(turn.action) for turn in left]
+    other = [format_action(turn.action) for turn in right]
     for _, a, b, c, d in SequenceMatcher(None, one, other, autojunk=False).get_opcodes():
         rows += zip_longest(left[a:b], right[c:d])
     return rows
 
 
-def first_divergence(before: Trajectory, after: Trajectory) -> int | None:
+def find_first_divergence(before: Trajectory, after: Trajectory) -> int | None:
     """The index of the first turn whose actions differ; None if all are equal.
 
     Both episodes see the same observations up to there.
     """
     for number, (one, other) in enumerate(zip_longest(before.turns, after.turns)):
-        if one is None or other is None or action_text(one.action) != action_text(other.action):
+        if one is None or other is None or format_action(one.action) != format_action(other.action):
             return number
     return None
 
 
-def action_text(action: Message) -> str:
+def format_action(action: Message) -> str:
     """The text and the calls of a message, such as `list_issues({"repo": "api"})`."""
     calls = [
         f"{call.name}({json.dumps(dict(call.arguments), sort_keys=True, ensure_ascii=False)})"
@@ -173,7 +173,7 @@ class FailureShift:
     """95 % interval of the difference, paired by task, as for a change of pass@1."""
 
     @property
-    def clear(self) -> bool:
+    def is_clear(self) -> bool:
         return is_clear(self.n_tasks, self.interval)
 
 

@@ -68,7 +68,7 @@ class Behaviour:
     """First step against last, for the sets with at least two steps."""
 
 
-def behaviour_of(
+def summarize_behaviour(
     entries: Iterable[Entry],
     *,
     on_read: Callable[[], None] = lambda: None,

@@ -8,10 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from skyfleet.analysis.advice import suggest_next_steps
-from skyfleet.analysis.before_after import PLAIN_QUANTITIES, BehaviourChange, behaviour_changes
+from skyfleet.analysis.before_after import PLAIN_QUANTITIES, BehaviourChange, compare_behaviour
 from skyfleet.analysis.failure_class import FailureClass
 from skyfleet.analysis.failures import classify
-from skyfleet.analysis.formatting import NOTHING, percent, shown, table
+from skyfleet.analysis.formatting import NOTHING, percent, sanitize, table
 from skyfleet.analysis.learning_signal import EnvSignal, compute_signals
 from skyfleet.analysis.run_folder import RunFolder, read_entries, warn
 from skyfleet.errors import TaskError
@@ -71,7 +71,7 @@ def summarize_run(run: RunFolder) -> RunSummary:
         after = read_last(by_step[last_step])
         if first_step < last_step:
             before = read_entries(by_step[first_step], on_damage=skip)
-            changes[name] = behaviour_changes((trajectory for _, trajectory in before), after)
+            changes[name] = compare_behaviour((trajectory for _, trajectory in before), after)
         for _ in after:  # classify them also if nothing was compared
             pass
     return RunSummary(
@@ -123,7 +123,7 @@ def experiment_entry(run: RunFolder) -> str:
     }
     body = "\n\n".join(f"## {title}\n\n{text.strip()}" for title, text in sections.items())
     # Names come from data and from models, so control characters are escaped.
-    return "\n".join(map(shown, f"# {run.name}\n\n{body}\n".split("\n")))
+    return "\n".join(map(sanitize, f"# {run.name}\n\n{body}\n".split("\n")))
 
 
 def _dataset(summary: RunSummary) -> str:
@@ -176,9 +176,9 @@ def _behaviour(changes: Mapping[str, Sequence[BehaviourChange]]) -> str:
 
 
 def _change(change: BehaviourChange) -> str:
-    if not change.measured:
+    if not change.is_measured:
         return NOTHING
-    return f"{change.before:.2f} → {change.after:.2f}{' *' if change.clear else ''}"
+    return f"{change.before:.2f} → {change.after:.2f}{' *' if change.is_clear else ''}"
 
 
 def _signal(signals: Mapping[str, EnvSignal]) -> str:

@@ -10,7 +10,7 @@ NOTHING = "\N{EN DASH}"
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table; columns that only contain numbers are right-aligned."""
-    cells = [[shown(cell).replace("|", r"\|") for cell in row] for row in (header, *rows)]
+    cells = [[sanitize(cell).replace("|", r"\|") for cell in row] for row in (header, *rows)]
     columns = list(zip(*cells, strict=True))
     # At least two: Markdown ignores a rule of one character.
     widths = [max(2, *map(len, column)) for column in columns]
@@ -29,7 +29,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {line} |" for line in lines)
 
 
-def shown(text: str, *, at_most: int | None = None) -> str:
+def sanitize(text: str, *, at_most: int | None = None) -> str:
     """Escape control characters and line breaks, which a terminal would interpret."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)[:at_most]
 
@@ -39,18 +39,18 @@ def percent(share: float, *, digits: int = 0) -> str:
     return f"{100 * share:.{digits}f} %"
 
 
-def percent_of(count: int, total: int) -> str:
-    """`percent_of(1, 8)` is 12.5 %; a dash if the total is 0."""
+def format_share(count: int, total: int) -> str:
+    """`format_share(1, 8)` is 12.5 %; a dash if the total is 0."""
     return percent(count / total, digits=1) if total else NOTHING
 
 
-def counted(n: int, noun: str) -> str:
-    """`counted(1, "finding")` is 1 finding."""
+def format_count(n: int, noun: str) -> str:
+    """`format_count(1, "finding")` is 1 finding."""
     return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
 
 
-def steps_told(steps: Iterable[int]) -> str:
-    """`steps_told([0, 1, 2, 3, 80])` is `steps 0 to 3, 80`."""
+def format_steps(steps: Iterable[int]) -> str:
+    """`format_steps([0, 1, 2, 3, 80])` is `steps 0 to 3, 80`."""
     runs: list[list[int]] = []
     for step in sorted(steps):
         if runs and step == runs[-1][-1] + 1:

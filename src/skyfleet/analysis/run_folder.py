@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from skyfleet.config.keys import as_yaml
+from skyfleet.config.keys import dump_yaml
 from skyfleet.config.loading import load_config, load_config_file
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError
 from skyfleet.evaluation.report import EvalReport, save_evaluation
-from skyfleet.storage.local import publishing, write_atomically
+from skyfleet.storage.local import atomic_folder, write_atomically
 from skyfleet.trajectories.archive import read_trajectories
 from skyfleet.trajectories.entry import Entry, index_path
 from skyfleet.trajectories.index import list_entries
@@ -165,10 +165,10 @@ def import_dumps(dumped_evals: Path, run: Path) -> None:
     if run.exists():
         raise ConfigError(f"{run} exists; name a new folder")
     found = list(find_dumps(dumped_evals))
-    with publishing(run) as draft:
+    with atomic_folder(run) as draft:
         for name, step, folder in found:
             groups = read_dump(folder)
-            save_evaluation(draft, EvalReport.of(name, groups, step=step), groups)
+            save_evaluation(draft, EvalReport.from_groups(name, groups, step=step), groups)
         settings = [f"trainer.run_name={run.name}", f"trainer.run_path={run}"]
-        write_atomically(draft / "config.yaml", as_yaml(load_config("", settings)))
+        write_atomically(draft / "config.yaml", dump_yaml(load_config("", settings)))
         write_atomically(draft / IMPORTED, f"{dumped_evals.resolve()}\n")

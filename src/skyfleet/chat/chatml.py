@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from skyfleet.chat.message import Message, ToolSpec, text_only
+from skyfleet.chat.message import Message, ToolSpec, extract_text
 from skyfleet.chat.renderer import BuiltinRenderer, find_between
 from skyfleet.chat.template import Template
 from skyfleet.chat.template_checks import QUESTION
 from skyfleet.chat.tokenizer import END_THINK, THINK, SpecialToken, Tokenizer
 from skyfleet.chat.tool_calls.hermes import parse_hermes, write_hermes
 from skyfleet.chat.tool_calls.parser import ToolCallParser
-from skyfleet.chat.tool_prompt import RenderTools, qwen_tools
+from skyfleet.chat.tool_prompt import RenderTools, render_qwen_tools
 
 START, END = SpecialToken("<|im_start|>"), SpecialToken("<|im_end|>")
 END_OF_TEXT = SpecialToken("<|endoftext|>")
@@ -29,7 +29,7 @@ class ChatMLRenderer(BuiltinRenderer):
         self,
         tokenizer: Tokenizer,
         *,
-        render_tools: RenderTools = qwen_tools,
+        render_tools: RenderTools = render_qwen_tools,
         parse: ToolCallParser = parse_hermes,
         default_system: str | None = None,
         enable_thinking: bool | None = None,
@@ -58,7 +58,7 @@ class ChatMLRenderer(BuiltinRenderer):
         template: Template,
         *,
         close_turns: bool,
-        render_tools: RenderTools = qwen_tools,
+        render_tools: RenderTools = render_qwen_tools,
         parse: ToolCallParser = parse_hermes,
     ) -> ChatMLRenderer:
         prompt = template.render([QUESTION])
@@ -76,7 +76,7 @@ class ChatMLRenderer(BuiltinRenderer):
     ) -> Iterator[str]:
         system, rest = self._default_system, messages
         if messages and messages[0].role == "system":
-            system, rest = text_only(messages[0]), messages[1:]
+            system, rest = extract_text(messages[0]), messages[1:]
         if tools:
             section = self._render_tools(tools)
             system = section if system is None else f"{system}\n\n{section}"
@@ -104,17 +104,17 @@ def _render_turns(messages: Sequence[Message]) -> Iterator[str]:
                 yield from (START, "assistant\n", *_render_assistant(message), "\n")
         else:
             for message in run:
-                yield from (START, role, "\n", text_only(message), END, "\n")
+                yield from (START, role, "\n", extract_text(message), END, "\n")
 
 
 def _render_result(message: Message) -> str:
-    return f"<tool_response>\n{text_only(message)}\n</tool_response>"
+    return f"<tool_response>\n{extract_text(message)}\n</tool_response>"
 
 
 def _render_assistant(message: Message) -> Iterator[str]:
     if message.reasoning is not None:
         yield from (THINK, "\n", message.reasoning, "\n", END_THINK, "\n\n")
-    text = text_only(message)
+    text = extract_text(message)
     yield text
     if message.tool_calls:
         yield from ("\n" if text else "", *write_hermes(message.tool_calls))

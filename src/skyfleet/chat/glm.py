@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from skyfleet.chat.message import Message, ToolCall, ToolSpec, text_only
+from skyfleet.chat.message import Message, ToolCall, ToolSpec, extract_text
 from skyfleet.chat.renderer import BuiltinRenderer
 from skyfleet.chat.template import Template
 from skyfleet.chat.template_checks import QUESTION
@@ -101,9 +101,9 @@ class GLMRenderer(BuiltinRenderer):
                     # The first token of the next message ends the turn.
                     yield from (ASSISTANT, *self._reasoning(message), *_render_body(message))
                 elif role == "system":
-                    yield from (SYSTEM, "\n", text_only(message))
+                    yield from (SYSTEM, "\n", extract_text(message))
                 else:
-                    yield from (USER, "\n", *self._user_text(text_only(message)))
+                    yield from (USER, "\n", *self._user_text(extract_text(message)))
 
     def _user_text(self, text: str) -> tuple[str, ...]:
         if self._enable_thinking:
@@ -124,7 +124,7 @@ class GLMRenderer(BuiltinRenderer):
 
 
 def _render_body(message: Message) -> Iterator[str]:
-    text = text_only(message).strip()
+    text = extract_text(message).strip()
     if text:
         yield from ("\n", text)
     if message.tool_calls:
@@ -134,4 +134,4 @@ def _render_body(message: Message) -> Iterator[str]:
 
 
 def _render_result(message: Message) -> str:
-    return f"\n<tool_response>\n{text_only(message)}\n</tool_response>"
+    return f"\n<tool_response>\n{extract_text(message)}\n</tool_response>"

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from skyfleet.chat.call_ids import parse_tool_name, resolve_call_ids
-from skyfleet.chat.message import Message, ToolSpec, text_only
+from skyfleet.chat.message import Message, ToolSpec, extract_text
 from skyfleet.chat.renderer import BuiltinRenderer, find_between
 from skyfleet.chat.template import Template
 from skyfleet.chat.template_checks import QUESTION
@@ -143,7 +143,7 @@ class HarmonyRenderer(BuiltinRenderer):
         )
         instructions, rest = "", messages
         if messages and messages[0].role == "system":
-            instructions, rest = text_only(messages[0]), messages[1:]
+            instructions, rest = extract_text(messages[0]), messages[1:]
         if instructions or tools:
             yield from (START, "developer", MESSAGE)
             yield f"# Instructions\n\n{instructions}\n\n" if instructions else ""
@@ -158,7 +158,7 @@ class HarmonyRenderer(BuiltinRenderer):
             elif message.role == "tool":
                 yield from _render_result(message, parse_tool_name(answered))
             else:
-                yield from (START, message.role, MESSAGE, text_only(message), END)
+                yield from (START, message.role, MESSAGE, extract_text(message), END)
 
     def _generation_prompt(self) -> tuple[str, ...]:
         return (START, "assistant")
@@ -173,7 +173,7 @@ def _render_result(message: Message, name: str) -> tuple[str, ...]:
             f"a tool message has tool_call_id={message.tool_call_id!r}, but the gpt-oss format names "
             "the function that returned; set tool_call_id to the id of the call"
         )
-    quoted = json.dumps(text_only(message), ensure_ascii=False)
+    quoted = json.dumps(extract_text(message), ensure_ascii=False)
     return (START, f"functions.{name} to=assistant", CHANNEL, "commentary", MESSAGE, quoted, END)
 
 
@@ -188,7 +188,7 @@ def _render_assistant(message: Message, *, end: SpecialToken) -> Iterator[str]:
 def _parts(message: Message, end: SpecialToken) -> Iterator[tuple[str, ...]]:
     if message.reasoning is not None:
         yield (CHANNEL, "analysis", MESSAGE, message.reasoning, END)
-    text = "\n".join(filter(None, (text_only(message), *message.malformed_calls)))
+    text = "\n".join(filter(None, (extract_text(message), *message.malformed_calls)))
     if text and message.tool_calls:
         yield (CHANNEL, "commentary", MESSAGE, text, END)
     if message.tool_calls:

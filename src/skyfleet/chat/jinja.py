@@ -27,7 +27,7 @@ from skyfleet.chat.template_checks import (
     find_append_only_violation,
     find_call_mismatch,
 )
-from skyfleet.chat.tokenizer import END_THINK, THINK, PieceEncoder, SpecialToken, decode, encode
+from skyfleet.chat.tokenizer import END_THINK, THINK, PromptEncoder, SpecialToken, decode, encode
 from skyfleet.chat.tool_calls.hermes import parse_hermes
 from skyfleet.chat.tool_calls.parser import ToolCallParser
 from skyfleet.errors import EngineError, ModelError
@@ -202,7 +202,7 @@ class _SpecialTokenEscaper:
         special = [str(t) for t in tokenizer.added_tokens_decoder.values() if t.special]
         longest_first = sorted(special, key=len, reverse=True)
         self._pattern = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
-        self._tokenizer, self._encode = tokenizer, PieceEncoder(tokenizer)
+        self._tokenizer, self._encode = tokenizer, PromptEncoder(tokenizer)
 
     def escape(self, text: str) -> str:
         return self._pattern.sub(_escape_match, text)

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Sequence
 
 from skyfleet.chat.call_ids import resolve_call_ids
-from skyfleet.chat.message import Message, ToolSpec, inline_reasoning, text_only
+from skyfleet.chat.message import Message, ToolSpec, extract_text, inline_reasoning
 from skyfleet.chat.renderer import BuiltinRenderer, find_between
 from skyfleet.chat.template import Template
 from skyfleet.chat.template_checks import ANSWER, QUESTION, TEXT_DIALOGUE, TOOLS
@@ -83,16 +83,16 @@ class KimiK2Renderer(BuiltinRenderer):
             if message.role == "assistant":
                 yield from self._render_turn(message)
             elif message.role == "tool":
-                yield from (f"## Return of {call_id}\n", text_only(message), END)
+                yield from (f"## Return of {call_id}\n", extract_text(message), END)
             else:
-                yield from (text_only(message), END)
+                yield from (extract_text(message), END)
 
     def _generation_prompt(self) -> tuple[str, ...]:
         return (ASSISTANT, "assistant", MIDDLE)
 
     def _render_turn(self, message: Message) -> Iterator[str]:
         if self._has_reasoning:
-            yield from (THINK, message.reasoning or "", END_THINK, text_only(message))
+            yield from (THINK, message.reasoning or "", END_THINK, extract_text(message))
         else:
             yield inline_reasoning(message)
         if message.tool_calls:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
-from skyfleet.chat.message import Message, ToolSpec, inline_reasoning, text_only
+from skyfleet.chat.message import Message, ToolSpec, extract_text, inline_reasoning
 from skyfleet.chat.renderer import BuiltinRenderer, find_between
 from skyfleet.chat.template import Template
 from skyfleet.chat.template_checks import QUESTION
@@ -51,7 +51,7 @@ class Llama3Renderer(BuiltinRenderer):
     ) -> Iterator[str]:
         system, rest = "", messages
         if messages and messages[0].role == "system":
-            system, rest = text_only(messages[0]).strip(), messages[1:]
+            system, rest = extract_text(messages[0]).strip(), messages[1:]
         yield from (BEGIN, *_header("system"), "Environment: ipython\n" if tools else "")
         yield from (self._dates, system, END)
         if tools:
@@ -64,7 +64,7 @@ class Llama3Renderer(BuiltinRenderer):
                 json.dumps(to_openai_tool(tool), ensure_ascii=False, indent=4) for tool in tools
             )
             yield from (*_header("user"), _BEFORE_TOOLS, *(f"{schema}\n\n" for schema in schemas))
-            yield from (text_only(rest[0]).strip(), END)
+            yield from (extract_text(rest[0]).strip(), END)
             rest = rest[1:]
         yield from self._render_messages(rest)
 
@@ -73,10 +73,10 @@ class Llama3Renderer(BuiltinRenderer):
             if message.role == "assistant":
                 yield from (*self._generation_prompt(), *self._render_turn(message))
             elif message.role == "tool":
-                quoted = json.dumps(text_only(message), ensure_ascii=False)
+                quoted = json.dumps(extract_text(message), ensure_ascii=False)
                 yield from (*_header("ipython"), quoted, END)
             else:
-                yield from (*_header(message.role), text_only(message).strip(), END)
+                yield from (*_header(message.role), extract_text(message).strip(), END)
 
     def _generation_prompt(self) -> tuple[str, ...]:
         return _header("assistant")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
-from skyfleet.chat.tokenizer import PieceEncoder, SpecialToken, Tokenizer, decode
+from skyfleet.chat.tokenizer import PromptEncoder, SpecialToken, Tokenizer, decode
 from skyfleet.chat.tool_calls.parser import ToolCallParser
 from skyfleet.chat.tool_calls.strict_json import encode
 from skyfleet.errors import ModelError
@@ -73,7 +73,7 @@ class BuiltinRenderer(ABC):
         False. Those of `stop_tokens` that the tokenizer has stop generation.
         """
         self._tokenizer, self._parse = tokenizer, parse
-        self._encode = PieceEncoder(tokenizer)
+        self._encode = PromptEncoder(tokenizer)
         split = [token for token in required_tokens if self._encode.token(token) is None]
         if split:
             raise ModelError(

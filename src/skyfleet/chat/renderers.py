@@ -30,7 +30,7 @@ from skyfleet.chat.template_checks import (
     parses_hermes,
     with_reasoning,
 )
-from skyfleet.chat.tool_calls.formats import detect_parser, parser_named
+from skyfleet.chat.tool_calls.formats import detect_parser, get_parser
 from skyfleet.chat.tool_calls.glm import parse_glm
 from skyfleet.chat.tool_calls.harmony import parse_harmony
 from skyfleet.chat.tool_calls.hermes import parse_hermes
@@ -77,7 +77,7 @@ def make_renderer(
     template = Template(tokenizer=tokenizer, source=chat_template, kwargs=kwargs)
     _warn_unused_kwargs(template)
     parser = tool_call_parser or detect_parser(template.text)
-    parse = parser_named(parser or "hermes")
+    parse = get_parser(parser or "hermes")
     # The stored style belongs to the tokenizer's own template.
     style = tools_style or (None if chat_template else _saved_tools_style(tokenizer))
     if style is not None and style not in TOOLS_STYLES:
@@ -99,7 +99,7 @@ def make_renderer(
             f"tools_style={style!r} requires a tokenizer with a ChatML template, but this template "
             "is another; leave tools_style out to list the tools as the template does"
         )
-    if renderer is None and parse == parser_named("harmony"):
+    if renderer is None and parse == get_parser("harmony"):
         raise ModelError(
             "tool calls are in gpt-oss format, but the chat template does not produce gpt-oss's "
             "tokens, so a call would not end its turn; set generator.chat_template.name_or_path to "

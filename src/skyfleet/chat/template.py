@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from jinja2 import TemplateError, TemplateSyntaxError
 
 from skyfleet.chat.call_ids import shorten_call_id
-from skyfleet.chat.message import Message, ToolCall, ToolSpec, text_only
+from skyfleet.chat.message import Message, ToolCall, ToolSpec, extract_text
 from skyfleet.chat.tokenizer import Tokenizer, encode
 from skyfleet.chat.tool_calls.strict_json import encode as as_json
 from skyfleet.chat.tool_prompt import QWEN_AFTER, QWEN_BEFORE, to_openai_tool
@@ -132,7 +132,7 @@ class Template:
             ) from error
 
     def _as_dict(self, message: Message) -> dict[str, Any]:
-        content = "\n".join(filter(None, (text_only(message), *message.malformed_calls)))
+        content = "\n".join(filter(None, (extract_text(message), *message.malformed_calls)))
         fields: dict[str, Any] = {"role": message.role, "content": content}
         if message.reasoning is not None:
             # gpt-oss reads the key `thinking`.
@@ -208,14 +208,14 @@ _QWEN3 = r"""
 {{- '<|im_start|>assistant\n' if add_generation_prompt }}
 """.replace("BEFORE_TOOLS", json.dumps(QWEN_BEFORE)).replace("AFTER_TOOLS", json.dumps(QWEN_AFTER))
 
-NAMED = {
+NAMED_TEMPLATES = {
     "qwen3_with_thinking": _QWEN3.replace("REASONING_CONDITION", ""),
     "qwen3_without_thinking": _QWEN3.replace("REASONING_CONDITION", "and loop.last"),
 }
 """SkyRL's names. The first keeps all reasoning in context, the second that of the last turn only."""
 
 
-def read_template(source: str, name_or_path: str | None) -> str | None:
+def load_template(source: str, name_or_path: str | None) -> str | None:
     """The template source, or None for the tokenizer's own. `source` is name or file, as in SkyRL."""
     if name_or_path is None:
         return None
@@ -227,7 +227,7 @@ def read_template(source: str, name_or_path: str | None) -> str | None:
             raise ConfigError(
                 f"{key} cannot be read: {error}; set it to the path of a Jinja file"
             ) from error
-    if name_or_path not in NAMED:
-        known = sorted(NAMED)
+    if name_or_path not in NAMED_TEMPLATES:
+        known = sorted(NAMED_TEMPLATES)
         raise ConfigError(f"{key}; choose from {known}, or set generator.chat_template.source=file")
-    return NAMED[name_or_path]
+    return NAMED_TEMPLATES[name_or_path]

@@ -58,7 +58,7 @@ _MAX_CACHED_CHARACTERS = 16_384
 THINK, END_THINK = SpecialToken("<think>"), SpecialToken("</think>")
 
 
-class PieceEncoder:
+class PromptEncoder:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._token_ids: dict[SpecialToken, int | None] = {}

@@ -34,7 +34,7 @@ _MAX_CHOICES = 3
 """A signature lists the enum of a parameter if it has at most this many values."""
 
 
-def qwen_tools(tools: Sequence[ToolSpec]) -> str:
+def render_qwen_tools(tools: Sequence[ToolSpec]) -> str:
     """Every tool with its whole JSON schema, in Qwen's text."""
     schemas = "\n".join(json.dumps(to_openai_tool(tool), ensure_ascii=False) for tool in tools)
     return QWEN_BEFORE + schemas + QWEN_AFTER
@@ -45,7 +45,10 @@ def render_tool_signatures(tools: Sequence[ToolSpec]) -> str:
     return "\n".join(["Tools:", *map(_signature, tools), _CALL_FORMAT])
 
 
-TOOLS_STYLES: dict[str, RenderTools] = {"qwen": qwen_tools, "signatures": render_tool_signatures}
+TOOLS_STYLES: dict[str, RenderTools] = {
+    "qwen": render_qwen_tools,
+    "signatures": render_tool_signatures,
+}
 
 
 def to_openai_tool(tool: ToolSpec) -> dict[str, Any]:

@@ -57,12 +57,12 @@ def load_checkpoint(checkpoint: Checkpoint, parts: Mapping[str, Saveable]) -> No
             "the configuration that saved it"
         )
     for name in parts:
-        verified(checkpoint, name)
+        verify_part(checkpoint, name)
     for name, part in parts.items():
         part.load(checkpoint.folder / name)
 
 
-def verified(checkpoint: Checkpoint, part: str) -> Path:
+def verify_part(checkpoint: Checkpoint, part: str) -> Path:
     """Check the hash of every file of a part and return its folder."""
     for name, record in checkpoint.manifest.files.items():
         if name.split("/")[0] == part:

@@ -17,7 +17,7 @@ from skyfleet.checkpoints.checkpoint import (
 )
 from skyfleet.checkpoints.resume import find_checkpoint, list_complete_checkpoints
 from skyfleet.errors import CheckpointError
-from skyfleet.storage.local import discard, publishing, sweep, write_atomically
+from skyfleet.storage.local import atomic_folder, discard, sweep, write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ def save_checkpoint(
     try:
         # A killed save may have left gigabytes, and this save needs the space.
         sweep(root)
-        with publishing(folder) as draft:
+        with atomic_folder(folder) as draft:
             manifest = _write_parts(draft, step, parts)
         write_atomically(root / LATEST, str(step))
     # Not only OSError: torch and safetensors raise their own errors for a full disk.

@@ -50,9 +50,9 @@ def check_agent(config: RunConfig, agent: str, checkpoint: Path | None) -> None:
 
 
 def _check_policy(config: RunConfig, checkpoint: Path | None) -> None:
-    from skyfleet.config.validation import unsupported
+    from skyfleet.config.validation import find_unsupported_values
 
-    if refused := unsupported(config):
+    if refused := find_unsupported_values(config):
         raise ConfigError("\n".join(refused))
     if config.generator.is_remote and checkpoint is not None:
         raise ConfigError(
@@ -142,7 +142,7 @@ async def open_endpoint_agent(
     """A model behind an OpenAI-compatible chat endpoint; needs no torch."""
     from skyfleet.engines.openai_chat import OpenAIChat
     from skyfleet.engines.sampling_params import SamplingParams
-    from skyfleet.engines.servers import read_key
+    from skyfleet.engines.servers import read_api_key
 
     check_endpoint(config)
     section = config.generator.eval_sampling_params
@@ -152,7 +152,7 @@ async def open_endpoint_agent(
         top_p=section.top_p,
         stop=tuple(section.stop),
     )
-    async with OpenAIChat(url, model=model, api_key=read_key()) as chat:
+    async with OpenAIChat(url, model=model, api_key=read_api_key()) as chat:
         await _probe_endpoint(chat, url, replace(sampling, max_generate_length=16, seed=0))
         yield _build_chat_agent(config, chat, sampling)
 
@@ -160,14 +160,14 @@ async def open_endpoint_agent(
 async def _probe_endpoint(chat: ChatModel, url: str, sampling: SamplingParams) -> None:
     """One short request: an error here would fail every episode."""
     from skyfleet.chat.message import Message
-    from skyfleet.engines.engine import CutShortError
-    from skyfleet.engines.http_client import RefusedError
+    from skyfleet.engines.engine import ReplyTruncatedError
+    from skyfleet.engines.http_client import RequestRejectedError
 
     try:
         await chat.reply([Message(role="user", content="Say hello.")], (), sampling)
-    except CutShortError:
+    except ReplyTruncatedError:
         return
-    except RefusedError as error:
+    except RequestRejectedError as error:
         raise ConfigError(
             f"--endpoint {url} rejects the request: {error}; change "
             "generator.eval_sampling_params, or correct the url or --model"
@@ -199,18 +199,18 @@ def read_step(folder: Path | None) -> int:
 def find_policy_folder(config: RunConfig, checkpoint: Path | None) -> Path | None:
     """The folder of the checkpoint's policy; None for the configured base model."""
     from skyfleet.checkpoints.checkpoint import read_checkpoint
-    from skyfleet.checkpoints.resume import find_checkpoint, verified
+    from skyfleet.checkpoints.resume import find_checkpoint, verify_part
 
     if checkpoint is not None and not checkpoint.is_dir():
         raise ConfigError(f"--checkpoint {checkpoint}: no such folder")
     if checkpoint is not None and not (checkpoint / "policy").exists():
         return checkpoint
     if checkpoint is not None:
-        return verified(read_checkpoint(checkpoint), "policy")
+        return verify_part(read_checkpoint(checkpoint), "policy")
     trainer = config.trainer
     found = find_checkpoint(Path(trainer.ckpt_path), trainer.resume_mode, trainer.resume_path)
     if found is not None:
-        return verified(found, "policy")
+        return verify_part(found, "policy")
     if trainer.policy.model.path == "tiny" and trainer.resume_mode == "none":
         raise ConfigError(
             "trainer.resume_mode='none' uses the base model, and a tiny policy has none: training "

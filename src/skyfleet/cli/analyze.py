@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skyfleet.analysis.wording import (
+from skyfleet.analysis.formatting import (
     NOTHING,
-    counted,
+    format_count,
+    format_share,
+    format_steps,
     percent,
-    percent_of,
-    shown,
-    steps_told,
+    sanitize,
     table,
 )
 from skyfleet.errors import ConfigError
@@ -44,7 +44,7 @@ def analyze_command(
     import json
     from dataclasses import asdict
 
-    from skyfleet.analysis.behaviour import behaviour_of
+    from skyfleet.analysis.behaviour import summarize_behaviour
     from skyfleet.analysis.run_folder import open_run
     from skyfleet.tracking.console import ConsoleTracker
 
@@ -54,14 +54,14 @@ def analyze_command(
     # On stderr, because stdout may be parsed.
     console = ConsoleTracker(stream=sys.stderr)
     with console.progress("episodes", len(entries)) as advance:
-        behaviour = behaviour_of(entries, on_read=advance, on_damage=damage.append)
+        behaviour = summarize_behaviour(entries, on_read=advance, on_damage=damage.append)
     console.close()
-    left_out = [shown(str(error)) for error in damage]
+    left_out = [sanitize(str(error)) for error in damage]
     if as_json:
         result = {"run": folder.name, "left_out": left_out, **asdict(behaviour)}
         print(json.dumps(result, indent=2))
         return
-    print(f"{shown(folder.name)}: {_headline(list(behaviour.by_env.values()), len(entries))}")
+    print(f"{sanitize(folder.name)}: {_headline(list(behaviour.by_env.values()), len(entries))}")
     print("".join(f"Left out: {reason}\n" for reason in left_out))
     print("\n\n".join(_sections(behaviour)))
 
@@ -71,7 +71,7 @@ def _headline(envs: Sequence[EnvBehaviour], n_entries: int) -> str:
     unknown = sum(env.n_unknown for env in envs)
     failed = read - unknown - sum(env.n_passed for env in envs)
     lost = f"; {n_entries - read:,} more could not be read" if n_entries > read else ""
-    return f"{counted(read, 'episode')}, {failed:,} failed, {unknown:,} unknown{lost}"
+    return f"{format_count(read, 'episode')}, {failed:,} failed, {unknown:,} unknown{lost}"
 
 
 def _chosen(entries: Sequence[Entry], only: str | None, step: int | None) -> list[Entry]:
@@ -82,7 +82,7 @@ def _chosen(entries: Sequence[Entry], only: str | None, step: int | None) -> lis
     of_set = [entry for entry in entries if only in (None, entry.set_name or "train")]
     steps = sorted({entry.step for entry in of_set})
     if step is not None and step not in steps:
-        raise ConfigError(f"--step {step}: the run has {steps_told(steps)}")
+        raise ConfigError(f"--step {step}: the run has {format_steps(steps)}")
     return [entry for entry in of_set if step in (None, entry.step)]
 
 
@@ -120,7 +120,7 @@ def _behaviour_table(envs: Sequence[EnvBehaviour]) -> str:
         (
             env.env_key,
             str(env.n_episodes),
-            percent_of(env.n_passed, env.n_graded),
+            format_share(env.n_passed, env.n_graded),
             str(env.n_unknown),
             _mean(env.turns, env),
             _mean(sum(env.tool_calls.values()), env),
@@ -129,7 +129,9 @@ def _behaviour_table(envs: Sequence[EnvBehaviour]) -> str:
             _measured(env.sampled_tokens / env.n_episodes, digits=2),
             _measured(env.engine_seconds / env.n_episodes, digits=3),
             _measured(env.env_seconds / env.n_episodes, digits=3),
-            ", ".join(f"{kind} {percent_of(n, env.n_episodes)}" for kind, n in env.endings.items()),
+            ", ".join(
+                f"{kind} {format_share(n, env.n_episodes)}" for kind, n in env.endings.items()
+            ),
         )
         for env in envs
     ]
@@ -141,10 +143,10 @@ def _tool_rows(envs: Sequence[EnvBehaviour]) -> Iterator[tuple[str, ...]]:
         errors = env.tool_errors
         calls = [(name, n, errors.get(name, 0)) for name, n in env.tool_calls.items()]
         if others := calls[TOOLS:]:
-            name = f"({counted(len(others), 'other name')})"
+            name = f"({format_count(len(others), 'other name')})"
             calls[TOOLS:] = [(name, sum(n for _, n, _ in others), sum(n for *_, n in others))]
         for name, n, wrong in calls:
-            yield env.env_key, shown(name, at_most=NAME_CHARACTERS), str(n), str(wrong)
+            yield env.env_key, sanitize(name, at_most=NAME_CHARACTERS), str(n), str(wrong)
 
 
 def _failure_table(envs: Sequence[EnvBehaviour]) -> str:
@@ -156,7 +158,7 @@ def _failure_table(envs: Sequence[EnvBehaviour]) -> str:
         counts = [env.failures.get(kind, 0) for env in envs]
         if any(counts):
             examples = [env.examples[kind][0] for env in envs if kind in env.examples]
-            share = percent_of(sum(counts), total)
+            share = format_share(sum(counts), total)
             shown = " ".join(examples[:_EXAMPLES])
             rows.append((kind.value, str(sum(counts)), share, *map(str, counts), shown))
     header = ("class", "episodes", "share", *(env.env_key for env in envs), "examples")
@@ -176,7 +178,7 @@ def _shift_rows(behaviour: Behaviour) -> Iterator[tuple[str, ...]]:
                 f"{max(steps)}: {percent(shift.after, digits=1)}",
                 f"{100 * shift.difference:+.1f}",
                 f"{100 * low:+.1f} to {100 * high:+.1f}",
-                "" if shift.clear else "may be chance",
+                "" if shift.is_clear else "may be chance",
             )
 
 

@@ -34,10 +34,10 @@ def config_from(arguments: list[str] | None) -> RunConfig:
 
 def show_plan(config: RunConfig, sentences: Iterable[str]) -> None:
     """Print the resolved configuration, then what would happen and the warnings, as comments."""
-    from skyfleet.config.keys import as_yaml
+    from skyfleet.config.keys import dump_yaml
     from skyfleet.config.warnings import warn_native_tool_calling
 
-    print(as_yaml(config), end="")
+    print(dump_yaml(config), end="")
     lines = (*sentences, *warn_native_tool_calling(config))
     # Flushed, because an error may follow on stderr.
     print("\n".join(f"# {line}" for line in lines), flush=True)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from skyfleet.analysis.wording import counted, table
+from skyfleet.analysis.formatting import format_count, table
 from skyfleet.cli.run_tasks import RunPath, load_episode_tasks
 
 
@@ -20,8 +20,7 @@ def audit_command(
 ) -> None:
     """List passes with an unchanged state, without a required tool, or that fail on replay."""
     from skyfleet.analysis.audit import Suspicion, audit
-    from skyfleet.analysis.reading import warn
-    from skyfleet.analysis.run_folder import open_run
+    from skyfleet.analysis.run_folder import open_run, warn
     from skyfleet.envs.registry import env_factory
     from skyfleet.tracking.console import ConsoleTracker
 
@@ -30,7 +29,7 @@ def audit_command(
     won = [entry for entry in entries if entry.success]
     tasks = load_episode_tasks(folder, won)
     if unknown := sum(entry.task_key not in tasks for entry in won):
-        of = counted(unknown, "win")
+        of = format_count(unknown, "win")
         print(f"Not judged, because the configuration no longer names their tasks: {of}.")
     open_env = env_factory(folder.config) if replay else None
     console = ConsoleTracker(stream=sys.stderr)
@@ -43,7 +42,7 @@ def audit_command(
     ]
     if rows:
         print(table(("episode", "environment", "task", "suspicion", "detail"), rows))
-    print(f"{counted(len(won), 'win')}, {counted(len(rows), 'finding')}.")
+    print(f"{format_count(len(won), 'win')}, {format_count(len(rows), 'finding')}.")
     for suspicion in [s for s in Suspicion if replay or s is not Suspicion.REPLAY_FAILS]:
         noun = "failure" if suspicion is Suspicion.DOMINANT_MESSAGE else "win"
-        print(f"{suspicion.value} could judge {counted(found.judged[suspicion], noun)}.")
+        print(f"{suspicion.value} could judge {format_count(found.judged[suspicion], noun)}.")

@@ -92,8 +92,8 @@ def _cautions(before: EvalReport, after: EvalReport, comparison: Comparison) -> 
     """Other differences between the two evaluations than the policy."""
     from skyfleet.evaluation.agent_info import differences
 
-    if before.played_by and after.played_by:
-        for difference in differences(before.played_by, after.played_by):
+    if before.agent_info and after.agent_info:
+        for difference in differences(before.agent_info, after.agent_info):
             yield f"{comparison.name}: {difference}."
     if uneven := comparison.overall.n_uneven:
         yield (

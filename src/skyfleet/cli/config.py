@@ -16,13 +16,19 @@ config_app = typer.Typer(
 @config_app.command("show")
 def show_command(config_args: ConfigArgs = None) -> None:
     """Print the whole configuration, then unsupported values and warnings."""
-    from skyfleet.config.keys import as_yaml
-    from skyfleet.config.validation import unsupported
-    from skyfleet.config.warnings import remarks, warn_native_tool_calling
+    from skyfleet.algorithms.validation import algorithm_warnings
+    from skyfleet.config.keys import dump_yaml
+    from skyfleet.config.validation import find_unsupported_values
+    from skyfleet.config.warnings import find_warnings, warn_native_tool_calling
 
     config = config_from(config_args)
-    print(as_yaml(config), end="")
-    for sentence in (*unsupported(config), *warn_native_tool_calling(config), *remarks(config)):
+    print(dump_yaml(config), end="")
+    for sentence in (
+        *find_unsupported_values(config),
+        *warn_native_tool_calling(config),
+        *find_warnings(config),
+        *algorithm_warnings(config),
+    ):
         print(f"# {sentence}")
 
 

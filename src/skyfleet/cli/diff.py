@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skyfleet.analysis.wording import NOTHING, counted, shown, steps_told, table
+from skyfleet.analysis.formatting import NOTHING, format_count, format_steps, sanitize, table
 from skyfleet.cli.analyze import NAME_CHARACTERS, TOOLS
 from skyfleet.cli.run_tasks import RunPath
 from skyfleet.errors import ConfigError
 
 if TYPE_CHECKING:
     from skyfleet.analysis.before_after import BehaviourChange, Row
-    from skyfleet.analysis.reading import OnDamage
-    from skyfleet.analysis.run_folder import RunFolder
+    from skyfleet.analysis.run_folder import OnDamage, RunFolder
     from skyfleet.trajectories.entry import Entry
     from skyfleet.trajectories.records import RecordError
     from skyfleet.trajectories.trajectory import Trajectory, Turn
@@ -53,7 +52,7 @@ def diff_command(
     rows, compared = [], []
     for name in [name for name in one if name in two]:
         steps = f"{folders[0].name} step {one[name][0].step}, {folders[1].name} step {two[name][0].step}"
-        compared.append(shown(f"{name}: {steps}"))
+        compared.append(sanitize(f"{name}: {steps}"))
         rows += [(name, *row) for row in _rows(one[name], two[name], damage.append)]
     if not rows:
         if damage:
@@ -63,17 +62,17 @@ def diff_command(
         )
     header = ("set", "environment", "per episode", "tasks", "before", "after", "difference", "95 %")
     # Within one run both sides may read the same damaged file.
-    left_out = dict.fromkeys(f"Left out: {shown(str(error))}" for error in damage)
+    left_out = dict.fromkeys(f"Left out: {sanitize(str(error))}" for error in damage)
     print("\n".join([*compared, *left_out]), table(header, rows), sep="\n\n")
 
 
 def print_rows(rows: Iterable[Row], names: tuple[str, str]) -> None:
     """Print two episodes: `=` for equal turns, `-` and `+` for turns of the first and the second."""
-    from skyfleet.analysis.before_after import action_text
+    from skyfleet.analysis.before_after import format_action
 
     print(f"- {names[0]}\n+ {names[1]}\n")
     for one, other in rows:
-        if one and other and action_text(one.action) == action_text(other.action):
+        if one and other and format_action(one.action) == format_action(other.action):
             _print_turn("=", one)
         else:
             _print_turn("-", one)
@@ -81,24 +80,24 @@ def print_rows(rows: Iterable[Row], names: tuple[str, str]) -> None:
 
 
 def _print_turn(sign: str, turn: Turn | None) -> None:
-    from skyfleet.analysis.before_after import action_text
+    from skyfleet.analysis.before_after import format_action
 
     if turn is None:
         return
-    printed = [action_text(turn.action), *(f"  {reply.text}" for reply in turn.replies)]
+    printed = [format_action(turn.action), *(f"  {reply.text}" for reply in turn.replies)]
     for line in "\n".join(printed).splitlines():
-        print(f"{sign} {shown(line)}")
+        print(f"{sign} {sanitize(line)}")
 
 
 def _rows(
     before: Sequence[Entry], after: Sequence[Entry], on_damage: OnDamage
 ) -> Iterator[tuple[str, ...]]:
-    from skyfleet.analysis.before_after import PLAIN_QUANTITIES, behaviour_changes
-    from skyfleet.analysis.reading import read_entries
+    from skyfleet.analysis.before_after import PLAIN_QUANTITIES, compare_behaviour
+    from skyfleet.analysis.run_folder import read_entries
 
     by_env: dict[str, list[BehaviourChange]] = defaultdict(list)
     sides = ((t for _, t in read_entries(side, on_damage=on_damage)) for side in (before, after))
-    for change in behaviour_changes(*sides):
+    for change in compare_behaviour(*sides):
         by_env[change.env_key].append(change)
     for changes in by_env.values():
         tools = [change for change in changes if change.quantity not in PLAIN_QUANTITIES]
@@ -118,8 +117,8 @@ def _row(change: BehaviourChange) -> tuple[str, ...]:
         f"{change.difference:+.2f}",
         f"{low:+.2f} to {high:+.2f}",
     )
-    quantity = shown(change.quantity, at_most=len("calls of ") + NAME_CHARACTERS)
-    cells = numbers if change.measured else (NOTHING,) * len(numbers)
+    quantity = sanitize(change.quantity, at_most=len("calls of ") + NAME_CHARACTERS)
+    cells = numbers if change.is_measured else (NOTHING,) * len(numbers)
     return change.env_key, quantity, str(change.n_tasks), *cells
 
 
@@ -127,7 +126,7 @@ def _row_of_others(changes: Sequence[BehaviourChange]) -> tuple[str, ...]:
     before, after = sum(c.before for c in changes), sum(c.after for c in changes)
     return (
         changes[0].env_key,
-        f"calls of {counted(len(changes), 'other name')}",
+        f"calls of {format_count(len(changes), 'other name')}",
         str(changes[0].n_tasks),
         f"{before:.2f}",
         f"{after:.2f}",
@@ -137,22 +136,22 @@ def _row_of_others(changes: Sequence[BehaviourChange]) -> tuple[str, ...]:
 
 
 def _show_task(key: str, before: Side, after: Side) -> None:
-    from skyfleet.analysis.before_after import aligned, first_divergence
+    from skyfleet.analysis.before_after import align_turns, find_first_divergence
 
     for name in before:
         one, other = _first(key, before[name]), _first(key, after.get(name, ()))
         if one and other:
-            at = first_divergence(one, other)
+            at = find_first_divergence(one, other)
             same = "The actions are the same."
             print(same if at is None else f"The actions differ from turn {at + 1}.")
-            print_rows(aligned(one, other), ("before", "after"))
+            print_rows(align_turns(one, other), ("before", "after"))
             return
     attempted = [
         {e.task_key for entries in side.values() for e in entries} for side in (before, after)
     ]
     some = ", ".join(sorted(attempted[0] & attempted[1])[:3])
     raise ConfigError(
-        f"--task {key}: has no attempts on both sides; tasks that have: {shown(some)}, …"
+        f"--task {key}: has no attempts on both sides; tasks that have: {sanitize(some)}, …"
     )
 
 
@@ -186,6 +185,6 @@ def _side(
         return {name: steps[max(steps) if last else min(steps)] for name, steps in selected.items()}
     chosen = {name: steps[step] for name, steps in selected.items() if step in steps}
     if not chosen:
-        known = steps_told({step for steps in selected.values() for step in steps})
+        known = format_steps({step for steps in selected.values() for step in steps})
         raise ConfigError(f"{option} {step}: {folder.path} was evaluated at {known}")
     return chosen

@@ -143,7 +143,7 @@ def _remarks(report: EvalReport, groups: Sequence[Group]) -> Iterator[str]:
 
 async def _evaluate(config: RunConfig, sets: dict[str, list[str]], options: _Options) -> None:
     """Evaluate the sets; each is saved when it ends, the table is printed last."""
-    from skyfleet.envs.registry import env_factory, is_elsewhere
+    from skyfleet.envs.registry import env_factory, is_remote_env
     from skyfleet.evaluation.baselines import measure_baselines
     from skyfleet.evaluation.evaluate import evaluate
     from skyfleet.evaluation.report import save_report
@@ -164,7 +164,7 @@ async def _evaluate(config: RunConfig, sets: dict[str, list[str]], options: _Opt
                 [
                     task
                     for task in tasks
-                    if options.baselines or not is_elsewhere(config, task.env_key)
+                    if options.baselines or not is_remote_env(config, task.env_key)
                 ],
                 open_env,
                 limits,
@@ -187,7 +187,7 @@ async def _evaluate(config: RunConfig, sets: dict[str, list[str]], options: _Opt
                     trained_envs=trained_envs,
                     baselines=baselines,
                     pass_threshold=options.pass_threshold,
-                    played_by=agent_info,
+                    agent_info=agent_info,
                     on_finished=keep,
                 )
             if options.output is not None:

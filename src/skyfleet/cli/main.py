@@ -83,11 +83,11 @@ def main() -> None:
 
 
 def _fail(errors: Sequence[BaseException]) -> None:
-    from skyfleet.analysis.wording import shown
+    from skyfleet.analysis.formatting import sanitize
 
     for error in errors[:1]:
         # A message may quote model output or a downloaded file.
-        lines = map(shown, str(error).splitlines())
+        lines = map(sanitize, str(error).splitlines())
         print("skyfleet: " + "\n".join(lines), file=sys.stderr)
     raise SystemExit(2)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skyfleet.analysis.wording import counted, shown
+from skyfleet.analysis.formatting import format_count, sanitize
 from skyfleet.cli.agents import Agent, CheckpointPath, build_agent
 from skyfleet.cli.run_tasks import RunPath, load_episode_tasks
 from skyfleet.errors import ConfigError, TaskError
@@ -51,13 +51,13 @@ def replay_command(
     trajectory, task = load(entry), tasks[entry.task_key]
     if fork_at is not None:
         checkpoint, description = _find_agent(folder, agent, checkpoint)
-        print(f"from turn {fork_at} on: {shown(description)}")
+        print(f"from turn {fork_at} on: {sanitize(description)}")
         asyncio.run(_fork(folder, trajectory, task, fork_at - 1, agent, checkpoint))
     elif difference := asyncio.run(_difference(folder, trajectory, task)):
-        print(f"{episode_id} is different: {shown(difference)}")
+        print(f"{episode_id} is different: {sanitize(difference)}")
         raise typer.Exit(1)
     else:
-        turns = counted(len(trajectory.turns), "turn")
+        turns = format_count(len(trajectory.turns), "turn")
         print(f"{episode_id} is the same: {turns}, {_describe_grade(trajectory)}")
 
 
@@ -93,7 +93,7 @@ async def _fork(
     agent: str,
     checkpoint: Path | None,
 ) -> None:
-    from skyfleet.analysis.before_after import aligned
+    from skyfleet.analysis.before_after import align_turns
     from skyfleet.cli.diff import print_rows
     from skyfleet.envs.registry import env_factory
     from skyfleet.rollouts.episode import run_episode
@@ -108,14 +108,14 @@ async def _fork(
             build_limits(folder.config),
             sample=trajectory.sample,
         )
-    print_rows(aligned(trajectory, forked), ("recorded", "forked"))
+    print_rows(align_turns(trajectory, forked), ("recorded", "forked"))
     print(
         f"recorded: {_describe_grade(trajectory)}; forked at turn {turn + 1}: {_describe_grade(forked)}"
     )
     if forked.transcripts and not same_tokens(trajectory, forked, turn=turn):
         print("The fork re-tokenized the messages: its tokens differ from the recorded ones.")
     if forked.failure:
-        print(shown(f"{forked.failure.kind}: {forked.failure.detail}"))
+        print(sanitize(f"{forked.failure.kind}: {forked.failure.detail}"))
 
 
 def _describe_grade(trajectory: Trajectory) -> str:

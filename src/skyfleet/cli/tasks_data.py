@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from skyfleet.analysis.wording import table
+from skyfleet.analysis.formatting import table
 from skyfleet.cli.arguments import DryRun
 from skyfleet.errors import ConfigError
 
@@ -90,14 +90,14 @@ def stats_command(
     html: Annotated[Path | None, typer.Option(help="Also write an HTML section here.")] = None,
 ) -> None:
     """Per environment: tasks, difficulties, reference calls, prompt length, tools."""
-    from skyfleet.curation.stats import HEADER, stats_cells, stats_html, stats_of
+    from skyfleet.curation.stats import HEADER, compute_stats, format_stats, render_stats_html
     from skyfleet.trainer.tasks import load_sources
 
     tasks = load_sources(sources, key="SOURCE")
-    stats = stats_of(tasks)
-    print(table(HEADER, stats_cells(stats)))
+    stats = compute_stats(tasks)
+    print(table(HEADER, format_stats(stats)))
     if html is not None:
-        html.write_text(stats_html(", ".join(sources), stats), encoding="utf-8")
+        html.write_text(render_stats_html(", ".join(sources), stats), encoding="utf-8")
 
 
 async def _validate(
@@ -111,10 +111,10 @@ async def _validate(
     restart: bool,
 ) -> list[Verdict]:
     from skyfleet.config.loading import load_config
-    from skyfleet.curation.inspection import inspecting_factory
+    from skyfleet.curation.inspection import build_inspectable_factory
     from skyfleet.curation.quarantine import Quarantine, read_quarantine, write_quarantine
     from skyfleet.curation.validate import validate
-    from skyfleet.curation.verdict import keeping_journal
+    from skyfleet.curation.verdict import open_journal
     from skyfleet.storage.store import is_remote
     from skyfleet.tracking.console import ConsoleTracker
 
@@ -125,11 +125,11 @@ async def _validate(
     local = Path(quarantine).name if is_remote(quarantine) else quarantine
     path = Path(f"{local}.journal")
     console = ConsoleTracker()
-    open_env = inspecting_factory(load_config("", options["settings"]))
+    open_env = build_inspectable_factory(load_config("", options["settings"]))
     verdicts: list[Verdict] = []
     async with _teacher(options) as teacher:
         with (
-            keeping_journal(path, options, resume=resume, restart=restart) as journal,
+            open_journal(path, options, resume=resume, restart=restart) as journal,
             console.progress("validate", sum(map(len, sources.values()))) as advance,
         ):
 
@@ -156,7 +156,7 @@ async def _validate(
 
 @asynccontextmanager
 async def _teacher(options: Mapping[str, Any]) -> AsyncIterator[Teacher | None]:
-    from skyfleet.curation.teacher import Band, Teacher
+    from skyfleet.curation.teacher import PassRateBand, Teacher
     from skyfleet.engines.anthropic_chat import AnthropicChat
     from skyfleet.engines.openai_chat import OpenAIChat
 
@@ -171,7 +171,7 @@ async def _teacher(options: Mapping[str, Any]) -> AsyncIterator[Teacher | None]:
             name=options["model"],
             model=model,
             attempts=options["attempts"],
-            band=Band(low=low, high=high),
+            band=PassRateBand(low=low, high=high),
         )
 
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from skyfleet.analysis.wording import table
+from skyfleet.analysis.formatting import table
 from skyfleet.cli.arguments import DryRun
 from skyfleet.errors import ConfigError
 
 if TYPE_CHECKING:
     from skyfleet.tasks.manifest import Manifest
-    from skyfleet.tasks.prepare import Prepared, Preparing
+    from skyfleet.tasks.prepare import PreparedDataset, PrepareOptions
 
 Names = Annotated[str, typer.Option(help="Comma-separated; empty means all.")]
 
@@ -50,15 +50,15 @@ def prepare_command(
     dry_run: DryRun = False,
 ) -> None:
     """Split raw tasks into train.parquet and validation.parquet, with a manifest."""
-    from skyfleet.curation.quarantine import quarantine_for
+    from skyfleet.curation.quarantine import find_quarantine
     from skyfleet.tasks.loading import parse_tasks, read_source
-    from skyfleet.tasks.manifest import sha256_of
-    from skyfleet.tasks.prepare import Preparing, prepare
+    from skyfleet.tasks.manifest import sha256_hex
+    from skyfleet.tasks.prepare import PrepareOptions, prepare
     from skyfleet.tasks.publish import publish
     from skyfleet.tasks.splits import SplitRule
 
     before = _earlier_manifest(earlier, output_dir, needed=keep_sides)
-    options = Preparing(
+    options = PrepareOptions(
         modality=None if modality == "all" else modality,
         env_filter=_names(env_filter),
         difficulty_filter=_difficulties(difficulty_filter),
@@ -71,7 +71,7 @@ def prepare_command(
         max_env_ratio=max_env_ratio,
         max_eval_prompts=max_eval_prompts,
     )
-    excluded = quarantine_for([tasks_json], quarantine)
+    excluded = find_quarantine([tasks_json], quarantine)
     data = read_source(tasks_json)
     rows = parse_tasks(data, tasks_json)
     prepared = prepare(rows, options, in_quarantine=lambda task: task in excluded)
@@ -85,7 +85,7 @@ def prepare_command(
         _describe_options(options, excluded.files),
         before,
         source=tasks_json,
-        source_sha256=sha256_of(data),
+        source_sha256=sha256_hex(data),
         keep_sides=keep_sides,
     )
     publish(output_dir, files, manifest)
@@ -95,7 +95,7 @@ def prepare_command(
 
 
 def _manifest(
-    prepared: Prepared,
+    prepared: PreparedDataset,
     options: dict[str, Any],
     before: Manifest | None,
     *,
@@ -128,7 +128,7 @@ def _print_manifest(manifest: Manifest) -> None:
         print(f"moved since the earlier manifest: {len(manifest.moved)} ({keys}, ...)")
 
 
-def _print_counts(prepared: Prepared) -> None:
+def _print_counts(prepared: PreparedDataset) -> None:
     sides = (prepared.train, prepared.validation)
     by_side = [Counter(task.env_key for task in side) for side in sides]
     counts = {env: [side[env] for side in by_side] for env in sorted(set().union(*by_side))}
@@ -143,7 +143,7 @@ def _print_counts(prepared: Prepared) -> None:
         print(f"excluded, {reason}: {len(dropped)}: {', '.join(dropped[:3])}{more}")
 
 
-def _describe_options(options: Preparing, quarantine: dict[str, str]) -> dict[str, Any]:
+def _describe_options(options: PrepareOptions, quarantine: dict[str, str]) -> dict[str, Any]:
     """`quarantine` maps each quarantine file used to its sha256."""
     return {
         "modality": options.modality or "all",

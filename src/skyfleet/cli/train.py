@@ -89,9 +89,10 @@ def _describe_saved(config: RunConfig) -> str:
 
 def _plan(config: RunConfig) -> list[str]:
     """Describe the run without loading a model."""
-    from skyfleet.config.warnings import remarks
+    from skyfleet.algorithms.validation import algorithm_warnings
+    from skyfleet.config.warnings import find_warnings
     from skyfleet.envs.registry import env_factory
-    from skyfleet.tasks.sampling import check_fit
+    from skyfleet.tasks.sampling import check_batch_size
     from skyfleet.trainer.preflight import check_references
     from skyfleet.trainer.tasks import (
         build_schedule,
@@ -115,7 +116,7 @@ def _plan(config: RunConfig) -> list[str]:
 
             build_policy_loss(config.trainer.algorithm)
     tasks = load_training_tasks(config)
-    check_fit(tasks, config.trainer.train_batch_size, config.trainer.min_samples_per_env)
+    check_batch_size(tasks, config.trainer.train_batch_size, config.trainer.min_samples_per_env)
     schedule = build_schedule(config, n_tasks=len(tasks))
     envs = ", ".join(f"{n} {env}" for env, n in Counter(t.env_key for t in tasks).items())
     rollouts = config.trainer.train_batch_size * config.generator.n_samples_per_prompt
@@ -134,4 +135,4 @@ def _plan(config: RunConfig) -> list[str]:
     check_disjoint(tasks, eval_sets, allow=config.data.allow_overlap)
     if any(map(schedule.evaluates_at, range(schedule.total_steps + 1))):
         plan += [f"evaluating {name} on {len(held)} tasks" for name, held in eval_sets.items()]
-    return plan + remarks(config)
+    return [*plan, *find_warnings(config), *algorithm_warnings(config)]

@@ -19,13 +19,13 @@ def view_command(
     """Read a run's episodes in the browser, also while it trains."""
     from skyfleet.analysis.run_folder import open_run
     from skyfleet.analysis.viewer.api import Viewer
-    from skyfleet.analysis.viewer.server import opened
+    from skyfleet.analysis.viewer.server import open_viewer
     from skyfleet.trajectories.index import find_entry
 
     folder = open_run(run)
     if episode:
         find_entry(folder.trajectories, episode)  # fails now if there is none
-    with opened(Viewer(folder), port) as server, suppress(KeyboardInterrupt):
-        url = server.url_of(episode) if episode else server.url
+    with open_viewer(Viewer(folder), port) as server, suppress(KeyboardInterrupt):
+        url = server.episode_url(episode) if episode else server.url
         print(f"serving {folder.path} at {url}\nCtrl-C stops it", flush=True)
         server.serve_forever()

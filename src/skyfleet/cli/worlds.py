@@ -118,10 +118,12 @@ def _app(protocol: str, tasks: list[Task], *, max_sessions: int, ttl_seconds: in
         return mcp_app(
             tasks, open_world, max_sessions=max_sessions, idle_timeout_seconds=ttl_seconds
         )
-    from skyfleet.worlds.fleet_server.server import fleet_app
+    from skyfleet.worlds.fleet_server.server import build_fleet_app
 
     api_key = os.environ.get("FLEET_API_KEY")
     if api_key is None:
         api_key = secrets.token_urlsafe(16)
         print(f"FLEET_API_KEY is not set; clients need FLEET_API_KEY={api_key}")
-    return fleet_app(tasks, api_key=api_key, ttl_seconds=ttl_seconds, max_instances=max_sessions)
+    return build_fleet_app(
+        tasks, api_key=api_key, ttl_seconds=ttl_seconds, max_instances=max_sessions
+    )

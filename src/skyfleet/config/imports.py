@@ -29,7 +29,7 @@ def import_named(target: str, *, key: str) -> Any:
         raise ConfigError(f"{key}={target!r} cannot be imported: {reason}; correct it") from error
 
 
-def with_kwargs(
+def bind_kwargs(
     function: Any, kwargs: Mapping[str, Any], *, named: str, key: str, takes: str
 ) -> Callable[[Any], Any]:
     """`function` with the keyword arguments that `key` holds, to be called with one argument.

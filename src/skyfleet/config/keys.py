@@ -221,7 +221,7 @@ def diff(a: RunConfig, b: RunConfig) -> dict[str, tuple[Any, Any]]:
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def as_yaml(config: RunConfig) -> str:
+def dump_yaml(config: RunConfig) -> str:
     """YAML that loads as the same configuration, except for secrets, which are masked."""
     text: str = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
     return text

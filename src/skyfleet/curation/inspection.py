@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 
 from skyfleet.chat.message import Message
 from skyfleet.config.root import RunConfig
-from skyfleet.envs.env import Env, EnvFactory, Observation, Step
+from skyfleet.envs.env import Env, EnvFactory, Observation, Step, close_env, grade_env
 from skyfleet.envs.registry import env_factory
 from skyfleet.envs.tool_turns import SUBMIT_NAME
 from skyfleet.tasks.task import Grade, Task
@@ -40,6 +40,7 @@ class RecordingEnv:
 
     def __init__(self, env: Env) -> None:
         self._env = env
+        self._steps: list[Step] = []
         self.writing = env.writing if isinstance(env, Inspectable) else None
         self.before: str | None = None
         """The state before grading."""
@@ -49,33 +50,34 @@ class RecordingEnv:
         return await self._env.reset()
 
     async def step(self, action: Message) -> Step:
-        return await self._env.step(action)
+        self._steps.append(await self._env.step(action))
+        return self._steps[-1]
 
     async def grade(self) -> Grade | None:
         self.before = self._state()
-        grade = await self._env.grade()
+        grade = await grade_env(self._env, self._steps)
         self.after = self._state()
         return grade
 
     async def close(self) -> None:
-        await self._env.close()
+        await close_env(self._env)
 
     def _state(self) -> str | None:
         return self._env.state() if isinstance(self._env, Inspectable) else None
 
 
-def inspecting_factory(config: RunConfig) -> EnvFactory:
+def build_inspectable_factory(config: RunConfig) -> EnvFactory:
     """As `env_factory`, except that built-in worlds are inspectable."""
     open_env = env_factory(config)
     environment = config.environment
 
     async def open_inspectable_env(task: Task) -> Env:
         if environment.env_classes.get(task.env_key, environment.env_class) == "world":
-            return await open_inspected(task)
+            return await open_inspectable(task)
         return await open_env(task)
 
     return open_inspectable_env
 
 
-async def open_inspected(task: Task) -> InspectableWorldEnv:
+async def open_inspectable(task: Task) -> InspectableWorldEnv:
     return InspectableWorldEnv(get_world(task.env_key), task)

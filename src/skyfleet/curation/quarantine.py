@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from skyfleet.curation.verdict import Reason, Verdict
 from skyfleet.errors import ConfigError, TaskError
-from skyfleet.storage.store import beside, is_remote, read_bytes, write_bytes
-from skyfleet.tasks.manifest import MANIFEST, Manifest, read_manifest, row_sha256, sha256_of
+from skyfleet.storage.store import is_remote, read_bytes, sibling_address, write_bytes
+from skyfleet.tasks.manifest import MANIFEST, Manifest, read_manifest, row_sha256, sha256_hex
 from skyfleet.tasks.task import Task
 
 QUARANTINE = "quarantine.jsonl"
@@ -67,13 +67,16 @@ def is_file(source: str) -> bool:
     return not source.startswith(("world:", "agentdojo:"))
 
 
-def quarantine_for(sources: Iterable[str], named: str | None) -> Quarantine:
+def find_quarantine(sources: Iterable[str], named: str | None) -> Quarantine:
     """Read the named file, or else every `quarantine.jsonl` beside a source or in the working folder."""
     if named is not None:
         return read_quarantine(named)
     rows: dict[tuple[str, str], Quarantined] = {}
     files: dict[str, str] = {}
-    nearby = [*(beside(source, QUARANTINE) for source in sources if is_file(source)), QUARANTINE]
+    nearby = [
+        *(sibling_address(source, QUARANTINE) for source in sources if is_file(source)),
+        QUARANTINE,
+    ]
     once = {one if is_remote(one) else os.path.realpath(one): one for one in nearby}
     for address in once.values():
         try:
@@ -108,7 +111,7 @@ def read_quarantine(address: Path | str) -> Quarantine:
                 "write it again with `skyfleet tasks validate`"
             ) from None
         rows[row.key, row.row_sha256] = row
-    return Quarantine(rows, {str(address): sha256_of(data)})
+    return Quarantine(rows, {str(address): sha256_hex(data)})
 
 
 def write_quarantine(address: Path | str, quarantine: Quarantine) -> None:
@@ -116,7 +119,7 @@ def write_quarantine(address: Path | str, quarantine: Quarantine) -> None:
     write_bytes(address, "".join(lines).encode())
 
 
-def check_allowed(
+def check_training_data(
     tasks: Collection[Task],
     sources: Sequence[str],
     *,
@@ -156,7 +159,7 @@ def _check_sides(tasks: Collection[Task], source: str, manifest: Manifest) -> No
 def _find_manifest(source: str) -> Manifest | None:
     """Return the manifest that lists the file; allow_unmanifested applies only to unlisted files."""
     try:
-        manifest = read_manifest(beside(source, MANIFEST))
+        manifest = read_manifest(sibling_address(source, MANIFEST))
     except (FileNotFoundError, TaskError):
         return None
     return manifest if _file_name(source) in manifest.files else None
@@ -168,7 +171,7 @@ def _require_manifest(source: str) -> Manifest:
         "writes, or set data.allow_unmanifested=true"
     )
     try:
-        manifest = read_manifest(beside(source, MANIFEST))
+        manifest = read_manifest(sibling_address(source, MANIFEST))
     except FileNotFoundError:
         raise ConfigError(
             f"data.train_data={source!r} has no {MANIFEST} beside it; {remedy}"
@@ -179,7 +182,7 @@ def _require_manifest(source: str) -> Manifest:
             f"data.train_data={source!r} is not in the {MANIFEST} beside it, which lists "
             f"{sorted(manifest.files)}; {remedy}"
         )
-    if sha256_of(read_bytes(source)) != manifest.files[name]:
+    if sha256_hex(read_bytes(source)) != manifest.files[name]:
         raise ConfigError(
             f"data.train_data={source!r} has changed since its {MANIFEST} was written; {remedy}"
         )

@@ -49,7 +49,7 @@ class Argument:
         `outputs` may grow in between. The last words come first, because an error message ends with
         the valid values.
         """
-        invented = other_value(self.value, self.schema)
+        invented = mutate_value(self.value, self.schema)
         if invented is None:
             return
         yield invented
@@ -80,7 +80,7 @@ def writing_arguments(
             )
 
 
-def other_value(value: object, schema: Mapping[str, Any]) -> object:
+def mutate_value(value: object, schema: Mapping[str, Any]) -> object:
     """Return a different value of the same type; None if there is none."""
     if choices := [one for one in schema.get("enum", ()) if one != value]:
         return choices[0]
@@ -105,7 +105,7 @@ def _mutate_leaf(
 ) -> dict[Any, object] | None:
     """Change the first value that can be changed, at any depth; the others stay."""
     for key, value in values.items():
-        if (wrong := other_value(value, schemas.get(key, {}))) is not None:
+        if (wrong := mutate_value(value, schemas.get(key, {}))) is not None:
             return {**values, key: wrong}
     return None
 

@@ -41,14 +41,14 @@ class EnvStats:
     """Tool and number of tasks whose reference calls it, the most used first."""
 
 
-def stats_of(tasks: Iterable[Task]) -> list[EnvStats]:
+def compute_stats(tasks: Iterable[Task]) -> list[EnvStats]:
     by_env: dict[str, list[Task]] = {}
     for task in tasks:
         by_env.setdefault(task.env_key, []).append(task)
     return [_compute_env_stats(env_key, rows) for env_key, rows in sorted(by_env.items())]
 
 
-def stats_cells(stats: Iterable[EnvStats]) -> list[tuple[str, ...]]:
+def format_stats(stats: Iterable[EnvStats]) -> list[tuple[str, ...]]:
     """Format one row per env, in the columns of HEADER."""
     return [
         (
@@ -66,12 +66,12 @@ def stats_cells(stats: Iterable[EnvStats]) -> list[tuple[str, ...]]:
     ]
 
 
-def stats_html(title: str, stats: Sequence[EnvStats]) -> str:
+def render_stats_html(title: str, stats: Sequence[EnvStats]) -> str:
     """Render an HTML section with one table, without script or style."""
     head = "".join(f"<th>{escape(name)}</th>" for name in HEADER)
     body = "\n".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
-        for row in stats_cells(stats)
+        for row in format_stats(stats)
     )
     return (
         f"<section>\n<h2>{escape(title)}</h2>\n<table>\n<thead><tr>{head}</tr></thead>\n"

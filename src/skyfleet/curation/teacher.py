@@ -15,7 +15,7 @@ from skyfleet.tasks.task import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Band:
+class PassRateBand:
     """Accepted pass rates, both ends included."""
 
     low: float
@@ -27,7 +27,7 @@ class Teacher:
     name: str
     model: ChatModel
     attempts: int
-    band: Band
+    band: PassRateBand
     max_turns: int = 30
     sampling: SamplingParams = field(
         default_factory=lambda: SamplingParams(max_generate_length=4096)

@@ -103,7 +103,7 @@ class Journal:
 
 
 @contextmanager
-def keeping_journal(
+def open_journal(
     path: Path, checks: Mapping[str, Any], *, resume: bool = False, restart: bool = False
 ) -> Iterator[Journal]:
     """Open the journal. `checks` describes the checks: verdicts of other checks are not reused.

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from skyfleet.chat.message import Message, ToolCall, ToolSpec, text_only
-from skyfleet.engines.engine import CutShortError
-from skyfleet.engines.http_client import Endpoint, RefusedError
+from skyfleet.chat.message import Message, ToolCall, ToolSpec, extract_text
+from skyfleet.engines.engine import ReplyTruncatedError
+from skyfleet.engines.http_client import RequestRejectedError, RetryingClient
 from skyfleet.engines.sampling_params import SamplingParams
 
 API_VERSION = "2023-06-01"
 
 
-class AnthropicChat(Endpoint):
+class AnthropicChat(RetryingClient):
     def __init__(
         self, url: str, *, model: str, api_key: str | None = None, timeout_seconds: float = 300
     ) -> None:
@@ -33,7 +33,7 @@ class AnthropicChat(Endpoint):
             "temperature": min(1.0, sampling.temperature),
         }
         if system := "\n\n".join(
-            text_only(message) for message in messages if message.role == "system"
+            extract_text(message) for message in messages if message.role == "system"
         ):
             body["system"] = system
         if tools:
@@ -47,9 +47,9 @@ class AnthropicChat(Endpoint):
             case {"content": list() as blocks}:
                 message = _parse_blocks(blocks)
                 if answer.get("stop_reason") == "max_tokens":
-                    raise CutShortError(message)
+                    raise ReplyTruncatedError(message)
                 return message
-        raise RefusedError(f"{self._model} returned no content: {str(answer)[:300]}")
+        raise RequestRejectedError(f"{self._model} returned no content: {str(answer)[:300]}")
 
 
 def _to_turns(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -66,7 +66,7 @@ def _to_turns(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def _to_blocks(message: Message) -> list[dict[str, Any]]:
-    text = text_only(message)
+    text = extract_text(message)
     if message.role == "tool":
         return [
             {

@@ -17,7 +17,7 @@ import torch
 from skyfleet.chat.transcript import Completion
 from skyfleet.engines.kv_cache import CachedAttention, KVCache, Row, Segment
 from skyfleet.engines.prefix_cache import BLOCK_SIZE
-from skyfleet.engines.sampler import draw, finish_of, randomness_of, validate_request
+from skyfleet.engines.sampler import detect_finish, make_rng, sample_tokens, validate_request
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.models.decoder import Decoder
 
@@ -101,7 +101,7 @@ class EmbeddedEngine:
             future=future,
             n_prompt=len(token_ids),
             policy_version=self._policy_version,
-            rng=randomness_of(sampling.seed, session, len(token_ids)),
+            rng=make_rng(sampling.seed, session, len(token_ids)),
         )
         self._waiting.append(request)
         if self._worker is None or self._worker.done():
@@ -222,7 +222,7 @@ class EmbeddedEngine:
             uniforms = [requests[i].rng.random() for i in indices]
             uniforms_N = torch.tensor(uniforms, dtype=torch.float64, device=logits_NV.device)
             own_NV = logits_NV if len(indices) == len(requests) else logits_NV[indices]
-            tokens_N, logprobs_N = draw(own_NV, sampling, uniforms_N)
+            tokens_N, logprobs_N = sample_tokens(own_NV, sampling, uniforms_N)
             for index, token, logprob in zip(
                 indices, tokens_N.tolist(), logprobs_N.tolist(), strict=True
             ):
@@ -232,7 +232,7 @@ class EmbeddedEngine:
         """Append a sampled token, and complete the request if the turn ended."""
         request.token_ids.append(token)
         request.logprobs.append(logprob)
-        finish = finish_of(request.sampling, request.sampled, self._decode_text)
+        finish = detect_finish(request.sampling, request.sampled, self._decode_text)
         if finish is None:
             return
         self._running.remove(request)

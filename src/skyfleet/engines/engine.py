@@ -43,7 +43,7 @@ class HasDecoder(Protocol):
     def decoder(self) -> Decoder: ...
 
 
-class CutShortError(EngineError):
+class ReplyTruncatedError(EngineError):
     """The reply hit `max_generate_length` before its end; `message` is the truncated reply."""
 
     def __init__(self, message: Message) -> None:
@@ -57,6 +57,6 @@ class ChatModel(Protocol):
     async def reply(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: SamplingParams
     ) -> Message:
-        """Raise `CutShortError` if the server reports that `max_generate_length` ended the
+        """Raise `ReplyTruncatedError` if the server reports that `max_generate_length` ended the
         reply."""
         ...

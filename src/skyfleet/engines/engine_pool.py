@@ -19,7 +19,7 @@ from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.chat.transcript import Completion
 from skyfleet.engines.chat_engine import ChatCompletion, ChatEngine
 from skyfleet.engines.engine import Engine
-from skyfleet.engines.http_client import RefusedError
+from skyfleet.engines.http_client import RequestRejectedError
 from skyfleet.engines.sampler import ends_with_stop
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.errors import ConfigError, EngineError, EngineLostError, ModelError
@@ -46,7 +46,7 @@ def is_dead(engine: object) -> bool:
     return bool(getattr(engine, "is_dead", False))
 
 
-def living(engines: Sequence[AnyEngineT]) -> list[AnyEngineT]:
+def healthy(engines: Sequence[AnyEngineT]) -> list[AnyEngineT]:
     """The healthy engines; EngineLostError if all are dead."""
     alive = [engine for engine in engines if not is_dead(engine)]
     if not alive:
@@ -65,7 +65,7 @@ async def broadcast(
 
     An engine that dies is left out, unless it was the last.
     """
-    called = living(engines)
+    called = healthy(engines)
     results = await asyncio.gather(*(call(engine) for engine in called), return_exceptions=True)
     errors = [result for result in results if isinstance(result, BaseException)]
     deaths = [error for error in errors if isinstance(error, EngineLostError)]
@@ -115,7 +115,7 @@ class ReplicaPool(Generic[EngineT]):
     @property
     def policy_version(self) -> int:
         """The oldest version among healthy engines."""
-        return min(engine.policy_version for engine in living(self.engines))
+        return min(engine.policy_version for engine in healthy(self.engines))
 
     @policy_version.setter
     def policy_version(self, version: int) -> None:
@@ -152,7 +152,7 @@ class ReplicaPool(Generic[EngineT]):
             try:
                 with self._counted(replica):
                     result = await call(replica.engine)
-            except RefusedError:
+            except RequestRejectedError:
                 # The request is at fault, and the replica works.
                 self._record_success(replica, failed, session)
                 raise
@@ -197,7 +197,7 @@ class ReplicaPool(Generic[EngineT]):
     def _candidates(self, session: str) -> list[_Replica[EngineT]]:
         """Healthy replicas: reliable before failed ones, the session's own first, then least
         loaded."""
-        living(self.engines)
+        healthy(self.engines)
         own = self._replica_by_session.get(session)
         return sorted(
             (replica for replica in self._replicas if not is_dead(replica.engine)),
@@ -233,7 +233,7 @@ class ReplicaPool(Generic[EngineT]):
                 self._idle.set()
 
 
-class Router(ReplicaPool[Engine]):
+class EnginePool(ReplicaPool[Engine]):
     """Several engines as one Engine."""
 
     def __init__(
@@ -298,7 +298,7 @@ class Router(ReplicaPool[Engine]):
         )
 
 
-class ChatRouter(ReplicaPool[ChatEngine]):
+class ChatEnginePool(ReplicaPool[ChatEngine]):
     """Several chat engines as one ChatEngine.
 
     A session that moves is rendered again there, so its transcript may start over.

@@ -20,12 +20,12 @@ from skyfleet.engines.engine import Engine
 from skyfleet.engines.openai_chat import OpenAIChatEngine
 from skyfleet.engines.openai_engine import OpenAIEngine
 from skyfleet.engines.sampling_params import SamplingParams
-from skyfleet.engines.servers import Server, find_servers, read_key
+from skyfleet.engines.servers import Server, discover_servers, read_api_key
 from skyfleet.engines.vllm_controller import VllmSettings
-from skyfleet.engines.vllm_server import VllmRoutes, open_vllm_server, refuse_asleep
+from skyfleet.engines.vllm_server import VllmRoutes, open_vllm_server, reject_sleeping_server
 from skyfleet.errors import ConfigError
 from skyfleet.models.decoder import Decoder
-from skyfleet.models.weights import sizes_of
+from skyfleet.models.weights import read_model_sizes
 
 MAX_CONNECTIONS = 512
 """To all servers together; a process may have about a thousand open files."""
@@ -122,7 +122,7 @@ async def connect_servers(
     for server in servers:
         if config.generator.backend == "vllm":
             async with _routes(server, common["api_key"]) as routes:
-                await refuse_asleep(routes)
+                await reject_sleeping_server(routes)
         engine = OpenAIEngine(server.url, model=server.model, **common)
         engines.append(await opened.enter_async_context(engine))
         chat = OpenAIChatEngine(
@@ -151,7 +151,7 @@ async def connect_vllm_servers(
             inner,
             routes,
             may_sleep=config.trainer.placement.colocate_all,
-            sizes=sizes_of(module.config),
+            sizes=read_model_sizes(module.config),
         )
         engines.append(engine)
     return engines
@@ -163,8 +163,8 @@ def _routes(server: Server, api_key: str | None) -> VllmRoutes:
 
 async def _discover(config: RunConfig) -> tuple[list[Server], dict[str, Any]]:
     """The servers, and the client settings they share."""
-    generator, api_key = config.generator, read_key()
-    servers = await find_servers(
+    generator, api_key = config.generator, read_api_key()
+    servers = await discover_servers(
         generator.remote_inference_engine_urls,
         model=generator.served_model_name,
         api_key=api_key,

@@ -10,11 +10,11 @@ from typing import Any, Self
 
 import httpx
 
-from skyfleet.chat.tool_calls.strict_json import UNREADABLE
+from skyfleet.chat.tool_calls.strict_json import PARSE_ERRORS
 from skyfleet.errors import ContextFullError, EngineError
 
 MAX_ATTEMPTS = 4
-FIRST_PAUSE_SECONDS = 0.5
+INITIAL_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 15.0
 CONNECT_SECONDS = 10.0
 
@@ -33,11 +33,11 @@ _CONTEXT_LENGTH_PHRASES = (
 _SHOWN_CHARACTERS = 300
 
 
-class RefusedError(EngineError):
+class RequestRejectedError(EngineError):
     """The server rejected this one request (HTTP 4xx); other requests may succeed."""
 
 
-class UnsupportedParameterError(RefusedError):
+class UnsupportedParameterError(RequestRejectedError):
     """The model does not support `param`, or not with this value."""
 
     def __init__(self, message: str, param: str) -> None:
@@ -45,7 +45,7 @@ class UnsupportedParameterError(RefusedError):
         self.param = param
 
 
-class ContextLengthError(RefusedError, ContextFullError):
+class ContextLengthError(RequestRejectedError, ContextFullError):
     """The conversation exceeds the context length of the server."""
 
 
@@ -53,7 +53,7 @@ def auth_header(api_key: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
 
-class Endpoint:
+class RetryingClient:
     """Posts JSON to one URL over kept-alive connections; `async with` closes them."""
 
     def __init__(
@@ -130,7 +130,7 @@ class Endpoint:
     async def _post_with_retries(
         self, body: Mapping[str, Any], headers: Mapping[str, str]
     ) -> dict[str, Any]:
-        backoff = FIRST_PAUSE_SECONDS
+        backoff = INITIAL_BACKOFF_SECONDS
         for attempt in range(1, self._max_attempts + 1):
             retry_after = 0.0
             try:
@@ -170,14 +170,14 @@ def _client_error(response: httpx.Response, problem: str) -> EngineError:
             }
         }:
             return UnsupportedParameterError(problem, param)
-    return RefusedError(problem)
+    return RequestRejectedError(problem)
 
 
 def _json(response: httpx.Response) -> Any:
     """None if the body is not JSON."""
     try:
         return response.json()
-    except UNREADABLE:
+    except PARSE_ERRORS:
         return None
 
 

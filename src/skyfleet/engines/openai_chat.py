@@ -8,10 +8,10 @@ from typing import Any
 from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.chat.transcript import Completion
 from skyfleet.engines.chat_engine import ChatCompletion
-from skyfleet.engines.engine import CutShortError
+from skyfleet.engines.engine import ReplyTruncatedError
 from skyfleet.engines.http_client import (
-    Endpoint,
-    RefusedError,
+    RequestRejectedError,
+    RetryingClient,
     UnsupportedParameterError,
     auth_header,
 )
@@ -22,7 +22,12 @@ from skyfleet.engines.openai_engine import (
     parse_policy_version,
     sampling_fields,
 )
-from skyfleet.engines.openai_messages import read_reply, written_message, written_tool, written_turn
+from skyfleet.engines.openai_messages import (
+    parse_openai_message,
+    to_openai_message,
+    to_openai_tool,
+    to_openai_turn,
+)
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.errors import EngineError
 
@@ -30,7 +35,7 @@ _OUTPUT_LIMIT_MESSAGE = "model output limit was reached"
 """OpenAI's message when reasoning used up all tokens of a turn."""
 
 
-class OpenAIChat(Endpoint):
+class OpenAIChat(RetryingClient):
     """A ChatModel behind a chat completions endpoint, for evaluation and teachers."""
 
     def __init__(
@@ -48,13 +53,13 @@ class OpenAIChat(Endpoint):
     ) -> Message:
         body: dict[str, Any] = {
             "model": self._model,
-            "messages": [written_message(message) for message in messages],
+            "messages": [to_openai_message(message) for message in messages],
             "max_tokens": sampling.max_generate_length,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
         }
         if tools:
-            body["tools"] = [written_tool(spec) for spec in tools]
+            body["tools"] = [to_openai_tool(spec) for spec in tools]
         if sampling.stop:
             body["stop"] = list(sampling.stop)
         if sampling.seed is not None:
@@ -62,11 +67,11 @@ class OpenAIChat(Endpoint):
         answer = await self._post_supported(body)
         match answer:
             case {"choices": [{"message": dict() as reply} as choice, *_]}:
-                message = read_reply(reply)
+                message = parse_openai_message(reply)
                 if choice.get("finish_reason") == "length":
-                    raise CutShortError(message)
+                    raise ReplyTruncatedError(message)
                 return message
-        raise RefusedError(f"{self._model} returned no message: {str(answer)[:300]}")
+        raise RequestRejectedError(f"{self._model} returned no message: {str(answer)[:300]}")
 
     async def _post_supported(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Post `body`, and again without each parameter that the model rejects and that can be left
@@ -82,10 +87,10 @@ class OpenAIChat(Endpoint):
                 if error.param not in sent or not _is_optional(error.param, body):
                     raise
                 self._unsupported.add(error.param)
-            except RefusedError as error:
+            except RequestRejectedError as error:
                 if _OUTPUT_LIMIT_MESSAGE not in str(error):
                     raise
-                raise CutShortError(Message(role="assistant")) from error
+                raise ReplyTruncatedError(Message(role="assistant")) from error
 
 
 def _is_optional(param: str, body: Mapping[str, Any]) -> bool:
@@ -93,7 +98,7 @@ def _is_optional(param: str, body: Mapping[str, Any]) -> bool:
     return param == "max_tokens" or (param in ("temperature", "top_p") and body[param] == 1)
 
 
-class OpenAIChatEngine(Endpoint):
+class OpenAIChatEngine(RetryingClient):
     """A ChatEngine behind a chat completions endpoint: messages in, a message with its tokens
     out."""
 
@@ -133,14 +138,14 @@ class OpenAIChatEngine(Endpoint):
         body: dict[str, Any] = {
             "model": self._model,
             # With reasoning: a template that keeps it then renders the tokens that were sampled.
-            "messages": [written_turn(message) for message in messages],
+            "messages": [to_openai_turn(message) for message in messages],
             "logprobs": True,
             **sampling_fields(sampling, session=session, position=len(messages)),
             # The server knows the stop tokens of its chat template.
             "ignore_eos": False,
         }
         if tools:
-            body |= {"tools": [written_tool(spec) for spec in tools], "tool_choice": "auto"}
+            body |= {"tools": [to_openai_tool(spec) for spec in tools], "tool_choice": "auto"}
         if self._template_kwargs:
             body["chat_template_kwargs"] = self._template_kwargs
         answer = await self.post(body, {SESSION_HEADER: session})
@@ -159,7 +164,7 @@ class OpenAIChatEngine(Endpoint):
                         # A chat endpoint cannot continue a partial message.
                         raise EngineError(f"{self._url} aborted the turn")
                     return ChatCompletion(
-                        message=read_reply(reply),
+                        message=parse_openai_message(reply),
                         prompt_token_ids=tuple(prompt),
                         completion=completion,
                     )

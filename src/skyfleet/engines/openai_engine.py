@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 from skyfleet.chat.transcript import Completion, Finish
-from skyfleet.engines.http_client import Endpoint, auth_header
+from skyfleet.engines.http_client import RetryingClient, auth_header
 from skyfleet.engines.sampling_params import SamplingParams, request_seed
 from skyfleet.engines.vllm_versions import MIN_VLLM_WITH_TOKEN_IDS, is_at_least
 from skyfleet.errors import ConfigError, EngineError
@@ -83,7 +83,7 @@ async def _describe_vllm(client: httpx.AsyncClient, url: str) -> str:
     return f" (vLLM {version}{old})"
 
 
-class OpenAIEngine(Endpoint):
+class OpenAIEngine(RetryingClient):
     def __init__(
         self,
         url: str,

@@ -6,14 +6,14 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from skyfleet.chat.message import Message, ToolCall, ToolSpec, text_only
-from skyfleet.chat.tool_calls.parser import thoughts_aside, with_ids
-from skyfleet.chat.tool_calls.strict_json import UNREADABLE, decode, sound_call
+from skyfleet.chat.message import Message, ToolCall, ToolSpec, extract_text
+from skyfleet.chat.tool_calls.parser import assign_call_ids, split_reasoning
+from skyfleet.chat.tool_calls.strict_json import PARSE_ERRORS, decode, make_tool_call
 
 
-def written_message(message: Message) -> dict[str, Any]:
+def to_openai_message(message: Message) -> dict[str, Any]:
     """Convert a message without its reasoning, which most endpoints reject."""
-    written: dict[str, Any] = {"role": message.role, "content": text_only(message)}
+    written: dict[str, Any] = {"role": message.role, "content": extract_text(message)}
     if message.tool_calls:
         written["tool_calls"] = [
             {
@@ -28,20 +28,20 @@ def written_message(message: Message) -> dict[str, Any]:
     return written
 
 
-def written_turn(message: Message) -> dict[str, Any]:
+def to_openai_turn(message: Message) -> dict[str, Any]:
     """Convert a message with its reasoning, and with malformed tool calls as text."""
-    written = written_message(message) | {"content": aloud(message)}
+    written = to_openai_message(message) | {"content": visible_text(message)}
     if message.reasoning is not None:
         written |= {"reasoning": message.reasoning, "reasoning_content": message.reasoning}
     return written
 
 
-def aloud(message: Message) -> str:
+def visible_text(message: Message) -> str:
     """The content, with malformed tool calls as text and without reasoning."""
-    return "\n".join(filter(None, (text_only(message), *message.malformed_calls)))
+    return "\n".join(filter(None, (extract_text(message), *message.malformed_calls)))
 
 
-def written_tool(spec: ToolSpec) -> dict[str, Any]:
+def to_openai_tool(spec: ToolSpec) -> dict[str, Any]:
     function = {
         "name": spec.name,
         "description": spec.description,
@@ -50,7 +50,7 @@ def written_tool(spec: ToolSpec) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def read_reply(reply: Mapping[str, Any], *, splits: bool = True) -> Message:
+def parse_openai_message(reply: Mapping[str, Any], *, splits: bool = True) -> Message:
     """Parse an assistant message; tool calls that cannot be parsed are kept as malformed.
 
     Servers without a reasoning parser leave reasoning in the content: `splits` separates it.
@@ -63,17 +63,17 @@ def read_reply(reply: Mapping[str, Any], *, splits: bool = True) -> Message:
     for call in tool_calls if isinstance(tool_calls, list) else ():
         try:
             calls.append(_parse_call(call))
-        except UNREADABLE:
+        except PARSE_ERRORS:
             malformed.append(json.dumps(call))
     content, reasoning = _text(reply.get("content")), _reasoning(reply)
     content = content.removesuffix(malformed_text).rstrip() if malformed_text else content
     if splits and reasoning is None:
-        content, reasoning = thoughts_aside(content)
+        content, reasoning = split_reasoning(content)
     return Message(
         role="assistant",
         content=content,
         reasoning=reasoning,
-        tool_calls=with_ids(calls),
+        tool_calls=assign_call_ids(calls),
         malformed_calls=tuple(malformed),
     )
 
@@ -86,7 +86,7 @@ def _parse_call(call: Any) -> ToolCall:
     match call:
         case {"function": {"name": name, "arguments": arguments}}:
             parsed = decode(arguments or "{}") if isinstance(arguments, str) else arguments
-            return sound_call(name, parsed, id=call.get("id"))
+            return make_tool_call(name, parsed, id=call.get("id"))
     raise ValueError("a tool call needs a function with a name and arguments")
 
 

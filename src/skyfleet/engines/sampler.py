@@ -16,11 +16,13 @@ from numpy.random.bit_generator import ISeedSequence
 from torch import Tensor
 
 from skyfleet.chat.transcript import Finish
-from skyfleet.engines.http_client import RefusedError
+from skyfleet.engines.http_client import RequestRejectedError
 from skyfleet.engines.sampling_params import SamplingParams
 
 
-def draw(logits_NV: Tensor, sampling: SamplingParams, uniforms_N: Tensor) -> tuple[Tensor, Tensor]:
+def sample_tokens(
+    logits_NV: Tensor, sampling: SamplingParams, uniforms_N: Tensor
+) -> tuple[Tensor, Tensor]:
     """Sample tokens [N]; return them with their logprobs [N] under the truncated distribution.
 
     One uniform number decides one token, so a sample does not depend on the rest of the batch.
@@ -68,7 +70,7 @@ def truncation_mask(
     return torch.zeros_like(keep_NV).scatter(1, order_NV, keep_NV)
 
 
-def randomness_of(seed: int | None, session: str, position: int) -> np.random.Generator:
+def make_rng(seed: int | None, session: str, position: int) -> np.random.Generator:
     """The same seed, session and position give the same random numbers, whatever else is in the
     batch."""
     if seed is None:
@@ -88,7 +90,7 @@ class _Key(ISeedSequence):
         return np.frombuffer(self._digest[::-1], "<u8")
 
 
-def finish_of(
+def detect_finish(
     sampling: SamplingParams, sampled: Sequence[int], decode_text: Callable[[Sequence[int]], str]
 ) -> Finish | None:
     """Why the turn ended with its last token; None if it continues."""
@@ -125,15 +127,17 @@ def validate_request(
     session: str,
     vocab_size: int | None = None,
 ) -> None:
-    """Raise `RefusedError` for an empty prompt, token ids outside the vocabulary, or too many
+    """Raise `RequestRejectedError` for an empty prompt, token ids outside the vocabulary, or too many
     tokens.
 
     Without `vocab_size` the ids are not checked, because vLLM does that itself.
     """
     if not token_ids:
-        raise RefusedError(f"session {session}: the prompt is empty; send at least one token")
+        raise RequestRejectedError(
+            f"session {session}: the prompt is empty; send at least one token"
+        )
     if len(token_ids) + sampling.max_generate_length > capacity:
-        raise RefusedError(
+        raise RequestRejectedError(
             f"session {session}: {len(token_ids)} prompt tokens + max_generate_length="
             f"{sampling.max_generate_length} exceed the engine's {capacity}"
         )
@@ -141,7 +145,7 @@ def validate_request(
         return
     for extreme in (min(token_ids), max(token_ids)):
         if not 0 <= extreme < vocab_size:
-            raise RefusedError(
+            raise RequestRejectedError(
                 f"session {session}: prompt token {extreme} is outside the model's vocabulary (0 to "
                 f"{vocab_size - 1}); was the prompt encoded with another tokenizer?"
             )

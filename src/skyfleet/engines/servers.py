@@ -29,7 +29,7 @@ class Server:
     """The training step of its weights; only `skyfleet serve` reports it."""
 
 
-def read_key() -> str | None:
+def read_api_key() -> str | None:
     """Read the API key from the environment; ConfigError for one that no HTTP header can carry."""
     key = os.environ.get(KEY_VARIABLE) or None
     if key is not None and not (key.isascii() and key.isprintable()):
@@ -40,7 +40,7 @@ def read_key() -> str | None:
     return key
 
 
-async def find_servers(
+async def discover_servers(
     addresses: Sequence[str], *, model: str | None, api_key: str | None, longest: int
 ) -> list[Server]:
     """ConfigError unless all servers serve one policy with a context of at least `longest`
@@ -48,7 +48,7 @@ async def find_servers(
     for url, count in Counter(map(base_url, addresses)).items():
         if count > 1:
             raise ConfigError(f"{_URLS} lists {url} {count} times; list each server once")
-    servers = [await find_server(a, model=model, api_key=api_key) for a in addresses]
+    servers = [await discover_server(a, model=model, api_key=api_key) for a in addresses]
     if len({server.model for server in servers}) > 1:
         listed = ", ".join(f"{server.model!r} at {server.url}" for server in servers)
         raise ConfigError(
@@ -71,7 +71,7 @@ async def find_servers(
     return servers
 
 
-async def find_server(address: str, *, model: str | None, api_key: str | None) -> Server:
+async def discover_server(address: str, *, model: str | None, api_key: str | None) -> Server:
     """Query one server for `model`, or for its only model if that is None.
 
     ConfigError otherwise.

@@ -12,7 +12,7 @@ import httpx
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from skyfleet.chat.transcript import Completion
-from skyfleet.engines.http_client import CONNECT_SECONDS, RefusedError, auth_header
+from skyfleet.engines.http_client import CONNECT_SECONDS, RequestRejectedError, auth_header
 from skyfleet.engines.openai_engine import OpenAIEngine
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.engines.vllm_controller import LOGPROBS_MODE, WORKER_EXTENSION, VllmController
@@ -234,7 +234,7 @@ class VllmServer(VllmController):
             completion = await self._inner.generate(
                 token_ids, sampling, session=session, cache_salt=str(version)
             )
-        except RefusedError:
+        except RequestRejectedError:
             raise
         except EngineError as error:
             # A failed turn fails its episode only, unless the engine is dead.
@@ -276,7 +276,7 @@ async def open_vllm_server(
     )
 
 
-async def refuse_asleep(routes: VllmRoutes) -> None:
+async def reject_sleeping_server(routes: VllmRoutes) -> None:
     """ConfigError for a sleeping server, whose requests would wait forever."""
     try:
         is_sleeping = await routes.is_sleeping()

@@ -18,7 +18,7 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
-from skyfleet.models.weights import bit_sums, sizes_of
+from skyfleet.models.weights import read_model_sizes, weight_checksum
 
 _DEVICE_ARGUMENT = 6
 """Index of the sender's device number, which may differ in the receiving process."""
@@ -42,7 +42,7 @@ class WeightUpdateExtension:
             "sleep_mode": bool(model.enable_sleep_mode),
             "quantization": model.quantization and str(model.quantization),
             "n_workers": self.vllm_config.parallel_config.world_size,
-            "sizes": sizes_of(model.hf_text_config),
+            "sizes": read_model_sizes(model.hf_text_config),
         }
 
     def skyfleet_load_file(self, path: str) -> None:
@@ -79,7 +79,7 @@ class WeightUpdateExtension:
         return {
             "given": dict(self._skyfleet_given),
             "held": {
-                name: bit_sums(weight).tolist()
+                name: weight_checksum(weight).tolist()
                 for name, weight in held.items()
                 if weight is not None and list(weight.shape) == list(shapes[name])
             },
@@ -90,7 +90,7 @@ class WeightUpdateExtension:
 
         def with_checksums() -> Iterator[tuple[str, Tensor]]:
             for name, weight in weights:
-                given[name] = bit_sums(weight).tolist()
+                given[name] = weight_checksum(weight).tolist()
                 yield name, weight
 
         _replace(self, with_checksums())

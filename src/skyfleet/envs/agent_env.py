@@ -19,10 +19,10 @@ from typing import Any
 from uuid import uuid4
 
 from skyfleet.chat.message import Message, ToolSpec
-from skyfleet.engines.openai_messages import read_reply, written_turn
+from skyfleet.engines.openai_messages import parse_openai_message, to_openai_turn
 from skyfleet.envs.env import EnvFactory, Observation, Step
 from skyfleet.envs.env_thread import EnvThread
-from skyfleet.envs.validation import Reward, grade_from
+from skyfleet.envs.validation import Reward, parse_grade
 from skyfleet.errors import EnvError, MissingExtraError
 from skyfleet.serving.requests import (
     CLIENT_CLOSED_REQUEST,
@@ -128,7 +128,7 @@ class AgentEnv:
         self._pending = pending = await self._next_request(self._running)
         if pending is None:
             return Step(done=True)
-        response = read_reply(written_turn(action), splits=False)
+        response = parse_openai_message(to_openai_turn(action), splits=False)
         new = _find_new_messages([*answered.messages, response], pending.messages)
         if new is None or pending.tools != answered.tools:
             return Step(opening=Observation(messages=pending.messages, tools=pending.tools))
@@ -144,7 +144,7 @@ class AgentEnv:
         if is_truncated and (not ended or self._running.exception() is not None):
             reward = self._truncated_reward
             return None if reward is None else Grade(reward=reward, success=False)
-        return grade_from(self._running.result(), by=f"the agent of task {self._task.key}")
+        return parse_grade(self._running.result(), by=f"the agent of task {self._task.key}")
 
     async def close(self) -> None:
         self._reject_pending()
@@ -254,7 +254,7 @@ class AgentGateway:
 
     def __init__(self) -> None:
         self._handlers: dict[str, RequestHandler] = {}
-        self._server: Loopback | None = None
+        self._server: LoopbackServer | None = None
 
     def register(self, handler: RequestHandler) -> tuple[str, str]:
         """The base URL and the key of a client whose requests go to `handler`."""
@@ -263,7 +263,7 @@ class AgentGateway:
                 Route("/v1/models", _list_models),
                 Route("/v1/chat/completions", self._create_chat_completion, methods=["POST"]),
             ]
-            self._server = Loopback(Starlette(routes=routes))
+            self._server = LoopbackServer(Starlette(routes=routes))
         key = f"episode-{uuid4().hex}"
         self._handlers[key] = handler
         return f"{self._server.url}/v1", key
@@ -288,7 +288,7 @@ class AgentGateway:
         except ApiError as error:
             return JSONResponse(error.body, error.status)
         fields = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time()), "model": body.model}
-        response = written_turn(message)
+        response = to_openai_turn(message)
         finish_reason = "tool_calls" if message.tool_calls else "stop"
         if body.stream:
             chunks = _stream_chunks(fields, response, finish_reason)
@@ -322,7 +322,7 @@ async def _stream_chunks(
     yield "data: [DONE]\n\n"
 
 
-class Loopback(uvicorn.Server):
+class LoopbackServer(uvicorn.Server):
     """An ASGI server on a free port of 127.0.0.1, inside the running event loop."""
 
     def __init__(self, app: Any) -> None:

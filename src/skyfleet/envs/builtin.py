@@ -15,6 +15,8 @@ def build_factory(config: RunConfig) -> EnvFactory:
     for target in config.environment.worlds:
         catalog.add_world(target, key="environment.worlds")
     factory: EnvFactory = (
-        catalog.open_world_for_parts if config.environment.partial_reward else catalog.open_world
+        catalog.open_world_with_partial_credit
+        if config.environment.partial_reward
+        else catalog.open_world
     )
     return factory

@@ -70,7 +70,7 @@ def check_task_classes(config: RunConfig, tasks: Iterable[Task]) -> None:
             checked.add(name)
 
 
-def is_elsewhere(config: RunConfig, env_key: str) -> bool:
+def is_remote_env(config: RunConfig, env_key: str) -> bool:
     """Whether episodes of this env_key run on somebody's server."""
     environment = config.environment
     return environment.env_classes.get(env_key, environment.env_class) in REMOTE_ENV_CLASSES

@@ -30,7 +30,7 @@ _OTHER_FORMAT = re.compile(
 _DONE = re.compile(rf"{re.escape(DONE)}|\[done\]", re.IGNORECASE)
 
 
-async def take_turn(action: Message, answer: Callable[[ToolCall], Awaitable[Step]]) -> Step:
+async def run_tool_calls(action: Message, answer: Callable[[ToolCall], Awaitable[Step]]) -> Step:
     """Answer the calls in order until one ends the episode, and combine their steps.
 
     A turn without a call, or with a malformed one, gets an error message.

@@ -85,7 +85,7 @@ Reward = float | Grade | None
 """None: the episode could not be judged."""
 
 
-def grade_from(result: Reward, *, by: str) -> Grade | None:
+def parse_grade(result: Reward, *, by: str) -> Grade | None:
     """Turn what a reward function returned into a Grade; errors name who returned it (`by`)."""
     if result is None:
         return None

@@ -28,7 +28,7 @@ async def evaluate(
     trained_envs: Collection[str] | None = None,
     baselines: Mapping[str, Baseline] | None = None,
     pass_threshold: float = PASS_THRESHOLD,
-    played_by: AgentInfo | None = None,
+    agent_info: AgentInfo | None = None,
     on_finished: Callable[[Trajectory], None] = lambda _: None,
 ) -> tuple[EvalReport, list[Group]]:
     """Return the report and its episodes.
@@ -44,7 +44,7 @@ async def evaluate(
         max_concurrent=max_concurrent,
         on_finished=on_finished,
     )
-    report = EvalReport.of(
+    report = EvalReport.from_groups(
         name,
         groups,
         step=step,
@@ -52,6 +52,6 @@ async def evaluate(
         trained_envs=trained_envs,
         baselines=baselines,
         pass_threshold=pass_threshold,
-        played_by=played_by,
+        agent_info=agent_info,
     )
     return report, groups

@@ -43,7 +43,7 @@ class ModelSelection:
     candidates: tuple[Candidate, ...]
 
 
-def best_step(reports: Sequence[EvalReport], *, alpha: float = ALPHA) -> ModelSelection:
+def select_best_step(reports: Sequence[EvalReport], *, alpha: float = ALPHA) -> ModelSelection:
     """Select the best step from the reports of one set, in the order of their steps.
 
     Skips reports without a grade and reports that share no graded task with the incumbent. A later

@@ -16,7 +16,7 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from skyfleet.config.keys import as_yaml
+from skyfleet.config.keys import dump_yaml
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError
 from skyfleet.evaluation.agent_info import AgentInfo, differences
@@ -52,11 +52,11 @@ class EvalReport:
     """By environment; empty if they were not measured."""
     pass_threshold: float = PASS_THRESHOLD
     # The alias keeps the key of reports on disk, whatever the attribute is called.
-    played_by: Annotated[AgentInfo | None, Field(alias="played_by")] = None
+    agent_info: Annotated[AgentInfo | None, Field(alias="played_by")] = None
     """None in reports of older versions."""
 
     @classmethod
-    def of(
+    def from_groups(
         cls,
         name: str,
         groups: Sequence[Group],
@@ -66,7 +66,7 @@ class EvalReport:
         trained_envs: Collection[str] | None = None,
         baselines: Mapping[str, Baseline] | None = None,
         pass_threshold: float = PASS_THRESHOLD,
-        played_by: AgentInfo | None = None,
+        agent_info: AgentInfo | None = None,
     ) -> EvalReport:
         """Score the groups; groups with the same task key count as one task.
 
@@ -100,7 +100,7 @@ class EvalReport:
             else {},
             baselines=baselines or {},
             pass_threshold=pass_threshold,
-            played_by=played_by,
+            agent_info=agent_info,
         )
 
     def metrics(self, prefix: str = MAIN_PREFIX) -> dict[str, float]:
@@ -319,7 +319,7 @@ def prepare_output(output: Path, config: RunConfig, agent: AgentInfo) -> None:
     """
     check_output(output)
     for path in sorted(output.glob("reports/step_*/*.json")):
-        other = EvalReport.from_json(path.read_text()).played_by
+        other = EvalReport.from_json(path.read_text()).agent_info
         if other is not None and (different := differences(other, agent)):
             raise ConfigError(
                 f"--output {output} holds results of another agent ({'; '.join(different)}); "
@@ -327,7 +327,7 @@ def prepare_output(output: Path, config: RunConfig, agent: AgentInfo) -> None:
             )
     try:
         output.mkdir(parents=True, exist_ok=True)
-        write_atomically(output / "config.yaml", as_yaml(config))
+        write_atomically(output / "config.yaml", dump_yaml(config))
     except OSError as error:
         raise ConfigError(f"--output {output}: {error.strerror}; name a writable folder") from None
 

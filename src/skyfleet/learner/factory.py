@@ -21,11 +21,11 @@ from skyfleet.learner.critic import Critic, CriticSettings
 from skyfleet.learner.optimizer import OptimizerSettings, build_lr_schedule, linear_to_a_tenth
 from skyfleet.learner.policy_model import PolicyModel, rope_overrides
 from skyfleet.learner.single import LearnerSettings, SingleLearner
-from skyfleet.models.adapter_files import load_adapted, refuse_adapted
+from skyfleet.models.adapter_files import load_adapters, reject_adapter_checkpoint
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.hf_decoder import make_decoder
 from skyfleet.models.loading import load_model, load_weights, save_model
-from skyfleet.models.lora import adapt, without_adapters
+from skyfleet.models.lora import adapt, strip_adapters
 
 
 def build_learner(
@@ -35,7 +35,7 @@ def build_learner(
     *,
     total_steps: int,
     critic: Critic | None = None,
-    watched: Callable[[LearnerSettings], LearnerSettings] = lambda settings: settings,
+    wrap_settings: Callable[[LearnerSettings], LearnerSettings] = lambda settings: settings,
 ) -> SingleLearner:
     """The learner of a run of `total_steps` steps.
 
@@ -49,22 +49,26 @@ def build_learner(
         adapt(module, lora, seed=config.trainer.seed)
     return SingleLearner(
         policy_model.decoder,
-        watched(learner_settings(config, policy_model.decoder, total_steps=total_steps)),
+        wrap_settings(
+            build_learner_settings(config, policy_model.decoder, total_steps=total_steps)
+        ),
         make_reference=build_reference(config, policy_model, reference_folder)
         if needs_reference
         else None,
         critic=critic,
         save_policy=partial(save_model, policy_model.loaded),
-        load_policy=partial(load_adapted if lora.rank else _load_full_weights, module),
+        load_policy=partial(load_adapters if lora.rank else _load_full_weights, module),
     )
 
 
 def _load_full_weights(module: nn.Module, folder: Path) -> None:
-    refuse_adapted(folder)
+    reject_adapter_checkpoint(folder)
     load_weights(module, folder)
 
 
-def learner_settings(config: RunConfig, decoder: Decoder, *, total_steps: int) -> LearnerSettings:
+def build_learner_settings(
+    config: RunConfig, decoder: Decoder, *, total_steps: int
+) -> LearnerSettings:
     trainer, algorithm = config.trainer, config.trainer.algorithm
     return LearnerSettings(
         optimizer=_build_optimizer_settings(
@@ -185,7 +189,7 @@ def _load_initial_policy(config: RunConfig, policy_model: PolicyModel, folder: P
     trainer = config.trainer
     differs_from_base = trainer.warm_start.steps or trainer.update_ref_every_epoch
     if trainer.policy.model.lora.rank and not differs_from_base:
-        return _freeze(without_adapters(policy_model.loaded.module, merged=False), config)
+        return _freeze(strip_adapters(policy_model.loaded.module, merged=False), config)
     if not folder.exists():
         raise CheckpointError(
             f"{folder} is missing: trainer.algorithm.use_kl_loss or use_kl_in_reward compares with "
@@ -199,7 +203,7 @@ def _load_initial_policy(config: RunConfig, policy_model: PolicyModel, folder: P
 
 def _copy_policy(policy_model: PolicyModel) -> nn.Module:
     """A copy of the policy's current weights, with LoRA adapters merged."""
-    return copy.deepcopy(without_adapters(policy_model.loaded.module, merged=True))
+    return copy.deepcopy(strip_adapters(policy_model.loaded.module, merged=True))
 
 
 def _freeze(module: nn.Module, config: RunConfig) -> Decoder:

@@ -29,7 +29,7 @@ class Learner(Protocol):
         """Update the policy on one batch of samples with advantages."""
         ...
 
-    async def imitate(self, samples: Sequence[Sample]) -> StepReport:
+    async def sft_step(self, samples: Sequence[Sample]) -> StepReport:
         """Take one supervised step on demonstrations."""
         ...
 

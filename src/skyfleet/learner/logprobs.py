@@ -8,14 +8,14 @@ from torch.utils.checkpoint import checkpoint
 
 from skyfleet.learner.batching import MicroBatch
 from skyfleet.models.decoder import Decoder
-from skyfleet.models.fused.ops import scores
+from skyfleet.models.fused.ops import head_logprobs
 from skyfleet.models.packed import take_rows
 
 _CPU_CHUNK, _CUDA_CHUNK = 1024, 4096
 """Tokens per chunk: logits that fit a CPU cache, and products large enough for a GPU."""
 
 
-def chosen_logprobs(
+def action_logprobs(
     decoder: Decoder,
     batch: MicroBatch,
     *,
@@ -35,7 +35,7 @@ def chosen_logprobs(
     )
     hidden_NE = take_rows(hidden_TE, batch.before_N)
     if hidden_NE.is_cuda and decoder.has_plain_head:
-        return scores(
+        return head_logprobs(
             hidden_NE,
             decoder.head_weight,
             batch.action_N,

@@ -8,14 +8,14 @@ from typing import Any
 from skyfleet.chat.renderer import Renderer
 from skyfleet.config.root import RunConfig
 from skyfleet.models.decoder import Decoder
-from skyfleet.models.loading import Loaded
+from skyfleet.models.loading import LoadedModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyModel:
     """The weights, and the tokenizer and renderer that belong to them."""
 
-    loaded: Loaded
+    loaded: LoadedModel
     decoder: Decoder
     renderer: Renderer
 

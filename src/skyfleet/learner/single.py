@@ -23,7 +23,7 @@ from skyfleet.learner.batching import MicroBatch, mini_batches, pack, sort_by_sa
 from skyfleet.learner.critic import Critic
 from skyfleet.learner.gradients import gradient_metrics
 from skyfleet.learner.learner import LOGPROB_GAP, StepMetrics, StepReport
-from skyfleet.learner.logprobs import chosen_logprobs
+from skyfleet.learner.logprobs import action_logprobs
 from skyfleet.learner.optimizer import CPUOffloaded, Optimizer, OptimizerSettings
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.lora import merge
@@ -122,7 +122,7 @@ class SingleLearner:
             samples=samples if computed_advantages else (),
         )
 
-    async def imitate(self, samples: Sequence[Sample]) -> StepReport:
+    async def sft_step(self, samples: Sequence[Sample]) -> StepReport:
         self._enter_phase("warm_start")
         update, _ = self._update(samples, cross_entropy, token_mean)
         self.policy_version += 1
@@ -291,7 +291,7 @@ class SingleLearner:
         )
 
     def _logprobs(self, decoder: Decoder, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        return chosen_logprobs(
+        return action_logprobs(
             decoder,
             batch,
             temperature=self._settings.temperature,

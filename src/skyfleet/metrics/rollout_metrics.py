@@ -8,7 +8,7 @@ over nothing has no key.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean, pstdev, pvariance
 
 from skyfleet.chat.transcript import Transcript
@@ -191,9 +191,7 @@ def _info_means(episodes: Sequence[Trajectory]) -> dict[str, float]:
     values: dict[str, list[float]] = defaultdict(list)
     for episode in episodes:
         for turn in episode.turns:
-            # Read by name until `Turn` declares the field `info`.
-            info: Mapping[str, float] = getattr(turn, "info", {})
-            for name, value in info.items():
+            for name, value in turn.info.items():
                 values[name].append(value)
     return {name: fmean(values[name]) for name in sorted(values)}
 

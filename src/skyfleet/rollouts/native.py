@@ -14,7 +14,7 @@ from skyfleet.engines.chat_engine import ChatEngine
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import Observation
 from skyfleet.errors import ContextFullError
-from skyfleet.rollouts.conversation import BEGUN, CUT, REWRITTEN, History
+from skyfleet.rollouts.conversation import HISTORY_CUT, RESTARTED, REWRITTEN, History
 
 
 class NativeConversation:
@@ -56,7 +56,7 @@ class NativeConversation:
         # An empty completion is a turn without tokens: there is nothing to train on.
         if result.completion.token_ids:
             transcript = self._continue_transcript(result.prompt_token_ids)
-            transcript.say(result.completion)
+            transcript.append_completion(result.completion)
         self._history.add_turn(result.message)
         return result.message
 
@@ -84,7 +84,7 @@ class NativeConversation:
             if list(prompt[:so_far]) == transcript.token_ids:
                 transcript.append_prompt(prompt[so_far:])
                 return transcript
-        reason = BEGUN if is_restarted else CUT if is_cut else REWRITTEN
+        reason = RESTARTED if is_restarted else HISTORY_CUT if is_cut else REWRITTEN
         transcript = Transcript(reason=reason if self._transcripts else "")
         transcript.append_prompt(prompt)
         self._transcripts.append(transcript)

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from skyfleet.chat.message import Message, text_only
+from skyfleet.chat.message import Message, extract_text
 from skyfleet.chat.renderer import Renderer
 from skyfleet.engines.engine import Engine
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import Observation
-from skyfleet.rollouts.conversation import CUT, ContextStatus, TokenConversation
+from skyfleet.rollouts.conversation import HISTORY_CUT, ContextStatus, TokenConversation
 
 STOP_REMOVED = "a sampled stop token was removed: the message continues"
 
@@ -63,13 +63,13 @@ class OneMessageConversation(TokenConversation):
 
     def _render_next(self, messages: Sequence[Message]) -> tuple[list[int], str]:
         transcript = self._transcripts[-1]
-        inserted = [token for message in messages for token in self._encode(text_only(message))]
+        inserted = [token for message in messages for token in self._encode(extract_text(message))]
         sampled_stop = (
             transcript.loss_mask[-1] and transcript.token_ids[-1] in self._renderer.stop_token_ids
         )
         if not (sampled_stop or self._is_cut):
             return inserted, ""
-        kept = transcript.token_ids[: -1 if sampled_stop else None]
+        kept = list(transcript.token_ids[: -1 if sampled_stop else None])
         if self._is_cut:
             del kept[self._removed]
-        return kept + inserted, CUT if self._is_cut else STOP_REMOVED
+        return kept + inserted, HISTORY_CUT if self._is_cut else STOP_REMOVED

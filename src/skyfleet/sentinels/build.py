@@ -33,7 +33,7 @@ def build_checker(
     limits: Limits,
     *,
     envs: Collection[str],
-    witness: RecordingEngine,
+    recording_engine: RecordingEngine,
     losses: LossRecorder,
     reference_interval: int,
 ) -> InvariantChecker:
@@ -43,7 +43,7 @@ def build_checker(
             config, decoder, limits, envs=envs, reference_interval=reference_interval
         ),
         modes=build_modes(config.trainer.sentinels),
-        recording_engine=witness,
+        recording_engine=recording_engine,
         losses=losses,
         learner=learner,
         engines=engines,
@@ -85,11 +85,11 @@ def build_invariants(
         reference_tolerance=own_gap,
         own_reference=trainer.ref.model.path == trainer.policy.model.path,
         reference_interval=reference_interval,
-        filter_metrics=acting_of(config),
+        filter_metrics=active_filter_metrics(config),
     )
 
 
-def acting_of(config: RunConfig) -> tuple[str, ...]:
+def active_filter_metrics(config: RunConfig) -> tuple[str, ...]:
     """The metrics of the filters, masks and caps that are on: one that stays 0 never acts."""
     algorithm = config.trainer.algorithm
     drops_equal = algorithm.zero_variance_filter or algorithm.dynamic_sampling.type is not None

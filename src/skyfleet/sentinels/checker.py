@@ -16,7 +16,7 @@ from skyfleet.algorithms.filters import FilterResult
 from skyfleet.algorithms.sample import Sample
 from skyfleet.config.trainer import Mode
 from skyfleet.engines.engine import Engine
-from skyfleet.engines.engine_pool import living
+from skyfleet.engines.engine_pool import healthy
 from skyfleet.learner.learner import Learner, StepReport
 from skyfleet.sentinels.finding import Finding, Sentinel
 from skyfleet.sentinels.fingerprint import find_weights, fingerprint
@@ -131,7 +131,7 @@ class InvariantChecker:
                     version=version,
                     previous=self._version,
                     learner=self._learner,
-                    engines=living(self._engines),
+                    engines=healthy(self._engines),
                 )
             )
 
@@ -153,10 +153,6 @@ class InvariantChecker:
             status = {k: max(float(n in self._found), before.get(k, 0.0)) for n, k in keys.items()}
         seconds, self._seconds, self._found = self._seconds, 0.0, set()
         return status | {"timing/sentinels": seconds}
-
-    # The names that trainer/loop.py uses until it follows.
-    played, credited, learned = check_rollouts, check_advantages, check_update
-    synced, told = check_sync, check_metrics
 
     def _check(self, stage: object) -> None:
         found: list[tuple[Sentinel[Any], Finding]] = []

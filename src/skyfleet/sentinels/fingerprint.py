@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from skyfleet.models.decoder import Decoder
-from skyfleet.models.weights import bit_sums, bit_sums_of_each
+from skyfleet.models.weights import weight_checksum, weight_checksums
 
 MAX_STACKED_BYTES = 1 << 28
 """Largest copy of equally shaped tensors."""
@@ -51,8 +51,8 @@ def fingerprint(weights: Weights) -> Tensor:
 def _rows(same: Sequence[Tensor]) -> Tensor:
     """A model has hundreds of tensors of ten shapes, and one kernel per small tensor is slow."""
     if same[0].nbytes * len(same) > MAX_STACKED_BYTES:
-        return torch.stack([bit_sums(weight) for weight in same])
-    return bit_sums_of_each(torch.stack(list(same)))
+        return torch.stack([weight_checksum(weight) for weight in same])
+    return weight_checksums(torch.stack(list(same)))
 
 
 @torch.no_grad()
@@ -68,4 +68,4 @@ def _same(ours: Tensor, theirs: Tensor) -> bool:
         return False
     if ours.data_ptr() == theirs.data_ptr() and ours.dtype == theirs.dtype:
         return True
-    return bool(bit_sums(ours.to(theirs.dtype)).cpu().equal(bit_sums(theirs).cpu()))
+    return bool(weight_checksum(ours.to(theirs.dtype)).cpu().equal(weight_checksum(theirs).cpu()))

@@ -51,7 +51,7 @@ class LossRecorder:
     def __init__(self) -> None:
         self._record = LossRecord()
 
-    def watched(self, settings: LearnerSettings) -> LearnerSettings:
+    def wrap_settings(self, settings: LearnerSettings) -> LearnerSettings:
         """The settings with a recording loss and a recording KL estimator."""
         kl = settings.kl
         return replace(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skyfleet.models.lora import unmerged
+from skyfleet.models.lora import find_unmerged
 from skyfleet.sentinels.finding import Finding, found
 from skyfleet.sentinels.fingerprint import find_decoder, find_differences, find_weights
 from skyfleet.sentinels.stages import SyncStage
@@ -27,7 +27,7 @@ def served_version(stage: SyncStage) -> Finding | None:
 def engine_weights(stage: SyncStage) -> Finding | None:
     """Every engine holds the learner's weights, bit by bit, with adapters merged."""
     decoder = find_decoder(stage.learner)
-    if decoder is not None and (names := unmerged(decoder.module)):
+    if decoder is not None and (names := find_unmerged(decoder.module)):
         return found(
             "the learner's adapters are not merged into the weights that engines use",
             layers=len(names),

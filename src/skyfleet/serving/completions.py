@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from skyfleet.chat.tool_calls.parser import has_open_reasoning
-from skyfleet.engines.openai_messages import read_reply
+from skyfleet.engines.openai_messages import parse_openai_message
 from skyfleet.serving.generation import GenerateRequest
 from skyfleet.serving.model_service import ModelService
 from skyfleet.serving.requests import ChatCompletionRequest, CompletionRequest
@@ -48,7 +48,7 @@ async def create_chat_completion(
         """The response message; cached, so that its tokens are known if the client sends it back."""
         message = build_chat_message(request, service.renderer, token_ids)
         service.token_cache.store(
-            [*messages, read_reply(message, splits=False)],
+            [*messages, parse_openai_message(message, splits=False)],
             tools,
             [*generated.prompt, *token_ids],
             session=generated.session,

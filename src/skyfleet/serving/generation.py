@@ -12,7 +12,7 @@ from time import perf_counter
 from skyfleet.chat.renderer import Renderer
 from skyfleet.chat.transcript import Completion
 from skyfleet.engines.engine import Engine
-from skyfleet.engines.sampler import finish_of
+from skyfleet.engines.sampler import detect_finish
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.errors import MissingExtraError
 
@@ -85,7 +85,7 @@ class GenerationService:
         finish, n_before = None, len(sampled)
         for token in part.token_ids:
             sampled.append(token)
-            finish = finish_of(sampling, sampled, self._renderer.text)
+            finish = detect_finish(sampling, sampled, self._renderer.text)
             if finish is not None:
                 break
         n = len(sampled) - n_before

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from skyfleet.chat.message import Message, ToolSpec
-from skyfleet.engines.openai_messages import read_reply
+from skyfleet.engines.openai_messages import parse_openai_message
 from skyfleet.errors import MissingExtraError
 
 try:
@@ -173,7 +173,7 @@ class _ChatMessage(_StrictModel):
         parts = self.content
         text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
         if self.role == "assistant":
-            return read_reply({**self.model_dump(), "content": text}, splits=False)
+            return parse_openai_message({**self.model_dump(), "content": text}, splits=False)
         role = "system" if self.role == "developer" else self.role
         return Message(role=role, content=text, tool_call_id=self.tool_call_id)
 

@@ -12,10 +12,10 @@ from uuid import uuid4
 from skyfleet.chat.call_ids import format_call_id
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.chat.renderer import Renderer
-from skyfleet.chat.tool_calls.parser import thoughts_aside
+from skyfleet.chat.tool_calls.parser import split_reasoning
 from skyfleet.chat.transcript import Completion
-from skyfleet.engines.http_client import RefusedError
-from skyfleet.engines.openai_messages import written_message
+from skyfleet.engines.http_client import RequestRejectedError
+from skyfleet.engines.openai_messages import to_openai_message
 from skyfleet.errors import EngineError
 from skyfleet.serving.requests import (
     BaseRequest,
@@ -70,9 +70,9 @@ def build_chat_message(
     text = message.text
     if message.tool_calls and not request.tool_specs:
         message = Message(role="assistant", reasoning=message.reasoning)
-        text = thoughts_aside(decode_completion(renderer, token_ids))[0].strip()
+        text = split_reasoning(decode_completion(renderer, token_ids))[0].strip()
     calls = _make_ids_unique(message.tool_calls, request.call_ids)
-    message_fields = written_message(replace(message, tool_calls=calls))
+    message_fields = to_openai_message(replace(message, tool_calls=calls))
     text = "\n".join(filter(None, (text, *message.malformed_calls)))
     message_fields["content"] = strip_stop(request, text)
     if message.malformed_calls:
@@ -174,7 +174,7 @@ async def stream_events(
         if request.stream_options.include_usage:
             yield _event({**fields, "choices": [], "usage": build_usage(len(prompt), len(sampled))})
     except EngineError as error:
-        status = 400 if isinstance(error, RefusedError) else 500
+        status = 400 if isinstance(error, RequestRejectedError) else 500
         yield _event(build_error(str(error), status=status))
     yield "data: [DONE]\n\n"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from skyfleet.chat.renderer import Renderer
 from skyfleet.engines.engine import Engine
-from skyfleet.engines.http_client import RefusedError
+from skyfleet.engines.http_client import RequestRejectedError
 from skyfleet.engines.openai_engine import SESSION_HEADER
 from skyfleet.errors import EngineError, MissingExtraError
 from skyfleet.serving.completions import create_chat_completion, create_completion
@@ -115,7 +115,7 @@ class ApiHandler:
         except ApiError as error:
             return JSONResponse(error.body, error.status)
         except EngineError as error:
-            status = 400 if isinstance(error, RefusedError) else 500
+            status = 400 if isinstance(error, RequestRejectedError) else 500
             return JSONResponse(build_error(str(error), status=status), status)
         except ClientDisconnect:
             return Response(status_code=CLIENT_CLOSED_REQUEST)

@@ -18,7 +18,7 @@ from hashlib import blake2b
 
 from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.chat.renderer import Renderer
-from skyfleet.engines.openai_messages import aloud
+from skyfleet.engines.openai_messages import visible_text
 
 MAX_CACHED_TOKENS = 16_000_000
 """Over all conversations: 64 MB."""
@@ -79,7 +79,7 @@ class TokenCache:
 def comparable_fields(message: Message) -> list[object]:
     """The parts of a message that clients send back unchanged; they alter ids and drop reasoning."""
     calls = [[call.name, dict(call.arguments)] for call in message.tool_calls]
-    return [message.role, aloud(message), calls]
+    return [message.role, visible_text(message), calls]
 
 
 def _build_key(messages: Sequence[Message], tools: Sequence[ToolSpec], client: str | None) -> bytes:

@@ -28,7 +28,7 @@ def write_atomically(path: Path, data: bytes | str) -> None:
 
 
 @contextmanager
-def publishing(folder: Path) -> Iterator[Path]:
+def atomic_folder(folder: Path) -> Iterator[Path]:
     """Yield an empty draft folder, which replaces `folder` if the block succeeds."""
     folder = folder.resolve()  # A symlink stays, and its target is replaced.
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -29,7 +29,7 @@ def write_bytes(address: Path | str, data: bytes) -> None:
     write_atomically(path, data)
 
 
-def beside(address: Path | str, name: str) -> str:
+def sibling_address(address: Path | str, name: str) -> str:
     """Return the address of a sibling: `beside("s3://b/data/train.parquet", "manifest.json")` is s3://b/data/manifest.json."""
     folder, slash, _ = str(address).rpartition("/")
     return f"{folder}{slash}{name}"

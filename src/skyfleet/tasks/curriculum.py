@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from skyfleet.errors import CheckpointError
-from skyfleet.tasks.sampling import check_fit, check_identity, describe_sampler
+from skyfleet.tasks.sampling import check_batch_size, check_identity, describe_sampler
 from skyfleet.tasks.task import Task, TaskSet
 
 
@@ -67,7 +67,7 @@ class CurriculumSampler:
     ) -> None:
         self._tasks = sorted(TaskSet(tasks), key=lambda task: task.key)
         self._batch_size, self._seed, self._min_per_env = batch_size, seed, min_per_env
-        check_fit(self._tasks, batch_size, min_per_env)
+        check_batch_size(self._tasks, batch_size, min_per_env)
         self._curriculum = Curriculum()
         self._n_batches = 0
 

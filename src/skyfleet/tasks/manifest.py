@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from skyfleet.errors import TaskError
 from skyfleet.storage.store import read_bytes
-from skyfleet.tasks.prepare import Prepared, normalize_words
+from skyfleet.tasks.prepare import PreparedDataset, normalize_words
 from skyfleet.tasks.splits import Side
 from skyfleet.tasks.task import Task
 
@@ -63,7 +63,7 @@ class Manifest(BaseModel):
 
 
 def make_manifest(
-    prepared: Prepared,
+    prepared: PreparedDataset,
     files: Mapping[str, bytes],
     *,
     source: str,
@@ -94,7 +94,7 @@ def make_manifest(
         },
         dropped=dict(sorted(Counter(prepared.dropped.values()).items())),
         moved=_find_moved(tasks, earlier),
-        files={name: sha256_of(data) for name, data in files.items()},
+        files={name: sha256_hex(data) for name, data in files.items()},
         tasks=tasks,
     )
 
@@ -115,10 +115,10 @@ def read_manifest(address: Path | str) -> Manifest:
 def row_sha256(task: Task) -> str:
     """Hash every field of the task, independent of file format and column order."""
     row = json.dumps(task.model_dump(mode="json"), sort_keys=True, ensure_ascii=False)
-    return sha256_of(row.encode("utf-8", "surrogatepass"))
+    return sha256_hex(row.encode("utf-8", "surrogatepass"))
 
 
-def sha256_of(data: bytes) -> str:
+def sha256_hex(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 

@@ -34,7 +34,7 @@ DropReason = Literal[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Preparing:
+class PrepareOptions:
     """Options of `prepare`; None disables an option."""
 
     modality: Modality | None = "tool_use"
@@ -49,7 +49,7 @@ class Preparing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class PreparedDataset:
     train: tuple[Task, ...]
     validation: tuple[Task, ...]
     thresholds: dict[str, float]
@@ -59,10 +59,10 @@ class Prepared:
 
 def prepare(
     rows: Iterable[tuple[int, Task]],
-    options: Preparing,
+    options: PrepareOptions,
     *,
     in_quarantine: Callable[[Task], bool] = lambda _: False,
-) -> Prepared:
+) -> PreparedDataset:
     """Prepare train and validation tasks; TaskError if either would be empty."""
     dropped: dict[str, DropReason] = {}
     chosen = _filter(list(rows), options)
@@ -82,7 +82,9 @@ def prepare(
         dropped |= {_row(numbers[t.key], t): cap for t in before if t.key not in kept}
     _check_sides(train, validation, options)
     thresholds = dict(split.thresholds)
-    return Prepared(train=train, validation=validation, thresholds=thresholds, dropped=dropped)
+    return PreparedDataset(
+        train=train, validation=validation, thresholds=thresholds, dropped=dropped
+    )
 
 
 def fingerprint(task: Task) -> str:
@@ -115,7 +117,7 @@ def _row(number: int, task: Task) -> str:
     return f"row {number} ({task.key})"
 
 
-def _filter(rows: list[tuple[int, Task]], options: Preparing) -> list[tuple[int, Task]]:
+def _filter(rows: list[tuple[int, Task]], options: PrepareOptions) -> list[tuple[int, Task]]:
     if options.env_filter:
         known = {task.env_key for _, task in rows}
         if unknown := sorted(set(options.env_filter) - known):
@@ -206,7 +208,9 @@ def _only(tasks: Iterable[Task], keys: Collection[str]) -> tuple[Task, ...]:
     return tuple(task for task in tasks if task.key in keys)
 
 
-def _check_sides(train: Sequence[Task], validation: Sequence[Task], options: Preparing) -> None:
+def _check_sides(
+    train: Sequence[Task], validation: Sequence[Task], options: PrepareOptions
+) -> None:
     rule = options.split
     if not train:
         raise TaskError(

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from skyfleet.errors import ConfigError
-from skyfleet.storage.local import publishing
+from skyfleet.storage.local import atomic_folder
 from skyfleet.storage.store import is_remote, write_bytes
 from skyfleet.tasks.manifest import MANIFEST, Manifest
-from skyfleet.tasks.prepare import Prepared
+from skyfleet.tasks.prepare import PreparedDataset
 from skyfleet.tasks.task import Task
 
 TRAIN, VALIDATION = "train.parquet", "validation.parquet"
@@ -33,7 +33,7 @@ _TEXT_COLUMNS = (
 )
 
 
-def dataset_files(prepared: Prepared) -> dict[str, bytes]:
+def dataset_files(prepared: PreparedDataset) -> dict[str, bytes]:
     return {TRAIN: fleet_table(prepared.train), VALIDATION: fleet_table(prepared.validation)}
 
 
@@ -67,7 +67,7 @@ def publish(folder: str, files: Mapping[str, bytes], manifest: Manifest) -> None
             write_bytes(f"{folder.rstrip('/')}/{name}", data)
         return
     check_replaceable(Path(folder))
-    with publishing(Path(folder)) as draft:
+    with atomic_folder(Path(folder)) as draft:
         for name, data in whole.items():
             (draft / name).write_bytes(data)
 

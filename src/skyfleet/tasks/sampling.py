@@ -53,7 +53,7 @@ class TaskSampler:
     ) -> None:
         self._tasks = sorted(TaskSet(tasks), key=lambda task: task.key)
         self._batch_size, self._seed, self._min_per_env = batch_size, seed, min_per_env
-        check_fit(self._tasks, batch_size, min_per_env)
+        check_batch_size(self._tasks, batch_size, min_per_env)
         self._begin(epoch=0, carried=[])
 
     @property
@@ -146,7 +146,7 @@ def _rotate(queue: deque[int]) -> int:
     return queue[-1]
 
 
-def check_fit(tasks: list[Task], batch_size: int, min_per_env: int) -> None:
+def check_batch_size(tasks: list[Task], batch_size: int, min_per_env: int) -> None:
     if batch_size > len(tasks):
         raise ConfigError(
             f"trainer.train_batch_size={batch_size} needs {batch_size} different tasks, but there "

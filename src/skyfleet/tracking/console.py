@@ -186,7 +186,7 @@ class _Bars:
         self._progress.stop()
 
 
-def example(step: int, groups: Iterable[Group]) -> str:
+def format_example(step: int, groups: Iterable[Group]) -> str:
     """The transcript of one episode of the step: the best attempt at its first task."""
     attempts = next(iter(groups)).trajectories
     best = max(attempts, key=lambda t: (t.reward is not None, t.reward or 0.0))

@@ -13,12 +13,13 @@ from skyfleet.algorithms.credit_assignment import assign_credit, build_estimator
 from skyfleet.algorithms.filters import build_filter
 from skyfleet.algorithms.registry import build_policy_loss
 from skyfleet.algorithms.sample import Sample
+from skyfleet.algorithms.validation import algorithm_warnings
 from skyfleet.checkpoints.checkpoint import Checkpoint, JsonPart, checkpoint_folder
 from skyfleet.checkpoints.resume import load_checkpoint
 from skyfleet.config.keys import flatten
 from skyfleet.config.root import RunConfig
 from skyfleet.config.validation import check_trainable
-from skyfleet.config.warnings import remarks
+from skyfleet.config.warnings import find_warnings
 from skyfleet.engines.factory import build_engine_offload, build_sampling_params, check_gpus
 from skyfleet.envs.env import EnvFactory
 from skyfleet.envs.registry import env_factory
@@ -26,7 +27,7 @@ from skyfleet.learner.critic import Critic
 from skyfleet.learner.factory import build_critic, build_learner
 from skyfleet.learner.policy_model import PolicyModel
 from skyfleet.learner.single import SingleLearner
-from skyfleet.models.loading import Loaded
+from skyfleet.models.loading import LoadedModel
 from skyfleet.rollouts.conversation import AgentFactory
 from skyfleet.sentinels.build import build_checker
 from skyfleet.sentinels.constant_metrics import constant_metrics
@@ -61,7 +62,7 @@ class GivenObjects:
     open_env: EnvFactory | None = None
     train_tasks: Sequence[Task] | None = None
     eval_sets: Mapping[str, Sequence[Task]] | None = None
-    model: Loaded | None = None
+    model: LoadedModel | None = None
     callbacks: Callbacks = field(default_factory=Callbacks)
 
 
@@ -79,7 +80,7 @@ async def assemble(
     """
     given = given or GivenObjects()
     check_trainable(config)
-    for sentence in remarks(config):
+    for sentence in [*find_warnings(config), *algorithm_warnings(config)]:
         logger.warning("%s", sentence)
     # References are checked first: generating tasks can take minutes.
     open_env = given.open_env or env_factory(config)
@@ -162,7 +163,7 @@ def _build_learning(
         lambda: checkpoint_folder(checkpoints, state.reference_step) / "policy",
         total_steps=total_steps,
         critic=critic,
-        watched=losses.watched,
+        wrap_settings=losses.wrap_settings,
     )
     return _Learning(state=state, learner=learner, critic=critic, losses=losses)
 
@@ -188,7 +189,7 @@ def _build_run(
         learning.learner,
         limits,
         envs=tasks.trained_envs,
-        witness=recording_engine,
+        recording_engine=recording_engine,
         losses=learning.losses,
         reference_interval=tasks.schedule.reference_interval,
     )
@@ -226,7 +227,7 @@ def _build_run(
             open_env=open_env,
             trained_envs=tasks.trained_envs,
             console=console,
-            confirm=inference.confirm,
+            verify=inference.verify,
             callbacks=callbacks,
         ),
         checker=checker,

@@ -9,12 +9,12 @@ from pathlib import Path
 from skyfleet.config.root import RunConfig
 from skyfleet.engines.factory import build_sampling_params
 from skyfleet.envs.env import EnvFactory
-from skyfleet.envs.registry import is_elsewhere
+from skyfleet.envs.registry import is_remote_env
 from skyfleet.evaluation.agent_info import AgentInfo
 from skyfleet.evaluation.baselines import Baseline, baseline_faults, measure_baselines
 from skyfleet.evaluation.evaluate import evaluate
-from skyfleet.evaluation.model_selection import best_step
-from skyfleet.evaluation.report import EvalReport, load_report, save_report
+from skyfleet.evaluation.model_selection import select_best_step
+from skyfleet.evaluation.report import EvalReport, load_report, metric_prefix, save_report
 from skyfleet.rollouts.conversation import AgentFactory
 from skyfleet.rollouts.episode import Limits
 from skyfleet.tasks.task import Task
@@ -45,7 +45,7 @@ class Evaluator:
     costly_envs: frozenset[str]
     """Every episode there costs a remote instance, so no baselines are measured."""
     console: ConsoleTracker
-    confirm: Callable[[], Awaitable[None]]
+    verify: Callable[[], Awaitable[None]]
     """Raises if an engine sampled with other weights than the last ones pushed."""
     callbacks: Callbacks
     dump: Dump | None = None
@@ -62,7 +62,7 @@ class Evaluator:
         open_env: EnvFactory,
         trained_envs: Collection[str],
         console: ConsoleTracker,
-        confirm: Callable[[], Awaitable[None]],
+        verify: Callable[[], Awaitable[None]],
         callbacks: Callbacks,
     ) -> Evaluator:
         trainer, generator = config.trainer, config.generator
@@ -85,10 +85,10 @@ class Evaluator:
                 task.env_key
                 for tasks in sets.values()
                 for task in tasks
-                if is_elsewhere(config, task.env_key)
+                if is_remote_env(config, task.env_key)
             ),
             console=console,
-            confirm=confirm,
+            verify=verify,
             callbacks=callbacks,
             dump=_build_dump(config, policy_client) if trainer.dump_eval_results else None,
         )
@@ -124,13 +124,13 @@ class Evaluator:
                 max_concurrent=self.max_concurrent,
                 trained_envs=self.trained_envs,
                 baselines=baselines,
-                played_by=self.agent_info,
+                agent_info=self.agent_info,
                 on_finished=store,
             )
-        await self.confirm()
+        await self.verify()
         if ungraded := describe_ungraded(groups):
             self.console.note(f"{name}: {ungraded}")
-        metrics = report.metrics("eval" if name == "val" else f"test-{name}")
+        metrics = report.metrics(metric_prefix(name, is_main=name == next(iter(self.sets))))
         if self.dump is not None:
             self.dump(name, step, groups, metrics)
         save_report(self.folder, report)
@@ -146,7 +146,7 @@ class Evaluator:
             if (report := load_report(self.folder, deciding, step))
         ]
         graded = any(outcome.rewards for r in reports for outcome in r.outcomes.values())
-        return best_step(reports).step if graded else default
+        return select_best_step(reports).step if graded else default
 
     async def _measure_baselines(self, name: str, tasks: Sequence[Task]) -> Mapping[str, Baseline]:
         if name not in self.baselines:

@@ -12,7 +12,7 @@ from skyfleet.algorithms.sample import Sample
 from skyfleet.config.root import RunConfig
 from skyfleet.learner.policy_model import PolicyModel
 from skyfleet.models.loading import save_model
-from skyfleet.storage.local import publishing, write_atomically
+from skyfleet.storage.local import atomic_folder, write_atomically
 from skyfleet.trajectories.skyrl_dump import write_training_dump
 from skyfleet.trajectories.trajectory import Group
 
@@ -50,5 +50,5 @@ class Exports:
             write_atomically(path, pickle.dumps([asdict(sample) for sample in samples]))
 
     def policy(self, step: int) -> None:
-        with publishing(self.folder / f"global_step_{step}" / "policy") as draft:
+        with atomic_folder(self.folder / f"global_step_{step}" / "policy") as draft:
             self.save_policy(draft)

@@ -13,14 +13,14 @@ import torch
 
 from skyfleet.chat.renderer import Renderer
 from skyfleet.chat.renderers import make_renderer
-from skyfleet.chat.template import read_template
+from skyfleet.chat.template import load_template
 from skyfleet.config.generator import Generator as GeneratorConfig
 from skyfleet.config.root import RunConfig
 from skyfleet.envs.env import EnvFactory
 from skyfleet.errors import ConfigError
 from skyfleet.learner.policy_model import PolicyModel, rope_overrides
 from skyfleet.models.hf_decoder import make_decoder
-from skyfleet.models.loading import Loaded, load_model
+from skyfleet.models.loading import LoadedModel, load_model
 from skyfleet.models.tiny import DIMENSIONS, build_tiny, train_tokenizer
 from skyfleet.rollouts.episode import Limits, collect
 from skyfleet.rollouts.scripted_agents import reference_policy
@@ -38,7 +38,7 @@ async def build_tiny_policy(
     overrides: Mapping[str, Any],
     *,
     seed: int,
-) -> Loaded:
+) -> LoadedModel:
     """Train the tokenizer on the tasks' reference solutions; the weights are random."""
     by_bytes = train_tokenizer([], vocab_size=0)
     renderer = make_renderer(by_bytes)
@@ -57,7 +57,7 @@ async def build_tiny_policy(
     texts = [renderer.text(t.token_ids) for attempt in attempts for t in attempt.transcripts]
     vocab_size = int(overrides.get("vocab_size", DIMENSIONS["vocab_size"]))
     tokenizer = train_tokenizer(texts, vocab_size=vocab_size)
-    return Loaded(module=build_tiny(tokenizer, overrides, seed=seed), tokenizer=tokenizer)
+    return LoadedModel(module=build_tiny(tokenizer, overrides, seed=seed), tokenizer=tokenizer)
 
 
 async def load_policy_model(
@@ -66,7 +66,7 @@ async def load_policy_model(
     open_env: EnvFactory,
     *,
     policy_folder: Path | None = None,
-    model: Loaded | None = None,
+    model: LoadedModel | None = None,
 ) -> PolicyModel:
     """Load `policy_folder`, or take `model`, or load the configured path.
 
@@ -87,7 +87,7 @@ def build_renderer(generator: GeneratorConfig, tokenizer: Any) -> Renderer:
     template = generator.chat_template
     return make_renderer(
         tokenizer,
-        chat_template=read_template(template.source, template.name_or_path),
+        chat_template=load_template(template.source, template.name_or_path),
         chat_template_kwargs=generator.chat_template_kwargs,
         tool_call_parser=generator.tool_call_parser,
         close_turns=generator.append_eos_token_after_stop_str_in_multi_turn,
@@ -96,7 +96,7 @@ def build_renderer(generator: GeneratorConfig, tokenizer: Any) -> Renderer:
 
 async def _load(
     config: RunConfig, train_tasks: Sequence[Task], open_env: EnvFactory, folder: Path | None
-) -> Loaded:
+) -> LoadedModel:
     path = str(folder) if folder else config.trainer.policy.model.path
     device = _device(config.trainer.device)
     bf16 = config.trainer.bf16

@@ -13,7 +13,7 @@ from skyfleet.metrics.rollout_metrics import (
     reward_metrics,
     trained_reward_metrics,
 )
-from skyfleet.tracking.example import example
+from skyfleet.tracking.console import format_example
 from skyfleet.trainer.callbacks import StepResult
 from skyfleet.trainer.run import Run
 from skyfleet.trainer.sft import warm_start
@@ -66,11 +66,11 @@ async def train_step(run: Run, step: int) -> list[Group]:
             run.callbacks.episode(trajectory)
 
         groups, kept = await run.rollouts.collect(step, store)
-        await run.inference.confirm()
-    run.checker.played(step, groups)
+        await run.inference.verify()
+    run.checker.check_rollouts(step, groups)
     run.exports.played(step, groups)
     if run.schedule.prints_example_at(step):
-        run.console.note(example(step, groups))
+        run.console.note(format_example(step, groups))
     for group in groups:
         run.rollouts.sampler.observe(group.task_key, passed=group.n_passed, failed=group.n_failed)
     await learn(run, step, groups, kept)
@@ -81,7 +81,7 @@ async def learn(run: Run, step: int, groups: Sequence[Group], kept: FilterResult
     run.log.add(reward_metrics(groups) | episode_metrics(groups))
     run.log.add(trained_reward_metrics(kept.groups) | kept.metrics)
     samples = run.compute_samples(kept.groups)
-    run.checker.credited(groups, kept, samples)
+    run.checker.check_advantages(groups, kept, samples)
     run.exports.credited(step, samples)
     measured = advantage_metrics(samples)
     if not samples:
@@ -90,21 +90,21 @@ async def learn(run: Run, step: int, groups: Sequence[Group], kept: FilterResult
     async with run.inference.offload():
         with run.log.timed("learn"):
             report = await run.learner.step(samples)
-        run.checker.learned(samples, report)
+        run.checker.check_update(samples, report)
         # With a critic the learner computes the advantages and reports their metrics.
         complete_update(run, step, {**measured, **report.metrics})
         # A pending cancellation takes effect here: Ctrl-C also ends vLLM, so do not call it first.
         await asyncio.sleep(0)
         with run.log.timed("sync_weights"):
             version = await run.inference.push(run.learner)
-    run.checker.synced(version)
+    run.checker.check_sync(version)
     run.mark_resume_point()
 
 
 def complete_update(run: Run, step: int, metrics: Mapping[str, float]) -> None:
     """Count the step as done. Nothing awaits between the update and this, so none is lost."""
     run.log.add(metrics)
-    run.log.add(run.checker.told(run.log.pending))
+    run.log.add(run.checker.check_metrics(run.log.pending))
     run.state.step = step
     run.mark_resume_point()
 

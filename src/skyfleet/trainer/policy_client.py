@@ -15,11 +15,11 @@ from skyfleet.chat.renderer import Renderer
 from skyfleet.chat.tokenizer import encode_text
 from skyfleet.config.generator import Generator
 from skyfleet.config.root import RunConfig
-from skyfleet.config.validation import is_native
+from skyfleet.config.validation import uses_native_tool_calling
 from skyfleet.config.warnings import warn_native_tool_calling
 from skyfleet.engines.chat_engine import ChatEngine, RenderedChat
 from skyfleet.engines.engine import Engine
-from skyfleet.engines.engine_pool import ChatRouter, Router
+from skyfleet.engines.engine_pool import ChatEnginePool, EnginePool
 from skyfleet.engines.factory import (
     build_embedded_engine,
     connect_servers,
@@ -32,7 +32,7 @@ from skyfleet.envs.registry import env_factory
 from skyfleet.errors import ConfigError
 from skyfleet.learner.policy_model import PolicyModel, rope_overrides
 from skyfleet.models.loading import load_tokenizer, save_model
-from skyfleet.models.rope import carries_rope
+from skyfleet.models.rope import has_rope_scaling
 from skyfleet.rollouts.conversation import (
     AgentFactory,
     ContextStatus,
@@ -149,7 +149,7 @@ def _loadable_path(config: RunConfig, folder: Path | None) -> str | None:
     """A path from which an engine can load the weights itself; None: only this process has them."""
     policy = config.trainer.policy
     if folder is not None:
-        return str(folder) if carries_rope(folder, rope_overrides(config)) else None
+        return str(folder) if has_rope_scaling(folder, rope_overrides(config)) else None
     made_here = policy.model.path in ("tiny", "smollm2")
     changed = policy.model_config_kwargs or config.trainer.rope_scaling
     return None if made_here or changed else policy.model.path
@@ -177,13 +177,13 @@ def _build_policy_client(
     generator = config.generator
     for sentence in warn_native_tool_calling(config):
         logger.warning("%s", sentence)
-    chat = ChatRouter(chats) if len(chats) > 1 else next(iter(chats), None)
+    chat = ChatEnginePool(chats) if len(chats) > 1 else next(iter(chats), None)
     return PolicyClient(
         tokenizer=tokenizer,
         renderer=renderer,
-        engine=engines[0] if len(engines) == 1 else Router(engines, decode_text=renderer.text),
+        engine=engines[0] if len(engines) == 1 else EnginePool(engines, decode_text=renderer.text),
         engines=tuple(engines),
-        native=is_native(config),
+        native=uses_native_tool_calling(config),
         chat=chat,
         max_input_length=generator.max_input_length,
         status=_context_status(generator) if generator.inject_context_status else None,

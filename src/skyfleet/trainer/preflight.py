@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from skyfleet.algorithms.advantages import estimator_of
+from skyfleet.algorithms.registry import build_advantage_estimator
+from skyfleet.algorithms.validation import check_algorithm
 from skyfleet.config.root import RunConfig
 from skyfleet.engines.vllm_controller import check_vllm
 from skyfleet.models.loading import check_model_path
@@ -15,6 +16,7 @@ def check_references(config: RunConfig, *, model_is_given: bool = False) -> None
     if not model_is_given:
         check_model_path(trainer.policy.model.path)
     check_trackers(trainer.logger)
-    estimator_of(trainer.algorithm)
+    check_algorithm(config)
+    build_advantage_estimator(trainer.algorithm)
     if config.generator.backend == "vllm" and not config.generator.is_remote:
         check_vllm()

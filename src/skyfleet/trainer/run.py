@@ -71,8 +71,8 @@ class Inference:
     async def push(self, learner: Learner) -> int:
         return await self.sync.push(learner, self.engines)
 
-    async def confirm(self) -> None:
-        await self.sync.confirm(self.engines)
+    async def verify(self) -> None:
+        await self.sync.verify(self.engines)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from random import Random
 
-from skyfleet.algorithms.credit_assignment import credited
+from skyfleet.algorithms.credit_assignment import make_sample
 from skyfleet.algorithms.sample import Sample
 from skyfleet.chat.renderer import Renderer
 from skyfleet.envs.env import EnvFactory
@@ -30,7 +30,7 @@ async def warm_start(run: Run) -> None:
                 await asyncio.sleep(0)
                 step = run.state.warm_start_step
                 batch = sft_batch(warm.demonstrations, warm.batch_size, step, seed=warm.seed)
-                report = await run.learner.imitate(batch)
+                report = await run.learner.sft_step(batch)
                 run.state.warm_start_step = step + 1
                 advance()
         run.log.add({f"warm_start/{name}": value for name, value in report.metrics.items()})
@@ -66,7 +66,7 @@ async def collect_demonstrations(
                 f"task {task.key}: {_describe_failure(task, trajectory)}; "
                 "fix or remove the task, or set trainer.warm_start.steps=0"
             )
-        made = (credited(trajectory, t, 1.0) for t in trajectory.transcripts)
+        made = (make_sample(trajectory, t, 1.0) for t in trajectory.transcripts)
         samples.extend(sample for sample in made if sample.n_action_tokens)
     return samples
 

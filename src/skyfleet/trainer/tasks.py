@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from skyfleet.config.root import RunConfig
-from skyfleet.curation.quarantine import check_allowed, quarantine_for
+from skyfleet.curation.quarantine import check_training_data, find_quarantine
 from skyfleet.errors import ConfigError
 from skyfleet.tasks.curriculum import CurriculumSampler
 from skyfleet.tasks.loading import load_tasks
@@ -98,13 +98,13 @@ def load_training_tasks(config: RunConfig) -> list[Task]:
             f"data.train_data holds tasks of {held_out[0]!r}, which data.held_out_envs excludes "
             "from training; remove it from one of the two"
         )
-    check_allowed(
+    check_training_data(
         tasks,
         data.train_data,
         allow_unmanifested=data.allow_unmanifested,
         quarantine=None
         if data.allow_quarantined
-        else quarantine_for(data.train_data, data.quarantine),
+        else find_quarantine(data.train_data, data.quarantine),
     )
     return tasks
 

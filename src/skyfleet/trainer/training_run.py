@@ -14,7 +14,7 @@ from skyfleet.analysis.html.page import write_report
 from skyfleet.analysis.run_folder import open_run
 from skyfleet.checkpoints.checkpoint import Checkpoint
 from skyfleet.checkpoints.resume import find_checkpoint
-from skyfleet.config.keys import as_yaml, diff
+from skyfleet.config.keys import diff, dump_yaml
 from skyfleet.config.loading import load_config_file
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError, TaskError
@@ -104,7 +104,7 @@ async def open_training_run(
 
     run = await assemble(config, checkpoint=checkpoint, given=given, on_progress=on_progress)
     try:
-        write_atomically(run.folder / CONFIG, as_yaml(config))
+        write_atomically(run.folder / CONFIG, dump_yaml(config))
         with tuned_gc():
             yield run
     finally:

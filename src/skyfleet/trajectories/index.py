@@ -24,7 +24,7 @@ def list_entries(
     entries: list[Entry] = []
     for path in _list_files(folder):
         try:
-            entries += entries_of(path)
+            entries += list_file_entries(path)
         except RecordError as error:
             if on_damage is None:
                 raise
@@ -32,7 +32,7 @@ def list_entries(
     return entries
 
 
-def entries_of(path: Path) -> list[Entry]:
+def list_file_entries(path: Path) -> list[Entry]:
     """List the episodes of one file; without its index, the file itself is scanned."""
     index = index_path(path)
     rows = _read_index(index) if index.exists() else _scan(path)
@@ -54,7 +54,7 @@ def find_entry(folder: Path, entry_id: str) -> Entry:
     """Find the episode with an id such as `eval/unseen_tasks/40/3`."""
     *place, step, number = entry_id.split("/") if entry_id.count("/") >= 2 else ("", "", "")
     path = folder.joinpath(*place, f"step_{int(step):06d}{SUFFIX}") if step.isdecimal() else folder
-    entries = entries_of(path) if path.is_file() else []
+    entries = list_file_entries(path) if path.is_file() else []
     if not number.isdecimal() or int(number) >= len(entries):
         raise RecordError(f"{entry_id!r}: {folder} has no such episode; {_suggest_ids(folder)}")
     return entries[int(number)]
@@ -73,7 +73,7 @@ def _suggest_ids(folder: Path) -> str:
 
 def _has_entries(path: Path) -> bool:
     try:
-        return bool(entries_of(path))
+        return bool(list_file_entries(path))
     except RecordError:
         return False
 

@@ -9,9 +9,9 @@ from torch import nn
 
 from skyfleet.config.root import RunConfig
 from skyfleet.engines.engine import Engine
-from skyfleet.engines.engine_pool import Router
+from skyfleet.engines.engine_pool import EnginePool
 from skyfleet.learner.learner import Learner
-from skyfleet.models.lora import merged_state
+from skyfleet.models.lora import merged_state_dict
 
 
 class WeightSync(Protocol):
@@ -19,7 +19,7 @@ class WeightSync(Protocol):
         """Send the learner's weights to all engines; return the policy version they now serve."""
         ...
 
-    async def confirm(self, engines: Sequence[Engine]) -> None:
+    async def verify(self, engines: Sequence[Engine]) -> None:
         """SentinelError if an engine has sampled with other weights since the last push."""
         ...
 
@@ -32,21 +32,21 @@ class InProcessSync:
             engine.policy_version = learner.policy_version
         return learner.policy_version
 
-    async def confirm(self, engines: Sequence[Engine]) -> None: ...
+    async def verify(self, engines: Sequence[Engine]) -> None: ...
 
 
 class PausedSync:
     """Pauses the engine pool during a push. Turns that the push aborts continue afterwards."""
 
-    def __init__(self, sync: WeightSync, pool: Router) -> None:
+    def __init__(self, sync: WeightSync, pool: EnginePool) -> None:
         self._sync, self._pool = sync, pool
 
     async def push(self, learner: Learner, engines: Sequence[Engine]) -> int:
         async with self._pool.paused(wait=False):
             return await self._sync.push(learner, engines)
 
-    async def confirm(self, engines: Sequence[Engine]) -> None:
-        await self._sync.confirm(engines)
+    async def verify(self, engines: Sequence[Engine]) -> None:
+        await self._sync.verify(engines)
 
 
 def build_weight_sync(config: RunConfig, module: nn.Module, engine: Engine) -> WeightSync:
@@ -55,5 +55,7 @@ def build_weight_sync(config: RunConfig, module: nn.Module, engine: Engine) -> W
         return InProcessSync()
     from skyfleet.weight_sync.vllm import VllmSync
 
-    sync = VllmSync(lambda: merged_state(module).items(), folder=config.generator.weight_sync_dir)
-    return PausedSync(sync, engine) if isinstance(engine, Router) else sync
+    sync = VllmSync(
+        lambda: merged_state_dict(module).items(), folder=config.generator.weight_sync_dir
+    )
+    return PausedSync(sync, engine) if isinstance(engine, EnginePool) else sync

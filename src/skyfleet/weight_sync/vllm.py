@@ -21,7 +21,7 @@ from skyfleet.engines.engine_pool import broadcast
 from skyfleet.engines.vllm_worker import device_name
 from skyfleet.errors import ConfigError, SentinelError
 from skyfleet.learner.learner import Learner
-from skyfleet.models.weights import bit_sums
+from skyfleet.models.weights import weight_checksum
 from skyfleet.weight_sync.weights_file import remove_stale_files, weights_file
 
 Checksums = Mapping[str, list[int]]
@@ -39,7 +39,7 @@ class ExpectedChecksums:
 
     @classmethod
     def compute(cls, weights: Mapping[str, Tensor], model_dtypes: Iterable[str]) -> Self:
-        sent = {name: bit_sums(weight).tolist() for name, weight in weights.items()}
+        sent = {name: weight_checksum(weight).tolist() for name, weight in weights.items()}
         return cls(
             shapes={name: list(weight.shape) for name, weight in weights.items()},
             sent=sent,
@@ -47,7 +47,7 @@ class ExpectedChecksums:
                 dtype_name: {
                     name: sent[name]
                     if weight.dtype is dtype
-                    else bit_sums(weight.to(dtype)).tolist()
+                    else weight_checksum(weight.to(dtype)).tolist()
                     for name, weight in weights.items()
                 }
                 for dtype_name in model_dtypes
@@ -140,7 +140,7 @@ class VllmSync:
         await broadcast(updatable, check)
         return version
 
-    async def confirm(self, engines: Sequence[Engine]) -> None:
+    async def verify(self, engines: Sequence[Engine]) -> None:
         """Check healthy engines again.
 
         A dead one was last verified when its weights were pushed.

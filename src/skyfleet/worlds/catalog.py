@@ -80,12 +80,12 @@ async def open_world(task: Task) -> WorldEnv:
     return WorldEnv(get_world(task.env_key), task)
 
 
-async def open_world_for_parts(task: Task) -> WorldEnv:
+async def open_world_with_partial_credit(task: Task) -> WorldEnv:
     """As `open_world`, with partial credit."""
     return WorldEnv(get_world(task.env_key), task, partial_credit=True)
 
 
-def world_tasks(
+def generate_world_tasks(
     name: str, *, split: WorldSplit, count: int, seed: int = 0, max_difficulty: int = 3
 ) -> list[Task]:
     """Generate the first `count` tasks of a world's split, templates in round-robin order.
@@ -138,7 +138,7 @@ def tasks_from_source(source: str) -> list[Task]:
         raise ConfigError(
             f"{source!r}: split={options['split']!r}; {_nearest(options['split'], splits)}"
         )
-    return world_tasks(
+    return generate_world_tasks(
         name,
         split=split,
         count=_parse_count(

@@ -8,7 +8,7 @@ from functools import lru_cache, partial
 
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.envs.env import Observation, Step
-from skyfleet.envs.tool_turns import SYSTEM, take_turn
+from skyfleet.envs.tool_turns import SYSTEM, run_tool_calls
 from skyfleet.envs.tools import Tool, ToolError
 from skyfleet.envs.verifiers.conversation import conversation_json
 from skyfleet.envs.verifiers.grading import grade_state
@@ -66,7 +66,7 @@ class WorldEnv:
     async def step(self, action: Message) -> Step:
         if self._done:
             raise EnvError(f"task {self._task.key}: step() was called after done; open a new env")
-        step = await take_turn(action, partial(self._call_tool, self._open_app))
+        step = await run_tool_calls(action, partial(self._call_tool, self._open_app))
         self._done = step.done
         self._messages += (action, *step.messages)
         return step

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from skyfleet.config.algorithm import Algorithm
-from skyfleet.config.imports import with_kwargs
+from skyfleet.config.imports import bind_kwargs
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError
 
@@ -112,7 +112,7 @@ def loss_from_function(
     setting = f"{LOSS_KEY}={key_value or f'python:{name}'!r}"
 
     def build(algorithm: Algorithm) -> LossFunction:
-        call = with_kwargs(
+        call = bind_kwargs(
             function,
             algorithm.policy_loss_kwargs,
             named=setting,

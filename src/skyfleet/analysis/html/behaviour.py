@@ -67,17 +67,17 @@ def _behaviour_rows(name: str, changes: Sequence[BehaviourChange]) -> list[list[
 
 
 def _behaviour_cell(change: BehaviourChange) -> Child:
-    if not change.measured:
+    if not change.is_measured:
         return NOTHING
     text = f"{number(change.before)} → {number(change.after)}"
-    if not change.clear:
+    if not change.is_clear:
         return tag("span", text, class_="unclear")
     return tag("span", f"{'↑' if change.difference > 0 else '↓'} {text}", class_="clear")
 
 
 def _clear_changes_table(title: str, changes: Mapping[str, Sequence[BehaviourChange]]) -> Html:
     everything = [(name, change) for name, in_set in changes.items() for change in in_set]
-    clear = [(name, change) for name, change in everything if change.clear]
+    clear = [(name, change) for name, change in everything if change.is_clear]
     rows = [
         (
             name,
@@ -147,7 +147,7 @@ def _failure_table(title: str, one: EvaluatedSet) -> Html:
     head = columns(
         *("Outcome", *steps, "Points", "95 % interval", ""), text=("Outcome",), draw=("",)
     )
-    quiet = [at for at, shift in enumerate(shifts) if not shift.clear]
+    quiet = [at for at, shift in enumerate(shifts) if not shift.is_clear]
     return table(title, head, (_failure_row(shift, half_width) for shift in shifts), quiet=quiet)
 
 

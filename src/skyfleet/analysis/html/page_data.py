@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
 
-from skyfleet.analysis.before_after import BehaviourChange, EpisodeOutcome, behaviour_changes
+from skyfleet.analysis.before_after import BehaviourChange, EpisodeOutcome, compare_behaviour
 from skyfleet.analysis.failure_class import FailureClass
 from skyfleet.analysis.failures import classify
 from skyfleet.analysis.learning_signal import EnvSignal, compute_signals, first_and_last_quarter
@@ -173,7 +173,7 @@ def analyze_run(run: ReportRun) -> RunFindings:
         signals=compute_signals(run.training),
         sets=sets,
         changes={
-            one.name: behaviour_changes(*(end.trajectories for end in one.pair))
+            one.name: compare_behaviour(*(end.trajectories for end in one.pair))
             for one in sets
             if one.pair
         },

@@ -23,11 +23,11 @@ from skyfleet.analysis.html.elements import (
 )
 from skyfleet.analysis.html.formatting import SECONDS, count, format_value, number, percent, seconds
 from skyfleet.analysis.html.page_data import ComparisonTable, ReportRun, RunFindings
-from skyfleet.config.keys import as_yaml, diff, flatten
+from skyfleet.config.keys import diff, dump_yaml, flatten
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import TaskError
 from skyfleet.sentinels.constant_metrics import constant_metrics
-from skyfleet.storage.store import beside, is_remote
+from skyfleet.storage.store import is_remote, sibling_address
 from skyfleet.tasks.manifest import MANIFEST, Manifest, read_manifest
 from skyfleet.tracking.step_log import PHASE_NAMES
 
@@ -214,7 +214,7 @@ def _run_settings(run: ReportRun) -> Html:
     differences = table(f"{run.title}: keys with a value other than the default", head, rows)
     return join(
         fold(f"{run.title}: {len(rows)} keys with a value other than the default", differences),
-        fold(f"{run.title}: all keys", tag("pre", as_yaml(config), tabindex="0")),
+        fold(f"{run.title}: all keys", tag("pre", dump_yaml(config), tabindex="0")),
         fold(f"{run.title}: data", list(_data(config))),
     )
 
@@ -234,7 +234,7 @@ def _data(config: RunConfig) -> Iterator[Html]:
 
 def _manifest_table(source: str) -> Html:
     try:
-        manifest = read_manifest(beside(source, MANIFEST))
+        manifest = read_manifest(sibling_address(source, MANIFEST))
     except (OSError, TaskError):
         return note(tag("code", source), f" has no readable {MANIFEST}.")
     head = columns("Environment", "Train", "Validation", text=("Environment",))

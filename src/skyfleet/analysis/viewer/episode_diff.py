@@ -8,7 +8,7 @@ from difflib import SequenceMatcher
 from itertools import count
 from typing import Any
 
-from skyfleet.analysis.before_after import Row, action_text, aligned, first_divergence
+from skyfleet.analysis.before_after import Row, align_turns, find_first_divergence, format_action
 from skyfleet.analysis.viewer.episode import format_json
 from skyfleet.chat.message import Message
 from skyfleet.trajectories.trajectory import Trajectory, Turn
@@ -29,8 +29,8 @@ def compare_episodes(left: Trajectory, right: Trajectory) -> dict[str, Any]:
     return {
         "same_opening": prompts[0] == prompts[1],
         "opening": dict(zip(_SIDES, diff_words(*prompts), strict=True)),
-        "rows": [_row(pair, numbers) for pair in aligned(left, right)],
-        "first_difference": first_divergence(left, right),
+        "rows": [_row(pair, numbers) for pair in align_turns(left, right)],
+        "first_difference": find_first_divergence(left, right),
     }
 
 
@@ -74,7 +74,7 @@ def _side(turn: Turn, action: list[Piece], replies: list[Piece], number: int) ->
 
 
 def _action_key(turn: Turn | None) -> str:
-    return action_text(turn.action) if turn else ""
+    return format_action(turn.action) if turn else ""
 
 
 def _format_turn(turn: Turn | None) -> str:

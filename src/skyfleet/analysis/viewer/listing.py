@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 from skyfleet.errors import SkyfleetError
 from skyfleet.trajectories.archive import SUFFIX
 from skyfleet.trajectories.entry import Entry, index_path
-from skyfleet.trajectories.index import entries_of
+from skyfleet.trajectories.index import list_file_entries
 from skyfleet.trajectories.records import RecordError
 
 logger = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class Listing:
         if known and known[0] == sizes:
             return known
         try:
-            return sizes, entries_of(path)
+            return sizes, list_file_entries(path)
         except RecordError as error:  # continue with the other files
             logger.warning("%s is skipped: %s", path, error)
             return sizes, []

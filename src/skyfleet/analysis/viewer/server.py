@@ -52,7 +52,7 @@ class ViewerServer(ThreadingHTTPServer):
     def url(self) -> str:
         return f"http://{HOST}:{self.server_port}/"
 
-    def url_of(self, entry_id: str) -> str:
+    def episode_url(self, entry_id: str) -> str:
         """The address of an episode."""
         return f"{self.url}#episode={quote(entry_id)}"
 
@@ -62,7 +62,7 @@ class ViewerServer(ThreadingHTTPServer):
 
 
 @contextmanager
-def opened(viewer: Viewer, port: int = 0) -> Iterator[ViewerServer]:
+def open_viewer(viewer: Viewer, port: int = 0) -> Iterator[ViewerServer]:
     """Listen on the port; the caller runs `serve_forever`."""
     with ViewerServer(viewer, port) as server:
         try:

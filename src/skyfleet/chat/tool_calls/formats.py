@@ -64,7 +64,7 @@ _TEMPLATE_STRINGS = (
 )
 
 
-def parser_named(name: str) -> ToolCallParser:
+def get_parser(name: str) -> ToolCallParser:
     return _get_format(name).parse
 
 

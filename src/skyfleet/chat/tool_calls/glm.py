@@ -21,7 +21,12 @@ from skyfleet.chat.tool_calls.parser import (
     read_until,
     skip_space,
 )
-from skyfleet.chat.tool_calls.strict_json import UNREADABLE, coerce_value, format_value, sound_call
+from skyfleet.chat.tool_calls.strict_json import (
+    PARSE_ERRORS,
+    coerce_value,
+    format_value,
+    make_tool_call,
+)
 
 _OPEN, _CLOSE = SpecialToken("<tool_call>"), SpecialToken("</tool_call>")
 _KEY, _END_KEY = SpecialToken("<arg_key>"), SpecialToken("</arg_key>")
@@ -62,7 +67,7 @@ def _parse_block(tools: Sequence[ToolSpec], text: str, opening: re.Match[str]) -
             position = skip_space(text, position)
         if not text.startswith(_CLOSE, position):
             raise ValueError("a call must end with </tool_call>")
-        return Block(end=position + len(_CLOSE), calls=(sound_call(name, arguments),))
-    except UNREADABLE:
+        return Block(end=position + len(_CLOSE), calls=(make_tool_call(name, arguments),))
+    except PARSE_ERRORS:
         stop = _BOUNDARY.search(text, position)
         return Block(end=stop.end() if stop else len(text), malformed=True)

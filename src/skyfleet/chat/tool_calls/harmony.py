@@ -13,7 +13,7 @@ from skyfleet.chat.call_ids import format_call_id
 from skyfleet.chat.message import ToolCall, ToolSpec
 from skyfleet.chat.tokenizer import SpecialToken
 from skyfleet.chat.tool_calls.parser import ParsedTurn
-from skyfleet.chat.tool_calls.strict_json import UNREADABLE, decode, encode, sound_call
+from skyfleet.chat.tool_calls.strict_json import PARSE_ERRORS, decode, encode, make_tool_call
 
 START, CHANNEL, MESSAGE = (
     SpecialToken("<|start|>"),
@@ -77,8 +77,8 @@ def _parse_call(recipient: str, body: str, index: int) -> ToolCall | None:
     name = recipient.removeprefix("functions.")
     try:
         arguments = decode(body)
-        # `sound_call` rejects None; a JSON string must not be decoded a second time.
+        # `make_tool_call` rejects None; a JSON string must not be decoded a second time.
         checked = arguments if isinstance(arguments, dict) else None
-        return sound_call(name, checked, id=format_call_id(name, index))
-    except UNREADABLE:
+        return make_tool_call(name, checked, id=format_call_id(name, index))
+    except PARSE_ERRORS:
         return None

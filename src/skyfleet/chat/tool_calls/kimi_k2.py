@@ -20,7 +20,7 @@ from skyfleet.chat.tool_calls.parser import (
     parse_json_block,
     parse_turn,
 )
-from skyfleet.chat.tool_calls.strict_json import encode, sound_call
+from skyfleet.chat.tool_calls.strict_json import encode, make_tool_call
 
 _SECTION = SpecialToken("<|tool_calls_section_begin|>")
 _END_SECTION = SpecialToken("<|tool_calls_section_end|>")
@@ -59,7 +59,7 @@ def _parse_block(text: str, opening: re.Match[str]) -> Block:
     block = parse_json_block(
         text,
         header.end(),
-        lambda arguments: sound_call(header["name"], arguments, id=header["id"]),
+        lambda arguments: make_tool_call(header["name"], arguments, id=header["id"]),
         closing=_END_CALL,
         boundary=_BOUNDARY,
         wrapper=0,

@@ -23,7 +23,7 @@ from skyfleet.chat.tool_calls.parser import (
 from skyfleet.chat.tool_calls.strict_json import (
     ARGUMENT_KEYS,
     NAME_KEYS,
-    UNREADABLE,
+    PARSE_ERRORS,
     decode,
     decode_repaired,
     encode,
@@ -63,7 +63,7 @@ def parse_object(text: str, start: int) -> Block:
         return Block(end=end)
     try:
         return Block(end=end, calls=(parse_call(decode(text[start:end])),))
-    except UNREADABLE:
+    except PARSE_ERRORS:
         return Block(end=end, malformed=True)
 
 
@@ -79,7 +79,7 @@ def _parse_broken(text: str, start: int) -> Block:
     try:
         value = decode_repaired(text[start:end], closed=False, wrapper=1 if cut else 0)
         return Block(end=end, calls=(parse_call(value),), repaired=True)
-    except UNREADABLE:
+    except PARSE_ERRORS:
         return Block(end=end, malformed=True)
 
 

@@ -19,12 +19,12 @@ from skyfleet.chat.tool_calls.parser import (
     skip_space,
 )
 from skyfleet.chat.tool_calls.strict_json import (
-    UNREADABLE,
+    PARSE_ERRORS,
     decode_at,
     decode_repaired,
     encode,
+    make_tool_call,
     parse_call,
-    sound_call,
 )
 
 _CALLS, _ARGS = SpecialToken("[TOOL_CALLS]"), SpecialToken("[ARGS]")
@@ -52,7 +52,7 @@ def _parse_block(text: str, opening: re.Match[str]) -> Block:
 
     def build_calls(value: object) -> tuple[ToolCall, ...]:
         if header:
-            return (sound_call(header["name"], value, id=header["id"]),)
+            return (make_tool_call(header["name"], value, id=header["id"]),)
         if not isinstance(value, list) or not value:
             raise ValueError("calls must be a list")
         return tuple(parse_call(item, needs_arguments=True) for item in value)
@@ -60,7 +60,7 @@ def _parse_block(text: str, opening: re.Match[str]) -> Block:
     try:
         value, end = decode_at(text, start)
         return Block(end=end, calls=build_calls(value))
-    except UNREADABLE:
+    except PARSE_ERRORS:
         stop = _BOUNDARY.search(text, start)
     end = stop.start() if stop else len(text)
     # The next call shows that this one is complete; only closing brackets may be missing.
@@ -70,5 +70,5 @@ def _parse_block(text: str, opening: re.Match[str]) -> Block:
     try:
         value = decode_repaired(text[start:end], closed=closed, wrapper=wrapper)
         return Block(end=end, calls=build_calls(value), repaired=True)
-    except UNREADABLE:
+    except PARSE_ERRORS:
         return Block(end=end, malformed=True)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from skyfleet.chat.call_ids import format_call_id
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
 from skyfleet.chat.tokenizer import END_THINK, THINK
-from skyfleet.chat.tool_calls.strict_json import UNREADABLE, decode_at, decode_repaired
+from skyfleet.chat.tool_calls.strict_json import PARSE_ERRORS, decode_at, decode_repaired
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,13 +109,13 @@ def parse_turn(text: str, openings: re.Pattern[str], parse_block: BlockParser) -
     return ParsedTurn(
         content=_join(content),
         reasoning=_join(reasoning) if reasoning else None,
-        tool_calls=with_ids([call for _, block in blocks for call in block.calls]),
+        tool_calls=assign_call_ids([call for _, block in blocks for call in block.calls]),
         malformed_calls=tuple(raw for raw, block in blocks if block.malformed),
         repaired_calls=sum(len(block.calls) for _, block in blocks if block.repaired),
     )
 
 
-def thoughts_aside(text: str) -> tuple[str, str | None]:
+def split_reasoning(text: str) -> tuple[str, str | None]:
     """The content and the reasoning of `text`; an unclosed `<think>` behind content is content."""
     ends = (tag.end() for tag in _REASONING.finditer(text) if tag[0] not in REASONING_ENDS)
     unclosed = _REASONING.search(text, max(ends, default=0))
@@ -147,7 +147,7 @@ def read_until(text: str, position: int, closing: str) -> tuple[str, int]:
     return text[position:end], end + len(closing)
 
 
-def with_ids(calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
+def assign_call_ids(calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
     """Keep the ids that the model wrote, unless one occurs twice; then number all calls."""
     ids = [call.id or f"call_{i}" for i, call in enumerate(calls)]
     if len(set(ids)) < len(ids):
@@ -185,7 +185,7 @@ def parse_json_block(
         value, end = decode_at(text, start)
         end = _find_block_end(text, end, closing, boundary)
         return Block(end=end, calls=(make_call(value),))
-    except UNREADABLE:
+    except PARSE_ERRORS:
         stop = boundary.search(text, start)
     closed = stop is not None and stop[0] == closing
     cut = stop is None or stop[0] == SPECIAL
@@ -194,7 +194,7 @@ def parse_json_block(
     try:
         value = decode_repaired(body, closed=closed, wrapper=wrapper if cut else 0)
         return Block(end=end, calls=(make_call(value),), repaired=True)
-    except UNREADABLE:
+    except PARSE_ERRORS:
         return Block(end=end, malformed=True)
 
 

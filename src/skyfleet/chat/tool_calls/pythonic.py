@@ -21,7 +21,7 @@ from skyfleet.chat.tool_calls.parser import (
     parse_turn,
     skip_space,
 )
-from skyfleet.chat.tool_calls.strict_json import MAX_MISSING, find_closing_bracket, sound_call
+from skyfleet.chat.tool_calls.strict_json import MAX_MISSING, find_closing_bracket, make_tool_call
 
 _CLOSING = {"<|tool_call_start|>": "<|tool_call_end|>", "<|python_start|>": "<|python_end|>"}
 _WORD = r"[^\W\d]\w*"
@@ -115,7 +115,7 @@ def _parse_node(node: ast.expr) -> ToolCall:
         if not key or key in arguments:
             raise ValueError("each argument must be named, and once")
         arguments[key] = _parse_literal(argument.value)
-    return sound_call(_parse_name(node.func), arguments)
+    return make_tool_call(_parse_name(node.func), arguments)
 
 
 def _parse_name(node: ast.expr) -> str:

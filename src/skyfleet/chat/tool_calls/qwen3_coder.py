@@ -21,7 +21,12 @@ from skyfleet.chat.tool_calls.parser import (
     parse_turn,
     read_until,
 )
-from skyfleet.chat.tool_calls.strict_json import UNREADABLE, coerce_value, format_value, sound_call
+from skyfleet.chat.tool_calls.strict_json import (
+    PARSE_ERRORS,
+    coerce_value,
+    format_value,
+    make_tool_call,
+)
 
 _OPEN, _CLOSE = SpecialToken("<tool_call>"), SpecialToken("</tool_call>")
 _OPENINGS = compile_openings(r"<tool_call>|<function=")
@@ -60,7 +65,7 @@ def _parse_block(tools: Sequence[ToolSpec], text: str, opening: re.Match[str]) -
         end = _END.match(text, position)
         if end is None:
             raise ValueError("a call must end with </function>")
-        return Block(end=end.end(), calls=(sound_call(name, arguments),))
-    except UNREADABLE:
+        return Block(end=end.end(), calls=(make_tool_call(name, arguments),))
+    except PARSE_ERRORS:
         stop = _BOUNDARY.search(text, position)
         return Block(end=stop.end() if stop else len(text), malformed=True)

@@ -33,7 +33,7 @@ def find_closing_bracket(text: str, start: int, tokens: re.Pattern[str]) -> tupl
     return None, "".join(reversed(expected))
 
 
-UNREADABLE = (ValueError, RecursionError)
+PARSE_ERRORS = (ValueError, RecursionError)
 """What parsing model output may raise."""
 
 MAX_MISSING = 3
@@ -102,10 +102,10 @@ def parse_call(value: object, *, needs_arguments: bool = False) -> ToolCall:
     arguments = given[0] if given else {}
     if isinstance(arguments, str):
         arguments = decode(arguments)
-    return sound_call(names[0], arguments, id=value.get("id"))
+    return make_tool_call(names[0], arguments, id=value.get("id"))
 
 
-def sound_call(name: object, arguments: object, *, id: object = None) -> ToolCall:
+def make_tool_call(name: object, arguments: object, *, id: object = None) -> ToolCall:
     """The call, if its name and arguments can be serialized again; else ValueError."""
     if not isinstance(name, str) or not name.strip() or not isinstance(arguments, dict):
         raise ValueError("a call must have a name and an object of arguments")

@@ -19,7 +19,7 @@ from skyfleet.engines.cuda.decode import MAX_STEPS, MAX_STOP_TOKENS, DecodeSlots
 from skyfleet.engines.cuda.prefill import Prefill
 from skyfleet.engines.cuda.scheduler import Request, Scheduler
 from skyfleet.engines.prefix_cache import BLOCK_SIZE, hash_blocks
-from skyfleet.engines.sampler import ends_with_stop, finish_of, stop_window, validate_request
+from skyfleet.engines.sampler import detect_finish, ends_with_stop, stop_window, validate_request
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.errors import EngineError
 from skyfleet.models.decoder import Decoder
@@ -38,7 +38,7 @@ class CudaEngine:
         capacity: int,
         max_num_batched_tokens: int = 8192,
         memory_bytes: int | None = None,
-        steps_a_round: int = 16,
+        steps_per_round: int = 16,
     ) -> None:
         """`capacity` is the maximum length of a sequence; `memory_bytes` limits the KV cache.
 
@@ -48,7 +48,7 @@ class CudaEngine:
         """
         self._decoder, self._decode_text = decoder, decode_text
         self._capacity = capacity
-        self._steps_per_round = min(steps_a_round, MAX_STEPS)
+        self._steps_per_round = min(steps_per_round, MAX_STEPS)
         width = decoder.n_layers * 2 * decoder.n_kv_heads * decoder.head_dim
         n_blocks = pool_size(max_num_seqs * capacity, width * decoder.dtype.itemsize, memory_bytes)
         shape = (decoder.n_layers, n_blocks, BLOCK_SIZE, decoder.n_kv_heads, decoder.head_dim)
@@ -270,6 +270,6 @@ def collect_outputs(
     stride = 1 if has_stop else max(len(tokens), 1)
     for at in range(0, len(tokens), stride):
         request.append(tokens[at : at + stride], logprobs[at : at + stride])
-        if finish := finish_of(request.sampling, request.sampled, decode_text):
+        if finish := detect_finish(request.sampling, request.sampled, decode_text):
             return finish
     return None

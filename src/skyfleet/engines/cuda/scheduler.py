@@ -17,7 +17,7 @@ from skyfleet.chat.transcript import Completion, Finish
 from skyfleet.engines.cuda.block_pool import KVBlockPool, n_blocks_for
 from skyfleet.engines.cuda.prefill import PrefillChunk
 from skyfleet.engines.prefix_cache import BLOCK_SIZE, hash_blocks
-from skyfleet.engines.sampler import randomness_of
+from skyfleet.engines.sampler import make_rng
 from skyfleet.engines.sampling_params import SamplingParams
 
 
@@ -48,7 +48,7 @@ class Request:
 
     def draw_uniforms(self) -> np.ndarray:
         """One uniform number per token that the request may generate."""
-        rng = randomness_of(self.sampling.seed, self.session, self.n_prompt)
+        rng = make_rng(self.sampling.seed, self.session, self.n_prompt)
         return rng.random(self.sampling.max_generate_length)
 
     @property

@@ -14,7 +14,7 @@ from skyfleet.chat.message import Message, ToolCall
 from skyfleet.config.root import RunConfig
 from skyfleet.envs.agentdojo.suites import VERSION, SuiteState, load_dojo, load_suite_state
 from skyfleet.envs.env import DONE, EnvFactory, Observation, Step
-from skyfleet.envs.tool_turns import SUBMIT, SUBMIT_NAME, take_turn
+from skyfleet.envs.tool_turns import SUBMIT, SUBMIT_NAME, run_tool_calls
 from skyfleet.errors import EnvError, VerifierError, wrap_errors
 from skyfleet.tasks.task import Grade, Task
 
@@ -63,7 +63,7 @@ class AgentDojoEnv:
             return Step(messages=(self._answer(state, call),), done=self._done)
 
         # In AgentDojo text beside a call does not end the episode, not even <done>.
-        return await take_turn(replace(action, content=""), answer)
+        return await run_tool_calls(replace(action, content=""), answer)
 
     async def grade(self) -> Grade:
         # A deep comparison of two states takes up to a tenth of a second.

@@ -18,7 +18,7 @@ from skyfleet.envs.fleet.grading import grade_on_fleet
 from skyfleet.envs.fleet.mcp_tools import McpTools
 from skyfleet.envs.fleet.service import FleetService, RemoteInstance, RunnerToken
 from skyfleet.envs.fleet.settings import FleetSettings
-from skyfleet.envs.tool_turns import SUBMIT, SUBMIT_NAME, take_turn
+from skyfleet.envs.tool_turns import SUBMIT, SUBMIT_NAME, run_tool_calls
 from skyfleet.errors import EnvError, EpisodeError, VerifierError
 from skyfleet.tasks.task import Grade, Task
 
@@ -134,7 +134,7 @@ class FleetEnv:
         async def answer(call: ToolCall) -> Step:
             return await self._answer(episode, call)
 
-        step = await take_turn(action, answer)
+        step = await run_tool_calls(action, answer)
         episode.done = step.done
         episode.conversation += [action, *step.messages]
         return step

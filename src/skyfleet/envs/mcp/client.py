@@ -17,7 +17,7 @@ from skyfleet.envs.content_blocks import DONE_META, parse_content_blocks, to_tex
 from skyfleet.envs.env import EnvFactory, Observation, Step
 from skyfleet.envs.mcp.grading import FinishedEpisode, Grader, build_grader
 from skyfleet.envs.mcp.session import CallRejectedError, Session, over_http, over_stdio
-from skyfleet.envs.tool_turns import SYSTEM, take_turn
+from skyfleet.envs.tool_turns import SYSTEM, run_tool_calls
 from skyfleet.errors import ConfigError, EnvError, VerifierError
 from skyfleet.tasks.task import Grade, Task
 
@@ -90,7 +90,7 @@ class MCPEnv:
         return Observation(messages=messages, tools=await self._session.list_tools())
 
     async def step(self, action: Message) -> Step:
-        step = await take_turn(action, self._answer)
+        step = await run_tool_calls(action, self._answer)
         self._messages += (action, *step.messages)
         return step
 

@@ -19,7 +19,7 @@ from skyfleet.config.imports import import_named
 from skyfleet.envs.mcp.session import Session
 from skyfleet.envs.tls import tls_context
 from skyfleet.envs.tool_turns import SUBMIT_NAME
-from skyfleet.envs.validation import Reward, grade_from
+from skyfleet.envs.validation import Reward, parse_grade
 from skyfleet.envs.verifiers.conversation import conversation_json
 from skyfleet.envs.verifiers.grading import grade_state
 from skyfleet.envs.verifiers.running import load_state
@@ -69,7 +69,7 @@ def by_function(target: str) -> Grader:
         result = await asyncio.to_thread(compute_reward, episode.task, episode.messages)
         if isawaitable(result):
             result = await result
-        return grade_from(result, by=f"environment.mcp.reward={target!r}")
+        return parse_grade(result, by=f"environment.mcp.reward={target!r}")
 
     return grade
 

@@ -21,7 +21,7 @@ from skyfleet.envs.content_blocks import parse_content_blocks, to_text
 from skyfleet.envs.env import EnvFactory, Observation, Step
 from skyfleet.envs.openenv.session import ActionRejectedError, OpenEnvSettings, Session, StepResult
 from skyfleet.envs.tls import tls_context
-from skyfleet.envs.tool_turns import SYSTEM, take_turn
+from skyfleet.envs.tool_turns import SYSTEM, run_tool_calls
 from skyfleet.envs.verifiers.running import SUCCESS_REWARD
 from skyfleet.errors import EnvError, VerifierError
 from skyfleet.tasks.task import Grade, Task
@@ -75,7 +75,7 @@ class OpenEnvEnv:
         return Observation(messages=messages, tools=await self._list_tools())
 
     async def step(self, action: Message) -> Step:
-        return await take_turn(action, self._answer)
+        return await run_tool_calls(action, self._answer)
 
     async def grade(self) -> Grade | None:
         if not self._last.done and not self._session.is_open:

@@ -12,7 +12,7 @@ from functools import cache
 from skyfleet.envs.verifiers.jail import Jail
 from skyfleet.envs.verifiers.running import BrokenVerifierError, run_verifier
 from skyfleet.envs.verifiers.states import load_frozen_state
-from skyfleet.envs.verifiers.writing import written_here
+from skyfleet.envs.verifiers.writing import is_written_here
 from skyfleet.errors import VerifierError
 from skyfleet.tasks.task import Grade
 
@@ -42,7 +42,7 @@ async def grade_state(
     `seed` is the image of the initial database, `conversation` is JSON. A failed verification is
     retried unless its source can never run.
     """
-    if written_here(code):
+    if is_written_here(code):
         return run_verifier(
             code,
             load_frozen_state(seed),

@@ -53,7 +53,7 @@ def write_verifier(changes: Sequence[Change], answer: str | None) -> str:
     return code
 
 
-def written_here(code: str) -> bool:
+def is_written_here(code: str) -> bool:
     """Whether this process wrote exactly this source, so that it is safe to run without a jail."""
     return code in _written
 

@@ -74,7 +74,7 @@ def fused_linear(
     return out_TF
 
 
-def scores(
+def head_logprobs(
     hidden_NE: Tensor,
     head_VE: Tensor,
     chosen_N: Tensor,

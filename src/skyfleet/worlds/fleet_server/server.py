@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 _EXPIRY_CHECK_SECONDS = 1.0
 
 
-def fleet_app(
+def build_fleet_app(
     tasks: Sequence[Task], *, api_key: str, ttl_seconds: int = 900, max_instances: int = 1024
 ) -> Starlette:
     """Build an ASGI app that lists `tasks` and creates instances of any world.

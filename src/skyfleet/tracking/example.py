@@ -1,3 +1,0 @@
-"""Moved to `skyfleet.tracking.console`; removed when the branches are merged."""
-
-from skyfleet.tracking.console import example as example
