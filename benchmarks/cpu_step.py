@@ -154,9 +154,9 @@ class ScriptedEngine(EmbeddedEngine):
         completion = await super().generate(token_ids, sampling, session=session)
         return replace(completion, finish="stop")
 
-    def _say(self, request: Any, token: int, logprob: float) -> None:
+    def _append(self, request: Any, token: int, logprob: float) -> None:
         scripted = self._scripts[request.session][len(request.logprobs)]
-        super()._say(request, token if scripted < 0 else scripted, logprob)
+        super()._append(request, token if scripted < 0 else scripted, logprob)
 
 
 def make_learner(decoder: Decoder) -> SingleLearner:

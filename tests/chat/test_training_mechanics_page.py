@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from skyfleet.algorithms.reduction import reduction
+from skyfleet.algorithms.reduction import build_reduction
 from skyfleet.chat.tool_calls.formats import FORMATS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "training_mechanics.md").read_text()
@@ -41,4 +41,4 @@ def test_the_page_lists_every_tool_call_format() -> None:
 )
 def test_the_weights_of_the_page_are_those_of_the_code(name: str, weights: list[float]) -> None:
     assert f"| `{name}`" in PAGE
-    assert reduction(name, max_seq_len=10)([1, 3], "aa") == pytest.approx(weights)
+    assert build_reduction(name, max_seq_len=10)([1, 3], "aa") == pytest.approx(weights)

@@ -25,7 +25,7 @@ from tests.fakes.tiny_speaker import tiny_speaker
 from skyfleet.chat.transcript import Completion
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.agent_env import ApiCredentials, agent_env
-from skyfleet.envs.env import Observation
+from skyfleet.envs.env import Observation, close_env
 from skyfleet.rollouts.conversation import Conversation, TokenConversation
 from skyfleet.rollouts.episode import Limits, run_episode
 from skyfleet.tasks.task import Task
@@ -202,10 +202,10 @@ def test_closing_an_episode_twice_is_allowed() -> None:
     async def closed() -> None:
         async with no_resources_left():
             env = await agent_env(agent)(TASK)
-            await env.close()
+            await close_env(env)
             env = await agent_env(agent)(TASK)
             await env.reset()
-            await env.close()
-            await env.close()
+            await close_env(env)
+            await close_env(env)
 
     asyncio.run(closed())

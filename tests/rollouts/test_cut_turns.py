@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.chat.family_templates import (
+from tests.chat.builtin_templates import (
     GLM,
     GLM_MARKS,
     HARMONY,

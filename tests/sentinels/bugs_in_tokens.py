@@ -91,12 +91,12 @@ def prompt_is_cut_for_the_engine(run: Run, patch: Patch) -> None:
 
 
 def turns_are_unlimited(run: Run, patch: Patch) -> None:
-    play = episode._play
+    run_turns = episode._run_turns
 
-    async def longer(env: Any, conversation: Any, limits: Any, turns: Any) -> Any:
-        return await play(env, conversation, replace(limits, max_turns=20), turns)
+    async def longer(state: Any, env: Any, conversation: Any, limits: Any) -> Any:
+        return await run_turns(state, env, conversation, replace(limits, max_turns=20))
 
-    patch.setattr(episode, "_play", longer)
+    patch.setattr(episode, "_run_turns", longer)
 
 
 def change_sampling(

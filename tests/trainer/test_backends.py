@@ -79,7 +79,7 @@ async def run_episodes(config: RunConfig, folder: Path | None = None) -> list[Tr
 
 
 def tokens(attempts: Sequence[Trajectory]) -> list[list[list[int]]]:
-    return [[transcript.token_ids for transcript in a.transcripts] for a in attempts]
+    return [[list(transcript.token_ids) for transcript in a.transcripts] for a in attempts]
 
 
 async def test_native_tool_calling_trains_on_the_same_tokens(trained: Path, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from skyfleet.models.adapter_files import load_adapters, reject_adapter_checkpoi
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.hf_decoder import make_decoder
 from skyfleet.models.loading import load_model, load_weights, save_model
-from skyfleet.models.lora import adapt, strip_adapters
+from skyfleet.models.lora import add_adapters, strip_adapters
 
 
 def build_learner(
@@ -46,7 +46,7 @@ def build_learner(
     needs_reference = algorithm.use_kl_loss or algorithm.use_kl_in_reward
     module, lora = policy_model.loaded.module, config.trainer.policy.model.lora
     if lora.rank:
-        adapt(module, lora, seed=config.trainer.seed)
+        add_adapters(module, lora, seed=config.trainer.seed)
     return SingleLearner(
         policy_model.decoder,
         wrap_settings(
