@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from tests.chat.builtin_templates import (
     GLM,
-    GLM_MARKS,
+    GLM_TOKENS,
     HARMONY,
-    HARMONY_MARKS,
-    KIMI_K2_MARKS,
+    HARMONY_TOKENS,
+    KIMI_K2_TOKENS,
     LLAMA3,
     LLAMA3_MARKS,
     kimi_k2_template,
@@ -38,9 +38,9 @@ LIMITS = Limits(max_turns=4, max_input_length=10_000, trajectory_timeout_seconds
 RENDERERS = {
     "chatml": small_tokenizer(chatml_template()),
     "llama3": small_tokenizer(LLAMA3, marks=LLAMA3_MARKS),
-    "kimi_k2": small_tokenizer(kimi_k2_template(thinks=True, compact=False), marks=KIMI_K2_MARKS),
-    "glm": small_tokenizer(GLM, marks=GLM_MARKS),
-    "harmony": small_tokenizer(HARMONY, marks=HARMONY_MARKS),
+    "kimi_k2": small_tokenizer(kimi_k2_template(thinks=True, compact=False), marks=KIMI_K2_TOKENS),
+    "glm": small_tokenizer(GLM, marks=GLM_TOKENS),
+    "harmony": small_tokenizer(HARMONY, marks=HARMONY_TOKENS),
 }
 CHATML = RENDERERS["chatml"]
 TOOL = ToolSpec(

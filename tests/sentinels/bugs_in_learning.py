@@ -50,7 +50,7 @@ def raw_logprobs(run: Run, patch: Patch) -> None:
         raw_NV = torch.log_softmax(logits_NV, dim=-1)
         return tokens_N, raw_NV.gather(1, tokens_N.unsqueeze(1)).squeeze(1)
 
-    patch.setattr(embedded, "draw", raw)
+    patch.setattr(embedded, "sample_tokens", raw)
 
 
 def the_reference_ignores_the_temperature(run: Run, patch: Patch) -> None:

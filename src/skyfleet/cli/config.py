@@ -16,18 +16,17 @@ config_app = typer.Typer(
 @config_app.command("show")
 def show_command(config_args: ConfigArgs = None) -> None:
     """Print the whole configuration, then unsupported values and warnings."""
-    from skyfleet.algorithms.validation import algorithm_warnings
     from skyfleet.config.keys import dump_yaml
     from skyfleet.config.validation import find_unsupported_values
-    from skyfleet.config.warnings import find_warnings, warn_native_tool_calling
+    from skyfleet.config.warnings import warn_native_tool_calling
+    from skyfleet.trainer.preflight import find_training_warnings
 
     config = config_from(config_args)
     print(dump_yaml(config), end="")
     for sentence in (
         *find_unsupported_values(config),
         *warn_native_tool_calling(config),
-        *find_warnings(config),
-        *algorithm_warnings(config),
+        *find_training_warnings(config),
     ):
         print(f"# {sentence}")
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from skyfleet.chat.message import Message
     from skyfleet.config.root import RunConfig
-    from skyfleet.rollouts.conversation import AgentFactory, Conversation
     from skyfleet.tasks.task import Task
 
 _COLOURS = {"system": "dim", "user": "cyan", "assistant": "bold green", "tool": "yellow"}
@@ -69,7 +68,11 @@ async def _rollout(
         who = describe_weights(config, folder) if agent == "policy" else f"the {agent} agent"
         console.print(f"{who}: {task.key}", style="bold", markup=False, soft_wrap=True)
         trajectory = await run_episode(
-            task, open_env, watched(policy, console), build_limits(config)
+            task,
+            open_env,
+            policy,
+            build_limits(config),
+            on_messages=lambda messages: _show(console, messages),
         )
     grade = trajectory.grade
     verdict = "unknown" if grade is None else f"{grade.reward:g}"
@@ -81,39 +84,6 @@ async def _rollout(
     )
     if trajectory.failure:
         console.print(f"{trajectory.failure.kind}: {trajectory.failure.detail}", markup=False)
-
-
-def watched(policy: AgentFactory, console: Console) -> AgentFactory:
-    """The same policy, with everything it hears and says on the console."""
-    from skyfleet.envs.env import Observation
-
-    def start(task: Task, opening: Observation, session: str) -> Conversation:
-        _show(console, opening.messages)
-        conversation = policy(task, opening, session)
-        generate, observe, restart = (
-            conversation.generate,
-            conversation.observe,
-            conversation.restart,
-        )
-
-        async def spoken() -> Message:
-            message = await generate()
-            _show(console, [message])
-            return message
-
-        def heard(messages: Sequence[Message]) -> None:
-            _show(console, messages)
-            observe(messages)
-
-        def begun(opening: Observation) -> None:
-            _show(console, opening.messages)
-            restart(opening)
-
-        conversation.generate = spoken  # type: ignore[method-assign]
-        conversation.observe, conversation.restart = heard, begun  # type: ignore[method-assign]
-        return conversation
-
-    return start
 
 
 def _show(console: Console, messages: Sequence[Message]) -> None:

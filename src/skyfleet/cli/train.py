@@ -24,7 +24,7 @@ def train_command(config_args: ConfigArgs = None, dry_run: DryRun = False) -> No
     """Train a policy, or resume an interrupted run."""
     config = config_from(config_args)
     if dry_run:
-        from skyfleet.config.validation import check_trainable
+        from skyfleet.trainer.preflight import check_trainable
 
         show_plan(config, _plan(config))
         check_trainable(config)
@@ -89,11 +89,9 @@ def _describe_saved(config: RunConfig) -> str:
 
 def _plan(config: RunConfig) -> list[str]:
     """Describe the run without loading a model."""
-    from skyfleet.algorithms.validation import algorithm_warnings
-    from skyfleet.config.warnings import find_warnings
     from skyfleet.envs.registry import env_factory
     from skyfleet.tasks.sampling import check_batch_size
-    from skyfleet.trainer.preflight import check_references
+    from skyfleet.trainer.preflight import check_references, find_training_warnings
     from skyfleet.trainer.tasks import (
         build_schedule,
         check_disjoint,
@@ -135,4 +133,4 @@ def _plan(config: RunConfig) -> list[str]:
     check_disjoint(tasks, eval_sets, allow=config.data.allow_overlap)
     if any(map(schedule.evaluates_at, range(schedule.total_steps + 1))):
         plan += [f"evaluating {name} on {len(held)} tasks" for name, held in eval_sets.items()]
-    return [*plan, *find_warnings(config), *algorithm_warnings(config)]
+    return [*plan, *find_training_warnings(config)]

@@ -110,7 +110,7 @@ class SkyrlGymEnv:
         if self._slots is not None:
             self._thread = EnvThread(f"skyrl_gym {self._task.key}", self._slots)
         await self._run(self._construct)
-        self._history, _ = await self._call("init", _get_chat(self._task))
+        self._history, _ = await self._call("init", list(self._task.chat))
         return Observation(messages=self._parse_messages(self._history))
 
     async def step(self, action: Message) -> Step:
@@ -207,13 +207,6 @@ def format_action(action: Message) -> str:
     if action.reasoning is None:
         return text
     return f"<think>\n{action.reasoning}\n</think>\n\n{text}"
-
-
-def _get_chat(task: Task) -> list[dict[str, str]]:
-    """Return the row's messages, or its prompt as one user message."""
-    # Task.chat is new: this is the only place that reads it.
-    chat = getattr(task, "chat", None) or [{"role": "user", "content": task.prompt}]
-    return [dict(message) for message in chat]
 
 
 def _find_constructor(env_id: str) -> Callable[..., Any]:

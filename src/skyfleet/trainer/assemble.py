@@ -13,16 +13,13 @@ from skyfleet.algorithms.credit_assignment import assign_credit, build_estimator
 from skyfleet.algorithms.filters import build_filter
 from skyfleet.algorithms.registry import build_policy_loss
 from skyfleet.algorithms.sample import Sample
-from skyfleet.algorithms.validation import algorithm_warnings
 from skyfleet.checkpoints.checkpoint import Checkpoint, JsonPart, checkpoint_folder
 from skyfleet.checkpoints.resume import load_checkpoint
 from skyfleet.config.keys import flatten
 from skyfleet.config.root import RunConfig
-from skyfleet.config.validation import check_trainable
-from skyfleet.config.warnings import find_warnings
 from skyfleet.engines.factory import build_engine_offload, build_sampling_params, check_gpus
 from skyfleet.envs.env import EnvFactory
-from skyfleet.envs.registry import env_factory
+from skyfleet.envs.registry import check_task_classes, env_factory
 from skyfleet.learner.critic import Critic
 from skyfleet.learner.factory import build_critic, build_learner
 from skyfleet.learner.policy_model import PolicyModel
@@ -43,11 +40,15 @@ from skyfleet.trainer.exports import Exports
 from skyfleet.trainer.limits import build_limits
 from skyfleet.trainer.load_policy import load_policy_model
 from skyfleet.trainer.policy_client import PolicyClient, open_policy_client
-from skyfleet.trainer.preflight import check_references
+from skyfleet.trainer.preflight import (
+    check_references,
+    check_trainable,
+    find_training_warnings,
+)
 from skyfleet.trainer.rollouts import RolloutCollector
 from skyfleet.trainer.run import Inference, Run, TrainerState, WarmStart, checkpoint_parts
 from skyfleet.trainer.sft import collect_demonstrations
-from skyfleet.trainer.tasks import RunTasks, load_run_tasks
+from skyfleet.trainer.tasks import RunTasks, drop_long_prompts, load_run_tasks
 from skyfleet.weight_sync.sync import build_weight_sync
 
 logger = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ async def assemble(
     """
     given = given or GivenObjects()
     check_trainable(config)
-    for sentence in [*find_warnings(config), *algorithm_warnings(config)]:
+    for sentence in find_training_warnings(config):
         logger.warning("%s", sentence)
     # References are checked first: generating tasks can take minutes.
     open_env = given.open_env or env_factory(config)
@@ -94,6 +95,8 @@ async def assemble(
         load_checkpoint(checkpoint, {"trainer": JsonPart(state)})
     on_progress("loading the training and evaluation tasks")
     tasks = load_run_tasks(config, train_tasks=given.train_tasks, eval_sets=given.eval_sets)
+    if given.open_env is None:
+        check_task_classes(config, tasks.all)
     policy_folder = checkpoint.folder / "policy" if checkpoint else None
     on_progress(f"loading the policy: {policy_folder or config.trainer.policy.model.path}")
     # LoRA adapters are loaded onto the base weights, not onto weights merged with them.
@@ -101,6 +104,7 @@ async def assemble(
     policy_model = await load_policy_model(
         config, tasks.train, open_env, policy_folder=weights_folder, model=given.model
     )
+    tasks = drop_long_prompts(config, tasks, policy_model.renderer)
     # Before an engine starts, because the reference may not load.
     learning = _build_learning(config, policy_model, state, tasks.schedule.total_steps)
     warm = state.warm_start_step >= tasks.schedule.warm_start_steps

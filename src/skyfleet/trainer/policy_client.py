@@ -77,7 +77,8 @@ class PolicyClient:
             token_conversation = partial(OneMessageConversation, encode=encode)
 
         def start(task: Task, observation: Observation, session: str) -> Conversation:
-            if self.native:
+            native = observation.use_native_tool_calling
+            if self.native if native is None else native:
                 return NativeConversation(
                     observation,
                     engine=chat,

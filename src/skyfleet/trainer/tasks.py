@@ -5,11 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
+from skyfleet.chat.message import Message, Role
+from skyfleet.chat.renderer import Renderer
 from skyfleet.config.root import RunConfig
 from skyfleet.curation.quarantine import check_training_data, find_quarantine
 from skyfleet.errors import ConfigError
 from skyfleet.tasks.curriculum import CurriculumSampler
+from skyfleet.tasks.loading import drop_long_prompts as drop_long
 from skyfleet.tasks.loading import load_tasks
 from skyfleet.tasks.prepare import fingerprint
 from skyfleet.tasks.sampling import Sampler, TaskSampler
@@ -169,6 +173,10 @@ class RunTasks:
     def trained_envs(self) -> frozenset[str]:
         return frozenset(task.env_key for task in self.train)
 
+    @property
+    def all(self) -> list[Task]:
+        return [*self.train, *(task for tasks in self.eval_sets.values() for task in tasks)]
+
 
 def load_run_tasks(
     config: RunConfig,
@@ -177,7 +185,6 @@ def load_run_tasks(
     eval_sets: Mapping[str, Sequence[Task]] | None = None,
 ) -> RunTasks:
     """The configured tasks; those given as objects replace the configured ones."""
-    trainer = config.trainer
     train = load_training_tasks(config) if train_tasks is None else list(TaskSet(train_tasks))
     if eval_sets is None:
         eval_sets = {
@@ -185,6 +192,47 @@ def load_run_tasks(
             for name, sources in config.data.eval_sets.items()
         }
     check_disjoint(train, eval_sets, allow=config.data.allow_overlap)
+    return _build_run_tasks(config, train, eval_sets)
+
+
+def drop_long_prompts(config: RunConfig, tasks: RunTasks, renderer: Renderer) -> RunTasks:
+    """The tasks whose prompt has at most `trainer.max_prompt_length` tokens; logs the others' count."""
+    limit = config.trainer.max_prompt_length
+    if limit is None:
+        return tasks
+
+    def count_tokens(task: Task) -> int:
+        return len(renderer.open([_to_message(message) for message in task.chat], ()))
+
+    train, n_dropped = drop_long(tasks.train, count_tokens, limit)
+    eval_sets: dict[str, Sequence[Task]] = {}
+    for name, eval_tasks in tasks.eval_sets.items():
+        eval_sets[name], n_eval_dropped = drop_long(eval_tasks, count_tokens, limit)
+        n_dropped += n_eval_dropped
+    if not n_dropped:
+        return tasks
+    logger.warning(
+        "dropped %d of %d tasks: their prompts are longer than trainer.max_prompt_length=%d tokens",
+        n_dropped,
+        len(tasks.all),
+        limit,
+    )
+    if not train:
+        raise ConfigError(
+            f"trainer.max_prompt_length={limit} drops every task of data.train_data; raise it"
+        )
+    return _build_run_tasks(config, train, eval_sets)
+
+
+def _to_message(message: Mapping[str, str]) -> Message:
+    role = "system" if message["role"] == "developer" else message["role"]
+    return Message(role=cast("Role", role), content=message["content"])
+
+
+def _build_run_tasks(
+    config: RunConfig, train: Sequence[Task], eval_sets: Mapping[str, Sequence[Task]]
+) -> RunTasks:
+    trainer = config.trainer
     sampler: Sampler = (CurriculumSampler if trainer.curriculum else TaskSampler)(
         train,
         batch_size=trainer.train_batch_size,
