@@ -90,9 +90,9 @@ class AgentEnv:
     >>> import skyfleet as sf
     >>> async def run(task, api):
     ...     from openai import AsyncOpenAI
-    ...     client = AsyncOpenAI(base_url=api.base_url, api_key=api.key)
     ...     messages = [{"role": "user", "content": task["prompt"]}]
-    ...     answer = await client.chat.completions.create(model=api.model, messages=messages)
+    ...     async with AsyncOpenAI(base_url=api.base_url, api_key=api.key) as client:
+    ...         answer = await client.chat.completions.create(model=api.model, messages=messages)
     ...     return float("4" in (answer.choices[0].message.content or ""))
     >>> env = sf.AgentEnv(run)
     >>> sf.rollout("null", env, {"prompt": "What is 2 + 2?"}).reward

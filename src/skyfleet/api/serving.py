@@ -75,7 +75,8 @@ def serve(
 
     >>> import skyfleet as sf
     >>> with sf.serve("tiny", port=0, name="mine") as server:
-    ...     message = sf.load_policy(server.url).generate("Hello")
+    ...     with sf.load_policy(server.url) as policy:
+    ...         message = policy.generate("Hello", sampling=sf.Sampling(max_tokens=4))
     >>> message.role
     'assistant'
     """

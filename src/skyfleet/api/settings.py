@@ -13,7 +13,12 @@ _ALGORITHM = "trainer.algorithm"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm:
-    """The base of the algorithm settings. A field that is None keeps the configuration's value."""
+    """The base of the algorithm settings. A field that is None keeps the configuration's value.
+
+    >>> import skyfleet as sf
+    >>> sf.Algorithm(advantage="reinforce++", entropy=0.01).overrides()["trainer.algorithm.use_entropy_loss"]
+    True
+    """
 
     group_size: int | None = None
     """Attempts per task: generator.n_samples_per_prompt."""

@@ -36,12 +36,11 @@ class Trainer:
     ...                 eval=False, batch_size=2, algorithm=sf.GRPO(group_size=2, kl=0),
     ...                 sampling=sf.Sampling(max_tokens=4)) as trainer:
     ...     for step in trainer:
-    ...         print(step.number, len(step.groups))
-    ...         break
+    ...         if step.reward is not None:
+    ...             break
     ...     folder = trainer.save()
-    1 2
-    >>> folder.name, trainer.result.step
-    ('global_step_1', 1)
+    >>> step.number, len(step.groups), folder.name, trainer.result.step
+    (1, 2, 'global_step_1', 1)
     """
 
     def __init__(
