@@ -58,9 +58,9 @@ if TYPE_CHECKING:
     from skyfleet.api.trajectories import Trajectory as Trajectory
     from skyfleet.chat.message import Message as Message
     from skyfleet.envs.python_env import Env as Env
-    from skyfleet.envs.python_env import Observation as Observation
-    from skyfleet.envs.python_env import Step as Step
     from skyfleet.envs.python_env import ToolEnv as ToolEnv
+    from skyfleet.envs.python_episode import Observation as Observation
+    from skyfleet.envs.python_episode import Step as Step
     from skyfleet.envs.python_tools import tool as tool
     from skyfleet.envs.tools import ToolError as ToolError
     from skyfleet.errors import ConfigError as ConfigError
@@ -88,7 +88,8 @@ _MODULES = {
     "api.training": ("TrainResult", "train", "train_async"),
     "api.trajectories": ("Trajectory",),
     "chat.message": ("Message",),
-    "envs.python_env": ("Env", "Observation", "Step", "ToolEnv"),
+    "envs.python_env": ("Env", "ToolEnv"),
+    "envs.python_episode": ("Observation", "Step"),
     "envs.python_tools": ("tool",),
     "envs.tools": ("ToolError",),
     "errors": ("ConfigError", "SkyfleetError", "TaskError"),

@@ -12,8 +12,8 @@ from skyfleet.api.background import run_sync
 from skyfleet.api.comparison import Evaluation
 from skyfleet.api.config import ConfigLike
 from skyfleet.api.envs import ResolvedEnv, resolve_env
+from skyfleet.api.inference import PolicyEngine, inference_config
 from skyfleet.api.models import SCRIPTED, resolve_model
-from skyfleet.api.policy import Policy, inference_config
 from skyfleet.api.settings import Sampling
 from skyfleet.api.tasks import DEFAULT_ENV_KEY, as_task, load_given_tasks
 from skyfleet.api.trajectories import Trajectory
@@ -227,7 +227,7 @@ async def _open(
     keys |= {"environment.env_class": "world"} if env.open_env is not None else {}
     keys |= (sampling or Sampling()).overrides("generator.eval_sampling_params")
     scripted = model if isinstance(model, str) and model in SCRIPTED else None
-    if isinstance(model, Policy) and config is None:
+    if isinstance(model, PolicyEngine) and config is None:
         settings = inference_config(model.source, model.config, keys)
     else:
         source = resolve_model("tiny" if scripted else model, where=where)
@@ -239,11 +239,11 @@ async def _open(
         info = AgentInfo(agent=scripted, max_turns=turns)
         yield _Playing(agent=agent, info=info, step=0, config=settings, open_env=open_env)
         return
-    reused = isinstance(model, Policy) and config is None
-    policy = model if isinstance(model, Policy) and reused else Policy(source, settings)
+    reused = isinstance(model, PolicyEngine) and config is None
+    policy = model if isinstance(model, PolicyEngine) and reused else PolicyEngine(source, settings)
     try:
         by_sampling = await policy.connect(tasks, open_env)
-        params = Policy(policy.source, settings).sampling_params(None)
+        params = PolicyEngine(policy.source, settings).sampling_params(None)
         info = AgentInfo(
             model=policy.source.path or policy.source.name,
             endpoint=policy.source.url,

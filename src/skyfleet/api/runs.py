@@ -10,8 +10,9 @@ from typing import Any
 
 from skyfleet.analysis.run_folder import RunFolder, open_run
 from skyfleet.api.comparison import Comparison, Evaluation, compare_reports
+from skyfleet.api.inference import inference_config
 from skyfleet.api.models import find_run_policy, list_checkpoints
-from skyfleet.api.policy import Policy, inference_config
+from skyfleet.api.policy import Policy
 from skyfleet.api.tables import Table
 from skyfleet.api.trajectories import Trajectories
 from skyfleet.config.explain import flatten

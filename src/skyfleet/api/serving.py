@@ -10,7 +10,8 @@ from typing import Any
 
 from skyfleet.api.background import background_loop, run_sync
 from skyfleet.api.config import ConfigLike
-from skyfleet.api.policy import Policy, load_policy
+from skyfleet.api.inference import PolicyEngine, inference_config, open_no_env
+from skyfleet.api.models import resolve_model
 from skyfleet.errors import ConfigError, MissingExtraError
 
 KEY_VARIABLE = "SKYFLEET_API_KEY"
@@ -19,7 +20,9 @@ KEY_VARIABLE = "SKYFLEET_API_KEY"
 class Server:
     """A running server; `stop` ends it, `wait` blocks until Ctrl-C."""
 
-    def __init__(self, url: str, name: str, uvicorn_server: Any, policy: Policy | None) -> None:
+    def __init__(
+        self, url: str, name: str, uvicorn_server: Any, policy: PolicyEngine | None
+    ) -> None:
         self.url, self.name = url, name
         self._server, self._policy = uvicorn_server, policy
         self._serving: asyncio.Task[None] | None = None
@@ -80,8 +83,11 @@ def serve(
     >>> message.role
     'assistant'
     """
-    owned = None if isinstance(model, Policy) else load_policy(model, config=config)
-    policy = model if isinstance(model, Policy) else owned
+    owned = None
+    if not isinstance(model, PolicyEngine):
+        source = resolve_model(model, where="sf.serve")
+        owned = PolicyEngine(source, inference_config(source, config))
+    policy = model if isinstance(model, PolicyEngine) else owned
     assert policy is not None
     if policy.source.url is not None or policy.config.generator.is_remote:
         raise ConfigError(f"sf.serve: {policy!r} is served already; use its URL")
@@ -96,18 +102,19 @@ def serve(
 
 
 async def _serve(
-    policy: Policy, owned: Policy | None, listening: socket.socket, name: str
+    policy: PolicyEngine, owned: PolicyEngine | None, listening: socket.socket, name: str
 ) -> Server:
     try:
         import uvicorn
     except ImportError:
         raise MissingExtraError("uvicorn", "serve") from None
-    from skyfleet.api.policy import _no_env
     from skyfleet.chat.tokenizer import encode
     from skyfleet.serving.server import serve_app
     from skyfleet.tasks.task import Task
 
-    client = (await policy.open([Task(key="serve", env_key="env", prompt="Hello")], _no_env)).client
+    client = (
+        await policy.open([Task(key="serve", env_key="env", prompt="Hello")], open_no_env)
+    ).client
     assert client is not None
     generator = policy.config.generator
     app = serve_app(

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from skyfleet.api.background import run_sync
 from skyfleet.api.comparison import Evaluation
 from skyfleet.api.tasks import load_given_tasks
-from skyfleet.api.training import TrainArguments, TrainResult, plan_training
+from skyfleet.api.train_plan import TrainArguments, plan_training
+from skyfleet.api.training import TrainResult
 from skyfleet.api.trajectories import wrap_step
 from skyfleet.errors import ConfigError
 from skyfleet.trainer.callbacks import StepResult

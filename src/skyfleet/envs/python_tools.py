@@ -243,7 +243,7 @@ def _is_injected(name: str, hint: object) -> bool:
 def _read_hints(function: Function, name: str) -> dict[str, Any]:
     while isinstance(function, partial):
         function = function.func
-    described = function if inspect.isroutine(function) else type(function).__call__  # type: ignore[operator]
+    described = function if inspect.isroutine(function) else type(function).__call__
     try:
         return get_type_hints(described, include_extras=True)
     except NameError as error:
