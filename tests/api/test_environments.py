@@ -194,8 +194,8 @@ async def test_a_blocking_tool_does_not_stop_other_episodes() -> None:
         loop.call_soon_threadsafe(opened.set)
 
     env = sf.ToolEnv([wait, unlock], reward=lambda: 0.0)
-    waiting, _ = await asyncio.gather(play(env, call("wait")), play(env, call("unlock")))
-    assert waiting[0][0].messages[0].text == "opened"
+    played = await asyncio.gather(play(env, call("wait")), play(env, call("unlock")))
+    assert played[0][0][0].messages[0].text == "opened"
 
 
 class Safe(sf.Env):
@@ -314,6 +314,15 @@ def test_named_environments_become_configuration_keys() -> None:
     world = sf.env("world:github", partial_reward=True)
     assert world.overrides["environment.partial_reward"] is True
     assert world.tasks == "world:github?split=train&count=400"
+
+
+def test_attempts_without_a_grade_are_noted() -> None:
+    def broken(task: Any) -> float:
+        raise KeyError("no field")
+
+    evaluation = sf.evaluate("null", reward=broken, tasks=[{"prompt": "Hello"}], baselines=False)
+    assert evaluation.success_rate is None
+    assert "1 of 1 attempts have no grade" in str(evaluation)
 
 
 def test_a_built_in_environment_is_played_by_name() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import signal
 import subprocess
@@ -101,7 +102,7 @@ def test_evaluations_of_the_same_policy_agree_and_are_compared(result: sf.TrainR
 def test_training_starts_from_a_loaded_model_and_from_a_policy(result: sf.TrainResult) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    folder = result.policy.source.path
+    folder = str(result.policy.source.path)
     module = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     arguments = {**SMALL, "config": None, "tasks": TASKS[:4], "eval": False, "steps": 1}
@@ -231,6 +232,32 @@ except KeyboardInterrupt:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=source
     )
     assert done.stdout.strip() == "gave up"
+
+
+def test_a_callback_may_use_the_sync_functions() -> None:
+    rates: list[float | None] = []
+
+    def on_step(step: Any) -> None:
+        rates.append(sf.evaluate("null", reward=length, tasks=TASKS).success_rate)
+
+    arguments = {**SMALL, "tasks": TASKS[:4], "eval": False, "steps": 1}
+    sf.train("tiny", reward=length, on_step=on_step, **arguments)
+    assert rates == [0.0]
+
+
+def test_ctrl_c_in_the_body_of_a_trainer_loop_saves() -> None:
+    arguments = {**SMALL, "tasks": TASKS[:4], "eval": False, "steps": 5}
+    trainer = sf.Trainer("tiny", reward=length, **arguments)
+    with pytest.raises(KeyboardInterrupt), trainer:
+        for _ in trainer:
+            raise KeyboardInterrupt
+    assert list(trainer.result.run.checkpoints) == [0, 1]
+
+
+def test_the_signature_lists_the_arguments() -> None:
+    for function in (sf.train, sf.train_async, sf.Trainer):
+        parameters = inspect.signature(function).parameters
+        assert {"model", "env", "tasks", "lr", "steps", "on_step"} <= set(parameters)
 
 
 def test_an_error_of_the_coroutine_is_raised_where_it_was_called() -> None:

@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from functools import cache
 from inspect import isawaitable, iscoroutinefunction
-from threading import Event, Thread
+from threading import Event, Thread, current_thread
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+_THREAD = "skyfleet loop"
 
 
 @cache
@@ -19,7 +21,7 @@ def background_loop() -> asyncio.AbstractEventLoop:
     A notebook has a running loop in the main thread, so sync calls cannot use that one.
     """
     loop = asyncio.new_event_loop()
-    Thread(target=loop.run_forever, name="skyfleet", daemon=True).start()
+    Thread(target=loop.run_forever, name=_THREAD, daemon=True).start()
     return loop
 
 
@@ -30,6 +32,9 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     gives up waiting. If the coroutine ends by cancellation this raises KeyboardInterrupt.
     """
     loop, finished = background_loop(), Event()
+    if current_thread().name == _THREAD:
+        # A callback of a run that this loop trains: waiting for the loop would block it for good.
+        return _run_in_new_thread(coroutine)
     started: list[asyncio.Task[T]] = []
 
     def start() -> None:
@@ -60,6 +65,7 @@ def as_sync_callback(callback: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _run_in_new_thread(awaitable: Any) -> Any:
+    """Run an awaitable in a thread and a loop of its own, and wait for it."""
     outcome: list[Any] = []
     failure: list[BaseException] = []
 

@@ -9,6 +9,7 @@ from typing import Any
 from skyfleet.api.tables import markdown_to_html
 from skyfleet.errors import ConfigError, TaskError
 from skyfleet.evaluation import compare as core
+from skyfleet.evaluation.baselines import baseline_faults
 from skyfleet.evaluation.report import EvalReport, match_reports, save_report
 from skyfleet.evaluation.table import comparison_table, conclude, score_table
 
@@ -25,8 +26,10 @@ class Evaluation:
     (0.0, 1)
     """
 
-    def __init__(self, report: EvalReport, trajectories: Sequence[Any] = ()) -> None:
-        self.report = report
+    def __init__(
+        self, report: EvalReport, trajectories: Sequence[Any] = (), notes: Sequence[str] = ()
+    ) -> None:
+        self.report, self.notes = report, (*notes, *baseline_faults(report.baselines))
         self.trajectories = tuple(trajectories)
         """The episodes, where they are at hand."""
 
@@ -70,7 +73,7 @@ class Evaluation:
         save_report(Path(folder), self.report)
 
     def __str__(self) -> str:
-        return score_table([self.report])
+        return "\n".join((score_table([self.report]), *self.notes)).rstrip()
 
     def __repr__(self) -> str:
         rate = "ungraded" if self.success_rate is None else f"pass@1 {self.success_rate:.3f}"
@@ -160,15 +163,16 @@ def compare(before: Any, after: Any = None) -> Comparison:
     return compare_reports([(_report(before, "before"), _report(after, "after"))])
 
 
-def compare_reports(pairs: Sequence[tuple[EvalReport, EvalReport]]) -> Comparison:
-    sets, notes = [], []
+def compare_reports(
+    pairs: Sequence[tuple[EvalReport, EvalReport]], notes: Sequence[str] = ()
+) -> Comparison:
+    """Compare each pair; one that has no graded task in common becomes a note."""
+    sets, notes = [], list(notes)
     for before, after in pairs:
         try:
             sets.append(core.compare(before, after))
         except TaskError as error:  # the other sets still count
             notes.append(f"{error}.")
-    if not pairs:
-        notes.append("No evaluation set: pass eval=tasks to compare the policy before and after.")
     return Comparison(sets, notes)
 
 

@@ -18,6 +18,7 @@ from skyfleet.api.settings import Sampling
 from skyfleet.api.tasks import DEFAULT_ENV_KEY, as_task, load_given_tasks
 from skyfleet.api.trajectories import Trajectory
 from skyfleet.config.root import RunConfig
+from skyfleet.config.rules import unsupported
 from skyfleet.errors import ConfigError
 from skyfleet.tasks.task import Task
 
@@ -124,6 +125,7 @@ async def _evaluate(
     from skyfleet.evaluation.evaluate import evaluate as run_evaluation
     from skyfleet.evaluation.report import keep_evaluation, prepare_output
     from skyfleet.trainer.limits import build_limits
+    from skyfleet.trajectories.trajectory import describe_ungraded
 
     config, limits = opened.config, build_limits(opened.config)
     if output is not None:
@@ -151,7 +153,8 @@ async def _evaluate(
     if output is not None:
         keep_evaluation(Path(output), report, groups)
     episodes = [Trajectory.from_record(t) for group in groups for t in group.trajectories]
-    return Evaluation(report, episodes)
+    ungraded = describe_ungraded(groups)
+    return Evaluation(report, episodes, notes=[ungraded] if ungraded else [])
 
 
 def rollout(
@@ -239,6 +242,8 @@ async def _open(
         info = AgentInfo(agent=scripted, max_turns=turns)
         yield _Playing(agent=agent, info=info, step=0, config=settings, open_env=open_env)
         return
+    if refused := unsupported(settings):
+        raise ConfigError("\n".join(refused))
     reused = isinstance(model, PolicyEngine) and config is None
     policy = model if isinstance(model, PolicyEngine) and reused else PolicyEngine(source, settings)
     try:

@@ -60,12 +60,13 @@ class Run:
     @property
     def comparison(self) -> Comparison:
         """Every evaluation set at its first step and at its last."""
-        pairs = [
-            (by_step[min(by_step)], by_step[max(by_step)])
-            for by_step in self._folder.reports().values()
-            if len(by_step) > 1
+        reports = self._folder.reports()
+        pairs = [(r[min(r)], r[max(r)]) for r in reports.values() if len(r) > 1]
+        once = [
+            f"{name} was evaluated at one step only." for name, r in reports.items() if len(r) == 1
         ]
-        return compare_reports(pairs)
+        none = "No evaluation set: pass eval=tasks to compare the policy before and after."
+        return compare_reports(pairs, once if reports else [none])
 
     @property
     def checkpoints(self) -> dict[int, Path]:

@@ -9,7 +9,7 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from skyfleet.errors import ConfigError, MissingExtraError
+from skyfleet.errors import ConfigError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,7 +53,9 @@ class Table:
         try:
             import pandas  # noqa: F401
         except ImportError:
-            raise MissingExtraError("pandas", "pandas") from None
+            raise ConfigError(
+                "to_pandas() needs pandas: pip install pandas, or use to_arrow()"
+            ) from None
         return self._arrow.to_pandas()
 
     def plot(self, *keys: str, x: str = "step") -> Chart:

@@ -85,7 +85,7 @@ def as_task(row: object, where: str = "task") -> Task:
         raise TaskError(f'{where}: {row!r:.80} is not a dict; write {{"prompt": ...}}')
     given = {str(name): _plain(value, where) for name, value in row.items() if value is not None}
     digest = hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:12]
-    fields = {"key": f"task-{digest}", "env_key": DEFAULT_ENV_KEY}
+    fields: dict[str, Any] = {"key": f"task-{digest}", "env_key": DEFAULT_ENV_KEY}
     fields |= {name: value for name, value in given.items() if name in Task.model_fields}
     others = {name: value for name, value in given.items() if name not in Task.model_fields}
     if isinstance(solution := fields.get("solution"), str):

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from skyfleet.api.background import as_sync_callback
 from skyfleet.api.comparison import Evaluation
 from skyfleet.api.config import ConfigLike, GivenConfig, read_config
 from skyfleet.api.envs import ResolvedEnv, resolve_env
 from skyfleet.api.models import ModelSource, resolve_model
+from skyfleet.api.notebook import show_progress
 from skyfleet.api.settings import Algorithm, LoRA, Sampling
 from skyfleet.api.tasks import as_source, load_given_tasks, split
 from skyfleet.api.trajectories import Trajectory, wrap_step
 from skyfleet.config.root import RunConfig
+from skyfleet.envs.context_env import with_context_tools
 from skyfleet.errors import ConfigError, TaskError
 
 if TYPE_CHECKING:
+    from skyfleet.envs.env import EnvFactory
     from skyfleet.tasks.task import Task
     from skyfleet.trainer.assemble import GivenObjects
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 HELD_OUT = "held_out"
 """The evaluation set that is split off if none is given."""
@@ -66,6 +72,18 @@ class TrainArguments(TypedDict, total=False):
     on_episode: Callable[[Trajectory], Any] | None
     on_step: Callable[..., Any] | None
     on_evaluation: Callable[[Evaluation], Any] | None
+
+
+def show_arguments(function: F) -> F:
+    """Make `help()` and notebooks list TrainArguments instead of `**arguments`."""
+    shown = inspect.signature(function)
+    named = [p for p in shown.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    keywords = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
+        for name in TrainArguments.__annotations__
+    ]
+    function.__dict__["__signature__"] = shown.replace(parameters=[*named, *keywords])
+    return function
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,17 +131,27 @@ def plan_training(
 
     callbacks = Callbacks(
         on_episode=_wrapped(arguments.get("on_episode"), Trajectory.from_record),
-        on_step=_wrapped(arguments.get("on_step"), wrap_step),
+        on_step=show_progress(
+            _wrapped(arguments.get("on_step"), wrap_step),
+            total_steps=config.trainer.max_training_steps,
+        ),
         on_evaluation=_wrapped(arguments.get("on_evaluation"), Evaluation),
     )
     objects = GivenObjects(
-        open_env=resolved.open_env,
+        open_env=_with_context_tools(resolved.open_env, config),
         train_tasks=train_tasks,
         eval_sets=eval_sets,
         model=source.loaded if source is not None else None,
         callbacks=callbacks,
     )
     return TrainingPlan(config=config, given=objects, notes=notes)
+
+
+def _with_context_tools(open_env: EnvFactory | None, config: RunConfig) -> EnvFactory | None:
+    environment = config.environment
+    if open_env is None or not environment.enable_context_tools:
+        return open_env
+    return with_context_tools(open_env, max_output_chars=environment.max_output_chars)
 
 
 def _model_keys(source: ModelSource | None) -> dict[str, Any]:
@@ -236,8 +264,9 @@ def _task_keys(
 ) -> dict[str, Any]:
     """Keys that follow from the tasks: their source, enough epochs, and when to evaluate."""
     found: dict[str, Any] = {}
-    if (source := as_source(arguments.get("tasks"))) is not None:
-        found["data.train_data"] = [source]
+    source = as_source(arguments.get("tasks"))
+    if source is not None or (given.base is not None and arguments.get("tasks") is not None):
+        found["data.train_data"] = [source] if source is not None else []
     steps = arguments.get("steps")
     if train_tasks is None:
         return found

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 from skyfleet.api.background import run_sync
 from skyfleet.api.comparison import Evaluation
 from skyfleet.api.tasks import load_given_tasks
-from skyfleet.api.train_plan import TrainArguments, plan_training
+from skyfleet.api.train_plan import TrainArguments, plan_training, show_arguments
 from skyfleet.api.training import TrainResult
 from skyfleet.api.trajectories import wrap_step
 from skyfleet.errors import ConfigError
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 class Trainer:
     """A run to iterate over: `with` opens and closes it, each iteration trains one step.
 
-    Takes the arguments of `sf.train`. After the loop, or a `break`, `evaluate`, `save` and the
+    Takes the arguments of `sf.train`. Ctrl-C saves a checkpoint. After the loop, or a `break`, `evaluate`, `save` and the
     metrics of the last step are still there; `result` is what `sf.train` would have returned.
     `async with` and `async for` work too.
 
@@ -44,6 +45,7 @@ class Trainer:
     (1, 2, 'global_step_1', 1)
     """
 
+    @show_arguments
     def __init__(
         self, model: object = None, env: object = None, **arguments: Unpack[TrainArguments]
     ) -> None:
@@ -53,6 +55,7 @@ class Trainer:
         self._run: core.Run | None = None
         self._steps: AsyncIterator[StepResult] | None = None
         self._outcome: TrainingOutcome | None = None
+        self._saved = False
 
     @property
     def step(self) -> int:
@@ -125,10 +128,15 @@ class Trainer:
     ) -> None:
         from skyfleet.trainer.training_run import conclude, write_run_report
 
-        run, self._run, self._steps = self._opened(), None, None
+        run, steps = self._opened(), self._steps
+        self._run = self._steps = None
         try:
+            if isinstance(steps, AsyncGenerator):
+                await steps.aclose()
             if error is None:
                 self._outcome = conclude(run)
+            elif isinstance(error, KeyboardInterrupt) and not self._saved:
+                run.save()
         finally:
             await self._closing.aclose()
         if error is None:
@@ -150,6 +158,9 @@ class Trainer:
             return wrap_step(await anext(self._steps))
         except StopAsyncIteration:
             return None
+        except asyncio.CancelledError:
+            self._saved = True  # by the loop, at its last resume point
+            raise
 
     def _opened(self) -> core.Run:
         if self._run is None:

@@ -13,7 +13,7 @@ from skyfleet.api.models import ModelSource
 from skyfleet.api.policy import Policy
 from skyfleet.api.runs import Run, load_run
 from skyfleet.api.tables import Table
-from skyfleet.api.train_plan import TrainArguments, plan_training
+from skyfleet.api.train_plan import TrainArguments, plan_training, show_arguments
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -21,15 +21,28 @@ if TYPE_CHECKING:
     from skyfleet.trainer.training_run import TrainingOutcome
 
 
+@show_arguments
 def train(
     model: object = None, env: object = None, **arguments: Unpack[TrainArguments]
 ) -> TrainResult:
     """Train a model on tasks in an environment, or with `reward=` alone on single-turn tasks.
 
-    `model` is a Hugging Face name, a folder, "tiny", a loaded transformers model, or an earlier
-    policy. Every argument sets a configuration key; `config={"key": value}` sets any other.
-    Callbacks `on_episode(trajectory)`, `on_step(step)` and `on_evaluation(evaluation)` may return
-    `sf.STOP`. Ctrl-C saves a checkpoint and returns a partial result.
+    model: a Hugging Face name, a folder, "tiny", a loaded transformers model (with `tokenizer` if it
+        does not say where its own is), or an earlier policy.
+    env: a `ToolEnv`, an `Env` class or instance, a function from a task to one, or a name; or
+        `reward`, a function of task, answer, messages and trajectory.
+    tasks: dicts with a `prompt`, `Task`s, a data frame, a dataset, a path or a source.
+    eval: tasks, or a dict of named sets; unset, a tenth of the tasks is held out; False for none.
+    algorithm, sampling, eval_sampling, lora: `sf.GRPO(...)`, `sf.Sampling(...)`, `sf.LoRA(...)`.
+    lr, batch_size, steps, eval_every, eval_attempts, seed: numbers; batch_size counts tasks.
+    engine: "auto", "embedded", "vllm", or the URL of a vLLM server to train.
+    trackers: names such as "wandb" and "tensorboard".
+    run_dir: the run folder, which is resumed if it holds a checkpoint; unset, a new one.
+    config: any other keys, a YAML path or a preset to start from, or a list of these.
+    on_episode, on_step, on_evaluation: callbacks; one that returns `sf.STOP` ends the run.
+
+    Every argument sets configuration keys, which docs/python_api.md lists. Ctrl-C saves a
+    checkpoint and returns a partial result.
 
     >>> import skyfleet as sf
     >>> def short(answer):
@@ -43,6 +56,7 @@ def train(
     return run_sync(_train("sf.train", model, env, arguments, partial_on_cancel=True))
 
 
+@show_arguments
 async def train_async(
     model: object = None, env: object = None, **arguments: Unpack[TrainArguments]
 ) -> TrainResult:
@@ -126,10 +140,12 @@ class TrainResult:
     def comparison(self) -> Comparison:
         """Every evaluation set before training and after it, with a verdict."""
         compared = self.run.comparison
-        stopped = f"Interrupted after step {self.step}; the run can be resumed."
-        return Comparison(
-            compared.sets, [*compared.notes, *self._notes, *([stopped] if self.interrupted else [])]
-        )
+        notes = [*compared.notes, *self._notes]
+        if self.interrupted:
+            notes.append(f"Interrupted after step {self.step}; the run can be resumed.")
+        elif compared.sets and self.best_step is not None:
+            notes.append(f"Best step, by {compared.sets[0].name}: {self.best_step}.")
+        return Comparison(compared.sets, notes)
 
     @property
     def metrics(self) -> Table:

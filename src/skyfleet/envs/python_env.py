@@ -60,9 +60,12 @@ class Env:
         """Return the task's prompt, without tools."""
         return self._running().task_prompt
 
-    async def step(self, message: Message) -> Any:
-        """Call the tools of the observation; a message without a tool call ends the episode."""
-        return await self._running().call_tools(message)
+    def step(self, message: Message) -> Any:
+        """Call the tools of the observation; a message without a tool call ends the episode.
+
+        A coroutine: an async override awaits it, a sync one returns it.
+        """
+        return self._running().call_tools(message)
 
     def _running(self) -> PythonEpisode:
         if self._episode is None:

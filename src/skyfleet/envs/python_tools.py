@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, get_type_hints
+from typing import Any, get_type_hints, overload
 
 from pydantic_core import to_jsonable_python
 
@@ -147,6 +147,18 @@ class ToolFunction:
         return f"tool({self.name})"
 
 
+@overload
+def tool(
+    function: Function,
+    *,
+    name: str | None = ...,
+    description: str | None = ...,
+    writes: bool = ...,
+) -> ToolFunction: ...
+@overload
+def tool(
+    *, name: str | None = ..., description: str | None = ..., writes: bool = ...
+) -> Callable[[Function], ToolFunction]: ...
 def tool(
     function: Function | None = None,
     *,
