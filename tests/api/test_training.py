@@ -248,9 +248,14 @@ def test_a_callback_may_use_the_sync_functions() -> None:
 def test_ctrl_c_in_the_body_of_a_trainer_loop_saves() -> None:
     arguments = {**SMALL, "tasks": TASKS[:4], "eval": False, "steps": 5}
     trainer = sf.Trainer("tiny", reward=length, **arguments)
-    with pytest.raises(KeyboardInterrupt), trainer:
-        for _ in trainer:
-            raise KeyboardInterrupt
+
+    def interrupted() -> None:
+        with trainer:
+            for _ in trainer:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert list(trainer.result.run.checkpoints) == [0, 1]
 
 

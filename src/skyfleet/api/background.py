@@ -34,7 +34,8 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     loop, finished = background_loop(), Event()
     if current_thread().name == _THREAD:
         # A callback of a run that this loop trains: waiting for the loop would block it for good.
-        return _run_in_new_thread(coroutine)
+        result: T = _run_in_new_thread(coroutine)
+        return result
     started: list[asyncio.Task[T]] = []
 
     def start() -> None:

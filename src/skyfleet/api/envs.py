@@ -27,6 +27,9 @@ _SECTIONS = {
 }
 """The configuration section that each environment class reads its settings from."""
 
+OBJECT_PREFIX = "python:"
+"""How config.yaml names an environment that cannot be imported by name."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvSpec:
@@ -179,4 +182,4 @@ def _name_object(given: object) -> str:
     name = getattr(given, "__qualname__", None) or type(given).__name__
     module = getattr(given, "__module__", "__main__")
     importable = hasattr(given, "__qualname__") and module != "__main__" and "<" not in name
-    return f"{module}:{name}" if importable and "." not in name else f"python:{name}"
+    return f"{module}:{name}" if importable and "." not in name else f"{OBJECT_PREFIX}{name}"

@@ -2,73 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
-from skyfleet.api.background import run_sync
+from skyfleet.api.agents import OpenedAgent, open_agent
+from skyfleet.api.background import as_sync_callback, run_sync
 from skyfleet.api.comparison import Evaluation
 from skyfleet.api.config import ConfigLike
-from skyfleet.api.envs import ResolvedEnv, resolve_env
-from skyfleet.api.inference import PolicyEngine, inference_config
-from skyfleet.api.models import SCRIPTED, resolve_model
+from skyfleet.api.envs import resolve_env
+from skyfleet.api.notebook import in_notebook
 from skyfleet.api.settings import Sampling
 from skyfleet.api.tasks import DEFAULT_ENV_KEY, as_task, load_given_tasks
 from skyfleet.api.trajectories import Trajectory
-from skyfleet.config.root import RunConfig
-from skyfleet.config.rules import unsupported
 from skyfleet.errors import ConfigError
 from skyfleet.tasks.task import Task
+from skyfleet.trajectories import trajectory as records
 
 if TYPE_CHECKING:
-    from skyfleet.envs.env import EnvFactory
-    from skyfleet.evaluation.agent_info import AgentInfo
-    from skyfleet.rollouts.conversation import AgentFactory
+    from typing import Unpack
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Playing:
-    """An agent and the environment it plays in."""
+class EvaluateArguments(TypedDict, total=False):
+    """The keyword arguments of `evaluate` and `evaluate_async`."""
 
-    agent: AgentFactory
-    info: AgentInfo
-    step: int
-    config: RunConfig
-    open_env: EnvFactory
+    reward: Callable[..., Any] | None
+    """For single-turn tasks without an environment."""
+    attempts: int | None
+    """Per task: generator.eval_n_samples_per_prompt."""
+    sampling: Sampling | None
+    name: str
+    """The name of the set in reports."""
+    baselines: bool
+    """Also play an agent that does nothing and the reference solutions, to find broken tasks."""
+    pass_threshold: float
+    """The reward of a pass."""
+    trained_envs: Collection[str] | None
+    """Environments that the policy was trained on, for the report."""
+    output: str | Path | None
+    """A folder for the report and the episodes."""
+    progress: bool | None
+    """Unset, progress is shown on a terminal and in a notebook."""
+    on_episode: Callable[[Trajectory], Any] | None
+    seed: int | None
+    config: ConfigLike
 
 
 def evaluate(
     model: object,
     env: object = None,
     tasks: object = None,
-    *,
-    reward: Callable[..., Any] | None = None,
-    attempts: int = 1,
-    sampling: Sampling | None = None,
-    name: str = "val",
-    baselines: bool = True,
-    pass_threshold: float = 1.0,
-    output: str | Path | None = None,
-    seed: int | None = None,
-    config: ConfigLike = None,
+    **arguments: Unpack[EvaluateArguments],
 ) -> Evaluation:
     """Score a model, a policy, an endpoint or a scripted agent on tasks.
 
-    `model` is a name, a folder, a run, a URL up to /v1, a policy, or "oracle", "null" or "random".
-    One attempt per task is greedy; several are sampled at temperature 1 unless `sampling` says
-    otherwise. `baselines` also plays an agent that does nothing, to find tasks that prove nothing.
-    `output` is a folder for the report and the episodes.
+    model: a name, a folder, a run, a URL up to /v1, a policy, or "oracle", "null" or "random".
+    env, tasks, reward, config: as for `sf.train`.
+    attempts: per task. One is greedy; several are sampled at temperature 1 unless `sampling` says
+        otherwise.
+    baselines: also play an agent that does nothing and the reference solutions, to find tasks that
+        prove nothing; default True.
+    output: a folder for the report and the episodes.
 
     >>> import skyfleet as sf
     >>> env = sf.ToolEnv(reward=lambda answer: float("4" in answer))
     >>> sf.evaluate("null", env, [{"prompt": "What is 2 + 2?"}])
     Evaluation('val', step=0, 1 tasks, pass@1 0.000)
     """
-    arguments = {
-        name: value for name, value in locals().items() if name not in ("model", "env", "tasks")
-    }
     return run_sync(evaluate_async(model, env, tasks, **arguments))
 
 
@@ -76,16 +78,7 @@ async def evaluate_async(
     model: object,
     env: object = None,
     tasks: object = None,
-    *,
-    reward: Callable[..., Any] | None = None,
-    attempts: int = 1,
-    sampling: Sampling | None = None,
-    name: str = "val",
-    baselines: bool = True,
-    pass_threshold: float = 1.0,
-    output: str | Path | None = None,
-    seed: int | None = None,
-    config: ConfigLike = None,
+    **arguments: Unpack[EvaluateArguments],
 ) -> Evaluation:
     """The async twin of `evaluate`, in the caller's event loop.
 
@@ -94,67 +87,101 @@ async def evaluate_async(
     >>> asyncio.run(sf.evaluate_async("null", env, [{"prompt": "What is 2 + 2?"}])).success_rate
     0.0
     """
-    resolved = resolve_env(env, reward, where="sf.evaluate", default_name=None)
+    if unknown := sorted(arguments.keys() - EvaluateArguments.__annotations__.keys()):
+        known = ", ".join(EvaluateArguments.__annotations__)
+        raise ConfigError(f"sf.evaluate({unknown[0]}=...) is no argument; use one of {known}")
+    resolved = resolve_env(env, arguments.get("reward"), where="sf.evaluate", default_name=None)
     source = resolved.tasks if tasks is None else tasks
     if source is None:
         raise ConfigError("sf.evaluate(model, env, tasks): tasks is missing")
     loaded = load_given_tasks(source, env_key=resolved.env_key)
-    if attempts > 1 and sampling is None:
+    attempts, sampling = arguments.get("attempts"), arguments.get("sampling")
+    if attempts is not None and attempts > 1 and sampling is None:
         sampling = Sampling(temperature=1.0)
-    keys = {"generator.eval_n_samples_per_prompt": attempts}
-    if seed is not None:
-        keys["trainer.seed"] = seed
-    playing = _open(model, resolved, loaded, sampling, config, keys, where="sf.evaluate")
+    given = {"generator.eval_n_samples_per_prompt": attempts, "trainer.seed": arguments.get("seed")}
+    keys = {key: value for key, value in given.items() if value is not None}
+    playing = open_agent(
+        model, resolved, loaded, sampling, arguments.get("config"), keys, where="sf.evaluate"
+    )
     async with playing as opened:
-        return await _evaluate(
-            name, loaded, opened, baselines=baselines, threshold=pass_threshold, output=output
-        )
+        return await _evaluate(loaded, opened, arguments)
 
 
 async def _evaluate(
-    name: str,
-    tasks: Sequence[Task],
-    opened: _Playing,
-    *,
-    baselines: bool,
-    threshold: float,
-    output: str | Path | None,
+    tasks: Sequence[Task], opened: OpenedAgent, arguments: EvaluateArguments
 ) -> Evaluation:
     from skyfleet.envs.registry import is_elsewhere
     from skyfleet.evaluation.baselines import measure_baselines
     from skyfleet.evaluation.evaluate import evaluate as run_evaluation
-    from skyfleet.evaluation.report import keep_evaluation, prepare_output
+    from skyfleet.evaluation.report import save_report
+    from skyfleet.evaluation.score import PASS_THRESHOLD
     from skyfleet.trainer.limits import build_limits
     from skyfleet.trajectories.trajectory import describe_ungraded
 
     config, limits = opened.config, build_limits(opened.config)
-    if output is not None:
-        prepare_output(Path(output), config, opened.info)
-    measured = await measure_baselines(
-        [task for task in tasks if baselines and not is_elsewhere(config, task.env_key)],
+    name, output = arguments.get("name", "val"), arguments.get("output")
+    threshold = arguments.get("pass_threshold", PASS_THRESHOLD)
+    measured = arguments.get("baselines", True)
+    baselines = await measure_baselines(
+        [task for task in tasks if measured and not is_elsewhere(config, task.env_key)],
         opened.open_env,
         limits,
         max_concurrent=config.generator.max_num_seqs,
         pass_threshold=threshold,
     )
-    report, groups = await run_evaluation(
-        name,
-        tasks,
-        opened.open_env,
-        opened.agent,
-        limits,
-        step=opened.step,
-        n_samples=config.generator.eval_n_samples_per_prompt,
-        max_concurrent=config.generator.max_num_seqs,
-        baselines=measured,
-        pass_threshold=threshold,
-        played_by=opened.info,
-    )
+    with _keep_episodes(opened, name, len(tasks), arguments) as keep:
+        report, groups = await run_evaluation(
+            name,
+            tasks,
+            opened.open_env,
+            opened.agent,
+            limits,
+            step=opened.step,
+            n_samples=config.generator.eval_n_samples_per_prompt,
+            max_concurrent=config.generator.max_num_seqs,
+            trained_envs=arguments.get("trained_envs"),
+            baselines=baselines,
+            pass_threshold=threshold,
+            played_by=opened.info,
+            on_finished=keep,
+        )
     if output is not None:
-        keep_evaluation(Path(output), report, groups)
+        save_report(Path(output), report)
     episodes = [Trajectory.from_record(t) for group in groups for t in group.trajectories]
     ungraded = describe_ungraded(groups)
     return Evaluation(report, episodes, notes=[ungraded] if ungraded else [])
+
+
+@contextmanager
+def _keep_episodes(
+    opened: OpenedAgent, name: str, n_tasks: int, arguments: EvaluateArguments
+) -> Iterator[Callable[[records.Trajectory], None]]:
+    """What is called with each episode as it ends, so that an interruption loses none."""
+    from skyfleet.evaluation.report import open_episodes, prepare_output
+    from skyfleet.tracking.console import ConsoleTracker
+
+    output, progress = arguments.get("output"), arguments.get("progress")
+    on_episode = arguments.get("on_episode")
+    with ExitStack() as closing:
+        archive = None
+        if output is not None:
+            prepare_output(Path(output), opened.config, opened.info)
+            archive = closing.enter_context(open_episodes(Path(output), name, opened.step))
+        advance: Callable[[], None] = lambda: None  # noqa: E731
+        if progress or (progress is None and (sys.stdout.isatty() or in_notebook())):
+            console = ConsoleTracker()
+            closing.callback(console.close)
+            total = n_tasks * opened.config.generator.eval_n_samples_per_prompt
+            advance = closing.enter_context(console.progress(f"evaluate {name}", total))
+
+        def keep(trajectory: records.Trajectory) -> None:
+            if archive is not None:
+                archive.add(trajectory)
+            advance()
+            if on_episode is not None:
+                as_sync_callback(on_episode)(Trajectory.from_record(trajectory))
+
+        yield keep
 
 
 def rollout(
@@ -203,74 +230,8 @@ async def rollout_async(
     chosen = as_task(task)
     if resolved.env_key is not None and chosen.env_key == DEFAULT_ENV_KEY:
         chosen = chosen.model_copy(update={"env_key": resolved.env_key})
-    playing = _open(model, resolved, [chosen], sampling, config, {}, where="sf.rollout")
+    playing = open_agent(model, resolved, [chosen], sampling, config, {}, where="sf.rollout")
     async with playing as opened:
         limits = build_limits(opened.config)
         played = await run_episode(chosen, opened.open_env, opened.agent, limits)
     return Trajectory.from_record(played)
-
-
-@asynccontextmanager
-async def _open(
-    model: object,
-    env: ResolvedEnv,
-    tasks: Sequence[Task],
-    sampling: Sampling | None,
-    config: ConfigLike,
-    arguments: Mapping[str, Any],
-    *,
-    where: str,
-) -> AsyncIterator[_Playing]:
-    """The agent that `model` names, ready to play; what was opened for it is closed."""
-    from skyfleet.envs.registry import env_factory
-    from skyfleet.evaluation.agent_info import AgentInfo
-
-    keys = {**env.overrides, **arguments}
-    # An environment given as an object is not what the configuration names.
-    keys |= {"environment.env_class": "world"} if env.open_env is not None else {}
-    keys |= (sampling or Sampling()).overrides("generator.eval_sampling_params")
-    scripted = model if isinstance(model, str) and model in SCRIPTED else None
-    if isinstance(model, PolicyEngine) and config is None:
-        settings = inference_config(model.source, model.config, keys)
-    else:
-        source = resolve_model("tiny" if scripted else model, where=where)
-        settings = inference_config(source, config, keys)
-    open_env = env.open_env or env_factory(settings)
-    turns = settings.generator.max_turns
-    if scripted is not None:
-        agent = _build_scripted(scripted, settings)
-        info = AgentInfo(agent=scripted, max_turns=turns)
-        yield _Playing(agent=agent, info=info, step=0, config=settings, open_env=open_env)
-        return
-    if refused := unsupported(settings):
-        raise ConfigError("\n".join(refused))
-    reused = isinstance(model, PolicyEngine) and config is None
-    policy = model if isinstance(model, PolicyEngine) and reused else PolicyEngine(source, settings)
-    try:
-        by_sampling = await policy.connect(tasks, open_env)
-        params = PolicyEngine(policy.source, settings).sampling_params(None)
-        info = AgentInfo(
-            model=policy.source.path or policy.source.name,
-            endpoint=policy.source.url,
-            temperature=params.temperature,
-            max_turns=turns,
-        )
-        yield _Playing(
-            agent=by_sampling(params),
-            info=info,
-            step=policy.source.step,
-            config=settings,
-            open_env=open_env,
-        )
-    finally:
-        if policy is not model:
-            await policy.aclose()
-
-
-def _build_scripted(name: str, config: RunConfig) -> AgentFactory:
-    from skyfleet.rollouts.random_agent import random_policy
-    from skyfleet.rollouts.scripted_agents import null_policy, oracle_policy
-
-    if name == "random":
-        return random_policy(seed=config.trainer.seed)
-    return oracle_policy if name == "oracle" else null_policy

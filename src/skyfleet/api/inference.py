@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from skyfleet.api.config import ConfigLike, build_config, read_config
+from skyfleet.api.envs import OBJECT_PREFIX
 from skyfleet.api.models import ModelSource
 from skyfleet.api.settings import Sampling
 from skyfleet.chat.message import Message
@@ -120,7 +121,11 @@ def inference_config(
     given = read_config(config)
     if given.base is None and source.run_config is not None:
         given = replace(given, base=as_yaml(source.run_config))
-    keys: dict[str, Any] = {"environment.env_class": "world", **(arguments or {})}
+    keys = dict(arguments or {})
+    trained = source.run_config
+    if trained is not None and trained.environment.env_class.startswith(OBJECT_PREFIX):
+        # The run's environment was an object of its own process.
+        keys.setdefault("environment.env_class", "world")
     if source.path is not None:
         keys["trainer.policy.model.path"] = source.path
     if source.folder is not None:
