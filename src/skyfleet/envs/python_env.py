@@ -13,8 +13,8 @@ from skyfleet.envs.python_episode import (
     REWARD_ARGUMENTS,
     Observation,
     PythonEpisode,
-    as_messages,
     call_by_name,
+    prompt_messages,
 )
 from skyfleet.envs.python_tools import (
     EpisodeCalls,
@@ -128,7 +128,7 @@ class ToolEnv:
         except BaseException:
             calls.end()
             raise
-        prompt = as_messages(view.prompt)
+        prompt = prompt_messages(task)
         if self.system_prompt is not None:
             prompt = (Message(role="system", content=self.system_prompt), *prompt)
         return PythonEpisode(

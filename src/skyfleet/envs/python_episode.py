@@ -43,6 +43,12 @@ def as_messages(given: MessageLike | Sequence[MessageLike]) -> tuple[Message, ..
     raise EnvError(f"{given!r:.100} is not a message; use a text, sf.Message or a list of them")
 
 
+def prompt_messages(task: Task) -> tuple[Message, ...]:
+    """The task's prompt, which may be a chat of several messages."""
+    chat: Sequence[MessageLike] = getattr(task, "chat", ())
+    return as_messages(chat or task.prompt)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, init=False)
 class Observation(protocol.Observation):
     """The prompt and the tools that an episode starts with.
@@ -123,7 +129,7 @@ class PythonEpisode:
 
     @property
     def task_prompt(self) -> tuple[Message, ...]:
-        return as_messages(view_task(self._task).prompt)
+        return prompt_messages(self._task)
 
     async def reset(self) -> protocol.Observation:
         given = await call_by_name(self._calls, self._reset, task=view_task(self._task))
