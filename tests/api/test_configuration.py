@@ -125,7 +125,7 @@ def test_tasks_of_every_kind_are_the_same_tasks(kind: str, tmp_path: Path) -> No
         ({"model": None}, r"sf.train\(model=...\): model is missing"),
         ({"tasks": None}, r"sf.train\(tasks=...\): tasks is missing"),
         ({"tasks": {"prompt": "Hello"}}, "pass a list"),
-        ({"learning_rate": 1.0}, r"sf.train\(learning_rate=...\) is no argument"),
+        ({"learning_rate": 1.0}, r"sf.train\(learning_rate=...\) is not an argument"),
         ({"config": "unknown"}, "no such file, and the presets are fleet_qwen3_8b, generalise"),
         ({"config": {"trainer.sede": 1}}, "trainer.sede is unknown"),
         ({"model": 3}, "pass a Hugging Face name, a folder"),

@@ -249,6 +249,26 @@ async def test_an_env_without_a_grade_earns_the_sum_of_its_step_rewards() -> Non
     assert (grade.reward, grade.success) == (1.0, True)
 
 
+async def test_a_restarted_conversation_has_the_tools_of_its_new_observation() -> None:
+    class Rooms(sf.Env):
+        def look(self) -> str:
+            "Look around."
+            return "a window"
+
+        def reset(self) -> sf.Observation:
+            return sf.Observation("The hall.", tools=[])
+
+        def step(self, message: Message) -> Any:
+            if message.tool_calls:
+                return super().step(message)
+            return sf.Step(opening=sf.Observation("The cellar.", tools=[self.look]))
+
+    steps, _, _ = await play(Rooms, say("down"), call("look"))
+    assert steps[0].opening is not None
+    assert [spec.name for spec in steps[0].opening.tools] == ["look"]
+    assert steps[1].messages[0].text == "a window"
+
+
 async def test_an_instance_is_copied_for_each_episode() -> None:
     class Talk(sf.Env):
         turns = 0

@@ -263,6 +263,7 @@ def test_the_signature_lists_the_arguments() -> None:
     for function in (sf.train, sf.train_async, sf.Trainer):
         parameters = inspect.signature(function).parameters
         assert {"model", "env", "tasks", "lr", "steps", "on_step"} <= set(parameters)
+    assert {"model", "env", "tasks", "attempts"} <= set(inspect.signature(sf.evaluate).parameters)
 
 
 def test_an_error_of_the_coroutine_is_raised_where_it_was_called() -> None:

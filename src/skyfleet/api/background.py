@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from functools import cache
-from inspect import isawaitable, iscoroutinefunction
+from inspect import isawaitable
 from threading import Event, Thread, current_thread
 from typing import Any, TypeVar
 
@@ -56,13 +56,13 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def as_sync_callback(callback: Callable[..., Any]) -> Callable[..., Any]:
-    """The same callback; an async one runs to its end in a loop of its own."""
+    """The same callback; what an async one returns runs to its end in a loop of its own."""
 
     def call(*args: Any) -> Any:
         result = callback(*args)
         return _run_in_new_thread(result) if isawaitable(result) else result
 
-    return call if iscoroutinefunction(callback) else callback
+    return call
 
 
 def _run_in_new_thread(awaitable: Any) -> Any:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from skyfleet.envs.env import Env, EnvFactory
-from skyfleet.envs.python_env import ToolEnv, as_env_factory
+from skyfleet.envs.python_env import ToolEnv, as_env_factory, check_reward
 from skyfleet.envs.python_tools import name_function, requested_names, view_task
 from skyfleet.errors import ConfigError
 from skyfleet.tasks.task import Task
@@ -154,8 +154,8 @@ def resolve_env(
             f"{where}(env=..., reward=...): the environment has a reward of its own; pass one of them"
         )
     if reward is not None:
-        single = ToolEnv(reward=reward, max_turns=1, where=where)
-        return _resolve_object(single, where, default_name)
+        check_reward(reward, where)
+        return _resolve_object(ToolEnv(reward=reward, max_turns=1), where, default_name)
     if env_given is None:
         return ResolvedEnv()
     spec = env(env_given) if isinstance(env_given, str) else env_given
@@ -171,7 +171,9 @@ def _resolve_object(given: object, where: str, default_name: str | None) -> Reso
     overrides: dict[str, Any] = {"environment.env_class": _name_object(given)}
     if isinstance(given, ToolEnv) and given.max_turns is not None:
         overrides["generator.max_turns"] = given.max_turns
-    own_name = given.__name__.lower() if inspect.isclass(given) else None
+    own_name = given.name if isinstance(given, ToolEnv) else None
+    if inspect.isclass(given):
+        own_name = given.__name__.lower()
     return ResolvedEnv(
         open_env=factory, env_key=own_name or default_name or "env", overrides=overrides
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from skyfleet.api.agents import OpenedAgent, open_agent
+from skyfleet.api.arguments import check_arguments, show_arguments
 from skyfleet.api.background import as_sync_callback, run_sync
 from skyfleet.api.comparison import Evaluation
 from skyfleet.api.config import ConfigLike
@@ -50,6 +51,7 @@ class EvaluateArguments(TypedDict, total=False):
     config: ConfigLike
 
 
+@show_arguments(EvaluateArguments)
 def evaluate(
     model: object,
     env: object = None,
@@ -74,6 +76,7 @@ def evaluate(
     return run_sync(evaluate_async(model, env, tasks, **arguments))
 
 
+@show_arguments(EvaluateArguments)
 async def evaluate_async(
     model: object,
     env: object = None,
@@ -87,9 +90,7 @@ async def evaluate_async(
     >>> asyncio.run(sf.evaluate_async("null", env, [{"prompt": "What is 2 + 2?"}])).success_rate
     0.0
     """
-    if unknown := sorted(arguments.keys() - EvaluateArguments.__annotations__.keys()):
-        known = ", ".join(EvaluateArguments.__annotations__)
-        raise ConfigError(f"sf.evaluate({unknown[0]}=...) is no argument; use one of {known}")
+    check_arguments("sf.evaluate", arguments, EvaluateArguments)
     resolved = resolve_env(env, arguments.get("reward"), where="sf.evaluate", default_name=None)
     source = resolved.tasks if tasks is None else tasks
     if source is None:

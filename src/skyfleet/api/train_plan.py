@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict
 
+from skyfleet.api.arguments import check_arguments
 from skyfleet.api.background import as_sync_callback
 from skyfleet.api.comparison import Evaluation
 from skyfleet.api.config import ConfigLike, GivenConfig, read_config
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from skyfleet.envs.env import EnvFactory
     from skyfleet.tasks.task import Task
     from skyfleet.trainer.assemble import GivenObjects
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 HELD_OUT = "held_out"
 """The evaluation set that is split off if none is given."""
@@ -74,18 +72,6 @@ class TrainArguments(TypedDict, total=False):
     on_evaluation: Callable[[Evaluation], Any] | None
 
 
-def show_arguments(function: F) -> F:
-    """Make `help()` and notebooks list TrainArguments instead of `**arguments`."""
-    shown = inspect.signature(function)
-    named = [p for p in shown.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    keywords = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
-        for name in TrainArguments.__annotations__
-    ]
-    function.__dict__["__signature__"] = shown.replace(parameters=[*named, *keywords])
-    return function
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPlan:
     """A call of `train` as configuration and objects."""
@@ -102,11 +88,7 @@ def plan_training(
     where: str, model: object, env: object, arguments: TrainArguments
 ) -> TrainingPlan:
     """Turn the arguments into a configuration and the objects it cannot hold."""
-    if unknown := sorted(arguments.keys() - TrainArguments.__annotations__.keys()):
-        raise ConfigError(
-            f"{where}({unknown[0]}=...) is no argument; pass a configuration key as "
-            f'config={{"...": ...}}, or one of {", ".join(TrainArguments.__annotations__)}'
-        )
+    check_arguments(where, arguments, TrainArguments)
     given = read_config(arguments.get("config"))
     if model is None and given.base is None:
         raise ConfigError(f"{where}(model=...): model is missing; pass a name, a folder or 'tiny'")

@@ -8,10 +8,11 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from skyfleet.api.arguments import show_arguments
 from skyfleet.api.background import run_sync
 from skyfleet.api.comparison import Evaluation
 from skyfleet.api.tasks import load_given_tasks
-from skyfleet.api.train_plan import TrainArguments, plan_training, show_arguments
+from skyfleet.api.train_plan import TrainArguments, plan_training
 from skyfleet.api.training import TrainResult
 from skyfleet.api.trajectories import wrap_step
 from skyfleet.errors import ConfigError
@@ -45,7 +46,7 @@ class Trainer:
     (1, 2, 'global_step_1', 1)
     """
 
-    @show_arguments
+    @show_arguments(TrainArguments)
     def __init__(
         self, model: object = None, env: object = None, **arguments: Unpack[TrainArguments]
     ) -> None:

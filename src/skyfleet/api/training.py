@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from skyfleet.api.arguments import show_arguments
 from skyfleet.api.background import run_sync
 from skyfleet.api.comparison import Comparison
 from skyfleet.api.models import ModelSource
 from skyfleet.api.policy import Policy
 from skyfleet.api.runs import Run, load_run
 from skyfleet.api.tables import Table
-from skyfleet.api.train_plan import TrainArguments, plan_training, show_arguments
+from skyfleet.api.train_plan import TrainArguments, plan_training
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from skyfleet.trainer.training_run import TrainingOutcome
 
 
-@show_arguments
+@show_arguments(TrainArguments)
 def train(
     model: object = None, env: object = None, **arguments: Unpack[TrainArguments]
 ) -> TrainResult:
@@ -56,7 +57,7 @@ def train(
     return run_sync(_train("sf.train", model, env, arguments, partial_on_cancel=True))
 
 
-@show_arguments
+@show_arguments(TrainArguments)
 async def train_async(
     model: object = None, env: object = None, **arguments: Unpack[TrainArguments]
 ) -> TrainResult:

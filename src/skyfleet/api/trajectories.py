@@ -40,8 +40,8 @@ class Trajectory(records.Trajectory):
     @property
     def messages(self) -> tuple[Message, ...]:
         """Everything in order: the prompt, then each action and the replies to it."""
-        said = (message for turn in self.turns for message in (turn.action, *turn.replies))
-        return (*self.opening, *said)
+        exchanged = (message for turn in self.turns for message in (turn.action, *turn.replies))
+        return (*self.opening, *exchanged)
 
     def show(self) -> None:
         """Print the episode."""

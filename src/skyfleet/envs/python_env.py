@@ -81,7 +81,8 @@ class ToolEnv:
     `setup(task)` makes the episode's state, which tools get as `state`. `reward` may take task,
     state, answer, messages and trajectory by name and returns a number, a `Grade` or None. A
     message without a tool call ends the episode. A tool that raises `ToolError` answers the agent
-    with an error; any other exception fails the episode.
+    with an error; any other exception fails the episode. `name` is the environment's name in reports
+    and metrics; unset, the run's name.
 
     >>> import skyfleet as sf
     >>> def press(state: dict, times: int) -> str:
@@ -105,20 +106,18 @@ class ToolEnv:
         setup: Function | None = None,
         system_prompt: str | None = None,
         max_turns: int | None = None,
-        where: str = "sf.ToolEnv",
+        name: str | None = None,
     ) -> None:
-        self.tools = tuple(tools)
-        names = [build_tool(function).spec.name for function in self.tools]
+        self.tools = tuple(build_tool(function) for function in tools)
+        names = [tool.spec.name for tool in self.tools]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ConfigError(f"{where}(tools=...): two tools are named {twice[0]}; rename one")
+            raise ConfigError(f"sf.ToolEnv(tools=...): two tools are named {twice[0]}; rename one")
         self.setup, self.reward = setup, reward
-        self.system_prompt, self.max_turns = system_prompt, max_turns
-        offered: tuple[str, ...] = REWARD_ARGUMENTS
-        if setup is None:
-            offered = tuple(name for name in offered if name != "state")
-        else:
-            requested_names(setup, ("task",), where=f"{where}(..., setup={name_function(setup)})")
-        requested_names(reward, offered, where=f"{where}(..., reward={name_function(reward)})")
+        self.system_prompt, self.max_turns, self.name = system_prompt, max_turns, name
+        if setup is not None:
+            where = f"sf.ToolEnv(..., setup={name_function(setup)})"
+            requested_names(setup, ("task",), where=where)
+        check_reward(reward, "sf.ToolEnv", with_state=setup is not None)
 
     async def __call__(self, task: Task) -> PythonEpisode:
         """Open an episode."""
@@ -140,8 +139,14 @@ class ToolEnv:
         )
 
     def __repr__(self) -> str:
-        names = ", ".join(build_tool(function).spec.name for function in self.tools)
+        names = ", ".join(tool.spec.name for tool in self.tools)
         return f"ToolEnv(tools=[{names}], reward={name_function(self.reward)})"
+
+
+def check_reward(reward: Function, where: str, *, with_state: bool = False) -> None:
+    """ConfigError if a reward function takes what it does not get; `where` is the call."""
+    offered = [name for name in REWARD_ARGUMENTS if with_state or name != "state"]
+    requested_names(reward, offered, where=f"{where}(..., reward={name_function(reward)})")
 
 
 def as_env_factory(env: object, *, where: str = "env") -> protocol.EnvFactory:

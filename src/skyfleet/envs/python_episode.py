@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from skyfleet.chat.message import Message, ToolCall
@@ -69,7 +69,7 @@ class Observation(protocol.Observation):
     def __init__(
         self,
         messages: MessageLike | Sequence[MessageLike],
-        tools: Sequence[Function] = (),
+        tools: Sequence[Function | PythonTool] = (),
         **others: Any,
     ) -> None:
         functions = tuple(build_tool(function) for function in tools)
@@ -91,8 +91,6 @@ class Step(protocol.Step):
     """
 
     def __init__(self, messages: MessageLike | Sequence[MessageLike] = (), **others: Any) -> None:
-        if isinstance(others.get("opening"), Observation):
-            others["opening"] = _plain(others["opening"])
         _copy_fields(self, protocol.Step(messages=as_messages(messages), **others))
 
 
@@ -134,16 +132,16 @@ class PythonEpisode:
     async def reset(self) -> protocol.Observation:
         given = await call_by_name(self._calls, self._reset, task=view_task(self._task))
         observation = given if isinstance(given, protocol.Observation) else Observation(given)
-        if isinstance(observation, Observation):
-            self._tools = {function.spec.name: function for function in observation.functions}
         self._opening, self._turns = observation.messages, []
-        return _plain(observation)
+        return self._use_tools(observation)
 
     async def step(self, action: Message) -> protocol.Step:
         if self._step is None:
             step = await self.call_tools(action)
         else:
             step = _as_step(await self._calls.call(self._step, action))
+            if step.opening is not None:
+                step = replace(step, opening=self._use_tools(step.opening))
         self._turns.append(
             Turn(action=action, replies=step.messages, reward=step.reward, engine_seconds=0.0)
         )
@@ -172,6 +170,12 @@ class PythonEpisode:
         finally:
             self._calls.end()
 
+    def _use_tools(self, observation: protocol.Observation) -> protocol.Observation:
+        """Call the observation's functions from now on; the agent gets their schemas."""
+        if isinstance(observation, Observation):
+            self._tools = {function.spec.name: function for function in observation.functions}
+        return _plain(observation)
+
     async def _answer(self, call: ToolCall) -> protocol.Step:
         values = {"state": self._state, "task": view_task(self._task)}
         try:
@@ -185,12 +189,12 @@ class PythonEpisode:
         return protocol.Step(messages=(reply,))
 
     def _reward_values(self) -> dict[str, Any]:
-        said = [message for turn in self._turns for message in (turn.action, *turn.replies)]
+        exchanged = [message for turn in self._turns for message in (turn.action, *turn.replies)]
         return {
             "task": view_task(self._task),
             "state": self._state,
             "answer": self._turns[-1].action.text if self._turns else "",
-            "messages": [*self._opening, *said],
+            "messages": [*self._opening, *exchanged],
             "trajectory": Trajectory(
                 task_key=self._task.key,
                 env_key=self._task.env_key,

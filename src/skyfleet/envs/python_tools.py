@@ -7,7 +7,7 @@ import inspect
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, get_type_hints, overload
 
 from pydantic_core import to_jsonable_python
@@ -207,17 +207,45 @@ class PythonTool:
         return format_result(await calls.call(self.function, **checked, **injected))
 
 
-def build_tool(function: Function) -> PythonTool:
+def build_tool(function: Function | PythonTool) -> PythonTool:
     """Make a tool of a function, a method, a callable object or the result of `tool`."""
+    if isinstance(function, PythonTool):
+        return function
     settings = function if isinstance(function, ToolFunction) else ToolFunction(function)
-    target, name = settings.function, settings.name
+    target = settings.function
     if not callable(target):
         raise ConfigError(
             f"tools: {target!r:.80} is not a function; pass functions or sf.tool(...)"
         )
-    hints = _read_hints(target, name)
+    described = (settings.name, settings.description or "", settings.writes)
+    if inspect.ismethod(target):
+        # An environment's methods are bound anew in every episode; their schema is the same.
+        schema, injected = _build_method_schema(target.__func__, *described)
+    else:
+        parameters = inspect.signature(target).parameters.values()
+        schema, injected = _build_schema(target, tuple(parameters), *described)
+    return PythonTool(schema=schema, function=target, injected=injected)
+
+
+@lru_cache(maxsize=1024)
+def _build_method_schema(
+    function: Function, name: str, description: str, writes: bool
+) -> tuple[Tool, tuple[str, ...]]:
+    _, *parameters = inspect.signature(function).parameters.values()
+    return _build_schema(function, tuple(parameters), name, description, writes)
+
+
+def _build_schema(
+    function: Function,
+    parameters: tuple[inspect.Parameter, ...],
+    name: str,
+    description: str,
+    writes: bool,
+) -> tuple[Tool, tuple[str, ...]]:
+    """The tool as the agent sees it, and the parameters that it does not see."""
+    hints = _read_hints(function, name)
     visible, injected = [], []
-    for p in inspect.signature(target).parameters.values():
+    for p in parameters:
         if _is_injected(p.name, hints.get(p.name)):
             injected.append(p.name)
         elif p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY):
@@ -228,23 +256,15 @@ def build_tool(function: Function) -> PythonTool:
             )
         else:
             visible.append(p.replace(kind=p.KEYWORD_ONLY, annotation=hints[p.name]))
-    first = inspect.Parameter("env", inspect.Parameter.POSITIONAL_ONLY)
-    schema = Tool.of(_with_signature(first, visible, settings), writes=settings.writes)
-    return PythonTool(schema=schema, function=target, injected=tuple(injected))
-
-
-def _with_signature(
-    first: inspect.Parameter, visible: list[inspect.Parameter], settings: ToolFunction
-) -> Function:
-    """`Tool.of` reads a schema off a signature and hides its first parameter."""
 
     def described(*args: object) -> None: ...
 
-    described.__name__ = settings.name
-    described.__doc__ = settings.description or ""
+    # `Tool.of` reads the schema off a signature and hides its first parameter.
+    first = inspect.Parameter("env", inspect.Parameter.POSITIONAL_ONLY)
+    described.__name__, described.__doc__ = name, description
     described.__annotations__ = {p.name: p.annotation for p in visible}
     described.__dict__["__signature__"] = inspect.Signature([first, *visible])
-    return described
+    return Tool.of(described, writes=writes), tuple(injected)
 
 
 def _is_injected(name: str, hint: object) -> bool:
