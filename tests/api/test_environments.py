@@ -306,7 +306,7 @@ async def test_a_function_may_open_the_environment_and_an_async_env_is_used_as_i
     assert isinstance(opened, Plain)
 
 
-async def test_what_a_step_may_return_is_said() -> None:
+async def test_a_step_that_returns_neither_step_nor_text_fails() -> None:
     class Broken(sf.Env):
         def step(self, message: Message) -> int:
             return 3

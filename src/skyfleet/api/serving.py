@@ -8,7 +8,7 @@ import socket
 from functools import partial
 from typing import Any
 
-from skyfleet.api.background import background_loop, run_sync
+from skyfleet.api.background import run_sync
 from skyfleet.api.config import ConfigLike
 from skyfleet.api.inference import PolicyEngine, inference_config, open_no_env
 from skyfleet.api.models import resolve_model
@@ -83,22 +83,24 @@ def serve(
     >>> message.role
     'assistant'
     """
-    owned = None
-    if not isinstance(model, PolicyEngine):
+    if isinstance(model, PolicyEngine):
+        policy, owned = model, None
+    else:
         source = resolve_model(model, where="sf.serve")
-        owned = PolicyEngine(source, inference_config(source, config))
-    policy = model if isinstance(model, PolicyEngine) else owned
-    assert policy is not None
+        policy = owned = PolicyEngine(source, inference_config(source, config))
     if policy.source.url is not None or policy.config.generator.is_remote:
-        raise ConfigError(f"sf.serve: {policy!r} is served already; use its URL")
+        raise ConfigError(f"sf.serve: {policy.source.name} is served already; use its URL")
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
     except OSError as error:
         raise ConfigError(f"sf.serve(port={port}): {error.strerror}; choose another") from None
-    background_loop()
-    return run_sync(_serve(policy, owned, listening, name or policy.config.trainer.run_name))
+    try:
+        return run_sync(_serve(policy, owned, listening, name or policy.config.trainer.run_name))
+    except BaseException:
+        listening.close()
+        raise
 
 
 async def _serve(

@@ -48,10 +48,12 @@ class Trajectory(records.Trajectory):
         sys.stdout.write(f"{self}\n")
 
     def __str__(self) -> str:
-        return "\n".join((*map(format_message, self.messages), self._summary()))
+        return "\n".join(
+            (*map(format_message, self.messages), f"{self.task_key}: {self._outcome()}")
+        )
 
     def __repr__(self) -> str:
-        return f"Trajectory({self._summary().replace(self.task_key, repr(self.task_key), 1).replace(':', ',', 1)})"
+        return f"Trajectory({self.task_key!r}, {self._outcome()})"
 
     def _repr_html_(self) -> str:
         blocks = (
@@ -60,15 +62,16 @@ class Trajectory(records.Trajectory):
             for message in self.messages
         )
         return (
-            f"<details open><summary>{escape(self._summary())}</summary>{''.join(blocks)}</details>"
+            f"<details open><summary>{escape(f'{self.task_key}: {self._outcome()}')}</summary>"
+            f"{''.join(blocks)}</details>"
         )
 
-    def _summary(self) -> str:
+    def _outcome(self) -> str:
         n = len(self.turns)
         reward = "unknown" if self.reward is None else f"{self.reward:g}"
         failed = f", {self.failure.kind}: {self.failure.detail}" if self.failure else ""
         turns = f"{n} turn{'' if n == 1 else 's'}"
-        return f"{self.task_key}: {self.ending}, {turns}, reward {reward}{failed}"
+        return f"{self.ending}, {turns}, reward {reward}{failed}"
 
 
 def format_message(message: Message) -> str:
