@@ -1,0 +1,103 @@
+"""Open what plays: a policy, an endpoint or a scripted agent, in its environment."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from skyfleet.api.config import ConfigLike
+from skyfleet.api.envs import ResolvedEnv
+from skyfleet.api.inference import PolicyEngine, inference_config
+from skyfleet.api.models import SCRIPTED, ModelSource, resolve_model
+from skyfleet.api.settings import Sampling
+from skyfleet.config.root import RunConfig
+from skyfleet.config.rules import unsupported
+from skyfleet.errors import ConfigError
+
+if TYPE_CHECKING:
+    from skyfleet.envs.env import EnvFactory
+    from skyfleet.evaluation.agent_info import AgentInfo
+    from skyfleet.rollouts.conversation import AgentFactory
+    from skyfleet.tasks.task import Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedAgent:
+    """An agent and the environment it plays in."""
+
+    agent: AgentFactory
+    info: AgentInfo
+    step: int
+    """The training step of its weights; 0 if they were not trained here."""
+    config: RunConfig
+    open_env: EnvFactory
+
+
+@asynccontextmanager
+async def open_agent(
+    model: object,
+    env: ResolvedEnv,
+    tasks: Sequence[Task],
+    sampling: Sampling | None,
+    config: ConfigLike,
+    arguments: Mapping[str, Any],
+    *,
+    where: str,
+) -> AsyncIterator[OpenedAgent]:
+    """The agent that `model` names. A policy given as an object stays open for its owner."""
+    from skyfleet.envs.registry import env_factory
+    from skyfleet.evaluation.agent_info import AgentInfo
+
+    keys = {**env.overrides, **arguments}
+    # An environment given as an object is not one that the configuration can name.
+    keys |= {"environment.env_class": "world"} if env.open_env is not None else {}
+    keys |= (sampling or Sampling()).overrides("generator.eval_sampling_params")
+    if isinstance(model, str) and model in SCRIPTED:
+        settings = inference_config(ModelSource(), config, keys)
+        yield OpenedAgent(
+            agent=_build_scripted(model, settings),
+            info=AgentInfo(agent=model, max_turns=settings.generator.max_turns),
+            step=0,
+            config=settings,
+            open_env=env.open_env or env_factory(settings),
+        )
+        return
+    given = model if isinstance(model, PolicyEngine) and config is None else None
+    source = given.source if given is not None else resolve_model(model, where=where)
+    settings = inference_config(source, config if given is None else given.config, keys)
+    if refused := unsupported(settings):
+        raise ConfigError("\n".join(refused))
+    engine = given or PolicyEngine(source, settings)
+    open_env = env.open_env or env_factory(settings)
+    try:
+        by_sampling = await engine.connect(tasks, open_env)
+        params = PolicyEngine(source, settings).sampling_params(None)
+        trained = source.run_config
+        info = AgentInfo(
+            model=trained.trainer.policy.model.path if trained else source.name,
+            endpoint=source.url,
+            checkpoint=str(source.folder) if source.folder else None,
+            temperature=params.temperature,
+            max_turns=settings.generator.max_turns,
+        )
+        yield OpenedAgent(
+            agent=by_sampling(params),
+            info=info,
+            step=source.step,
+            config=settings,
+            open_env=open_env,
+        )
+    finally:
+        if given is None:
+            await engine.aclose()
+
+
+def _build_scripted(name: str, config: RunConfig) -> AgentFactory:
+    from skyfleet.rollouts.random_agent import random_policy
+    from skyfleet.rollouts.scripted_agents import null_policy, oracle_policy
+
+    if name == "random":
+        return random_policy(seed=config.trainer.seed)
+    return oracle_policy if name == "oracle" else null_policy

@@ -1,0 +1,87 @@
+"""Run coroutines from sync code: one background thread with an event loop, and Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import cache
+from inspect import isawaitable
+from threading import Event, Thread, current_thread
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_THREAD = "skyfleet loop"
+
+
+@cache
+def background_loop() -> asyncio.AbstractEventLoop:
+    """The event loop of all sync calls. Its thread is a daemon and ends with the process.
+
+    A notebook has a running loop in the main thread, so sync calls cannot use that one.
+    """
+    loop = asyncio.new_event_loop()
+    Thread(target=loop.run_forever, name=_THREAD, daemon=True).start()
+    return loop
+
+
+def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in the background loop and wait for it.
+
+    Ctrl-C cancels it once and waits until it has saved and closed what it holds; a second Ctrl-C
+    gives up waiting. If the coroutine ends by cancellation this raises KeyboardInterrupt.
+    """
+    loop, finished = background_loop(), Event()
+    if current_thread().name == _THREAD:
+        # A callback of a run that this loop trains: waiting for the loop would block it for good.
+        result: T = _run_in_new_thread(coroutine)
+        return result
+    started: list[asyncio.Task[T]] = []
+
+    def start() -> None:
+        task = loop.create_task(coroutine)
+        task.add_done_callback(lambda _: finished.set())
+        started.append(task)
+
+    loop.call_soon_threadsafe(start)
+    try:
+        finished.wait()
+    except KeyboardInterrupt:
+        loop.call_soon_threadsafe(lambda: started[0].cancel())
+        finished.wait()
+    (task,) = started
+    if task.cancelled():
+        raise KeyboardInterrupt
+    return task.result()
+
+
+def as_sync_callback(callback: Callable[..., Any]) -> Callable[..., Any]:
+    """The same callback; what an async one returns runs to its end in a loop of its own."""
+
+    def call(*args: Any) -> Any:
+        result = callback(*args)
+        return _run_in_new_thread(result) if isawaitable(result) else result
+
+    return call
+
+
+def _run_in_new_thread(awaitable: Any) -> Any:
+    """Run an awaitable in a thread and a loop of its own, and wait for it."""
+    outcome: list[Any] = []
+    failure: list[BaseException] = []
+
+    async def wait() -> Any:
+        return await awaitable
+
+    def run() -> None:
+        try:
+            outcome.append(asyncio.run(wait()))
+        except BaseException as error:
+            failure.append(error)
+
+    thread = Thread(target=run, name="skyfleet callback")
+    thread.start()
+    thread.join()
+    if failure:
+        raise failure[0]
+    return outcome[0]

@@ -1,0 +1,193 @@
+"""Evaluations and comparisons as objects that print and render."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from skyfleet.api.tables import markdown_to_html
+from skyfleet.errors import ConfigError, TaskError
+from skyfleet.evaluation import compare as core
+from skyfleet.evaluation.baselines import baseline_faults
+from skyfleet.evaluation.report import EvalReport, match_reports, save_report
+from skyfleet.evaluation.table import comparison_table, conclude, score_table
+
+Change = core.Change
+
+
+class Evaluation:
+    """How good a policy was on one set of tasks: pass@1, interval, and every task's outcome.
+
+    >>> import skyfleet as sf
+    >>> env = sf.ToolEnv(reward=lambda answer: float("4" in answer))
+    >>> evaluation = sf.evaluate("null", env, [{"prompt": "What is 2 + 2?"}])
+    >>> evaluation.success_rate, evaluation.n_tasks
+    (0.0, 1)
+    """
+
+    def __init__(
+        self, report: EvalReport, trajectories: Sequence[Any] = (), notes: Sequence[str] = ()
+    ) -> None:
+        self.report, self.notes = report, (*notes, *baseline_faults(report.baselines))
+        self.trajectories = tuple(trajectories)
+        """The episodes, where they are at hand."""
+
+    @property
+    def name(self) -> str:
+        return self.report.name
+
+    @property
+    def step(self) -> int:
+        return self.report.step
+
+    @property
+    def n_tasks(self) -> int:
+        """Tasks with a graded attempt."""
+        return self.report.overall.n_tasks
+
+    @property
+    def success_rate(self) -> float | None:
+        """pass@1; None if nothing could be graded."""
+        return self.report.overall.success_rate
+
+    @property
+    def mean_reward(self) -> float | None:
+        return self.report.overall.mean_reward
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % interval of the success rate."""
+        return self.report.overall.interval
+
+    @property
+    def pass_at_k(self) -> dict[int, float]:
+        return dict(self.report.overall.pass_at_k)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        return self.report.metrics()
+
+    def save(self, folder: str | Path) -> None:
+        """Write the report where `sf.compare(folder, ...)` reads it."""
+        save_report(Path(folder), self.report)
+
+    def __str__(self) -> str:
+        return "\n".join((score_table([self.report]), *self.notes)).rstrip()
+
+    def __repr__(self) -> str:
+        rate = "ungraded" if self.success_rate is None else f"pass@1 {self.success_rate:.3f}"
+        return f"Evaluation({self.name!r}, step={self.step}, {self.n_tasks} tasks, {rate})"
+
+    def _repr_html_(self) -> str:
+        return markdown_to_html(str(self))
+
+
+class Comparison(Sequence[core.Comparison]):
+    """Two evaluations task by task: difference, interval and verdict per set and environment.
+
+    >>> import skyfleet as sf
+    >>> tasks = [{"prompt": f"Say {n}.", "number": n} for n in range(8)]
+    >>> env = sf.ToolEnv(reward=lambda task, answer: float(str(task["number"]) in answer))
+    >>> before, after = sf.evaluate("null", env, tasks), sf.evaluate("null", env, tasks)
+    >>> sf.compare(before, after).verdict
+    'FAILING'
+    """
+
+    def __init__(self, sets: Sequence[core.Comparison], notes: Sequence[str] = ()) -> None:
+        self.sets, self.notes = tuple(sets), tuple(notes)
+
+    @property
+    def overall(self) -> Change:
+        """The change on the first set."""
+        if not self.sets:
+            raise ConfigError(f"nothing was compared: {' '.join(self.notes)}")
+        return self.sets[0].overall
+
+    @property
+    def verdict(self) -> str:
+        """The first set's: IMPROVED, REGRESSED, SATURATED, FAILING, UNDERPOWERED or NO EVIDENCE."""
+        return self.overall.verdict.value
+
+    @property
+    def difference(self) -> float:
+        return self.overall.difference
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, str):
+            found = [comparison for comparison in self.sets if comparison.name == index]
+            if not found:
+                names = ", ".join(comparison.name for comparison in self.sets)
+                raise ConfigError(f"no evaluation set {index!r}; choose from {names or 'none'}")
+            return found[0]
+        return self.sets[index]
+
+    def __len__(self) -> int:
+        return len(self.sets)
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines()).strip()
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return markdown_to_html(str(self))
+
+    def _lines(self) -> Iterator[str]:
+        if self.sets:
+            yield comparison_table(self.sets)
+            yield from (conclude(comparison) for comparison in self.sets)
+        yield from self.notes
+
+
+def compare(before: Any, after: Any = None) -> Comparison:
+    """Compare two evaluations by task. Each is an `Evaluation`, a folder, a report or a run.
+
+    A run alone is its first evaluation against its last.
+
+    >>> import skyfleet as sf
+    >>> env = sf.ToolEnv(reward=lambda answer: float("4" in answer))
+    >>> evaluation = sf.evaluate("null", env, [{"prompt": "What is 2 + 2?"}])
+    >>> sf.compare(evaluation, evaluation).difference
+    0.0
+    """
+    if after is None:
+        if isinstance(before, str | Path):
+            return _compare_paths(Path(before), None)
+        if isinstance(getattr(before, "comparison", None), Comparison):
+            own: Comparison = before.comparison
+            return own
+        raise ConfigError("sf.compare(before, after): after is missing; pass two evaluations")
+    if isinstance(before, str | Path) and isinstance(after, str | Path):
+        return _compare_paths(Path(before), Path(after))
+    return compare_reports([(_report(before, "before"), _report(after, "after"))])
+
+
+def compare_reports(
+    pairs: Sequence[tuple[EvalReport, EvalReport]], notes: Sequence[str] = ()
+) -> Comparison:
+    """Compare each pair; one that has no graded task in common becomes a note."""
+    sets, notes = [], list(notes)
+    for before, after in pairs:
+        try:
+            sets.append(core.compare(before, after))
+        except TaskError as error:  # the other sets still count
+            notes.append(f"{error}.")
+    return Comparison(sets, notes)
+
+
+def _compare_paths(before: Path, after: Path | None) -> Comparison:
+    matched = match_reports(before, after)
+    compared = compare_reports(matched.pairs)
+    unmatched = [f"{name} is on one side only." for name in matched.unmatched]
+    return Comparison(compared.sets, [*compared.notes, *unmatched])
+
+
+def _report(given: Any, which: str) -> EvalReport:
+    if isinstance(given, Evaluation):
+        return given.report
+    if isinstance(given, EvalReport):
+        return given
+    if isinstance(given, str | Path) and Path(given).is_file():
+        return EvalReport.from_json(Path(given).read_text(encoding="utf-8"))
+    raise ConfigError(f"sf.compare({which}={given!r:.60}): pass an evaluation of sf.evaluate")

@@ -1,0 +1,123 @@
+"""What `model=` may be: a name, a folder, a run, a URL, a loaded model, or a policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from skyfleet.config.loading import load_config_file
+from skyfleet.config.root import RunConfig
+from skyfleet.errors import ConfigError
+
+if TYPE_CHECKING:
+    from skyfleet.models.loading import Loaded
+
+SCRIPTED = ("oracle", "null", "random")
+"""Agents that need no model: the reference solution, one that does nothing, one at random."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSource:
+    """Where weights come from; exactly one of path, url and loaded."""
+
+    path: str | None = None
+    url: str | None = None
+    loaded: Loaded | None = None
+    run_config: RunConfig | None = None
+    """The configuration of the run that trained them, if one did."""
+    step: int = 0
+    """The training step of that run."""
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of saved weights; None for a model that is loaded by name."""
+        if self.path is None or not (Path(self.path).expanduser() / "config.json").is_file():
+            return None
+        return Path(self.path).expanduser()
+
+    @property
+    def name(self) -> str:
+        if self.loaded is not None:
+            return _name_module(self.loaded.module)
+        return self.url or str(self.path)
+
+
+def resolve_model(model: Any, tokenizer: Any = None, *, where: str) -> ModelSource:
+    """`where` is the call in error messages, such as `sf.train`."""
+    source = getattr(model, "source", model)
+    if isinstance(source, ModelSource):
+        return source
+    if isinstance(model, str | Path):
+        if tokenizer is not None:
+            raise ConfigError(f"{where}(tokenizer=...): {str(model)!r} has its own; leave it out")
+        return _resolve_path(str(model))
+    if isinstance(model, tuple) and len(model) == 2:
+        model, tokenizer = model
+    if hasattr(model, "state_dict") and hasattr(model, "config"):
+        return ModelSource(loaded=_loaded(model, tokenizer, where))
+    raise ConfigError(
+        f"{where}(model={model!r:.80}): pass a Hugging Face name, a folder, a run, a URL, a "
+        "transformers model, or a policy"
+    )
+
+
+def find_run_policy(run: Path, step: int | str = "last") -> ModelSource:
+    """The policy of a run's checkpoint: a step, "last" or "best"."""
+    config = load_config_file(run / "config.yaml")
+    steps = list_checkpoints(Path(config.trainer.ckpt_path), run)
+    if not steps:
+        raise ConfigError(f"{run} has no checkpoint yet; train it first")
+    chosen = max(steps) if step == "last" else _best_step(run) if step == "best" else step
+    if chosen not in steps:
+        raise ConfigError(f"{run} has no checkpoint of step {chosen}; choose from {sorted(steps)}")
+    path = str(steps[int(chosen)] / "policy")
+    return ModelSource(path=path, run_config=config, step=int(chosen))
+
+
+def list_checkpoints(configured: Path, run: Path) -> dict[int, Path]:
+    """By step. A run folder that was moved has its checkpoints inside it."""
+    folder = configured if configured.is_dir() else run / "checkpoints"
+    numbered = ((p.name.removeprefix("global_step_"), p) for p in folder.glob("global_step_*"))
+    return {int(n): path for n, path in numbered if n.isdecimal() and (path / "policy").is_dir()}
+
+
+def _best_step(run: Path) -> int:
+    from skyfleet.analysis.run_folder import open_run
+
+    found = [
+        row["trainer/best_step"] for row in open_run(run).metrics() if "trainer/best_step" in row
+    ]
+    return int(found[-1]) if found else 0
+
+
+def _resolve_path(given: str) -> ModelSource:
+    if given.startswith(("http://", "https://")):
+        return ModelSource(url=given)
+    path = Path(given).expanduser()
+    if (path / "config.yaml").is_file():
+        return find_run_policy(path)
+    if (path / "policy" / "config.json").is_file():
+        path = path / "policy"
+    run = path.parent.parent.parent
+    number = path.parent.name.removeprefix("global_step_")
+    if path.name == "policy" and number.isdecimal() and (run / "config.yaml").is_file():
+        config = load_config_file(run / "config.yaml")
+        return ModelSource(path=str(path), run_config=config, step=int(number))
+    return ModelSource(path=str(path) if path.is_dir() else given)
+
+
+def _loaded(module: Any, tokenizer: Any, where: str) -> Loaded:
+    from skyfleet.models.loading import Loaded, load_tokenizer
+
+    name = _name_module(module)
+    if tokenizer is None and not name:
+        raise ConfigError(
+            f"{where}(model=...): the loaded model does not say where its tokenizer is; pass "
+            "tokenizer="
+        )
+    return Loaded(module=module, tokenizer=tokenizer or load_tokenizer(name))
+
+
+def _name_module(module: Any) -> str:
+    return str(getattr(module.config, "_name_or_path", "") or "")

@@ -1,0 +1,136 @@
+"""Serve a policy behind OpenAI's API from a script or a notebook."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from functools import partial
+from typing import Any
+
+from skyfleet.api.background import run_sync
+from skyfleet.api.config import ConfigLike
+from skyfleet.api.inference import PolicyEngine, inference_config, open_no_env
+from skyfleet.api.models import resolve_model
+from skyfleet.errors import ConfigError, MissingExtraError
+
+KEY_VARIABLE = "SKYFLEET_API_KEY"
+
+
+class Server:
+    """A running server; `stop` ends it, `wait` blocks until Ctrl-C."""
+
+    def __init__(
+        self, url: str, name: str, uvicorn_server: Any, policy: PolicyEngine | None
+    ) -> None:
+        self.url, self.name = url, name
+        self._server, self._policy = uvicorn_server, policy
+        self._serving: asyncio.Task[None] | None = None
+
+    async def start(self, listening: socket.socket) -> None:
+        # Before uvicorn has started, so that no client has to wait for that.
+        listening.listen(1024)
+        self._serving = asyncio.create_task(self._server.serve(sockets=[listening]))
+
+    def stop(self) -> None:
+        """Stop serving; a policy that was loaded for it is closed."""
+        run_sync(self._stop())
+
+    def wait(self) -> None:
+        """Block until Ctrl-C, then stop."""
+        try:
+            run_sync(self._wait())
+        except KeyboardInterrupt:
+            self.stop()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        return f"Server({self.url!r}, model={self.name!r})"
+
+    async def _wait(self) -> None:
+        if self._serving is not None:
+            await asyncio.shield(self._serving)
+
+    async def _stop(self) -> None:
+        self._server.should_exit = True
+        if self._serving is not None:
+            await self._serving
+        if self._policy is not None:
+            await self._policy.aclose()
+
+
+def serve(
+    model: object,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    name: str | None = None,
+    config: ConfigLike = None,
+) -> Server:
+    """Serve a model or a run behind OpenAI's API, in the background; port 0 takes a free one.
+
+    Clients need the key in SKYFLEET_API_KEY if that is set. In a script, `sf.serve(...).wait()`.
+
+    >>> import skyfleet as sf
+    >>> with sf.serve("tiny", port=0, name="mine") as server:
+    ...     with sf.load_policy(server.url) as policy:
+    ...         message = policy.generate("Hello", sampling=sf.Sampling(max_tokens=4))
+    >>> message.role
+    'assistant'
+    """
+    if isinstance(model, PolicyEngine):
+        policy, owned = model, None
+    else:
+        source = resolve_model(model, where="sf.serve")
+        policy = owned = PolicyEngine(source, inference_config(source, config))
+    if policy.source.url is not None or policy.config.generator.is_remote:
+        raise ConfigError(f"sf.serve: {policy.source.name} is served already; use its URL")
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except OSError as error:
+        raise ConfigError(f"sf.serve(port={port}): {error.strerror}; choose another") from None
+    try:
+        return run_sync(_serve(policy, owned, listening, name or policy.config.trainer.run_name))
+    except BaseException:
+        listening.close()
+        raise
+
+
+async def _serve(
+    policy: PolicyEngine, owned: PolicyEngine | None, listening: socket.socket, name: str
+) -> Server:
+    try:
+        import uvicorn
+    except ImportError:
+        raise MissingExtraError("uvicorn", "serve") from None
+    from skyfleet.chat.tokenizer import encode
+    from skyfleet.serving.server import serve_app
+    from skyfleet.tasks.task import Task
+
+    client = (
+        await policy.open([Task(key="serve", env_key="env", prompt="Hello")], open_no_env)
+    ).client
+    assert client is not None
+    generator = policy.config.generator
+    app = serve_app(
+        client.engine,
+        client.renderer,
+        encode=partial(encode, client.tokenizer),
+        model=name,
+        max_model_len=policy.config.max_episode_tokens,
+        api_key=os.environ.get(KEY_VARIABLE) or None,
+        max_sessions=generator.max_num_seqs,
+        template_kwargs=generator.chat_template_kwargs,
+    )
+    settings = uvicorn.Config(app, log_level="warning", log_config=None, access_log=False)
+    host, port = listening.getsockname()[:2]
+    server = Server(f"http://{host}:{port}/v1", name, uvicorn.Server(settings), owned)
+    await server.start(listening)
+    return server

@@ -1,0 +1,174 @@
+"""Trainer: a run step by step, in sync or async code."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from skyfleet.api.arguments import show_arguments
+from skyfleet.api.background import run_sync
+from skyfleet.api.comparison import Evaluation
+from skyfleet.api.tasks import load_given_tasks
+from skyfleet.api.train_plan import TrainArguments, plan_training
+from skyfleet.api.training import TrainResult
+from skyfleet.api.trajectories import wrap_step
+from skyfleet.errors import ConfigError
+from skyfleet.trainer.callbacks import StepResult
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Unpack
+
+    from skyfleet.trainer import run as core
+    from skyfleet.trainer.training_run import TrainingOutcome
+
+
+class Trainer:
+    """A run to iterate over: `with` opens and closes it, each iteration trains one step.
+
+    Takes the arguments of `sf.train`. Ctrl-C saves a checkpoint. After the loop, or a `break`, `evaluate`, `save` and the
+    metrics of the last step are still there; `result` is what `sf.train` would have returned.
+    `async with` and `async for` work too.
+
+    >>> import skyfleet as sf
+    >>> tasks = [{"prompt": f"Say the number {n}."} for n in range(4)]
+    >>> with sf.Trainer("tiny", reward=lambda answer: float(len(answer) > 3), tasks=tasks, steps=2,
+    ...                 eval=False, batch_size=2, algorithm=sf.GRPO(group_size=2, kl=0),
+    ...                 sampling=sf.Sampling(max_tokens=4)) as trainer:
+    ...     for step in trainer:
+    ...         if step.reward is not None:
+    ...             break
+    ...     folder = trainer.save()
+    >>> step.number, len(step.groups), folder.name, trainer.result.step
+    (1, 2, 'global_step_1', 1)
+    """
+
+    @show_arguments(TrainArguments)
+    def __init__(
+        self, model: object = None, env: object = None, **arguments: Unpack[TrainArguments]
+    ) -> None:
+        self._model, self._env, self._arguments = model, env, arguments
+        self._plan = plan_training("sf.Trainer", model, env, arguments)
+        self._closing = AsyncExitStack()
+        self._run: core.Run | None = None
+        self._steps: AsyncIterator[StepResult] | None = None
+        self._outcome: TrainingOutcome | None = None
+        self._saved = False
+
+    @property
+    def step(self) -> int:
+        """The last step that was trained."""
+        return self._opened().state.step
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return Path(self._plan.config.trainer.run_path)
+
+    @property
+    def result(self) -> TrainResult:
+        """The result so far, or after `with` the final one."""
+        return TrainResult(self.folder, outcome=self._outcome, notes=self._plan.notes)
+
+    def evaluate(self, tasks: object = None, *, name: str = "val") -> Evaluation:
+        """Evaluate the current policy on tasks, or without any on the first configured set."""
+        return run_sync(self.evaluate_async(tasks, name=name))
+
+    async def evaluate_async(self, tasks: object = None, *, name: str = "val") -> Evaluation:
+        run = self._opened()
+        if tasks is None:
+            if not run.evaluator.sets:
+                raise ConfigError("trainer.evaluate(): no evaluation set; pass tasks")
+            name, given = next(iter(run.evaluator.sets.items()))
+        else:
+            given = load_given_tasks(tasks, env_key=self._env_key(run))
+        total = len(given) * run.evaluator.n_samples
+        with run.console.progress(f"evaluate {name}", total) as advance:
+            report, _ = await run.evaluator.evaluate_set(name, given, run.state.step, advance)
+        return Evaluation(report)
+
+    def save(self) -> Path:
+        """Save a checkpoint of the current step and return its folder."""
+        return self._opened().save().folder
+
+    def __enter__(self) -> Trainer:
+        run_sync(self.__aenter__())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        run_sync(self.__aexit__(kind, error, traceback))
+
+    def __iter__(self) -> Iterator[StepResult]:
+        while (step := run_sync(self._next())) is not None:
+            yield step
+
+    async def __aenter__(self) -> Trainer:
+        from skyfleet.trainer.loop import train_steps
+        from skyfleet.trainer.training_run import open_training_run
+
+        opening = open_training_run(
+            self._plan.config, given=self._plan.given, on_progress=self._plan.report_progress
+        )
+        self._run = await self._closing.enter_async_context(opening)
+        self._steps = train_steps(self._run)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        from skyfleet.trainer.training_run import conclude, write_run_report
+
+        run, steps = self._opened(), self._steps
+        self._run = self._steps = None
+        try:
+            if isinstance(steps, AsyncGenerator):
+                await steps.aclose()
+            if error is None:
+                self._outcome = conclude(run)
+            elif isinstance(error, KeyboardInterrupt) and not self._saved:
+                run.save()
+        finally:
+            await self._closing.aclose()
+        if error is None:
+            write_run_report(run.folder)
+
+    async def __aiter__(self) -> AsyncIterator[StepResult]:
+        while (step := await self._next()) is not None:
+            yield step
+
+    def __repr__(self) -> str:
+        state = "closed" if self._run is None else f"step {self._run.state.step}"
+        return f"Trainer({str(self.folder)!r}, {state})"
+
+    async def _next(self) -> StepResult | None:
+        """Train the next step; None after the last."""
+        self._opened()
+        assert self._steps is not None
+        try:
+            return wrap_step(await anext(self._steps))
+        except StopAsyncIteration:
+            return None
+        except asyncio.CancelledError:
+            self._saved = True  # by the loop, at its last resume point
+            raise
+
+    def _opened(self) -> core.Run:
+        if self._run is None:
+            raise ConfigError(
+                "the trainer is not open; use it inside `with sf.Trainer(...) as trainer:`"
+            )
+        return self._run
+
+    def _env_key(self, run: core.Run) -> str | None:
+        return next(iter(sorted(run.evaluator.trained_envs)), None)

@@ -1,0 +1,175 @@
+"""Train a policy: arguments to a configuration and objects, a run, and its result."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from skyfleet.api.arguments import show_arguments
+from skyfleet.api.background import run_sync
+from skyfleet.api.comparison import Comparison
+from skyfleet.api.models import ModelSource
+from skyfleet.api.policy import Policy
+from skyfleet.api.runs import Run, load_run
+from skyfleet.api.tables import Table
+from skyfleet.api.train_plan import TrainArguments, plan_training
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from skyfleet.trainer.training_run import TrainingOutcome
+
+
+@show_arguments(TrainArguments)
+def train(
+    model: object = None, env: object = None, **arguments: Unpack[TrainArguments]
+) -> TrainResult:
+    """Train a model on tasks in an environment, or with `reward=` alone on single-turn tasks.
+
+    model: a Hugging Face name, a folder, "tiny", a loaded transformers model (with `tokenizer` if it
+        does not say where its own is), or an earlier policy.
+    env: a `ToolEnv`, an `Env` class or instance, a function from a task to one, or a name; or
+        `reward`, a function of task, answer, messages and trajectory.
+    tasks: dicts with a `prompt`, `Task`s, a data frame, a dataset, a path or a source.
+    eval: tasks, or a dict of named sets; unset, a tenth of the tasks is held out; False for none.
+    algorithm, sampling, eval_sampling, lora: `sf.GRPO(...)`, `sf.Sampling(...)`, `sf.LoRA(...)`.
+    lr, batch_size, steps, eval_every, eval_attempts, seed: numbers; batch_size counts tasks.
+    engine: "auto", "embedded", "vllm", or the URL of a vLLM server to train.
+    trackers: names such as "wandb" and "tensorboard".
+    run_dir: the run folder, which is resumed if it holds a checkpoint; unset, a new one.
+    config: any other keys, a YAML path or a preset to start from, or a list of these.
+    on_episode, on_step, on_evaluation: callbacks; one that returns `sf.STOP` ends the run.
+
+    Every argument sets configuration keys, which docs/python_api.md lists. Ctrl-C saves a
+    checkpoint and returns a partial result.
+
+    >>> import skyfleet as sf
+    >>> def short(answer):
+    ...     return float(len(answer) < 10)
+    >>> tasks = [{"prompt": f"Say the number {n}."} for n in range(4)]
+    >>> result = sf.train("tiny", reward=short, tasks=tasks, eval=False, steps=1, batch_size=2,
+    ...                   algorithm=sf.GRPO(group_size=2, kl=0), sampling=sf.Sampling(max_tokens=4))
+    >>> result.step
+    1
+    """
+    return run_sync(_train("sf.train", model, env, arguments, partial_on_cancel=True))
+
+
+@show_arguments(TrainArguments)
+async def train_async(
+    model: object = None, env: object = None, **arguments: Unpack[TrainArguments]
+) -> TrainResult:
+    """The async twin of `train`, in the caller's event loop. Cancelling it saves a checkpoint.
+
+    >>> import asyncio, skyfleet as sf
+    >>> tasks = [{"prompt": f"Say the number {n}."} for n in range(2)]
+    >>> result = asyncio.run(sf.train_async(
+    ...     "tiny", reward=lambda answer: 0.0, tasks=tasks, eval=False, steps=1, batch_size=2,
+    ...     algorithm=sf.GRPO(group_size=2, kl=0), sampling=sf.Sampling(max_tokens=4)))
+    >>> result.interrupted
+    False
+    """
+    return await _train("sf.train_async", model, env, arguments, partial_on_cancel=False)
+
+
+async def _train(
+    where: str, model: object, env: object, arguments: TrainArguments, *, partial_on_cancel: bool
+) -> TrainResult:
+    from skyfleet.trainer.training_run import run_training
+
+    plan = plan_training(where, model, env, arguments)
+    try:
+        outcome = await run_training(
+            plan.config, given=plan.given, on_progress=plan.report_progress
+        )
+    except asyncio.CancelledError:
+        folder = Path(plan.config.trainer.run_path)
+        if not partial_on_cancel or not (folder / "config.yaml").is_file():
+            raise
+        task = asyncio.current_task()
+        if task is not None:
+            task.uncancel()
+        return TrainResult(folder, notes=plan.notes, interrupted=True)
+    return TrainResult(outcome.folder, outcome=outcome, notes=plan.notes)
+
+
+class TrainResult:
+    """What a run ended with: comparison, metrics, policy and the run folder.
+
+    >>> import skyfleet as sf
+    >>> tasks = [{"prompt": f"Say the number {n}."} for n in range(2)]
+    >>> result = sf.train("tiny", reward=lambda answer: 0.0, tasks=tasks, eval=False, steps=1,
+    ...                   batch_size=2, algorithm=sf.GRPO(group_size=2, kl=0),
+    ...                   sampling=sf.Sampling(max_tokens=4))
+    >>> result.metrics["reward/avg_raw_reward"]
+    [None, 0.0]
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        outcome: TrainingOutcome | None = None,
+        notes: Sequence[str] = (),
+        interrupted: bool = False,
+    ) -> None:
+        self.folder, self.interrupted = folder, interrupted
+        self._outcome, self._notes = outcome, tuple(notes)
+        self._policy: Policy | None = None
+
+    @property
+    def run(self) -> Run:
+        """The run folder: trajectories, reports, checkpoints."""
+        return load_run(self.folder)
+
+    @property
+    def step(self) -> int:
+        """The last step that was trained."""
+        if self._outcome is not None:
+            return self._outcome.step
+        rows = self.metrics
+        return int(rows["step"][-1]) if len(rows) else 0
+
+    @property
+    def best_step(self) -> int | None:
+        """The best of the evaluated steps; None for an interrupted run."""
+        return self._outcome.best_step if self._outcome is not None else None
+
+    @property
+    def comparison(self) -> Comparison:
+        """Every evaluation set before training and after it, with a verdict."""
+        compared = self.run.comparison
+        notes = [*compared.notes, *self._notes]
+        if self.interrupted:
+            notes.append(f"Interrupted after step {self.step}; the run can be resumed.")
+        elif compared.sets and self.best_step is not None:
+            notes.append(f"Best step, by {compared.sets[0].name}: {self.best_step}.")
+        return Comparison(compared.sets, notes)
+
+    @property
+    def metrics(self) -> Table:
+        """One row per step."""
+        return self.run.metrics
+
+    @property
+    def policy(self) -> Policy:
+        """The policy of the last checkpoint."""
+        if self._policy is None:
+            self._policy = self.run.policy()
+        return self._policy
+
+    @property
+    def source(self) -> ModelSource:
+        return self.policy.source
+
+    def __repr__(self) -> str:
+        state = "interrupted" if self.interrupted else "finished"
+        return f"TrainResult({str(self.folder)!r}, {state} at step {self.step})"
+
+    def __str__(self) -> str:
+        return f"{self!r}\n{self.comparison}"
+
+    def _repr_html_(self) -> str:
+        return self.run._repr_html_() if not self.interrupted else f"<p>{self!r}</p>"

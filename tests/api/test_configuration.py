@@ -1,0 +1,167 @@
+"""Arguments become configuration keys, and what they cannot hold is passed beside them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import skyfleet as sf
+from skyfleet.api.config import read_config
+from skyfleet.api.tasks import load_given_tasks
+from skyfleet.api.train_plan import TrainingPlan, plan_training
+from skyfleet.config.loading import load_config_file
+from skyfleet.presets import find_preset, list_presets
+
+TASKS = [{"prompt": f"Say {n}.", "number": n} for n in range(60)]
+ROOT = Path(__file__).parents[2]
+
+
+def plan(model: object = "tiny", env: object = None, **arguments: Any) -> TrainingPlan:
+    arguments = {"tasks": TASKS, "reward": lambda answer: 0.0, **arguments}
+    return plan_training("sf.train", model, env, arguments)  # type: ignore[arg-type]
+
+
+def test_every_argument_sets_its_key() -> None:
+    config = plan(
+        "Qwen/Qwen3-0.6B",
+        algorithm=sf.GRPO(group_size=8, kl=0.01, clip=(0.2, 0.28)),
+        sampling=sf.Sampling(temperature=0.9, max_tokens=128),
+        eval_attempts=1,
+        lr=2e-6,
+        batch_size=16,
+        steps=30,
+        eval_every=10,
+        lora=sf.LoRA(rank=16),
+        engine="vllm",
+        trackers=["tensorboard"],
+        seed=7,
+        run_dir="runs/mine",
+        config={"trainer.algorithm.loss_reduction": "sequence_mean"},
+    ).config
+    trainer, generator = config.trainer, config.generator
+    assert trainer.policy.model.path == "Qwen/Qwen3-0.6B"
+    assert (generator.n_samples_per_prompt, generator.backend) == (8, "vllm")
+    assert (generator.sampling_params.temperature, generator.max_turns) == (0.9, 1)
+    assert generator.sampling_params.max_generate_length == 128
+    assert (trainer.algorithm.kl_loss_coef, trainer.algorithm.use_kl_loss) == (0.01, True)
+    assert (trainer.algorithm.eps_clip_low, trainer.algorithm.eps_clip_high) == (0.2, 0.28)
+    assert trainer.algorithm.loss_reduction == "sequence_mean"
+    assert trainer.policy.optimizer_config.lr == 2e-6
+    assert (trainer.train_batch_size, trainer.policy_mini_batch_size) == (16, 16)
+    assert (trainer.max_training_steps, trainer.eval_interval, trainer.seed) == (30, 10, 7)
+    assert trainer.epochs * (54 // 16) >= 30
+    assert (trainer.policy.model.lora.rank, trainer.logger) == (16, ["tensorboard"])
+    assert (trainer.run_path, trainer.run_name) == ("runs/mine", "mine")
+    assert trainer.ckpt_path == "runs/mine/checkpoints"
+
+
+def test_a_key_of_config_wins_over_an_argument() -> None:
+    assert (
+        plan(
+            lr=1e-3, config={"trainer.policy.optimizer_config.lr": 1e-4}
+        ).config.trainer.policy.optimizer_config.lr
+        == 1e-4
+    )
+
+
+def test_a_preset_or_a_file_is_the_base_and_keys_come_on_top(tmp_path: Path) -> None:
+    config = plan(config=["tiny", {"trainer.seed": 7}], lr=1e-5, steps=2).config
+    assert (config.trainer.run_name, config.trainer.seed) == ("local_tiny_cpu", 7)
+    assert config.trainer.policy.optimizer_config.weight_decay == 0.0
+    assert config.trainer.warm_start.steps == 0
+    path = tmp_path / "mine.yaml"
+    path.write_text("trainer: {run_name: mine}")
+    assert read_config(path).build({}).trainer.run_name == "mine"
+
+
+def test_a_preset_alone_is_a_whole_run() -> None:
+    planned = plan_training("sf.train", None, None, {"config": "tiny"})
+    assert planned.config == load_config_file(ROOT / "configs" / "local_tiny_cpu.yaml")
+    assert planned.given.train_tasks is None
+    assert planned.given.eval_sets is None
+
+
+def test_without_evaluation_tasks_a_tenth_is_held_out() -> None:
+    given = plan().given
+    assert given.train_tasks is not None
+    assert given.eval_sets is not None
+    held_out = given.eval_sets["held_out"]
+    assert len(held_out) + len(given.train_tasks) == 60
+    assert plan(eval=False).given.eval_sets == {}
+    few = plan(tasks=TASKS[:8])
+    assert few.given.eval_sets == {}
+    assert "pass eval=tasks" in few.notes[0]
+
+
+def test_evaluation_sets_may_have_names() -> None:
+    sets = plan(tasks=TASKS[:8], eval={"unseen": TASKS[8:]}, run_dir="runs/notes").given.eval_sets
+    assert sets is not None
+    assert {task.env_key for task in sets["unseen"]} == {"notes"}
+
+
+@pytest.mark.parametrize("kind", ["frame", "table", "dicts", "tasks", "file"])
+def test_tasks_of_every_kind_are_the_same_tasks(kind: str, tmp_path: Path) -> None:
+    pandas, pyarrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+    path = tmp_path / "tasks.jsonl"
+    path.write_text('{"key": "a", "env_key": "env", "prompt": "Say 0.", "metadata": {"number": 0}}')
+    rows = [{"prompt": "Say 0.", "number": 0, "key": "a"}]
+    given: dict[str, Any] = {
+        "frame": pandas.DataFrame(rows),
+        "table": pyarrow.Table.from_pylist(rows),
+        "dicts": rows,
+        "tasks": load_given_tasks(rows),
+        "file": path,
+    }
+    (task,) = load_given_tasks(given[kind])
+    assert (task.key, task.prompt, task.metadata) == ("a", "Say 0.", {"number": 0})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"model": None}, r"sf.train\(model=...\): model is missing"),
+        ({"tasks": None}, r"sf.train\(tasks=...\): tasks is missing"),
+        ({"tasks": {"prompt": "Hello"}}, "pass a list"),
+        ({"learning_rate": 1.0}, r"sf.train\(learning_rate=...\) is not an argument"),
+        ({"config": "unknown"}, "no such file, and the presets are fleet_qwen3_8b, generalise"),
+        ({"config": {"trainer.sede": 1}}, "trainer.sede is unknown"),
+        ({"model": 3}, "pass a Hugging Face name, a folder"),
+        ({"tasks": [{"text": "Hello"}]}, "tasks row 1: prompt"),
+    ],
+)
+def test_misuse_is_answered_in_the_callers_terms(arguments: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(sf.SkyfleetError, match=sentence):
+        plan(**arguments)
+
+
+def test_the_algorithms_load_as_configurations() -> None:
+    for algorithm in (
+        sf.GRPO(),
+        sf.RLOO(),
+        sf.DAPO(),
+        sf.GSPO(),
+        sf.CISPO(clip=(1.0, 4.0)),
+        sf.PPO(),
+    ):
+        config = plan(algorithm=algorithm).config
+        assert config.trainer.algorithm.advantage_estimator in ("grpo", "rloo", "gae")
+
+
+def test_the_presets_are_the_files_in_configs() -> None:
+    names = {
+        "tiny": "local_tiny_cpu",
+        "generalise": "generalise",
+        "smollm2": "smollm2_135m",
+        "smollm2_h200": "smollm2_135m_h200",
+        "fleet_qwen3_8b": "fleet_tool_use_qwen3_8b",
+    }
+    assert {preset.name for preset in list_presets()} == set(names)
+    for name, file in names.items():
+        preset = find_preset(name)
+        assert preset is not None
+        text = (ROOT / "configs" / f"{file}.yaml").read_text(encoding="utf-8")
+        assert yaml.safe_load(preset.text) == yaml.safe_load(text)
+        assert preset.description.endswith(".")
