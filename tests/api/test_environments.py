@@ -42,9 +42,9 @@ async def play(env: object, *actions: Message, task: Task = TASK) -> tuple[list[
     try:
         await opened.reset()
         steps = [await opened.step(action) for action in actions]
-        return steps, await opened.grade(), opened
+        return steps, await grade_env(opened, steps), opened
     finally:
-        await opened.close()
+        await close_env(opened)
 
 
 def counting(**settings: Any) -> sf.ToolEnv:

@@ -13,7 +13,7 @@ from skyfleet.api.inference import PolicyEngine, inference_config
 from skyfleet.api.models import SCRIPTED, ModelSource, resolve_model
 from skyfleet.api.settings import Sampling
 from skyfleet.config.root import RunConfig
-from skyfleet.config.rules import unsupported
+from skyfleet.config.validation import find_unsupported_values
 from skyfleet.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ async def open_agent(
     given = model if isinstance(model, PolicyEngine) and config is None else None
     source = given.source if given is not None else resolve_model(model, where=where)
     settings = inference_config(source, config if given is None else given.config, keys)
-    if refused := unsupported(settings):
+    if refused := find_unsupported_values(settings):
         raise ConfigError("\n".join(refused))
     engine = given or PolicyEngine(source, settings)
     open_env = env.open_env or env_factory(settings)

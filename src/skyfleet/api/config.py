@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from skyfleet.config.explain import as_yaml
+from skyfleet.config.keys import dump_yaml
 from skyfleet.config.loading import load_config
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError
@@ -62,7 +62,7 @@ def read_config(given: ConfigLike) -> GivenConfig:
     if given is None:
         return GivenConfig()
     if isinstance(given, RunConfig):
-        return GivenConfig(base=as_yaml(given))
+        return GivenConfig(base=dump_yaml(given))
     if isinstance(given, Mapping):
         return GivenConfig(keys=dict(given))
     if isinstance(given, str | Path):

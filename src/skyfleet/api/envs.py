@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from skyfleet.envs.env import Env, EnvFactory
 from skyfleet.envs.python_env import ToolEnv, as_env_factory, check_reward
-from skyfleet.envs.python_tools import name_function, requested_names, view_task
+from skyfleet.envs.python_tools import name_function, requested_names
 from skyfleet.errors import ConfigError
 from skyfleet.tasks.task import Task
 
 if TYPE_CHECKING:
-    from skyfleet.envs.agent_env import Api
+    from skyfleet.envs.agent_env import ApiCredentials
 
 _SECTIONS = {
     "openenv": "environment.openenv",
@@ -104,7 +104,7 @@ class AgentEnv:
 
     def __init__(
         self,
-        run: Callable[[Any, Api], Awaitable[Any]] | Callable[[Any, Api], Any],
+        run: Callable[[Any, ApiCredentials], Awaitable[Any]] | Callable[[Any, ApiCredentials], Any],
         *,
         truncated_reward: float | None = None,
     ) -> None:
@@ -117,20 +117,20 @@ class AgentEnv:
 
     async def __call__(self, task: Task) -> Env:
         if self._factory is None:
-            from skyfleet.envs.agent_env import program
+            from skyfleet.envs.agent_env import agent_env
 
             solve = self._solve_async if inspect.iscoroutinefunction(self.run) else self._solve
-            self._factory = program(solve, cut_short=self.truncated_reward)
+            self._factory = agent_env(solve, truncated_reward=self.truncated_reward)
         return await self._factory(task)
 
     def __repr__(self) -> str:
         return f"AgentEnv({name_function(self.run)})"
 
-    def _solve(self, task: Task, api: Api) -> Any:
-        given = {"task": view_task(task)} if self._takes_task else {}
+    def _solve(self, task: Task, api: ApiCredentials) -> Any:
+        given = {"task": task} if self._takes_task else {}
         return self.run(**given, api=api)  # type: ignore[call-arg]
 
-    async def _solve_async(self, task: Task, api: Api) -> Any:
+    async def _solve_async(self, task: Task, api: ApiCredentials) -> Any:
         return await self._solve(task, api)
 
 

@@ -111,7 +111,7 @@ async def evaluate_async(
 async def _evaluate(
     tasks: Sequence[Task], opened: OpenedAgent, arguments: EvaluateArguments
 ) -> Evaluation:
-    from skyfleet.envs.registry import is_elsewhere
+    from skyfleet.envs.registry import is_remote_env
     from skyfleet.evaluation.baselines import measure_baselines
     from skyfleet.evaluation.evaluate import evaluate as run_evaluation
     from skyfleet.evaluation.report import save_report
@@ -124,7 +124,7 @@ async def _evaluate(
     threshold = arguments.get("pass_threshold", PASS_THRESHOLD)
     measured = arguments.get("baselines", True)
     baselines = await measure_baselines(
-        [task for task in tasks if measured and not is_elsewhere(config, task.env_key)],
+        [task for task in tasks if measured and not is_remote_env(config, task.env_key)],
         opened.open_env,
         limits,
         max_concurrent=config.generator.max_num_seqs,
@@ -143,7 +143,7 @@ async def _evaluate(
             trained_envs=arguments.get("trained_envs"),
             baselines=baselines,
             pass_threshold=threshold,
-            played_by=opened.info,
+            agent_info=opened.info,
             on_finished=keep,
         )
     if output is not None:

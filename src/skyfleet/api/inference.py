@@ -14,7 +14,7 @@ from skyfleet.api.envs import OBJECT_PREFIX
 from skyfleet.api.models import ModelSource
 from skyfleet.api.settings import Sampling
 from skyfleet.chat.message import Message
-from skyfleet.config.explain import as_yaml
+from skyfleet.config.keys import dump_yaml
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError
 
@@ -75,7 +75,7 @@ class PolicyEngine:
         from skyfleet.engines.factory import build_sampling_params
 
         keys = (sampling or Sampling()).overrides("generator.eval_sampling_params")
-        config = build_config(as_yaml(self.config), keys) if keys else self.config
+        config = build_config(dump_yaml(self.config), keys) if keys else self.config
         seed = config.trainer.seed
         return build_sampling_params(config.generator.eval_sampling_params, seed=seed)
 
@@ -120,7 +120,7 @@ def inference_config(
     """The configuration to generate with: of `config`, else of the run that trained the model."""
     given = read_config(config)
     if given.base is None and source.run_config is not None:
-        given = replace(given, base=as_yaml(source.run_config))
+        given = replace(given, base=dump_yaml(source.run_config))
     keys = dict(arguments or {})
     trained = source.run_config
     if trained is not None and trained.environment.env_class.startswith(OBJECT_PREFIX):
@@ -137,10 +137,10 @@ def inference_config(
 async def _connect_chat(url: str, config: RunConfig, opening: AsyncExitStack) -> AgentBySampling:
     """A model behind an OpenAI-compatible endpoint; needs no torch."""
     from skyfleet.engines.openai_chat import OpenAIChat
-    from skyfleet.engines.servers import read_key
+    from skyfleet.engines.servers import read_api_key
     from skyfleet.rollouts.conversation import MessageConversation
 
-    api_key = read_key()
+    api_key = read_api_key()
     name = config.generator.served_model_name or await _find_model_name(url, api_key)
     chat = await opening.enter_async_context(OpenAIChat(url, model=name, api_key=api_key))
 

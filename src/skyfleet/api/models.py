@@ -11,7 +11,7 @@ from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError
 
 if TYPE_CHECKING:
-    from skyfleet.models.loading import Loaded
+    from skyfleet.models.loading import LoadedModel
 
 SCRIPTED = ("oracle", "null", "random")
 """Agents that need no model: the reference solution, one that does nothing, one at random."""
@@ -23,7 +23,7 @@ class ModelSource:
 
     path: str | None = None
     url: str | None = None
-    loaded: Loaded | None = None
+    loaded: LoadedModel | None = None
     run_config: RunConfig | None = None
     """The configuration of the run that trained them, if one did."""
     step: int = 0
@@ -107,8 +107,8 @@ def _resolve_path(given: str) -> ModelSource:
     return ModelSource(path=str(path) if path.is_dir() else given)
 
 
-def _loaded(module: Any, tokenizer: Any, where: str) -> Loaded:
-    from skyfleet.models.loading import Loaded, load_tokenizer
+def _loaded(module: Any, tokenizer: Any, where: str) -> LoadedModel:
+    from skyfleet.models.loading import LoadedModel, load_tokenizer
 
     name = _name_module(module)
     if tokenizer is None and not name:
@@ -116,7 +116,7 @@ def _loaded(module: Any, tokenizer: Any, where: str) -> Loaded:
             f"{where}(model=...): the loaded model does not say where its tokenizer is; pass "
             "tokenizer="
         )
-    return Loaded(module=module, tokenizer=tokenizer or load_tokenizer(name))
+    return LoadedModel(module=module, tokenizer=tokenizer or load_tokenizer(name))
 
 
 def _name_module(module: Any) -> str:

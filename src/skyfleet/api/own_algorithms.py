@@ -10,9 +10,6 @@ from typing import Any, Literal, overload
 from skyfleet.errors import ConfigError
 
 _ALGORITHM = "trainer.algorithm"
-_REGISTERED: dict[str, Any] = {}
-"""Objects by name, for `import_named("skyfleet.api.own_algorithms:NAME")`."""
-
 Scope = Literal["group", "batch"]
 
 
@@ -123,28 +120,23 @@ def register_loss(given: object) -> dict[str, Any]:
     if given is None or isinstance(given, str):
         return {} if given is None else {f"{key}_type": given}
     own = given if isinstance(given, Loss) else loss(given)  # type: ignore[call-overload]
-    return {f"{key}_type": _register(own.__name__, own.function), f"{key}_kwargs": own.settings}
+    return {f"{key}_type": _register_loss(own), f"{key}_kwargs": own.settings}
 
 
 def _register_estimator(own: Estimator) -> str:
-    if own.scope == "group":
-        return _register(own.__name__, own.function)
-    from skyfleet.algorithms.advantages import BatchEstimator
+    from skyfleet.algorithms.estimator import estimator_from_function
+    from skyfleet.algorithms.registry import register_estimator as register
 
-    return _register(own.__name__, BatchEstimator(credit=own.function))
-
-
-def _register(name: str, made: Any) -> str:
-    # The one place that will call algorithms' register_estimator and register_policy_loss.
-    _REGISTERED[name] = made
-    return f"{__name__}:{name}"
+    return register(estimator_from_function(own.function, name=own.__name__, scope=own.scope))
 
 
-def __getattr__(name: str) -> Any:
-    if name in _REGISTERED:
-        return _REGISTERED[name]
-    raise AttributeError(
-        f"{name} was an object of another process; import the module that defines it and pass it again"
+def _register_loss(own: Loss) -> str:
+    from skyfleet.algorithms.losses.loss import loss_from_function
+    from skyfleet.algorithms.registry import register_policy_loss
+
+    metrics = own.metrics or None
+    return register_policy_loss(
+        loss_from_function(own.function, name=own.__name__, metrics=metrics)
     )
 
 

@@ -20,7 +20,7 @@ from skyfleet.errors import ConfigError
 
 if TYPE_CHECKING:
     from skyfleet.envs.python_episode import MessageLike
-    from skyfleet.models.loading import Loaded
+    from skyfleet.models.loading import LoadedModel
     from skyfleet.tasks.task import Task
 
 
@@ -88,7 +88,7 @@ class Policy(PolicyEngine):
         at = f", step={self.source.step}" if self.source.step else ""
         return f"Policy({self.source.name!r}{at})"
 
-    async def _load(self) -> Loaded:
+    async def _load(self) -> LoadedModel:
         if self.source.loaded is not None:
             return self.source.loaded
         from skyfleet.trainer.load_policy import load_policy_model

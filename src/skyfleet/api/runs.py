@@ -15,7 +15,7 @@ from skyfleet.api.models import find_run_policy, list_checkpoints
 from skyfleet.api.policy import Policy
 from skyfleet.api.tables import Table
 from skyfleet.api.trajectories import Trajectories
-from skyfleet.config.explain import flatten
+from skyfleet.config.keys import flatten
 from skyfleet.errors import ConfigError
 from skyfleet.trajectories.entry import Entry
 

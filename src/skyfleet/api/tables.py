@@ -101,7 +101,7 @@ class Chart:
         return Path(path)
 
     def to_svg(self) -> str:
-        from skyfleet.analysis.html.scale import Scale, round_range, ticks
+        from skyfleet.analysis.html.charts import Scale, round_range, ticks
 
         points = [p for line in self.series.values() for p in line if all(map(isfinite, p))]
         if not points:

@@ -106,7 +106,7 @@ class Trajectories(Sequence[Trajectory]):
         return len(self._entries)
 
     def __iter__(self) -> Iterator[Trajectory]:
-        from skyfleet.analysis.reading import read_entries
+        from skyfleet.analysis.run_folder import read_entries
 
         for _, trajectory in read_entries(self._entries):
             yield Trajectory.from_record(trajectory)

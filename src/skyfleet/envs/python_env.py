@@ -22,7 +22,6 @@ from skyfleet.envs.python_tools import (
     build_tool,
     name_function,
     requested_names,
-    view_task,
 )
 from skyfleet.errors import ConfigError, EnvError
 from skyfleet.tasks.task import Task
@@ -121,9 +120,9 @@ class ToolEnv:
 
     async def __call__(self, task: Task) -> PythonEpisode:
         """Open an episode."""
-        calls, view = EpisodeCalls(task.key), view_task(task)
+        calls = EpisodeCalls(task.key)
         try:
-            state = None if self.setup is None else await call_by_name(calls, self.setup, task=view)
+            state = None if self.setup is None else await call_by_name(calls, self.setup, task=task)
         except BaseException:
             calls.end()
             raise
@@ -184,7 +183,7 @@ def _check_methods(env: object, where: str) -> None:
 async def _open_made(task: Task, make: Callable[[Any], Any]) -> protocol.Env:
     calls = EpisodeCalls(task.key)
     try:
-        made = await calls.call(make, view_task(task))
+        made = await calls.call(make, task)
     except BaseException:
         calls.end()
         raise

@@ -15,11 +15,10 @@ from skyfleet.envs.python_tools import (
     build_tool,
     name_function,
     requested_names,
-    view_task,
 )
+from skyfleet.envs.tool_turns import run_tool_calls
 from skyfleet.envs.tools import ToolError
-from skyfleet.envs.turns import take_turn
-from skyfleet.envs.validation import grade_from
+from skyfleet.envs.validation import parse_grade
 from skyfleet.errors import EnvError
 from skyfleet.tasks.task import Grade, Task
 from skyfleet.trajectories.trajectory import Ending, Trajectory, Turn
@@ -45,8 +44,7 @@ def as_messages(given: MessageLike | Sequence[MessageLike]) -> tuple[Message, ..
 
 def prompt_messages(task: Task) -> tuple[Message, ...]:
     """The task's prompt, which may be a chat of several messages."""
-    chat: Sequence[MessageLike] = getattr(task, "chat", ())
-    return as_messages(chat or task.prompt)
+    return as_messages(task.chat)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, init=False)
@@ -130,7 +128,7 @@ class PythonEpisode:
         return prompt_messages(self._task)
 
     async def reset(self) -> protocol.Observation:
-        given = await call_by_name(self._calls, self._reset, task=view_task(self._task))
+        given = await call_by_name(self._calls, self._reset, task=self._task)
         observation = given if isinstance(given, protocol.Observation) else Observation(given)
         self._opening, self._turns = observation.messages, []
         return self._use_tools(observation)
@@ -153,15 +151,15 @@ class PythonEpisode:
         """Answer the tool calls of a message; without one the episode is done."""
         if not action.tool_calls and not action.malformed_calls:
             return protocol.Step(done=True)
-        return await take_turn(action, self._answer)
+        return await run_tool_calls(action, self._answer)
 
     async def grade(self) -> Grade | None:
         """The user's grade, or without one the sum of the step rewards."""
         if self._grade is None:
             total = float(sum(turn.reward for turn in self._turns))
-            return grade_from(total, by="the sum of the step rewards")
+            return parse_grade(total, by="the sum of the step rewards")
         result = await call_by_name(self._calls, self._grade, **self._reward_values())
-        return grade_from(result, by=name_function(self._grade))
+        return parse_grade(result, by=name_function(self._grade))
 
     async def close(self) -> None:
         try:
@@ -177,7 +175,7 @@ class PythonEpisode:
         return _plain(observation)
 
     async def _answer(self, call: ToolCall) -> protocol.Step:
-        values = {"state": self._state, "task": view_task(self._task)}
+        values = {"state": self._state, "task": self._task}
         try:
             if call.name not in self._tools:
                 raise ToolError(f"no tool {call.name!r}; choose from {', '.join(self._tools)}")
@@ -191,7 +189,7 @@ class PythonEpisode:
     def _reward_values(self) -> dict[str, Any]:
         exchanged = [message for turn in self._turns for message in (turn.action, *turn.replies)]
         return {
-            "task": view_task(self._task),
+            "task": self._task,
             "state": self._state,
             "answer": self._turns[-1].action.text if self._turns else "",
             "messages": [*self._opening, *exchanged],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, get_type_hints, overload
@@ -19,39 +19,6 @@ from skyfleet.errors import ConfigError
 from skyfleet.tasks.task import Task
 
 Function = Callable[..., Any]
-
-
-class TaskView(Mapping[str, Any]):
-    """A task as user functions see it: `task["times"]` for its fields, `task.key` for attributes."""
-
-    def __init__(self, task: Task) -> None:
-        self._task = task
-        own = {name: value for name, value in task if value not in (None, {}, ())}
-        self._fields = {**own, **task.metadata, **task.env_variables}
-
-    def __getitem__(self, name: str) -> Any:
-        if name in self._fields:
-            return self._fields[name]
-        raise KeyError(f"{name!r}: task {self._task.key} has {', '.join(self._fields)}")
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._fields)
-
-    def __len__(self) -> int:
-        return len(self._fields)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._task, name)
-
-    def __repr__(self) -> str:
-        return f"Task({self._fields})"
-
-
-def view_task(task: Task) -> Any:
-    """The task with `task["field"]`; a Task that has this itself is returned as it is."""
-    return task if hasattr(task, "__getitem__") else TaskView(task)
 
 
 def requested_names(function: Function, offered: Collection[str], *, where: str) -> tuple[str, ...]:
@@ -269,7 +236,7 @@ def _build_schema(
 
 def _is_injected(name: str, hint: object) -> bool:
     """`task` may also be an argument of the agent's, which then has a type such as str."""
-    return name == "state" or (name == "task" and hint in (None, Any, Task, TaskView))
+    return name == "state" or (name == "task" and hint in (None, Any, Task))
 
 
 def _read_hints(function: Function, name: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from skyfleet.config.imports import import_named
 from skyfleet.config.root import RunConfig
 from skyfleet.envs.context_env import with_context_tools
 from skyfleet.envs.env import Env, EnvFactory
+from skyfleet.envs.python_env import as_env_factory
 from skyfleet.errors import ConfigError
 from skyfleet.tasks.task import Task
 
@@ -104,7 +105,7 @@ def _build(env_class: str, config: RunConfig, *, key: str) -> EnvFactory:
 def _find_builder(env_class: str, *, key: str) -> FactoryBuilder:
     """Resolve a built-in adapter, an environment of skyrl-gym, or a user's `module:function`."""
     if ":" in env_class:
-        factory: EnvFactory = import_named(env_class, key=key)
+        factory = as_env_factory(import_named(env_class, key=key), where=key)
         return lambda _: factory
     if env_class in ENV_CLASSES:
         builder = ENV_CLASSES[env_class]

@@ -56,6 +56,12 @@ def split(source: object, eval_ratio: float = 0.1) -> tuple[list[Task], list[Tas
     """Split tasks into train and evaluation tasks, by the same hash of the key as `tasks prepare`.
 
     The split does not depend on the order of the tasks.
+
+    >>> import skyfleet as sf
+    >>> tasks = [{"prompt": f"Press the button {n} times.", "times": n} for n in range(1, 101)]
+    >>> train, held_out = sf.split(tasks, eval_ratio=0.1)
+    >>> len(train) + len(held_out)
+    100
     """
     tasks = as_tasks(source)
     rule = SplitRule(eval_fraction=eval_ratio)
