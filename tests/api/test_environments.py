@@ -12,7 +12,7 @@ import pytest
 
 import skyfleet as sf
 from skyfleet.chat.message import Message, ToolCall
-from skyfleet.envs.env import Env, Observation, Step
+from skyfleet.envs.env import Env, Observation, Step, close_env, grade_env
 from skyfleet.envs.python_env import as_env_factory
 from skyfleet.envs.python_tools import build_tool
 from skyfleet.errors import EnvError
