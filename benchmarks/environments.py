@@ -1,7 +1,7 @@
-"""Environments: what a world's steps cost, and whole scripted episodes a second through every door.
+"""Environments: what a world's steps cost, and whole scripted episodes a second through every adapter.
 
 Every episode is a reference solution played to reward 1: reset, calls, verification, close. Server
-and client share this process and its one event loop, so a door's figure is the cost of both ends.
+and client share this process and its one event loop, so a adapter's figure is the cost of both ends.
 """
 
 from __future__ import annotations
@@ -106,10 +106,10 @@ DOORS: dict[str, AgentGateway] = {
 
 
 async def episodes_per_second(
-    door: AgentGateway, tasks: list[Task], at_once: int, seconds: float
+    adapter: AgentGateway, tasks: list[Task], at_once: int, seconds: float
 ) -> tuple[float, float]:
     """By the wall clock, and by the process's own, which other work on the machine slows less."""
-    async with door(tasks) as open_env:
+    async with adapter(tasks) as open_env:
         # Imports, certificates, the jail's first worker; and a verifier is compiled once a task.
         await play(open_env, tasks, at_once)
         with tuned_gc():  # as the trainer does it
@@ -185,9 +185,9 @@ def world_row(name: str, tasks: list[Task], verdicts: str) -> str:
     return f"| {name} | {counted} | {' | '.join(cells)} |"
 
 
-async def memory_row(name: str, door: AgentGateway, tasks: list[Task]) -> str:
+async def memory_row(name: str, adapter: AgentGateway, tasks: list[Task]) -> str:
     """Growth while so many episodes are open at once, both ends of each in this process."""
-    async with door(tasks) as open_env:
+    async with adapter(tasks) as open_env:
         await play(open_env, tasks[:8], 8)
         before = resident_mebibytes()
         envs = []
@@ -214,8 +214,8 @@ async def measure_all(asked: argparse.Namespace, tasks: list[Task]) -> None:
     for jailed in (False, True):
         played = without_trust(tasks) if jailed else tasks
         assert any(writing.is_written_here(task.verifier_code or "") for task in played) != jailed
-        for name, door in DOORS.items():
-            rates = [await episodes_per_second(door, played, n, asked.seconds) for n in AT_ONCE]
+        for name, adapter in DOORS.items():
+            rates = [await episodes_per_second(adapter, played, n, asked.seconds) for n in AT_ONCE]
             cells = " | ".join(
                 f"{rate:.0f}" for rate in (*(wall for wall, _ in rates), rates[-1][1])
             )
@@ -232,7 +232,7 @@ async def measure_all(asked: argparse.Namespace, tasks: list[Task]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--memory", choices=DOORS, help="only the row of this door")
+    parser.add_argument("--memory", choices=DOORS, help="only the row of this adapter")
     parser.add_argument(
         "--tasks", type=int, default=200, help="of each world; validating 1,000 takes minutes"
     )
@@ -249,7 +249,7 @@ def main() -> None:
     asyncio.run(measure_all(asked, tasks))
     print(f"\n| {SESSIONS:,} open sessions | MiB | KiB a session |\n|---|---|---|", flush=True)
     for name in DOORS:
-        # A process of its own: what one door gave back, the next would use again unseen.
+        # A process of its own: what one adapter gave back, the next would use again unseen.
         subprocess.run([sys.executable, __file__, "--memory", name], check=True)
 
 

@@ -32,6 +32,13 @@ RETIRED = frozenset(
         "farewell",
     ]
 )
+EXEMPT = {
+    "src/skyfleet/worlds/ticketmaster.py": {"seat"},  # a tool's parameter and a table's column
+    "src/skyfleet/trajectories/archive.py": {"tell"},  # the method of Python's files
+    "src/skyfleet/sentinels/trend_checks.py": {"tell"},
+}
+"""Prompts are data, and other people's method names are theirs."""
+
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
@@ -65,7 +72,7 @@ def test_no_identifier_contains_a_retired_word() -> None:
         for folder in FOLDERS
         for path in sorted((ROOT / folder).rglob("*.py"))
         for line, name in find_identifiers(path.read_text(encoding="utf-8"))
-        if find_words(name) & RETIRED
+        if find_words(name) & (RETIRED - EXEMPT.get(path.relative_to(ROOT).as_posix(), set()))
     ]
     assert found == []
 

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 from tests.fakes.serving import serving
 from tests.fakes.small_runs import SETTINGS, UNSEEN
-from tests.fakes.tiny_speaker import DIMENSIONS
+from tests.fakes.tiny_policy import DIMENSIONS
 from typer.testing import CliRunner
 
 from skyfleet.cli.arguments import config_from

@@ -8,7 +8,7 @@ import httpx
 import pytest
 import typer
 from tests.fakes.serving import serving
-from tests.fakes.tiny_speaker import tiny_speaker
+from tests.fakes.tiny_policy import tiny_policy
 from typer.testing import CliRunner
 
 from skyfleet.cli.serve import _app, serve_command
@@ -21,7 +21,7 @@ app.command()(serve_command)
 
 
 def save_tiny_model(folder: Path) -> Path:
-    policy_model = tiny_speaker()
+    policy_model = tiny_policy()
     save_model(
         LoadedModel(module=policy_model.decoder.module, tokenizer=policy_model.tokenizer), folder
     )

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 from tests.fakes.small_models import logprobs_of
-from tests.fakes.tiny_speaker import CAPACITY, TinySpeaker, tiny_speaker
+from tests.fakes.tiny_policy import CAPACITY, TinyPolicy, tiny_policy
 
 from skyfleet.chat.transcript import Completion
 from skyfleet.engines.cuda.engine import CudaEngine
@@ -32,8 +32,8 @@ class EngineContract(ABC):
     """At this temperature any token is soon sampled."""
 
     @property
-    def policy_model(self) -> TinySpeaker:
-        return tiny_speaker()
+    def policy_model(self) -> TinyPolicy:
+        return tiny_policy()
 
     @abstractmethod
     def opened(self) -> AbstractAsyncContextManager[Engine]:

@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 import pytest
-from tests.fakes.reached_vllm import (
+from tests.fakes.vllm_clients import (
     PROMPT,
     SAMPLING,
     changed,
@@ -43,7 +43,7 @@ async def test_sessions_of_a_dead_engine_move_and_it_is_not_used_again(
         )
         # A supervisor restarts it, with its initial weights.
         dead.breaks, dead.is_healthy = "", True
-        n_calls, n_turns = len(dead.told), len(dead.salts)
+        n_calls, n_turns = len(dead.received), len(dead.salts)
         for session in ("s", "t", "u"):
             await pool.generate(PROMPT, SAMPLING, session=session)
         await pool.sleep()
@@ -52,7 +52,7 @@ async def test_sessions_of_a_dead_engine_move_and_it_is_not_used_again(
         sync = learner.sync()
         assert await sync.push(learner, [one, other]) == 3  # type: ignore[arg-type]
         await sync.verify([one, other])
-        assert (len(dead.told), len(dead.salts)) == (n_calls, n_turns)
+        assert (len(dead.received), len(dead.salts)) == (n_calls, n_turns)
         assert pool.policy_version == 3
         with pytest.raises(EngineLostError, match=rf"^{one.name} is dead; restart it, then"):
             await one.generate(PROMPT, SAMPLING, session="v")

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from tests.engines.contract import PROMPT, SAMPLING, EngineContract
 from tests.fakes.serving import serving
-from tests.fakes.tiny_speaker import CAPACITY, MODEL, tiny_speaker
+from tests.fakes.tiny_policy import CAPACITY, MODEL, tiny_policy
 
 from skyfleet.engines.cuda.engine import CudaEngine
 from skyfleet.engines.engine import Engine
@@ -18,7 +18,7 @@ from skyfleet.engines.openai_engine import OpenAIEngine
 class TestEmbedded(EngineContract):
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Engine]:
-        self.behind = [tiny_speaker().engine()]
+        self.behind = [tiny_policy().engine()]
         yield self.behind[0]
 
 
@@ -27,7 +27,7 @@ class TestCuda(EngineContract):
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Engine]:
-        policy_model = tiny_speaker()
+        policy_model = tiny_policy()
         engine = CudaEngine(
             policy_model.decoder,
             decode_text=policy_model.renderer.text,
@@ -50,7 +50,7 @@ class TestCuda(EngineContract):
 class TestEnginePool(EngineContract):
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Engine]:
-        self.behind = [tiny_speaker().engine() for _ in range(3)]
+        self.behind = [tiny_policy().engine() for _ in range(3)]
         yield EnginePool(self.behind)
 
 
@@ -59,9 +59,9 @@ class TestOpenAI(EngineContract):
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Engine]:
-        self.behind = [tiny_speaker().engine()]
+        self.behind = [tiny_policy().engine()]
         async with (
-            serving(tiny_speaker().app(self.behind[0])) as url,
+            serving(tiny_policy().app(self.behind[0])) as url,
             OpenAIEngine(f"{url}/v1", model=MODEL) as engine,
         ):
             yield engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.engines.test_engine_pool import Recorded
 from tests.fakes.small_models import logprobs_of
-from tests.fakes.tiny_speaker import CAPACITY, tiny_speaker
+from tests.fakes.tiny_policy import CAPACITY, tiny_policy
 
 from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.engines.chat_engine import RenderedChat
@@ -18,7 +18,7 @@ TOOL = ToolSpec(name="look_up", description="a word", parameters={"type": "objec
 
 
 def chatting(*, max_input_length: int = CAPACITY) -> RenderedChat:
-    policy_model = tiny_speaker()
+    policy_model = tiny_policy()
     return RenderedChat(
         policy_model.engine(), policy_model.renderer, max_input_length=max_input_length
     )
@@ -32,14 +32,14 @@ async def test_a_conversation_continues_from_the_sampled_tokens() -> None:
         assert reply.prompt_token_ids[: len(before)] == before
         before = reply.prompt_token_ids + reply.completion.token_ids
         own = logprobs_of(
-            tiny_speaker().decoder, before, len(reply.completion.token_ids), temperature=1.5
+            tiny_policy().decoder, before, len(reply.completion.token_ids), temperature=1.5
         )
         assert reply.completion.logprobs == pytest.approx(own.tolist(), abs=1e-5)
         talk = [*talk, reply.message, ON]
 
 
 async def test_tools_are_rendered_and_the_reply_is_parsed() -> None:
-    renderer = tiny_speaker().renderer
+    renderer = tiny_policy().renderer
     chat = chatting()
     reply = await chat.chat([HI], [TOOL], SAMPLING, session="s")
     assert list(reply.prompt_token_ids) == renderer.open([HI], [TOOL])
@@ -52,9 +52,9 @@ async def test_a_changed_history_is_rendered_again() -> None:
     reply = await chat.chat([HI], (), SAMPLING, session="s")
     other = [HI, Message(role="assistant", content="something else"), ON]
     again = await chat.chat(other, (), SAMPLING, session="s")
-    assert list(again.prompt_token_ids) == tiny_speaker().renderer.open(other, ())
+    assert list(again.prompt_token_ids) == tiny_policy().renderer.open(other, ())
     with_tool = await chat.chat([*other, again.message, ON], [TOOL], SAMPLING, session="s")
-    assert "look_up" in tiny_speaker().renderer.text(with_tool.prompt_token_ids)
+    assert "look_up" in tiny_policy().renderer.text(with_tool.prompt_token_ids)
     assert reply.completion.token_ids
 
 
@@ -82,6 +82,6 @@ async def test_the_policy_version_is_the_engines() -> None:
 
 async def test_an_aborted_turn_is_an_engine_error() -> None:
     aborting = Recorded(finishes=["abort"])
-    chat = RenderedChat(aborting, tiny_speaker().renderer, max_input_length=CAPACITY)
+    chat = RenderedChat(aborting, tiny_policy().renderer, max_input_length=CAPACITY)
     with pytest.raises(EngineError, match="session s: the engine aborted the turn"):
         await chat.chat([HI], (), SAMPLING, session="s")

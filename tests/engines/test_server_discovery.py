@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from tests.fakes.serving import serving
-from tests.fakes.tiny_speaker import CAPACITY, MODEL, tiny_speaker
+from tests.fakes.tiny_policy import CAPACITY, MODEL, tiny_policy
 
 from skyfleet.engines.servers import (
     KEY_VARIABLE,
@@ -47,7 +47,7 @@ def test_an_address_may_be_short_or_complete() -> None:
 
 
 async def test_the_only_model_of_a_server_is_the_default() -> None:
-    policy_model = tiny_speaker()
+    policy_model = tiny_policy()
     async with serving(policy_model.app(policy_model.engine(), api_key="k")) as url:
         found = await discover_server(url, model=None, api_key="k")
         assert found == Server(

@@ -19,8 +19,8 @@ import pytest
 import pytest_asyncio
 from tests.engines.contract import LONG, PROMPT, SAMPLING, EngineContract
 from tests.fakes.small_models import logprobs_of
-from tests.fakes.tiny_speaker import CAPACITY, TinySpeaker
-from tests.fakes.wide_speaker import LearnerOf, moved, wide_speaker
+from tests.fakes.tiny_policy import CAPACITY, TinyPolicy
+from tests.fakes.wide_policy import LearnerOf, moved, wide_policy
 
 from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.engines.chat_engine import RenderedChat
@@ -45,7 +45,7 @@ READ = list(range(20, 276))
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def vllm(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmEngine]:
     os.environ["VLLM_NO_USAGE_STATS"] = "1"
-    policy_model, folder = wide_speaker(), tmp_path_factory.mktemp("model")
+    policy_model, folder = wide_policy(), tmp_path_factory.mktemp("model")
     save_model(
         LoadedModel(module=policy_model.decoder.module, tokenizer=policy_model.tokenizer), folder
     )
@@ -90,8 +90,8 @@ class TestVllm(EngineContract):
     hottest = 2.0
 
     @property
-    def policy_model(self) -> TinySpeaker:
-        return wide_speaker()
+    def policy_model(self) -> TinyPolicy:
+        return wide_policy()
 
     @pytest.fixture(autouse=True)
     def _given(self, vllm: VllmEngine) -> None:
@@ -158,7 +158,7 @@ async def test_a_push_changes_samples_and_logprobs_to_the_new_weights(
     assert after.policy_version == 3
     expected = logprobs_of(changed, [*PROMPT, *after.token_ids], 12, temperature=0.8)
     assert after.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
-    await LearnerOf(wide_speaker().decoder, 4).push(vllm)
+    await LearnerOf(wide_policy().decoder, 4).push(vllm)
     again = await vllm.generate(PROMPT, SAMPLING, session="s")
     assert again.token_ids == before.token_ids
     assert again.logprobs == pytest.approx(before.logprobs, abs=1e-5)
@@ -178,7 +178,7 @@ async def test_a_running_turn_continues_with_the_new_weights(vllm: VllmEngine) -
     )
     last = logprobs_of(moved(0.05), [*PROMPT, *completion.token_ids], 50)
     assert completion.logprobs[-50:] == pytest.approx(last.tolist(), abs=1e-4)
-    await LearnerOf(wide_speaker().decoder, 7).push(vllm)
+    await LearnerOf(wide_policy().decoder, 7).push(vllm)
 
 
 async def test_weights_that_differ_from_the_learners_are_detected(
@@ -194,13 +194,13 @@ async def test_weights_that_differ_from_the_learners_are_detected(
 
 
 async def test_a_conversation_with_tools_has_exact_tokens(vllm: VllmEngine) -> None:
-    renderer = wide_speaker().renderer
+    renderer = wide_policy().renderer
     chat = RenderedChat(vllm, renderer, max_input_length=CAPACITY)
     talk = [Message(role="user", content="Where?")]
     completion = await chat.chat(talk, [LOOK], SAMPLING, session="c")
     assert list(completion.prompt_token_ids) == renderer.open(talk, [LOOK])
     so_far = [*completion.prompt_token_ids, *completion.completion.token_ids]
-    expected = logprobs_of(wide_speaker().decoder, so_far, 12, temperature=0.8)
+    expected = logprobs_of(wide_policy().decoder, so_far, 12, temperature=0.8)
     assert completion.completion.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
     talk += [completion.message, Message(role="user", content="There?")]
     more = await chat.chat(talk, [LOOK], SAMPLING, session="c")

@@ -7,7 +7,9 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.fakes.reached_vllm import (
+from tests.fakes.small_models import logprobs_of
+from tests.fakes.tiny_policy import MODEL
+from tests.fakes.vllm_clients import (
     PROMPT,
     SAMPLING,
     changed,
@@ -15,9 +17,7 @@ from tests.fakes.reached_vllm import (
     reached,
     without_vllm,
 )
-from tests.fakes.small_models import logprobs_of
-from tests.fakes.tiny_speaker import MODEL
-from tests.fakes.wide_speaker import LearnerOf, moved, wide_speaker
+from tests.fakes.wide_policy import LearnerOf, moved, wide_policy
 
 from skyfleet.engines import vllm_worker
 from skyfleet.engines.http_client import RequestRejectedError
@@ -41,7 +41,7 @@ async def test_pushed_weights_change_samples_and_each_turn_has_its_version() -> 
     assert server.salts == ["0", "3"]
     expected = logprobs_of(moved(0.05), [*PROMPT, *after.token_ids], 8)
     assert after.logprobs == pytest.approx(expected.tolist(), abs=1e-5)
-    assert server.told == ["pause keep true", "load", "resume"]
+    assert server.received == ["pause keep true", "load", "resume"]
 
 
 async def test_a_server_with_sleep_mode_frees_memory_for_the_learner() -> None:
@@ -53,7 +53,7 @@ async def test_a_server_with_sleep_mode_frees_memory_for_the_learner() -> None:
         assert not turn.done()
         await engine.wake()
         assert (await turn).policy_version == 3
-    assert server.told == ["sleep 2 wait", "wake_up weights", "load", "wake_up kv_cache"]
+    assert server.received == ["sleep 2 wait", "wake_up weights", "load", "wake_up kv_cache"]
 
 
 async def test_a_server_without_weights_does_not_generate() -> None:
@@ -72,7 +72,7 @@ async def test_without_sleep_mode_or_colocation_a_server_keeps_its_memory(
     async with reached(server, may_sleep=may_sleep) as engine:
         await engine.sleep()
         await engine.wake()
-    assert server.told == ["reset_prefix_cache"]
+    assert server.received == ["reset_prefix_cache"]
 
 
 async def test_a_server_with_a_different_tensor_stops_the_run_and_names_it() -> None:
@@ -93,7 +93,7 @@ async def test_missing_tensors_are_detected_even_if_none_can_be_read_back(
     """As with LoRA, which changes only projections; they are packed on a CPU."""
     monkeypatch.setattr(vllm_worker, "_find_held", lambda *_: None)
     async with reached(loopback()) as engine:
-        await LearnerOf(wide_speaker().decoder, 4).push(engine)
+        await LearnerOf(wide_policy().decoder, 4).push(engine)
         monkeypatch.setattr(VllmServer, "update_weights", never)
         with pytest.raises(
             SentinelError, match=r"received weights that differ.*: 14 of 24 tensors, first \S+_proj"
@@ -111,7 +111,7 @@ async def test_a_restarted_or_reused_server_stops_the_run() -> None:
         await sync.push(learner, [engine])  # type: ignore[arg-type]
         await sync.verify([engine])
         async with reached(server) as others:
-            await LearnerOf(wide_speaker().decoder, 9).push(others)
+            await LearnerOf(wide_policy().decoder, 9).push(others)
         with pytest.raises(
             SentinelError,
             match=r"^vLLM at \S+ received weights that differ.* 24 of 24 .* or another run pushed",
@@ -132,7 +132,7 @@ async def test_an_unreadable_weights_file_names_the_key_for_a_shared_folder() ->
             match=r"not readable by user \d+ of the vLLM server \(No such file .*set generator\.weight_sync_dir",
         ):
             await changed().push(engine)
-    assert server.told[-1] == "resume"
+    assert server.received[-1] == "resume"
 
 
 async def test_weights_are_written_to_the_configured_folder(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ async def test_the_first_failure_is_reported_if_resuming_fails_too() -> None:
     async with reached(server) as engine:
         with pytest.raises(ModelError, match="failed to run skyfleet_load_file"):
             await changed().push(engine)
-    assert server.told[-1] == "resume"
+    assert server.received[-1] == "resume"
 
 
 async def test_an_unreachable_server_stops_the_run() -> None:

@@ -23,8 +23,8 @@ import pytest
 import pytest_asyncio
 from tests.engines.contract import LONG, PROMPT, SAMPLING, EngineContract
 from tests.fakes.small_models import logprobs_of
-from tests.fakes.tiny_speaker import CAPACITY, MODEL, TinySpeaker
-from tests.fakes.wide_speaker import LearnerOf, moved, wide_speaker
+from tests.fakes.tiny_policy import CAPACITY, MODEL, TinyPolicy
+from tests.fakes.wide_policy import LearnerOf, moved, wide_policy
 
 from skyfleet.chat.transcript import Completion
 from skyfleet.engines import http_client
@@ -70,7 +70,7 @@ class Started:
 
 
 def sizes() -> dict[str, Any]:
-    return read_model_sizes(wide_speaker().decoder.module.config)
+    return read_model_sizes(wide_policy().decoder.module.config)
 
 
 def skip_if_over(turn: asyncio.Task[Completion]) -> None:
@@ -80,7 +80,7 @@ def skip_if_over(turn: asyncio.Task[Completion]) -> None:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def started(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Started]:
-    policy_model, folder = wide_speaker(), tmp_path_factory.mktemp("model")
+    policy_model, folder = wide_policy(), tmp_path_factory.mktemp("model")
     save_model(
         LoadedModel(module=policy_model.decoder.module, tokenizer=policy_model.tokenizer), folder
     )
@@ -127,8 +127,8 @@ class TestVllmServer(EngineContract):
     hottest = 2.0
 
     @property
-    def policy_model(self) -> TinySpeaker:
-        return wide_speaker()
+    def policy_model(self) -> TinyPolicy:
+        return wide_policy()
 
     @pytest.fixture(autouse=True)
     def _given(self, started: Started) -> None:
@@ -180,7 +180,7 @@ async def test_a_push_changes_samples_and_logprobs_to_the_new_weights(
     assert after.policy_version == 3
     expected = logprobs_of(changed, [*PROMPT, *after.token_ids], 12, temperature=0.8)
     assert after.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
-    await LearnerOf(wide_speaker().decoder, 4).push(engine)
+    await LearnerOf(wide_policy().decoder, 4).push(engine)
     again = await engine.generate(PROMPT, SAMPLING, session="s")
     assert again.token_ids == before.token_ids
 
@@ -192,7 +192,7 @@ async def test_a_running_turn_continues_with_the_new_weights(started: Started) -
     await LearnerOf(moved(0.05), 6).push(engine)
     overtaken = turn.done()
     completion = await turn
-    await LearnerOf(wide_speaker().decoder, 7).push(engine)
+    await LearnerOf(wide_policy().decoder, 7).push(engine)
     assert (len(completion.token_ids), completion.finish, completion.policy_version) == (
         400,
         "length",
@@ -209,7 +209,7 @@ async def test_weights_that_differ_from_the_learners_are_detected(
 ) -> None:
     async def do_nothing(*_: object, policy_version: int) -> None: ...
 
-    await LearnerOf(wide_speaker().decoder, 8).push(started.engine)
+    await LearnerOf(wide_policy().decoder, 8).push(started.engine)
     monkeypatch.setattr(VllmServer, "update_weights", do_nothing)
     # Packed for a CPU, none of the projections can be read back; there are 14 of them.
     with pytest.raises(SentinelError, match=r"http://127\S+ received .*: 14 of 24 tensors, first"):
@@ -219,7 +219,7 @@ async def test_weights_that_differ_from_the_learners_are_detected(
 async def test_weights_pushed_by_another_run_are_detected(
     started: Started,
 ) -> None:
-    learner = LearnerOf(wide_speaker().decoder, 9)
+    learner = LearnerOf(wide_policy().decoder, 9)
     sync = learner.sync()
     await sync.push(learner, [started.engine])  # type: ignore[arg-type]
     await sync.verify([started.engine])

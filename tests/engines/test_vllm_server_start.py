@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from starlette.responses import Response
 from tests.fakes.loopback_vllm import MEMORY
-from tests.fakes.reached_vllm import loopback, reached
 from tests.fakes.serving import serving
+from tests.fakes.vllm_clients import loopback, reached
 
 from skyfleet.engines.vllm_server import VllmRoutes, reject_sleeping_server
 from skyfleet.errors import ConfigError
@@ -96,7 +96,7 @@ async def test_a_sleeping_server_is_woken_for_training() -> None:
     server.asleep = [*MEMORY]
     async with reached(server):
         assert not server.asleep
-    assert server.told == ["wake_up"]
+    assert server.received == ["wake_up"]
 
 
 async def test_a_sleeping_server_is_rejected_for_evaluation() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from openai import AsyncOpenAI
 from tests.fakes.serving import nothing_left
-from tests.fakes.tiny_speaker import tiny_speaker
+from tests.fakes.tiny_policy import tiny_policy
 
 from skyfleet.chat.transcript import Completion
 from skyfleet.engines.sampling_params import SamplingParams
@@ -51,7 +51,7 @@ async def send(credentials: ApiCredentials, messages: Any, **more: Any) -> str:
 
 def random_policy(task: Task, opening: Observation, session: str) -> Conversation:
     """A policy that samples eight tokens per turn from a random model."""
-    policy_model = tiny_speaker()
+    policy_model = tiny_policy()
     return TokenConversation(
         opening,
         engine=policy_model.engine(capacity=2000),
@@ -73,7 +73,7 @@ def replies(*lines: str) -> AgentFactory:
         return TokenConversation(
             opening,
             engine=ScriptedLines(list(lines)),
-            renderer=tiny_speaker().renderer,
+            renderer=tiny_policy().renderer,
             sampling=SamplingParams(),
             session=session,
         )
@@ -90,7 +90,7 @@ class ScriptedLines:
     async def generate(
         self, token_ids: Sequence[int], sampling: SamplingParams, *, session: str
     ) -> Completion:
-        completion = tiny_speaker().tokenizer.encode(f"{self._lines.pop(0)}<|im_end|>")
+        completion = tiny_policy().tokenizer.encode(f"{self._lines.pop(0)}<|im_end|>")
         return Completion(
             token_ids=tuple(completion),
             logprobs=(-1.0,) * len(completion),

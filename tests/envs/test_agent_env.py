@@ -18,7 +18,7 @@ from tests.envs.agents import (
     replies,
     send,
 )
-from tests.fakes.tiny_speaker import tiny_speaker
+from tests.fakes.tiny_policy import tiny_policy
 
 from skyfleet.envs.agent_env import ApiCredentials, agent_env
 from skyfleet.rollouts.conversation import RESTARTED
@@ -88,7 +88,7 @@ async def test_a_rewritten_history_starts_another_transcript() -> None:
     trajectory = await play(agent_env(agent))
     assert (trajectory.ending, len(trajectory.turns)) == (Ending.DONE, 3)
     assert [t.reason for t in trajectory.transcripts] == ["", RESTARTED]
-    text = tiny_speaker().renderer.text(trajectory.transcripts[1].token_ids)
+    text = tiny_policy().renderer.text(trajectory.transcripts[1].token_ids)
     assert "in short: hi" in text
     assert "one" not in text
     assert trajectory.turns[1].replies[0].text == "in short: hi"

@@ -20,7 +20,7 @@ from tests.envs.agents import (
     play,
     send,
 )
-from tests.fakes.tiny_speaker import tiny_speaker
+from tests.fakes.tiny_policy import tiny_policy
 
 from skyfleet.chat.transcript import Completion
 from skyfleet.engines.sampling_params import SamplingParams
@@ -83,7 +83,7 @@ async def test_a_client_timeout_fails_the_episode() -> None:
         return TokenConversation(
             opening,
             engine=Slow(["one", "two"]),
-            renderer=tiny_speaker().renderer,
+            renderer=tiny_policy().renderer,
             sampling=SamplingParams(),
             session=session,
         )

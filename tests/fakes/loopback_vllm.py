@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import Message, Receive, Scope, Send
-from tests.fakes.tiny_speaker import CAPACITY, TinySpeaker
+from tests.fakes.tiny_policy import CAPACITY, TinyPolicy
 from torch import Tensor, nn
 
 from skyfleet.chat.renderers import make_renderer
@@ -26,7 +26,7 @@ MEMORY = ("weights", "kv_cache")
 STEERED = ("sleep", "wake_up", "pause", "resume", "reset_prefix_cache")
 
 
-class AgentGateway(WeightUpdateExtension):
+class WorkerExtension(WeightUpdateExtension):
     """In a worker that has as much of vLLM's as is asked for there."""
 
     def __init__(self, module: nn.Module, n_workers: int, **model: object) -> None:
@@ -58,7 +58,7 @@ class LoopbackVllm:
         n_replicas: int = 1,
     ) -> None:
         """It has weights of its own, which are those of `loaded` at first."""
-        self.told: list[str] = []
+        self.received: list[str] = []
         self.loaded: list[str] = []
         self.salts: list[str] = []
         self.asleep: list[str] = []
@@ -69,8 +69,8 @@ class LoopbackVllm:
         self.mounted_at = ""
         """Under which the trainer's folders are seen from here."""
         module = deepcopy(loaded.module)
-        self._new_door = partial(
-            AgentGateway,
+        self._new_extension = partial(
+            WorkerExtension,
             module,
             n_workers,
             logprobs_mode=logprobs_mode,
@@ -79,7 +79,7 @@ class LoopbackVllm:
         )
         self._extension = extension
         self.start_again()
-        policy_model = TinySpeaker(
+        policy_model = TinyPolicy(
             tokenizer=loaded.tokenizer,
             decoder=Decoder(module, max_positions=capacity),
             renderer=make_renderer(loaded.tokenizer),
@@ -88,7 +88,7 @@ class LoopbackVllm:
         self._speaking = policy_model.app(self._engine, max_model_len=capacity)
         steering = [
             Route("/is_sleeping", self._is_sleeping),
-            *(Route(f"/{name}", self._hear, methods=["POST"]) for name in STEERED),
+            *(Route(f"/{name}", self._receive, methods=["POST"]) for name in STEERED),
             Route("/collective_rpc", self._rpc, methods=["POST"]),
             Route(
                 "/server_info",
@@ -97,28 +97,28 @@ class LoopbackVllm:
                 ),
             ),
         ]
-        told = [Route("/version", lambda _: JSONResponse({"version": version}))]
+        received = [Route("/version", lambda _: JSONResponse({"version": version}))]
         self._app = Starlette(
             routes=[
                 Route("/health", lambda _: Response(status_code=200 if self.is_healthy else 503)),
-                *(told if version else ()),
+                *(received if version else ()),
                 *(steering if dev_mode else ()),
-                Mount("/", self._speak),
+                Mount("/", self._generate),
             ]
         )
 
     def start_again(self) -> None:
-        self._door = self._new_door()
+        self._worker = self._new_extension()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
 
-    async def _speak(self, scope: Scope, receive: Receive, send: Send) -> None:
-        heard: list[Message] = []
+    async def _generate(self, scope: Scope, receive: Receive, send: Send) -> None:
+        received: list[Message] = []
 
         async def overheard() -> Message:
-            heard.append(await receive())
-            return heard[-1]
+            received.append(await receive())
+            return received[-1]
 
         if scope["method"] == "POST" and (self.breaks == "completions" or self._is_still):
             # vLLM would keep a turn waiting that is asked for while it is asleep or paused.
@@ -126,7 +126,7 @@ class LoopbackVllm:
             await failure(why)(scope, receive, send)
             return
         await self._speaking(scope, overheard, send)
-        if body := b"".join(message.get("body", b"") for message in heard):
+        if body := b"".join(message.get("body", b"") for message in received):
             self.salts.append(json.loads(body)["cache_salt"])
 
     async def _is_sleeping(self, request: Request) -> Response:
@@ -136,10 +136,10 @@ class LoopbackVllm:
     def _is_still(self) -> bool:
         return bool(self.asleep) or self.paused
 
-    async def _hear(self, request: Request) -> Response:
+    async def _receive(self, request: Request) -> Response:
         route = request.url.path.removeprefix("/")
         asked = [value for _, value in request.query_params.multi_items()]
-        self.told.append(" ".join([route, *asked]))
+        self.received.append(" ".join([route, *asked]))
         if route == self.breaks:
             return failure(f"{route} broke")
         await self._engine.sleep()  # nothing that was cached is kept
@@ -148,7 +148,7 @@ class LoopbackVllm:
             case "sleep":
                 self.asleep = [*MEMORY]
                 if request.query_params["level"] == "2":
-                    forget_weights(self._door.module)
+                    forget_weights(self._worker.module)
             case "wake_up":
                 self.asleep = [tag for tag in self.asleep if tag not in woken]
                 self.paused = self.paused and bool(self.asleep)
@@ -168,11 +168,11 @@ class LoopbackVllm:
         if "weights" in self.asleep and method != "skyfleet_about":
             return failure(f"Worker failed with error 'no memory is mapped for {method}'")
         if method == "skyfleet_load_file":
-            self.told.append("load")
+            self.received.append("load")
             self.loaded += args
             args = [f"{self.mounted_at}{path}" for path in args]
         try:
-            answer = getattr(self._door, method)(*args)
+            answer = getattr(self._worker, method)(*args)
         except FileNotFoundError as error:
             return failure(f"Worker failed with error '{error}'")
         if method == "skyfleet_sums" and self.breaks == "sums":
@@ -194,6 +194,6 @@ def forget_weights(module: nn.Module) -> None:
             weight.zero_()
 
 
-def replace_weights(door: AgentGateway, weights: Iterable[tuple[str, Tensor]]) -> None:
+def replace_weights(extension: WorkerExtension, weights: Iterable[tuple[str, Tensor]]) -> None:
     """In place of `vllm_worker._replace`, which needs vLLM."""
-    door.module.load_state_dict(dict(weights), strict=False)
+    extension.module.load_state_dict(dict(weights), strict=False)

@@ -22,21 +22,21 @@ class ScriptedEngine:
         self.policy_version = 0
         self.released: list[str] = []
         self._lines, self._finish, self._delay = lines, finish, delay
-        self._spoken: dict[str, int] = {}
+        self._completion: dict[str, int] = {}
 
     async def generate(
         self, token_ids: Sequence[int], sampling: SamplingParams, *, session: str
     ) -> Completion:
         await asyncio.sleep(self._delay)
-        turn = self._spoken.get(session, 0)
-        self._spoken[session] = turn + 1
+        turn = self._completion.get(session, 0)
+        self._completion[session] = turn + 1
         line = self._lines[turn]
         if isinstance(line, Exception):
             raise line
-        said = (*map(ord, line), *((END,) if self._finish == "stop" else ()))
+        text = (*map(ord, line), *((END,) if self._finish == "stop" else ()))
         return Completion(
-            token_ids=said,
-            logprobs=(-0.5,) * len(said),
+            token_ids=text,
+            logprobs=(-0.5,) * len(text),
             finish=self._finish,
             policy_version=self.policy_version,
         )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tests.fakes.counter_env import TASK, CounterEnv, opening
 from tests.fakes.serving import serving
 from tests.fakes.small_models import logprobs_of
-from tests.fakes.tiny_speaker import MODEL, tiny_speaker
+from tests.fakes.tiny_policy import MODEL, tiny_policy
 
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
 from skyfleet.chat.transcript import Completion, Finish
@@ -193,7 +193,7 @@ async def test_a_turn_without_tokens_does_not_hide_the_cut_before_it() -> None:
 
 
 async def test_our_server_keeps_an_episode_in_one_transcript_with_its_exact_tokens() -> None:
-    policy_model = tiny_speaker()
+    policy_model = tiny_policy()
     sampling = SamplingParams(max_generate_length=9, temperature=1.5, seed=3)
     async with (
         serving(policy_model.app(policy_model.engine())) as url,
@@ -231,9 +231,9 @@ class Wondering:
     async def generate(
         self, token_ids: Sequence[int], sampling: SamplingParams, *, session: str
     ) -> Completion:
-        self.prompts.setdefault(session, []).append(tiny_speaker().renderer.text(token_ids))
+        self.prompts.setdefault(session, []).append(tiny_policy().renderer.text(token_ids))
         text = f"<think>\nI am {session}.\n</think>\n\nHm.\n{self._call}<|im_end|>"
-        output = tiny_speaker().tokenizer.encode(text, add_special_tokens=False)
+        output = tiny_policy().tokenizer.encode(text, add_special_tokens=False)
         return Completion(
             token_ids=tuple(output), logprobs=(-1.0,) * len(output), finish="stop", policy_version=0
         )
@@ -250,7 +250,7 @@ async def test_sessions_with_equal_messages_continue_from_their_own_reasoning() 
     asked, seen = Message(role="user", content="hi"), Message(role="tool", content="nothing")
     engine = Wondering()
     async with (
-        serving(tiny_speaker().app(engine, max_model_len=4000)) as url,
+        serving(tiny_policy().app(engine, max_model_len=4000)) as url,
         OpenAIChatEngine(f"{url}/v1", model=MODEL) as client,
     ):
         both = [
@@ -277,7 +277,7 @@ async def test_sessions_with_equal_messages_continue_from_their_own_reasoning() 
 async def test_a_call_that_our_server_could_not_parse_is_malformed() -> None:
     look = ToolSpec(name="look", description="Look.", parameters={"type": "object"})
     async with (
-        serving(tiny_speaker().app(Wondering('{"name": "look", "argu'), max_model_len=4000)) as url,
+        serving(tiny_policy().app(Wondering('{"name": "look", "argu'), max_model_len=4000)) as url,
         OpenAIChatEngine(f"{url}/v1", model=MODEL) as client,
     ):
         conversation = NativeConversation(

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from tests.fakes.scripted_engine import ScriptedEngine
 from tests.fakes.serving import nothing_left, serving
-from tests.fakes.tiny_speaker import MODEL, tiny_speaker
+from tests.fakes.tiny_policy import MODEL, tiny_policy
 
 from skyfleet.chat.message import Message
 from skyfleet.engines.embedded import EmbeddedEngine
@@ -46,9 +46,9 @@ class ModelService:
 
 @pytest_asyncio.fixture
 async def served() -> AsyncIterator[ModelService]:
-    engine = tiny_speaker().engine()
+    engine = tiny_policy().engine()
     async with (
-        serving(tiny_speaker().app(engine)) as url,
+        serving(tiny_policy().app(engine)) as url,
         httpx.AsyncClient(base_url=url, timeout=20) as client,
     ):
         yield ModelService(client, engine)
@@ -91,7 +91,7 @@ async def test_a_changed_history_is_rendered_again(served: ModelService) -> None
     answer = await served.chat([HI])
     changed = {"role": "assistant", "content": "I said something else"}
     after = await served.chat([HI, changed, ON])
-    text = tiny_speaker().renderer.text(after["prompt_token_ids"])
+    text = tiny_policy().renderer.text(after["prompt_token_ids"])
     assert "I said something else" in text
     assert after["prompt_token_ids"][: len(tokens_of(answer))] != tokens_of(answer)
 
@@ -193,7 +193,7 @@ async def test_a_stream_with_an_unknown_token_is_an_invalid_request(served: Mode
 
 
 async def test_a_chat_request_may_only_repeat_the_servers_template_kwargs() -> None:
-    policy_model, kwargs = tiny_speaker(), {"enable_thinking": False}
+    policy_model, kwargs = tiny_policy(), {"enable_thinking": False}
     body = {"model": MODEL, "messages": [HI], "max_tokens": 2}
     async with (
         serving(policy_model.app(policy_model.engine(), template_kwargs=kwargs)) as url,
@@ -211,7 +211,7 @@ async def test_an_engine_error_is_reported_and_ends_the_stream() -> None:
     broken = ScriptedEngine(EngineError("out of memory"))
     body = {"model": MODEL, "prompt": "once", "stream": True}
     async with (
-        serving(tiny_speaker().app(broken)) as url,
+        serving(tiny_policy().app(broken)) as url,
         httpx.AsyncClient(base_url=url) as client,
     ):
         text = (await client.post("/v1/completions", json=body)).text
@@ -234,7 +234,7 @@ async def test_the_least_recently_used_idle_session_is_released_first() -> None:
 
 
 def test_a_full_token_cache_drops_the_oldest_conversation() -> None:
-    renderer = tiny_speaker().renderer
+    renderer = tiny_policy().renderer
     token_cache = TokenCache(renderer, max_tokens=10)
     talks = [[Message(role="user", content=text), Message(role="assistant")] for text in "ab"]
     more = Message(role="user", content="go on")
@@ -249,7 +249,7 @@ def test_a_full_token_cache_drops_the_oldest_conversation() -> None:
 def test_the_same_text_from_other_tokens_is_rendered_again_without_a_session_name(
     client: str | None,
 ) -> None:
-    renderer = tiny_speaker().renderer
+    renderer = tiny_policy().renderer
     token_cache = TokenCache(renderer)
     messages = [Message(role="user", content="a"), Message(role="assistant", content="b")]
     longer = [*messages, Message(role="user", content="go on")]

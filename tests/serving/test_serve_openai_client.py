@@ -11,7 +11,7 @@ import pytest_asyncio
 from openai import AsyncOpenAI, AuthenticationError, BadRequestError, NotFoundError
 from tests.fakes.serving import serving
 from tests.fakes.small_models import logprobs_of
-from tests.fakes.tiny_speaker import CAPACITY, MODEL, tiny_speaker
+from tests.fakes.tiny_policy import CAPACITY, MODEL, tiny_policy
 
 from skyfleet.chat.message import Message
 from skyfleet.chat.transcript import Completion
@@ -31,7 +31,7 @@ class OneLine:
 
     def __init__(self, line: str, *, times: int = 1) -> None:
         self.policy_version = 0
-        tokens = tiny_speaker().renderer.write(Message(role="assistant", content=line))
+        tokens = tiny_policy().renderer.write(Message(role="assistant", content=line))
         self._turns = [list(tokens) for _ in range(times)]
 
     async def generate(
@@ -59,7 +59,7 @@ class OneLine:
 
 @pytest_asyncio.fixture
 async def client() -> AsyncIterator[AsyncOpenAI]:
-    policy_model = tiny_speaker()
+    policy_model = tiny_policy()
     async with (
         serving(policy_model.app(policy_model.engine(), api_key="k")) as url,
         AsyncOpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client,
@@ -81,7 +81,7 @@ async def test_a_chat_returns_its_tokens_and_logprobs(client: AsyncOpenAI) -> No
         seed=1,
         extra_body={"return_token_ids": True},
     )
-    policy_model = tiny_speaker()
+    policy_model = tiny_policy()
     (choice,) = answer.choices
     observed: Any = answer.to_dict()
     prompt, sampled = observed["prompt_token_ids"], observed["choices"][0]["token_ids"]
@@ -109,7 +109,7 @@ async def test_a_seed_is_reproducible_and_n_choices_differ(client: AsyncOpenAI) 
 
 
 async def test_completions_accept_text_tokens_and_batches(client: AsyncOpenAI) -> None:
-    tokens = tiny_speaker().tokenizer.encode("once", add_special_tokens=False)
+    tokens = tiny_policy().tokenizer.encode("once", add_special_tokens=False)
 
     async def ask(prompt: Any) -> list[str]:
         answer = await client.completions.create(
@@ -161,7 +161,7 @@ async def test_a_streamed_chat_equals_the_whole_response(client: AsyncOpenAI) ->
 async def test_a_tool_is_called(stream: bool) -> None:
     line = 'so\n<tool_call>\n{"name": "look", "arguments": {"at": 2}}\n</tool_call>'
     async with (
-        serving(tiny_speaker().app(OneLine(line))) as url,
+        serving(tiny_policy().app(OneLine(line))) as url,
         AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as client,
     ):
         request: Any = {"model": MODEL, "messages": HI, "tools": [LOOK], "max_tokens": 200}
@@ -186,7 +186,7 @@ async def test_calls_of_different_turns_have_different_ids() -> None:
     line = '<tool_call>\n{"name": "look", "arguments": {"at": 2}}\n</tool_call>'
     messages = list(HI)
     async with (
-        serving(tiny_speaker().app(OneLine(line, times=3))) as url,
+        serving(tiny_policy().app(OneLine(line, times=3))) as url,
         AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as client,
     ):
         request: Any = {"model": MODEL, "tools": [LOOK], "max_tokens": 200}
@@ -207,7 +207,7 @@ def test_an_id_written_by_the_model_is_kept_unless_it_repeats() -> None:
     def call(id: str) -> dict[str, Any]:
         return {"id": id, "type": "function", "function": {"name": "look", "arguments": "{}"}}
 
-    renderer = tiny_speaker().renderer
+    renderer = tiny_policy().renderer
     sampled = renderer.write(
         Message(role="assistant", content='<tool_call>{"name": "look", "id": "a7"}</tool_call>')
     )
@@ -234,7 +234,7 @@ def test_an_id_written_by_the_model_is_kept_unless_it_repeats() -> None:
 async def test_a_call_without_offered_tools_is_content() -> None:
     line = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
     async with (
-        serving(tiny_speaker().app(OneLine(line))) as url,
+        serving(tiny_policy().app(OneLine(line))) as url,
         AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as client,
     ):
         request: Any = {"model": MODEL, "messages": HI, "tools": [LOOK], "tool_choice": "none"}
@@ -264,7 +264,7 @@ async def test_stop_strings_end_the_text_and_are_removed(client: AsyncOpenAI) ->
 
 async def test_a_stop_string_across_two_slices_ends_the_stream() -> None:
     async with (
-        serving(tiny_speaker().app(OneLine("abcdefghijklmn"))) as url,
+        serving(tiny_policy().app(OneLine("abcdefghijklmn"))) as url,
         AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as client,
     ):
         stream = await client.completions.create(

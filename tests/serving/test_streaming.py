@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.fakes.chars import CharRenderer
-from tests.fakes.tiny_speaker import tiny_speaker
+from tests.fakes.tiny_policy import tiny_policy
 
 from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.chat.renderer import Renderer
@@ -106,7 +106,7 @@ async def test_content_and_reasoning_are_streamed_as_sampled() -> None:
 async def test_a_partial_character_is_held_back() -> None:
     """Characters of several tokens, which slices cut."""
     line = "<think>\n猫猫猫猫猫猫\n</think>\n\nçàéèü, 猫猫猫猫猫猫."
-    renderer = tiny_speaker().renderer
+    renderer = tiny_policy().renderer
     sampled = await deltas(
         build_request(), line, n=SLICE_TOKENS, in_reasoning=True, renderer=renderer
     )

@@ -11,7 +11,7 @@ import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 from tests.fakes.serving import serving
 from tests.fakes.small_runs import TRAIN, small_config
-from tests.fakes.tiny_speaker import DIMENSIONS
+from tests.fakes.tiny_policy import DIMENSIONS
 
 from skyfleet.cli.serve import _app
 from skyfleet.config.root import RunConfig

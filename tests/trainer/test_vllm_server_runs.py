@@ -80,7 +80,7 @@ async def test_a_server_sleeps_during_learning_and_receives_the_new_weights(
     async with serving(server) as url:
         await run_training(make_config(tmp_path, policy, url))
     step = ["sleep 2 wait", "wake_up weights", "load", "wake_up kv_cache"]
-    assert server.told == ["pause keep true", "load", "resume", *step, *step]
+    assert server.received == ["pause keep true", "load", "resume", *step, *step]
     # The server's logprobs match the learner's; a sentinel stops the run otherwise.
     assert max(logprob_gaps(tmp_path)) < 1e-4
     assert len(set(server.salts)) == 2  # no request used the last weights
@@ -93,12 +93,12 @@ async def test_several_servers_hold_one_policy_and_a_resumed_run_may_use_others(
     apart = ("trainer.placement.colocate_all=false",)
     async with serving(one) as first, serving(other) as second:
         await run_training(make_config(tmp_path, policy, first, second, more=apart))
-    assert one.told == other.told == ["pause keep true", "load", "resume"] * 3
+    assert one.received == other.received == ["pause keep true", "load", "resume"] * 3
     assert len(one.salts) > 0 < len(other.salts)
     longer = (*apart, "trainer.max_training_steps=3")
     async with serving(later) as third:
         await run_training(make_config(tmp_path, policy, third, more=longer))
-    assert later.told == ["pause keep true", "load", "resume"] * 2
+    assert later.received == ["pause keep true", "load", "resume"] * 2
     assert len(rows(tmp_path)) == 4
     assert max(logprob_gaps(tmp_path)) < 1e-4
 
@@ -108,11 +108,11 @@ class Dying(LoopbackVllm):
 
     n_turns = 0
 
-    async def _speak(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _generate(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.n_turns += scope["method"] == "POST"
         if self.n_turns == 3:
             self.breaks, self.is_healthy = "completions", False
-        await super()._speak(scope, receive, send)
+        await super()._generate(scope, receive, send)
 
 
 async def test_a_run_continues_without_a_server_that_dies(
@@ -124,8 +124,8 @@ async def test_a_run_continues_without_a_server_that_dies(
     async with serving(dying) as first, serving(other) as second:
         await run_training(make_config(tmp_path, policy, first, second, more=apart))
     assert len(rows(tmp_path)) == 3
-    assert dying.told == ["pause keep true", "load", "resume"]
-    assert other.told == ["pause keep true", "load", "resume"] * 3
+    assert dying.received == ["pause keep true", "load", "resume"]
+    assert other.received == ["pause keep true", "load", "resume"] * 3
     assert all(row["generation/ending_failed"] == 0 for row in rows(tmp_path)[1:])
     assert max(logprob_gaps(tmp_path)) < 1e-4
 
@@ -145,10 +145,10 @@ class Restarting(LoopbackVllm):
 
     loads = 0
 
-    async def _speak(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _generate(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] == "POST" and len(self.loaded) == self.loads:
             self.start_again()
-        await super()._speak(scope, receive, send)
+        await super()._generate(scope, receive, send)
 
 
 @pytest.mark.parametrize(

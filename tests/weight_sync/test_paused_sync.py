@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from tests.fakes.tiny_speaker import tiny_speaker
+from tests.fakes.tiny_policy import tiny_policy
 
 from skyfleet.algorithms.sample import Sample
 from skyfleet.engines.engine import Engine
@@ -49,7 +49,7 @@ class SlowSync:
 
 
 async def test_a_running_turn_keeps_its_version_and_the_next_waits_for_the_new_one() -> None:
-    engines = [tiny_speaker().engine(), tiny_speaker().engine()]
+    engines = [tiny_policy().engine(), tiny_policy().engine()]
     pool = EnginePool(engines)
     slow = SlowSync()
     running = asyncio.create_task(pool.generate([5, 6], SAMPLING, session="a"))

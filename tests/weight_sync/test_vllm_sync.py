@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.fakes.tiny_speaker import tiny_speaker
+from tests.fakes.tiny_policy import tiny_policy
 from torch import Tensor
 
 from skyfleet.engines.vllm_controller import VllmSettings
@@ -56,7 +56,7 @@ class FakeLearner:
 
 
 async def push(worker: Worker) -> VllmEngine:
-    module = tiny_speaker().decoder.module
+    module = tiny_policy().decoder.module
     engine = VllmEngine(
         worker, VllmSettings(max_model_len=64, model_dtype="float32"), decode_text=str
     )
@@ -68,7 +68,7 @@ async def push(worker: Worker) -> VllmEngine:
 async def test_every_weight_is_sent_once_by_its_name() -> None:
     worker = Worker()
     assert (await push(worker)).policy_version == 3
-    state = tiny_speaker().decoder.module.state_dict()
+    state = tiny_policy().decoder.module.state_dict()
     assert state["lm_head.weight"].data_ptr() == state["model.embed_tokens.weight"].data_ptr()
     assert state.keys() - worker.held.keys() == {"lm_head.weight"}
     assert all(torch.equal(weight, state[name]) for name, weight in worker.held.items())

@@ -6,7 +6,7 @@ from copy import deepcopy
 from functools import cache
 
 import torch
-from tests.fakes.tiny_speaker import CAPACITY, DIMENSIONS, TinySpeaker
+from tests.fakes.tiny_policy import CAPACITY, DIMENSIONS, TinyPolicy
 
 from skyfleet.chat.renderers import make_renderer
 from skyfleet.engines.engine import Engine
@@ -16,17 +16,17 @@ from skyfleet.weight_sync.vllm import VllmSync
 
 
 @cache
-def wide_speaker() -> TinySpeaker:
+def wide_policy() -> TinyPolicy:
     """vLLM's attention wants heads of 32."""
     tokenizer = train_tokenizer([], vocab_size=300)
     dimensions = {**DIMENSIONS, "head_dim": 32, "initializer_range": 0.1}
     decoder = Decoder(build_tiny(tokenizer, dimensions, seed=0), max_positions=CAPACITY)
-    return TinySpeaker(tokenizer=tokenizer, decoder=decoder, renderer=make_renderer(tokenizer))
+    return TinyPolicy(tokenizer=tokenizer, decoder=decoder, renderer=make_renderer(tokenizer))
 
 
 def moved(amount: float, *, only: str = "") -> Decoder:
     """The speaker's weights, each whose name ends so a little elsewhere."""
-    module = deepcopy(wide_speaker().decoder.module)
+    module = deepcopy(wide_policy().decoder.module)
     randomness = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, weight in module.named_parameters():

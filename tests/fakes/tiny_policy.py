@@ -33,7 +33,7 @@ DIMENSIONS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TinySpeaker:
+class TinyPolicy:
     tokenizer: PreTrainedTokenizerFast
     decoder: Decoder
     renderer: Renderer
@@ -56,8 +56,8 @@ class TinySpeaker:
 
 
 @cache
-def tiny_speaker() -> TinySpeaker:
+def tiny_policy() -> TinyPolicy:
     """One token a byte; whoever changes the weights must not."""
     tokenizer = train_tokenizer([], vocab_size=300)
     decoder = Decoder(build_tiny(tokenizer, DIMENSIONS, seed=0), max_positions=CAPACITY)
-    return TinySpeaker(tokenizer=tokenizer, decoder=decoder, renderer=make_renderer(tokenizer))
+    return TinyPolicy(tokenizer=tokenizer, decoder=decoder, renderer=make_renderer(tokenizer))

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tests.fakes.loopback_vllm import LoopbackVllm, replace_weights
 from tests.fakes.serving import serving
-from tests.fakes.tiny_speaker import MODEL
-from tests.fakes.wide_speaker import LearnerOf, moved, wide_speaker
+from tests.fakes.tiny_policy import MODEL
+from tests.fakes.wide_policy import LearnerOf, moved, wide_policy
 
 from skyfleet.engines import http_client as posting
 from skyfleet.engines import vllm_worker
@@ -36,7 +36,7 @@ def changed() -> LearnerOf:
 
 
 def loopback(**lacks: Any) -> LoopbackVllm:
-    policy_model = wide_speaker()
+    policy_model = wide_policy()
     loaded = LoadedModel(module=policy_model.decoder.module, tokenizer=policy_model.tokenizer)
     return LoopbackVllm(loaded, **lacks)
 
@@ -51,5 +51,5 @@ async def reached(
         OpenAIEngine(f"{url}/v1", model=MODEL, tries=2) as policy_model,
         VllmRoutes(url) as routes,
     ):
-        sizes = read_model_sizes(wide_speaker().decoder.module.config) | (learner or {})
+        sizes = read_model_sizes(wide_policy().decoder.module.config) | (learner or {})
         yield await open_vllm_server(policy_model, routes, may_sleep=may_sleep, sizes=sizes)
