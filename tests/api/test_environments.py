@@ -38,7 +38,7 @@ def say(text: str) -> Message:
 
 
 async def play(env: object, *actions: Message, task: Task = TASK) -> tuple[list[Step], Any, Env]:
-    opened = await as_env_factory(env)(task)
+    opened: Any = await as_env_factory(env)(task)
     try:
         await opened.reset()
         steps = [await opened.step(action) for action in actions]

@@ -59,7 +59,7 @@ def test_every_block_of_the_page_runs_in_a_notebook_and_objects_render(
     assert "<table>" in find_html(outputs[3])
     assert "<svg" in find_html(outputs[4])
     assert "<details" in find_html(outputs[5])
-    assert outputs[6][0]["data"]["text/plain"] == "0.0"
+    assert outputs[6][-1]["data"]["text/plain"] == "0.0"
 
 
 @pytest.mark.filterwarnings("ignore")

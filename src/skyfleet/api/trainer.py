@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,9 +86,10 @@ class Trainer:
             name, given = next(iter(run.evaluator.sets.items()))
         else:
             given = load_given_tasks(tasks, env_key=self._env_key(run))
-        total = len(given) * run.evaluator.n_samples
-        with run.console.progress(f"evaluate {name}", total) as advance:
-            report, _ = await run.evaluator.evaluate_set(name, given, run.state.step, advance)
+        # The first set of an evaluator is its main one; a set of its own comes last.
+        evaluator = replace(run.evaluator, sets={**run.evaluator.sets, name: given})
+        with run.console.progress(f"evaluate {name}", len(given) * evaluator.n_samples) as advance:
+            report, _ = await evaluator.evaluate_set(name, given, run.state.step, advance)
         return Evaluation(report)
 
     def save(self) -> Path:
