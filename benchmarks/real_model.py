@@ -57,7 +57,7 @@ def format_rows(stages: Sequence[dict[str, EvalReport]]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--config", default="configs/smollm2_135m_h200.yaml")
+    parser.add_argument("--config", default="smollm2_h200")
     parser.add_argument("--base", type=Path, default=Path("runs/smollm2_base"))
     parser.add_argument("overrides", nargs="*", help="key=value, for both commands")
     options = parser.parse_args()

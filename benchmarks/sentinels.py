@@ -1,6 +1,6 @@
 """The cost of each sentinel, in milliseconds of one CPU core per step.
 
-`python -m benchmarks.sentinels`, from the repository's root. Two runs: `configs/local_tiny_cpu.yaml`
+`python -m benchmarks.sentinels`, from the repository's root. Two runs: `tiny`
 after its warm start, and a batch as a GPU has it, 64 prompts x 8 attempts of about 256 + 128 tokens
 with random rewards. The cost depends on episodes and tokens and not on the model, so the
 second run has a tiny one; overrides such as `trainer.device=cuda` change it. Medians over steps.
@@ -209,7 +209,7 @@ def main() -> None:
         configs = {"512 x 384 tokens": load_config(LARGE, [*QUIETLY, *places, *chosen.words])}
         if not chosen.only_large:
             laptop = [*QUIETLY, f"trainer.run_path={folder}/laptop"]
-            configs["laptop"] = load_config_file("configs/local_tiny_cpu.yaml", laptop)
+            configs["laptop"] = load_config_file("tiny", laptop)
         runs = {name: asyncio.run(measure(c, chosen.steps)) for name, c in configs.items()}
     print(table(runs))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -163,8 +162,7 @@ def test_batch_estimators_warn_about_filters_of_equal_rewards() -> None:
 
 
 def test_the_preset_of_a_first_run_warns_about_its_filter_with_gae() -> None:
-    preset = Path(__file__).parents[2] / "configs/local_tiny_cpu.yaml"
-    (warning,) = algorithm_warnings(load_config_file(preset, GAE))
+    (warning,) = algorithm_warnings(load_config_file("tiny", GAE))
     assert warning.startswith(f"{FILTER} drops groups")
 
 

@@ -1,4 +1,4 @@
-"""The presets in configs/ load, run in this version, and have the numbers they document."""
+"""The presets load, run in this version, and have the numbers they document."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from skyfleet.config.validation import find_unsupported_values, find_untrainable
 from skyfleet.config.warnings import find_warnings
 from skyfleet.trainer.tasks import check_disjoint, load_sources, load_training_tasks
 
-CONFIGS = Path(__file__).parents[2] / "configs"
-PRESETS = sorted(CONFIGS.glob("*.yaml"))
+ROOT = Path(__file__).parents[2]
+PRESETS = sorted((ROOT / "src/skyfleet/presets").glob("*.yaml"))
 WORLD_PRESETS = [path for path in PRESETS if "world:" in path.read_text()]
 
 
 def preset(name: str) -> RunConfig:
-    return load_config_file(CONFIGS / f"{name}.yaml")
+    return load_config_file(name)
 
 
 def test_the_four_main_presets_exist() -> None:
-    expected = {"fleet_tool_use_qwen3_8b", "generalise", "smollm2_135m_h200", "local_tiny_cpu"}
+    expected = {"fleet_qwen3_8b", "generalise", "smollm2_h200", "tiny"}
     assert expected <= {path.stem for path in PRESETS}
 
 
@@ -50,7 +50,7 @@ def test_a_preset_starts_with_a_comment_and_names_its_run_after_its_file(
 def test_files_named_in_a_presets_comments_exist(path: Path) -> None:
     comments = " ".join(re.findall(r"#(.*)", path.read_text()))
     named = re.findall(r"[\w./-]+\.(?:md|txt|yaml|py)\b", comments)
-    assert [name for name in named if not (CONFIGS.parent / name).exists()] == []
+    assert [name for name in named if not (ROOT / name).exists()] == []
 
 
 @pytest.mark.parametrize("path", WORLD_PRESETS, ids=lambda path: path.stem)
@@ -82,7 +82,7 @@ def test_generalise_evaluates_every_held_out_environment() -> None:
 
 
 def test_the_fleet_preset_has_fleets_batches_turns_and_lengths() -> None:
-    config = preset("fleet_tool_use_qwen3_8b")
+    config = preset("fleet_qwen3_8b")
     trainer, generator = config.trainer, config.generator
     assert (trainer.train_batch_size, generator.n_samples_per_prompt, trainer.epochs) == (24, 4, 20)
     assert (generator.max_turns, generator.max_input_length) == (50, 48000)
@@ -90,7 +90,7 @@ def test_the_fleet_preset_has_fleets_batches_turns_and_lengths() -> None:
 
 
 def test_the_h200_preset_changes_only_device_dtype_length_and_evaluation() -> None:
-    changed = diff(preset("smollm2_135m"), preset("smollm2_135m_h200"))
+    changed = diff(preset("smollm2"), preset("smollm2_h200"))
     paths = {"run_name", "run_path", "ckpt_path", "export_path"}
     length = {"max_tokens_per_microbatch", "max_training_steps", "eval_interval"}
     keys = {f"trainer.{key}" for key in ({"device", "bf16"} | length | paths)}

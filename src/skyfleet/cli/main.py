@@ -16,6 +16,7 @@ from skyfleet.cli.diff import diff_command
 from skyfleet.cli.evaluate import evaluate_command
 from skyfleet.cli.import_dumps import import_dumps_command
 from skyfleet.cli.log import log_command
+from skyfleet.cli.presets import presets_command
 from skyfleet.cli.replay import replay_command
 from skyfleet.cli.report import report_command
 from skyfleet.cli.rollout import rollout_command
@@ -59,6 +60,7 @@ app.command("log")(log_command)
 app.command("rollout")(rollout_command)
 app.command("replay")(replay_command)
 app.command("serve")(serve_command)
+app.command("presets")(presets_command)
 app.command("import-dumps")(import_dumps_command)
 app.add_typer(tasks_app)
 app.add_typer(worlds_app)
