@@ -82,7 +82,7 @@ async def test_a_served_policy_is_evaluated_and_its_episodes_record_its_tokens(
     assert report["played_by"]["endpoint"] == url
     assert report["played_by"]["model"] == "mine"
     attempts = list(read_trajectories(eval_path(kept / "trajectories", "unseen", 0)))
-    assert [sum(a.transcripts[0].loss_mask) for a in attempts] == [12, 12, 12]
+    assert [sum(a.transcripts[0].loss_mask) for a in attempts] == [24, 24, 24]  # two turns
 
 
 async def test_reports_and_transcripts_record_the_policys_step_and_a_folder_holds_one_step(
@@ -108,7 +108,7 @@ async def test_reports_and_transcripts_record_the_policys_step_and_a_folder_hold
         async with serving(restarted) as url:
             await asyncio.to_thread(run_output, *args, there, *remote_args(url))
             up.append(fourth)
-            with pytest.raises(ConfigError, match=r"another played \(step: 3 before, 4 after"):
+            with pytest.raises(ConfigError, match=r"another agent \(step: 3 before, 4 after"):
                 await asyncio.to_thread(run_output, *args, there, *remote_args(url))
     for kept in ("here", "there"):
         attempts = read_trajectories(eval_path(tmp_path / kept / "trajectories", "unseen", 3))
@@ -149,9 +149,9 @@ def test_options_that_do_not_fit_a_server_are_refused(settings: list[str], tmp_p
         run_output("evaluate", *args, "--checkpoint", str(tmp_path / "model"))
     with pytest.raises(ConfigError, match="is a server already"):
         run_output("serve", *args)
-    with pytest.raises(ConfigError, match=r"http://127\.0\.0\.1:9/v1 does not answer"):
+    with pytest.raises(ConfigError, match=r"http://127\.0\.0\.1:9/v1 does not respond"):
         run_output("rollout", UNSEEN, *args)
-    with pytest.raises(ConfigError, match=r"http://127\.0\.0\.1:9/v1 does not answer"):
+    with pytest.raises(ConfigError, match=r"http://127\.0\.0\.1:9/v1 does not respond"):
         run_output("evaluate", *args, "--output", str(tmp_path / "kept"))
     assert not (tmp_path / "kept").exists()
     with pytest.raises(ConfigError, match=r"generator.backend='openai'"):

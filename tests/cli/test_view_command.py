@@ -43,7 +43,7 @@ def test_view_prints_its_address_answers_and_exits_on_an_interrupt(tmp_path: Pat
 
 
 def test_a_missing_episode_is_a_record_error(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match=r"'train/1/9': .* holds no such episode"):
+    with pytest.raises(RecordError, match=r"'train/1/9': .* has no such episode"):
         view_command(write_run(tmp_path, plain=4), episode="train/1/9")
 
 

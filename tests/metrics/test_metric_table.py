@@ -108,6 +108,5 @@ def test_the_first_set_is_the_main_set_and_retail_has_its_own_prefix(
     }  # fmt: skip
 
 
-@pytest.mark.xfail(reason="advantage_metrics does not report the rewards yet")
 def test_the_reward_of_the_trained_sequences_is_logged(run: list[dict[str, float]]) -> None:
     assert "loss/avg_raw_rewards" in run[1]

@@ -37,10 +37,12 @@ from skyfleet.trajectories.trajectory import Ending, Group, Trajectory
 LIMITS = Limits(max_turns=4, max_input_length=10_000, trajectory_timeout_seconds=5)
 RENDERERS = {
     "chatml": small_tokenizer(chatml_template()),
-    "llama3": small_tokenizer(LLAMA3, marks=LLAMA3_MARKS),
-    "kimi_k2": small_tokenizer(kimi_k2_template(thinks=True, compact=False), marks=KIMI_K2_TOKENS),
-    "glm": small_tokenizer(GLM, marks=GLM_TOKENS),
-    "harmony": small_tokenizer(HARMONY, marks=HARMONY_TOKENS),
+    "llama3": small_tokenizer(LLAMA3, special_tokens=LLAMA3_MARKS),
+    "kimi_k2": small_tokenizer(
+        kimi_k2_template(thinks=True, compact=False), special_tokens=KIMI_K2_TOKENS
+    ),
+    "glm": small_tokenizer(GLM, special_tokens=GLM_TOKENS),
+    "harmony": small_tokenizer(HARMONY, special_tokens=HARMONY_TOKENS),
 }
 CHATML = RENDERERS["chatml"]
 TOOL = ToolSpec(

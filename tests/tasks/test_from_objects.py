@@ -37,7 +37,7 @@ def test_a_dict_needs_only_a_prompt() -> None:
 
 
 def test_the_examples_of_the_docstrings_run() -> None:
-    assert doctest.testmod(from_objects) == (0, 2)
+    assert doctest.testmod(from_objects) == (0, 6)
 
 
 def test_all_kinds_of_sources_give_the_same_tasks(tmp_path: Path) -> None:

@@ -199,5 +199,5 @@ def test_kl_cov_recomputes_old_logprobs_with_the_learner(tmp_path: Path) -> None
 async def test_an_unreadable_reference_model_is_an_error_that_names_its_key(tmp_path: Path) -> None:
     config = small_config(tmp_path, "trainer.ref.model.path=/nowhere")
     policy_model = await load_policy_model(config, load_training_tasks(config), open_moody)
-    with pytest.raises(ModelError, match=r"^trainer\.ref\.model\.path='/nowhere': "):
+    with pytest.raises(ModelError, match=r"^trainer\.ref\.model\.path='/nowhere' is not a model"):
         build_learner(config, policy_model, lambda: tmp_path, total_steps=1)

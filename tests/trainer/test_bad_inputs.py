@@ -158,7 +158,10 @@ async def test_a_demonstration_longer_than_the_context_is_refused(tmp_path: Path
     ("override", "sentence"),
     [
         ("trainer.logger=[wandb]", "wandb is not installed; it comes with the extra"),
-        ("trainer.sentinels.modes.no_such=stop", "trainer.sentinels.modes.no_such is no sentinel"),
+        (
+            "trainer.sentinels.modes.no_such=stop",
+            "trainer.sentinels.modes.no_such is not a sentinel",
+        ),
         ("trainer.algorithm.policy_loss_type=no_such:loss", "no_such"),
     ],
 )
@@ -191,7 +194,7 @@ async def test_a_refused_resume_leaves_the_run_unchanged(tmp_path: Path) -> None
     discard(folder / "checkpoints" / "global_step_2")
     longer = (*short, "trainer.max_training_steps=3")
     error = await run_and_catch(folder, *longer, "trainer.sentinels.modes.no_such=stop")
-    assert "trainer.sentinels.modes.no_such is no sentinel" in str(error)
+    assert "trainer.sentinels.modes.no_such is not a sentinel" in str(error)
     weights = saved / "policy" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"!")
     error = await run_and_catch(folder, *longer)

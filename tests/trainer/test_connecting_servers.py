@@ -142,7 +142,7 @@ async def test_connections_and_the_episode_timeout_are_divided_among_servers(
 async def test_a_server_with_a_shorter_context_is_refused(model: Path) -> None:
     short = local_config(model, "generator.max_input_length=15000")
     async with _app(short, model, "mine", None) as (app, _), serving(app) as url:
-        with pytest.raises(ConfigError, match=r"takes 15012 tokens, and an episode 16012: gen"):
+        with pytest.raises(ConfigError, match=r"supports 15012 tokens, but generator.*=16012"):
             await connect(remote_config(model, url))
 
 
@@ -150,7 +150,7 @@ async def test_an_api_key_that_no_header_can_carry_is_refused_before_any_request
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(KEY_VARIABLE, "schlüssel")
-    with pytest.raises(ConfigError, match=r"^OPENAI_API_KEY holds"):
+    with pytest.raises(ConfigError, match=r"^OPENAI_API_KEY contains"):
         await connect(remote_config(model, "127.0.0.1:9"))
 
 
@@ -164,7 +164,7 @@ async def test_renderer_settings_are_refused_if_the_server_renders(
     key = setting.partition("=")[0]
     with pytest.raises(ConfigError, match=rf"^generator\.{key}=.*and set generator\.{key}=null"):
         await connect(remote_config(model, "127.0.0.1:9", more=(f"generator.{setting}", *NATIVE)))
-    with pytest.raises(ConfigError, match="does not answer"):
+    with pytest.raises(ConfigError, match="does not respond"):
         await connect(remote_config(model, "127.0.0.1:9", more=(f"generator.{setting}",)))
 
 

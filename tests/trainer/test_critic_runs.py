@@ -84,10 +84,12 @@ async def test_a_linear_learning_rate_falls_over_all_optimiser_steps(tmp_path: P
 
 
 async def test_an_unreadable_critic_is_an_error_that_names_its_key(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"^trainer\.critic\.model\.path='/nowhere': no model"):
+    with pytest.raises(
+        ModelError, match=r"^trainer\.critic\.model\.path='/nowhere' is not a model"
+    ):
         await run_training(gae_config(tmp_path, "trainer.critic.model.path=/nowhere"))
 
 
-def test_gae_without_a_critic_is_refused_before_any_rollout(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="gae asks a critic"):
-        small_config(tmp_path, GAE[0])
+async def test_gae_without_a_critic_is_refused_before_any_rollout(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="gae needs a critic"):
+        await assemble(small_config(tmp_path, GAE[0]))

@@ -72,7 +72,9 @@ async def test_an_example_is_printed_at_its_interval(
 ) -> None:
     await run_training(small_config(tmp_path, "trainer.print_example_interval=2", NO_EVALUATION))
     printed = capsys.readouterr().out
-    heads = [line for line in printed.splitlines() if line.startswith("step ") and "earned" in line]
+    heads = [
+        line for line in printed.splitlines() if line.startswith("step ") and ", reward " in line
+    ]
     assert len(heads) == 1
     assert heads[0].startswith("step 2, github")
     best = max(t.reward or 0.0 for t in read_trajectories(train_path(tmp_path / "trajectories", 2)))

@@ -126,7 +126,7 @@ async def test_a_run_continues_without_a_server_that_dies(
     assert len(rows(tmp_path)) == 3
     assert dying.received == ["pause keep true", "load", "resume"]
     assert other.received == ["pause keep true", "load", "resume"] * 3
-    assert all(row["generation/ending_failed"] == 0 for row in rows(tmp_path)[1:])
+    assert all(row["generate/ending_failed"] == 0 for row in rows(tmp_path)[1:])
     assert max(logprob_gaps(tmp_path)) < 1e-4
 
 
@@ -136,7 +136,7 @@ async def test_a_server_that_keeps_its_own_weights_stops_the_run(
     server = make_stale_server(policy)
     server.breaks = "sums"
     async with serving(server) as url:
-        with pytest.raises(SentinelError, match="holds other weights than the learner"):
+        with pytest.raises(SentinelError, match="holds weights that differ from the learner"):
             await run_training(make_config(tmp_path, policy, url))
 
 
@@ -190,7 +190,7 @@ async def test_a_server_with_a_model_of_another_size_is_refused(
 ) -> None:
     another = ("trainer.policy.model.path=tiny", "trainer.policy.model_config_kwargs={}")
     async with serving(make_stale_server(policy)) as url:
-        with pytest.raises(ConfigError, match=r"num_hidden_layers=1, and the learner's has \d+"):
+        with pytest.raises(ConfigError, match=r"num_hidden_layers=1, but the learner's has \d+"):
             await run_training(make_config(tmp_path, policy, url, more=another))
 
 
