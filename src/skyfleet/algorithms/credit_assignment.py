@@ -73,16 +73,16 @@ def make_sample(
     group_rewards: tuple[float, ...] = (),
 ) -> Sample:
     """A sample of one transcript, cut after the last action token: no action follows the rest."""
-    spans = find_action_spans(transcript.loss_mask)
+    mask = transcript.loss_mask[:]  # a list: searching the view is slower
+    spans = find_action_spans(mask)
     end = spans[-1][1] if spans else 0
-    # A tuple's slice up to its end is the tuple itself: mostly nothing is copied twice.
-    loss_mask = tuple(transcript.loss_mask)[:end]
+    loss_mask = tuple(mask[:end])
     return Sample(
         task_key=trajectory.task_key,
         env_key=trajectory.env_key,
-        token_ids=tuple(transcript.token_ids)[:end],
+        token_ids=tuple(transcript.token_ids[:end]),
         loss_mask=loss_mask,
-        logprobs=tuple(transcript.logprobs)[:end],
+        logprobs=tuple(transcript.logprobs[:end]),
         advantages=_broadcast(advantage, loss_mask),
         # Weights may change between two turns; the oldest version determines the staleness.
         policy_version=min(transcript.policy_versions, default=0),

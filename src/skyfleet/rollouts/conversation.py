@@ -184,7 +184,8 @@ class TokenConversation:
 
     async def generate(self) -> Message:
         transcript = self._transcripts[-1]
-        completion = await self._complete(transcript.token_ids)
+        # A list: engines index the prompt many times, and the view is slower.
+        completion = await self._complete(transcript.token_ids[:])
         if completion.finish == "abort":
             # A partial message is not an action of the policy.
             raise EngineError(

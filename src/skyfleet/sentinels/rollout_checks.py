@@ -51,7 +51,7 @@ def _describe_wrong_turn(recorded: RecordedTranscript, turn: RecordedCompletion)
         return "an episode's tokens are not those the engine sampled"
     if transcript.logprobs[begin:end] != list(completion.logprobs):
         return "an episode's logprobs are not those the engine returned"
-    if not turn.follows(transcript.token_ids):
+    if not turn.follows(transcript.token_ids[:]):
         return "the engine got another prompt than the transcript holds"
     return None
 
@@ -59,7 +59,7 @@ def _describe_wrong_turn(recorded: RecordedTranscript, turn: RecordedCompletion)
 def loss_mask(stage: RolloutStage) -> Finding | None:
     """The loss mask covers exactly the tokens that the engine sampled."""
     for recorded in stage.compared:
-        mask, expected = recorded.transcript.loss_mask, _expected_mask(recorded)
+        mask, expected = recorded.transcript.loss_mask[:], _expected_mask(recorded)
         if mask == expected:
             continue
         both = sum(masked and sampled for masked, sampled in zip(mask, expected, strict=False))

@@ -111,11 +111,11 @@ def _turn(record: Mapping[str, Any]) -> Turn:
 
 
 def _transcript_record(transcript: Transcript) -> Record:
-    mask = transcript.loss_mask
+    mask = transcript.loss_mask[:]
     return {
-        "token_ids": list(transcript.token_ids),
+        "token_ids": transcript.token_ids[:],
         "chosen": _find_runs(mask),
-        "logprobs": _pack(list(compress(transcript.logprobs, mask))),
+        "logprobs": _pack(list(compress(transcript.logprobs[:], mask))),
         "policy_versions": list(transcript.policy_versions),
         **({"reason": transcript.reason} if transcript.reason else {}),
     }
