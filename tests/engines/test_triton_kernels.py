@@ -55,6 +55,14 @@ def test_decode_attention_equals_the_reference(dtype: torch.dtype, tolerance: fl
     torch.testing.assert_close(result[on], expected[on], atol=tolerance, rtol=tolerance)
 
 
+def assert_same(one: torch.Tensor, other: torch.Tensor) -> None:
+    """The same bits on a GPU. The interpreter multiplies with BLAS, whose order depends on the CPU."""
+    if INTERPRETED:
+        torch.testing.assert_close(one, other, rtol=2e-3, atol=2e-3)
+    else:
+        assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize(("heads", "kv_heads", "width"), [(9, 3, 64), (32, 8, 128), (16, 8, 128)])
 def test_a_query_has_the_same_bits_in_decoding_and_in_prefill(
     heads: int, kv_heads: int, width: int
@@ -80,7 +88,7 @@ def test_a_query_has_the_same_bits_in_decoding_and_in_prefill(
         queries[-1] = q[row]
         ends = torch.tensor([0, length], device=DEVICE, dtype=torch.int32)
         prefilled, _ = triton_flash_attention.flash_forward(queries, k, v, ends, ends, length)
-        assert torch.equal(prefilled[-1], decoded[row])
+        assert_same(prefilled[-1], decoded[row])
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "width"), [(9, 3, 64), (32, 8, 128), (16, 2, 128)])
@@ -104,7 +112,7 @@ def test_a_prefix_group_has_the_same_bits_as_separate_sequences(
     together = triton_attention.paged_decode_attention(
         q, keys, values, lengths, active, block_table, groups
     )
-    assert torch.equal(together, alone)
+    assert_same(together, alone)
 
 
 @pytest.mark.parametrize("normed", [False, True])
