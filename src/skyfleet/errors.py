@@ -1,53 +1,56 @@
-"""Every failure has a name.
+"""The exception tree.
 
-A `SkyfleetError` stops the run with one sentence. An `EpisodeError` ends one episode: the loop
-records it on the trajectory and goes on, because a failed episode is data.
+SkyfleetError          stops the run with one sentence
+├── ConfigError, TaskError, ModelError (EngineLostError), CheckpointError,
+│   SentinelError (NoLearningSignalError), MissingExtraError
+└── EpisodeError       ends one episode, is recorded on its trajectory, and the run continues
+    └── EnvError, VerifierError, EngineError (ContextFullError)
 """
 
 from __future__ import annotations
 
 
 class SkyfleetError(Exception):
-    """Base of everything this package raises on purpose."""
+    """Base class of every exception that skyfleet raises."""
 
 
 class ConfigError(SkyfleetError, ValueError):
-    """A setting is unknown, missing, or contradicts another."""
+    """A configuration key is unknown, missing, invalid, or contradicts another."""
 
 
 class TaskError(SkyfleetError, ValueError):
-    """A task row cannot be read or makes no sense."""
+    """A task row is invalid."""
 
 
 class ModelError(SkyfleetError, RuntimeError):
-    """A model or tokenizer cannot be found, read or used."""
+    """A model or tokenizer cannot be found, loaded or used."""
 
 
 class EngineLostError(ModelError):
-    """An engine that is trained has died: the run goes on if others can stand in for it."""
+    """A trained engine died; the run continues if the pool has others."""
 
-    def __init__(self, reason: str, way_out: str) -> None:
-        super().__init__(f"{reason}; {way_out}")
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(f"{reason}; {remedy}")
         self.reason = reason
 
 
 class CheckpointError(SkyfleetError, RuntimeError):
-    """A checkpoint is absent, partial, or from another run."""
+    """A checkpoint is missing, incomplete, or belongs to another run."""
 
 
 class SentinelError(SkyfleetError, RuntimeError):
-    """Something that must be true in every step was not."""
+    """A runtime invariant check failed."""
 
 
 class NoLearningSignalError(SentinelError):
-    """There is nothing to learn from any more; what was learnt before is sound, and is saved."""
+    """No step gives a learning signal any more; the run saves its checkpoint and stops."""
 
 
 class MissingExtraError(SkyfleetError, ImportError):
     """An optional package is not installed."""
 
     def __init__(self, package: str, extra: str, *, constrained: bool = True) -> None:
-        """Without constraints where the package wants other versions than we test with."""
+        """`constrained=False` if the package needs other versions than constraints.txt pins."""
         versions = "-c constraints.txt " if constrained else ""
         super().__init__(
             f"{package} is not installed; it comes with the extra {extra}: in a clone, "
@@ -56,40 +59,40 @@ class MissingExtraError(SkyfleetError, ImportError):
 
 
 class EpisodeError(SkyfleetError):
-    """Ends one episode, never the run."""
+    """One episode failed; the run continues."""
 
 
 class EnvError(EpisodeError):
-    """The environment could not be opened or stepped."""
+    """An environment could not be opened, reset or stepped."""
 
 
 class VerifierError(EpisodeError):
-    """The grade could not be computed."""
+    """A grade could not be computed, so it is unknown."""
 
 
 class EngineError(EpisodeError):
-    """The engine returned no usable completion."""
+    """An engine returned no usable completion."""
 
 
 class ContextFullError(EngineError):
-    """The conversation is longer than the engine takes: the episode ends there and is graded."""
+    """The prompt is longer than the engine's context; the episode ends and is graded."""
 
 
-class _Blame:
-    # Entered in every step of every episode, and a generator takes four times as long.
-    def __init__(self, kind: type[EpisodeError], doing: str) -> None:
-        self._kind, self._doing = kind, doing
+class _WrapErrors:
+    # A class, because a generator-based context manager takes four times as long per step.
+    def __init__(self, kind: type[EpisodeError], during: str) -> None:
+        self._kind, self._during = kind, during
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, _: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, Exception) and not isinstance(error, EpisodeError):
-            raise self._kind(f"{self._doing}: {type(error).__name__}: {error}") from error
+            raise self._kind(f"{self._during}: {type(error).__name__}: {error}") from error
 
 
-def wrap_errors(kind: type[EpisodeError], doing: str) -> _Blame:
-    """Name whatever escapes: `doing` failed, and `kind` says whose fault it was.
+def wrap_errors(kind: type[EpisodeError], during: str) -> _WrapErrors:
+    """Turn other exceptions into `kind`, with `during` in the message.
 
-    An error that already has a name keeps it. Cancellation passes through.
+    An EpisodeError and a cancellation pass through unchanged.
     """
-    return _Blame(kind, doing)
+    return _WrapErrors(kind, during)

@@ -1,1 +1,1 @@
-"""Words to tokens and back."""
+"""Chat messages, chat templates, tool-call formats and token transcripts."""

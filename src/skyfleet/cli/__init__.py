@@ -1,1 +1,1 @@
-"""The front door."""
+"""The `skyfleet` command line."""

@@ -1,1 +1,1 @@
-"""Doing it: the agent loop."""
+"""Rollouts: the agent loop, conversations and scripted agents."""

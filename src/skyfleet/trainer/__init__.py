@@ -1,1 +1,1 @@
-"""The loop."""
+"""Training: the loop, its wiring, resuming, warm start and evaluation during training."""

@@ -1,1 +1,1 @@
-"""What happened."""
+"""Trajectories: the record of an episode, its archive and its index."""
