@@ -1,4 +1,4 @@
-"""What an episode may use, from configuration; needs no torch."""
+"""Build the limits of an episode from the configuration; needs no torch."""
 
 from __future__ import annotations
 
