@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import skyfleet as sf
-from skyfleet.api.config import build_config, read_config
+from skyfleet.api.config import read_config
 from skyfleet.api.tasks import load_given_tasks
 from skyfleet.api.train_plan import TrainingPlan, plan_training
 from skyfleet.config.loading import load_config
@@ -127,7 +127,10 @@ def test_tasks_of_every_kind_are_the_same_tasks(kind: str, tmp_path: Path) -> No
         ({"tasks": None}, r"sf.train\(tasks=...\): tasks is missing"),
         ({"tasks": {"prompt": "Hello"}}, "pass a list"),
         ({"learning_rate": 1.0}, r"sf.train\(learning_rate=...\) is not an argument"),
-        ({"config": "unknown"}, "no such file, and the presets are fleet_qwen3_8b, generalise"),
+        (
+            {"config": "unknown"},
+            "unknown is neither a file nor a preset; choose from fleet_qwen3_8b, generalise",
+        ),
         ({"config": {"trainer.sede": 1}}, r"trainer\.sede.* is unknown"),
         ({"model": 3}, "pass a Hugging Face name, a folder"),
         ({"tasks": [{"text": "Hello"}]}, "tasks row 1: prompt"),
@@ -164,5 +167,5 @@ def test_every_preset_loads_under_its_run_name() -> None:
         preset = find_preset(name)
         assert preset is not None
         assert preset.description.endswith(".")
-        config = build_config(preset.text, {})
+        config = read_config(name).build({})
         assert config.trainer.run_name == file

@@ -89,9 +89,9 @@ def test_differences_in_sampling_are_noted(tmp_path: Path) -> None:
 
 def test_step_is_refused_without_a_run_folder(runs: Path, tmp_path: Path) -> None:
     one = runs / "better" / "reports" / "step_000000" / "unseen.json"
-    with pytest.raises(ConfigError, match="--step 999 needs a run folder, and neither"):
+    with pytest.raises(ConfigError, match="step 999 needs a run folder, and neither"):
         run(one, one, "--step", "999")
-    with pytest.raises(ConfigError, match=r"--step 3 needs a run folder, and .* is a table"):
+    with pytest.raises(ConfigError, match=r"step 3 needs a run folder, and .* is a table"):
         run(PUBLISHED, "--step", "3")
 
 

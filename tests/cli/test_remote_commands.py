@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
@@ -19,10 +20,11 @@ from tests.fakes.small_runs import SETTINGS, UNSEEN
 from tests.fakes.tiny_policy import DIMENSIONS
 from typer.testing import CliRunner
 
+from skyfleet.cli.agents import select_policy
 from skyfleet.cli.arguments import config_from
 from skyfleet.cli.evaluate import evaluate_command
 from skyfleet.cli.rollout import rollout_command
-from skyfleet.cli.serve import _app, serve_command
+from skyfleet.cli.serve import serve_command
 from skyfleet.cli.train import train_command
 from skyfleet.errors import ConfigError
 from skyfleet.models.loading import LoadedModel, save_model
@@ -63,19 +65,24 @@ def remote_args(url: str) -> list[str]:
     return ["generator.backend=openai", f"generator.remote_inference_engine_urls=[{url}]"]
 
 
-async def test_a_served_policy_is_evaluated_and_its_episodes_record_its_tokens(
+@contextmanager
+def serve_policy(settings: list[str], folder: Path, *, port: int = 0) -> Iterator[str]:
+    """Serve the model in `folder` as "mine"; yields the URL without /v1."""
+    with (
+        select_policy(config_from(settings), folder) as policy,
+        policy.serve(port=port, name="mine") as server,
+    ):
+        yield server.url.removesuffix("/v1")
+
+
+def test_a_served_policy_is_evaluated_and_its_episodes_record_its_tokens(
     settings: list[str], tmp_path: Path
 ) -> None:
     kept = tmp_path / "kept"
-    async with (
-        _app(config_from(settings), tmp_path / "model", "mine", None) as (served, _),
-        serving(served) as url,
-    ):
+    with serve_policy(settings, tmp_path / "model") as url:
         args = [*settings, *remote_args(url), "--eval-set", "unseen", "--output", str(kept)]
-        shown = await asyncio.to_thread(run_output, "evaluate", *args)
-        watched = await asyncio.to_thread(
-            run_output, "rollout", UNSEEN, *settings, *remote_args(url)
-        )
+        shown = run_output("evaluate", *args)
+        watched = run_output("rollout", UNSEEN, *settings, *remote_args(url))
     assert f"evaluated {url}" in shown
     assert watched.startswith(f"the model at {url}: github-")
     report = json.loads((kept / "reports/step_000000/unseen.json").read_text())
@@ -85,31 +92,23 @@ async def test_a_served_policy_is_evaluated_and_its_episodes_record_its_tokens(
     assert [sum(a.transcripts[0].loss_mask) for a in attempts] == [24, 24, 24]  # two turns
 
 
-async def test_reports_and_transcripts_record_the_policys_step_and_a_folder_holds_one_step(
+def test_reports_and_transcripts_record_the_policys_step_and_a_folder_holds_one_step(
     settings: list[str], tmp_path: Path
 ) -> None:
     folders = [tmp_path / f"global_step_{step}" / "policy" for step in (3, 4)]
     for folder in folders:
         shutil.copytree(tmp_path / "model", folder)
     args = ["evaluate", *settings, "--eval-set", "unseen", "--output"]
-    await asyncio.to_thread(
-        run_output, *args, str(tmp_path / "here"), "--checkpoint", str(folders[0])
-    )
-    config, there = config_from(settings), str(tmp_path / "there")
-    async with (
-        _app(config, folders[0], "mine", None) as (third, _),
-        _app(config, folders[1], "mine", None) as (fourth, _),
+    run_output(*args, str(tmp_path / "here"), "--checkpoint", str(folders[0]))
+    there = str(tmp_path / "there")
+    with serve_policy(settings, folders[0]) as url:
+        run_output(*args, there, *remote_args(url))
+    port = int(url.rpartition(":")[2])
+    with (
+        serve_policy(settings, folders[1], port=port) as url,
+        pytest.raises(ConfigError, match=r"another agent \(step: 3 before, 4 after"),
     ):
-        up = [third]
-
-        async def restarted(scope: Any, receive: Any, send: Any) -> None:
-            await up[-1](scope, receive, send)
-
-        async with serving(restarted) as url:
-            await asyncio.to_thread(run_output, *args, there, *remote_args(url))
-            up.append(fourth)
-            with pytest.raises(ConfigError, match=r"another agent \(step: 3 before, 4 after"):
-                await asyncio.to_thread(run_output, *args, there, *remote_args(url))
+        run_output(*args, there, *remote_args(url))
     for kept in ("here", "there"):
         attempts = read_trajectories(eval_path(tmp_path / kept / "trajectories", "unseen", 3))
         versions = {v for a in attempts for t in a.transcripts for v in t.policy_versions}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -95,14 +93,11 @@ def test_a_fork_uses_the_runs_own_checkpoint_in_any_working_directory(
     monkeypatch.chdir(tmp_path / "elsewhere")
     folders: list[Path | None] = []
 
-    @asynccontextmanager
-    async def build_agent(
-        config: RunConfig, agent: str, folder: Path | None
-    ) -> AsyncIterator[tuple[AgentFactory, None]]:
+    def select_agent(config: RunConfig, agent: str, folder: Path | None) -> str:
         folders.append(folder)
-        yield oracle_policy, None
+        return "oracle"
 
-    monkeypatch.setattr("skyfleet.cli.replay.build_agent", build_agent)
+    monkeypatch.setattr("skyfleet.cli.replay.select_agent", select_agent)
     with pytest.raises(
         ConfigError, match=r"run/checkpoints holds no checkpoint; pass --checkpoint"
     ):

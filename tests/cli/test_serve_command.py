@@ -7,11 +7,11 @@ from pathlib import Path
 import httpx
 import pytest
 import typer
-from tests.fakes.serving import serving
 from tests.fakes.tiny_policy import tiny_policy
 from typer.testing import CliRunner
 
-from skyfleet.cli.serve import _app, serve_command
+from skyfleet.cli.agents import describe_agent, select_policy
+from skyfleet.cli.serve import serve_command
 from skyfleet.config.loading import load_config
 from skyfleet.errors import ConfigError
 from skyfleet.models.loading import LoadedModel, save_model
@@ -28,7 +28,10 @@ def save_tiny_model(folder: Path) -> Path:
     return folder
 
 
-async def test_a_model_folder_is_served_with_its_key(tmp_path: Path) -> None:
+def test_a_model_folder_is_served_with_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SKYFLEET_API_KEY", "k")
     config = load_config(
         "",
         [
@@ -45,16 +48,16 @@ async def test_a_model_folder_is_served_with_its_key(tmp_path: Path) -> None:
     model = save_tiny_model(tmp_path / "model")
     body = {"model": "mine", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
     body["ignore_eos"] = True  # sampling has no seed, so a stop token could come first
-    async with (
-        _app(config, model, "mine", "k") as (served, weights),
-        serving(served) as url,
-        httpx.AsyncClient(base_url=url) as client,
+    with (
+        select_policy(config, model) as policy,
+        policy.serve(port=0, name="mine") as server,
+        httpx.Client(base_url=server.url) as client,
     ):
-        assert weights == str(model)
-        assert (await client.post("/v1/chat/completions", json=body)).status_code == 401
+        assert describe_agent(policy) == str(model)
+        assert client.post("/chat/completions", json=body).status_code == 401
         headers = {"Authorization": "Bearer k"}
-        answer = await client.post("/v1/chat/completions", json=body, headers=headers)
-        (shown,) = (await client.get("/v1/models", headers=headers)).json()["data"]
+        answer = client.post("/chat/completions", json=body, headers=headers)
+        (shown,) = client.get("/models", headers=headers).json()["data"]
     assert answer.json()["usage"]["completion_tokens"] == 5
     assert (shown["id"], shown["max_model_len"]) == ("mine", 400)
 
@@ -65,8 +68,7 @@ def test_a_dry_run_prints_a_localhost_address() -> None:
     assert "# would serve mine at http://127.0.0.1:8000/v1" in result.output
 
 
-async def test_a_missing_checkpoint_is_a_config_error(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_is_a_config_error(tmp_path: Path) -> None:
     config = load_config("", [f"trainer.run_path={tmp_path}"])
     with pytest.raises(ConfigError, match="no such folder"):
-        async with _app(config, tmp_path / "nothing", "mine", None):
-            pass
+        select_policy(config, tmp_path / "nothing")

@@ -325,6 +325,17 @@ def test_python_values_override_a_mapping_a_file_or_nothing(tmp_path: Path) -> N
     assert config_from_python(None, {}) == RunConfig()
 
 
+def test_a_configuration_is_the_base_with_its_secrets_and_ignored_keys() -> None:
+    key = "environment.skyrl_gym.fleet_task.api_key"
+    overrides = [f"{key}=secret", "trainer.placement.critic_num_gpus_per_node=4"]
+    base = load_config("", ["trainer.run_name=a", *overrides])
+    assert config_from_python(base, {}) is base
+    changed = config_from_python(base, {"trainer.seed": 3})
+    assert (changed.trainer.run_name, changed.trainer.seed) == ("a", 3)
+    assert changed.ignored_keys == base.ignored_keys
+    assert changed.model_copy(update={"trainer": base.trainer}) == base
+
+
 def test_python_values_are_refused_as_overrides_are() -> None:
     with pytest.raises(ConfigError) as caught:
         config_from_python(None, {"trainer.seed": "many", "trainer.sead": 1})

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from skyfleet.api.config import ConfigLike
 from skyfleet.api.envs import ResolvedEnv
-from skyfleet.api.inference import PolicyEngine, inference_config
+from skyfleet.api.inference import OpenedEngine, PolicyEngine, inference_config
 from skyfleet.api.models import SCRIPTED, ModelSource, resolve_model
 from skyfleet.api.settings import Sampling
+from skyfleet.config.loading import config_from_python
 from skyfleet.config.root import RunConfig
 from skyfleet.config.validation import find_unsupported_values
 from skyfleet.errors import ConfigError
@@ -65,33 +66,43 @@ async def open_agent(
         )
         return
     given = model if isinstance(model, PolicyEngine) and config is None else None
-    source = given.source if given is not None else resolve_model(model, where=where)
-    settings = inference_config(source, config if given is None else given.config, keys)
-    if refused := find_unsupported_values(settings):
+    if given is not None:
+        source, settings = given.source, config_from_python(given.config, keys)
+    else:
+        source = resolve_model(model, where=where)
+        settings = inference_config(source, config, keys)
+    if source.url is None and (refused := find_unsupported_values(settings)):
         raise ConfigError("\n".join(refused))
     engine = given or PolicyEngine(source, settings)
     open_env = env.open_env or env_factory(settings)
     try:
-        by_sampling = await engine.connect(tasks, open_env)
+        opened = await engine.open(tasks, open_env)
         params = PolicyEngine(source, settings).sampling_params(None)
-        trained = source.run_config
-        info = AgentInfo(
-            model=trained.trainer.policy.model.path if trained else source.name,
-            endpoint=source.url,
-            checkpoint=str(source.folder) if source.folder else None,
-            temperature=params.temperature,
-            max_turns=settings.generator.max_turns,
-        )
         yield OpenedAgent(
-            agent=by_sampling(params),
-            info=info,
-            step=source.step,
+            agent=opened.agent(params),
+            info=_describe_policy(source, settings, opened),
+            step=opened.client.engine.policy_version if opened.client else 0,
             config=settings,
             open_env=open_env,
         )
     finally:
         if given is None:
             await engine.aclose()
+
+
+def _describe_policy(source: ModelSource, config: RunConfig, opened: OpenedEngine) -> AgentInfo:
+    from skyfleet.evaluation.agent_info import AgentInfo
+
+    generator, trained = config.generator, source.run_config
+    step = opened.client.engine.policy_version if opened.client else 0
+    return AgentInfo(
+        model=opened.served_name or (trained.trainer.policy.model.path if trained else source.name),
+        endpoint=source.url or ", ".join(generator.remote_inference_engine_urls) or None,
+        checkpoint=str(source.folder) if source.folder else None,
+        step=step if step and generator.is_remote else None,
+        temperature=generator.eval_sampling_params.temperature,
+        max_turns=generator.max_turns,
+    )
 
 
 def _build_scripted(name: str, config: RunConfig) -> AgentFactory:

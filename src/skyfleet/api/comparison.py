@@ -9,7 +9,10 @@ from typing import Any
 from skyfleet.api.tables import markdown_to_html
 from skyfleet.errors import ConfigError, TaskError
 from skyfleet.evaluation import compare as core
+from skyfleet.evaluation.agent_info import differences
 from skyfleet.evaluation.baselines import baseline_faults
+from skyfleet.evaluation.published import SUFFIXES as PUBLISHED_SUFFIXES
+from skyfleet.evaluation.published import read_published
 from skyfleet.evaluation.report import EvalReport, match_reports, save_report
 from skyfleet.evaluation.table import comparison_table, conclude, score_table
 
@@ -140,10 +143,11 @@ class Comparison(Sequence[core.Comparison]):
         yield from self.notes
 
 
-def compare(before: Any, after: Any = None) -> Comparison:
+def compare(before: Any, after: Any = None, *, step: int | None = None) -> Comparison:
     """Compare two evaluations by task. Each is an `Evaluation`, a folder, a report or a run.
 
-    A run alone is its first evaluation against its last.
+    A run alone is its first evaluation against its last, or against that of `step`. A YAML or CSV
+    table of published rates holds both sides.
 
     >>> import skyfleet as sf
     >>> env = sf.ToolEnv(reward=lambda answer: float("4" in answer))
@@ -153,13 +157,13 @@ def compare(before: Any, after: Any = None) -> Comparison:
     """
     if after is None:
         if isinstance(before, str | Path):
-            return _compare_paths(Path(before), None)
+            return _compare_paths(Path(before), None, step)
         if isinstance(getattr(before, "comparison", None), Comparison):
             own: Comparison = before.comparison
             return own
         raise ConfigError("sf.compare(before, after): after is missing; pass two evaluations")
     if isinstance(before, str | Path) and isinstance(after, str | Path):
-        return _compare_paths(Path(before), Path(after))
+        return _compare_paths(Path(before), Path(after), step)
     return compare_reports([(_report(before, "before"), _report(after, "after"))])
 
 
@@ -173,14 +177,47 @@ def compare_reports(
             sets.append(core.compare(before, after))
         except TaskError as error:  # the other sets still count
             notes.append(f"{error}.")
+        else:
+            notes += _find_other_differences(before, after, sets[-1])
+    if left_out := sum(comparison.overall.n_left_out for comparison in sets):
+        notes.append(f"Excluded, because they are not graded on both sides: {left_out} tasks.")
     return Comparison(sets, notes)
 
 
-def _compare_paths(before: Path, after: Path | None) -> Comparison:
-    matched = match_reports(before, after)
-    compared = compare_reports(matched.pairs)
-    unmatched = [f"{name} is on one side only." for name in matched.unmatched]
-    return Comparison(compared.sets, [*compared.notes, *unmatched])
+def _compare_paths(before: Path, after: Path | None, step: int | None) -> Comparison:
+    for path in filter(None, (before, after)):
+        if not path.exists():
+            raise ConfigError(f"{path}: no such file or folder; pass a report or a run folder")
+    if before.suffix in PUBLISHED_SUFFIXES:
+        if after is not None:
+            raise ConfigError(f"{before} holds both columns; remove {after}")
+        if step is not None:
+            raise ConfigError(f"step {step} needs a run folder, and {before} is a table")
+        return Comparison(
+            [read_published(before)],
+            [
+                "The table does not list which tasks passed, so the columns are compared as "
+                "unpaired samples (Fisher, Newcombe)."
+            ],
+        )
+    matched = match_reports(before, after, step=step)
+    unmatched = [f"{name} exists on one side only." for name in matched.unmatched]
+    return compare_reports(matched.pairs, unmatched)
+
+
+def _find_other_differences(
+    before: EvalReport, after: EvalReport, comparison: core.Comparison
+) -> Iterator[str]:
+    """Differences between the two evaluations that are not the policy's."""
+    if before.agent_info and after.agent_info:
+        for difference in differences(before.agent_info, after.agent_info):
+            yield f"{comparison.name}: {difference}."
+    if uneven := comparison.overall.n_uneven:
+        yield (
+            f"{comparison.name}: {uneven} of {comparison.overall.n_tasks} tasks have more attempts "
+            "on one side, and the test uses a random subset of them; evaluate both sides with "
+            "the same generator.eval_n_samples_per_prompt to use all."
+        )
 
 
 def _report(given: Any, which: str) -> EvalReport:

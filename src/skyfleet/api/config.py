@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from skyfleet.config.keys import dump_yaml
-from skyfleet.config.loading import load_config
+from skyfleet.config.loading import config_from_python
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError
-from skyfleet.presets import find_preset, list_presets
 
 ConfigLike = RunConfig | Mapping[str, Any] | str | Path | Sequence[Any] | None
 
@@ -37,24 +34,19 @@ TINY_DEFAULTS: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenConfig:
-    """`config=` taken apart: a YAML text to start from, and keys that win over arguments."""
+    """`config=` taken apart: a base to start from, and keys that win over arguments."""
 
-    base: str | None = None
+    base: RunConfig | Path | str | None = None
+    """A configuration, a YAML file, or the name of a preset."""
     keys: Mapping[str, Any] = field(default_factory=dict)
 
     def build(self, arguments: Mapping[str, Any]) -> RunConfig:
         """The configuration; a key of `config=` wins over an argument for the same key."""
         keys = {**arguments, **self.keys}
-        if self.base is not None:
-            return build_config(self.base, keys)
-        is_tiny = keys.get("trainer.policy.model.path") == "tiny"
-        return build_config("", {**API_DEFAULTS, **(TINY_DEFAULTS if is_tiny else {}), **keys})
-
-
-def build_config(text: str, keys: Mapping[str, Any]) -> RunConfig:
-    """YAML text and dotted keys to a checked configuration."""
-    # The one place that will call config's config_from_python.
-    return load_config(text, [f"{key}={_write(key, value)}" for key, value in keys.items()])
+        if self.base is None:
+            is_tiny = keys.get("trainer.policy.model.path") == "tiny"
+            keys = {**API_DEFAULTS, **(TINY_DEFAULTS if is_tiny else {}), **keys}
+        return config_from_python(self.base, keys)
 
 
 def read_config(given: ConfigLike) -> GivenConfig:
@@ -62,11 +54,12 @@ def read_config(given: ConfigLike) -> GivenConfig:
     if given is None:
         return GivenConfig()
     if isinstance(given, RunConfig):
-        return GivenConfig(base=dump_yaml(given))
+        return GivenConfig(base=given)
     if isinstance(given, Mapping):
         return GivenConfig(keys=dict(given))
     if isinstance(given, str | Path):
-        return GivenConfig(base=_read_base(given))
+        saved = Path(given) / "config.yaml"
+        return GivenConfig(base=saved if saved.is_file() else given)
     if isinstance(given, Sequence):
         parts = [read_config(part) for part in given]
         bases = [part.base for part in parts if part.base is not None]
@@ -77,22 +70,3 @@ def read_config(given: ConfigLike) -> GivenConfig:
     raise ConfigError(
         f"config={given!r:.80}: pass a dict of keys, a YAML path, a preset, or a list of these"
     )
-
-
-def _read_base(given: str | Path) -> str:
-    path = Path(given)
-    path = path / "config.yaml" if (path / "config.yaml").is_file() else path
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
-    preset = find_preset(str(given))
-    if preset is None:
-        names = ", ".join(preset.name for preset in list_presets())
-        raise ConfigError(f"config={str(given)!r}: no such file, and the presets are {names}")
-    return preset.text
-
-
-def _write(key: str, value: Any) -> str:
-    try:
-        return json.dumps(value)
-    except TypeError:
-        raise ConfigError(f"config: {key}={value!r:.80} is not a plain value") from None

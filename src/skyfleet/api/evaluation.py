@@ -25,6 +25,8 @@ from skyfleet.trajectories import trajectory as records
 if TYPE_CHECKING:
     from typing import Unpack
 
+    from skyfleet.rollouts.episode import OnMessages
+
 
 class EvaluateArguments(TypedDict, total=False):
     """The keyword arguments of `evaluate` and `evaluate_async`."""
@@ -36,8 +38,9 @@ class EvaluateArguments(TypedDict, total=False):
     sampling: Sampling | None
     name: str
     """The name of the set in reports."""
-    baselines: bool
-    """Also play an agent that does nothing and the reference solutions, to find broken tasks."""
+    baselines: bool | None
+    """Also play an agent that does nothing and the reference solutions, to find broken tasks. Unset,
+    only in environments that run on this machine."""
     pass_threshold: float
     """The reward of a pass."""
     trained_envs: Collection[str] | None
@@ -65,7 +68,7 @@ def evaluate(
     attempts: per task. One is greedy; several are sampled at temperature 1 unless `sampling` says
         otherwise.
     baselines: also play an agent that does nothing and the reference solutions, to find tasks that
-        prove nothing; default True.
+        prove nothing; unset, only in environments that run on this machine.
     output: a folder for the report and the episodes.
 
     >>> import skyfleet as sf
@@ -111,6 +114,7 @@ async def evaluate_async(
 async def _evaluate(
     tasks: Sequence[Task], opened: OpenedAgent, arguments: EvaluateArguments
 ) -> Evaluation:
+    from skyfleet.config.warnings import warn_greedy_evaluation
     from skyfleet.envs.registry import is_remote_env
     from skyfleet.evaluation.baselines import measure_baselines
     from skyfleet.evaluation.evaluate import evaluate as run_evaluation
@@ -122,9 +126,13 @@ async def _evaluate(
     config, limits = opened.config, build_limits(opened.config)
     name, output = arguments.get("name", "val"), arguments.get("output")
     threshold = arguments.get("pass_threshold", PASS_THRESHOLD)
-    measured = arguments.get("baselines", True)
+    measured = arguments.get("baselines")
     baselines = await measure_baselines(
-        [task for task in tasks if measured and not is_remote_env(config, task.env_key)],
+        [
+            task
+            for task in tasks
+            if measured or (measured is None and not is_remote_env(config, task.env_key))
+        ],
         opened.open_env,
         limits,
         max_concurrent=config.generator.max_num_seqs,
@@ -149,8 +157,10 @@ async def _evaluate(
     if output is not None:
         save_report(Path(output), report)
     episodes = [Trajectory.from_record(t) for group in groups for t in group.trajectories]
-    ungraded = describe_ungraded(groups)
-    return Evaluation(report, episodes, notes=[ungraded] if ungraded else [])
+    notes = [ungraded] if (ungraded := describe_ungraded(groups)) else []
+    if opened.info.agent == "policy":
+        notes += warn_greedy_evaluation(config)
+    return Evaluation(report, episodes, notes=notes)
 
 
 @contextmanager
@@ -192,9 +202,12 @@ def rollout(
     *,
     reward: Callable[..., Any] | None = None,
     sampling: Sampling | None = None,
+    on_messages: OnMessages | None = None,
     config: ConfigLike = None,
 ) -> Trajectory:
     """Play one episode of a task.
+
+    on_messages: called with the prompt, then with each action and each reply, as they come.
 
     >>> import skyfleet as sf
     >>> env = sf.ToolEnv(reward=lambda answer: float("4" in answer))
@@ -202,7 +215,15 @@ def rollout(
     0.0
     """
     return run_sync(
-        rollout_async(model, env, task, reward=reward, sampling=sampling, config=config)
+        rollout_async(
+            model,
+            env,
+            task,
+            reward=reward,
+            sampling=sampling,
+            on_messages=on_messages,
+            config=config,
+        )
     )
 
 
@@ -213,6 +234,7 @@ async def rollout_async(
     *,
     reward: Callable[..., Any] | None = None,
     sampling: Sampling | None = None,
+    on_messages: OnMessages | None = None,
     config: ConfigLike = None,
 ) -> Trajectory:
     """The async twin of `rollout`, in the caller's event loop.
@@ -234,5 +256,11 @@ async def rollout_async(
     playing = open_agent(model, resolved, [chosen], sampling, config, {}, where="sf.rollout")
     async with playing as opened:
         limits = build_limits(opened.config)
-        played = await run_episode(chosen, opened.open_env, opened.agent, limits)
+        played = await run_episode(
+            chosen,
+            opened.open_env,
+            opened.agent,
+            limits,
+            on_messages=on_messages or (lambda _: None),
+        )
     return Trajectory.from_record(played)

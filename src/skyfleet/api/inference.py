@@ -9,16 +9,18 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from skyfleet.api.config import ConfigLike, build_config, read_config
+from skyfleet.api.arguments import require_torch
+from skyfleet.api.config import ConfigLike, read_config
 from skyfleet.api.envs import OBJECT_PREFIX
 from skyfleet.api.models import ModelSource
 from skyfleet.api.settings import Sampling
 from skyfleet.chat.message import Message
-from skyfleet.config.keys import dump_yaml
+from skyfleet.config.loading import config_from_python
 from skyfleet.config.root import RunConfig
-from skyfleet.errors import ConfigError
+from skyfleet.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
+    from skyfleet.engines.engine import ChatModel
     from skyfleet.engines.sampling_params import SamplingParams
     from skyfleet.envs.env import EnvFactory, Observation
     from skyfleet.envs.python_episode import MessageLike
@@ -35,6 +37,9 @@ class OpenedEngine:
     closing: AsyncExitStack
     agent: AgentBySampling
     client: PolicyClient | None
+    """None for a model behind an endpoint."""
+    served_name: str | None
+    """The name of the model on its server, if it has one."""
 
 
 class PolicyEngine:
@@ -58,7 +63,7 @@ class PolicyEngine:
 
         observation = Observation(messages, tools=tools)
         task = Task(key="generate", env_key="env", prompt=observation.messages[-1].text or "-")
-        agent = (await self.connect([task], open_no_env))(self.sampling_params(sampling))
+        agent = (await self.open([task], open_no_env)).agent(self.sampling_params(sampling))
         conversation = agent(task, observation, f"generate/{id(observation)}")
         try:
             return await conversation.generate()
@@ -75,43 +80,52 @@ class PolicyEngine:
         from skyfleet.engines.factory import build_sampling_params
 
         keys = (sampling or Sampling()).overrides("generator.eval_sampling_params")
-        config = build_config(dump_yaml(self.config), keys) if keys else self.config
+        config = config_from_python(self.config, keys)
         seed = config.trainer.seed
         return build_sampling_params(config.generator.eval_sampling_params, seed=seed)
 
-    async def connect(self, tasks: Sequence[Task], open_env: EnvFactory) -> AgentBySampling:
-        """The policy as agents; `tasks` and `open_env` are only used to build the tiny model."""
-        return (await self.open(tasks, open_env)).agent
-
     async def open(self, tasks: Sequence[Task], open_env: EnvFactory) -> OpenedEngine:
-        """Start the engine, once per event loop."""
+        """Start the engine, once per event loop.
+
+        `tasks` and `open_env` are only used to build the tiny model.
+        """
         loop = asyncio.get_running_loop()
         if self._opened is None or self._opened.loop is not loop:
             async with AsyncExitStack() as opening:
-                client, agent = await self._start(opening, tasks, open_env)
+                client: PolicyClient | None = None
+                name: str | None
+                if self.source.url is not None:
+                    agent, name = await _connect_chat(self.source.url, self.config, opening)
+                else:
+                    client = await self._start(opening, tasks, open_env)
+                    agent, name = client.agent, client.served_name
                 self._opened = OpenedEngine(
-                    loop=loop, closing=opening.pop_all(), agent=agent, client=client
+                    loop=loop,
+                    closing=opening.pop_all(),
+                    agent=agent,
+                    client=client,
+                    served_name=name,
                 )
         return self._opened
 
     async def _start(
         self, opening: AsyncExitStack, tasks: Sequence[Task], open_env: EnvFactory
-    ) -> tuple[PolicyClient | None, AgentBySampling]:
-        if self.source.url is not None:
-            return None, await _connect_chat(self.source.url, self.config, opening)
-        from skyfleet.trainer.policy_client import open_inference_client, open_policy_client
+    ) -> PolicyClient:
+        require_torch()
+        from skyfleet.trainer.policy_client import open_inference_client
 
-        if self.config.generator.backend == "embedded":
-            from skyfleet.trainer.load_policy import load_policy_model
-
-            model = await load_policy_model(self.config, tasks, open_env, model=self.source.loaded)
-            opened = open_policy_client(self.config, model)
-        else:
-            opened = open_inference_client(self.config, self.source.folder)
-        client = await opening.enter_async_context(opened)
-        if not self.config.generator.is_remote:
+        client = await opening.enter_async_context(
+            open_inference_client(
+                self.config,
+                self.source.folder,
+                tasks=tasks,
+                open_env=open_env,
+                model=self.source.loaded,
+            )
+        )
+        if not self.config.generator.is_remote:  # a server reports its own
             client.engine.policy_version = self.source.step
-        return client, client.agent
+        return client
 
 
 def inference_config(
@@ -120,7 +134,7 @@ def inference_config(
     """The configuration to generate with: of `config`, else of the run that trained the model."""
     given = read_config(config)
     if given.base is None and source.run_config is not None:
-        given = replace(given, base=dump_yaml(source.run_config))
+        given = replace(given, base=source.run_config)
     keys = dict(arguments or {})
     trained = source.run_config
     if trained is not None and trained.environment.env_class.startswith(OBJECT_PREFIX):
@@ -134,8 +148,11 @@ def inference_config(
     return given.build(keys)
 
 
-async def _connect_chat(url: str, config: RunConfig, opening: AsyncExitStack) -> AgentBySampling:
-    """A model behind an OpenAI-compatible endpoint; needs no torch."""
+async def _connect_chat(
+    url: str, config: RunConfig, opening: AsyncExitStack
+) -> tuple[AgentBySampling, str]:
+    """A model behind an OpenAI-compatible endpoint, and its name there; needs no torch."""
+    from skyfleet.engines.factory import build_sampling_params
     from skyfleet.engines.openai_chat import OpenAIChat
     from skyfleet.engines.servers import read_api_key
     from skyfleet.rollouts.conversation import MessageConversation
@@ -143,6 +160,8 @@ async def _connect_chat(url: str, config: RunConfig, opening: AsyncExitStack) ->
     api_key = read_api_key()
     name = config.generator.served_model_name or await _find_model_name(url, api_key)
     chat = await opening.enter_async_context(OpenAIChat(url, model=name, api_key=api_key))
+    sampled = build_sampling_params(config.generator.eval_sampling_params, seed=0)
+    await _probe_endpoint(chat, url, replace(sampled, max_generate_length=16))
 
     def agent(sampling: SamplingParams) -> AgentFactory:
         def start(task: Task, observation: Observation, session: str) -> MessageConversation:
@@ -154,7 +173,28 @@ async def _connect_chat(url: str, config: RunConfig, opening: AsyncExitStack) ->
 
         return start
 
-    return agent
+    return agent, name
+
+
+async def _probe_endpoint(chat: ChatModel, url: str, sampling: SamplingParams) -> None:
+    """One short request: an error here would fail every episode."""
+    from skyfleet.engines.engine import ReplyTruncatedError
+    from skyfleet.engines.http_client import RequestRejectedError
+
+    try:
+        await chat.reply([Message(role="user", content="Say hello.")], (), sampling)
+    except ReplyTruncatedError:
+        return
+    except RequestRejectedError as error:
+        raise ConfigError(
+            f"{url} rejects the request: {error}; change generator.eval_sampling_params, or correct "
+            "the URL or the model name"
+        ) from error
+    except EngineError as error:
+        raise ConfigError(
+            f"{url} does not answer: {error}; start it, or correct the URL, the model name or the "
+            "key in OPENAI_API_KEY"
+        ) from error
 
 
 async def _find_model_name(url: str, api_key: str | None) -> str:

@@ -22,19 +22,14 @@ class ModelSource:
     """Where weights come from; exactly one of path, url and loaded."""
 
     path: str | None = None
+    folder: Path | None = None
+    """The folder of saved weights; None for a model that is loaded by name."""
     url: str | None = None
     loaded: LoadedModel | None = None
     run_config: RunConfig | None = None
     """The configuration of the run that trained them, if one did."""
     step: int = 0
     """The training step of that run."""
-
-    @property
-    def folder(self) -> Path | None:
-        """The folder of saved weights; None for a model that is loaded by name."""
-        if self.path is None or not (Path(self.path).expanduser() / "config.json").is_file():
-            return None
-        return Path(self.path).expanduser()
 
     @property
     def name(self) -> str:
@@ -71,8 +66,8 @@ def find_run_policy(run: Path, step: int | str = "last") -> ModelSource:
     chosen = max(steps) if step == "last" else _best_step(run) if step == "best" else step
     if chosen not in steps:
         raise ConfigError(f"{run} has no checkpoint of step {chosen}; choose from {sorted(steps)}")
-    path = str(steps[int(chosen)] / "policy")
-    return ModelSource(path=path, run_config=config, step=int(chosen))
+    folder = steps[int(chosen)] / "policy"
+    return ModelSource(path=str(folder), folder=folder, run_config=config, step=int(chosen))
 
 
 def list_checkpoints(configured: Path, run: Path) -> dict[int, Path]:
@@ -103,8 +98,9 @@ def _resolve_path(given: str) -> ModelSource:
     number = path.parent.name.removeprefix("global_step_")
     if path.name == "policy" and number.isdecimal() and (run / "config.yaml").is_file():
         config = load_config_file(run / "config.yaml")
-        return ModelSource(path=str(path), run_config=config, step=int(number))
-    return ModelSource(path=str(path) if path.is_dir() else given)
+        return ModelSource(path=str(path), folder=path, run_config=config, step=int(number))
+    folder = path if (path / "config.json").is_file() else None
+    return ModelSource(path=str(path) if path.is_dir() else given, folder=folder)
 
 
 def _loaded(module: Any, tokenizer: Any, where: str) -> LoadedModel:

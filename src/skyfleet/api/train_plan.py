@@ -82,6 +82,7 @@ class TrainingPlan:
 
     def report_progress(self, line: str) -> None:
         sys.stdout.write(f"setting up: {line}\n")
+        sys.stdout.flush()
 
 
 def plan_training(

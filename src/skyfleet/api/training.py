@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from skyfleet.api.arguments import show_arguments
+from skyfleet.api.arguments import require_torch, show_arguments
 from skyfleet.api.background import run_sync
 from skyfleet.api.comparison import Comparison
 from skyfleet.api.models import ModelSource
@@ -79,6 +79,7 @@ async def _train(
 ) -> TrainResult:
     from skyfleet.trainer.training_run import run_training
 
+    require_torch()
     plan = plan_training(where, model, env, arguments)
     try:
         outcome = await run_training(
@@ -147,6 +148,11 @@ class TrainResult:
         elif compared.sets and self.best_step is not None:
             notes.append(f"Best step, by {compared.sets[0].name}: {self.best_step}.")
         return Comparison(compared.sets, notes)
+
+    @property
+    def table(self) -> str | None:
+        """The verdict table in Markdown, as in results.md; None if there is none yet."""
+        return self._outcome.table if self._outcome is not None else None
 
     @property
     def metrics(self) -> Table:

@@ -1,16 +1,11 @@
-"""Arguments shared by commands: configuration files and overrides, dry runs, missing extras."""
+"""Arguments shared by commands: configuration files and overrides, dry runs."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from importlib.util import find_spec
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-
-from skyfleet.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from skyfleet.config.root import RunConfig
@@ -41,14 +36,3 @@ def show_plan(config: RunConfig, sentences: Iterable[str]) -> None:
     lines = (*sentences, *warn_native_tool_calling(config))
     # Flushed, because an error may follow on stderr.
     print("\n".join(f"# {line}" for line in lines), flush=True)
-
-
-@contextmanager
-def require_torch() -> Iterator[None]:
-    """Raise MissingExtraError if torch or transformers is missing."""
-    for package in ("torch", "transformers"):
-        if find_spec(package) is None:
-            raise MissingExtraError(package, "train")
-    # Idle OpenMP threads spin by default, which slows a busy machine down many times.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    yield

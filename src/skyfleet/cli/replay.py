@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from skyfleet.analysis.formatting import format_count, sanitize
-from skyfleet.cli.agents import Agent, CheckpointPath, build_agent
+from skyfleet.cli.agents import Agent, CheckpointPath, select_agent
 from skyfleet.cli.run_tasks import RunPath, load_episode_tasks
 from skyfleet.errors import ConfigError, TaskError
 
@@ -94,20 +94,26 @@ async def _fork(
     checkpoint: Path | None,
 ) -> None:
     from skyfleet.analysis.before_after import align_turns
+    from skyfleet.api.agents import open_agent
+    from skyfleet.api.envs import ResolvedEnv
     from skyfleet.cli.diff import print_rows
-    from skyfleet.envs.registry import env_factory
     from skyfleet.rollouts.episode import run_episode
     from skyfleet.rollouts.fork import forked_policy, same_tokens
     from skyfleet.trainer.limits import build_limits
 
-    async with build_agent(folder.config, agent, checkpoint) as (policy, _):
+    selected = select_agent(folder.config, agent, checkpoint)
+    config = folder.config if isinstance(selected, str) else None
+    opening = open_agent(selected, ResolvedEnv(), [task], None, config, {}, where="skyfleet replay")
+    async with opening as opened:
         forked = await run_episode(
             task,
-            env_factory(folder.config),
-            forked_policy(trajectory, policy, turn=turn),
+            opened.open_env,
+            forked_policy(trajectory, opened.agent, turn=turn),
             build_limits(folder.config),
             sample=trajectory.sample,
         )
+    if not isinstance(selected, str):
+        await selected.aclose()
     print_rows(align_turns(trajectory, forked), ("recorded", "forked"))
     print(
         f"recorded: {_describe_grade(trajectory)}; forked at turn {turn + 1}: {_describe_grade(forked)}"

@@ -8,20 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skyfleet.cli.agents import (
-    Agent,
-    CheckpointPath,
-    build_agent,
-    check_agent,
-    check_weights,
-    describe_weights,
-)
+from skyfleet.cli.agents import Agent, CheckpointPath, describe_agent, select_agent
 from skyfleet.cli.arguments import ConfigArgs, DryRun, config_from, show_plan
 from skyfleet.errors import ConfigError, TaskError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from skyfleet.api.policy import Policy
     from skyfleet.chat.message import Message
     from skyfleet.config.root import RunConfig
     from skyfleet.tasks.task import Task
@@ -45,35 +39,31 @@ def rollout_command(
     if not config_args and agent == "policy" and checkpoint is None:
         raise ConfigError("no policy: pass a config file, --checkpoint DIR, or --agent oracle")
     config = config_from(config_args)
-    check_agent(config, agent, checkpoint)
+    selected = select_agent(config, agent, checkpoint)
     tasks = [t for t in load_sources([source], key="SOURCE") if key in (None, t.key)]
     if not tasks:
         raise TaskError(f"{source} has no task {key!r}; `skyfleet tasks list` shows its keys")
     if dry_run:
-        check_weights(config, agent, checkpoint)
         show_plan(config, [f"would run {tasks[0].key} with {checkpoint or agent}"])
         return
-    asyncio.run(_rollout(config, tasks[0], agent, checkpoint, Console(highlight=False)))
+    asyncio.run(_rollout(config, tasks[0], selected, Console(highlight=False)))
 
 
-async def _rollout(
-    config: RunConfig, task: Task, agent: str, checkpoint: CheckpointPath, console: Console
-) -> None:
-    from skyfleet.envs.registry import env_factory
-    from skyfleet.rollouts.episode import run_episode
-    from skyfleet.trainer.limits import build_limits
+async def _rollout(config: RunConfig, task: Task, agent: Policy | str, console: Console) -> None:
+    from skyfleet.api.evaluation import rollout_async
 
-    open_env = env_factory(config)
-    async with build_agent(config, agent, checkpoint) as (policy, folder):
-        who = describe_weights(config, folder) if agent == "policy" else f"the {agent} agent"
-        console.print(f"{who}: {task.key}", style="bold", markup=False, soft_wrap=True)
-        trajectory = await run_episode(
-            task,
-            open_env,
-            policy,
-            build_limits(config),
+    described = f"{describe_agent(agent)}: {task.key}"
+    console.print(described, style="bold", markup=False, soft_wrap=True)
+    try:
+        trajectory = await rollout_async(
+            agent,
+            task=task,
             on_messages=lambda messages: _show(console, messages),
+            config=config if isinstance(agent, str) else None,
         )
+    finally:
+        if not isinstance(agent, str):
+            await agent.aclose()
     grade = trajectory.grade
     verdict = "unknown" if grade is None else f"{grade.reward:g}"
     console.print(

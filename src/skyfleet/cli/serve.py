@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+import signal
+from contextlib import suppress
+from typing import Annotated
 
 import typer
 
-from skyfleet.cli.agents import CheckpointPath, describe_weights, open_run_policy_client
+from skyfleet.api.serving import KEY_VARIABLE
+from skyfleet.cli.agents import CheckpointPath, describe_agent, select_policy
 from skyfleet.cli.arguments import ConfigArgs, DryRun, config_from, show_plan
-from skyfleet.cli.worlds import check_free
-from skyfleet.errors import ConfigError, MissingExtraError
-
-if TYPE_CHECKING:
-    from starlette.applications import Starlette
-
-    from skyfleet.config.root import RunConfig
-
-KEY_VARIABLE = "SKYFLEET_API_KEY"
+from skyfleet.errors import ConfigError
 
 
 def serve_command(
@@ -42,46 +32,16 @@ def serve_command(
     if dry_run:
         show_plan(config, [f"would serve {model} at {url}"])
         return
-    try:
-        import uvicorn
-    except ImportError:
-        raise MissingExtraError("uvicorn", "serve") from None
     if config.generator.is_remote:
         raise ConfigError(
             f"generator.backend={config.generator.backend!r} is a server already; "
             "serve with generator.backend=embedded or vllm"
         )
-    check_free(host, port)
-    api_key = os.environ.get(KEY_VARIABLE) or None
-    keyed = f"clients need the key in {KEY_VARIABLE}" if api_key else "no key is needed"
-
-    async def serve() -> None:
-        async with _app(config, checkpoint, model, api_key) as (app, weights):
-            print(f"serving {weights} as {model} at {url}; {keyed}; Ctrl-C stops it", flush=True)
-            settings = uvicorn.Config(app, host=host, port=port, log_level="warning")
-            await uvicorn.Server(settings).serve()
-
-    with suppress(KeyboardInterrupt):
-        asyncio.run(serve())
-
-
-@asynccontextmanager
-async def _app(
-    config: RunConfig, checkpoint: Path | None, model: str, api_key: str | None
-) -> AsyncIterator[tuple[Starlette, str]]:
-    """The application and a description of its weights."""
-    from skyfleet.chat.tokenizer import encode
-    from skyfleet.serving.server import serve_app
-
-    async with open_run_policy_client(config, checkpoint) as (policy_client, folder):
-        app = serve_app(
-            policy_client.engine,
-            policy_client.renderer,
-            encode=partial(encode, policy_client.tokenizer),
-            model=model,
-            max_model_len=config.max_episode_tokens,
-            api_key=api_key,
-            max_sessions=config.generator.max_num_seqs,
-            template_kwargs=config.generator.chat_template_kwargs,
-        )
-        yield app, describe_weights(config, folder)
+    keyed = os.environ.get(KEY_VARIABLE)
+    access = f"clients need the key in {KEY_VARIABLE}" if keyed else "no key is needed"
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with suppress(KeyboardInterrupt), select_policy(config, checkpoint) as policy:
+        server = policy.serve(host=host, port=port, name=model)
+        served = f"serving {describe_agent(policy)} as {model} at {url}"
+        print(f"{served}; {access}; Ctrl-C stops it", flush=True)
+        server.wait()

@@ -12,7 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from skyfleet.cli.arguments import ConfigArgs, DryRun, config_from, require_torch, show_plan
+from skyfleet.api.arguments import require_torch
+from skyfleet.cli.arguments import ConfigArgs, DryRun, config_from, show_plan
 from skyfleet.cli.interrupting import cancel_on_ctrl_c, exit_interrupted
 from skyfleet.errors import NoLearningSignalError
 
@@ -29,19 +30,17 @@ def train_command(config_args: ConfigArgs = None, dry_run: DryRun = False) -> No
         show_plan(config, _plan(config))
         check_trainable(config)
         return
-    from skyfleet.trainer.training_run import run_training
+    from skyfleet.api.training import train_async
 
-    progress = partial(print, "setting up:", flush=True)
     try:
-        with require_torch():
-            outcome = asyncio.run(_run_until_signal(run_training(config, on_progress=progress)))
+        result = asyncio.run(_run_until_signal(train_async(config=config)))
     except (KeyboardInterrupt, _TerminatedError) as end:
         sent = signal.SIGINT if isinstance(end, KeyboardInterrupt) else signal.SIGTERM
         exit_interrupted(partial(_describe_interruption, config), sent)
     except NoLearningSignalError as error:
         raise type(error)(f"{error}. {_describe_saved(config)}") from None
-    if outcome.table:
-        print(f"\n{outcome.table}")
+    if result.table:
+        print(f"\n{result.table}")
     folder = config.trainer.run_path
     print(
         f"The run is in {folder}: config, metrics, trajectories, checkpoints.\n"
@@ -104,15 +103,15 @@ def _plan(config: RunConfig) -> list[str]:
     env_factory(config)
     check_references(config)
     if config.trainer.sentinels.modes:
-        with require_torch():
-            from skyfleet.sentinels.registry import build_modes
+        require_torch()
+        from skyfleet.sentinels.registry import build_modes
 
-            build_modes(config.trainer.sentinels)
+        build_modes(config.trainer.sentinels)
     if ":" in config.trainer.algorithm.policy_loss_type:
-        with require_torch():
-            from skyfleet.algorithms.registry import build_policy_loss
+        require_torch()
+        from skyfleet.algorithms.registry import build_policy_loss
 
-            build_policy_loss(config.trainer.algorithm)
+        build_policy_loss(config.trainer.algorithm)
     tasks = load_training_tasks(config)
     check_batch_size(tasks, config.trainer.train_batch_size, config.trainer.min_samples_per_env)
     schedule = build_schedule(config, n_tasks=len(tasks))

@@ -56,21 +56,29 @@ def load_config_file(path: str | Path, overrides: Sequence[str] = ()) -> RunConf
 
 
 def config_from_python(
-    base: str | Path | Mapping[str, Any] | None, overrides: Mapping[str, object]
+    base: RunConfig | str | Path | Mapping[str, Any] | None, overrides: Mapping[str, object]
 ) -> RunConfig:
     """Load a preset, a YAML file or a dict (nested or dotted), and set dotted keys to Python values.
+
+    A RunConfig without overrides is returned as it is.
 
     `config_from_python("tiny", {"trainer.seed": 1, "data.train_data": [Path("tasks.jsonl")]})`
     """
     problems: list[str] = []
     given: dict[parsing.Path, Any] = {}
-    if isinstance(base, (str, Path)):
+    ignored: Mapping[str, Any] = {}
+    if isinstance(base, RunConfig):
+        if not overrides:
+            return base
+        ignored, base = base.ignored_keys, base.model_dump()
+    elif isinstance(base, (str, Path)):
         given = parsing.parse_yaml(_read_text(base), problems)
         base = None
     for values in (base or {}, overrides):
         for key, value in values.items():
             parsing.set_value(given, key, _to_plain(value), problems, is_free=is_free_key)
-    return _build_config(given, problems)
+    config = _build_config(given, problems)
+    return config.with_ignored_keys({**ignored, **config.ignored_keys})
 
 
 def preset_names() -> list[str]:

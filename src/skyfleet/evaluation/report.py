@@ -225,7 +225,7 @@ def match_reports(before: Path, after: Path | None, *, step: int | None = None) 
         and not (_step_folders(before) or _step_folders(after))
     ):
         raise ConfigError(
-            f"--step {step} needs a run folder, and neither {before} nor {after} is one"
+            f"step {step} needs a run folder, and neither {before} nor {after} is one"
         )
     if after is None:
         first, last = _first_and_later(before, step)

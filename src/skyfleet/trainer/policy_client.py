@@ -26,12 +26,13 @@ from skyfleet.engines.factory import (
     connect_vllm_servers,
     start_vllm,
 )
+from skyfleet.engines.openai_engine import OpenAIEngine
 from skyfleet.engines.sampling_params import SamplingParams
-from skyfleet.envs.env import Observation
+from skyfleet.envs.env import EnvFactory, Observation
 from skyfleet.envs.registry import env_factory
 from skyfleet.errors import ConfigError
 from skyfleet.learner.policy_model import PolicyModel, rope_overrides
-from skyfleet.models.loading import load_tokenizer, save_model
+from skyfleet.models.loading import LoadedModel, load_tokenizer, save_model
 from skyfleet.models.rope import has_rope_scaling
 from skyfleet.rollouts.conversation import (
     AgentFactory,
@@ -65,6 +66,12 @@ class PolicyClient:
     """Appends the context usage to observations; None appends nothing."""
     one_message: bool = False
     """All turns of an episode are one assistant message."""
+
+    @property
+    def served_name(self) -> str | None:
+        """The name of the model on its server; None without a server."""
+        first = self.engines[0]
+        return first.model if isinstance(first, OpenAIEngine) else None
 
     def agent(self, sampling: SamplingParams) -> AgentFactory:
         sampling = replace(sampling, stop_token_ids=self.renderer.stop_token_ids)
@@ -124,13 +131,23 @@ async def open_policy_client(
 
 @asynccontextmanager
 async def open_inference_client(
-    config: RunConfig, folder: Path | None
+    config: RunConfig,
+    folder: Path | None,
+    *,
+    tasks: Sequence[Task] = (),
+    open_env: EnvFactory | None = None,
+    model: LoadedModel | None = None,
 ) -> AsyncIterator[PolicyClient]:
-    """A client for inference only: the engine alone holds the weights."""
-    backend, path = config.generator.backend, _loadable_path(config, folder)
+    """A client for inference only: the engine alone holds the weights.
+
+    They come from `folder`, from `model`, or from the configured path. `tasks` and `open_env` are
+    only used to build the tiny model.
+    """
+    backend = config.generator.backend
+    path = _loadable_path(config, folder) if model is None else None
     if not config.generator.is_remote and (backend == "embedded" or path is None):
         policy_model = await load_policy_model(
-            config, [], env_factory(config), policy_folder=folder
+            config, tasks, open_env or env_factory(config), policy_folder=folder, model=model
         )
         async with open_policy_client(config, policy_model, folder=folder) as policy_client:
             yield policy_client
