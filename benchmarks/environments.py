@@ -1,7 +1,7 @@
-"""Environments: what a world's steps cost, and whole scripted episodes a second through every adapter.
+"""Environments: time per step of each world, and scripted episodes per second through every adapter.
 
-Every episode is a reference solution played to reward 1: reset, calls, verification, close. Server
-and client share this process and its one event loop, so a adapter's figure is the cost of both ends.
+Every episode runs a reference solution to reward 1: reset, calls, verification, close. Server and
+client share this process and its event loop, so the figure of an adapter is the cost of both.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ AT_ONCE = (1, 16, 64)
 SESSIONS = 1000
 LIMITS = Limits(max_turns=20, max_input_length=0, trajectory_timeout_seconds=300)
 
-AgentGateway = Callable[[list[Task]], AbstractAsyncContextManager[EnvFactory]]
+Adapter = Callable[[list[Task]], AbstractAsyncContextManager[EnvFactory]]
 
 
 @asynccontextmanager
@@ -64,7 +64,7 @@ async def serving(app: Any) -> AsyncIterator[str]:
         port = probe.getsockname()[1]
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error"))
     task = asyncio.create_task(server.serve())
-    while not server.started:  # noqa: ASYNC110 - uvicorn tells it in no other way
+    while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
         await asyncio.sleep(0.01)
     try:
         yield f"http://127.0.0.1:{port}"
@@ -97,7 +97,7 @@ async def mcp(tasks: list[Task]) -> AsyncIterator[EnvFactory]:
         yield mcp_factory(MCPSettings(url=f"{url}/{{task_key}}/mcp", grade=grade))
 
 
-DOORS: dict[str, AgentGateway] = {
+ADAPTERS: dict[str, Adapter] = {
     "in process": in_process,
     "OpenEnv": openenv,
     "Fleet-compatible server": fleet,
@@ -106,11 +106,11 @@ DOORS: dict[str, AgentGateway] = {
 
 
 async def episodes_per_second(
-    adapter: AgentGateway, tasks: list[Task], at_once: int, seconds: float
+    adapter: Adapter, tasks: list[Task], at_once: int, seconds: float
 ) -> tuple[float, float]:
-    """By the wall clock, and by the process's own, which other work on the machine slows less."""
+    """By wall-clock time and by CPU time, which depends less on other work on the machine."""
     async with adapter(tasks) as open_env:
-        # Imports, certificates, the jail's first worker; and a verifier is compiled once a task.
+        # Warm-up: imports, certificates, the jail's first worker, one compiled verifier per task.
         await play(open_env, tasks, at_once)
         with tuned_gc():  # as the trainer does it
             n_played, start, cpu_start = 0, perf_counter(), process_time()
@@ -129,15 +129,15 @@ async def play(open_env: EnvFactory, tasks: list[Task], at_once: int) -> int:
 
 
 def without_trust(tasks: list[Task]) -> list[Task]:
-    """The same tasks as if from a stranger: their verifiers run in the jail."""
+    """The same tasks with verifiers that are not our own, so that they run in the jail."""
     return [
-        task.model_copy(update={"verifier_code": f"{task.verifier_code}\n# a stranger's\n"})
+        task.model_copy(update={"verifier_code": f"{task.verifier_code}\n# changed\n"})
         for task in tasks
     ]
 
 
 async def verdicts_on(tasks: list[Task]) -> str:
-    """How many have which, as `skyfleet tasks validate` would tell."""
+    """The number of tasks per verdict of `skyfleet tasks validate`."""
     with (
         TemporaryDirectory() as folder,
         open_journal(Path(folder) / "journal", {}) as journal,
@@ -179,14 +179,14 @@ def world_row(name: str, tasks: list[Task], verdicts: str) -> str:
                 assert run_verifier(code, before, app.db.connection, answer).success
             verifications.append(perf_counter() - start)
     prompts = len({task.prompt for task in tasks})
-    wishes = len({(task.prompt, str(task.solution)) for task in tasks})
-    counted = f"{len(tasks)} | {verdicts} | {prompts} | {wishes} | {len(image) / 1024:.0f}"
+    distinct = len({(task.prompt, str(task.solution)) for task in tasks})
+    counted = f"{len(tasks)} | {verdicts} | {prompts} | {distinct} | {len(image) / 1024:.0f}"
     cells = (f"{1000 * median(times):.3f}" for times in (resets, reads, writes, verifications))
     return f"| {name} | {counted} | {' | '.join(cells)} |"
 
 
-async def memory_row(name: str, adapter: AgentGateway, tasks: list[Task]) -> str:
-    """Growth while so many episodes are open at once, both ends of each in this process."""
+async def memory_row(name: str, adapter: Adapter, tasks: list[Task]) -> str:
+    """Memory growth while SESSIONS episodes are open, server and client in this process."""
     async with adapter(tasks) as open_env:
         await play(open_env, tasks[:8], 8)
         before = resident_mebibytes()
@@ -209,19 +209,21 @@ def resident_mebibytes() -> float:
 async def measure_all(asked: argparse.Namespace, tasks: list[Task]) -> None:
     print(f"`python benchmarks/environments.py --tasks {asked.tasks} --seconds {asked.seconds:g}`")
     print(f"on {date.today()}: {system()} {machine()}, Python {python_version()}.\n")
-    # First: a process that has drawn and checked all worlds plays a tenth slower.
-    print("| episodes a second | 1 at once | 16 | 64 | 64, a CPU-second |\n|---|---|---|---|---|")
+    # First, because episodes are a tenth slower after all worlds were generated and validated.
+    print(
+        "| episodes per second | 1 at once | 16 | 64 | 64, per CPU-second |\n|---|---|---|---|---|"
+    )
     for jailed in (False, True):
         played = without_trust(tasks) if jailed else tasks
         assert any(writing.is_written_here(task.verifier_code or "") for task in played) != jailed
-        for name, adapter in DOORS.items():
+        for name, adapter in ADAPTERS.items():
             rates = [await episodes_per_second(adapter, played, n, asked.seconds) for n in AT_ONCE]
             cells = " | ".join(
                 f"{rate:.0f}" for rate in (*(wall for wall, _ in rates), rates[-1][1])
             )
             print(f"| {name}{', jailed verifier' if jailed else ''} | {cells} |", flush=True)
     print(
-        "\n| world | tasks | verdicts | distinct prompts | distinct wishes (prompt and solution) "
+        "\n| world | tasks | verdicts | distinct prompts | distinct tasks (prompt and solution) "
         "| image KiB | reset ms | read ms | write ms | verify ms |"
     )
     print("|---|---|---|---|---|---|---|---|---|---|")
@@ -232,24 +234,24 @@ async def measure_all(asked: argparse.Namespace, tasks: list[Task]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--memory", choices=DOORS, help="only the row of this adapter")
+    parser.add_argument("--memory", choices=ADAPTERS, help="print only the row of this adapter")
     parser.add_argument(
-        "--tasks", type=int, default=200, help="of each world; validating 1,000 takes minutes"
+        "--tasks", type=int, default=200, help="tasks per world; validating 1,000 takes minutes"
     )
-    parser.add_argument("--seconds", type=float, default=5, help="for each rate")
+    parser.add_argument("--seconds", type=float, default=5, help="seconds per rate")
     asked = parser.parse_args()
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    # 1,000 episodes have two ends each.
+    # 1,000 episodes have two sockets each.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (8192, most))
     tasks = generate_world_tasks("github", split="all", count=128)
     if asked.memory:
-        print(asyncio.run(memory_row(asked.memory, DOORS[asked.memory], tasks)))
+        print(asyncio.run(memory_row(asked.memory, ADAPTERS[asked.memory], tasks)))
         return
     asyncio.run(measure_all(asked, tasks))
-    print(f"\n| {SESSIONS:,} open sessions | MiB | KiB a session |\n|---|---|---|", flush=True)
-    for name in DOORS:
-        # A process of its own: what one adapter gave back, the next would use again unseen.
+    print(f"\n| {SESSIONS:,} open sessions | MiB | KiB per session |\n|---|---|---|", flush=True)
+    for name in ADAPTERS:
+        # A process per adapter, because memory that one frees would be reused by the next.
         subprocess.run([sys.executable, __file__, "--memory", name], check=True)
 
 

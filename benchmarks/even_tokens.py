@@ -58,7 +58,7 @@ N_ROLLOUTS = N_PROMPTS * N_SAMPLES
 ENOUGH, MAX_STEPS = 0.95, 100
 EPS_CLIP = 0.2
 RATES = (1e-3, 3e-3, 1e-2)
-"""At 3e-2 and more both sides need two to four updates, and luck decides."""
+"""At 3e-2 and more both sides need two to four updates, and chance decides."""
 TRIAL_SEED, SEEDS = 0, (1, 2, 3, 4, 5)
 
 
@@ -287,7 +287,7 @@ def main() -> None:
     named = ", ".join(f"{name} {version(name)}" for name in packages)
     print(f"`python benchmarks/even_tokens.py` on {date.today()}: {system()} {machine()},")
     print(f"Python {python_version()}, {named}.\n")
-    print("| | learning rate | CPU-seconds to 0.95 | updates | CPU-seconds a step |")
+    print("| | learning rate | CPU-seconds to 0.95 | updates | CPU-seconds per step |")
     print("|---|---|---|---|---|", *rows, sep="\n")
 
 

@@ -1,9 +1,9 @@
 """Multi-turn episodes on one GPU: 512 of 8 turns in the shipped worlds, our engine beside vLLM.
 
-SmolLM2-135M in bfloat16 says 48 tokens a turn, which nothing ends early. An untrained model calls
-few tools, so the world answers the next call of the task's reference solution whatever was sampled:
-prompts grow as an agent's do, and both sides play the same turns. Each side is a process of its own,
-and plays with a seed on every request, as training does, and without, each twice.
+SmolLM2-135M in bfloat16 samples 48 tokens per turn; no stop token ends a turn early. An untrained
+model calls few tools, so the world executes the next call of the reference solution, whatever was
+sampled. Prompts therefore grow as in real episodes, and both sides run the same turns. Each side is a
+separate process and runs twice with a seed on every request, as in training, and twice without.
 """
 
 from __future__ import annotations

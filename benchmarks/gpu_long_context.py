@@ -120,7 +120,9 @@ def main() -> None:
                 "sequences": n,
                 "prompt_tokens": length,
                 "ms_per_step": round(min(steps) / (N_LONG - N_SHORT) * 1e3, 2),
-                "bytes_alone_ms": round((WEIGHT_BYTES + kv_bytes) / BYTES_PER_SECOND * 1e3, 1),
+                "memory_bandwidth_limit_ms": round(
+                    (WEIGHT_BYTES + kv_bytes) / BYTES_PER_SECOND * 1e3, 1
+                ),
                 "prefill_seconds": round(prefill, 2),
             }
             print(json.dumps(row), flush=True)

@@ -71,7 +71,8 @@ generator:
 environment: {env_class: "benchmarks.sentinels:open_coin"}
 data: {allow_unmanifested: true}
 """
-RECORDS, RECORDING = "records: completions, sums, fingerprint", "recording engine"
+RECORDS = "records: completions, sums of samples, fingerprint of the weights"
+RECORDING = "recording engine"
 
 
 class Coin:

@@ -1,4 +1,4 @@
-"""Milliseconds a verification: in this process, in the jail, and in the subprocess without walls."""
+"""Milliseconds per verification: in process, in the jail, and in a subprocess without bubblewrap."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ async def measure_all(n_times: int) -> None:
     assert task.data_key is not None
     data_seed = int(task.data_key.removeprefix("seed-"))
     seed, app = world.image(data_seed), world.open(data_seed, task.env_variables)
-    # A state that nobody touched would be told by its bytes, without being compared.
+    # Two states with equal bytes would not be compared, so change one.
     for call in task.solution:
         world.toolkit.call(app, call.name, call.arguments)
-    current, strange = app.db.connection, code + "# by a stranger\n"
+    current, foreign = app.db.connection, code + "# changed\n"
     with (
         closing(app.db),
         Jail(n_workers=1) as jail,
@@ -54,12 +54,14 @@ async def measure_all(n_times: int) -> None:
             return verify
 
         trivial = "def verify(env): return 1"
-        print(f"Two booking databases of {len(seed) / 1000:.0f} kB.\n")
+        print(
+            f"Two booking databases of {len(seed) / 1000:.0f} kB, before and after a reference solution:\n"
+        )
         print("| verification | p50 ms | p95 ms |", "|---|---|---|", sep="\n")
         for name, source, where in (
-            ("own verifier, in process", code, None),
-            ("same, in the jail", strange, jail),
-            ("same, subprocess without bubblewrap", strange, plain),
+            ("the world's own verifier, in process", code, None),
+            ("same, in the jail", foreign, jail),
+            ("same, subprocess without bubblewrap", foreign, plain),
             ("`return 1`, in the jail", trivial, jail),
         ):
             p50, p95 = await measure(graded(source, where), n_times)
@@ -68,7 +70,7 @@ async def measure_all(n_times: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--times", type=int, default=200, help="measured verifications a row")
+    parser.add_argument("--times", type=int, default=200, help="measured verifications per row")
     n_times: int = parser.parse_args().times
     print(
         f"`python benchmarks/verifier_jail.py --times {n_times}` on {date.today()}: "

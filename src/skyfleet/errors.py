@@ -11,15 +11,41 @@ from __future__ import annotations
 
 
 class SkyfleetError(Exception):
-    """Base class of every exception that skyfleet raises."""
+    """Base class of every exception that skyfleet raises.
+
+    >>> import skyfleet as sf
+    >>> try:
+    ...     sf.load_run("runs/missing")
+    ... except sf.SkyfleetError as error:
+    ...     print(error)
+    runs/missing is not a run folder: it has no config.yaml; pass runs/<run_name>
+    """
 
 
 class ConfigError(SkyfleetError, ValueError):
-    """A configuration key is unknown, missing, invalid, or contradicts another."""
+    """A configuration key is unknown, missing, invalid, or contradicts another.
+
+    The message names the key, its value and a remedy.
+
+    >>> import skyfleet as sf
+    >>> try:
+    ...     sf.train(config=["tiny", {"trainer.train_batch_sise": 8}])
+    ... except sf.ConfigError as error:
+    ...     print(error)
+    trainer.train_batch_sise=8 is unknown; did you mean trainer.train_batch_size?
+    """
 
 
 class TaskError(SkyfleetError, ValueError):
-    """A task row is invalid."""
+    """A task row is invalid. The message names the row and the field.
+
+    >>> import skyfleet as sf
+    >>> try:
+    ...     sf.split([{"times": 3}], eval_ratio=0.5)
+    ... except sf.TaskError as error:
+    ...     print(error)
+    tasks row 1: prompt is missing; add it
+    """
 
 
 class ModelError(SkyfleetError, RuntimeError):

@@ -213,7 +213,7 @@ IN_BATCHES = (
     ),
     Bug(
         name="failed attempts vanish from their group",
-        source="also",
+        source="other",
         sentinel="batch_accounting",
         plant=change_groups(_without_failed),
         settings=FRAIL,
@@ -227,7 +227,7 @@ IN_BATCHES = (
     ),
     Bug(
         name="a group is dropped and not counted",
-        source="also",
+        source="other",
         sentinel="batch_accounting",
         plant=groups_vanish,
     ),
@@ -276,19 +276,19 @@ IN_BATCHES = (
     ),
     Bug(
         name="advantages have no baseline",
-        source="also",
+        source="other",
         sentinel="advantages",
         plant=change_estimator(lambda own: lambda rewards: list(rewards)),
     ),
     Bug(
         name="advantages have the wrong sign",
-        source="also",
+        source="other",
         sentinel="advantages",
         plant=change_estimator(lambda own: lambda rewards: [-a for a in own(rewards)]),  # type: ignore[operator]
     ),
     Bug(
         name="advantages are assigned to the attempts in another order",
-        source="also",
+        source="other",
         sentinel="advantages",
         plant=change_estimator(lambda own: lambda rewards: own(rewards)[::-1]),  # type: ignore[operator]
     ),

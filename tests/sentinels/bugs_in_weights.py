@@ -98,14 +98,14 @@ def the_rate_is_far_too_high(run: Run, patch: Patch) -> None:
 IN_WEIGHTS = (
     Bug(
         name="the engine computes with lower precision",
-        source="also",
+        source="other",
         sentinel="logprob_gap",
         plant=the_engine_is_coarser,
         expected_text="cause: dtype",
     ),
     Bug(
         name="the engine's cache outlives the weights it was computed with",
-        source="also",
+        source="other",
         sentinel="logprob_gap",
         plant=the_cache_outlives_its_weights,
         settings=(
@@ -116,13 +116,13 @@ IN_WEIGHTS = (
     ),
     Bug(
         name="the optimizer never steps",
-        source="also",
+        source="other",
         sentinel="moved_weights",
         plant=nothing_is_applied,
     ),
     Bug(
         name="new weights never arrive at the engine",
-        source="also",
+        source="other",
         sentinel="engine_weights",
         plant=the_engine_has_weights_of_its_own,
     ),

@@ -28,7 +28,7 @@ Floats = NDArray[np.float64]
 
 
 def grpo(rewards: Sequence[float], *, norm_by_std: bool = True) -> list[float]:
-    """(reward - group mean) / sample standard deviation of the group (arXiv 2402.03300).
+    """Normalize advantages by the group: (reward - mean) / sample deviation (arXiv 2402.03300).
 
     `grpo([1, 0, 0, 0])` is about `[1.5, -0.5, -0.5, -0.5]`. Without the division it is the
     advantage of Dr. GRPO (arXiv 2503.20783).
@@ -232,7 +232,7 @@ def gae(
 
 
 def whiten(values_N: Sequence[float]) -> Floats:
-    """Mean 0 and sample deviation 1 over all values; fewer than two become zeros."""
+    """Normalize advantages: mean 0, sample deviation 1 over all values; fewer than two become 0."""
     values = np.asarray(values_N, np.float64)
     if len(values) < 2:
         return np.zeros_like(values)

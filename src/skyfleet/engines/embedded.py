@@ -133,6 +133,7 @@ class EmbeddedEngine:
 
     @torch.inference_mode()
     def _step(self) -> None:
+        """One forward pass: prefill new prompts and decode one token of each running sequence."""
         self._running = [r for r in self._running if not r.future.done()]
         self._waiting = [r for r in self._waiting if not r.future.done()]
         self._admit()
@@ -155,6 +156,7 @@ class EmbeddedEngine:
             assert request.row is not None
             stop = segment.start + segment.length
             self._cache.extend(request.row, request.token_ids[segment.start : stop])
+            # A prompt that exceeds the token budget is prefilled over several steps.
             if stop == len(request.token_ids):
                 completed.append((request, last))
         if completed:
@@ -199,9 +201,14 @@ class EmbeddedEngine:
         return None
 
     def _next_batch(self) -> list[tuple[_Request, Segment]]:
-        """Tokens to compute per running request, within the token budget; single tokens first."""
-        single: list[tuple[_Request, Segment]] = []
-        longer: list[tuple[_Request, Segment]] = []
+        """The tokens to compute per running request.
+
+        The token budget is spent in the order of the running requests, on prefill and decode alike.
+        The returned list is sorted: single tokens by cache row first, then longer segments, as
+        `CachedAttention` needs them.
+        """
+        single: list[tuple[_Request, Segment]] = []  # decode
+        longer: list[tuple[_Request, Segment]] = []  # prefill
         budget = self._max_num_batched_tokens
         for request in self._running:
             assert request.row is not None

@@ -53,7 +53,7 @@ def sample_tokens(
 def truncation_mask(
     probs_NV: Tensor, *, top_p_N: Tensor, top_k_N: Tensor, min_p_N: Tensor
 ) -> Tensor:
-    """Tokens [N, V] that remain after min-p, then top-k, then top-p of the rest: vLLM's order.
+    """Tokens [N, V] that remain after min-p, top-k and top-p (nucleus) truncation, in vLLM's order.
 
     The parameters have one value per row, or one for all rows. It runs inside CUDA graphs, so it
     must not branch on their values.

@@ -99,7 +99,11 @@ async def open_env_until(
 
 
 async def grade_env(env: Env, steps: Sequence[Step]) -> Grade | None:
-    """Return the environment's own grade, or without one the sum of the step rewards."""
+    """The reward of an episode (reward function) is computed here.
+
+    It is the environment's own grade or, for an environment without `grade`, the sum of its step
+    rewards.
+    """
     if isinstance(env, GradedEnv):
         return await env.grade()
     return sum_step_rewards(steps)

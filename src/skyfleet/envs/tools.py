@@ -21,7 +21,18 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class ToolError(Exception):
-    """The agent's mistake and how to correct it; the agent reads this text."""
+    """The agent's mistake and how to correct it. A tool raises it; the agent gets the text.
+
+    >>> import skyfleet as sf
+    >>> def look_up(word: str) -> str:
+    ...     "Look up a word."
+    ...     raise sf.ToolError(f"no entry for {word!r}; use the singular")
+    >>> env = sf.ToolEnv(tools=[look_up], reward=lambda answer: 0.0)
+    >>> solution = [{"name": "look_up", "arguments": {"word": "herons"}}]
+    >>> task = {"prompt": "What are herons?", "solution": solution}
+    >>> sf.rollout("oracle", env, task).messages[2].text
+    "Error: no entry for 'herons'; use the singular"
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

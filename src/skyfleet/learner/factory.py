@@ -171,9 +171,10 @@ def _build_reward_kl(config: RunConfig) -> RewardKl:
 def build_reference(
     config: RunConfig, policy_model: PolicyModel, folder: Callable[[], Path]
 ) -> Callable[[], Decoder]:
-    """A function that loads the KL reference; `folder` returns where the initial policy is saved.
+    """A function that loads the reference model (ref_model) of the KL term.
 
-    A reference that is another model is loaded at once, so that its errors appear at once.
+    `folder` returns where the initial policy is saved. A reference that is another model is loaded
+    at once, so that its errors appear at once.
     """
     path = config.trainer.ref.model.path
     if path == config.trainer.policy.model.path:

@@ -76,7 +76,8 @@ class SingleLearner:
     ) -> None:
         self.decoder, self._settings = decoder, settings
         self._make_reference = make_reference
-        """Called at the first RL step: the reference is the policy at that point."""
+        """Loads the reference model (ref_model). Called at the first RL step: the reference is the
+        policy at that point."""
         self._reference: Decoder | None = None
         self._offloaded_reference: CPUOffloaded | None = None
         self._critic = critic

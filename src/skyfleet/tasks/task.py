@@ -35,6 +35,13 @@ class Task(BaseModel):
 
     Accepts the aliases of Fleet's exports and of the OpenEnv client, which differ. `task[name]` is
     the row's column `name`: a field, or a value of `metadata`.
+
+    >>> import skyfleet as sf
+    >>> task = sf.Task(key="press-3", env_key="button", prompt="Press it.", metadata={"times": 3})
+    >>> task["times"], task["prompt"], task.get("color", "red")
+    (3, 'Press it.', 'red')
+
+    Functions that take tasks accept dicts as well: `{"prompt": "Press it.", "times": 3}`.
     """
 
     model_config = ConfigDict(

@@ -12,8 +12,21 @@ from skyfleet.trajectories.trajectory import Group, Trajectory
 
 
 class Signal(Enum):
+    """What a callback can return. After `sf.STOP` the run finishes the step, evaluates, saves and ends.
+
+    >>> import skyfleet as sf
+    >>> def stop_when_solved(step):
+    ...     if step.reward is not None and step.reward > 0.9:
+    ...         return sf.STOP
+    >>> tasks = [{"prompt": f"Write the number {n}."} for n in range(4)]
+    >>> result = sf.train("tiny", reward=lambda answer: 1.0, tasks=tasks, eval=False, steps=3,
+    ...                   batch_size=2, algorithm=sf.GRPO(group_size=2, kl=0),
+    ...                   sampling=sf.Sampling(max_tokens=4), on_step=stop_when_solved)
+    >>> result.step
+    1
+    """
+
     STOP = "stop"
-    """Returned by a callback: finish the current step, evaluate, save and end the run."""
 
 
 STOP = Signal.STOP

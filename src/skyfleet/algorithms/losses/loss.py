@@ -23,7 +23,24 @@ LOSS_KEY = "trainer.algorithm.policy_loss_type"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossInputs:
-    """The action tokens of whole sequences, one entry per token; observation tokens are left out."""
+    """The action tokens of whole sequences, one entry per token; observation tokens are left out.
+
+    `T` is the number of tokens, `B` the number of sequences.
+
+    >>> import torch
+    >>> import skyfleet as sf
+    >>> inputs = sf.LossInputs(
+    ...     tokens_T=torch.tensor([5, 7, 9]),
+    ...     logprobs_T=torch.tensor([-1.0, -0.5, -2.0], requires_grad=True),
+    ...     old_logprobs_T=torch.tensor([-1.0, -0.5, -2.0]),
+    ...     behaviour_logprobs_T=torch.tensor([-1.0, -0.5, -2.0]),
+    ...     advantages_T=torch.tensor([1.0, 1.0, -1.0]),
+    ...     lengths_B=torch.tensor([2, 1]),
+    ... )
+    >>> ratio_T = (inputs.logprobs_T - inputs.old_logprobs_T).exp()
+    >>> (-ratio_T * inputs.advantages_T).tolist()
+    [-1.0, -1.0, 1.0]
+    """
 
     tokens_T: Tensor
     logprobs_T: Tensor
@@ -42,6 +59,16 @@ class LossInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossOutput:
+    """What a policy loss returns: one loss per token, and metrics if it has any.
+
+    >>> import skyfleet as sf
+    >>> @sf.loss
+    ... def reinforce(inputs: sf.LossInputs) -> sf.LossOutput:
+    ...     loss_T = -inputs.logprobs_T * inputs.advantages_T
+    ...     return sf.LossOutput(loss_T=loss_T, metrics_T={"nats": -inputs.logprobs_T.detach()})
+    >>> algorithm = sf.GRPO(loss=reinforce)
+    """
+
     loss_T: Tensor
     """Per token; the learner weights and sums."""
     metrics_T: dict[str, Tensor] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""ToolCallParser: split model output into text, reasoning and tool calls."""
+"""ToolCallParser, the tool parser: split model output into text, reasoning and tool calls."""
 
 from __future__ import annotations
 
