@@ -11,7 +11,11 @@ import math
 from dataclasses import asdict, dataclass
 from struct import Struct
 
-from skyfleet.envs.verifiers.running import BrokenVerifierError, Verdict
+from skyfleet.envs.verifiers.running import (
+    BrokenVerifierError,
+    TimedOutVerifierError,
+    Verdict,
+)
 from skyfleet.errors import VerifierError
 
 SIZE = Struct("!Q")
@@ -52,9 +56,12 @@ def pack_verdict(verdict: Verdict) -> bytes:
     return json.dumps({"reward": verdict.reward, "stdout": stdout}).encode()
 
 
-def pack_failure(failure: str, *, permanent: bool = False) -> bytes:
-    reply = {"failure": failure[:_MAX_FAILURE_CHARACTERS], "permanent": permanent}
+def pack_failure(error: VerifierError) -> bytes:
+    reply = {"failure": str(error)[:_MAX_FAILURE_CHARACTERS], "kind": type(error).__name__}
     return json.dumps(reply).encode()
+
+
+_KINDS = {kind.__name__: kind for kind in (BrokenVerifierError, TimedOutVerifierError)}
 
 
 def unpack_reply(packed: bytes) -> Verdict:
@@ -66,9 +73,9 @@ def unpack_reply(packed: bytes) -> Verdict:
     match reply:
         case {"reward": float(reward), "stdout": str(stdout)} if math.isfinite(reward):
             return Verdict(reward=reward, stdout=_make_printable(stdout))
-        case {"failure": str(failure), "permanent": bool(permanent)}:
-            kind = BrokenVerifierError if permanent else VerifierError
-            raise kind(_make_printable(failure[:_MAX_FAILURE_CHARACTERS]))
+        case {"failure": str(failure), "kind": str(kind)}:
+            kept = _make_printable(failure[:_MAX_FAILURE_CHARACTERS])
+            raise _KINDS.get(kind, VerifierError)(kept)
     raise VerifierError(
         f"verifier_code overwrote its own result ({packed[:60]!r}); "
         "the grade is unknown until the verifier is fixed"

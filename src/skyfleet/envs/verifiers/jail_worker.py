@@ -31,7 +31,11 @@ from skyfleet.envs.verifiers.jail_protocol import (
     pack_verdict,
     unpack_request,
 )
-from skyfleet.envs.verifiers.running import BrokenVerifierError, execute_verifier, load_state
+from skyfleet.envs.verifiers.running import (
+    TimedOutVerifierError,
+    execute_verifier,
+    load_state,
+)
 from skyfleet.envs.verifiers.writing import write_verifier
 from skyfleet.errors import VerifierError
 
@@ -49,12 +53,15 @@ _PRELOADED = (
 _WARMUP_RUNS = 20
 """CPython specialises a function after about ten calls."""
 
+_NICE_AFTER_SECONDS, _NICENESS = 1.0, 10
+"""A verifier that runs longer leaves the CPU to the others."""
+
 _PR_SET_PDEATHSIG = 1
 _RESULT = 3
 """The only file descriptor of a child besides /dev/null."""
 
 
-def main() -> None:
+def main(*, use_filter: bool) -> None:
     """Answer requests on stdin, which is a socket, until the jail closes it."""
     for name in _PRELOADED:
         importlib.import_module(name)
@@ -62,7 +69,7 @@ def main() -> None:
     gc.freeze()
     with socket.socket(fileno=os.dup(0)) as client, open(os.devnull, "r+b", buffering=0) as null:
         while request := _read_frame(client):
-            client.sendall(pack_frame(_answer(request, client, null.fileno())))
+            client.sendall(pack_frame(_answer(request, client, null.fileno(), use_filter)))
 
 
 def _warm_up() -> None:
@@ -82,35 +89,41 @@ def _read_frame(client: socket.socket) -> bytes:
     return client.recv(SIZE.unpack(size)[0], socket.MSG_WAITALL) if len(size) == SIZE.size else b""
 
 
-def _answer(packed: bytes, client: socket.socket, null: int) -> bytes:
+def _answer(packed: bytes, client: socket.socket, null: int, use_filter: bool) -> bytes:
     request, seed, current = unpack_request(packed)
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
-        _run_child(request, seed, current, write_end, null)
+        _run_child(request, seed, current, write_end, null, use_filter)
     os.close(write_end)
     try:
-        reply = _collect(read_end, client, request.timeout_seconds)
+        reply = _collect(read_end, client, child, request.timeout_seconds)
     finally:
         os.close(read_end)
         # Usually it has exited; a child that closed its result and still runs is not waited for.
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
-    if isinstance(reply, str):
-        return _pack_unknown(reply)
+    if isinstance(reply, VerifierError):
+        return pack_failure(reply)
     if not reply:
-        return _pack_unknown(f"was ended without a result ({_describe_status(status)})")
+        ended = f"was ended without a result ({_describe_status(status)})"
+        return pack_failure(_make_error(ended))
     return reply
 
 
-def _collect(read_end: int, client: socket.socket, timeout_seconds: float) -> bytes | str:
-    """Return all that the child wrote, or a string that says what it did wrong."""
+def _collect(
+    read_end: int, client: socket.socket, child: int, timeout_seconds: float
+) -> bytes | VerifierError:
+    """Return all that the child wrote, or an error that says what it did wrong."""
     poll = select.poll()
     poll.register(read_end, select.POLLIN)
     poll.register(client, 0)
-    deadline, reply = monotonic() + timeout_seconds, b""
-    while (left := deadline - monotonic()) > 0:
-        ready = dict(poll.poll(left * 1000))
+    start, reply, is_nice = monotonic(), b"", False
+    while (left := start + timeout_seconds - monotonic()) > 0:
+        if not is_nice and monotonic() - start > _NICE_AFTER_SECONDS:
+            is_nice = True
+            os.setpriority(os.PRIO_PROCESS, child, _NICENESS)
+        ready = dict(poll.poll(1000 * (left if is_nice else min(left, _NICE_AFTER_SECONDS))))
         if client.fileno() in ready:
             raise SystemExit("the jail has closed the socket")
         if read_end in ready:
@@ -119,14 +132,12 @@ def _collect(read_end: int, client: socket.socket, timeout_seconds: float) -> by
                 return reply
             reply += chunk
         if len(reply) > MAX_REPLY_BYTES:
-            return f"wrote more than {MAX_REPLY_BYTES} bytes of result"
-    return f"ran longer than {timeout_seconds:g} s"
+            return _make_error(f"wrote more than {MAX_REPLY_BYTES} bytes of result")
+    return _make_error(f"ran longer than {timeout_seconds:g} s", TimedOutVerifierError)
 
 
-def _pack_unknown(problem: str) -> bytes:
-    return pack_failure(
-        f"verifier_code {problem}; the grade is unknown until the verifier is fixed"
-    )
+def _make_error(problem: str, kind: type[VerifierError] = VerifierError) -> VerifierError:
+    return kind(f"verifier_code {problem}; the grade is unknown until the verifier is fixed")
 
 
 def _describe_status(status: int) -> str:
@@ -136,17 +147,24 @@ def _describe_status(status: int) -> str:
 
 
 def _run_child(
-    request: VerifyRequest, seed: bytes, current: bytes, write_end: int, null: int
+    request: VerifyRequest,
+    seed: bytes,
+    current: bytes,
+    write_end: int,
+    null: int,
+    use_filter: bool,
 ) -> NoReturn:
     """Run the verifier in the child, which always exits here."""
     try:
         try:
             _close_files_except(write_end, null)
             cpu_seconds = ceil(request.timeout_seconds) + 1
-            _restrict(cpu_seconds, MEMORY_BYTES + 2 * (len(seed) + len(current)))
+            memory_bytes = MEMORY_BYTES + 2 * (len(seed) + len(current))
+            _restrict(cpu_seconds, memory_bytes, use_filter)
             reply = _verify(request, seed, current)
         except BaseException as error:
-            reply = _pack_unknown(f"was ended by {type(error).__name__}: {error}")
+            ended = f"was ended by {type(error).__name__}: {error}"
+            reply = pack_failure(_make_error(ended))
         while reply:
             reply = reply[os.write(_RESULT, reply) :]
     finally:
@@ -161,7 +179,7 @@ def _close_files_except(result: int, null: int) -> None:
     os.closerange(_RESULT + 1, 2**16)
 
 
-def _restrict(cpu_seconds: int, memory_bytes: int) -> None:
+def _restrict(cpu_seconds: int, memory_bytes: int, use_filter: bool) -> None:
     if sys.platform == "linux":
         seccomp.control_process(_PR_SET_PDEATHSIG, signal.SIGKILL)
     for limit, value in (
@@ -173,7 +191,7 @@ def _restrict(cpu_seconds: int, memory_bytes: int) -> None:
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(limit, (value, value))
-    if seccomp.SUPPORTED:
+    if use_filter:
         seccomp.install_filter()
 
 
@@ -189,5 +207,5 @@ def _verify(request: VerifyRequest, seed: bytes, current: bytes) -> bytes:
                 partial_credit=request.partial_credit,
             )
         except VerifierError as error:
-            return pack_failure(str(error), permanent=isinstance(error, BrokenVerifierError))
+            return pack_failure(error)
         return pack_verdict(verdict)

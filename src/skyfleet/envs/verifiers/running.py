@@ -38,6 +38,10 @@ class BrokenVerifierError(VerifierError):
     """The source can never run, so a retry is pointless."""
 
 
+class TimedOutVerifierError(VerifierError):
+    """The verifier ran longer than its time; it would again."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     reward: float
