@@ -13,10 +13,10 @@ from skyfleet.envs.verifiers import grading
 from skyfleet.envs.verifiers.difference import Difference
 from skyfleet.envs.verifiers.grading import grade_state
 from skyfleet.envs.verifiers.jail import Jail
+from skyfleet.envs.verifiers.printed import partial_reward
 from skyfleet.envs.verifiers.running import (
     BrokenVerifierError,
     load_state,
-    partial_reward,
     run_verifier,
 )
 from skyfleet.envs.verifiers.writing import is_written_here, write_verifier
