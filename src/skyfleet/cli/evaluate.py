@@ -77,7 +77,9 @@ def evaluate_command(
     dry_run: DryRun = False,
 ) -> None:
     """Score a checkpoint, a model, an endpoint, or a scripted agent (oracle, null, random)."""
+    from skyfleet.envs.verifiers.confinement import check_verifiers
     from skyfleet.evaluation.report import check_output
+    from skyfleet.trainer.tasks import load_sources
 
     config = config_from(config_args)
     options = _Options(
@@ -101,6 +103,8 @@ def evaluate_command(
     if dry_run:
         if endpoint is None:
             check_weights(config, agent, checkpoint)
+        for name, sources in chosen.items():
+            check_verifiers(config, load_sources(sources, key=f"data.val_data.{name}"))
         show_plan(config, [f"would score {options.who} on {', '.join(chosen)}"])
         return
     try:
@@ -144,6 +148,7 @@ def _remarks(report: EvalReport, groups: Sequence[Group]) -> Iterator[str]:
 async def _evaluate(config: RunConfig, sets: dict[str, list[str]], options: _Options) -> None:
     """Evaluate the sets; each is saved when it ends, the table is printed last."""
     from skyfleet.envs.registry import env_factory, is_remote_env
+    from skyfleet.envs.verifiers.confinement import check_verifiers
     from skyfleet.evaluation.baselines import measure_baselines
     from skyfleet.evaluation.evaluate import evaluate
     from skyfleet.evaluation.report import save_report
@@ -160,6 +165,7 @@ async def _evaluate(config: RunConfig, sets: dict[str, list[str]], options: _Opt
     async with _open_agent(config, options) as (policy, agent_info, step):
         for name, sources in sets.items():
             tasks = load_sources(sources, key=f"data.val_data.{name}")
+            check_verifiers(config, tasks)
             baselines = await measure_baselines(
                 [
                     task

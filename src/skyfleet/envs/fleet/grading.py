@@ -26,7 +26,6 @@ from skyfleet.envs.verifiers.running import (
 from skyfleet.errors import VerifierError
 from skyfleet.tasks.task import Grade, Task
 
-
 _NOTHING_QUOTED = Quoted()
 
 

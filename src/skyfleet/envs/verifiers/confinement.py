@@ -10,12 +10,18 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import skyfleet
+from skyfleet.config.environment import Environment
+from skyfleet.config.root import RunConfig
 from skyfleet.envs.verifiers.running import BrokenVerifierError
+from skyfleet.envs.verifiers.writing import is_written_here
+from skyfleet.errors import ConfigError
+from skyfleet.tasks.task import Task
 
 ALLOW_KEY = "environment.verifier.allow_unconfined"
 
@@ -68,10 +74,10 @@ class Confinement:
         """Raise UnconfinedVerifierError if nothing confines a verifier."""
         if self.is_missing:
             raise UnconfinedVerifierError(
-                "verifier_code of others is not run, because this machine has no sandbox for it "
-                f"(bubblewrap: {self.bwrap_problem}; system call filter: {self.filter_problem}); "
-                "install bubblewrap (apt install bubblewrap) and allow user namespaces, or accept "
-                f"that a verifier can do whatever this user can with {ALLOW_KEY}=true"
+                f"{ALLOW_KEY}=false, and nothing confines verifier_code on this machine "
+                f"({self.bwrap_problem}; system call filter: {self.filter_problem}); install "
+                "bubblewrap (apt install bubblewrap) and allow user namespaces, or set the key to "
+                "true if every verifier may do what this user can"
             )
 
 
@@ -98,6 +104,27 @@ def probe_confinement(bwrap: str = "bwrap") -> Confinement:
     )
 
 
+def check_verifiers(config: RunConfig, tasks: Iterable[Task]) -> None:
+    """Raise ConfigError if a task's verifier would run here and nothing confines it."""
+    environment = config.environment
+    if environment.verifier.allow_unconfined or not any(
+        _runs_here(environment, task) for task in tasks
+    ):
+        return
+    try:
+        probe_confinement().require()
+    except UnconfinedVerifierError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _runs_here(environment: Environment, task: Task) -> bool:
+    code, env_key = task.verifier_code, task.env_key
+    name = environment.env_classes.get(env_key) or task.env_class or environment.env_class
+    if code is None or is_written_here(code):
+        return False
+    return name == "world" or (name == "mcp" and environment.mcp.seed_uri is not None)
+
+
 def _run_probe(command: list[str]) -> tuple[int, str]:
     """Return the exit status and the last line of stderr."""
     try:
@@ -107,7 +134,9 @@ def _run_probe(command: list[str]) -> tuple[int, str]:
     except (OSError, subprocess.TimeoutExpired) as error:
         return -1, str(error)
     lines = ended.stderr.decode(errors="replace").strip().splitlines()
-    return ended.returncode, lines[-1] if lines else f"exit status {ended.returncode}"
+    # The first sentence: bubblewrap goes on with where to read more.
+    last = lines[-1].split(". ")[0] if lines else f"exit status {ended.returncode}"
+    return ended.returncode, "" if ended.returncode == _FILTERED else last
 
 
 def build_plain_command(program: str) -> list[str]:
@@ -131,4 +160,11 @@ def build_bwrap_command(bwrap: str, program: str) -> list[str]:
 
 def _build_python_command(root: Path, program: str) -> list[str]:
     # -I and -S: neither the environment nor an installed package affects how it starts.
-    return [_PYTHON, "-I", "-S", "-B", "-c", f"import sys; sys.path.append({str(root)!r})\n{program}"]
+    return [
+        _PYTHON,
+        "-I",
+        "-S",
+        "-B",
+        "-c",
+        f"import sys; sys.path.append({str(root)!r})\n{program}",
+    ]

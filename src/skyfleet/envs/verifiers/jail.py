@@ -125,9 +125,7 @@ class Jail:
     ) -> None:
         self.close()
 
-    async def _run_in_turn(
-        self, key: int, request: bytes, timeout_seconds: float
-    ) -> bytes | None:
+    async def _run_in_turn(self, key: int, request: bytes, timeout_seconds: float) -> bytes | None:
         """Return the reply, or None if the verification must queue again, among the slow ones.
 
         Only the time after a worker has got the request counts as the verifier's.
@@ -250,9 +248,7 @@ def _warn_unsandboxed(confinement: Confinement) -> None:
             " and a system call filter" if confinement.has_filter else "",
         )
     if not confinement.has_filter:
-        logger.warning(
-            "verifiers run without a system call filter: %s", confinement.filter_problem
-        )
+        logger.warning("verifiers run without a system call filter: %s", confinement.filter_problem)
 
 
 class JailProcess:

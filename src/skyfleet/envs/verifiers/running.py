@@ -107,9 +107,7 @@ def execute_verifier(
     uses_partial_credit = partial_credit and reward == 0
     if uses_partial_credit:
         reward = printed.compute_partial_credit()
-    return Verdict(
-        reward=reward, stdout=printed.describe(partial_credit=uses_partial_credit)
-    )
+    return Verdict(reward=reward, stdout=printed.describe(partial_credit=uses_partial_credit))
 
 
 def load_state(image: bytes) -> sqlite3.Connection:

@@ -92,10 +92,8 @@ class Tracker:
 
     def insert(self, value: object, conversion: int, spec: str) -> object:
         """Format one value of an f-string; a list keeps its length, a number its text."""
-        converted: object = value
-        if conversion != -1:
-            converted = {"s": str, "r": repr, "a": ascii}[chr(conversion)](value)
-        text = format(converted, spec)
+        convert = _CONVERSIONS.get(conversion)
+        text = format(convert(value) if convert else value, spec)
         if isinstance(value, SourceText) and conversion != ord("r") and not spec:
             return value
         is_whole = isinstance(value, list) and not spec
@@ -145,6 +143,9 @@ class Tracker:
         return self.make(text, self.skeleton_of(value)) if is_list else text
 
 
+_CONVERSIONS: dict[int, Callable[[object], str]] = {ord("s"): str, ord("r"): repr, ord("a"): ascii}
+
+
 class Entries(int):
     """The number of entries of a printed list."""
 
@@ -164,7 +165,8 @@ class _Quoted:
 
 def track_source(tree: ast.Module) -> ast.Module:
     """Rewrite the strings of a module; the names that it needs are in `tracking_names`."""
-    return ast.fix_missing_locations(_Rewriter().visit(tree))
+    rewritten: ast.Module = _Rewriter().visit(tree)
+    return ast.fix_missing_locations(rewritten)
 
 
 def tracking_names(tracker: Tracker) -> dict[str, Any]:
@@ -245,7 +247,9 @@ class _Rewriter(ast.NodeTransformer):
                 else:
                     items = self.visit(items)
                 return _call(node, "join", [text, items])
-            case ast.Call(func=ast.Attribute(value=ast.Constant(value=str()) as text, attr="format")):
+            case ast.Call(
+                func=ast.Attribute(value=ast.Constant(value=str()) as text, attr="format")
+            ):
                 call = _call(node, "format", [text, *map(self.visit, node.args)])
                 call.keywords = [self.visit(keyword) for keyword in node.keywords]
                 return call
@@ -263,9 +267,7 @@ class _Rewriter(ast.NodeTransformer):
         if not isinstance(part, ast.FormattedValue):
             return _call(part, "literal", [part])
         spec = part.format_spec or ast.Constant("")
-        return _call(
-            part, "insert", [self._track(part.value), ast.Constant(part.conversion), spec]
-        )
+        return _call(part, "insert", [self._track(part.value), ast.Constant(part.conversion), spec])
 
 
 def _is_plain_call(node: ast.Call) -> bool:
@@ -283,7 +285,7 @@ def _literals(node: ast.expr) -> Sequence[str]:
         case ast.Constant(value=str(text)):
             return [text]
         case ast.JoinedStr():
-            return [p.value for p in node.values if isinstance(p, ast.Constant)]
+            return [text for part in node.values for text in _literals(part)]
         case ast.BinOp(op=ast.Add()):
             return [*_literals(node.left), *_literals(node.right)]
         case ast.BinOp(op=ast.Mod()) | ast.Attribute(attr="format" | "join"):
