@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from skyfleet.trajectories.episode_clock import current_clock
 
-SOFT_SECONDS = 2.0
+SOFT_SECONDS = 1.0
 """A verification takes milliseconds; one that takes longer than this may be endless."""
 _MIN_SLOW = 8
 _MAX_KNOWN = 4096
