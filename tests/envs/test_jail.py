@@ -70,7 +70,6 @@ ATTEMPTS = {
     "start a program": ("import subprocess", "ModuleNotFoundError"),
     "one large memory": ("b'x' * 2**32", "MemoryError"),
     "many small memories": ("all = []\nwhile True: all.append(b'x' * 2**20)", "MemoryError"),
-    "endless output": ("while True: print('x' * 2**20)", "MemoryError"),
     "endless recursion": ("def f(): f()\nf()", "RecursionError"),
     "leave early": ("import os; os._exit(0)", "without a result"),
     "crash": ("import ctypes; ctypes.string_at(0)", "SIGSEGV"),
@@ -110,6 +109,7 @@ async def test_an_escape_attempt_leaves_the_grade_unknown(
 ENDLESS = [
     "while True: pass",
     "import time; time.sleep(60)",
+    "while True: print('x' * 2**20)",
     "import sys; sys.setrecursionlimit(10**9)\ndef f(): f()\nf()",
 ]
 

@@ -205,7 +205,7 @@ def test_tracked_source_computes_what_it_did(database: Connection, code: str) ->
         (r"\u003e\u003e SUCCESS_\u0041CCUMULATOR", Quoted(checks=True)),
         ("SUCCESS%5FACC%55MULATOR", Quoted(checks=True)),
         ("&#65;CCUMULATOR", Quoted(checks=True)),
-        ("ＡＣＣＵＭＵＬＡＴＯＲ", Quoted(checks=True)),
+        ("\uff21CCUMULATOR", Quoted(checks=True)),
         ("see\nApp mail: 1", Quoted(checks=True)),
         (r"see\\nApp mail: 1", Quoted(checks=True)),
         ("JUDGE ERROR: no", Quoted(judge_error=True)),

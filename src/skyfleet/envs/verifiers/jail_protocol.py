@@ -20,6 +20,8 @@ from skyfleet.errors import VerifierError
 
 SIZE = Struct("!Q")
 """Precedes every frame."""
+_HEADER = Struct("!dQQ")
+"""The seconds that the verifier may take, and the sizes of the request and the first database."""
 MAX_REPLY_BYTES = 1_000_000
 _MAX_STDOUT_CHARACTERS = 64_000
 """A character takes at most 12 bytes of JSON, so a reply always fits."""
@@ -41,14 +43,22 @@ def pack_frame(content: bytes) -> bytes:
 
 def pack_request(request: VerifyRequest, seed: bytes, current: bytes) -> bytes:
     head = json.dumps(asdict(request)).encode()
-    return b"".join([SIZE.pack(len(head)), SIZE.pack(len(seed)), head, seed, current])
+    header = _HEADER.pack(request.timeout_seconds, len(head), len(seed))
+    return b"".join([header, head, seed, current])
 
 
-def unpack_request(packed: bytes) -> tuple[VerifyRequest, bytes, bytes]:
-    (n_head,), (n_seed,) = SIZE.unpack_from(packed), SIZE.unpack_from(packed, SIZE.size)
-    begin = 2 * SIZE.size + n_head
-    request = VerifyRequest(**json.loads(packed[2 * SIZE.size : begin]))
-    return request, packed[begin : begin + n_seed], packed[begin + n_seed :]
+def unpack_timeout_seconds(packed: bytearray) -> float:
+    """Read only this, and leave no copy of anything else."""
+    timeout_seconds: float = _HEADER.unpack_from(packed)[0]
+    return timeout_seconds
+
+
+def unpack_request(packed: bytearray) -> tuple[VerifyRequest, bytes, bytes]:
+    _, n_head, n_seed = _HEADER.unpack_from(packed)
+    content = memoryview(packed)[_HEADER.size :]
+    request = VerifyRequest(**json.loads(bytes(content[:n_head])))
+    states = content[n_head:]
+    return request, bytes(states[:n_seed]), bytes(states[n_seed:])
 
 
 def pack_verdict(verdict: Verdict) -> bytes:
