@@ -111,9 +111,11 @@ def test_commands_refuse_before_they_start(tmp_path: Path, command: str) -> None
     name, *options = command.split()
     arguments = {
         "validate": ["tasks", "validate", f"{tmp_path}/tasks.jsonl"],
-        "train": ["train", "tiny", f"data.train_data=[{tmp_path}/tasks.jsonl]"]
-        + ["data.allow_unmanifested=true", "data.val_data=null", "trainer.train_batch_size=2"]
-        + ["trainer.policy_mini_batch_size=2", f"trainer.ckpt_path={tmp_path}/checkpoints"],
+        "train": [
+            *("train", "tiny", f"data.train_data=[{tmp_path}/tasks.jsonl]"),
+            *("data.allow_unmanifested=true", "data.val_data=null", "trainer.train_batch_size=2"),
+            *("trainer.policy_mini_batch_size=2", f"trainer.ckpt_path={tmp_path}/checkpoints"),
+        ],
     }[name]
     ended = _run_unconfined(CLI, *arguments, *options)
     (line,) = [line for line in ended.stderr.splitlines() if "allow_unconfined" in line]

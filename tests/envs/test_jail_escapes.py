@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from _pytest.mark import ParameterSet
 from benchmarks.jail_attempts import ATTEMPTS, Attempt
 from benchmarks.jail_escapes import Host, find_escape, open_host
 from tests.fakes.jails import KINDS
@@ -18,7 +19,7 @@ _EVERY_DAY = {"answer", "harness", "result"}
 """What depends on our code, and not on the kernel; attempts that take their time are slow."""
 
 
-def _params() -> list[object]:
+def _params() -> list[ParameterSet]:
     seen: set[str] = set()
     params = []
     for attempt in ATTEMPTS:
