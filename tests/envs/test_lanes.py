@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.fakes.jails import GOOD, NO_BWRAP, SLOW, verifier, verify
 
 from skyfleet.envs.verifiers import jail as jail_module
 from skyfleet.envs.verifiers.jail import Jail
-from skyfleet.envs.verifiers.lanes import Lane, Lanes, stopped_clock
+from skyfleet.envs.verifiers.lanes import Lane, Lanes, Leases, count_slow, stopped_clock
 from skyfleet.envs.verifiers.running import TimedOutVerifierError
 from skyfleet.trajectories.episode_clock import EpisodeClock, EpisodeTimeoutError
 
@@ -113,6 +114,48 @@ async def test_an_episode_that_queues_longer_than_its_limit_gets_its_grade() -> 
         await verify(jail, GOOD)
         grades = await asyncio.gather(*(grade(f"return {n}") for n in range(7)))
     assert grades == [float(n) for n in range(7)]
+
+
+def test_threads_with_event_loops_of_their_own_share_the_workers() -> None:
+    seen: list[int] = []
+
+    def grade(number: int) -> float:
+        async def wait() -> float:
+            async with EpisodeClock(20):
+                grade = await verify(
+                    jail, verifier(f"import time; time.sleep(0.05); return {number}")
+                )
+                seen.append(len(jail.pids))
+                return grade.reward
+
+        return asyncio.run(wait())
+
+    with Jail(n_workers=1, bwrap=NO_BWRAP) as jail, ThreadPoolExecutor(24) as threads:
+        assert list(threads.map(grade, range(24))) == [float(n) for n in range(24)]
+    assert max(seen) <= 1 + count_slow(1) + 2, "two more may start between a look and a lease"
+
+
+async def test_a_lease_that_nobody_gives_back_ends() -> None:
+    leases = Leases(1)
+    await leases.acquire(0.05)
+    lease = await leases.acquire(60)
+    waiting = asyncio.create_task(leases.acquire(60))
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    leases.release(lease)
+    await waiting
+
+
+async def test_the_clock_of_another_loop_is_stopped_too() -> None:
+    def wait() -> None:
+        async def sleep() -> None:
+            with stopped_clock():
+                await asyncio.sleep(0.5)
+
+        asyncio.run(sleep())
+
+    async with EpisodeClock(0.2):
+        await asyncio.to_thread(wait)
 
 
 async def test_a_verifiers_time_starts_with_its_worker() -> None:

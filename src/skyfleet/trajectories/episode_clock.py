@@ -78,6 +78,11 @@ class EpisodeClock:
             ) from None
 
     @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop that the clock belongs to, once it has started."""
+        return self._loop
+
+    @property
     def elapsed_seconds(self) -> float:
         """Time since the start, without what was given back."""
         now = self._loop.time() if self._stopped is None else self._stopped

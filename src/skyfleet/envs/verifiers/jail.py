@@ -13,6 +13,7 @@ import socket
 import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 from weakref import WeakKeyDictionary
@@ -31,7 +32,7 @@ from skyfleet.envs.verifiers.jail_protocol import (
     pack_request,
     unpack_reply,
 )
-from skyfleet.envs.verifiers.lanes import SOFT_SECONDS, Lanes, stopped_clock
+from skyfleet.envs.verifiers.lanes import SOFT_SECONDS, Lanes, Leases, count_slow, stopped_clock
 from skyfleet.envs.verifiers.running import SUCCESS_REWARD, TimedOutVerifierError
 from skyfleet.errors import VerifierError
 from skyfleet.tasks.task import Grade
@@ -71,6 +72,7 @@ class Jail:
         self._idle: list[JailProcess] = []
         self._busy: set[JailProcess] = set()
         self._owner_pid = os.getpid()
+        self._leases = Leases(self._n_workers + count_slow(self._n_workers))
         self._lanes: WeakKeyDictionary[asyncio.AbstractEventLoop, Lanes] = WeakKeyDictionary()
 
     async def verify(
@@ -131,28 +133,25 @@ class Jail:
         Only the time after a worker has got the request counts as the verifier's.
         """
         lanes = self._get_lanes()
-        with stopped_clock():
-            place = await lanes.enter(key)
-            try:
+        with ExitStack() as at_end:
+            with stopped_clock():
+                place = await lanes.enter(key)
+                at_end.callback(place.leave)
+                lease = await self._leases.acquire(_START_SECONDS + timeout_seconds)
+                at_end.callback(self._leases.release, lease)
                 worker = await self._acquire_worker()
-            except BaseException:
-                place.leave()
-                raise
-        asking = asyncio.ensure_future(self._ask(worker, request, timeout_seconds))
-        try:
-            soft_seconds = SOFT_SECONDS if place.is_fast else None
-            done, _ = await asyncio.wait({asking}, timeout=soft_seconds)
-            if not done and not place.move_to_slow():
-                with stopped_clock():
-                    await _cancel(asking)
-                return None
-            reply = await asking
-            if done:
-                lanes.remember(key, slow=False)
-            return reply
-        finally:
-            await _cancel(asking)
-            place.leave()
+            asking = asyncio.ensure_future(self._ask(worker, request, timeout_seconds))
+            try:
+                soft_seconds = SOFT_SECONDS if place.is_fast else None
+                done, _ = await asyncio.wait({asking}, timeout=soft_seconds)
+                if not done and not place.move_to_slow():
+                    return None
+                reply = await asking
+                if done:
+                    lanes.remember(key, slow=False)
+                return reply
+            finally:
+                await _cancel(asking)
 
     def _get_lanes(self) -> Lanes:
         """Lanes belong to one event loop, and every asyncio.run has its own."""

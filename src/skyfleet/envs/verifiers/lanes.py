@@ -11,6 +11,7 @@ import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import monotonic
 
 from skyfleet.trajectories.episode_clock import current_clock
 
@@ -18,6 +19,7 @@ SOFT_SECONDS = 1.0
 """A verification takes milliseconds; one that takes longer than this may be endless."""
 _MIN_SLOW = 8
 _MAX_KNOWN = 4096
+_POLL_SECONDS = 0.02
 _LONG_SECONDS = 1e6
 """Longer than any wait."""
 
@@ -70,12 +72,17 @@ class Lane:
                 del self._waiting[key]
 
 
+def count_slow(n_workers: int) -> int:
+    """How many slow verifications may run beside the others."""
+    return max(_MIN_SLOW, n_workers // 2)
+
+
 class Lanes:
     """The two lanes of one event loop."""
 
     def __init__(self, n_workers: int) -> None:
         self.fast = Lane(n_workers)
-        self.slow = Lane(max(_MIN_SLOW, n_workers // 2))
+        self.slow = Lane(count_slow(n_workers))
         self._known_slow: OrderedDict[int, None] = OrderedDict()
 
     async def enter(self, key: int) -> Place:
@@ -115,6 +122,29 @@ class Place:
         self._lane.release()
 
 
+class Leases:
+    """Bounds the verifications of all event loops together.
+
+    Environments may run in threads, each with an event loop of its own. A lease ends by itself,
+    because a thread that an environment blocks for ever cannot give it back.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._ends: dict[object, float] = {}
+
+    async def acquire(self, seconds: float) -> object:
+        while True:
+            now, lease = monotonic(), object()
+            if sum(end > now for end in tuple(self._ends.values())) < self._size:
+                self._ends[lease] = now + seconds
+                return lease
+            await asyncio.sleep(_POLL_SECONDS)
+
+    def release(self, lease: object) -> None:
+        self._ends.pop(lease, None)
+
+
 @contextmanager
 def stopped_clock() -> Iterator[None]:
     """Give the episode back the time in here: to wait for a worker is not the verifier's time."""
@@ -123,9 +153,16 @@ def stopped_clock() -> Iterator[None]:
         yield
         return
     since = loop.time()
+
+    def extend(seconds: float) -> None:
+        if clock.loop is loop:
+            clock.extend(seconds)
+        else:  # an environment in a thread of its own
+            clock.loop.call_soon_threadsafe(clock.extend, seconds)
+
     # Before the wait, because a clock that has expired cannot be extended.
-    clock.extend(_LONG_SECONDS)
+    extend(_LONG_SECONDS)
     try:
         yield
     finally:
-        clock.extend(loop.time() - since - _LONG_SECONDS)
+        extend(loop.time() - since - _LONG_SECONDS)

@@ -13,6 +13,7 @@ import math
 import re
 import sqlite3
 import string
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from types import CodeType, FunctionType
@@ -169,12 +170,17 @@ def parse_reward(result: object) -> float:
 @lru_cache(maxsize=4096)
 def _compile(code: str, tracks: bool) -> CodeType:
     try:
-        source: str | ast.Module = _strip_fleet(code)
+        source = _strip_fleet(code)
         if tracks:
-            source = track_source(ast.parse(source))
-        return compile(source, "<verifier_code>", "exec", dont_inherit=True)
+            with suppress(RecursionError):  # a very long sum: its result lines do not count
+                return _compile_tree(track_source(ast.parse(source)))
+        return _compile_tree(source)
     except Exception as error:
         raise BrokenVerifierError(_describe_failure(error, "")) from error
+
+
+def _compile_tree(source: str | ast.Module) -> CodeType:
+    return compile(source, "<verifier_code>", "exec", dont_inherit=True)
 
 
 def _strip_fleet(code: str) -> str:
