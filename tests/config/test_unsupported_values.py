@@ -12,6 +12,7 @@ from skyfleet.config.validation import find_unsupported_values
 # Keys of which every value runs.
 RUNS = """
 environment.env_class environment.env_classes environment.worlds environment.partial_reward
+environment.verifier.timeout_seconds environment.verifier.allow_unconfined
 environment.openenv.base_url environment.openenv.message_timeout_seconds
 environment.openenv.capacity_wait_seconds
 environment.mcp.url environment.mcp.command environment.mcp.headers environment.mcp.environment

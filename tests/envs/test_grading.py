@@ -13,10 +13,10 @@ from skyfleet.envs.verifiers import grading
 from skyfleet.envs.verifiers.difference import Difference
 from skyfleet.envs.verifiers.grading import grade_state
 from skyfleet.envs.verifiers.jail import Jail
+from skyfleet.envs.verifiers.printed import partial_reward
 from skyfleet.envs.verifiers.running import (
     BrokenVerifierError,
     load_state,
-    partial_reward,
     run_verifier,
 )
 from skyfleet.envs.verifiers.writing import is_written_here, write_verifier
@@ -65,6 +65,7 @@ async def test_source_written_here_runs_in_process_and_any_other_in_the_jail(
         ("print('JUDGE ERROR: 529 overloaded'); return 0", 3),
         ("import os; os._exit(3)", 3),
         ("return (", 1),
+        ("import time; time.sleep(60)", 1),
     ],
 )
 async def test_what_failed_is_tried_again_unless_it_never_runs(
@@ -76,7 +77,7 @@ async def test_what_failed_is_tried_again_unless_it_never_runs(
         assert (await grade_state(verifier(body), SEED, current, None, jail=jail)).reward == 0.0
     else:
         with pytest.raises(VerifierError):
-            await grade_state(verifier(body), SEED, current, None, jail=jail)
+            await grade_state(verifier(body), SEED, current, None, timeout_seconds=0.5, jail=jail)
     after = await grade_state(PID, SEED, current, None, jail=jail)
     assert after.reward - before.reward == n_tries + 1
 

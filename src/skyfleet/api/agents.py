@@ -49,6 +49,7 @@ async def open_agent(
 ) -> AsyncIterator[OpenedAgent]:
     """The agent that `model` names. A policy given as an object stays open for its owner."""
     from skyfleet.envs.registry import env_factory
+    from skyfleet.envs.verifiers.confinement import check_verifiers
     from skyfleet.evaluation.agent_info import AgentInfo
 
     keys = {**env.overrides, **arguments}
@@ -57,6 +58,7 @@ async def open_agent(
     keys |= (sampling or Sampling()).overrides("generator.eval_sampling_params")
     if isinstance(model, str) and model in SCRIPTED:
         settings = inference_config(ModelSource(), config, keys)
+        check_verifiers(settings, tasks)
         yield OpenedAgent(
             agent=_build_scripted(model, settings),
             info=AgentInfo(agent=model, max_turns=settings.generator.max_turns),
@@ -73,6 +75,7 @@ async def open_agent(
         settings = inference_config(source, config, keys)
     if source.url is None and (refused := find_unsupported_values(settings)):
         raise ConfigError("\n".join(refused))
+    check_verifiers(settings, tasks)
     engine = given or PolicyEngine(source, settings)
     open_env = env.open_env or env_factory(settings)
     try:

@@ -43,7 +43,9 @@ def evaluate_command(
 ) -> None:
     """Score a checkpoint, a model, an endpoint, or a scripted agent (oracle, null, random)."""
     from skyfleet.config.warnings import warn_greedy_evaluation
+    from skyfleet.envs.verifiers.confinement import check_verifiers
     from skyfleet.evaluation.report import check_output
+    from skyfleet.trainer.tasks import load_sources
 
     config = config_from(config_args)
     _check_options(agent, checkpoint, endpoint, model, pass_threshold)
@@ -61,6 +63,8 @@ def evaluate_command(
     else:
         selected, described = select_agent(config, agent, checkpoint), str(checkpoint or agent)
     if dry_run:
+        for name, sources in chosen.items():
+            check_verifiers(config, load_sources(sources, key=f"data.val_data.{name}"))
         plan = [f"would score {described} on {', '.join(chosen)}"]
         show_plan(config, plan if agent != "policy" else [*plan, *warn_greedy_evaluation(config)])
         return

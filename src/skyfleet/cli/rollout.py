@@ -34,6 +34,7 @@ def rollout_command(
     """Run one episode and print it turn by turn."""
     from rich.console import Console
 
+    from skyfleet.envs.verifiers.confinement import check_verifiers
     from skyfleet.trainer.tasks import load_sources
 
     if not config_args and agent == "policy" and checkpoint is None:
@@ -43,6 +44,7 @@ def rollout_command(
     tasks = [t for t in load_sources([source], key="SOURCE") if key in (None, t.key)]
     if not tasks:
         raise TaskError(f"{source} has no task {key!r}; `skyfleet tasks list` shows its keys")
+    check_verifiers(config, tasks[:1])
     if dry_run:
         show_plan(config, [f"would run {tasks[0].key} with {checkpoint or agent}"])
         return

@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -54,6 +55,8 @@ def validate_command(
     dry_run: DryRun = False,
 ) -> None:
     """Check that each task is solvable and that its verifier rejects wrong solutions."""
+    from skyfleet.config.loading import load_config
+    from skyfleet.envs.verifiers.confinement import check_verifiers
     from skyfleet.trainer.tasks import load_sources
 
     if (teacher is None) != (teacher_model is None):
@@ -65,6 +68,7 @@ def validate_command(
             f"--band {band[0]} {band[1]}: pass two rates from 0 to 1, the lower first"
         )
     tasks = {source: load_sources([source], key="SOURCE") for source in sources}
+    check_verifiers(load_config("", settings or []), chain(*tasks.values()))
     if dry_run:
         print(f"would check {sum(map(len, tasks.values()))} tasks of {', '.join(sources)}")
         return

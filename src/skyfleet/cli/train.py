@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Coroutine
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -89,6 +90,7 @@ def _describe_saved(config: RunConfig) -> str:
 def _plan(config: RunConfig) -> list[str]:
     """Describe the run without loading a model."""
     from skyfleet.envs.registry import env_factory
+    from skyfleet.envs.verifiers.confinement import check_verifiers
     from skyfleet.tasks.sampling import check_batch_size
     from skyfleet.trainer.preflight import check_references, find_training_warnings
     from skyfleet.trainer.tasks import (
@@ -130,6 +132,7 @@ def _plan(config: RunConfig) -> list[str]:
         for name, sources in config.data.eval_sets.items()
     }
     check_disjoint(tasks, eval_sets, allow=config.data.allow_overlap)
+    check_verifiers(config, [*tasks, *chain(*eval_sets.values())])
     if any(map(schedule.evaluates_at, range(schedule.total_steps + 1))):
         plan += [f"evaluating {name} on {len(held)} tasks" for name, held in eval_sets.items()]
     return [*plan, *find_training_warnings(config)]

@@ -64,6 +64,13 @@ class Mcp(Section):
     """and the resource that holds the database now."""
 
 
+class Verifier(Section):
+    timeout_seconds: float = Field(30, gt=0)
+    """Time for one verification; to wait for a worker does not count."""
+    allow_unconfined: bool = False
+    """Run verifiers of others even where neither bubblewrap nor the system call filter works."""
+
+
 class Environment(Section):
     env_class: str = "world"
     """What runs tasks: world, fleet_task, openenv, mcp, skyrl_gym, agentdojo, the name of a skyrl-gym \
@@ -74,6 +81,8 @@ environment such as gsm8k, or module:function."""
     """Worlds of your own, each as module:name."""
     partial_reward: bool = False
     """In worlds: reward the share of checks passed instead of all or nothing."""
+    verifier: Verifier = Verifier()
+    """How verifier_code of tasks is run."""
     enable_context_tools: bool = False
     """In every environment: give the agent tools that shorten and search its own history, and split \
 long tool results into pages."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol, runtime_checkable
 
 from skyfleet.chat.message import Message
+from skyfleet.config.environment import Verifier
 from skyfleet.config.root import RunConfig
 from skyfleet.envs.env import Env, EnvFactory, Observation, Step, close_env, grade_env
 from skyfleet.envs.registry import env_factory
@@ -26,8 +27,8 @@ class Inspectable(Protocol):
 
 
 class InspectableWorldEnv(WorldEnv):
-    def __init__(self, world: World, task: Task) -> None:
-        super().__init__(world, task)
+    def __init__(self, world: World, task: Task, *, verifier: Verifier | None = None) -> None:
+        super().__init__(world, task, verifier=verifier)
         self.writing = world.toolkit.writing | {SUBMIT_NAME}
 
     def state(self) -> str:
@@ -73,11 +74,11 @@ def build_inspectable_factory(config: RunConfig) -> EnvFactory:
 
     async def open_inspectable_env(task: Task) -> Env:
         if environment.env_classes.get(task.env_key, environment.env_class) == "world":
-            return await open_inspectable(task)
+            return await open_inspectable(task, verifier=environment.verifier)
         return await open_env(task)
 
     return open_inspectable_env
 
 
-async def open_inspectable(task: Task) -> InspectableWorldEnv:
-    return InspectableWorldEnv(get_world(task.env_key), task)
+async def open_inspectable(task: Task, *, verifier: Verifier | None = None) -> InspectableWorldEnv:
+    return InspectableWorldEnv(get_world(task.env_key), task, verifier=verifier)

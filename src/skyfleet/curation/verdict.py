@@ -38,6 +38,11 @@ class Reason(StrEnum):
     def meaning(self) -> str:
         return _MEANINGS[self]
 
+    @property
+    def may_pass_later(self) -> bool:
+        """Whether a busy machine or a failed service can be the cause, and not the task."""
+        return self in (Reason.ENV_FAILS, Reason.UNGRADED, Reason.FLAKY)
+
 
 _MEANINGS = {
     Reason.NO_REFERENCE: "it has no reference solution, and no teacher model was given",
@@ -95,7 +100,11 @@ class Journal:
         self._file, self._known = file, known
 
     def find(self, task: Task) -> Verdict | None:
-        return self._known.get((task.key, row_sha256(task)))
+        """Return the verdict; None if there is none, or it may have been a time-out or an outage."""
+        verdict = self._known.get((task.key, row_sha256(task)))
+        if verdict is None or (verdict.reason is not None and verdict.reason.may_pass_later):
+            return None
+        return verdict
 
     def add(self, verdict: Verdict) -> None:
         self._file.write(verdict.model_dump_json() + "\n")
@@ -113,10 +122,12 @@ def open_journal(
     heading = json.dumps(dict(checks), sort_keys=True)
     verdicts = [] if restart or not path.exists() else _read(path, heading, resume=resume)
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [heading, *(verdict.model_dump_json() for verdict in verdicts)]
+    # The last verdict counts: a row is validated again if its verdict may have changed.
+    known = {(one.task_key, one.row_sha256): one for one in verdicts}
+    lines = [heading, *(verdict.model_dump_json() for verdict in known.values())]
     write_atomically(path, "".join(f"{line}\n" for line in lines))
     with path.open("a", encoding="utf-8") as file:
-        yield Journal(file, {(one.task_key, one.row_sha256): one for one in verdicts})
+        yield Journal(file, known)
 
 
 def _read(path: Path, heading: str, *, resume: bool) -> list[Verdict]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
 
 from skyfleet.config.root import RunConfig
@@ -14,9 +15,9 @@ def build_factory(config: RunConfig) -> EnvFactory:
     catalog = import_module("skyfleet.worlds.catalog")
     for target in config.environment.worlds:
         catalog.add_world(target, key="environment.worlds")
-    factory: EnvFactory = (
-        catalog.open_world_with_partial_credit
-        if config.environment.partial_reward
-        else catalog.open_world
+    environment = config.environment
+    return partial(
+        catalog.open_world,
+        partial_credit=environment.partial_reward,
+        verifier=environment.verifier,
     )
-    return factory

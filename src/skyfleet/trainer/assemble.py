@@ -20,6 +20,7 @@ from skyfleet.config.root import RunConfig
 from skyfleet.engines.factory import build_engine_offload, build_sampling_params, check_gpus
 from skyfleet.envs.env import EnvFactory
 from skyfleet.envs.registry import check_task_classes, env_factory
+from skyfleet.envs.verifiers.confinement import check_verifiers
 from skyfleet.learner.critic import Critic
 from skyfleet.learner.factory import build_critic, build_learner
 from skyfleet.learner.policy_model import PolicyModel
@@ -97,6 +98,7 @@ async def assemble(
     tasks = load_run_tasks(config, train_tasks=given.train_tasks, eval_sets=given.eval_sets)
     if given.open_env is None:
         check_task_classes(config, tasks.all)
+        check_verifiers(config, tasks.all)
     policy_folder = checkpoint.folder / "policy" if checkpoint else None
     on_progress(f"loading the policy: {policy_folder or config.trainer.policy.model.path}")
     # LoRA adapters are loaded onto the base weights, not onto weights merged with them.

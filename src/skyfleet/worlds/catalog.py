@@ -10,6 +10,7 @@ from random import Random
 from typing import Literal, get_args
 from urllib.parse import parse_qsl
 
+from skyfleet.config.environment import Verifier
 from skyfleet.config.imports import import_named
 from skyfleet.errors import ConfigError
 from skyfleet.tasks.task import Task
@@ -75,14 +76,12 @@ def add_world(target: str, *, key: str) -> World:
     return world
 
 
-async def open_world(task: Task) -> WorldEnv:
+async def open_world(
+    task: Task, *, partial_credit: bool = False, verifier: Verifier | None = None
+) -> WorldEnv:
     """Open the env of a task whose `env_key` names a world."""
-    return WorldEnv(get_world(task.env_key), task)
-
-
-async def open_world_with_partial_credit(task: Task) -> WorldEnv:
-    """As `open_world`, with partial credit."""
-    return WorldEnv(get_world(task.env_key), task, partial_credit=True)
+    world = get_world(task.env_key)
+    return WorldEnv(world, task, partial_credit=partial_credit, verifier=verifier)
 
 
 def generate_world_tasks(

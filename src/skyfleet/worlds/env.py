@@ -7,6 +7,7 @@ from datetime import date
 from functools import lru_cache, partial
 
 from skyfleet.chat.message import Message, ToolCall
+from skyfleet.config.environment import Verifier
 from skyfleet.envs.env import Observation, Step
 from skyfleet.envs.tool_turns import SYSTEM, run_tool_calls
 from skyfleet.envs.tools import Tool, ToolError
@@ -36,9 +37,17 @@ _SUBMIT = Tool.of(submit_final_answer)
 
 
 class WorldEnv:
-    def __init__(self, world: World, task: Task, *, partial_credit: bool = False) -> None:
+    def __init__(
+        self,
+        world: World,
+        task: Task,
+        *,
+        partial_credit: bool = False,
+        verifier: Verifier | None = None,
+    ) -> None:
         """`partial_credit`: the reward of a failed task is the share of its checks that passed."""
         self._world, self._partial_credit = world, partial_credit
+        self._verifier = verifier or Verifier()
         self._task = task
         expects_answer = _SUBMIT.spec.name in task.prompt
         self._toolkit = world.toolkit.with_tool(_SUBMIT) if expects_answer else world.toolkit
@@ -86,6 +95,8 @@ class WorldEnv:
             # Serialized only on demand: it is as long as the episode, and few verifiers read it.
             conversation=conversation_json(self._messages) if "conversation" in code else None,
             partial_credit=self._partial_credit,
+            timeout_seconds=self._verifier.timeout_seconds,
+            allow_unconfined=self._verifier.allow_unconfined,
         )
 
     async def close(self) -> None:

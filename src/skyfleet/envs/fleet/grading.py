@@ -13,16 +13,20 @@ import httpx
 from skyfleet.chat.message import Message
 from skyfleet.envs.fleet.service import Arguments, FleetService, RemoteInstance
 from skyfleet.envs.verifiers.conversation import conversation_json
+from skyfleet.envs.verifiers.printed import compute_partial_credit, find_judge_error
+from skyfleet.envs.verifiers.quoting import QUOTED_NOTE, Quoted, find_quoted
 from skyfleet.envs.verifiers.running import (
     SUCCESS_REWARD,
     VERIFIER_NAME,
+    TimedOutVerifierError,
     call_verifier,
     check_judge,
-    compute_partial_credit,
     parse_reward,
 )
 from skyfleet.errors import VerifierError
 from skyfleet.tasks.task import Grade, Task
+
+_NOTHING_QUOTED = Quoted()
 
 
 async def grade_on_fleet(
@@ -39,12 +43,18 @@ async def grade_on_fleet(
     function = find_verifier_function(task.verifier_code)
     arguments = _make_arguments(function, final_answer, conversation)
     settings, problem = service.settings, ""
+    quoted = find_quoted(
+        [final_answer or "", *(m.text for m in conversation if m.role in ("assistant", "tool"))],
+        [call.arguments for message in conversation for call in message.tool_calls],
+    )
     for wait_seconds in [*settings.waits_seconds(settings.verifier_tries), None]:
         try:
             answer = await service.execute_verifier(
                 instance, task, task.verifier_code, function.name, arguments
             )
-            return parse_verdict(answer, partial=settings.partial_reward)
+            return parse_verdict(answer, partial=settings.partial_reward, quoted=quoted)
+        except TimedOutVerifierError:
+            raise
         except (httpx.HTTPError, ValueError, VerifierError) as error:
             problem = str(error) or type(error).__name__
         if wait_seconds is not None:
@@ -52,12 +62,23 @@ async def grade_on_fleet(
     raise VerifierError(f"task {task.key}: no grade in {settings.verifier_tries} tries: {problem}")
 
 
-def parse_verdict(answer: Mapping[str, Any], *, partial: bool) -> Grade:
-    """Turn the service's answer into a grade; partial credit replaces a zero only."""
+def parse_verdict(
+    answer: Mapping[str, Any], *, partial: bool, quoted: Quoted = _NOTHING_QUOTED
+) -> Grade:
+    """Turn the service's answer into a grade; partial credit replaces a zero only.
+
+    The service returns the output as one text. If the agent wrote something like a result line,
+    such lines in the output may be its own, and only the returned number counts.
+    """
     stdout = str(answer.get("stdout") or "")
     if not answer.get("success"):
-        raise VerifierError(f"the verifier failed: {answer.get('error')}")
-    check_judge(stdout)
+        error = answer.get("error")
+        name = error.get("type") if isinstance(error, Mapping) else None
+        timed_out = name == TimedOutVerifierError.__name__
+        kind = TimedOutVerifierError if timed_out else VerifierError
+        raise kind(f"the verifier failed: {error}")
+    if not quoted.judge_error:
+        check_judge(find_judge_error(stdout))
     result = answer.get("result")
     if isinstance(result, Mapping):
         result = result.get("score")
@@ -65,9 +86,10 @@ def parse_verdict(answer: Mapping[str, Any], *, partial: bool) -> Grade:
         reward = parse_reward(result)
     except (TypeError, OverflowError) as error:
         raise VerifierError(f"the verifier returned {result!r:.100}; return a number") from error
-    if partial and reward == 0:
+    if partial and reward == 0 and not quoted.checks:
         reward = compute_partial_credit(stdout)
-    return Grade(reward=reward, success=reward >= SUCCESS_REWARD, explanation=stdout)
+    note = QUOTED_NOTE if quoted != _NOTHING_QUOTED else ""
+    return Grade(reward=reward, success=reward >= SUCCESS_REWARD, explanation=stdout + note)
 
 
 def find_verifier_function(code: str) -> ast.FunctionDef:

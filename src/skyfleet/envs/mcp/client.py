@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from urllib.parse import quote
 
 from skyfleet.chat.message import Message, Part, ToolCall
-from skyfleet.config.environment import Mcp
+from skyfleet.config.environment import Mcp, Verifier
 from skyfleet.config.root import RunConfig
 from skyfleet.envs.content_blocks import DONE_META, parse_content_blocks, to_text
 from skyfleet.envs.env import EnvFactory, Observation, Step
@@ -42,7 +42,7 @@ class MCPSettings:
             raise ConfigError(f"url={self.url!r}, command={self.command!r}; give one of them")
 
     @classmethod
-    def from_config(cls, section: Mcp) -> MCPSettings:
+    def from_config(cls, section: Mcp, verifier: Verifier | None = None) -> MCPSettings:
         return cls(
             url=section.url,
             command=tuple(section.command),
@@ -51,7 +51,7 @@ class MCPSettings:
                 name: value.get_secret_value() for name, value in section.environment.items()
             },
             call_timeout_seconds=section.call_timeout_seconds,
-            grade=build_grader(section),
+            grade=build_grader(section, verifier),
         )
 
     def make_session(self, task: Task) -> Session:
@@ -65,7 +65,8 @@ class MCPSettings:
 
 
 def build_factory(config: RunConfig) -> EnvFactory:
-    return mcp_factory(MCPSettings.from_config(config.environment.mcp))
+    environment = config.environment
+    return mcp_factory(MCPSettings.from_config(environment.mcp, environment.verifier))
 
 
 def mcp_factory(settings: MCPSettings) -> Callable[[Task], Awaitable[MCPEnv]]:

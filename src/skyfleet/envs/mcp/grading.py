@@ -14,7 +14,7 @@ import httpx
 from pydantic import BaseModel, FiniteFloat, ValidationError
 
 from skyfleet.chat.message import Message
-from skyfleet.config.environment import Mcp
+from skyfleet.config.environment import Mcp, Verifier
 from skyfleet.config.imports import import_named
 from skyfleet.envs.mcp.session import Session
 from skyfleet.envs.tls import tls_context
@@ -44,14 +44,16 @@ Grader = Callable[[FinishedEpisode], Awaitable[Grade | None]]
 RewardFunction = Callable[[Task, Sequence[Message]], Reward | Awaitable[Reward]]
 
 
-def build_grader(section: Mcp) -> Grader:
+def build_grader(section: Mcp, verifier: Verifier | None = None) -> Grader:
     """Choose the grader that the config section names."""
     if section.reward is not None:
         return by_function(section.reward)
     if section.grade_url is not None:
         return by_url(section.grade_url)
     if section.seed_uri is not None and section.current_uri is not None:
-        return by_verifier(seed_uri=section.seed_uri, current_uri=section.current_uri)
+        return by_verifier(
+            seed_uri=section.seed_uri, current_uri=section.current_uri, verifier=verifier
+        )
     raise ConfigError(
         "environment.mcp does not say how to grade; set reward, or grade_url, or seed_uri and "
         "current_uri for the tasks' verifiers"
@@ -74,8 +76,9 @@ def by_function(target: str) -> Grader:
     return grade
 
 
-def by_verifier(*, seed_uri: str, current_uri: str) -> Grader:
+def by_verifier(*, seed_uri: str, current_uri: str, verifier: Verifier | None = None) -> Grader:
     """Run the task's `verifier_code` on two SQLite images that the server offers as resources."""
+    settings = verifier or Verifier()
 
     async def grade(episode: FinishedEpisode) -> Grade | None:
         code = episode.task.verifier_code
@@ -89,7 +92,15 @@ def by_verifier(*, seed_uri: str, current_uri: str) -> Grader:
         conversation = conversation_json(episode.messages) if "conversation" in code else None
         with closing(load_state(current)) as state:
             answer = _find_answer(episode.messages)
-            return await grade_state(code, seed, state, answer, conversation=conversation)
+            return await grade_state(
+                code,
+                seed,
+                state,
+                answer,
+                conversation=conversation,
+                timeout_seconds=settings.timeout_seconds,
+                allow_unconfined=settings.allow_unconfined,
+            )
 
     return grade
 

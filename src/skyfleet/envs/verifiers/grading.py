@@ -10,17 +10,25 @@ import sqlite3
 from functools import cache
 
 from skyfleet.envs.verifiers.jail import Jail
-from skyfleet.envs.verifiers.running import BrokenVerifierError, run_verifier
+from skyfleet.envs.verifiers.running import (
+    BrokenVerifierError,
+    TimedOutVerifierError,
+    run_verifier,
+)
 from skyfleet.envs.verifiers.states import load_frozen_state
 from skyfleet.envs.verifiers.writing import is_written_here
 from skyfleet.errors import VerifierError
 from skyfleet.tasks.task import Grade
 
 
-@cache
-def shared_jail() -> Jail:
+def shared_jail(*, allow_unconfined: bool = False) -> Jail:
     """Return the jail of this process, which stays open until the process ends."""
-    jail = Jail()
+    return _open_shared_jail(allow_unconfined)
+
+
+@cache
+def _open_shared_jail(allow_unconfined: bool) -> Jail:
+    jail = Jail(allow_unconfined=allow_unconfined)
     atexit.register(jail.close)
     return jail
 
@@ -35,12 +43,13 @@ async def grade_state(
     partial_credit: bool = False,
     retries: int = 2,
     timeout_seconds: float = 30.0,
+    allow_unconfined: bool = False,
     jail: Jail | None = None,
 ) -> Grade:
     """Return the grade, or raise VerifierError: an unknown grade is not a zero.
 
     `seed` is the image of the initial database, `conversation` is JSON. A failed verification is
-    retried unless its source can never run.
+    retried unless its source can never run or it took too long.
     """
     if is_written_here(code):
         return run_verifier(
@@ -51,7 +60,8 @@ async def grade_state(
             conversation=conversation,
             partial_credit=partial_credit,
         )
-    jail, image = jail or shared_jail(), current.serialize()
+    jail = jail or shared_jail(allow_unconfined=allow_unconfined)
+    image = current.serialize()
     while True:
         try:
             return await jail.verify(
@@ -64,6 +74,6 @@ async def grade_state(
                 timeout_seconds=timeout_seconds,
             )
         except VerifierError as error:
-            if isinstance(error, BrokenVerifierError) or retries <= 0:
+            if isinstance(error, BrokenVerifierError | TimedOutVerifierError) or retries <= 0:
                 raise
             retries -= 1

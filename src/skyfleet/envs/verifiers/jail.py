@@ -9,19 +9,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import platform
-import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Sequence
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 from weakref import WeakKeyDictionary
 
-import skyfleet
-from skyfleet.envs.verifiers import seccomp
+from skyfleet.envs.verifiers.confinement import (
+    Confinement,
+    build_bwrap_command,
+    build_plain_command,
+    probe_confinement,
+)
 from skyfleet.envs.verifiers.jail_protocol import (
     MAX_REPLY_BYTES,
     SIZE,
@@ -30,7 +32,8 @@ from skyfleet.envs.verifiers.jail_protocol import (
     pack_request,
     unpack_reply,
 )
-from skyfleet.envs.verifiers.running import SUCCESS_REWARD
+from skyfleet.envs.verifiers.lanes import SOFT_SECONDS, Lanes, Leases, count_slow, stopped_clock
+from skyfleet.envs.verifiers.running import SUCCESS_REWARD, TimedOutVerifierError
 from skyfleet.errors import VerifierError
 from skyfleet.tasks.task import Grade
 
@@ -52,36 +55,25 @@ _PROBE = pack_request(
     current=b"",
 )
 
-_PACKAGE = Path(skyfleet.__file__).parent
-_PYTHON = os.path.realpath(sys.executable)
-_MAIN = (
-    "import sys; sys.path.append({root!r}); "
-    "from skyfleet.envs.verifiers.jail_worker import main; main()"
-)
-_LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache")
+_MAIN = "from skyfleet.envs.verifiers.jail_worker import main; main(use_filter={use_filter})"
 
 
 class Jail:
     """A pool of workers for any number of event loops; close it when no more is graded."""
 
-    def __init__(self, *, n_workers: int | None = None, bwrap: str = "bwrap") -> None:
+    def __init__(
+        self, *, n_workers: int | None = None, bwrap: str = "bwrap", allow_unconfined: bool = False
+    ) -> None:
+        """`n_workers` verifications run at once, and a few slow ones beside them."""
         self._n_workers = n_workers or os.cpu_count() or 1
-        self._bwrap = shutil.which(bwrap)
-        if self._bwrap is None:
-            _warn_unsandboxed(f"{bwrap} is not installed")
-        if not seccomp.SUPPORTED:
-            logger.warning(
-                "verifiers run without a system call filter: none is implemented for %s",
-                platform.machine(),
-            )
-        self._bwrap_works = False
+        self._bwrap, self._allow_unconfined = bwrap, allow_unconfined
+        self._confinement: Confinement | None = None
         self._closed = False
         self._idle: list[JailProcess] = []
         self._busy: set[JailProcess] = set()
         self._owner_pid = os.getpid()
-        self._semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
-            WeakKeyDictionary()
-        )
+        self._leases = Leases(self._n_workers + count_slow(self._n_workers))
+        self._lanes: WeakKeyDictionary[asyncio.AbstractEventLoop, Lanes] = WeakKeyDictionary()
 
     async def verify(
         self,
@@ -103,9 +95,9 @@ class Jail:
             timeout_seconds=timeout_seconds,
         )
         packed = pack_request(request, seed, current)
-        async with self._get_semaphore():
-            worker = await self._acquire_worker()
-            reply = await self._ask(worker, packed, timeout_seconds + _GRACE_SECONDS)
+        reply = None
+        while reply is None:
+            reply = await self._run_in_turn(hash(code), packed, timeout_seconds + _GRACE_SECONDS)
         verdict = unpack_reply(reply)
         success = verdict.reward >= SUCCESS_REWARD
         return Grade(reward=verdict.reward, success=success, explanation=verdict.stdout)
@@ -135,10 +127,35 @@ class Jail:
     ) -> None:
         self.close()
 
-    def _get_semaphore(self) -> asyncio.Semaphore:
-        """A semaphore belongs to one event loop, and every asyncio.run has its own."""
-        loop = asyncio.get_running_loop()
-        return self._semaphores.setdefault(loop, asyncio.Semaphore(self._n_workers))
+    async def _run_in_turn(self, key: int, request: bytes, timeout_seconds: float) -> bytes | None:
+        """Return the reply, or None if the verification must queue again, among the slow ones.
+
+        Only the time after a worker has got the request counts as the verifier's.
+        """
+        lanes = self._get_lanes()
+        with ExitStack() as at_end:
+            with stopped_clock():
+                place = await lanes.enter(key)
+                at_end.callback(place.leave)
+                lease = await self._leases.acquire(_START_SECONDS + timeout_seconds)
+                at_end.callback(self._leases.release, lease)
+                worker = await self._acquire_worker()
+            asking = asyncio.ensure_future(self._ask(worker, request, timeout_seconds))
+            try:
+                soft_seconds = SOFT_SECONDS if place.is_fast else None
+                done, _ = await asyncio.wait({asking}, timeout=soft_seconds)
+                if not done and not place.move_to_slow():
+                    return None
+                reply = await asking
+                if done:
+                    lanes.remember(key, slow=False)
+                return reply
+            finally:
+                await _cancel(asking)
+
+    def _get_lanes(self) -> Lanes:
+        """Lanes belong to one event loop, and every asyncio.run has its own."""
+        return self._lanes.setdefault(asyncio.get_running_loop(), Lanes(self._n_workers))
 
     async def _ask(self, worker: JailProcess, request: bytes, timeout_seconds: float) -> bytes:
         self._busy.add(worker)
@@ -147,12 +164,14 @@ class Jail:
             reply = await worker.ask(request, timeout_seconds)
             answered = True
         except OSError as error:
-            raise VerifierError(
+            kind = TimedOutVerifierError if isinstance(error, TimeoutError) else VerifierError
+            raise kind(
                 f"the jail worker failed ({error}); the grade is unknown, a new worker replaces it"
             ) from error
         finally:
             self._busy.discard(worker)
-            if answered and worker.alive and not self._closed:
+            is_spare = len(self._idle) >= self._n_workers
+            if answered and worker.alive and not is_spare and not self._closed:
                 self._idle.append(worker)
             else:
                 worker.end()
@@ -175,21 +194,21 @@ class Jail:
             ) from error
 
     async def _start_worker(self) -> JailProcess:
-        bwrap = self._bwrap
-        if bwrap is not None:
-            try:
-                worker = await _start_process(build_bwrap_command(bwrap))
-            except ConnectionError as error:
-                # If the sandbox worked before, a failure now is no reason to run without it.
-                if self._bwrap_works:
-                    raise
-                if self._bwrap is not None:
-                    self._bwrap = None
-                    _warn_unsandboxed(str(error))
-            else:
-                self._bwrap_works = True
-                return worker
-        return await _start_process(build_plain_command())
+        confinement = self._confinement
+        if confinement is None:
+            with ThreadPoolExecutor(max_workers=1) as pool:
+                probing = pool.submit(probe_confinement, self._bwrap)
+                confinement = await asyncio.wrap_future(probing)
+        if not self._allow_unconfined:
+            confinement.require()
+        if self._confinement is None:
+            self._confinement = confinement
+            _warn_unsandboxed(confinement)
+        program = _MAIN.format(use_filter=confinement.has_filter)
+        # If the sandbox worked before, a failure now is no reason to run without it.
+        if confinement.bwrap is not None:
+            return await _start_process(build_bwrap_command(confinement.bwrap, program))
+        return await _start_process(build_plain_command(program))
 
     def _drop_inherited_workers(self) -> None:
         """After a fork the workers belong to the parent process."""
@@ -209,36 +228,26 @@ async def _start_process(command: list[str]) -> JailProcess:
     return worker
 
 
-def _warn_unsandboxed(reason: str) -> None:
-    logger.warning(
-        "VERIFIERS RUN OUTSIDE A SANDBOX: %s. Resource limits%s remain. "
-        "Install bubblewrap (apt install bubblewrap) and allow unprivileged user namespaces "
-        "before you grade tasks from untrusted sources.",
-        reason,
-        " and a system call filter" if seccomp.SUPPORTED else "",
-    )
+async def _cancel(asking: asyncio.Future[bytes]) -> None:
+    """End a request that nobody waits for any more; its worker is replaced."""
+    if not asking.done():
+        asking.cancel()
+        await asyncio.wait({asking})
+    if not asking.cancelled():
+        asking.exception()  # retrieved, so that asyncio does not report it as lost
 
 
-def build_plain_command() -> list[str]:
-    """Start a worker with resource limits and the system call filter only."""
-    return _build_python_command(_PACKAGE.parent)
-
-
-def build_bwrap_command(bwrap: str) -> list[str]:
-    """Start a worker in bubblewrap: it sees Python's own files, read-only, and nothing else."""
-    needed = dict.fromkeys([*_LIBRARIES, f"{sys.base_prefix}/lib", _PYTHON])
-    binds = [word for path in needed for word in ("--ro-bind-try", path, path)]
-    namespaces = ["--unshare-all", "--unshare-user", "--uid", "65534", "--gid", "65534"]
-    isolation = ["--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"]
-    package = ["--ro-bind", str(_PACKAGE), "/jail/skyfleet", "--dev-bind", os.devnull, os.devnull]
-    root = ["--remount-ro", "/", "--chdir", "/", "--"]
-    python = _build_python_command(Path("/jail"))
-    return [bwrap, *namespaces, *isolation, *binds, *package, *root, *python]
-
-
-def _build_python_command(root: Path) -> list[str]:
-    # -I and -S: neither the environment nor an installed package affects how it starts.
-    return [_PYTHON, "-I", "-S", "-B", "-c", _MAIN.format(root=str(root))]
+def _warn_unsandboxed(confinement: Confinement) -> None:
+    if confinement.bwrap is None:
+        logger.warning(
+            "VERIFIERS RUN OUTSIDE A SANDBOX: %s. Resource limits%s remain. "
+            "Install bubblewrap (apt install bubblewrap) and allow unprivileged user namespaces "
+            "before you grade tasks from untrusted sources.",
+            confinement.bwrap_problem,
+            " and a system call filter" if confinement.has_filter else "",
+        )
+    if not confinement.has_filter:
+        logger.warning("verifiers run without a system call filter: %s", confinement.filter_problem)
 
 
 class JailProcess:

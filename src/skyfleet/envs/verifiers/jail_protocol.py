@@ -11,11 +11,17 @@ import math
 from dataclasses import asdict, dataclass
 from struct import Struct
 
-from skyfleet.envs.verifiers.running import BrokenVerifierError, Verdict
+from skyfleet.envs.verifiers.running import (
+    BrokenVerifierError,
+    TimedOutVerifierError,
+    Verdict,
+)
 from skyfleet.errors import VerifierError
 
 SIZE = Struct("!Q")
 """Precedes every frame."""
+_HEADER = Struct("!dQQ")
+"""The seconds that the verifier may take, and the sizes of the request and the first database."""
 MAX_REPLY_BYTES = 1_000_000
 _MAX_STDOUT_CHARACTERS = 64_000
 """A character takes at most 12 bytes of JSON, so a reply always fits."""
@@ -37,14 +43,22 @@ def pack_frame(content: bytes) -> bytes:
 
 def pack_request(request: VerifyRequest, seed: bytes, current: bytes) -> bytes:
     head = json.dumps(asdict(request)).encode()
-    return b"".join([SIZE.pack(len(head)), SIZE.pack(len(seed)), head, seed, current])
+    header = _HEADER.pack(request.timeout_seconds, len(head), len(seed))
+    return b"".join([header, head, seed, current])
 
 
-def unpack_request(packed: bytes) -> tuple[VerifyRequest, bytes, bytes]:
-    (n_head,), (n_seed,) = SIZE.unpack_from(packed), SIZE.unpack_from(packed, SIZE.size)
-    begin = 2 * SIZE.size + n_head
-    request = VerifyRequest(**json.loads(packed[2 * SIZE.size : begin]))
-    return request, packed[begin : begin + n_seed], packed[begin + n_seed :]
+def unpack_timeout_seconds(packed: bytearray) -> float:
+    """Read only this, and leave no copy of anything else."""
+    timeout_seconds: float = _HEADER.unpack_from(packed)[0]
+    return timeout_seconds
+
+
+def unpack_request(packed: bytearray) -> tuple[VerifyRequest, bytes, bytes]:
+    _, n_head, n_seed = _HEADER.unpack_from(packed)
+    content = memoryview(packed)[_HEADER.size :]
+    request = VerifyRequest(**json.loads(bytes(content[:n_head])))
+    states = content[n_head:]
+    return request, bytes(states[:n_seed]), bytes(states[n_seed:])
 
 
 def pack_verdict(verdict: Verdict) -> bytes:
@@ -52,9 +66,12 @@ def pack_verdict(verdict: Verdict) -> bytes:
     return json.dumps({"reward": verdict.reward, "stdout": stdout}).encode()
 
 
-def pack_failure(failure: str, *, permanent: bool = False) -> bytes:
-    reply = {"failure": failure[:_MAX_FAILURE_CHARACTERS], "permanent": permanent}
+def pack_failure(error: VerifierError) -> bytes:
+    reply = {"failure": str(error)[:_MAX_FAILURE_CHARACTERS], "kind": type(error).__name__}
     return json.dumps(reply).encode()
+
+
+_KINDS = {kind.__name__: kind for kind in (BrokenVerifierError, TimedOutVerifierError)}
 
 
 def unpack_reply(packed: bytes) -> Verdict:
@@ -66,9 +83,9 @@ def unpack_reply(packed: bytes) -> Verdict:
     match reply:
         case {"reward": float(reward), "stdout": str(stdout)} if math.isfinite(reward):
             return Verdict(reward=reward, stdout=_make_printable(stdout))
-        case {"failure": str(failure), "permanent": bool(permanent)}:
-            kind = BrokenVerifierError if permanent else VerifierError
-            raise kind(_make_printable(failure[:_MAX_FAILURE_CHARACTERS]))
+        case {"failure": str(failure), "kind": str(kind)}:
+            kept = _make_printable(failure[:_MAX_FAILURE_CHARACTERS])
+            raise _KINDS.get(kind, VerifierError)(kept)
     raise VerifierError(
         f"verifier_code overwrote its own result ({packed[:60]!r}); "
         "the grade is unknown until the verifier is fixed"

@@ -13,13 +13,15 @@ import math
 import re
 import sqlite3
 import string
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from io import StringIO
+from functools import lru_cache
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from skyfleet.envs.verifiers.difference import IgnoreConfig
+from skyfleet.envs.verifiers.printed import Printed
+from skyfleet.envs.verifiers.source_text import track_source, tracking_names
 from skyfleet.envs.verifiers.tables import Snapshot, snapshot_diff
 from skyfleet.errors import VerifierError
 
@@ -36,6 +38,10 @@ _SPACE_FOR_PUNCTUATION = str.maketrans(string.punctuation, " " * len(string.punc
 
 class BrokenVerifierError(VerifierError):
     """The source can never run, so a retry is pointless."""
+
+
+class TimedOutVerifierError(VerifierError):
+    """The verifier ran longer than its time; it would again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,22 +90,25 @@ def execute_verifier(
     VerifierError, never a reward of zero. `partial_credit` replaces a reward of zero by the share
     of checks that passed.
     """
-    printed = StringIO()
+    # Rewriting the source takes as long as compiling it, and few verifiers need it.
+    tracks = partial_credit or "JUDGE" in code
+    printed = Printed(tracks=tracks)
     try:
         # Its own print, because redirecting stdout would capture the output of other episodes.
-        names = {**VERIFIER_GLOBALS, "print": partial(print, file=printed)}
-        exec(_compile(code), names)
+        names = {**VERIFIER_GLOBALS, **tracking_names(printed.tracker), "print": printed.print}
+        exec(_compile(code, tracks), names)
         env = VerifierEnv(seed_db, current_db)
         available = {"final_answer": final_answer, "conversation": conversation}
         reward = parse_reward(call_verifier(_find_function(names), env, available))
-        check_judge(printed.getvalue())
+        check_judge(printed.find_judge_error())
     except VerifierError:
         raise
     except (Exception, SystemExit) as error:
-        raise VerifierError(_describe_failure(error, printed.getvalue())) from error
-    if partial_credit and reward == 0:
-        reward = compute_partial_credit(printed.getvalue())
-    return Verdict(reward=reward, stdout=printed.getvalue())
+        raise VerifierError(_describe_failure(error, printed.text)) from error
+    uses_partial_credit = partial_credit and reward == 0
+    if uses_partial_credit:
+        reward = printed.compute_partial_credit()
+    return Verdict(reward=reward, stdout=printed.describe(partial_credit=uses_partial_credit))
 
 
 def load_state(image: bytes) -> sqlite3.Connection:
@@ -143,6 +152,12 @@ def call_verifier(
     return verify(env, available["final_answer"], **named)
 
 
+def check_judge(judge_error: str | None) -> None:
+    """Raise if the verifier reports that its judge model gave no answer."""
+    if judge_error is not None:
+        raise VerifierError(f"verifier_code printed {judge_error[:200]!r}; the grade is unknown")
+
+
 def parse_reward(result: object) -> float:
     """Read what a verifier returned; None means that every assertion held."""
     if result is None:
@@ -152,18 +167,20 @@ def parse_reward(result: object) -> float:
     return float(result)
 
 
-def check_judge(stdout: str) -> None:
-    """Raise if the verifier reports that its judge model gave no answer."""
-    if found := re.search(r"^JUDGE ERROR:.*", stdout, re.M):
-        raise VerifierError(f"verifier_code printed {found[0][:200]!r}; the grade is unknown")
-
-
 @lru_cache(maxsize=4096)
-def _compile(code: str) -> CodeType:
+def _compile(code: str, tracks: bool) -> CodeType:
     try:
-        return compile(_strip_fleet(code), "<verifier_code>", "exec", dont_inherit=True)
+        source = _strip_fleet(code)
+        if tracks:
+            with suppress(RecursionError):  # a very long sum: its result lines do not count
+                return _compile_tree(track_source(ast.parse(source)))
+        return _compile_tree(source)
     except Exception as error:
         raise BrokenVerifierError(_describe_failure(error, "")) from error
+
+
+def _compile_tree(source: str | ast.Module) -> CodeType:
+    return compile(source, "<verifier_code>", "exec", dont_inherit=True)
 
 
 def _strip_fleet(code: str) -> str:
@@ -208,59 +225,6 @@ def _describe_failure(error: BaseException, stdout: str) -> str:
         f"verifier_code failed with {type(error).__name__}: {str(error)[:500]}{printed}; "
         "the grade is unknown until the verifier is fixed"
     )
-
-
-_APP = re.compile(r"^App (.+): ([01])(?:\.0)?$", re.M)
-_TRIVIAL = re.compile(
-    r"no unexpected changes|no filesystem changes|no-unexpected-envelopes", re.IGNORECASE
-)
-"""Output of an app that needed no work: an agent that does nothing would pass it."""
-
-
-def compute_partial_credit(stdout: str) -> float:
-    """Return the share of checks that passed; never enough for a success."""
-    share = partial_reward(stdout)
-    return share if share is not None and share < SUCCESS_REWARD else 0.0
-
-
-def partial_reward(stdout: str) -> float | None:
-    """Read the share of apps that passed, among those that needed work, or else of checks.
-
-    None if the output has neither.
-    `partial_reward(">>> ERROR_ACCUMULATOR >>>\\n['no mail']\\n<<< ERROR_ACCUMULATOR <<<")` is 0.0.
-    """
-    if apps := _APP.findall(stdout):
-        earned = [
-            passed == "1"
-            for name, passed in apps
-            if passed == "0" or not _TRIVIAL.search(_find_section(stdout, name))
-        ]
-        return sum(earned) / len(earned) if earned else None
-    successes, errors = _count(stdout, "SUCCESS"), _count(stdout, "ERROR")
-    return successes / (successes + errors) if successes + errors else None
-
-
-def _find_section(stdout: str, app: str) -> str:
-    """Return what was printed while `app` was verified."""
-    name = re.escape(app)
-    found = re.search(rf"<<< VERIFY_{name} <<<(.*?)>>> VERIFY_{name} >>>", stdout, re.S)
-    return found[1] if found else ""
-
-
-def _count(stdout: str, kind: str) -> int:
-    """Count the entries of the accumulators of this kind; each is a printed Python list."""
-    blocks = re.findall(
-        rf">>> {kind}_ACCUMULATOR >>>\n(.*?)\n<<< {kind}_ACCUMULATOR <<<", stdout, re.S
-    )
-    return sum(map(_count_entries, blocks))
-
-
-def _count_entries(printed: str) -> int:
-    try:
-        entries = ast.literal_eval(printed)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return 0
-    return len(entries) if isinstance(entries, list) else 0
 
 
 def normalized_contains(target: str, blob: object) -> bool:

@@ -54,7 +54,9 @@ class _Program(ctypes.Structure):
 
 
 def install_filter() -> None:
-    """Allow only `ALLOWED` from now on, for this process and its children."""
+    """Allow only `ALLOWED` from now on, for this process and its children; OSError if refused."""
+    if not SUPPORTED:
+        raise OSError(errno.ENOSYS, f"no filter for {platform.system()} on {platform.machine()}")
     instructions = _write_program()
     program = _Program(len(instructions) // 8, instructions)
     control_process(_PR_SET_NO_NEW_PRIVS, 1)

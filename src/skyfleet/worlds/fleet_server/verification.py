@@ -20,6 +20,7 @@ from pydantic import BaseModel, Field
 
 from skyfleet.envs.fleet.bundles import digest, unpack
 from skyfleet.envs.verifiers.grading import shared_jail
+from skyfleet.envs.verifiers.running import TimedOutVerifierError
 from skyfleet.errors import VerifierError
 from skyfleet.tasks.task import Grade
 from skyfleet.worlds.fleet_server.http import HttpError
@@ -183,7 +184,9 @@ async def execute(
     try:
         grade = await _grade(instance, code, arguments, timeout_seconds)
     except VerifierError as error:
-        failure = {"type": "VerifierError", "message": str(error)}
+        timed_out = isinstance(error, TimedOutVerifierError)
+        kind = TimedOutVerifierError if timed_out else VerifierError
+        failure = {"type": kind.__name__, "message": str(error)}
         answer |= {"success": False, "result": None, "stdout": "", "error": failure}
     else:
         answer |= {"success": True, "result": grade.reward, "stdout": grade.explanation}
