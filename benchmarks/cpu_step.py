@@ -199,7 +199,7 @@ async def measure_skyfleet(workload: Workload, steps: int) -> CpuSeconds:
         assigned = process_time()
         engine.policy_version = (await learner.step(samples)).policy_version
         end = process_time()
-        assert row["generate/min_num_tokens"] == workload.n_sampled
+        assert row["generate/min_assistant_tokens"] == workload.n_sampled
         assert row["environment/avg_tool_calls"] == workload.n_calls
         return CpuSeconds(step=end - start, rollout=collected - start, learn=end - assigned)
 

@@ -87,6 +87,30 @@ def test_a_file_without_a_manifest_is_rejected_unless_allowed(tmp_path: Path) ->
     check_training_data([A], [source], allow_unmanifested=True, quarantine=None)
 
 
+def test_rows_that_their_environment_grades_need_no_manifest(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = str(tmp_path / "tasks.jsonl")
+    graded = [Task(key="g", env_key="gsm8k", prompt="1+1?", env_class="gsm8k")]
+    write_tasks(source, graded)
+    check_training_data(graded, [source], allow_unmanifested=False, quarantine=None)
+    assert f"data.train_data={source!r} has no manifest.json beside it" in caplog.text
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(TaskError, match=r"manifest.json"):
+        check_training_data(graded, [source], allow_unmanifested=False, quarantine=None)
+
+
+@pytest.mark.parametrize(
+    "more", [{"env_class": "fleet_task"}, {"env_class": "gsm8k", "verifier_code": "def f(): ..."}]
+)
+def test_rows_that_a_verifier_grades_need_a_manifest(tmp_path: Path, more: dict[str, str]) -> None:
+    source = str(tmp_path / "tasks.jsonl")
+    task = Task(key="g", env_key="e", prompt="Do it.").model_copy(update=more)
+    write_tasks(source, [task])
+    with pytest.raises(ConfigError, match=r"has no manifest.json beside it"):
+        check_training_data([task], [source], allow_unmanifested=False, quarantine=None)
+
+
 def test_a_file_that_changed_or_is_not_in_the_manifest_is_rejected(tmp_path: Path) -> None:
     source = dataset(tmp_path / "data")
     later = str(tmp_path / "data" / "more.jsonl")

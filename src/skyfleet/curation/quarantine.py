@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ from skyfleet.errors import ConfigError, TaskError
 from skyfleet.storage.store import is_remote, read_bytes, sibling_address, write_bytes
 from skyfleet.tasks.manifest import MANIFEST, Manifest, read_manifest, row_sha256, sha256_hex
 from skyfleet.tasks.task import Task
+
+logger = logging.getLogger(__name__)
 
 QUARANTINE = "quarantine.jsonl"
 
@@ -128,9 +131,21 @@ def check_training_data(
 ) -> None:
     """Raise ConfigError for a file without a manifest, a validation task or a quarantined task.
 
-    A source that is not a file needs no manifest: its address determines its tasks.
+    A source that is not a file needs no manifest: its address determines its tasks. Rows that their
+    own environment grades, as in SkyRL's datasets, have no verifier to validate: without a manifest
+    they only bring a warning.
     """
+    optional = bool(tasks) and all(map(_is_graded_by_environment, tasks))
     for source in filter(is_file, sources):
+        if optional and not _has_manifest(source):
+            if not allow_unmanifested:
+                logger.warning(
+                    "data.train_data=%r has no %s beside it: only data.val_data is checked for "
+                    "tasks in common",
+                    source,
+                    MANIFEST,
+                )
+            continue
         manifest = _find_manifest(source) if allow_unmanifested else _require_manifest(source)
         if manifest is not None:
             _check_sides(tasks, source, manifest)
@@ -142,6 +157,21 @@ def check_training_data(
             f"{quarantined[0].key!r} ({quarantine.reason_for(quarantined[0])}); drop them with "
             "`skyfleet tasks prepare --quarantine`, or set data.allow_quarantined=true"
         )
+
+
+def _is_graded_by_environment(task: Task) -> bool:
+    """Whether the row names an environment of SkyRL's kind, and brings no verifier or reference."""
+    return task.env_class not in (None, "world", "fleet_task") and not (
+        task.verifier_code or task.solution
+    )
+
+
+def _has_manifest(source: str) -> bool:
+    try:
+        read_bytes(sibling_address(source, MANIFEST))
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _check_sides(tasks: Collection[Task], source: str, manifest: Manifest) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import partial
+
 from skyfleet.algorithms.registry import build_advantage_estimator
 from skyfleet.algorithms.validation import algorithm_errors, algorithm_warnings
 from skyfleet.config.root import RunConfig
@@ -31,10 +34,18 @@ def find_training_warnings(config: RunConfig) -> list[str]:
 
 def check_references(config: RunConfig, *, model_is_given: bool = False) -> None:
     """Raise ConfigError or MissingExtraError for a model, tracker, estimator or engine not found."""
+    for check in reference_checks(config, model_is_given=model_is_given):
+        check()
+
+
+def reference_checks(
+    config: RunConfig, *, model_is_given: bool = False
+) -> Iterator[Callable[[], object]]:
+    """One check per thing that the configuration names; each raises if it is not found."""
     trainer = config.trainer
     if not model_is_given:
-        check_model_path(trainer.policy.model.path)
-    check_trackers(trainer.logger)
-    build_advantage_estimator(trainer.algorithm)
+        yield partial(check_model_path, trainer.policy.model.path)
+    yield partial(check_trackers, trainer.logger)
+    yield partial(build_advantage_estimator, trainer.algorithm)
     if config.generator.backend == "vllm" and not config.generator.is_remote:
-        check_vllm()
+        yield check_vllm

@@ -1,0 +1,122 @@
+"""Plan a training run without loading a model: what it would do, and all that keeps it from running."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import ParamSpec, TypeVar
+
+from skyfleet.algorithms.validation import check_algorithm
+from skyfleet.config.root import RunConfig
+from skyfleet.config.validation import find_unsupported_values, find_untrainable
+from skyfleet.envs.registry import check_task_classes, env_factory
+from skyfleet.errors import MissingExtraError, SkyfleetError
+from skyfleet.tasks.sampling import check_batch_size
+from skyfleet.tasks.task import Task
+from skyfleet.trainer.preflight import find_training_warnings, reference_checks
+from skyfleet.trainer.tasks import build_schedule, check_disjoint, load_sources, load_training_tasks
+from skyfleet.trainer.training_run import describe_resume, find_resume_checkpoint
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class DryRunPlan:
+    """One sentence each."""
+
+    steps: list[str] = field(default_factory=list)
+    """What the run would do; what a problem makes unknown is left out."""
+    warnings: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    """Everything that keeps the run from starting, with its remedy."""
+
+    def check(self, checker: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """Call a checker; what it raises becomes problems, and then the result is None."""
+        try:
+            return checker(*args, **kwargs)
+        except SkyfleetError as error:
+            sentences = str(error).splitlines()
+            self.problems.extend(line for line in sentences if line not in self.problems)
+            return None
+
+
+def plan_training(config: RunConfig) -> DryRunPlan:
+    """Check all that can be checked before a model is loaded, and go on after a problem."""
+    plan = DryRunPlan(
+        warnings=find_training_warnings(config),
+        problems=[*find_unsupported_values(config), *find_untrainable(config)],
+    )
+    plan.check(check_algorithm, config)
+    checkpoint = plan.check(find_resume_checkpoint, config)
+    plan.check(env_factory, config)
+    for check in reference_checks(config):
+        plan.check(check)
+    for own_check in (_check_sentinels, _check_own_loss, _check_gpus):
+        plan.check(own_check, config)
+    tasks = plan.check(load_training_tasks, config)
+    if tasks is not None:
+        _plan_steps(config, tasks, plan)
+    if checkpoint:
+        plan.steps.append(describe_resume(config, checkpoint))
+    _plan_evaluations(config, tasks, plan)
+    return plan
+
+
+def _plan_steps(config: RunConfig, tasks: list[Task], plan: DryRunPlan) -> None:
+    trainer, n_samples = config.trainer, config.generator.n_samples_per_prompt
+    plan.check(check_batch_size, tasks, trainer.train_batch_size, trainer.min_samples_per_env)
+    plan.check(check_task_classes, config, tasks)
+    schedule = build_schedule(config, n_tasks=len(tasks))
+    envs = ", ".join(f"{n} {env}" for env, n in Counter(t.env_key for t in tasks).items())
+    plan.steps.append(f"would train {trainer.policy.model.path} on {len(tasks)} tasks ({envs}):")
+    plan.steps.append(
+        f"{schedule.warm_start_steps} warm-start steps, then {schedule.total_steps} steps of "
+        f"{trainer.train_batch_size} x {n_samples} = {trainer.train_batch_size * n_samples} "
+        "episodes"
+    )
+
+
+def _plan_evaluations(config: RunConfig, tasks: list[Task] | None, plan: DryRunPlan) -> None:
+    for name, sources in config.data.eval_sets.items():
+        held = plan.check(load_sources, sources, key=f"data.val_data.{name}")
+        if held is None:
+            continue
+        plan.check(check_task_classes, config, held)
+        if tasks is None:
+            continue
+        plan.check(check_disjoint, tasks, {name: held}, allow=config.data.allow_overlap)
+        schedule = build_schedule(config, n_tasks=len(tasks))
+        if any(map(schedule.evaluates_at, range(schedule.total_steps + 1))):
+            plan.steps.append(f"evaluating {name} on {len(held)} tasks")
+
+
+def _check_sentinels(config: RunConfig) -> None:
+    if config.trainer.sentinels.modes:
+        _require_torch()
+        from skyfleet.sentinels.registry import build_modes
+
+        build_modes(config.trainer.sentinels)
+
+
+def _check_own_loss(config: RunConfig) -> None:
+    if ":" in config.trainer.algorithm.policy_loss_type:
+        _require_torch()
+        from skyfleet.algorithms.registry import build_policy_loss
+
+        build_policy_loss(config.trainer.algorithm)
+
+
+def _check_gpus(config: RunConfig) -> None:
+    if config.generator.backend == "vllm" and not config.generator.is_remote:
+        _require_torch()
+        from skyfleet.engines.factory import check_gpus
+
+        check_gpus(config, learns=True)
+
+
+def _require_torch() -> None:
+    if find_spec("torch") is None:
+        raise MissingExtraError("torch", "train")
