@@ -9,6 +9,9 @@ SkyfleetError          stops the run with one sentence
 
 from __future__ import annotations
 
+import os
+from importlib.util import find_spec
+
 
 class SkyfleetError(Exception):
     """Base class of every exception that skyfleet raises.
@@ -122,3 +125,12 @@ def wrap_errors(kind: type[EpisodeError], during: str) -> _WrapErrors:
     An EpisodeError and a cancellation pass through unchanged.
     """
     return _WrapErrors(kind, during)
+
+
+def require_torch() -> None:
+    """Raise MissingExtraError if torch or transformers is missing."""
+    for package in ("torch", "transformers"):
+        if find_spec(package) is None:
+            raise MissingExtraError(package, "train")
+    # Idle OpenMP threads spin by default, which slows a busy machine down many times.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")

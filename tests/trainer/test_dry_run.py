@@ -13,11 +13,11 @@ from skyfleet.config.loading import load_config
 from skyfleet.tasks.loading import write_tasks
 from skyfleet.tasks.task import Task
 from skyfleet.trainer import preflight
-from skyfleet.trainer.dry_run import plan_training
+from skyfleet.trainer.dry_run import plan_dry_run
 
 
 def test_a_plan_without_problems_says_what_would_run(tmp_path: Path) -> None:
-    plan = plan_training(small_config(tmp_path / "run"))
+    plan = plan_dry_run(small_config(tmp_path / "run"))
     assert plan.problems == []
     assert plan.steps == [
         "would train tiny on 4 tasks (4 github):",
@@ -42,7 +42,7 @@ def test_every_problem_is_listed_beside_every_warning(tmp_path: Path) -> None:
         "trainer.policy_mini_batch_size=40",
         "data.val_data={gone: [gone.parquet]}",
     )
-    plan = plan_training(config)
+    plan = plan_dry_run(config)
     for part in (
         "trainer.strategy='megatron' does not run",
         "trainer.policy.model.path='./nowhere' is not a model folder",
@@ -63,7 +63,7 @@ def test_what_a_published_script_lacks_fits_one_screen(
 ) -> None:
     monkeypatch.delenv("FLEET_API_KEY", raising=False)
     monkeypatch.setattr(preflight, "check_vllm", _raise_missing)
-    plan = plan_training(load_config("", shlex.split(script)))
+    plan = plan_dry_run(load_config("", shlex.split(script)))
     problems = "\n".join(plan.problems)
     assert "vllm is not installed" in problems
     assert "train.parquet: no such file" in problems
@@ -75,7 +75,7 @@ def test_what_a_published_script_lacks_fits_one_screen(
 def test_an_environment_class_of_a_row_is_checked(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     write_tasks(file, [Task(key="g", env_key="g", prompt="1+1?", env_class="gms8k")])
-    plan = plan_training(small_config(tmp_path / "run", f"data.train_data=[{file}]"))
+    plan = plan_dry_run(small_config(tmp_path / "run", f"data.train_data=[{file}]"))
     assert any("env_class of task g='gms8k' is unknown" in line for line in plan.problems)
 
 

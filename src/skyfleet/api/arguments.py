@@ -1,15 +1,13 @@
-"""Arguments: keywords that several functions share, and the packages that a call needs."""
+"""Keyword arguments that several functions share, declared once as a TypedDict."""
 
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from importlib.util import find_spec
 from typing import Any, TypeVar
 
-from skyfleet.errors import ConfigError, MissingExtraError
+from skyfleet.errors import ConfigError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -40,12 +38,3 @@ def check_arguments(where: str, given: Mapping[str, Any], declared: type) -> Non
             f"{where}({name}=...) is not an argument; {hint} A configuration key is set by "
             f'config={{"key": value}}'
         )
-
-
-def require_torch() -> None:
-    """Raise MissingExtraError if torch or transformers is missing."""
-    for package in ("torch", "transformers"):
-        if find_spec(package) is None:
-            raise MissingExtraError(package, "train")
-    # Idle OpenMP threads spin by default, which slows a busy machine down many times.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from skyfleet.api.arguments import require_torch
 from skyfleet.api.config import ConfigLike, read_config
 from skyfleet.api.envs import OBJECT_PREFIX
 from skyfleet.api.models import ModelSource
@@ -17,7 +16,7 @@ from skyfleet.api.settings import Sampling
 from skyfleet.chat.message import Message
 from skyfleet.config.loading import config_from_python
 from skyfleet.config.root import RunConfig
-from skyfleet.errors import ConfigError, EngineError
+from skyfleet.errors import ConfigError, EngineError, require_torch
 
 if TYPE_CHECKING:
     from skyfleet.engines.engine import ChatModel

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from skyfleet.api.arguments import require_torch, show_arguments
+from skyfleet.api.arguments import show_arguments
 from skyfleet.api.background import run_sync
 from skyfleet.api.comparison import Comparison
 from skyfleet.api.models import ModelSource
@@ -15,6 +15,7 @@ from skyfleet.api.policy import Policy
 from skyfleet.api.runs import Run, load_run
 from skyfleet.api.tables import Table
 from skyfleet.api.train_plan import TrainArguments, plan_training
+from skyfleet.errors import require_torch
 
 if TYPE_CHECKING:
     from typing import Unpack

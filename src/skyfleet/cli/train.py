@@ -6,17 +6,14 @@ import asyncio
 import shlex
 import signal
 import sys
-from collections import Counter
 from collections.abc import Coroutine
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from skyfleet.api.arguments import require_torch
 from skyfleet.cli.arguments import ConfigArgs, DryRun, config_from, show_plan
 from skyfleet.cli.interrupting import cancel_on_ctrl_c, exit_interrupted
-from skyfleet.errors import NoLearningSignalError
+from skyfleet.errors import ConfigError, NoLearningSignalError
 
 if TYPE_CHECKING:
     from skyfleet.config.root import RunConfig
@@ -26,10 +23,12 @@ def train_command(config_args: ConfigArgs = None, dry_run: DryRun = False) -> No
     """Train a policy, or resume an interrupted run."""
     config = config_from(config_args)
     if dry_run:
-        from skyfleet.trainer.preflight import check_trainable
+        from skyfleet.trainer.dry_run import plan_dry_run
 
-        show_plan(config, _plan(config))
-        check_trainable(config)
+        plan = plan_dry_run(config)
+        show_plan(config, [*plan.steps, *plan.warnings])
+        if plan.problems:
+            raise ConfigError("\n".join(plan.problems))
         return
     from skyfleet.api.training import train_async
 
@@ -85,54 +84,3 @@ def _describe_saved(config: RunConfig) -> str:
     if saved is None:
         return "Nothing was saved yet."
     return f"The last checkpoint is {saved.folder}. To resume: {shlex.join(sys.argv)}"
-
-
-def _plan(config: RunConfig) -> list[str]:
-    """Describe the run without loading a model."""
-    from skyfleet.envs.registry import env_factory
-    from skyfleet.envs.verifiers.confinement import check_verifiers
-    from skyfleet.tasks.sampling import check_batch_size
-    from skyfleet.trainer.preflight import check_references, find_training_warnings
-    from skyfleet.trainer.tasks import (
-        build_schedule,
-        check_disjoint,
-        load_sources,
-        load_training_tasks,
-    )
-    from skyfleet.trainer.training_run import describe_resume, find_resume_checkpoint
-
-    checkpoint = find_resume_checkpoint(config)
-    env_factory(config)
-    check_references(config)
-    if config.trainer.sentinels.modes:
-        require_torch()
-        from skyfleet.sentinels.registry import build_modes
-
-        build_modes(config.trainer.sentinels)
-    if ":" in config.trainer.algorithm.policy_loss_type:
-        require_torch()
-        from skyfleet.algorithms.registry import build_policy_loss
-
-        build_policy_loss(config.trainer.algorithm)
-    tasks = load_training_tasks(config)
-    check_batch_size(tasks, config.trainer.train_batch_size, config.trainer.min_samples_per_env)
-    schedule = build_schedule(config, n_tasks=len(tasks))
-    envs = ", ".join(f"{n} {env}" for env, n in Counter(t.env_key for t in tasks).items())
-    rollouts = config.trainer.train_batch_size * config.generator.n_samples_per_prompt
-    plan = [
-        f"would train {config.trainer.policy.model.path} on {len(tasks)} tasks ({envs}):",
-        f"{schedule.warm_start_steps} warm-start steps, then {schedule.total_steps} steps of "
-        f"{config.trainer.train_batch_size} x {config.generator.n_samples_per_prompt} = {rollouts} "
-        "episodes",
-    ]
-    if checkpoint:
-        plan.append(describe_resume(config, checkpoint))
-    eval_sets = {
-        name: load_sources(sources, key=f"data.val_data.{name}")
-        for name, sources in config.data.eval_sets.items()
-    }
-    check_disjoint(tasks, eval_sets, allow=config.data.allow_overlap)
-    check_verifiers(config, [*tasks, *chain(*eval_sets.values())])
-    if any(map(schedule.evaluates_at, range(schedule.total_steps + 1))):
-        plan += [f"evaluating {name} on {len(held)} tasks" for name, held in eval_sets.items()]
-    return [*plan, *find_training_warnings(config)]

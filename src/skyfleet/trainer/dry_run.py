@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import ParamSpec, TypeVar
 
 from skyfleet.algorithms.validation import check_algorithm
 from skyfleet.config.root import RunConfig
 from skyfleet.config.validation import find_unsupported_values, find_untrainable
 from skyfleet.envs.registry import check_task_classes, env_factory
-from skyfleet.errors import MissingExtraError, SkyfleetError
+from skyfleet.envs.verifiers.confinement import check_verifiers
+from skyfleet.errors import SkyfleetError, require_torch
 from skyfleet.tasks.sampling import check_batch_size
 from skyfleet.tasks.task import Task
 from skyfleet.trainer.preflight import find_training_warnings, reference_checks
@@ -43,7 +43,7 @@ class DryRunPlan:
             return None
 
 
-def plan_training(config: RunConfig) -> DryRunPlan:
+def plan_dry_run(config: RunConfig) -> DryRunPlan:
     """Check all that can be checked before a model is loaded, and go on after a problem."""
     plan = DryRunPlan(
         warnings=find_training_warnings(config),
@@ -69,6 +69,7 @@ def _plan_steps(config: RunConfig, tasks: list[Task], plan: DryRunPlan) -> None:
     trainer, n_samples = config.trainer, config.generator.n_samples_per_prompt
     plan.check(check_batch_size, tasks, trainer.train_batch_size, trainer.min_samples_per_env)
     plan.check(check_task_classes, config, tasks)
+    plan.check(check_verifiers, config, tasks)
     schedule = build_schedule(config, n_tasks=len(tasks))
     envs = ", ".join(f"{n} {env}" for env, n in Counter(t.env_key for t in tasks).items())
     plan.steps.append(f"would train {trainer.policy.model.path} on {len(tasks)} tasks ({envs}):")
@@ -85,6 +86,7 @@ def _plan_evaluations(config: RunConfig, tasks: list[Task] | None, plan: DryRunP
         if held is None:
             continue
         plan.check(check_task_classes, config, held)
+        plan.check(check_verifiers, config, held)
         if tasks is None:
             continue
         plan.check(check_disjoint, tasks, {name: held}, allow=config.data.allow_overlap)
@@ -95,7 +97,7 @@ def _plan_evaluations(config: RunConfig, tasks: list[Task] | None, plan: DryRunP
 
 def _check_sentinels(config: RunConfig) -> None:
     if config.trainer.sentinels.modes:
-        _require_torch()
+        require_torch()
         from skyfleet.sentinels.registry import build_modes
 
         build_modes(config.trainer.sentinels)
@@ -103,7 +105,7 @@ def _check_sentinels(config: RunConfig) -> None:
 
 def _check_own_loss(config: RunConfig) -> None:
     if ":" in config.trainer.algorithm.policy_loss_type:
-        _require_torch()
+        require_torch()
         from skyfleet.algorithms.registry import build_policy_loss
 
         build_policy_loss(config.trainer.algorithm)
@@ -111,12 +113,7 @@ def _check_own_loss(config: RunConfig) -> None:
 
 def _check_gpus(config: RunConfig) -> None:
     if config.generator.backend == "vllm" and not config.generator.is_remote:
-        _require_torch()
+        require_torch()
         from skyfleet.engines.factory import check_gpus
 
         check_gpus(config, learns=True)
-
-
-def _require_torch() -> None:
-    if find_spec("torch") is None:
-        raise MissingExtraError("torch", "train")
