@@ -9,9 +9,14 @@ SkyfleetError          stops the run with one sentence
 
 from __future__ import annotations
 
+from skyfleet.redaction import redact
+
 
 class SkyfleetError(Exception):
-    """Base class of every exception that skyfleet raises."""
+    """Base class of every exception that skyfleet raises; its text shows no secret."""
+
+    def __str__(self) -> str:
+        return redact(super().__str__())
 
 
 class ConfigError(SkyfleetError, ValueError):

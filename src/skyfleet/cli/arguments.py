@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from skyfleet.errors import MissingExtraError
+from skyfleet.terminal import print
 
 if TYPE_CHECKING:
     from skyfleet.config.root import RunConfig
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
 ConfigArgs = Annotated[
     list[str] | None,
     typer.Argument(metavar="[FILE] [key=value]...", help="A YAML file or a preset, and overrides."),
+]
+AllowHost = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME", help="A further name that clients may use for this server; repeatable."
+    ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would happen, and stop.")]
 

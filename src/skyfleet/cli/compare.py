@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from skyfleet.errors import ConfigError, TaskError
+from skyfleet.terminal import print
 
 if TYPE_CHECKING:
     from skyfleet.evaluation.compare import Comparison

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from skyfleet.cli.arguments import ConfigArgs, config_from
+from skyfleet.terminal import print
 
 config_app = typer.Typer(
     name="config", help="Show, explain and compare configurations.", no_args_is_help=True

@@ -26,6 +26,7 @@ from skyfleet.cli.train import train_command
 from skyfleet.cli.view import view_command
 from skyfleet.cli.worlds import worlds_app
 from skyfleet.errors import SkyfleetError
+from skyfleet.terminal import print, sanitize
 
 app = typer.Typer(
     name="skyfleet",
@@ -85,8 +86,6 @@ def main() -> None:
 
 
 def _fail(errors: Sequence[BaseException]) -> None:
-    from skyfleet.analysis.formatting import sanitize
-
     for error in errors[:1]:
         # A message may quote model output or a downloaded file.
         lines = map(sanitize, str(error).splitlines())

@@ -18,6 +18,7 @@ from skyfleet.cli.agents import (
 )
 from skyfleet.cli.arguments import ConfigArgs, DryRun, config_from, show_plan
 from skyfleet.errors import ConfigError, TaskError
+from skyfleet.terminal import sanitize, sanitize_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,7 +67,7 @@ async def _rollout(
     open_env = env_factory(config)
     async with build_agent(config, agent, checkpoint) as (policy, folder):
         who = describe_weights(config, folder) if agent == "policy" else f"the {agent} agent"
-        console.print(f"{who}: {task.key}", style="bold", markup=False, soft_wrap=True)
+        console.print(sanitize(f"{who}: {task.key}"), style="bold", markup=False, soft_wrap=True)
         trajectory = await run_episode(
             task,
             open_env,
@@ -77,13 +78,14 @@ async def _rollout(
     grade = trajectory.grade
     verdict = "unknown" if grade is None else f"{grade.reward:g}"
     console.print(
-        f"\n{task.key}: {trajectory.ending}, {len(trajectory.turns)} turns, "
+        f"\n{sanitize(task.key)}: {trajectory.ending}, {len(trajectory.turns)} turns, "
         f"{trajectory.seconds:.2f} s, grade {verdict}",
         style="bold",
         markup=False,
     )
     if trajectory.failure:
-        console.print(f"{trajectory.failure.kind}: {trajectory.failure.detail}", markup=False)
+        failure = f"{trajectory.failure.kind}: {trajectory.failure.detail}"
+        console.print(sanitize_lines(failure), markup=False)
 
 
 def _show(console: Console, messages: Sequence[Message]) -> None:
@@ -93,4 +95,4 @@ def _show(console: Console, messages: Sequence[Message]) -> None:
         lines += [f"?? {text}" for text in message.malformed_calls]
         colour = "red" if message.is_error else _COLOURS[message.role]
         console.print(f"[{message.role}]", style="dim", markup=False)
-        console.print("\n".join(lines), style=colour, markup=False)
+        console.print(sanitize_lines("\n".join(lines)), style=colour, markup=False)

@@ -24,6 +24,8 @@ from skyfleet.envs.env import EnvFactory, Observation, Step
 from skyfleet.envs.env_thread import EnvThread
 from skyfleet.envs.validation import Reward, parse_grade
 from skyfleet.errors import EnvError, MissingExtraError
+from skyfleet.serving.access import AccessPolicy
+from skyfleet.serving.listening import build_uvicorn_config
 from skyfleet.serving.requests import (
     CLIENT_CLOSED_REQUEST,
     ApiError,
@@ -323,12 +325,13 @@ async def _stream_chunks(
 
 
 class LoopbackServer(uvicorn.Server):
-    """An ASGI server on a free port of 127.0.0.1, inside the running event loop."""
+    """An ASGI server on a free port of 127.0.0.1, inside the running event loop.
+
+    Clients need no token; an app that wants one checks it.
+    """
 
     def __init__(self, app: Any) -> None:
-        super().__init__(
-            uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=1)
-        )
+        super().__init__(build_uvicorn_config(app, AccessPolicy(), timeout_graceful_shutdown=1))
         self._stopping = asyncio.Event()
         # asyncio sets TCP_NODELAY only on a socket created with IPPROTO_TCP; without it every small
         # response takes 40 ms.
