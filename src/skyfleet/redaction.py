@@ -186,6 +186,13 @@ _RULES: tuple[tuple[re.Pattern[str], bool], ...] = (
         ),
         False,
     ),
+    # user:password@host:80 without a scheme
+    (
+        re.compile(
+            rf"(?P<a>(?<![\w/@.{{-])[\w.+-]+:)(?P<s>{_M}|[^\s/@:\"'<>]+)(?P<z>@[\w.-]+(?::\d|/))"
+        ),
+        False,
+    ),
     (re.compile(rf"(?i)(?P<a>\b(?:https?|wss?)://)(?P<s>{_M}|[^\s/?#:@]+)(?P<z>@)"), False),
     (re.compile(rf"(?P<a>[?&;#](?P<name>[\w.%-]+)=)(?P<s>{_M}|[^&#\s\"'<>]+)(?P<z>)"), True),
     (

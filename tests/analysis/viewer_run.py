@@ -13,7 +13,7 @@ from zlib import compress, crc32
 
 from skyfleet.analysis.run_folder import open_run
 from skyfleet.analysis.viewer.api import Viewer
-from skyfleet.analysis.viewer.server import ViewerServer, open_viewer
+from skyfleet.analysis.viewer.server import ViewerAccess, ViewerServer, open_viewer
 from skyfleet.chat.message import Image, Message, Text, ToolCall
 from skyfleet.chat.transcript import Transcript
 from skyfleet.config.keys import dump_yaml
@@ -81,9 +81,9 @@ def write(path: Path, trajectories: list[Trajectory]) -> None:
 
 
 @contextmanager
-def viewing(run: Path) -> Iterator[ViewerServer]:
+def viewing(run: Path, *, access: ViewerAccess | None = None) -> Iterator[ViewerServer]:
     """A running viewer, until the block ends."""
-    with open_viewer(Viewer(open_run(run))) as server:
+    with open_viewer(Viewer(open_run(run)), access=access) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         try:

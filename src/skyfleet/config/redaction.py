@@ -11,9 +11,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from pydantic import SecretStr
+from pydantic import BaseModel, SecretStr
 
+from skyfleet.config.parsing import leaves
 from skyfleet.config.root import RunConfig
+from skyfleet.errors import ConfigError
 from skyfleet.redaction import (
     MARK,
     OLD_MARK,
@@ -27,6 +29,7 @@ from skyfleet.redaction import (
 
 _VARIABLE = re.compile(r"\$\{oc\.env:\s*(\w+)")
 _REFERENCE = re.compile(r"\$\{oc\.env:[^{}]*\}")
+_LEADING_SCHEME = re.compile(r"(?i)^(?:bearer|basic|token)\s+")
 _SCHEME = re.compile(r"(?i)\b(?:bearer|basic|token)\b|\s")
 
 
@@ -50,6 +53,19 @@ def find_redacted(values: Mapping[tuple[str, ...], Any]) -> Iterator[str]:
             )
 
 
+def reject_missing_secrets(name: str, section: BaseModel) -> None:
+    """ConfigError for a section of a stored configuration whose secrets are not there."""
+    for path, value in leaves(section.model_dump(), (name,)):
+        for problem in find_redacted({path: value}):
+            raise ConfigError(problem)
+        for text in _texts(value):
+            if found := _VARIABLE.search(text):
+                raise ConfigError(
+                    f"{'.'.join(path)} refers to ${{oc.env:{found[1]}}}, which is not set; set the "
+                    f"environment variable {found[1]}"
+                )
+
+
 def find_variables(values: Iterable[Any]) -> dict[str, str]:
     """The environment variables that these values refer to and that are set."""
     names = {name for value in values for text in _texts(value) for name in _VARIABLE.findall(text)}
@@ -66,7 +82,8 @@ def remember_config_secrets(config: RunConfig) -> None:
     found: list[str] = []
 
     def collect(secret: str) -> str:
-        found.append(_SCHEME.sub("", secret) if " " in secret else secret)
+        if not _REFERENCE.search(secret):
+            found.append(_LEADING_SCHEME.sub("", secret))
         return hash_secret(secret)
 
     _redact_tree(config, collect)

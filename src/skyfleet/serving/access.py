@@ -20,6 +20,9 @@ from skyfleet.errors import ConfigError
 TOKEN_VARIABLE = "SKYFLEET_API_KEY"
 MAX_BODY_BYTES = 16 * 1024 * 1024
 """Two million token ids, or a conversation of four million tokens as text."""
+MAX_HEADER_BYTES = 64 * 1024
+MAX_HEADERS = 128
+MAX_TARGET_BYTES = 16 * 1024
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -54,6 +57,11 @@ class AccessPolicy:
         """Why the request is refused, or None."""
         if not path.startswith("/"):
             return Refusal(status=400, sentence="the request target is not a path; send one")
+        if len(path) > MAX_TARGET_BYTES:
+            return Refusal(status=414, sentence="the request target is too long")
+        n_bytes = sum(len(name) + len(value) for name, value in headers)
+        if len(headers) > MAX_HEADERS or n_bytes > MAX_HEADER_BYTES:
+            return Refusal(status=431, sentence="the headers are too large or too many")
         return (
             self._check_host(headers)
             or self._check_origin(method, headers)

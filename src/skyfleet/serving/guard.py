@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from time import monotonic
 from typing import Any
 
-from skyfleet.serving.access import AccessPolicy, Refusal
+from skyfleet.serving.access import MAX_TARGET_BYTES, AccessPolicy, Refusal
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -22,6 +22,7 @@ IDLE_SECONDS = 30.0
 BODY_SECONDS = 300.0
 """How long it may take to send a whole body."""
 
+_VERSIONS = ("1.0", "1.1", "2", "3")
 _TOO_BIG = 1009
 _POLICY_VIOLATION = 1008
 
@@ -40,6 +41,10 @@ class Guard:
             await self._app(scope, receive, send)
             return
         refusal = self._policy.check(scope.get("method", "GET"), scope["path"], scope["headers"])
+        if len(scope.get("query_string", b"")) > MAX_TARGET_BYTES:
+            refusal = Refusal(status=414, sentence="the query is too long")
+        if scope.get("http_version", "1.1") not in _VERSIONS:
+            refusal = Refusal(status=505, sentence="this HTTP version is not supported; use 1.1")
         if refusal is not None:
             logger.debug("%s %s refused: %s", kind, scope["path"], refusal.sentence)
             await (_refuse_request if kind == "http" else _refuse_socket)(refusal, scope, send)

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from skyfleet.errors import MissingExtraError
-from skyfleet.serving.access import AccessPolicy
+from skyfleet.serving.access import MAX_HEADER_BYTES, AccessPolicy
 from skyfleet.serving.guard import Guard
 
 try:
@@ -18,7 +18,6 @@ except ImportError:
 
 HEADER_SECONDS = 30.0
 """How long a client may take to send the head of a request."""
-MAX_HEADER_BYTES = 64 * 1024
 
 _TIMEOUT_RESPONSE = (
     b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 import json
 import logging
+import re
 import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -31,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
 MAX_CONNECTIONS = 128
+_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+: [^\x00-\x08\x0a-\x1f\x7f]*")
 REQUEST_SECONDS = 20.0
 """How long a client may take to send a request."""
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
@@ -164,6 +166,12 @@ class _Handler(BaseHTTPRequestHandler):
     def parse_request(self) -> bool:
         is_valid = super().parse_request()
         self.server.expect_request(self.connection, is_expected=False)
+        if is_valid and (
+            self.headers.defects
+            or not all(map(_HEADER.fullmatch, map(": ".join, self.headers.items())))
+        ):
+            self.send_error(HTTPStatus.BAD_REQUEST, "a header is malformed")
+            return False
         return is_valid
 
     def do_GET(self) -> None:
