@@ -185,27 +185,27 @@ def unknown() -> Trajectory:
     )
 
 
-def hostile() -> Trajectory:
+def hostile(text: str = PAYLOAD) -> Trajectory:
     """Markup in every field that a model or an environment can fill."""
-    tried = called(PAYLOAD, {PAYLOAD: [PAYLOAD, {"deep": PAYLOAD}]}, PAYLOAD, reasoning=PAYLOAD)
-    picture = Image(f"<svg xmlns='http://www.w3.org/2000/svg'>{PAYLOAD}</svg>".encode(), PAYLOAD)
+    tried = called(text, {text: [text, {"deep": text}]}, text, reasoning=text)
+    picture = Image(f"<svg xmlns='http://www.w3.org/2000/svg'>{text}</svg>".encode(), text)
     return _trajectory(
-        task_key=f"hostile-{PAYLOAD}",
-        env_key=f"web {PAYLOAD}",
+        task_key=f"hostile-{text}",
+        env_key=f"web {text}",
         opening=(
-            Message(role="system", content=PAYLOAD * 3),
-            Message(role="user", content=(Text(PAYLOAD), picture)),
+            Message(role="system", content=text * 3),
+            Message(role="user", content=(Text(text), picture)),
         ),
         turns=(
             tried,
             replace(
                 tried,
-                action=Message(role="assistant", content=PAYLOAD, malformed_calls=(PAYLOAD,)),
+                action=Message(role="assistant", content=text, malformed_calls=(text,)),
             ),
         ),
         transcripts=(sampled_transcript(),),
-        grade=Grade(reward=0.0, success=False, parts={PAYLOAD: 0.0}, explanation=PAYLOAD),
-        failure=Failure(kind="EnvError", detail=PAYLOAD),
+        grade=Grade(reward=0.0, success=False, parts={text: 0.0}, explanation=text),
+        failure=Failure(kind="EnvError", detail=text),
     )
 
 
