@@ -64,7 +64,14 @@ class MissingExtraError(SkyfleetError, ImportError):
 
 
 class EpisodeError(SkyfleetError):
-    """One episode failed; the run continues."""
+    """One episode failed; the run continues.
+
+    Its text is not redacted, because an agent may get it as the answer of a tool; what is recorded
+    and logged of it is.
+    """
+
+    def __str__(self) -> str:
+        return Exception.__str__(self)
 
 
 class EnvError(EpisodeError):

@@ -332,27 +332,31 @@ def remember_environment(variables: Mapping[str, str]) -> None:
     )
 
 
+def redact_known(text: str) -> str:
+    """Redact the secrets of the configuration and the environment only."""
+    if _known_pattern is None:
+        return text
+    return _known_pattern.sub(lambda found: _known[found[0]], text)
+
+
 def redact(text: str) -> str:
     """Redact known secrets and what looks like one; for everything that leaves the process."""
-    if _known_pattern is not None:
-        text = _known_pattern.sub(lambda found: _known[found[0]], text)
-    return redact_patterns(text)
+    return redact_patterns(redact_known(text))
 
 
 class RedactingFilter(logging.Filter):
     """Redacts log records and escapes their control characters; add it to a logging handler."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.name.startswith("skyfleet"):
-            record.msg, record.args = sanitize_lines(redact(record.getMessage())), None
-            if record.exc_info and not record.exc_text:
-                text = logging.Formatter().formatException(record.exc_info)
-                record.exc_text = sanitize_lines(redact(text))
+        record.msg, record.args = sanitize_lines(redact(record.getMessage())), None
+        if record.exc_info and not record.exc_text:
+            text = logging.Formatter().formatException(record.exc_info)
+            record.exc_text = sanitize_lines(redact(text))
         return True
 
 
 @cache
 def install_log_filter() -> None:
-    """Filter what Python prints of our log records if nobody has configured logging."""
+    """Filter what Python prints of log records if nobody has configured logging."""
     if logging.lastResort is not None:
         logging.lastResort.addFilter(RedactingFilter())

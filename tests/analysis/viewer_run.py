@@ -188,7 +188,9 @@ def unknown() -> Trajectory:
 def hostile(text: str = PAYLOAD) -> Trajectory:
     """Markup in every field that a model or an environment can fill."""
     tried = called(text, {text: [text, {"deep": text}]}, text, reasoning=text)
-    picture = Image(f"<svg xmlns='http://www.w3.org/2000/svg'>{text}</svg>".encode(), text)
+    picture = Image(
+        f"<svg xmlns='http://www.w3.org/2000/svg'>{text}</svg>".encode(errors="ignore"), text
+    )
     return _trajectory(
         task_key=f"hostile-{text}",
         env_key=f"web {text}",

@@ -13,7 +13,7 @@ from skyfleet.config.keys import diff, dump_yaml, flatten
 from skyfleet.config.loading import load_config, load_config_file, load_recorded_config
 from skyfleet.config.redaction import differs_in_secrets_only, redact_config, reject_missing_secrets
 from skyfleet.config.root import RunConfig
-from skyfleet.errors import ConfigError, EnvError
+from skyfleet.errors import ConfigError, EnvError, ModelError
 from skyfleet.redaction import (
     RedactingFilter,
     hash_secret,
@@ -217,7 +217,9 @@ def test_a_secret_of_the_configuration_is_redacted_wherever_it_occurs(
     for text in (secret, "a canary in p@ss", SECRET):
         assert text not in redact(f"login failed with {text} (401)")
         assert text not in Failure.of(OSError(f"refused {text}")).detail
-        assert text not in str(EnvError(f"step: OSError: refused {text}"))
+        assert text not in Failure.of(EnvError(f"step: OSError: refused {text}")).detail
+        assert text not in str(ModelError(f"cannot load {text}"))
+        assert text in str(EnvError(f"a tool answers {text}")), "agents see it unchanged"
         logging.getLogger("skyfleet.test").warning("refused %s\x1b[2J", text)
         RedactingFilter().filter(caplog.records[-1])
         assert text not in caplog.records[-1].getMessage()

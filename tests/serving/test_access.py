@@ -17,6 +17,7 @@ import skyfleet as sf
 from skyfleet.analysis.viewer.server import ViewerAccess
 from skyfleet.cli.main import app
 from skyfleet.config.loading import load_config
+from skyfleet.envs.env import close_env, grade_env
 from skyfleet.envs.mcp.server import mcp_app
 from skyfleet.envs.openenv.server import openenv_app
 from skyfleet.envs.registry import env_factory
@@ -165,13 +166,13 @@ async def test_our_clients_send_the_token_of_worlds_serve(
         header = f"{section}.headers.Authorization=Bearer ${{oc.env:SKYFLEET_API_KEY}}"
         env = await env_factory(load_config("", [*settings, header]))(task)
         assert len((await env.reset()).tools) > 1
-        grade = await env.grade() if is_mcp else None
+        grade = await grade_env(env, []) if is_mcp else None
         assert grade is None or grade.reward == 0
-        await env.close()
+        await close_env(env)
         stranger = await env_factory(load_config("", settings))(task)
         with pytest.raises(EnvError, match=r"401|Unauthorized"):
             await stranger.reset()
-        await stranger.close()
+        await close_env(stranger)
 
 
 def test_a_browser_logs_in_to_a_viewer_once(tmp_path: Path) -> None:

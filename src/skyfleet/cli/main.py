@@ -26,6 +26,7 @@ from skyfleet.cli.train import train_command
 from skyfleet.cli.view import view_command
 from skyfleet.cli.worlds import worlds_app
 from skyfleet.errors import SkyfleetError
+from skyfleet.redaction import redact
 from skyfleet.terminal import print, sanitize
 
 app = typer.Typer(
@@ -88,7 +89,7 @@ def main() -> None:
 def _fail(errors: Sequence[BaseException]) -> None:
     for error in errors[:1]:
         # A message may quote model output or a downloaded file.
-        lines = map(sanitize, str(error).splitlines())
+        lines = map(sanitize, redact(str(error)).splitlines())
         print("skyfleet: " + "\n".join(lines), file=sys.stderr)
     raise SystemExit(2)
 

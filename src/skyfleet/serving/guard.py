@@ -105,8 +105,11 @@ class _GuardedRequest:
 def _limit_messages(receive: Receive, send: Send, max_bytes: int) -> Receive:
     async def receive_limited() -> Message:
         message = await receive()
-        content = message.get("bytes") or (message.get("text") or "").encode(errors="replace")
-        if message["type"] == "websocket.receive" and len(content) > max_bytes:
+        text = message.get("text") or ""
+        n_bytes = len(message.get("bytes") or b"") + len(text)
+        if n_bytes <= max_bytes < 4 * len(text):
+            n_bytes = len(text.encode(errors="replace"))
+        if message["type"] == "websocket.receive" and n_bytes > max_bytes:
             await send({"type": "websocket.close", "code": _TOO_BIG})
             return {"type": "websocket.disconnect", "code": _TOO_BIG}
         return message
