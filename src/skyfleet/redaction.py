@@ -25,126 +25,25 @@ MIN_KNOWN_CHARACTERS = 6
 
 Mask = Callable[[str], str]
 
-_SECRET_WORDS = frozenset(
-    [
-        "password",
-        "passwd",
-        "pwd",
-        "passphrase",
-        "passcode",
-        "secret",
-        "secrets",
-        "token",
-        "apikey",
-        "authtoken",
-        "accesstoken",
-        "secretkey",
-        "authorization",
-        "auth",
-        "credential",
-        "credentials",
-        "cookie",
-        "bearer",
-        "signature",
-        "sig",
-        "jwt",
-    ]
+_SECRET = re.compile(
+    "password|passwd|pwd|passphrase|passcode|secrets?|token|apikey|authtoken|accesstoken|secretkey|"
+    "authorization|auth|credentials?|cookie|bearer|signature|sig|jwt"
 )
-_LABEL_WORDS = frozenset(
-    [
-        "file",
-        "path",
-        "dir",
-        "folder",
-        "url",
-        "uri",
-        "id",
-        "ids",
-        "name",
-        "names",
-        "count",
-        "limit",
-        "length",
-        "len",
-        "size",
-        "budget",
-        "type",
-        "ttl",
-        "seconds",
-        "mode",
-        "index",
-        "level",
-        "method",
-        "scheme",
-        "sock",
-        "socket",
-        "variable",
-        "var",
-        "tokens",
-    ]
+_LABEL = re.compile(
+    "file|path|dir|folder|url|uri|ids?|names?|count|limit|length|len|size|budget|type|ttl|seconds|"
+    "mode|index|level|method|scheme|sock|socket|variable|var|tokens"
 )
 """The last word of a name that holds no secret, such as password_file."""
-_TOKEN_OF_A_MODEL = frozenset(
-    [
-        "eos",
-        "bos",
-        "pad",
-        "unk",
-        "sep",
-        "cls",
-        "mask",
-        "stop",
-        "image",
-        "video",
-        "audio",
-        "start",
-        "end",
-        "special",
-        "think",
-        "first",
-        "last",
-        "next",
-        "new",
-        "begin",
-        "tool",
-        "decoder",
-        "prompt",
-        "per",
-    ]
+_MODEL_TOKEN = re.compile(
+    "eos|bos|pad|unk|sep|cls|mask|stop|image|video|audio|start|end|special|think|first|last|next|"
+    "new|begin|tool|decoder|prompt|per"
 )
-_KEY_OF_DATA = frozenset(
-    [
-        "task",
-        "env",
-        "data",
-        "group",
-        "sort",
-        "primary",
-        "foreign",
-        "partition",
-        "lookup",
-        "answer",
-        "prompt",
-        "label",
-        "dict",
-        "row",
-        "cache",
-        "index",
-        "reward",
-        "public",
-        "value",
-        "input",
-        "output",
-        "image",
-        "target",
-        "message",
-        "metric",
-        "column",
-        "field",
-        "set",
-        "group",
-    ]
+"""What stands before `token` in the vocabulary of a model, such as eos_token."""
+_DATA_KEY = re.compile(
+    "task|env|data|group|sort|primary|foreign|partition|lookup|answer|prompt|label|dict|row|cache|"
+    "index|reward|public|value|input|output|image|target|message|metric|column|field|set"
 )
+"""What stands before `key` in a name of data, such as task_key."""
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
@@ -152,14 +51,14 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 def looks_secret(name: str) -> bool:
     """Whether a value of this name is a secret: api_key, DB_PASSWORD, X-Auth-Token."""
     words = [word.lower() for word in _WORD.findall(name)]
-    if not words or words[-1] in _LABEL_WORDS:
+    if not words or _LABEL.fullmatch(words[-1]):
         return False
     before = words[-2] if len(words) > 1 else ""
     if words[-1] == "token":
-        return before not in _TOKEN_OF_A_MODEL
+        return not _MODEL_TOKEN.fullmatch(before)
     if words[-1] in ("key", "keys"):
-        return before not in _KEY_OF_DATA
-    return not _SECRET_WORDS.isdisjoint(words)
+        return not _DATA_KEY.fullmatch(before)
+    return any(map(_SECRET.fullmatch, words))
 
 
 def hash_secret(secret: str) -> str:
@@ -170,66 +69,43 @@ def hash_secret(secret: str) -> str:
     return f"<redacted sha256:{digest[:8]}>"
 
 
+# Each pattern has the groups `a` (before), `s` (the secret) and `z` (after). Repetitions are bounded,
+# so that the time for a long text is proportional to its length.
 _M = MARK.pattern
-_END = r"[^\s\"'<>;]"
-_RULES: tuple[tuple[re.Pattern[str], bool], ...] = (
-    # Whether the group `name` must look secret.
-    (
-        re.compile(
-            rf"(?i)(?P<a>[a-z][a-z0-9+.-]*://[^\s/?#:@]*:)(?P<s>(?:{_M}|[^\s/?#])+)(?P<z>@)"
-        ),
-        False,
-    ),
-    (
-        re.compile(
-            rf"(?i)(?P<a>[a-z][a-z0-9+.-]*://[^\s/?#:@]*:)(?!\d{{0,5}}(?:[/?#\s]|$))(?P<s>(?:{_M}|[^\s@<>\"'])+)(?P<z>@)"
-        ),
-        False,
-    ),
-    # user:password@host:80 without a scheme
-    (
-        re.compile(
-            rf"(?P<a>(?<![\w/@.{{-])[\w.+-]+:)(?P<s>{_M}|[^\s/@:\"'<>]+)(?P<z>@[\w.-]+(?::\d|/))"
-        ),
-        False,
-    ),
-    (re.compile(rf"(?i)(?P<a>\b(?:https?|wss?)://)(?P<s>{_M}|[^\s/?#:@]+)(?P<z>@)"), False),
-    (re.compile(rf"(?P<a>[?&;#](?P<name>[\w.%-]+)=)(?P<s>{_M}|[^&#\s\"'<>]+)(?P<z>)"), True),
-    (
-        re.compile(
-            r"(?i)(?P<a>\b(?:proxy-)?(?:authorization|x-api-key|api-key|x-auth-token|cookie|set-cookie)"
-            rf"[\"']?\s*[:=]\s*[\"']?(?:bearer\s+|basic\s+|token\s+)?)(?P<s>{_M}|{_END}+)(?P<z>)"
-        ),
-        False,
-    ),
-    (re.compile(r"(?i)(?P<a>\bbearer\s+)(?P<s>[\w.~+/=-]{6,})(?P<z>)"), False),
-    (
-        re.compile(
-            rf"(?P<a>(?P<q>[\"'])(?P<name>[\w.-]+)(?P=q)\s*:\s*(?P<r>[\"']))(?P<s>{_M}|.*?)(?P<z>(?P=r))"
-        ),
-        True,
-    ),
-    (
-        re.compile(
-            rf"(?P<a>(?<!\S)--?(?P<name>[A-Za-z][\w-]*)(?:=|\s+)[\"']?)(?P<s>{_M}|{_END}+)(?P<z>)"
-        ),
-        True,
-    ),
-    (
-        re.compile(
-            rf"(?P<a>(?<![\w?&;#-])(?P<name>[A-Za-z_][\w.-]*)=[\"']?)(?P<s>{_M}|{_END}+)(?P<z>)"
-        ),
-        True,
-    ),
-    (
-        re.compile(
-            r"(?P<a>)(?P<s>\bsk-[\w-]{16,}|\bgh[pousr]_\w{20,}|\bgithub_pat_\w{20,}|\bhf_\w{16,}|"
-            r"\bglpat-[\w-]{16,}|\bxox[abprs]-[\w-]{10,}|\bAKIA[0-9A-Z]{16}\b|\bAIza[\w-]{30,}|"
-            r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]+|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END|\Z))(?P<z>)",
-            re.DOTALL,
-        ),
-        False,
-    ),
+_VALUE = rf"(?P<s>{_M}|[^\s\"'<>;]{{1,4096}})(?P<z>)"
+_SCHEME = r"(?i)(?P<a>(?<![a-z0-9+.-])[a-z][a-z0-9+.-]{0,30}://[^\s/?#:@]{0,256}:)"
+_ALWAYS = tuple(
+    re.compile(pattern, re.DOTALL)
+    for pattern in (
+        # scheme://user:password@host, whose password may contain @, or else a slash
+        rf"{_SCHEME}(?P<s>(?:{_M}|[^\s/?#]){{1,256}})(?P<z>@)",
+        rf"{_SCHEME}(?!\d{{0,5}}(?:[/?#\s]|$))(?P<s>(?:{_M}|[^\s@<>\"']){{1,256}})(?P<z>@)",
+        # user:password@host:80 without a scheme
+        rf"(?P<a>(?<![\w/@.{{+-])[\w.+-]{{1,64}}:)(?P<s>{_M}|[^\s/@:\"'<>]{{1,256}})"
+        r"(?P<z>@[\w.-]{1,256}(?::\d|/))",
+        # https://token@host
+        rf"(?i)(?P<a>\b(?:https?|wss?)://)(?P<s>{_M}|[^\s/?#:@]{{1,256}})(?P<z>@)",
+        r"(?i)(?P<a>\b(?:proxy-)?(?:authorization|x-api-key|api-key|x-auth-token|cookie|set-cookie)"
+        rf"[\"']?\s{{0,8}}[:=]\s{{0,8}}[\"']?(?:(?:bearer|basic|token)\s{{1,8}})?){_VALUE}",
+        r"(?i)(?P<a>\bbearer\s{1,8})(?P<s>[\w.~+/=-]{6,4096})(?P<z>)",
+        r"(?P<a>)(?P<s>\bsk-[\w-]{16,256}|\bgh[pousr]_\w{20,256}|\bgithub_pat_\w{20,256}|"
+        r"\bhf_\w{16,256}|\bglpat-[\w-]{16,256}|\bxox[abprs]-[\w-]{10,256}|\bAKIA[0-9A-Z]{16}\b|"
+        r"\bAIza[\w-]{30,256}|\beyJ[\w-]{8,999}\.[\w-]{8,4096}\.[\w-]{1,999}|"
+        r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.{0,9999}?(?:-----END|\Z))(?P<z>)",
+    )
+)
+_NAMED = tuple(
+    re.compile(pattern)
+    for pattern in (
+        # ?token=...
+        rf"(?P<a>[?&;#](?P<name>[\w.%-]{{1,64}})=)(?P<s>{_M}|[^&#\s\"'<>]{{1,4096}})(?P<z>)",
+        # "password": "..."
+        r"(?P<a>(?P<q>[\"'])(?P<name>[\w.-]{1,64})(?P=q)\s{0,8}:\s{0,8}(?P<r>[\"']))"
+        rf"(?P<s>{_M}|[^\n]{{1,999}}?)(?P<z>(?P=r))",
+        # --password ... and PASSWORD=...
+        rf"(?P<a>(?<!\S)--?(?P<name>[A-Za-z][\w-]{{0,63}})(?:=|\s{{1,8}})[\"']?){_VALUE}",
+        rf"(?P<a>(?<![\w?&;#.-])(?P<name>[A-Za-z_][\w.-]{{0,127}})=[\"']?){_VALUE}",
+    )
 )
 _HINTS = re.compile(
     r"://|=|:|(?i:bearer)|--|-----BEGIN|sk-|gh[pousr]_|github_pat_|hf_|glpat-|xox|AKIA|AIza|eyJ"
@@ -242,8 +118,9 @@ def redact_patterns(text: str, mask: Mask = hash_secret) -> str:
     """Replace the secrets that their place or their form shows."""
     if not _HINTS.search(text):
         return text
-    for rule, named in _RULES:
-        text = rule.sub(partial(_replace, is_named=named, mask=mask), text)
+    for rules, is_named in ((_ALWAYS, False), (_NAMED, True)):
+        for rule in rules:
+            text = rule.sub(partial(_replace, is_named=is_named, mask=mask), text)
     return text
 
 

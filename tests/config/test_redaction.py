@@ -110,6 +110,14 @@ def test_other_texts_are_unchanged(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "part",
+    ["a", "a.", "a+a:", "x://a:", "'a': '", "--token ", "a=", "eyJ-", "sk-", "=", "?a&", "@a:"],
+)
+def test_a_long_text_takes_time_in_proportion_to_its_length(part: str) -> None:
+    assert redact(part * (30_000 // len(part)))  # bounded repetitions: not quadratic
+
+
+@pytest.mark.parametrize(
     ("command", "redacted"),
     [
         (["mysql", f"-p{SECRET}"], ["mysql", f"-p{MARK}"]),

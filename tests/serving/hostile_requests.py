@@ -143,6 +143,7 @@ class _Suite:
             "/..%5c..%5cetc%5cpasswd",
             "//etc/passwd",
             "//evil.example/%2e%2e",
+            "//[::1",
             "/file:///etc/passwd",
             "/%00/etc/passwd",
             "/v1/../../etc/passwd",

@@ -21,7 +21,7 @@ from secrets import token_hex, token_urlsafe
 from threading import BoundedSemaphore
 from time import monotonic
 from typing import Any
-from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote
 
 from skyfleet.analysis.viewer.api import Viewer
 from skyfleet.errors import ConfigError, SkyfleetError
@@ -71,11 +71,11 @@ class ViewerAccess:
         pairs = b";".join(find_values(headers, b"cookie")).split(b";")
         return any(hmac.compare_digest(pair.strip(), wanted) for pair in pairs)
 
-    def accepts_login(self, target: SplitResult) -> bool:
+    def accepts_login(self, path: str, query: str) -> bool:
         """Whether this is the login address with the right token."""
-        given = [value for name, value in parse_qsl(target.query) if name == "token"]
+        given = [value for name, value in parse_qsl(query) if name == "token"]
         bearer = [(b"authorization", f"Bearer {value}".encode()) for value in given]
-        return target.path == "/" and self.policy.check_token(bearer) is None
+        return path == "/" and self.policy.check_token(bearer) is None
 
 
 class ViewerServer(ThreadingHTTPServer):
@@ -186,25 +186,25 @@ class _Handler(BaseHTTPRequestHandler):
         logger.debug(format, *args)
 
     def _respond(self) -> Response:
-        access, target = self.server.access, urlsplit(self.path)
+        access, (path, _, query) = self.server.access, self.path.partition("?")
         headers = [
             (name.lower().encode(), value.encode("latin-1", "replace"))
             for name, value in self.headers.items()
         ]
-        cookie = access.find_cookie(headers)
-        refusal = access.policy.check("GET", self.path, headers, is_logged_in=cookie)
+        is_logged_in = access.find_cookie(headers)
+        refusal = access.policy.check("GET", self.path, headers, is_logged_in=is_logged_in)
         if find_values(headers, b"transfer-encoding"):
             refusal = refusal or access.policy.refuse_body()
-        if refusal is not None and refusal.status == HTTPStatus.UNAUTHORIZED:
-            if access.accepts_login(target):
-                return HTTPStatus.SEE_OTHER, "text/plain", b""
-            sentence = f"this viewer needs a token; open {self.server.url}?token=<token>"
-            return _error(HTTPStatus.UNAUTHORIZED, sentence)
         if refusal is not None:
             self.close_connection = True  # a body may follow
-            return _error(HTTPStatus(refusal.status), refusal.sentence)
+            sentence = refusal.sentence
+            if refusal.status == HTTPStatus.UNAUTHORIZED:
+                if access.accepts_login(path, query):
+                    return HTTPStatus.SEE_OTHER, "text/plain", b""
+                sentence = f"this viewer needs a token; open {self.server.url}?token=<token>"
+            return _error(HTTPStatus(refusal.status), sentence)
         try:
-            return self._route(urlsplit(self.path).path)
+            return self._route(path, query)
         except SkyfleetError as error:
             not_found = isinstance(error, RecordError)
             status = HTTPStatus.NOT_FOUND if not_found else HTTPStatus.BAD_REQUEST
@@ -218,9 +218,8 @@ class _Handler(BaseHTTPRequestHandler):
                 "internal error; see the log in the terminal of the viewer",
             )
 
-    def _route(self, path: str) -> Response:
-        viewer = self.server.viewer
-        params = dict(parse_qsl(urlsplit(self.path).query))
+    def _route(self, path: str, query: str) -> Response:
+        viewer, params = self.server.viewer, dict(parse_qsl(query))
         match unquote(path).split("/")[1:]:
             case ["api", "run"]:
                 return _json(viewer.run(params))
