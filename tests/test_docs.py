@@ -32,7 +32,7 @@ def test_the_architecture_page_lists_every_package_in_its_layer() -> None:
     listed = {name: int(layer) for layer, names in rows for name in re.findall(r"`(\w+)`", names)}
     contract = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     layers = contract["tool"]["importlinter"]["contracts"][0]["layers"]
-    names = [set(layer.replace(" ", "").split("|")) for layer in reversed(layers)]
+    names = [set(re.findall(r"\w+", layer)) for layer in reversed(layers)]
     assert listed == {name: layer for layer, group in enumerate(names) for name in group}
 
 

@@ -12,9 +12,11 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 
+from skyfleet.redaction import redact
+
 
 class SkyfleetError(Exception):
-    """Base class of every exception that skyfleet raises.
+    """Base class of every exception that skyfleet raises; its text shows no secret.
 
     >>> import skyfleet as sf
     >>> try:
@@ -23,6 +25,9 @@ class SkyfleetError(Exception):
     ...     print(error)
     runs/missing is not a run folder: it has no config.yaml; pass runs/<run_name>
     """
+
+    def __str__(self) -> str:
+        return redact(super().__str__())
 
 
 class ConfigError(SkyfleetError, ValueError):
@@ -88,7 +93,14 @@ class MissingExtraError(SkyfleetError, ImportError):
 
 
 class EpisodeError(SkyfleetError):
-    """One episode failed; the run continues."""
+    """One episode failed; the run continues.
+
+    Its text is not redacted, because an agent may get it as the answer of a tool; what is recorded
+    and logged of it is.
+    """
+
+    def __str__(self) -> str:
+        return Exception.__str__(self)
 
 
 class EnvError(EpisodeError):

@@ -106,17 +106,18 @@ def episode_with_text(text: str, *, won: bool) -> Trajectory:
     )
 
 
-def run_with_text(folder: Path, text: str) -> RunFolder:
-    """A run with the text in every name and message; no slash, because it names files."""
+def run_with_text(folder: Path, text: str, *, name: str | None = None) -> RunFolder:
+    """A run with the text in every name and message; `name`, without a slash, in those of files."""
+    name = text if name is None else name
+    # A configuration holds no half surrogate pair, and ${...} is a reference in it.
+    setting = json.dumps(text.encode(errors="ignore").decode().replace("${", "$ {"))
     run = empty_run(
-        folder / text,
-        f"trainer.policy.model.path={json.dumps(text)}",
-        f"data.train_data=[{json.dumps(text)}]",
+        folder / name, f"trainer.policy.model.path={setting}", f"data.train_data=[{setting}]"
     )
     both = [episode_with_text(text, won=True), episode_with_text(text, won=False)]
     group = Group(task_key=text, env_key=text, trajectories=tuple(both))
     add_training(run, 1, [group])
-    add_evaluation(run, text, 0, [group])
-    add_evaluation(run, text, 1, [group])
+    add_evaluation(run, name, 0, [group])
+    add_evaluation(run, name, 1, [group])
     add_rows(run, [{"step": 1, f"sentinel/{text}": 1.0}], [{"step": 1, f"timing/{text}": 1.0}])
     return run

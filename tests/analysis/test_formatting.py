@@ -7,9 +7,9 @@ from skyfleet.analysis.formatting import (
     format_count,
     format_share,
     format_steps,
-    sanitize,
     table,
 )
+from skyfleet.terminal import sanitize
 
 
 def test_a_table_right_aligns_numbers_and_escapes_bars() -> None:

@@ -13,7 +13,7 @@ from zlib import compress, crc32
 
 from skyfleet.analysis.run_folder import open_run
 from skyfleet.analysis.viewer.api import Viewer
-from skyfleet.analysis.viewer.server import ViewerServer, open_viewer
+from skyfleet.analysis.viewer.server import ViewerAccess, ViewerServer, open_viewer
 from skyfleet.chat.message import Image, Message, Text, ToolCall
 from skyfleet.chat.transcript import Transcript
 from skyfleet.config.keys import dump_yaml
@@ -81,9 +81,9 @@ def write(path: Path, trajectories: list[Trajectory]) -> None:
 
 
 @contextmanager
-def viewing(run: Path) -> Iterator[ViewerServer]:
+def viewing(run: Path, *, access: ViewerAccess | None = None) -> Iterator[ViewerServer]:
     """A running viewer, until the block ends."""
-    with open_viewer(Viewer(open_run(run))) as server:
+    with open_viewer(Viewer(open_run(run)), access=access) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         try:
@@ -185,27 +185,29 @@ def unknown() -> Trajectory:
     )
 
 
-def hostile() -> Trajectory:
+def hostile(text: str = PAYLOAD) -> Trajectory:
     """Markup in every field that a model or an environment can fill."""
-    tried = called(PAYLOAD, {PAYLOAD: [PAYLOAD, {"deep": PAYLOAD}]}, PAYLOAD, reasoning=PAYLOAD)
-    picture = Image(f"<svg xmlns='http://www.w3.org/2000/svg'>{PAYLOAD}</svg>".encode(), PAYLOAD)
+    tried = called(text, {text: [text, {"deep": text}]}, text, reasoning=text)
+    picture = Image(
+        f"<svg xmlns='http://www.w3.org/2000/svg'>{text}</svg>".encode(errors="ignore"), text
+    )
     return _trajectory(
-        task_key=f"hostile-{PAYLOAD}",
-        env_key=f"web {PAYLOAD}",
+        task_key=f"hostile-{text}",
+        env_key=f"web {text}",
         opening=(
-            Message(role="system", content=PAYLOAD * 3),
-            Message(role="user", content=(Text(PAYLOAD), picture)),
+            Message(role="system", content=text * 3),
+            Message(role="user", content=(Text(text), picture)),
         ),
         turns=(
             tried,
             replace(
                 tried,
-                action=Message(role="assistant", content=PAYLOAD, malformed_calls=(PAYLOAD,)),
+                action=Message(role="assistant", content=text, malformed_calls=(text,)),
             ),
         ),
         transcripts=(sampled_transcript(),),
-        grade=Grade(reward=0.0, success=False, parts={PAYLOAD: 0.0}, explanation=PAYLOAD),
-        failure=Failure(kind="EnvError", detail=PAYLOAD),
+        grade=Grade(reward=0.0, success=False, parts={text: 0.0}, explanation=text),
+        failure=Failure(kind="EnvError", detail=text),
     )
 
 

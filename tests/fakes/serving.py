@@ -11,13 +11,14 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from skyfleet.envs.agent_env import LoopbackServer
+from skyfleet.envs.agent_env import LOCAL_ACCESS, LoopbackServer
+from skyfleet.serving.access import AccessPolicy
 
 
 @asynccontextmanager
-async def serving(app: Any) -> AsyncIterator[str]:
+async def serving(app: Any, access: AccessPolicy = LOCAL_ACCESS) -> AsyncIterator[str]:
     """The base URL, without a slash at its end. Leaving cuts whoever is still connected."""
-    server = LoopbackServer(app)
+    server = LoopbackServer(app, access)
     try:
         yield server.url
     finally:

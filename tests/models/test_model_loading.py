@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import json
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from tests.fakes.small_models import small_decoder
 
+import skyfleet
 from skyfleet.chat.renderers import make_renderer
 from skyfleet.errors import ModelError
 from skyfleet.models.loading import LoadedModel, load_model, load_weights, save_model
@@ -89,3 +93,56 @@ def test_a_size_mismatch_names_the_key(tmp_path: Path) -> None:
         load_model(
             str(tmp_path), dtype=torch.float32, device=CPU, config_kwargs={"vocab_size": 512}
         )
+
+
+def write_model_with_code(folder: Path, marker: Path) -> None:
+    """A model folder whose config.json names code of its own, which writes `marker`."""
+    save_model(tiny(seed=1), folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {
+        "model_type": "own_model",
+        "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "own.py").write_text(
+        f"open({str(marker)!r}, 'w').close()\n"
+        "from transformers import Qwen3Config, Qwen3ForCausalLM\n"
+        "class OwnConfig(Qwen3Config):\n    model_type = 'own_model'\n"
+        "class OwnModel(Qwen3ForCausalLM):\n    config_class = OwnConfig\n"
+    )
+
+
+def test_a_models_own_code_is_executed_only_if_the_key_allows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "hf"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    folder, marker = tmp_path / "model", tmp_path / "executed"
+    write_model_with_code(folder, marker)
+    with pytest.raises(
+        ModelError, match=r"needs Python code of its own.*trainer\.policy\.model\.trust_remote_code"
+    ):
+        load_model(str(folder), dtype=torch.float32, device=CPU, config_kwargs={})
+    assert not marker.exists()
+    loaded = load_model(
+        str(folder), dtype=torch.float32, device=CPU, config_kwargs={}, trust_remote_code=True
+    )
+    assert marker.exists()
+    assert type(loaded.module).__name__ == "OwnModel"
+
+
+def test_every_call_of_transformers_and_torch_says_whether_it_trusts_code() -> None:
+    """`trust_remote_code` is passed to every `from_pretrained`, `weights_only` to `torch.load`."""
+    source = Path(skyfleet.__file__).parent
+    checked = 0
+    for path in source.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            called = ast.unparse(node.func)
+            needed = "trust_remote_code" if node.func.attr == "from_pretrained" else None
+            needed = "weights_only" if called == "torch.load" else needed
+            if needed:
+                checked += 1
+                assert needed in {word.arg for word in node.keywords}, f"{path}:{node.lineno}"
+    assert checked >= 8

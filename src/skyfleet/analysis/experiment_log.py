@@ -11,12 +11,14 @@ from skyfleet.analysis.advice import suggest_next_steps
 from skyfleet.analysis.before_after import PLAIN_QUANTITIES, BehaviourChange, compare_behaviour
 from skyfleet.analysis.failure_class import FailureClass
 from skyfleet.analysis.failures import classify
-from skyfleet.analysis.formatting import NOTHING, percent, sanitize, table
+from skyfleet.analysis.formatting import NOTHING, percent, table
 from skyfleet.analysis.learning_signal import EnvSignal, compute_signals
 from skyfleet.analysis.run_folder import RunFolder, read_entries, warn
 from skyfleet.errors import TaskError
 from skyfleet.evaluation.compare import Comparison, compare
 from skyfleet.evaluation.table import comparison_table
+from skyfleet.redaction import redact
+from skyfleet.terminal import sanitize
 from skyfleet.trajectories.entry import Entry
 from skyfleet.trajectories.records import RecordError
 from skyfleet.trajectories.trajectory import Trajectory
@@ -123,7 +125,7 @@ def experiment_entry(run: RunFolder) -> str:
     }
     body = "\n\n".join(f"## {title}\n\n{text.strip()}" for title, text in sections.items())
     # Names come from data and from models, so control characters are escaped.
-    return "\n".join(map(sanitize, f"# {run.name}\n\n{body}\n".split("\n")))
+    return "\n".join(map(sanitize, redact(f"# {run.name}\n\n{body}\n").split("\n")))
 
 
 def _dataset(summary: RunSummary) -> str:

@@ -1,8 +1,10 @@
-"""Formatting of numbers, tables and untrusted text for a terminal and for Markdown."""
+"""Formatting of numbers and tables for a terminal and for Markdown."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+
+from skyfleet.terminal import sanitize
 
 NOTHING = "\N{EN DASH}"
 """Shown in place of a missing number."""
@@ -27,11 +29,6 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         for row in (cells[0], rule, *cells[1:])
     )
     return "\n".join(f"| {line} |" for line in lines)
-
-
-def sanitize(text: str, *, at_most: int | None = None) -> str:
-    """Escape control characters and line breaks, which a terminal would interpret."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)[:at_most]
 
 
 def percent(share: float, *, digits: int = 0) -> str:

@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 
 from skyfleet.config.keys import dump_yaml
-from skyfleet.config.loading import load_config, load_config_file
+from skyfleet.config.loading import load_config, load_recorded_config
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError
 from skyfleet.evaluation.report import EvalReport, save_evaluation
@@ -116,7 +116,7 @@ def open_run(path: Path) -> RunFolder:
         raise ConfigError(
             f"{path} is not a run folder: it has no config.yaml; pass runs/<run_name>"
         )
-    return RunFolder(path=path, config=load_config_file(str(config)))
+    return RunFolder(path=path, config=load_recorded_config(config))
 
 
 def _read_rows(path: Path) -> list[dict[str, float]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from skyfleet.config.loading import load_config_file
+from skyfleet.config.loading import load_recorded_config
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError
 
@@ -59,7 +59,7 @@ def resolve_model(model: Any, tokenizer: Any = None, *, where: str) -> ModelSour
 
 def find_run_policy(run: Path, step: int | str = "last") -> ModelSource:
     """The policy of a run's checkpoint: a step, "last" or "best"."""
-    config = load_config_file(run / "config.yaml")
+    config = load_recorded_config(run / "config.yaml")
     steps = list_checkpoints(Path(config.trainer.ckpt_path), run)
     if not steps:
         raise ConfigError(f"{run} has no checkpoint yet; train it first")
@@ -97,7 +97,7 @@ def _resolve_path(given: str) -> ModelSource:
     run = path.parent.parent.parent
     number = path.parent.name.removeprefix("global_step_")
     if path.name == "policy" and number.isdecimal() and (run / "config.yaml").is_file():
-        config = load_config_file(run / "config.yaml")
+        config = load_recorded_config(run / "config.yaml")
         return ModelSource(path=str(path), folder=path, run_config=config, step=int(number))
     folder = path if (path / "config.json").is_file() else None
     return ModelSource(path=str(path) if path.is_dir() else given, folder=folder)

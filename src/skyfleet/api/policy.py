@@ -68,10 +68,15 @@ class Policy(PolicyEngine):
         loaded.tokenizer.push_to_hub(name, **settings)
 
     def serve(
-        self, *, host: str = "127.0.0.1", port: int = 8000, name: str | None = None
+        self,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 8000,
+        name: str | None = None,
+        allowed_hosts: Sequence[str] = (),
     ) -> Server:
         """Serve the model behind OpenAI's API; see `sf.serve`."""
-        return serve(self, host=host, port=port, name=name)
+        return serve(self, host=host, port=port, name=name, allowed_hosts=allowed_hosts)
 
     def close(self) -> None:
         """Stop the engine; the next call starts it again."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -12,9 +12,8 @@ from skyfleet.api.background import run_sync
 from skyfleet.api.config import ConfigLike
 from skyfleet.api.inference import PolicyEngine, inference_config, open_no_env
 from skyfleet.api.models import resolve_model
-from skyfleet.errors import ConfigError, MissingExtraError
-
-KEY_VARIABLE = "SKYFLEET_API_KEY"
+from skyfleet.errors import ConfigError
+from skyfleet.serving.access import build_access_policy, check_bind, read_token
 
 
 class Server:
@@ -71,10 +70,13 @@ def serve(
     port: int = 8000,
     name: str | None = None,
     config: ConfigLike = None,
+    allowed_hosts: Sequence[str] = (),
 ) -> Server:
     """Serve a model or a run behind OpenAI's API, in the background; port 0 takes a free one.
 
-    Clients need the key in SKYFLEET_API_KEY if that is set. In a script, `sf.serve(...).wait()`.
+    Clients need the key in SKYFLEET_API_KEY if that is set; a `host` beyond this machine needs it.
+    `allowed_hosts` are further names that clients may use for this server. In a script,
+    `sf.serve(...).wait()`.
 
     >>> import skyfleet as sf
     >>> with sf.serve("tiny", port=0, name="mine") as server:
@@ -83,6 +85,8 @@ def serve(
     >>> message.role
     'assistant'
     """
+    token = read_token()
+    check_bind(host, token, key="sf.serve: host")
     if isinstance(model, PolicyEngine):
         policy, owned = model, None
     else:
@@ -97,20 +101,24 @@ def serve(
     except OSError as error:
         raise ConfigError(f"sf.serve(port={port}): {error.strerror}; choose another") from None
     try:
-        return run_sync(_serve(policy, owned, listening, name or policy.config.trainer.run_name))
+        model_name = name or policy.config.trainer.run_name
+        return run_sync(_serve(policy, owned, listening, model_name, token, host, allowed_hosts))
     except BaseException:
         listening.close()
         raise
 
 
 async def _serve(
-    policy: PolicyEngine, owned: PolicyEngine | None, listening: socket.socket, name: str
+    policy: PolicyEngine,
+    owned: PolicyEngine | None,
+    listening: socket.socket,
+    name: str,
+    token: str | None,
+    bound_host: str,
+    allowed_hosts: Sequence[str],
 ) -> Server:
-    try:
-        import uvicorn
-    except ImportError:
-        raise MissingExtraError("uvicorn", "serve") from None
     from skyfleet.chat.tokenizer import encode
+    from skyfleet.serving.listening import build_server
     from skyfleet.serving.server import serve_app
     from skyfleet.tasks.task import Task
 
@@ -125,12 +133,13 @@ async def _serve(
         encode=partial(encode, client.tokenizer),
         model=name,
         max_model_len=policy.config.max_episode_tokens,
-        api_key=os.environ.get(KEY_VARIABLE) or None,
+        api_key=token,
         max_sessions=generator.max_num_seqs,
         template_kwargs=generator.chat_template_kwargs,
     )
-    settings = uvicorn.Config(app, log_level="warning", log_config=None, access_log=False)
+    access = build_access_policy(bound_host, token=None, allowed_hosts=allowed_hosts)
+    uvicorn_server = build_server(app, access, log_level="warning")
     host, port = listening.getsockname()[:2]
-    server = Server(f"http://{host}:{port}/v1", name, uvicorn.Server(settings), owned)
+    server = Server(f"http://{host}:{port}/v1", name, uvicorn_server, owned)
     await server.start(listening)
     return server

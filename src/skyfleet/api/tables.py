@@ -105,7 +105,7 @@ class Chart:
 
         points = [p for line in self.series.values() for p in line if all(map(isfinite, p))]
         if not points:
-            return f"<svg xmlns='http://www.w3.org/2000/svg'><text y='20'>{self!r}</text></svg>"
+            return f"<svg xmlns='http://www.w3.org/2000/svg'><text y='20'>{escape(repr(self))}</text></svg>"
         low, high = round_range([y for _, y in points])
         xs = [x for x, _ in points]
         across = Scale(low=min(xs), high=max(xs), start=_MARGIN, end=_WIDTH - 10)

@@ -23,6 +23,7 @@ from skyfleet.api.trajectories import Trajectory, wrap_step
 from skyfleet.config.root import RunConfig
 from skyfleet.envs.context_env import with_context_tools
 from skyfleet.errors import ConfigError, TaskError
+from skyfleet.terminal import sanitize
 
 if TYPE_CHECKING:
     from skyfleet.envs.env import EnvFactory
@@ -81,7 +82,7 @@ class TrainingPlan:
     notes: Sequence[str] = ()
 
     def report_progress(self, line: str) -> None:
-        sys.stdout.write(f"setting up: {line}\n")
+        sys.stdout.write(f"setting up: {sanitize(line)}\n")
         sys.stdout.flush()
 
 

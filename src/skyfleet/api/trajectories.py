@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from skyfleet.api.tables import Table
 from skyfleet.chat.message import Message
+from skyfleet.terminal import sanitize_lines
 from skyfleet.trainer.callbacks import StepResult
 from skyfleet.trajectories import trajectory as records
 
@@ -45,7 +46,7 @@ class Trajectory(records.Trajectory):
 
     def show(self) -> None:
         """Print the episode."""
-        sys.stdout.write(f"{self}\n")
+        sys.stdout.write(f"{sanitize_lines(str(self))}\n")
 
     def __str__(self) -> str:
         return "\n".join(

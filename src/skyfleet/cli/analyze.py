@@ -14,10 +14,10 @@ from skyfleet.analysis.formatting import (
     format_share,
     format_steps,
     percent,
-    sanitize,
     table,
 )
 from skyfleet.errors import ConfigError
+from skyfleet.terminal import print, sanitize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

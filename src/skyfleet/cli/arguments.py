@@ -7,12 +7,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from skyfleet.terminal import print
+
 if TYPE_CHECKING:
     from skyfleet.config.root import RunConfig
 
 ConfigArgs = Annotated[
     list[str] | None,
     typer.Argument(metavar="[FILE] [key=value]...", help="A YAML file or a preset, and overrides."),
+]
+AllowHost = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME", help="A further name that clients may use for this server; repeatable."
+    ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would happen, and stop.")]
 

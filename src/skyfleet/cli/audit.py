@@ -10,6 +10,7 @@ import typer
 
 from skyfleet.analysis.formatting import format_count, table
 from skyfleet.cli.run_tasks import RunPath, load_episode_tasks
+from skyfleet.terminal import print
 
 
 def audit_command(

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from skyfleet.errors import TaskError
+from skyfleet.terminal import print
 
 
 def compare_command(

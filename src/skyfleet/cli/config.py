@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from skyfleet.cli.arguments import ConfigArgs, config_from
+from skyfleet.terminal import print
 
 config_app = typer.Typer(
     name="config", help="Show, explain and compare configurations.", no_args_is_help=True
@@ -43,8 +44,8 @@ def explain_command(key: Annotated[str, typer.Argument()] = "") -> None:
 def diff_command(a: str, b: str) -> None:
     """Print the keys in which two configuration files differ."""
     from skyfleet.config.keys import diff
-    from skyfleet.config.loading import load_config_file
+    from skyfleet.config.loading import load_recorded_config
 
-    differing = diff(load_config_file(a), load_config_file(b))
+    differing = diff(load_recorded_config(a), load_recorded_config(b))
     for key, (one, other) in differing.items():
         print(f"{key}: {one!r} -> {other!r}")

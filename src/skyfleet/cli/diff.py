@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skyfleet.analysis.formatting import NOTHING, format_count, format_steps, sanitize, table
+from skyfleet.analysis.formatting import NOTHING, format_count, format_steps, table
 from skyfleet.cli.analyze import NAME_CHARACTERS, TOOLS
 from skyfleet.cli.run_tasks import RunPath
 from skyfleet.errors import ConfigError
+from skyfleet.terminal import print, sanitize
 
 if TYPE_CHECKING:
     from skyfleet.analysis.before_after import BehaviourChange, Row

@@ -15,6 +15,7 @@ from skyfleet.cli.arguments import ConfigArgs, DryRun, config_from, show_plan
 from skyfleet.cli.interrupting import cancel_on_ctrl_c, exit_interrupted
 from skyfleet.cli.run_tasks import find_trained_envs
 from skyfleet.errors import ConfigError, EngineError
+from skyfleet.terminal import print
 
 if TYPE_CHECKING:
     from skyfleet.api.evaluation import EvaluateArguments

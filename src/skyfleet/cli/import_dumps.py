@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from skyfleet.cli.arguments import DryRun
+from skyfleet.terminal import print
 
 
 def import_dumps_command(

@@ -7,6 +7,8 @@ import signal
 from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
 
+from skyfleet.terminal import print
+
 T = TypeVar("T")
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from skyfleet.cli.run_tasks import RunPath
+from skyfleet.terminal import print
 
 EXPERIMENTS = Path("docs/experiments.md")
 

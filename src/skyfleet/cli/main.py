@@ -26,6 +26,8 @@ from skyfleet.cli.train import train_command
 from skyfleet.cli.view import view_command
 from skyfleet.cli.worlds import worlds_app
 from skyfleet.errors import SkyfleetError
+from skyfleet.redaction import redact
+from skyfleet.terminal import print, sanitize
 
 app = typer.Typer(
     name="skyfleet",
@@ -85,11 +87,9 @@ def main() -> None:
 
 
 def _fail(errors: Sequence[BaseException]) -> None:
-    from skyfleet.analysis.formatting import sanitize
-
     for error in errors[:1]:
         # A message may quote model output or a downloaded file.
-        lines = map(sanitize, str(error).splitlines())
+        lines = map(sanitize, redact(str(error)).splitlines())
         print("skyfleet: " + "\n".join(lines), file=sys.stderr)
     raise SystemExit(2)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from skyfleet.terminal import print
+
 
 def presets_command() -> None:
     """List the presets; `skyfleet train NAME` runs one, `skyfleet config show NAME` prints it."""

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skyfleet.analysis.formatting import format_count, sanitize
+from skyfleet.analysis.formatting import format_count
 from skyfleet.cli.agents import Agent, CheckpointPath, select_agent
 from skyfleet.cli.run_tasks import RunPath, load_episode_tasks
 from skyfleet.errors import ConfigError, TaskError
+from skyfleet.terminal import print, sanitize
 
 if TYPE_CHECKING:
     from skyfleet.analysis.run_folder import RunFolder

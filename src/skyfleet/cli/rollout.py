@@ -11,6 +11,7 @@ import typer
 from skyfleet.cli.agents import Agent, CheckpointPath, describe_agent, select_agent
 from skyfleet.cli.arguments import ConfigArgs, DryRun, config_from, show_plan
 from skyfleet.errors import ConfigError, TaskError
+from skyfleet.terminal import sanitize, sanitize_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,7 +55,7 @@ def rollout_command(
 async def _rollout(config: RunConfig, task: Task, agent: Policy | str, console: Console) -> None:
     from skyfleet.api.evaluation import rollout_async
 
-    described = f"{describe_agent(agent)}: {task.key}"
+    described = sanitize(f"{describe_agent(agent)}: {task.key}")
     console.print(described, style="bold", markup=False, soft_wrap=True)
     try:
         trajectory = await rollout_async(
@@ -69,13 +70,14 @@ async def _rollout(config: RunConfig, task: Task, agent: Policy | str, console: 
     grade = trajectory.grade
     verdict = "unknown" if grade is None else f"{grade.reward:g}"
     console.print(
-        f"\n{task.key}: {trajectory.ending}, {len(trajectory.turns)} turns, "
+        f"\n{sanitize(task.key)}: {trajectory.ending}, {len(trajectory.turns)} turns, "
         f"{trajectory.seconds:.2f} s, grade {verdict}",
         style="bold",
         markup=False,
     )
     if trajectory.failure:
-        console.print(f"{trajectory.failure.kind}: {trajectory.failure.detail}", markup=False)
+        failure = f"{trajectory.failure.kind}: {trajectory.failure.detail}"
+        console.print(sanitize_lines(failure), markup=False)
 
 
 def _show(console: Console, messages: Sequence[Message]) -> None:
@@ -85,4 +87,4 @@ def _show(console: Console, messages: Sequence[Message]) -> None:
         lines += [f"?? {text}" for text in message.malformed_calls]
         colour = "red" if message.is_error else _COLOURS[message.role]
         console.print(f"[{message.role}]", style="dim", markup=False)
-        console.print("\n".join(lines), style=colour, markup=False)
+        console.print(sanitize_lines("\n".join(lines)), style=colour, markup=False)

@@ -10,6 +10,7 @@ import typer
 from skyfleet.cli.tasks_data import stats_command, validate_command
 from skyfleet.cli.tasks_prepare import prepare_command
 from skyfleet.errors import TaskError
+from skyfleet.terminal import print
 
 tasks_app = typer.Typer(
     name="tasks", help="List, validate and prepare tasks.", no_args_is_help=True

@@ -15,6 +15,7 @@ import typer
 from skyfleet.analysis.formatting import table
 from skyfleet.cli.arguments import DryRun
 from skyfleet.errors import ConfigError
+from skyfleet.terminal import print
 
 if TYPE_CHECKING:
     from skyfleet.curation.teacher import Teacher

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from skyfleet.cli.arguments import ConfigArgs, DryRun, config_from, show_plan
 from skyfleet.cli.interrupting import cancel_on_ctrl_c, exit_interrupted
 from skyfleet.errors import ConfigError, NoLearningSignalError
+from skyfleet.terminal import print
 
 if TYPE_CHECKING:
     from skyfleet.config.root import RunConfig

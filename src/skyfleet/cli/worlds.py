@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from skyfleet.cli.arguments import DryRun
-from skyfleet.errors import ConfigError, MissingExtraError
+from skyfleet.cli.arguments import AllowHost, DryRun
+from skyfleet.errors import ConfigError
+from skyfleet.serving.access import build_access_policy, check_bind, read_token
+from skyfleet.terminal import print
 
 if TYPE_CHECKING:
     from skyfleet.tasks.task import Task
@@ -58,7 +61,9 @@ def serve_command(
         list[str], typer.Argument(help="Task files, or world:github?split=train&count=20.")
     ],
     protocol: Annotated[Literal["openenv", "mcp", "fleet"], typer.Option()] = "openenv",
-    host: Annotated[str, typer.Option(help="0.0.0.0 listens on all interfaces.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="0.0.0.0 listens on all interfaces, and needs SKYFLEET_API_KEY.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
     max_sessions: Annotated[int, typer.Option(min=1, help="Episodes at once.")] = 1024,
     ttl_seconds: Annotated[
@@ -69,12 +74,17 @@ def serve_command(
             "fleet, unless its client sets another.",
         ),
     ] = 900,
+    allow_host: AllowHost = None,
     dry_run: DryRun = False,
 ) -> None:
     """Serve worlds over OpenEnv, MCP or Fleet's API."""
     from skyfleet.trainer.tasks import load_sources
     from skyfleet.worlds.catalog import get_world
 
+    # Fleet's protocol has a key of its own, which is always required.
+    token = None if protocol == "fleet" else read_token()
+    if protocol != "fleet":
+        check_bind(host, token)
     tasks = load_sources(sources, key="SOURCE")
     for task in tasks:
         get_world(task.env_key)  # fails before a client gets a task that cannot be opened
@@ -82,14 +92,14 @@ def serve_command(
         print(f"would serve {len(tasks)} tasks at http://{host}:{port} by {protocol}")
         return
     app = _app(protocol, tasks, max_sessions=max_sessions, ttl_seconds=ttl_seconds)
-    try:
-        import uvicorn
-    except ImportError:
-        raise MissingExtraError("uvicorn", "serve") from None
+    from skyfleet.serving.listening import build_server
+
     check_free(host, port)
     what = f"serving {len(tasks)} tasks at http://{host}:{port} by {protocol}; Ctrl-C stops it"
     print(what, flush=True)
-    uvicorn.run(app, host=host, port=port, log_level="warning")
+    access = build_access_policy(host, token=token, allowed_hosts=allow_host or ())
+    with suppress(KeyboardInterrupt):
+        build_server(app, access, host=host, port=port, log_level="warning").run()
 
 
 def check_free(host: str, port: int) -> None:

@@ -11,7 +11,7 @@ from skyfleet.config.section import Section, StrList
 
 class FleetTask(Section):
     api_key: SecretStr | None = None
-    """Write ${oc.env:FLEET_API_KEY}; it is masked in every output."""
+    """Write ${oc.env:FLEET_API_KEY}; it is redacted in every output."""
     ttl_seconds: int = Field(600, ge=1)
     """Lifetime of a hosted instance."""
     enable_context_tools: bool = False
@@ -39,6 +39,9 @@ class SkyrlGym(Section):
 class OpenEnv(Section):
     base_url: str | None = None
     """An OpenEnv server, http://host:port."""
+    headers: dict[str, SecretStr] = Field({})
+    """Sent when a session is opened, such as {Authorization: Bearer ${oc.env:SKYFLEET_API_KEY}}; \
+redacted in every output."""
     message_timeout_seconds: float = Field(60, gt=0)
     capacity_wait_seconds: float = Field(300, ge=0)
     """How long to retry a server that is full or restarting."""
@@ -50,9 +53,10 @@ class Mcp(Section):
     command: StrList = Field([])
     """Or a server over stdio, started once per episode."""
     environment: dict[str, SecretStr] = Field({})
-    """Variables for the command, such as {TOKEN: ${oc.env:TOKEN}}; masked in every output."""
+    """Variables for the command, such as {TOKEN: ${oc.env:TOKEN}}; redacted in every output."""
     headers: dict[str, SecretStr] = Field({})
-    """Sent with every request to the url; masked in every output."""
+    """Sent with every request to the url, and to a grade_url of the same server; redacted in every \
+output."""
     call_timeout_seconds: float = Field(60, gt=0)
     reward: str | None = None
     """Your own module:function(task, messages), which returns a reward, a Grade or None."""

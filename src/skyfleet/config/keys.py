@@ -19,6 +19,7 @@ from pydantic import AfterValidator, BaseModel
 from pydantic.fields import FieldInfo
 
 from skyfleet.config.parsing import resolve
+from skyfleet.config.redaction import redact_config
 from skyfleet.config.root import RunConfig
 from skyfleet.config.skyrl_compat import (
     ALIASES,
@@ -210,8 +211,8 @@ def explain(key: str = "") -> str:
 
 
 def flatten(config: RunConfig) -> dict[str, Any]:
-    """Every key with its plain value; secrets are masked."""
-    return dict(_flatten(config.model_dump(mode="json"), ""))
+    """Every key with its plain value; secrets are redacted."""
+    return dict(_flatten(redact_config(config), ""))
 
 
 def diff(a: RunConfig, b: RunConfig) -> dict[str, tuple[Any, Any]]:
@@ -222,8 +223,8 @@ def diff(a: RunConfig, b: RunConfig) -> dict[str, tuple[Any, Any]]:
 
 
 def dump_yaml(config: RunConfig) -> str:
-    """YAML that loads as the same configuration, except for secrets, which are masked."""
-    text: str = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    """YAML that loads as the same configuration, except for secrets; see `config.redaction`."""
+    text: str = yaml.safe_dump(redact_config(config), sort_keys=False, allow_unicode=True)
     return text
 
 

@@ -23,6 +23,7 @@ from skyfleet.config.keys import (
     suggest_key,
     value_at,
 )
+from skyfleet.config.redaction import find_redacted, find_variables, remember_config_secrets
 from skyfleet.config.root import RunConfig
 from skyfleet.config.skyrl_compat import (
     UNSUPPORTED_VALUES,
@@ -55,6 +56,13 @@ def load_config_file(path: str | Path, overrides: Sequence[str] = ()) -> RunConf
     return load_config(_read_text(path), overrides)
 
 
+def load_recorded_config(path: str | Path) -> RunConfig:
+    """Load the config.yaml of a run to read it: secrets may be redacted and variables unset."""
+    problems: list[str] = []
+    given = parsing.parse_yaml(_read_text(path), problems)
+    return _build_config(given, problems, is_record=True)
+
+
 def config_from_python(
     base: RunConfig | str | Path | Mapping[str, Any] | None, overrides: Mapping[str, object]
 ) -> RunConfig:
@@ -66,19 +74,26 @@ def config_from_python(
     """
     problems: list[str] = []
     given: dict[parsing.Path, Any] = {}
-    ignored: Mapping[str, Any] = {}
     if isinstance(base, RunConfig):
-        if not overrides:
-            return base
-        ignored, base = base.ignored_keys, base.model_dump()
-    elif isinstance(base, (str, Path)):
+        return _change_config(base, overrides) if overrides else base
+    if isinstance(base, (str, Path)):
         given = parsing.parse_yaml(_read_text(base), problems)
         base = None
     for values in (base or {}, overrides):
         for key, value in values.items():
             parsing.set_value(given, key, _to_plain(value), problems, is_free=is_free_key)
-    config = _build_config(given, problems)
-    return config.with_ignored_keys({**ignored, **config.ignored_keys})
+    return _build_config(given, problems)
+
+
+def _change_config(base: RunConfig, overrides: Mapping[str, object]) -> RunConfig:
+    problems: list[str] = []
+    given: dict[parsing.Path, Any] = {}
+    for key, value in {**base.model_dump(), **overrides}.items():
+        parsing.set_value(given, key, _to_plain(value), problems, is_free=is_free_key)
+    # As a record, because a base that was read from a run may lack its secrets.
+    config = _build_config(given, problems, is_record=True)
+    changed = config.with_variables({**base.variables, **config.variables})
+    return changed.with_ignored_keys({**base.ignored_keys, **config.ignored_keys})
 
 
 def preset_names() -> list[str]:
@@ -129,10 +144,14 @@ def _to_plain(value: object) -> Any:
     return value
 
 
-def _build_config(given: Mapping[parsing.Path, Any], problems: list[str]) -> RunConfig:
+def _build_config(
+    given: Mapping[parsing.Path, Any], problems: list[str], *, is_record: bool = False
+) -> RunConfig:
     canonical = _canonicalize(given)
     problems += canonical.problems
-    tree, unresolved = _build_tree(canonical.values)
+    if not is_record:
+        problems += find_redacted(canonical.values)
+    tree, unresolved = _build_tree(canonical.values, is_record=is_record)
     problems += unresolved.values()
     config, conflicts, misfits = _validate(tree)
     problems += misfits.values()
@@ -145,6 +164,8 @@ def _build_config(given: Mapping[parsing.Path, Any], problems: list[str]) -> Run
     if problems:
         problems += find_unsupported_values(config)
         raise ConfigError("\n".join(dict.fromkeys(problems)))
+    config = config.with_variables(find_variables(canonical.values.values()))
+    remember_config_secrets(config)
     return config.with_ignored_keys(canonical.ignored)
 
 
@@ -225,8 +246,13 @@ def _mask_secret(name: str, value: Any) -> str:
     return "***" if is_secret and isinstance(value, str) else repr(value)
 
 
-def _build_tree(values: Mapping[parsing.Path, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The values over the defaults with references replaced, and a problem per bad reference."""
+def _build_tree(
+    values: Mapping[parsing.Path, Any], *, is_record: bool = False
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The values over the defaults with references replaced, and a problem per bad reference.
+
+    A record keeps references to variables that are not set.
+    """
     derived = derive_defaults({".".join(path): value for path, value in values.items()})
     defaults = parsing.overlay(
         RunConfig().model_dump(),
@@ -240,7 +266,10 @@ def _build_tree(values: Mapping[parsing.Path, Any]) -> tuple[dict[str, Any], dic
         try:
             resolved[path] = parsing.resolve(tree, value, (key,))
         except ConfigError as error:
-            problems[key] = str(error)
+            if is_record and "${oc.env:" in str(value):
+                resolved[path] = value
+            else:
+                problems[key] = str(error)
     return parsing.nest(resolved), problems
 
 

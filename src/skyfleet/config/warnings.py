@@ -14,6 +14,7 @@ from skyfleet.config.keys import default_at, known_keys, value_at
 from skyfleet.config.root import RunConfig
 from skyfleet.config.skyrl_compat import VALUES_WITHOUT_EFFECT
 from skyfleet.config.validation import get_native_flags
+from skyfleet.redaction import redact
 
 
 def find_warnings(config: RunConfig) -> list[str]:
@@ -133,7 +134,7 @@ def _format_no_effect(settings: Mapping[str, Any]) -> str:
 
 
 def _format_setting(key: str, value: Any) -> str:
-    return f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+    return redact(f"{key}={value if isinstance(value, str) else json.dumps(value)}")
 
 
 def warn_native_tool_calling(config: RunConfig) -> Iterator[str]:

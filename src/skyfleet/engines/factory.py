@@ -12,6 +12,7 @@ from torch import nn
 
 from skyfleet.chat.renderer import Renderer
 from skyfleet.config.generator import SamplingParams as SamplingConfig
+from skyfleet.config.redaction import reject_missing_secrets
 from skyfleet.config.root import RunConfig
 from skyfleet.engines.chat_engine import ChatEngine
 from skyfleet.engines.cuda.engine import CudaEngine
@@ -107,6 +108,7 @@ def vllm_settings(config: RunConfig, *, learns: bool) -> VllmSettings:
         # Weights are pushed after every sleep, so the old ones need not be kept.
         sleep_level=2 if shares else 0,
         seed=config.trainer.seed,
+        trust_remote_code=config.trainer.policy.model.trust_remote_code,
         engine_init_kwargs=generator.engine_init_kwargs,
     )
 
@@ -116,6 +118,7 @@ async def connect_servers(
 ) -> tuple[list[Engine], list[ChatEngine]]:
     """For each server an engine for tokens and an engine for chat messages with tools."""
     _reject_ignored_keys(config)
+    reject_missing_secrets("generator", config.generator)
     servers, common = await _discover(config)
     engines: list[Engine] = []
     chats: list[ChatEngine] = []

@@ -42,6 +42,7 @@ class VllmSettings:
     cache, 2 drops the weights too, so that a weight sync must follow. CUDA only."""
     seed: int = 0
     """For requests without a seed."""
+    trust_remote_code: bool = False
     engine_init_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Passed to vLLM unchanged."""
 
@@ -66,6 +67,7 @@ def engine_args(model_path: str, settings: VllmSettings, known: Collection[str])
         "max_num_batched_tokens": settings.max_num_batched_tokens,
         "max_num_seqs": settings.max_num_seqs,
         "seed": settings.seed,
+        "trust_remote_code": settings.trust_remote_code,
     }
     extra = dict(settings.engine_init_kwargs)
     if conflicts := sorted(ours.keys() & extra.keys() - {"disable_log_stats"}):

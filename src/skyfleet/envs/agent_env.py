@@ -24,6 +24,8 @@ from skyfleet.envs.env import EnvFactory, Observation, Step
 from skyfleet.envs.env_thread import EnvThread
 from skyfleet.envs.validation import Reward, parse_grade
 from skyfleet.errors import EnvError, MissingExtraError
+from skyfleet.serving.access import AccessPolicy
+from skyfleet.serving.listening import build_uvicorn_config
 from skyfleet.serving.requests import (
     CLIENT_CLOSED_REQUEST,
     ApiError,
@@ -44,6 +46,7 @@ except ImportError as error:
     raise MissingExtraError(error.name or "starlette", "serve") from None
 
 MODEL = "policy"
+LOCAL_ACCESS = AccessPolicy()
 GRACE_SECONDS = 5.0
 """For an agent that was truncated to return a reward."""
 
@@ -252,7 +255,8 @@ RequestHandler = Callable[[ChatCompletionRequest], Coroutine[Any, Any, Message]]
 class AgentGateway:
     """A local OpenAI API server for agents; it runs while any key is registered."""
 
-    def __init__(self) -> None:
+    def __init__(self, access: AccessPolicy = LOCAL_ACCESS) -> None:
+        self._access = access
         self._handlers: dict[str, RequestHandler] = {}
         self._server: LoopbackServer | None = None
 
@@ -263,7 +267,7 @@ class AgentGateway:
                 Route("/v1/models", _list_models),
                 Route("/v1/chat/completions", self._create_chat_completion, methods=["POST"]),
             ]
-            self._server = LoopbackServer(Starlette(routes=routes))
+            self._server = LoopbackServer(Starlette(routes=routes), self._access)
         key = f"episode-{uuid4().hex}"
         self._handlers[key] = handler
         return f"{self._server.url}/v1", key
@@ -323,12 +327,13 @@ async def _stream_chunks(
 
 
 class LoopbackServer(uvicorn.Server):
-    """An ASGI server on a free port of 127.0.0.1, inside the running event loop."""
+    """An ASGI server on a free port of 127.0.0.1, inside the running event loop.
 
-    def __init__(self, app: Any) -> None:
-        super().__init__(
-            uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=1)
-        )
+    By default clients need no token; an app that wants one checks it.
+    """
+
+    def __init__(self, app: Any, policy: AccessPolicy = LOCAL_ACCESS) -> None:
+        super().__init__(build_uvicorn_config(app, policy, timeout_graceful_shutdown=1))
         self._stopping = asyncio.Event()
         # asyncio sets TCP_NODELAY only on a socket created with IPPROTO_TCP; without it every small
         # response takes 40 ms.

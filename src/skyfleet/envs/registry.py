@@ -11,6 +11,7 @@ from functools import partial
 from importlib import import_module
 
 from skyfleet.config.imports import import_named
+from skyfleet.config.redaction import reject_missing_secrets
 from skyfleet.config.root import RunConfig
 from skyfleet.envs.context_env import with_context_tools
 from skyfleet.envs.env import Env, EnvFactory
@@ -95,6 +96,10 @@ def _build_for_row(name: str, config: RunConfig, task: Task) -> EnvFactory:
 
 def _build(env_class: str, config: RunConfig, *, key: str) -> EnvFactory:
     environment = config.environment
+    if env_class in ("mcp", "openenv"):
+        reject_missing_secrets(f"environment.{env_class}", getattr(environment, env_class))
+    elif env_class not in ("world", "agentdojo"):
+        reject_missing_secrets("environment.skyrl_gym", environment.skyrl_gym)
     factory = _find_builder(env_class, key=key)(config)
     fleet_asks = env_class == "fleet_task" and environment.skyrl_gym.fleet_task.enable_context_tools
     if environment.enable_context_tools or fleet_asks:

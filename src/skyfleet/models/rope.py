@@ -37,9 +37,12 @@ def change_rope(config: Any, changes: Mapping[str, Any]) -> None:
     config.rope_parameters = rope
 
 
-def has_rope_scaling(folder: Path, changes: Mapping[str, Any]) -> bool:
+def has_rope_scaling(
+    folder: Path, changes: Mapping[str, Any], *, trust_remote_code: bool = False
+) -> bool:
     """Whether the model saved in `folder` already has this RoPE scaling."""
-    own = getattr(AutoConfig.from_pretrained(folder), "rope_parameters", None) or {}
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    own = getattr(config, "rope_parameters", None) or {}
     return all(own.get(key) == value for key, value in changes.get("rope_parameters", {}).items())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from functools import partial
 from types import MappingProxyType
@@ -13,6 +12,7 @@ from skyfleet.engines.engine import Engine
 from skyfleet.engines.http_client import RequestRejectedError
 from skyfleet.engines.openai_engine import SESSION_HEADER
 from skyfleet.errors import EngineError, MissingExtraError
+from skyfleet.serving.access import has_bearer_token
 from skyfleet.serving.completions import create_chat_completion, create_completion
 from skyfleet.serving.generation import GenerationService
 from skyfleet.serving.model_service import ModelService
@@ -91,7 +91,7 @@ class ApiHandler:
 
     def __init__(self, service: ModelService, api_key: str | None) -> None:
         self._service = service
-        self._bearer = None if api_key is None else f"Bearer {api_key}".encode()
+        self._api_key = api_key
 
     async def list_models(self, request: Request) -> Response:
         return await self._handle(request, lambda raw, session: self._service.list_models())
@@ -124,8 +124,8 @@ class ApiHandler:
         return StreamingResponse(result, media_type="text/event-stream")
 
     def _check_key(self, request: Request) -> None:
-        header = request.headers.get("authorization", "").encode()
-        if self._bearer is not None and not hmac.compare_digest(header, self._bearer):
+        key = self._api_key
+        if key is not None and not has_bearer_token(request.headers.raw, key):
             raise ApiError(
                 "the Authorization header does not contain this server's key; "
                 "send Bearer <api_key>",

@@ -10,6 +10,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, TextIO
 
 from skyfleet.chat.message import Message
+from skyfleet.redaction import redact
+from skyfleet.terminal import sanitize, sanitize_lines
 from skyfleet.trajectories.trajectory import Group
 
 if TYPE_CHECKING:
@@ -47,7 +49,7 @@ class ConsoleTracker:
 
     def note(self, text: str) -> None:
         """Print a line, above the bars on a terminal."""
-        self._screen.note(text)
+        self._screen.note(sanitize_lines(redact(text)))
 
     @contextmanager
     def progress(self, name: str, total: int, *, done: int = 0) -> Iterator[Callable[[], None]]:
@@ -110,7 +112,8 @@ class _Phase:
     def __str__(self) -> str:
         """`step 3/10  eta 0:07:00  reward 0.500`"""
         count = f"{self.name} {self.done}" + (f"/{self.total}" if self.total else "")
-        return "  ".join(filter(None, (count, self._eta(), self.detail)))
+        # Metric and set names come from data files.
+        return sanitize("  ".join(filter(None, (count, self._eta(), self.detail))))
 
     def _eta(self) -> str:
         # rich's own estimate only covers the last 30 seconds.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from skyfleet.errors import ConfigError, MissingExtraError
+from skyfleet.redaction import redact, redact_value
 from skyfleet.storage.local import write_atomically
 from skyfleet.tracking.console import ConsoleTracker
 
@@ -163,6 +165,10 @@ class TensorboardTracker:
         self._writer.add_event(event)
 
 
+def _has_secrets(arguments: list[str]) -> bool:
+    return redact_value(arguments) != arguments or any(redact(a) != a for a in arguments)
+
+
 class WandbTracker:
     """Weights & Biases, online or offline as WANDB_MODE says.
 
@@ -181,7 +187,12 @@ class WandbTracker:
         folder.mkdir(parents=True, exist_ok=True)
         try:
             self._run = wandb.init(
-                project=project_name, name=run_name, dir=folder, config=dict(config)
+                project=project_name,
+                name=run_name,
+                dir=folder,
+                config=dict(config),
+                # The metadata that W&B collects contain the command line.
+                settings=wandb.Settings(x_disable_meta=_has_secrets(sys.argv)),
             )
         except wandb.Error as error:
             if not had_files:

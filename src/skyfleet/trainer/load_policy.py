@@ -119,7 +119,13 @@ async def _load(
         return loaded
     # A saved policy has its dimensions in its own config.
     config_kwargs = rope_overrides(config) | ({} if folder else overrides)
-    return load_model(path, dtype=dtype, device=device, config_kwargs=config_kwargs)
+    return load_model(
+        path,
+        dtype=dtype,
+        device=device,
+        config_kwargs=config_kwargs,
+        trust_remote_code=config.trainer.policy.model.trust_remote_code,
+    )
 
 
 def _device(name: str) -> torch.device:

@@ -152,7 +152,10 @@ async def open_inference_client(
         async with open_policy_client(config, policy_model, folder=folder) as policy_client:
             yield policy_client
         return
-    tokenizer = load_tokenizer(path or _tokenizer_path(config))
+    tokenizer = load_tokenizer(
+        path or _tokenizer_path(config),
+        trust_remote_code=config.trainer.policy.model.trust_remote_code,
+    )
     renderer = build_renderer(config.generator, tokenizer)
     async with AsyncExitStack() as opened:
         chats: list[ChatEngine] = []
@@ -167,7 +170,10 @@ def _loadable_path(config: RunConfig, folder: Path | None) -> str | None:
     """A path from which an engine can load the weights itself; None: only this process has them."""
     policy = config.trainer.policy
     if folder is not None:
-        return str(folder) if has_rope_scaling(folder, rope_overrides(config)) else None
+        is_scaled = has_rope_scaling(
+            folder, rope_overrides(config), trust_remote_code=policy.model.trust_remote_code
+        )
+        return str(folder) if is_scaled else None
     made_here = policy.model.path in ("tiny", "smollm2")
     changed = policy.model_config_kwargs or config.trainer.rope_scaling
     return None if made_here or changed else policy.model.path

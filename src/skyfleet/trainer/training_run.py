@@ -15,7 +15,8 @@ from skyfleet.analysis.run_folder import open_run
 from skyfleet.checkpoints.checkpoint import Checkpoint
 from skyfleet.checkpoints.resume import find_checkpoint
 from skyfleet.config.keys import diff, dump_yaml
-from skyfleet.config.loading import load_config_file
+from skyfleet.config.loading import load_recorded_config
+from skyfleet.config.redaction import differs_in_secrets_only
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError, TaskError
 from skyfleet.evaluation.compare import Comparison, compare
@@ -152,8 +153,8 @@ def _reject_other_run(config: RunConfig, folder: Path, *, resumed: bool) -> None
     if resumed and path.exists():
         changed = {
             key: values
-            for key, values in diff(load_config_file(str(path)), config).items()
-            if key not in FREE_KEYS
+            for key, values in diff(load_recorded_config(path), config).items()
+            if key not in FREE_KEYS and not differs_in_secrets_only(*values)
         }
         if changed:
             key, (before, now) = next(iter(changed.items()))

@@ -15,6 +15,7 @@ from typing import Any
 from skyfleet.chat.message import Image, Message, Part, Text, ToolCall
 from skyfleet.chat.transcript import Transcript
 from skyfleet.errors import SkyfleetError
+from skyfleet.redaction import redact_known
 from skyfleet.tasks.task import Grade
 from skyfleet.trajectories.trajectory import Ending, Failure, Trajectory, Turn
 
@@ -82,7 +83,7 @@ def _grade_record(grade: Grade) -> Record:
         "reward": grade.reward,
         "success": grade.success,
         "parts": dict(grade.parts),
-        "explanation": grade.explanation,
+        "explanation": redact_known(grade.explanation),
     }
 
 

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from skyfleet.chat.message import Message
 from skyfleet.chat.transcript import Finish, Transcript
+from skyfleet.redaction import redact
 from skyfleet.tasks.task import Grade
 
 
@@ -35,7 +36,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        return cls(kind=type(error).__name__, detail=str(error))
+        return cls(kind=type(error).__name__, detail=redact(str(error)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,10 +27,10 @@ class MCPSettings:
     """Exactly one of `url` and `command`; `{task_key}` in either is replaced by the task's key."""
 
     url: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     command: tuple[str, ...] = ()
     """Starts a server on stdio, one per episode."""
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Variables of the command, which inherits HOME, PATH and the like but no secrets."""
     call_timeout_seconds: float = 60
     max_result_characters: int = 20_000

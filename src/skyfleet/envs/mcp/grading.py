@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from base64 import b64decode
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from inspect import isawaitable
-from urllib.parse import quote
+from types import MappingProxyType
+from urllib.parse import quote, urlsplit
 
 import httpx
 from pydantic import BaseModel, FiniteFloat, ValidationError
@@ -49,7 +50,7 @@ def build_grader(section: Mcp, verifier: Verifier | None = None) -> Grader:
     if section.reward is not None:
         return by_function(section.reward)
     if section.grade_url is not None:
-        return by_url(section.grade_url)
+        return by_url(section.grade_url, _select_headers(section))
     if section.seed_uri is not None and section.current_uri is not None:
         return by_verifier(
             seed_uri=section.seed_uri, current_uri=section.current_uri, verifier=verifier
@@ -105,12 +106,21 @@ def by_verifier(*, seed_uri: str, current_uri: str, verifier: Verifier | None = 
     return grade
 
 
-def by_url(url: str) -> Grader:
+def _select_headers(section: Mcp) -> dict[str, str]:
+    """The headers of environment.mcp for its own server; another one must not see its tokens."""
+    servers = [urlsplit(url or "")[:2] for url in (section.url, section.grade_url)]
+    if servers[0] != servers[1]:
+        return {}
+    return {name: value.get_secret_value() for name, value in section.headers.items()}
+
+
+def by_url(url: str, headers: Mapping[str, str] = MappingProxyType({})) -> Grader:
     """GET the grade of the session from `url`, as `mcp_app` serves it at `/{task_key}/grade`."""
+    own_headers = headers
 
     async def grade(episode: FinishedEpisode) -> Grade | None:
         address = url.replace("{task_key}", quote(episode.task.key, safe=""))
-        headers = {"mcp-session-id": episode.session.id or ""}
+        headers = {**own_headers, "mcp-session-id": episode.session.id or ""}
         async with httpx.AsyncClient(verify=tls_context(), timeout=_GRADE_SECONDS) as http:
             answer = await http.get(address, headers=headers)
         try:

@@ -162,7 +162,8 @@ class _ActionSchema:
             url, seconds = self._settings.url("/schema"), self._settings.connect_timeout_seconds
             try:
                 async with httpx.AsyncClient(verify=tls_context(), timeout=seconds) as http:
-                    answer = (await http.get(url)).raise_for_status()
+                    answer = await http.get(url, headers=dict(self._settings.headers))
+                    answer.raise_for_status()
                 self._schema = _Schemas.model_validate_json(answer.content).action
             except (httpx.HTTPError, ValidationError) as error:
                 raise EnvError(f"{url}: {type(error).__name__}: {error}") from error

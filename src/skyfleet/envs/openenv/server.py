@@ -25,6 +25,7 @@ from skyfleet.errors import (
     EnvError,
     EpisodeError,
     MissingExtraError,
+    SkyfleetError,
     TaskError,
     VerifierError,
     wrap_errors,
@@ -32,6 +33,7 @@ from skyfleet.errors import (
 from skyfleet.tasks.task import Task
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
     from starlette.types import ASGIApp
 
 
@@ -51,6 +53,7 @@ def _unimportable(name: str) -> Iterator[None]:
 # openenv imports gradio for its web page if it is installed, which takes four seconds.
 with _unimportable("gradio"):
     try:
+        from fastapi.exceptions import RequestValidationError
         from openenv.core.env_server import (
             CallToolAction,
             CallToolObservation,
@@ -65,6 +68,7 @@ with _unimportable("gradio"):
             ToolErrorType,
             create_app,
         )
+        from starlette.responses import JSONResponse
     except ImportError:
         raise MissingExtraError("openenv", "openenv") from None
 
@@ -85,7 +89,7 @@ def openenv_app(
     openenv checks for idle sessions at most every five seconds.
     """
     by_key = {task.key: task for task in tasks}
-    app: ASGIApp = create_app(
+    app: FastAPI = create_app(
         partial(ServedEnv, by_key, open_env, max_steps),
         CallToolAction,
         CallToolObservation,
@@ -94,7 +98,19 @@ def openenv_app(
             max_concurrent_envs=max_sessions, session_timeout=idle_timeout_seconds
         ),
     )
+    app.add_exception_handler(RequestValidationError, _answer_invalid)
+    app.add_exception_handler(SkyfleetError, _answer_error)
     return app
+
+
+async def _answer_invalid(request: object, error: Any) -> JSONResponse:
+    """FastAPI repeats the invalid value in its answer, and fails at NaN or half a surrogate pair."""
+    places = [".".join(map(str, each.get("loc", ()))) for each in error.errors()[:3]]
+    return JSONResponse({"detail": f"the request is invalid at {', '.join(places)!a}"}, 422)
+
+
+async def _answer_error(request: object, error: Exception) -> JSONResponse:
+    return JSONResponse({"detail": ascii(str(error))[1:-1]}, 400)
 
 
 class ServedEnv(Environment):  # type: ignore[misc]  # openenv has no types

@@ -10,7 +10,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import uniform
 from time import monotonic
 from typing import Any, Literal
@@ -46,6 +46,8 @@ class OpenEnvSettings:
     max_frame_bytes: int = 100 * 2**20
     max_result_characters: int = 20_000
     """A longer tool result is cut, with a note."""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Sent with the opening request of the socket, such as a bearer token."""
 
     def __post_init__(self) -> None:
         if not self.base_url.startswith(("http://", "https://")):
@@ -57,6 +59,7 @@ class OpenEnvSettings:
             raise ConfigError("environment.openenv.base_url is not set; write http://host:port")
         return cls(
             base_url=section.base_url,
+            headers={name: value.get_secret_value() for name, value in section.headers.items()},
             message_timeout_seconds=section.message_timeout_seconds,
             capacity_wait_seconds=section.capacity_wait_seconds,
         )
@@ -168,6 +171,7 @@ class Session:
                 open_timeout=self._settings.connect_timeout_seconds,
                 close_timeout=_CLOSE_SECONDS,
                 max_size=self._settings.max_frame_bytes,
+                additional_headers=self._settings.headers,
                 # Every answer has a deadline, so a late pong adds no information.
                 ping_timeout=None,
             )

@@ -13,11 +13,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from skyfleet.errors import ConfigError, MissingExtraError
+from skyfleet.serving.access import find_values, has_bearer_token
 from skyfleet.tasks.task import Task
 
 try:
     from starlette.applications import Starlette
-    from starlette.datastructures import Headers
     from starlette.middleware import Middleware
     from starlette.requests import Request
     from starlette.responses import JSONResponse, Response
@@ -79,7 +79,7 @@ class _ApiKeyMiddleware:
 
     def __init__(self, app: ASGIApp, *, api_key: str, runner_token: str) -> None:
         self._app = app
-        self._bearer, self._token = f"Bearer {api_key}".encode(), runner_token.encode()
+        self._api_key, self._runner_token = api_key, runner_token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not self._is_authorized(scope):
@@ -89,11 +89,13 @@ class _ApiKeyMiddleware:
             await self._app(scope, receive, send)
 
     def _is_authorized(self, scope: Scope) -> bool:
-        headers = Headers(scope=scope)
-        bearer = headers.get("authorization", "").encode()
-        token = headers.get("x-runner-token", "").encode()
-        return hmac.compare_digest(bearer, self._bearer) or (
-            scope["path"].startswith(INSTANCES_PATH) and hmac.compare_digest(token, self._token)
+        if has_bearer_token(scope["headers"], self._api_key):
+            return True
+        tokens = find_values(scope["headers"], b"x-runner-token")
+        return (
+            scope["path"].startswith(INSTANCES_PATH)
+            and len(tokens) == 1
+            and hmac.compare_digest(tokens[0], self._runner_token)
         )
 
 

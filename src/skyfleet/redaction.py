@@ -1,0 +1,239 @@
+"""Redaction: passwords and tokens inside names, URLs, commands, headers and error texts.
+
+Every text that leaves the process goes through `redact`: errors, log lines, records of failures,
+the stored configuration. A secret becomes `<redacted sha256:1a2b3c4d>`, the start of its hash, so
+that two values can be compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, partial
+from typing import Any
+from urllib.parse import unquote
+
+from skyfleet.terminal import sanitize_lines
+
+MARK = re.compile(r"<redacted sha256:[0-9a-f]{8}>")
+OLD_MARK = "**********"
+"""What earlier versions wrote in place of a secret."""
+MIN_KNOWN_CHARACTERS = 6
+"""A shorter secret is redacted where its place shows it, and not wherever it occurs."""
+
+Mask = Callable[[str], str]
+
+_SECRET = re.compile(
+    "password|passwd|pwd|passphrase|passcode|secrets?|token|apikey|authtoken|accesstoken|secretkey|"
+    "authorization|auth|credentials?|cookie|bearer|signature|sig|jwt"
+)
+_LABEL = re.compile(
+    "file|path|dir|folder|url|uri|ids?|names?|count|limit|length|len|size|budget|type|ttl|seconds|"
+    "mode|index|level|method|scheme|sock|socket|variable|var|tokens"
+)
+"""The last word of a name that holds no secret, such as password_file."""
+_MODEL_TOKEN = re.compile(
+    "eos|bos|pad|unk|sep|cls|mask|stop|image|video|audio|start|end|special|think|first|last|next|"
+    "new|begin|tool|decoder|prompt|per"
+)
+"""What stands before `token` in the vocabulary of a model, such as eos_token."""
+_DATA_KEY = re.compile(
+    "task|env|data|group|sort|primary|foreign|partition|lookup|answer|prompt|label|dict|row|cache|"
+    "index|reward|public|value|input|output|image|target|message|metric|column|field|set"
+)
+"""What stands before `key` in a name of data, such as task_key."""
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+
+
+@cache
+def looks_secret(name: str) -> bool:
+    """Whether a value of this name is a secret: api_key, DB_PASSWORD, X-Auth-Token."""
+    words = [word.lower() for word in _WORD.findall(name)]
+    if not words or _LABEL.fullmatch(words[-1]):
+        return False
+    before = words[-2] if len(words) > 1 else ""
+    if words[-1] == "token":
+        return not _MODEL_TOKEN.fullmatch(before)
+    if words[-1] in ("key", "keys"):
+        return not _DATA_KEY.fullmatch(before)
+    return any(map(_SECRET.fullmatch, words))
+
+
+def hash_secret(secret: str) -> str:
+    """`<redacted sha256:1a2b3c4d>`; a secret that is redacted already stays as it is."""
+    if MARK.fullmatch(secret) or secret == OLD_MARK:
+        return secret
+    digest = hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"<redacted sha256:{digest[:8]}>"
+
+
+# Each pattern has the groups `a` (before), `s` (the secret) and `z` (after). Repetitions are bounded,
+# so that the time for a long text is proportional to its length.
+_M = MARK.pattern
+_VALUE = rf"(?P<s>{_M}|[^\s\"'<>;]{{1,4096}})(?P<z>)"
+_SCHEME = r"(?i)(?P<a>(?<![a-z0-9+.-])[a-z][a-z0-9+.-]{0,30}://[^\s/?#:@]{0,256}:)"
+_ALWAYS = tuple(
+    re.compile(pattern, re.DOTALL)
+    for pattern in (
+        # scheme://user:password@host, whose password may contain @, or else a slash
+        rf"{_SCHEME}(?P<s>(?:{_M}|[^\s/?#]){{1,256}})(?P<z>@)",
+        rf"{_SCHEME}(?!\d{{0,5}}(?:[/?#\s]|$))(?P<s>(?:{_M}|[^\s@<>\"']){{1,256}})(?P<z>@)",
+        # user:password@host:80 without a scheme
+        rf"(?P<a>(?<![\w/@.{{+-])[\w.+-]{{1,64}}:)(?P<s>{_M}|[^\s/@:\"'<>]{{1,256}})"
+        r"(?P<z>@[\w.-]{1,256}(?::\d|/))",
+        # https://token@host
+        rf"(?i)(?P<a>\b(?:https?|wss?)://)(?P<s>{_M}|[^\s/?#:@]{{1,256}})(?P<z>@)",
+        r"(?i)(?P<a>\b(?:proxy-)?(?:authorization|x-api-key|api-key|x-auth-token|cookie|set-cookie)"
+        rf"[\"']?\s{{0,8}}[:=]\s{{0,8}}[\"']?(?:(?:bearer|basic|token)\s{{1,8}})?){_VALUE}",
+        r"(?i)(?P<a>\bbearer\s{1,8})(?P<s>[\w.~+/=-]{6,4096})(?P<z>)",
+        r"(?P<a>)(?P<s>\bsk-[\w-]{16,256}|\bgh[pousr]_\w{20,256}|\bgithub_pat_\w{20,256}|"
+        r"\bhf_\w{16,256}|\bglpat-[\w-]{16,256}|\bxox[abprs]-[\w-]{10,256}|\bAKIA[0-9A-Z]{16}\b|"
+        r"\bAIza[\w-]{30,256}|\beyJ[\w-]{8,999}\.[\w-]{8,4096}\.[\w-]{1,999}|"
+        r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.{0,9999}?(?:-----END|\Z))(?P<z>)",
+    )
+)
+_NAMED = tuple(
+    re.compile(pattern)
+    for pattern in (
+        # ?token=...
+        rf"(?P<a>[?&;#](?P<name>[\w.%-]{{1,64}})=)(?P<s>{_M}|[^&#\s\"'<>]{{1,4096}})(?P<z>)",
+        # "password": "..."
+        r"(?P<a>(?P<q>[\"'])(?P<name>[\w.-]{1,64})(?P=q)\s{0,8}:\s{0,8}(?P<r>[\"']))"
+        rf"(?P<s>{_M}|[^\n]{{1,999}}?)(?P<z>(?P=r))",
+        # --password ... and PASSWORD=...
+        rf"(?P<a>(?<!\S)--?(?P<name>[A-Za-z][\w-]{{0,63}})(?:=|\s{{1,8}})[\"']?){_VALUE}",
+        rf"(?P<a>(?<![\w?&;#.-])(?P<name>[A-Za-z_][\w.-]{{0,127}})=[\"']?){_VALUE}",
+    )
+)
+_HINTS = re.compile(
+    r"://|=|:|(?i:bearer)|--|-----BEGIN|sk-|gh[pousr]_|github_pat_|hf_|glpat-|xox|AKIA|AIza|eyJ"
+)
+_PLAIN_NAMES = frozenset({"key", "keys", "signature", "auth"})
+"""In prose `key=value` is an example and not a secret; in a query it is one."""
+
+
+def redact_patterns(text: str, mask: Mask = hash_secret) -> str:
+    """Replace the secrets that their place or their form shows."""
+    if not _HINTS.search(text):
+        return text
+    for rules, is_named in ((_ALWAYS, False), (_NAMED, True)):
+        for rule in rules:
+            text = rule.sub(partial(_replace, is_named=is_named, mask=mask), text)
+    return text
+
+
+def _replace(found: re.Match[str], *, is_named: bool, mask: Mask) -> str:
+    groups = found.groupdict()
+    if is_named:
+        name, in_query = unquote(groups["name"]).rsplit(".", 1)[-1], groups["a"][0] in "?&;#"
+        if not looks_secret(name) or (name in _PLAIN_NAMES and not in_query):
+            return found[0]
+    if groups["s"].startswith("${"):
+        return found[0]
+    return f"{groups['a']}{mask(groups['s'])}{groups['z']}"
+
+
+def redact_value(
+    value: Any, mask: Mask = hash_secret, *, name: str = "", is_secret: bool = False
+) -> Any:
+    """Redact the strings of plain data: by the names of mappings, in commands, and inside texts."""
+    is_secret = is_secret or looks_secret(name)
+    if isinstance(value, Mapping):
+        return {
+            key: redact_value(item, mask, name=str(key), is_secret=is_secret)
+            for key, item in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return _redact_command(value, mask, is_secret=is_secret)
+    if is_secret and isinstance(value, int) and not isinstance(value, bool) and abs(value) > 999:
+        return mask(str(value))
+    if not isinstance(value, str) or not value:
+        return value
+    return mask(value) if is_secret else redact_patterns(value, mask)
+
+
+def _redact_command(words: Sequence[Any], mask: Mask, *, is_secret: bool) -> list[Any]:
+    """A list may be a command: `--password X`, `-pX`, `-u user:X`, `TOKEN=X`."""
+    redacted: list[Any] = []
+    before = ""
+    for word in words:
+        if isinstance(word, str) and not is_secret and not word.startswith("${"):
+            redacted.append(_redact_word(word, before, mask))
+        else:
+            redacted.append(redact_value(word, mask, is_secret=is_secret))
+        before = word if isinstance(word, str) else ""
+    return redacted
+
+
+_PORT = re.compile(r"[\d.:\[\]/-]*(?:/tcp|/udp)?")
+
+
+def _redact_word(word: str, before: str, mask: Mask) -> str:
+    if before.startswith("-") and "=" not in before and not word.startswith("-"):
+        if looks_secret(before):
+            return mask(word)
+        if before == "-p" and not _PORT.fullmatch(word):
+            return mask(word)
+        if before in ("-u", "--user") and ":" in word:
+            user, _, password = word.partition(":")
+            return f"{user}:{mask(password)}"
+    if word.startswith("-p") and len(word) > 2 and word[2] != "=" and not _PORT.fullmatch(word[2:]):
+        return f"-p{mask(word[2:])}"
+    return redact_patterns(word, mask)
+
+
+_known: dict[str, str] = {}
+_known_pattern: re.Pattern[str] | None = None
+
+
+def remember_secrets(secrets: Iterable[str]) -> None:
+    """Redact these strings in every later text of this process, wherever they occur."""
+    global _known_pattern
+    new = {form for secret in secrets for form in (secret, unquote(secret))}
+    new = {form for form in new if len(form) >= MIN_KNOWN_CHARACTERS and not MARK.search(form)}
+    if new <= _known.keys():
+        return
+    _known.update({form: hash_secret(form) for form in new})
+    longest_first = sorted(_known, key=len, reverse=True)
+    _known_pattern = re.compile("|".join(map(re.escape, longest_first)))
+
+
+def remember_environment(variables: Mapping[str, str]) -> None:
+    """Remember the environment variables whose names look secret, such as OPENAI_API_KEY."""
+    remember_secrets(
+        value
+        for name, value in variables.items()
+        if len(value) >= 8 and name not in ("PWD", "OLDPWD") and looks_secret(name)
+    )
+
+
+def redact_known(text: str) -> str:
+    """Redact the secrets of the configuration and the environment only."""
+    if _known_pattern is None:
+        return text
+    return _known_pattern.sub(lambda found: _known[found[0]], text)
+
+
+def redact(text: str) -> str:
+    """Redact known secrets and what looks like one; for everything that leaves the process."""
+    return redact_patterns(redact_known(text))
+
+
+class RedactingFilter(logging.Filter):
+    """Redacts log records and escapes their control characters; add it to a logging handler."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = sanitize_lines(redact(record.getMessage())), None
+        if record.exc_info and not record.exc_text:
+            text = logging.Formatter().formatException(record.exc_info)
+            record.exc_text = sanitize_lines(redact(text))
+        return True
+
+
+@cache
+def install_log_filter() -> None:
+    """Filter what Python prints of log records if nobody has configured logging."""
+    if logging.lastResort is not None:
+        logging.lastResort.addFilter(RedactingFilter())
