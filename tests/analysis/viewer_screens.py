@@ -31,7 +31,9 @@ def take_screens(browser: Any, server: ViewerServer, run: Path, folder: Path) ->
         page.wait_for_selector(".heading")
         # Wait until the list shows the failure classes.
         page.wait_for_function(
-            "() => document.getElementById('run-facts').textContent.endsWith('episodes')"
+            "() => / episodes$/.test(document.getElementById('run-facts').textContent)"
+            " && !document.getElementById('run-facts').textContent.includes('classifying')",
+            timeout=300_000,
         )
         page.wait_for_load_state("networkidle")
         taken.append(folder / f"viewer_{name}.png")
