@@ -93,6 +93,16 @@ def test_train_dry_run_reports_unsupported_values(settings: str) -> None:
     assert result.output.splitlines()[-1].startswith(f"# {unused} has no effect while")
 
 
+def test_a_training_dry_run_lists_every_problem_and_no_configuration(settings: str) -> None:
+    problems = ["trainer.strategy=megatron", "trainer.policy.model.path=./nowhere"]
+    result = CliRunner().invoke(app, ["train", settings, *problems, "--dry-run"])
+    assert [line.partition("=")[0] for line in str(result.exception).splitlines()] == [
+        "trainer.strategy",
+        "trainer.policy.model.path",
+    ]
+    assert all(line.startswith("# ") for line in result.output.splitlines())
+
+
 def test_a_dry_run_refuses_what_the_run_would_refuse(settings: str, tmp_path: Path) -> None:
     for command in (["evaluate"], ["rollout", SOURCE]):
         with pytest.raises(ConfigError, match=r"trainer.strategy='megatron' does not run"):
@@ -144,11 +154,17 @@ def test_evaluate_selects_one_set_by_name(settings: str) -> None:
         (["rollout", SOURCE, "trainer.policy.model.path=tiny"], "holds no checkpoint yet"),
         (["train", "no_such_file.yaml"], "no_such_file.yaml cannot be read as a configuration"),
         (
-            ["train", "--dry-run", "trainer.algorithm.policy_loss_type=no_such:loss"],
+            ["train", "tiny", "--dry-run", "trainer.algorithm.policy_loss_type=no_such:loss"],
             "trainer.algorithm.policy_loss_type='no_such:loss' cannot be imported",
         ),
         (
-            ["train", "--dry-run", _SMOOTH, "trainer.algorithm.policy_loss_kwargs.widht=0.1"],
+            [
+                "train",
+                "tiny",
+                "--dry-run",
+                _SMOOTH,
+                "trainer.algorithm.policy_loss_kwargs.widht=0.1",
+            ],
             "got an unexpected keyword argument 'widht'; beside LossInputs it takes width=0.2; see",
         ),
         (
@@ -156,15 +172,15 @@ def test_evaluate_selects_one_set_by_name(settings: str) -> None:
             "different tasks, but there are 3; lower it or add tasks",
         ),
         (
-            ["train", "--dry-run", "trainer.policy.model.path=./nowhere"],
+            ["train", "tiny", "--dry-run", "trainer.policy.model.path=./nowhere"],
             "trainer.policy.model.path='./nowhere' is not a model folder",
         ),
         (
-            ["train", "--dry-run", "trainer.sentinels.modes.moon=warn"],
+            ["train", "tiny", "--dry-run", "trainer.sentinels.modes.moon=warn"],
             "trainer.sentinels.modes.moon is not a sentinel; choose from",
         ),
         (
-            ["train", "--dry-run", "environment.env_class=no_such:play"],
+            ["train", "tiny", "--dry-run", "environment.env_class=no_such:play"],
             "='no_such:play' cannot be imported",
         ),
         (

@@ -24,12 +24,7 @@ def train_command(config_args: ConfigArgs = None, dry_run: DryRun = False) -> No
     """Train a policy, or resume an interrupted run."""
     config = config_from(config_args)
     if dry_run:
-        from skyfleet.trainer.dry_run import plan_dry_run
-
-        plan = plan_dry_run(config)
-        show_plan(config, [*plan.steps, *plan.warnings])
-        if plan.problems:
-            raise ConfigError("\n".join(plan.problems))
+        _show_dry_run(config)
         return
     from skyfleet.api.training import train_async
 
@@ -85,3 +80,14 @@ def _describe_saved(config: RunConfig) -> str:
     if saved is None:
         return "Nothing was saved yet."
     return f"The last checkpoint is {saved.folder}. To resume: {shlex.join(sys.argv)}"
+
+
+def _show_dry_run(config: RunConfig) -> None:
+    """Print the configuration and the plan; with problems only these, so that they fit a screen."""
+    from skyfleet.trainer.dry_run import plan_dry_run
+
+    plan = plan_dry_run(config)
+    if plan.problems:
+        print("\n".join(f"# {line}" for line in (*plan.steps, *plan.warnings)), flush=True)
+        raise ConfigError("\n".join(plan.problems))
+    show_plan(config, [*plan.steps, *plan.warnings])
