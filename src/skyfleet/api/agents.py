@@ -47,7 +47,6 @@ async def open_agent(
     where: str,
 ) -> AsyncIterator[OpenedAgent]:
     """The agent that `model` names. A policy given as an object stays open for its owner."""
-    from skyfleet.envs.registry import env_factory
     from skyfleet.evaluation.agent_info import AgentInfo
 
     keys = {**env.overrides, **arguments}
@@ -61,7 +60,7 @@ async def open_agent(
             info=AgentInfo(agent=model, max_turns=settings.generator.max_turns),
             step=0,
             config=settings,
-            open_env=env.open_env or env_factory(settings),
+            open_env=env.open_env or _build_factory(settings, tasks),
         )
         return
     given = model if isinstance(model, PolicyEngine) and config is None else None
@@ -70,7 +69,7 @@ async def open_agent(
     if refused := find_unsupported_values(settings):
         raise ConfigError("\n".join(refused))
     engine = given or PolicyEngine(source, settings)
-    open_env = env.open_env or env_factory(settings)
+    open_env = env.open_env or _build_factory(settings, tasks)
     try:
         by_sampling = await engine.connect(tasks, open_env)
         params = PolicyEngine(source, settings).sampling_params(None)
@@ -101,3 +100,11 @@ def _build_scripted(name: str, config: RunConfig) -> AgentFactory:
     if name == "random":
         return random_policy(seed=config.trainer.seed)
     return oracle_policy if name == "oracle" else null_policy
+
+
+def _build_factory(config: RunConfig, tasks: Sequence[Task]) -> EnvFactory:
+    from skyfleet.envs.registry import env_factory
+    from skyfleet.envs.verifiers.confinement import check_verifiers
+
+    check_verifiers(config, tasks)
+    return env_factory(config)

@@ -27,7 +27,7 @@ from skyfleet.cli.agents import (
 )
 from skyfleet.cli.arguments import ConfigArgs, DryRun, config_from, show_plan
 from skyfleet.cli.interrupting import cancel_on_ctrl_c, exit_interrupted
-from skyfleet.cli.run_tasks import find_trained_envs
+from skyfleet.cli.run_tasks import check_eval_verifiers, find_trained_envs
 from skyfleet.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
@@ -77,9 +77,7 @@ def evaluate_command(
     dry_run: DryRun = False,
 ) -> None:
     """Score a checkpoint, a model, an endpoint, or a scripted agent (oracle, null, random)."""
-    from skyfleet.envs.verifiers.confinement import check_verifiers
     from skyfleet.evaluation.report import check_output
-    from skyfleet.trainer.tasks import load_sources
 
     config = config_from(config_args)
     options = _Options(
@@ -98,13 +96,12 @@ def evaluate_command(
     chosen = {name: sources for name, sources in sets.items() if only in (None, name)}
     if not chosen:
         raise ConfigError("data.val_data is empty; set the evaluation sets")
+    check_eval_verifiers(config, chosen)
     if output is not None:
         check_output(output)
     if dry_run:
         if endpoint is None:
             check_weights(config, agent, checkpoint)
-        for name, sources in chosen.items():
-            check_verifiers(config, load_sources(sources, key=f"data.val_data.{name}"))
         show_plan(config, [f"would score {options.who} on {', '.join(chosen)}"])
         return
     try:
@@ -148,7 +145,6 @@ def _remarks(report: EvalReport, groups: Sequence[Group]) -> Iterator[str]:
 async def _evaluate(config: RunConfig, sets: dict[str, list[str]], options: _Options) -> None:
     """Evaluate the sets; each is saved when it ends, the table is printed last."""
     from skyfleet.envs.registry import env_factory, is_remote_env
-    from skyfleet.envs.verifiers.confinement import check_verifiers
     from skyfleet.evaluation.baselines import measure_baselines
     from skyfleet.evaluation.evaluate import evaluate
     from skyfleet.evaluation.report import save_report
@@ -165,7 +161,6 @@ async def _evaluate(config: RunConfig, sets: dict[str, list[str]], options: _Opt
     async with _open_agent(config, options) as (policy, agent_info, step):
         for name, sources in sets.items():
             tasks = load_sources(sources, key=f"data.val_data.{name}")
-            check_verifiers(config, tasks)
             baselines = await measure_baselines(
                 [
                     task
