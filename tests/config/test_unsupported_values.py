@@ -12,7 +12,6 @@ from skyfleet.config.validation import find_unsupported_values
 # Keys of which every value runs.
 RUNS = """
 environment.env_class environment.env_classes environment.worlds environment.partial_reward
-environment.verifier.timeout_seconds environment.verifier.allow_unconfined
 environment.openenv.base_url environment.openenv.message_timeout_seconds
 environment.openenv.capacity_wait_seconds
 environment.mcp.url environment.mcp.command environment.mcp.headers environment.mcp.environment
@@ -21,6 +20,7 @@ environment.mcp.seed_uri environment.mcp.current_uri
 environment.skyrl_gym.env_id environment.skyrl_gym.env_config environment.skyrl_gym.max_env_workers
 environment.skyrl_gym.fleet_task.api_key environment.skyrl_gym.fleet_task.ttl_seconds
 environment.skyrl_gym.fleet_task.partial_reward
+environment.verifier.timeout_seconds environment.verifier.allow_unconfined
 data.env_filter data.quarantine data.allow_quarantined data.allow_unmanifested data.allow_overlap
 data.train_data data.val_data data.test_data data.retail_val_data data.held_out_envs
 trainer.gradient_checkpointing trainer.loss_chunk_size

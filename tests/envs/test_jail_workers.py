@@ -28,7 +28,8 @@ from tests.fakes.jails import (
 )
 
 from skyfleet.envs.verifiers import jail as jail_module
-from skyfleet.envs.verifiers.jail import Jail, JailProcess
+from skyfleet.envs.verifiers.jail import Jail
+from skyfleet.envs.verifiers.jail_process import JailProcess
 from skyfleet.errors import VerifierError
 from skyfleet.tasks.task import Grade
 

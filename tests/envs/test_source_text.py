@@ -106,7 +106,7 @@ WRITING = {
         for kind, name in (("SUCCESS", "s"), ("ERROR", "e"))
     ),
     "join": "\n".join(
-        f"lines = ['>>> {kind}_ACCUMULATOR >>>', json.dumps({name}), '<<< {kind}_ACCUMULATOR <<<']\n"
+        f"lines = ['>>> {kind}_ACCUMULATOR >>>', json.dumps({name}, indent=1), '<<< {kind}_ACCUMULATOR <<<']\n"
         "print('\\n'.join(lines))"
         for kind, name in (("SUCCESS", "s"), ("ERROR", "e"))
     ),

@@ -48,8 +48,6 @@ async def open_agent(
     where: str,
 ) -> AsyncIterator[OpenedAgent]:
     """The agent that `model` names. A policy given as an object stays open for its owner."""
-    from skyfleet.envs.registry import env_factory
-    from skyfleet.envs.verifiers.confinement import check_verifiers
     from skyfleet.evaluation.agent_info import AgentInfo
 
     keys = {**env.overrides, **arguments}
@@ -58,13 +56,12 @@ async def open_agent(
     keys |= (sampling or Sampling()).overrides("generator.eval_sampling_params")
     if isinstance(model, str) and model in SCRIPTED:
         settings = inference_config(ModelSource(), config, keys)
-        check_verifiers(settings, tasks)
         yield OpenedAgent(
             agent=_build_scripted(model, settings),
             info=AgentInfo(agent=model, max_turns=settings.generator.max_turns),
             step=0,
             config=settings,
-            open_env=env.open_env or env_factory(settings),
+            open_env=env.open_env or _build_factory(settings, tasks),
         )
         return
     given = model if isinstance(model, PolicyEngine) and config is None else None
@@ -75,9 +72,8 @@ async def open_agent(
         settings = inference_config(source, config, keys)
     if source.url is None and (refused := find_unsupported_values(settings)):
         raise ConfigError("\n".join(refused))
-    check_verifiers(settings, tasks)
     engine = given or PolicyEngine(source, settings)
-    open_env = env.open_env or env_factory(settings)
+    open_env = env.open_env or _build_factory(settings, tasks)
     try:
         opened = await engine.open(tasks, open_env)
         params = PolicyEngine(source, settings).sampling_params(None)
@@ -115,3 +111,11 @@ def _build_scripted(name: str, config: RunConfig) -> AgentFactory:
     if name == "random":
         return random_policy(seed=config.trainer.seed)
     return oracle_policy if name == "oracle" else null_policy
+
+
+def _build_factory(config: RunConfig, tasks: Sequence[Task]) -> EnvFactory:
+    from skyfleet.envs.registry import env_factory
+    from skyfleet.envs.verifiers.confinement import check_verifiers
+
+    check_verifiers(config, tasks)
+    return env_factory(config)

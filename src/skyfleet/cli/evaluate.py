@@ -13,7 +13,7 @@ import typer
 from skyfleet.cli.agents import Agent, CheckpointPath, select_agent
 from skyfleet.cli.arguments import ConfigArgs, DryRun, config_from, show_plan
 from skyfleet.cli.interrupting import cancel_on_ctrl_c, exit_interrupted
-from skyfleet.cli.run_tasks import find_trained_envs
+from skyfleet.cli.run_tasks import check_eval_verifiers, find_trained_envs
 from skyfleet.errors import ConfigError, EngineError
 from skyfleet.terminal import print
 
@@ -44,9 +44,7 @@ def evaluate_command(
 ) -> None:
     """Score a checkpoint, a model, an endpoint, or a scripted agent (oracle, null, random)."""
     from skyfleet.config.warnings import warn_greedy_evaluation
-    from skyfleet.envs.verifiers.confinement import check_verifiers
     from skyfleet.evaluation.report import check_output
-    from skyfleet.trainer.tasks import load_sources
 
     config = config_from(config_args)
     _check_options(agent, checkpoint, endpoint, model, pass_threshold)
@@ -56,6 +54,7 @@ def evaluate_command(
     chosen = {name: sources for name, sources in sets.items() if only in (None, name)}
     if not chosen:
         raise ConfigError("data.val_data is empty; set the evaluation sets")
+    check_eval_verifiers(config, chosen)
     if output is not None:
         check_output(output)
     if endpoint is not None:
@@ -64,8 +63,6 @@ def evaluate_command(
     else:
         selected, described = select_agent(config, agent, checkpoint), str(checkpoint or agent)
     if dry_run:
-        for name, sources in chosen.items():
-            check_verifiers(config, load_sources(sources, key=f"data.val_data.{name}"))
         plan = [f"would score {described} on {', '.join(chosen)}"]
         show_plan(config, plan if agent != "policy" else [*plan, *warn_greedy_evaluation(config)])
         return

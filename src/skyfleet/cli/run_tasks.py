@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -74,3 +74,14 @@ def find_trained_envs(config: RunConfig) -> tuple[frozenset[str] | None, list[st
         ]
     trained = known & set(data.env_filter) if data.env_filter else known
     return frozenset(trained), []
+
+
+def check_eval_verifiers(config: RunConfig, sets: Mapping[str, Sequence[str]]) -> None:
+    """Raise ConfigError if a verifier in the files of the sets would run here unconfined."""
+    from skyfleet.curation.quarantine import is_file
+    from skyfleet.envs.verifiers.confinement import check_verifiers
+    from skyfleet.trainer.tasks import load_sources
+
+    for name, sources in sets.items():
+        for source in filter(is_file, sources):
+            check_verifiers(config, load_sources([source], key=f"data.val_data.{name}"))

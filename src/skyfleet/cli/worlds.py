@@ -78,6 +78,8 @@ def serve_command(
     dry_run: DryRun = False,
 ) -> None:
     """Serve worlds over OpenEnv, MCP or Fleet's API."""
+    from skyfleet.config.root import RunConfig
+    from skyfleet.envs.verifiers.confinement import check_verifiers
     from skyfleet.trainer.tasks import load_sources
     from skyfleet.worlds.catalog import get_world
 
@@ -88,6 +90,7 @@ def serve_command(
     tasks = load_sources(sources, key="SOURCE")
     for task in tasks:
         get_world(task.env_key)  # fails before a client gets a task that cannot be opened
+    check_verifiers(RunConfig(), tasks)
     if dry_run:
         print(f"would serve {len(tasks)} tasks at http://{host}:{port} by {protocol}")
         return

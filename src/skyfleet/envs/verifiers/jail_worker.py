@@ -73,7 +73,8 @@ def main(*, use_filter: bool) -> None:
             reply = _answer(request, client, null.fileno(), received, use_filter)
             # At once, so that the jail wakes up once; a socket may take only the beginning.
             n_sent = client.sendmsg([SIZE.pack(len(reply)), reply]) - SIZE.size
-            client.sendall(reply[n_sent:])
+            if n_sent < len(reply):
+                client.sendall(reply[n_sent:])
             received.wipe()
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from skyfleet.envs.verifiers.difference import IgnoreConfig
 from skyfleet.envs.verifiers.printed import Printed
-from skyfleet.envs.verifiers.source_text import track_source, tracking_names
+from skyfleet.envs.verifiers.source_tracking import track_source, tracking_names
 from skyfleet.envs.verifiers.tables import Snapshot, snapshot_diff
 from skyfleet.errors import VerifierError
 
