@@ -87,7 +87,7 @@ def episode_with_text(text: str, *, won: bool) -> Trajectory:
     call = ToolCall(id="0", name=text, arguments={text: text})
     action = Message(
         role="assistant",
-        content=(Text(text), Image(text.encode())),
+        content=(Text(text), Image(text.encode(errors="ignore"))),
         reasoning=text,
         tool_calls=(call,),
         malformed_calls=(text,),
@@ -109,8 +109,9 @@ def episode_with_text(text: str, *, won: bool) -> Trajectory:
 def run_with_text(folder: Path, text: str, *, name: str | None = None) -> RunFolder:
     """A run with the text in every name and message; `name`, without a slash, in those of files."""
     name = text if name is None else name
-    # A configuration holds no half surrogate pair, and ${...} is a reference in it.
-    setting = json.dumps(text.encode(errors="ignore").decode().replace("${", "$ {"))
+    # A configuration holds no NUL and no half surrogate pair, and ${...} is a reference in it.
+    plain = text.encode(errors="ignore").decode().replace("\0", "")
+    setting = json.dumps(plain.replace("${", "$ {"))
     run = empty_run(
         folder / name, f"trainer.policy.model.path={setting}", f"data.train_data=[{setting}]"
     )
