@@ -93,9 +93,11 @@ def episode_with_text(text: str, *, won: bool) -> Trajectory:
         malformed_calls=(text,),
     )
     reply = Message(role="tool", content=text, tool_call_id="0", is_error=True)
+    # A task with half a surrogate pair in its key is rejected.
+    key = text.encode(errors="ignore").decode()
     return Trajectory(
-        task_key=text,
-        env_key=text,
+        task_key=key,
+        env_key=key,
         sample=0,
         opening=(Message(role="system", content=text), Message(role="user", content=text)),
         turns=(Turn(action=action, replies=(reply,), reward=0.0, engine_seconds=1.0),),
@@ -116,7 +118,8 @@ def run_with_text(folder: Path, text: str, *, name: str | None = None) -> RunFol
         folder / name, f"trainer.policy.model.path={setting}", f"data.train_data=[{setting}]"
     )
     both = [episode_with_text(text, won=True), episode_with_text(text, won=False)]
-    group = Group(task_key=text, env_key=text, trajectories=tuple(both))
+    key = both[0].task_key
+    group = Group(task_key=key, env_key=key, trajectories=tuple(both))
     add_training(run, 1, [group])
     add_evaluation(run, name, 0, [group])
     add_evaluation(run, name, 1, [group])
