@@ -57,7 +57,7 @@ def list_payloads(canary: str) -> dict[str, str]:
         "bidi": "\u202e\u2066gnp.exe\u2069\u200f\u202d",
         "lone surrogate": "\ud800\udc00\ud800 half",
         "terminal": "\x1b]8;;" + canary + "\x1b\\x\x1b]52;c;eA==\x07\x9b2J",
-        "huge string": "A" * 50_000 + f"<script>{RUN}</script>",
-        "many lines": f"<script>{RUN}</script>\n" * 2_000,
+        "huge string": "A" * 10_000 + f"<script>{RUN}</script>",
+        "many lines": f"<script>{RUN}</script>\n" * 500,
         "combining marks": "Z" + "\u0335\u0321\u0489" * 500,
     }

@@ -87,15 +87,17 @@ def episode_with_text(text: str, *, won: bool) -> Trajectory:
     call = ToolCall(id="0", name=text, arguments={text: text})
     action = Message(
         role="assistant",
-        content=(Text(text), Image(text.encode())),
+        content=(Text(text), Image(text.encode(errors="ignore"))),
         reasoning=text,
         tool_calls=(call,),
         malformed_calls=(text,),
     )
     reply = Message(role="tool", content=text, tool_call_id="0", is_error=True)
+    # A task with half a surrogate pair in its key is rejected.
+    key = text.encode(errors="ignore").decode()
     return Trajectory(
-        task_key=text,
-        env_key=text,
+        task_key=key,
+        env_key=key,
         sample=0,
         opening=(Message(role="system", content=text), Message(role="user", content=text)),
         turns=(Turn(action=action, replies=(reply,), reward=0.0, engine_seconds=1.0),),
@@ -109,13 +111,15 @@ def episode_with_text(text: str, *, won: bool) -> Trajectory:
 def run_with_text(folder: Path, text: str, *, name: str | None = None) -> RunFolder:
     """A run with the text in every name and message; `name`, without a slash, in those of files."""
     name = text if name is None else name
-    # A configuration holds no half surrogate pair, and ${...} is a reference in it.
-    setting = json.dumps(text.encode(errors="ignore").decode().replace("${", "$ {"))
+    # A configuration holds no NUL and no half surrogate pair, and ${...} is a reference in it.
+    plain = text.encode(errors="ignore").decode().replace("\0", "")
+    setting = json.dumps(plain.replace("${", "$ {"))
     run = empty_run(
         folder / name, f"trainer.policy.model.path={setting}", f"data.train_data=[{setting}]"
     )
     both = [episode_with_text(text, won=True), episode_with_text(text, won=False)]
-    group = Group(task_key=text, env_key=text, trajectories=tuple(both))
+    key = both[0].task_key
+    group = Group(task_key=key, env_key=key, trajectories=tuple(both))
     add_training(run, 1, [group])
     add_evaluation(run, name, 0, [group])
     add_evaluation(run, name, 1, [group])

@@ -9,6 +9,7 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from tests.analysis.injection_payloads import list_payloads
@@ -97,7 +98,6 @@ def watched(browser: Any, own: str) -> Iterator[Any]:
 def assert_inert(page: Any) -> None:
     """Open everything that can be opened, and look for elements that the payload added."""
     page.evaluate("document.querySelectorAll('details').forEach((one) => (one.open = true))")
-    page.keyboard.press("Tab")
     assert page.locator(FORBIDDEN).count() == 0
     assert page.evaluate("[window.broken, ({}).broken]") == [None, None]
 
@@ -118,6 +118,7 @@ def test_the_report_runs_no_payload(browser: Any, canary: Canary, tmp_path: Path
             assert page.locator("link").count() == 0, name
             assert page.locator("style").count() == 1, name
             assert_inert(page)
+            page.keyboard.press("Tab")
     assert canary.requests == []
 
 
@@ -141,31 +142,23 @@ def test_the_viewer_runs_no_payload(browser: Any, canary: Canary, viewer: Viewer
             entry = f"eval/payloads/40/{number}"
             for view in ("", "&tokens=1", f"&with=eval/payloads/40/{(number + 1) % len(payloads)}"):
                 go(page, viewer, f"episode={entry}{view}")
-                page.wait_for_selector(".heading")
+                page.wait_for_selector(".heading", timeout=120_000)
                 assert page.locator("script").count() == own, name
                 assert page.locator("style").count() == 0, name
                 assert page.locator("a[ping], img:not([src^='/']):not([src^='api'])").count() == 0
-                assert_viewer_inert(page)
+                assert_inert(page)
     assert canary.requests == []
-
-
-def assert_viewer_inert(page: Any) -> None:
-    page.evaluate("document.querySelectorAll('details').forEach((one) => (one.open = true))")
-    assert page.locator(FORBIDDEN).count() == 0
-    assert page.evaluate("[window.broken, ({}).broken]") == [None, None]
 
 
 def test_the_list_filters_and_addresses_run_no_payload(
     browser: Any, canary: Canary, viewer: ViewerServer
 ) -> None:
-    from urllib.parse import quote
-
     payloads = list_payloads(f"http://127.0.0.1:{canary.server_port}")
     with watched(browser, viewer.url) as page:
         for text in payloads.values():
             short = quote(text[:300].encode(errors="ignore"))
-            for address in (f"text={short}", f"env={short}&where={short}", f"episode={short}"):
+            for address in (f"text={short}&env={short}&where={short}", f"episode={short}"):
                 go(page, viewer, address)
                 page.wait_for_selector("#count")
-                assert_viewer_inert(page)
+                assert_inert(page)
     assert canary.requests == []

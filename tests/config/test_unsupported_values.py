@@ -12,7 +12,7 @@ from skyfleet.config.validation import find_unsupported_values
 # Keys of which every value runs.
 RUNS = """
 environment.env_class environment.env_classes environment.worlds environment.partial_reward
-environment.openenv.base_url environment.openenv.message_timeout_seconds
+environment.openenv.base_url environment.openenv.headers environment.openenv.message_timeout_seconds
 environment.openenv.capacity_wait_seconds
 environment.mcp.url environment.mcp.command environment.mcp.headers environment.mcp.environment
 environment.mcp.call_timeout_seconds environment.mcp.reward environment.mcp.grade_url
@@ -28,7 +28,7 @@ trainer.update_ref_every_epoch trainer.hf_save_interval trainer.print_example_in
 trainer.dump_data_batch trainer.dump_training_trajectories
 trainer.export_path trainer.dump_eval_results trainer.sentinels.mode trainer.sentinels.modes
 generator.chat_template.name_or_path generator.tool_call_parser generator.gpu_memory_utilization
-trainer.policy.model.path trainer.policy.model_config_kwargs
+trainer.policy.model.path trainer.policy.model.trust_remote_code trainer.policy.model_config_kwargs
 trainer.policy.model.lora.rank trainer.policy.model.lora.alpha
 trainer.policy.model.lora.target_modules trainer.policy.model.lora.exclude_modules
 trainer.rope_scaling.rope_type trainer.rope_scaling.factor
