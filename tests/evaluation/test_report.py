@@ -276,7 +276,7 @@ def test_folders_and_files_of_reports_are_found(run: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "step", "sentence"),
     [
-        ("run/reports/step_000000", "lone", 7, "--step 7 needs a run folder, and neither"),
+        ("run/reports/step_000000", "lone", 7, "step 7 needs a run folder, and neither"),
         ("run", None, 7, r"--step 7: .*run was evaluated at \[0, 20, 100\]"),
         ("run/reports/step_000000", None, None, "has reports of 0 steps, and a comparison needs"),
         ("run", "run/reports", None, "holds no report"),

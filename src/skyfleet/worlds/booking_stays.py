@@ -18,21 +18,21 @@ insert into bookings (
     guest_phone_number, guest_country, payment_method_id, agreed_to_terms_at
 )
 select printf('BK%04d', (select count(*) + 1 from bookings)), users.id, hotel_id, rooms.id,
-    ?1, date(?1, '+1 day'), ?2, base_price, base_price, base_price, first_name, last_name, email,
+    ?, date(?, '+1 day'), ?, base_price, base_price, base_price, first_name, last_name, email,
     phone_number, country,
-    coalesce(?3, (select id from payment_methods where user_id = users.id and is_default)), ?2
-from rooms, users where rooms.id = ?4 and users.id = ?5
+    coalesce(?, (select id from payment_methods where user_id = users.id and is_default)), ?
+from rooms, users where rooms.id = ? and users.id = ?
 """
 
 _PAY = """
 insert into transactions (booking_id, payment_method_id, amount, processed_at)
-select id, payment_method_id, total_price, ?1 from bookings
+select id, payment_method_id, total_price, ? from bookings
 where id not in (select booking_id from transactions)
 """
 
 _REFUND = """
 insert into transactions (booking_id, payment_method_id, amount, transaction_type, processed_at)
-select id, payment_method_id, ?2, 'Refund', ?3 from bookings where id = ?1
+select id, payment_method_id, ?, 'Refund', ? from bookings where id = ?
 """
 
 
@@ -81,7 +81,8 @@ def book_room(
     app: App, room_id: int, day: vocabulary.Day, *, user: int, card_id: int | None = None
 ) -> int:
     """Insert a booking, to be paid with the user's default card unless `card_id` is given."""
-    values = (next_date(app, day), app.current_date, card_id, room_id, user)
+    day_in, today = next_date(app, day), app.current_date
+    values = (day_in, day_in, today, card_id, today, room_id, user)
     return app.db.connection.execute(_BOOK, values).lastrowid or 0
 
 
@@ -107,5 +108,5 @@ def cancel(app: App, booking_id: int) -> int:
     if refund:
         sql = "update bookings set payment_status = 'refunded' where id = ?"
         app.db.write(sql, booking_id)
-        app.db.write(_REFUND, booking_id, refund, app.current_date)
+        app.db.write(_REFUND, refund, app.current_date, booking_id)
     return refund

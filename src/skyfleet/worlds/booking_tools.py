@@ -107,9 +107,11 @@ def update_booking(
     if day is None:
         return {"refund": cancel(app, booking_id)}
     check_free(app, stay["room_id"], day)
+    check_in = next_date(app, day)
     app.db.write(
-        "update bookings set check_in_date = ?1, check_out_date = date(?1, '+1 day') where id = ?2",
-        next_date(app, day),
+        "update bookings set check_in_date = ?, check_out_date = date(?, '+1 day') where id = ?",
+        check_in,
+        check_in,
         booking_id,
     )
     return None
@@ -147,9 +149,10 @@ def wishlists_with(app: App, hotel_id: int) -> list[str]:
 def select_hotels(app: App, city: str, amenity: str | None = None) -> list[Row]:
     """Return a city's hotels, best first; with an amenity, only those that have it."""
     return app.db.rows(
-        "select * from hotels where city = ?1 and (?2 is null or id in (select hotel_id from"
-        " hotel_amenities join amenities on id = amenity_id where name = ?2))"
+        "select * from hotels where city = ? and (? is null or id in (select hotel_id from"
+        " hotel_amenities join amenities on id = amenity_id where name = ?))"
         " order by average_rating desc",
         city,
+        amenity,
         amenity,
     )
