@@ -18,11 +18,11 @@ from skyfleet.cli.rollout import _show
 from skyfleet.errors import ConfigError
 from skyfleet.evaluation.report import EvalReport
 from skyfleet.evaluation.table import score_table
-from skyfleet.redaction import RedactingFilter
+from skyfleet.redaction import remember_secrets
 from skyfleet.tasks.loading import write_tasks
 from skyfleet.tasks.task import Task
+from skyfleet.terminal import RedactingFilter, sanitize, sanitize_lines
 from skyfleet.terminal import print as print_safely
-from skyfleet.terminal import sanitize, sanitize_lines
 from skyfleet.tracking.console import ConsoleTracker, format_example
 from skyfleet.trajectories.trajectory import Group
 from tests.trajectories.making import attempt
@@ -74,6 +74,14 @@ def test_commands_print_names_without_escape_sequences(
     output = capsys.readouterr().out
     assert "owned" in output
     assert_safe(output)
+
+
+def test_commands_print_no_known_secret(capsys: pytest.CaptureFixture[str]) -> None:
+    remember_secrets(["a-password-of-the-run"])
+    print_safely("evaluated at http://bot:a-password-of-the-run@host", "FLEET_API_KEY=generated")
+    output = capsys.readouterr().out
+    assert "a-password-of-the-run" not in output
+    assert "FLEET_API_KEY=generated" in output
 
 
 def test_model_output_and_tool_names_of_a_rollout_are_escaped() -> None:

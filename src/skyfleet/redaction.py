@@ -8,14 +8,11 @@ that two values can be compared.
 from __future__ import annotations
 
 import hashlib
-import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 from urllib.parse import unquote
-
-from skyfleet.terminal import sanitize_lines
 
 MARK = re.compile(r"<redacted sha256:[0-9a-f]{8}>")
 OLD_MARK = "**********"
@@ -219,21 +216,3 @@ def redact_known(text: str) -> str:
 def redact(text: str) -> str:
     """Redact known secrets and what looks like one; for everything that leaves the process."""
     return redact_patterns(redact_known(text))
-
-
-class RedactingFilter(logging.Filter):
-    """Redacts log records and escapes their control characters; add it to a logging handler."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        record.msg, record.args = sanitize_lines(redact(record.getMessage())), None
-        if record.exc_info and not record.exc_text:
-            text = logging.Formatter().formatException(record.exc_info)
-            record.exc_text = sanitize_lines(redact(text))
-        return True
-
-
-@cache
-def install_log_filter() -> None:
-    """Filter what Python prints of log records if nobody has configured logging."""
-    if logging.lastResort is not None:
-        logging.lastResort.addFilter(RedactingFilter())

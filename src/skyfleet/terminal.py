@@ -6,8 +6,12 @@ link whose target is not its text. Bidirectional controls reorder what a reader 
 
 from __future__ import annotations
 
+import logging
 import sys
+from functools import cache
 from typing import TextIO
+
+from skyfleet.redaction import redact, redact_known
 
 _LINE_BREAKS = "\n\t"
 _SPACES = "\u00a0\u2009\u202f\u3000"
@@ -35,11 +39,29 @@ def print(
     file: TextIO | None = None,
     flush: bool = False,
 ) -> None:
-    """Python's `print` with control characters escaped; every command prints with it."""
+    """Python's `print` for commands: escapes control characters and redacts known secrets."""
     stream = sys.stdout if file is None else file
-    stream.write(sep.join(sanitize_lines(str(value)) for value in values) + end)
+    stream.write(sep.join(sanitize_lines(redact_known(str(value))) for value in values) + end)
     if flush:
         stream.flush()
+
+
+class RedactingFilter(logging.Filter):
+    """Redacts log records and escapes their control characters; add it to a logging handler."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = sanitize_lines(redact(record.getMessage())), None
+        if record.exc_info and not record.exc_text:
+            text = logging.Formatter().formatException(record.exc_info)
+            record.exc_text = sanitize_lines(redact(text))
+        return True
+
+
+@cache
+def install_log_filter() -> None:
+    """Filter what Python prints of log records if nobody has configured logging."""
+    if logging.lastResort is not None:
+        logging.lastResort.addFilter(RedactingFilter())
 
 
 def _escape(character: str) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.analysis.viewer_browser import chromium, expect_text, go, open_list
 from tests.analysis.viewer_run import HOSTILE, PAYLOAD, RICH, viewing, write_run
 
-from skyfleet.analysis.viewer.server import ViewerServer
+from skyfleet.analysis.viewer.server import ViewerAccess, ViewerServer
 
 pytestmark = pytest.mark.browser
 
@@ -75,3 +76,21 @@ def test_the_security_policy_blocks_injected_scripts_and_requests(
     assert page.evaluate("window.broken") is None
     assert len([text for text in refused if "Content Security Policy" in text]) >= 3
     page.close()
+
+
+def test_a_browser_logs_in_with_the_token_and_keeps_it_out_of_the_address(
+    browser: Any, tmp_path: Path
+) -> None:
+    run, access = write_run(tmp_path, plain=4), ViewerAccess(token="a-token")
+    context = browser.new_context()
+    with viewing(run, access=access) as server:
+        page = context.new_page()
+        page.goto(server.url)
+        assert "this viewer needs a token" in page.inner_text("body")
+        page.goto(f"{server.url}?token=a-token#episode={RICH}")
+        page.wait_for_selector(".heading")
+        assert page.url == f"{server.url}#episode={RICH}"
+        assert page.evaluate("document.cookie") == ""
+        page.reload()
+        page.wait_for_selector(".heading")
+        context.close()

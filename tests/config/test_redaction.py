@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,15 @@ from skyfleet.config.loading import load_config, load_config_file, load_recorded
 from skyfleet.config.redaction import differs_in_secrets_only, redact_config, reject_missing_secrets
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError, EnvError, ModelError
+from skyfleet.evaluation.agent_info import AgentInfo
 from skyfleet.redaction import (
-    RedactingFilter,
     hash_secret,
     looks_secret,
     redact,
     redact_patterns,
     redact_value,
 )
+from skyfleet.terminal import RedactingFilter
 from skyfleet.trajectories.trajectory import Failure
 
 SECRET = "hunter2hunter2"
@@ -259,3 +261,9 @@ def test_masks_of_earlier_versions_are_asked_for_too() -> None:
     old: dict[str, Any] = {"environment": {"mcp": {"headers": {"Authorization": "**********"}}}}
     with pytest.raises(ConfigError, match="holds a redacted secret"):
         load_config(yaml.safe_dump(old))
+
+
+def test_a_report_does_not_show_the_password_of_an_endpoint() -> None:
+    info = AgentInfo(model="m", endpoint=f"https://bot:{SECRET}@host/v1", max_turns=3)
+    assert info.endpoint == f"https://bot:{MARK}@host/v1"
+    assert AgentInfo(**asdict(info)) == info

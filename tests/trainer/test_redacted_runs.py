@@ -21,9 +21,9 @@ from skyfleet.analysis.run_folder import open_run
 from skyfleet.cli.main import app
 from skyfleet.config.loading import load_config, load_config_file
 from skyfleet.errors import ConfigError
-from skyfleet.redaction import RedactingFilter
 from skyfleet.tasks.loading import write_tasks
 from skyfleet.tasks.task import Task
+from skyfleet.terminal import RedactingFilter
 from skyfleet.trainer.training_run import find_resume_checkpoint, run_training
 from skyfleet.trajectories.archive import read_trajectories
 from skyfleet.trajectories.records import to_record

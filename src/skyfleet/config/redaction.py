@@ -21,11 +21,11 @@ from skyfleet.redaction import (
     OLD_MARK,
     Mask,
     hash_secret,
-    install_log_filter,
     redact_value,
     remember_environment,
     remember_secrets,
 )
+from skyfleet.terminal import install_log_filter
 
 _VARIABLE = re.compile(r"\$\{oc\.env:\s*(\w+)")
 _REFERENCE = re.compile(r"\$\{oc\.env:[^{}]*\}")

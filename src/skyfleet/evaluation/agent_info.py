@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+from skyfleet.redaction import redact
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentInfo:
@@ -19,6 +21,12 @@ class AgentInfo:
     """The training step that a server reports; a checkpoint has it in its name."""
     temperature: float | None = None
     max_turns: int | None = None
+
+    def __post_init__(self) -> None:
+        """An endpoint may contain a password, and reports are shared."""
+        for name in ("model", "endpoint", "checkpoint"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, redact(value))
 
 
 def differences(before: AgentInfo, after: AgentInfo) -> list[str]:

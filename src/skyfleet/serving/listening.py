@@ -27,7 +27,7 @@ _TIMEOUT_RESPONSE = (
 def build_uvicorn_config(app: Any, policy: AccessPolicy, **options: Any) -> uvicorn.Config:
     """The settings of a server of `app`; `options` are uvicorn's.
 
-    Logs go through Python's logging, whose default handler `skyfleet.redaction` filters.
+    Logs go through Python's logging, whose default handler `skyfleet.terminal` filters.
     """
     return uvicorn.Config(
         Guard(app, policy),
