@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from math import isclose
 from time import perf_counter
-from types import TracebackType
 from weakref import WeakSet
 
 from skyfleet.chat.message import Message
@@ -25,6 +24,7 @@ from skyfleet.envs.validation import validate_grade, validate_observation, valid
 from skyfleet.errors import ContextFullError, EnvError, EpisodeError, VerifierError, wrap_errors
 from skyfleet.rollouts.conversation import AgentFactory, Conversation
 from skyfleet.tasks.task import Grade, Task
+from skyfleet.trajectories.episode_clock import EpisodeClock, EpisodeTimeoutError
 from skyfleet.trajectories.trajectory import Ending, Failure, Group, Trajectory, Turn
 
 logger = logging.getLogger(__name__)
@@ -43,40 +43,6 @@ class Limits:
     """Tokens; a turn with a longer prompt is not started."""
     trajectory_timeout_seconds: float
     """From reset to the last turn, and again for the grade; 0 disables it."""
-
-    @property
-    def seconds_or_none(self) -> float | None:
-        return self.trajectory_timeout_seconds or None
-
-
-class EpisodeTimeoutError(TimeoutError):
-    """The episode's own time limit expired; a timeout raised inside the episode is another one."""
-
-
-class _TimeLimit:
-    """Raises EpisodeTimeoutError when the time of `limits` is over."""
-
-    # Entered twice per episode; a generator-based context manager makes short episodes 3 % slower.
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self._timeout = asyncio.timeout(limits.seconds_or_none)
-
-    async def __aenter__(self) -> None:
-        await self._timeout.__aenter__()
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        try:
-            await self._timeout.__aexit__(kind, error, traceback)
-        except TimeoutError:
-            seconds = self._limits.trajectory_timeout_seconds
-            raise EpisodeTimeoutError(
-                f"not finished after {seconds:g} s (generator.trajectory_timeout_seconds)"
-            ) from None
 
 
 class _Episode:
@@ -151,7 +117,7 @@ async def _run_in_time(
     """Return the environment after the last turn, still open."""
     env = None
     try:
-        async with _TimeLimit(limits):
+        async with EpisodeClock(limits.trajectory_timeout_seconds):
             env = await open_env_until(closing, open_env, task)
             with wrap_errors(EnvError, "reset"):
                 observation = validate_observation(await env.reset())
@@ -218,7 +184,7 @@ def _continue(conversation: Conversation, step: Step) -> None:
 
 async def _grade(episode: _Episode, env: Env, limits: Limits) -> None:
     with wrap_errors(VerifierError, "grade"):
-        async with _TimeLimit(limits):
+        async with EpisodeClock(limits.trajectory_timeout_seconds):
             episode.grade = validate_grade(await grade_env(env, episode.steps))
 
 
