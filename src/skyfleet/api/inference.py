@@ -141,7 +141,8 @@ async def _connect_chat(url: str, config: RunConfig, opening: AsyncExitStack) ->
     from skyfleet.rollouts.conversation import MessageConversation
 
     api_key = read_api_key()
-    name = config.generator.served_model_name or await _find_model_name(url, api_key)
+    seconds = config.generator.probe_timeout_seconds
+    name = config.generator.served_model_name or await _find_model_name(url, api_key, seconds)
     chat = await opening.enter_async_context(OpenAIChat(url, model=name, api_key=api_key))
 
     def agent(sampling: SamplingParams) -> AgentFactory:
@@ -157,16 +158,16 @@ async def _connect_chat(url: str, config: RunConfig, opening: AsyncExitStack) ->
     return agent
 
 
-async def _find_model_name(url: str, api_key: str | None) -> str:
-    import httpx
+async def _find_model_name(url: str, api_key: str | None, timeout_seconds: float) -> str:
+    from skyfleet.engines.servers import list_models
 
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
-        async with httpx.AsyncClient(headers=headers, timeout=30) as client:
-            answer = await client.get(f"{url.rstrip('/')}/models")
-            answer.raise_for_status()
-            return str(answer.json()["data"][0]["id"])
-    except (httpx.HTTPError, KeyError, IndexError, ValueError) as error:
+        base = url.rstrip("/")
+        served = await list_models(
+            base, api_key=api_key, timeout_seconds=timeout_seconds, named=base
+        )
+        return next(iter(served))
+    except (ConfigError, StopIteration) as error:
         raise ConfigError(
             f"{url} does not list a model: {error}; start the server, correct the URL, or set "
             'config={"generator.served_model_name": ...}'

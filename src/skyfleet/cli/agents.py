@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -153,25 +154,38 @@ async def open_endpoint_agent(
         stop=tuple(section.stop),
     )
     async with OpenAIChat(url, model=model, api_key=read_api_key()) as chat:
-        await _probe_endpoint(chat, url, replace(sampling, max_generate_length=16, seed=0))
+        seconds = config.generator.probe_timeout_seconds
+        probe = replace(sampling, max_generate_length=16, seed=0)
+        await _probe_endpoint(chat, url, probe, timeout_seconds=seconds)
         yield _build_chat_agent(config, chat, sampling)
 
 
-async def _probe_endpoint(chat: ChatModel, url: str, sampling: SamplingParams) -> None:
+async def _probe_endpoint(
+    chat: ChatModel, url: str, sampling: SamplingParams, *, timeout_seconds: float
+) -> None:
     """One short request: an error here would fail every episode."""
     from skyfleet.chat.message import Message
     from skyfleet.engines.engine import ReplyTruncatedError
     from skyfleet.engines.http_client import RequestRejectedError
+    from skyfleet.engines.openai_completion import InvalidCompletionError
 
     try:
-        await chat.reply([Message(role="user", content="Say hello.")], (), sampling)
+        async with asyncio.timeout(timeout_seconds):
+            await chat.reply([Message(role="user", content="Say hello.")], (), sampling)
     except ReplyTruncatedError:
         return
+    except TimeoutError:
+        raise ConfigError(
+            f"--endpoint {url} did not answer within {timeout_seconds:g} s "
+            "(generator.probe_timeout_seconds); start it, correct the url or --model, or raise the key"
+        ) from None
     except RequestRejectedError as error:
         raise ConfigError(
             f"--endpoint {url} rejects the request: {error}; change "
             "generator.eval_sampling_params, or correct the url or --model"
         ) from error
+    except InvalidCompletionError as error:
+        raise ConfigError(f"--endpoint {url}: {error}") from error
     except EngineError as error:
         raise ConfigError(
             f"--endpoint {url} does not answer: {error}; start it, or correct the url, --model or "

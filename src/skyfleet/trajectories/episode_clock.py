@@ -36,6 +36,7 @@ class EpisodeClock:
         "_timeout",
         "_timer",
         "engine_loss_seconds",
+        "engine_problem",
         "limit_seconds",
     )
 
@@ -43,6 +44,8 @@ class EpisodeClock:
         self.limit_seconds = limit_seconds
         self.engine_loss_seconds = 0.0
         """Time that failed, retried or unanswered engine requests took."""
+        self.engine_problem = ""
+        """Why the last of them failed."""
         self._extended = 0.0
         self._started = 0.0
         self._stopped: float | None = None
@@ -96,9 +99,10 @@ class EpisodeClock:
         spent = self.elapsed_seconds - self.engine_loss_seconds
         return self.engine_loss_seconds > 0 and spent < self.limit_seconds
 
-    def add_engine_loss(self, seconds: float) -> None:
+    def add_engine_loss(self, seconds: float, problem: str = "") -> None:
         """Count time in which the engine had failed or did not answer; the limit stays."""
         self.engine_loss_seconds += seconds
+        self.engine_problem = problem or self.engine_problem
 
     def extend(self, seconds: float) -> None:
         """Give back time that passed while another environment blocked the event loop."""
