@@ -113,6 +113,7 @@ async def _evaluate(
 ) -> Evaluation:
     from skyfleet.envs.registry import is_remote_env
     from skyfleet.evaluation.baselines import measure_baselines
+    from skyfleet.evaluation.evaluate import check_graded
     from skyfleet.evaluation.evaluate import evaluate as run_evaluation
     from skyfleet.evaluation.report import save_report
     from skyfleet.evaluation.score import PASS_THRESHOLD
@@ -148,6 +149,7 @@ async def _evaluate(
         )
     if output is not None:
         save_report(Path(output), report)
+    check_graded({name: groups})
     episodes = [Trajectory.from_record(t) for group in groups for t in group.trajectories]
     ungraded = describe_ungraded(groups)
     return Evaluation(report, episodes, notes=[ungraded] if ungraded else [])

@@ -28,7 +28,7 @@ from skyfleet.cli.agents import (
 from skyfleet.cli.arguments import ConfigArgs, DryRun, config_from, show_plan
 from skyfleet.cli.interrupting import cancel_on_ctrl_c, exit_interrupted
 from skyfleet.cli.run_tasks import find_trained_envs
-from skyfleet.errors import ConfigError, EngineError
+from skyfleet.errors import ConfigError
 
 if TYPE_CHECKING:
     from skyfleet.config.root import RunConfig
@@ -145,7 +145,7 @@ async def _evaluate(config: RunConfig, sets: dict[str, list[str]], options: _Opt
     """Evaluate the sets; each is saved when it ends, the table is printed last."""
     from skyfleet.envs.registry import env_factory, is_remote_env
     from skyfleet.evaluation.baselines import measure_baselines
-    from skyfleet.evaluation.evaluate import evaluate
+    from skyfleet.evaluation.evaluate import check_graded, evaluate
     from skyfleet.evaluation.report import save_report
     from skyfleet.evaluation.table import score_table
     from skyfleet.tracking.console import ConsoleTracker
@@ -156,7 +156,8 @@ async def _evaluate(config: RunConfig, sets: dict[str, list[str]], options: _Opt
     most, n_samples = config.generator.max_num_seqs, config.generator.eval_n_samples_per_prompt
     trained_envs, remarks = find_trained_envs(config)
     console = ConsoleTracker()
-    reports = []
+    reports: list[EvalReport] = []
+    groups_by_set: dict[str, list[Group]] = {}
     async with _open_agent(config, options) as (policy, agent_info, step):
         for name, sources in sets.items():
             tasks = load_sources(sources, key=f"data.val_data.{name}")
@@ -193,6 +194,7 @@ async def _evaluate(config: RunConfig, sets: dict[str, list[str]], options: _Opt
             if options.output is not None:
                 save_report(options.output, report)
             reports.append(report)
+            groups_by_set[name] = groups
             remarks += _remarks(report, groups)
     console.close()
     if evaluated := agent_info.checkpoint or agent_info.endpoint:
@@ -200,8 +202,7 @@ async def _evaluate(config: RunConfig, sets: dict[str, list[str]], options: _Opt
     print(score_table(reports), end="")
     if remarks:
         print("", *remarks, sep="\n")
-    if not any(report.overall.n_attempts for report in reports):
-        raise EngineError("no attempt could be graded")
+    check_graded(groups_by_set)
 
 
 @contextmanager

@@ -123,7 +123,8 @@ async def connect_servers(
     for server in servers:
         if config.generator.backend == "vllm":
             async with _routes(server, common["api_key"]) as routes:
-                await reject_sleeping_server(routes)
+                seconds = config.generator.probe_timeout_seconds
+                await reject_sleeping_server(routes, timeout_seconds=seconds)
         named: dict[str, Any] = {"model": server.model, "model_names": server.model_names}
         engine = OpenAIEngine(server.url, max_model_len=server.max_model_len, **named, **common)
         engines.append(await opened.enter_async_context(engine))
@@ -162,6 +163,7 @@ async def connect_vllm_servers(
             routes,
             may_sleep=config.trainer.placement.colocate_all,
             sizes=sizes,
+            timeout_seconds=config.generator.probe_timeout_seconds,
         )
         engines.append(engine)
     return engines

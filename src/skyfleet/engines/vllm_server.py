@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +15,16 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from skyfleet.chat.transcript import Completion
 from skyfleet.engines.http_client import CONNECT_SECONDS, RequestRejectedError, auth_header
 from skyfleet.engines.openai_engine import OpenAIEngine
+from skyfleet.engines.response_body import (
+    ERROR_BYTES,
+    InvalidBodyError,
+    Response,
+    get,
+    send_request,
+    show_text,
+)
 from skyfleet.engines.sampling_params import SamplingParams
+from skyfleet.engines.servers import PROBE_KEY, PROBE_TIMEOUT_SECONDS
 from skyfleet.engines.vllm_controller import LOGPROBS_MODE, WORKER_EXTENSION, VllmController
 from skyfleet.engines.vllm_versions import MIN_TRAINABLE_VLLM, is_at_least
 from skyfleet.errors import ConfigError, EngineError
@@ -22,7 +32,8 @@ from skyfleet.errors import ConfigError, EngineError
 CONTROL_TIMEOUT_SECONDS = 900.0
 """For one control call: a large model's weights may come from a slow disk."""
 HEALTH_TIMEOUT_SECONDS = 10.0
-_SHOWN_CHARACTERS = 300
+MAX_CONTROL_BYTES = 1 << 26
+"""Of one response: the checksums of a large model take a few MiB."""
 
 
 class RouteError(Exception):
@@ -62,8 +73,11 @@ class VllmRoutes:
 
     async def is_sleeping(self) -> bool:
         """True if it sleeps or is paused."""
-        answer = (await self._ask("GET", "is_sleeping")).json()
-        return bool(answer["is_sleeping"])
+        response = await self._ask("GET", "is_sleeping")
+        match response.json():
+            case {"is_sleeping": bool() as is_sleeping}:
+                return is_sleeping
+        raise RouteError(response.status, f"/is_sleeping returned {response.shown}")
 
     async def pause_generation(self, *, mode: str, clear_cache: bool) -> None:
         await self._ask("POST", "pause", params={"mode": mode, "clear_cache": clear_cache})
@@ -81,24 +95,24 @@ class VllmRoutes:
     async def collective_rpc(self, method: str, args: Sequence[Any] = ()) -> list[Any]:
         """Results that are None, mappings or lists keep their type; others become strings."""
         body = {"method": method, "args": list(args)}
-        answer = (await self._ask("POST", "collective_rpc", json=body)).json()
-        results: list[Any] = answer["results"]
-        return results
+        response = await self._ask("POST", "collective_rpc", json=body)
+        match response.json():
+            case {"results": list() as results}:
+                return results
+        raise RouteError(response.status, f"/collective_rpc returned {response.shown}")
 
     async def data_parallel_size(self) -> int:
         """Read from /server_info, because a worker of a dense model does not know it."""
         answer = await self._ask("GET", "server_info")
         found = re.search(r"\bdata_parallel_size=(\d+)", answer.text)
         if found is None:
-            raise RouteError(answer.status_code, "/server_info has no data_parallel_size")
+            raise RouteError(answer.status, "/server_info has no data_parallel_size")
         return int(found[1])
 
     async def version(self) -> str | None:
         """The vLLM version; None for a server that is not vLLM."""
         try:
             answer = (await self._ask("GET", "version")).json()
-        except ValueError:
-            return None
         except RouteError as error:
             if error.status == httpx.codes.NOT_FOUND:
                 return None
@@ -108,26 +122,31 @@ class VllmRoutes:
 
     async def is_alive(self) -> bool:
         try:
-            return (await self._client.get("health", timeout=HEALTH_TIMEOUT_SECONDS)).is_success
-        except httpx.HTTPError:
+            async with asyncio.timeout(HEALTH_TIMEOUT_SECONDS):
+                return (await get(self._client, "health", max_bytes=ERROR_BYTES)).is_success
+        except (httpx.HTTPError, InvalidBodyError, TimeoutError):
             return False
 
-    async def _ask(self, verb: str, route: str, **details: Any) -> httpx.Response:
-        response = await self._client.request(verb, route, **details)
-        if response.is_error:
-            raise RouteError(response.status_code, _error_message(response))
+    async def _ask(self, verb: str, route: str, **details: Any) -> Response:
+        request = self._client.build_request(verb, route, **details)
+        try:
+            async with asyncio.timeout(CONTROL_TIMEOUT_SECONDS):
+                response = await send_request(self._client, request, max_bytes=MAX_CONTROL_BYTES)
+        except InvalidBodyError as error:
+            raise RouteError(httpx.codes.OK, f"/{route} {error}") from error
+        except TimeoutError:
+            raise httpx.ReadTimeout(f"no response in {CONTROL_TIMEOUT_SECONDS:g} s") from None
+        if not response.is_success:
+            raise RouteError(response.status, _error_message(response))
         return response
 
 
-def _error_message(response: httpx.Response) -> str:
+def _error_message(response: Response) -> str:
     """vLLM's error message, or the start of the response."""
-    try:
-        match response.json():
-            case {"error": {"message": str(message)}} | {"error": str(message)}:
-                return message[:_SHOWN_CHARACTERS]
-    except ValueError:
-        pass
-    return response.text[:_SHOWN_CHARACTERS]
+    match response.json():
+        case {"error": {"message": str(message)}} | {"error": str(message)}:
+            return show_text(message)
+    return show_text(response.text)
 
 
 class VllmServerInfo(BaseModel):
@@ -250,19 +269,28 @@ class VllmServer(VllmController):
 
 
 async def open_vllm_server(
-    inner: OpenAIEngine, routes: VllmRoutes, *, may_sleep: bool, sizes: Mapping[str, Any]
+    inner: OpenAIEngine,
+    routes: VllmRoutes,
+    *,
+    may_sleep: bool,
+    sizes: Mapping[str, Any],
+    timeout_seconds: float = PROBE_TIMEOUT_SECONDS,
 ) -> VllmServer:
     """Check that a server can be trained, and wake it. ConfigError names what it lacks.
 
-    `sizes` are those of the learner's model.
+    `sizes` are those of the learner's model. All checks together have `timeout_seconds`.
     """
     named = f"generator.remote_inference_engine_urls: {routes.url}"
     try:
-        info = await query_server_info(routes, named)
-        n_replicas = await routes.data_parallel_size()
-        check_trainable(info, named, n_replicas=n_replicas, sizes=sizes)
-        if await routes.is_sleeping():
+        async with asyncio.timeout(timeout_seconds):
+            info = await query_server_info(routes, named)
+            n_replicas = await routes.data_parallel_size()
+            check_trainable(info, named, n_replicas=n_replicas, sizes=sizes)
+            is_sleeping = await routes.is_sleeping()
+        if is_sleeping:
             await routes.wake_up()
+    except TimeoutError:
+        raise _silent_error(named, timeout_seconds) from None
     except (httpx.HTTPError, RouteError) as error:
         raise ConfigError(
             f"{named} does not respond correctly ({type(error).__name__}: {error}); try again when it "
@@ -276,14 +304,27 @@ async def open_vllm_server(
     )
 
 
-async def reject_sleeping_server(routes: VllmRoutes) -> None:
+async def reject_sleeping_server(
+    routes: VllmRoutes, *, timeout_seconds: float = PROBE_TIMEOUT_SECONDS
+) -> None:
     """ConfigError for a sleeping server, whose requests would wait forever."""
     try:
-        is_sleeping = await routes.is_sleeping()
-    except (httpx.HTTPError, RouteError, ValueError):
+        async with asyncio.timeout(timeout_seconds):
+            is_sleeping = await routes.is_sleeping()
+    except TimeoutError:
+        named = f"generator.remote_inference_engine_urls: {routes.url}"
+        raise _silent_error(named, timeout_seconds) from None
+    except (httpx.HTTPError, RouteError):
         return  # without developer routes, nothing can have put it to sleep
     if is_sleeping:
         raise ConfigError(
             f"generator.remote_inference_engine_urls: {routes.url} is asleep or paused, probably by "
             "an interrupted training run; resume that run, or restart the server"
         )
+
+
+def _silent_error(named: str, timeout_seconds: float) -> ConfigError:
+    return ConfigError(
+        f"{named} did not answer within {timeout_seconds:g} s ({PROBE_KEY}); restart it, or raise "
+        "the key"
+    )
