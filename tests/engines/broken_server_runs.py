@@ -96,10 +96,12 @@ async def connect(
     client: Client, url: str, opened: AsyncExitStack, timeout_seconds: float, tries: int
 ) -> AgentFactory:
     if client in ("messages", "anthropic"):
-        base, make = (f"{url}/v1", OpenAIChat) if client == "messages" else (url, AnthropicChat)
-        model = await opened.enter_async_context(
-            make(base, model=MODEL, timeout_seconds=timeout_seconds)
-        )
+        model: OpenAIChat | AnthropicChat
+        if client == "messages":
+            model = OpenAIChat(f"{url}/v1", model=MODEL, timeout_seconds=timeout_seconds)
+        else:
+            model = AnthropicChat(url, model=MODEL, timeout_seconds=timeout_seconds)
+        await opened.enter_async_context(model)
         return lambda task, observation, session: MessageConversation(
             observation, model=model, sampling=SAMPLING
         )

@@ -6,8 +6,10 @@ import asyncio
 import json
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,9 +114,11 @@ class BrokenHttp:
         self.n_broken += 1
         return bool(await self._behave(request, connection))
 
-    def close(self) -> None:
-        for task in self._connections:
+    async def close(self) -> None:
+        connections = tuple(self._connections)
+        for task in connections:
             task.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)
 
 
 async def _read(reader: asyncio.StreamReader) -> tuple[str, dict[str, Any]]:
@@ -135,8 +139,7 @@ async def broken_http(behave: Behaviour, *, accepts: bool = True) -> AsyncIterat
         yield f"http://{host}:{port}"
     finally:
         listening.close()
-        server.close()
-        await asyncio.sleep(0)
+        await server.close()
 
 
 def good_answer(request: HttpRequest) -> dict[str, Any]:
@@ -162,3 +165,25 @@ def good_answer(request: HttpRequest) -> dict[str, Any]:
     choice |= {"text": line, "logprobs": {"token_logprobs": logprobs}}
     choice["prompt_token_ids"] = request.body["prompt"]
     return answer
+
+
+@contextmanager
+def broken_http_thread(behave: Behaviour, *, accepts: bool = True) -> Iterator[str]:
+    """The same in a thread, for a command that runs its own event loop."""
+    started: Future[str] = Future()
+    loop = asyncio.new_event_loop()
+    ended = asyncio.Event()
+
+    async def serve() -> None:
+        async with broken_http(behave, accepts=accepts) as url:
+            started.set_result(url)
+            await ended.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    try:
+        yield started.result(timeout=10)
+    finally:
+        loop.call_soon_threadsafe(ended.set)
+        thread.join()
+        loop.close()

@@ -23,7 +23,8 @@ from skyfleet.engines.openai_engine import OpenAIEngine
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.engines.servers import Server, discover_servers, read_api_key
 from skyfleet.engines.vllm_controller import VllmSettings
-from skyfleet.engines.vllm_server import VllmRoutes, open_vllm_server, reject_sleeping_server
+from skyfleet.engines.vllm_routes import VllmRoutes
+from skyfleet.engines.vllm_server import open_vllm_server, reject_sleeping_server
 from skyfleet.errors import ConfigError
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.weights import read_model_sizes
