@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -21,7 +22,6 @@ from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import Env, Observation
 from skyfleet.rollouts.conversation import (
     AgentFactory,
-    Conversation,
     MessageConversation,
     TokenConversation,
 )
@@ -32,6 +32,7 @@ from skyfleet.trajectories.trajectory import Trajectory
 
 SAMPLING = SamplingParams(max_generate_length=64)
 CONTEXT = 4096
+SIBLING_SECONDS = 60.0
 
 
 class NamedEnv(CounterEnv):
@@ -69,12 +70,8 @@ async def play(
     """Two groups at once on one client: one meets the broken server, one has good answers.
 
     A server that is broken before it reads a request has no good answers: there, the siblings have
-    a server of their own.
+    a server of their own. Their time limit is long, so that a busy machine does not matter.
     """
-    tasks = [Task(key=key, env_key="counter", prompt="count to 3") for key in (BROKEN, GOOD)]
-    limits = Limits(
-        max_turns=8, max_input_length=CONTEXT - 64, trajectory_timeout_seconds=limit_seconds
-    )
     async with AsyncExitStack() as opened:
         url = await opened.enter_async_context(broken_http(kind.behave, accepts=kind.accepts))
         broken = await connect(client, url, opened, timeout_seconds, tries)
@@ -83,13 +80,21 @@ async def play(
             other = await opened.enter_async_context(broken_http(answer_well))
             good = await connect(client, other, opened, timeout_seconds, tries)
 
-        def start(task: Task, observation: Observation, session: str) -> Conversation:
-            return (good if task.key == GOOD else broken)(task, observation, session)
+        async with asyncio.TaskGroup() as groups:
+            unlucky = groups.create_task(collect_one(BROKEN, broken, limit_seconds, attempts))
+            lucky = groups.create_task(collect_one(GOOD, good, SIBLING_SECONDS, attempts))
+    return Played(broken=unlucky.result(), siblings=lucky.result())
 
-        groups = await collect(
-            tasks, open_env, start, limits, n_samples=attempts, max_concurrent=64
-        )
-    return Played(broken=groups[0].trajectories, siblings=groups[1].trajectories)
+
+async def collect_one(
+    key: str, agent: AgentFactory, limit_seconds: float, attempts: int
+) -> Sequence[Trajectory]:
+    limits = Limits(
+        max_turns=8, max_input_length=CONTEXT - 64, trajectory_timeout_seconds=limit_seconds
+    )
+    task = Task(key=key, env_key="counter", prompt="count to 3")
+    (group,) = await collect([task], open_env, agent, limits, n_samples=attempts, max_concurrent=64)
+    return group.trajectories
 
 
 async def connect(

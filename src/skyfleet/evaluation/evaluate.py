@@ -31,6 +31,27 @@ def check_graded(groups_by_set: Mapping[str, Sequence[Group]]) -> None:
         )
 
 
+class GradedSets:
+    """The evaluation sets of a training run that had a grade when they were last evaluated.
+
+    A set without a grade at its first evaluation, or twice in a row, stops the run; once may be an
+    outage. The run saves a checkpoint, and the same command evaluates the set again.
+    """
+
+    def __init__(self, *, stops: bool = True) -> None:
+        """`stops=False` for trainer.sentinels.modes.nothing_graded=warn or off."""
+        self._stops = stops
+        self._graded: set[str] = set()
+
+    def check(self, name: str, groups: Sequence[Group]) -> None:
+        if any(group.graded for group in groups):
+            self._graded.add(name)
+        elif name in self._graded:
+            self._graded.remove(name)
+        elif self._stops:
+            check_graded({name: groups})
+
+
 async def evaluate(
     name: str,
     tasks: Sequence[Task],

@@ -12,7 +12,7 @@ from skyfleet.envs.env import EnvFactory
 from skyfleet.envs.registry import is_remote_env
 from skyfleet.evaluation.agent_info import AgentInfo
 from skyfleet.evaluation.baselines import Baseline, baseline_faults, measure_baselines
-from skyfleet.evaluation.evaluate import check_graded, evaluate
+from skyfleet.evaluation.evaluate import GradedSets, evaluate
 from skyfleet.evaluation.model_selection import select_best_step
 from skyfleet.evaluation.report import EvalReport, load_report, metric_prefix, save_report
 from skyfleet.rollouts.conversation import AgentFactory
@@ -52,10 +52,7 @@ class Evaluator:
     dump: Dump | None = None
     baselines: dict[str, Mapping[str, Baseline]] = field(default_factory=dict)
     """By set; measured once, at the set's first evaluation."""
-    stops_ungraded: bool = True
-    """An evaluation set without a grade stops the run: `sentinels.modes.nothing_graded` is stop."""
-    graded_sets: set[str] = field(default_factory=set)
-    """Sets whose last evaluation had a grade."""
+    graded_sets: GradedSets = field(default_factory=GradedSets)
 
     @classmethod
     def from_config(
@@ -95,7 +92,9 @@ class Evaluator:
             console=console,
             verify=verify,
             callbacks=callbacks,
-            stops_ungraded=build_modes(trainer.sentinels)["nothing_graded"] == "stop",
+            graded_sets=GradedSets(
+                stops=build_modes(trainer.sentinels)["nothing_graded"] == "stop"
+            ),
             dump=_build_dump(config, policy_client) if trainer.dump_eval_results else None,
         )
 
@@ -141,18 +140,8 @@ class Evaluator:
             self.dump(name, step, groups, metrics)
         save_report(self.folder, report)
         self.callbacks.evaluation(report)
-        self._check_graded(name, groups)
+        self.graded_sets.check(name, groups)
         return report, metrics
-
-    def _check_graded(self, name: str, groups: Sequence[Group]) -> None:
-        """One evaluation without a grade may be an outage; the first one, or two in a row, are an
-        error, after which the run can be resumed."""
-        if any(group.graded for group in groups):
-            self.graded_sets.add(name)
-        elif name in self.graded_sets:
-            self.graded_sets.remove(name)
-        elif self.stops_ungraded:
-            check_graded({name: groups})
 
     def select_best_step(self, evaluated_steps: Sequence[int], *, default: int) -> int:
         """The best step by a test over all evaluations of the first set."""
