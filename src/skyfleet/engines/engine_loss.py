@@ -6,6 +6,8 @@ grade. Slow but healthy generation is no loss.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import monotonic
 
 from skyfleet.trajectories.episode_clock import current_clock
@@ -28,16 +30,14 @@ class AnswerTimes:
         if seconds > self._longest.get(size, (0, -1.0))[1]:
             self._longest[size] = (max_tokens, seconds)
 
-    def is_unanswered(self, max_tokens: int, seconds: float) -> bool:
-        """Whether a request that is in flight for so long is more than a slow one."""
-        if seconds < MIN_LOSS_SECONDS:
-            return False
+    def patience_seconds(self, max_tokens: int) -> float:
+        """How long a request may take before it is unanswered and not only slow."""
         # A request for more tokens may take longer in proportion.
-        healthy = [
+        healthy = (
             longest * max(1.0, max_tokens / max(1, answered))
             for answered, longest in self._longest.values()
-        ]
-        return not healthy or seconds > UNANSWERED_FACTOR * max(healthy)
+        )
+        return max(MIN_LOSS_SECONDS, UNANSWERED_FACTOR * max(healthy, default=0.0))
 
 
 def record_engine_loss(seconds: float, problem: str = "") -> None:
@@ -45,6 +45,30 @@ def record_engine_loss(seconds: float, problem: str = "") -> None:
     clock = current_clock.get()
     if clock is not None and seconds > 0:
         clock.add_engine_loss(seconds, problem)
+
+
+@contextmanager
+def deferring_expiry(seconds_left: Callable[[], float]) -> Iterator[None]:
+    """While the limit of the current episode is over and `seconds_left()` > 0, it goes on inside.
+
+    So it is known whether the engine answers. An answer that comes after the limit is not used.
+    """
+    clock = current_clock.get()
+    if clock is None:
+        yield
+        return
+    previous, clock.defer_expiry = clock.defer_expiry, seconds_left
+    try:
+        yield
+    finally:
+        clock.defer_expiry = previous
+
+
+async def expire_after_limit() -> None:
+    """End the current episode here if its limit is over."""
+    clock = current_clock.get()
+    if clock is not None and clock.has_expired:
+        await clock.expire_deferred()
 
 
 class LossMeter:

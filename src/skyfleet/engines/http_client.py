@@ -16,7 +16,12 @@ from typing import Any, Self
 
 import httpx
 
-from skyfleet.engines.engine_loss import AnswerTimes, record_engine_loss
+from skyfleet.engines.engine_loss import (
+    AnswerTimes,
+    deferring_expiry,
+    expire_after_limit,
+    record_engine_loss,
+)
 from skyfleet.engines.post_request import PostRequest
 from skyfleet.engines.response_body import (
     InvalidBodyError,
@@ -154,7 +159,10 @@ class RetryingClient:
         await self._wait_for_connection()
         self._running.add(request)
         try:
-            return await self._post_in_time(request)
+            with deferring_expiry(lambda: request.seconds_until_unanswered(self._times)):
+                answer = await self._post_in_time(request)
+            await expire_after_limit()
+            return answer
         except asyncio.CancelledError:
             # Usually an episode's time limit: was the server slow, or does it not answer?
             request.lost_seconds = request.measure_loss(self._times)
@@ -177,11 +185,17 @@ class RetryingClient:
             return
         started, lost_before = monotonic(), self._lost_seconds
         try:
-            await self._semaphore.acquire()
+            with deferring_expiry(self._seconds_until_unanswered):
+                await self._semaphore.acquire()
         finally:
             lost = self._lost_seconds - lost_before
             lost += sum(request.measure_loss(self._times) for request in self._running)
             record_engine_loss(min(monotonic() - started, lost), f"{self._url} fails or hangs")
+
+    def _seconds_until_unanswered(self) -> float:
+        """Of the request that may take longest."""
+        left = (request.seconds_until_unanswered(self._times) for request in self._running)
+        return max(left, default=0.0)
 
     def _describe_loss(self, request: PostRequest) -> str:
         """Of the last attempt, for the error of an episode that runs out of time."""

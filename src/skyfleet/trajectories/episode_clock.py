@@ -8,7 +8,7 @@ loop gives that time back to the clocks of the other episodes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar, Token
 from types import TracebackType
 
@@ -35,6 +35,7 @@ class EpisodeClock:
         "_stopped",
         "_timeout",
         "_timer",
+        "defer_expiry",
         "engine_loss_seconds",
         "engine_problem",
         "limit_seconds",
@@ -46,6 +47,9 @@ class EpisodeClock:
         """Time that failed, retried or unanswered engine requests took."""
         self.engine_problem = ""
         """Why the last of them failed."""
+        self.defer_expiry: Callable[[], float] | None = None
+        """Called when the limit is over, with an engine request in flight: in how many seconds to
+        ask again whether the engine answers it, 0 to expire now."""
         self._extended = 0.0
         self._started = 0.0
         self._stopped: float | None = None
@@ -123,7 +127,16 @@ class EpisodeClock:
             # The event loop was blocked: whoever measures that extends this clock first.
             self._loop.call_soon(lambda: self._expire(is_late=True))
         elif self._stopped is None and self.has_expired:
-            self._timeout.reschedule(self._loop.time())
+            seconds = self.defer_expiry() if self.defer_expiry is not None else 0.0
+            if seconds > 0:
+                self._timer = self._loop.call_later(seconds, self._expire)
+            else:
+                self._timeout.reschedule(self._loop.time())
+
+    async def expire_deferred(self) -> None:
+        """The answer came after the limit: wait for the cancellation, so that it is not used."""
+        self._timeout.reschedule(self._loop.time())
+        await asyncio.sleep(1)
 
 
 current_clock: ContextVar[EpisodeClock | None] = ContextVar("current_clock", default=None)
