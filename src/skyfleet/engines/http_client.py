@@ -107,6 +107,7 @@ class RetryingClient:
         """Of all requests that ended."""
         # Without compression, so that the size of a body is known while it is read.
         self._headers = {"Accept-Encoding": "identity", **headers}
+        self._ssl = _ssl_context()
         self._pools: list[httpx.AsyncClient] = []
         self._free: list[httpx.AsyncClient] = []
         """Each pool once per connection that is free."""
@@ -142,7 +143,7 @@ class RetryingClient:
         seconds = self._timeout_seconds
         return httpx.AsyncClient(
             headers=self._headers,
-            verify=_ssl_context(),
+            verify=self._ssl,
             timeout=httpx.Timeout(seconds, connect=min(CONNECT_SECONDS, seconds)),
             limits=httpx.Limits(max_connections=_POOL_SIZE, max_keepalive_connections=_POOL_SIZE),
         )
