@@ -64,10 +64,10 @@ def deferring_expiry(seconds_left: Callable[[], float]) -> Iterator[None]:
         clock.defer_expiry = previous
 
 
-async def expire_after_limit() -> None:
-    """End the current episode here if its limit is over."""
+async def expire_deferred() -> None:
+    """End the current episode here if its limit passed while it waited for the engine."""
     clock = current_clock.get()
-    if clock is not None and clock.has_expired:
+    if clock is not None:
         await clock.expire_deferred()
 
 

@@ -19,7 +19,7 @@ import httpx
 from skyfleet.engines.engine_loss import (
     AnswerTimes,
     deferring_expiry,
-    expire_after_limit,
+    expire_deferred,
     record_engine_loss,
 )
 from skyfleet.engines.post_request import PostRequest
@@ -162,7 +162,7 @@ class RetryingClient:
         try:
             with deferring_expiry(lambda: request.seconds_until_unanswered(self._times)):
                 answer = await self._post_in_time(request)
-            await expire_after_limit()
+            await expire_deferred()
             return answer
         except asyncio.CancelledError:
             # Usually an episode's time limit: was the server slow, or does it not answer?

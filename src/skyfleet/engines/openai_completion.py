@@ -139,7 +139,9 @@ def parse_completion(
 
 def parse_policy_version(answer: Mapping[str, Any], default: int) -> int:
     """The policy version that the server reports; vLLM reports none."""
-    version = answer.get("policy_version", default)
+    version = answer.get("policy_version")
+    if version is None:
+        return default
     if type(version) is not int or version < 0:
         raise ValueError(f"policy_version={version!r}, not a training step")
     return version

@@ -29,6 +29,7 @@ class EpisodeClock:
     # Entered twice per episode; a generator-based context manager makes short episodes 3 % slower.
     __slots__ = (
         "_extended",
+        "_is_deferred",
         "_loop",
         "_previous",
         "_started",
@@ -50,6 +51,7 @@ class EpisodeClock:
         self.defer_expiry: Callable[[], float] | None = None
         """Called when the limit is over, with an engine request in flight: in how many seconds to
         ask again whether the engine answers it, 0 to expire now."""
+        self._is_deferred = False
         self._extended = 0.0
         self._started = 0.0
         self._stopped: float | None = None
@@ -128,15 +130,18 @@ class EpisodeClock:
             self._loop.call_soon(lambda: self._expire(is_late=True))
         elif self._stopped is None and self.has_expired:
             seconds = self.defer_expiry() if self.defer_expiry is not None else 0.0
-            if seconds > 0:
+            self._is_deferred = seconds > 0
+            if self._is_deferred:
                 self._timer = self._loop.call_later(seconds, self._expire)
             else:
                 self._timeout.reschedule(self._loop.time())
 
     async def expire_deferred(self) -> None:
-        """The answer came after the limit: wait for the cancellation, so that it is not used."""
-        self._timeout.reschedule(self._loop.time())
-        await asyncio.sleep(1)
+        """If the expiry was deferred, wait for the cancellation: what came after it is not used."""
+        # Not has_expired alone: time that a blocked event loop took may still be given back.
+        if self._is_deferred and self.has_expired:
+            self._timeout.reschedule(self._loop.time())
+            await asyncio.sleep(1)
 
 
 current_clock: ContextVar[EpisodeClock | None] = ContextVar("current_clock", default=None)
