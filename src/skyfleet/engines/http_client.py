@@ -192,6 +192,11 @@ class RetryingClient:
             lost = self._lost_seconds - lost_before
             lost += sum(request.measure_loss(self._times) for request in self._running)
             record_engine_loss(min(monotonic() - started, lost), f"{self._url} fails or hangs")
+        try:
+            await expire_deferred()
+        except asyncio.CancelledError:
+            self._semaphore.release()
+            raise
 
     def _seconds_until_unanswered(self) -> float:
         """Of the request that may take longest."""
@@ -200,7 +205,8 @@ class RetryingClient:
 
     def _describe_loss(self, request: PostRequest) -> str:
         """Of the last attempt, for the error of an episode that runs out of time."""
-        return f"{self._url} {f'failed with {request.problem}' if request.problem else 'did not answer'}"
+        problem = f"failed with {request.problem}" if request.problem else "did not answer"
+        return f"{self._url} {problem}"
 
     async def _post_in_time(self, request: PostRequest) -> dict[str, Any]:
         try:
