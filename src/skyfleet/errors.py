@@ -2,7 +2,7 @@
 
 SkyfleetError          stops the run with one sentence
 ├── ConfigError, TaskError, ModelError (EngineLostError), CheckpointError,
-│   SentinelError (NoLearningSignalError), MissingExtraError
+│   SentinelError (NoLearningSignalError (NothingGradedError)), MissingExtraError
 └── EpisodeError       ends one episode, is recorded on its trajectory, and the run continues
     └── EnvError, VerifierError, EngineError (ContextFullError)
 """
@@ -78,6 +78,10 @@ class SentinelError(SkyfleetError, RuntimeError):
 
 class NoLearningSignalError(SentinelError):
     """No step gives a learning signal any more; the run saves its checkpoint and stops."""
+
+
+class NothingGradedError(NoLearningSignalError):
+    """No attempt at an evaluation set has a grade, so there is no score."""
 
 
 class MissingExtraError(SkyfleetError, ImportError):

@@ -15,7 +15,7 @@ from skyfleet.chat.message import Message, ToolCall
 from skyfleet.envs.env import Env, Observation, Step, close_env, grade_env
 from skyfleet.envs.python_env import as_env_factory
 from skyfleet.envs.python_tools import build_tool
-from skyfleet.errors import EnvError
+from skyfleet.errors import EnvError, NothingGradedError
 from skyfleet.tasks.task import Task
 
 TASK = Task(key="press-3", env_key="env", prompt="Press it 3 times.", metadata={"times": 3})
@@ -336,13 +336,18 @@ def test_named_environments_become_configuration_keys() -> None:
     assert world.tasks == "world:github?split=train&count=400"
 
 
-def test_attempts_without_a_grade_are_noted() -> None:
+def test_attempts_without_a_grade_are_noted_and_a_set_without_any_is_an_error() -> None:
     def broken(task: Any) -> float:
-        raise KeyError("no field")
+        if task.prompt == "Hello":
+            raise KeyError("no field")
+        return 0.0
 
-    evaluation = sf.evaluate("null", reward=broken, tasks=[{"prompt": "Hello"}], baselines=False)
-    assert evaluation.success_rate is None
-    assert "1 of 1 attempts have no grade" in str(evaluation)
+    tasks = [{"prompt": "Hello"}, {"prompt": "Goodbye"}]
+    evaluation = sf.evaluate("null", reward=broken, tasks=tasks, baselines=False)
+    assert evaluation.success_rate == 0.0
+    assert "1 of 2 attempts have no grade" in str(evaluation)
+    with pytest.raises(NothingGradedError, match=r"no attempt could be graded, .*no field"):
+        sf.evaluate("null", reward=broken, tasks=tasks[:1], baselines=False)
 
 
 def test_a_built_in_environment_is_played_by_name() -> None:

@@ -93,6 +93,7 @@ generator.use_conversation_multi_turn generator.batched generator.inject_context
 generator.context_warning_threshold environment.enable_context_tools environment.max_output_chars
 environment.skyrl_gym.fleet_task.enable_context_tools
 generator.max_num_seqs generator.backend generator.remote_inference_engine_urls
+generator.probe_timeout_seconds
 generator.use_native_tool_calling
 environment.skyrl_gym.tau_bench.use_native_tool_calling
 """

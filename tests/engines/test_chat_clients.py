@@ -21,6 +21,7 @@ from skyfleet.engines.anthropic_chat import AnthropicChat
 from skyfleet.engines.engine import ReplyTruncatedError
 from skyfleet.engines.http_client import RequestRejectedError
 from skyfleet.engines.openai_chat import OpenAIChat
+from skyfleet.engines.openai_completion import InvalidCompletionError
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.errors import ContextFullError, EngineError
 from skyfleet.rollouts.conversation import MessageConversation
@@ -222,7 +223,7 @@ async def test_transient_errors_are_retried(server: Server, ask: Any) -> None:
             r"rejected the request with 404: no such model",
         ),
         ([PlainTextResponse("hello")], r"did not return a JSON object but 200: hello"),
-        ([JSONResponse({"error": "?"})], r"m returned no .*error"),
+        ([JSONResponse({"error": "?"})], r"returned an invalid completion: error: \?; check"),
         ([PlainTextResponse("down", 503)] * 4, r"failed 4 times, last with 503: down"),
     ],
 )
@@ -268,7 +269,7 @@ async def test_a_rejected_request_is_distinguished_from_a_general_error(
     server.answers = list(answers)
     with pytest.raises(EngineError) as caught:
         await ask(server)
-    assert isinstance(caught.value, RequestRejectedError) is alone
+    assert isinstance(caught.value, RequestRejectedError | InvalidCompletionError) is alone
 
 
 @pytest.mark.parametrize("ask", [ask_openai, ask_anthropic])

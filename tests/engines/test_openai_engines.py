@@ -162,7 +162,7 @@ async def test_a_chat_server_without_token_ids_is_rejected(server: Server) -> No
 async def test_tokens_without_logprobs_are_an_engine_error(server: Server) -> None:
     server.answers = [JSONResponse({"choices": [{"token_ids": [1, 2], "logprobs": None}]})]
     async with OpenAIEngine(server.url, model="m") as engine:
-        with pytest.raises(EngineError, match="returned 2 token ids with 0 logprobs"):
+        with pytest.raises(EngineError, match="2 token ids with 0 logprobs"):
             await engine.generate([5], SAMPLING, session="s")
 
 
@@ -182,9 +182,7 @@ async def test_a_chat_sends_tools_and_returns_calls_and_tokens(server: Server) -
     assert body["messages"][1]["reasoning_content"] == "hm"
 
 
-@pytest.mark.parametrize(
-    "answer", [JSONResponse({"choices": []}), chatted({"content": None}), chatted({}, 2)]
-)
+@pytest.mark.parametrize("answer", [chatted({"content": None}), chatted({}, 2)])
 async def test_an_empty_response_is_an_empty_turn(server: Server, answer: Response) -> None:
     server.answers = [answer]
     async with OpenAIChatEngine(server.url, model="m") as engine:

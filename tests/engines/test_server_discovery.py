@@ -51,7 +51,11 @@ async def test_the_only_model_of_a_server_is_the_default() -> None:
     async with serving(policy_model.app(policy_model.engine(), api_key="k")) as url:
         found = await discover_server(url, model=None, api_key="k")
         assert found == Server(
-            url=f"{url}/v1", model=MODEL, max_model_len=CAPACITY, policy_version=0
+            url=f"{url}/v1",
+            model=MODEL,
+            model_names=frozenset({MODEL}),
+            max_model_len=CAPACITY,
+            policy_version=0,
         )
         assert await discover_server(url, model=MODEL, api_key="k") == found
         with pytest.raises(ConfigError, match=rf"serves \['{MODEL}'\], not .*'other'"):

@@ -22,7 +22,8 @@ from tests.fakes.wide_policy import LearnerOf, moved, wide_policy
 from skyfleet.engines import vllm_worker
 from skyfleet.engines.http_client import RequestRejectedError
 from skyfleet.engines.openai_engine import OpenAIEngine
-from skyfleet.engines.vllm_server import VllmRoutes, VllmServer, open_vllm_server
+from skyfleet.engines.vllm_routes import VllmRoutes
+from skyfleet.engines.vllm_server import VllmServer, open_vllm_server
 from skyfleet.errors import ConfigError, EngineError, ModelError, SentinelError
 
 

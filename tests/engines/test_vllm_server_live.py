@@ -31,7 +31,8 @@ from skyfleet.engines import http_client
 from skyfleet.engines.engine import Engine
 from skyfleet.engines.openai_engine import OpenAIEngine
 from skyfleet.engines.vllm_controller import WORKER_EXTENSION
-from skyfleet.engines.vllm_server import VllmRoutes, VllmServer, open_vllm_server
+from skyfleet.engines.vllm_routes import VllmRoutes
+from skyfleet.engines.vllm_server import VllmServer, open_vllm_server
 from skyfleet.errors import ConfigError, ModelError, SentinelError
 from skyfleet.models.loading import LoadedModel, save_model
 from skyfleet.models.weights import read_model_sizes

@@ -10,7 +10,8 @@ from tests.fakes.loopback_vllm import MEMORY
 from tests.fakes.serving import serving
 from tests.fakes.vllm_clients import loopback, reached
 
-from skyfleet.engines.vllm_server import VllmRoutes, reject_sleeping_server
+from skyfleet.engines.vllm_routes import VllmRoutes
+from skyfleet.engines.vllm_server import reject_sleeping_server
 from skyfleet.errors import ConfigError
 
 

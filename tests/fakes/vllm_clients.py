@@ -16,7 +16,8 @@ from skyfleet.engines import http_client as posting
 from skyfleet.engines import vllm_worker
 from skyfleet.engines.openai_engine import OpenAIEngine
 from skyfleet.engines.sampling_params import SamplingParams
-from skyfleet.engines.vllm_server import VllmRoutes, VllmServer, open_vllm_server
+from skyfleet.engines.vllm_routes import VllmRoutes
+from skyfleet.engines.vllm_server import VllmServer, open_vllm_server
 from skyfleet.models.loading import LoadedModel
 from skyfleet.models.weights import read_model_sizes
 

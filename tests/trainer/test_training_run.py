@@ -14,6 +14,7 @@ from tests.fakes.small_runs import rows, small_config
 
 from skyfleet.config.loading import load_config_file
 from skyfleet.envs import registry
+from skyfleet.errors import NothingGradedError
 from skyfleet.evaluation.model_selection import ModelSelection
 from skyfleet.evaluation.report import EvalReport
 from skyfleet.trainer import evaluation, training_run
@@ -222,7 +223,12 @@ async def test_an_evaluation_without_grades_prints_the_reason(
     file = write_ungradable_tasks(tmp_path)
     settings = (f"data.val_data={{v: [{file}]}}", "data.allow_unmanifested=true")
     run_config = small_config(tmp_path / "run", *settings, "data.allow_overlap=true")
-    await run_training(run_config)
+    with pytest.raises(NothingGradedError, match=r"set v: no attempt could be graded, .*Verifier"):
+        await run_training(run_config)
+    assert (tmp_path / "run/checkpoints/global_step_0").is_dir()
+    capsys.readouterr()
+    warn = "trainer.sentinels.modes.nothing_graded=warn"
+    await run_training(small_config(tmp_path / "run", *settings, "data.allow_overlap=true", warn))
     notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("v: ")]
     assert "attempts have no grade; the first: VerifierError: verifier_code failed" in notes[0]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -68,3 +69,27 @@ async def test_cancellation_passes_through_and_no_limit_never_expires() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_a_deferred_expiry_uses_nothing_that_comes_after_the_limit() -> None:
+    async def wait(clock: EpisodeClock, defer: Callable[[], float], seconds: float) -> None:
+        async with clock:
+            clock.defer_expiry = defer
+            await asyncio.sleep(seconds)
+            await clock.expire_deferred()
+            raise AssertionError("it was used")
+
+    left = [0.02, 0.02, 0.0]
+    with pytest.raises(EpisodeTimeoutError):
+        await wait(EpisodeClock(0.02), lambda: left.pop(0), 60)
+    assert left == []
+    with pytest.raises(EpisodeTimeoutError):
+        await wait(EpisodeClock(0.02), lambda: 60.0, 0.1)
+
+
+async def test_an_expiry_that_was_not_deferred_is_left_to_the_timer() -> None:
+    async with EpisodeClock(0.02) as clock:
+        time.sleep(0.05)  # noqa: ASYNC251 - a blocked event loop, whose time is given back
+        await clock.expire_deferred()
+        clock.extend(0.05)
+        await asyncio.sleep(0)

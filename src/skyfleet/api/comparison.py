@@ -11,10 +11,12 @@ from skyfleet.errors import ConfigError, TaskError
 from skyfleet.evaluation import compare as core
 from skyfleet.evaluation.agent_info import differences
 from skyfleet.evaluation.baselines import baseline_faults
+from skyfleet.evaluation.evaluate import check_graded
 from skyfleet.evaluation.published import SUFFIXES as PUBLISHED_SUFFIXES
 from skyfleet.evaluation.published import read_published
 from skyfleet.evaluation.report import EvalReport, match_reports, save_report
 from skyfleet.evaluation.table import comparison_table, conclude, score_table
+from skyfleet.trajectories.trajectory import Group
 
 Change = core.Change
 
@@ -30,11 +32,16 @@ class Evaluation:
     """
 
     def __init__(
-        self, report: EvalReport, trajectories: Sequence[Any] = (), notes: Sequence[str] = ()
+        self,
+        report: EvalReport,
+        trajectories: Sequence[Any] = (),
+        notes: Sequence[str] = (),
+        groups: Sequence[Group] = (),
     ) -> None:
         self.report, self.notes = report, (*notes, *baseline_faults(report.baselines))
         self.trajectories = tuple(trajectories)
         """The episodes, where they are at hand."""
+        self._groups = groups
 
     @property
     def name(self) -> str:
@@ -70,6 +77,10 @@ class Evaluation:
     @property
     def metrics(self) -> dict[str, float]:
         return self.report.metrics()
+
+    def require_grades(self) -> None:
+        """Raise NothingGradedError if no attempt has a grade, which is not a score of zero."""
+        check_graded({self.name: self._groups})
 
     def save(self, folder: str | Path) -> None:
         """Write the report where `sf.compare(folder, ...)` reads it."""

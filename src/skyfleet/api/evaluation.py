@@ -93,6 +93,15 @@ async def evaluate_async(
     >>> asyncio.run(sf.evaluate_async("null", env, [{"prompt": "What is 2 + 2?"}])).success_rate
     0.0
     """
+    evaluation = await evaluate_set(model, env, tasks, **arguments)
+    evaluation.require_grades()
+    return evaluation
+
+
+async def evaluate_set(
+    model: object, env: object, tasks: object, **arguments: Unpack[EvaluateArguments]
+) -> Evaluation:
+    """`evaluate_async` for one of several sets: without a single grade it raises nothing."""
     check_arguments("sf.evaluate", arguments, EvaluateArguments)
     resolved = resolve_env(env, arguments.get("reward"), where="sf.evaluate", default_name=None)
     source = resolved.tasks if tasks is None else tasks
@@ -160,7 +169,7 @@ async def _evaluate(
     notes = [ungraded] if (ungraded := describe_ungraded(groups)) else []
     if opened.info.agent == "policy":
         notes += warn_greedy_evaluation(config)
-    return Evaluation(report, episodes, notes=notes)
+    return Evaluation(report, episodes, notes=notes, groups=groups)
 
 
 @contextmanager

@@ -157,10 +157,11 @@ async def _connect_chat(
     from skyfleet.rollouts.conversation import MessageConversation
 
     api_key = read_api_key()
-    name = config.generator.served_model_name or await _find_model_name(url, api_key)
+    seconds = config.generator.probe_timeout_seconds
+    name = config.generator.served_model_name or await _find_model_name(url, api_key, seconds)
     chat = await opening.enter_async_context(OpenAIChat(url, model=name, api_key=api_key))
     sampled = build_sampling_params(config.generator.eval_sampling_params, seed=0)
-    await _probe_endpoint(chat, url, replace(sampled, max_generate_length=16))
+    await _probe_endpoint(chat, url, replace(sampled, max_generate_length=16), seconds)
 
     def agent(sampling: SamplingParams) -> AgentFactory:
         def start(task: Task, observation: Observation, session: str) -> MessageConversation:
@@ -175,15 +176,26 @@ async def _connect_chat(
     return agent, name
 
 
-async def _probe_endpoint(chat: ChatModel, url: str, sampling: SamplingParams) -> None:
+async def _probe_endpoint(
+    chat: ChatModel, url: str, sampling: SamplingParams, timeout_seconds: float
+) -> None:
     """One short request: an error here would fail every episode."""
     from skyfleet.engines.engine import ReplyTruncatedError
     from skyfleet.engines.http_client import RequestRejectedError
+    from skyfleet.engines.openai_completion import InvalidCompletionError
 
     try:
-        await chat.reply([Message(role="user", content="Say hello.")], (), sampling)
+        async with asyncio.timeout(timeout_seconds):
+            await chat.reply([Message(role="user", content="Say hello.")], (), sampling)
     except ReplyTruncatedError:
         return
+    except TimeoutError:
+        raise ConfigError(
+            f"{url} did not answer within {timeout_seconds:g} s (generator.probe_timeout_seconds); "
+            "start it, correct the URL or the model name, or raise the key"
+        ) from None
+    except InvalidCompletionError as error:
+        raise ConfigError(f"{url}: {error}") from error
     except RequestRejectedError as error:
         raise ConfigError(
             f"{url} rejects the request: {error}; change generator.eval_sampling_params, or correct "
@@ -196,16 +208,16 @@ async def _probe_endpoint(chat: ChatModel, url: str, sampling: SamplingParams) -
         ) from error
 
 
-async def _find_model_name(url: str, api_key: str | None) -> str:
-    import httpx
+async def _find_model_name(url: str, api_key: str | None, timeout_seconds: float) -> str:
+    from skyfleet.engines.servers import list_models
 
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
-        async with httpx.AsyncClient(headers=headers, timeout=30) as client:
-            answer = await client.get(f"{url.rstrip('/')}/models")
-            answer.raise_for_status()
-            return str(answer.json()["data"][0]["id"])
-    except (httpx.HTTPError, KeyError, IndexError, ValueError) as error:
+        base = url.rstrip("/")
+        served = await list_models(
+            base, api_key=api_key, timeout_seconds=timeout_seconds, named=base
+        )
+        return next(iter(served))
+    except (ConfigError, StopIteration) as error:
         raise ConfigError(
             f"{url} does not list a model: {error}; start the server, correct the URL, or set "
             'config={"generator.served_model_name": ...}'

@@ -14,7 +14,7 @@ from skyfleet.cli.agents import Agent, CheckpointPath, select_agent
 from skyfleet.cli.arguments import ConfigArgs, DryRun, config_from, show_plan
 from skyfleet.cli.interrupting import cancel_on_ctrl_c, exit_interrupted
 from skyfleet.cli.run_tasks import check_eval_verifiers, find_trained_envs
-from skyfleet.errors import ConfigError, EngineError
+from skyfleet.errors import ConfigError
 from skyfleet.terminal import print
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ async def _evaluate(
     arguments: EvaluateArguments,
 ) -> None:
     """Evaluate the sets; each is saved when it ends, the table is printed last."""
-    from skyfleet.api.evaluation import evaluate_async
+    from skyfleet.api.evaluation import evaluate_set
     from skyfleet.evaluation.table import score_table
     from skyfleet.trainer.tasks import load_sources
 
@@ -122,22 +122,22 @@ async def _evaluate(
     arguments["trained_envs"] = trained_envs
     if isinstance(agent, str):
         arguments["config"] = config
-    reports = []
+    evaluations = []
     try:
         for name, sources in sets.items():
             tasks = load_sources(sources, key=f"data.val_data.{name}")
             arguments["name"] = name
-            evaluation = await evaluate_async(agent, tasks=tasks, **arguments)
-            reports.append(evaluation.report)
-            notes += (f"{name}: {note}" for note in evaluation.notes)
+            evaluations.append(await evaluate_set(agent, None, tasks, **arguments))
+            notes += (f"{name}: {note}" for note in evaluations[-1].notes)
     finally:
         if not isinstance(agent, str):
             await agent.aclose()
+    reports = [evaluation.report for evaluation in evaluations]
     info = reports[0].agent_info
     if info is not None and (evaluated := info.checkpoint or info.endpoint):
         print(f"evaluated {evaluated}\n")
     print(score_table(reports), end="")
     if notes:
         print("", *notes, sep="\n")
-    if not any(report.overall.n_attempts for report in reports):
-        raise EngineError("no attempt could be graded")
+    for evaluation in evaluations:
+        evaluation.require_grades()

@@ -106,6 +106,9 @@ openai from inference-only servers. SkyRL's default is vllm."""
     """Servers that accept token ids (vLLM or `skyfleet serve`), each http://host:port/v1 or host:port."""
     served_model_name: str | None = None
     """The model's name on those servers; null takes the one they serve."""
+    probe_timeout_seconds: float = Field(30.0, gt=0)
+    """A server or endpoint must answer the first request, before any episode, within this time. SkyRL \
+has no such key."""
     weight_sync_backend: Literal["nccl", "gloo", "delta"] = "nccl"
     weight_sync_dir: str | None = None
     """A folder that the trainer and the vLLM servers share, through which weights are pushed; null uses \

@@ -7,7 +7,8 @@ from typing import Any
 
 from skyfleet.chat.message import Message, ToolCall, ToolSpec, extract_text
 from skyfleet.engines.engine import ReplyTruncatedError
-from skyfleet.engines.http_client import RequestRejectedError, RetryingClient
+from skyfleet.engines.http_client import RetryingClient
+from skyfleet.engines.openai_completion import invalid_completion
 from skyfleet.engines.sampling_params import SamplingParams
 
 API_VERSION = "2023-06-01"
@@ -43,13 +44,11 @@ class AnthropicChat(RetryingClient):
         if sampling.stop:
             body["stop_sequences"] = list(sampling.stop)
         answer = await self.post(body)
-        match answer:
-            case {"content": list() as blocks}:
-                message = _parse_blocks(blocks)
-                if answer.get("stop_reason") == "max_tokens":
-                    raise ReplyTruncatedError(message)
-                return message
-        raise RequestRejectedError(f"{self._model} returned no content: {str(answer)[:300]}")
+        with invalid_completion(self._url):
+            message = _parse_blocks(_find_blocks(answer))
+        if answer.get("stop_reason") == "max_tokens":
+            raise ReplyTruncatedError(message)
+        return message
 
 
 def _to_turns(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -90,6 +89,15 @@ def _to_tool(spec: ToolSpec) -> dict[str, Any]:
     return {"name": spec.name, "description": spec.description, "input_schema": schema}
 
 
+def _find_blocks(answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    match answer:
+        case {"content": list() as blocks} if all(isinstance(block, dict) for block in blocks):
+            return blocks
+        case {"error": error} if error:
+            raise ValueError(f"error: {error}")
+    raise ValueError(f"content={answer.get('content')!r}, not a list of objects")
+
+
 def _parse_blocks(blocks: Sequence[Mapping[str, Any]]) -> Message:
     def join(kind: str) -> str:
         return "".join(str(block[kind]) for block in blocks if block.get("type") == kind)
@@ -98,9 +106,12 @@ def _parse_blocks(blocks: Sequence[Mapping[str, Any]]) -> Message:
         role="assistant",
         content=join("text"),
         reasoning=join("thinking") or None,
-        tool_calls=tuple(
-            ToolCall(id=block["id"], name=block["name"], arguments=block["input"])
-            for block in blocks
-            if block.get("type") == "tool_use"
-        ),
+        tool_calls=tuple(_parse_call(block) for block in blocks if block.get("type") == "tool_use"),
     )
+
+
+def _parse_call(block: Mapping[str, Any]) -> ToolCall:
+    match block:
+        case {"id": str() as id, "name": str() as name, "input": dict() as arguments}:
+            return ToolCall(id=id, name=name, arguments=arguments)
+    raise ValueError(f"{dict(block)!r} is not a tool call")

@@ -19,6 +19,7 @@ from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.chat.transcript import Completion
 from skyfleet.engines.chat_engine import ChatCompletion, ChatEngine
 from skyfleet.engines.engine import Engine
+from skyfleet.engines.engine_loss import LossMeter
 from skyfleet.engines.http_client import RequestRejectedError
 from skyfleet.engines.sampler import ends_with_stop
 from skyfleet.engines.sampling_params import SamplingParams
@@ -148,7 +149,7 @@ class ReplicaPool(Generic[EngineT]):
         failed: list[tuple[_Replica[EngineT], Exception]] = []
         for replica in self._candidates(session):
             await self._assign(session, replica)
-            started = monotonic()
+            started, meter = monotonic(), LossMeter()
             try:
                 with self._counted(replica):
                     result = await call(replica.engine)
@@ -157,6 +158,7 @@ class ReplicaPool(Generic[EngineT]):
                 self._record_success(replica, failed, session)
                 raise
             except EngineLostError as error:
+                meter.record_failure(error)
                 failed.append((replica, error))
                 continue
             except ModelError:
@@ -168,6 +170,7 @@ class ReplicaPool(Generic[EngineT]):
                     suspect.mark_failed()
                 raise
             except Exception as error:
+                meter.record_failure(error)
                 failed.append((replica, error))
                 continue
             self._record_success(replica, failed, session)

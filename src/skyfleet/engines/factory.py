@@ -19,11 +19,13 @@ from skyfleet.engines.cuda.engine import CudaEngine
 from skyfleet.engines.embedded import EmbeddedEngine
 from skyfleet.engines.engine import Engine
 from skyfleet.engines.openai_chat import OpenAIChatEngine
+from skyfleet.engines.openai_completion import MAX_VOCAB_SIZE
 from skyfleet.engines.openai_engine import OpenAIEngine
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.engines.servers import Server, discover_servers, read_api_key
 from skyfleet.engines.vllm_controller import VllmSettings
-from skyfleet.engines.vllm_server import VllmRoutes, open_vllm_server, reject_sleeping_server
+from skyfleet.engines.vllm_routes import VllmRoutes
+from skyfleet.engines.vllm_server import open_vllm_server, reject_sleeping_server
 from skyfleet.errors import ConfigError
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.weights import read_model_sizes
@@ -125,13 +127,15 @@ async def connect_servers(
     for server in servers:
         if config.generator.backend == "vllm":
             async with _routes(server, common["api_key"]) as routes:
-                await reject_sleeping_server(routes)
-        engine = OpenAIEngine(server.url, model=server.model, **common)
+                seconds = config.generator.probe_timeout_seconds
+                await reject_sleeping_server(routes, timeout_seconds=seconds)
+        named: dict[str, Any] = {"model": server.model, "model_names": server.model_names}
+        engine = OpenAIEngine(server.url, max_model_len=server.max_model_len, **named, **common)
         engines.append(await opened.enter_async_context(engine))
         chat = OpenAIChatEngine(
             server.url,
-            model=server.model,
             chat_template_kwargs=config.generator.chat_template_kwargs,
+            **named,
             **common,
         )
         chats.append(await opened.enter_async_context(chat))
@@ -144,9 +148,17 @@ async def connect_vllm_servers(
 ) -> list[Engine]:
     """Trainable servers: each accepts the weights of `module`, or a ConfigError says why not."""
     servers, common = await _discover(config)
+    sizes = read_model_sizes(module.config)
     engines: list[Engine] = []
     for server in servers:
-        inner = OpenAIEngine(server.url, model=server.model, **common)
+        inner = OpenAIEngine(
+            server.url,
+            model=server.model,
+            model_names=server.model_names,
+            max_model_len=server.max_model_len,
+            vocab_size=sizes.get("vocab_size", MAX_VOCAB_SIZE),
+            **common,
+        )
         routes = _routes(server, common["api_key"])
         await opened.enter_async_context(inner)
         await opened.enter_async_context(routes)
@@ -154,7 +166,8 @@ async def connect_vllm_servers(
             inner,
             routes,
             may_sleep=config.trainer.placement.colocate_all,
-            sizes=read_model_sizes(module.config),
+            sizes=sizes,
+            timeout_seconds=config.generator.probe_timeout_seconds,
         )
         engines.append(engine)
     return engines
@@ -172,6 +185,7 @@ async def _discover(config: RunConfig) -> tuple[list[Server], dict[str, Any]]:
         model=generator.served_model_name,
         api_key=api_key,
         longest=config.max_episode_tokens,
+        timeout_seconds=generator.probe_timeout_seconds,
     )
     alone, share = len(servers) == 1, generator.trajectory_timeout_seconds * TIMEOUT_POOLED_SHARE
     return servers, {

@@ -1,21 +1,42 @@
-"""HTTP client for inference servers: retries with backoff, deadlines, typed errors."""
+"""HTTP client for inference servers: retries with backoff, deadlines, bounded bodies, typed errors."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from functools import cache
+from random import uniform
+from ssl import SSLContext
+from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
 
-from skyfleet.chat.tool_calls.strict_json import PARSE_ERRORS
+from skyfleet.engines.engine_loss import (
+    AnswerTimes,
+    deferring_expiry,
+    expire_deferred,
+    record_engine_loss,
+)
+from skyfleet.engines.post_request import PostRequest
+from skyfleet.engines.response_body import (
+    InvalidBodyError,
+    Response,
+    completion_bytes,
+    send_request,
+    show_text,
+)
 from skyfleet.errors import ContextFullError, EngineError
 
 MAX_ATTEMPTS = 4
 INITIAL_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 15.0
+MAX_RETRY_AFTER_SECONDS = 60.0
+"""A server that asks for a longer pause is asked again after this one."""
 CONNECT_SECONDS = 10.0
 
 _POOL_SIZE = 16
@@ -30,7 +51,9 @@ _CONTEXT_LENGTH_PHRASES = (
     "prompt is too long",
 )
 """From OpenAI, vLLM, Anthropic and our own server."""
-_SHOWN_CHARACTERS = 300
+_CONNECTION_ERRORS = (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL, OSError)
+_READ_LOG = "read the server's log"
+_CHECK_SERVER = "check that the url is an OpenAI-compatible server, and read its log"
 
 
 class RequestRejectedError(EngineError):
@@ -53,6 +76,12 @@ def auth_header(api_key: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
 
+@cache
+def _ssl_context() -> SSLContext:
+    """One for all clients: reading the certificates takes longer than many requests."""
+    return httpx.create_ssl_context()
+
+
 class RetryingClient:
     """Posts JSON to one URL over kept-alive connections; `async with` closes them."""
 
@@ -72,8 +101,13 @@ class RetryingClient:
         """
         self._url, self._timeout_seconds, self._max_attempts = url, timeout_seconds, tries
         self._semaphore = asyncio.Semaphore(max_concurrent)
-        self._headers = dict(headers)
-        self._ssl = httpx.create_ssl_context()
+        self._times = AnswerTimes()
+        self._running: set[PostRequest] = set()
+        self._lost_seconds = 0.0
+        """Of all requests that ended."""
+        # Without compression, so that the size of a body is known while it is read.
+        self._headers = {"Accept-Encoding": "identity", **headers}
+        self._ssl = _ssl_context()
         self._pools: list[httpx.AsyncClient] = []
         self._free: list[httpx.AsyncClient] = []
         """Each pool once per connection that is free."""
@@ -117,52 +151,139 @@ class RetryingClient:
     async def post(
         self, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
-        """Post `body` and return the JSON object of the response; EngineError if there is none."""
-        async with self._semaphore:
-            try:
-                async with asyncio.timeout(self._timeout_seconds) as deadline:
-                    return await self._post_with_retries(body, headers or {})
-            except TimeoutError:
-                if not deadline.expired():
-                    raise
-        raise EngineError(f"{self._url} did not respond within {self._timeout_seconds:g} s")
+        """Post `body` and return the JSON object of the response; EngineError if there is none.
 
-    async def _post_with_retries(
-        self, body: Mapping[str, Any], headers: Mapping[str, str]
-    ) -> dict[str, Any]:
+        Failed attempts, the pauses between them and an unanswered request count as engine loss of
+        the current episode.
+        """
+        request = PostRequest(body, headers or {})
+        await self._wait_for_connection()
+        self._running.add(request)
+        try:
+            with deferring_expiry(lambda: request.seconds_until_unanswered(self._times)):
+                answer = await self._post_in_time(request)
+            await expire_deferred()
+            return answer
+        except asyncio.CancelledError:
+            # Usually an episode's time limit: was the server slow, or does it not answer?
+            request.lost_seconds = request.measure_loss(self._times)
+            raise
+        except RequestRejectedError:
+            raise
+        except EngineError:
+            request.end_phase()
+            raise
+        finally:
+            self._semaphore.release()
+            self._running.discard(request)
+            self._lost_seconds += request.lost_seconds
+            record_engine_loss(request.lost_seconds, self._describe_loss(request))
+
+    async def _wait_for_connection(self) -> None:
+        """Waiting for others is no loss, unless the others wait for a failing server."""
+        if not self._semaphore.locked():
+            await self._semaphore.acquire()
+            return
+        started, lost_before = monotonic(), self._lost_seconds
+        try:
+            with deferring_expiry(self._seconds_until_unanswered):
+                await self._semaphore.acquire()
+        finally:
+            lost = self._lost_seconds - lost_before
+            lost += sum(request.measure_loss(self._times) for request in self._running)
+            record_engine_loss(min(monotonic() - started, lost), f"{self._url} fails or hangs")
+        try:
+            await expire_deferred()
+        except asyncio.CancelledError:
+            self._semaphore.release()
+            raise
+
+    def _seconds_until_unanswered(self) -> float:
+        """Of the request that may take longest."""
+        left = (request.seconds_until_unanswered(self._times) for request in self._running)
+        return max(left, default=0.0)
+
+    def _describe_loss(self, request: PostRequest) -> str:
+        """Of the last attempt, for the error of an episode that runs out of time."""
+        problem = f"failed with {request.problem}" if request.problem else "did not answer"
+        return f"{self._url} {problem}"
+
+    async def _post_in_time(self, request: PostRequest) -> dict[str, Any]:
+        try:
+            async with asyncio.timeout(self._timeout_seconds) as deadline:
+                return await self._post_with_retries(request)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+        last = f", last with {request.problem}" if request.problem else ""
+        raise EngineError(
+            f"{self._url} did not respond within {self._timeout_seconds:g} s{last}; {_READ_LOG}"
+        )
+
+    async def _post_with_retries(self, request: PostRequest) -> dict[str, Any]:
         backoff = INITIAL_BACKOFF_SECONDS
         for attempt in range(1, self._max_attempts + 1):
             retry_after = 0.0
             try:
-                async with self.connection() as client:
-                    response = await client.post(self._url, json=body, headers=headers)
-            except httpx.TransportError as error:
-                problem = f"{type(error).__name__}: {error}"
+                response = await self._send(request)
+            except _CONNECTION_ERRORS as error:
+                request.problem = f"{type(error).__name__}: {show_text(str(error))}"
             else:
-                problem = f"{response.status_code}: {response.text[:_SHOWN_CHARACTERS]}"
-                if response.status_code not in _TRANSIENT_STATUSES:
-                    return self._parse(response, problem)
+                if response.status not in _TRANSIENT_STATUSES:
+                    answer = self._parse(response)
+                    request.end_answered(self._times)
+                    return answer
+                request.problem = response.shown
                 retry_after = _retry_after_seconds(response)
+            request.end_phase()
             if attempt < self._max_attempts:
-                await asyncio.sleep(max(backoff, retry_after))
+                # Jitter, so that requests that failed together do not return together.
+                await asyncio.sleep(max(uniform(backoff / 2, backoff), retry_after))
+                request.end_phase()
                 backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
-        raise EngineError(f"{self._url} failed {self._max_attempts} times, last with {problem}")
+        raise EngineError(
+            f"{self._url} failed {self._max_attempts} times, last with {request.problem}; {_READ_LOG}"
+        )
 
-    def _parse(self, response: httpx.Response, problem: str) -> dict[str, Any]:
-        if response.is_error:
-            raise _client_error(response, f"{self._url} rejected the request with {problem}")
-        answer = _json(response)
+    async def _send(self, request: PostRequest) -> Response:
+        request.begin_attempt()
+        async with self.connection() as client:
+            try:
+                return await send_request(
+                    client,
+                    client.build_request(
+                        "POST", self._url, content=request.content, headers=request.headers
+                    ),
+                    max_bytes=completion_bytes(request.max_tokens, len(request.content)),
+                    progress=request.progress,
+                )
+            except InvalidBodyError as error:
+                raise EngineError(f"{self._url} {error}; {_CHECK_SERVER}") from error
+
+    def _parse(self, response: Response) -> dict[str, Any]:
+        if 300 <= response.status < 400:
+            location = show_text(response.headers.get("location", ""))
+            raise EngineError(
+                f"{self._url} redirects to {location!r}, which is not followed; use the server's "
+                "own url"
+            )
+        if not response.is_success:
+            raise _client_error(response, f"{self._url} rejected the request with {response.shown}")
+        answer = response.json()
         if not isinstance(answer, dict):
-            raise EngineError(f"{self._url} did not return a JSON object but {problem}")
+            raise EngineError(
+                f"{self._url} did not return a JSON object but {response.shown}; {_CHECK_SERVER}"
+            )
         return answer
 
 
-def _client_error(response: httpx.Response, problem: str) -> EngineError:
-    if not response.is_client_error or response.status_code in _GENERAL_STATUSES:
+def _client_error(response: Response, problem: str) -> EngineError:
+    is_client_error = 400 <= response.status < 500
+    if not is_client_error or response.status in _GENERAL_STATUSES:
         return EngineError(problem)
     if any(phrase in response.text for phrase in _CONTEXT_LENGTH_PHRASES):
         return ContextLengthError(problem)
-    match _json(response):
+    match response.json():
         case {
             "error": {
                 "code": "unsupported_parameter" | "unsupported_value",
@@ -173,15 +294,15 @@ def _client_error(response: httpx.Response, problem: str) -> EngineError:
     return RequestRejectedError(problem)
 
 
-def _json(response: httpx.Response) -> Any:
-    """None if the body is not JSON."""
+def _retry_after_seconds(response: Response) -> float:
+    """The pause that the server asks for, in seconds or as a date; 0 without one."""
+    value = response.headers.get("retry-after", "").strip()
+    if value.isdecimal():
+        return min(float(value), MAX_RETRY_AFTER_SECONDS)
     try:
-        return response.json()
-    except PARSE_ERRORS:
-        return None
-
-
-def _retry_after_seconds(response: httpx.Response) -> float:
-    """Seconds of the Retry-After header; dates are ignored."""
-    value = response.headers.get("retry-after", "")
-    return float(value) if value.isdecimal() else 0.0
+        at = parsedate_to_datetime(value)
+    except (ValueError, TypeError, OverflowError):
+        return 0.0
+    at = at if at.tzinfo else at.replace(tzinfo=UTC)
+    seconds = (at - datetime.now(UTC)).total_seconds()
+    return min(max(seconds, 0.0), MAX_RETRY_AFTER_SECONDS)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from skyfleet.chat.message import Message, ToolSpec
-from skyfleet.chat.transcript import Completion
 from skyfleet.engines.chat_engine import ChatCompletion
 from skyfleet.engines.engine import ReplyTruncatedError
 from skyfleet.engines.http_client import (
@@ -15,12 +14,20 @@ from skyfleet.engines.http_client import (
     UnsupportedParameterError,
     auth_header,
 )
-from skyfleet.engines.openai_engine import (
-    SESSION_HEADER,
-    missing_token_ids_error,
+from skyfleet.engines.openai_completion import (
+    check_model,
+    check_reply,
+    find_logprobs,
+    invalid_completion,
+    parse_choice,
     parse_completion,
     parse_policy_version,
+    parse_token_ids,
+)
+from skyfleet.engines.openai_engine import (
+    missing_token_ids_error,
     sampling_fields,
+    session_header,
 )
 from skyfleet.engines.openai_messages import (
     parse_openai_message,
@@ -65,13 +72,12 @@ class OpenAIChat(RetryingClient):
         if sampling.seed is not None:
             body["seed"] = sampling.seed
         answer = await self._post_supported(body)
-        match answer:
-            case {"choices": [{"message": dict() as reply} as choice, *_]}:
-                message = parse_openai_message(reply)
-                if choice.get("finish_reason") == "length":
-                    raise ReplyTruncatedError(message)
-                return message
-        raise RequestRejectedError(f"{self._model} returned no message: {str(answer)[:300]}")
+        with invalid_completion(self._url):
+            choice = parse_choice(answer)
+            message = _parse_message(choice)
+        if choice.get("finish_reason") == "length":
+            raise ReplyTruncatedError(message)
+        return message
 
     async def _post_supported(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Post `body`, and again without each parameter that the model rejects and that can be left
@@ -112,8 +118,12 @@ class OpenAIChatEngine(RetryingClient):
         timeout_seconds: float = 900,
         max_concurrent: int = 512,
         tries: int = 8,
+        model_names: Collection[str] = (),
     ) -> None:
-        """`url` is the base URL, without /chat/completions: http://localhost:8000/v1."""
+        """`url` is the base URL, without /chat/completions: http://localhost:8000/v1.
+
+        `model_names`: as in OpenAIEngine.
+        """
         super().__init__(
             f"{url.rstrip('/')}/chat/completions",
             auth_header(api_key),
@@ -122,6 +132,9 @@ class OpenAIChatEngine(RetryingClient):
             tries=tries,
         )
         self._model, self._template_kwargs = model, dict(chat_template_kwargs or {})
+        self._model_names = model_names
+        self._returns_token_ids = False
+        """It did so at least once."""
         self.policy_version = 0
         """Recorded on completions, unless the server reports its own."""
 
@@ -148,26 +161,22 @@ class OpenAIChatEngine(RetryingClient):
             body |= {"tools": [to_openai_tool(spec) for spec in tools], "tool_choice": "auto"}
         if self._template_kwargs:
             body["chat_template_kwargs"] = self._template_kwargs
-        answer = await self.post(body, {SESSION_HEADER: session})
-        version = parse_policy_version(answer, version)
-        match answer:
-            case {"choices": []}:
-                return _empty_completion(version)
-            case {"choices": [{"message": dict() as reply, "token_ids": list()} as choice, *_]}:
-                # vLLM returns the prompt beside the choices, SGLang in each choice.
-                prompt = answer.get("prompt_token_ids") or choice.get("prompt_token_ids")
-                if isinstance(prompt, list):
-                    tokens = (choice.get("logprobs") or {}).get("content") or ()
-                    logprobs = [token.get("logprob") for token in tokens]
-                    completion = parse_completion(choice, logprobs, policy_version=version)
-                    if completion.finish == "abort":
-                        # A chat endpoint cannot continue a partial message.
-                        raise EngineError(f"{self._url} aborted the turn")
-                    return ChatCompletion(
-                        message=parse_openai_message(reply),
-                        prompt_token_ids=tuple(prompt),
-                        completion=completion,
-                    )
+        answer = await self.post(body, session_header(session))
+        with invalid_completion(self._url):
+            check_model(answer, self._model_names)
+            choice = parse_choice(answer)
+            # vLLM returns the prompt beside the choices, SGLang in each choice.
+            prompt = answer.get("prompt_token_ids") or choice.get("prompt_token_ids")
+            has_tokens = "token_ids" in choice and prompt is not None
+            if has_tokens or self._returns_token_ids:
+                completion = _parse_turn(
+                    choice, prompt, sampling, parse_policy_version(answer, version)
+                )
+                self._returns_token_ids = True
+                if completion.completion.finish == "abort":
+                    # A chat endpoint cannot continue a partial message.
+                    raise EngineError(f"{self._url} aborted the turn")
+                return completion
         async with self.connection() as client:
             raise await missing_token_ids_error(client, self._url)
 
@@ -175,6 +184,27 @@ class OpenAIChatEngine(RetryingClient):
         """Nothing to do: a server evicts its cache by itself."""
 
 
-def _empty_completion(policy_version: int) -> ChatCompletion:
-    empty = Completion(token_ids=(), logprobs=(), finish="stop", policy_version=policy_version)
-    return ChatCompletion(message=Message(role="assistant"), prompt_token_ids=(), completion=empty)
+def _parse_turn(
+    choice: Mapping[str, Any], prompt: object, sampling: SamplingParams, policy_version: int
+) -> ChatCompletion:
+    tokens = find_logprobs(choice, "content")
+    if not all(isinstance(token, dict) for token in tokens):
+        raise ValueError(f"logprobs.content={tokens!r}, not a list of objects")
+    return ChatCompletion(
+        message=_parse_message(choice),
+        prompt_token_ids=parse_token_ids(prompt, "prompt_token_ids"),
+        completion=parse_completion(
+            choice,
+            [token.get("logprob") for token in tokens],
+            max_tokens=sampling.max_generate_length,
+            policy_version=policy_version,
+        ),
+    )
+
+
+def _parse_message(choice: Mapping[str, Any]) -> Message:
+    reply = choice.get("message")
+    if not isinstance(reply, dict):
+        raise ValueError(f"message={reply!r}, not an object")
+    check_reply(reply)
+    return parse_openai_message(reply)

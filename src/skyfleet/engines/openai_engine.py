@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 
-from skyfleet.chat.transcript import Completion, Finish
-from skyfleet.engines.http_client import RetryingClient, auth_header
+from skyfleet.chat.transcript import Completion
+from skyfleet.engines.http_client import ContextLengthError, RetryingClient, auth_header
+from skyfleet.engines.openai_completion import (
+    MAX_VOCAB_SIZE,
+    check_model,
+    find_logprobs,
+    invalid_completion,
+    parse_choice,
+    parse_completion,
+    parse_policy_version,
+    parse_token_ids,
+)
+from skyfleet.engines.response_body import ERROR_BYTES, InvalidBodyError, get
 from skyfleet.engines.sampling_params import SamplingParams, request_seed
 from skyfleet.engines.vllm_versions import MIN_VLLM_WITH_TOKEN_IDS, is_at_least
 from skyfleet.errors import ConfigError, EngineError
 
 SESSION_HEADER = "X-Session-ID"
 """The header that vLLM's router and `skyfleet serve` read."""
-_FINISH_REASONS: Mapping[str, Finish] = {"length": "length", "abort": "abort"}
+VERSION_TIMEOUT_SECONDS = 5.0
+
+
+def session_header(session: str) -> dict[str, str]:
+    """A task key may have characters that a header cannot carry."""
+    if session.isascii() and session.isprintable():
+        return {SESSION_HEADER: session}
+    return {SESSION_HEADER: quote(session)}
 
 
 def sampling_fields(sampling: SamplingParams, *, session: str, position: int) -> dict[str, Any]:
@@ -39,29 +59,6 @@ def sampling_fields(sampling: SamplingParams, *, session: str, position: int) ->
     return fields
 
 
-def parse_completion(
-    choice: Mapping[str, Any], logprobs: Sequence[float | None], *, policy_version: int
-) -> Completion:
-    token_ids = tuple(choice["token_ids"])
-    known = tuple(logprob for logprob in logprobs if logprob is not None)
-    if len(known) != len(token_ids):
-        raise EngineError(
-            f"the server returned {len(token_ids)} token ids with {len(known)} logprobs"
-        )
-    return Completion(
-        token_ids=token_ids,
-        logprobs=known,
-        finish=_FINISH_REASONS.get(choice.get("finish_reason") or "", "stop"),
-        policy_version=policy_version,
-    )
-
-
-def parse_policy_version(answer: Mapping[str, Any], default: int) -> int:
-    """The policy version that the server reports; vLLM reports none."""
-    version = answer.get("policy_version")
-    return version if isinstance(version, int) else default
-
-
 async def missing_token_ids_error(client: httpx.AsyncClient, url: str) -> ConfigError:
     """The error for a server that returns no token ids, with its vLLM version and the remedy."""
     return ConfigError(
@@ -73,8 +70,10 @@ async def missing_token_ids_error(client: httpx.AsyncClient, url: str) -> Config
 
 async def _describe_vllm(client: httpx.AsyncClient, url: str) -> str:
     try:
-        answer = (await client.get(httpx.URL(url).join("/version"), timeout=5)).json()
-    except (httpx.HTTPError, ValueError):
+        async with asyncio.timeout(VERSION_TIMEOUT_SECONDS):
+            version_url = httpx.URL(url).join("/version")
+            answer = (await get(client, version_url, max_bytes=ERROR_BYTES)).json()
+    except (httpx.HTTPError, httpx.InvalidURL, InvalidBodyError, TimeoutError):
         return ""
     version = answer.get("version") if isinstance(answer, dict) else None
     if not isinstance(version, str):
@@ -93,8 +92,16 @@ class OpenAIEngine(RetryingClient):
         timeout_seconds: float = 900,
         max_concurrent: int = 512,
         tries: int = 8,
+        max_model_len: int | None = None,
+        vocab_size: int = MAX_VOCAB_SIZE,
+        model_names: Collection[str] = (),
     ) -> None:
-        """`url` is the base URL, without /completions: http://localhost:8000/v1."""
+        """`url` is the base URL, without /completions: http://localhost:8000/v1.
+
+        `max_model_len` and `model_names` are what the server reports: its context length, and the
+        names under which it serves the model. An answer that contradicts them is an EngineError,
+        and so is a token outside the vocabulary.
+        """
         super().__init__(
             f"{url.rstrip('/')}/completions",
             auth_header(api_key),
@@ -103,6 +110,10 @@ class OpenAIEngine(RetryingClient):
             tries=tries,
         )
         self.model = model
+        self._max_model_len, self._model_names = max_model_len, model_names
+        self._vocab_size = vocab_size
+        self._returns_token_ids = False
+        """It did so at least once."""
         self.policy_version = 0
         """Recorded on completions, unless the server reports its own."""
 
@@ -124,14 +135,50 @@ class OpenAIEngine(RetryingClient):
         }
         if cache_salt is not None:
             body["cache_salt"] = cache_salt
-        answer = await self.post(body, {SESSION_HEADER: session})
-        match answer:
-            case {"choices": [{"token_ids": list()} as choice, *_]}:
-                logprobs = (choice.get("logprobs") or {}).get("token_logprobs") or ()
-                version = parse_policy_version(answer, version)
-                return parse_completion(choice, logprobs, policy_version=version)
+        try:
+            answer = await self.post(body, session_header(session))
+        except ContextLengthError as error:
+            self._check_context(len(token_ids) + sampling.max_generate_length, error)
+            raise
+        with invalid_completion(self._url):
+            check_model(answer, self._model_names)
+            choice = parse_choice(answer)
+            if "token_ids" in choice or self._returns_token_ids:
+                completion = self._parse_turn(answer, choice, token_ids, sampling, version)
+                self._returns_token_ids = True
+                return completion
         async with self.connection() as client:
             raise await missing_token_ids_error(client, self._url)
+
+    def _parse_turn(
+        self,
+        answer: Mapping[str, Any],
+        choice: Mapping[str, Any],
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        version: int,
+    ) -> Completion:
+        echo = choice.get("prompt_token_ids", answer.get("prompt_token_ids"))
+        if echo is not None and parse_token_ids(echo, "prompt_token_ids") != tuple(prompt):
+            raise ValueError("prompt_token_ids are not those of the request")
+        completion = parse_completion(
+            choice,
+            find_logprobs(choice, "token_logprobs"),
+            vocab_size=self._vocab_size,
+            max_tokens=sampling.max_generate_length,
+            policy_version=parse_policy_version(answer, version),
+        )
+        if not completion.token_ids and completion.finish != "abort":
+            # Even an empty turn has the token that ends it.
+            raise ValueError("token_ids=[]")
+        return completion
+
+    def _check_context(self, n_tokens: int, error: ContextLengthError) -> None:
+        if self._max_model_len is not None and n_tokens <= self._max_model_len:
+            raise EngineError(
+                f"{self._url} calls a request of {n_tokens} tokens too long, but reports "
+                f"max_model_len={self._max_model_len}; read the server's log: {error}"
+            ) from error
 
     async def release(self, session: str) -> None:
         """Nothing to do: a server evicts its cache by itself."""

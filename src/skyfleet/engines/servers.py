@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,9 +11,14 @@ from dataclasses import dataclass, replace
 import httpx
 
 from skyfleet.engines.http_client import auth_header
+from skyfleet.engines.response_body import InvalidBodyError, get
 from skyfleet.errors import ConfigError
 
-DISCOVERY_TIMEOUT_SECONDS = 10
+PROBE_TIMEOUT_SECONDS = 30.0
+"""The default of generator.probe_timeout_seconds."""
+PROBE_KEY = "generator.probe_timeout_seconds"
+MAX_LIST_BYTES = 1 << 22
+"""Of a list of models; that of an aggregator of all providers has 1 MB."""
 KEY_VARIABLE = "OPENAI_API_KEY"
 _URLS = "generator.remote_inference_engine_urls"
 _MODEL = "generator.served_model_name"
@@ -25,6 +31,8 @@ class Server:
     model: str
     max_model_len: int | None = None
     """Tokens of a prompt with its turn; None if the server does not report it."""
+    model_names: frozenset[str] = frozenset()
+    """All names under which it serves the same weights; vLLM answers with the first of them."""
     policy_version: int | None = None
     """The training step of its weights; only `skyfleet serve` reports it."""
 
@@ -41,14 +49,24 @@ def read_api_key() -> str | None:
 
 
 async def discover_servers(
-    addresses: Sequence[str], *, model: str | None, api_key: str | None, longest: int
+    addresses: Sequence[str],
+    *,
+    model: str | None,
+    api_key: str | None,
+    longest: int,
+    timeout_seconds: float = PROBE_TIMEOUT_SECONDS,
 ) -> list[Server]:
     """ConfigError unless all servers serve one policy with a context of at least `longest`
     tokens."""
     for url, count in Counter(map(base_url, addresses)).items():
         if count > 1:
             raise ConfigError(f"{_URLS} lists {url} {count} times; list each server once")
-    servers = [await discover_server(a, model=model, api_key=api_key) for a in addresses]
+    servers = [
+        await discover_server(
+            address, model=model, api_key=api_key, timeout_seconds=timeout_seconds
+        )
+        for address in addresses
+    ]
     if len({server.model for server in servers}) > 1:
         listed = ", ".join(f"{server.model!r} at {server.url}" for server in servers)
         raise ConfigError(
@@ -71,36 +89,58 @@ async def discover_servers(
     return servers
 
 
-async def discover_server(address: str, *, model: str | None, api_key: str | None) -> Server:
+async def discover_server(
+    address: str,
+    *,
+    model: str | None,
+    api_key: str | None,
+    timeout_seconds: float = PROBE_TIMEOUT_SECONDS,
+) -> Server:
     """Query one server for `model`, or for its only model if that is None.
 
     ConfigError otherwise.
     """
     url = base_url(address)
     named = f"{_URLS}: {url}"
-    try:
-        async with httpx.AsyncClient(
-            headers=auth_header(api_key), timeout=DISCOVERY_TIMEOUT_SECONDS
-        ) as client:
-            response = await client.get(f"{url}/models")
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise ConfigError(
-            f"{named} does not respond ({type(error).__name__}); start the server, or correct the url"
-        ) from error
-    if response.is_error:
-        remedy = _remedy(response.status_code, has_key=api_key is not None)
-        raise ConfigError(f"{named}/models returned {response.status_code}; {remedy}")
-    served = _parse_models(response)
-    if served is None:
-        raise ConfigError(f"{named}/models returned no list of models; {_URL_FORMAT}")
+    served = await list_models(url, api_key=api_key, timeout_seconds=timeout_seconds, named=named)
     if model is not None and model not in served:
         raise ConfigError(
             f"{named} serves {list(served)}, not {_MODEL}={model!r}; choose one of those"
         )
     if model is None and len(served) != 1:
         raise ConfigError(f"{named} serves {list(served)}; choose with {_MODEL}")
-    name = model or next(iter(served))
-    return replace(served[name], url=url)
+    return replace(served[model or next(iter(served))], url=url)
+
+
+async def list_models(
+    url: str, *, api_key: str | None, timeout_seconds: float, named: str
+) -> dict[str, Server]:
+    """The models of a server by name, without its url; ConfigError, which calls it `named`."""
+    headers = {"Accept-Encoding": "identity", **auth_header(api_key)}
+    try:
+        async with (
+            asyncio.timeout(timeout_seconds),
+            httpx.AsyncClient(headers=headers, timeout=timeout_seconds) as client,
+        ):
+            response = await get(client, f"{url}/models", max_bytes=MAX_LIST_BYTES)
+    except InvalidBodyError as error:
+        raise ConfigError(f"{named}/models {error}; {_URL_FORMAT}") from error
+    except (TimeoutError, httpx.TimeoutException) as error:
+        raise ConfigError(
+            f"{named} did not answer within {timeout_seconds:g} s ({PROBE_KEY}); start the server, "
+            "correct the url, or raise the key"
+        ) from error
+    except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+        raise ConfigError(
+            f"{named} does not respond ({type(error).__name__}); start the server, or correct the url"
+        ) from error
+    if not response.is_success:
+        remedy = _remedy(response.status, has_key=api_key is not None)
+        raise ConfigError(f"{named}/models returned {response.status}; {remedy}")
+    served = _parse_models(response.json())
+    if served is None:
+        raise ConfigError(f"{named}/models returned no list of models; {_URL_FORMAT}")
+    return served
 
 
 def base_url(address: str) -> str:
@@ -127,23 +167,22 @@ def _remedy(status: int, *, has_key: bool) -> str:
     return "try again when it is up, or read its log" if status >= 500 else _URL_FORMAT
 
 
-def _parse_models(response: httpx.Response) -> dict[str, Server] | None:
-    """Servers by model name; None if the response lists no models at all."""
-    try:
-        match response.json():
-            case {"data": list() as models}:
-                entries = [entry for entry in models if isinstance(entry, dict) and "id" in entry]
-                return {str(entry["id"]): _parse_model(entry) for entry in entries}
-    except ValueError:
-        pass
+def _parse_models(answer: object) -> dict[str, Server] | None:
+    """Servers by model name; None if the answer lists no models at all."""
+    match answer:
+        case {"data": list() as models}:
+            entries = [entry for entry in models if isinstance(entry, dict) and "id" in entry]
+            return {str(entry["id"]): _parse_model(entry, entries) for entry in entries}
     return None
 
 
-def _parse_model(entry: Mapping[str, object]) -> Server:
-    length, version = entry.get("max_model_len"), entry.get("policy_version")
+def _parse_model(entry: Mapping[str, object], entries: Sequence[Mapping[str, object]]) -> Server:
+    length, version, root = (entry.get(key) for key in ("max_model_len", "policy_version", "root"))
+    aliases = [other for other in entries if root is not None and other.get("root") == root]
     return Server(
         url="",
         model=str(entry["id"]),
+        model_names=frozenset(str(other["id"]) for other in (entry, *aliases)),
         max_model_len=length if isinstance(length, int) else None,
         policy_version=version if isinstance(version, int) else None,
     )

@@ -1,133 +1,25 @@
-"""VllmServer: a trainable vLLM server: HTTP routes, server info, weight updates."""
+"""VllmServer: a trainable vLLM server: its checks at the start, generation, weight updates."""
 
 from __future__ import annotations
 
-import re
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version as package_version
-from typing import Any, Self
+from typing import Any
 
 import httpx
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from skyfleet.chat.transcript import Completion
-from skyfleet.engines.http_client import CONNECT_SECONDS, RequestRejectedError, auth_header
+from skyfleet.engines.http_client import RequestRejectedError
 from skyfleet.engines.openai_engine import OpenAIEngine
 from skyfleet.engines.sampling_params import SamplingParams
+from skyfleet.engines.servers import PROBE_KEY, PROBE_TIMEOUT_SECONDS
 from skyfleet.engines.vllm_controller import LOGPROBS_MODE, WORKER_EXTENSION, VllmController
+from skyfleet.engines.vllm_routes import RouteError, VllmRoutes
 from skyfleet.engines.vllm_versions import MIN_TRAINABLE_VLLM, is_at_least
 from skyfleet.errors import ConfigError, EngineError
-
-CONTROL_TIMEOUT_SECONDS = 900.0
-"""For one control call: a large model's weights may come from a slow disk."""
-HEALTH_TIMEOUT_SECONDS = 10.0
-_SHOWN_CHARACTERS = 300
-
-
-class RouteError(Exception):
-    """A route returned an error status."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(f"{status}: {message}")
-        self.status = status
-
-
-class VllmRoutes:
-    """Client of vLLM's control routes (developer mode); `async with` closes its connections."""
-
-    def __init__(self, url: str, *, api_key: str | None = None) -> None:
-        """`url` is the server's root, without /v1: http://localhost:8000."""
-        self.url = url
-        self._client = httpx.AsyncClient(
-            base_url=url,
-            headers=auth_header(api_key),
-            timeout=httpx.Timeout(CONTROL_TIMEOUT_SECONDS, connect=CONNECT_SECONDS),
-            # Calls are minutes apart: the server may have closed a kept connection.
-            limits=httpx.Limits(max_keepalive_connections=0),
-        )
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._client.aclose()
-
-    async def sleep(self, *, level: int, mode: str) -> None:
-        await self._ask("POST", "sleep", params={"level": level, "mode": mode})
-
-    async def wake_up(self, tags: Sequence[str] = ()) -> None:
-        """Without tags, wake all memory and the scheduler."""
-        await self._ask("POST", "wake_up", params={"tags": list(tags)})
-
-    async def is_sleeping(self) -> bool:
-        """True if it sleeps or is paused."""
-        answer = (await self._ask("GET", "is_sleeping")).json()
-        return bool(answer["is_sleeping"])
-
-    async def pause_generation(self, *, mode: str, clear_cache: bool) -> None:
-        await self._ask("POST", "pause", params={"mode": mode, "clear_cache": clear_cache})
-
-    async def resume_generation(self) -> None:
-        await self._ask("POST", "resume")
-
-    async def reset_prefix_cache(self) -> None:
-        """vLLM skips it while a turn runs.
-
-        Stale entries are harmless, as `cache_salt` has the version.
-        """
-        await self._ask("POST", "reset_prefix_cache")
-
-    async def collective_rpc(self, method: str, args: Sequence[Any] = ()) -> list[Any]:
-        """Results that are None, mappings or lists keep their type; others become strings."""
-        body = {"method": method, "args": list(args)}
-        answer = (await self._ask("POST", "collective_rpc", json=body)).json()
-        results: list[Any] = answer["results"]
-        return results
-
-    async def data_parallel_size(self) -> int:
-        """Read from /server_info, because a worker of a dense model does not know it."""
-        answer = await self._ask("GET", "server_info")
-        found = re.search(r"\bdata_parallel_size=(\d+)", answer.text)
-        if found is None:
-            raise RouteError(answer.status_code, "/server_info has no data_parallel_size")
-        return int(found[1])
-
-    async def version(self) -> str | None:
-        """The vLLM version; None for a server that is not vLLM."""
-        try:
-            answer = (await self._ask("GET", "version")).json()
-        except ValueError:
-            return None
-        except RouteError as error:
-            if error.status == httpx.codes.NOT_FOUND:
-                return None
-            raise
-        version = answer.get("version") if isinstance(answer, dict) else None
-        return version if isinstance(version, str) else None
-
-    async def is_alive(self) -> bool:
-        try:
-            return (await self._client.get("health", timeout=HEALTH_TIMEOUT_SECONDS)).is_success
-        except httpx.HTTPError:
-            return False
-
-    async def _ask(self, verb: str, route: str, **details: Any) -> httpx.Response:
-        response = await self._client.request(verb, route, **details)
-        if response.is_error:
-            raise RouteError(response.status_code, _error_message(response))
-        return response
-
-
-def _error_message(response: httpx.Response) -> str:
-    """vLLM's error message, or the start of the response."""
-    try:
-        match response.json():
-            case {"error": {"message": str(message)}} | {"error": str(message)}:
-                return message[:_SHOWN_CHARACTERS]
-    except ValueError:
-        pass
-    return response.text[:_SHOWN_CHARACTERS]
 
 
 class VllmServerInfo(BaseModel):
@@ -154,8 +46,8 @@ async def query_server_info(routes: VllmRoutes, named: str) -> VllmServerInfo:
             "there, or train with generator.backend=embedded"
         )
     try:
-        info, *_ = await routes.collective_rpc("skyfleet_about")
-        return VllmServerInfo.model_validate(info)
+        results = await routes.collective_rpc("skyfleet_about")
+        return VllmServerInfo.model_validate(results[0] if results else None)
     except RouteError as error:
         if error.status == httpx.codes.NOT_FOUND:
             raise ConfigError(
@@ -169,7 +61,7 @@ async def query_server_info(routes: VllmRoutes, named: str) -> VllmServerInfo:
             ) from error
         raise
     except ValidationError as error:
-        key = ".".join(map(str, error.errors()[0]["loc"]))
+        key = ".".join(map(str, error.errors()[0]["loc"])) or "sizes"
         raise ConfigError(
             f"{named} runs an incompatible skyfleet worker extension (field {key} is missing or "
             f"invalid); install skyfleet {package_version('skyfleet')} there and restart it"
@@ -250,19 +142,28 @@ class VllmServer(VllmController):
 
 
 async def open_vllm_server(
-    inner: OpenAIEngine, routes: VllmRoutes, *, may_sleep: bool, sizes: Mapping[str, Any]
+    inner: OpenAIEngine,
+    routes: VllmRoutes,
+    *,
+    may_sleep: bool,
+    sizes: Mapping[str, Any],
+    timeout_seconds: float = PROBE_TIMEOUT_SECONDS,
 ) -> VllmServer:
     """Check that a server can be trained, and wake it. ConfigError names what it lacks.
 
-    `sizes` are those of the learner's model.
+    `sizes` are those of the learner's model. All checks together have `timeout_seconds`.
     """
     named = f"generator.remote_inference_engine_urls: {routes.url}"
     try:
-        info = await query_server_info(routes, named)
-        n_replicas = await routes.data_parallel_size()
-        check_trainable(info, named, n_replicas=n_replicas, sizes=sizes)
-        if await routes.is_sleeping():
+        async with asyncio.timeout(timeout_seconds):
+            info = await query_server_info(routes, named)
+            n_replicas = await routes.data_parallel_size()
+            check_trainable(info, named, n_replicas=n_replicas, sizes=sizes)
+            is_sleeping = await routes.is_sleeping()
+        if is_sleeping:
             await routes.wake_up()
+    except TimeoutError:
+        raise _silent_error(named, timeout_seconds) from None
     except (httpx.HTTPError, RouteError) as error:
         raise ConfigError(
             f"{named} does not respond correctly ({type(error).__name__}: {error}); try again when it "
@@ -276,14 +177,27 @@ async def open_vllm_server(
     )
 
 
-async def reject_sleeping_server(routes: VllmRoutes) -> None:
+async def reject_sleeping_server(
+    routes: VllmRoutes, *, timeout_seconds: float = PROBE_TIMEOUT_SECONDS
+) -> None:
     """ConfigError for a sleeping server, whose requests would wait forever."""
     try:
-        is_sleeping = await routes.is_sleeping()
-    except (httpx.HTTPError, RouteError, ValueError):
+        async with asyncio.timeout(timeout_seconds):
+            is_sleeping = await routes.is_sleeping()
+    except TimeoutError:
+        named = f"generator.remote_inference_engine_urls: {routes.url}"
+        raise _silent_error(named, timeout_seconds) from None
+    except (httpx.HTTPError, RouteError):
         return  # without developer routes, nothing can have put it to sleep
     if is_sleeping:
         raise ConfigError(
             f"generator.remote_inference_engine_urls: {routes.url} is asleep or paused, probably by "
             "an interrupted training run; resume that run, or restart the server"
         )
+
+
+def _silent_error(named: str, timeout_seconds: float) -> ConfigError:
+    return ConfigError(
+        f"{named} did not answer within {timeout_seconds:g} s ({PROBE_KEY}); restart it, or raise "
+        "the key"
+    )

@@ -21,7 +21,14 @@ from skyfleet.envs.env import (
     open_env_until,
 )
 from skyfleet.envs.validation import validate_grade, validate_observation, validate_step
-from skyfleet.errors import ContextFullError, EnvError, EpisodeError, VerifierError, wrap_errors
+from skyfleet.errors import (
+    ContextFullError,
+    EngineError,
+    EnvError,
+    EpisodeError,
+    VerifierError,
+    wrap_errors,
+)
 from skyfleet.rollouts.conversation import AgentFactory, Conversation
 from skyfleet.tasks.task import Grade, Task
 from skyfleet.trajectories.episode_clock import EpisodeClock, EpisodeTimeoutError
@@ -115,9 +122,9 @@ async def _run_in_time(
     sample: int,
 ) -> Env:
     """Return the environment after the last turn, still open."""
-    env = None
+    env, clock = None, EpisodeClock(limits.trajectory_timeout_seconds)
     try:
-        async with EpisodeClock(limits.trajectory_timeout_seconds):
+        async with clock:
             env = await open_env_until(closing, open_env, task)
             with wrap_errors(EnvError, "reset"):
                 observation = validate_observation(await env.reset())
@@ -130,6 +137,14 @@ async def _run_in_time(
             # The agent has not acted, so there is nothing to grade; zero would be wrong.
             stage = "reset" if env else f"opening {task.env_key}"
             raise EnvError(f"{stage}: {error}") from None
+        if clock.engine_loss_seconds > 0:
+            # Without the failed requests the agent might have finished, so zero would be wrong.
+            problem = f" ({clock.engine_problem})" if clock.engine_problem else ""
+            raise EngineError(
+                f"{error}, of which {clock.engine_loss_seconds:.1f} s were lost to failed, retried "
+                f"or unanswered requests to the engine{problem}; check the server, or raise the "
+                "limit if it is only slow"
+            ) from None
         episode.ending, episode.failure = Ending.TIMEOUT, Failure.of(error)
     return env
 

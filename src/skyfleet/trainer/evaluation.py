@@ -12,11 +12,12 @@ from skyfleet.envs.env import EnvFactory
 from skyfleet.envs.registry import is_remote_env
 from skyfleet.evaluation.agent_info import AgentInfo
 from skyfleet.evaluation.baselines import Baseline, baseline_faults, measure_baselines
-from skyfleet.evaluation.evaluate import evaluate
+from skyfleet.evaluation.evaluate import GradedSets, evaluate
 from skyfleet.evaluation.model_selection import select_best_step
 from skyfleet.evaluation.report import EvalReport, load_report, metric_prefix, save_report
 from skyfleet.rollouts.conversation import AgentFactory
 from skyfleet.rollouts.episode import Limits
+from skyfleet.sentinels.registry import build_modes
 from skyfleet.tasks.task import Task
 from skyfleet.tracking.console import ConsoleTracker
 from skyfleet.trainer.callbacks import Callbacks
@@ -51,6 +52,7 @@ class Evaluator:
     dump: Dump | None = None
     baselines: dict[str, Mapping[str, Baseline]] = field(default_factory=dict)
     """By set; measured once, at the set's first evaluation."""
+    graded_sets: GradedSets = field(default_factory=GradedSets)
 
     @classmethod
     def from_config(
@@ -90,6 +92,9 @@ class Evaluator:
             console=console,
             verify=verify,
             callbacks=callbacks,
+            graded_sets=GradedSets(
+                stops=build_modes(trainer.sentinels)["nothing_graded"] == "stop"
+            ),
             dump=_build_dump(config, policy_client) if trainer.dump_eval_results else None,
         )
 
@@ -135,6 +140,7 @@ class Evaluator:
             self.dump(name, step, groups, metrics)
         save_report(self.folder, report)
         self.callbacks.evaluation(report)
+        self.graded_sets.check(name, groups)
         return report, metrics
 
     def select_best_step(self, evaluated_steps: Sequence[int], *, default: int) -> int:

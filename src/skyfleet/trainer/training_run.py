@@ -50,6 +50,7 @@ FREE_KEYS = (
     "trainer.logger",
     "generator.remote_inference_engine_urls",
     "generator.weight_sync_dir",
+    "generator.probe_timeout_seconds",
     "trainer.sentinels.mode",
     "trainer.sentinels.modes",
 )

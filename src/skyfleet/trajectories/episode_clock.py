@@ -8,7 +8,7 @@ loop gives that time back to the clocks of the other episodes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar, Token
 from types import TracebackType
 
@@ -29,13 +29,16 @@ class EpisodeClock:
     # Entered twice per episode; a generator-based context manager makes short episodes 3 % slower.
     __slots__ = (
         "_extended",
+        "_is_deferred",
         "_loop",
         "_previous",
         "_started",
         "_stopped",
         "_timeout",
         "_timer",
+        "defer_expiry",
         "engine_loss_seconds",
+        "engine_problem",
         "limit_seconds",
     )
 
@@ -43,6 +46,12 @@ class EpisodeClock:
         self.limit_seconds = limit_seconds
         self.engine_loss_seconds = 0.0
         """Time that failed, retried or unanswered engine requests took."""
+        self.engine_problem = ""
+        """Why the last of them failed."""
+        self.defer_expiry: Callable[[], float] | None = None
+        """Called when the limit is over, with an engine request in flight: in how many seconds to
+        ask again whether the engine answers it, 0 to expire now."""
+        self._is_deferred = False
         self._extended = 0.0
         self._started = 0.0
         self._stopped: float | None = None
@@ -101,9 +110,10 @@ class EpisodeClock:
         spent = self.elapsed_seconds - self.engine_loss_seconds
         return self.engine_loss_seconds > 0 and spent < self.limit_seconds
 
-    def add_engine_loss(self, seconds: float) -> None:
+    def add_engine_loss(self, seconds: float, problem: str = "") -> None:
         """Count time in which the engine had failed or did not answer; the limit stays."""
         self.engine_loss_seconds += seconds
+        self.engine_problem = problem or self.engine_problem
 
     def extend(self, seconds: float) -> None:
         """Give back time that passed while another environment blocked the event loop."""
@@ -124,7 +134,19 @@ class EpisodeClock:
             # The event loop was blocked: whoever measures that extends this clock first.
             self._loop.call_soon(lambda: self._expire(is_late=True))
         elif self._stopped is None and self.has_expired:
+            seconds = self.defer_expiry() if self.defer_expiry is not None else 0.0
+            self._is_deferred = seconds > 0
+            if self._is_deferred:
+                self._timer = self._loop.call_later(seconds, self._expire)
+            else:
+                self._timeout.reschedule(self._loop.time())
+
+    async def expire_deferred(self) -> None:
+        """If the expiry was deferred, wait for the cancellation: what came after it is not used."""
+        # Not has_expired alone: time that a blocked event loop took may still be given back.
+        if self._is_deferred and self.has_expired:
             self._timeout.reschedule(self._loop.time())
+            await asyncio.sleep(1)
 
 
 current_clock: ContextVar[EpisodeClock | None] = ContextVar("current_clock", default=None)
