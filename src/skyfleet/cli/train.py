@@ -91,6 +91,7 @@ def _plan(config: RunConfig) -> list[str]:
     """Describe the run without loading a model."""
     from skyfleet.envs.registry import env_factory
     from skyfleet.tasks.sampling import check_batch_size
+    from skyfleet.trainer.fit_memory import fit_training
     from skyfleet.trainer.preflight import check_references, find_training_warnings
     from skyfleet.trainer.tasks import (
         build_schedule,
@@ -113,6 +114,7 @@ def _plan(config: RunConfig) -> list[str]:
             from skyfleet.algorithms.registry import build_policy_loss
 
             build_policy_loss(config.trainer.algorithm)
+    fitted = fit_training(config, may_download=False)
     tasks = load_training_tasks(config)
     check_batch_size(tasks, config.trainer.train_batch_size, config.trainer.min_samples_per_env)
     schedule = build_schedule(config, n_tasks=len(tasks))
@@ -133,4 +135,4 @@ def _plan(config: RunConfig) -> list[str]:
     check_disjoint(tasks, eval_sets, allow=config.data.allow_overlap)
     if any(map(schedule.evaluates_at, range(schedule.total_steps + 1))):
         plan += [f"evaluating {name} on {len(held)} tasks" for name, held in eval_sets.items()]
-    return [*plan, *find_training_warnings(config)]
+    return [*plan, *fitted.notes(), *find_training_warnings(config)]

@@ -47,7 +47,8 @@ def load_config(text: str = "", overrides: Sequence[str] = ()) -> RunConfig:
     problems: list[str] = []
     given = parsing.parse_yaml(text, problems)
     parsing.apply_overrides(given, overrides, problems, is_free=is_free_key)
-    return _build_config(given, problems)
+    names = [override.lstrip("+").partition("=")[0].strip() for override in overrides]
+    return _build_config(given, problems).with_override_keys(map(_canonical_name, names))
 
 
 def load_config_file(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -70,7 +71,11 @@ def config_from_python(
     for values in (base or {}, overrides):
         for key, value in values.items():
             parsing.set_value(given, key, _to_plain(value), problems, is_free=is_free_key)
-    return _build_config(given, problems)
+    return _build_config(given, problems).with_override_keys(map(_canonical_name, overrides))
+
+
+def _canonical_name(key: str) -> str:
+    return ".".join(canonical_key(tuple(key.split("."))))
 
 
 def preset_names() -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import PrivateAttr
@@ -23,6 +23,7 @@ class RunConfig(Section):
     environment: Environment = Environment()
 
     _ignored_keys: Mapping[str, Any] = PrivateAttr(default_factory=dict)
+    _override_keys: frozenset[str] = PrivateAttr(default=frozenset())
 
     @property
     def ignored_keys(self) -> Mapping[str, Any]:
@@ -32,6 +33,16 @@ class RunConfig(Section):
     def with_ignored_keys(self, keys: Mapping[str, Any]) -> RunConfig:
         copy = self.model_copy()
         copy._ignored_keys = dict(keys)
+        return copy
+
+    @property
+    def override_keys(self) -> frozenset[str]:
+        """The keys set by overrides, not by a file or a preset: a run never changes their values."""
+        return self._override_keys
+
+    def with_override_keys(self, keys: Iterable[str]) -> RunConfig:
+        copy = self.model_copy()
+        copy._override_keys = frozenset(keys)
         return copy
 
     @property

@@ -121,7 +121,7 @@ def _load_pretrained(
     folder = str(Path(path).expanduser()) if looks_local(path) else path
     try:
         config = AutoConfig.from_pretrained(folder)
-        _override_config(config, config_kwargs)
+        override_config(config, config_kwargs)
         module = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype)
         tokenizer = AutoTokenizer.from_pretrained(folder)
     except ModelError:
@@ -138,7 +138,8 @@ def _load_pretrained(
     return LoadedModel(module=module, tokenizer=tokenizer)
 
 
-def _override_config(config: Any, changes: Mapping[str, Any]) -> None:
+def override_config(config: Any, changes: Mapping[str, Any]) -> None:
+    """Apply `trainer.policy.model_config_kwargs` to a model configuration; ModelError for unknown names."""
     rope = dict(changes.get("rope_parameters") or {})
     if "rope_theta" in changes:
         rope["rope_theta"] = changes["rope_theta"]
@@ -168,7 +169,7 @@ def _load_smollm2(config_kwargs: Mapping[str, Any], key: str) -> LoadedModel:
         not in ("quantization_config", "_name_or_path", "transformers_version", "model_type")
     }
     config = type(quantised.config)(**kept)
-    _override_config(config, config_kwargs)
+    override_config(config, config_kwargs)
     module = type(quantised)(config)
     module.load_state_dict(quantised.state_dict())
     return LoadedModel(module=module, tokenizer=_smollm2_tokenizer(folder))

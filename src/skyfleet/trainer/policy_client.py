@@ -42,6 +42,7 @@ from skyfleet.rollouts.conversation import (
 from skyfleet.rollouts.native import NativeConversation
 from skyfleet.rollouts.one_message import OneMessageConversation
 from skyfleet.tasks.task import Task
+from skyfleet.trainer.fit_memory import fit_inference
 from skyfleet.trainer.load_policy import build_renderer, load_policy_model
 
 logger = logging.getLogger(__name__)
@@ -105,12 +106,25 @@ async def open_policy_client(
     *,
     folder: Path | None = None,
     learns: bool = False,
+    learner_bytes: int = 0,
+    memory_plan: str = "",
 ) -> AsyncIterator[PolicyClient]:
-    """A client for weights in this process; `folder` is the folder they were loaded from, if any."""
+    """A client for weights in this process; `folder` is the folder they were loaded from, if any.
+
+    The engine leaves `learner_bytes` of a GPU to the learner.
+    """
     tokenizer, renderer = policy_model.loaded.tokenizer, policy_model.renderer
     async with AsyncExitStack() as opened:
         if config.generator.backend == "embedded":
-            engines = [build_embedded_engine(config, policy_model.decoder, renderer)]
+            engines = [
+                build_embedded_engine(
+                    config,
+                    policy_model.decoder,
+                    renderer,
+                    learner_bytes=learner_bytes,
+                    memory_plan=memory_plan,
+                )
+            ]
         elif config.generator.is_remote:
             engines = await connect_vllm_servers(config, policy_model.loaded.module, opened)
         else:
@@ -129,10 +143,15 @@ async def open_inference_client(
     """A client for inference only: the engine alone holds the weights."""
     backend, path = config.generator.backend, _loadable_path(config, folder)
     if not config.generator.is_remote and (backend == "embedded" or path is None):
+        fitted = fit_inference(config, folder)
+        fitted.log_changes()
+        config = fitted.config
         policy_model = await load_policy_model(
             config, [], env_factory(config), policy_folder=folder
         )
-        async with open_policy_client(config, policy_model, folder=folder) as policy_client:
+        async with open_policy_client(
+            config, policy_model, folder=folder, memory_plan=fitted.describe()
+        ) as policy_client:
             yield policy_client
         return
     tokenizer = load_tokenizer(path or _tokenizer_path(config))
