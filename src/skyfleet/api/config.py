@@ -48,7 +48,8 @@ class GivenConfig:
         if self.base is not None:
             return build_config(self.base, keys)
         is_tiny = keys.get("trainer.policy.model.path") == "tiny"
-        return build_config("", {**API_DEFAULTS, **(TINY_DEFAULTS if is_tiny else {}), **keys})
+        defaults = {**API_DEFAULTS, **(TINY_DEFAULTS if is_tiny else {})}
+        return build_config("", {**defaults, **keys}).with_override_keys(keys)
 
 
 def build_config(text: str, keys: Mapping[str, Any]) -> RunConfig:

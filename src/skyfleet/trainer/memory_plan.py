@@ -89,7 +89,7 @@ def plan_training(config: RunConfig, models: Models, *, rows: int) -> MemoryPlan
         _activations(config, models, policy),
         _logits(config, models, policy),
     ]
-    phases = [tuple(generation), tuple(update), tuple(_loading(models))]
+    phases = [tuple(generation), tuple(update)]
     if (critic := models.critic) is not None:
         gradients = Part(
             name="gradients of the critic", n_bytes=4 * critic.n_parameters, remedy=_NO_CRITIC
@@ -163,11 +163,10 @@ def _weights(models: Models) -> list[Part]:
 
 
 def _loading(models: Models) -> list[Part]:
-    """`load_model` dequantises smollm2 into float32, and copies that into a plain module."""
-    if models.is_loaded or models.policy.path != "smollm2":
+    """`load_model` dequantises smollm2 into float32 and copies that into a plain module."""
+    if models.is_loaded or models.on_gpu or models.policy.path != "smollm2":
         return []
-    copies = 2 * 4 * models.policy.n_parameters
-    return [Part(name="dequantised weights", n_bytes=0 if models.on_gpu else copies)]
+    return [Part(name="dequantised weights", n_bytes=4 * models.policy.n_parameters)]
 
 
 def _optimizer_bytes(n_trained: int, *, itemsize: int, offloads: bool) -> int:
@@ -280,7 +279,7 @@ def activations_per_token(shape: ModelShape, *, recomputes: bool) -> int:
     `torch.autograd.graph.saved_tensors_hooks`."""
     hidden, wide = shape.hidden_size, shape.intermediate_size
     q, kv = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
-    layer = 4 * wide + 6 * hidden + 3 * q + 2 * kv + (q + kv if shape.has_qk_norm else 0)
+    layer = 4 * wide + 6 * hidden + 3 * q + 2 * kv + 2 * (q + kv if shape.has_qk_norm else 0)
     if not recomputes:
         return shape.n_layers * layer + 2 * hidden
     # The input of each layer, and one layer with the gradients inside it.
