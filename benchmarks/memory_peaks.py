@@ -126,6 +126,8 @@ async def measure(config: RunConfig, fitted: FittedConfig, *, n_new: int) -> Non
     samples = make_samples(config, policy_model.decoder.vocab_size)
     await learner.step(samples)
     stages.end(f"update, {len(samples)} sequences", phase_bytes(plan, 1))
+    await engine.wake()
+    stages.end("wake", 0)
     await fill_engine(engine, config, n_new)
     stages.end(f"generation, {config.generator.max_num_seqs} sequences", plan.generation_bytes)
     await engine.sleep()

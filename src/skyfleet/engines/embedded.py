@@ -20,6 +20,7 @@ from skyfleet.engines.prefix_cache import BLOCK_SIZE
 from skyfleet.engines.sampler import detect_finish, make_rng, sample_tokens, validate_request
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.models.decoder import Decoder
+from skyfleet.models.heap import return_free_heap
 from skyfleet.models.out_of_memory import explain_out_of_memory
 
 MEMORY_REMEDY = "lower generator.max_num_seqs, max_num_batched_tokens or max_input_length"
@@ -123,7 +124,9 @@ class EmbeddedEngine:
         self._drop_cache()
         self._cache.free_memory()
 
-    async def wake(self) -> None: ...
+    async def wake(self) -> None:
+        """The cache can have the memory that an update freed."""
+        return_free_heap()
 
     async def _work(self) -> None:
         """Step until no request is left. An error fails every pending request."""

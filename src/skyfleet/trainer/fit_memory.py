@@ -65,8 +65,8 @@ class FittedConfig:
         ]
 
     def log_changes(self) -> None:
-        for change in self.changes:
-            logger.warning("%s, because memory is short: %s", change, self.describe())
+        if self.changes:
+            logger.warning("to fit: %s; %s", "; ".join(self.changes), self.describe())
 
     def describe(self) -> str:
         """The plan in one line; empty if there is none."""
@@ -101,6 +101,8 @@ def fit_training(
         rows = max(rows, min(config.generator.max_num_seqs, episodes))
     plan = plan_training(config, models, rows=rows)
     _refuse_misfit(plan, available)
+    if plan.peak_bytes > _left(available):
+        changes.append("memory is tight, and the run may not finish")
     if rows < min(config.generator.max_num_seqs, episodes):
         changes.append(_describe_rows(config, rows))
     return FittedConfig(
@@ -181,7 +183,8 @@ def _count_rows(
 
 
 def _refuse_misfit(plan: MemoryPlan, available: AvailableMemory) -> None:
-    if plan.peak_bytes <= _left(available):
+    """Raise ConfigError if the plan cannot fit, even if every estimate in it is too high."""
+    if plan.least_bytes <= _left(available):
         return
     parts = sorted(plan.peak_parts, key=lambda part: -part.n_bytes)
     remedies = [

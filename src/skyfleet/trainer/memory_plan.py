@@ -18,6 +18,9 @@ MIB = 2**20
 PROCESS_BYTES = 300 * MIB
 """Tasks, trajectories, tokenizers and what the allocator keeps, beyond what is loaded at the start."""
 
+HEAP_OVERHEAD = 1.15
+"""What fragmentation adds to the many tensors of an update."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
@@ -26,6 +29,12 @@ class Part:
     name: str
     n_bytes: int
     remedy: str = ""
+    is_estimate: bool = False
+    """Less may do, such as shorter sequences or less fragmentation than expected."""
+
+    @property
+    def least_bytes(self) -> int:
+        return self.n_bytes * 3 // 4 if self.is_estimate else self.n_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +52,12 @@ class MemoryPlan:
     @property
     def peak_bytes(self) -> int:
         return _total(self.peak_parts)
+
+    @property
+    def least_bytes(self) -> int:
+        """What a run takes at its peak if every estimate is too high."""
+        phases = [sum(part.least_bytes for part in phase) for phase in self.phases]
+        return sum(part.least_bytes for part in self.held) + max(phases)
 
     @property
     def generation_bytes(self) -> int:
@@ -120,7 +135,7 @@ def plan_host(config: RunConfig, models: Models) -> MemoryPlan:
         n_bytes=offloaded,
         remedy="trainer.policy.optimizer_config.offload_after_step=false",
     )
-    process = Part(name=_PROCESS, n_bytes=PROCESS_BYTES)
+    process = Part(name=_PROCESS, n_bytes=PROCESS_BYTES, is_estimate=True)
     return MemoryPlan(held=(process, optimizer), phases=(tuple(_weights(models)),))
 
 
@@ -151,7 +166,7 @@ _SHORTER = "a lower generator.max_input_length"
 
 
 def _process(models: Models) -> list[Part]:
-    return [] if models.on_gpu else [Part(name=_PROCESS, n_bytes=PROCESS_BYTES)]
+    return [] if models.on_gpu else [Part(name=_PROCESS, n_bytes=PROCESS_BYTES, is_estimate=True)]
 
 
 def _weights(models: Models) -> list[Part]:
@@ -240,8 +255,14 @@ def _generation(config: RunConfig, models: Models, *, rows: int) -> list[Part]:
             name="prefill",
             n_bytes=tokens * layer * models.itemsize + mask,
             remedy=f"a lower generator.max_num_batched_tokens or {_SHORTER}",
+            is_estimate=True,
         ),
-        Part(name="sampling", n_bytes=sampling, remedy="a lower generator.max_num_seqs"),
+        Part(
+            name="sampling",
+            n_bytes=sampling,
+            remedy="a lower generator.max_num_seqs",
+            is_estimate=True,
+        ),
     ]
 
 
@@ -270,7 +291,10 @@ def _activations(config: RunConfig, models: Models, shape: ModelShape) -> Part:
     else:
         remedies.append(_SHORTER)
     return Part(
-        name="activations", n_bytes=n_numbers * models.itemsize, remedy=" or ".join(remedies)
+        name="activations",
+        n_bytes=int(HEAP_OVERHEAD * n_numbers * models.itemsize),
+        remedy=" or ".join(remedies),
+        is_estimate=True,
     )
 
 
@@ -287,12 +311,14 @@ def activations_per_token(shape: ModelShape, *, recomputes: bool) -> int:
 
 
 def _logits(config: RunConfig, models: Models, shape: ModelShape) -> Part:
-    """The head (`learner/logprobs.py`): four copies of one chunk's logits, and its gradient."""
+    """The head (`learner/logprobs.py`): copies of one chunk's logits, and of its gradient."""
     chunk = config.trainer.loss_chunk_size or default_chunk_size(on_gpu=models.on_gpu)
     chunk = min(chunk, tokens_per_forward_pass(config))
-    logits = 4 * chunk * shape.vocab_size * 4
-    head = 0 if shape.n_adapter_parameters else 2 * shape.vocab_size * shape.hidden_size * 4
-    return Part(name="logits", n_bytes=logits + head, remedy="a lower trainer.loss_chunk_size")
+    logits = 5 * chunk * shape.vocab_size * 4
+    head = 0 if shape.n_adapter_parameters else 3 * shape.vocab_size * shape.hidden_size * 4
+    n_bytes = int(HEAP_OVERHEAD * (logits + head))
+    remedy = "a lower trainer.loss_chunk_size"
+    return Part(name="logits", n_bytes=n_bytes, remedy=remedy, is_estimate=True)
 
 
 def _total(parts: Sequence[Part]) -> int:
