@@ -40,6 +40,12 @@ class RunConfig(Section):
         """The keys set by overrides, not by a file or a preset: a run never changes their values."""
         return self._override_keys
 
+    def __eq__(self, other: object) -> bool:
+        """Two configurations with the same values are equal, however the values were set."""
+        if isinstance(other, RunConfig):
+            other = other.with_override_keys(self._override_keys)
+        return super().__eq__(other)
+
     def with_override_keys(self, keys: Iterable[str]) -> RunConfig:
         copy = self.model_copy()
         copy._override_keys = frozenset(keys)
