@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError
 from skyfleet.learner.policy_model import choose_device, choose_dtype, rope_overrides
@@ -60,7 +62,8 @@ class FittedConfig:
     def notes(self) -> list[str]:
         """The plan and its changes, for a dry run."""
         return [
-            self.describe() or "memory is not checked: the model's shape is unknown here",
+            self.describe()
+            or "memory is not checked: the model's config.json or the device is not on this machine",
             *self.changes,
         ]
 
@@ -86,6 +89,8 @@ def fit_training(
 
     `model` is a policy that is in memory already. Without `available`, the system is asked.
     """
+    if not _has_device(config):
+        return FittedConfig(config=config)
     models = _read_models(config, model, may_download=may_download)
     if models is None:
         return FittedConfig(config=config)
@@ -119,7 +124,7 @@ def fit_inference(
     available: AvailableMemory | None = None,
 ) -> FittedConfig:
     """The configuration of an embedded engine that fits; `folder` holds its weights, if given."""
-    if config.generator.backend != "embedded":
+    if config.generator.backend != "embedded" or not _has_device(config):
         return FittedConfig(config=config)
     path, kwargs = config.trainer.policy.model.path, config.trainer.policy.model_config_kwargs
     if folder is not None:
@@ -213,6 +218,11 @@ def _check_host(config: RunConfig, models: Models) -> None:
     host = read_cpu_memory()
     if host is not None:
         _refuse_misfit(plan_host(config, models), host)
+
+
+def _has_device(config: RunConfig) -> bool:
+    """False in a dry run for another machine; loading the policy there reports it."""
+    return config.trainer.device != "cuda" or torch.cuda.is_available()
 
 
 def _left(available: AvailableMemory) -> int:
