@@ -73,8 +73,6 @@ async def open_agent(
     open_env = env.open_env or env_factory(settings)
     try:
         by_sampling = await engine.connect(tasks, open_env)
-        # It may run fewer sequences at once, where memory is short.
-        settings = engine.config if given is None else settings
         params = PolicyEngine(source, settings).sampling_params(None)
         trained = source.run_config
         info = AgentInfo(

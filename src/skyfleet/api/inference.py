@@ -102,14 +102,10 @@ class PolicyEngine:
         from skyfleet.trainer.policy_client import open_inference_client, open_policy_client
 
         if self.config.generator.backend == "embedded":
-            from skyfleet.trainer.fit_memory import fit_inference
             from skyfleet.trainer.load_policy import load_policy_model
 
-            fitted = fit_inference(self.config, model=self.source.loaded)
-            fitted.log_changes()
-            self.config = fitted.config
             model = await load_policy_model(self.config, tasks, open_env, model=self.source.loaded)
-            opened = open_policy_client(self.config, model, memory_plan=fitted.describe())
+            opened = open_policy_client(self.config, model)
         else:
             opened = open_inference_client(self.config, self.source.folder)
         client = await opening.enter_async_context(opened)

@@ -62,21 +62,9 @@ def _check_policy(config: RunConfig, checkpoint: Path | None) -> None:
 
 
 def check_weights(config: RunConfig, agent: str, checkpoint: Path | None) -> None:
-    """Raise ConfigError if the policy's weights are missing or do not fit; a server has its own."""
+    """Raise ConfigError if the policy's weights are missing; a server has its own."""
     if agent == "policy" and not config.generator.is_remote:
-        fit_policy(config, checkpoint, may_download=False)
-
-
-def fit_policy(
-    config: RunConfig, checkpoint: Path | None, *, may_download: bool = True
-) -> RunConfig:
-    """The configuration with an engine that fits into memory, or ConfigError."""
-    folder = find_policy_folder(config, checkpoint)
-    with require_torch():
-        from skyfleet.trainer.fit_memory import fit_inference
-    fitted = fit_inference(config, folder, may_download=may_download)
-    fitted.log_changes()
-    return fitted.config
+        find_policy_folder(config, checkpoint)
 
 
 def check_endpoint(config: RunConfig) -> None:

@@ -22,7 +22,6 @@ from skyfleet.cli.agents import (
     check_weights,
     evaluation_agent,
     find_model_name,
-    fit_policy,
     open_endpoint_agent,
     open_run_policy_client,
 )
@@ -154,8 +153,6 @@ async def _evaluate(config: RunConfig, sets: dict[str, list[str]], options: _Opt
     from skyfleet.trainer.tasks import load_sources
 
     open_env, limits = env_factory(config), build_limits(config)
-    if options.endpoint is None and options.agent == "policy" and not config.generator.is_remote:
-        config = fit_policy(config, options.checkpoint)
     most, n_samples = config.generator.max_num_seqs, config.generator.eval_n_samples_per_prompt
     trained_envs, remarks = find_trained_envs(config)
     console = ConsoleTracker()

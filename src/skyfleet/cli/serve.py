@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skyfleet.cli.agents import (
-    CheckpointPath,
-    check_weights,
-    describe_weights,
-    open_run_policy_client,
-)
+from skyfleet.cli.agents import CheckpointPath, describe_weights, open_run_policy_client
 from skyfleet.cli.arguments import ConfigArgs, DryRun, config_from, show_plan
 from skyfleet.cli.worlds import check_free
 from skyfleet.errors import ConfigError, MissingExtraError
@@ -45,7 +40,6 @@ def serve_command(
     model = name or config.trainer.run_name
     url = f"http://{host}:{port}/v1"
     if dry_run:
-        check_weights(config, "policy", checkpoint)
         show_plan(config, [f"would serve {model} at {url}"])
         return
     try:

@@ -64,6 +64,8 @@ class PolicyClient:
     """The servers' own chat endpoint; None renders messages and tools here."""
     status: ContextStatus | None = None
     """Appends the context usage to observations; None appends nothing."""
+    max_num_seqs: int = 1024
+    """Sequences that the engine runs at once; fewer than configured where memory is short."""
     one_message: bool = False
     """All turns of an episode are one assistant message."""
 
@@ -206,6 +208,7 @@ def _build_policy_client(
         native=uses_native_tool_calling(config),
         chat=chat,
         max_input_length=generator.max_input_length,
+        max_num_seqs=generator.max_num_seqs,
         status=_context_status(generator) if generator.inject_context_status else None,
         one_message=not generator.use_conversation_multi_turn,
     )
