@@ -1,7 +1,7 @@
 """The exception tree.
 
 SkyfleetError          stops the run with one sentence
-├── ConfigError, TaskError, ModelError (EngineLostError), CheckpointError,
+├── ConfigError, TaskError, ModelError (EngineLostError, OutOfMemoryError), CheckpointError,
 │   SentinelError (NoLearningSignalError (NothingGradedError)), MissingExtraError
 └── EpisodeError       ends one episode, is recorded on its trajectory, and the run continues
     └── EnvError, VerifierError, EngineError (ContextFullError)
@@ -66,6 +66,10 @@ class EngineLostError(ModelError):
     def __init__(self, reason: str, remedy: str) -> None:
         super().__init__(f"{reason}; {remedy}")
         self.reason = reason
+
+
+class OutOfMemoryError(ModelError):
+    """The engine or the learner could not get the memory that it needs."""
 
 
 class CheckpointError(SkyfleetError, RuntimeError):

@@ -61,7 +61,8 @@ def test_tasks_show_prints_prompt_solution_and_verifier() -> None:
 def test_train_dry_run_prints_the_configuration_and_the_plan(settings: str) -> None:
     output = run("train", settings, "trainer.seed=7", "--dry-run")
     assert load_config(output).trainer.seed == 7
-    plan = [line for line in output.splitlines() if line.startswith("# ")]
+    *plan, memory = [line for line in output.splitlines() if line.startswith("# ")]
+    assert memory.startswith("# the run needs 0.")
     assert plan == [
         "# would train tiny on 4 tasks (4 github):",
         "# 3 warm-start steps, then 3 steps of 2 x 4 = 8 episodes",

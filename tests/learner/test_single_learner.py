@@ -18,6 +18,7 @@ from tests.fakes.small_models import logprobs_of, small_decoder
 from torch import nn
 
 from skyfleet.algorithms.kl import k3
+from skyfleet.algorithms.losses.loss import LossInputs, LossOutput
 from skyfleet.algorithms.losses.ppo import ppo_clip
 from skyfleet.algorithms.reduction import (
     Reduction,
@@ -26,6 +27,7 @@ from skyfleet.algorithms.reduction import (
     token_mean,
 )
 from skyfleet.algorithms.sample import Sample
+from skyfleet.errors import OutOfMemoryError
 from skyfleet.learner.batching import pack
 from skyfleet.learner.critic import Critic
 from skyfleet.learner.logprobs import action_logprobs
@@ -329,6 +331,19 @@ def test_gradients_are_the_same_bits_every_time_with_several_threads() -> None:
         gradients = torch.autograd.grad(logprobs_N.sum(), parameters)
         first = first or list(gradients)
         assert all(map(torch.equal, gradients, first))
+
+
+async def test_an_update_without_enough_memory_is_one_sentence_with_the_keys_to_lower() -> None:
+    def allocate_too_much(inputs: LossInputs) -> LossOutput:
+        return LossOutput(loss_T=torch.empty(2**50))
+
+    decoder = small_decoder()
+    samples = on_policy(decoder, random_groups(1))
+    with pytest.raises(
+        OutOfMemoryError, match=r"^the update ran out of memory \(it tried to"
+    ) as it:
+        await learner(decoder, replace(SETTINGS, policy_loss=allocate_too_much)).step(samples)
+    assert "trainer.max_tokens_per_microbatch" in str(it.value)
 
 
 async def test_gradient_checkpointing_gives_the_same_weights() -> None:

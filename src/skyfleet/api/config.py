@@ -43,10 +43,11 @@ class GivenConfig:
     def build(self, arguments: Mapping[str, Any]) -> RunConfig:
         """The configuration; a key of `config=` wins over an argument for the same key."""
         keys = {**arguments, **self.keys}
-        if self.base is None:
-            is_tiny = keys.get("trainer.policy.model.path") == "tiny"
-            keys = {**API_DEFAULTS, **(TINY_DEFAULTS if is_tiny else {}), **keys}
-        return config_from_python(self.base, keys)
+        if self.base is not None:
+            return config_from_python(self.base, keys)
+        is_tiny = keys.get("trainer.policy.model.path") == "tiny"
+        defaults = {**API_DEFAULTS, **(TINY_DEFAULTS if is_tiny else {})}
+        return config_from_python(None, {**defaults, **keys}).with_override_keys(keys)
 
 
 def read_config(given: ConfigLike) -> GivenConfig:

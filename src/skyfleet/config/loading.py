@@ -48,7 +48,8 @@ def load_config(text: str = "", overrides: Sequence[str] = ()) -> RunConfig:
     problems: list[str] = []
     given = parsing.parse_yaml(text, problems)
     parsing.apply_overrides(given, overrides, problems, is_free=is_free_key)
-    return _build_config(given, problems)
+    names = [override.lstrip("+").partition("=")[0].strip() for override in overrides]
+    return _build_config(given, problems).with_override_keys(map(_canonical_name, names))
 
 
 def load_config_file(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -82,7 +83,11 @@ def config_from_python(
     for values in (base or {}, overrides):
         for key, value in values.items():
             parsing.set_value(given, key, _to_plain(value), problems, is_free=is_free_key)
-    return _build_config(given, problems)
+    return _build_config(given, problems).with_override_keys(map(_canonical_name, overrides))
+
+
+def _canonical_name(key: str) -> str:
+    return ".".join(canonical_key(tuple(key.split("."))))
 
 
 def _change_config(base: RunConfig, overrides: Mapping[str, object]) -> RunConfig:
@@ -92,8 +97,9 @@ def _change_config(base: RunConfig, overrides: Mapping[str, object]) -> RunConfi
         parsing.set_value(given, key, _to_plain(value), problems, is_free=is_free_key)
     # As a record, because a base that was read from a run may lack its secrets.
     config = _build_config(given, problems, is_record=True)
-    changed = config.with_variables({**base.variables, **config.variables})
-    return changed.with_ignored_keys({**base.ignored_keys, **config.ignored_keys})
+    config = config.with_variables({**base.variables, **config.variables})
+    config = config.with_override_keys({*base.override_keys, *map(_canonical_name, overrides)})
+    return config.with_ignored_keys({**base.ignored_keys, **config.ignored_keys})
 
 
 def preset_names() -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import PrivateAttr
@@ -24,6 +24,7 @@ class RunConfig(Section):
 
     _ignored_keys: Mapping[str, Any] = PrivateAttr(default_factory=dict)
     _variables: Mapping[str, str] = PrivateAttr(default_factory=dict)
+    _override_keys: frozenset[str] = PrivateAttr(default=frozenset())
 
     @property
     def ignored_keys(self) -> Mapping[str, Any]:
@@ -44,6 +45,22 @@ class RunConfig(Section):
         copy = self.model_copy()
         copy._variables = dict(variables)
         return copy
+
+    @property
+    def override_keys(self) -> frozenset[str]:
+        """The keys set by overrides, not by a file or a preset: a run never changes their values."""
+        return self._override_keys
+
+    def with_override_keys(self, keys: Iterable[str]) -> RunConfig:
+        copy = self.model_copy()
+        copy._override_keys = frozenset(keys)
+        return copy
+
+    def __eq__(self, other: object) -> bool:
+        """Two configurations with the same values are equal, however the values were set."""
+        if not isinstance(other, RunConfig):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in RunConfig.model_fields)
 
     @property
     def max_episode_tokens(self) -> int:

@@ -20,6 +20,10 @@ from skyfleet.engines.prefix_cache import BLOCK_SIZE
 from skyfleet.engines.sampler import detect_finish, make_rng, sample_tokens, validate_request
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.models.decoder import Decoder
+from skyfleet.models.heap import return_free_heap
+from skyfleet.models.out_of_memory import explain_out_of_memory
+
+MEMORY_REMEDY = "lower generator.max_num_seqs, max_num_batched_tokens or max_input_length"
 
 
 @dataclass(slots=True)
@@ -53,12 +57,15 @@ class EmbeddedEngine:
         max_num_seqs: int,
         capacity: int,
         max_num_batched_tokens: int = 8192,
+        memory_plan: str = "",
     ) -> None:
+        """`memory_plan` describes the memory that was planned, for an error message."""
         self._decoder = decoder
         self._decode_text = decode_text
         """For stop strings, which are matched in text."""
         self._cache = KVCache(decoder, rows=max_num_seqs, capacity=capacity)
         self._max_num_batched_tokens = max_num_batched_tokens
+        self._memory_plan = memory_plan
         self._rows: dict[str, Row] = {}
         """Session -> its cache row, least recently used first."""
         self._waiting: list[_Request] = []
@@ -113,15 +120,20 @@ class EmbeddedEngine:
             self._cache.release(row)
 
     async def sleep(self) -> None:
+        """Return the memory of the KV cache while the learner works; it grows again on demand."""
         self._drop_cache()
+        self._cache.free_memory()
 
-    async def wake(self) -> None: ...
+    async def wake(self) -> None:
+        """The cache can have the memory that an update freed."""
+        return_free_heap()
 
     async def _work(self) -> None:
         """Step until no request is left. An error fails every pending request."""
         try:
             while self._waiting or self._running:
-                self._step()
+                with explain_out_of_memory("the engine", MEMORY_REMEDY, self._memory_plan):
+                    self._step()
                 await asyncio.sleep(0)  # let episodes process their turns and send new requests
         except BaseException as error:
             for request in (*self._waiting, *self._running):

@@ -40,8 +40,18 @@ TIMEOUT_SINGLE_SECONDS, TIMEOUT_POOLED_SHARE = 900.0, 0.25
 """Request timeout of a single server; of a pooled one, as a share of the trajectory timeout."""
 
 
-def build_embedded_engine(config: RunConfig, decoder: Decoder, renderer: Renderer) -> Engine:
-    """The CUDA engine for supported architectures on a GPU, otherwise the portable one."""
+def build_embedded_engine(
+    config: RunConfig,
+    decoder: Decoder,
+    renderer: Renderer,
+    *,
+    learner_bytes: int = 0,
+    memory_plan: str = "",
+) -> Engine:
+    """The CUDA engine for supported architectures on a GPU, otherwise the portable one.
+
+    The KV cache of the CUDA engine leaves `learner_bytes` free.
+    """
     generator, capacity = config.generator, config.max_episode_tokens
     if decoder.device.type != "cuda" or not decoder.is_fused:
         return EmbeddedEngine(
@@ -50,6 +60,7 @@ def build_embedded_engine(config: RunConfig, decoder: Decoder, renderer: Rendere
             max_num_seqs=generator.max_num_seqs,
             capacity=capacity,
             max_num_batched_tokens=generator.max_num_batched_tokens,
+            memory_plan=memory_plan,
         )
     free_bytes, _ = torch.cuda.mem_get_info(decoder.device)
     return CudaEngine(
@@ -58,7 +69,10 @@ def build_embedded_engine(config: RunConfig, decoder: Decoder, renderer: Rendere
         max_num_seqs=generator.max_num_seqs,
         capacity=capacity,
         max_num_batched_tokens=generator.max_num_batched_tokens,
-        memory_bytes=int(free_bytes * generator.gpu_memory_utilization),
+        memory_bytes=max(
+            0, min(int(free_bytes * generator.gpu_memory_utilization), free_bytes - learner_bytes)
+        ),
+        memory_plan=memory_plan,
     )
 
 
@@ -229,7 +243,10 @@ EngineOffload = Callable[[], AbstractAsyncContextManager[None]]
 
 
 def build_engine_offload(config: RunConfig, engine: Engine) -> EngineOffload:
-    """A context for the learner's update: engines that share its GPU sleep inside it."""
+    """A context for the learner's update: engines that share its memory sleep inside it."""
+    if isinstance(engine, EmbeddedEngine):
+        # New weights drop its KV cache anyway; the learner can use that memory.
+        return partial(_asleep, engine)
     if config.generator.backend == "embedded" or not config.trainer.placement.colocate_all:
         return nullcontext
     return partial(_asleep, engine)

@@ -1,4 +1,5 @@
-"""KV cache of the CPU engine: contiguous rows, prefix caching by copy, and attention.
+"""KV cache of the CPU engine: contiguous rows that grow on demand, prefix caching by copy, and
+attention.
 
 Contiguous rows let a decoding step run over all sessions with two matrix products.
 `cuda/block_pool.py` is the paged cache of the CUDA engine.
@@ -15,6 +16,9 @@ from torch import Tensor
 from skyfleet.engines.prefix_cache import BLOCK_SIZE, find_cached_prefix, hash_blocks
 from skyfleet.models.decoder import Decoder
 
+MASK_CELLS = 2**25
+"""Padded cells of an attention mask at once; torch holds five bytes for each."""
+
 
 @dataclass(slots=True)
 class Row:
@@ -27,13 +31,55 @@ class Row:
 
 class KVCache:
     def __init__(self, decoder: Decoder, *, rows: int, capacity: int) -> None:
-        shape = (decoder.n_layers, rows, decoder.n_kv_heads, capacity, decoder.head_dim)
-        self.keys = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
-        self.values = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
-        self.capacity = capacity
+        """At most `rows` sequences of at most `capacity` tokens."""
+        self.capacity, self._max_rows = capacity, rows
+        self._decoder = decoder
+        self.keys: list[Tensor] = []
+        """Per layer [rows, kv heads, tokens, head dim]; empty until the first token."""
+        self.values: list[Tensor] = []
         self._free = [Row(index) for index in range(rows)]
         self._cached: dict[int, Row] = {}
         """Hash of a prefix -> a row that holds it, in use or released and not yet reused."""
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
+
+    def reserve(self, *, rows: int, tokens: int) -> None:
+        """Make room for the first `rows` rows of `tokens` tokens; what they hold is kept.
+
+        Both sides at least double, so that decoding, which adds one token at a time, seldom copies.
+        """
+        held_rows, held_tokens = self._shape
+        if rows <= held_rows and tokens <= held_tokens:
+            return
+        if rows > held_rows:
+            held_rows = max(rows, min(2 * held_rows, self._max_rows))
+        if tokens > held_tokens:
+            held_tokens = max(tokens, min(2 * held_tokens, self.capacity))
+        decoder = self._decoder
+        shape = (held_rows, decoder.n_kv_heads, held_tokens, decoder.head_dim)
+        for tensors in (self.keys, self.values):
+            # One layer at a time: old and new memory exist together for a single layer only.
+            for layer in range(decoder.n_layers):
+                # Zeros, because a masked value still enters a product; unused pages take no memory.
+                grown = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
+                if layer < len(tensors):
+                    old = tensors[layer]
+                    grown[: old.shape[0], :, : old.shape[2]] = old
+                    tensors[layer] = grown
+                else:
+                    tensors.append(grown)
+
+    def free_memory(self) -> None:
+        """Drop all content and return its memory. All rows must be free."""
+        self.reset_prefix_cache()
+        self.keys, self.values = [], []
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        """Rows and tokens per row that there is memory for."""
+        return (self.keys[0].shape[0], self.keys[0].shape[2]) if self.keys else (0, 0)
 
     def allocate(self) -> Row | None:
         """Take the free row of lowest index, because decoding runs over all rows up to the
@@ -74,8 +120,9 @@ class KVCache:
         # Compare the tokens, because hashes may collide.
         if source.token_ids[:shared] != list(token_ids[:shared]):
             return
-        for tensor in (self.keys, self.values):
-            tensor[:, row.index, :, :shared] = tensor[:, source.index, :, :shared]
+        self.reserve(rows=row.index + 1, tokens=shared)
+        for tensor in (*self.keys, *self.values):
+            tensor[row.index, :, :shared] = tensor[source.index, :, :shared]
         self.extend(row, token_ids[:shared])
 
     def extend(self, row: Row, token_ids: Sequence[int]) -> None:
@@ -110,8 +157,12 @@ class CachedAttention:
     """
 
     def __init__(self, cache: KVCache, segments: Sequence[Segment]) -> None:
+        cache.reserve(
+            rows=max(s.row for s in segments) + 1,
+            tokens=max(s.start + s.length for s in segments),
+        )
         self._cache = cache
-        device = cache.keys.device
+        device = cache.keys[0].device
         self._n_single = sum(s.length == 1 for s in segments)
         single, self._long = segments[: self._n_single], segments[self._n_single :]
         rows = [s.row for s in segments for _ in range(s.length)]
@@ -126,7 +177,7 @@ class CachedAttention:
             self._single_rows = None if in_place else self._rows_T[: self._n_single]
             ends_R = self._scatter_to_rows(self.positions_T[: self._n_single])
             hidden_RL = torch.arange(self._width, device=device) > ends_R.unsqueeze(1)
-            bias_RL = torch.zeros(hidden_RL.shape, dtype=cache.keys.dtype, device=device)
+            bias_RL = torch.zeros(hidden_RL.shape, dtype=cache.keys[0].dtype, device=device)
             self._bias_R11L = bias_RL.masked_fill_(hidden_RL, -torch.inf)[:, None, None, :]
         if self._long:
             self._prepare_long(device)
@@ -173,17 +224,33 @@ class CachedAttention:
         self._real_BQ = query < lengths.unsqueeze(1)
         offsets = lengths.cumsum(0) - lengths
         self._gather_BQ = offsets.unsqueeze(1) + torch.minimum(query, lengths.unsqueeze(1) - 1)
-        at_BQ = starts.unsqueeze(1) + torch.minimum(query, lengths.unsqueeze(1) - 1)
-        key = torch.arange(self._long_width, device=device)
-        self._visible_B1QL = (key <= at_BQ.unsqueeze(2)).unsqueeze(1)
+        self._at_BQ = starts.unsqueeze(1) + torch.minimum(query, lengths.unsqueeze(1) - 1)
+        n_cells = self._at_BQ.numel() * self._long_width
+        self._visible_B1QL = self._mask(slice(None)) if n_cells <= MASK_CELLS else None
 
     def _prefill(self, q_THD: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        q_BHQD = q_THD[self._gather_BQ].transpose(1, 2)
+        if self._visible_B1QL is not None:
+            return self._attend(q_THD, keys, values, slice(None), self._visible_B1QL)
+        # One long prompt pads many short ones: attend a few sequences at a time, equally padded.
+        size = max(1, MASK_CELLS // (self._at_BQ.shape[1] * self._long_width))
+        parts = [slice(first, first + size) for first in range(0, len(self._long), size)]
+        return torch.cat(
+            [self._attend(q_THD, keys, values, part, self._mask(part)) for part in parts]
+        )
+
+    def _attend(
+        self, q_THD: Tensor, keys: Tensor, values: Tensor, part: slice, visible_B1QL: Tensor
+    ) -> Tensor:
+        """Attention of some of the longer segments."""
         out_BHQD = torch.nn.functional.scaled_dot_product_attention(
-            q_BHQD,
-            keys[self._long_rows, :, : self._long_width],
-            values[self._long_rows, :, : self._long_width],
-            attn_mask=self._visible_B1QL,
+            q_THD[self._gather_BQ[part]].transpose(1, 2),
+            keys[self._long_rows[part], :, : self._long_width],
+            values[self._long_rows[part], :, : self._long_width],
+            attn_mask=visible_B1QL,
             enable_gqa=q_THD.shape[1] != keys.shape[1],
         )
-        return out_BHQD.transpose(1, 2)[self._real_BQ]
+        return out_BHQD.transpose(1, 2)[self._real_BQ[part]]
+
+    def _mask(self, part: slice) -> Tensor:
+        key = torch.arange(self._long_width, device=self._at_BQ.device)
+        return (key <= self._at_BQ[part].unsqueeze(2)).unsqueeze(1)

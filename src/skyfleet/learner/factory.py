@@ -36,6 +36,7 @@ def build_learner(
     total_steps: int,
     critic: Critic | None = None,
     wrap_settings: Callable[[LearnerSettings], LearnerSettings] = lambda settings: settings,
+    memory_plan: str = "",
 ) -> SingleLearner:
     """The learner of a run of `total_steps` steps.
 
@@ -57,6 +58,7 @@ def build_learner(
         else None,
         critic=critic,
         save_policy=partial(save_model, policy_model.loaded),
+        memory_plan=memory_plan,
         load_policy=partial(load_adapters if lora.rank else _load_full_weights, module),
     )
 
@@ -93,7 +95,7 @@ def build_learner_settings(
         temperature=algorithm.temperature,
         policy_mini_batch_size=trainer.policy_mini_batch_size,
         update_epochs_per_batch=trainer.update_epochs_per_batch,
-        max_tokens_per_microbatch=_max_tokens_per_microbatch(config),
+        max_tokens_per_microbatch=max_tokens_per_microbatch(config),
         loss_chunk_size=trainer.loss_chunk_size,
         gradient_checkpointing=trainer.gradient_checkpointing,
         comparable_logprobs=has_comparable_logprobs(config),
@@ -149,7 +151,7 @@ def _updates_per_step(config: RunConfig, mini_batch_size: int) -> int:
     return trainer.update_epochs_per_batch * (trainer.train_batch_size // mini_batch_size)
 
 
-def _max_tokens_per_microbatch(config: RunConfig) -> int:
+def max_tokens_per_microbatch(config: RunConfig) -> int:
     trainer = config.trainer
     if trainer.max_tokens_per_microbatch > 0:
         return trainer.max_tokens_per_microbatch
@@ -252,7 +254,7 @@ def build_critic(
         compute_advantages=partial(compute_advantages, config),
         critic_mini_batch_size=trainer.critic_mini_batch_size,
         update_epochs_per_batch=trainer.update_epochs_per_batch,
-        max_tokens_per_microbatch=_max_tokens_per_microbatch(config),
+        max_tokens_per_microbatch=max_tokens_per_microbatch(config),
         gradient_checkpointing=trainer.gradient_checkpointing,
     )
     return Critic(_build_critic_body(config, policy_model, path), settings)

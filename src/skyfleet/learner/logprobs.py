@@ -15,6 +15,11 @@ _CPU_CHUNK, _CUDA_CHUNK = 1024, 4096
 """Tokens per chunk: logits that fit a CPU cache, and products large enough for a GPU."""
 
 
+def default_chunk_size(*, on_gpu: bool) -> int:
+    """Tokens whose logits are held at once unless `trainer.loss_chunk_size` is set."""
+    return _CUDA_CHUNK if on_gpu else _CPU_CHUNK
+
+
 def action_logprobs(
     decoder: Decoder,
     batch: MicroBatch,

@@ -27,6 +27,12 @@ from skyfleet.learner.logprobs import action_logprobs
 from skyfleet.learner.optimizer import CPUOffloaded, Optimizer, OptimizerSettings
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.lora import merge
+from skyfleet.models.out_of_memory import explain_out_of_memory
+
+_MEMORY_REMEDY = (
+    "set trainer.gradient_checkpointing=true, or lower trainer.max_tokens_per_microbatch, "
+    "loss_chunk_size or generator.max_input_length"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +79,9 @@ class SingleLearner:
         critic: Critic | None = None,
         save_policy: Callable[[Path], None],
         load_policy: Callable[[Path], None],
+        memory_plan: str = "",
     ) -> None:
+        """`memory_plan` describes the memory that was planned, for an error message."""
         self.decoder, self._settings = decoder, settings
         self._make_reference = make_reference
         """Loads the reference model (ref_model). Called at the first RL step: the reference is the
@@ -82,6 +90,7 @@ class SingleLearner:
         self._offloaded_reference: CPUOffloaded | None = None
         self._critic = critic
         self._save_policy, self._load_policy = save_policy, load_policy
+        self._memory_plan = memory_plan
         self._reward_kl_coef = settings.reward_kl.coef if settings.reward_kl else 0.0
         self.policy_version = 0
         self._phase = ""
@@ -89,10 +98,11 @@ class SingleLearner:
         self._enter_phase("warm_start")
 
     async def step(self, samples: Sequence[Sample]) -> StepReport:
-        settings = self._enter_phase("policy")
-        reference = self._offloaded_reference
-        with reference.on_device() if reference else nullcontext():
-            return self._policy_step(samples, settings)
+        with explain_out_of_memory("the update", _MEMORY_REMEDY, self._memory_plan):
+            settings = self._enter_phase("policy")
+            reference = self._offloaded_reference
+            with reference.on_device() if reference else nullcontext():
+                return self._policy_step(samples, settings)
 
     def _policy_step(self, samples: Sequence[Sample], settings: LearnerSettings) -> StepReport:
         if settings.recompute_old_logprobs or not settings.comparable_logprobs:
@@ -124,8 +134,9 @@ class SingleLearner:
         )
 
     async def sft_step(self, samples: Sequence[Sample]) -> StepReport:
-        self._enter_phase("warm_start")
-        update, _ = self._update(samples, cross_entropy, token_mean)
+        with explain_out_of_memory("the warm start", _MEMORY_REMEDY, self._memory_plan):
+            self._enter_phase("warm_start")
+            update, _ = self._update(samples, cross_entropy, token_mean)
         self.policy_version += 1
         return StepReport(
             policy_version=self.policy_version,

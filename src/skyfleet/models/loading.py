@@ -126,7 +126,7 @@ def _load_pretrained(
     folder = str(Path(path).expanduser()) if looks_local(path) else path
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trusts)
-        _override_config(config, config_kwargs)
+        override_config(config, config_kwargs)
         module = AutoModelForCausalLM.from_pretrained(
             folder, config=config, dtype=dtype, trust_remote_code=trusts
         )
@@ -155,7 +155,8 @@ def _describe_load_error(error: Exception) -> str:
     return str(error).strip().split("\n")[0]
 
 
-def _override_config(config: Any, changes: Mapping[str, Any]) -> None:
+def override_config(config: Any, changes: Mapping[str, Any]) -> None:
+    """Apply `trainer.policy.model_config_kwargs` to a model configuration; ModelError for unknown names."""
     rope = dict(changes.get("rope_parameters") or {})
     if "rope_theta" in changes:
         rope["rope_theta"] = changes["rope_theta"]
@@ -185,7 +186,7 @@ def _load_smollm2(config_kwargs: Mapping[str, Any], key: str) -> LoadedModel:
         not in ("quantization_config", "_name_or_path", "transformers_version", "model_type")
     }
     config = type(quantised.config)(**kept)
-    _override_config(config, config_kwargs)
+    override_config(config, config_kwargs)
     module = type(quantised)(config)
     module.load_state_dict(quantised.state_dict())
     return LoadedModel(module=module, tokenizer=_smollm2_tokenizer(folder))

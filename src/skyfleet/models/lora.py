@@ -85,7 +85,7 @@ def add_adapters(module: nn.Module, settings: Lora, *, seed: int) -> None:
     """
     module.requires_grad_(False)
     rng = torch.Generator().manual_seed(seed)
-    targets = _targets(module, settings)
+    targets = find_target_layers(module, settings)
     if ALL_LINEAR in _as_list(settings.target_modules):
         _warn_about_experts(module, targets.values())
     for layer in targets.values():
@@ -147,7 +147,7 @@ def _adapt_layer(layer: nn.Linear, settings: Lora, rng: torch.Generator) -> None
     layer.lora_B = nn.Parameter(b_OR.to(layer.weight.device))
 
 
-def _targets(module: nn.Module, settings: Lora) -> dict[str, nn.Linear]:
+def find_target_layers(module: nn.Module, settings: Lora) -> dict[str, nn.Linear]:
     """Target layers by name, without the head as in PEFT, because it is often tied to the
     embedding."""
     head = module.get_output_embeddings()  # type: ignore[operator]

@@ -38,6 +38,7 @@ from skyfleet.tracking.tracker import Tracker, make_trackers
 from skyfleet.trainer.callbacks import Callbacks
 from skyfleet.trainer.evaluation import Evaluator
 from skyfleet.trainer.exports import Exports
+from skyfleet.trainer.fit_memory import fit_training
 from skyfleet.trainer.limits import build_limits
 from skyfleet.trainer.load_policy import load_policy_model
 from skyfleet.trainer.policy_client import PolicyClient, open_policy_client
@@ -91,6 +92,9 @@ async def assemble(
     starts_vllm = config.generator.backend == "vllm" and not config.generator.is_remote
     if starts_vllm:
         check_gpus(config, learns=True)
+    fitted = fit_training(config, model=given.model)
+    fitted.log_changes()
+    config = fitted.config
     state = TrainerState()
     if checkpoint:
         load_checkpoint(checkpoint, {"trainer": JsonPart(state)})
@@ -108,7 +112,9 @@ async def assemble(
     )
     tasks = drop_long_prompts(config, tasks, policy_model.renderer)
     # Before an engine starts, because the reference may not load.
-    learning = _build_learning(config, policy_model, state, tasks.schedule.total_steps)
+    learning = _build_learning(
+        config, policy_model, state, tasks.schedule.total_steps, memory_plan=fitted.describe()
+    )
     warm = state.warm_start_step >= tasks.schedule.warm_start_steps
     demonstrations = (
         []
@@ -119,7 +125,14 @@ async def assemble(
         on_progress("starting vLLM")
     async with AsyncExitStack() as opened:
         policy_client = await opened.enter_async_context(
-            open_policy_client(config, policy_model, folder=policy_folder, learns=True)
+            open_policy_client(
+                config,
+                policy_model,
+                folder=policy_folder,
+                learns=True,
+                learner_bytes=fitted.learner_bytes,
+                memory_plan=fitted.describe(),
+            )
         )
         if checkpoint:
             parts = checkpoint_parts(state, learning.learner, learning.critic, tasks.sampler)
@@ -159,7 +172,12 @@ class _Learning:
 
 
 def _build_learning(
-    config: RunConfig, policy_model: PolicyModel, state: TrainerState, total_steps: int
+    config: RunConfig,
+    policy_model: PolicyModel,
+    state: TrainerState,
+    total_steps: int,
+    *,
+    memory_plan: str,
 ) -> _Learning:
     checkpoints, losses = Path(config.trainer.ckpt_path), LossRecorder()
     critic = build_critic(config, policy_model, total_steps=total_steps)
@@ -170,6 +188,7 @@ def _build_learning(
         total_steps=total_steps,
         critic=critic,
         wrap_settings=losses.wrap_settings,
+        memory_plan=memory_plan,
     )
     return _Learning(state=state, learner=learner, critic=critic, losses=losses)
 

@@ -56,6 +56,8 @@ def plan_dry_run(config: RunConfig) -> DryRunPlan:
         plan.check(check)
     for own_check in (_check_sentinels, _check_own_loss, _check_gpus):
         plan.check(own_check, config)
+    if (fitted := plan.check(_fit_memory, config)) is not None:
+        plan.warnings.extend(fitted)
     tasks = plan.check(load_training_tasks, config)
     if tasks is not None:
         _plan_steps(config, tasks, plan)
@@ -109,6 +111,14 @@ def _check_own_loss(config: RunConfig) -> None:
         from skyfleet.algorithms.registry import build_policy_loss
 
         build_policy_loss(config.trainer.algorithm)
+
+
+def _fit_memory(config: RunConfig) -> list[str]:
+    """The memory plan and the settings that are lowered to fit."""
+    require_torch()
+    from skyfleet.trainer.fit_memory import fit_training
+
+    return fit_training(config, may_download=False).notes()
 
 
 def _check_gpus(config: RunConfig) -> None:

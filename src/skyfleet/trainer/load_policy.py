@@ -9,8 +9,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import torch
-
 from skyfleet.chat.renderer import Renderer
 from skyfleet.chat.renderers import make_renderer
 from skyfleet.chat.template import load_template
@@ -18,7 +16,7 @@ from skyfleet.config.generator import Generator as GeneratorConfig
 from skyfleet.config.root import RunConfig
 from skyfleet.envs.env import EnvFactory
 from skyfleet.errors import ConfigError
-from skyfleet.learner.policy_model import PolicyModel, rope_overrides
+from skyfleet.learner.policy_model import PolicyModel, choose_device, choose_dtype, rope_overrides
 from skyfleet.models.hf_decoder import make_decoder
 from skyfleet.models.loading import LoadedModel, load_model
 from skyfleet.models.tiny import DIMENSIONS, build_tiny, train_tokenizer
@@ -98,13 +96,8 @@ async def _load(
     config: RunConfig, train_tasks: Sequence[Task], open_env: EnvFactory, folder: Path | None
 ) -> LoadedModel:
     path = str(folder) if folder else config.trainer.policy.model.path
-    device = _device(config.trainer.device)
-    bf16 = config.trainer.bf16
-    dtype = (
-        torch.bfloat16
-        if bf16 is True or (bf16 == "auto" and device.type == "cuda")
-        else torch.float32
-    )
+    device = choose_device(config.trainer.device)
+    dtype = choose_dtype(config.trainer.bf16, device)
     overrides = config.trainer.policy.model_config_kwargs
     if path == "tiny":
         if not train_tasks:
@@ -126,10 +119,3 @@ async def _load(
         config_kwargs=config_kwargs,
         trust_remote_code=config.trainer.policy.model.trust_remote_code,
     )
-
-
-def _device(name: str) -> torch.device:
-    available = torch.cuda.is_available()
-    if name == "cuda" and not available:
-        raise ConfigError("trainer.device='cuda' and torch sees no CUDA device; set it to cpu")
-    return torch.device("cuda" if name != "cpu" and available else "cpu")

@@ -43,6 +43,7 @@ from skyfleet.rollouts.conversation import (
 from skyfleet.rollouts.native import NativeConversation
 from skyfleet.rollouts.one_message import OneMessageConversation
 from skyfleet.tasks.task import Task
+from skyfleet.trainer.fit_memory import fit_inference
 from skyfleet.trainer.load_policy import build_renderer, load_policy_model
 
 logger = logging.getLogger(__name__)
@@ -64,6 +65,8 @@ class PolicyClient:
     """The servers' own chat endpoint; None renders messages and tools here."""
     status: ContextStatus | None = None
     """Appends the context usage to observations; None appends nothing."""
+    max_num_seqs: int = 1024
+    """Sequences that the engine runs at once; fewer than configured where memory is short."""
     one_message: bool = False
     """All turns of an episode are one assistant message."""
 
@@ -112,12 +115,25 @@ async def open_policy_client(
     *,
     folder: Path | None = None,
     learns: bool = False,
+    learner_bytes: int = 0,
+    memory_plan: str = "",
 ) -> AsyncIterator[PolicyClient]:
-    """A client for weights in this process; `folder` is the folder they were loaded from, if any."""
+    """A client for weights in this process; `folder` is the folder they were loaded from, if any.
+
+    The engine leaves `learner_bytes` of a GPU to the learner.
+    """
     tokenizer, renderer = policy_model.loaded.tokenizer, policy_model.renderer
     async with AsyncExitStack() as opened:
         if config.generator.backend == "embedded":
-            engines = [build_embedded_engine(config, policy_model.decoder, renderer)]
+            engines = [
+                build_embedded_engine(
+                    config,
+                    policy_model.decoder,
+                    renderer,
+                    learner_bytes=learner_bytes,
+                    memory_plan=memory_plan,
+                )
+            ]
         elif config.generator.is_remote:
             engines = await connect_vllm_servers(config, policy_model.loaded.module, opened)
         else:
@@ -146,10 +162,15 @@ async def open_inference_client(
     backend = config.generator.backend
     path = _loadable_path(config, folder) if model is None else None
     if not config.generator.is_remote and (backend == "embedded" or path is None):
+        fitted = fit_inference(config, folder)
+        fitted.log_changes()
+        config = fitted.config
         policy_model = await load_policy_model(
             config, tasks, open_env or env_factory(config), policy_folder=folder, model=model
         )
-        async with open_policy_client(config, policy_model, folder=folder) as policy_client:
+        async with open_policy_client(
+            config, policy_model, folder=folder, memory_plan=fitted.describe()
+        ) as policy_client:
             yield policy_client
         return
     tokenizer = load_tokenizer(
@@ -210,6 +231,7 @@ def _build_policy_client(
         native=uses_native_tool_calling(config),
         chat=chat,
         max_input_length=generator.max_input_length,
+        max_num_seqs=generator.max_num_seqs,
         status=_context_status(generator) if generator.inject_context_status else None,
         one_message=not generator.use_conversation_multi_turn,
     )

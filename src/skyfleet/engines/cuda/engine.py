@@ -23,9 +23,11 @@ from skyfleet.engines.sampler import detect_finish, ends_with_stop, stop_window,
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.errors import EngineError
 from skyfleet.models.decoder import Decoder
+from skyfleet.models.out_of_memory import explain_out_of_memory
 
 _MAX_PREFILLS_PER_ROUND = 4
 """Prefill passes that are queued before the host looks at new requests."""
+_MEMORY_REMEDY = "lower generator.max_num_batched_tokens or gpu_memory_utilization"
 
 
 class CudaEngine:
@@ -39,6 +41,7 @@ class CudaEngine:
         max_num_batched_tokens: int = 8192,
         memory_bytes: int | None = None,
         steps_per_round: int = 16,
+        memory_plan: str = "",
     ) -> None:
         """`capacity` is the maximum length of a sequence; `memory_bytes` limits the KV cache.
 
@@ -47,7 +50,7 @@ class CudaEngine:
         512 episodes and in a GRPO step of 512 answers.
         """
         self._decoder, self._decode_text = decoder, decode_text
-        self._capacity = capacity
+        self._capacity, self._memory_plan = capacity, memory_plan
         self._steps_per_round = min(steps_per_round, MAX_STEPS)
         width = decoder.n_layers * 2 * decoder.n_kv_heads * decoder.head_dim
         n_blocks = pool_size(max_num_seqs * capacity, width * decoder.dtype.itemsize, memory_bytes)
@@ -145,7 +148,8 @@ class CudaEngine:
         scheduler = self._scheduler
         try:
             while scheduler.waiting or scheduler.running:
-                n_slots, steps = self._launch_round()
+                with explain_out_of_memory("the engine", _MEMORY_REMEDY, self._memory_plan):
+                    n_slots, steps = self._launch_round()
                 scheduler.reserve_ahead(steps)
                 self._finish_round(*await self._slots.fetch_outputs(n_slots, steps))
         except BaseException as error:

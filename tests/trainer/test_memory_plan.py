@@ -1,0 +1,260 @@
+"""A run that cannot fit into memory is refused in one sentence before anything is loaded."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.fakes.small_models import DIMENSIONS, llama, qwen3
+from tests.fakes.small_runs import SETTINGS, small_config
+from typer.testing import CliRunner
+
+from skyfleet.cli.main import app
+from skyfleet.config.keys import diff
+from skyfleet.config.loading import load_config_file
+from skyfleet.errors import ConfigError
+from skyfleet.models.decoder import Decoder
+from skyfleet.models.packed import PackedAttention
+from skyfleet.models.shape import read_model_shape, shape_of_module
+from skyfleet.trainer import fit_memory
+from skyfleet.trainer.available_memory import GIB, AvailableMemory
+from skyfleet.trainer.fit_memory import fit_inference, fit_training
+from skyfleet.trainer.memory_plan import activations_per_token
+from skyfleet.trainer.training_run import run_training
+
+SHAPES = Path(__file__).parents[1] / "assets" / "model_shapes"
+_opened: list[str] = []
+_watching = False
+
+
+def _record_open(event: str, arguments: tuple[Any, ...]) -> None:
+    if _watching and event == "open":
+        _opened.append(str(arguments[0]))
+
+
+sys.addaudithook(_record_open)
+
+
+def memory(gib: float) -> AvailableMemory:
+    return AvailableMemory(n_bytes=int(gib * GIB), held_bytes=GIB // 2, source="a test")
+
+
+@pytest.fixture
+def eight_gib(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """A machine of 8 GiB; yields the files that were opened."""
+    global _watching
+    monkeypatch.setattr(fit_memory, "read_cpu_memory", lambda: memory(8))
+    _opened.clear()
+    _watching = True
+    yield _opened
+    _watching = False
+
+
+def use(model: str, section: str = "policy") -> str:
+    return f"trainer.{section}.model.path={SHAPES / model}"
+
+
+PLAIN = "trainer.policy.model_config_kwargs={}"
+TOO_LARGE = {
+    "8B parameters with AdamW": (
+        [use("llama_8b"), PLAIN],
+        ["optimizer 59.8 GiB", "lora.rank", "trainer.policy.model.path"],
+    ),
+    "8B parameters in bfloat16 with LoRA": (
+        [use("llama_8b"), PLAIN, "trainer.bf16=true", "trainer.policy.model.lora.rank=8"],
+        ["weights 15.0 GiB", "trainer.policy.model.path"],
+    ),
+    "all experts of a mixture count": (
+        [use("qwen3_30b_a3b"), PLAIN, "trainer.bf16=true"],
+        ["weights 56.9 GiB"],
+    ),
+    "512 sequences at once": (
+        [
+            use("llama_135m"),
+            PLAIN,
+            "generator.max_num_seqs=512",
+            "trainer.train_batch_size=64",
+            "generator.n_samples_per_prompt=8",
+        ],
+        ["KV cache 22.2 GiB", "generator.max_num_seqs"],
+    ),
+    "a context of a million tokens": (
+        [use("llama_135m"), PLAIN, "generator.max_input_length=1000000"],
+        ["activations ", "generator.max_input_length"],
+    ),
+    "a micro-batch of a million tokens": (
+        [
+            use("llama_135m"),
+            PLAIN,
+            "trainer.max_tokens_per_microbatch=1000000",
+            "trainer.train_batch_size=128",
+            "trainer.policy_mini_batch_size=128",
+            "generator.n_samples_per_prompt=8",
+        ],
+        ["activations ", "trainer.max_tokens_per_microbatch"],
+    ),
+    "micro-batches of 512 sequences": (
+        [
+            use("llama_135m"),
+            PLAIN,
+            "trainer.micro_train_batch_size_per_gpu=512",
+            "trainer.max_tokens_per_microbatch=-1",
+            "generator.n_samples_per_prompt=512",
+        ],
+        ["activations ", "trainer.micro_train_batch_size_per_gpu"],
+    ),
+    "activations that must not be recomputed": (
+        [
+            use("llama_135m"),
+            PLAIN,
+            "trainer.gradient_checkpointing=false",
+            "generator.max_input_length=6000",
+        ],
+        ["activations ", "trainer.gradient_checkpointing=true"],
+    ),
+    "a critic and a reference of 1B parameters": (
+        [
+            use("llama_135m"),
+            PLAIN,
+            use("llama_1b", "critic"),
+            use("llama_1b", "ref"),
+            "trainer.algorithm.advantage_estimator=gae",
+            "trainer.algorithm.use_kl_loss=true",
+        ],
+        ["critic and its optimizer 13.8 GiB", "trainer.critic.model.path"],
+    ),
+    "a reference of 8B parameters": (
+        [use("llama_135m"), PLAIN, use("llama_8b", "ref"), "trainer.algorithm.use_kl_loss=true"],
+        ["reference model 29.9 GiB", "trainer.ref.model.path"],
+    ),
+    "logits of a wide vocabulary": (
+        [
+            use("wide_vocabulary"),
+            PLAIN,
+            "trainer.loss_chunk_size=4096",
+            "trainer.max_tokens_per_microbatch=4096",
+        ],
+        ["logits ", "trainer.loss_chunk_size"],
+    ),
+    "a prefill of a million tokens": (
+        [
+            use("llama_1b"),
+            PLAIN,
+            "trainer.bf16=true",
+            "trainer.policy.model.lora.rank=8",
+            "generator.max_num_batched_tokens=1000000",
+            "generator.max_num_seqs=4096",
+            "trainer.train_batch_size=512",
+            "trainer.policy_mini_batch_size=1",
+            "generator.max_input_length=100",
+        ],
+        ["prefill", "generator.max_num_batched_tokens"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("overrides", "expected"), TOO_LARGE.values(), ids=TOO_LARGE.keys())
+async def test_a_run_that_cannot_fit_is_refused_before_anything_is_loaded(
+    tmp_path: Path, eight_gib: list[str], overrides: list[str], expected: list[str]
+) -> None:
+    folder = tmp_path / "run"
+    with pytest.raises(ConfigError) as refused:
+        await run_training(small_config(folder, *overrides))
+    sentence = str(refused.value)
+    assert "\n" not in sentence
+    for text in (*expected, "the run needs ", " of memory", "it can have 8.0 GiB"):
+        assert text in sentence, sentence
+    assert not folder.exists()
+    assert not [path for path in eight_gib if path.endswith((".safetensors", ".bin", ".gguf"))]
+    settings = tmp_path / "run.yaml"
+    settings.write_text(f"{SETTINGS}\n")
+    arguments = ["train", str(settings), f"trainer.run_path={folder}", *overrides, "--dry-run"]
+    with pytest.raises(ConfigError) as refused:
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert str(refused.value) == sentence
+
+
+def test_serving_weights_that_cannot_fit_is_refused(tmp_path: Path) -> None:
+    config = small_config(tmp_path, use("llama_8b"), PLAIN)
+    with pytest.raises(ConfigError, match=r"needs 31.* GiB .*weights 29.9 GiB.*trainer.bf16=true"):
+        fit_inference(config, available=memory(8))
+    assert fit_inference(config, available=memory(64)).plan
+
+
+@pytest.mark.parametrize("preset", ["tiny", "smollm2"])
+def test_with_enough_memory_no_setting_changes(preset: str) -> None:
+    config = load_config_file(preset, ["trainer.device=cpu"])
+    fitted = fit_training(config, available=memory(32))
+    assert fitted.config == config
+    assert fitted.changes == ()
+
+
+def test_a_preset_shrinks_to_the_memory_there_is() -> None:
+    config = load_config_file("smollm2", ["trainer.device=cpu"])
+    fitted = fit_training(config, available=memory(8))
+    assert {key: now for key, (_, now) in diff(config, fitted.config).items()} == {
+        "generator.max_num_seqs": 64,
+        "trainer.gradient_checkpointing": True,
+    }
+    assert len(fitted.changes) == 2
+    assert fitted.plan is not None
+    assert fitted.plan.peak_bytes < 7.5 * GIB
+    # With still less, micro-batches shrink too, down to one sequence.
+    smallest = fit_training(config, available=memory(4.2))
+    assert "memory is tight, and the run may not finish" in smallest.changes
+    assert smallest.config.generator.max_num_seqs < 64
+    assert 1248 <= smallest.config.trainer.max_tokens_per_microbatch < 8192
+
+
+def test_an_override_is_refused_rather_than_changed() -> None:
+    explicit = load_config_file("smollm2", ["trainer.device=cpu", "generator.max_num_seqs=256"])
+    with pytest.raises(ConfigError, match=r"KV cache .*use a lower generator\.max_num_seqs"):
+        fit_training(explicit, available=memory(8))
+
+
+def test_a_model_whose_shape_is_unknown_is_not_refused(tmp_path: Path) -> None:
+    config = small_config(tmp_path, "trainer.policy.model.path=nobody/nothing", PLAIN)
+    fitted = fit_training(config, may_download=False, available=memory(1))
+    assert fitted.config == config
+    assert "memory is not checked" in fitted.notes()[0]
+
+
+def test_a_shape_counts_the_parameters_of_the_model(tmp_path: Path) -> None:
+    module = llama()
+    module.config.save_pretrained(tmp_path)
+    shape = read_model_shape(str(tmp_path), {})
+    assert shape is not None
+    assert shape == shape_of_module(module, str(tmp_path))
+    assert shape.n_parameters == sum(p.numel() for p in module.parameters())
+    assert shape.kv_width == 2 * 2 * 2 * 8
+
+
+@pytest.mark.parametrize("build", [llama, qwen3])
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_planned_activations_are_those_that_autograd_saves(build: Any, recomputes: bool) -> None:
+    decoder = Decoder(build(), max_positions=64)
+    weights = {p.untyped_storage().data_ptr() for p in decoder.module.parameters()}
+    saved: dict[int, torch.Tensor] = {}
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        if x.untyped_storage().data_ptr() not in weights and x.is_floating_point():
+            saved[x.untyped_storage().data_ptr()] = x
+        return x
+
+    sequences = [tuple((7 * i + start) % 60 + 1 for i in range(64)) for start in (1, 2, 3)]
+    attention = PackedAttention(sequences, torch.device("cpu"))
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        hidden = decoder.hidden(
+            attention.token_ids_T, attention.positions_T, attention, recompute=recomputes
+        )
+    per_token = sum(x.untyped_storage().nbytes() for x in saved.values()) / 4 / len(hidden)
+    planned = activations_per_token(shape_of_module(decoder.module, ""), recomputes=recomputes)
+    n_layers, width = DIMENSIONS["num_hidden_layers"], DIMENSIONS["hidden_size"]
+    if recomputes:
+        assert per_token <= (n_layers + 3) * width < planned
+    else:
+        assert planned == pytest.approx(per_token, rel=0.1)
