@@ -2,7 +2,7 @@
 
 SkyfleetError          stops the run with one sentence
 ├── ConfigError, TaskError, ModelError (EngineLostError), CheckpointError,
-│   SentinelError (NoLearningSignalError), MissingExtraError
+│   DiskFullError, SentinelError (NoLearningSignalError), MissingExtraError
 └── EpisodeError       ends one episode, is recorded on its trajectory, and the run continues
     └── EnvError, VerifierError, EngineError (ContextFullError)
 """
@@ -36,6 +36,16 @@ class EngineLostError(ModelError):
 
 class CheckpointError(SkyfleetError, RuntimeError):
     """A checkpoint is missing, incomplete, or belongs to another run."""
+
+
+class DiskFullError(SkyfleetError, RuntimeError):
+    """A file was not written because its file system is full or a quota is used up."""
+
+    def __init__(self, path: object, reason: str, safe: str = "what was written before is intact"):
+        super().__init__(
+            f"{path} was not written: {reason}; free some space and run the same command again: {safe}"
+        )
+        self.path, self.reason = path, reason
 
 
 class SentinelError(SkyfleetError, RuntimeError):

@@ -1,0 +1,53 @@
+"""Disk full: turn the errors of a full file system into one sentence with file and free space."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from skyfleet.errors import DiskFullError
+
+_TEXTS = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT))
+"""Rust and Python have the system's text in their messages, whatever the type."""
+_TORCH_WRITER, _NEARLY_FULL_BYTES = "inline_container.cc", 1_000_000
+"""torch.save reports a short write without its cause."""
+
+
+@contextmanager
+def explain_disk_full(path: Path) -> Iterator[None]:
+    """Raise DiskFullError with `path` if the block fails because its file system is full."""
+    try:
+        yield
+    except DiskFullError:
+        raise
+    except Exception as error:
+        if (cause := find_disk_full(error, path)) is None:
+            raise
+        raise DiskFullError(path, f"{cause} ({describe_free_space(path)})") from error
+
+
+def find_disk_full(error: BaseException | None, path: Path) -> str | None:
+    """`No space left on device` or `Disk quota exceeded` if that caused the error."""
+    while error is not None:
+        message = str(error)
+        if found := next((text for text in _TEXTS if text in message), None):
+            return found
+        if _TORCH_WRITER in message and _measure(path).free < _NEARLY_FULL_BYTES:
+            return _TEXTS[0]
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def describe_free_space(path: Path) -> str:
+    usage = _measure(path)
+    return f"{usage.free / 1e6:.1f} of {usage.total / 1e6:.1f} MB are free on its file system"
+
+
+def _measure(path: Path) -> shutil._ntuple_diskusage:
+    absolute = path.absolute()
+    existing = next(folder for folder in (absolute, *absolute.parents) if folder.exists())
+    return shutil.disk_usage(existing)
