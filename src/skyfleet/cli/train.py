@@ -98,9 +98,9 @@ def _plan(config: RunConfig) -> list[str]:
         load_sources,
         load_training_tasks,
     )
-    from skyfleet.trainer.training_run import describe_resume, find_resume_checkpoint
+    from skyfleet.trainer.resuming import check_startable, describe_start
 
-    checkpoint = find_resume_checkpoint(config)
+    start = describe_start(config, check_startable(config))
     env_factory(config)
     check_references(config)
     if config.trainer.sentinels.modes:
@@ -124,8 +124,8 @@ def _plan(config: RunConfig) -> list[str]:
         f"{config.trainer.train_batch_size} x {config.generator.n_samples_per_prompt} = {rollouts} "
         "episodes",
     ]
-    if checkpoint:
-        plan.append(describe_resume(config, checkpoint))
+    if start:
+        plan.append(start)
     eval_sets = {
         name: load_sources(sources, key=f"data.val_data.{name}")
         for name, sources in config.data.eval_sets.items()

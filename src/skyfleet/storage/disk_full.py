@@ -11,8 +11,9 @@ from pathlib import Path
 
 from skyfleet.errors import DiskFullError
 
-_TEXTS = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT))
-"""Rust and Python have the system's text in their messages, whatever the type."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_RUST_ERROR = "SafetensorError"
+"""Has the system's text in its message."""
 _TORCH_WRITER, _NEARLY_FULL_BYTES = "inline_container.cc", 1_000_000
 """torch.save reports a short write without its cause."""
 
@@ -33,11 +34,12 @@ def explain_disk_full(path: Path) -> Iterator[None]:
 def find_disk_full(error: BaseException | None, path: Path) -> str | None:
     """`No space left on device` or `Disk quota exceeded` if that caused the error."""
     while error is not None:
-        message = str(error)
-        if found := next((text for text in _TEXTS if text in message), None):
-            return found
-        if _TORCH_WRITER in message and _measure(path).free < _NEARLY_FULL_BYTES:
-            return _TEXTS[0]
+        for number in _FULL:
+            named = type(error).__name__ == _RUST_ERROR and os.strerror(number) in str(error)
+            if named or (isinstance(error, OSError) and error.errno == number):
+                return os.strerror(number)
+        if _TORCH_WRITER in str(error) and _measure(path).free < _NEARLY_FULL_BYTES:
+            return os.strerror(errno.ENOSPC)
         error = error.__cause__ or error.__context__
     return None
 

@@ -26,6 +26,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from skyfleet.errors import CheckpointError, ConfigError
 from skyfleet.storage.disk_full import explain_disk_full
+from skyfleet.storage.local import make_folder
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ class FolderLock:
         is_ours = False
         try:
             with explain_disk_full(self._path):
-                self._folder.mkdir(parents=True, exist_ok=True)
+                make_folder(self._folder)
                 found = await self._open()
                 if found is not None and found.is_elsewhere(self._owner):
                     await self._wait_for_heartbeat(found, on_wait)

@@ -44,6 +44,15 @@ def eval_path(folder: Path, name: str, step: int) -> Path:
     return folder / "eval" / name.replace("/", "_") / f"step_{step:06d}{SUFFIX}"
 
 
+def remove_episodes_after(folder: Path, last_step: int) -> None:
+    """Remove the files of later steps, which a resumed run writes again."""
+    for path in (*folder.glob(f"train/step_*{SUFFIX}"), *folder.glob(f"eval/*/step_*{SUFFIX}")):
+        number = path.name.removeprefix("step_").removesuffix(SUFFIX)
+        if number.isdecimal() and int(number) > last_step:
+            for old in (index_path(path), path):
+                old.unlink(missing_ok=True)
+
+
 class EpisodeWriter:
     """Appends episodes to one file; a file of an earlier attempt is replaced."""
 
