@@ -11,7 +11,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -247,22 +247,27 @@ def _describe_episodes(path: Path) -> list[str]:
 def _hash_file(path: Path) -> str:
     match path.suffix:
         case ".pt":
-            state = torch.load(path, weights_only=True)
-            return _hash(repr(_plain(state)).encode())
+            return _hash(b"".join(_list_bytes(torch.load(path, weights_only=True))))
         case ".safetensors":
-            return _hash(repr(_plain(load_file(path))).encode())
+            return _hash(b"".join(_list_bytes(load_file(path))))
         case ".jsonl":  # episodes, with times
             return str(len(path.read_text().splitlines()))
         case _:
             return _hash(path.read_bytes())
 
 
-def _plain(value: Any) -> Any:
+def _list_bytes(value: Any) -> Iterator[bytes]:
     if isinstance(value, torch.Tensor):
-        return value.tolist()
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in sorted(value.items(), key=str)}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+        yield value.numpy().tobytes()
+    elif isinstance(value, dict):
+        for key, item in sorted(value.items(), key=lambda pair: str(pair[0])):
+            yield str(key).encode()
+            yield from _list_bytes(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _list_bytes(item)
+    else:
+        yield repr(value).encode()
 
 
 def _hash(data: bytes) -> str:

@@ -14,7 +14,7 @@ from skyfleet.errors import DiskFullError
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _RUST_ERROR = "SafetensorError"
 """Has the system's text in its message."""
-_TORCH_WRITER, _NEARLY_FULL_BYTES = "inline_container.cc", 1_000_000
+_TORCH_WRITER, _NEARLY_FULL_BYTES = ("inline_container.cc", "iostream error"), 1_000_000
 """torch.save reports a short write without its cause."""
 
 
@@ -38,7 +38,8 @@ def find_disk_full(error: BaseException | None, path: Path) -> str | None:
             named = type(error).__name__ == _RUST_ERROR and os.strerror(number) in str(error)
             if named or (isinstance(error, OSError) and error.errno == number):
                 return os.strerror(number)
-        if _TORCH_WRITER in str(error) and _measure(path).free < _NEARLY_FULL_BYTES:
+        is_torch = any(text in str(error) for text in _TORCH_WRITER)
+        if is_torch and _measure(path).free < _NEARLY_FULL_BYTES:
             return os.strerror(errno.ENOSPC)
         error = error.__cause__ or error.__context__
     return None

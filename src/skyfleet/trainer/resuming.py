@@ -48,7 +48,7 @@ FREE_KEYS = (
 def hold_run_folders(
     config: RunConfig, on_progress: Callable[[str], None]
 ) -> AbstractAsyncContextManager[list[FolderLock]]:
-    """Lock the run folder, and the checkpoint folder if it is elsewhere, against other processes."""
+    """Lock the run folder and the checkpoint folder, which another run may name, too."""
     return lock_folders(_list_locked_folders(config), on_progress)
 
 
@@ -61,8 +61,7 @@ def check_startable(config: RunConfig) -> Checkpoint | None:
 
 def _list_locked_folders(config: RunConfig) -> list[Path]:
     run, checkpoints = Path(config.trainer.run_path), Path(config.trainer.ckpt_path)
-    is_inside = checkpoints.resolve().is_relative_to(run.resolve())
-    return [run] if is_inside else [run, checkpoints]
+    return [run] if checkpoints.resolve() == run.resolve() else [run, checkpoints]
 
 
 def prepare_folders(config: RunConfig) -> Checkpoint | None:
