@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: a forked run must not find its threads
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # before torch: a forked run must not find its threads
 
 import argparse
 import random

@@ -11,6 +11,7 @@ import random
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,12 @@ import torch
 from safetensors.torch import load_file
 from tests.fakes.moody_world import MoodyWorld
 
+from skyfleet.cli.main import main
 from skyfleet.config.loading import load_config
 from skyfleet.envs import registry
 from skyfleet.errors import VerifierError
 from skyfleet.tasks.task import Grade, Task
+from skyfleet.trainer.training_run import run_training
 from skyfleet.trajectories.archive import read_trajectories
 from skyfleet.worlds.catalog import get_world
 
@@ -103,8 +106,6 @@ def warm_up(folder: Path) -> dict[str, tuple[str, ...]]:
 
     One of them adapts the policy that this run trains.
     """
-    from skyfleet.trainer.training_run import run_training
-
     install_env()
     base = folder / "base"
     overrides = [f"trainer.run_path={base}", *CONFIGURATIONS["every step"]]
@@ -121,8 +122,6 @@ def warm_up(folder: Path) -> dict[str, tuple[str, ...]]:
 
 def run_here(folder: Path, overrides: Sequence[str]) -> None:
     """`skyfleet train` in this process, inside `folder`; ends the process."""
-    from skyfleet.cli.main import main
-
     folder.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)
     Path("run.yaml").write_text(SETTINGS)
@@ -136,8 +135,6 @@ def run_here(folder: Path, overrides: Sequence[str]) -> None:
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
     except BaseException:
-        import traceback
-
         traceback.print_exc()
         code = 1
     sys.stdout.flush()
@@ -240,7 +237,9 @@ def _describe_episodes(path: Path) -> list[str]:
     described = []
     for trajectory in read_trajectories(path):
         tokens = [(t.token_ids[:], t.logprobs[:]) for t in trajectory.transcripts]
-        described.append(f"{trajectory.task_key} {trajectory.ending} {_hash(repr(tokens).encode())}")
+        described.append(
+            f"{trajectory.task_key} {trajectory.ending} {_hash(repr(tokens).encode())}"
+        )
     return described
 
 

@@ -44,7 +44,18 @@ class Call:
 
 def record(command: Sequence[str], trace: Path, *, cwd: Path) -> None:
     """Run a command under strace."""
-    strace = ["strace", "-f", "-qq", "-xx", "-s", "9999999", "-e", f"trace={_CALLS}", "-o", trace]
+    strace = [
+        "strace",
+        "-f",
+        "-qq",
+        "-xx",
+        "-s",
+        "9999999",
+        "-e",
+        f"trace={_CALLS}",
+        "-o",
+        str(trace),
+    ]
     subprocess.run([*strace, *command], check=True, cwd=cwd, capture_output=True)
 
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import fcntl
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
+from time import sleep
 
 import pytest
 
@@ -26,12 +32,24 @@ time.sleep(60)
 """
 
 
-async def try_lock(folder: Path) -> list[str]:
+def try_lock(*folders: Path) -> list[str]:
     """Lock and release; returns what it announced."""
     notes: list[str] = []
-    async with lock_folders([folder], notes.append):
-        pass
+
+    async def lock() -> None:
+        async with lock_folders(folders, notes.append):
+            pass
+
+    asyncio.run(lock())
     return notes
+
+
+@contextmanager
+def hold(folder: Path) -> Iterator[FolderLock]:
+    lock = FolderLock(folder)
+    asyncio.run(lock.acquire(print))
+    yield lock
+    lock.release()
 
 
 def elsewhere(**changes: object) -> Owner:
@@ -39,40 +57,39 @@ def elsewhere(**changes: object) -> Owner:
     return owner.model_copy(update={"host": "node7", "boot_id": "b", "token": "t", **changes})
 
 
-async def test_the_lock_of_a_killed_process_ends_with_it(tmp_path: Path) -> None:
+def test_the_lock_of_a_killed_process_ends_with_it(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLDER, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "locked\n"
         sentence = rf"is in use by another run \(process {holder.pid} on .*, since 20.*; wait until"
         with pytest.raises(ConfigError, match=sentence):
-            await try_lock(tmp_path)
+            try_lock(tmp_path)
         with pytest.raises(ConfigError, match=sentence):
             check_not_in_use(tmp_path)
         holder.kill()
     check_not_in_use(tmp_path)
-    assert await try_lock(tmp_path) == []
+    assert try_lock(tmp_path) == []
 
 
-async def test_a_lock_leaves_no_file_and_no_folder_that_it_created(tmp_path: Path) -> None:
+def test_a_lock_leaves_no_file_and_no_folder_that_it_created(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "new"
-    async with lock_folders([folder]):
+    with hold(folder):
         assert (folder / LOCK).exists()
         with pytest.raises(ConfigError, match=f"process {os.getpid()}"):
-            await try_lock(folder)
+            try_lock(folder)
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_no_folder_is_locked_if_one_of_them_is_in_use(tmp_path: Path) -> None:
-    async with lock_folders([tmp_path / "b"]):
+def test_no_folder_is_locked_if_one_of_them_is_in_use(tmp_path: Path) -> None:
+    with hold(tmp_path / "b"):
         with pytest.raises(ConfigError, match="in use"):
-            async with lock_folders([tmp_path / "a", tmp_path / "b"]):
-                raise AssertionError
+            try_lock(tmp_path / "a", tmp_path / "b")
         assert [path.name for path in tmp_path.iterdir()] == ["b"]
 
 
 @pytest.mark.parametrize("is_alive", [False, True])
-async def test_the_heartbeat_of_another_machine_decides_where_locks_are_local(
+def test_the_heartbeat_of_another_machine_decides_where_locks_are_local(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_alive: bool
 ) -> None:
     monkeypatch.setattr(folder_lock, "WAIT_SECONDS", 0.2)
@@ -89,56 +106,54 @@ async def test_the_heartbeat_of_another_machine_decides_where_locks_are_local(
     thread = Thread(target=beat)
     if is_alive:
         thread.start()
-        with pytest.raises(ConfigError, match="in use by another run .*on node7"):
-            await try_lock(tmp_path)
+        with pytest.raises(ConfigError, match=r"in use by another run .*on node7"):
+            try_lock(tmp_path)
         ended.set()
         thread.join()
         assert (tmp_path / LOCK).exists()
     else:
-        (note,) = await try_lock(tmp_path)
+        (note,) = try_lock(tmp_path)
         assert "on node7, since" in note
         assert "to see whether it still runs" in note
 
 
-async def test_the_owner_writes_a_heartbeat(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_owner_writes_a_heartbeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder_lock, "HEARTBEAT_SECONDS", 0.01)
-    async with lock_folders([tmp_path]):
+    with hold(tmp_path):
         before = (tmp_path / LOCK).read_text()
         while (tmp_path / LOCK).read_text() == before:
-            await folder_lock.asyncio.sleep(0.01)
+            sleep(0.01)
 
 
-async def test_a_process_that_lost_its_folder_stops_before_it_saves(tmp_path: Path) -> None:
-    async with lock_folders([tmp_path]) as (lock,):
+def test_a_process_that_lost_its_folder_stops_before_it_saves(tmp_path: Path) -> None:
+    with hold(tmp_path) as lock:
         lock.check()
         (tmp_path / LOCK).unlink()
         lock.check()
         (tmp_path / LOCK).write_text(elsewhere().model_dump_json())
-        with pytest.raises(CheckpointError, match="was taken over by process .* on node7"):
+        with pytest.raises(CheckpointError, match=r"was taken over by process .* on node7"):
             lock.check()
     assert (tmp_path / LOCK).exists()
 
 
-async def test_without_kernel_locks_the_process_of_this_machine_decides(
+def test_without_kernel_locks_the_process_of_this_machine_decides(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def unsupported(*_: object) -> None:
-        raise OSError(folder_lock.errno.ENOLCK, "No locks available")
+        raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(folder_lock.fcntl, "flock", unsupported)
+    monkeypatch.setattr(fcntl, "flock", unsupported)
     folder_lock._warn_unsupported.cache_clear()
-    async with lock_folders([tmp_path]):
+    with hold(tmp_path):
         assert "does not support locks" in caplog.text
         with pytest.raises(ConfigError, match="in use"):
-            await try_lock(tmp_path)
+            try_lock(tmp_path)
     ended = FolderLock(Path())._owner.model_copy(update={"process_start": "1"})
     (tmp_path / LOCK).write_text(ended.model_dump_json())
-    assert await try_lock(tmp_path) == []
+    assert try_lock(tmp_path) == []
 
 
-async def test_a_forked_process_does_not_hold_the_lock_of_its_parent(tmp_path: Path) -> None:
+def test_a_forked_process_does_not_hold_the_lock_of_its_parent(tmp_path: Path) -> None:
     script = """
 import asyncio, os, sys, time
 from pathlib import Path
@@ -156,4 +171,4 @@ os.kill(os.getpid(), 9)
     command = [sys.executable, "-W", "ignore", "-c", script, str(tmp_path)]
     ended = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     assert ended.stdout == "forked\n"
-    assert await try_lock(tmp_path) == []
+    assert try_lock(tmp_path) == []

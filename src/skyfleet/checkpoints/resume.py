@@ -62,8 +62,8 @@ def find_verified_checkpoint(
                     f"trainer.resume_strict=true and the newest checkpoint is damaged: {damage}"
                 ) from None
             continue
-        for damage in damages:
-            logger.warning("resuming from %s instead: %s", folder.name, damage)
+        for sentence in damages:
+            logger.warning("resuming from %s instead: %s", folder.name, sentence)
         return found
     if damages:
         raise CheckpointError(

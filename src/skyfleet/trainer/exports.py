@@ -69,4 +69,3 @@ def sweep_exports(folder: Path) -> None:
     for dumps in folder.glob("dumped_*"):
         for draft in dumps.rglob(".*.draft"):
             draft.unlink(missing_ok=True)
-
