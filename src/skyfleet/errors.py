@@ -41,11 +41,16 @@ class CheckpointError(SkyfleetError, RuntimeError):
 class DiskFullError(SkyfleetError, RuntimeError):
     """A file was not written because its file system is full or a quota is used up."""
 
-    def __init__(self, path: object, reason: str, safe: str = "what was written before is intact"):
-        super().__init__(
-            f"{path} was not written: {reason}; free some space and run the same command again: {safe}"
-        )
+    def __init__(self, path: object, reason: str) -> None:
+        super().__init__(path, reason)
         self.path, self.reason = path, reason
+        self.safe = "what was written before is intact"
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path} was not written: {self.reason}; free some space and run the same command "
+            f"again: {self.safe}"
+        )
 
 
 class SentinelError(SkyfleetError, RuntimeError):

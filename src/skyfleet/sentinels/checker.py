@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,7 +35,7 @@ from skyfleet.sentinels.stages import (
 )
 from skyfleet.sentinels.trend_checks import MetricsHistory
 from skyfleet.storage.disk_full import explain_disk_full
-from skyfleet.storage.local import make_folder, sync_folder
+from skyfleet.storage.local import make_folder, sync_file, sync_folder
 from skyfleet.storage.step_rows import truncate_rows
 from skyfleet.trajectories.trajectory import Group, first_grading_error
 
@@ -83,13 +82,12 @@ class InvariantChecker:
         if not rows:
             self._path.unlink()
         # A weight sync comes after the row of its step, so its finding belongs to the next row.
-        self._found = {str(row["sentinel"]) for row in rows if row["step"] == last_step}
+        self._found = {str(row.get("sentinel")) for row in rows if row["step"] == last_step}
 
     def sync(self) -> None:
         """Make the findings durable: called before a checkpoint that follows them is saved."""
         if self._unsynced:
-            with self._path.open("rb") as file:
-                os.fsync(file.fileno())
+            sync_file(self._path)
             sync_folder(self._path.parent)
             self._unsynced = False
 

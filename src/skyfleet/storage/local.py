@@ -46,7 +46,7 @@ def make_folder(folder: Path) -> None:
 def sync_folder(folder: Path) -> None:
     """Make the names in a folder durable: files created, renamed and removed."""
     try:
-        _fsync(folder)
+        sync_file(folder)
     except OSError as error:
         if error.errno not in _NO_FOLDER_SYNC:
             raise
@@ -65,7 +65,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
             draft.mkdir()
             yield draft
             for path in (*draft.rglob("*"), draft):
-                sync_folder(path) if path.is_dir() else _fsync(path)
+                sync_folder(path) if path.is_dir() else sync_file(path)
             if folder.exists():
                 folder.rename(replaced)
             draft.rename(folder)
@@ -110,7 +110,8 @@ def _replaced_path(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.replaced")
 
 
-def _fsync(path: Path) -> None:
+def sync_file(path: Path) -> None:
+    """Make the content of a file durable, whoever wrote it."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TextIO
 
 from skyfleet.errors import ConfigError, MissingExtraError
 from skyfleet.storage.disk_full import explain_disk_full
-from skyfleet.storage.local import make_folder, write_atomically
+from skyfleet.storage.local import make_folder, sync_file, write_atomically
 from skyfleet.storage.step_rows import find_missing, read_step, truncate_rows
 from skyfleet.tracking.console import ConsoleTracker
 
@@ -158,7 +158,7 @@ class TensorboardTracker:
         except ImportError:
             raise MissingExtraError("tensorboard", "tensorboard") from None
         self._event, self._summary = Event, Summary
-        self._writer = EventFileWriter(str(folder))
+        self._folder, self._writer = folder, EventFileWriter(str(folder))
         if resume_step is not None:
             # After this event TensorBoard ignores what earlier files hold from this step on.
             self._add(Event(session_log=SessionLog(status=SessionLog.START)), resume_step + 1)
@@ -173,6 +173,8 @@ class TensorboardTracker:
 
     def sync(self) -> None:
         self._writer.flush()
+        for path in self._folder.iterdir():
+            sync_file(path)
 
     def close(self) -> None:
         self._writer.close()

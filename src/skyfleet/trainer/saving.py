@@ -5,7 +5,13 @@ from __future__ import annotations
 import asyncio
 
 from skyfleet.checkpoints.checkpoint import checkpoint_folder
-from skyfleet.errors import NoLearningSignalError, SentinelError
+from skyfleet.checkpoints.resume import find_checkpoint
+from skyfleet.errors import (
+    CheckpointError,
+    DiskFullError,
+    NoLearningSignalError,
+    SentinelError,
+)
 from skyfleet.trainer.run import Run
 
 
@@ -14,18 +20,31 @@ def save_progress(run: Run, error: BaseException) -> None:
 
     An error, such as one in a user's loss or callback, gets a note that names the checkpoint.
     """
-    if isinstance(error, KeyboardInterrupt):
-        return  # a second Ctrl-C: stop at once
+    if isinstance(error, KeyboardInterrupt | CheckpointError):
+        return  # a second Ctrl-C stops at once; a checkpoint that could not be saved is the error
     failed = _describe_position(run)
     run.rewind()
     if isinstance(error, asyncio.CancelledError | NoLearningSignalError):
         run.save()
         return
     try:
-        error.add_note(f"{failed} failed: {_save_after_error(run, error)}")
+        outcome = _save_after_error(run, error)
     # A full disk, most often; the first error is the one to report.
     except Exception as failure:
-        error.add_note(f"{failed} failed, and {failure}")
+        outcome = _describe_resume(run)
+        if _find_disk_full(error) is None:
+            outcome = f"{failure}; the same command: {outcome}"
+    if full := _find_disk_full(error):
+        full.safe = outcome
+    else:
+        error.add_note(f"{failed} failed: {outcome}")
+
+
+def _find_disk_full(error: BaseException) -> DiskFullError | None:
+    """The error itself, or the first of a group: concurrent episodes meet it together."""
+    if isinstance(error, BaseExceptionGroup):
+        return _find_disk_full(error.exceptions[0])
+    return error if isinstance(error, DiskFullError) else None
 
 
 def _describe_position(run: Run) -> str:
@@ -43,7 +62,7 @@ def _save_after_error(run: Run, error: BaseException) -> str:
     folder = checkpoint_folder(run.checkpoints, step)
     if run.is_within_update:
         if isinstance(error, SentinelError):
-            return f"its update is suspect and was not saved; {_describe_resume(run)}"
+            return f"its update was not saved; the same command: {_describe_resume(run)}"
         if folder.exists():
             return f"its update was not complete; {folder.name} holds the steps before it"
         run.save()
@@ -56,4 +75,7 @@ def _save_after_error(run: Run, error: BaseException) -> str:
 
 
 def _describe_resume(run: Run) -> str:
-    return f"the same command resumes from the last checkpoint in {run.checkpoints}"
+    newest = find_checkpoint(run.checkpoints, "latest")
+    if newest is None:
+        return "there is no checkpoint yet, so it starts over"
+    return f"it resumes from {newest.folder}, which is intact"
