@@ -18,7 +18,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import datetime
 from functools import cache
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from uuid import uuid4
 from weakref import WeakSet
 
@@ -76,7 +76,7 @@ class FolderLock:
         )
         self._created: Sequence[Path] = ()
         self._file: int | None = None
-        self._released = Event()
+        self._released, self._writing = Event(), Lock()
 
     async def acquire(self, on_wait: Callable[[str], None]) -> None:
         """Raise ConfigError if another process holds the lock; creates the folder."""
@@ -102,8 +102,7 @@ class FolderLock:
 
     def check(self) -> None:
         """Raise if another process took the lock: the file was removed, or the network failed."""
-        owner = _read_owner(self._path)
-        if owner is not None and owner.token != self._owner.token:
+        if owner := self._find_other_owner():
             raise CheckpointError(
                 f"{self._folder} was taken over by {owner.describe()}, so this process stops "
                 "without writing to it; stop one of the two"
@@ -143,6 +142,10 @@ class FolderLock:
             if (owner := _read_owner(self._path)) is not None and owner != found:
                 raise ConfigError(_describe_in_use(self._folder, owner))
 
+    def _find_other_owner(self) -> Owner | None:
+        owner = _read_owner(self._path)
+        return owner if owner is not None and owner.token != self._owner.token else None
+
     def _write_owner(self) -> None:
         assert self._file is not None
         data = self._owner.model_dump_json().encode() + b"\n"
@@ -153,8 +156,10 @@ class FolderLock:
     def _beat(self) -> None:
         while not self._released.wait(HEARTBEAT_SECONDS):
             self._owner = self._owner.model_copy(update={"heartbeat": self._owner.heartbeat + 1})
-            # The next beat may succeed, and on this machine the kernel's lock is enough.
-            with suppress(OSError, AssertionError):
+            # A closed descriptor may be another file's, so it is not closed while it is written.
+            with self._writing, suppress(OSError):  # the next beat may succeed
+                if self._file is None or self._find_other_owner():
+                    return
                 self._write_owner()
 
     def _close(self, *, remove: bool) -> None:
@@ -164,8 +169,9 @@ class FolderLock:
         if remove and _is_same_file(self._file, self._path):
             with suppress(OSError):
                 self._path.unlink()
-        file, self._file = self._file, None
-        os.close(file)
+        with self._writing:
+            file, self._file = self._file, None
+            os.close(file)
         _held.discard(self)
         self._remove_created()
 
