@@ -2,7 +2,7 @@
 
 SkyfleetError          stops the run with one sentence
 ├── ConfigError, TaskError, ModelError (EngineLostError, OutOfMemoryError), CheckpointError,
-│   SentinelError (NoLearningSignalError (NothingGradedError)), MissingExtraError
+│   DiskFullError, SentinelError (NoLearningSignalError (NothingGradedError)), MissingExtraError
 └── EpisodeError       ends one episode, is recorded on its trajectory, and the run continues
     └── EnvError, VerifierError, EngineError (ContextFullError)
 """
@@ -74,6 +74,21 @@ class OutOfMemoryError(ModelError):
 
 class CheckpointError(SkyfleetError, RuntimeError):
     """A checkpoint is missing, incomplete, or belongs to another run."""
+
+
+class DiskFullError(SkyfleetError, RuntimeError):
+    """A file was not written because its file system is full or a quota is used up."""
+
+    def __init__(self, path: object, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path, self.reason = path, reason
+        self.safe = "what was written before is intact"
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path} was not written: {self.reason}; free some space and run the same command "
+            f"again: {self.safe}"
+        )
 
 
 class SentinelError(SkyfleetError, RuntimeError):

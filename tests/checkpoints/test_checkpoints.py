@@ -13,7 +13,11 @@ from typing import Any
 import pytest
 
 from skyfleet.checkpoints.checkpoint import Checkpoint, JsonPart, Saveable
-from skyfleet.checkpoints.resume import find_checkpoint, load_checkpoint
+from skyfleet.checkpoints.resume import (
+    find_checkpoint,
+    find_verified_checkpoint,
+    load_checkpoint,
+)
 from skyfleet.checkpoints.saving import save_checkpoint
 from skyfleet.errors import CheckpointError, ConfigError
 from skyfleet.tasks.sampling import TaskSampler
@@ -158,6 +162,35 @@ def test_a_corrupt_file_is_named_and_nothing_is_loaded(tmp_path: Path) -> None:
     (checkpoint.folder / "second" / "shards" / "0.bin").unlink()
     with pytest.raises(CheckpointError, match=r"second/shards/0\.bin cannot be read \(No such"):
         load_checkpoint(checkpoint, {"second": second})
+
+
+def damage(root: Path, step: int) -> None:
+    (root / f"global_step_{step}" / "policy" / "shards" / "0.bin").write_text("x")
+
+
+def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in (3, 9, 10):
+        save(tmp_path, step)
+    damage(tmp_path, 10)
+    (tmp_path / "global_step_9" / "manifest.json").unlink()
+    (tmp_path / "global_step_11.old").mkdir()
+    with caplog.at_level(logging.WARNING):
+        found = find_verified_checkpoint(tmp_path, "latest")
+    assert found is not None
+    assert (found.step, found.verified) == (3, True)
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "resuming from global_step_3 instead"
+    ] * 2
+    assert "policy/shards/0.bin has changed since it was saved" in caplog.text
+    with pytest.raises(CheckpointError, match=r"resume_strict=true and the newest .*has changed"):
+        find_verified_checkpoint(tmp_path, "latest", strict=True)
+    with pytest.raises(CheckpointError, match="has changed"):
+        find_verified_checkpoint(tmp_path, "from_path", tmp_path / "global_step_10")
+    damage(tmp_path, 3)
+    with pytest.raises(CheckpointError, match=r"no intact checkpoint .*3 damaged.*run_name"):
+        find_verified_checkpoint(tmp_path, "latest")
 
 
 def test_a_missing_part_is_named(tmp_path: Path) -> None:

@@ -75,13 +75,16 @@ def files(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_sigterm_saves_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_saves_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: signal.Signals
+) -> None:
     original_collect = collect
 
     async def terminate_third(*args: Any, **more: Any) -> Any:
         calls.append(None)
         if len(calls) == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), sent)
             await asyncio.sleep(10)
         return await original_collect(*args, **more)
 
@@ -91,6 +94,6 @@ def test_sigterm_saves_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     file.write_text(SETTINGS)
     args = ["trainer.max_training_steps=5", "data.val_data=[]", f"trainer.run_path={tmp_path}/run"]
     result = CliRunner().invoke(app, ["train", str(file), *args, "trainer.ckpt_interval=100"])
-    assert result.exit_code == 128 + signal.SIGTERM, result.output
+    assert result.exit_code == 128 + sent, result.output
     assert "global_step_2" in result.output
     assert (tmp_path / "run" / "checkpoints" / "global_step_2").is_dir()

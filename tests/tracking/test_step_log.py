@@ -15,6 +15,8 @@ class ListTracker:
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         self.rows.append((step, dict(metrics)))
 
+    def sync(self) -> None: ...
+
     def close(self) -> None: ...
 
 

@@ -197,7 +197,7 @@ async def test_a_refused_resume_leaves_the_run_unchanged(tmp_path: Path) -> None
     assert "trainer.sentinels.modes.no_such is not a sentinel" in str(error)
     weights = saved / "policy" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"!")
-    error = await run_and_catch(folder, *longer)
+    error = await run_and_catch(folder, *longer, "trainer.resume_strict=true")
     assert isinstance(error, CheckpointError)
     assert "has changed since it was saved" in str(error)
 

@@ -20,7 +20,8 @@ from skyfleet.envs import registry
 from skyfleet.errors import CheckpointError, ConfigError, ModelError
 from skyfleet.learner.learner import StepReport
 from skyfleet.learner.single import SingleLearner
-from skyfleet.trainer.training_run import FREE_KEYS, run_training
+from skyfleet.trainer.resuming import FREE_KEYS
+from skyfleet.trainer.training_run import run_training
 from skyfleet.trajectories.index import list_file_entries
 
 WARM_START = "skyfleet.learner.single:SingleLearner.sft_step"

@@ -16,7 +16,7 @@ from skyfleet.algorithms.estimator import (
     GroupEstimator,
 )
 from skyfleet.algorithms.registry import build_advantage_estimator
-from skyfleet.algorithms.sample import Sample, find_action_spans
+from skyfleet.algorithms.sample import Sample, find_action_spans, name_samples
 from skyfleet.chat.transcript import Transcript
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError
@@ -51,13 +51,17 @@ def assign_credit(
 def estimate_advantages(samples: Sequence[Sample], estimator: Estimator) -> list[Sample]:
     """The samples with advantages for their rewards minus their penalties."""
     if isinstance(estimator, BatchEstimator):
-        return estimator.credit(samples)
+        with name_samples(samples):
+            return estimator.credit(samples)
     rewards_by_task: dict[str, list[float]] = {}
     for sample in samples:
         rewards = rewards_by_task.setdefault(sample.task_key, list(sample.group_rewards))
         if sample.penalties:
             rewards[sample.attempt] -= fsum(sample.penalties)
-    advantages = {task: _group_advantages(estimator, r) for task, r in rewards_by_task.items()}
+    advantages = {
+        task: _group_advantages(estimator, rewards, task)
+        for task, rewards in rewards_by_task.items()
+    }
     return [
         replace(s, advantages=_broadcast(advantages[s.task_key][s.attempt], s.loss_mask))
         for s in samples
@@ -91,8 +95,14 @@ def make_sample(
     )
 
 
-def _group_advantages(estimator: GroupEstimator, rewards: Sequence[float]) -> list[float]:
-    advantages = list(map(float, estimator(rewards)))
+def _group_advantages(
+    estimator: GroupEstimator, rewards: Sequence[float], task_key: str
+) -> list[float]:
+    try:
+        advantages = list(map(float, estimator(rewards)))
+    except Exception as error:
+        error.add_note(f"raised by the advantage estimator on task {task_key}, rewards {rewards}")
+        raise
     if len(advantages) != len(rewards):
         raise ConfigError(
             f"{ESTIMATOR_KEY} returned {len(advantages)} advantages for a group of {len(rewards)} "

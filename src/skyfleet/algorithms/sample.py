@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import compress
+
+_N_NAMED = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +76,18 @@ class Sample:
         """From one value per action token, one per token: 0 for observation tokens."""
         each = iter(values)
         return tuple(next(each) if is_action else 0.0 for is_action in self.loss_mask)
+
+
+@contextmanager
+def name_samples(samples: Sequence[Sample]) -> Iterator[None]:
+    """Add to an exception of the block, such as one in a user's loss, which samples it had."""
+    try:
+        yield
+    except Exception as error:
+        named = [f"task {s.task_key}, attempt {s.attempt}" for s in samples[:_N_NAMED]]
+        more = f" and {len(samples) - _N_NAMED} more" if len(samples) > _N_NAMED else ""
+        error.add_note(f"raised on {len(samples)} samples: {'; '.join(named)}{more}")
+        raise
 
 
 def find_action_spans(loss_mask: Sequence[bool]) -> list[tuple[int, int]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -138,7 +137,7 @@ class Trainer:
                 await steps.aclose()
             if error is None:
                 self._outcome = conclude(run)
-            elif isinstance(error, KeyboardInterrupt) and not self._saved:
+            elif not self._saved:  # the caller's own code failed, or Ctrl-C was pressed in it
                 run.save()
         finally:
             await self._closing.aclose()
@@ -161,7 +160,7 @@ class Trainer:
             return wrap_step(await anext(self._steps))
         except StopAsyncIteration:
             return None
-        except asyncio.CancelledError:
+        except BaseException:
             self._saved = True  # by the loop, at its last resume point
             raise
 

@@ -76,6 +76,8 @@ class Manifest(BaseModel):
 class Checkpoint:
     folder: Path
     manifest: Manifest
+    verified: bool = False
+    """The hash of every file was checked."""
 
     @property
     def step(self) -> int:
@@ -87,7 +89,7 @@ def checkpoint_folder(root: Path, step: int) -> Path:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Open a checkpoint and check the size of every file; `load_checkpoint` checks the hashes."""
+    """Open a checkpoint and check the size of every file; `verify_checkpoint` checks the hashes."""
     try:
         manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes())
     except OSError as error:

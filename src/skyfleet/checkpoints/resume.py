@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -37,10 +38,55 @@ def find_checkpoint(
             return read_checkpoint(Path(path))
 
 
+def find_verified_checkpoint(
+    root: Path, mode: ResumeMode, path: Path | str | None = None, *, strict: bool = False
+) -> Checkpoint | None:
+    """As `find_checkpoint`, with the hash of every file checked before any of them is loaded.
+
+    With `latest`, a damaged checkpoint is skipped with a warning and the one before it is used;
+    `strict` (trainer.resume_strict) raises instead. So does `from_path`, and a folder in which
+    every checkpoint is damaged.
+    """
+    if mode != "latest":
+        found = find_checkpoint(root, mode, path)
+        return None if found is None else verify_checkpoint(found)
+    damages: list[CheckpointError] = []
+    folders = sorted(_list_folders(root), key=_read_number, reverse=True)
+    for folder in folders:
+        try:
+            found = verify_checkpoint(read_checkpoint(folder))
+        except CheckpointError as damage:
+            damages.append(damage)
+            if strict:
+                raise CheckpointError(
+                    f"trainer.resume_strict=true and the newest checkpoint is damaged: {damage}"
+                ) from None
+            continue
+        for sentence in damages:
+            logger.warning("resuming from %s instead: %s", folder.name, sentence)
+        return found
+    if damages:
+        raise CheckpointError(
+            f"{root} has no intact checkpoint to resume from ({len(damages)} damaged; the newest: "
+            f"{damages[0]}); restore one, or give trainer.run_name another name to start over"
+        )
+    return None
+
+
+def _list_folders(root: Path) -> list[Path]:
+    return [folder for folder in root.glob("global_step_*") if _read_number(folder) >= 0]
+
+
+def _read_number(folder: Path) -> int:
+    """The step in the name; -1 for another name."""
+    number = folder.name.removeprefix("global_step_")
+    return int(number) if number.isdecimal() else -1
+
+
 def list_complete_checkpoints(root: Path) -> list[Checkpoint]:
     """List complete checkpoints; an incomplete folder is skipped with a warning."""
     complete = []
-    for folder in root.glob("global_step_*"):
+    for folder in _list_folders(root):
         try:
             complete.append(read_checkpoint(folder))
         except CheckpointError as error:
@@ -56,10 +102,18 @@ def load_checkpoint(checkpoint: Checkpoint, parts: Mapping[str, Saveable]) -> No
             f"{checkpoint.folder} has no part {missing[0]!r}; it contains {list(saved)}, so resume with "
             "the configuration that saved it"
         )
-    for name in parts:
-        verify_part(checkpoint, name)
+    if not checkpoint.verified:
+        for name in parts:
+            verify_part(checkpoint, name)
     for name, part in parts.items():
         part.load(checkpoint.folder / name)
+
+
+def verify_checkpoint(checkpoint: Checkpoint) -> Checkpoint:
+    """Check the hash of every file; loading the result does not check them again."""
+    for name, record in checkpoint.manifest.files.items():
+        _verify(checkpoint.folder, name, record)
+    return replace(checkpoint, verified=True)
 
 
 def verify_part(checkpoint: Checkpoint, part: str) -> Path:
@@ -81,5 +135,5 @@ def _verify(folder: Path, name: str, record: FileRecord) -> None:
         raise CheckpointError(
             f"{folder}: {name} has changed since it was saved ({found.size_bytes} bytes, sha256 "
             f"{found.sha256[:8]}…; saved {record.size_bytes} bytes, {record.sha256[:8]}…); "
-            "move the folder away to resume from the previous checkpoint"
+            "choose another checkpoint or move the folder away"
         )

@@ -16,12 +16,18 @@ from skyfleet.checkpoints.checkpoint import (
     checkpoint_folder,
 )
 from skyfleet.checkpoints.resume import find_checkpoint, list_complete_checkpoints
-from skyfleet.errors import CheckpointError
+from skyfleet.errors import CheckpointError, DiskFullError
 from skyfleet.storage.local import atomic_folder, discard, sweep, write_atomically
 
 logger = logging.getLogger(__name__)
 
 LATEST = "latest_ckpt_global_step.txt"
+
+
+def sweep_checkpoints(root: Path) -> None:
+    """Remove the drafts of killed saves; a checkpoint that was being replaced is restored."""
+    sweep(root, "global_step_*")
+    sweep(root, LATEST)
 
 
 def prune_checkpoints(root: Path, *, max_to_keep: int, protect: Collection[int]) -> None:
@@ -50,12 +56,12 @@ def save_checkpoint(
 ) -> Checkpoint:
     """Save the parts, then apply retention, which never removes this checkpoint.
 
-    Only one process may save to a root at a time.
+    Only one process may save to a root at a time: `FolderLock`.
     """
     folder = checkpoint_folder(root, step)
     try:
         # A killed save may have left gigabytes, and this save needs the space.
-        sweep(root)
+        sweep_checkpoints(root)
         with atomic_folder(folder) as draft:
             manifest = _write_parts(draft, step, parts)
         write_atomically(root / LATEST, str(step))
@@ -95,6 +101,11 @@ def _describe_failure(folder: Path, error: Exception) -> str:
         if previous
         else "there is no earlier checkpoint"
     )
-    return (
-        f"{folder} was not saved: {type(error).__name__}: {error}; fix that and resume: {fallback}"
-    )
+    if isinstance(error, DiskFullError):
+        return (
+            f"{folder} was not saved: {error.reason}; free some space and run the same command "
+            f"again: {fallback}"
+        )
+    # torch writes a C++ stack below the first line.
+    reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    return f"{folder} was not saved: {reason}; fix that and resume: {fallback}"

@@ -89,7 +89,8 @@ def main() -> None:
 def _fail(errors: Sequence[BaseException]) -> None:
     for error in errors[:1]:
         # A message may quote model output or a downloaded file.
-        lines = map(sanitize, redact(str(error)).splitlines())
+        text = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        lines = map(sanitize, redact(text).splitlines())
         print("skyfleet: " + "\n".join(lines), file=sys.stderr)
     raise SystemExit(2)
 

@@ -31,7 +31,7 @@ def train_command(config_args: ConfigArgs = None, dry_run: DryRun = False) -> No
     try:
         result = asyncio.run(_run_until_signal(train_async(config=config)))
     except (KeyboardInterrupt, _TerminatedError) as end:
-        sent = signal.SIGINT if isinstance(end, KeyboardInterrupt) else signal.SIGTERM
+        sent = end.sent if isinstance(end, _TerminatedError) else signal.SIGINT
         exit_interrupted(partial(_describe_interruption, config), sent)
     except NoLearningSignalError as error:
         raise type(error)(f"{error}. {_describe_saved(config)}") from None
@@ -48,24 +48,32 @@ T = TypeVar("T")
 
 
 class _TerminatedError(Exception):
-    """The process got SIGTERM."""
+    """The process got SIGTERM or SIGHUP."""
+
+    def __init__(self, sent: signal.Signals) -> None:
+        self.sent = sent
 
 
 async def _run_until_signal(training: Coroutine[Any, Any, T]) -> T:
-    """SIGTERM, which clusters send to end a job, saves a checkpoint as Ctrl-C does."""
-    running = asyncio.ensure_future(cancel_on_ctrl_c(training))
-    terminated = asyncio.Event()
+    """SIGTERM, which clusters send to end a job, saves a checkpoint as Ctrl-C does.
 
-    def end() -> None:
-        terminated.set()
+    So does SIGHUP, which a closed terminal sends, unless nohup ignores it.
+    """
+    running = asyncio.ensure_future(cancel_on_ctrl_c(training))
+    received: list[signal.Signals] = []
+
+    def end(sent: signal.Signals) -> None:
+        received.append(sent)
         running.cancel()
 
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(number, end, number)
     try:
         return await running
     except asyncio.CancelledError:
-        if terminated.is_set():
-            raise _TerminatedError from None
+        if received:
+            raise _TerminatedError(received[0]) from None
         raise
 
 

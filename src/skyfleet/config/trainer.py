@@ -133,6 +133,8 @@ Hugging Face's format too."""
     """null is none."""
     resume_path: str | None = None
     """A checkpoint folder, `global_step_N`."""
+    resume_strict: bool = False
+    """Stop if the newest checkpoint is damaged, instead of resuming from the one before it."""
 
     project_name: str = "skyfleet"
     run_name: str = Field("test_run", min_length=1)

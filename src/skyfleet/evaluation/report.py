@@ -8,6 +8,7 @@ graded attempts, because it is over the tasks that have them.
 from __future__ import annotations
 
 import os
+import shutil
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from skyfleet.evaluation.agent_info import AgentInfo, differences
 from skyfleet.evaluation.baselines import Baseline
 from skyfleet.evaluation.score import PASS_THRESHOLD, EnvScore, TaskOutcome
 from skyfleet.metrics.rollout_metrics import metric_key, signal_metrics
-from skyfleet.storage.local import write_atomically
+from skyfleet.storage.local import make_folder, write_atomically
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.archive import EpisodeWriter, eval_path, write_groups
 from skyfleet.trajectories.records import RecordError
@@ -186,13 +187,20 @@ def _score_metrics(score: EnvScore, outcomes: Sequence[TaskOutcome]) -> dict[str
 
 def save_report(folder: Path, report: EvalReport) -> None:
     path = _report_path(folder, report.name, report.step)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_atomically(path, report.to_json())
 
 
 def load_report(folder: Path, name: str, step: int) -> EvalReport | None:
     path = _report_path(folder, name, step)
     return EvalReport.from_json(path.read_text()) if path.exists() else None
+
+
+def remove_reports_after(folder: Path, last_step: int) -> None:
+    """Remove the reports of later steps, which a resumed run writes again."""
+    for step, reports in _step_folders(folder).items():
+        if step > last_step:
+            shutil.rmtree(reports)
 
 
 def save_evaluation(folder: Path, report: EvalReport, groups: Sequence[Group]) -> None:

@@ -73,6 +73,8 @@ class Critic:
 
     def __init__(self, make_body: Callable[[], Decoder], settings: CriticSettings) -> None:
         self._make_body, self._settings = make_body, settings
+        self.is_within_update = False
+        """Its weights have changed in a step of the learner that has not ended."""
         self._model: ValueModel | None = None
         self._optimizer: Optimizer
 
@@ -139,6 +141,7 @@ class Critic:
             for name, x in {"values_mean": values_N.detach(), **output.metrics_T}.items():
                 sums[name] += float(x.sum()) / sum(counts)
         sums["critic_lr"] = self._optimizer.lr
+        self.is_within_update = True
         sums["grad_norm"] = self._optimizer.apply()
         return sums
 

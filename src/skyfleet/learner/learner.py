@@ -25,6 +25,11 @@ class StepReport:
 class Learner(Protocol):
     policy_version: int
 
+    @property
+    def is_within_update(self) -> bool:
+        """The weights have changed, and the step has not ended: it failed."""
+        ...
+
     async def step(self, samples: Sequence[Sample]) -> StepReport:
         """Update the policy on one batch of samples with advantages."""
         ...

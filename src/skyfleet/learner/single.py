@@ -17,7 +17,7 @@ from skyfleet.algorithms.kl import KlEstimator, RewardKl, apply_kl_penalty
 from skyfleet.algorithms.losses.loss import LossFunction, LossInputs, Selector
 from skyfleet.algorithms.losses.policy_gradient import cross_entropy
 from skyfleet.algorithms.reduction import Reduction, token_mean
-from skyfleet.algorithms.sample import Sample
+from skyfleet.algorithms.sample import Sample, name_samples
 from skyfleet.errors import ModelError
 from skyfleet.learner.batching import MicroBatch, mini_batches, pack, sort_by_sample
 from skyfleet.learner.critic import Critic
@@ -93,9 +93,15 @@ class SingleLearner:
         self._memory_plan = memory_plan
         self._reward_kl_coef = settings.reward_kl.coef if settings.reward_kl else 0.0
         self.policy_version = 0
+        self._is_within_update = False
         self._phase = ""
         self._optimizer: Optimizer
         self._enter_phase("warm_start")
+
+    @property
+    def is_within_update(self) -> bool:
+        critic = self._critic
+        return self._is_within_update or (critic is not None and critic.is_within_update)
 
     async def step(self, samples: Sequence[Sample]) -> StepReport:
         with explain_out_of_memory("the update", _MEMORY_REMEDY, self._memory_plan):
@@ -113,7 +119,7 @@ class SingleLearner:
             ]
         if self._critic is not None:
             samples = self._critic.value(samples)
-        samples, metrics = self._apply_reward_kl(samples)
+        samples, metrics, reward_kl_coef = self._apply_reward_kl(samples)
         if self._critic is not None:
             samples, critic_metrics = self._critic.learn(samples)
             metrics |= critic_metrics | advantage_metrics(samples)
@@ -125,6 +131,9 @@ class SingleLearner:
                 )
                 updates.add(update, spreads)
         self.policy_version += 1
+        self._is_within_update, self._reward_kl_coef = False, reward_kl_coef
+        if self._critic is not None:
+            self._critic.is_within_update = False
         metrics |= updates.compute()
         computed_advantages = self._critic is not None or settings.reward_kl is not None
         return StepReport(
@@ -138,6 +147,7 @@ class SingleLearner:
             self._enter_phase("warm_start")
             update, _ = self._update(samples, cross_entropy, token_mean)
         self.policy_version += 1
+        self._is_within_update = False
         return StepReport(
             policy_version=self.policy_version,
             metrics={"loss": update["final_loss"], "grad_norm": update["grad_norm"]},
@@ -188,25 +198,27 @@ class SingleLearner:
                 )
         return self._settings
 
-    def _apply_reward_kl(self, samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, float]]:
+    def _apply_reward_kl(
+        self, samples: Sequence[Sample]
+    ) -> tuple[list[Sample], dict[str, float], float]:
         """With `use_kl_in_reward`: KL penalties, and the advantages of the penalized rewards.
 
-        With a critic, the critic computes the advantages.
+        With a critic, the critic computes the advantages. Returns also the next coefficient.
         """
         rules, coef = self._settings.reward_kl, self._reward_kl_coef
         if rules is None or self._reference is None:
-            return list(samples), {}
+            return list(samples), {}, coef
         ref_logprobs = self._compute_logprobs(self._reference, samples)
         result = apply_kl_penalty(samples, ref_logprobs, rules.estimate, coef=coef)
-        self._reward_kl_coef = rules.control(coef, result.kl, len(samples))
+        next_coef = rules.control(coef, result.kl, len(samples))
         metrics = {
             "loss/avg_kl": result.kl,
             "loss/avg_kl_max": result.kl_max,
             "loss/kl_loss_coef": coef,
         }
         if self._critic:
-            return result.samples, metrics
-        return rules.compute_advantages(result.samples), metrics
+            return result.samples, metrics, next_coef
+        return rules.compute_advantages(result.samples), metrics, next_coef
 
     def _update(
         self,
@@ -222,15 +234,17 @@ class SingleLearner:
         sums: dict[str, float] = defaultdict(float)
         spreads: list[dict[str, Tensor]] = []
         for batch, selected_N in zip(batches, selected, strict=True):
-            shares, spread = self._forward_backward(
-                batch, policy_loss, selected_N, sum(counts), len(samples)
-            )
+            with name_samples([samples[index] for index in batch.members]):
+                shares, spread = self._forward_backward(
+                    batch, policy_loss, selected_N, sum(counts), len(samples)
+                )
             for name, value in shares.items():
                 sums[name] += value
             spreads.append(spread)
         if self._settings.track_extra_gradient_metrics:
             sums |= gradient_metrics(self.decoder.module.named_parameters())
         sums["policy_lr"] = self._optimizer.lr
+        self._is_within_update = True
         sums["grad_norm"] = self._optimizer.apply()
         merge(self.decoder.module)
         return dict(sums), spreads

@@ -34,6 +34,9 @@ from skyfleet.sentinels.stages import (
     number_attempts,
 )
 from skyfleet.sentinels.trend_checks import MetricsHistory
+from skyfleet.storage.disk_full import explain_disk_full
+from skyfleet.storage.local import make_folder, sync_file, sync_folder
+from skyfleet.storage.step_rows import truncate_rows
 from skyfleet.trajectories.trajectory import Group, first_grading_error
 
 logger = logging.getLogger(__name__)
@@ -68,7 +71,25 @@ class InvariantChecker:
         self._found: set[str] = set()
         """Since the last row: a weight sync comes after the row of its step."""
         self._warned: set[str] = set()
+        self._unsynced = False
         self._seconds = 0.0
+
+    def resume(self, last_step: int) -> None:
+        """Remove the findings of steps that are run again; call it before the first check."""
+        if not self._path.exists():
+            return
+        rows = truncate_rows(self._path, last_step)
+        if not rows:
+            self._path.unlink()
+        # A weight sync comes after the row of its step, so its finding belongs to the next row.
+        self._found = {str(row.get("sentinel")) for row in rows if row["step"] == last_step}
+
+    def sync(self) -> None:
+        """Make the findings durable: called before a checkpoint that follows them is saved."""
+        if self._unsynced:
+            sync_file(self._path)
+            sync_folder(self._path.parent)
+            self._unsynced = False
 
     def check_rollouts(self, step: int, groups: Sequence[Group]) -> None:
         self._step, self._version = step, self._learner.policy_version
@@ -184,9 +205,10 @@ class InvariantChecker:
             "sentence": finding.sentence,
             "evidence": finding.evidence,
         }
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a", encoding="utf-8") as file:
+        make_folder(self._path.parent)
+        with explain_disk_full(self._path), self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
+        self._unsynced = True
 
     def _compute_fingerprint(self) -> Tensor | None:
         weights = find_weights(self._learner)

@@ -66,6 +66,9 @@ class ConsoleTracker:
         finally:
             self._screen.finish(phase)
 
+    def sync(self) -> None:
+        """Nothing is stored."""
+
     def close(self) -> None:
         self._screen.close()
 

@@ -59,6 +59,11 @@ class StepLog:
         for tracker in self._trackers:
             tracker.log(metrics, step)
 
+    def sync(self) -> None:
+        """Make every committed row durable."""
+        for tracker in self._trackers:
+            tracker.sync()
+
     def close(self) -> None:
         for tracker in self._trackers:
             tracker.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import sys
 import time
@@ -16,7 +17,9 @@ from typing import Any, Protocol, TextIO
 
 from skyfleet.errors import ConfigError, MissingExtraError
 from skyfleet.redaction import redact, redact_value
-from skyfleet.storage.local import write_atomically
+from skyfleet.storage.disk_full import explain_disk_full
+from skyfleet.storage.local import make_folder, sync_file, write_atomically
+from skyfleet.storage.step_rows import find_missing, read_step, truncate_rows
 from skyfleet.tracking.console import ConsoleTracker
 
 logger = logging.getLogger(__name__)
@@ -28,6 +31,10 @@ PACKAGES = {"console": None, "jsonl": None, "tensorboard": "tensorboard", "wandb
 class Tracker(Protocol):
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Called once per step; `step` only increases."""
+        ...
+
+    def sync(self) -> None:
+        """Make the rows durable: called before a checkpoint that follows them is saved."""
         ...
 
     def close(self) -> None: ...
@@ -85,7 +92,7 @@ class JsonlTracker:
 
     def __init__(self, folder: Path, *, resume_step: int | None) -> None:
         """Rows after `resume_step` are removed; None starts both files empty."""
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         self._metrics = _reopen(folder / "metrics.jsonl", resume_step)
         self._timing = _reopen(folder / "timing.jsonl", resume_step)
         self._warned = False
@@ -95,9 +102,16 @@ class JsonlTracker:
         self._write(self._metrics, {k: v for k, v in metrics.items() if k not in timing}, step)
         self._write(self._timing, timing, step)
 
+    def sync(self) -> None:
+        for file in (self._metrics, self._timing):
+            with explain_disk_full(Path(file.name)):
+                os.fsync(file.fileno())
+
     def close(self) -> None:
-        self._metrics.close()
-        self._timing.close()
+        for file in (self._metrics, self._timing):
+            # A row that did not fit on a full disk was reported when it was written.
+            with suppress(OSError):
+                file.close()
 
     def _write(self, file: TextIO, metrics: Mapping[str, float], step: int) -> None:
         row: dict[str, float | None] = {"step": step}
@@ -112,25 +126,27 @@ class JsonlTracker:
                 metrics[not_finite[0]],
             )
             self._warned = True
-        file.write(json.dumps(row) + "\n")
-        file.flush()
+        with explain_disk_full(Path(file.name)):
+            file.write(json.dumps(row) + "\n")
+            file.flush()
 
 
 def _reopen(path: Path, resume_step: int | None) -> TextIO:
-    lines = path.read_bytes().splitlines() if resume_step is not None and path.exists() else []
-    kept = [line for line in lines if _is_kept(line, resume_step, path)]
-    write_atomically(path, b"".join(line + b"\n" for line in kept))
+    if resume_step is None:
+        write_atomically(path, b"")
+        return path.open("a", encoding="utf-8")
+    steps = [read_step(row) for row in truncate_rows(path, resume_step)]
+    # A run that resumes another run's checkpoint in a new folder has no rows at all.
+    if steps and (missing := find_missing(steps, resume_step)):
+        logger.warning(
+            "%s has no row for %d of the steps before step %d, the first is step %d: the file was "
+            "changed or damaged outside the run, which goes on without them",
+            path,
+            len(missing),
+            resume_step + 1,
+            missing[0],
+        )
     return path.open("a", encoding="utf-8")
-
-
-def _is_kept(line: bytes, resume_step: int | None, path: Path) -> bool:
-    try:
-        step: int = json.loads(line)["step"]
-    except ValueError:
-        # A process killed while writing leaves half a line; its step is run again.
-        logger.warning("%s: dropped an incomplete line: %.60r", path, line)
-        return False
-    return resume_step is not None and step <= resume_step
 
 
 class TensorboardTracker:
@@ -144,7 +160,7 @@ class TensorboardTracker:
         except ImportError:
             raise MissingExtraError("tensorboard", "tensorboard") from None
         self._event, self._summary = Event, Summary
-        self._writer = EventFileWriter(str(folder))
+        self._folder, self._writer = folder, EventFileWriter(str(folder))
         if resume_step is not None:
             # After this event TensorBoard ignores what earlier files hold from this step on.
             self._add(Event(session_log=SessionLog(status=SessionLog.START)), resume_step + 1)
@@ -156,6 +172,11 @@ class TensorboardTracker:
         ]
         self._add(self._event(summary=self._summary(value=values)), step)
         self._writer.flush()
+
+    def sync(self) -> None:
+        self._writer.flush()
+        for path in self._folder.iterdir():
+            sync_file(path)
 
     def close(self) -> None:
         self._writer.close()
@@ -206,6 +227,9 @@ class WandbTracker:
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         self._run.log(dict(metrics), step=step)
+
+    def sync(self) -> None:
+        """W&B stores its rows itself."""
 
     def close(self) -> None:
         self._run.finish()

@@ -13,14 +13,20 @@ from skyfleet.algorithms.credit_assignment import assign_credit, build_estimator
 from skyfleet.algorithms.filters import build_filter
 from skyfleet.algorithms.registry import build_policy_loss
 from skyfleet.algorithms.sample import Sample
-from skyfleet.checkpoints.checkpoint import Checkpoint, JsonPart, checkpoint_folder
-from skyfleet.checkpoints.resume import load_checkpoint
+from skyfleet.checkpoints.checkpoint import (
+    Checkpoint,
+    JsonPart,
+    checkpoint_folder,
+    read_checkpoint,
+)
+from skyfleet.checkpoints.resume import load_checkpoint, verify_part
 from skyfleet.config.keys import flatten
 from skyfleet.config.root import RunConfig
 from skyfleet.engines.factory import build_engine_offload, build_sampling_params, check_gpus
 from skyfleet.envs.env import EnvFactory
 from skyfleet.envs.registry import check_task_classes, env_factory
 from skyfleet.envs.verifiers.confinement import check_verifiers
+from skyfleet.errors import CheckpointError
 from skyfleet.learner.critic import Critic
 from skyfleet.learner.factory import build_critic, build_learner
 from skyfleet.learner.policy_model import PolicyModel
@@ -31,6 +37,7 @@ from skyfleet.sentinels.build import build_checker
 from skyfleet.sentinels.constant_metrics import constant_metrics
 from skyfleet.sentinels.loss_recorder import LossRecorder
 from skyfleet.sentinels.recording_engine import RecordingEngine
+from skyfleet.storage.folder_lock import FolderLock
 from skyfleet.tasks.task import Task
 from skyfleet.tracking.console import ConsoleTracker
 from skyfleet.tracking.step_log import StepLog
@@ -74,6 +81,7 @@ async def assemble(
     *,
     checkpoint: Checkpoint | None = None,
     given: GivenObjects | None = None,
+    locks: Sequence[FolderLock] = (),
     on_progress: OnProgress = lambda _: None,
 ) -> Run:
     """Build the run; `checkpoint` replaces the configured weights with saved ones.
@@ -160,7 +168,7 @@ async def assemble(
             resume_step=state.logged_step if checkpoint else None,
         )
         warm_start = replace(run.warm_start, demonstrations=demonstrations)
-        return replace(run, warm_start=warm_start, opened=opened.pop_all())
+        return replace(run, warm_start=warm_start, locks=locks, opened=opened.pop_all())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,13 +192,23 @@ def _build_learning(
     learner = build_learner(
         config,
         policy_model,
-        lambda: checkpoint_folder(checkpoints, state.reference_step) / "policy",
+        lambda: _find_reference(checkpoint_folder(checkpoints, state.reference_step)),
         total_steps=total_steps,
         critic=critic,
         wrap_settings=losses.wrap_settings,
         memory_plan=memory_plan,
     )
     return _Learning(state=state, learner=learner, critic=critic, losses=losses)
+
+
+def _find_reference(folder: Path) -> Path:
+    """The policy of the checkpoint that is the KL reference, its files verified."""
+    if not folder.exists():
+        return folder / "policy"
+    try:
+        return verify_part(read_checkpoint(folder), "policy")
+    except CheckpointError as error:
+        raise CheckpointError(f"the KL reference cannot be loaded: {error}") from None
 
 
 def _build_run(

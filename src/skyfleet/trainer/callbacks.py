@@ -56,16 +56,22 @@ class Callbacks:
 
     def episode(self, trajectory: Trajectory) -> None:
         if self.on_episode is not None:
-            self._handle(self.on_episode(trajectory))
+            self._call(self.on_episode, trajectory, f"on_episode on task {trajectory.task_key}")
 
     def step(self, result: StepResult) -> None:
         if self.on_step is not None:
-            self._handle(self.on_step(result))
+            self._call(self.on_step, result, f"on_step on step {result.number}")
 
     def evaluation(self, report: EvalReport) -> None:
         if self.on_evaluation is not None:
-            self._handle(self.on_evaluation(report))
+            place = f"on_evaluation on set {report.name} at step {report.step}"
+            self._call(self.on_evaluation, report, place)
 
-    def _handle(self, returned: Any) -> None:
+    def _call(self, callback: Callable[[Any], Any], value: object, place: str) -> None:
+        try:
+            returned = callback(value)
+        except Exception as error:
+            error.add_note(f"raised by {place}")
+            raise
         if returned is STOP:
             self.stop_requested = True

@@ -16,8 +16,8 @@ from skyfleet.errors import SkyfleetError, require_torch
 from skyfleet.tasks.sampling import check_batch_size
 from skyfleet.tasks.task import Task
 from skyfleet.trainer.preflight import find_training_warnings, reference_checks
+from skyfleet.trainer.resuming import check_startable, describe_start
 from skyfleet.trainer.tasks import build_schedule, check_disjoint, load_sources, load_training_tasks
-from skyfleet.trainer.training_run import describe_resume, find_resume_checkpoint
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -50,7 +50,7 @@ def plan_dry_run(config: RunConfig) -> DryRunPlan:
         problems=[*find_unsupported_values(config), *find_untrainable(config)],
     )
     plan.check(check_algorithm, config)
-    checkpoint = plan.check(find_resume_checkpoint, config)
+    start = plan.check(_find_start, config)
     plan.check(env_factory, config)
     for check in reference_checks(config):
         plan.check(check)
@@ -61,10 +61,14 @@ def plan_dry_run(config: RunConfig) -> DryRunPlan:
     tasks = plan.check(load_training_tasks, config)
     if tasks is not None:
         _plan_steps(config, tasks, plan)
-    if checkpoint:
-        plan.steps.append(describe_resume(config, checkpoint))
+    if start:
+        plan.steps.append(start)
     _plan_evaluations(config, tasks, plan)
     return plan
+
+
+def _find_start(config: RunConfig) -> str | None:
+    return describe_start(config, check_startable(config))
 
 
 def _plan_steps(config: RunConfig, tasks: list[Task], plan: DryRunPlan) -> None:

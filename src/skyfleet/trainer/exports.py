@@ -12,7 +12,7 @@ from skyfleet.algorithms.sample import Sample
 from skyfleet.config.root import RunConfig
 from skyfleet.learner.policy_model import PolicyModel
 from skyfleet.models.loading import save_model
-from skyfleet.storage.local import atomic_folder, write_atomically
+from skyfleet.storage.local import atomic_folder, make_folder, sweep, write_atomically
 from skyfleet.trajectories.skyrl_dump import write_training_dump
 from skyfleet.trajectories.trajectory import Group
 
@@ -46,9 +46,26 @@ class Exports:
         """The learner's input as plain dictionaries, which any Python unpickles."""
         if self.data_batch:
             path = self.folder / "dumped_data" / f"global_step_{step}_training_input.pkl"
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             write_atomically(path, pickle.dumps([asdict(sample) for sample in samples]))
 
     def policy(self, step: int) -> None:
-        with atomic_folder(self.folder / f"global_step_{step}" / "policy") as draft:
+        with atomic_folder(self._policy_folder(step)) as draft:
             self.save_policy(draft)
+
+    def has_policy(self, step: int) -> bool:
+        return self._policy_folder(step).exists()
+
+    def _policy_folder(self, step: int) -> Path:
+        return self.folder / f"global_step_{step}" / "policy"
+
+
+def sweep_exports(folder: Path) -> None:
+    """Remove what a killed process left half-written; an export being replaced is restored."""
+    for parent in folder.glob("global_step_*"):
+        sweep(parent, "policy")
+        if not any(parent.iterdir()):
+            parent.rmdir()
+    for dumps in folder.glob("dumped_*"):
+        for draft in dumps.rglob(".*.draft"):
+            draft.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -112,10 +113,23 @@ async def _load(
         return loaded
     # A saved policy has its dimensions in its own config.
     config_kwargs = rope_overrides(config) | ({} if folder else overrides)
-    return load_model(
+    loaded = load_model(
         path,
         dtype=dtype,
         device=device,
         config_kwargs=config_kwargs,
         trust_remote_code=config.trainer.policy.model.trust_remote_code,
     )
+    if folder:
+        _forget_loading(loaded.tokenizer, folder)
+    return loaded
+
+
+def _forget_loading(tokenizer: Any, folder: Path) -> None:
+    """Drop what transformers records about loading, so that a resumed run saves the same files."""
+    saved = json.loads((folder / "tokenizer_config.json").read_text())
+    for name in ("is_local", "local_files_only"):
+        if name in saved:
+            tokenizer.init_kwargs[name] = saved[name]
+        else:
+            tokenizer.init_kwargs.pop(name, None)

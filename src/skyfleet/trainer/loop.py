@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 
 from skyfleet.algorithms.credit_assignment import advantage_metrics
 from skyfleet.algorithms.filters import FilterResult
-from skyfleet.errors import NoLearningSignalError
 from skyfleet.metrics.rollout_metrics import (
     episode_metrics,
     reward_metrics,
@@ -16,6 +15,7 @@ from skyfleet.metrics.rollout_metrics import (
 from skyfleet.tracking.console import format_example
 from skyfleet.trainer.callbacks import StepResult
 from skyfleet.trainer.run import Run
+from skyfleet.trainer.saving import save_progress
 from skyfleet.trainer.sft import warm_start
 from skyfleet.trajectories.archive import EpisodeWriter, train_path
 from skyfleet.trajectories.trajectory import Group, Trajectory
@@ -28,15 +28,15 @@ async def train(run: Run) -> None:
 
 
 async def train_steps(run: Run) -> AsyncIterator[StepResult]:
-    """Train step by step. Cancelled, or without a learning signal, the run saves a checkpoint."""
+    """Train step by step. Whatever ends the run early, what was learnt is saved first."""
     run.log.add(run.state.pending_metrics)
     run.state.pending_metrics = {}
     run.mark_resume_point()
     try:
         await warm_start(run)
         await finish_step(run)
-    except (asyncio.CancelledError, NoLearningSignalError):
-        _save_interrupted(run)
+    except BaseException as error:
+        save_progress(run, error)
         raise
     while run.state.step < run.schedule.total_steps and not run.callbacks.stop_requested:
         try:
@@ -45,16 +45,10 @@ async def train_steps(run: Run) -> AsyncIterator[StepResult]:
             result = StepResult(number=run.state.step, groups=groups, metrics=run.log.pending)
             run.callbacks.step(result)
             result.metrics.update(await finish_step(run, stopping=run.callbacks.stop_requested))
-        except (asyncio.CancelledError, NoLearningSignalError):
-            _save_interrupted(run)
+        except BaseException as error:
+            save_progress(run, error)
             raise
         yield result
-
-
-def _save_interrupted(run: Run) -> None:
-    """The interrupted step is repeated on resume, with the same tasks."""
-    run.rewind()
-    run.save()
 
 
 async def train_step(run: Run, step: int) -> list[Group]:
@@ -113,6 +107,8 @@ async def finish_step(run: Run, *, stopping: bool = False) -> dict[str, float]:
     """Evaluate, log the step's row, save and export, each if it is due. Returns the row."""
     step = run.state.step
     if step <= run.state.logged_step:
+        # The process that logged it may have ended before its export.
+        export_policy(run, step, again=False)
         return {}
     if run.schedule.evaluates_at(step) or (stopping and run.schedule.eval_interval > 0):
         with run.log.timed("eval"):
@@ -132,10 +128,14 @@ async def finish_step(run: Run, *, stopping: bool = False) -> dict[str, float]:
             run.save()
     if renews_reference:
         run.learner.renew_reference()
-    if run.schedule.exports_at(step):
+    export_policy(run, step)
+    return row
+
+
+def export_policy(run: Run, step: int, *, again: bool = True) -> None:
+    if run.schedule.exports_at(step) and (again or not run.exports.has_policy(step)):
         with run.log.timed("save_hf_model"):
             run.exports.policy(step)
-    return row
 
 
 async def evaluate_step(run: Run, step: int) -> None:

@@ -15,6 +15,7 @@ from skyfleet.engines.engine import Engine
 from skyfleet.engines.factory import EngineOffload
 from skyfleet.learner.learner import Learner
 from skyfleet.sentinels.checker import InvariantChecker
+from skyfleet.storage.folder_lock import FolderLock
 from skyfleet.tracking.console import ConsoleTracker
 from skyfleet.tracking.step_log import StepLog
 from skyfleet.trainer.callbacks import Callbacks
@@ -57,6 +58,7 @@ class ResumePoint:
 
     data: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
+    policy_version: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,11 +108,20 @@ class Run:
     opened: AsyncExitStack = field(default_factory=AsyncExitStack)
     """Engine processes and connections, closed with the run."""
     resume_point: ResumePoint = field(default_factory=ResumePoint)
+    locks: Sequence[FolderLock] = ()
+    """Of the folders that the run writes to."""
 
     def mark_resume_point(self) -> None:
         """An interruption keeps everything up to here; later work is repeated on resume."""
         self.resume_point.data = self.rollouts.sampler.state_dict()
         self.resume_point.metrics = self.log.pending
+        self.resume_point.policy_version = self.learner.policy_version
+
+    @property
+    def is_within_update(self) -> bool:
+        """The weights have changed since the last resume point: an update failed or is suspect."""
+        version = self.learner.policy_version
+        return self.learner.is_within_update or version != self.resume_point.policy_version
 
     def rewind(self) -> None:
         """Go back to the last resume point: tasks sampled since then are sampled again."""
@@ -118,6 +129,11 @@ class Run:
         self.state.pending_metrics = dict(self.resume_point.metrics)
 
     def save(self) -> Checkpoint:
+        for lock in self.locks:
+            lock.check()
+        # What a checkpoint follows must not be less durable than the checkpoint.
+        self.log.sync()
+        self.checker.sync()
         return save_checkpoint(
             self.checkpoints,
             self.state.step,

@@ -32,6 +32,7 @@ async def warm_start(run: Run) -> None:
                 batch = sft_batch(warm.demonstrations, warm.batch_size, step, seed=warm.seed)
                 report = await run.learner.sft_step(batch)
                 run.state.warm_start_step = step + 1
+                run.resume_point.policy_version = report.policy_version
                 advance()
         run.log.add({f"warm_start/{name}": value for name, value in report.metrics.items()})
         run.mark_resume_point()

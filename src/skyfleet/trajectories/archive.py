@@ -19,6 +19,8 @@ from pathlib import Path
 from time import monotonic
 from types import TracebackType
 
+from skyfleet.storage.disk_full import explain_disk_full
+from skyfleet.storage.local import make_folder, sync_folder
 from skyfleet.trajectories.entry import COLUMNS, Entry, index_path, index_values
 from skyfleet.trajectories.records import RecordError, from_record, to_record
 from skyfleet.trajectories.trajectory import Group, Trajectory
@@ -42,19 +44,29 @@ def eval_path(folder: Path, name: str, step: int) -> Path:
     return folder / "eval" / name.replace("/", "_") / f"step_{step:06d}{SUFFIX}"
 
 
+def remove_episodes_after(folder: Path, last_step: int) -> None:
+    """Remove the files of later steps, which a resumed run writes again."""
+    for path in (*folder.glob(f"train/step_*{SUFFIX}"), *folder.glob(f"eval/*/step_*{SUFFIX}")):
+        number = path.name.removeprefix("step_").removesuffix(SUFFIX)
+        if number.isdecimal() and int(number) > last_step:
+            for old in (index_path(path), path):
+                old.unlink(missing_ok=True)
+
+
 class EpisodeWriter:
     """Appends episodes to one file; a file of an earlier attempt is replaced."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         # The index goes first: an index without its file is invalid, the reverse is only slow.
         for old in (index_path(path), path):
             old.unlink(missing_ok=True)
-        self._files = ExitStack()
-        self._data = self._files.enter_context(path.open("ab"))
-        self._index = self._files.enter_context(index_path(path).open("a", encoding="ascii"))
-        self._index.write(json.dumps(COLUMNS) + "\n")
-        self._index.flush()
+        self._path, self._files = path, ExitStack()
+        with explain_disk_full(path):
+            self._data = self._files.enter_context(path.open("ab"))
+            self._index = self._files.enter_context(index_path(path).open("a", encoding="ascii"))
+            self._index.write(json.dumps(COLUMNS) + "\n")
+            self._index.flush()
         self._lines: list[bytes] = []
         self._pending: list[Trajectory] = []
         self._pending_bytes = 0
@@ -75,11 +87,12 @@ class EpisodeWriter:
         if not self._lines:
             return
         offset = self._data.tell()
-        self._data.write(gzip.compress(b"".join(self._lines), compresslevel=3, mtime=0))
-        self._data.flush()
-        for line, trajectory in enumerate(self._pending):
-            self._index.write(json.dumps([*index_values(trajectory), offset, line]) + "\n")
-        self._index.flush()
+        with explain_disk_full(self._path):
+            self._data.write(gzip.compress(b"".join(self._lines), compresslevel=3, mtime=0))
+            self._data.flush()
+            for line, trajectory in enumerate(self._pending):
+                self._index.write(json.dumps([*index_values(trajectory), offset, line]) + "\n")
+            self._index.flush()
         self._lines, self._pending, self._pending_bytes = [], [], 0
         self._flushed_at = monotonic()
 
@@ -92,10 +105,11 @@ class EpisodeWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with self._files:
+        with explain_disk_full(self._path), self._files:
             self.flush()
             for file in (self._data, self._index):
                 os.fsync(file.fileno())
+            sync_folder(self._path.parent)
 
 
 def write_groups(path: Path, groups: Sequence[Group]) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from skyfleet.chat.message import Message
 from skyfleet.chat.tool_calls.hermes import parse_hermes
 from skyfleet.chat.transcript import Transcript
-from skyfleet.storage.local import write_atomically
+from skyfleet.storage.local import make_folder, write_atomically
 from skyfleet.tasks.task import Grade
 from skyfleet.trajectories.records import RecordError
 from skyfleet.trajectories.trajectory import Ending, Group, Trajectory, Turn
@@ -132,7 +132,7 @@ def write_dump(
                 "data_source": group.env_key,
             }
             rows[group.env_key].append(json.dumps(row) + "\n")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for source, lines in rows.items():
         write_atomically(folder / f"{source.replace('/', '_')}.jsonl", "".join(lines))
     write_atomically(folder / RESULTS, json.dumps(dict(metrics)) + "\n")
@@ -248,7 +248,7 @@ def write_training_dump(
         for group in groups
         for trajectory in group.trajectories
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 

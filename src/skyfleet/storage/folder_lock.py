@@ -1,0 +1,298 @@
+"""FolderLock: one process at a time writes to a folder, and its lock ends with the process.
+
+The kernel releases the lock when its process ends, however it ends; NFS and most cluster file
+systems also show it to other machines. Where they do not, a heartbeat in the lock file does: a
+process that finds the record of another machine waits to see whether it still changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from threading import Event, Lock, Thread
+from uuid import uuid4
+from weakref import WeakSet
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from skyfleet.errors import CheckpointError, ConfigError
+from skyfleet.storage.disk_full import explain_disk_full
+from skyfleet.storage.local import make_folder
+
+logger = logging.getLogger(__name__)
+
+LOCK = ".lock"
+HEARTBEAT_SECONDS = 10.0
+WAIT_SECONDS = 25.0
+"""Two heartbeats and the delay of a network file system."""
+_POLLS = 25
+_RETRIES, _RETRY_SECONDS = 5, 0.1
+"""A dry run holds a shared lock for an instant to see whether the folder is in use."""
+_UNSUPPORTED = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL})
+
+
+class Owner(BaseModel):
+    """The content of a lock file: who holds it, or held it until it was killed."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    host: str
+    boot_id: str
+    """Of the kernel: containers of one machine have the same."""
+    pid: int
+    process_start: str
+    """Tells the process from a later one with the same id."""
+    since: str
+    token: str
+    heartbeat: int = 0
+
+    def is_elsewhere(self, other: Owner) -> bool:
+        """On another machine, whose locks this machine may not see."""
+        return self.host != other.host and self.boot_id != other.boot_id
+
+    def describe(self) -> str:
+        return f"process {self.pid} on {self.host}, since {self.since}"
+
+
+class FolderLock:
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._path = folder, folder / LOCK
+        self._owner = Owner(
+            host=socket.gethostname(),
+            boot_id=_read_boot_id(),
+            pid=os.getpid(),
+            process_start=_read_process_start(os.getpid()),
+            since=datetime.now().astimezone().isoformat(timespec="seconds"),
+            token=uuid4().hex,
+        )
+        self._created: Sequence[Path] = ()
+        self._file: int | None = None
+        self._released, self._writing = Event(), Lock()
+
+    async def acquire(self, on_wait: Callable[[str], None]) -> None:
+        """Raise ConfigError if another process holds the lock; creates the folder."""
+        self._created = [p for p in (self._folder, *self._folder.parents) if not p.exists()]
+        is_ours = False
+        try:
+            with explain_disk_full(self._path):
+                make_folder(self._folder)
+                found = await self._open()
+                if found is not None and found.is_elsewhere(self._owner):
+                    await self._wait_for_heartbeat(found, on_wait)
+                is_ours = True
+                self._write_owner()
+        except BaseException:
+            self._close(remove=is_ours)
+            raise
+        Thread(target=self._beat, name="skyfleet lock", daemon=True).start()
+
+    def release(self) -> None:
+        """Remove the lock file, and the folders that `acquire` created if nothing is in them."""
+        self._released.set()
+        self._close(remove=True)
+
+    def check(self) -> None:
+        """Raise if another process took the lock: the file was removed, or the network failed."""
+        if owner := self._find_other_owner():
+            raise CheckpointError(
+                f"{self._folder} was taken over by {owner.describe()}, so this process stops "
+                "without writing to it; stop one of the two"
+            )
+
+    def close_in_child(self) -> None:
+        """A forked process must not hold the lock after its parent has ended."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    async def _open(self) -> Owner | None:
+        """Lock the file. Returns the record in it, which a killed process leaves."""
+        for _ in range(_RETRIES):
+            file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                # Its previous owner may have removed the file since it was opened.
+                if _try_lock(file) and _is_same_file(file, self._path):
+                    self._file, file = file, -1
+                    _held.add(self)
+                    return _read_owner(self._path)
+            finally:
+                if file >= 0:
+                    os.close(file)
+            await asyncio.sleep(_RETRY_SECONDS)
+        raise ConfigError(_describe_in_use(self._folder, _read_owner(self._path)))
+
+    async def _wait_for_heartbeat(self, found: Owner, on_wait: Callable[[str], None]) -> None:
+        """The record of a killed process stays as it is; that of a live one changes."""
+        on_wait(
+            f"{self._folder} was left by {found.describe()}: waiting {WAIT_SECONDS:.0f} seconds to "
+            "see whether it still runs"
+        )
+        for _ in range(_POLLS):
+            await asyncio.sleep(WAIT_SECONDS / _POLLS)
+            # Opened anew each time: a network file system refreshes a file when it is opened.
+            if (owner := _read_owner(self._path)) is not None and owner != found:
+                raise ConfigError(_describe_in_use(self._folder, owner))
+
+    def _find_other_owner(self) -> Owner | None:
+        owner = _read_owner(self._path)
+        return owner if owner is not None and owner.token != self._owner.token else None
+
+    def _write_owner(self) -> None:
+        assert self._file is not None
+        data = self._owner.model_dump_json().encode() + b"\n"
+        os.pwrite(self._file, data, 0)
+        os.ftruncate(self._file, len(data))
+        os.fsync(self._file)
+
+    def _beat(self) -> None:
+        while not self._released.wait(HEARTBEAT_SECONDS):
+            self._owner = self._owner.model_copy(update={"heartbeat": self._owner.heartbeat + 1})
+            # A closed descriptor may be another file's, so it is not closed while it is written.
+            with self._writing, suppress(OSError):  # the next beat may succeed
+                if self._file is None or self._find_other_owner():
+                    return
+                self._write_owner()
+
+    def _close(self, *, remove: bool) -> None:
+        if self._file is None:
+            self._remove_created()
+            return
+        if remove and _is_same_file(self._file, self._path):
+            with suppress(OSError):
+                self._path.unlink()
+        with self._writing:
+            file, self._file = self._file, None
+            os.close(file)
+        _held.discard(self)
+        self._remove_created()
+
+    def _remove_created(self) -> None:
+        for folder in self._created:
+            with suppress(OSError):  # something is in it
+                folder.rmdir()
+
+
+@asynccontextmanager
+async def lock_folders(
+    folders: Sequence[Path], on_wait: Callable[[str], None] = lambda _: None
+) -> AsyncIterator[list[FolderLock]]:
+    """Hold the locks of several folders; none of them if one is in use."""
+    async with AsyncExitStack() as held:
+        locks = []
+        for folder in folders:
+            lock = FolderLock(folder)
+            await lock.acquire(on_wait)
+            held.callback(lock.release)
+            locks.append(lock)
+        yield locks
+
+
+def check_not_in_use(folder: Path) -> None:
+    """Raise ConfigError if a process holds the folder's lock; changes nothing."""
+    try:
+        file = os.open(folder / LOCK, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        locked = _try_lock(file, shared=True)
+    finally:
+        os.close(file)
+    if not locked:
+        raise ConfigError(_describe_in_use(folder, _read_owner(folder / LOCK)))
+
+
+_held: WeakSet[FolderLock] = WeakSet()
+
+
+def _close_in_child() -> None:
+    for lock in list(_held):
+        lock.close_in_child()
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+def _try_lock(file: int, *, shared: bool = False) -> bool:
+    """False if another process holds it; True also where the file system has no locks."""
+    # flock, not lockf: a POSIX lock is lost when any code of the process closes the file once.
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+        return _has_no_live_owner(file)
+    return True
+
+
+def _has_no_live_owner(file: int) -> bool:
+    """Without kernel locks: whether the recorded process of this machine has ended."""
+    _warn_unsupported()
+    owner = _parse_owner(os.pread(file, 4096, 0))
+    if owner is None or owner.boot_id != _read_boot_id():
+        return True
+    return owner.process_start != _read_process_start(owner.pid)
+
+
+@cache
+def _warn_unsupported() -> None:
+    logger.warning(
+        "the file system of the run folder does not support locks, so two runs are told apart by "
+        "process id and heartbeat only; start at most one run per folder"
+    )
+
+
+def _describe_in_use(folder: Path, owner: Owner | None) -> str:
+    who = owner.describe() if owner else "another process"
+    return (
+        f"{folder} is in use by another run ({who}); wait until it ends or stop it, or give "
+        "trainer.run_name another name"
+    )
+
+
+def _read_owner(path: Path) -> Owner | None:
+    try:
+        return _parse_owner(path.read_bytes())
+    except OSError:
+        return None
+
+
+def _parse_owner(data: bytes) -> Owner | None:
+    try:
+        return Owner.model_validate_json(data)
+    except ValidationError:
+        return None
+
+
+def _is_same_file(file: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file), path.stat())
+    except OSError:
+        return False
+
+
+def _read_process_start(pid: int) -> str:
+    """Clock ticks from boot to the start of the process; empty without such a process."""
+    try:
+        # The name before it, in brackets, may contain anything.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
+
+
+def _read_boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()

@@ -1,0 +1,58 @@
+"""Rows of JSON lines with a `step`: truncate a file to the step from which its run resumes."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from skyfleet.storage.local import write_atomically
+
+logger = logging.getLogger(__name__)
+
+
+def truncate_rows(path: Path, last_step: int) -> list[dict[str, object]]:
+    """Remove the rows after `last_step`, and lines that are not rows; returns the rows that stay.
+
+    The file is created if it does not exist.
+    """
+    kept: list[tuple[bytes, dict[str, object]]] = []
+    data = path.read_bytes() if path.exists() else None
+    for line in (data or b"").splitlines():
+        row = _parse(line)
+        if row is None:
+            # A process killed while writing leaves half a line; its step is run again.
+            logger.warning("%s: dropped an incomplete line: %.60r", path, line)
+        elif read_step(row) <= last_step:
+            kept.append((line, row))
+    text = b"".join(line + b"\n" for line, _ in kept)
+    if text != data:
+        write_atomically(path, text)
+    return [row for _, row in kept]
+
+
+def read_last_step(path: Path) -> int | None:
+    """The highest step of a file's rows; None without a row."""
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    return max((read_step(row) for line in lines if (row := _parse(line))), default=None)
+
+
+def read_step(row: dict[str, object]) -> int:
+    step = row["step"]
+    assert isinstance(step, int)
+    return step
+
+
+def find_missing(steps: Sequence[int], last_step: int) -> list[int]:
+    """The steps from 0 to `last_step` that have no row."""
+    present = set(steps)
+    return [step for step in range(last_step + 1) if step not in present]
+
+
+def _parse(line: bytes) -> dict[str, object] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
