@@ -115,7 +115,7 @@ class EngineContract(ABC):
                 if stop.isascii() and text(free).index(stop) == len(text(free[:4])):
                     break
             completion = await self._generate_again(
-                engine, replace(sampling, stop=("never said", stop))
+                engine, replace(sampling, stop=("never completion", stop))
             )
         assert (completion.token_ids, completion.finish) == (free[:7], "stop")
 

@@ -210,12 +210,12 @@ async def test_a_round_without_a_stop_string_is_decoded_once() -> None:
     policy_model = CudaEngine(
         small_decoder(), decode_text=letters, max_num_seqs=1, capacity=80, steps_per_round=8
     )
-    sampling = SamplingParams(max_generate_length=33, seed=1, stop=("never said",))
+    sampling = SamplingParams(max_generate_length=33, seed=1, stop=("never completion",))
     completion = await policy_model.generate(PROMPT, sampling, session="s")
     assert (len(completion.token_ids), completion.finish) == (33, "length")
     # Four rounds of eight after the first token: all new tokens, then the end.
     assert len(decoded) <= 2 * 5
-    assert max(decoded) <= len("never said") + 4 + 8
+    assert max(decoded) <= len("never completion") + 4 + 8
 
 
 def test_truncated_logits_keep_the_tokens_that_the_cpu_sampler_keeps() -> None:

@@ -45,7 +45,7 @@ async def test_a_stop_string_across_tokens_ends_a_turn_and_is_kept() -> None:
     free = (await generate(FREE)).token_ids
     stop = letters(free[6:9])
     assert letters(free).index(stop) == 6
-    completion = await generate(replace(FREE, stop=("never said", stop)))
+    completion = await generate(replace(FREE, stop=("never completion", stop)))
     assert (completion.token_ids, completion.finish) == (free[:9], "stop")
 
 

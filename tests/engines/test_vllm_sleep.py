@@ -1,4 +1,4 @@
-"""Sleep, wake and weight updates of vLLM against a fake, and reading back its fused weights."""
+"""Sleep, wake and weight updates of vLLM against a fake, and prefill back its fused weights."""
 
 from __future__ import annotations
 

@@ -299,8 +299,8 @@ def test_a_sequence_has_the_same_gradient_alone_and_in_a_pack(width: int) -> Non
         q[70:103], k[70:170], v[70:170], dout[70:103], n_queries[1:2], n_keys[1:2]
     )
     places = slice(70, 103), slice(70, 170), slice(70, 170)
-    for whole, place, part in zip(packed, places, alone, strict=True):
-        assert torch.equal(whole[place], part)
+    for whole, write_kv, part in zip(packed, places, alone, strict=True):
+        assert torch.equal(whole[write_kv], part)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter runs one program at a time")
