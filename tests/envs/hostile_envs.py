@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fractions import Fraction
@@ -26,15 +26,18 @@ from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
+from tests.fakes.chars import CharRenderer
 from tests.fakes.counter_env import PRESS
-from tests.fakes.scripted_engine import ScriptedEngine, speaking
+from tests.fakes.scripted_engine import ScriptedEngine
 
 import skyfleet.envs.python_env as python_env
 from skyfleet.chat.message import Image, Message, Text, ToolCall, ToolSpec
+from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import Env, EnvFactory, Observation, Step
 from skyfleet.envs.isolation import Isolation, Mode, isolate
 from skyfleet.envs.python_env import as_env_factory
 from skyfleet.errors import ConfigError, EnvError
+from skyfleet.rollouts.conversation import TokenConversation
 from skyfleet.rollouts.episode import Limits, collect
 from skyfleet.tasks.task import Grade, Task
 from skyfleet.trajectories.trajectory import Ending, Trajectory
@@ -935,6 +938,9 @@ for name, (_, ending, reward, says) in PROCESS.items():
     )
 
 
+HUGE_KINDS = frozenset(name for name in KINDS if "huge" in name or "50 MB" in name)
+
+
 # --- playing ------------------------------------------------------------------------------------
 
 
@@ -968,16 +974,33 @@ class Result:
         return found
 
 
+def speak(task: Task, opening: Observation, session: str) -> TokenConversation:
+    return TokenConversation(
+        opening,
+        engine=ScriptedEngine(PRESS % 3, "done", "done", "done", delay=0.02),
+        renderer=CharRenderer(),
+        sampling=SamplingParams(),
+        session=session,
+        max_input_length=LIMITS.max_input_length,
+    )
+
+
 async def run_kind(kind: Kind) -> Result:
     """Play one episode of the kind beside healthy ones."""
-    hostile = Task(key="hostile", env_key="hostile", prompt="x")
+    return (await run_kinds([kind]))[0]
+
+
+async def run_kinds(kinds: Sequence[Kind]) -> list[Result]:
+    """Play one episode of each kind beside healthy ones, all at once, with the first one's limits."""
+    by_key = {kind.name: kind for kind in kinds}
+    hostile = [Task(key=kind.name, env_key="hostile", prompt="x") for kind in kinds]
     healthy = [Task(key=f"s{i}", env_key="healthy", prompt="x") for i in range(N_SIBLINGS)]
-    limits = replace(kind.limits, isolation=Isolation(mode=kind.mode, worker_memory_gb=1.5))
+    isolation = Isolation(mode=kinds[0].mode, worker_memory_gb=1.5)
 
     async def open_env(task: Task) -> Env:
         if task.env_key == "healthy":
             return Sibling()
-        return await isolate(kind.open_env)(task)
+        return await isolate(by_key[task.key].open_env)(task)
 
     # As the registry's: it leaves it to the factories behind it where an environment runs.
     open_env.__module__ = "skyfleet.envs"
@@ -985,12 +1008,12 @@ async def run_kind(kind: Kind) -> Result:
     threads, tasks = count_threads(), len(asyncio.all_tasks())
     memory, start = resident_megabytes(), time.perf_counter()
     groups = await collect(
-        [hostile, *healthy],
+        [*hostile, *healthy],
         open_env,
-        speaking(ScriptedEngine(PRESS % 3, "done", "done", "done", delay=0.02)),
-        limits,
+        speak,
+        replace(kinds[0].limits, isolation=isolation),
         n_samples=1,
-        max_concurrent=1 + N_SIBLINGS,
+        max_concurrent=len(kinds) + N_SIBLINGS,
     )
     seconds = time.perf_counter() - start
     for _ in range(60):  # threads may still be ending
@@ -998,15 +1021,18 @@ async def run_kind(kind: Kind) -> Result:
         if count_threads() <= threads:
             break
         await asyncio.sleep(0.05)
-    return Result(
-        kind=kind,
-        trajectory=groups[0].trajectories[0],
-        sibling_rewards=tuple(group.trajectories[0].reward for group in groups[1:]),
-        seconds=seconds,
-        rss_mb=resident_megabytes() - memory,
-        n_threads=max(0, count_threads() - threads),
-        n_tasks=len(asyncio.all_tasks()) - tasks,
-    )
+    return [
+        Result(
+            kind=kind,
+            trajectory=group.trajectories[0],
+            sibling_rewards=tuple(g.trajectories[0].reward for g in groups[len(kinds) :]),
+            seconds=seconds,
+            rss_mb=resident_megabytes() - memory,
+            n_threads=max(0, count_threads() - threads),
+            n_tasks=len(asyncio.all_tasks()) - tasks,
+        )
+        for kind, group in zip(kinds, groups, strict=False)
+    ]
 
 
 def count_threads() -> int:

@@ -11,14 +11,14 @@ import logging
 from collections import Counter
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from typing import Literal
 from weakref import WeakKeyDictionary
 
 from skyfleet.envs.env import Env, EnvFactory
 from skyfleet.envs.guard import current_guard
-from skyfleet.envs.thread_env import OTHER_LOOP, open_in_thread
+from skyfleet.envs.thread_env import open_in_thread
 from skyfleet.envs.worker_env import NotMovableError, open_in_worker, pack_source
-from skyfleet.errors import EnvError
 from skyfleet.tasks.task import Task
 
 logger = logging.getLogger(__name__)
@@ -76,17 +76,18 @@ class MovableFactory:
                 self._say(f"environment {task.env_key} runs in threads, not in processes: {error}")
         if place is Place.LOOP:
             return await self._open_env(task)
-        try:
-            return await open_in_thread(self._open_env, task, guard)
-        except EnvError as error:
-            if isolation.mode == "auto" and OTHER_LOOP in str(error):
-                self._places[task.env_key] = Place.LOOP
-                self._stalls[task.env_key] = -(10**6)
-                self._say(
-                    f"environment {task.env_key} shares objects of the event loop between its "
-                    "episodes, so it stays there although it blocks it"
-                )
-            raise
+        return await open_in_thread(
+            self._open_env, task, guard, on_other_loop=partial(self._stay, isolation, task.env_key)
+        )
+
+    def _stay(self, isolation: Isolation, env_key: str) -> None:
+        if isolation.mode == "auto":
+            self._places[env_key] = Place.LOOP
+            self._stalls[env_key] = -(10**9)
+            self._say(
+                f"environment {env_key} shares objects of the event loop between its episodes, so "
+                "it stays there although it blocks it"
+            )
 
     def _choose(self, mode: Mode, env_key: str) -> Place:
         if mode == "process":

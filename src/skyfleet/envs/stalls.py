@@ -86,7 +86,7 @@ class LoopMonitor:
     def watch(self, now: float) -> None:
         """Called by the watchdog thread."""
         guard, since = self.running, self.since
-        if guard is None or now - since < STALL_SECONDS:
+        if guard is None or now - since < _WATCH_SECONDS:
             return
         self.line = find_line(self.thread_id)
         if guard.has_expired(now - since) and now - self._last_interrupt > _INTERRUPT_SECONDS:

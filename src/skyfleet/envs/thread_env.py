@@ -14,8 +14,8 @@ from skyfleet.envs.stalls import enter_thread, interrupt_thread, leave_thread
 from skyfleet.errors import EnvError, EpisodeError, VerifierError
 from skyfleet.tasks.task import Grade, Task
 
-OTHER_LOOP = "different event loop"
-"""In asyncio's error for an object that belongs to another event loop."""
+_OTHER_LOOP = ("a different event loop", "a different loop")
+"""In asyncio's errors for an object that belongs to another event loop."""
 _END_SECONDS = 1.0
 """For the tasks that an environment leaves behind."""
 
@@ -23,9 +23,11 @@ _END_SECONDS = 1.0
 class LoopThread:
     """An event loop in a daemon thread, which goes on whatever its callbacks raise."""
 
-    def __init__(self, guard: EnvGuard) -> None:
-        """`guard` makes the calls; it belongs to this loop alone."""
+    def __init__(self, guard: EnvGuard, *, on_other_loop: Callable[[], None]) -> None:
+        """`guard` makes the calls; it belongs to this loop alone. `on_other_loop` is called if the
+        environment uses an object that belongs to another event loop."""
         self._guard, self._ended = guard, False
+        self._on_other_loop = on_other_loop
         self._loop = asyncio.new_event_loop()
         install_task_factory(self._loop)
         self._thread = Thread(target=self._run, name=f"env {guard.task_key}", daemon=True)
@@ -41,6 +43,10 @@ class LoopThread:
             return await asyncio.wrap_future(
                 asyncio.run_coroutine_threadsafe(calling, self._loop)
             )
+        except EpisodeError as error:
+            if any(sign in str(error) for sign in _OTHER_LOOP):
+                self._on_other_loop()
+            raise
         finally:
             leave_thread(outer)
 
@@ -113,14 +119,16 @@ class ThreadEnv:
             self._thread.end()
 
 
-async def open_in_thread(open_env: EnvFactory, task: Task, guard: EnvGuard) -> ThreadEnv:
+async def open_in_thread(
+    open_env: EnvFactory, task: Task, guard: EnvGuard, *, on_other_loop: Callable[[], None]
+) -> ThreadEnv:
     inner = EnvGuard(
         task.env_key,
         task.key,
         cancel_grace_seconds=guard.cancel_grace_seconds,
         is_isolated=True,
     )
-    thread = LoopThread(inner)
+    thread = LoopThread(inner, on_other_loop=on_other_loop)
     try:
         env = await thread.call(EnvError, f"opening {task.env_key}", open_env, task)
     except BaseException:

@@ -18,6 +18,8 @@ import subprocess
 import sys
 from base64 import b64encode
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from threading import Lock
 from time import monotonic
 from typing import Any
@@ -252,6 +254,12 @@ class WorkerEnv:
             raise
 
 
+@cache
+def _starter() -> ThreadPoolExecutor:
+    # Linux kills a worker when the thread that started it ends, so this one never does.
+    return ThreadPoolExecutor(1, "skyfleet workers")
+
+
 async def open_in_worker(
     packed: bytes, task: Task, *, memory_gb: float, max_characters: int
 ) -> WorkerEnv:
@@ -259,7 +267,10 @@ async def open_in_worker(
     thread = EnvThread(f"env worker {task.key}", asyncio.Semaphore(1))
     worker: Worker | None = None
     try:
-        worker = _idle.take(packed, memory_gb) or await thread.call(Worker, memory_gb)
+        worker = _idle.take(packed, memory_gb)
+        if worker is None:
+            loop = asyncio.get_running_loop()
+            worker = await loop.run_in_executor(_starter(), Worker, memory_gb)
         env = WorkerEnv(worker, thread, packed)
         await env._call(
             {
