@@ -150,6 +150,7 @@ class EnvGuard:
         """
         self.during, self.clock = during, current_clock.get()
         self.task = task = asyncio.current_task()
+        self.own_cancels = 0
         assert task is not None
         previous, n_cancels = current_guard.set(self), task.cancelling()
         try:
@@ -184,9 +185,9 @@ class EnvGuard:
             resume: Callable[[], Any] = partial(inner.send, None)
             while True:
                 is_over, result = call.run(resume)
-                if self.own_cancels:
-                    yield from call.undo_own_cancels()
                 if is_over:
+                    if call.is_cancelled_by_itself:
+                        yield from call.undo_own_cancels()
                     if call.cancelled is not None:
                         raise call.cancelled
                     return result
@@ -194,8 +195,6 @@ class EnvGuard:
                 try:
                     yield from call.wait(result)
                 except CancelledError as error:
-                    if self.own_cancels:
-                        yield from call.undo_own_cancels()
                     if call.gives_up():
                         call.abandon(inner)
                         raise (call.cancelled or error) from None
@@ -204,6 +203,10 @@ class EnvGuard:
                 except BaseException as error:
                     self.is_closing = isinstance(error, GeneratorExit)
                     resume = partial(inner.throw, error)
+        except CancelledError:
+            if call.is_cancelled_by_itself:
+                yield from call.undo_own_cancels()
+            raise
         finally:
             call.end()
 
@@ -305,25 +308,29 @@ class _Call:
         try:
             yield from _stand_in(awaited)
         except CancelledError as error:
-            if self._guard.own_cancels or not awaited.cancel():
+            if not awaited.cancel():
                 raise
             self.expect_end(error)
             yield from _stand_in(awaited)
 
+    @property
+    def is_cancelled_by_itself(self) -> bool:
+        """Whether only the environment has cancelled the task of its episode, and has not undone it.
+
+        Cancel scopes of anyio do both.
+        """
+        more = self._task.cancelling() - self._n_cancels
+        return self._task is self._guard.task and 0 < more <= self._guard.own_cancels
+
     def undo_own_cancels(self) -> Generator[Any, None, None]:
-        """The environment cancelled the task of its own episode, which would look like the run's."""
-        guard = self._guard
-        if self._task is not guard.task:
-            return  # a task of the environment's own; the episode's call notices
-        for _ in range(guard.own_cancels):
+        """Otherwise the end of the call would look like the cancellation of the run."""
+        while self.is_cancelled_by_itself:
             self._task.uncancel()
-        guard.own_cancels = 0
-        try:
+        with suppress(CancelledError):
             yield  # a request that is still pending in the task arrives here
-        except CancelledError:
-            if self._task.cancelling() > self._n_cancels:
-                raise
-        raise EnvError(f"{guard.during}: it cancelled the task that runs its episode")
+        if self._task.cancelling() > self._n_cancels:
+            raise CancelledError
+        raise EnvError(f"{self._guard.during}: it cancelled the task that runs its episode")
 
     def expect_end(self, error: CancelledError) -> None:
         """Give the call its grace period from the first cancellation on."""
