@@ -19,7 +19,8 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -30,13 +31,14 @@ from tests.fakes.chars import CharRenderer
 from tests.fakes.counter_env import PRESS
 from tests.fakes.scripted_engine import ScriptedEngine
 
-import skyfleet.envs.python_env as python_env
 from skyfleet.chat.message import Image, Message, Text, ToolCall, ToolSpec
 from skyfleet.engines.sampling_params import SamplingParams
+from skyfleet.envs import python_env, python_episode
 from skyfleet.envs.env import Env, EnvFactory, Observation, Step
-from skyfleet.envs.isolation import Isolation, Mode, isolate
+from skyfleet.envs.guard import Isolation, Mode
+from skyfleet.envs.isolation import isolate
 from skyfleet.envs.python_env import as_env_factory
-from skyfleet.errors import ConfigError, EnvError
+from skyfleet.errors import ConfigError
 from skyfleet.rollouts.conversation import TokenConversation
 from skyfleet.rollouts.episode import Limits, collect
 from skyfleet.tasks.task import Grade, Task
@@ -85,6 +87,14 @@ class Sibling(Base):
         return await super().step(action)
 
 
+LIMITS = Limits(
+    max_turns=4,
+    max_input_length=200_000,
+    trajectory_timeout_seconds=LIMIT_SECONDS,
+    close_timeout_seconds=CLOSE_SECONDS,
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
     name: str
@@ -94,15 +104,9 @@ class Kind:
     says: str
     """A pattern in the recorded failure; empty: there is none, or any."""
     mode: Mode = "auto"
-    limits: Limits = field(default_factory=lambda: LIMITS)
+    limits: Limits = LIMITS
 
 
-LIMITS = Limits(
-    max_turns=4,
-    max_input_length=200_000,
-    trajectory_timeout_seconds=LIMIT_SECONDS,
-    close_timeout_seconds=CLOSE_SECONDS,
-)
 KINDS: dict[str, Kind] = {}
 
 
@@ -121,10 +125,12 @@ def add(
         async def open_env(task: Task) -> Env:
             env: Env = made()
             return env
+
+        opened: EnvFactory = open_env
     else:
-        open_env = methods
+        opened = methods
     KINDS[name] = Kind(
-        name=name, open_env=open_env, ending=ending, reward=reward, says=says, **others
+        name=name, open_env=opened, ending=ending, reward=reward, says=says, **others
     )
 
 
@@ -226,9 +232,7 @@ OBSERVATIONS: dict[str, tuple[Callable[[], Any], str]] = {
     "calls none": (lambda: seen(replace(USER, tool_calls=None)), "tool_calls is None"),  # type: ignore[arg-type]
     "call dict": (lambda: seen(replace(USER, tool_calls=({},))), "not a ToolCall"),  # type: ignore[arg-type]
     "call arguments set": (
-        lambda: seen(
-            replace(USER, tool_calls=(ToolCall(id="1", name="x", arguments={"a": {1}}),))
-        ),
+        lambda: seen(replace(USER, tool_calls=(ToolCall(id="1", name="x", arguments={"a": {1}}),))),
         "not JSON",
     ),
     "call id bytes": (lambda: seen(replace(USER, tool_call_id=b"1")), "tool_call_id is b'1'"),  # type: ignore[arg-type]
@@ -334,7 +338,7 @@ async def mutates_later(self: Any, action: Message) -> Any:
 CONVERTED: dict[str, dict[str, Method]] = {
     "numbers of numpy": {
         "step": returning(
-            lambda: Step(done=np.bool_(True), reward=np.float32(0), info={"n": np.int64(3)})  # type: ignore[arg-type]
+            lambda: Step(done=np.bool_(True), reward=np.float32(0), info={"n": np.int64(3)})  # type: ignore[arg-type, dict-item]
         ),
         "grade": returning(lambda: Grade(reward=np.float64(1), success=np.bool_(True))),  # type: ignore[arg-type]
     },
@@ -345,7 +349,7 @@ CONVERTED: dict[str, dict[str, Method]] = {
     "list of messages": {"reset": returning(lambda: Observation(messages=[USER]))},  # type: ignore[arg-type]
     "subclass of str": {"reset": returning(lambda: seen(replace(USER, content=Text2("go"))))},
     "subclass of Message": {"reset": returning(lambda: seen(OwnMessage(role="user", content="x")))},
-    "info of objects": {"step": returning(lambda: Step(done=True, info={"a": object(), "b": 1}))},
+    "info of objects": {"step": returning(lambda: Step(done=True, info={"a": object(), "b": 1}))},  # type: ignore[dict-item]
     "info with odd names": {"step": returning(lambda: Step(done=True, info={1: 2.0, None: 3}))},  # type: ignore[dict-item]
     "message list that changes later": {"step": mutates_later},
     "schema with tuples and numpy": {
@@ -369,7 +373,7 @@ add(
 # --- exceptions -------------------------------------------------------------------------------
 
 
-class Silent(Exception):
+class SilentError(Exception):
     def __str__(self) -> str:
         raise SystemExit
 
@@ -390,7 +394,7 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
     "MemoryError": MemoryError,
     "TimeoutError": TimeoutError,
     "ConfigError": lambda: ConfigError("no such key"),
-    "an error without text": Silent,
+    "an error without text": SilentError,
     "an error of 50 MB": lambda: ValueError("x" * HUGE),
 }
 for name, error in ERRORS.items():
@@ -479,18 +483,14 @@ async def swallows_once(self: Any, *_: Any) -> Any:
 
 async def swallows(self: Any, *_: Any) -> Any:
     while True:
-        try:
+        with suppress(asyncio.CancelledError):
             await asyncio.sleep(0.05)
-        except asyncio.CancelledError:
-            pass
 
 
 async def swallows_all(self: Any, *_: Any) -> Any:
     while True:
-        try:
+        with suppress(BaseException):
             await asyncio.sleep(0.05)
-        except BaseException:
-            pass
 
 
 async def uncancels(self: Any, *_: Any) -> Any:
@@ -516,7 +516,7 @@ async def shields(self: Any, *_: Any) -> Any:
 
 
 async def yields_for_ever(self: Any, *_: Any) -> Any:
-    while True:
+    while True:  # noqa: ASYNC110
         await asyncio.sleep(0)
 
 
@@ -791,7 +791,11 @@ add(
 )
 add(
     "image of 300 MB",
-    {"step": stepping(lambda: Step(messages=(replace(USER, content=(Image(bytes(300 * MEGABYTE)),)),)))},
+    {
+        "step": stepping(
+            lambda: Step(messages=(replace(USER, content=(Image(bytes(300 * MEGABYTE)),)),))
+        )
+    },
     FULL,
     0.0,
 )
@@ -801,10 +805,10 @@ add(
 
 class SyncBase(python_env.Env):
     def reset(self) -> Any:
-        return python_env.Observation("reach 3")
+        return python_episode.Observation("reach 3")
 
     def step(self, message: Message) -> Any:
-        return python_env.protocol.Step(done=True)
+        return Step(done=True)
 
     def grade(self) -> Any:
         return 1.0

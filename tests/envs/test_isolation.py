@@ -17,8 +17,7 @@ from tests.fakes.scripted_engine import ScriptedEngine, speaking
 from skyfleet.chat.message import Message
 from skyfleet.envs import guard as guards
 from skyfleet.envs.env import Env, EnvFactory, Observation, Step
-from skyfleet.envs.guard import EnvGuard, raised_by_code
-from skyfleet.envs.isolation import Isolation, Mode
+from skyfleet.envs.guard import EnvGuard, Isolation, Mode, raised_by_code
 from skyfleet.envs.python_env import as_env_factory
 from skyfleet.envs.stalls import EnvInterrupt
 from skyfleet.envs.worker_env import kill_idle_workers
@@ -136,23 +135,28 @@ async def test_time_limits_and_task_groups_inside_an_environment_work_as_ever() 
                 async with asyncio.timeout(0.01):
                     await asyncio.gather(asyncio.sleep(9), asyncio.sleep(9))
             with pytest.raises(ExceptionGroup):
-                async with asyncio.TaskGroup() as group:
-                    group.create_task(self._fail())
-                    await asyncio.sleep(9)
+                await self._fail_in_a_group()
             waiting = asyncio.create_task(asyncio.sleep(9))
             waiting.cancel()
             await asyncio.wait({waiting})
             return await super().step(action)
 
+        async def _fail_in_a_group(self) -> None:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._fail())
+                await asyncio.sleep(9)
+
         async def _fail(self) -> None:
             raise OSError
 
     for mode in ("none", "thread"):
-        trajectory = await played(as_env_factory(Patient), mode)  # type: ignore[arg-type]
+        trajectory = await played(as_env_factory(Patient), mode)
         assert (trajectory.ending, trajectory.reward) == (Ending.DONE, 1.0)
 
 
-async def test_cancelling_the_run_ends_a_call_at_once_and_one_that_resists_after_its_grace() -> None:
+async def test_cancelling_the_run_ends_a_call_at_once_and_one_that_resists_after_its_grace() -> (
+    None
+):
     class Resisting(CounterEnv):
         async def step(self, action: Message) -> Step:
             while True:

@@ -15,11 +15,12 @@ from asyncio import CancelledError, Future
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import suppress
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
 from inspect import CORO_CLOSED
 from time import perf_counter
 from types import TracebackType, coroutine
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 from skyfleet.envs.stalls import (
     STALL_SECONDS,
@@ -34,15 +35,26 @@ from skyfleet.envs.values import describe_error, format_value
 from skyfleet.errors import EnvError, EpisodeError
 from skyfleet.trajectories.episode_clock import EpisodeClock, current_clock
 
-if TYPE_CHECKING:
-    from skyfleet.envs.isolation import Isolation
-
 logger = logging.getLogger(__name__)
 
 MAX_ABANDONED = 32
 """Calls of one environment that were abandoned and still run; then it is not opened again."""
 _RAISE = dis.opmap["RAISE_VARARGS"]
 _RUNNERS = asyncio.runners.__file__
+
+
+Mode = Literal["auto", "none", "thread", "process"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Isolation:
+    """Where a user's environment runs; `envs/isolation.py` reads it."""
+
+    mode: Mode = "auto"
+    worker_memory_gb: float = 8
+    """Address space of a worker process."""
+    max_observation_chars: int = 0
+    """A worker cuts longer observations before it sends them; 0 cuts nothing."""
 
 
 class AbandonedCalls:
@@ -251,7 +263,16 @@ class EnvGuard:
 class _Call:
     """The state of one driven call."""
 
-    __slots__ = ("_clock", "_gives_up", "_guard", "_monitor", "_n_cancels", "_task", "_timer", "cancelled")
+    __slots__ = (
+        "_clock",
+        "_gives_up",
+        "_guard",
+        "_monitor",
+        "_n_cancels",
+        "_task",
+        "_timer",
+        "cancelled",
+    )
 
     def __init__(self, guard: EnvGuard) -> None:
         task = asyncio.current_task()
@@ -386,7 +407,12 @@ def _stand_in(awaited: Future[Any]) -> Generator[Any, None, None]:
     if awaited.done():
         return
     waiter = awaited.get_loop().create_future()
-    awaited.add_done_callback(lambda _: waiter.done() or waiter.set_result(None))
+
+    def wake(_: object) -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    awaited.add_done_callback(wake)
     yield from waiter
 
 

@@ -9,34 +9,21 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
-from typing import Literal
 from weakref import WeakKeyDictionary
 
 from skyfleet.envs.env import Env, EnvFactory
-from skyfleet.envs.guard import current_guard
+from skyfleet.envs.guard import Isolation, Mode, current_guard
 from skyfleet.envs.thread_env import open_in_thread
 from skyfleet.envs.worker_env import NotMovableError, open_in_worker, pack_source
 from skyfleet.tasks.task import Task
 
 logger = logging.getLogger(__name__)
 
-Mode = Literal["auto", "none", "thread", "process"]
-
 _CERTAIN_SECONDS = 1.0
 """One stall this long moves later episodes; of shorter ones it takes two, because a busy machine
 can hold up any code."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Isolation:
-    mode: Mode = "auto"
-    worker_memory_gb: float = 8
-    """Address space of a worker process."""
-    max_observation_chars: int = 0
-    """A worker cuts longer observations before it sends them; 0 cuts nothing."""
 
 
 class Place(IntEnum):

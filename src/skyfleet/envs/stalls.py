@@ -17,13 +17,10 @@ from pathlib import Path
 from threading import Event, Lock, Thread, current_thread, get_ident, main_thread
 from time import perf_counter
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
-from skyfleet.trajectories.episode_clock import running_clocks
-
-if TYPE_CHECKING:
-    from skyfleet.envs.guard import EnvGuard
+from skyfleet.trajectories.episode_clock import EpisodeClock, running_clocks
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +37,20 @@ _SIGNAL = signal.SIGVTALRM
 _PACKAGE = str(Path(__file__).parents[1])
 
 
-class EnvInterrupt(BaseException):  # noqa: N818  not an error that environments handle
+class EnvInterrupt(BaseException):
     """Raised inside an environment that blocks a thread after the limit of its episode."""
+
+
+class Holder(Protocol):
+    """The guard of an environment that holds an event loop or a thread."""
+
+    clock: EpisodeClock | None
+
+    def has_expired(self, held_seconds: float) -> bool: ...
+
+    def report_stall(
+        self, seconds: float, line: str, *, holds_interpreter: bool = False
+    ) -> None: ...
 
 
 class LoopMonitor:
@@ -50,7 +59,7 @@ class LoopMonitor:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop, self.thread_id = loop, get_ident()
         self.is_main = current_thread() is main_thread()
-        self.running: EnvGuard | None = None
+        self.running: Holder | None = None
         self.since = 0.0
         self.line = ""
         """Where the running call was when the watchdog looked."""
@@ -63,7 +72,7 @@ class LoopMonitor:
         self._last_interrupt = 0.0
         self.n_episodes = 0
 
-    def start(self, guard: EnvGuard) -> float:
+    def start(self, guard: Holder) -> float:
         self.since = since = perf_counter()
         self.running = guard
         return since
@@ -174,7 +183,7 @@ watch, unwatch = _watchdog.add, _watchdog.remove
 
 _monitors: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopMonitor] = WeakKeyDictionary()
 _main_monitor: list[LoopMonitor] = []
-_in_threads: dict[EnvGuard, float] = {}
+_in_threads: dict[Holder, float] = {}
 """Environments whose blocking code runs in a thread now, and since when."""
 
 
@@ -197,12 +206,12 @@ def give_back(seconds: float, *, except_for: Iterable[object] = ()) -> None:
             clock.extend(seconds)
 
 
-def enter_thread(guard: EnvGuard | None) -> None:
+def enter_thread(guard: Holder | None) -> None:
     if guard is not None:
         _in_threads[guard] = perf_counter()
 
 
-def leave_thread(guard: EnvGuard | None) -> None:
+def leave_thread(guard: Holder | None) -> None:
     if guard is not None:
         _in_threads.pop(guard, None)
 

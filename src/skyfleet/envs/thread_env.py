@@ -40,9 +40,7 @@ class LoopThread:
         calling = self._guard.call(kind, during, function, *args)
         enter_thread(outer)
         try:
-            return await asyncio.wrap_future(
-                asyncio.run_coroutine_threadsafe(calling, self._loop)
-            )
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(calling, self._loop))
         except EpisodeError as error:
             if any(sign in str(error) for sign in _OTHER_LOOP):
                 self._on_other_loop()

@@ -52,7 +52,11 @@ def validate_observation(observation: object, method: str = "reset()") -> Observ
     if native is not None and type(native) is not bool:
         native = _convert_bool(native, f"{method}: use_native_tool_calling", EnvError)
     is_plain = messages is observation.messages and tools is observation.tools
-    if type(observation) is Observation and is_plain and native is observation.use_native_tool_calling:
+    if (
+        type(observation) is Observation
+        and is_plain
+        and native is observation.use_native_tool_calling
+    ):
         return observation
     return Observation(messages=messages, tools=tools, use_native_tool_calling=native)
 
@@ -254,7 +258,9 @@ def _convert_message(message: object, method: str) -> Message:
         assert isinstance(message, Message)
         return message
     if not isinstance(message, Message):
-        raise EnvError(f"{method} returned {format_value(message)} among its messages, not a Message")
+        raise EnvError(
+            f"{method} returned {format_value(message)} among its messages, not a Message"
+        )
     where = f"{method}: a message's"
     role = _convert_text(message.role, f"{where} role")
     if role not in _ROLES:
@@ -264,7 +270,10 @@ def _convert_message(message: object, method: str) -> Message:
         content = _convert_text(message.content, f"{where} content")
     elif isinstance(message.content, tuple | list):
         content = _convert_items(
-            message.content, f"{where} content", MAX_MESSAGES, lambda part: _convert_part(part, where)
+            message.content,
+            f"{where} content",
+            MAX_MESSAGES,
+            lambda part: _convert_part(part, where),
         )
     else:
         raise EnvError(
@@ -438,4 +447,3 @@ def _convert_parts(parts: object) -> Mapping[str, float]:
     if len(converted) > MAX_NUMBERS:
         raise VerifierError(f"grade(): more than {MAX_NUMBERS:,} parts; return fewer")
     return converted
-

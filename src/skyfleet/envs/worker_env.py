@@ -19,6 +19,7 @@ import sys
 from base64 import b64encode
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from threading import Lock
 from time import monotonic
@@ -41,7 +42,9 @@ MAX_REPLY_BYTES = 512 * 2**20
 _MAX_SOURCE_BYTES = 64 * 2**20
 _MAX_IDLE = 16
 _IDLE_SECONDS = 30.0
-_MAIN = "import sys; sys.path[:] = {path!r}; from skyfleet.envs.worker_main import main; main({gb!r})"
+_MAIN = (
+    "import sys; sys.path[:] = {path!r}; from skyfleet.envs.worker_main import main; main({gb!r})"
+)
 
 
 class NotMovableError(Exception):
@@ -60,7 +63,7 @@ def pack_source(source: object) -> bytes:
             "the environment as environment.env_class=module:name"
         ) from None
 
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc, name-defined]
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, value: Any) -> Any:
             if getattr(value, "is_cuda", False) is True:
                 raise pickle.PicklingError("it holds a tensor on a GPU")
@@ -123,17 +126,14 @@ class Worker:
 
     def kill(self) -> None:
         """Kill the process and all that it started, and reap it."""
-        try:
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
-            try:
+            # What is buffered cannot be written any more.
+            with suppress(OSError):
                 if pipe is not None:
                     pipe.close()
-            except OSError:  # what was buffered cannot be written any more
-                pass
 
     def _receive(self) -> bytes:
         while not (length := LENGTH.unpack(self._read(LENGTH.size))[0]):

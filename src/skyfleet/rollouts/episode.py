@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from math import isclose
 from time import perf_counter
@@ -22,8 +22,8 @@ from skyfleet.envs.env import (
     grade_env,
     open_env_until,
 )
-from skyfleet.envs.guard import EnvGuard
-from skyfleet.envs.isolation import Isolation, isolate
+from skyfleet.envs.guard import EnvGuard, Isolation
+from skyfleet.envs.isolation import isolate
 from skyfleet.envs.validation import (
     count_characters,
     cut_messages,
@@ -61,7 +61,7 @@ class Limits:
     """For closing the environment, and for a cancelled call to end before it is abandoned."""
     max_observation_chars: int = 10_000_000
     """An observation with more characters ends the episode as context_full; 0 disables it."""
-    isolation: Isolation = Isolation()
+    isolation: Isolation = field(default_factory=Isolation)
     """Where a user's environment runs."""
 
     def allows(self, messages: Sequence[Message]) -> bool:
@@ -266,7 +266,8 @@ async def _grade(episode: _Episode, env: Env, limits: Limits, guard: EnvGuard) -
 
     with wrap_errors(VerifierError, "grade"):
         async with EpisodeClock(limits.trajectory_timeout_seconds):
-            episode.grade, is_own = await guard.call(VerifierError, "grade", grade)
+            graded: tuple[Grade | None, bool] = await guard.call(VerifierError, "grade", grade)
+    episode.grade, is_own = graded
     return is_own
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from skyfleet.config.root import RunConfig
-from skyfleet.envs.isolation import Isolation
+from skyfleet.envs.guard import Isolation
 from skyfleet.rollouts.episode import Limits
 
 
