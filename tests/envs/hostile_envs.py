@@ -599,7 +599,7 @@ for place in ("reset", "grade", "close"):
 
 
 def sleep() -> None:
-    time.sleep(3 * LIMIT_SECONDS)
+    time.sleep(10 * LIMIT_SECONDS)
 
 
 def wait_event() -> None:
@@ -680,7 +680,7 @@ async def sleeps_shortly(self: Any, action: Message) -> Any:
 
 async def child_blocks(self: Any, action: Message) -> Any:
     async def child() -> None:
-        time.sleep(1.5 * LIMIT_SECONDS)  # noqa: ASYNC251
+        time.sleep(10 * LIMIT_SECONDS)  # noqa: ASYNC251
 
     await asyncio.create_task(child())
     return await Base.step(self, action)

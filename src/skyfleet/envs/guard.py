@@ -18,8 +18,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from inspect import CORO_CLOSED
-from time import perf_counter
-from types import TracebackType, coroutine
+from types import CoroutineType, TracebackType, coroutine
 from typing import Any, Literal
 
 from skyfleet.envs.stalls import (
@@ -83,6 +82,7 @@ class EnvGuard:
 
     __slots__ = (
         "__weakref__",
+        "_is_entered",
         "_monitor",
         "abandoned",
         "cancel_grace_seconds",
@@ -125,9 +125,11 @@ class EnvGuard:
         self.on_stall: Callable[[float, bool], None] | None = None
         """Set by the factory that opened the environment; called if it blocks."""
         self._monitor: LoopMonitor | None = None
+        self._is_entered = False
 
     def __enter__(self) -> EnvGuard:
         self._monitor = monitor = find_monitor()
+        self.task, self._is_entered = asyncio.current_task(), True
         install_task_factory(monitor.loop)
         watch(monitor)
         return self
@@ -140,7 +142,7 @@ class EnvGuard:
     ) -> None:
         assert self._monitor is not None
         unwatch(self._monitor)
-        self._monitor = None
+        self._monitor, self.task, self._is_entered = None, None, False
 
     @property
     def holds_loop(self) -> bool:
@@ -154,87 +156,83 @@ class EnvGuard:
         return 0 < self.limit_seconds < held_seconds
 
     async def call(
-        self, kind: type[EpisodeError], during: str, function: Callable[..., Any], *args: Any
+        self,
+        kind: type[EpisodeError],
+        during: str,
+        function: Callable[..., Any],
+        *args: Any,
+        convert: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """Await `function(*args)`; whatever it raises becomes an EpisodeError, by default `kind`.
+        """Await `function(*args)`, and `convert` its result.
 
-        Only the cancellation of the episode and the user's Ctrl-C pass through.
+        Whatever it raises becomes an EpisodeError, by default `kind`. Only the cancellation of the
+        episode and the user's Ctrl-C pass through.
         """
-        self.during, self.clock = during, current_clock.get()
-        self.task = task = asyncio.current_task()
-        self.own_cancels = 0
+        self.during, self.clock, self.own_cancels = during, current_clock.get(), 0
+        if not self._is_entered:  # its calls may come from several tasks
+            self.task, self._monitor = asyncio.current_task(), find_monitor()
+        task, monitor = self.task, self._monitor
         assert task is not None
+        assert monitor is not None
         previous, n_cancels = current_guard.set(self), task.cancelling()
+        inner, is_over, result = None, False, None
         try:
-            return await self.drive(function, *args)
+            # Most calls end without waiting; for them this is all there is.
+            since = monitor.start(self)
+            try:
+                inner = function(*args)
+                if type(inner) is not CoroutineType:
+                    inner = self._as_coroutine(inner)
+                result = inner.send(None)
+            except StopIteration as stop:
+                is_over, result = inner is not None, stop.value
+            finally:
+                if (held := monitor.stop() - since) > STALL_SECONDS:
+                    self.give_back(held)
+                self.own_cancels += max(0, task.cancelling() - n_cancels)
+            if not is_over:
+                result = await _Call(self, task, n_cancels, inner).drive(result)
+            elif self.own_cancels:
+                await _Call(self, task, n_cancels, inner).settle()
+            return result if convert is None else convert(result)
         except EpisodeError:
             raise
-        except CancelledError:
-            if task.cancelling() > n_cancels:
-                raise
-            raise kind(f"{during}: CancelledError: it cancelled a task that it waits for") from None
-        except EnvInterrupt:
-            raise EnvError(
-                f"{during}: held its thread beyond the limit of {self.limit_seconds:g} s "
-                "(generator.trajectory_timeout_seconds) and was interrupted; await what takes long, "
-                "or set environment.isolation=thread"
-            ) from None
         except BaseException as error:
-            if self.is_closing or (
-                isinstance(error, KeyboardInterrupt) and not raised_by_code(error)
-            ):
+            if isinstance(error, CancelledError) and task.cancelling() > n_cancels:
                 raise
-            raise kind(f"{during}: {describe_error(error)}") from error
+            if self.is_closing or _is_ctrl_c(error):
+                raise
+            raise self._wrap(error, kind) from error
         finally:
             current_guard.reset(previous)
 
-    @coroutine
-    def drive(self, function: Callable[..., Any], *args: Any) -> Generator[Any, None, Any]:
-        """Await `function(*args)` step by step."""
-        call = _Call(self)
-        try:
-            _, inner = call.run(partial(self._start, function, args))
-            resume: Callable[[], Any] = partial(inner.send, None)
-            while True:
-                is_over, result = call.run(resume)
-                if is_over:
-                    if call.is_cancelled_by_itself:
-                        yield from call.undo_own_cancels()
-                    if call.cancelled is not None:
-                        raise call.cancelled
-                    return result
-                resume = partial(inner.send, None)
-                try:
-                    yield from call.wait(result)
-                except CancelledError as error:
-                    if call.gives_up():
-                        call.abandon(inner)
-                        raise (call.cancelled or error) from None
-                    call.expect_end(error)
-                    resume = partial(inner.throw, error)
-                except BaseException as error:
-                    self.is_closing = isinstance(error, GeneratorExit)
-                    resume = partial(inner.throw, error)
-        except CancelledError:
-            if call.is_cancelled_by_itself:
-                yield from call.undo_own_cancels()
-            raise
-        finally:
-            call.end()
+    def _wrap(self, error: BaseException, kind: type[EpisodeError]) -> EpisodeError:
+        if isinstance(error, EnvInterrupt):
+            return EnvError(
+                f"{self.during}: held its thread beyond the limit of {self.limit_seconds:g} s "
+                "(generator.trajectory_timeout_seconds) and was interrupted; await what takes long, "
+                "or set environment.isolation=thread"
+            )
+        if isinstance(error, CancelledError):
+            return kind(f"{self.during}: CancelledError: it cancelled a task that it waits for")
+        return kind(f"{self.during}: {describe_error(error)}")
 
-    def _start(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        try:
-            awaitable = function(*args)
-        except StopIteration as error:
-            raise EnvError(f"{self.during}: {describe_error(error)}") from None
+    def _as_coroutine(self, awaitable: object) -> Any:
         if inspect.iscoroutine(awaitable):
             return awaitable
-        if not inspect.isawaitable(awaitable):
-            raise EnvError(
-                f"{self.during} returned {format_value(awaitable)}, which cannot be awaited; "
-                "write async def"
-            )
-        return _await(awaitable)
+        if inspect.isawaitable(awaitable):
+            return _await(awaitable)
+        raise EnvError(
+            f"{self.during} returned {format_value(awaitable)}, which cannot be awaited; "
+            "write async def"
+        )
+
+    def give_back(self, seconds: float) -> None:
+        """Its environment held the event loop: the other episodes get that time back."""
+        monitor = self._monitor or find_monitor()
+        give_back(seconds, except_for=[current_clock.get()])
+        if (stall := monitor.explain_stall(seconds)) is not None:
+            self.report_stall(seconds, stall.line, holds_interpreter=stall.holds_interpreter)
 
     def report_stall(self, seconds: float, line: str, *, holds_interpreter: bool = False) -> None:
         """Name the environment, once, and start its later episodes elsewhere."""
@@ -261,12 +259,12 @@ class EnvGuard:
 
 
 class _Call:
-    """The state of one driven call."""
+    """One call, driven step by step."""
 
     __slots__ = (
-        "_clock",
         "_gives_up",
         "_guard",
+        "_inner",
         "_monitor",
         "_n_cancels",
         "_task",
@@ -274,50 +272,82 @@ class _Call:
         "cancelled",
     )
 
-    def __init__(self, guard: EnvGuard) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        if guard._monitor is None:
-            guard._monitor = find_monitor()
-        self._guard, self._task, self._monitor = guard, task, guard._monitor
-        self._clock = current_clock.get()
-        self._n_cancels = task.cancelling()
+    def __init__(
+        self, guard: EnvGuard, task: asyncio.Task[Any], n_cancels: int, inner: Any
+    ) -> None:
+        self._guard, self._task = guard, task
+        self._monitor = guard._monitor or find_monitor()
+        self._n_cancels, self._inner = n_cancels, inner
         self.cancelled: CancelledError | None = None
         """The first cancellation that the environment has not answered by ending."""
         self._timer: asyncio.TimerHandle | None = None
         self._gives_up = False
 
-    def run(self, resume: Callable[[], Any]) -> tuple[bool, Any]:
+    def start(self) -> tuple[bool, Any]:
+        return self._run(partial(self._inner.send, None))
+
+    @coroutine
+    def drive(self, awaited: Any) -> Generator[Any, None, Any]:
+        """Go on after the first wait until the call has ended."""
+        inner = self._inner
+        if inner is None:
+            raise EnvError(f"{self._guard.during}: StopIteration: it is no async function")
+        resume: Callable[[], Any]
+        try:
+            while True:
+                resume = partial(inner.send, None)
+                try:
+                    yield from self._wait(awaited)
+                except CancelledError as error:
+                    if self._gives_up:
+                        self._task.uncancel()
+                        self._abandon()
+                        raise (self.cancelled or error) from None
+                    self._expect_end(error)
+                    resume = partial(inner.throw, error)
+                except BaseException as error:
+                    self._guard.is_closing = isinstance(error, GeneratorExit)
+                    resume = partial(inner.throw, error)
+                is_over, awaited = self._run(resume)
+                if is_over:
+                    yield from self.settle()
+                    if self.cancelled is not None:
+                        raise self.cancelled
+                    return awaited
+        except CancelledError:
+            yield from self.settle()
+            raise
+        finally:
+            self._end()
+
+    def _run(self, resume: Callable[[], Any]) -> tuple[bool, Any]:
         """Run the environment until it waits or ends: (ended, result or what it waits for)."""
-        guard, episode = self._guard, self._guard.task
-        n_cancels = episode.cancelling() if episode is not None else 0
-        since = self._monitor.start(guard)
+        monitor, guard = self._monitor, self._guard
+        episode = guard.task or self._task
+        n_cancels = episode.cancelling()
+        since = monitor.start(guard)
         try:
             return False, resume()
         except StopIteration as stop:
             return True, stop.value
         finally:
-            self._monitor.stop()
-            if (held := perf_counter() - since) > STALL_SECONDS:
-                self._give_back(held)
-            if episode is not None and (more := episode.cancelling() - n_cancels) > 0:
-                guard.own_cancels += more
+            held = monitor.stop() - since
+            if held > STALL_SECONDS:
+                guard.give_back(held)
+            if episode.cancelling() > n_cancels:
+                guard.own_cancels += episode.cancelling() - n_cancels
             if self.cancelled is not None:
                 self._forget_own_timeout()
 
     def _forget_own_timeout(self) -> None:
         """A time limit inside the environment cancels the task too, and undoes that itself."""
         is_undone = self._task.cancelling() <= self._n_cancels
-        if is_undone and not (self._clock is not None and self._clock.has_expired):
+        clock = current_clock.get()
+        if is_undone and not (clock is not None and clock.has_expired):
             self.cancelled = None
-            self.end()
+            self._end()
 
-    def _give_back(self, seconds: float) -> None:
-        line, self._monitor.line = self._monitor.line, ""
-        give_back(seconds, except_for=[self._clock])
-        self._guard.report_stall(seconds, line)
-
-    def wait(self, awaited: Any) -> Generator[Any, None, None]:
+    def _wait(self, awaited: Any) -> Generator[Any, None, None]:
         """Wait for what the environment waits for.
 
         A task or a gathering ends its cancellation when it likes; the grace period covers that too.
@@ -331,11 +361,11 @@ class _Call:
         except CancelledError as error:
             if not awaited.cancel():
                 raise
-            self.expect_end(error)
+            self._expect_end(error)
             yield from _stand_in(awaited)
 
     @property
-    def is_cancelled_by_itself(self) -> bool:
+    def _is_cancelled_by_itself(self) -> bool:
         """Whether only the environment has cancelled the task of its episode, and has not undone it.
 
         Cancel scopes of anyio do both.
@@ -343,9 +373,12 @@ class _Call:
         more = self._task.cancelling() - self._n_cancels
         return self._task is self._guard.task and 0 < more <= self._guard.own_cancels
 
-    def undo_own_cancels(self) -> Generator[Any, None, None]:
-        """Otherwise the end of the call would look like the cancellation of the run."""
-        while self.is_cancelled_by_itself:
+    @coroutine
+    def settle(self) -> Generator[Any, None, None]:
+        """Undo a cancellation of the environment's own, which would look like that of the run."""
+        if not self._is_cancelled_by_itself:
+            return
+        while self._is_cancelled_by_itself:
             self._task.uncancel()
         with suppress(CancelledError):
             yield  # a request that is still pending in the task arrives here
@@ -353,7 +386,7 @@ class _Call:
             raise CancelledError
         raise EnvError(f"{self._guard.during}: it cancelled the task that runs its episode")
 
-    def expect_end(self, error: CancelledError) -> None:
+    def _expect_end(self, error: CancelledError) -> None:
         """Give the call its grace period from the first cancellation on."""
         self.cancelled = self.cancelled or error
         if self._timer is None:
@@ -364,18 +397,13 @@ class _Call:
         self._gives_up = True
         self._task.cancel()
 
-    def gives_up(self) -> bool:
-        if self._gives_up:
-            self._task.uncancel()
-        return self._gives_up
-
-    def abandon(self, inner: Coroutine[Any, Any, Any]) -> None:
-        guard = self._guard
+    def _abandon(self) -> None:
+        guard, inner = self._guard, self._inner
         guard.abandoned = True
         chain = list(_await_chain(inner))
         for one in reversed(chain):
             with suppress(BaseException):
-                self.run(one.close)
+                self._run(one.close)
         # One that ignores even GeneratorExit is kept: collecting it would resume it.
         if alive := [one for one in chain if inspect.getcoroutinestate(one) != CORO_CLOSED]:
             abandoned_calls.add(guard.env_key, lambda: bool(alive))
@@ -389,7 +417,7 @@ class _Call:
             abandoned_calls.count(guard.env_key),
         )
 
-    def end(self) -> None:
+    def _end(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -418,6 +446,10 @@ def _stand_in(awaited: Future[Any]) -> Generator[Any, None, None]:
 
 async def _await(awaitable: Any) -> Any:
     return await awaitable
+
+
+def _is_ctrl_c(error: BaseException) -> bool:
+    return isinstance(error, KeyboardInterrupt) and not raised_by_code(error)
 
 
 def raised_by_code(error: KeyboardInterrupt) -> bool:
@@ -458,9 +490,13 @@ def install_task_factory(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def _run_inner(guard: EnvGuard, coro: Coroutine[Any, Any, Any]) -> Any:
+    task = asyncio.current_task()
+    assert task is not None
+    call = _Call(guard, task, task.cancelling(), coro)
     try:
-        return await guard.drive(lambda: coro)
+        is_over, result = call.start()
+        return result if is_over else await call.drive(result)
     except (SystemExit, KeyboardInterrupt, EnvInterrupt) as error:
-        if isinstance(error, KeyboardInterrupt) and not raised_by_code(error):
+        if _is_ctrl_c(error):
             raise
         raise EnvError(f"a task of the environment: {describe_error(error)}") from None

@@ -13,9 +13,11 @@ import logging
 import signal
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Lock, Thread, current_thread, get_ident, main_thread
-from time import perf_counter
+from time import clock_gettime, perf_counter, pthread_getcpuclockid
 from types import FrameType
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -35,6 +37,9 @@ _SIGNAL = signal.SIGVTALRM
 """Interrupts a system call of the main thread; nothing else here uses this signal."""
 
 _PACKAGE = str(Path(__file__).parents[1])
+_GUARD = str(Path(__file__).with_name("guard.py"))
+_LIBRARIES = (str(Path(asyncio.__file__).parents[1]), "<")
+"""An environment's own line says more than that of the library it called."""
 
 
 class EnvInterrupt(BaseException):
@@ -53,6 +58,14 @@ class Holder(Protocol):
     ) -> None: ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stall:
+    line: str
+    """Where the environment was, as `file:line`; empty if nobody could look."""
+    holds_interpreter: bool
+    """No other thread could run."""
+
+
 class LoopMonitor:
     """What runs in one event loop: the guard that holds it now, and since when."""
 
@@ -61,8 +74,11 @@ class LoopMonitor:
         self.is_main = current_thread() is main_thread()
         self.running: Holder | None = None
         self.since = 0.0
-        self.line = ""
-        """Where the running call was when the watchdog looked."""
+        self._lines: list[str] = []
+        """Where the running call was each time the watchdog looked."""
+        self._cpu_clock = pthread_getcpuclockid(self.thread_id)
+        self._cpu_seconds = clock_gettime(self._cpu_clock)
+        """Of the loop's thread, when the watchdog looked last."""
         self.lock = Lock()
         """Held while the watchdog interrupts, so that no interrupt is left for others."""
         self.interrupts = 0
@@ -71,17 +87,32 @@ class LoopMonitor:
         """The trace function of a debugger or of coverage, while ours is set."""
         self._last_interrupt = 0.0
         self.n_episodes = 0
+        self.is_watched = False
+        self.idle_since = perf_counter()
 
     def start(self, guard: Holder) -> float:
         self.since = since = perf_counter()
         self.running = guard
         return since
 
-    def stop(self) -> None:
+    def stop(self) -> float:
         """The environment no longer holds the loop."""
         self.running = None
         if self.interrupts:
             self._clear_interrupts()
+        return perf_counter()
+
+    def explain_stall(self, seconds: float) -> Stall | None:
+        """What the environment did; None if it was not running: the machine was busy.
+
+        Either the watchdog found it in its own code twice, or the watchdog could not run, because
+        the environment computed without releasing the interpreter lock.
+        """
+        lines, self._lines = self._lines, []
+        if len(lines) > 1:
+            return Stall(line=lines[-1], holds_interpreter=False)
+        computed = clock_gettime(self._cpu_clock) - self._cpu_seconds
+        return Stall(line="", holds_interpreter=True) if computed > seconds / 2 else None
 
     def _clear_interrupts(self) -> None:
         with self.lock:
@@ -96,8 +127,12 @@ class LoopMonitor:
         """Called by the watchdog thread."""
         guard, since = self.running, self.since
         if guard is None or now - since < _WATCH_SECONDS:
+            self._lines = []
+            with suppress(OSError):  # the loop's thread has ended
+                self._cpu_seconds = clock_gettime(self._cpu_clock)
             return
-        self.line = find_line(self.thread_id)
+        if line := find_line(self.thread_id):
+            self._lines.append(line)
         if guard.has_expired(now - since) and now - self._last_interrupt > _INTERRUPT_SECONDS:
             with self.lock:
                 if self.running is guard and self.since == since:
@@ -142,12 +177,14 @@ class _Watchdog:
         self._thread: Thread | None = None
 
     def add(self, monitor: LoopMonitor) -> None:
+        """Watch the loop while it runs episodes, and a moment longer: short ones follow at once."""
         monitor.n_episodes += 1
-        if monitor.n_episodes > 1:
+        if monitor.is_watched:
             return
         if monitor.is_main:
             _install_handler()
         with self._lock:
+            monitor.is_watched = True
             self._monitors.add(monitor)
             if self._thread is None:
                 self._thread = Thread(target=self._watch, name="skyfleet watchdog", daemon=True)
@@ -155,21 +192,22 @@ class _Watchdog:
 
     def remove(self, monitor: LoopMonitor) -> None:
         monitor.n_episodes -= 1
-        if not monitor.n_episodes:
-            with self._lock:
-                self._monitors.discard(monitor)
 
     def _watch(self) -> None:
-        busy = last = perf_counter()
+        last = perf_counter()
         while True:
             self._wake.wait(_WATCH_SECONDS)
             now = perf_counter()
             late, last = now - last - _WATCH_SECONDS, now
             with self._lock:
+                for monitor in tuple(self._monitors):
+                    if monitor.n_episodes:
+                        monitor.idle_since = now
+                    elif now - monitor.idle_since > _IDLE_SECONDS:
+                        monitor.is_watched = False
+                        self._monitors.discard(monitor)
                 monitors = tuple(self._monitors)
-                if monitors:
-                    busy = now
-                elif now - busy > _IDLE_SECONDS:
+                if not monitors:
                     self._thread = None
                     return
             for monitor in monitors:
@@ -228,16 +266,17 @@ def _give_back_held_interpreter(seconds: float) -> None:
 
 
 def find_line(thread_id: int) -> str:
-    """The innermost line outside skyfleet that the thread is in, as `file:line`."""
+    """The line of the environment that the thread is in, as `file:line`; empty if in none."""
     frame = sys._current_frames().get(thread_id)
     found: FrameType | None = None
-    while frame is not None:
-        name = frame.f_code.co_filename
-        is_library = name.startswith((_PACKAGE, "<")) or "/asyncio/" in name
-        if not is_library and (found is None or "/python3" in found.f_code.co_filename):
-            found = frame  # the environment's own line rather than the library it called
+    while frame is not None and frame.f_code.co_filename != _GUARD:
+        if not frame.f_code.co_filename.startswith((_PACKAGE, *_LIBRARIES)):
+            return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        found = found or frame
         frame = frame.f_back
-    return "" if found is None else f"{Path(found.f_code.co_filename).name}:{found.f_lineno}"
+    if found is None or frame is None:
+        return ""
+    return f"{Path(found.f_code.co_filename).name}:{found.f_lineno}"
 
 
 def interrupt_thread(thread_id: int) -> None:

@@ -39,6 +39,8 @@ _checked_tools: dict[int, tuple[object, ToolSpec]] = {}
 """By id: a tool that an environment returned and what it was converted to. Environments return the
 same tools in every episode, and checking their schemas would be a tenth of a short one."""
 _MAX_CHECKED_TOOLS = 4_096
+_checked_tuples: dict[int, tuple[object, tuple[ToolSpec, ...]]] = {}
+_MAX_CHECKED_TUPLES = 64
 
 
 def validate_observation(observation: object, method: str = "reset()") -> Observation:
@@ -64,6 +66,8 @@ def validate_observation(observation: object, method: str = "reset()") -> Observ
 def validate_step(step: object) -> Step:
     if not isinstance(step, Step):
         raise EnvError(f"step() returned {format_value(step)}, not a Step")
+    if _is_plain_step(step):
+        return step
     opening = step.opening
     values: dict[str, Any] = {
         "messages": _convert_messages(step.messages, "step()"),
@@ -79,6 +83,24 @@ def validate_step(step: object) -> Step:
     if type(step) is Step and all(values[name] is getattr(step, name) for name in values):
         return step
     return Step(**values)
+
+
+def _is_plain_step(step: Step) -> bool:
+    """Whether it needs no conversion, as nearly all do not."""
+    return (
+        type(step) is Step
+        and type(step.messages) is tuple
+        and len(step.messages) <= MAX_MESSAGES
+        and all(map(_is_plain_text, step.messages))
+        and type(step.done) is bool
+        and type(step.reward) is float
+        and isfinite(step.reward)
+        and type(step.info) is dict
+        and not step.info
+        and step.keep_recent_turns is None
+        and step.opening is None
+        and (step.success is None or type(step.success) is bool)
+    )
 
 
 def validate_grade(grade: object) -> Grade | None:
@@ -326,6 +348,9 @@ def _convert_call(call: object, where: str) -> ToolCall:
 def _convert_tools(tools: object, method: str) -> tuple[ToolSpec, ...]:
     if type(tools) is tuple and not tools:
         return tools
+    known = _checked_tuples.get(id(tools))
+    if known is not None and known[0] is tools:
+        return known[1]
     converted = _convert_items(
         tools, f"{method}: tools", MAX_TOOLS, lambda tool: _convert_tool(tool, method)
     )
@@ -333,6 +358,10 @@ def _convert_tools(tools: object, method: str) -> tuple[ToolSpec, ...]:
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise EnvError(f"{method} returned two tools named {twice!r:.60}; rename one")
+    if type(tools) is tuple:
+        if len(_checked_tuples) >= _MAX_CHECKED_TUPLES:
+            del _checked_tuples[next(iter(_checked_tuples))]
+        _checked_tuples[id(tools)] = (tools, converted)
     return converted
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,10 +16,10 @@ from skyfleet.chat.message import Message
 from skyfleet.envs.env import (
     Env,
     EnvFactory,
-    GradedEnv,
     Observation,
     Step,
     grade_env,
+    is_graded_by_env,
     open_env_until,
 )
 from skyfleet.envs.guard import EnvGuard, Isolation
@@ -31,7 +31,14 @@ from skyfleet.envs.validation import (
     validate_observation,
     validate_step,
 )
-from skyfleet.errors import ContextFullError, EnvError, EpisodeError, VerifierError, wrap_errors
+from skyfleet.errors import (
+    AbandonedCallError,
+    ContextFullError,
+    EnvError,
+    EpisodeError,
+    VerifierError,
+    wrap_errors,
+)
 from skyfleet.rollouts.conversation import AgentFactory, Conversation
 from skyfleet.rollouts.rendering import render
 from skyfleet.tasks.task import Grade, Task
@@ -64,9 +71,9 @@ class Limits:
     isolation: Isolation = field(default_factory=Isolation)
     """Where a user's environment runs."""
 
-    def allows(self, messages: Sequence[Message]) -> bool:
-        """Whether the messages are short enough for an agent."""
-        return not 0 < self.max_observation_chars < count_characters(messages)
+    def allows(self, n_characters: int) -> bool:
+        """Whether an observation of this length is short enough for an agent."""
+        return n_characters <= self.max_observation_chars or not self.max_observation_chars
 
 
 class _Episode:
@@ -120,8 +127,7 @@ async def run_episode(
                 env = await _run_in_time(
                     episode, closing, task, open_env, policy, limits, sample, guard
                 )
-                is_graded_by_env = await _grade(episode, env, limits, guard)
-                if is_graded_by_env:
+                if await _grade(episode, env, limits, guard):
                     _check_step_rewards(episode, task, open_env)
             except EpisodeError as error:
                 episode.failure = Failure.of(error)
@@ -160,14 +166,17 @@ async def _run_in_time(
                 guard=guard,
                 close_timeout_seconds=limits.close_timeout_seconds,
             )
-            observation = await guard.call(EnvError, "reset", _reset, env)
+            observation = await guard.call(
+                EnvError, "reset", _reset, env, convert=validate_observation
+            )
             is_reset = True
             episode.ending = await _converse(
                 episode, env, task, observation, policy, limits, sample, guard
             )
     except EpisodeTimeoutError as error:
         if guard.abandoned:
-            raise EnvError(f"{guard.during}: {error}; it ignored its cancellation") from None
+            reason = f"{guard.during}: {error}; it ignored its cancellation"
+            raise AbandonedCallError(reason) from None
         if env is None or not is_reset:
             # The agent has not acted, so there is nothing to grade; zero would be wrong.
             stage = "reset" if env else f"opening {task.env_key}"
@@ -176,12 +185,12 @@ async def _run_in_time(
     return env
 
 
-async def _reset(env: Env) -> Observation:
-    return validate_observation(await env.reset())
+def _reset(env: Env) -> Awaitable[object]:
+    return env.reset()  # looked up inside the guard: an attribute may raise too
 
 
-async def _step(env: Env, action: Message) -> Step:
-    return validate_step(await env.step(action))
+def _step(env: Env, action: Message) -> Awaitable[object]:
+    return env.step(action)
 
 
 async def _converse(
@@ -194,14 +203,15 @@ async def _converse(
     sample: int,
     guard: EnvGuard,
 ) -> Ending:
-    if not limits.allows(observation.messages):
+    n_characters = count_characters(observation.messages)
+    if not limits.allows(n_characters):
         episode.prompt = cut_messages(observation.messages, RECORDED_CHARACTERS)
         episode.on_messages(episode.prompt)
         return Ending.CONTEXT_FULL
     episode.prompt = observation.messages
     episode.on_messages(observation.messages)
     start = partial(policy, task, observation, f"{task.key}/{sample}")
-    conversation = await render(start, observation.messages)
+    conversation = await render(start, n_characters)
     episode.conversation = conversation
     return await _run_turns(episode, env, conversation, limits, guard)
 
@@ -221,9 +231,10 @@ async def _run_turns(
         generated = perf_counter()
         episode.on_messages((action,))
         # The environment also receives a message that the token limit cut: it may hold the answer.
-        step: Step = await guard.call(EnvError, "step", _step, env, action)
+        step: Step = await guard.call(EnvError, "step", _step, env, action, convert=validate_step)
         replies = step.opening.messages if step.opening else step.messages
-        if is_too_long := not limits.allows(replies):
+        n_characters = count_characters(replies)
+        if is_too_long := not limits.allows(n_characters):
             replies = cut_messages(replies, RECORDED_CHARACTERS)
         is_cut = conversation.finish == "length"
         episode.steps.append(step)
@@ -243,7 +254,7 @@ async def _run_turns(
             return Ending.LENGTH if is_cut else Ending.DONE
         if is_too_long:
             return Ending.CONTEXT_FULL
-        await render(partial(_continue, conversation, step), replies)
+        await render(partial(_continue, conversation, step), n_characters)
     return Ending.LENGTH if is_cut else Ending.MAX_TURNS
 
 
@@ -262,7 +273,7 @@ async def _grade(episode: _Episode, env: Env, limits: Limits, guard: EnvGuard) -
 
     async def grade() -> tuple[Grade | None, bool]:
         graded = validate_grade(await grade_env(env, episode.steps))
-        return graded, isinstance(env, GradedEnv)
+        return graded, is_graded_by_env(env)
 
     with wrap_errors(VerifierError, "grade"):
         async with EpisodeClock(limits.trajectory_timeout_seconds):

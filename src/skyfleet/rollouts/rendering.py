@@ -22,13 +22,13 @@ _CUT_TOKENS = 8
 T = TypeVar("T")
 
 
-async def render(call: Callable[[], T], messages: Sequence[Message]) -> T:
-    """Call what renders `messages`, in a thread if they are long.
+async def render(call: Callable[[], T], n_characters: int) -> T:
+    """Call what renders messages of so many characters, in a thread if that is long.
 
     A message that the chat format cannot express is a failure of the environment that sent it.
     """
     try:
-        if count_characters(messages) <= LARGE_CHARACTERS:
+        if n_characters <= LARGE_CHARACTERS:
             return call()
         rendered = asyncio.get_running_loop().run_in_executor(_executor(), call)
         try:

@@ -27,13 +27,16 @@ class EpisodeClock:
     """
 
     # Entered twice per episode; a generator-based context manager makes short episodes 3 % slower.
+    # So does the object of `asyncio.timeout`, whose rules for cancellation these are.
     __slots__ = (
         "_extended",
+        "_has_cancelled",
         "_loop",
+        "_n_cancels",
         "_previous",
         "_started",
         "_stopped",
-        "_timeout",
+        "_task",
         "_timer",
         "engine_loss_seconds",
         "limit_seconds",
@@ -43,19 +46,19 @@ class EpisodeClock:
         self.limit_seconds = limit_seconds
         self.engine_loss_seconds = 0.0
         """Time that failed, retried or unanswered engine requests took."""
-        self._extended = 0.0
-        self._started = 0.0
+        self._extended = self._started = 0.0
         self._stopped: float | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._has_cancelled = False
 
     async def __aenter__(self) -> EpisodeClock:
-        self._loop = asyncio.get_running_loop()
-        self._timeout = asyncio.timeout(None)
+        task = asyncio.current_task()
+        assert task is not None
+        self._loop, self._task, self._n_cancels = task.get_loop(), task, task.cancelling()
         self._started, self._stopped = self._loop.time(), None
         self._schedule()
         _running.add(self)
         self._previous: Token[EpisodeClock | None] = current_clock.set(self)
-        await self._timeout.__aenter__()
         return self
 
     async def __aexit__(
@@ -69,9 +72,10 @@ class EpisodeClock:
         self._stopped = self._loop.time()
         if self._timer is not None:
             self._timer.cancel()
-        try:
-            await self._timeout.__aexit__(kind, error, traceback)
-        except TimeoutError:
+        if not self._has_cancelled:
+            return
+        self._has_cancelled = False
+        if self._task.uncancel() <= self._n_cancels and kind is asyncio.CancelledError:
             raise EpisodeTimeoutError(
                 f"not finished after {self.limit_seconds:g} s "
                 "(generator.trajectory_timeout_seconds)"
@@ -118,8 +122,9 @@ class EpisodeClock:
         if late and not is_late:
             # The event loop was blocked: whoever measures that extends this clock first.
             self._loop.call_soon(lambda: self._expire(is_late=True))
-        elif self._stopped is None and self.has_expired:
-            self._timeout.reschedule(self._loop.time())
+        elif self._stopped is None and not self._has_cancelled and self.has_expired:
+            self._has_cancelled = True
+            self._task.cancel()
 
 
 current_clock: ContextVar[EpisodeClock | None] = ContextVar("current_clock", default=None)
