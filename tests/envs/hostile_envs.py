@@ -464,6 +464,13 @@ async def cancels_itself_and_returns(self: Any, *_: Any) -> Any:
     return Step()
 
 
+async def cancels_itself_and_raises(self: Any, *_: Any) -> Any:
+    current = asyncio.current_task()
+    assert current is not None
+    current.cancel()
+    raise asyncio.CancelledError
+
+
 async def is_cancelled_by_a_child(self: Any, *_: Any) -> Any:
     parent = asyncio.current_task()
     assert parent is not None
@@ -563,6 +570,7 @@ for name, method, ending, reward, says in (
     ("waits for a cancelled task", waits_for_cancelled, Ending.FAILED, None, "CancelledError"),
     ("cancels its own task", cancels_itself, Ending.FAILED, None, "cancelled the task"),
     ("cancels and returns", cancels_itself_and_returns, Ending.FAILED, None, "cancelled the task"),
+    ("cancels and raises", cancels_itself_and_raises, Ending.FAILED, None, "cancelled the task"),
     ("is cancelled by a child", is_cancelled_by_a_child, Ending.FAILED, None, "cancelled the task"),
     ("swallows one cancellation", swallows_once, Ending.TIMEOUT, 0.0, OVER),
     ("swallows cancellation", swallows, Ending.FAILED, None, ABANDONED),

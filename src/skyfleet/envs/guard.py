@@ -199,6 +199,7 @@ class EnvGuard:
             raise
         except BaseException as error:
             if isinstance(error, CancelledError) and task.cancelling() > n_cancels:
+                await _Call(self, task, n_cancels, inner).settle()
                 raise
             if self.is_closing or _is_ctrl_c(error):
                 raise

@@ -9,22 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import logging
 import signal
 import sys
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Lock, Thread, current_thread, get_ident, main_thread
-from time import clock_gettime, perf_counter, pthread_getcpuclockid
+from time import perf_counter
 from types import FrameType
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from skyfleet.trajectories.episode_clock import EpisodeClock, running_clocks
 
-logger = logging.getLogger(__name__)
+if sys.platform == "linux":
+    from time import clock_gettime, pthread_getcpuclockid
 
 STALL_SECONDS = 0.25
 """How long an environment may hold the event loop before it counts as blocking."""
@@ -76,8 +75,7 @@ class LoopMonitor:
         self.since = 0.0
         self._lines: list[str] = []
         """Where the running call was each time the watchdog looked."""
-        self._cpu_clock = pthread_getcpuclockid(self.thread_id)
-        self._cpu_seconds = clock_gettime(self._cpu_clock)
+        self._cpu_seconds = read_cpu_seconds(self.thread_id)
         """Of the loop's thread, when the watchdog looked last."""
         self.lock = Lock()
         """Held while the watchdog interrupts, so that no interrupt is left for others."""
@@ -111,7 +109,7 @@ class LoopMonitor:
         lines, self._lines = self._lines, []
         if len(lines) > 1:
             return Stall(line=lines[-1], holds_interpreter=False)
-        computed = clock_gettime(self._cpu_clock) - self._cpu_seconds
+        computed = read_cpu_seconds(self.thread_id) - self._cpu_seconds
         return Stall(line="", holds_interpreter=True) if computed > seconds / 2 else None
 
     def _clear_interrupts(self) -> None:
@@ -128,8 +126,7 @@ class LoopMonitor:
         guard, since = self.running, self.since
         if guard is None or now - since < _WATCH_SECONDS:
             self._lines = []
-            with suppress(OSError):  # the loop's thread has ended
-                self._cpu_seconds = clock_gettime(self._cpu_clock)
+            self._cpu_seconds = read_cpu_seconds(self.thread_id)
             return
         if line := find_line(self.thread_id):
             self._lines.append(line)
@@ -277,6 +274,16 @@ def find_line(thread_id: int) -> str:
     if found is None or frame is None:
         return ""
     return f"{Path(found.f_code.co_filename).name}:{found.f_lineno}"
+
+
+def read_cpu_seconds(thread_id: int) -> float:
+    """The processor time of a thread; 0 where the system does not say, and if it has ended."""
+    if sys.platform != "linux":
+        return 0.0
+    try:
+        return clock_gettime(pthread_getcpuclockid(thread_id))
+    except OSError:
+        return 0.0
 
 
 def interrupt_thread(thread_id: int) -> None:

@@ -123,6 +123,7 @@ async def open_in_thread(
     inner = EnvGuard(
         task.env_key,
         task.key,
+        limit_seconds=guard.limit_seconds,
         cancel_grace_seconds=guard.cancel_grace_seconds,
         is_isolated=True,
     )
