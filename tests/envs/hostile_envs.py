@@ -103,6 +103,8 @@ class Kind:
     reward: float | None
     says: str
     """A pattern in the recorded failure; empty: there is none, or any."""
+    may_time_out: bool = False
+    """Whether its time limit may end it first; it is graded then."""
     mode: Mode = "auto"
     limits: Limits = LIMITS
 
@@ -696,7 +698,7 @@ async def child_blocks(self: Any, action: Message) -> Any:
 
 add("open blocks", open_blocks, says=HELD)
 add("step blocks for a short time", {"step": sleeps_shortly}, Ending.DONE, 1.0)
-add("child blocks", {"step": child_blocks}, says="")
+add("child blocks", {"step": child_blocks}, may_time_out=True)
 
 
 # --- tasks, callbacks and generators left behind -----------------------------------------------
@@ -971,6 +973,8 @@ class Result:
         kind, failure = self.kind, self.trajectory.failure
         detail = failure.detail if failure else ""
         found = []
+        if kind.may_time_out and self.trajectory.ending is Ending.TIMEOUT:
+            kind = replace(kind, ending=Ending.TIMEOUT, reward=0.0)
         if self.trajectory.ending is not kind.ending:
             found.append(f"ending {self.trajectory.ending}, not {kind.ending}")
         if self.trajectory.reward != kind.reward:

@@ -12,7 +12,7 @@ from typing import Any
 
 from skyfleet.envs.guard import abandoned_calls, current_guard
 from skyfleet.envs.stalls import EnvInterrupt, enter_thread, interrupt_thread, leave_thread
-from skyfleet.envs.values import describe_error
+from skyfleet.envs.values import format_value
 from skyfleet.errors import EnvError
 
 
@@ -91,7 +91,7 @@ class EnvThread:
         except BaseException as error:
             # sys.exit in an environment ends its episode, not the run.
             self._running = None
-            future.set_exception(EnvError(f"the env raised {describe_error(error)}"))
+            future.set_exception(EnvError(f"the env raised {format_value(error)}"))
         else:
             self._running = None
             future.set_result(result)

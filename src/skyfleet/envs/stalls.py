@@ -12,13 +12,14 @@ import ctypes
 import signal
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event, Lock, Thread, current_thread, get_ident, main_thread
+from threading import Event, Lock, Thread, _DummyThread, current_thread, get_ident, main_thread
 from time import perf_counter
 from types import FrameType
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from skyfleet.trajectories.episode_clock import EpisodeClock, running_clocks
 
@@ -69,13 +70,13 @@ class LoopMonitor:
     """What runs in one event loop: the guard that holds it now, and since when."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop, self.thread_id = loop, get_ident()
-        self.is_main = current_thread() is main_thread()
+        self._loop, self.thread_id, self._thread = ref(loop), get_ident(), current_thread()
+        self.is_main = self._thread is main_thread()
         self.running: Holder | None = None
         self.since = 0.0
         self._lines: list[str] = []
         """Where the running call was each time the watchdog looked."""
-        self._cpu_seconds = read_cpu_seconds(self.thread_id)
+        self._cpu_seconds = self._read_cpu_seconds()
         """Of the loop's thread, when the watchdog looked last."""
         self.lock = Lock()
         """Held while the watchdog interrupts, so that no interrupt is left for others."""
@@ -87,6 +88,14 @@ class LoopMonitor:
         self.n_episodes = 0
         self.is_watched = False
         self.idle_since = perf_counter()
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        # A weak reference: monitors are kept by loop, and would keep the loop.
+        loop = self._loop()
+        if loop is None:
+            raise RuntimeError("the event loop is gone")
+        return loop
 
     def start(self, guard: Holder) -> float:
         self.since = since = perf_counter()
@@ -109,8 +118,16 @@ class LoopMonitor:
         lines, self._lines = self._lines, []
         if len(lines) > 1:
             return Stall(line=lines[-1], holds_interpreter=False)
-        computed = read_cpu_seconds(self.thread_id) - self._cpu_seconds
+        computed = self._read_cpu_seconds() - self._cpu_seconds
         return Stall(line="", holds_interpreter=True) if computed > seconds / 2 else None
+
+    def _read_cpu_seconds(self) -> float:
+        """The processor time of the loop's thread; 0 where the system does not say."""
+        # The system call is undefined for a thread that has ended, which a dummy does not know.
+        is_known = self._thread.is_alive() and not isinstance(self._thread, _DummyThread)
+        if sys.platform != "linux" or not is_known:
+            return 0.0
+        return clock_gettime(pthread_getcpuclockid(self.thread_id))
 
     def _clear_interrupts(self) -> None:
         with self.lock:
@@ -126,7 +143,7 @@ class LoopMonitor:
         guard, since = self.running, self.since
         if guard is None or now - since < _WATCH_SECONDS:
             self._lines = []
-            self._cpu_seconds = read_cpu_seconds(self.thread_id)
+            self._cpu_seconds = self._read_cpu_seconds()
             return
         if line := find_line(self.thread_id):
             self._lines.append(line)
@@ -208,9 +225,11 @@ class _Watchdog:
                     self._thread = None
                     return
             for monitor in monitors:
-                monitor.watch(now)
-                if late > STALL_SECONDS and monitor.running is None:
-                    monitor.loop.call_soon_threadsafe(_give_back_held_interpreter, late)
+                # A loop may be closed and its thread may end while this runs.
+                with suppress(OSError, RuntimeError):
+                    monitor.watch(now)
+                    if late > STALL_SECONDS and monitor.running is None:
+                        monitor.loop.call_soon_threadsafe(_give_back_held_interpreter, late)
 
 
 _watchdog = _Watchdog()
@@ -274,16 +293,6 @@ def find_line(thread_id: int) -> str:
     if found is None or frame is None:
         return ""
     return f"{Path(found.f_code.co_filename).name}:{found.f_lineno}"
-
-
-def read_cpu_seconds(thread_id: int) -> float:
-    """The processor time of a thread; 0 where the system does not say, and if it has ended."""
-    if sys.platform != "linux":
-        return 0.0
-    try:
-        return clock_gettime(pthread_getcpuclockid(thread_id))
-    except OSError:
-        return 0.0
 
 
 def interrupt_thread(thread_id: int) -> None:
