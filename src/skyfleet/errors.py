@@ -4,7 +4,7 @@ SkyfleetError          stops the run with one sentence
 ├── ConfigError, TaskError, ModelError (EngineLostError, OutOfMemoryError), CheckpointError,
 │   DiskFullError, SentinelError (NoLearningSignalError (NothingGradedError)), MissingExtraError
 └── EpisodeError       ends one episode, is recorded on its trajectory, and the run continues
-    └── EnvError, VerifierError, EngineError (ContextFullError)
+    └── EnvError (AbandonedCallError), VerifierError, EngineError (ContextFullError)
 """
 
 from __future__ import annotations
@@ -128,6 +128,10 @@ class EpisodeError(SkyfleetError):
 
 class EnvError(EpisodeError):
     """An environment could not be opened, reset or stepped."""
+
+
+class AbandonedCallError(EnvError):
+    """A call of an environment ignored its cancellation."""
 
 
 class VerifierError(EpisodeError):

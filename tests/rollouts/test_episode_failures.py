@@ -119,7 +119,7 @@ async def test_an_env_that_will_not_close_is_logged_and_its_grade_stands(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     assert outcome(await played(CounterEnv(breaks="close"))) == (Ending.DONE, 1.0, None, None)
-    assert "closing counter for task t: OSError('it broke')" in caplog.text
+    assert "closing counter for task t: OSError: it broke" in caplog.text
 
 
 @pytest.mark.parametrize(

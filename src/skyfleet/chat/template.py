@@ -11,7 +11,13 @@ from typing import Any, Protocol
 from jinja2 import TemplateError, TemplateSyntaxError
 
 from skyfleet.chat.call_ids import shorten_call_id
-from skyfleet.chat.message import Message, ToolCall, ToolSpec, extract_text
+from skyfleet.chat.message import (
+    Message,
+    ToolCall,
+    ToolSpec,
+    UnsupportedMessageError,
+    extract_text,
+)
 from skyfleet.chat.tokenizer import Tokenizer, encode
 from skyfleet.chat.tool_calls.strict_json import encode as as_json
 from skyfleet.chat.tool_prompt import QWEN_AFTER, QWEN_BEFORE, to_openai_tool
@@ -23,7 +29,7 @@ _RESERVED_KWARGS = {
 }
 
 
-class UnsupportedConversationError(ModelError):
+class UnsupportedConversationError(UnsupportedMessageError):
     """The template raised an error: it does not support such a conversation."""
 
 

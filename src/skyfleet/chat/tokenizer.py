@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import threading
 from array import array
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 
 class Tokenizer(Protocol):
@@ -20,14 +23,36 @@ class Tokenizer(Protocol):
 
 def encode(tokenizer: Tokenizer, text: str) -> list[int]:
     """Encode the output of a chat template, special tokens included."""
-    return tokenizer.encode(_replace_surrogates(text), add_special_tokens=False)
+    return _own(tokenizer).encode(_replace_surrogates(text), add_special_tokens=False)
 
 
 def encode_text(tokenizer: Tokenizer, text: str) -> list[int]:
     """Encode plain text: what looks like a special token stays text."""
-    return tokenizer.encode(
+    return _own(tokenizer).encode(
         _replace_surrogates(text), add_special_tokens=False, split_special_tokens=True
     )
+
+
+class _OwnTokenizers(threading.local):
+    copies: WeakKeyDictionary[Tokenizer, Tokenizer] | None = None
+
+
+_of_thread = _OwnTokenizers()
+
+
+def use_tokenizer_copies() -> None:
+    """Let this thread encode with copies: `split_special_tokens` is a state of the tokenizer, so two
+    threads that share one would encode each other's special tokens."""
+    _of_thread.copies = WeakKeyDictionary()
+
+
+def _own(tokenizer: Tokenizer) -> Tokenizer:
+    copies = _of_thread.copies
+    if copies is None:
+        return tokenizer
+    if tokenizer not in copies:
+        copies[tokenizer] = copy.deepcopy(tokenizer)
+    return copies[tokenizer]
 
 
 def decode(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, SecretStr
 
@@ -92,6 +92,15 @@ environment such as gsm8k, or module:function."""
 long tool results into pages."""
     max_output_chars: int = Field(10_000, ge=1)
     """Characters per page, with enable_context_tools."""
+    isolation: Literal["auto", "none", "thread", "process"] = "auto"
+    """Where an environment of your own (module:function, or a Python object) runs: in the event loop, \
+in a thread per episode, or in worker processes. auto moves the later episodes of one that blocks."""
+    worker_memory_gb: float = Field(8, ge=0)
+    """Address space of a worker process; 0 sets no limit."""
+    close_timeout_seconds: float = Field(30, gt=0)
+    """For closing an environment, and for a cancelled call to end before it is abandoned."""
+    max_observation_chars: int = Field(10_000_000, ge=0)
+    """An observation with more characters ends its episode as context_full, unread; 0 disables it."""
     openenv: OpenEnv = OpenEnv()
     mcp: Mcp = Mcp()
     skyrl_gym: SkyrlGym = SkyrlGym()

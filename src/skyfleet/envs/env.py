@@ -7,11 +7,13 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard, runtime_checkable
 
 from skyfleet.chat.message import Message, ToolSpec
+from skyfleet.envs.guard import MAX_ABANDONED, EnvGuard, abandoned_calls
+from skyfleet.envs.values import format_value
 from skyfleet.envs.verifiers.running import SUCCESS_REWARD
-from skyfleet.errors import EnvError, wrap_errors
+from skyfleet.errors import EnvError, EpisodeError
 from skyfleet.tasks.task import Grade, Task
 
 logger = logging.getLogger(__name__)
@@ -89,12 +91,21 @@ async def open_env_until(
     open_env: EnvFactory,
     task: Task,
     *,
+    guard: EnvGuard | None = None,
     close_timeout_seconds: float = 30,
 ) -> Env:
     """Open the environment of `task` and close it when `closing` is closed."""
-    with wrap_errors(EnvError, f"opening {task.env_key}"):
-        env = await open_env(task)
-    closing.push_async_callback(_close_logged, env, task, close_timeout_seconds)
+    if (n := abandoned_calls.count(task.env_key)) >= MAX_ABANDONED:
+        raise EnvError(
+            f"opening {task.env_key}: {n} of its calls were abandoned and still run, so it is not "
+            "opened again; let its methods end when they are cancelled, or set "
+            "environment.isolation=process"
+        )
+    guard = guard or EnvGuard(task.env_key, task.key)
+    env: Env = await guard.call(EnvError, f"opening {task.env_key}", open_env, task)
+    closing.push_async_callback(_close_logged, env, task, guard, close_timeout_seconds)
+    if not (hasattr(type(env), "reset") or hasattr(env, "reset")):
+        raise EnvError(f"opening {task.env_key} returned {format_value(env)}, not an environment")
     return env
 
 
@@ -104,9 +115,14 @@ async def grade_env(env: Env, steps: Sequence[Step]) -> Grade | None:
     It is the environment's own grade or, for an environment without `grade`, the sum of its step
     rewards.
     """
-    if isinstance(env, GradedEnv):
+    if is_graded_by_env(env):
         return await env.grade()
     return sum_step_rewards(steps)
+
+
+def is_graded_by_env(env: Env) -> TypeGuard[GradedEnv]:
+    """Whether it has a grade of its own; `isinstance` takes a tenth of a short episode."""
+    return getattr(env, "grade", None) is not None
 
 
 def sum_step_rewards(steps: Sequence[Step]) -> Grade:
@@ -126,14 +142,23 @@ def sum_step_rewards(steps: Sequence[Step]) -> Grade:
 
 async def close_env(env: Env) -> None:
     """Close an environment that can be closed."""
-    if isinstance(env, ClosableEnv):
-        await env.close()
+    close = getattr(env, "close", None)
+    if close is not None:
+        await close()
 
 
-async def _close_logged(env: Env, task: Task, timeout_seconds: float) -> None:
+async def _close_logged(env: Env, task: Task, guard: EnvGuard, timeout_seconds: float) -> None:
     """Log a close that fails or hangs: the episode is over either way."""
     try:
         async with asyncio.timeout(timeout_seconds):
-            await close_env(env)
-    except Exception as error:
-        logger.warning("closing %s for task %s: %r", task.env_key, task.key, error)
+            await guard.call(EnvError, "close", close_env, env)
+    except TimeoutError:
+        logger.warning(
+            "closing %s for task %s: not finished after %g s (environment.close_timeout_seconds)",
+            task.env_key,
+            task.key,
+            timeout_seconds,
+        )
+    except EpisodeError as error:
+        reason = str(error).removeprefix("close: ")
+        logger.warning("closing %s for task %s: %s", task.env_key, task.key, reason)

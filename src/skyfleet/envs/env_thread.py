@@ -10,6 +10,9 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
+from skyfleet.envs.guard import abandoned_calls, current_guard
+from skyfleet.envs.stalls import EnvInterrupt, enter_thread, interrupt_thread, leave_thread
+from skyfleet.envs.values import format_value
 from skyfleet.errors import EnvError
 
 
@@ -25,7 +28,9 @@ class EnvThread:
         self._slots = slots
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._latest: Future[Any] | None = None
-        Thread(target=self._serve, name=name, daemon=True).start()
+        self._running: Future[Any] | None = None
+        self._thread = Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
 
     @property
     def stuck(self) -> bool:
@@ -33,8 +38,18 @@ class EnvThread:
         return self._latest is not None and not self._latest.done()
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        guard = current_guard.get()
         async with self._slots:
-            return await asyncio.wrap_future(self._put(partial(function, *args)))
+            enter_thread(guard)
+            try:
+                return await asyncio.wrap_future(self._put(partial(function, *args)))
+            finally:
+                leave_thread(guard)
+
+    def interrupt(self) -> None:
+        """Interrupt a call that was abandoned and still runs; one that waits in C goes on."""
+        if self._running is not None and self._thread.ident is not None:
+            interrupt_thread(self._thread.ident)
 
     def end_with(self, function: Callable[[], None]) -> None:
         """Make one last call after the calls before it have returned, if they ever do."""
@@ -42,7 +57,12 @@ class EnvThread:
         self.end()
 
     def end(self) -> None:
+        """End the thread; a call that still runs is interrupted, and counted if that fails."""
         self._calls.put(None)
+        if self._running is not None:
+            self.interrupt()
+            if (guard := current_guard.get()) is not None:
+                abandoned_calls.add(guard.env_key, self._thread.is_alive)
 
     def _put(self, call: Callable[[], Any]) -> Future[Any]:
         self._latest = Future()
@@ -50,14 +70,28 @@ class EnvThread:
         return self._latest
 
     def _serve(self) -> None:
-        while (item := self._calls.get()) is not None:
-            future, call = item
-            if not future.set_running_or_notify_cancel():
-                continue
+        while True:
             try:
-                future.set_result(call())
-            except Exception as error:
-                future.set_exception(error)
-            except BaseException as error:
-                # sys.exit in an environment ends its episode, not the run.
-                future.set_exception(EnvError(f"the env raised {error!r}"))
+                item = self._calls.get()
+                if item is None:
+                    return
+                self._run(*item)
+            except EnvInterrupt:  # it came when the call had just returned
+                self._running = None
+
+    def _run(self, future: Future[Any], call: Callable[[], Any]) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        self._running = future
+        try:
+            result = call()
+        except Exception as error:
+            self._running = None
+            future.set_exception(error)
+        except BaseException as error:
+            # sys.exit in an environment ends its episode, not the run.
+            self._running = None
+            future.set_exception(EnvError(f"the env raised {format_value(error)}"))
+        else:
+            self._running = None
+            future.set_result(result)

@@ -9,6 +9,7 @@ from typing import Any
 
 from skyfleet.chat.message import Message
 from skyfleet.envs import env as protocol
+from skyfleet.envs.isolation import MovableFactory
 from skyfleet.envs.python_episode import (
     REWARD_ARGUMENTS,
     Observation,
@@ -148,11 +149,18 @@ def check_reward(reward: Function, where: str, *, with_state: bool = False) -> N
     requested_names(reward, offered, where=f"{where}(..., reward={name_function(reward)})")
 
 
-def as_env_factory(env: object, *, where: str = "env") -> protocol.EnvFactory:
+def as_env_factory(
+    env: object, *, where: str = "env", spec: str | None = None
+) -> protocol.EnvFactory:
     """An EnvFactory from a ToolEnv, an Env class or instance, or a function from task to Env.
 
-    A class is instantiated per episode, an instance is copied per episode.
+    A class is instantiated per episode, an instance is copied per episode. `spec` is the
+    `module:name` that a worker process can import it by; else it is pickled.
     """
+    return MovableFactory(_make_factory(env, where), source=spec or env)
+
+
+def _make_factory(env: object, where: str) -> protocol.EnvFactory:
     if isinstance(env, ToolEnv):
         return env
     if inspect.isclass(env):

@@ -162,6 +162,7 @@ class PythonEpisode:
         return parse_grade(result, by=name_function(self._grade))
 
     async def close(self) -> None:
+        self._calls.interrupt()
         try:
             if self._close is not None:
                 await self._calls.call(self._close)

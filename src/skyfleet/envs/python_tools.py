@@ -70,6 +70,11 @@ class EpisodeCalls:
         result = await self._thread.call(partial(function, *args, **kwargs))
         return await result if inspect.isawaitable(result) else result
 
+    def interrupt(self) -> None:
+        """Interrupt a sync call that was abandoned and still runs."""
+        if self._thread is not None:
+            self._thread.interrupt()
+
     def end(self) -> None:
         if self._thread is not None:
             self._thread.end()

@@ -110,7 +110,7 @@ def _build(env_class: str, config: RunConfig, *, key: str) -> EnvFactory:
 def _find_builder(env_class: str, *, key: str) -> FactoryBuilder:
     """Resolve a built-in adapter, an environment of skyrl-gym, or a user's `module:function`."""
     if ":" in env_class:
-        factory = as_env_factory(import_named(env_class, key=key), where=key)
+        factory = as_env_factory(import_named(env_class, key=key), where=key, spec=env_class)
         return lambda _: factory
     if env_class in ENV_CLASSES:
         builder = ENV_CLASSES[env_class]

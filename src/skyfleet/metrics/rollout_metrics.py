@@ -108,6 +108,8 @@ def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
         values = {**_info_means(env_episodes), **_tool_use(env_episodes)}
         if n_failed := sum(map(_env_init_failed, env_episodes)):
             values["env_init_failed"] = float(n_failed)
+        if n_abandoned := sum(map(_was_abandoned, env_episodes)):
+            values["abandoned_calls"] = float(n_abandoned)
         metrics |= {metric_key("environment", env_key, name): v for name, v in values.items()}
     overall = _tool_use(episodes)
     overall["total_episodes"] = overall.pop("num_episodes")
@@ -198,3 +200,7 @@ def _info_means(episodes: Sequence[Trajectory]) -> dict[str, float]:
 
 def _env_init_failed(episode: Trajectory) -> bool:
     return episode.ending is Ending.FAILED and not episode.opening
+
+
+def _was_abandoned(episode: Trajectory) -> bool:
+    return episode.failure is not None and episode.failure.kind == "AbandonedCallError"

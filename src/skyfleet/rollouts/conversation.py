@@ -14,6 +14,7 @@ from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.context_env import format_turns, manage_context
 from skyfleet.envs.env import Observation
 from skyfleet.errors import EngineError
+from skyfleet.rollouts.rendering import exceeds
 from skyfleet.tasks.task import Task
 
 HISTORY_CUT = "the agent's history was cut"
@@ -165,13 +166,16 @@ class TokenConversation:
         sampling: SamplingParams,
         session: str,
         status: ContextStatus | None = None,
+        max_input_length: int | None = None,
     ) -> None:
+        """Long messages that exceed `max_input_length` tokens by themselves are not rendered."""
         self._engine, self._renderer = engine, renderer
         self._sampling, self._session = sampling, session
+        self._max_input_length, self._is_full = max_input_length, False
         self._history, self._tools = History(opening), opening.tools
         self._status, self._is_cut = status, False
-        self._transcripts = [Transcript()]
-        self._transcripts[0].append_prompt(self._render_prompt(opening))
+        self._transcripts: list[Transcript] = []
+        self._start_transcript(opening, reason="")
         self.finish: Finish = "stop"
 
     @property
@@ -180,6 +184,8 @@ class TokenConversation:
 
     @property
     def prompt_length(self) -> int:
+        if self._is_full and self._max_input_length is not None:
+            return self._max_input_length + 1
         return len(self._transcripts[-1])
 
     async def generate(self) -> Message:
@@ -198,6 +204,9 @@ class TokenConversation:
         return message
 
     def observe(self, messages: Sequence[Message]) -> None:
+        if self._exceeds_context(messages):
+            self._is_full = True
+            return
         if self._status is not None:
             messages = self._annotate(messages, self._status)
         token_ids, reason = self._render_next(messages)
@@ -213,14 +222,25 @@ class TokenConversation:
     def restart(self, opening: Observation) -> None:
         self._history, self._tools = self._history.restart(opening), opening.tools
         self._is_cut = False
-        self._transcripts.append(Transcript(reason=RESTARTED))
-        self._transcripts[-1].append_prompt(self._render_prompt(opening))
+        self._start_transcript(opening, reason=RESTARTED)
 
     async def close(self) -> None:
         await self._engine.release(self._session)
 
     async def _complete(self, token_ids: Sequence[int]) -> Completion:
         return await self._engine.generate(token_ids, self._sampling, session=self._session)
+
+    def _exceeds_context(self, messages: Sequence[Message]) -> bool:
+        limit = self._max_input_length
+        return limit is not None and exceeds(self._renderer, messages, limit)
+
+    def _start_transcript(self, opening: Observation, *, reason: str) -> None:
+        if self._exceeds_context(opening.messages):
+            self._is_full = True
+            return
+        token_ids = self._render_prompt(opening)
+        self._transcripts.append(Transcript(reason=reason))
+        self._transcripts[-1].append_prompt(token_ids)
 
     def _render_prompt(self, prompt: Observation) -> Sequence[int]:
         if isinstance(prompt, ResumedObservation) and prompt.prompt_token_ids is not None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from math import isclose
 from time import perf_counter
 from weakref import WeakSet
@@ -15,13 +16,23 @@ from skyfleet.chat.message import Message
 from skyfleet.envs.env import (
     Env,
     EnvFactory,
-    GradedEnv,
+    Observation,
     Step,
     grade_env,
+    is_graded_by_env,
     open_env_until,
 )
-from skyfleet.envs.validation import validate_grade, validate_observation, validate_step
+from skyfleet.envs.guard import EnvGuard, Isolation
+from skyfleet.envs.isolation import isolate
+from skyfleet.envs.validation import (
+    count_characters,
+    cut_messages,
+    validate_grade,
+    validate_observation,
+    validate_step,
+)
 from skyfleet.errors import (
+    AbandonedCallError,
     ContextFullError,
     EngineError,
     EnvError,
@@ -30,6 +41,7 @@ from skyfleet.errors import (
     wrap_errors,
 )
 from skyfleet.rollouts.conversation import AgentFactory, Conversation
+from skyfleet.rollouts.rendering import render
 from skyfleet.tasks.task import Grade, Task
 from skyfleet.trajectories.episode_clock import EpisodeClock, EpisodeTimeoutError
 from skyfleet.trajectories.trajectory import Ending, Failure, Group, Trajectory, Turn
@@ -38,6 +50,9 @@ logger = logging.getLogger(__name__)
 
 OnMessages = Callable[[Sequence[Message]], None]
 """Observes an episode: called with the prompt, then with each action and each reply as they come."""
+
+RECORDED_CHARACTERS = 10_000
+"""What is recorded of an observation that is too long for any agent."""
 
 _warned_factories: WeakSet[EnvFactory] = WeakSet()
 """Factories whose step rewards did not add up to a grade; a run has one factory."""
@@ -50,6 +65,16 @@ class Limits:
     """Tokens; a turn with a longer prompt is not started."""
     trajectory_timeout_seconds: float
     """From reset to the last turn, and again for the grade; 0 disables it."""
+    close_timeout_seconds: float = 30
+    """For closing the environment, and for a cancelled call to end before it is abandoned."""
+    max_observation_chars: int = 10_000_000
+    """An observation with more characters ends the episode as context_full; 0 disables it."""
+    isolation: Isolation = field(default_factory=Isolation)
+    """Where a user's environment runs."""
+
+    def allows(self, n_characters: int) -> bool:
+        """Whether an observation of this length is short enough for an agent."""
+        return n_characters <= self.max_observation_chars or not self.max_observation_chars
 
 
 class _Episode:
@@ -88,16 +113,25 @@ async def run_episode(
     """
     start = perf_counter()
     episode = _Episode(on_messages)
-    async with AsyncExitStack() as closing:
-        # Pushed first, so it runs last: an engine that hangs does not keep the environment open.
-        closing.push_async_callback(episode.release)
-        try:
-            env = await _run_in_time(episode, closing, task, open_env, policy, limits, sample)
-            await _grade(episode, env, limits)
-            if isinstance(env, GradedEnv):
-                _check_step_rewards(episode, task, open_env)
-        except EpisodeError as error:
-            episode.failure = Failure.of(error)
+    guard = EnvGuard(
+        task.env_key,
+        task.key,
+        limit_seconds=limits.trajectory_timeout_seconds,
+        cancel_grace_seconds=limits.close_timeout_seconds,
+        isolation=limits.isolation,
+    )
+    with guard:
+        async with AsyncExitStack() as closing:
+            # Pushed first, so it runs last: an engine that hangs does not keep the environment open.
+            closing.push_async_callback(episode.release)
+            try:
+                env = await _run_in_time(
+                    episode, closing, task, open_env, policy, limits, sample, guard
+                )
+                if await _grade(episode, env, limits, guard):
+                    _check_step_rewards(episode, task, open_env)
+            except EpisodeError as error:
+                episode.failure = Failure.of(error)
     return Trajectory(
         task_key=task.key,
         env_key=task.env_key,
@@ -120,20 +154,32 @@ async def _run_in_time(
     policy: AgentFactory,
     limits: Limits,
     sample: int,
+    guard: EnvGuard,
 ) -> Env:
     """Return the environment after the last turn, still open."""
-    env, clock = None, EpisodeClock(limits.trajectory_timeout_seconds)
+    env, is_reset = None, False
+    clock = EpisodeClock(limits.trajectory_timeout_seconds)
     try:
         async with clock:
-            env = await open_env_until(closing, open_env, task)
-            with wrap_errors(EnvError, "reset"):
-                observation = validate_observation(await env.reset())
-            episode.prompt = observation.messages
-            episode.on_messages(observation.messages)
-            episode.conversation = policy(task, observation, f"{task.key}/{sample}")
-            episode.ending = await _run_turns(episode, env, episode.conversation, limits)
+            env = await open_env_until(
+                closing,
+                isolate(open_env),
+                task,
+                guard=guard,
+                close_timeout_seconds=limits.close_timeout_seconds,
+            )
+            observation = await guard.call(
+                EnvError, "reset", _reset, env, convert=validate_observation
+            )
+            is_reset = True
+            episode.ending = await _converse(
+                episode, env, task, observation, policy, limits, sample, guard
+            )
     except EpisodeTimeoutError as error:
-        if env is None or episode.conversation is None:
+        if guard.abandoned:
+            reason = f"{guard.during}: {error}; it ignored its cancellation"
+            raise AbandonedCallError(reason) from None
+        if env is None or not is_reset:
             # The agent has not acted, so there is nothing to grade; zero would be wrong.
             stage = "reset" if env else f"opening {task.env_key}"
             raise EnvError(f"{stage}: {error}") from None
@@ -149,8 +195,39 @@ async def _run_in_time(
     return env
 
 
+def _reset(env: Env) -> Awaitable[object]:
+    return env.reset()  # looked up inside the guard: an attribute may raise too
+
+
+def _step(env: Env, action: Message) -> Awaitable[object]:
+    return env.step(action)
+
+
+async def _converse(
+    episode: _Episode,
+    env: Env,
+    task: Task,
+    observation: Observation,
+    policy: AgentFactory,
+    limits: Limits,
+    sample: int,
+    guard: EnvGuard,
+) -> Ending:
+    n_characters = count_characters(observation.messages)
+    if not limits.allows(n_characters):
+        episode.prompt = cut_messages(observation.messages, RECORDED_CHARACTERS)
+        episode.on_messages(episode.prompt)
+        return Ending.CONTEXT_FULL
+    episode.prompt = observation.messages
+    episode.on_messages(observation.messages)
+    start = partial(policy, task, observation, f"{task.key}/{sample}")
+    conversation = await render(start, n_characters)
+    episode.conversation = conversation
+    return await _run_turns(episode, env, conversation, limits, guard)
+
+
 async def _run_turns(
-    episode: _Episode, env: Env, conversation: Conversation, limits: Limits
+    episode: _Episode, env: Env, conversation: Conversation, limits: Limits, guard: EnvGuard
 ) -> Ending:
     turns, is_cut = episode.turns, False
     while len(turns) < limits.max_turns:
@@ -164,9 +241,11 @@ async def _run_turns(
         generated = perf_counter()
         episode.on_messages((action,))
         # The environment also receives a message that the token limit cut: it may hold the answer.
-        with wrap_errors(EnvError, "step"):
-            step = validate_step(await env.step(action))
+        step: Step = await guard.call(EnvError, "step", _step, env, action, convert=validate_step)
         replies = step.opening.messages if step.opening else step.messages
+        n_characters = count_characters(replies)
+        if is_too_long := not limits.allows(n_characters):
+            replies = cut_messages(replies, RECORDED_CHARACTERS)
         is_cut = conversation.finish == "length"
         episode.steps.append(step)
         turns.append(
@@ -183,7 +262,9 @@ async def _run_turns(
         episode.on_messages(replies)
         if step.done:
             return Ending.LENGTH if is_cut else Ending.DONE
-        _continue(conversation, step)
+        if is_too_long:
+            return Ending.CONTEXT_FULL
+        await render(partial(_continue, conversation, step), n_characters)
     return Ending.LENGTH if is_cut else Ending.MAX_TURNS
 
 
@@ -197,10 +278,18 @@ def _continue(conversation: Conversation, step: Step) -> None:
         conversation.restart(step.opening)
 
 
-async def _grade(episode: _Episode, env: Env, limits: Limits) -> None:
+async def _grade(episode: _Episode, env: Env, limits: Limits, guard: EnvGuard) -> bool:
+    """Grade the episode; whether the environment has a grade of its own."""
+
+    async def grade() -> tuple[Grade | None, bool]:
+        graded = validate_grade(await grade_env(env, episode.steps))
+        return graded, is_graded_by_env(env)
+
     with wrap_errors(VerifierError, "grade"):
         async with EpisodeClock(limits.trajectory_timeout_seconds):
-            episode.grade = validate_grade(await grade_env(env, episode.steps))
+            graded: tuple[Grade | None, bool] = await guard.call(VerifierError, "grade", grade)
+    episode.grade, is_own = graded
+    return is_own
 
 
 def _check_step_rewards(episode: _Episode, task: Task, open_env: EnvFactory) -> None:

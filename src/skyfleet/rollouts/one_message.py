@@ -31,6 +31,7 @@ class OneMessageConversation(TokenConversation):
         session: str,
         encode: Callable[[str], list[int]],
         status: ContextStatus | None = None,
+        max_input_length: int | None = None,
     ) -> None:
         """`encode` tokenises plain text without special tokens."""
         super().__init__(
@@ -40,6 +41,7 @@ class OneMessageConversation(TokenConversation):
             sampling=sampling,
             session=session,
             status=status,
+            max_input_length=max_input_length,
         )
         self._encode = encode
         self._turn_starts: list[int] = []

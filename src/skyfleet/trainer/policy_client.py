@@ -103,6 +103,7 @@ class PolicyClient:
                 sampling=sampling,
                 session=session,
                 status=self.status,
+                max_input_length=self.max_input_length,
             )
 
         return start

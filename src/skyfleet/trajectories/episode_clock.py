@@ -27,14 +27,17 @@ class EpisodeClock:
     """
 
     # Entered twice per episode; a generator-based context manager makes short episodes 3 % slower.
+    # So does the object of `asyncio.timeout`, whose rules for cancellation these are.
     __slots__ = (
         "_extended",
+        "_has_cancelled",
         "_is_deferred",
         "_loop",
+        "_n_cancels",
         "_previous",
         "_started",
         "_stopped",
-        "_timeout",
+        "_task",
         "_timer",
         "defer_expiry",
         "engine_loss_seconds",
@@ -52,19 +55,19 @@ class EpisodeClock:
         """Called when the limit is over, with an engine request in flight: in how many seconds to
         ask again whether the engine answers it, 0 to expire now."""
         self._is_deferred = False
-        self._extended = 0.0
-        self._started = 0.0
+        self._extended = self._started = 0.0
         self._stopped: float | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._has_cancelled = False
 
     async def __aenter__(self) -> EpisodeClock:
-        self._loop = asyncio.get_running_loop()
-        self._timeout = asyncio.timeout(None)
+        task = asyncio.current_task()
+        assert task is not None
+        self._loop, self._task, self._n_cancels = task.get_loop(), task, task.cancelling()
         self._started, self._stopped = self._loop.time(), None
         self._schedule()
         _running.add(self)
         self._previous: Token[EpisodeClock | None] = current_clock.set(self)
-        await self._timeout.__aenter__()
         return self
 
     async def __aexit__(
@@ -78,9 +81,10 @@ class EpisodeClock:
         self._stopped = self._loop.time()
         if self._timer is not None:
             self._timer.cancel()
-        try:
-            await self._timeout.__aexit__(kind, error, traceback)
-        except TimeoutError:
+        if not self._has_cancelled:
+            return
+        self._has_cancelled = False
+        if self._task.uncancel() <= self._n_cancels and kind is asyncio.CancelledError:
             raise EpisodeTimeoutError(
                 f"not finished after {self.limit_seconds:g} s "
                 "(generator.trajectory_timeout_seconds)"
@@ -133,19 +137,23 @@ class EpisodeClock:
         if late and not is_late:
             # The event loop was blocked: whoever measures that extends this clock first.
             self._loop.call_soon(lambda: self._expire(is_late=True))
-        elif self._stopped is None and self.has_expired:
+        elif self._stopped is None and not self._has_cancelled and self.has_expired:
             seconds = self.defer_expiry() if self.defer_expiry is not None else 0.0
             self._is_deferred = seconds > 0
             if self._is_deferred:
                 self._timer = self._loop.call_later(seconds, self._expire)
             else:
-                self._timeout.reschedule(self._loop.time())
+                self._cancel()
+
+    def _cancel(self) -> None:
+        self._has_cancelled = True
+        self._task.cancel()
 
     async def expire_deferred(self) -> None:
         """If the expiry was deferred, wait for the cancellation: what came after it is not used."""
         # Not has_expired alone: time that a blocked event loop took may still be given back.
-        if self._is_deferred and self.has_expired:
-            self._timeout.reschedule(self._loop.time())
+        if self._is_deferred and not self._has_cancelled and self.has_expired:
+            self._cancel()
             await asyncio.sleep(1)
 
 

@@ -36,7 +36,7 @@ def to_record(trajectory: Trajectory) -> Record:
         "task_key": trajectory.task_key,
         "env_key": trajectory.env_key,
         "sample": trajectory.sample,
-        "opening": [_message_record(message) for message in trajectory.opening],
+        "opening": [message_to_record(message) for message in trajectory.opening],
         "turns": [_turn_record(turn) for turn in trajectory.turns],
         "transcripts": [_transcript_record(transcript) for transcript in trajectory.transcripts],
         "ending": trajectory.ending.value,
@@ -68,7 +68,7 @@ def _trajectory(record: Mapping[str, Any]) -> Trajectory:
         task_key=record["task_key"],
         env_key=record["env_key"],
         sample=record["sample"],
-        opening=tuple(_message(message) for message in record["opening"]),
+        opening=tuple(message_from_record(message) for message in record["opening"]),
         turns=tuple(_turn(turn) for turn in record["turns"]),
         transcripts=tuple(_transcript(transcript) for transcript in record["transcripts"]),
         ending=Ending(record["ending"]),
@@ -89,8 +89,8 @@ def _grade_record(grade: Grade) -> Record:
 
 def _turn_record(turn: Turn) -> Record:
     return {
-        "action": _message_record(turn.action),
-        "replies": [_message_record(reply) for reply in turn.replies],
+        "action": message_to_record(turn.action),
+        "replies": [message_to_record(reply) for reply in turn.replies],
         "reward": turn.reward,
         "engine_seconds": turn.engine_seconds,
         "env_seconds": turn.env_seconds,
@@ -101,8 +101,8 @@ def _turn_record(turn: Turn) -> Record:
 
 def _turn(record: Mapping[str, Any]) -> Turn:
     return Turn(
-        action=_message(record["action"]),
-        replies=tuple(_message(reply) for reply in record["replies"]),
+        action=message_from_record(record["action"]),
+        replies=tuple(message_from_record(reply) for reply in record["replies"]),
         reward=record["reward"],
         engine_seconds=record["engine_seconds"],
         env_seconds=record["env_seconds"],
@@ -165,7 +165,8 @@ def _unpack(values: list[float] | str) -> list[float]:
     return array("f", base64.b64decode(values)).tolist() if isinstance(values, str) else values
 
 
-def _message_record(message: Message) -> Record:
+def message_to_record(message: Message) -> Record:
+    """Return the message as plain JSON values."""
     content = message.content
     return {
         "role": message.role,
@@ -182,7 +183,8 @@ def _message_record(message: Message) -> Record:
     }
 
 
-def _message(record: Mapping[str, Any]) -> Message:
+def message_from_record(record: Mapping[str, Any]) -> Message:
+    """Rebuild the message that `message_to_record` converted."""
     content = record["content"]
     return Message(
         role=record["role"],

@@ -1,0 +1,315 @@
+"""Detect environments that block the event loop, and interrupt those whose time is over.
+
+A blocking call in an async method stops every episode. `EnvGuard` measures how long the environment
+held the loop each time it ran, and gives that time back to the other episodes. A watchdog thread
+samples where a long one is, and interrupts it when the limit of its own episode is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import signal
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event, Lock, Thread, _DummyThread, current_thread, get_ident, main_thread
+from time import perf_counter
+from types import FrameType
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary, ref
+
+from skyfleet.trajectories.episode_clock import EpisodeClock, running_clocks
+
+if sys.platform == "linux":
+    from time import clock_gettime, pthread_getcpuclockid
+
+STALL_SECONDS = 0.25
+"""How long an environment may hold the event loop before it counts as blocking."""
+_WATCH_SECONDS = 0.1
+_IDLE_SECONDS = 1.0
+"""The watchdog thread ends after so long without an episode."""
+_INTERRUPT_SECONDS = 1.0
+"""Between two attempts to interrupt a call."""
+_SIGNAL = signal.SIGVTALRM
+"""Interrupts a system call of the main thread; nothing else here uses this signal."""
+
+_PACKAGE = str(Path(__file__).parents[1])
+_GUARD = str(Path(__file__).with_name("guard.py"))
+_LIBRARIES = (str(Path(asyncio.__file__).parents[1]), "<")
+"""An environment's own line says more than that of the library it called."""
+
+
+class EnvInterrupt(BaseException):
+    """Raised inside an environment that blocks a thread after the limit of its episode."""
+
+
+class Holder(Protocol):
+    """The guard of an environment that holds an event loop or a thread."""
+
+    clock: EpisodeClock | None
+
+    def has_expired(self, held_seconds: float) -> bool: ...
+
+    def report_stall(
+        self, seconds: float, line: str, *, holds_interpreter: bool = False
+    ) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stall:
+    line: str
+    """Where the environment was, as `file:line`; empty if nobody could look."""
+    holds_interpreter: bool
+    """No other thread could run."""
+
+
+class LoopMonitor:
+    """What runs in one event loop: the guard that holds it now, and since when."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop, self.thread_id, self._thread = ref(loop), get_ident(), current_thread()
+        self.is_main = self._thread is main_thread()
+        self.running: Holder | None = None
+        self.since = 0.0
+        self._lines: list[str] = []
+        """Where the running call was each time the watchdog looked."""
+        self._cpu_seconds = self._read_cpu_seconds()
+        """Of the loop's thread, when the watchdog looked last."""
+        self.lock = Lock()
+        """Held while the watchdog interrupts, so that no interrupt is left for others."""
+        self.interrupts = 0
+        self._is_tracing = False
+        self._tracer: Any = None
+        """The trace function of a debugger or of coverage, while ours is set."""
+        self._last_interrupt = 0.0
+        self.n_episodes = 0
+        self.is_watched = False
+        self.idle_since = perf_counter()
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        # A weak reference: monitors are kept by loop, and would keep the loop.
+        loop = self._loop()
+        if loop is None:
+            raise RuntimeError("the event loop is gone")
+        return loop
+
+    def start(self, guard: Holder) -> float:
+        self.since = since = perf_counter()
+        self.running = guard
+        return since
+
+    def stop(self) -> float:
+        """The environment no longer holds the loop."""
+        self.running = None
+        if self.interrupts:
+            self._clear_interrupts()
+        return perf_counter()
+
+    def explain_stall(self, seconds: float) -> Stall | None:
+        """What the environment did; None if it was not running: the machine was busy.
+
+        Either the watchdog found it in its own code twice, or the watchdog could not run, because
+        the environment computed without releasing the interpreter lock.
+        """
+        lines, self._lines = self._lines, []
+        if len(lines) > 1:
+            return Stall(line=lines[-1], holds_interpreter=False)
+        computed = self._read_cpu_seconds() - self._cpu_seconds
+        return Stall(line="", holds_interpreter=True) if computed > seconds / 2 else None
+
+    def _read_cpu_seconds(self) -> float:
+        """The processor time of the loop's thread; 0 where the system does not say."""
+        # The system call is undefined for a thread that has ended, which a dummy does not know.
+        is_known = self._thread.is_alive() and not isinstance(self._thread, _DummyThread)
+        if sys.platform != "linux" or not is_known:
+            return 0.0
+        return clock_gettime(pthread_getcpuclockid(self.thread_id))
+
+    def _clear_interrupts(self) -> None:
+        with self.lock:
+            self.interrupts = 0
+            if not self.is_main:
+                _set_exception(self.thread_id, None)
+        if self._is_tracing:
+            sys.settrace(self._tracer)
+            self._is_tracing = False
+
+    def watch(self, now: float) -> None:
+        """Called by the watchdog thread."""
+        guard, since = self.running, self.since
+        if guard is None or now - since < _WATCH_SECONDS:
+            self._lines = []
+            self._cpu_seconds = self._read_cpu_seconds()
+            return
+        if line := find_line(self.thread_id):
+            self._lines.append(line)
+        if guard.has_expired(now - since) and now - self._last_interrupt > _INTERRUPT_SECONDS:
+            with self.lock:
+                if self.running is guard and self.since == since:
+                    self._last_interrupt = now
+                    self.interrupts += 1
+                    self._interrupt()
+
+    def _interrupt(self) -> None:
+        if self.is_main:
+            signal.pthread_kill(self.thread_id, _SIGNAL)
+        else:
+            _set_exception(self.thread_id, EnvInterrupt)
+
+    def handle_signal(self, frame: FrameType | None) -> None:
+        """Raise inside the environment. Runs in the main thread, so `running` is exact."""
+        if self.running is None or not self.interrupts:
+            return
+        if self.interrupts > 1 and not self._is_tracing:
+            # It caught the first one. This one is raised again at the next line, which is outside
+            # the `try` that catches it.
+            self._is_tracing, self._tracer = True, sys.gettrace()
+            sys.settrace(self._trace)
+            while frame is not None and frame.f_code.co_filename != __file__:
+                frame.f_trace = self._trace
+                frame = frame.f_back
+        raise EnvInterrupt
+
+    def _trace(self, frame: FrameType, event: str, value: Any) -> Any:
+        if self.running is None or frame.f_code.co_filename.startswith(_PACKAGE):
+            return None
+        if event == "line":
+            raise EnvInterrupt
+        return self._trace
+
+
+class _Watchdog:
+    """One thread for all event loops; it ends when no episode runs."""
+
+    def __init__(self) -> None:
+        self._lock, self._wake = Lock(), Event()
+        self._monitors: set[LoopMonitor] = set()
+        self._thread: Thread | None = None
+
+    def add(self, monitor: LoopMonitor) -> None:
+        """Watch the loop while it runs episodes, and a moment longer: short ones follow at once."""
+        monitor.n_episodes += 1
+        if monitor.is_watched:
+            return
+        if monitor.is_main:
+            _install_handler()
+        with self._lock:
+            monitor.is_watched = True
+            self._monitors.add(monitor)
+            if self._thread is None:
+                self._thread = Thread(target=self._watch, name="skyfleet watchdog", daemon=True)
+                self._thread.start()
+
+    def remove(self, monitor: LoopMonitor) -> None:
+        monitor.n_episodes -= 1
+
+    def _watch(self) -> None:
+        last = perf_counter()
+        while True:
+            self._wake.wait(_WATCH_SECONDS)
+            now = perf_counter()
+            late, last = now - last - _WATCH_SECONDS, now
+            with self._lock:
+                for monitor in tuple(self._monitors):
+                    if monitor.n_episodes:
+                        monitor.idle_since = now
+                    elif now - monitor.idle_since > _IDLE_SECONDS:
+                        monitor.is_watched = False
+                        self._monitors.discard(monitor)
+                monitors = tuple(self._monitors)
+                if not monitors:
+                    self._thread = None
+                    return
+            for monitor in monitors:
+                # A loop may be closed and its thread may end while this runs.
+                with suppress(OSError, RuntimeError):
+                    monitor.watch(now)
+                    if late > STALL_SECONDS and monitor.running is None:
+                        monitor.loop.call_soon_threadsafe(_give_back_held_interpreter, late)
+
+
+_watchdog = _Watchdog()
+watch, unwatch = _watchdog.add, _watchdog.remove
+
+_monitors: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopMonitor] = WeakKeyDictionary()
+_main_monitor: list[LoopMonitor] = []
+_in_threads: dict[Holder, float] = {}
+"""Environments whose blocking code runs in a thread now, and since when."""
+
+
+def find_monitor() -> LoopMonitor:
+    """The monitor of the running event loop."""
+    loop = asyncio.get_running_loop()
+    monitor = _monitors.get(loop)
+    if monitor is None:
+        _monitors[loop] = monitor = LoopMonitor(loop)
+        if monitor.is_main:
+            _main_monitor[:] = [monitor]
+    return monitor
+
+
+def give_back(seconds: float, *, except_for: Iterable[object] = ()) -> None:
+    """Extend the clocks of all episodes in this loop but the culprits'."""
+    culprits = set(map(id, except_for))
+    for clock in running_clocks():
+        if id(clock) not in culprits:
+            clock.extend(seconds)
+
+
+def enter_thread(guard: Holder | None) -> None:
+    if guard is not None:
+        _in_threads[guard] = perf_counter()
+
+
+def leave_thread(guard: Holder | None) -> None:
+    if guard is not None:
+        _in_threads.pop(guard, None)
+
+
+def _give_back_held_interpreter(seconds: float) -> None:
+    """No thread ran for so long: code in a thread held the interpreter lock all the time."""
+    start = perf_counter() - seconds
+    culprits = [guard for guard, since in _in_threads.items() if since < start + _WATCH_SECONDS]
+    if not culprits:
+        return
+    give_back(seconds, except_for=[guard.clock for guard in culprits])
+    if len(culprits) == 1:
+        culprits[0].report_stall(seconds, "", holds_interpreter=True)
+
+
+def find_line(thread_id: int) -> str:
+    """The line of the environment that the thread is in, as `file:line`; empty if in none."""
+    frame = sys._current_frames().get(thread_id)
+    found: FrameType | None = None
+    while frame is not None and frame.f_code.co_filename != _GUARD:
+        if not frame.f_code.co_filename.startswith((_PACKAGE, *_LIBRARIES)):
+            return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        found = found or frame
+        frame = frame.f_back
+    if found is None or frame is None:
+        return ""
+    return f"{Path(found.f_code.co_filename).name}:{found.f_lineno}"
+
+
+def interrupt_thread(thread_id: int) -> None:
+    """Raise EnvInterrupt in a thread that runs nothing but an environment, at its next bytecode."""
+    _set_exception(thread_id, EnvInterrupt)
+
+
+def _set_exception(thread_id: int, kind: type[BaseException] | None) -> None:
+    value: Any = None if kind is None else ctypes.py_object(kind)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), value)
+
+
+def _install_handler() -> None:
+    if signal.getsignal(_SIGNAL) is not _handle:
+        signal.signal(_SIGNAL, _handle)
+
+
+def _handle(signum: int, frame: FrameType | None) -> None:
+    if _main_monitor:
+        _main_monitor[0].handle_signal(frame)

@@ -1,0 +1,305 @@
+"""WorkerEnv: an environment in a process of its own, which can be killed.
+
+Requests and replies are JSON with a length in front, over pipes. Only what this process sends is
+pickled: the environment's factory and its task. A worker that has closed its episode serves another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import json
+import os
+import pickle
+import select
+import signal
+import struct
+import subprocess
+import sys
+from base64 import b64encode
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache
+from threading import Lock
+from time import monotonic
+from typing import Any
+
+from skyfleet.chat.message import Message, ToolSpec
+from skyfleet.envs.env import Observation, Step
+from skyfleet.envs.env_thread import EnvThread
+from skyfleet.envs.values import format_value
+from skyfleet.errors import EnvError, EpisodeError, VerifierError
+from skyfleet.tasks.task import Grade, Task
+from skyfleet.trajectories.records import message_from_record, message_to_record
+
+LENGTH = struct.Struct("!I")
+HEARTBEAT_SECONDS = 1.0
+"""A worker sends an empty message this often, whatever its environment does."""
+SILENT_SECONDS = 60.0
+"""A worker that has sent nothing for so long is killed."""
+MAX_REPLY_BYTES = 512 * 2**20
+_MAX_SOURCE_BYTES = 64 * 2**20
+_MAX_IDLE = 16
+_IDLE_SECONDS = 30.0
+_MAIN = (
+    "import sys; sys.path[:] = {path!r}; from skyfleet.envs.worker_main import main; main({gb!r})"
+)
+
+
+class NotMovableError(Exception):
+    """The environment cannot be sent to another process."""
+
+
+def pack_source(source: object) -> bytes:
+    """Pickle what a worker makes the environment's factory of: a `module:name` or an object."""
+    if isinstance(source, str):
+        return pickle.dumps(source)
+    try:
+        import cloudpickle
+    except ImportError:
+        raise NotMovableError(
+            "sending an object needs cloudpickle, which comes with the extra isolation; or name "
+            "the environment as environment.env_class=module:name"
+        ) from None
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def reducer_override(self, value: Any) -> Any:
+            if getattr(value, "is_cuda", False) is True:
+                raise pickle.PicklingError("it holds a tensor on a GPU")
+            return super().reducer_override(value)
+
+    from io import BytesIO
+
+    packed = BytesIO()
+    try:
+        Pickler(packed).dump(source)
+    except Exception as error:  # whatever the user's objects raise
+        raise NotMovableError(f"it cannot be pickled: {type(error).__name__}: {error}") from None
+    if packed.tell() > _MAX_SOURCE_BYTES:
+        raise NotMovableError(f"it holds {packed.tell():,} bytes of data")
+    return packed.getvalue()
+
+
+class Worker:
+    """A worker process. `exchange` blocks, so it is called in a thread."""
+
+    def __init__(self, memory_gb: float) -> None:
+        self.memory_gb = memory_gb
+        path = [os.path.abspath(entry or ".") for entry in sys.path]
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _MAIN.format(path=path, gb=memory_gb)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            # Its own group: Ctrl-C goes to this process, and killing it kills what it started.
+            start_new_session=True,
+        )
+        self._n_requests = 0
+        self._lock = Lock()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def exchange(self, request: Mapping[str, Any]) -> Any:
+        """Send a request and return its result; EnvError if the worker ends or is silent."""
+        with self._lock:
+            self._n_requests += 1
+            number = self._n_requests
+            sent = json.dumps({"id": number, **request}).encode()
+            assert self._process.stdin is not None
+            try:
+                self._process.stdin.write(LENGTH.pack(len(sent)) + sent)
+                self._process.stdin.flush()
+                while True:
+                    reply = json.loads(self._receive())
+                    if reply["id"] == number:
+                        return _read_result(reply)
+            except (OSError, EOFError, ValueError, KeyError) as error:
+                self.kill()
+                raise EnvError(f"the worker process {self._describe_end(error)}") from None
+
+    def cancel(self) -> None:
+        """Ask the worker to cancel the call that runs."""
+        if self.is_alive:
+            self._process.send_signal(signal.SIGINT)
+
+    def kill(self) -> None:
+        """Kill the process and all that it started, and reap it."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            # What is buffered cannot be written any more.
+            with suppress(OSError):
+                if pipe is not None:
+                    pipe.close()
+
+    def _receive(self) -> bytes:
+        while not (length := LENGTH.unpack(self._read(LENGTH.size))[0]):
+            pass  # a heartbeat
+        if length > MAX_REPLY_BYTES:
+            raise ValueError(f"sent {length:,} bytes, more than {MAX_REPLY_BYTES:,}")
+        return self._read(length)
+
+    def _read(self, n_bytes: int) -> bytes:
+        assert self._process.stdout is not None
+        descriptor = self._process.stdout.fileno()
+        received = bytearray()
+        silent_since = monotonic()
+        while len(received) < n_bytes:
+            if not select.select([descriptor], [], [], HEARTBEAT_SECONDS)[0]:
+                if not self.is_alive:
+                    raise EOFError  # what it started may still hold the pipe open
+                if monotonic() - silent_since > SILENT_SECONDS:
+                    raise ValueError(f"sent no heartbeat for {SILENT_SECONDS:g} s and was killed")
+                continue
+            if not (part := os.read(descriptor, min(n_bytes - len(received), 1 << 20))):
+                raise EOFError
+            received += part
+            silent_since = monotonic()
+        return bytes(received)
+
+    def _describe_end(self, error: Exception) -> str:
+        if isinstance(error, ValueError) and str(error).startswith("sent"):
+            return str(error)
+        code = self._process.returncode
+        if code is not None and code < 0:
+            return f"was ended by {signal.Signals(-code).name}"
+        return f"ended with exit code {code}"
+
+
+class _IdleWorkers:
+    """Workers that wait for another episode of the same environment."""
+
+    def __init__(self) -> None:
+        self._idle: dict[Worker, bytes] = {}
+        self._lock = Lock()
+
+    def take(self, packed: bytes, memory_gb: float) -> Worker | None:
+        with self._lock:
+            for worker, its_packed in tuple(self._idle.items()):
+                if not worker.is_alive:
+                    del self._idle[worker]
+                elif its_packed == packed and worker.memory_gb == memory_gb:
+                    del self._idle[worker]
+                    return worker
+        return None
+
+    def put(self, packed: bytes, worker: Worker) -> None:
+        with self._lock:
+            is_kept = len(self._idle) < _MAX_IDLE
+            if is_kept:
+                self._idle[worker] = packed
+        if is_kept:
+            asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._discard, worker)
+        else:
+            worker.kill()
+
+    def kill_all(self) -> None:
+        for worker in tuple(self._idle):
+            self._discard(worker)
+
+    def _discard(self, worker: Worker) -> None:
+        with self._lock:
+            was_idle = self._idle.pop(worker, None) is not None
+        if was_idle:
+            worker.kill()
+
+
+_idle = _IdleWorkers()
+atexit.register(_idle.kill_all)
+kill_idle_workers = _idle.kill_all
+
+
+class WorkerEnv:
+    def __init__(self, worker: Worker, thread: EnvThread, packed: bytes) -> None:
+        self._worker, self._thread, self._packed = worker, thread, packed
+        self._is_closed = False
+
+    async def reset(self) -> Observation:
+        return _read_observation(await self._call({"method": "reset"}))
+
+    async def step(self, action: Message) -> Step:
+        result = await self._call({"method": "step", "action": message_to_record(action)})
+        opening = result.pop("opening")
+        return Step(
+            **{**result, "messages": tuple(map(message_from_record, result["messages"]))},
+            opening=None if opening is None else _read_observation(opening),
+        )
+
+    async def grade(self) -> Grade | None:
+        result = await self._call({"method": "grade"})
+        return None if result is None else Grade(**result)
+
+    async def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            await self._call({"method": "close"})
+            _idle.put(self._packed, self._worker)
+        except BaseException:
+            self._worker.kill()
+            raise
+        finally:
+            self._thread.end()
+
+    async def _call(self, request: Mapping[str, Any]) -> Any:
+        try:
+            return await self._thread.call(self._worker.exchange, request)
+        except asyncio.CancelledError:
+            # Its reply, if one comes, is skipped by the next request.
+            self._worker.cancel()
+            raise
+
+
+@cache
+def _starter() -> ThreadPoolExecutor:
+    # Linux kills a worker when the thread that started it ends, so this one never does.
+    return ThreadPoolExecutor(1, "skyfleet workers")
+
+
+async def open_in_worker(
+    packed: bytes, task: Task, *, memory_gb: float, max_characters: int
+) -> WorkerEnv:
+    """Open the environment in an idle worker of the same kind, or in a new one."""
+    thread = EnvThread(f"env worker {task.key}", asyncio.Semaphore(1))
+    worker: Worker | None = None
+    try:
+        worker = _idle.take(packed, memory_gb)
+        if worker is None:
+            loop = asyncio.get_running_loop()
+            worker = await loop.run_in_executor(_starter(), Worker, memory_gb)
+        env = WorkerEnv(worker, thread, packed)
+        await env._call(
+            {
+                "method": "open",
+                "source": b64encode(packed).decode(),
+                "task": b64encode(pickle.dumps(task)).decode(),
+                "max_characters": max_characters,
+            }
+        )
+    except BaseException:
+        if worker is not None:
+            worker.kill()
+        thread.end()
+        raise
+    return env
+
+
+def _read_result(reply: Mapping[str, Any]) -> Any:
+    if "error" not in reply:
+        return reply["result"]
+    kind: type[EpisodeError] = VerifierError if reply["error"] == "VerifierError" else EnvError
+    raise kind(str(reply["detail"]))
+
+
+def _read_observation(record: Any) -> Observation:
+    if not isinstance(record, dict):
+        raise EnvError(f"the worker process sent {format_value(record)}, not an observation")
+    return Observation(
+        messages=tuple(map(message_from_record, record["messages"])),
+        tools=tuple(ToolSpec(**tool) for tool in record["tools"]),
+        use_native_tool_calling=record["use_native_tool_calling"],
+    )

@@ -1,0 +1,64 @@
+"""Turn messages into tokens: short ones at once, long ones in a thread beside the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import TypeVar
+
+from skyfleet.chat.message import Message, UnsupportedMessageError
+from skyfleet.chat.renderer import Renderer
+from skyfleet.chat.tokenizer import use_tokenizer_copies
+from skyfleet.envs.validation import count_characters
+from skyfleet.errors import EnvError
+
+LARGE_CHARACTERS = 65_536
+"""Tokenizing a megabyte takes seconds; up to this size it takes less than a step of the engine."""
+_CHUNK_CHARACTERS = 16_384
+_CUT_TOKENS = 8
+
+T = TypeVar("T")
+
+
+async def render(call: Callable[[], T], n_characters: int) -> T:
+    """Call what renders messages of so many characters, in a thread if that is long.
+
+    A message that the chat format cannot express is a failure of the environment that sent it.
+    """
+    try:
+        if n_characters <= LARGE_CHARACTERS:
+            return call()
+        rendered = asyncio.get_running_loop().run_in_executor(_executor(), call)
+        try:
+            return await asyncio.shield(rendered)
+        except asyncio.CancelledError:
+            # The thread changes the conversation, so the episode cannot end before it has.
+            await asyncio.wait({rendered})
+            raise
+    except UnsupportedMessageError as error:
+        raise EnvError(str(error)) from error
+
+
+def exceeds(renderer: Renderer, messages: Sequence[Message], max_tokens: int) -> bool:
+    """Whether long messages have more tokens than that, without tokenizing much more than that."""
+    if count_characters(messages) <= LARGE_CHARACTERS:
+        return False
+    n_around = len(renderer.open([Message(role="user", content="")], ()))
+    total = 0
+    for message in messages:
+        text = message.text
+        for start in range(0, len(text), _CHUNK_CHARACTERS):
+            chunk = Message(role="user", content=text[start : start + _CHUNK_CHARACTERS])
+            # A cut may split a token, so a chunk has a few more than in the whole text.
+            total += len(renderer.open([chunk], ())) - n_around - _CUT_TOKENS
+            if total > max_tokens:
+                return True
+    return False
+
+
+@cache
+def _executor() -> ThreadPoolExecutor:
+    # One thread: tokenizing takes 200 bytes of memory per character, so one text at a time.
+    return ThreadPoolExecutor(1, "skyfleet tokenizer", initializer=use_tokenizer_copies)

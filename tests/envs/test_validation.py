@@ -1,0 +1,102 @@
+"""What an environment returns becomes plain Python values, and plain values are not copied."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from skyfleet.chat.message import Message, Text, ToolCall, ToolSpec
+from skyfleet.envs.env import Observation, Step
+from skyfleet.envs.validation import (
+    count_characters,
+    cut_messages,
+    parse_grade,
+    validate_grade,
+    validate_observation,
+    validate_step,
+)
+from skyfleet.errors import EnvError, VerifierError
+from skyfleet.tasks.task import Grade
+
+USER = Message(role="user", content="hi")
+
+
+class Scalar:
+    """A number as torch returns it: without axes, with `item`."""
+
+    shape = ()
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def item(self) -> object:
+        return self._value
+
+
+def test_plain_values_are_returned_as_they_are() -> None:
+    step, observation = Step(messages=(USER,), reward=0.5), Observation(messages=(USER,))
+    assert validate_step(step) is step
+    assert validate_observation(observation) is observation
+
+
+def test_numbers_of_other_libraries_become_pythons() -> None:
+    odd: Any = Step(
+        messages=[USER],  # type: ignore[arg-type]
+        done=np.bool_(True),  # type: ignore[arg-type]
+        reward=Scalar(0.5),  # type: ignore[arg-type]
+        info={"a": np.float32(2), "b": Scalar(3), "c": "ignored"},  # type: ignore[dict-item]
+        keep_recent_turns=np.int64(2),  # type: ignore[arg-type]
+        success=np.array(False),  # type: ignore[arg-type]
+    )
+    step = validate_step(odd)
+    assert step == Step(
+        messages=(USER,),
+        done=True,
+        reward=0.5,
+        info={"a": 2.0, "b": 3.0},
+        keep_recent_turns=2,
+        success=False,
+    )
+    types = [type(v) for v in (step.done, step.reward, step.keep_recent_turns, step.success)]
+    assert types == [bool, float, int, bool]
+    assert {type(value) for value in step.info.values()} == {float}
+
+
+def test_a_grade_is_converted_in_all_its_fields() -> None:
+    odd = Grade(reward=Scalar(1), success=np.bool_(True), parts={"a": np.int8(1)})  # type: ignore[arg-type, dict-item]
+    grade = validate_grade(odd)
+    assert grade == Grade(reward=1.0, success=True, parts={"a": 1.0})
+    assert type(grade.parts["a"]) is float
+    half: Any = np.array([0.5])
+    assert parse_grade(half, by="f") == Grade(reward=0.5, success=False)
+
+
+def test_a_schema_is_copied_into_plain_json() -> None:
+    schema: dict[str, Any] = {"enum": (np.int64(1), "a"), "nested": {1: True}}
+    tool = ToolSpec(name="t", description="", parameters=schema)
+    (converted,) = validate_observation(Observation(messages=(USER,), tools=(tool,))).tools
+    schema["later"] = object()
+    assert converted.parameters == {"enum": [1, "a"], "nested": {"1": True}}
+    again = validate_observation(Observation(messages=(USER,), tools=(tool,))).tools
+    assert again == (converted,)
+
+
+def test_errors_name_the_method_the_field_and_the_value() -> None:
+    with pytest.raises(EnvError, match=r"^step\(\): a message's content is 7; return a text"):
+        validate_step(Step(messages=(Message(role="user", content=7),)))  # type: ignore[arg-type]
+    with pytest.raises(VerifierError, match=r"^grade\(\): parts\['a'\] is nan; return a finite"):
+        validate_grade(Grade(reward=1.0, success=True, parts={"a": math.nan}))
+    call = ToolCall(id="1", name="x", arguments={"a": {1}})
+    with pytest.raises(EnvError, match=r"tool call arguments has \{1\}, which is not JSON"):
+        validate_step(Step(messages=(Message(role="assistant", tool_calls=(call,)),)))
+
+
+def test_long_messages_are_counted_and_cut_to_their_beginning() -> None:
+    messages = (USER, Message(role="tool", content=(Text("abc"), Text("def"))), USER)
+    assert count_characters(messages) == 10
+    first, second = cut_messages(messages, 5)
+    assert first == USER
+    assert second.text == "abc\n(cut: the first 3 of 6 characters)"
