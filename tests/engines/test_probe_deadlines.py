@@ -8,8 +8,8 @@ import pytest
 from tests.engines.broken_servers import CHUNKED, ENDLESS, HEAD, repeating, responding, sending
 from tests.fakes.broken_http import Behaviour, broken_http
 
-from skyfleet.api.inference import _find_model_name
-from skyfleet.cli.agents import open_endpoint_agent
+from skyfleet.api.inference import PolicyEngine, _find_model_name, open_no_env
+from skyfleet.api.models import ModelSource
 from skyfleet.config.loading import load_config
 from skyfleet.engines.openai_engine import OpenAIEngine
 from skyfleet.engines.servers import discover_server
@@ -30,10 +30,12 @@ async def find_model_name(url: str) -> object:
 
 
 async def probe_endpoint(url: str) -> object:
-    keys = ["generator.eval_sampling_params.temperature=0"]
-    config = load_config("", [*keys, f"generator.probe_timeout_seconds={SECONDS}"])
-    async with open_endpoint_agent(config, f"{url}/v1", "m") as agent:
-        return agent
+    keys = ["generator.served_model_name=m", f"generator.probe_timeout_seconds={SECONDS}"]
+    policy = PolicyEngine(ModelSource(url=f"{url}/v1"), load_config("", keys))
+    try:
+        return await policy.open([], open_no_env)
+    finally:
+        await policy.aclose()
 
 
 async def evaluate_vllm(url: str) -> None:

@@ -20,7 +20,7 @@ def engine(decoder: Decoder | None = None, **settings: int) -> CudaEngine:
     return CudaEngine(
         decoder or small_decoder(),
         decode_text=lambda token_ids: "".join(chr(32 + token) for token in token_ids),
-        **{"max_num_seqs": 8, "capacity": 160, "steps_per_round": 4, **settings},
+        **({"max_num_seqs": 8, "capacity": 160, "steps_per_round": 4} | settings),  # type: ignore[arg-type]
     )
 
 

@@ -8,11 +8,16 @@ import threading
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from skyfleet.chat.tokenizer import encode
+from skyfleet.config.root import RunConfig
 from skyfleet.envs.agent_env import LOCAL_ACCESS, LoopbackServer
 from skyfleet.serving.access import AccessPolicy
+from skyfleet.serving.server import serve_app
+from skyfleet.trainer.policy_client import open_inference_client
 
 
 @asynccontextmanager
@@ -23,6 +28,24 @@ async def serving(app: Any, access: AccessPolicy = LOCAL_ACCESS) -> AsyncIterato
         yield server.url
     finally:
         await server.stop()
+
+
+@asynccontextmanager
+async def policy_app(
+    config: RunConfig, folder: Path, name: str, api_key: str | None
+) -> AsyncIterator[Any]:
+    """What `skyfleet serve` serves: the model in `folder` under `name`."""
+    async with open_inference_client(config, folder) as client:
+        yield serve_app(
+            client.engine,
+            client.renderer,
+            encode=partial(encode, client.tokenizer),
+            model=name,
+            max_model_len=config.max_episode_tokens,
+            api_key=api_key,
+            max_sessions=config.generator.max_num_seqs,
+            template_kwargs=config.generator.chat_template_kwargs,
+        )
 
 
 @asynccontextmanager

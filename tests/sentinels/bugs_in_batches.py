@@ -94,9 +94,9 @@ def verifiers_break(run: Run, patch: Patch) -> None:
 def a_broken_verifier_scores_zero(run: Run, patch: Patch) -> None:
     own = episode._grade
 
-    async def zero(played: Any, env: Any, limits: Any) -> None:
+    async def zero(played: Any, env: Any, limits: Any, guard: Any) -> Any:
         try:
-            await own(played, env, limits)
+            return await own(played, env, limits, guard)
         finally:
             played.grade = played.grade or NO_GRADE
 
@@ -106,9 +106,10 @@ def a_broken_verifier_scores_zero(run: Run, patch: Patch) -> None:
 def only_finished_episodes_are_graded(run: Run, patch: Patch) -> None:
     own = episode._grade
 
-    async def graded(played: Any, env: Any, limits: Any) -> None:
+    async def graded(played: Any, env: Any, limits: Any, guard: Any) -> Any:
         if played.ending is Ending.DONE:
-            await own(played, env, limits)
+            return await own(played, env, limits, guard)
+        return False
 
     patch.setattr(episode, "_grade", graded)
 

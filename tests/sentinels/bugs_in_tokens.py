@@ -93,8 +93,8 @@ def prompt_is_cut_for_the_engine(run: Run, patch: Patch) -> None:
 def turns_are_unlimited(run: Run, patch: Patch) -> None:
     run_turns = episode._run_turns
 
-    async def longer(state: Any, env: Any, conversation: Any, limits: Any) -> Any:
-        return await run_turns(state, env, conversation, replace(limits, max_turns=20))
+    async def longer(state: Any, env: Any, conversation: Any, limits: Any, guard: Any) -> Any:
+        return await run_turns(state, env, conversation, replace(limits, max_turns=20), guard)
 
     patch.setattr(episode, "_run_turns", longer)
 

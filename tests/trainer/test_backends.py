@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
-from tests.fakes.serving import nothing_left, serving
+from tests.fakes.serving import nothing_left, policy_app, serving
 from tests.fakes.small_runs import TRAIN, rows, small_config
 
 from skyfleet.chat.message import Message
-from skyfleet.cli.serve import _app
 from skyfleet.config.root import RunConfig
 from skyfleet.engines import http_client
 from skyfleet.engines.factory import build_sampling_params
@@ -115,7 +114,7 @@ async def test_skyfleet_serve_gives_the_same_tokens_as_the_in_process_engine(tra
     here = await run_episodes(small_config(trained), policy_folder(trained))
     async with (
         nothing_left(),
-        _app(small_config(trained), policy_folder(trained), "mine", None) as (app, _),
+        policy_app(small_config(trained), policy_folder(trained), "mine", None) as app,
         serving(app) as url,
     ):
         by_tokens = await run_episodes(remote_config(trained, url))
@@ -131,7 +130,7 @@ async def test_every_request_carries_the_api_key(
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "open")
     async with (
-        _app(small_config(trained), policy_folder(trained), "mine", "open") as (app, _),
+        policy_app(small_config(trained), policy_folder(trained), "mine", "open") as app,
         serving(app) as url,
     ):
         for flags in ((), NATIVE):
@@ -159,7 +158,7 @@ async def test_a_server_killed_mid_episode_loses_no_episode(
 ) -> None:
     monkeypatch.setattr(http_client, "INITIAL_BACKOFF_SECONDS", 0.01)
     async with (
-        _app(small_config(trained), policy_folder(trained), "mine", None) as (app, _),
+        policy_app(small_config(trained), policy_folder(trained), "mine", None) as app,
         serving(app) as surviving,
     ):
         expected = await run_episodes(remote_config(trained, surviving, more=SAMPLED))

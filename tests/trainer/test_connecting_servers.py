@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
-from tests.fakes.serving import serving
+from tests.fakes.serving import policy_app, serving
 from tests.fakes.small_runs import TRAIN, small_config
 from tests.fakes.tiny_policy import DIMENSIONS
 
-from skyfleet.cli.serve import _app
 from skyfleet.config.root import RunConfig
 from skyfleet.engines.factory import build_sampling_params, connect_servers
 from skyfleet.engines.http_client import RetryingClient
@@ -93,7 +92,7 @@ async def test_a_server_that_hangs_loses_no_episode(
 ) -> None:
     seconds = "generator.trajectory_timeout_seconds=12"
     async with (
-        _app(local_config(model), model, "mine", None) as (app, _),
+        policy_app(local_config(model), model, "mine", None) as app,
         serving(app) as whole,
         serving(hanging := Hanging(app)) as url,
     ):
@@ -123,7 +122,7 @@ async def test_connections_and_the_episode_timeout_are_divided_among_servers(
     original_init = RetryingClient.__init__
     monkeypatch.setattr(RetryingClient, "__init__", record_settings)
     async with (
-        _app(local_config(model), model, "mine", None) as (app, _),
+        policy_app(local_config(model), model, "mine", None) as app,
         serving(app) as one,
         serving(app) as two,
     ):
@@ -141,7 +140,7 @@ async def test_connections_and_the_episode_timeout_are_divided_among_servers(
 
 async def test_a_server_with_a_shorter_context_is_refused(model: Path) -> None:
     short = local_config(model, "generator.max_input_length=15000")
-    async with _app(short, model, "mine", None) as (app, _), serving(app) as url:
+    async with policy_app(short, model, "mine", None) as app, serving(app) as url:
         with pytest.raises(ConfigError, match=r"supports 15012 tokens, but generator.*=16012"):
             await connect(remote_config(model, url))
 
@@ -171,7 +170,7 @@ async def test_renderer_settings_are_refused_if_the_server_renders(
 async def test_one_configuration_serves_and_evaluates_with_template_kwargs(model: Path) -> None:
     kwargs = "generator.chat_template_kwargs={enable_thinking: false}"
     async with (
-        _app(local_config(model, kwargs), model, "mine", None) as (app, _),
+        policy_app(local_config(model, kwargs), model, "mine", None) as app,
         serving(app) as url,
     ):
         attempts = await asyncio.wait_for(

@@ -24,7 +24,8 @@ from skyfleet.errors import ConfigError
 from skyfleet.tasks.loading import write_tasks
 from skyfleet.tasks.task import Task
 from skyfleet.terminal import RedactingFilter
-from skyfleet.trainer.training_run import find_resume_checkpoint, run_training
+from skyfleet.trainer.resuming import find_resume_checkpoint
+from skyfleet.trainer.training_run import run_training
 from skyfleet.trajectories.archive import read_trajectories
 from skyfleet.trajectories.records import to_record
 

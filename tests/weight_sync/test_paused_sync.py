@@ -21,6 +21,7 @@ class FakeLearner:
     """The part of a learner that a sync uses."""
 
     policy_version = 1
+    is_within_update = False
 
     async def step(self, samples: Sequence[Sample]) -> StepReport:
         raise NotImplementedError

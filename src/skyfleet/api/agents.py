@@ -34,6 +34,8 @@ class OpenedAgent:
     """The training step of its weights; 0 if they were not trained here."""
     config: RunConfig
     open_env: EnvFactory
+    max_concurrent: int
+    """Episodes at once: generator.max_num_seqs, or fewer if the engine's memory holds fewer."""
 
 
 @asynccontextmanager
@@ -61,6 +63,7 @@ async def open_agent(
             info=AgentInfo(agent=model, max_turns=settings.generator.max_turns),
             step=0,
             config=settings,
+            max_concurrent=settings.generator.max_num_seqs,
             open_env=env.open_env or _build_factory(settings, tasks),
         )
         return
@@ -83,6 +86,10 @@ async def open_agent(
             step=opened.client.engine.policy_version if opened.client else 0,
             config=settings,
             open_env=open_env,
+            max_concurrent=min(
+                settings.generator.max_num_seqs,
+                opened.client.max_num_seqs if opened.client else settings.generator.max_num_seqs,
+            ),
         )
     finally:
         if given is None:

@@ -144,7 +144,7 @@ async def _evaluate(
         ],
         opened.open_env,
         limits,
-        max_concurrent=config.generator.max_num_seqs,
+        max_concurrent=opened.max_concurrent,
         pass_threshold=threshold,
     )
     with _keep_episodes(opened, name, len(tasks), arguments) as keep:
@@ -156,7 +156,7 @@ async def _evaluate(
             limits,
             step=opened.step,
             n_samples=config.generator.eval_n_samples_per_prompt,
-            max_concurrent=config.generator.max_num_seqs,
+            max_concurrent=opened.max_concurrent,
             trained_envs=arguments.get("trained_envs"),
             baselines=baselines,
             pass_threshold=threshold,

@@ -163,7 +163,7 @@ async def open_inference_client(
     backend = config.generator.backend
     path = _loadable_path(config, folder) if model is None else None
     if not config.generator.is_remote and (backend == "embedded" or path is None):
-        fitted = fit_inference(config, folder)
+        fitted = fit_inference(config, folder, model=model)
         fitted.log_changes()
         config = fitted.config
         policy_model = await load_policy_model(
