@@ -251,6 +251,11 @@ def _hash_file(path: Path) -> str:
             return _hash(b"".join(_list_bytes(load_file(path))))
         case ".jsonl":  # episodes, with times
             return str(len(path.read_text().splitlines()))
+        case _ if path.parts[-2:] == ("trainer", "state.json"):
+            state = json.loads(path.read_text())
+            # A signal saves the times of the step that it interrupted, too.
+            pending = {k for k in state.pop("pending_metrics") if not k.startswith("timing/")}
+            return _hash(json.dumps([state, sorted(pending)]).encode())
         case _:
             return _hash(path.read_bytes())
 
