@@ -327,7 +327,7 @@ def test_python_values_override_a_mapping_a_file_or_nothing(tmp_path: Path) -> N
 
 def test_a_configuration_is_the_base_with_its_secrets_and_ignored_keys() -> None:
     key = "environment.skyrl_gym.fleet_task.api_key"
-    overrides = [f"{key}=secret", "trainer.placement.critic_num_gpus_per_node=4"]
+    overrides = [f"{key}=canary-5d1f", "trainer.placement.critic_num_gpus_per_node=4"]
     base = load_config("", ["trainer.run_name=a", *overrides])
     assert config_from_python(base, {}) is base
     changed = config_from_python(base, {"trainer.seed": 3})

@@ -990,7 +990,7 @@ class Result:
         return found
 
 
-def speak(task: Task, opening: Observation, session: str) -> TokenConversation:
+def start_conversation(task: Task, opening: Observation, session: str) -> TokenConversation:
     return TokenConversation(
         opening,
         engine=ScriptedEngine(PRESS % 3, "done", "done", "done", delay=0.02),
@@ -1026,7 +1026,7 @@ async def run_kinds(kinds: Sequence[Kind]) -> list[Result]:
     groups = await collect(
         [*hostile, *healthy],
         open_env,
-        speak,
+        start_conversation,
         replace(kinds[0].limits, isolation=isolation),
         n_samples=1,
         max_concurrent=len(kinds) + N_SIBLINGS,

@@ -93,7 +93,7 @@ PATIENT = {
 def quick_settings(base_url: str, **changes: Any) -> FleetSettings:
     quick: dict[str, Any] = {
         "first_wait_seconds": 0.01,
-        "call_deadline_seconds": 0.4,
+        "call_deadline_seconds": 1.5,
         "tools_deadline_seconds": 0.6,
         "provisioning_timeout_seconds": 0.4,
         "provisioning_tries": 3,

@@ -175,7 +175,7 @@ async def test_a_run_that_cannot_fit_is_refused_before_anything_is_loaded(
     arguments = ["train", str(settings), f"trainer.run_path={folder}", *overrides, "--dry-run"]
     with pytest.raises(ConfigError) as refused:
         CliRunner().invoke(app, arguments, catch_exceptions=False)
-    assert str(refused.value) == sentence
+    assert sentence in str(refused.value).splitlines()
 
 
 def test_serving_weights_that_cannot_fit_is_refused(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from tests.fakes.loopback_vllm import MEMORY, LoopbackVllm, replace_weights
 from tests.fakes.serving import serving
 from tests.fakes.small_runs import UNSEEN, rows, small_config
 
+from skyfleet.checkpoints.resume import find_checkpoint
 from skyfleet.config.root import RunConfig
 from skyfleet.engines import http_client, vllm_worker
 from skyfleet.errors import ConfigError, SentinelError
@@ -152,14 +153,21 @@ class Restarting(LoopbackVllm):
 
 
 @pytest.mark.parametrize(
-    ("loads", "val_data", "n_rows", "reported"),
+    ("loads", "val_data", "n_rows", "reported", "trained_steps"),
     [
-        pytest.param(1, "[]", 1, set(), id="in training"),
-        pytest.param(3, f"{{unseen: ['{UNSEEN}']}}", 2, {"step_000000"}, id="in an evaluation"),
+        pytest.param(1, "[]", 1, set(), 0, id="in training"),
+        # The update of step 2 learnt from verified turns, so it is kept and evaluated again.
+        pytest.param(3, f"{{unseen: ['{UNSEEN}']}}", 2, {"step_000000"}, 2, id="in an evaluation"),
     ],
 )
 async def test_turns_sampled_with_other_weights_are_neither_trained_nor_reported(
-    policy: Path, tmp_path: Path, loads: int, val_data: str, n_rows: int, reported: set[str]
+    policy: Path,
+    tmp_path: Path,
+    loads: int,
+    val_data: str,
+    n_rows: int,
+    reported: set[str],
+    trained_steps: int,
 ) -> None:
     server = Restarting(load_policy(policy), capacity=CAPACITY)
     server.loads = loads
@@ -171,7 +179,9 @@ async def test_turns_sampled_with_other_weights_are_neither_trained_nor_reported
     assert len(rows(tmp_path)) == n_rows
     folders = set(os.listdir(tmp_path / "reports")) if reported else set()
     assert folders == reported
-    assert "global_step_2" not in os.listdir(tmp_path / "checkpoints")
+    newest = find_checkpoint(tmp_path / "checkpoints", "latest")
+    assert newest is not None
+    assert newest.step == trained_steps
 
 
 async def test_a_server_left_asleep_by_an_aborted_run_is_refused(

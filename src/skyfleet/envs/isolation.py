@@ -41,7 +41,7 @@ class MovableFactory:
         self._places: dict[str, Place] = {}
         self._stalls: Counter[str] = Counter()
         self._packed: bytes | None = None
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
 
     async def __call__(self, task: Task) -> Env:
         guard = current_guard.get()
@@ -96,8 +96,8 @@ class MovableFactory:
             )
 
     def _say(self, sentence: str) -> None:
-        if sentence not in self._said:
-            self._said.add(sentence)
+        if sentence not in self._logged:
+            self._logged.add(sentence)
             logger.warning("%s", sentence)
 
 

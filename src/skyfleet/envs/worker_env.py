@@ -76,9 +76,10 @@ def pack_source(source: object) -> bytes:
         Pickler(packed).dump(source)
     except Exception as error:  # whatever the user's objects raise
         raise NotMovableError(f"it cannot be pickled: {type(error).__name__}: {error}") from None
-    if packed.tell() > _MAX_SOURCE_BYTES:
-        raise NotMovableError(f"it holds {packed.tell():,} bytes of data")
-    return packed.getvalue()
+    content = packed.getvalue()
+    if len(content) > _MAX_SOURCE_BYTES:
+        raise NotMovableError(f"it holds {len(content):,} bytes of data")
+    return content
 
 
 class Worker:

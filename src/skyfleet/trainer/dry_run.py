@@ -56,14 +56,14 @@ def plan_dry_run(config: RunConfig) -> DryRunPlan:
         plan.check(check)
     for own_check in (_check_sentinels, _check_own_loss, _check_gpus):
         plan.check(own_check, config)
-    if (fitted := plan.check(_fit_memory, config)) is not None:
-        plan.warnings.extend(fitted)
+    fitted = plan.check(_fit_memory, config)
     tasks = plan.check(load_training_tasks, config)
     if tasks is not None:
         _plan_steps(config, tasks, plan)
     if start:
         plan.steps.append(start)
     _plan_evaluations(config, tasks, plan)
+    plan.steps.extend(fitted or ())
     return plan
 
 
