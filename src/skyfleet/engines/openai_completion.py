@@ -106,21 +106,21 @@ def find_logprobs(choice: Mapping[str, Any], name: str) -> list[Any]:
     return values
 
 
-def parse_logprobs(logprobs: Sequence[object], n_tokens: int) -> tuple[float, ...]:
+def parse_logprobs(logprobs: Sequence[Any], n_tokens: int) -> tuple[float, ...]:
     """One finite logprob per token."""
     if len(logprobs) != n_tokens:
         raise ValueError(f"{n_tokens} token ids with {len(logprobs)} logprobs")
-    for logprob in logprobs:
-        if type(logprob) not in (float, int) or not isfinite(logprob):  # type: ignore[arg-type]
-            raise ValueError(f"a logprob is {logprob!r}, not a finite number")
-        if logprob > MAX_LOGPROB:  # type: ignore[operator]
-            raise ValueError(f"a logprob is {logprob!r}, above 0")
-    return tuple(map(float, logprobs))  # type: ignore[arg-type]
+    if set(map(type, logprobs)) - {float, int} or not all(map(isfinite, logprobs)):
+        wrong = next(p for p in logprobs if type(p) not in (float, int) or not isfinite(p))
+        raise ValueError(f"a logprob is {wrong!r}, not a finite number")
+    if n_tokens and max(logprobs) > MAX_LOGPROB:
+        raise ValueError(f"a logprob is {max(logprobs)!r}, above 0")
+    return tuple(map(float, logprobs))
 
 
 def parse_completion(
     choice: Mapping[str, Any],
-    logprobs: Sequence[object],
+    logprobs: Sequence[Any],
     *,
     max_tokens: int,
     policy_version: int,

@@ -19,7 +19,6 @@ from skyfleet.engines.openai_completion import (
     parse_choice,
     parse_completion,
     parse_policy_version,
-    parse_token_ids,
 )
 from skyfleet.engines.response_body import ERROR_BYTES, InvalidBodyError, get
 from skyfleet.engines.sampling_params import SamplingParams, request_seed
@@ -144,7 +143,7 @@ class OpenAIEngine(RetryingClient):
             check_model(answer, self._model_names)
             choice = parse_choice(answer)
             if "token_ids" in choice or self._returns_token_ids:
-                completion = self._parse_turn(answer, choice, token_ids, sampling, version)
+                completion = self._parse_turn(answer, choice, body["prompt"], sampling, version)
                 self._returns_token_ids = True
                 return completion
         async with self.connection() as client:
@@ -154,12 +153,12 @@ class OpenAIEngine(RetryingClient):
         self,
         answer: Mapping[str, Any],
         choice: Mapping[str, Any],
-        prompt: Sequence[int],
+        prompt: list[int],
         sampling: SamplingParams,
         version: int,
     ) -> Completion:
         echo = choice.get("prompt_token_ids", answer.get("prompt_token_ids"))
-        if echo is not None and parse_token_ids(echo, "prompt_token_ids") != tuple(prompt):
+        if echo is not None and echo != prompt:
             raise ValueError("prompt_token_ids are not those of the request")
         completion = parse_completion(
             choice,
