@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
+from io import BytesIO
 from threading import Lock
 from time import monotonic
 from typing import Any
@@ -69,16 +70,15 @@ def pack_source(source: object) -> bytes:
                 raise pickle.PicklingError("it holds a tensor on a GPU")
             return super().reducer_override(value)
 
-    from io import BytesIO
-
     packed = BytesIO()
     try:
         Pickler(packed).dump(source)
     except Exception as error:  # whatever the user's objects raise
         raise NotMovableError(f"it cannot be pickled: {type(error).__name__}: {error}") from None
-    if packed.tell() > _MAX_SOURCE_BYTES:
-        raise NotMovableError(f"it holds {packed.tell():,} bytes of data")
-    return packed.getvalue()
+    content = packed.getvalue()
+    if len(content) > _MAX_SOURCE_BYTES:
+        raise NotMovableError(f"it holds {len(content):,} bytes of data")
+    return content
 
 
 class Worker:
