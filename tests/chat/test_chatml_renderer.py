@@ -31,9 +31,10 @@ RENDERER = ChatMLRenderer(TOKENIZER)
 (END_OF_TEXT,), (END,), (WORD, *_) = (
     TOKENIZER.encode(text) for text in ("<|endoftext|>", "<|im_end|>", "bird")
 )
-TEXTS = st.text(st.characters(codec="utf-8"), max_size=12) | st.sampled_from(
-    ["", "\n", " ", "\n\n", "<|im_", "\nuser\n"]
-)
+# Hypothesis also draws strings of the source, and the text of a special token is not that token.
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=12).filter(
+    lambda text: "|>" not in text
+) | st.sampled_from(["", "\n", " ", "\n\n", "<|im_", "\nuser\n"])
 
 
 def joined(

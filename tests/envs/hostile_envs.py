@@ -55,7 +55,7 @@ Method = Callable[..., Any]
 
 
 class Base:
-    """Healthy: the agent presses a button by three, then says that it is done."""
+    """Healthy: the agent presses a button by three, then detail that it is done."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -101,7 +101,7 @@ class Kind:
     open_env: EnvFactory
     ending: Ending
     reward: float | None
-    says: str
+    detail: str
     """A pattern in the recorded failure; empty: there is none, or any."""
     may_time_out: bool = False
     """Whether its time limit may end it first; it is graded then."""
@@ -117,7 +117,7 @@ def add(
     methods: dict[str, Method] | EnvFactory,
     ending: Ending = Ending.FAILED,
     reward: float | None = None,
-    says: str = "",
+    detail: str = "",
     **others: Any,
 ) -> None:
     assert name not in KINDS, name
@@ -132,7 +132,7 @@ def add(
     else:
         opened = methods
     KINDS[name] = Kind(
-        name=name, open_env=opened, ending=ending, reward=reward, says=says, **others
+        name=name, open_env=opened, ending=ending, reward=reward, detail=detail, **others
     )
 
 
@@ -261,8 +261,8 @@ OBSERVATIONS: dict[str, tuple[Callable[[], Any], str]] = {
     "schema key object": (lambda: tool(parameters={object(): 1}), "has the key"),
     "native text": (lambda: seen(USER, use_native_tool_calling="no"), "is 'no'"),
 }
-for name, (value, says) in OBSERVATIONS.items():
-    add(f"reset returns: {name}", {"reset": returning(value)}, says=says)
+for name, (value, detail) in OBSERVATIONS.items():
+    add(f"reset returns: {name}", {"reset": returning(value)}, detail=detail)
 
 
 def step(**fields: Any) -> Callable[[], Any]:
@@ -295,8 +295,8 @@ STEPS: dict[str, tuple[Callable[[], Any], str]] = {
     "opening empty": (lambda: Step(opening=seen()), "without messages"),
     "success text": (step(success="no"), "success is 'no'"),
 }
-for name, (value, says) in STEPS.items():
-    add(f"step returns: {name}", {"step": returning(value)}, says=says)
+for name, (value, detail) in STEPS.items():
+    add(f"step returns: {name}", {"step": returning(value)}, detail=detail)
 
 
 def grade(**fields: Any) -> Callable[[], Any]:
@@ -320,8 +320,8 @@ GRADES: dict[str, tuple[Callable[[], Any], str]] = {
     "explanation none": (grade(explanation=None), "explanation is None"),
     "explanation bytes": (grade(explanation=b"x"), "explanation is b'x'"),
 }
-for name, (value, says) in GRADES.items():
-    add(f"grade returns: {name}", {"grade": returning(value)}, Ending.DONE, None, says)
+for name, (value, detail) in GRADES.items():
+    add(f"grade returns: {name}", {"grade": returning(value)}, Ending.DONE, None, detail)
 
 
 # --- odd values that are converted ------------------------------------------------------------
@@ -368,7 +368,7 @@ add("converted: decimal", {"grade": returning(grade(reward=Decimal(1)))}, Ending
 add(
     "converted: mock of a Step",
     {"step": returning(lambda: Mock(spec=Step, messages=()))},
-    says="step",
+    detail="step",
 )
 
 
@@ -411,7 +411,7 @@ def recurse() -> None:
     recurse()
 
 
-add("step recurses", {"step": doing(recurse)}, says="RecursionError")
+add("step recurses", {"step": doing(recurse)}, detail="RecursionError")
 
 
 async def open_exits(task: Task) -> Env:
@@ -430,14 +430,14 @@ async def open_hangs(task: Task) -> Any:
     await asyncio.sleep(60)
 
 
-add("open exits", open_exits, says="opening hostile: SystemExit")
-add("open returns none", open_none, says="not an environment")
-add("open is not async", open_sync, says="await")
-add("open hangs", open_hangs, says="opening hostile: not finished")
-add("reset is not async", {"reset": lambda self: seen(USER)}, says="await")
+add("open exits", open_exits, detail="opening hostile: SystemExit")
+add("open returns none", open_none, detail="not an environment")
+add("open is not async", open_sync, detail="await")
+add("open hangs", open_hangs, detail="opening hostile: not finished")
+add("reset is not async", {"reset": lambda self: seen(USER)}, detail="await")
 add("step takes nothing", {"step": returning(Step).__get__(None, Base)}, Ending.MAX_TURNS, 0.0)
 add("grade is a property", {"grade": property(lambda self: sys.exit(2))}, Ending.DONE)  # type: ignore[dict-item]
-add("reset is a property", {"reset": property(lambda self: sys.exit(2))}, says="SystemExit")  # type: ignore[dict-item]
+add("reset is a property", {"reset": property(lambda self: sys.exit(2))}, detail="SystemExit")  # type: ignore[dict-item]
 add("no close", {"close": None}, Ending.DONE, 1.0)  # type: ignore[dict-item]
 add("no grade", {"grade": None}, Ending.DONE, 0.0)  # type: ignore[dict-item]
 
@@ -568,7 +568,7 @@ async def cleans_up_for_ever(self: Any, *_: Any) -> Any:
 
 OVER = "not finished after"
 ABANDONED = "ignored its cancellation"
-for name, method, ending, reward, says in (
+for name, method, ending, reward, detail in (
     ("waits for a cancelled task", waits_for_cancelled, Ending.FAILED, None, "CancelledError"),
     ("cancels its own task", cancels_itself, Ending.FAILED, None, "cancelled the task"),
     ("cancels and returns", cancels_itself_and_returns, Ending.FAILED, None, "cancelled the task"),
@@ -588,7 +588,7 @@ for name, method, ending, reward, says in (
     ("awaits a bad object", yields_a_number, Ending.FAILED, None, "bad yield"),
     ("cleans up for ever", cleans_up_for_ever, Ending.FAILED, None, ABANDONED),
 ):
-    add(f"step {name}", {"step": method}, ending, reward, says)
+    add(f"step {name}", {"step": method}, ending, reward, detail)
 for place in ("reset", "grade", "close"):
     is_reset = place == "reset"
     add(
@@ -672,8 +672,8 @@ for name, act in (
     ("joins a thread", join_thread),
     ("drains an endless generator", drain_generator),
 ):
-    add(f"step blocks: {name}", {"step": doing(act)}, says=HELD)
-add("reset blocks", {"reset": doing(spin)}, says=HELD)
+    add(f"step blocks: {name}", {"step": doing(act)}, detail=HELD)
+add("reset blocks", {"reset": doing(spin)}, detail=HELD)
 add("grade blocks", {"grade": doing(wait_event)}, Ending.DONE, None, HELD)
 add("close blocks", {"close": doing(spin)}, Ending.DONE, 1.0)
 
@@ -696,7 +696,7 @@ async def child_blocks(self: Any, action: Message) -> Any:
     return await Base.step(self, action)
 
 
-add("open blocks", open_blocks, says=HELD)
+add("open blocks", open_blocks, detail=HELD)
 add("step blocks for a short time", {"step": sleeps_shortly}, Ending.DONE, 1.0)
 add("child blocks", {"step": child_blocks}, may_time_out=True)
 
@@ -761,7 +761,7 @@ add("child exits", {"step": starting(child_exits)}, Ending.DONE, 1.0)
 add("child raises KeyboardInterrupt", {"step": starting(child_interrupts)}, Ending.DONE, 1.0)
 add("child fails", {"step": starting(child_fails)}, Ending.DONE, 1.0)
 add("children stay", {"step": starting(child_stays, 100)}, Ending.DONE, 1.0)
-add("awaits a child that exits", {"step": awaits_exit}, says="SystemExit")
+add("awaits a child that exits", {"step": awaits_exit}, detail="SystemExit")
 add("task group exits", {"step": group_exits})
 add("leaves an async generator", {"step": leaves_generator}, Ending.DONE, 1.0)
 add("callback raises", {"step": callback_raises}, Ending.DONE, 1.0)
@@ -939,13 +939,13 @@ def open_process_kind(name: str) -> Any:
     return type("Process", (ProcessEnv,), {"act": staticmethod(PROCESS[name][0])})
 
 
-for name, (_, ending, reward, says) in PROCESS.items():
+for name, (_, ending, reward, detail) in PROCESS.items():
     add(
         f"process: {name}",
         as_env_factory(open_process_kind(name)),
         ending,
         reward,
-        says,
+        detail,
         mode="process",
         # A worker starts in a second, which counts as opening the environment.
         limits=replace(LIMITS, trajectory_timeout_seconds=6),
@@ -979,8 +979,8 @@ class Result:
             found.append(f"ending {self.trajectory.ending}, not {kind.ending}")
         if self.trajectory.reward != kind.reward:
             found.append(f"reward {self.trajectory.reward}, not {kind.reward}")
-        if kind.says and not re.search(kind.says, detail):
-            found.append(f"says {detail[:200]!r}, not {kind.says!r}")
+        if kind.detail and not re.search(kind.detail, detail):
+            found.append(f"detail {detail[:200]!r}, not {kind.detail!r}")
         if len(detail) > 3000:
             found.append(f"a failure of {len(detail):,} characters")
         if self.sibling_rewards != (1.0,) * N_SIBLINGS:
@@ -990,7 +990,7 @@ class Result:
         return found
 
 
-def start_conversation(task: Task, opening: Observation, session: str) -> TokenConversation:
+def start_agent(task: Task, opening: Observation, session: str) -> TokenConversation:
     return TokenConversation(
         opening,
         engine=ScriptedEngine(PRESS % 3, "done", "done", "done", delay=0.02),
@@ -1026,7 +1026,7 @@ async def run_kinds(kinds: Sequence[Kind]) -> list[Result]:
     groups = await collect(
         [*hostile, *healthy],
         open_env,
-        start_conversation,
+        start_agent,
         replace(kinds[0].limits, isolation=isolation),
         n_samples=1,
         max_concurrent=len(kinds) + N_SIBLINGS,

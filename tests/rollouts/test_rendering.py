@@ -62,7 +62,7 @@ class WatchedRenderer(CharRenderer):
 async def played(env: CounterEnv, limits: Limits = LIMITS) -> tuple[Trajectory, WatchedRenderer]:
     renderer = WatchedRenderer()
 
-    def start_conversation(task: Task, observation: Observation, session: str) -> TokenConversation:
+    def start_agent(task: Task, observation: Observation, session: str) -> TokenConversation:
         return TokenConversation(
             observation,
             engine=ScriptedEngine(PRESS % 3, "done"),
@@ -72,7 +72,7 @@ async def played(env: CounterEnv, limits: Limits = LIMITS) -> tuple[Trajectory, 
             max_input_length=limits.max_input_length,
         )
 
-    return await run_episode(TASK, opening(env), start_conversation, limits), renderer
+    return await run_episode(TASK, opening(env), start_agent, limits), renderer
 
 
 @pytest.mark.parametrize("opens", [False, True])

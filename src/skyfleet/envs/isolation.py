@@ -60,7 +60,9 @@ class MovableFactory:
                     max_characters=isolation.max_observation_chars,
                 )
             except NotMovableError as error:
-                self._say(f"environment {task.env_key} runs in threads, not in processes: {error}")
+                self._log_once(
+                    f"environment {task.env_key} runs in threads, not in processes: {error}"
+                )
         if place is Place.LOOP:
             return await self._open_env(task)
         return await open_in_thread(
@@ -71,7 +73,7 @@ class MovableFactory:
         if isolation.mode == "auto":
             self._places[env_key] = Place.LOOP
             self._stalls[env_key] = -(10**9)
-            self._say(
+            self._log_once(
                 f"environment {env_key} shares objects of the event loop between its episodes, so "
                 "it stays there although it blocks it"
             )
@@ -95,7 +97,7 @@ class MovableFactory:
                 "worker processes" if holds_interpreter else "threads of their own",
             )
 
-    def _say(self, sentence: str) -> None:
+    def _log_once(self, sentence: str) -> None:
         if sentence not in self._logged:
             self._logged.add(sentence)
             logger.warning("%s", sentence)

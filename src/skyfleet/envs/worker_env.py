@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
+from io import BytesIO
 from threading import Lock
 from time import monotonic
 from typing import Any
@@ -68,8 +69,6 @@ def pack_source(source: object) -> bytes:
             if getattr(value, "is_cuda", False) is True:
                 raise pickle.PicklingError("it holds a tensor on a GPU")
             return super().reducer_override(value)
-
-    from io import BytesIO
 
     packed = BytesIO()
     try:
