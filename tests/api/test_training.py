@@ -146,6 +146,11 @@ def test_a_trainer_iterates_breaks_evaluates_and_saves() -> None:
                 break
         evaluation = trainer.evaluate(TASKS[4:])
         assert (evaluation.step, evaluation.n_tasks) == (2, 4)
+        assert evaluation.name == "adhoc"
+        assert trainer.evaluate(TASKS[4:]).name == "adhoc"
+        assert trainer.evaluate(TASKS[5:]).name == "adhoc_2"
+        with pytest.raises(sf.ConfigError, match="a set of that name with other tasks"):
+            trainer.evaluate(TASKS[5:], name="adhoc")
         assert trainer.save().name == "global_step_2"
     assert trainer.result.step == 2
     with pytest.raises(sf.ConfigError, match=r"use it inside `with sf\.Trainer"):

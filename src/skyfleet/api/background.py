@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from functools import cache
 from inspect import isawaitable
 from threading import Event, Thread, current_thread
@@ -34,8 +35,9 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     loop, finished = background_loop(), Event()
     if current_thread().name == _THREAD:
         # A callback of a run that this loop trains: waiting for the loop would block it for good.
-        result: T = _run_in_new_thread(coroutine)
-        return result
+        with _block_loop():
+            result: T = _run_in_new_thread(coroutine)
+            return result
     started: list[asyncio.Task[T]] = []
 
     def start() -> None:
@@ -44,15 +46,41 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
         started.append(task)
 
     loop.call_soon_threadsafe(start)
-    try:
-        finished.wait()
-    except KeyboardInterrupt:
-        loop.call_soon_threadsafe(lambda: started[0].cancel())
-        finished.wait()
+    with _block_loop():
+        try:
+            finished.wait()
+        except KeyboardInterrupt:
+            loop.call_soon_threadsafe(lambda: started[0].cancel())
+            finished.wait()
     (task,) = started
     if task.cancelled():
         raise KeyboardInterrupt
     return task.result()
+
+
+_blocked: set[asyncio.AbstractEventLoop] = set()
+
+
+@contextmanager
+def _block_loop() -> Iterator[None]:
+    """Note that the running loop of this thread, if there is one, waits in a sync call."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        yield
+        return
+    was_blocked = loop in _blocked
+    _blocked.add(loop)
+    try:
+        yield
+    finally:
+        if not was_blocked:
+            _blocked.discard(loop)
+
+
+def is_responsive(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether the loop runs and does not wait in a sync call, so that it can be waited for."""
+    return loop.is_running() and loop not in _blocked
 
 
 def as_sync_callback(callback: Callable[..., Any]) -> Callable[..., Any]:

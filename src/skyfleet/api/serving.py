@@ -20,10 +20,10 @@ class Server:
     """A running server; `stop` ends it, `wait` blocks until Ctrl-C."""
 
     def __init__(
-        self, url: str, name: str, uvicorn_server: Any, policy: PolicyEngine | None
+        self, url: str, name: str, uvicorn_server: Any, policy: PolicyEngine, *, owns_policy: bool
     ) -> None:
         self.url, self.name = url, name
-        self._server, self._policy = uvicorn_server, policy
+        self._server, self._policy, self._owns_policy = uvicorn_server, policy, owns_policy
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self, listening: socket.socket) -> None:
@@ -59,7 +59,8 @@ class Server:
         self._server.should_exit = True
         if self._serving is not None:
             await self._serving
-        if self._policy is not None:
+        self._policy.served_at = None
+        if self._owns_policy:
             await self._policy.aclose()
 
 
@@ -140,6 +141,9 @@ async def _serve(
     access = build_access_policy(bound_host, token=None, allowed_hosts=allowed_hosts)
     uvicorn_server = build_server(app, access, log_level="warning")
     host, port = listening.getsockname()[:2]
-    server = Server(f"http://{host}:{port}/v1", name, uvicorn_server, owned)
+    server = Server(
+        f"http://{host}:{port}/v1", name, uvicorn_server, policy, owns_policy=owned is not None
+    )
     await server.start(listening)
+    policy.served_at = server.url
     return server
