@@ -59,6 +59,12 @@ def test_every_argument_sets_its_key() -> None:
     assert trainer.ckpt_path == "runs/mine/checkpoints"
 
 
+def test_the_obvious_meaning_of_a_shorter_value_is_taken() -> None:
+    trainer = plan("Qwen/Qwen3-0.6B", trackers="tensorboard", lora=True).config.trainer
+    assert (trainer.logger, trainer.policy.model.lora.rank) == (["tensorboard"], 32)
+    assert plan("Qwen/Qwen3-0.6B", lora=False).config.trainer.policy.model.lora.rank == 0
+
+
 def test_a_key_of_config_wins_over_an_argument() -> None:
     assert (
         plan(
@@ -189,6 +195,13 @@ def test_tasks_of_every_kind_are_the_same_tasks(kind: str, tmp_path: Path) -> No
         ({"config": {"trainer.sede": 1}}, r"trainer\.sede.* is unknown"),
         ({"model": 3}, "pass a Hugging Face name, a folder"),
         ({"tasks": [{"text": "Hello"}]}, "tasks row 1: prompt"),
+        ({"algorithm": sf.GRPO}, r"call it: algorithm=sf\.GRPO\(\)"),
+        ({"algorithm": 3}, r"sf\.train\(algorithm=3\): pass an algorithm"),
+        ({"sampling": {"temperature": 1.0}}, r"sampling=.*: pass sf\.Sampling"),
+        ({"eval_sampling": 1.0}, r"eval_sampling=1\.0\): pass sf\.Sampling"),
+        ({"algorithm": sf.GRPO(clip=(0.1, 0.2, 0.3))}, "pass a number, or two"),  # type: ignore[arg-type]
+        ({"lora": "yes"}, r"pass sf\.LoRA\(rank=32\), or the rank"),
+        ({"env": "tau_bench", "reward": None}, "tau-bench is not supported yet"),
     ],
 )
 def test_misuse_is_answered_in_the_callers_terms(arguments: dict[str, Any], sentence: str) -> None:

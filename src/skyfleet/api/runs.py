@@ -11,7 +11,7 @@ from typing import Any
 from skyfleet.analysis.run_folder import RunFolder, open_run
 from skyfleet.api.comparison import Comparison, Evaluation, compare_reports
 from skyfleet.api.inference import inference_config
-from skyfleet.api.models import find_run_policy, list_checkpoints
+from skyfleet.api.models import ModelSource, find_run_policy, list_checkpoints
 from skyfleet.api.policy import Policy
 from skyfleet.api.tables import Table
 from skyfleet.api.trajectories import Trajectories
@@ -73,6 +73,10 @@ class Run:
         """By step."""
         configured = Path(self._folder.config.trainer.ckpt_path)
         return dict(sorted(list_checkpoints(configured, self.path).items()))
+
+    @property
+    def source(self) -> ModelSource:
+        return find_run_policy(self.path)
 
     def policy(self, step: int | str = "last") -> Policy:
         """The policy of a checkpoint: a step, "last" or "best"."""

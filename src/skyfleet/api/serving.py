@@ -89,6 +89,11 @@ def serve(
     token = read_token()
     check_bind(host, token, key="sf.serve: host")
     if isinstance(model, PolicyEngine):
+        if config is not None:
+            raise ConfigError(
+                "sf.serve(policy, config=...): the policy has a configuration; pass config to "
+                "sf.load_policy"
+            )
         policy, owned = model, None
     else:
         source = resolve_model(model, where="sf.serve")

@@ -16,7 +16,14 @@ from skyfleet.api.config import TINY_DEFAULTS, ConfigLike, GivenConfig, read_con
 from skyfleet.api.envs import ResolvedEnv, resolve_env
 from skyfleet.api.models import ModelSource, resolve_model
 from skyfleet.api.notebook import show_progress
-from skyfleet.api.settings import Algorithm, LoRA, Sampling
+from skyfleet.api.settings import (
+    Algorithm,
+    LoRA,
+    Sampling,
+    as_lora,
+    check_algorithm,
+    check_sampling,
+)
 from skyfleet.api.tasks import as_source, load_given_tasks, split
 from skyfleet.api.trajectories import Trajectory, wrap_step
 from skyfleet.config.root import RunConfig
@@ -55,10 +62,10 @@ class TrainArguments(TypedDict, total=False):
     """trainer.max_training_steps."""
     eval_every: int | None
     """Steps; unset, before the first and after the last."""
-    lora: LoRA | int | None
+    lora: LoRA | int | bool | None
     engine: str | None
     """auto, embedded, vllm, or the URL of a vLLM server: generator.backend."""
-    trackers: Sequence[str] | None
+    trackers: Sequence[str] | str | None
     """wandb, tensorboard: trainer.logger."""
     seed: int | None
     run_dir: str | Path | None
@@ -103,7 +110,7 @@ def plan_training(
     source = (
         None if model is None else resolve_model(model, arguments.get("tokenizer"), where=where)
     )
-    keys = _model_keys(source, given) | dict(resolved.overrides) | _setting_keys(arguments)
+    keys = _model_keys(source, given) | dict(resolved.overrides) | _setting_keys(where, arguments)
     is_own = any(arguments.get(name) is not None for name in ("tasks", "reward"))
     is_own = is_own or model is not None or env is not None
     keys |= _run_keys(run_dir, source, given, is_own=is_own)
@@ -157,19 +164,20 @@ def _model_keys(source: ModelSource | None, given: GivenConfig) -> dict[str, Any
     return keys
 
 
-def _setting_keys(arguments: TrainArguments) -> dict[str, Any]:
+def _setting_keys(where: str, arguments: TrainArguments) -> dict[str, Any]:
     keys: dict[str, Any] = {}
-    algorithm, lora = arguments.get("algorithm"), arguments.get("lora")
+    algorithm, lora = arguments.get("algorithm"), as_lora(where, arguments.get("lora"))
+    check_algorithm(where, algorithm)
     if isinstance(algorithm, str):
         keys["trainer.algorithm.advantage_estimator"] = algorithm
     elif algorithm is not None:
         keys |= algorithm.overrides()
     if lora is not None:
-        keys |= (LoRA(rank=lora) if isinstance(lora, int) else lora).overrides()
-    if (sampling := arguments.get("sampling")) is not None:
-        keys |= sampling.overrides()
-    if (sampling := arguments.get("eval_sampling")) is not None:
-        keys |= sampling.overrides("generator.eval_sampling_params")
+        keys |= lora.overrides()
+    check_sampling(where, "sampling", sampling := arguments.get("sampling"))
+    keys |= sampling.overrides() if sampling is not None else {}
+    check_sampling(where, "eval_sampling", sampling := arguments.get("eval_sampling"))
+    keys |= sampling.overrides("generator.eval_sampling_params") if sampling is not None else {}
     keys |= _engine_keys(arguments.get("engine"))
     batch_size = arguments.get("batch_size")
     named = {
@@ -182,7 +190,7 @@ def _setting_keys(arguments: TrainArguments) -> dict[str, Any]:
         "generator.eval_n_samples_per_prompt": arguments.get("eval_attempts"),
     }
     if (trackers := arguments.get("trackers")) is not None:
-        keys["trainer.logger"] = list(trackers)
+        keys["trainer.logger"] = [trackers] if isinstance(trackers, str) else list(trackers)
     return keys | {key: value for key, value in named.items() if value is not None}
 
 

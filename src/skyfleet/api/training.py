@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from skyfleet.api.arguments import show_arguments
 from skyfleet.api.background import run_sync
 from skyfleet.api.comparison import Comparison
-from skyfleet.api.models import ModelSource
+from skyfleet.api.models import ModelSource, find_best_step
 from skyfleet.api.policy import Policy
 from skyfleet.api.runs import Run, load_run
 from skyfleet.api.tables import Table
@@ -136,8 +136,8 @@ class TrainResult:
 
     @property
     def best_step(self) -> int | None:
-        """The best of the evaluated steps; None for an interrupted run."""
-        return self._outcome.best_step if self._outcome is not None else None
+        """The best of the evaluated steps; None for an interrupted run or one without any."""
+        return find_best_step(self.folder) if self._outcome is not None else None
 
     @property
     def comparison(self) -> Comparison:
