@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import skyfleet as sf
+from skyfleet.algorithms.registry import build_advantage_estimator
 from skyfleet.api.config import read_config
 from skyfleet.api.tasks import load_given_tasks
 from skyfleet.api.train_plan import TrainingPlan, plan_training
@@ -220,6 +221,25 @@ def test_the_algorithms_load_as_configurations() -> None:
     ):
         config = plan(algorithm=algorithm).config
         assert config.trainer.algorithm.advantage_estimator in ("grpo", "rloo", "gae")
+
+
+def test_two_functions_of_one_name_are_two_estimators() -> None:
+    def scaled(factor: float) -> Any:
+        def scale_rewards(rewards: list[float]) -> list[float]:
+            return [factor * reward for reward in rewards]
+
+        return sf.estimator(scale_rewards)
+
+    names = [
+        plan(algorithm=sf.GRPO(advantage=scaled(factor))).config.trainer.algorithm
+        for factor in (1.0, 2.0, 1.0)
+    ]
+    assert [algorithm.advantage_estimator for algorithm in names] == [
+        "python:scale_rewards",
+        "python:scale_rewards_2",
+        "python:scale_rewards",
+    ]
+    assert build_advantage_estimator(names[1])([1.0]) == [2.0]  # type: ignore[operator]
 
 
 def test_every_preset_loads_under_its_run_name() -> None:
