@@ -193,6 +193,28 @@ def test_a_callback_stops_the_run_and_may_be_async() -> None:
     assert sum(str(one).startswith("say-") for one in seen) == 4
 
 
+async def test_async_callbacks_of_an_asyncio_program_run_in_its_loop() -> None:
+    seen: list[Any] = []
+
+    async def note(value: Any) -> Any:
+        await asyncio.sleep(0.01)
+        assert asyncio.get_running_loop() is caller
+        seen.append(type(value).__name__)
+        return sf.STOP if type(value).__name__ == "StepResult" else None
+
+    caller = asyncio.get_running_loop()
+    arguments = {**SMALL, "tasks": TASKS[:4], "eval": {"held": TASKS[4:6]}, "steps": 3}
+    arguments |= {"on_step": note, "on_episode": note, "on_evaluation": note}
+    stopped = await sf.train_async("tiny", reward=length, **arguments)
+    assert stopped.step == 1
+    assert seen.count("Trajectory") == 4
+    assert seen.count("StepResult") == 1
+    assert seen.count("Evaluation") == 2  # before the first step and after the last
+    assert stopped.comparison["held"].overall.n_tasks == 2
+    await sf.evaluate_async("null", reward=length, tasks=TASKS[:2], on_episode=note)
+    assert seen.count("Trajectory") == 6
+
+
 def test_a_trainer_iterates_breaks_evaluates_and_saves() -> None:
     arguments = {**SMALL, "tasks": TASKS[:4], "eval": False, "steps": 3}
     with sf.Trainer("tiny", reward=length, **arguments) as trainer:

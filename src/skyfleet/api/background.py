@@ -83,14 +83,36 @@ def is_responsive(loop: asyncio.AbstractEventLoop) -> bool:
     return loop.is_running() and loop not in _blocked
 
 
-def as_sync_callback(callback: Callable[..., Any]) -> Callable[..., Any]:
-    """The same callback; what an async one returns runs to its end in a loop of its own."""
+class CallbackTasks:
+    """Calls a user's callbacks, sync or async, from code that cannot await them.
 
-    def call(*args: Any) -> Any:
-        result = callback(*args)
-        return _run_in_new_thread(result) if isawaitable(result) else result
+    What an async one returns runs as a task of the caller's event loop, which `settle` waits for.
+    In the background loop, whose caller waits anyway, it runs to its end at once.
+    """
 
-    return call
+    def __init__(self) -> None:
+        self._tasks: list[asyncio.Future[Any]] = []
+
+    def wrap(self, callback: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            result = callback(*args)
+            if not isawaitable(result):
+                return result
+            if current_thread().name == _THREAD:
+                return _run_in_new_thread(result)
+            self._tasks.append(asyncio.ensure_future(result))
+            return None
+
+        return call
+
+    async def settle(self) -> list[Any]:
+        """Wait for the async callbacks that were called; what they returned."""
+        tasks, self._tasks = self._tasks, []
+        return await asyncio.gather(*tasks)
+
+    def cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
 
 
 def _run_in_new_thread(awaitable: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from skyfleet.api.agents import OpenedAgent, open_agent
 from skyfleet.api.arguments import check_arguments, show_arguments
-from skyfleet.api.background import as_sync_callback, run_sync
+from skyfleet.api.background import CallbackTasks, run_sync
 from skyfleet.api.comparison import Evaluation
 from skyfleet.api.config import ConfigLike
 from skyfleet.api.envs import resolve_env
@@ -150,7 +150,8 @@ async def _evaluate(
         max_concurrent=opened.max_concurrent,
         pass_threshold=threshold,
     )
-    with _keep_episodes(opened, name, len(tasks), arguments) as keep:
+    callbacks = CallbackTasks()
+    with _keep_episodes(opened, name, len(tasks), arguments, callbacks) as keep:
         report, groups = await run_evaluation(
             name,
             tasks,
@@ -166,6 +167,7 @@ async def _evaluate(
             agent_info=opened.info,
             on_finished=keep,
         )
+        await callbacks.settle()
     if output is not None:
         save_report(Path(output), report)
     episodes = [Trajectory.from_record(t) for group in groups for t in group.trajectories]
@@ -177,7 +179,11 @@ async def _evaluate(
 
 @contextmanager
 def _keep_episodes(
-    opened: OpenedAgent, name: str, n_tasks: int, arguments: EvaluateArguments
+    opened: OpenedAgent,
+    name: str,
+    n_tasks: int,
+    arguments: EvaluateArguments,
+    callbacks: CallbackTasks,
 ) -> Iterator[Callable[[records.Trajectory], None]]:
     """What is called with each episode as it ends, so that an interruption loses none."""
     from skyfleet.evaluation.report import open_episodes, prepare_output
@@ -186,6 +192,7 @@ def _keep_episodes(
     output, progress = arguments.get("output"), arguments.get("progress")
     on_episode = arguments.get("on_episode")
     with ExitStack() as closing:
+        closing.callback(callbacks.cancel)
         archive = None
         if output is not None:
             prepare_output(Path(output), opened.config, opened.info)
@@ -202,7 +209,7 @@ def _keep_episodes(
                 archive.add(trajectory)
             advance()
             if on_episode is not None:
-                as_sync_callback(on_episode)(Trajectory.from_record(trajectory))
+                callbacks.wrap(on_episode)(Trajectory.from_record(trajectory))
 
         yield keep
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from skyfleet.api.arguments import check_arguments
-from skyfleet.api.background import as_sync_callback
+from skyfleet.api.background import CallbackTasks
 from skyfleet.api.comparison import Evaluation
 from skyfleet.api.config import TINY_DEFAULTS, ConfigLike, GivenConfig, read_config
 from skyfleet.api.envs import ResolvedEnv, resolve_env
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from skyfleet.envs.env import EnvFactory
     from skyfleet.tasks.task import Task
     from skyfleet.trainer.assemble import GivenObjects
+    from skyfleet.trainer.run import Run
 
 HELD_OUT = "held_out"
 """The evaluation set that is split off if none is given."""
@@ -85,7 +86,23 @@ class TrainingPlan:
 
     config: RunConfig
     given: GivenObjects
+    callback_tasks: CallbackTasks
     notes: Sequence[str] = ()
+
+    async def settle_callbacks(self, run: Run) -> None:
+        """Wait for async callbacks in the caller's loop; one that returns STOP ends the run here."""
+        from skyfleet.trainer.callbacks import STOP
+        from skyfleet.trainer.loop import evaluate_step
+
+        returned = await self.callback_tasks.settle()
+        if STOP not in returned or run.callbacks.stop_requested:
+            return
+        run.callbacks.stop_requested = True
+        # The step ended before it was known to be the last one.
+        if run.schedule.eval_interval > 0 and run.state.step not in run.state.evaluated_steps:
+            await evaluate_step(run, run.state.step)
+            await self.callback_tasks.settle()
+        run.save()
 
     def report_progress(self, line: str) -> None:
         sys.stdout.write(f"setting up: {sanitize(line)}\n")
@@ -121,13 +138,14 @@ def plan_training(
     from skyfleet.trainer.assemble import GivenObjects
     from skyfleet.trainer.callbacks import Callbacks
 
+    tasks = CallbackTasks()
     callbacks = Callbacks(
-        on_episode=_wrapped(arguments.get("on_episode"), Trajectory.from_record),
+        on_episode=_wrapped(tasks, arguments.get("on_episode"), Trajectory.from_record),
         on_step=show_progress(
-            _wrapped(arguments.get("on_step"), wrap_step),
+            _wrapped(tasks, arguments.get("on_step"), wrap_step),
             total_steps=config.trainer.max_training_steps,
         ),
-        on_evaluation=_wrapped(arguments.get("on_evaluation"), Evaluation),
+        on_evaluation=_wrapped(tasks, arguments.get("on_evaluation"), Evaluation),
     )
     objects = GivenObjects(
         open_env=_with_context_tools(resolved.open_env, config),
@@ -136,7 +154,7 @@ def plan_training(
         model=source.loaded if source is not None else None,
         callbacks=callbacks,
     )
-    return TrainingPlan(config=config, given=objects, notes=notes)
+    return TrainingPlan(config=config, given=objects, callback_tasks=tasks, notes=notes)
 
 
 def _with_context_tools(open_env: EnvFactory | None, config: RunConfig) -> EnvFactory | None:
@@ -291,9 +309,9 @@ def _task_keys(
 
 
 def _wrapped(
-    callback: Callable[..., Any] | None, wrap: Callable[[Any], Any]
+    tasks: CallbackTasks, callback: Callable[..., Any] | None, wrap: Callable[[Any], Any]
 ) -> Callable[..., Any] | None:
     if callback is None:
         return None
-    call = as_sync_callback(callback)
+    call = tasks.wrap(callback)
     return lambda value: call(wrap(value))

@@ -155,6 +155,7 @@ class Trainer:
             elif not self._saved:  # the caller's own code failed, or Ctrl-C was pressed in it
                 run.save()
         finally:
+            self._plan.callback_tasks.cancel()
             await self._closing.aclose()
         if error is None:
             write_run_report(run.folder)
@@ -172,12 +173,14 @@ class Trainer:
         self._opened()
         assert self._steps is not None
         try:
-            return wrap_step(await anext(self._steps))
+            step = await anext(self._steps)
         except StopAsyncIteration:
             return None
         except BaseException:
             self._saved = True  # by the loop, at its last resume point
             raise
+        await self._plan.settle_callbacks(self._opened())
+        return wrap_step(step)
 
     def _opened(self) -> core.Run:
         if self._run is None:
