@@ -17,7 +17,13 @@ from skyfleet.serving.access import build_access_policy, check_bind, read_token
 
 
 class Server:
-    """A running server; `stop` ends it, `wait` blocks until Ctrl-C."""
+    """A running server; `stop` ends it, `wait` blocks until Ctrl-C.
+
+    >>> import skyfleet as sf
+    >>> with sf.serve("tiny", port=0, name="mine") as server:
+    ...     print(server.name, server.url.endswith("/v1"))
+    mine True
+    """
 
     def __init__(
         self, url: str, name: str, uvicorn_server: Any, policy: PolicyEngine, *, owns_policy: bool
