@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import cache
 from inspect import isawaitable
@@ -91,7 +91,7 @@ class CallbackTasks:
     """
 
     def __init__(self) -> None:
-        self._tasks: list[asyncio.Future[Any]] = []
+        self._tasks: list[asyncio.Task[Any]] = []
 
     def wrap(self, callback: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
@@ -100,7 +100,7 @@ class CallbackTasks:
                 return result
             if current_thread().name == _THREAD:
                 return _run_in_new_thread(result)
-            self._tasks.append(asyncio.ensure_future(result))
+            self._tasks.append(asyncio.create_task(_name_failure(result, callback)))
             return None
 
         return call
@@ -113,6 +113,14 @@ class CallbackTasks:
     def cancel(self) -> None:
         for task in self._tasks:
             task.cancel()
+
+
+async def _name_failure(awaitable: Awaitable[Any], callback: object) -> Any:
+    try:
+        return await awaitable
+    except Exception as error:
+        error.add_note(f"raised by the callback {getattr(callback, '__name__', callback)}")
+        raise
 
 
 def _run_in_new_thread(awaitable: Any) -> Any:

@@ -35,6 +35,10 @@ class Run:
         self.path = folder.path
 
     @property
+    def name(self) -> str:
+        return self._folder.name
+
+    @property
     def config(self) -> dict[str, Any]:
         """Every configuration key with its value."""
         return flatten(self._folder.config)
@@ -115,13 +119,21 @@ class Run:
             found = [entry for entry in found if entry.step == (last if step == "last" else step)]
         return Trajectories(found)
 
-    def report(self) -> Report:
-        """Write the run's report, one HTML page."""
+    def report(self, *others: Run, output: str | Path | None = None) -> Report:
+        """Write the run's report, one HTML page; other runs are compared with this one.
+
+        output: a file, or a folder for report.html; unset, the run folder.
+        """
         from skyfleet.analysis.html.page import write_report
 
-        page = self.path / "report.html"
-        write_report([self._folder], page)
+        page = self.find_report_path(output)
+        write_report([self._folder, *(other._folder for other in others)], page)
         return Report(page)
+
+    def find_report_path(self, output: str | Path | None = None) -> Path:
+        """Where `report` writes the page."""
+        page = self.path if output is None else Path(output)
+        return page / "report.html" if page.is_dir() else page
 
     def view(self, *, port: int = 0, open_browser: bool = True) -> Viewer:
         """Start the trajectory viewer in the background and open it in the browser."""
