@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from skyfleet.api.policy import load_policy as load_policy
     from skyfleet.api.runs import Run as Run
     from skyfleet.api.runs import load_run as load_run
+    from skyfleet.api.serving import Server as Server
     from skyfleet.api.serving import serve as serve
     from skyfleet.api.settings import CISPO as CISPO
     from skyfleet.api.settings import DAPO as DAPO
@@ -50,11 +51,13 @@ if TYPE_CHECKING:
     from skyfleet.api.settings import Algorithm as Algorithm
     from skyfleet.api.settings import LoRA as LoRA
     from skyfleet.api.settings import Sampling as Sampling
+    from skyfleet.api.tables import Table as Table
     from skyfleet.api.tasks import split as split
     from skyfleet.api.trainer import Trainer as Trainer
     from skyfleet.api.training import TrainResult as TrainResult
     from skyfleet.api.training import train as train
     from skyfleet.api.training import train_async as train_async
+    from skyfleet.api.trajectories import Trajectories as Trajectories
     from skyfleet.api.trajectories import Trajectory as Trajectory
     from skyfleet.chat.message import Message as Message
     from skyfleet.envs.python_env import Env as Env
@@ -64,11 +67,15 @@ if TYPE_CHECKING:
     from skyfleet.envs.python_tools import tool as tool
     from skyfleet.envs.tools import ToolError as ToolError
     from skyfleet.errors import ConfigError as ConfigError
+    from skyfleet.errors import NothingGradedError as NothingGradedError
     from skyfleet.errors import SkyfleetError as SkyfleetError
     from skyfleet.errors import TaskError as TaskError
     from skyfleet.tasks.task import Grade as Grade
     from skyfleet.tasks.task import Task as Task
     from skyfleet.trainer.callbacks import STOP as STOP
+    from skyfleet.trainer.callbacks import StepResult as StepResult
+
+    __version__: str
 
 _MODULES = {
     "algorithms.losses.loss": ("LossInputs", "LossOutput"),
@@ -78,23 +85,24 @@ _MODULES = {
     "api.own_algorithms": ("estimator", "loss"),
     "api.policy": ("Policy", "load_policy"),
     "api.runs": ("Run", "load_run"),
-    "api.serving": ("serve",),
+    "api.serving": ("Server", "serve"),
     "api.settings": (
         *("Algorithm", "CISPO", "DAPO", "GRPO", "GSPO", "PPO", "RLOO"),
         *("LoRA", "Sampling"),
     ),
+    "api.tables": ("Table",),
     "api.tasks": ("split",),
     "api.trainer": ("Trainer",),
     "api.training": ("TrainResult", "train", "train_async"),
-    "api.trajectories": ("Trajectory",),
+    "api.trajectories": ("Trajectories", "Trajectory"),
     "chat.message": ("Message",),
     "envs.python_env": ("Env", "ToolEnv"),
     "envs.python_episode": ("Observation", "Step"),
     "envs.python_tools": ("tool",),
     "envs.tools": ("ToolError",),
-    "errors": ("ConfigError", "SkyfleetError", "TaskError"),
+    "errors": ("ConfigError", "NothingGradedError", "SkyfleetError", "TaskError"),
     "tasks.task": ("Grade", "Task"),
-    "trainer.callbacks": ("STOP",),
+    "trainer.callbacks": ("STOP", "StepResult"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -102,6 +110,10 @@ __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("skyfleet")
     if name not in _HOMES:
         raise AttributeError(f"module 'skyfleet' has no attribute {name!r}")
     value = getattr(import_module(f"skyfleet.{_HOMES[name]}"), name)

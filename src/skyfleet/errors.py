@@ -100,7 +100,14 @@ class NoLearningSignalError(SentinelError):
 
 
 class NothingGradedError(NoLearningSignalError):
-    """No attempt at an evaluation set has a grade, so there is no score."""
+    """No attempt at an evaluation set has a grade, so there is no score.
+
+    >>> import skyfleet as sf
+    >>> sf.evaluate("null", reward=lambda answer: None, tasks=[{"prompt": "Hello"}])
+    Traceback (most recent call last):
+    ...
+    skyfleet.errors.NothingGradedError: evaluation set val: no attempt could be graded, ...
+    """
 
 
 class MissingExtraError(SkyfleetError, ImportError):

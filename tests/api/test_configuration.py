@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 import skyfleet as sf
+from skyfleet.algorithms.registry import build_advantage_estimator
 from skyfleet.api.config import read_config
 from skyfleet.api.tasks import load_given_tasks
 from skyfleet.api.train_plan import TrainingPlan, plan_training
+from skyfleet.config.keys import dump_yaml
 from skyfleet.config.loading import load_config
+from skyfleet.config.root import RunConfig
 from skyfleet.presets import find_preset, list_presets
 
 TASKS = [{"prompt": f"Say {n}.", "number": n} for n in range(60)]
@@ -57,6 +60,12 @@ def test_every_argument_sets_its_key() -> None:
     assert trainer.ckpt_path == "runs/mine/checkpoints"
 
 
+def test_the_obvious_meaning_of_a_shorter_value_is_taken() -> None:
+    trainer = plan("Qwen/Qwen3-0.6B", trackers="tensorboard", lora=True).config.trainer
+    assert (trainer.logger, trainer.policy.model.lora.rank) == (["tensorboard"], 32)
+    assert plan("Qwen/Qwen3-0.6B", lora=False).config.trainer.policy.model.lora.rank == 0
+
+
 def test_a_key_of_config_wins_over_an_argument() -> None:
     assert (
         plan(
@@ -68,12 +77,65 @@ def test_a_key_of_config_wins_over_an_argument() -> None:
 
 def test_a_preset_or_a_file_is_the_base_and_keys_come_on_top(tmp_path: Path) -> None:
     config = plan(config=["tiny", {"trainer.seed": 7}], lr=1e-5, steps=2).config
-    assert (config.trainer.run_name, config.trainer.seed) == ("local_tiny_cpu", 7)
+    assert config.trainer.seed == 7
     assert config.trainer.policy.optimizer_config.weight_decay == 0.0
     assert config.trainer.warm_start.steps == 0
     path = tmp_path / "mine.yaml"
     path.write_text("trainer: {run_name: mine}")
     assert read_config(path).build({}).trainer.run_name == "mine"
+
+
+def test_steps_are_trained_whatever_the_batch_size_of_a_base() -> None:
+    from skyfleet.trainer.tasks import build_schedule
+
+    for given in ("tiny", {"trainer": {"train_batch_size": 32, "policy_mini_batch_size": 32}}):
+        planned = plan(tasks=TASKS, steps=50, config=given)
+        assert planned.given.train_tasks is not None
+        n_tasks = len(planned.given.train_tasks)
+        assert build_schedule(planned.config, n_tasks=n_tasks).total_steps == 50
+    assert (
+        build_schedule(
+            plan_training("sf.train", None, None, {"config": "tiny", "steps": 9999}).config,
+            n_tasks=128,
+        ).total_steps
+        == 9999
+    )
+
+
+def test_tasks_given_with_a_base_replace_its_evaluation_sets() -> None:
+    planned = plan(config="tiny")
+    assert planned.given.eval_sets is not None
+    assert list(planned.given.eval_sets) == ["held_out"]
+    assert planned.config.data.eval_sets == {}
+    named = plan(config=["tiny", {"data.val_data": ["world:github?split=unseen_tasks&count=4"]}])
+    assert named.given.eval_sets is None
+
+
+def test_a_base_with_a_model_or_tasks_trains_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    own = plan(config="tiny").config.trainer
+    assert own.run_path != find_base("tiny").trainer.run_path
+    assert own.ckpt_path == f"{own.run_path}/checkpoints"
+    alone = plan_training("sf.train", None, None, {"config": "tiny"}).config.trainer
+    assert alone.run_path == find_base("tiny").trainer.run_path
+    # A saved configuration names the checkpoints of its own run.
+    (tmp_path / "config.yaml").write_text(dump_yaml(plan(run_dir="runs/first").config))
+    second = plan(config=tmp_path, run_dir="runs/second").config.trainer
+    assert (second.ckpt_path, second.export_path) == (
+        "runs/second/checkpoints",
+        "runs/second/exports",
+    )
+
+
+def test_another_model_than_the_bases_has_its_own_dimensions() -> None:
+    assert plan(config="tiny").config.trainer.policy.model_config_kwargs == (
+        find_base("tiny").trainer.policy.model_config_kwargs
+    )
+    other = plan("Qwen/Qwen3-0.6B", config="tiny").config
+    assert other.trainer.policy.model_config_kwargs == {}
+
+
+def find_base(name: str) -> RunConfig:
+    return read_config(name).load_base()
 
 
 def test_a_preset_alone_is_a_whole_run() -> None:
@@ -134,6 +196,13 @@ def test_tasks_of_every_kind_are_the_same_tasks(kind: str, tmp_path: Path) -> No
         ({"config": {"trainer.sede": 1}}, r"trainer\.sede.* is unknown"),
         ({"model": 3}, "pass a Hugging Face name, a folder"),
         ({"tasks": [{"text": "Hello"}]}, "tasks row 1: prompt"),
+        ({"algorithm": sf.GRPO}, r"call it: algorithm=sf\.GRPO\(\)"),
+        ({"algorithm": 3}, r"sf\.train\(algorithm=3\): pass an algorithm"),
+        ({"sampling": {"temperature": 1.0}}, r"sampling=.*: pass sf\.Sampling"),
+        ({"eval_sampling": 1.0}, r"eval_sampling=1\.0\): pass sf\.Sampling"),
+        ({"algorithm": sf.GRPO(clip=(0.1, 0.2, 0.3))}, "pass a number, or two"),  # type: ignore[arg-type]
+        ({"lora": "yes"}, r"pass sf\.LoRA\(rank=32\), or the rank"),
+        ({"env": "tau_bench", "reward": None}, "tau-bench is not supported yet"),
     ],
 )
 def test_misuse_is_answered_in_the_callers_terms(arguments: dict[str, Any], sentence: str) -> None:
@@ -152,6 +221,25 @@ def test_the_algorithms_load_as_configurations() -> None:
     ):
         config = plan(algorithm=algorithm).config
         assert config.trainer.algorithm.advantage_estimator in ("grpo", "rloo", "gae")
+
+
+def test_two_functions_of_one_name_are_two_estimators() -> None:
+    def scaled(factor: float) -> Any:
+        def scale_rewards(rewards: list[float]) -> list[float]:
+            return [factor * reward for reward in rewards]
+
+        return sf.estimator(scale_rewards)
+
+    names = [
+        plan(algorithm=sf.GRPO(advantage=scaled(factor))).config.trainer.algorithm
+        for factor in (1.0, 2.0, 1.0)
+    ]
+    assert [algorithm.advantage_estimator for algorithm in names] == [
+        "python:scale_rewards",
+        "python:scale_rewards_2",
+        "python:scale_rewards",
+    ]
+    assert build_advantage_estimator(names[1])([1.0]) == [2.0]  # type: ignore[operator]
 
 
 def test_every_preset_loads_under_its_run_name() -> None:

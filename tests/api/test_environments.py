@@ -11,6 +11,7 @@ from typing import Any, Literal
 import pytest
 
 import skyfleet as sf
+from skyfleet.api.envs import resolve_env
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.envs.env import Env, Observation, Step, close_env, grade_env
 from skyfleet.envs.python_env import as_env_factory
@@ -355,3 +356,11 @@ def test_a_built_in_environment_is_played_by_name() -> None:
         "oracle", "world:github", "world:github?split=train&count=3", baselines=False
     )
     assert task.success_rate == 1.0
+
+
+def test_a_world_is_evaluated_on_tasks_that_are_not_trained_on() -> None:
+    chosen = resolve_env("world:github", None, where="sf.evaluate", default_name=None)
+    assert chosen.tasks == "world:github?split=train&count=400"
+    assert chosen.eval_tasks == "world:github?split=unseen_tasks&count=120"
+    own = resolve_env("world:github?split=all&count=3", None, where="", default_name=None)
+    assert own.eval_tasks == "world:github?split=all&count=3"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -30,6 +31,10 @@ def test_dir_lists_the_public_names_and_each_resolves() -> None:
     assert dir(sf) == sorted(sf.__all__)
     for name in sf.__all__:
         assert getattr(sf, name) is not None
+
+
+def test_the_version_is_that_of_the_installed_package() -> None:
+    assert sf.__version__ == version("skyfleet")
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

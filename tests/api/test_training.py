@@ -99,6 +99,63 @@ def test_evaluations_of_the_same_policy_agree_and_are_compared(result: sf.TrainR
     result.policy.close()
 
 
+def test_runs_evaluations_and_folders_are_compared_with_each_other(
+    result: sf.TrainResult, tmp_path: Path
+) -> None:
+    env, run = sf.ToolEnv(reward=length, name="numbers"), result.run
+    evaluation = sf.evaluate(run, env, TASKS[4:])
+    evaluation.save(tmp_path)
+    for before, after in (
+        (run, run),
+        (result, result.folder),
+        (evaluation, run),
+        (run, evaluation),
+    ):
+        assert sf.compare(before, after).difference == 0.0
+    assert sf.compare(evaluation, tmp_path).difference == 0.0
+    assert sf.compare(run, step=2)["val"].overall.n_tasks == 4
+    with pytest.raises(sf.ConfigError, match="was evaluated at"):
+        sf.compare(run, step=7)
+    with pytest.raises(sf.ConfigError, match="neither is a run; leave step out"):
+        sf.compare(evaluation, evaluation, step=1)
+    run.evaluations["val"][2].require_grades()
+
+
+def test_arguments_that_have_no_effect_are_refused(result: sf.TrainResult) -> None:
+    assert sf.load_policy(result.run, step=0).source.step == 0
+    with pytest.raises(sf.ConfigError, match="only a run has steps"):
+        sf.load_policy("tiny", step=5)
+    with pytest.raises(sf.ConfigError, match=r"pass config to sf\.load_policy"):
+        sf.serve(result.policy, config={"trainer.seed": 1})
+
+
+def test_several_attempts_are_sampled_whatever_else_sampling_says(result: sf.TrainResult) -> None:
+    arguments: dict[str, Any] = {"reward": length, "tasks": TASKS[:1], "name": None}
+    arguments |= {"pass_threshold": None, "sampling": sf.Sampling(max_tokens=2)}
+    evaluation = sf.evaluate(result.run, attempts=2, **arguments)
+    assert evaluation.name == "val"
+    assert evaluation.report.agent_info is not None
+    assert evaluation.report.agent_info.temperature == 1.0
+
+
+def test_a_run_without_evaluations_has_no_best_step() -> None:
+    arguments = {**SMALL, "tasks": TASKS[:4], "eval": False, "steps": 1}
+    trained = sf.train("tiny", reward=length, **arguments)
+    assert trained.best_step is None
+    with pytest.raises(sf.ConfigError, match="was never evaluated"):
+        trained.run.policy("best")
+
+
+def test_the_commands_cannot_open_an_environment_of_another_process(
+    result: sf.TrainResult,
+) -> None:
+    from skyfleet.analysis.run_folder import open_run
+    from skyfleet.cli.run_tasks import load_episode_tasks
+
+    with pytest.raises(sf.ConfigError, match="an object of the script that started it"):
+        load_episode_tasks(open_run(result.folder), [])
+
+
 def test_training_starts_from_a_loaded_model_and_from_a_policy(result: sf.TrainResult) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -136,6 +193,28 @@ def test_a_callback_stops_the_run_and_may_be_async() -> None:
     assert sum(str(one).startswith("say-") for one in seen) == 4
 
 
+async def test_async_callbacks_of_an_asyncio_program_run_in_its_loop() -> None:
+    seen: list[Any] = []
+
+    async def note(value: Any) -> Any:
+        await asyncio.sleep(0.01)
+        assert asyncio.get_running_loop() is caller
+        seen.append(type(value).__name__)
+        return sf.STOP if type(value).__name__ == "StepResult" else None
+
+    caller = asyncio.get_running_loop()
+    arguments = {**SMALL, "tasks": TASKS[:4], "eval": {"held": TASKS[4:6]}, "steps": 3}
+    arguments |= {"on_step": note, "on_episode": note, "on_evaluation": note}
+    stopped = await sf.train_async("tiny", reward=length, **arguments)
+    assert stopped.step == 1
+    assert seen.count("Trajectory") == 4
+    assert seen.count("StepResult") == 1
+    assert seen.count("Evaluation") == 2  # before the first step and after the last
+    assert stopped.comparison["held"].overall.n_tasks == 2
+    await sf.evaluate_async("null", reward=length, tasks=TASKS[:2], on_episode=note)
+    assert seen.count("Trajectory") == 6
+
+
 def test_a_trainer_iterates_breaks_evaluates_and_saves() -> None:
     arguments = {**SMALL, "tasks": TASKS[:4], "eval": False, "steps": 3}
     with sf.Trainer("tiny", reward=length, **arguments) as trainer:
@@ -146,6 +225,11 @@ def test_a_trainer_iterates_breaks_evaluates_and_saves() -> None:
                 break
         evaluation = trainer.evaluate(TASKS[4:])
         assert (evaluation.step, evaluation.n_tasks) == (2, 4)
+        assert evaluation.name == "adhoc"
+        assert trainer.evaluate(TASKS[4:]).name == "adhoc"
+        assert trainer.evaluate(TASKS[5:]).name == "adhoc_2"
+        with pytest.raises(sf.ConfigError, match="a set of that name with other tasks"):
+            trainer.evaluate(TASKS[5:], name="adhoc")
         assert trainer.save().name == "global_step_2"
     assert trainer.result.step == 2
     with pytest.raises(sf.ConfigError, match=r"use it inside `with sf\.Trainer"):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from functools import cache
 from inspect import isawaitable
 from threading import Event, Thread, current_thread
@@ -34,8 +35,9 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     loop, finished = background_loop(), Event()
     if current_thread().name == _THREAD:
         # A callback of a run that this loop trains: waiting for the loop would block it for good.
-        result: T = _run_in_new_thread(coroutine)
-        return result
+        with _block_loop():
+            result: T = _run_in_new_thread(coroutine)
+            return result
     started: list[asyncio.Task[T]] = []
 
     def start() -> None:
@@ -44,25 +46,81 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
         started.append(task)
 
     loop.call_soon_threadsafe(start)
-    try:
-        finished.wait()
-    except KeyboardInterrupt:
-        loop.call_soon_threadsafe(lambda: started[0].cancel())
-        finished.wait()
+    with _block_loop():
+        try:
+            finished.wait()
+        except KeyboardInterrupt:
+            loop.call_soon_threadsafe(lambda: started[0].cancel())
+            finished.wait()
     (task,) = started
     if task.cancelled():
         raise KeyboardInterrupt
     return task.result()
 
 
-def as_sync_callback(callback: Callable[..., Any]) -> Callable[..., Any]:
-    """The same callback; what an async one returns runs to its end in a loop of its own."""
+_blocked: set[asyncio.AbstractEventLoop] = set()
 
-    def call(*args: Any) -> Any:
-        result = callback(*args)
-        return _run_in_new_thread(result) if isawaitable(result) else result
 
-    return call
+@contextmanager
+def _block_loop() -> Iterator[None]:
+    """Note that the running loop of this thread, if there is one, waits in a sync call."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        yield
+        return
+    was_blocked = loop in _blocked
+    _blocked.add(loop)
+    try:
+        yield
+    finally:
+        if not was_blocked:
+            _blocked.discard(loop)
+
+
+def is_responsive(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether the loop runs and does not wait in a sync call, so that it can be waited for."""
+    return loop.is_running() and loop not in _blocked
+
+
+class CallbackTasks:
+    """Calls a user's callbacks, sync or async, from code that cannot await them.
+
+    What an async one returns runs as a task of the caller's event loop, which `settle` waits for.
+    In the background loop, whose caller waits anyway, it runs to its end at once.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: list[asyncio.Task[Any]] = []
+
+    def wrap(self, callback: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            result = callback(*args)
+            if not isawaitable(result):
+                return result
+            if current_thread().name == _THREAD:
+                return _run_in_new_thread(result)
+            self._tasks.append(asyncio.create_task(_name_failure(result, callback)))
+            return None
+
+        return call
+
+    async def settle(self) -> list[Any]:
+        """Wait for the async callbacks that were called; what they returned."""
+        tasks, self._tasks = self._tasks, []
+        return await asyncio.gather(*tasks)
+
+    def cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+
+async def _name_failure(awaitable: Awaitable[Any], callback: object) -> Any:
+    try:
+        return await awaitable
+    except Exception as error:
+        error.add_note(f"raised by the callback {getattr(callback, '__name__', callback)}")
+        raise
 
 
 def _run_in_new_thread(awaitable: Any) -> Any:

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from skyfleet.api.tables import markdown_to_html
-from skyfleet.errors import ConfigError, TaskError
+from skyfleet.errors import ConfigError, NothingGradedError, TaskError
 from skyfleet.evaluation import compare as core
 from skyfleet.evaluation.agent_info import differences
 from skyfleet.evaluation.baselines import baseline_faults
 from skyfleet.evaluation.evaluate import check_graded
 from skyfleet.evaluation.published import SUFFIXES as PUBLISHED_SUFFIXES
 from skyfleet.evaluation.published import read_published
-from skyfleet.evaluation.report import EvalReport, match_reports, save_report
+from skyfleet.evaluation.report import EvalReport, match_reports, read_reports, save_report
 from skyfleet.evaluation.table import comparison_table, conclude, score_table
 from skyfleet.trajectories.trajectory import Group
 
@@ -76,11 +76,17 @@ class Evaluation:
 
     @property
     def metrics(self) -> dict[str, float]:
+        """The scores under the names of a run's main set, such as `eval/all/avg_score`."""
         return self.report.metrics()
 
     def require_grades(self) -> None:
         """Raise NothingGradedError if no attempt has a grade, which is not a score of zero."""
         check_graded({self.name: self._groups})
+        if self.success_rate is None and self.report.outcomes:
+            raise NothingGradedError(
+                f"evaluation set {self.name}: no attempt could be graded, so there is no score; "
+                "remove the cause, which its episodes name, and evaluate again"
+            )
 
     def save(self, folder: str | Path) -> None:
         """Write the report where `sf.compare(folder, ...)` reads it."""
@@ -166,16 +172,24 @@ def compare(before: Any, after: Any = None, *, step: int | None = None) -> Compa
     >>> sf.compare(evaluation, evaluation).difference
     0.0
     """
+    one = _read_side(before, "before")
     if after is None:
-        if isinstance(before, str | Path):
-            return _compare_paths(Path(before), None, step)
-        if isinstance(getattr(before, "comparison", None), Comparison):
-            own: Comparison = before.comparison
+        if not isinstance(one, Path):
+            raise ConfigError("sf.compare(before, after): after is missing; pass two evaluations")
+        own = getattr(before, "comparison", None)
+        if step is None and isinstance(own, Comparison):
             return own
-        raise ConfigError("sf.compare(before, after): after is missing; pass two evaluations")
-    if isinstance(before, str | Path) and isinstance(after, str | Path):
-        return _compare_paths(Path(before), Path(after), step)
-    return compare_reports([(_report(before, "before"), _report(after, "after"))])
+        return _compare_paths(one, None, step)
+    other = _read_side(after, "after")
+    if isinstance(one, Path):
+        if isinstance(other, Path):
+            return _compare_paths(one, other, step)
+        one = _find_report(one, other.name, step)
+    elif isinstance(other, Path):
+        other = _find_report(other, one.name, step)
+    elif step is not None:
+        raise ConfigError(f"sf.compare(step={step}): neither is a run; leave step out")
+    return compare_reports([(one, other)])
 
 
 def compare_reports(
@@ -231,11 +245,34 @@ def _find_other_differences(
         )
 
 
-def _report(given: Any, which: str) -> EvalReport:
+def _read_side(given: Any, which: str) -> EvalReport | Path:
+    from skyfleet.api.runs import Run
+    from skyfleet.api.training import TrainResult
+
     if isinstance(given, Evaluation):
         return given.report
+    if isinstance(given, str | Path):
+        return Path(given).expanduser()
+    if isinstance(given, Run):
+        return given.path
+    if isinstance(given, TrainResult):
+        return given.folder
     if isinstance(given, EvalReport):
         return given
-    if isinstance(given, str | Path) and Path(given).is_file():
-        return EvalReport.from_json(Path(given).read_text(encoding="utf-8"))
-    raise ConfigError(f"sf.compare({which}={given!r:.60}): pass an evaluation of sf.evaluate")
+    raise ConfigError(
+        f"sf.compare({which}={given!r:.60}): pass an evaluation of sf.evaluate, a report, a run or "
+        "a folder"
+    )
+
+
+def _find_report(path: Path, name: str, step: int | None) -> EvalReport:
+    """The report of the set `name`, or the only one."""
+    if not path.exists():
+        raise ConfigError(f"{path}: no such file or folder; pass a report or a run folder")
+    reports = read_reports(path, step=step)
+    if name not in reports and len(reports) > 1:
+        raise ConfigError(
+            f"{path} has the sets {', '.join(sorted(reports))}, and the evaluation is of {name!r}; "
+            "pass the name of one of these to sf.evaluate(name=...)"
+        )
+    return reports.get(name) or next(iter(reports.values()))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from skyfleet.config.keys import known_sections
 from skyfleet.config.loading import config_from_python
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError
@@ -40,6 +41,10 @@ class GivenConfig:
     """A configuration, a YAML file, or the name of a preset."""
     keys: Mapping[str, Any] = field(default_factory=dict)
 
+    def load_base(self) -> RunConfig:
+        """The base without keys and arguments."""
+        return config_from_python(self.base, {})
+
     def build(self, arguments: Mapping[str, Any]) -> RunConfig:
         """The configuration; a key of `config=` wins over an argument for the same key."""
         keys = {**arguments, **self.keys}
@@ -57,7 +62,7 @@ def read_config(given: ConfigLike) -> GivenConfig:
     if isinstance(given, RunConfig):
         return GivenConfig(base=given)
     if isinstance(given, Mapping):
-        return GivenConfig(keys=dict(given))
+        return GivenConfig(keys=dict(_flatten(given)))
     if isinstance(given, str | Path):
         saved = Path(given) / "config.yaml"
         return GivenConfig(base=saved if saved.is_file() else given)
@@ -71,3 +76,13 @@ def read_config(given: ConfigLike) -> GivenConfig:
     raise ConfigError(
         f"config={given!r:.80}: pass a dict of keys, a YAML path, a preset, or a list of these"
     )
+
+
+def _flatten(given: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys, also of nested sections: {"trainer": {"seed": 1}} is {"trainer.seed": 1}."""
+    for name, value in given.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and key in known_sections():
+            yield from _flatten(value, f"{key}.")
+        else:
+            yield key, value

@@ -21,7 +21,6 @@ _SECTIONS = {
     "mcp": "environment.mcp",
     "fleet_task": "environment.skyrl_gym.fleet_task",
     "skyrl_gym": "environment.skyrl_gym",
-    "tau_bench": "environment.skyrl_gym.tau_bench",
     "world": "environment",
     "agentdojo": "environment",
 }
@@ -39,7 +38,9 @@ class EnvSpec:
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """Configuration keys."""
     tasks: str | None = None
-    """Where its own tasks come from, if it has any."""
+    """Where its own training tasks come from, if it has any."""
+    eval_tasks: str | None = None
+    """Where its own evaluation tasks come from; none of them are training tasks."""
 
     def __repr__(self) -> str:
         return f"env({self.name!r})"
@@ -60,11 +61,12 @@ def env(name: str, **settings: Any) -> EnvSpec:
     env_class, colon, rest = name.partition(":")
     if env_class == "world" and colon:
         keys = {f"environment.{key}": value for key, value in settings.items()}
-        source = name if "?" in name else f"{name}?split=train&count=400"
+        is_chosen = "?" in name
         return EnvSpec(
             name=rest.partition("?")[0],
             overrides={"environment.env_class": "world", **keys},
-            tasks=source,
+            tasks=name if is_chosen else f"{name}?split=train&count=400",
+            eval_tasks=name if is_chosen else f"{name}?split=unseen_tasks&count=120",
         )
     if colon:
         if settings:
@@ -73,6 +75,11 @@ def env(name: str, **settings: Any) -> EnvSpec:
                 "settings itself; pass the function as env="
             )
         return EnvSpec(name=rest, overrides={"environment.env_class": name})
+    if env_class == "tau_bench":
+        raise ConfigError(
+            "sf.env('tau_bench'): tau-bench is not supported yet; use a world, such as "
+            "sf.env('world:booking')"
+        )
     if env_class not in _SECTIONS:
         # Any other name is an environment of skyrl-gym's registry, such as gsm8k.
         keys = {"env_class": "skyrl_gym", "skyrl_gym.env_id": name}
@@ -143,6 +150,7 @@ class ResolvedEnv:
     env_key: str | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
     tasks: str | None = None
+    eval_tasks: str | None = None
 
 
 def resolve_env(
@@ -160,7 +168,12 @@ def resolve_env(
         return ResolvedEnv()
     spec = env(env_given) if isinstance(env_given, str) else env_given
     if isinstance(spec, EnvSpec):
-        return ResolvedEnv(overrides=spec.overrides, tasks=spec.tasks, env_key=spec.name)
+        return ResolvedEnv(
+            overrides=spec.overrides,
+            tasks=spec.tasks,
+            eval_tasks=spec.eval_tasks,
+            env_key=spec.name,
+        )
     return _resolve_object(spec, where, default_name)
 
 

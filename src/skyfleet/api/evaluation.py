@@ -5,17 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from skyfleet.api.agents import OpenedAgent, open_agent
 from skyfleet.api.arguments import check_arguments, show_arguments
-from skyfleet.api.background import as_sync_callback, run_sync
+from skyfleet.api.background import CallbackTasks, run_sync
 from skyfleet.api.comparison import Evaluation
 from skyfleet.api.config import ConfigLike
 from skyfleet.api.envs import resolve_env
 from skyfleet.api.notebook import in_notebook
-from skyfleet.api.settings import Sampling
+from skyfleet.api.settings import Sampling, check_sampling
 from skyfleet.api.tasks import DEFAULT_ENV_KEY, as_task, load_given_tasks
 from skyfleet.api.trajectories import Trajectory
 from skyfleet.errors import ConfigError
@@ -36,12 +37,12 @@ class EvaluateArguments(TypedDict, total=False):
     attempts: int | None
     """Per task: generator.eval_n_samples_per_prompt."""
     sampling: Sampling | None
-    name: str
+    name: str | None
     """The name of the set in reports."""
     baselines: bool | None
     """Also play an agent that does nothing and the reference solutions, to find broken tasks. Unset,
     only in environments that run on this machine."""
-    pass_threshold: float
+    pass_threshold: float | None
     """The reward of a pass."""
     trained_envs: Collection[str] | None
     """Environments that the policy was trained on, for the report."""
@@ -104,13 +105,14 @@ async def evaluate_set(
     """`evaluate_async` for one of several sets: without a single grade it raises nothing."""
     check_arguments("sf.evaluate", arguments, EvaluateArguments)
     resolved = resolve_env(env, arguments.get("reward"), where="sf.evaluate", default_name=None)
-    source = resolved.tasks if tasks is None else tasks
+    source = resolved.eval_tasks if tasks is None else tasks
     if source is None:
         raise ConfigError("sf.evaluate(model, env, tasks): tasks is missing")
     loaded = load_given_tasks(source, env_key=resolved.env_key)
     attempts, sampling = arguments.get("attempts"), arguments.get("sampling")
-    if attempts is not None and attempts > 1 and sampling is None:
-        sampling = Sampling(temperature=1.0)
+    check_sampling("sf.evaluate", "sampling", sampling)
+    if attempts is not None and attempts > 1 and (sampling is None or sampling.temperature is None):
+        sampling = replace(sampling or Sampling(), temperature=1.0)
     given = {"generator.eval_n_samples_per_prompt": attempts, "trainer.seed": arguments.get("seed")}
     keys = {key: value for key, value in given.items() if value is not None}
     playing = open_agent(
@@ -133,8 +135,9 @@ async def _evaluate(
     from skyfleet.trajectories.trajectory import describe_ungraded
 
     config, limits = opened.config, build_limits(opened.config)
-    name, output = arguments.get("name", "val"), arguments.get("output")
-    threshold = arguments.get("pass_threshold", PASS_THRESHOLD)
+    name, output = arguments.get("name") or "val", arguments.get("output")
+    threshold = arguments.get("pass_threshold")
+    threshold = PASS_THRESHOLD if threshold is None else threshold
     measured = arguments.get("baselines")
     baselines = await measure_baselines(
         [
@@ -147,7 +150,8 @@ async def _evaluate(
         max_concurrent=opened.max_concurrent,
         pass_threshold=threshold,
     )
-    with _keep_episodes(opened, name, len(tasks), arguments) as keep:
+    callbacks = CallbackTasks()
+    with _keep_episodes(opened, name, len(tasks), arguments, callbacks) as keep:
         report, groups = await run_evaluation(
             name,
             tasks,
@@ -163,6 +167,7 @@ async def _evaluate(
             agent_info=opened.info,
             on_finished=keep,
         )
+        await callbacks.settle()
     if output is not None:
         save_report(Path(output), report)
     episodes = [Trajectory.from_record(t) for group in groups for t in group.trajectories]
@@ -174,7 +179,11 @@ async def _evaluate(
 
 @contextmanager
 def _keep_episodes(
-    opened: OpenedAgent, name: str, n_tasks: int, arguments: EvaluateArguments
+    opened: OpenedAgent,
+    name: str,
+    n_tasks: int,
+    arguments: EvaluateArguments,
+    callbacks: CallbackTasks,
 ) -> Iterator[Callable[[records.Trajectory], None]]:
     """What is called with each episode as it ends, so that an interruption loses none."""
     from skyfleet.evaluation.report import open_episodes, prepare_output
@@ -183,6 +192,7 @@ def _keep_episodes(
     output, progress = arguments.get("output"), arguments.get("progress")
     on_episode = arguments.get("on_episode")
     with ExitStack() as closing:
+        closing.callback(callbacks.cancel)
         archive = None
         if output is not None:
             prepare_output(Path(output), opened.config, opened.info)
@@ -199,7 +209,7 @@ def _keep_episodes(
                 archive.add(trajectory)
             advance()
             if on_episode is not None:
-                as_sync_callback(on_episode)(Trajectory.from_record(trajectory))
+                callbacks.wrap(on_episode)(Trajectory.from_record(trajectory))
 
         yield keep
 
@@ -257,6 +267,7 @@ async def rollout_async(
     from skyfleet.trainer.limits import build_limits
 
     resolved = resolve_env(env, reward, where="sf.rollout", default_name=None)
+    check_sampling("sf.rollout", "sampling", sampling)
     if task is None:
         raise ConfigError("sf.rollout(model, env, task): task is missing")
     chosen = as_task(task)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
+from skyfleet.api.background import is_responsive
 from skyfleet.api.config import ConfigLike, read_config
 from skyfleet.api.envs import OBJECT_PREFIX
 from skyfleet.api.models import ModelSource
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
     from skyfleet.tasks.task import Task
     from skyfleet.trainer.policy_client import PolicyClient
 
+logger = logging.getLogger(__name__)
+
 AgentBySampling = Callable[["SamplingParams"], "AgentFactory"]
 
 
@@ -41,6 +46,30 @@ class OpenedEngine:
     """The name of the model on its server, if it has one."""
 
 
+class LoopLock:
+    """A lock between coroutines of several event loops."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._holder: asyncio.AbstractEventLoop | None = None
+
+    async def __aenter__(self) -> None:
+        # Polled: a cancelled wait in a thread would still take the lock.
+        while not self._lock.acquire(blocking=False):
+            holder = self._holder
+            if holder not in (None, asyncio.get_running_loop()) and not is_responsive(holder):
+                raise ConfigError(
+                    "the policy is starting in an event loop that a sync call blocks; use the "
+                    "async twin of that call"
+                )
+            await asyncio.sleep(0.01)
+        self._holder = asyncio.get_running_loop()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._holder = None
+        self._lock.release()
+
+
 class PolicyEngine:
     """A model and its engine, which starts with the first use and stays until it is closed."""
 
@@ -48,6 +77,9 @@ class PolicyEngine:
         self.source = source
         self.config = config or inference_config(source, None)
         self._opened: OpenedEngine | None = None
+        self._opening = LoopLock()
+        self.served_at: str | None = None
+        """The URL of the server that uses the engine."""
 
     async def generate_async(
         self,
@@ -70,9 +102,26 @@ class PolicyEngine:
             await conversation.close()
 
     async def aclose(self) -> None:
+        """Stop the engine, in the event loop where it runs."""
+        async with self._opening:
+            await self._close()
+
+    async def _close(self) -> None:
         opened, self._opened = self._opened, None
-        if opened is not None and opened.loop is asyncio.get_running_loop():
+        if opened is None:
+            return
+        if opened.loop is asyncio.get_running_loop():
             await opened.closing.aclose()
+        elif opened.loop.is_running():
+            closing = asyncio.run_coroutine_threadsafe(opened.closing.aclose(), opened.loop)
+            # A loop that waits for this call closes the engine afterwards.
+            if is_responsive(opened.loop):
+                await asyncio.wrap_future(closing)
+        else:
+            try:  # its loop has ended, with all that ran in it
+                await opened.closing.aclose()
+            except Exception as error:
+                logger.warning("the engine of %s did not stop: %s", self.source.name, error)
 
     def sampling_params(self, sampling: Sampling | None) -> SamplingParams:
         """The configuration's evaluation sampling, changed by `sampling`."""
@@ -84,28 +133,37 @@ class PolicyEngine:
         return build_sampling_params(config.generator.eval_sampling_params, seed=seed)
 
     async def open(self, tasks: Sequence[Task], open_env: EnvFactory) -> OpenedEngine:
-        """Start the engine, once per event loop.
+        """Start the engine; one that runs in another event loop is stopped first.
 
         `tasks` and `open_env` are only used to build the tiny model.
         """
         loop = asyncio.get_running_loop()
-        if self._opened is None or self._opened.loop is not loop:
-            async with AsyncExitStack() as opening:
-                client: PolicyClient | None = None
-                name: str | None
-                if self.source.url is not None:
-                    agent, name = await _connect_chat(self.source.url, self.config, opening)
-                else:
-                    client = await self._start(opening, tasks, open_env)
-                    agent, name = client.agent, client.served_name
-                self._opened = OpenedEngine(
-                    loop=loop,
-                    closing=opening.pop_all(),
-                    agent=agent,
-                    client=client,
-                    served_name=name,
+        async with self._opening:
+            if self._opened is not None and self._opened.loop is loop:
+                return self._opened
+            if self._opened is not None and self.served_at is not None:
+                raise ConfigError(
+                    f"{self.source.name} is served at {self.served_at}, from another event loop; "
+                    "use the URL, or stop the server first"
                 )
-        return self._opened
+            await self._close()
+            self._opened = await self._open(loop, tasks, open_env)
+            return self._opened
+
+    async def _open(
+        self, loop: asyncio.AbstractEventLoop, tasks: Sequence[Task], open_env: EnvFactory
+    ) -> OpenedEngine:
+        async with AsyncExitStack() as opening:
+            client: PolicyClient | None = None
+            name: str | None
+            if self.source.url is not None:
+                agent, name = await _connect_chat(self.source.url, self.config, opening)
+            else:
+                client = await self._start(opening, tasks, open_env)
+                agent, name = client.agent, client.served_name
+            return OpenedEngine(
+                loop=loop, closing=opening.pop_all(), agent=agent, client=client, served_name=name
+            )
 
     async def _start(
         self, opening: AsyncExitStack, tasks: Sequence[Task], open_env: EnvFactory

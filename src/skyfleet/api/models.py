@@ -63,7 +63,9 @@ def find_run_policy(run: Path, step: int | str = "last") -> ModelSource:
     steps = list_checkpoints(Path(config.trainer.ckpt_path), run)
     if not steps:
         raise ConfigError(f"{run} has no checkpoint yet; train it first")
-    chosen = max(steps) if step == "last" else _best_step(run) if step == "best" else step
+    chosen = max(steps) if step == "last" else find_best_step(run) if step == "best" else step
+    if chosen is None:
+        raise ConfigError(f"{run} was never evaluated, so no step is its best; choose 'last'")
     if chosen not in steps:
         raise ConfigError(f"{run} has no checkpoint of step {chosen}; choose from {sorted(steps)}")
     folder = steps[int(chosen)] / "policy"
@@ -77,13 +79,14 @@ def list_checkpoints(configured: Path, run: Path) -> dict[int, Path]:
     return {int(n): path for n, path in numbered if n.isdecimal() and (path / "policy").is_dir()}
 
 
-def _best_step(run: Path) -> int:
+def find_best_step(run: Path) -> int | None:
+    """The best of a run's evaluated steps; None if it was not evaluated."""
     from skyfleet.analysis.run_folder import open_run
 
     found = [
         row["trainer/best_step"] for row in open_run(run).metrics() if "trainer/best_step" in row
     ]
-    return int(found[-1]) if found else 0
+    return int(found[-1]) if found else None
 
 
 def _resolve_path(given: str) -> ModelSource:

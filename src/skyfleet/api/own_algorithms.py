@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import count
 from typing import Any, Literal, overload
 
 from skyfleet.errors import ConfigError
@@ -127,7 +128,8 @@ def _register_estimator(own: Estimator) -> str:
     from skyfleet.algorithms.estimator import estimator_from_function
     from skyfleet.algorithms.registry import register_estimator as register
 
-    return register(estimator_from_function(own.function, name=own.__name__, scope=own.scope))
+    name = _choose_name(own.__name__, own.function, _estimators)
+    return register(estimator_from_function(own.function, name=name, scope=own.scope))
 
 
 def _register_loss(own: Loss) -> str:
@@ -135,9 +137,45 @@ def _register_loss(own: Loss) -> str:
     from skyfleet.algorithms.registry import register_policy_loss
 
     metrics = own.metrics or None
-    return register_policy_loss(
-        loss_from_function(own.function, name=own.__name__, metrics=metrics)
-    )
+    name = _choose_name(own.__name__, own.function, _losses)
+    return register_policy_loss(loss_from_function(own.function, name=name, metrics=metrics))
+
+
+_estimators: dict[str, Callable[..., Any]] = {}
+_losses: dict[str, Callable[..., Any]] = {}
+"""The functions that were registered, by name."""
+
+
+def _choose_name(
+    name: str, function: Callable[..., Any], registered: dict[str, Callable[..., Any]]
+) -> str:
+    """The name, with a number if another function holds it."""
+    names = (name if n == 1 else f"{name}_{n}" for n in count(1))
+    chosen = next(n for n in names if n not in registered or _is_same(function, registered[n]))
+    registered[chosen] = function
+    return chosen
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether it is one function, also if its module or notebook cell was run again."""
+    if one is other:
+        return True
+    names = [
+        (getattr(f, "__module__", None), getattr(f, "__qualname__", None)) for f in (one, other)
+    ]
+    if names[0] != names[1] or names[0][1] is None:
+        return False
+    if "<" not in str(names[0][1]):
+        return True
+    # A function inside another: the same code with the same values is the same function.
+    return _describe_function(one) == _describe_function(other)
+
+
+def _describe_function(function: Any) -> tuple[Any, ...]:
+    values = [cell.cell_contents for cell in function.__closure__ or ()]
+    values += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    plain = (bool, int, float, str, type(None))
+    return function.__code__, [v if isinstance(v, plain) else id(v) for v in values]
 
 
 def _check_takes_one(function: object, where: str, what: str) -> None:

@@ -110,7 +110,7 @@ def load_policy(
     tokenizer: Any = None,
     config: ConfigLike = None,
 ) -> Policy:
-    """A policy from a Hugging Face name, a folder, a run folder, a URL or a loaded model.
+    """A policy from a Hugging Face name, a folder, a run or its folder, a URL or a loaded model.
 
     `step` chooses a run's checkpoint: a number, "last" or "best".
 
@@ -120,8 +120,30 @@ def load_policy(
     >>> message.role
     'assistant'
     """
-    if isinstance(model, str | Path) and (Path(model) / "config.yaml").is_file():
-        source = find_run_policy(Path(model), step)
+    folder = _find_run_folder(model)
+    if folder is not None and tokenizer is not None:
+        raise ConfigError(f"sf.load_policy(tokenizer=...): {folder} has its own; leave it out")
+    if folder is None and step != "last":
+        raise ConfigError(
+            f"sf.load_policy(step={step!r}): {model!r:.60} is not a run, and only a run has steps; "
+            "leave it out"
+        )
+    if folder is not None:
+        source = find_run_policy(folder, step)
     else:
         source = resolve_model(model, tokenizer, where="sf.load_policy")
     return Policy(source, inference_config(source, config))
+
+
+def _find_run_folder(model: object) -> Path | None:
+    from skyfleet.api.runs import Run
+    from skyfleet.api.training import TrainResult
+
+    if isinstance(model, Run):
+        return model.path
+    if isinstance(model, TrainResult):
+        return model.folder
+    if isinstance(model, str | Path):
+        folder = Path(model).expanduser()
+        return folder if (folder / "config.yaml").is_file() else None
+    return None

@@ -11,7 +11,7 @@ from typing import Any
 from skyfleet.analysis.run_folder import RunFolder, open_run
 from skyfleet.api.comparison import Comparison, Evaluation, compare_reports
 from skyfleet.api.inference import inference_config
-from skyfleet.api.models import find_run_policy, list_checkpoints
+from skyfleet.api.models import ModelSource, find_run_policy, list_checkpoints
 from skyfleet.api.policy import Policy
 from skyfleet.api.tables import Table
 from skyfleet.api.trajectories import Trajectories
@@ -33,6 +33,10 @@ class Run:
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
         self.path = folder.path
+
+    @property
+    def name(self) -> str:
+        return self._folder.name
 
     @property
     def config(self) -> dict[str, Any]:
@@ -74,6 +78,10 @@ class Run:
         configured = Path(self._folder.config.trainer.ckpt_path)
         return dict(sorted(list_checkpoints(configured, self.path).items()))
 
+    @property
+    def source(self) -> ModelSource:
+        return find_run_policy(self.path)
+
     def policy(self, step: int | str = "last") -> Policy:
         """The policy of a checkpoint: a step, "last" or "best"."""
         source = find_run_policy(self.path, step)
@@ -111,13 +119,21 @@ class Run:
             found = [entry for entry in found if entry.step == (last if step == "last" else step)]
         return Trajectories(found)
 
-    def report(self) -> Report:
-        """Write the run's report, one HTML page."""
+    def report(self, *others: Run, output: str | Path | None = None) -> Report:
+        """Write the run's report, one HTML page; other runs are compared with this one.
+
+        output: a file, or a folder for report.html; unset, the run folder.
+        """
         from skyfleet.analysis.html.page import write_report
 
-        page = self.path / "report.html"
-        write_report([self._folder], page)
+        page = self.find_report_path(output)
+        write_report([self._folder, *(other._folder for other in others)], page)
         return Report(page)
+
+    def find_report_path(self, output: str | Path | None = None) -> Path:
+        """Where `report` writes the page."""
+        page = self.path if output is None else Path(output)
+        return page / "report.html" if page.is_dir() else page
 
     def view(self, *, port: int = 0, open_browser: bool = True) -> Viewer:
         """Start the trajectory viewer in the background and open it in the browser."""

@@ -17,13 +17,19 @@ from skyfleet.serving.access import build_access_policy, check_bind, read_token
 
 
 class Server:
-    """A running server; `stop` ends it, `wait` blocks until Ctrl-C."""
+    """A running server; `stop` ends it, `wait` blocks until Ctrl-C.
+
+    >>> import skyfleet as sf
+    >>> with sf.serve("tiny", port=0, name="mine") as server:
+    ...     print(server.name, server.url.endswith("/v1"))
+    mine True
+    """
 
     def __init__(
-        self, url: str, name: str, uvicorn_server: Any, policy: PolicyEngine | None
+        self, url: str, name: str, uvicorn_server: Any, policy: PolicyEngine, *, owns_policy: bool
     ) -> None:
         self.url, self.name = url, name
-        self._server, self._policy = uvicorn_server, policy
+        self._server, self._policy, self._owns_policy = uvicorn_server, policy, owns_policy
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self, listening: socket.socket) -> None:
@@ -59,7 +65,8 @@ class Server:
         self._server.should_exit = True
         if self._serving is not None:
             await self._serving
-        if self._policy is not None:
+        self._policy.served_at = None
+        if self._owns_policy:
             await self._policy.aclose()
 
 
@@ -88,6 +95,11 @@ def serve(
     token = read_token()
     check_bind(host, token, key="sf.serve: host")
     if isinstance(model, PolicyEngine):
+        if config is not None:
+            raise ConfigError(
+                "sf.serve(policy, config=...): the policy has a configuration; pass config to "
+                "sf.load_policy"
+            )
         policy, owned = model, None
     else:
         source = resolve_model(model, where="sf.serve")
@@ -140,6 +152,9 @@ async def _serve(
     access = build_access_policy(bound_host, token=None, allowed_hosts=allowed_hosts)
     uvicorn_server = build_server(app, access, log_level="warning")
     host, port = listening.getsockname()[:2]
-    server = Server(f"http://{host}:{port}/v1", name, uvicorn_server, owned)
+    server = Server(
+        f"http://{host}:{port}/v1", name, uvicorn_server, policy, owns_policy=owned is not None
+    )
     await server.start(listening)
+    policy.served_at = server.url
     return server

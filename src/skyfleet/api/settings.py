@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from skyfleet.api.own_algorithms import Loss, register_advantage, register_loss
+from skyfleet.errors import ConfigError
 
 _ALGORITHM = "trainer.algorithm"
 
@@ -225,4 +227,38 @@ class LoRA:
 
 
 def _pair(clip: float | tuple[float, float]) -> tuple[float, float]:
-    return (clip, clip) if isinstance(clip, int | float) else clip
+    if isinstance(clip, int | float):
+        return clip, clip
+    if not isinstance(clip, Sequence) or isinstance(clip, str) or len(clip) != 2:
+        raise ConfigError(f"clip={clip!r:.60}: pass a number, or two: how far below 1 and above it")
+    low, high = clip
+    return low, high
+
+
+def check_sampling(where: str, argument: str, given: object) -> None:
+    if given is not None and not isinstance(given, Sampling):
+        raise ConfigError(
+            f"{where}({argument}={given!r:.60}): pass sf.Sampling(temperature=..., max_tokens=...)"
+        )
+
+
+def check_algorithm(where: str, given: object) -> None:
+    if inspect.isclass(given) and issubclass(given, Algorithm):
+        name = given.__name__
+        raise ConfigError(f"{where}(algorithm=sf.{name}): call it: algorithm=sf.{name}()")
+    if given is not None and not isinstance(given, str | Algorithm):
+        raise ConfigError(
+            f"{where}(algorithm={given!r:.60}): pass an algorithm such as sf.GRPO(), or the name of "
+            "an advantage estimator"
+        )
+
+
+def as_lora(where: str, given: object) -> LoRA | None:
+    """True is the default LoRA, a number its rank."""
+    if given is None or given is False:
+        return None
+    if isinstance(given, LoRA):
+        return given
+    if isinstance(given, int):
+        return LoRA() if given is True else LoRA(rank=given)
+    raise ConfigError(f"{where}(lora={given!r:.60}): pass sf.LoRA(rank=32), or the rank")

@@ -21,8 +21,8 @@ _WIDTH, _HEIGHT, _MARGIN = 480.0, 200.0, 40.0
 class Table:
     """Rows and columns, such as the metrics of a run: one row per step, one column per metric.
 
-    >>> from skyfleet.api.tables import Table
-    >>> table = Table.from_rows([{"step": 0, "loss": 2.0}, {"step": 1, "loss": 1.0}])
+    >>> import skyfleet as sf
+    >>> table = sf.Table.from_rows([{"step": 0, "loss": 2.0}, {"step": 1, "loss": 1.0}])
     >>> table["loss"]
     [2.0, 1.0]
     >>> table.to_arrow().num_rows

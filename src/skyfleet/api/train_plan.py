@@ -6,18 +6,24 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from skyfleet.api.arguments import check_arguments
-from skyfleet.api.background import as_sync_callback
+from skyfleet.api.background import CallbackTasks
 from skyfleet.api.comparison import Evaluation
-from skyfleet.api.config import ConfigLike, GivenConfig, read_config
+from skyfleet.api.config import TINY_DEFAULTS, ConfigLike, GivenConfig, read_config
 from skyfleet.api.envs import ResolvedEnv, resolve_env
 from skyfleet.api.models import ModelSource, resolve_model
 from skyfleet.api.notebook import show_progress
-from skyfleet.api.settings import Algorithm, LoRA, Sampling
+from skyfleet.api.settings import (
+    Algorithm,
+    LoRA,
+    Sampling,
+    as_lora,
+    check_algorithm,
+    check_sampling,
+)
 from skyfleet.api.tasks import as_source, load_given_tasks, split
 from skyfleet.api.trajectories import Trajectory, wrap_step
 from skyfleet.config.root import RunConfig
@@ -29,6 +35,7 @@ if TYPE_CHECKING:
     from skyfleet.envs.env import EnvFactory
     from skyfleet.tasks.task import Task
     from skyfleet.trainer.assemble import GivenObjects
+    from skyfleet.trainer.run import Run
 
 HELD_OUT = "held_out"
 """The evaluation set that is split off if none is given."""
@@ -56,10 +63,10 @@ class TrainArguments(TypedDict, total=False):
     """trainer.max_training_steps."""
     eval_every: int | None
     """Steps; unset, before the first and after the last."""
-    lora: LoRA | int | None
+    lora: LoRA | int | bool | None
     engine: str | None
     """auto, embedded, vllm, or the URL of a vLLM server: generator.backend."""
-    trackers: Sequence[str] | None
+    trackers: Sequence[str] | str | None
     """wandb, tensorboard: trainer.logger."""
     seed: int | None
     run_dir: str | Path | None
@@ -79,7 +86,23 @@ class TrainingPlan:
 
     config: RunConfig
     given: GivenObjects
+    callback_tasks: CallbackTasks
     notes: Sequence[str] = ()
+
+    async def settle_callbacks(self, run: Run) -> None:
+        """Wait for async callbacks in the caller's loop; one that returns STOP ends the run here."""
+        from skyfleet.trainer.callbacks import STOP
+        from skyfleet.trainer.loop import evaluate_step
+
+        returned = await self.callback_tasks.settle()
+        if STOP not in returned or run.callbacks.stop_requested:
+            return
+        run.callbacks.stop_requested = True
+        # The step ended before it was known to be the last one.
+        if run.schedule.eval_interval > 0 and run.state.step not in run.state.evaluated_steps:
+            await evaluate_step(run, run.state.step)
+            await self.callback_tasks.settle()
+        run.save()
 
     def report_progress(self, line: str) -> None:
         sys.stdout.write(f"setting up: {sanitize(line)}\n")
@@ -104,22 +127,25 @@ def plan_training(
     source = (
         None if model is None else resolve_model(model, arguments.get("tokenizer"), where=where)
     )
-    keys = _model_keys(source) | dict(resolved.overrides) | _setting_keys(arguments)
-    keys |= _run_keys(run_dir, source, given)
+    keys = _model_keys(source, given) | dict(resolved.overrides) | _setting_keys(where, arguments)
+    is_own = any(arguments.get(name) is not None for name in ("tasks", "reward"))
+    is_own = is_own or model is not None or env is not None
+    keys |= _run_keys(run_dir, source, given, is_own=is_own)
     train_tasks, eval_sets, notes = _choose_tasks(where, arguments, resolved, given)
-    keys |= _task_keys(arguments, train_tasks, eval_sets, given, keys)
+    keys |= _task_keys(arguments, train_tasks, eval_sets, given)
     config = given.build(keys)
     # Imported here, because it takes seconds and a mistake in the call needs none of it.
     from skyfleet.trainer.assemble import GivenObjects
     from skyfleet.trainer.callbacks import Callbacks
 
+    tasks = CallbackTasks()
     callbacks = Callbacks(
-        on_episode=_wrapped(arguments.get("on_episode"), Trajectory.from_record),
+        on_episode=_wrapped(tasks, arguments.get("on_episode"), Trajectory.from_record),
         on_step=show_progress(
-            _wrapped(arguments.get("on_step"), wrap_step),
+            _wrapped(tasks, arguments.get("on_step"), wrap_step),
             total_steps=config.trainer.max_training_steps,
         ),
-        on_evaluation=_wrapped(arguments.get("on_evaluation"), Evaluation),
+        on_evaluation=_wrapped(tasks, arguments.get("on_evaluation"), Evaluation),
     )
     objects = GivenObjects(
         open_env=_with_context_tools(resolved.open_env, config),
@@ -128,7 +154,7 @@ def plan_training(
         model=source.loaded if source is not None else None,
         callbacks=callbacks,
     )
-    return TrainingPlan(config=config, given=objects, notes=notes)
+    return TrainingPlan(config=config, given=objects, callback_tasks=tasks, notes=notes)
 
 
 def _with_context_tools(open_env: EnvFactory | None, config: RunConfig) -> EnvFactory | None:
@@ -138,7 +164,7 @@ def _with_context_tools(open_env: EnvFactory | None, config: RunConfig) -> EnvFa
     return with_context_tools(open_env, max_output_chars=environment.max_output_chars)
 
 
-def _model_keys(source: ModelSource | None) -> dict[str, Any]:
+def _model_keys(source: ModelSource | None, given: GivenConfig) -> dict[str, Any]:
     if source is None:
         return {}
     if source.url is not None:
@@ -147,24 +173,29 @@ def _model_keys(source: ModelSource | None) -> dict[str, Any]:
         )
     path = source.path or source.name or "given"
     keys: dict[str, Any] = {"trainer.policy.model.path": path}
+    dimensions = "trainer.policy.model_config_kwargs"
     if source.folder is not None:
-        keys["trainer.policy.model_config_kwargs"] = {}
+        keys[dimensions] = {}
+    elif given.base is not None and given.load_base().trainer.policy.model.path != path:
+        # Those of the base are the dimensions of another model.
+        keys[dimensions] = TINY_DEFAULTS[dimensions] if path == "tiny" else {}
     return keys
 
 
-def _setting_keys(arguments: TrainArguments) -> dict[str, Any]:
+def _setting_keys(where: str, arguments: TrainArguments) -> dict[str, Any]:
     keys: dict[str, Any] = {}
-    algorithm, lora = arguments.get("algorithm"), arguments.get("lora")
+    algorithm, lora = arguments.get("algorithm"), as_lora(where, arguments.get("lora"))
+    check_algorithm(where, algorithm)
     if isinstance(algorithm, str):
         keys["trainer.algorithm.advantage_estimator"] = algorithm
     elif algorithm is not None:
         keys |= algorithm.overrides()
     if lora is not None:
-        keys |= (LoRA(rank=lora) if isinstance(lora, int) else lora).overrides()
-    if (sampling := arguments.get("sampling")) is not None:
-        keys |= sampling.overrides()
-    if (sampling := arguments.get("eval_sampling")) is not None:
-        keys |= sampling.overrides("generator.eval_sampling_params")
+        keys |= lora.overrides()
+    check_sampling(where, "sampling", sampling := arguments.get("sampling"))
+    keys |= sampling.overrides() if sampling is not None else {}
+    check_sampling(where, "eval_sampling", sampling := arguments.get("eval_sampling"))
+    keys |= sampling.overrides("generator.eval_sampling_params") if sampling is not None else {}
     keys |= _engine_keys(arguments.get("engine"))
     batch_size = arguments.get("batch_size")
     named = {
@@ -177,7 +208,7 @@ def _setting_keys(arguments: TrainArguments) -> dict[str, Any]:
         "generator.eval_n_samples_per_prompt": arguments.get("eval_attempts"),
     }
     if (trackers := arguments.get("trackers")) is not None:
-        keys["trainer.logger"] = list(trackers)
+        keys["trainer.logger"] = [trackers] if isinstance(trackers, str) else list(trackers)
     return keys | {key: value for key, value in named.items() if value is not None}
 
 
@@ -194,14 +225,27 @@ def _engine_keys(engine: str | None) -> dict[str, Any]:
 
 
 def _run_keys(
-    run_dir: str | Path | None, source: ModelSource | None, given: GivenConfig
+    run_dir: str | Path | None, source: ModelSource | None, given: GivenConfig, *, is_own: bool
 ) -> dict[str, Any]:
+    """The run folder. A base alone keeps its own, so that the same call resumes the run."""
+    is_new = run_dir is None
     if run_dir is None:
-        if given.base is not None or "trainer.run_name" in given.keys:
+        if (given.base is not None and not is_own) or _names_folder(given):
             return {}
         name = Path(source.name or "model").name if source is not None else "run"
         run_dir = Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S-%f}"
-    return {"trainer.run_path": str(run_dir), "trainer.run_name": Path(run_dir).name}
+    keys = {"trainer.run_path": str(run_dir), "trainer.run_name": Path(run_dir).name}
+    if given.base is not None:
+        # A saved configuration names the folders of its own run, whose checkpoints would be resumed.
+        trainer = given.load_base().trainer
+        for key, folder in (("ckpt_path", "checkpoints"), ("export_path", "exports")):
+            if is_new or Path(getattr(trainer, key)).is_relative_to(trainer.run_path):
+                keys[f"trainer.{key}"] = str(Path(run_dir) / folder)
+    return keys
+
+
+def _names_folder(given: GivenConfig) -> bool:
+    return bool({"trainer.run_name", "trainer.run_path"} & given.keys.keys())
 
 
 def _choose_tasks(
@@ -226,10 +270,8 @@ def _choose_tasks(
             str(name): load_given_tasks(held, env_key=env.env_key) for name, held in sets.items()
         }
         return train_tasks, loaded, []
-    configured = given.base is not None or any(
-        key.startswith("data.val_data") for key in given.keys
-    )
-    if train_tasks is None or configured:
+    # The sets of a base belong to its own environment and tasks.
+    if train_tasks is None or any(key.startswith("data.val_data") for key in given.keys):
         return train_tasks, None, []
     try:
         train_tasks, held_out = split(train_tasks)
@@ -244,7 +286,6 @@ def _task_keys(
     train_tasks: Sequence[Task] | None,
     eval_sets: Mapping[str, Sequence[Task]] | None,
     given: GivenConfig,
-    keys: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Keys that follow from the tasks: their source, enough epochs, and when to evaluate."""
     found: dict[str, Any] = {}
@@ -252,13 +293,13 @@ def _task_keys(
     if source is not None or (given.base is not None and arguments.get("tasks") is not None):
         found["data.train_data"] = [source] if source is not None else []
     steps = arguments.get("steps")
+    if steps is not None:
+        # Enough whatever the batch size and the tasks that are dropped: an epoch is at least a step.
+        found["trainer.epochs"] = max(1, steps)
     if train_tasks is None:
         return found
     if given.base is not None and eval_sets is not None:
         found["data.val_data"] = []
-    batch = int({"trainer.train_batch_size": 4, **keys, **given.keys}["trainer.train_batch_size"])
-    if steps is not None:
-        found["trainer.epochs"] = max(1, ceil(steps / max(1, len(train_tasks) // batch)))
     if arguments.get("eval_every") is None and given.base is None:
         # Before the first step and after the last.
         found["trainer.eval_interval"] = steps or 1_000_000
@@ -268,9 +309,9 @@ def _task_keys(
 
 
 def _wrapped(
-    callback: Callable[..., Any] | None, wrap: Callable[[Any], Any]
+    tasks: CallbackTasks, callback: Callable[..., Any] | None, wrap: Callable[[Any], Any]
 ) -> Callable[..., Any] | None:
     if callback is None:
         return None
-    call = as_sync_callback(callback)
+    call = tasks.wrap(callback)
     return lambda value: call(wrap(value))

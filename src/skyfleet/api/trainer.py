@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Unpack
 
+    from skyfleet.tasks.task import Task
     from skyfleet.trainer import run as core
     from skyfleet.trainer.training_run import TrainingOutcome
 
@@ -57,6 +59,7 @@ class Trainer:
         self._steps: AsyncIterator[StepResult] | None = None
         self._outcome: TrainingOutcome | None = None
         self._saved = False
+        self._adhoc_sets: dict[str, Sequence[Task]] = {}
 
     @property
     def step(self) -> int:
@@ -73,18 +76,30 @@ class Trainer:
         """The result so far, or after `with` the final one."""
         return TrainResult(self.folder, outcome=self._outcome, notes=self._plan.notes)
 
-    def evaluate(self, tasks: object = None, *, name: str = "val") -> Evaluation:
-        """Evaluate the current policy on tasks, or without any on the first configured set."""
+    def evaluate(self, tasks: object = None, *, name: str | None = None) -> Evaluation:
+        """Evaluate the current policy on tasks, or without any on a configured set.
+
+        Unset, `name` is that of the first configured set; for other tasks it is "adhoc", then
+        "adhoc_2" and so on.
+        """
         return run_sync(self.evaluate_async(tasks, name=name))
 
-    async def evaluate_async(self, tasks: object = None, *, name: str = "val") -> Evaluation:
+    async def evaluate_async(self, tasks: object = None, *, name: str | None = None) -> Evaluation:
+        """The async twin of `evaluate`."""
         run = self._opened()
+        known = {**run.evaluator.sets, **self._adhoc_sets}
         if tasks is None:
-            if not run.evaluator.sets:
-                raise ConfigError("trainer.evaluate(): no evaluation set; pass tasks")
-            name, given = next(iter(run.evaluator.sets.items()))
+            name, given = _choose_set(known, name)
         else:
             given = load_given_tasks(tasks, env_key=self._env_key(run))
+            name = name or _name_set(known, given)
+            if name in known and list(known[name]) != given:
+                raise ConfigError(
+                    f"trainer.evaluate(name={name!r}): the run has a set of that name with other "
+                    "tasks, which this would overwrite; choose another name"
+                )
+            if name not in known:
+                self._adhoc_sets[name] = given
         # The first set of an evaluator is its main one; a set of its own comes last.
         evaluator = replace(run.evaluator, sets={**run.evaluator.sets, name: given})
         with run.console.progress(f"evaluate {name}", len(given) * evaluator.n_samples) as advance:
@@ -140,6 +155,7 @@ class Trainer:
             elif not self._saved:  # the caller's own code failed, or Ctrl-C was pressed in it
                 run.save()
         finally:
+            self._plan.callback_tasks.cancel()
             await self._closing.aclose()
         if error is None:
             write_run_report(run.folder)
@@ -157,12 +173,14 @@ class Trainer:
         self._opened()
         assert self._steps is not None
         try:
-            return wrap_step(await anext(self._steps))
+            step = await anext(self._steps)
         except StopAsyncIteration:
             return None
         except BaseException:
             self._saved = True  # by the loop, at its last resume point
             raise
+        await self._plan.settle_callbacks(self._opened())
+        return wrap_step(step)
 
     def _opened(self) -> core.Run:
         if self._run is None:
@@ -173,3 +191,23 @@ class Trainer:
 
     def _env_key(self, run: core.Run) -> str | None:
         return next(iter(sorted(run.evaluator.trained_envs)), None)
+
+
+def _choose_set(
+    known: Mapping[str, Sequence[Task]], name: str | None
+) -> tuple[str, Sequence[Task]]:
+    if not known:
+        raise ConfigError("trainer.evaluate(): no evaluation set; pass tasks")
+    name = next(iter(known)) if name is None else name
+    if name not in known:
+        raise ConfigError(f"trainer.evaluate(name={name!r}): choose from {', '.join(known)}")
+    return name, known[name]
+
+
+def _name_set(known: Mapping[str, Sequence[Task]], tasks: Sequence[Task]) -> str:
+    """The name that these tasks have already, or the first free one."""
+    for name, others in known.items():
+        if list(others) == tasks:
+            return name
+    names = ("adhoc" if n == 1 else f"adhoc_{n}" for n in count(1))
+    return next(name for name in names if name not in known)

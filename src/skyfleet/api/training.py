@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from skyfleet.api.arguments import show_arguments
 from skyfleet.api.background import run_sync
 from skyfleet.api.comparison import Comparison
-from skyfleet.api.models import ModelSource
+from skyfleet.api.models import ModelSource, find_best_step
 from skyfleet.api.policy import Policy
 from skyfleet.api.runs import Run, load_run
 from skyfleet.api.tables import Table
-from skyfleet.api.train_plan import TrainArguments, plan_training
+from skyfleet.api.train_plan import TrainArguments, TrainingPlan, plan_training
 from skyfleet.errors import require_torch
 
 if TYPE_CHECKING:
@@ -78,14 +78,10 @@ async def train_async(
 async def _train(
     where: str, model: object, env: object, arguments: TrainArguments, *, partial_on_cancel: bool
 ) -> TrainResult:
-    from skyfleet.trainer.training_run import run_training
-
     require_torch()
     plan = plan_training(where, model, env, arguments)
     try:
-        outcome = await run_training(
-            plan.config, given=plan.given, on_progress=plan.report_progress
-        )
+        outcome = await _run_training(plan)
     except asyncio.CancelledError:
         folder = Path(plan.config.trainer.run_path)
         if not partial_on_cancel or not (folder / "config.yaml").is_file():
@@ -95,6 +91,26 @@ async def _train(
             task.uncancel()
         return TrainResult(folder, notes=plan.notes, interrupted=True)
     return TrainResult(outcome.folder, outcome=outcome, notes=plan.notes)
+
+
+async def _run_training(plan: TrainingPlan) -> TrainingOutcome:
+    from skyfleet.trainer.loop import train_steps
+    from skyfleet.trainer.training_run import conclude, open_training_run, write_run_report
+
+    opening = open_training_run(plan.config, given=plan.given, on_progress=plan.report_progress)
+    try:
+        async with opening as run:
+            async for _ in train_steps(run):
+                try:
+                    await plan.settle_callbacks(run)
+                except BaseException:
+                    run.save()
+                    raise
+            outcome = conclude(run)
+    finally:
+        plan.callback_tasks.cancel()
+    write_run_report(outcome.folder)
+    return outcome
 
 
 class TrainResult:
@@ -136,8 +152,8 @@ class TrainResult:
 
     @property
     def best_step(self) -> int | None:
-        """The best of the evaluated steps; None for an interrupted run."""
-        return self._outcome.best_step if self._outcome is not None else None
+        """The best of the evaluated steps; None for an interrupted run or one without any."""
+        return find_best_step(self.folder) if self._outcome is not None else None
 
     @property
     def comparison(self) -> Comparison:

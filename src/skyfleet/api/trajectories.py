@@ -98,7 +98,15 @@ def wrap_step(step: StepResult) -> StepResult:
 
 
 class Trajectories(Sequence[Trajectory]):
-    """Stored episodes, read as they are needed; `to_pandas()` is one row per episode."""
+    """Stored episodes, read as they are needed; `to_pandas()` is one row per episode.
+
+    >>> import skyfleet as sf
+    >>> tasks = [{"prompt": "What is 2 + 2?", "key": "sum"}]
+    >>> evaluation = sf.evaluate("null", reward=lambda answer: 0.0, tasks=tasks, output="scores")
+    >>> episodes = sf.load_run("scores").trajectories(passed=False)
+    >>> episodes, episodes[0].task_key
+    (Trajectories(1 episodes, 0 passed), 'sum')
+    """
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self._entries = tuple(entries)

@@ -22,16 +22,13 @@ def report_command(
     dry_run: DryRun = False,
 ) -> None:
     """Write a run's report as one HTML file; several runs are compared with the first."""
-    from skyfleet.analysis.html.page import write_report
-    from skyfleet.analysis.run_folder import open_run
+    from skyfleet.api.runs import load_run
 
-    folders = [open_run(path) for path in runs]
-    page = output or runs[0]
-    if page.is_dir():
-        page /= "report.html"
+    first, *others = map(load_run, runs)
+    page = first.find_report_path(output)
     if dry_run:
-        names = ", ".join(folder.name for folder in folders)
+        names = ", ".join(run.name for run in (first, *others))
         print(f"would write the report of {names} to {page}")
         return
-    write_report(folders, page)
+    first.report(*others, output=output)
     print(f"The report is in {page} ({page.stat().st_size / 1000:.0f} kB): open it in a browser.")

@@ -28,6 +28,7 @@ def load_episode_tasks(run: RunFolder, entries: Iterable[Entry]) -> dict[str, Ta
     from skyfleet.envs.registry import env_factory
     from skyfleet.trainer.tasks import load_sources
 
+    check_named_env(run)
     env_factory(run.config)  # registers user-defined worlds
     wanted = {(entry.set_name, entry.env_key) for entry in entries}
     # Folder names of sets have no slashes.
@@ -40,6 +41,17 @@ def load_episode_tasks(run: RunFolder, entries: Iterable[Entry]) -> dict[str, Ta
             key = f"data.val_data.{set_name}" if set_name else "data.train_data"
             tasks |= {task.key: task for task in load_sources(sources, key=key)}
     return tasks
+
+
+def check_named_env(run: RunFolder) -> None:
+    """ConfigError if the environment was an object of the process that trained the run."""
+    name = run.config.environment.env_class
+    if name.startswith("python:"):
+        raise ConfigError(
+            f"{run.path} was trained in {name.removeprefix('python:')}, an object of the script that "
+            "started it, which cannot be opened here; define the environment as a function or a "
+            "class of a module, so that config.yaml names it, and train again"
+        )
 
 
 def _may_hold(source: str, env_keys: set[str]) -> bool:

@@ -34,7 +34,14 @@ STOP = Signal.STOP
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """One training step: its groups and the metrics logged for it."""
+    """One training step: its groups and the metrics logged for it.
+
+    >>> import skyfleet as sf
+    >>> def on_step(step: sf.StepResult) -> None:
+    ...     print(step.number, step.reward)
+    >>> on_step(sf.StepResult(number=1, groups=[], metrics={}))
+    1 None
+    """
 
     number: int
     groups: Sequence[Group] = field(repr=False)
