@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Protocol, TypeGuard, runtime_checkable
 
@@ -15,6 +16,7 @@ from skyfleet.envs.values import format_value
 from skyfleet.envs.verifiers.running import SUCCESS_REWARD
 from skyfleet.errors import EnvError, EpisodeError
 from skyfleet.tasks.task import Grade, Task
+from skyfleet.trajectories.trajectory import Ending
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +86,9 @@ class ClosableEnv(Protocol):
 
 
 EnvFactory = Callable[[Task], Awaitable[Env]]
+
+episode_ending: ContextVar[Ending | None] = ContextVar("episode_ending", default=None)
+"""While an episode is graded, how it ended: an environment does not see every limit itself."""
 
 
 async def open_env_until(

@@ -18,6 +18,7 @@ from skyfleet.envs.env import (
     EnvFactory,
     Observation,
     Step,
+    episode_ending,
     grade_env,
     is_graded_by_env,
     open_env_until,
@@ -282,7 +283,11 @@ async def _grade(episode: _Episode, env: Env, limits: Limits, guard: EnvGuard) -
     """Grade the episode; whether the environment has a grade of its own."""
 
     async def grade() -> tuple[Grade | None, bool]:
-        graded = validate_grade(await grade_env(env, episode.steps))
+        token = episode_ending.set(episode.ending)
+        try:
+            graded = validate_grade(await grade_env(env, episode.steps))
+        finally:
+            episode_ending.reset(token)
         return graded, is_graded_by_env(env)
 
     with wrap_errors(VerifierError, "grade"):
