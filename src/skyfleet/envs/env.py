@@ -44,7 +44,7 @@ class Step:
     """For this step. Without `Env.grade` the sum over all steps is the episode's reward; with it,
     step rewards break the grade down by turn."""
     info: Mapping[str, float] = field(default_factory=dict)
-    """Numbers that become the metrics `environment/{env_key}/{name}`; other values are ignored."""
+    """Numbers that become the metrics `environment/{env_key}/{name}`; other values are left out."""
     keep_recent_turns: int | None = None
     """Cut the agent's history to the prompt, this turn and so many turns before it; None keeps all."""
     opening: Observation | None = None
@@ -89,6 +89,10 @@ EnvFactory = Callable[[Task], Awaitable[Env]]
 
 episode_ending: ContextVar[Ending | None] = ContextVar("episode_ending", default=None)
 """While an episode is graded, how it ended: an environment does not see every limit itself."""
+
+episode_info: ContextVar[dict[str, float] | None] = ContextVar("episode_info", default=None)
+"""While an episode is graded, a dict for the numbers that an adapter knows at the end only. They
+are added to the `info` of the last turn."""
 
 
 async def open_env_until(
