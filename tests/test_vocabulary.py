@@ -55,15 +55,21 @@ def find_identifiers(source: str) -> Iterator[tuple[int, str]]:
                 yield line, name
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 yield line, node.name
-            case ast.keyword(arg=str(name)) | ast.alias(name=name):
+            case ast.keyword(arg=str(name)):
                 yield line, name
-            case ast.alias(asname=str(name)):
-                yield line, name
+            case ast.alias():
+                yield line, node.name
+                if node.asname is not None:
+                    yield line, node.asname
 
 
 def test_words_are_split_at_underscores_and_capitals() -> None:
     assert find_words("tell_KinOfURL") == {"tell", "kin", "of", "url"}
     assert not find_words("unreachable_doorway") & RETIRED
+
+
+def test_an_import_under_another_name_has_two_identifiers() -> None:
+    assert list(find_identifiers("import json as errand")) == [(1, "json"), (1, "errand")]
 
 
 def test_no_identifier_contains_a_retired_word() -> None:

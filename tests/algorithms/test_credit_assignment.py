@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import isnan
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.trajectories.making import attempt, group, transcript
+from tests.trajectories.making import attempt, call_turn, group, played, transcript
 
-from skyfleet.algorithms.advantages import grpo
+from skyfleet.algorithms.advantages import grpo, split_turns
 from skyfleet.algorithms.credit_assignment import advantage_metrics, assign_credit
+from skyfleet.algorithms.estimator import BatchEstimator
 from skyfleet.algorithms.filters import drop_zero_variance, keep_graded, zero_unfinished
 from skyfleet.algorithms.sample import Sample, find_action_spans
 from skyfleet.chat.transcript import Transcript
 from skyfleet.errors import ConfigError
-from skyfleet.trajectories.trajectory import Ending, Group
+from skyfleet.trajectories.trajectory import Ending, Group, Trajectory, Turn
 
 TWO_TURNS = Transcript(
     token_ids=[1, 2, 3, 4, 5, 6],
@@ -208,3 +211,57 @@ def _sample(*, token_ids: tuple[int, ...], loss_mask: tuple[bool, ...]) -> Sampl
         advantages=(1.0,) * len(token_ids),
         policy_version=0,
     )
+
+
+def turns(*rewards: float) -> tuple[Turn, ...]:
+    return tuple(replace(call_turn(), reward=reward) for reward in rewards)
+
+
+def step_rewards(won: Trajectory) -> list[tuple[float, ...]]:
+    """What a batch estimator sees."""
+    seen: list[Sample] = []
+
+    def credit(samples: Sequence[Sample]) -> list[Sample]:
+        seen.extend(samples)
+        return list(samples)
+
+    assign_credit(played(won), BatchEstimator(credit=credit))
+    return [sample.step_rewards for sample in seen]
+
+
+def test_a_batch_estimator_gets_the_step_rewards_one_per_action_span() -> None:
+    won = attempt(1.0, transcripts=(TWO_TURNS,), turns=turns(0.25, 0.75))
+    assert step_rewards(won) == [(0.25, 0.75)]
+
+
+def test_step_rewards_follow_the_turns_over_several_transcripts() -> None:
+    rewritten = (transcript(3), TWO_TURNS, transcript(1))
+    won = attempt(1.0, transcripts=rewritten, turns=turns(0.1, 0.2, 0.3, 0.4))
+    assert step_rewards(won) == [(0.1,), (0.2, 0.3), (0.4,)]
+
+
+def test_an_action_whose_step_did_not_end_in_time_has_the_step_reward_zero() -> None:
+    cut = attempt(0.5, transcripts=(TWO_TURNS,), turns=turns(0.5), ending=Ending.TIMEOUT)
+    assert step_rewards(cut) == [(0.5, 0.0)]
+
+
+def test_the_step_reward_of_a_completion_without_tokens_is_kept_in_the_sum() -> None:
+    three_completions = replace(TWO_TURNS, policy_versions=[3, 3, 3])
+    won = attempt(1.0, transcripts=(three_completions,), turns=turns(0.25, 0.25, 0.5))
+    assert step_rewards(won) == [(0.25, 0.75)]
+
+
+def test_a_sample_of_one_turn_has_the_step_reward_of_that_turn() -> None:
+    won = attempt(1.0, transcripts=(TWO_TURNS,), turns=turns(0.25, 0.75))
+    samples = assign_credit(played(won), lambda _: [1.0])
+    assert [sample.step_rewards for sample in split_turns(samples)] == [(0.25,), (0.75,)]
+
+
+def test_the_estimator_of_the_documentation_credits_a_turn_with_the_rewards_after_it() -> None:
+    page = Path(__file__).parents[2] / "docs" / "algorithms.md"
+    section = page.read_text(encoding="utf-8").partition("### Step rewards\n")[2]
+    names: dict[str, Any] = {}
+    exec(section.partition("```python\n")[2].partition("```")[0], names)
+    won = attempt(1.0, transcripts=(TWO_TURNS,), turns=turns(0.25, 0.75))
+    samples = assign_credit(played(won), BatchEstimator(credit=names["reward_to_go"]))
+    assert action_advantages(samples) == [[1.0, 0.75, 0.75]]

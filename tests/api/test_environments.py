@@ -12,12 +12,17 @@ import pytest
 
 import skyfleet as sf
 from skyfleet.api.envs import resolve_env
-from skyfleet.chat.message import Message, ToolCall
+from skyfleet.chat.message import Image, Message, Text, ToolCall
+from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import Env, Observation, Step, close_env, grade_env
+from skyfleet.envs.guard import Isolation
 from skyfleet.envs.python_env import as_env_factory
 from skyfleet.envs.python_tools import build_tool
 from skyfleet.errors import EnvError, NothingGradedError
+from skyfleet.rollouts.conversation import MessageConversation
+from skyfleet.rollouts.episode import Limits, run_episode
 from skyfleet.tasks.task import Task
+from skyfleet.trajectories.trajectory import Ending
 
 TASK = Task(key="press-3", env_key="env", prompt="Press it 3 times.", metadata={"times": 3})
 
@@ -248,6 +253,141 @@ async def test_an_env_without_a_grade_earns_the_sum_of_its_step_rewards() -> Non
     steps, grade, _ = await play(Talk, say("a"), say("b"))
     assert [step.messages[0].text for step in steps] == ["Go on.", "Go on."]
     assert (grade.reward, grade.success) == (1.0, True)
+
+
+async def test_an_env_without_a_grade_keeps_its_steps_success_and_rewards() -> None:
+    class Talk(sf.Env):
+        def step(self, message: Message) -> sf.Step:
+            return sf.Step("Go on.", reward=0.5, success=message.text == "b")
+
+    _, grade, _ = await play(Talk, say("a"), say("b"))
+    assert (grade.reward, grade.success) == (1.0, True)
+    assert grade.parts == {"turn_0": 0.5, "turn_1": 0.5}
+    _, grade, _ = await play(Talk, say("b"), say("a"))
+    assert (grade.reward, grade.success) == (1.0, False)
+
+
+def test_dict_messages_are_those_of_openai() -> None:
+    function = {"name": "press", "arguments": '{"times": 2}'}
+    pixel = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAEC"}}
+    observation = sf.Observation(
+        [
+            {"role": "developer", "content": "Be brief."},
+            {"role": "user", "content": [{"type": "text", "text": "Press"}, "it."]},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": "c1", "function": function}],
+            },
+            {"role": "tool", "tool_call_id": "c1", "content": "ok"},
+            {"role": "user", "content": [{"type": "text", "text": "Look:"}, pixel]},
+        ]
+    )
+    system, user, assistant, tool, shown = observation.messages
+    assert system == Message(role="system", content="Be brief.")
+    assert user == Message(role="user", content="Pressit.")
+    call = ToolCall(id="c1", name="press", arguments={"times": 2})
+    assert assistant == Message(role="assistant", tool_calls=(call,))
+    assert tool == Message(role="tool", content="ok", tool_call_id="c1")
+    assert shown.content == (Text("Look:"), Image(b"\x00\x01\x02", "image/png"))
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        (
+            {"role": "robot", "content": "x"},
+            "the role 'robot'; use system, user, assistant or tool",
+        ),
+        ({"content": [{"type": "audio"}]}, "is not a part of a message; use a text part"),
+    ],
+)
+def test_a_dict_that_is_no_message_is_refused(message: dict[str, Any], says: str) -> None:
+    with pytest.raises(EnvError, match=says):
+        sf.Step(message)
+
+
+class OneTurn(sf.Env):
+    """Has no end of its own, and shows its reward function's trajectory."""
+
+    def step(self, message: Message) -> sf.Step:
+        return sf.Step("Go on." * (100 if message.text == "more" else 1))
+
+    def grade(self, trajectory: sf.Trajectory) -> sf.Grade:
+        texts = "|".join(message.text[:6] for message in trajectory.messages)
+        return sf.Grade(reward=0.0, success=False, explanation=f"{trajectory.ending} {texts}")
+
+
+@pytest.mark.parametrize("isolation", ["none", "thread", "process"])
+@pytest.mark.parametrize(
+    ("text", "ending", "seen"),
+    [
+        ("hello", Ending.MAX_TURNS, "max_turns Press |hello|Go on."),
+        ("more", Ending.CONTEXT_FULL, "context_full Press |more|Go on."),
+    ],
+)
+async def test_a_reward_gets_the_messages_and_the_true_ending(
+    isolation: Any, text: str, ending: Ending, seen: str
+) -> None:
+    class Repeats:
+        async def reply(self, *_: object) -> Message:
+            return say(text)
+
+    trajectory = await run_episode(
+        TASK,
+        as_env_factory(OneTurn, spec=f"{__name__}:OneTurn"),
+        lambda _, opening, __: MessageConversation(
+            opening, model=Repeats(), sampling=SamplingParams()
+        ),
+        Limits(
+            max_turns=1,
+            max_input_length=100,
+            max_observation_chars=100,
+            trajectory_timeout_seconds=0,
+            isolation=Isolation(mode=isolation),
+        ),
+    )
+    assert (trajectory.ending, trajectory.grade and trajectory.grade.explanation) == (ending, seen)
+
+
+async def test_grade_gets_the_state_that_reset_made() -> None:
+    class Stateful(sf.Env):
+        def reset(self) -> sf.Observation:
+            self.state = {"n": 0}
+            return sf.Observation("Press it.", tools=[press])
+
+        def grade(self, state: dict[str, int]) -> float:
+            return float(state["n"])
+
+    assert (await play(Stateful, call("press", times=2)))[1].reward == 2.0
+
+
+async def test_the_arguments_of_a_grade_are_checked_before_the_episode() -> None:
+    class Wrong(sf.Env):
+        def grade(self, question: str) -> float:
+            return 0.0
+
+    says = r"Wrong.grade: grade takes \(question\); it may take task, state, answer"
+    with pytest.raises(sf.ConfigError, match=says):
+        as_env_factory(Wrong())
+    with pytest.raises(EnvError, match=says):
+        await as_env_factory(lambda task: Wrong())(TASK)
+
+
+async def test_a_complete_async_class_may_take_arguments_in_grade() -> None:
+    class Complete:
+        async def reset(self) -> Observation:
+            return Observation(messages=(Message(role="user", content="Hello"),))
+
+        async def step(self, action: Message) -> Step:
+            return Step(done=True)
+
+        async def grade(self, answer: str) -> sf.Grade:
+            return sf.Grade(reward=float(answer == "hi"), success=False)
+
+        async def close(self) -> None: ...
+
+    assert (await play(Complete, say("hi")))[1].reward == 1.0
 
 
 async def test_a_restarted_conversation_has_the_tools_of_its_new_observation() -> None:

@@ -15,9 +15,14 @@ from skyrl_gym.envs.base_text_env import BaseTextEnv
 from tests.fakes.gym_tasks import CASES, MAX_TURNS, RLM, gym_case
 
 from skyfleet.chat.message import Message, ToolCall
+from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.skyrl_gym import SkyrlGymEnv, SkyrlGymSettings, format_action, skyrl_gym_factory
 from skyfleet.errors import ConfigError, EnvError, MissingExtraError
+from skyfleet.metrics.rollout_metrics import episode_metrics
+from skyfleet.rollouts.conversation import MessageConversation
+from skyfleet.rollouts.episode import Limits, run_episode
 from skyfleet.tasks.task import Task
+from skyfleet.trajectories.trajectory import Ending, Group
 
 TASK = Task(key="t", env_key="own", prompt="Say it.", metadata={"seen": []})
 
@@ -31,6 +36,7 @@ class OwnEnv(BaseTextEnv):  # type: ignore[misc]
         super().__init__()
         self.config, self.extras = env_config, extras
         self.threads = {threading.current_thread()}
+        self.n_metrics = 0
         self.released, self.closed = threading.Event(), threading.Event()
         OwnEnv.last = self
 
@@ -38,6 +44,8 @@ class OwnEnv(BaseTextEnv):  # type: ignore[misc]
         self.threads.add(threading.current_thread())
         self.turns += 1
         output = {"observations": [], "reward": 0.25, "done": action == "end", "metadata": {}}
+        if action == "end":
+            output["metadata"] = {"score": 2, "note": "not a number"}
         if action == "hang":
             self.released.wait()
         elif action == "exit":
@@ -52,6 +60,7 @@ class OwnEnv(BaseTextEnv):  # type: ignore[misc]
         return output
 
     def get_metrics(self) -> dict[str, Any]:
+        self.n_metrics += 1
         return {"turns": self.turns, "early": True, "note": "not a number"}
 
     def close(self) -> None:
@@ -136,11 +145,36 @@ async def test_the_constructor_gets_skyrls_keywords_and_its_own_copies() -> None
     await second.close()
 
 
+@pytest.mark.parametrize(("max_turns", "ending"), [(4, Ending.DONE), (2, Ending.MAX_TURNS)])
+async def test_metrics_of_the_episode_are_taken_once_at_its_end(
+    max_turns: int, ending: Ending
+) -> None:
+    texts = iter(["on", "on", "end"])
+
+    class Says:
+        async def reply(self, *_: object) -> Message:
+            return _say(next(texts))
+
+    trajectory = await run_episode(
+        TASK,
+        skyrl_gym_factory(SkyrlGymSettings(env_id=f"{__name__}:OwnEnv", max_turns=4)),
+        lambda _, opening, __: MessageConversation(
+            opening, model=Says(), sampling=SamplingParams()
+        ),
+        Limits(max_turns=max_turns, max_input_length=100, trajectory_timeout_seconds=0),
+    )
+    n = len(trajectory.turns)
+    assert (trajectory.ending, OwnEnv.last.n_metrics) == (ending, 1)
+    assert [turn.info.get("turns") for turn in trajectory.turns] == [None] * (n - 1) + [float(n)]
+    group = Group(task_key="t", env_key="own", trajectories=(trajectory,))
+    assert episode_metrics([group])["environment/own/turns"] == n
+
+
 async def test_rewards_add_up_to_the_grade_and_numbers_are_info() -> None:
     env = await _open()
     steps = [await env.step(_say(text)) for text in ("on", "on", "end")]
     assert [step.reward for step in steps] == [0.25, 0.25, 0.25]
-    assert steps[-1].info == {"turns": 3.0, "early": 1.0}
+    assert [step.info for step in steps] == [{}, {}, {"score": 2.0}]
     grade = await env.grade()
     assert grade is not None
     assert (grade.reward, grade.success) == (0.75, False)

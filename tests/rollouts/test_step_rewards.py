@@ -11,6 +11,7 @@ from tests.fakes.counter_env import PRESS, TASK, opening
 from tests.fakes.scripted_engine import ScriptedEngine, speaking
 
 from skyfleet.chat.message import Message
+from skyfleet.envs import validation
 from skyfleet.envs.context_env import ContextEnv
 from skyfleet.envs.env import Env, EnvFactory, Observation, Step
 from skyfleet.rollouts.episode import Limits, run_episode
@@ -116,12 +117,16 @@ async def test_numbers_in_info_are_recorded_per_turn_and_other_values_are_ignore
     assert trajectory.turns[1].info == {}
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, 10**400])
-async def test_a_number_in_info_that_is_not_finite_fails_the_episode(value: float) -> None:
-    trajectory = await run(BareEnv(step(0.0, info={"bad": value})))
-    assert trajectory.failure is not None
-    assert trajectory.failure.kind == "EnvError"
-    assert "step() returned info['bad']=" in trajectory.failure.detail
+@pytest.mark.parametrize("value", [math.nan, math.inf, 10**400, "text", None])
+async def test_a_value_in_info_that_is_no_finite_number_is_dropped_and_named_once(
+    value: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(validation, "_warned_names", set())
+    steps = step(1.0, info={"bad": value, "good": 1}), step(0.0, done=True, info={"bad": value})
+    trajectory = await run(BareEnv(*steps))
+    assert (trajectory.failure, trajectory.reward) == (None, 1.0)
+    assert [dict(turn.info) for turn in trajectory.turns] == [{"good": 1.0}, {}]
+    assert caplog.text.count("step() returned info['bad']=") == 1
 
 
 @pytest.mark.parametrize("info", [[("a", 1)], None, 7])

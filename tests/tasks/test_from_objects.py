@@ -64,6 +64,37 @@ def test_missing_values_of_a_frame_are_not_columns() -> None:
     assert [task.metadata for task in as_tasks(frame)] == [{"a": 1}, {"b": "x"}]
 
 
+def test_none_in_a_dict_is_a_value_and_not_a_missing_column() -> None:
+    task = as_task({"prompt": "p", "hint": None, "price": float("nan"), "difficulty": None})
+    assert (task["hint"], task["price"], task.difficulty) == (None, None, None)
+    assert task.metadata == {"hint": None, "price": None}
+    given, missing = ({"prompt": "p", "n": 1, "hint": None}, {"prompt": "p", "n": 1})
+    assert as_task(given).key == as_task(missing).key
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("difficulty", "hard"), ("version", 2), ("modality", "text"), ("data_id", 5)],
+)
+def test_a_column_of_the_environment_may_have_the_name_of_a_field(name: str, value: object) -> None:
+    task = as_task({"prompt": "p", name: value})
+    assert (task[name], task.metadata) == (value, {name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("difficulty", 3), ("version", "v2"), ("modality", "browser_use"), ("data_id", "d")],
+)
+def test_a_valid_field_is_found_by_the_name_that_the_row_used(name: str, value: object) -> None:
+    task = as_task({"prompt": "p", name: value})
+    assert (task[name], task.metadata) == (value, {})
+    assert name in task
+
+
+def test_a_number_as_key_becomes_its_text() -> None:
+    assert as_task({"prompt": "p", "key": 7}).key == "7"
+
+
 def test_numpy_values_are_converted() -> None:
     numpy = pytest.importorskip("numpy")
     prompt = numpy.array([{"role": "user", "content": "p"}], dtype=object)
@@ -82,7 +113,7 @@ def test_a_file_of_prompts_needs_no_environment(tmp_path: Path) -> None:
         ([{"prompt": "p"}, {"text": "q"}], "tasks row 2: prompt is missing; add it"),
         ([{"prompt": "p"}, "q"], "tasks row 2: 'q' is not a dict; write"),
         ([{"prompt": "p", "key": "a"}, {"prompt": "q", "key": "a"}], "row 2: key='a' is already"),
-        ([{"prompt": "p", "difficulty": "hard"}], "tasks row 1: difficulty='hard'; Input should"),
+        ([{"prompt": 5, "key": "a"}], "tasks row 1: prompt=5; Input should"),
         ([{"prompt": "p", "f": print}], "tasks row 1: f=<built-in .*convert or remove it"),
         ({"train": []}, r'tasks is a dict with the keys .*, such as dataset\["train"\]'),
         (Task(key="k", env_key="e", prompt="p"), "tasks is one Task; pass a list"),

@@ -261,7 +261,7 @@ def split_turns(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def _turns(sample: Sample) -> Iterator[Sample]:
-    for begin, end in sample.action_spans:
+    for turn, (begin, end) in enumerate(sample.action_spans):
 
         def of_turn(
             values: tuple[float, ...], begin: int = begin, end: int = end
@@ -276,6 +276,7 @@ def _turns(sample: Sample) -> Iterator[Sample]:
             old_logprobs=of_turn(sample.old_logprobs),
             advantages=of_turn(sample.advantages),
             penalties=of_turn(sample.penalties),
+            step_rewards=sample.step_rewards[turn : turn + 1],
         )
 
 

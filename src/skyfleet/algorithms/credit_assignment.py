@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from math import fsum, nan
@@ -20,7 +20,7 @@ from skyfleet.algorithms.sample import Sample, find_action_spans, name_samples
 from skyfleet.chat.transcript import Transcript
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError
-from skyfleet.trajectories.trajectory import Group, Trajectory
+from skyfleet.trajectories.trajectory import Group, Trajectory, Turn
 
 
 def assign_credit(
@@ -41,8 +41,10 @@ def assign_credit(
             if mask_unfinished and trajectory.ending.truncated:
                 continue
             made = (
-                make_sample(trajectory, transcript, 0.0, attempt=attempt, group_rewards=rewards)
-                for transcript in trajectory.transcripts
+                make_sample(
+                    trajectory, transcript, 0.0, attempt=attempt, group_rewards=rewards, turns=turns
+                )
+                for transcript, turns in _divide_turns(trajectory)
             )
             samples.extend(sample for sample in made if sample.token_ids)
     return estimate_advantages(samples, estimator)
@@ -75,8 +77,12 @@ def make_sample(
     *,
     attempt: int = 0,
     group_rewards: tuple[float, ...] = (),
+    turns: Sequence[Turn] = (),
 ) -> Sample:
-    """A sample of one transcript, cut after the last action token: no action follows the rest."""
+    """A sample of one transcript, cut after the last action token: no action follows the rest.
+
+    `turns` are those of this transcript.
+    """
     mask = transcript.loss_mask[:]  # a list: searching the view is slower
     spans = find_action_spans(mask)
     end = spans[-1][1] if spans else 0
@@ -92,7 +98,30 @@ def make_sample(
         policy_version=min(transcript.policy_versions, default=0),
         attempt=attempt,
         group_rewards=group_rewards,
+        step_rewards=_list_step_rewards(turns, len(spans)) if turns else (),
     )
+
+
+def _divide_turns(trajectory: Trajectory) -> Iterator[tuple[Transcript, Sequence[Turn]]]:
+    """Each transcript with its turns: one per completion, in order."""
+    begin = 0
+    for transcript in trajectory.transcripts:
+        # Transcripts of other programs have no versions.
+        n = len(transcript.policy_versions) or len(find_action_spans(transcript.loss_mask[:]))
+        yield transcript, trajectory.turns[begin : begin + n]
+        begin += n
+
+
+def _list_step_rewards(turns: Sequence[Turn], n_spans: int) -> tuple[float, ...]:
+    """One reward per action span.
+
+    A completion that the time limit separated from its step has no turn, and earns 0. A completion
+    without tokens has no span: the last span gets what is left, so that the sum stays.
+    """
+    rewards = [turn.reward for turn in turns] + [0.0] * (n_spans - len(turns))
+    if len(rewards) > n_spans > 0:
+        rewards[n_spans - 1 :] = [fsum(rewards[n_spans - 1 :])]
+    return tuple(rewards[:n_spans])
 
 
 def _group_advantages(

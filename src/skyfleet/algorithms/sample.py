@@ -30,6 +30,10 @@ class Sample:
     """Index of its attempt among the graded attempts of the group."""
     group_rewards: tuple[float, ...] = ()
     """Rewards of all graded attempts at the task, including attempts left out of the loss."""
+    step_rewards: tuple[float, ...] = ()
+    """The environment's reward for each of its turns, one per action span: how the reward of the
+    attempt breaks down by turn, before filters and penalties change that reward. Empty without
+    turns, as in a warm start."""
     penalties: tuple[float, ...] = ()
     """Subtracted from the reward, per token; empty without KL in the reward."""
     values: tuple[float, ...] = ()

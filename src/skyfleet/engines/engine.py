@@ -36,8 +36,7 @@ class Engine(Protocol):
 
 @runtime_checkable
 class HasDecoder(Protocol):
-    """An engine in this process that samples from a `Decoder`, such as EmbeddedEngine or
-    CudaEngine."""
+    """An engine or a learner whose weights are in this process, such as EmbeddedEngine."""
 
     @property
     def decoder(self) -> Decoder: ...

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Protocol, TypeGuard, runtime_checkable
 
@@ -15,6 +16,7 @@ from skyfleet.envs.values import format_value
 from skyfleet.envs.verifiers.running import SUCCESS_REWARD
 from skyfleet.errors import EnvError, EpisodeError
 from skyfleet.tasks.task import Grade, Task
+from skyfleet.trajectories.trajectory import Ending
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +44,7 @@ class Step:
     """For this step. Without `Env.grade` the sum over all steps is the episode's reward; with it,
     step rewards break the grade down by turn."""
     info: Mapping[str, float] = field(default_factory=dict)
-    """Numbers that become the metrics `environment/{env_key}/{name}`; other values are ignored."""
+    """Numbers that become the metrics `environment/{env_key}/{name}`; other values are left out."""
     keep_recent_turns: int | None = None
     """Cut the agent's history to the prompt, this turn and so many turns before it; None keeps all."""
     opening: Observation | None = None
@@ -84,6 +86,13 @@ class ClosableEnv(Protocol):
 
 
 EnvFactory = Callable[[Task], Awaitable[Env]]
+
+episode_ending: ContextVar[Ending | None] = ContextVar("episode_ending", default=None)
+"""While an episode is graded, how it ended: an environment does not see every limit itself."""
+
+episode_info: ContextVar[dict[str, float] | None] = ContextVar("episode_info", default=None)
+"""While an episode is graded, a dict for the numbers that an adapter knows at the end only. They
+are added to the `info` of the last turn."""
 
 
 async def open_env_until(

@@ -135,7 +135,7 @@ class ToolEnv:
             calls,
             reset=lambda: Observation(prompt, tools=self.tools),
             grade=self.reward,
-            state=state,
+            read_state=lambda: state,
         )
 
     def __repr__(self) -> str:
@@ -183,8 +183,8 @@ def _check_methods(env: object, where: str) -> None:
     if not hasattr(env, "reset") or not hasattr(env, "step"):
         raise ConfigError(f"{where}: {name} has no reset and step; derive it from sf.Env")
     grade = getattr(env, "grade", None)
-    if inspect.isclass(env) and grade is not None:
-        offered = ("self", *REWARD_ARGUMENTS)
+    if grade is not None:
+        offered = ("self", *REWARD_ARGUMENTS) if inspect.isclass(env) else REWARD_ARGUMENTS
         requested_names(grade, offered, where=f"{where}: {name}.grade")
 
 
@@ -192,10 +192,12 @@ async def _open_made(task: Task, make: Callable[[Any], Any]) -> protocol.Env:
     calls = EpisodeCalls(task.key)
     try:
         made = await calls.call(make, task)
+        grade = getattr(made, "grade", None)
+        grade_arguments = _check_grade(made, grade)
     except BaseException:
         calls.end()
         raise
-    if _is_protocol_env(made):
+    if _is_protocol_env(made) and not grade_arguments:
         calls.end()
         env: protocol.Env = made
         return env
@@ -204,13 +206,23 @@ async def _open_made(task: Task, make: Callable[[Any], Any]) -> protocol.Env:
         calls,
         reset=made.reset,
         step=None if type(made).step is Env.step else made.step,
-        grade=getattr(made, "grade", None),
+        grade=grade,
         close=getattr(made, "close", None),
-        state=getattr(made, "state", None),
+        read_state=lambda: getattr(made, "state", None),
     )
     if isinstance(made, Env):
         made._episode = wrapped
     return wrapped
+
+
+def _check_grade(made: object, grade: Function | None) -> tuple[str, ...]:
+    """The arguments that its grade takes; EnvError if it takes any that it does not get."""
+    if grade is None:
+        return ()
+    try:
+        return requested_names(grade, REWARD_ARGUMENTS, where=f"{type(made).__name__}.grade")
+    except ConfigError as error:
+        raise EnvError(str(error)) from None
 
 
 def _is_protocol_env(made: object) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from base64 import b64decode
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from skyfleet.chat.message import Message, ToolCall
+from skyfleet.chat.message import Image, Message, Part, Text, ToolCall
+from skyfleet.engines.openai_messages import parse_openai_message
 from skyfleet.envs import env as protocol
 from skyfleet.envs.python_tools import (
     EpisodeCalls,
@@ -30,16 +32,64 @@ MessageLike = str | Message | Mapping[str, Any]
 
 
 def as_messages(given: MessageLike | Sequence[MessageLike]) -> tuple[Message, ...]:
-    """Messages from a text, a Message, a {"role", "content"} mapping, or several of them."""
+    """Messages from a text, a Message, a mapping as in OpenAI's API, or several of them."""
     if isinstance(given, str):
         return (Message(role="user", content=given),)
     if isinstance(given, Message):
         return (given,)
     if isinstance(given, Mapping):
-        return (Message(role=given.get("role", "user"), content=str(given.get("content") or "")),)
+        return (_parse_message(given),)
     if isinstance(given, Sequence):
         return tuple(message for one in given for message in as_messages(one))
     raise EnvError(f"{given!r:.100} is not a message; use a text, sf.Message or a list of them")
+
+
+def _parse_message(given: Mapping[str, Any]) -> Message:
+    role, content = given.get("role", "user"), _parse_content(given.get("content"))
+    match role:
+        case "assistant":
+            text = {**given, "content": content if isinstance(content, str) else None}
+            parsed = parse_openai_message(text, splits=False)
+            return parsed if isinstance(content, str) else replace(parsed, content=content)
+        case "tool":
+            is_error = bool(given.get("is_error", False))
+            call_id = given.get("tool_call_id")
+            return Message(role="tool", content=content, tool_call_id=call_id, is_error=is_error)
+        case "developer":
+            return Message(role="system", content=content)
+        case "system" | "user":
+            return Message(role=role, content=content)
+    raise EnvError(f"a message has the role {role!r:.40}; use system, user, assistant or tool")
+
+
+def _parse_content(content: object) -> str | tuple[Part, ...]:
+    """Text, or the parts of a message with images."""
+    if not isinstance(content, list | tuple):
+        return "" if content is None else str(content)
+    parts = tuple(map(_parse_part, content))
+    if any(isinstance(part, Image) for part in parts):
+        return parts
+    return "".join(part.text for part in parts if isinstance(part, Text))
+
+
+def _parse_part(part: object) -> Part:
+    match part:
+        case str():
+            return Text(part)
+        case Text() | Image():
+            return part
+        case {"type": "text", "text": str(text)}:
+            return Text(text)
+        case {"type": "image_url", "image_url": {"url": str(url)}} if url.startswith("data:"):
+            header, _, data = url.removeprefix("data:").partition(",")
+            try:
+                return Image(b64decode(data, validate=True), header.partition(";")[0])
+            except ValueError as error:
+                raise EnvError(f"an image_url is not base64: {error}") from None
+    raise EnvError(
+        f"{part!r:.100} is not a part of a message; use a text part, or an image_url part with a "
+        "data: URL"
+    )
 
 
 def prompt_messages(task: Task) -> tuple[Message, ...]:
@@ -114,13 +164,15 @@ class PythonEpisode:
         step: Function | None = None,
         grade: Function | None = None,
         close: Function | None = None,
-        state: object = None,
+        read_state: Callable[[], object] = lambda: None,
     ) -> None:
-        self._task, self._calls, self._state = task, calls, state
+        """`read_state` is called whenever a tool or the grade asks for the state."""
+        self._task, self._calls, self._read_state = task, calls, read_state
         self._reset, self._step, self._grade, self._close = reset, step, grade, close
         self._tools: dict[str, PythonTool] = {}
         self._opening: tuple[Message, ...] = ()
         self._turns: list[Turn] = []
+        self._steps: list[protocol.Step] = []
         self._ending = Ending.MAX_TURNS
 
     @property
@@ -130,7 +182,7 @@ class PythonEpisode:
     async def reset(self) -> protocol.Observation:
         given = await call_by_name(self._calls, self._reset, task=self._task)
         observation = given if isinstance(given, protocol.Observation) else Observation(given)
-        self._opening, self._turns = observation.messages, []
+        self._opening, self._turns, self._steps = observation.messages, [], []
         return self._use_tools(observation)
 
     async def step(self, action: Message) -> protocol.Step:
@@ -140,6 +192,7 @@ class PythonEpisode:
             step = _as_step(await self._calls.call(self._step, action))
             if step.opening is not None:
                 step = replace(step, opening=self._use_tools(step.opening))
+        self._steps.append(step)
         self._turns.append(
             Turn(action=action, replies=step.messages, reward=step.reward, engine_seconds=0.0)
         )
@@ -156,10 +209,11 @@ class PythonEpisode:
     async def grade(self) -> Grade | None:
         """The user's grade, or without one the sum of the step rewards."""
         if self._grade is None:
-            total = float(sum(turn.reward for turn in self._turns))
-            return parse_grade(total, by="the sum of the step rewards")
-        result = await call_by_name(self._calls, self._grade, **self._reward_values())
-        return parse_grade(result, by=name_function(self._grade))
+            return protocol.sum_step_rewards(self._steps)
+        name = name_function(self._grade)
+        names = requested_names(self._grade, REWARD_ARGUMENTS, where=name)
+        values = self._reward_values(names)
+        return parse_grade(await self._calls.call(self._grade, **values), by=name)
 
     async def close(self) -> None:
         self._calls.interrupt()
@@ -176,35 +230,43 @@ class PythonEpisode:
         return _plain(observation)
 
     async def _answer(self, call: ToolCall) -> protocol.Step:
-        values = {"state": self._state, "task": self._task}
         try:
             if call.name not in self._tools:
                 raise ToolError(f"no tool {call.name!r}; choose from {', '.join(self._tools)}")
-            text = await self._tools[call.name].call(call.arguments, self._calls, values)
+            tool = self._tools[call.name]
+            values: dict[str, object] = {"task": self._task}
+            if "state" in tool.injected:
+                values["state"] = self._read_state()
+            text = await tool.call(call.arguments, self._calls, values)
             is_error = False
         except ToolError as error:
             text, is_error = f"Error: {error}", True
         reply = Message(role="tool", content=text, tool_call_id=call.id, is_error=is_error)
         return protocol.Step(messages=(reply,))
 
-    def _reward_values(self) -> dict[str, Any]:
-        exchanged = [message for turn in self._turns for message in (turn.action, *turn.replies)]
-        return {
-            "task": self._task,
-            "state": self._state,
-            "answer": self._turns[-1].action.text if self._turns else "",
-            "messages": [*self._opening, *exchanged],
-            "trajectory": Trajectory(
-                task_key=self._task.key,
-                env_key=self._task.env_key,
-                sample=0,
-                opening=self._opening,
-                turns=tuple(self._turns),
-                transcripts=(),
-                ending=self._ending,
-                grade=None,
-            ),
+    def _reward_values(self, names: Collection[str]) -> dict[str, Any]:
+        trajectory = self._build_trajectory()
+        read: dict[str, Callable[[], Any]] = {
+            "task": lambda: self._task,
+            "state": self._read_state,
+            "answer": lambda: self._turns[-1].action.text if self._turns else "",
+            "messages": lambda: list(trajectory.messages),
+            "trajectory": lambda: trajectory,
         }
+        return {name: read[name]() for name in names}
+
+    def _build_trajectory(self) -> Trajectory:
+        """The episode so far; tokens, times and the grade are not known to an environment."""
+        return Trajectory(
+            task_key=self._task.key,
+            env_key=self._task.env_key,
+            sample=0,
+            opening=self._opening,
+            turns=tuple(self._turns),
+            transcripts=(),
+            ending=protocol.episode_ending.get() or self._ending,
+            grade=None,
+        )
 
 
 def _as_step(given: object) -> protocol.Step:

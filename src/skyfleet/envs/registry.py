@@ -52,7 +52,7 @@ def env_factory(config: RunConfig) -> EnvFactory:
     async def open_env(task: Task) -> Env:
         factory = by_env_key.get(task.env_key)
         if factory is None:
-            name = _get_row_class(task) or environment.env_class
+            name = task.env_class or environment.env_class
             if name not in by_row:
                 by_row[name] = _build_for_row(name, config, task)
             factory = by_row[name]
@@ -65,7 +65,7 @@ def check_task_classes(config: RunConfig, tasks: Iterable[Task]) -> None:
     """Raise ConfigError for a task whose own `env_class` cannot be opened, before a run starts."""
     checked = {config.environment.env_class}
     for task in tasks:
-        name = _get_row_class(task)
+        name = task.env_class
         overridden = task.env_key in config.environment.env_classes
         if name is not None and name not in checked and not overridden:
             _build_for_row(name, config, task)
@@ -76,12 +76,6 @@ def is_remote_env(config: RunConfig, env_key: str) -> bool:
     """Whether episodes of this env_key run on somebody's server."""
     environment = config.environment
     return environment.env_classes.get(env_key, environment.env_class) in REMOTE_ENV_CLASSES
-
-
-def _get_row_class(task: Task) -> str | None:
-    # Task.env_class is new: this is the only place that reads it.
-    name: str | None = getattr(task, "env_class", None)
-    return name
 
 
 def _build_for_row(name: str, config: RunConfig, task: Task) -> EnvFactory:
@@ -96,8 +90,10 @@ def _build_for_row(name: str, config: RunConfig, task: Task) -> EnvFactory:
 
 def _build(env_class: str, config: RunConfig, *, key: str) -> EnvFactory:
     environment = config.environment
-    if env_class in ("mcp", "openenv"):
-        reject_missing_secrets(f"environment.{env_class}", getattr(environment, env_class))
+    if env_class == "mcp":
+        reject_missing_secrets("environment.mcp", environment.mcp)
+    elif env_class == "openenv":
+        reject_missing_secrets("environment.openenv", environment.openenv)
     elif env_class not in ("world", "agentdojo"):
         reject_missing_secrets("environment.skyrl_gym", environment.skyrl_gym)
     factory = _find_builder(env_class, key=key)(config)

@@ -20,7 +20,7 @@ from skyfleet.chat.message import Message, Role
 from skyfleet.config.environment import SkyrlGym
 from skyfleet.config.imports import import_named
 from skyfleet.config.root import RunConfig
-from skyfleet.envs.env import EnvFactory, Observation, Step, sum_step_rewards
+from skyfleet.envs.env import EnvFactory, Observation, Step, episode_info, sum_step_rewards
 from skyfleet.envs.env_thread import EnvThread
 from skyfleet.errors import ConfigError, EnvError, MissingExtraError
 from skyfleet.tasks.task import Grade, Task
@@ -121,12 +121,11 @@ class SkyrlGymEnv:
         observations = list(output["observations"])
         # The environment may hold the list that init returned and expect the conversation in it.
         self._history += [{"role": "assistant", "content": text}, *observations]
-        metrics = await self._call("get_metrics")
         step = Step(
             messages=self._parse_messages(observations),
             done=bool(output["done"]),
             reward=float(output["reward"]),
-            info=_select_numbers(output.get("metadata") or {}) | _select_numbers(metrics),
+            info=_select_numbers(output.get("metadata") or {}),
         )
         self._steps.append(step)
         if step.done:
@@ -134,6 +133,10 @@ class SkyrlGymEnv:
         return step
 
     async def grade(self) -> Grade:
+        info = episode_info.get()
+        if info is not None and self._env is not None:
+            # As in SkyRL, once per episode: they describe the whole of it.
+            info.update(_select_numbers(await self._call("get_metrics")))
         return sum_step_rewards(self._steps)
 
     async def close(self) -> None:

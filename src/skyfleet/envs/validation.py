@@ -7,6 +7,7 @@ Anything else of a wrong type is an error of that episode which names the method
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import islice
@@ -34,6 +35,10 @@ _MAX_NAME_CHARACTERS = 200
 
 _ROLES = frozenset(get_args(Role))
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+_warned_names: set[str] = set()
+"""Of values in `Step.info` that are no numbers."""
 
 _checked_tools: dict[int, tuple[object, ToolSpec]] = {}
 """By id: a tool that an environment returned and what it was converted to. Environments return the
@@ -73,7 +78,7 @@ def validate_step(step: object) -> Step:
         "messages": _convert_messages(step.messages, "step()"),
         "done": _convert_bool(step.done, "step(): done", EnvError),
         "reward": _convert_reward(step.reward, "step()", EnvError),
-        "info": _convert_info(step.info) if step.info or type(step.info) is not dict else step.info,
+        "info": validate_info(step.info) if step.info or type(step.info) is not dict else step.info,
         "keep_recent_turns": _convert_count(step.keep_recent_turns, "step(): keep_recent_turns"),
         "opening": None if opening is None else validate_observation(opening, "step()"),
         "success": None
@@ -433,26 +438,34 @@ def _to_key(key: object, where: str) -> str:
     raise EnvError(f"{where} has the key {format_value(key)}; use texts as keys")
 
 
-def _convert_info(info: object) -> dict[str, float]:
-    """Keep the numbers; everything else an environment puts into `info` is its own business."""
+def validate_info(info: object) -> dict[str, float]:
+    """Keep the numbers. A metric must not fail an episode: any other value is named once."""
     if not isinstance(info, Mapping):
         raise EnvError(
             f"step() returned info={format_value(info)}; return a mapping of names to numbers"
         )
     numbers: dict[str, float] = {}
     for key, given in islice(info.items(), MAX_NUMBERS + 1):
-        value = _unwrap(given)
-        if not isinstance(value, Real):
-            continue
-        name = key if type(key) is str else _name_number(key)
-        if not is_finite(value):
-            raise EnvError(
-                f"step() returned info[{name!r:.60}]={format_value(value)}; return a finite number"
-            )
-        numbers[name] = float(value)
+        name, value = key if type(key) is str else _name_number(key), _unwrap(given)
+        if is_finite(value):
+            numbers[name] = float(value)
+        else:
+            _warn_of_value(name, value)
     if len(numbers) > MAX_NUMBERS:
         raise EnvError(f"step() returned more than {MAX_NUMBERS:,} numbers in info; return fewer")
     return numbers
+
+
+def _warn_of_value(name: str, value: object) -> None:
+    if name in _warned_names or len(_warned_names) >= MAX_NUMBERS:
+        return
+    _warned_names.add(name)
+    logger.warning(
+        "step() returned info[%r]=%s, which is not a finite number and becomes no metric; return a "
+        "number or leave it out. This is logged once",
+        name[:_MAX_NAME_CHARACTERS],
+        format_value(value),
+    )
 
 
 def _name_number(key: object) -> str:

@@ -27,7 +27,7 @@ from time import monotonic
 from typing import Any
 
 from skyfleet.chat.message import Message, ToolSpec
-from skyfleet.envs.env import Observation, Step
+from skyfleet.envs.env import Observation, Step, episode_ending
 from skyfleet.envs.env_thread import EnvThread
 from skyfleet.envs.values import format_value
 from skyfleet.errors import EnvError, EpisodeError, VerifierError
@@ -229,7 +229,7 @@ class WorkerEnv:
         )
 
     async def grade(self) -> Grade | None:
-        result = await self._call({"method": "grade"})
+        result = await self._call({"method": "grade", "ending": episode_ending.get()})
         return None if result is None else Grade(**result)
 
     async def close(self) -> None:

@@ -15,7 +15,7 @@ from threading import Event, Lock, Thread
 from typing import Any
 
 from skyfleet.config.imports import import_named
-from skyfleet.envs.env import Env, Observation, Step, close_env, grade_env
+from skyfleet.envs.env import Env, Observation, Step, close_env, episode_ending, grade_env
 from skyfleet.envs.guard import EnvGuard, install_task_factory
 from skyfleet.envs.python_env import as_env_factory
 from skyfleet.envs.validation import (
@@ -29,6 +29,7 @@ from skyfleet.envs.values import describe_error
 from skyfleet.envs.worker_env import HEARTBEAT_SECONDS, LENGTH
 from skyfleet.errors import EnvError, EpisodeError, VerifierError
 from skyfleet.trajectories.records import message_from_record, message_to_record
+from skyfleet.trajectories.trajectory import Ending
 
 _PR_SET_PDEATHSIG = 1
 
@@ -154,6 +155,8 @@ class _Server:
                     "success": step.success,
                 }
             case "grade":
+                ending = request["ending"]
+                episode_ending.set(None if ending is None else Ending(ending))
                 return await call(VerifierError, "grade", _grade, self._opened, self._steps)
             case "close":
                 env, self._env = self._env, None

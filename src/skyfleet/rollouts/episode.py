@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import isclose
 from time import perf_counter
@@ -18,6 +18,8 @@ from skyfleet.envs.env import (
     EnvFactory,
     Observation,
     Step,
+    episode_ending,
+    episode_info,
     grade_env,
     is_graded_by_env,
     open_env_until,
@@ -28,6 +30,7 @@ from skyfleet.envs.validation import (
     count_characters,
     cut_messages,
     validate_grade,
+    validate_info,
     validate_observation,
     validate_step,
 )
@@ -282,7 +285,16 @@ async def _grade(episode: _Episode, env: Env, limits: Limits, guard: EnvGuard) -
     """Grade the episode; whether the environment has a grade of its own."""
 
     async def grade() -> tuple[Grade | None, bool]:
-        graded = validate_grade(await grade_env(env, episode.steps))
+        info: dict[str, float] = {}
+        tokens = episode_ending.set(episode.ending), episode_info.set(info)
+        try:
+            graded = validate_grade(await grade_env(env, episode.steps))
+        finally:
+            episode_ending.reset(tokens[0])
+            episode_info.reset(tokens[1])
+        if info and episode.turns:
+            last = episode.turns[-1]
+            episode.turns[-1] = replace(last, info={**last.info, **validate_info(info)})
         return graded, is_graded_by_env(env)
 
     with wrap_errors(VerifierError, "grade"):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from skyfleet.engines.engine import HasDecoder
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.weights import weight_checksum, weight_checksums
 
@@ -17,20 +17,9 @@ MAX_STACKED_BYTES = 1 << 28
 Weights = Mapping[str, Tensor]
 
 
-@runtime_checkable
-class HasDecoder(Protocol):
-    """An engine or a learner whose weights are in this process."""
-
-    @property
-    def decoder(self) -> Decoder: ...
-
-
 def find_decoder(holder: object) -> Decoder | None:
     """The decoder of an engine or a learner; None if its weights are in another process."""
-    if isinstance(holder, HasDecoder):
-        return holder.decoder
-    # Until the engines have a public `decoder` property.
-    return cast("Decoder | None", getattr(holder, "_decoder", None))
+    return holder.decoder if isinstance(holder, HasDecoder) else None
 
 
 def find_weights(holder: object) -> Weights | None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AliasChoices, TypeAdapter, ValidationError
 
 from skyfleet.errors import TaskError
 from skyfleet.tasks.loading import check_unique_keys, load_tasks
-from skyfleet.tasks.rows import parse_rows, shorten, to_json_values
+from skyfleet.tasks.rows import FIELD_COLUMNS, parse_rows, shorten, to_json_values
 from skyfleet.tasks.splits import SplitRule, split_tasks
 from skyfleet.tasks.task import Task
 
@@ -31,11 +33,12 @@ def as_tasks(source: object) -> list[Task]:
     if isinstance(source, str | Path):
         return load_tasks(source, default_env_key=DEFAULT_ENV_KEY)
     given = _list_rows(source)
+    prepare = _drop_missing if _is_table(source) else _keep_own_columns
     rows = {number: row for number, row in given if not isinstance(row, Task)}
     parsed = dict(
         parse_rows(
             (
-                (number, to_json_values(_drop_missing(row), where), where)
+                (number, prepare(to_json_values(_null_missing(row), where)), where)
                 for number, row in rows.items()
                 for where in [f"tasks row {number}"]
             ),
@@ -77,7 +80,7 @@ def split(source: object, eval_ratio: float = 0.1) -> tuple[list[Task], list[Tas
     return list(sides.train), list(sides.eval)
 
 
-def _list_rows(source: object) -> list[tuple[int, Any]]:
+def _list_rows(source: Any) -> list[tuple[int, Any]]:
     if isinstance(source, Task):
         raise TaskError("tasks is one Task; pass a list of tasks")
     if isinstance(source, Mapping):
@@ -85,7 +88,7 @@ def _list_rows(source: object) -> list[tuple[int, Any]]:
             f"tasks is a dict with the keys {shorten(list(source))}; pass a list of dicts, or one "
             'split of a dataset, such as dataset["train"]'
         )
-    if hasattr(source, "to_dict") and hasattr(source, "columns"):
+    if _is_frame(source):
         rows = source.to_dict(orient="records")
     elif hasattr(source, "to_pylist"):
         rows = source.to_pylist()
@@ -106,11 +109,81 @@ def _list_rows(source: object) -> list[tuple[int, Any]]:
     return list(enumerate(rows, start=1))
 
 
-def _drop_missing(row: Mapping[Any, Any]) -> dict[Any, Any]:
+def _is_table(source: object) -> bool:
+    return _is_frame(source) or hasattr(source, "to_pylist")
+
+
+def _is_frame(source: Any) -> bool:
+    return hasattr(source, "to_dict") and hasattr(source, "columns")
+
+
+def _null_missing(row: Mapping[Any, Any]) -> dict[Any, Any]:
     """Data frames mark a missing value as NaN, NaT or NA."""
-    return {name: value for name, value in row.items() if not _is_missing(value)}
+    return {name: None if _is_missing(value) else value for name, value in row.items()}
 
 
 def _is_missing(value: object) -> bool:
     is_nan = isinstance(value, float) and value != value
-    return value is None or is_nan or type(value).__name__ in ("NAType", "NaTType")
+    return is_nan or type(value).__name__ in ("NAType", "NaTType")
+
+
+def _drop_missing(row: dict[str, Any]) -> dict[str, Any]:
+    """A table has every column in every row: null means that this row has no value."""
+    return {name: value for name, value in row.items() if value is not None}
+
+
+def _keep_own_columns(row: dict[str, Any]) -> dict[str, Any]:
+    """Put into `metadata` what a dict holds for its environment and `parse_rows` drops or rejects.
+
+    These are None in a column that is not a field of `Task`, and a value that is not one of the
+    field whose name it has, such as difficulty="hard". A number as key becomes its text.
+    """
+    metadata = row.get("metadata") or {}
+    if not isinstance(metadata, dict):
+        return row
+    own = {
+        name: value
+        for name, value in row.items()
+        if name not in metadata and (_is_null_column(name, value) or _clashes(name, value))
+    }
+    kept = {name: value for name, value in row.items() if name not in own}
+    for name in ("key", "task_key"):
+        if isinstance(key := kept.get(name), int | float):
+            kept[name] = str(key)
+    return kept | {"metadata": {**own, **metadata}} if own else kept
+
+
+def _is_null_column(name: str, value: object) -> bool:
+    return value is None and name not in FIELD_COLUMNS
+
+
+def _clashes(name: str, value: object) -> bool:
+    if value is None or name not in _CLASHING:
+        return False
+    try:
+        _CLASHING[name].validate_python(value)
+    except ValidationError:
+        return True
+    return False
+
+
+def _build_validators() -> dict[str, TypeAdapter[Any]]:
+    validators: dict[str, TypeAdapter[Any]] = {}
+    for name in _CLASHING_FIELDS:
+        field = Task.model_fields[name]
+        alias = field.validation_alias
+        names = alias.choices if isinstance(alias, AliasChoices) else [name]
+        limits = tuple(field.metadata)
+        kind: Any = Annotated[(field.annotation, *limits)] if limits else field.annotation
+        validators |= dict.fromkeys(map(str, names), TypeAdapter(kind))
+    return validators
+
+
+_CLASHING_FIELDS = (
+    *("env_version", "modality", "env_variables", "data_key", "data_version"),
+    *("difficulty", "env_class"),
+)
+"""Optional fields whose names an environment may use for columns of its own."""
+
+_CLASHING = _build_validators()
+"""By the names that a row may give the field."""

@@ -38,7 +38,8 @@ _ALIASES = [
     for field in Task.model_fields.values()
     if isinstance(field.validation_alias, AliasChoices)
 ]
-_FIELD_COLUMNS = {alias for aliases in _ALIASES for alias in aliases} | set(Task.model_fields)
+FIELD_COLUMNS = {alias for aliases in _ALIASES for alias in aliases} | set(Task.model_fields)
+"""The columns that are fields of `Task`, by all their names."""
 
 _shortener = Repr()
 _shortener.maxstring = _shortener.maxother = 60
@@ -289,7 +290,7 @@ def _collect_metadata(columns: dict[str, Any], where: str) -> None:
     if not {"verifier_code", "verifier_func"}.isdisjoint(columns):
         for name in _FLEET_BOOKKEEPING:
             columns.pop(name, None)
-    others = {name: columns.pop(name) for name in list(columns) if name not in _FIELD_COLUMNS}
+    others = {name: columns.pop(name) for name in list(columns) if name not in FIELD_COLUMNS}
     _add_to_metadata(columns, others, where)
 
 

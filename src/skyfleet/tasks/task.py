@@ -105,18 +105,29 @@ class Task(BaseModel):
         """Return a column of the row: a value of `metadata`, or else a field."""
         if name in self.metadata:
             return self.metadata[name]
-        if name in type(self).model_fields:
-            return getattr(self, name)
+        if name in _FIELD_BY_COLUMN:
+            return getattr(self, _FIELD_BY_COLUMN[name])
         raise KeyError(name)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.metadata or name in type(self).model_fields
+        return name in self.metadata or name in _FIELD_BY_COLUMN
 
     def get(self, name: str, default: Any = None) -> Any:
         try:
             return self[name]
         except KeyError:
             return default
+
+
+def _list_columns() -> Iterator[tuple[str, str]]:
+    for name, field in Task.model_fields.items():
+        yield name, name
+        if isinstance(field.validation_alias, AliasChoices):
+            yield from ((str(alias), name) for alias in field.validation_alias.choices)
+
+
+_FIELD_BY_COLUMN = dict(_list_columns())
+"""Every name that a row may give a field, with the field's own."""
 
 
 def last_user_text(messages: Iterable[Mapping[str, str]]) -> str | None:

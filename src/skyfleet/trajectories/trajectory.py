@@ -72,6 +72,12 @@ class Trajectory:
     """Wall time from reset to grade."""
 
     @property
+    def messages(self) -> tuple[Message, ...]:
+        """Everything in order: the prompt, then each action and the replies to it."""
+        exchanged = (message for turn in self.turns for message in (turn.action, *turn.replies))
+        return (*self.opening, *exchanged)
+
+    @property
     def reward(self) -> float | None:
         """None: unknown. Never read an unknown grade as zero."""
         return self.grade.reward if self.grade else None
