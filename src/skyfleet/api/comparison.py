@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from skyfleet.api.models import HasRunFolder
 from skyfleet.api.tables import markdown_to_html
 from skyfleet.errors import ConfigError, NothingGradedError, TaskError
 from skyfleet.evaluation import compare as core
@@ -246,17 +247,12 @@ def _find_other_differences(
 
 
 def _read_side(given: Any, which: str) -> EvalReport | Path:
-    from skyfleet.api.runs import Run
-    from skyfleet.api.training import TrainResult
-
     if isinstance(given, Evaluation):
         return given.report
     if isinstance(given, str | Path):
         return Path(given).expanduser()
-    if isinstance(given, Run):
-        return given.path
-    if isinstance(given, TrainResult):
-        return given.folder
+    if isinstance(given, HasRunFolder):
+        return given.run_folder
     if isinstance(given, EvalReport):
         return given
     raise ConfigError(

@@ -114,9 +114,11 @@ class PolicyEngine:
             await opened.closing.aclose()
         elif opened.loop.is_running():
             closing = asyncio.run_coroutine_threadsafe(opened.closing.aclose(), opened.loop)
-            # A loop that waits for this call closes the engine afterwards.
-            if is_responsive(opened.loop):
-                await asyncio.wrap_future(closing)
+            # Polled, because that loop may start to wait for this one; it closes it afterwards.
+            while not closing.done() and is_responsive(opened.loop):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            if closing.done():
+                closing.result()
         else:
             try:  # its loop has ended, with all that ran in it
                 await opened.closing.aclose()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from skyfleet.config.loading import load_recorded_config
 from skyfleet.config.root import RunConfig
@@ -15,6 +15,14 @@ if TYPE_CHECKING:
 
 SCRIPTED = ("oracle", "null", "random")
 """Agents that need no model: the reference solution, one that does nothing, one at random."""
+
+
+@runtime_checkable
+class HasRunFolder(Protocol):
+    """A run or its result."""
+
+    @property
+    def run_folder(self) -> Path: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from skyfleet.api.background import run_sync
 from skyfleet.api.config import ConfigLike
 from skyfleet.api.evaluation import rollout
 from skyfleet.api.inference import PolicyEngine, inference_config, open_no_env
-from skyfleet.api.models import find_run_policy, resolve_model
+from skyfleet.api.models import HasRunFolder, find_run_policy, resolve_model
 from skyfleet.api.serving import Server, serve
 from skyfleet.api.settings import Sampling
 from skyfleet.api.trajectories import Trajectory
@@ -136,13 +136,8 @@ def load_policy(
 
 
 def _find_run_folder(model: object) -> Path | None:
-    from skyfleet.api.runs import Run
-    from skyfleet.api.training import TrainResult
-
-    if isinstance(model, Run):
-        return model.path
-    if isinstance(model, TrainResult):
-        return model.folder
+    if isinstance(model, HasRunFolder):
+        return model.run_folder
     if isinstance(model, str | Path):
         folder = Path(model).expanduser()
         return folder if (folder / "config.yaml").is_file() else None

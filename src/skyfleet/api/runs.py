@@ -79,6 +79,10 @@ class Run:
         return dict(sorted(list_checkpoints(configured, self.path).items()))
 
     @property
+    def run_folder(self) -> Path:
+        return self.path
+
+    @property
     def source(self) -> ModelSource:
         return find_run_policy(self.path)
 

@@ -81,7 +81,7 @@ async def _train(
     require_torch()
     plan = plan_training(where, model, env, arguments)
     try:
-        outcome = await _run_training(plan)
+        outcome = await _run_training(plan, arguments)
     except asyncio.CancelledError:
         folder = Path(plan.config.trainer.run_path)
         if not partial_on_cancel or not (folder / "config.yaml").is_file():
@@ -93,7 +93,17 @@ async def _train(
     return TrainResult(outcome.folder, outcome=outcome, notes=plan.notes)
 
 
-async def _run_training(plan: TrainingPlan) -> TrainingOutcome:
+async def _run_training(plan: TrainingPlan, arguments: TrainArguments) -> TrainingOutcome:
+    from skyfleet.trainer.training_run import run_training
+
+    callbacks = ("on_episode", "on_step", "on_evaluation")
+    if any(arguments.get(name) is not None for name in callbacks):
+        return await _run_with_callbacks(plan)
+    return await run_training(plan.config, given=plan.given, on_progress=plan.report_progress)
+
+
+async def _run_with_callbacks(plan: TrainingPlan) -> TrainingOutcome:
+    """`run_training`, which also awaits what async callbacks return after each step."""
     from skyfleet.trainer.loop import train_steps
     from skyfleet.trainer.training_run import conclude, open_training_run, write_run_report
 
@@ -182,6 +192,10 @@ class TrainResult:
         if self._policy is None:
             self._policy = self.run.policy()
         return self._policy
+
+    @property
+    def run_folder(self) -> Path:
+        return self.folder
 
     @property
     def source(self) -> ModelSource:
