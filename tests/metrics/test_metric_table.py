@@ -106,6 +106,19 @@ def test_the_training_metrics_of_the_seeds_are_logged_at_every_step(
         assert row.keys() >= TRAINING
 
 
+def test_a_step_whose_groups_are_all_filtered_has_the_metrics_without_a_value(
+    tmp_path: Path,
+) -> None:
+    """The first steps of the small model solve nothing, so the rewards of all groups are equal."""
+    sets = ("trainer.algorithm.zero_variance_filter=true", "trainer.max_training_steps=1")
+    asyncio.run(run_training(small_config(tmp_path, *sets)))
+    row = logged_rows(tmp_path)[-1]
+    assert row.keys() >= TRAINING
+    assert (row["loss/num_samples"], row["generation/avg_reward"]) == (0.0, 0.0)
+    names = {name for name in TRAINING if name.startswith(("train/", "loss/"))}
+    assert {name: row[name] for name in names} == dict.fromkeys(names)
+
+
 def test_the_evaluation_metrics_of_the_seeds_are_logged_at_every_evaluation(
     run: list[dict[str, float]],
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import isnan
 
 import pytest
 from tests.trajectories.making import attempt, call_turn, group, played, transcript
@@ -24,16 +25,21 @@ def test_a_slash_inside_a_part_does_not_add_a_level() -> None:
     assert metric_key("timing", "generate") == "timing/generate"
 
 
-def test_a_step_without_groups_has_no_metrics() -> None:
-    assert reward_metrics([]) == {}
-    assert episode_metrics([]) == {}
-    assert trained_reward_metrics([]) == {}
+def test_a_step_without_groups_has_the_metrics_of_the_seeds_without_a_value() -> None:
+    metrics = reward_metrics([]) | episode_metrics([]) | trained_reward_metrics([])
+    assert metrics.pop("reward/unknown_grades") == 0.0
+    assert metrics.keys() == {
+        *("generation/avg_reward", "generation/success_rate", "reward/avg_raw_reward"),
+        *("train/avg_reward", "train/min_reward", "train/max_reward"),
+        "reward/parse_failure_rate",
+    }
+    assert all(map(isnan, metrics.values()))
 
 
 def test_ungraded_groups_only_count_unknown_grades() -> None:
-    assert reward_metrics([group([None, None]), group([None, None])]) == {
-        "reward/unknown_grades": 4.0
-    }
+    metrics = reward_metrics([group([None, None]), group([None, None])])
+    assert metrics.pop("reward/unknown_grades") == 4.0
+    assert all(map(isnan, metrics.values()))
 
 
 @pytest.mark.parametrize(
@@ -204,7 +210,7 @@ def test_info_values_are_averaged_over_the_turns_that_report_them() -> None:
 
 def test_a_mean_over_nothing_has_no_key() -> None:
     metrics = episode_metrics(played(attempt(1.0)))
-    assert "reward/parse_failure_rate" not in metrics
+    assert isnan(metrics["reward/parse_failure_rate"])
     assert "environment/github/tool_calls_per_turn" not in metrics
     assert "environment/github/tool_error_rate" not in metrics
     assert not [key for key in metrics if key.endswith("num_tokens")]

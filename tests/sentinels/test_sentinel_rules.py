@@ -27,6 +27,7 @@ from skyfleet.sentinels.trend_checks import (
     idle_filter,
     nothing_graded,
     nothing_learned,
+    parse_failures,
 )
 from skyfleet.sentinels.update_checks import guess_cause
 
@@ -55,6 +56,12 @@ def stage_of(expected: Invariants, *history: dict[str, float]) -> MetricsStage:
     )
 
 
+def test_a_step_without_a_turn_has_no_jump_of_malformed_calls() -> None:
+    rows = [{"reward/parse_failure_rate": value} for value in (0.1, nan)]
+    assert parse_failures(stage(*rows)) is None
+    assert parse_failures(stage(rows[0], {"reward/parse_failure_rate": 0.9})) is not None
+
+
 def test_a_filter_that_never_acts_is_found_after_20_steps() -> None:
     idle, busy = {"filter/zero_variance": 0.0}, {"filter/zero_variance": 1.0}
     assert idle_filter(stage(*[idle] * 19)) is None
@@ -77,7 +84,8 @@ def test_three_steps_without_a_grade_are_a_failed_run() -> None:
     unknown, graded = {"reward/unknown_grades": 4.0}, {"generation/avg_reward": 0.0}
     assert nothing_graded(stage(*[unknown] * 2)) is None
     assert nothing_graded(stage(unknown, graded, unknown)) is None
-    finding = nothing_graded(stage(graded, *[unknown] * 3))
+    assert nothing_graded(stage(graded, *[unknown] * 3)) is not None
+    finding = nothing_graded(stage(graded, *[{**unknown, "generation/avg_reward": nan}] * 3))
     assert finding is not None
     assert finding.evidence == {"steps": 3, "first": "env: away"}
 

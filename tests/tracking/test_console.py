@@ -31,6 +31,7 @@ class Clock:
 def test_a_summary_leaves_out_what_is_not_logged() -> None:
     assert summary(METRICS) == SUMMARY
     assert summary({"eval/all/pass_at_1": 1.0}) == ""
+    assert summary({"reward/avg_raw_reward": float("nan")}) == ""
 
 
 def test_a_step_without_samples_reports_no_learning_signal() -> None:

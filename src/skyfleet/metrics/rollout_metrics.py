@@ -2,13 +2,15 @@
 
 docs/metrics.md lists every key with its meaning and SkyRL's and TRL's name for it. An episode whose
 environment failed to open (`reset` raised) is counted as such and left out of every mean. A mean
-over nothing has no key.
+over nothing has no key, except that the seeds' training metrics are in every row: NaN, logged as
+null.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from math import nan
 from statistics import fmean, pstdev, pvariance
 
 from skyfleet.chat.transcript import Transcript
@@ -27,14 +29,17 @@ def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
     The n of `pass_at_n` is the number of attempts in the largest group. Ungraded attempts are
     counted in `reward/unknown_grades` and are in no other number.
     """
-    if not groups:
-        return {}
-    n = max(len(group.trajectories) for group in groups)
     unknown = sum(len(group.trajectories) - len(group.graded) for group in groups)
-    metrics = {metric_key("reward", "unknown_grades"): float(unknown)}
+    metrics = {
+        metric_key("reward", "unknown_grades"): float(unknown),
+        metric_key("generation", "avg_reward"): nan,
+        metric_key("generation", "success_rate"): nan,
+        metric_key("reward", "avg_raw_reward"): nan,
+    }
     graded = [group for group in groups if group.graded]
     if not graded:
         return metrics
+    n = max(len(group.trajectories) for group in groups)
     rewards = [reward for group in graded for reward in group.rewards]
     metrics[metric_key("generation", "avg_reward")] = fmean(rewards)
     metrics[metric_key("generation", "success_rate")] = fmean(
@@ -56,9 +61,7 @@ def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 def trained_reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """`train/*`: rewards of the groups that remain after all filters, which the learner trains on."""
-    rewards = [reward for group in groups for reward in group.rewards]
-    if not rewards:
-        return {}
+    rewards = [reward for group in groups for reward in group.rewards] or [nan]
     return {
         metric_key("train", "avg_reward"): fmean(rewards),
         metric_key("train", "min_reward"): min(rewards),
@@ -94,12 +97,14 @@ def _pass_rate(groups: Sequence[Group]) -> float:
 def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Endings, tokens, malformed calls, and turns and tool use over all and per environment."""
     episodes = [trajectory for group in groups for trajectory in group.trajectories]
+    malformed = [
+        bool(turn.action.malformed_calls) for episode in episodes for turn in episode.turns
+    ]
+    failure_rate = fmean(malformed) if malformed else nan
+    metrics = {metric_key("reward", "parse_failure_rate"): failure_rate}
     if not episodes:
-        return {}
-    metrics = {**_ending_metrics(episodes), **_token_metrics(episodes)}
-    if turns := [turn for episode in episodes for turn in episode.turns]:
-        malformed = fmean(bool(turn.action.malformed_calls) for turn in turns)
-        metrics[metric_key("reward", "parse_failure_rate")] = malformed
+        return metrics
+    metrics |= {**_ending_metrics(episodes), **_token_metrics(episodes)}
     by_env: dict[str, list[Trajectory]] = defaultdict(list)
     for episode in episodes:
         by_env[episode.env_key].append(episode)

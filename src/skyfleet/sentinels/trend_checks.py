@@ -15,7 +15,7 @@ from skyfleet.sentinels.stages import MetricsStage
 ENTROPY, MALFORMED = "policy/policy_entropy", "reward/parse_failure_rate"
 LOSS, LR = ("policy/final_loss", "policy/grad_norm"), "policy/policy_lr"
 REWARD = "generation/avg_reward"
-"""Absent in a step without a grade."""
+"""NaN in a step without a grade."""
 COLLAPSED = 0.1
 """Share of the initial entropy, the highest of the first steps."""
 UNTRAINED = 0.6
@@ -62,7 +62,7 @@ class MetricsHistory:
 def nothing_graded(stage: MetricsStage) -> Finding | None:
     """A single step without a grade may be an outage; several in a row are a failed run."""
     rows = [*stage.last_rows[1 - STEPS_UNGRADED :], stage.metrics]
-    if len(rows) < STEPS_UNGRADED or any(REWARD in row for row in rows):
+    if len(rows) < STEPS_UNGRADED or any(isfinite(row.get(REWARD, nan)) for row in rows):
         return None
     return found(
         f"for {STEPS_UNGRADED} steps no episode has a grade, so there is nothing to learn from",
@@ -114,7 +114,7 @@ def parse_failures(stage: MetricsStage) -> Finding | None:
     """The share of malformed turns does not jump."""
     now = stage.metrics.get(MALFORMED, 0.0)
     before = fmean(_values(stage.last_rows[-5:], MALFORMED) or [UNTRAINED])
-    if now <= before + JUMP:
+    if not now > before + JUMP:  # NaN in a step without a turn
         return None
     return found(
         "many more turns than before hold a malformed tool call; check the parser, the stop "

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from math import isfinite, nan
 from time import monotonic
 from typing import TYPE_CHECKING, TextIO
 
@@ -79,8 +80,8 @@ def summary(metrics: Mapping[str, float]) -> str:
     A step without a single training sample says so.
     """
     parts = []
-    if "reward/avg_raw_reward" in metrics:
-        parts.append(f"reward {metrics['reward/avg_raw_reward']:.3f}")
+    if isfinite(reward := metrics.get("reward/avg_raw_reward", nan)):
+        parts.append(f"reward {reward:.3f}")
     parts += [
         f"pass@{key.removeprefix(PASS_AT)} {value:.3f}"
         for key, value in metrics.items()
