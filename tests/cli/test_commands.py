@@ -155,13 +155,13 @@ def test_evaluate_selects_one_set_by_name(settings: str) -> None:
         (["rollout", SOURCE, "trainer.policy.model.path=tiny"], "holds no checkpoint yet"),
         (["train", "no_such_file.yaml"], "no_such_file.yaml cannot be read as a configuration"),
         (
-            ["train", "tiny", "--dry-run", "trainer.algorithm.policy_loss_type=no_such:loss"],
+            ["train", "small.yaml", "--dry-run", "trainer.algorithm.policy_loss_type=no_such:loss"],
             "trainer.algorithm.policy_loss_type='no_such:loss' cannot be imported",
         ),
         (
             [
                 "train",
-                "tiny",
+                "small.yaml",
                 "--dry-run",
                 _SMOOTH,
                 "trainer.algorithm.policy_loss_kwargs.widht=0.1",
@@ -173,15 +173,15 @@ def test_evaluate_selects_one_set_by_name(settings: str) -> None:
             "different tasks, but there are 3; lower it or add tasks",
         ),
         (
-            ["train", "tiny", "--dry-run", "trainer.policy.model.path=./nowhere"],
+            ["train", "small.yaml", "--dry-run", "trainer.policy.model.path=./nowhere"],
             "trainer.policy.model.path='./nowhere' is not a model folder",
         ),
         (
-            ["train", "tiny", "--dry-run", "trainer.sentinels.modes.moon=warn"],
+            ["train", "small.yaml", "--dry-run", "trainer.sentinels.modes.moon=warn"],
             "trainer.sentinels.modes.moon is not a sentinel; choose from",
         ),
         (
-            ["train", "tiny", "--dry-run", "environment.env_class=no_such:play"],
+            ["train", "small.yaml", "--dry-run", "environment.env_class=no_such:play"],
             "='no_such:play' cannot be imported",
         ),
         (
@@ -204,6 +204,7 @@ def test_a_user_error_is_one_line_and_exit_code_two(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)  # a folder without runs
+    Path("small.yaml").write_text(SETTINGS)
     monkeypatch.setattr(sys, "argv", ["skyfleet", *args])
     with pytest.raises(SystemExit) as caught:
         main()

@@ -19,7 +19,9 @@ from skyfleet.trainer.dry_run import plan_dry_run
 def test_a_plan_without_problems_says_what_would_run(tmp_path: Path) -> None:
     plan = plan_dry_run(small_config(tmp_path / "run"))
     assert plan.problems == []
-    assert plan.steps == [
+    *steps, memory = plan.steps
+    assert memory.startswith("the run needs ")
+    assert steps == [
         "would train tiny on 4 tasks (4 github):",
         "3 warm-start steps, then 3 steps of 2 x 4 = 8 episodes",
         "evaluating unseen on 3 tasks",

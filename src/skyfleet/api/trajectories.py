@@ -38,12 +38,6 @@ class Trajectory(records.Trajectory):
     def from_record(cls, record: records.Trajectory) -> Trajectory:
         return cls(**{field.name: getattr(record, field.name) for field in fields(record)})
 
-    @property
-    def messages(self) -> tuple[Message, ...]:
-        """Everything in order: the prompt, then each action and the replies to it."""
-        exchanged = (message for turn in self.turns for message in (turn.action, *turn.replies))
-        return (*self.opening, *exchanged)
-
     def show(self) -> None:
         """Print the episode."""
         sys.stdout.write(f"{sanitize_lines(str(self))}\n")
