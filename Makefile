@@ -6,7 +6,7 @@ PRESET_smollm2 = smollm2
 VENV = .venv/bin
 INSTALL = $(VENV)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: train test kernels parity check wheel bench clean
+.PHONY: train test exhaustive kernels parity check wheel bench clean
 
 ifndef PRESET_$(MODEL)
 $(error MODEL=$(MODEL) is unknown; choose tiny or smollm2)
@@ -17,7 +17,11 @@ train: .venv/$(MODEL)
 
 # Two workers with one thread each: two OpenMP threads per process would wait for each other.
 test: .venv/dev
-	OMP_NUM_THREADS=1 $(VENV)/pytest -n 2 --dist loadfile -m 'not gpu and not network'
+	OMP_NUM_THREADS=1 $(VENV)/pytest -n 2 --dist loadfile -m 'not gpu and not network and not exhaustive'
+
+# Every hostile environment, broken server and escape attempt: about half an hour.
+exhaustive: .venv/dev
+	OMP_NUM_THREADS=1 $(VENV)/pytest -n 2 --dist load -m exhaustive
 
 # The GPU kernels in Triton's interpreter. It needs an older numpy, so both are installed apart.
 kernels: .venv/triton

@@ -21,7 +21,7 @@ from skyfleet.analysis.html.page import write_report
 from skyfleet.analysis.viewer.server import ViewerServer
 from skyfleet.trajectories.archive import eval_path
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow]
+pytestmark = [pytest.mark.browser, pytest.mark.exhaustive]
 
 FORBIDDEN = (
     "iframe, object, embed, base, meta[http-equiv=refresh], form[action], [srcdoc], [onload], "

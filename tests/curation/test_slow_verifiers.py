@@ -19,7 +19,7 @@ SPINS = "def verify(env):\n    while True: pass"
 
 
 @pytest.mark.parametrize(
-    "endless", [SLEEPS, pytest.param(SPINS, marks=pytest.mark.slow)], ids=["sleeps", "spins"]
+    "endless", [SLEEPS, pytest.param(SPINS, marks=pytest.mark.exhaustive)], ids=["sleeps", "spins"]
 )
 async def test_of_eight_endless_and_24_good_tasks_exactly_the_eight_are_quarantined(
     tmp_path: Path, endless: str

@@ -91,7 +91,7 @@ async def test_a_time_limit_that_passes_because_of_the_server_gives_no_grade() -
             checks.create_task(check_without_time(KINDS[short], KINDS[short].clients[0]))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("no_pauses")
 @pytest.mark.parametrize(("kind", "client"), CASES, ids=name)
 async def test_every_client_survives_every_broken_server_within_bounded_memory(
@@ -106,7 +106,7 @@ async def test_every_client_survives_every_broken_server_within_bounded_memory(
         tracemalloc.stop()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("kind", "client"), UNGRADED, ids=name)
 async def test_no_broken_server_is_a_score_under_a_short_time_limit(
     kind: Kind, client: Client

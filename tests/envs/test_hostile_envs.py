@@ -45,7 +45,7 @@ async def test_a_hostile_environment_ends_its_own_episode_and_no_other(name: str
     assert (await run_kind(KINDS[name])).problems == []
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", [name for name in KINDS if name not in SAMPLE])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_every_other_kind_too(name: str) -> None:

@@ -27,7 +27,7 @@ def _params() -> list[ParameterSet]:
         seen.add(attempt.group)
         waits = "sleep" in attempt.body or "while True" in attempt.body
         default = (is_first or attempt.group in _EVERY_DAY) and not waits
-        marks = () if default else (pytest.mark.slow,)
+        marks = () if default else (pytest.mark.exhaustive,)
         params.append(pytest.param(attempt, marks=marks, id=f"{attempt.group}-{attempt.name}"))
     return params
 

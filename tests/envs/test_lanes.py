@@ -61,7 +61,7 @@ async def test_a_slow_verifier_frees_its_place_and_queues_among_the_slow_ones_ne
     assert (await lanes.enter(1)).is_fast
 
 
-@pytest.mark.parametrize("n_endless", [2, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n_endless", [2, pytest.param(10, marks=pytest.mark.exhaustive)])
 async def test_endless_verifiers_do_not_hold_up_others(
     monkeypatch: pytest.MonkeyPatch, n_endless: int
 ) -> None:

@@ -139,7 +139,7 @@ async def test_no_secret_is_in_the_run_folder_the_output_or_the_viewer(
     assert CANARY not in str(refused.value)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_no_secret_is_in_the_files_of_wandb_or_the_output_of_the_command(tmp_path: Path) -> None:
     overrides, secrets = make_overrides(tmp_path, "trainer.logger=[console,wandb]")
     settings = tmp_path / "settings.yaml"
