@@ -163,6 +163,8 @@ def test_a_reward_with_an_unknown_parameter_is_refused_in_the_callers_terms() ->
     expected = r"sf.train\(..., reward=f\): f takes \(task, x\); it may take task, answer, messages, trajectory"
     with pytest.raises(sf.ConfigError, match=expected):
         sf.train("tiny", reward=f, tasks=[{"prompt": "Hello"}])
+    with pytest.raises(sf.ConfigError, match=r"<lambda> takes \(completions\); it may take task"):
+        sf.train("tiny", reward=lambda completions, **k: [0.0], tasks=[{"prompt": "Hello"}])
     with pytest.raises(sf.ConfigError, match=r"setup=.*it may take task"):
         sf.ToolEnv([press], setup=lambda state: state, reward=lambda: 0.0)
 

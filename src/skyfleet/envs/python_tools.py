@@ -32,15 +32,15 @@ def requested_names(function: Function, offered: Collection[str], *, where: str)
         parameters = inspect.signature(function).parameters.values()
     except ValueError:  # a builtin without a signature, such as dict
         return ()
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return tuple(offered)
-    named = [p for p in parameters if p.kind is not p.VAR_POSITIONAL]
+    named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     unknown = [p for p in named if p.name not in offered and p.default is p.empty]
     if unknown or any(p.kind is p.POSITIONAL_ONLY for p in named):
         taken = ", ".join(p.name for p in named)
         raise ConfigError(
             f"{where}: {name_function(function)} takes ({taken}); it may take {', '.join(offered)}"
         )
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return tuple(offered)
     return tuple(p.name for p in named if p.name in offered)
 
 
