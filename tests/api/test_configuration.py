@@ -257,3 +257,24 @@ def test_every_preset_loads_under_its_run_name() -> None:
         assert preset.description.endswith(".")
         config = read_config(name).build({})
         assert config.trainer.run_name == file
+
+
+def test_several_evaluation_attempts_are_sampled_at_temperature_1() -> None:
+    def temperature(**arguments: Any) -> float:
+        return plan(**arguments).config.generator.eval_sampling_params.temperature
+
+    assert (temperature(eval_attempts=1), temperature(eval_attempts=4)) == (0.0, 1.0)
+    assert temperature(eval_attempts=4, eval_sampling=sf.Sampling(max_tokens=8)) == 1.0
+    assert temperature(eval_attempts=4, eval_sampling=sf.Sampling(temperature=0.5)) == 0.5
+    key = {"generator.eval_sampling_params.temperature": 0.3}
+    assert temperature(eval_attempts=4, config=key) == 0.3
+
+
+def test_tasks_without_an_environment_or_a_reward_are_refused() -> None:
+    with pytest.raises(sf.ConfigError, match=r"sf.train: the tasks.*pass env= or reward="):
+        plan(reward=None)
+    with pytest.raises(sf.ConfigError, match=r"sf.evaluate: the tasks.*pass env= or reward="):
+        sf.evaluate("null", tasks=TASKS[:1])
+    named = [{**TASKS[0], "env_class": "gsm8k"}]
+    plan(reward=None, tasks=named)
+    plan(reward=None, config={"environment.env_class": "gsm8k"})

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from skyfleet.api.config import ConfigLike
-from skyfleet.api.envs import ResolvedEnv
+from skyfleet.api.envs import ResolvedEnv, check_env_given
 from skyfleet.api.inference import OpenedEngine, PolicyEngine, inference_config
 from skyfleet.api.models import SCRIPTED, ModelSource, resolve_model
 from skyfleet.api.settings import Sampling
@@ -64,7 +64,7 @@ async def open_agent(
             step=0,
             config=settings,
             max_concurrent=settings.generator.max_num_seqs,
-            open_env=env.open_env or _build_factory(settings, tasks),
+            open_env=env.open_env or _build_factory(where, settings, tasks),
         )
         return
     given = model if isinstance(model, PolicyEngine) and config is None else None
@@ -76,7 +76,7 @@ async def open_agent(
     if source.url is None and (refused := find_unsupported_values(settings)):
         raise ConfigError("\n".join(refused))
     engine = given or PolicyEngine(source, settings)
-    open_env = env.open_env or _build_factory(settings, tasks)
+    open_env = env.open_env or _build_factory(where, settings, tasks)
     try:
         opened = await engine.open(tasks, open_env)
         params = PolicyEngine(source, settings).sampling_params(None)
@@ -120,9 +120,10 @@ def _build_scripted(name: str, config: RunConfig) -> AgentFactory:
     return oracle_policy if name == "oracle" else null_policy
 
 
-def _build_factory(config: RunConfig, tasks: Sequence[Task]) -> EnvFactory:
+def _build_factory(where: str, config: RunConfig, tasks: Sequence[Task]) -> EnvFactory:
     from skyfleet.envs.registry import env_factory
     from skyfleet.envs.verifiers.confinement import check_verifiers
 
+    check_env_given(where, config, tasks)
     check_verifiers(config, tasks)
     return env_factory(config)

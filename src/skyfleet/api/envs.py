@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +11,11 @@ from skyfleet.envs.env import Env, EnvFactory
 from skyfleet.envs.python_env import ToolEnv, as_env_factory, check_reward
 from skyfleet.envs.python_tools import name_function, requested_names
 from skyfleet.errors import ConfigError
+from skyfleet.tasks.from_objects import DEFAULT_ENV_KEY
 from skyfleet.tasks.task import Task
 
 if TYPE_CHECKING:
+    from skyfleet.config.root import RunConfig
     from skyfleet.envs.agent_env import ApiCredentials
 
 _SECTIONS = {
@@ -175,6 +177,15 @@ def resolve_env(
             env_key=spec.name,
         )
     return _resolve_object(spec, where, default_name)
+
+
+def check_env_given(where: str, config: RunConfig, tasks: Iterable[Task]) -> None:
+    """ConfigError for a task that no argument, configuration or field of its own gives an env."""
+    environment = config.environment
+    if environment.env_class != "world" or DEFAULT_ENV_KEY in environment.env_classes:
+        return
+    if any(task.env_key == DEFAULT_ENV_KEY and task.env_class is None for task in tasks):
+        raise ConfigError(f"{where}: the tasks name no environment; pass env= or reward=")
 
 
 def _resolve_object(given: object, where: str, default_name: str | None) -> ResolvedEnv:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -13,7 +14,7 @@ from skyfleet.api.arguments import check_arguments
 from skyfleet.api.background import CallbackTasks
 from skyfleet.api.comparison import Evaluation
 from skyfleet.api.config import TINY_DEFAULTS, ConfigLike, GivenConfig, read_config
-from skyfleet.api.envs import ResolvedEnv, resolve_env
+from skyfleet.api.envs import ResolvedEnv, check_env_given, resolve_env
 from skyfleet.api.models import ModelSource, resolve_model
 from skyfleet.api.notebook import show_progress
 from skyfleet.api.settings import (
@@ -54,7 +55,7 @@ class TrainArguments(TypedDict, total=False):
     sampling: Sampling | None
     eval_sampling: Sampling | None
     eval_attempts: int | None
-    """generator.eval_n_samples_per_prompt."""
+    """generator.eval_n_samples_per_prompt; several are sampled at temperature 1."""
     lr: float | None
     """trainer.policy.optimizer_config.lr."""
     batch_size: int | None
@@ -130,10 +131,13 @@ def plan_training(
     keys = _model_keys(source, given) | dict(resolved.overrides) | _setting_keys(where, arguments)
     is_own = any(arguments.get(name) is not None for name in ("tasks", "reward"))
     is_own = is_own or model is not None or env is not None
+    keys |= _eval_temperature_keys(arguments, given)
     keys |= _run_keys(run_dir, source, given, is_own=is_own)
     train_tasks, eval_sets, notes = _choose_tasks(where, arguments, resolved, given)
     keys |= _task_keys(arguments, train_tasks, eval_sets, given)
     config = given.build(keys)
+    if resolved.open_env is None:
+        check_env_given(where, config, chain(train_tasks or (), *(eval_sets or {}).values()))
     # Imported here, because it takes seconds and a mistake in the call needs none of it.
     from skyfleet.trainer.assemble import GivenObjects
     from skyfleet.trainer.callbacks import Callbacks
@@ -210,6 +214,16 @@ def _setting_keys(where: str, arguments: TrainArguments) -> dict[str, Any]:
     if (trackers := arguments.get("trackers")) is not None:
         keys["trainer.logger"] = [trackers] if isinstance(trackers, str) else list(trackers)
     return keys | {key: value for key, value in named.items() if value is not None}
+
+
+def _eval_temperature_keys(arguments: TrainArguments, given: GivenConfig) -> dict[str, Any]:
+    """Several attempts are sampled at temperature 1, because greedy ones are all the same."""
+    attempts, sampling = arguments.get("eval_attempts"), arguments.get("eval_sampling")
+    if attempts is None or attempts < 2 or (sampling and sampling.temperature is not None):
+        return {}
+    if given.base is not None and given.load_base().generator.eval_sampling_params.temperature:
+        return {}
+    return {"generator.eval_sampling_params.temperature": 1.0}
 
 
 def _engine_keys(engine: str | None) -> dict[str, Any]:
