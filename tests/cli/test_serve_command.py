@@ -10,11 +10,15 @@ import typer
 from tests.fakes.tiny_policy import tiny_policy
 from typer.testing import CliRunner
 
-from skyfleet.cli.agents import describe_agent, select_policy
+from skyfleet.checkpoints.checkpoint import JsonPart
+from skyfleet.checkpoints.saving import save_checkpoint
+from skyfleet.cli.agents import describe_agent, find_policy_folder, select_policy
 from skyfleet.cli.serve import serve_command
 from skyfleet.config.loading import load_config
 from skyfleet.errors import ConfigError
 from skyfleet.models.loading import LoadedModel, save_model
+from skyfleet.tasks.sampling import TaskSampler
+from skyfleet.tasks.task import Task
 
 app = typer.Typer()
 app.command()(serve_command)
@@ -72,3 +76,16 @@ def test_a_missing_checkpoint_is_a_config_error(tmp_path: Path) -> None:
     config = load_config("", [f"trainer.run_path={tmp_path}"])
     with pytest.raises(ConfigError, match="no such folder"):
         select_policy(config, tmp_path / "nothing")
+
+
+def test_a_run_folder_is_its_newest_checkpoint_and_any_other_folder_is_refused(
+    tmp_path: Path,
+) -> None:
+    config = load_config("", [f"trainer.run_path={tmp_path}"])
+    with pytest.raises(ConfigError, match=r"holds no model; .* checkpoints/global_step_N"):
+        find_policy_folder(config, tmp_path)
+    sampler = TaskSampler([Task(key="1", env_key="e", prompt="p")], batch_size=1, seed=1)
+    for step in (2, 10):
+        save_checkpoint(tmp_path / "checkpoints", step, {"policy": JsonPart(sampler)})
+    newest = tmp_path / "checkpoints" / "global_step_10" / "policy"
+    assert find_policy_folder(config, tmp_path) == newest

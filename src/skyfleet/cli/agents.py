@@ -24,7 +24,7 @@ Agent = Annotated[
 CheckpointPath = Annotated[
     Path | None,
     typer.Option(
-        help="A global_step_N folder or a model folder; by default the run's newest, or with "
+        help="A run folder, a global_step_N folder or a model folder; by default the run's newest, or with "
         "trainer.resume_mode=none the base model."
     ),
 ]
@@ -85,10 +85,18 @@ def find_policy_folder(config: RunConfig, checkpoint: Path | None) -> Path | Non
 
     if checkpoint is not None and not checkpoint.is_dir():
         raise ConfigError(f"--checkpoint {checkpoint}: no such folder")
-    if checkpoint is not None and not (checkpoint / "policy").exists():
+    if checkpoint is not None and (checkpoint / "policy").exists():
+        return verify_part(read_checkpoint(checkpoint), "policy")
+    if checkpoint is not None and (checkpoint / "config.json").is_file():
         return checkpoint
     if checkpoint is not None:
-        return verify_part(read_checkpoint(checkpoint), "policy")
+        newest = find_checkpoint(checkpoint / "checkpoints", "latest")
+        if newest is None:
+            raise ConfigError(
+                f"--checkpoint {checkpoint}: the folder holds no model; name a run folder, its "
+                "checkpoints/global_step_N, or a folder with a config.json"
+            )
+        return verify_part(newest, "policy")
     trainer = config.trainer
     found = find_checkpoint(Path(trainer.ckpt_path), trainer.resume_mode, trainer.resume_path)
     if found is not None:
