@@ -195,6 +195,7 @@ def test_tasks_of_every_kind_are_the_same_tasks(kind: str, tmp_path: Path) -> No
         ),
         ({"config": {"trainer.sede": 1}}, r"trainer\.sede.* is unknown"),
         ({"model": 3}, "pass a Hugging Face name, a folder"),
+        ({"model": "oracle"}, r"a scripted agent only plays: sf.evaluate"),
         ({"tasks": [{"text": "Hello"}]}, "tasks row 1: prompt"),
         ({"algorithm": sf.GRPO}, r"call it: algorithm=sf\.GRPO\(\)"),
         ({"algorithm": 3}, r"sf\.train\(algorithm=3\): pass an algorithm"),
@@ -278,3 +279,34 @@ def test_tasks_without_an_environment_or_a_reward_are_refused() -> None:
     named = [{**TASKS[0], "env_class": "gsm8k"}]
     plan(reward=None, tasks=named)
     plan(reward=None, config={"environment.env_class": "gsm8k"})
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ("runs/weathr", "no such folder; did you mean 'runs/weather'?"),
+        ("runs/other/thing", "no such folder; check the path"),
+        ("./nowhere", "no such folder; check the path"),
+        ("runs", "the folder holds no model and no run"),
+        ("tinny", "no such model; did you mean 'tiny'?"),
+        ("nul", "no such model; did you mean 'null'?"),
+        ("smollm", "no such model; did you mean 'smollm2'?"),
+    ],
+)
+def test_a_mistyped_model_is_refused_before_the_hub_is_asked(
+    model: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "weather").mkdir(parents=True)
+    with pytest.raises(sf.ConfigError) as raised:
+        sf.evaluate(model, reward=lambda answer: 0.0, tasks=TASKS[:1])
+    assert f"sf.evaluate(model={model!r}): {says}" in str(raised.value)
+
+
+def test_a_folder_with_the_name_of_a_built_in_model_does_not_replace_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny").mkdir()
+    assert plan("tiny").config.trainer.policy.model.path == "tiny"
+    assert plan("Qwen/Qwen3-0.6B").config.trainer.policy.model.path == "Qwen/Qwen3-0.6B"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -13,6 +14,8 @@ from skyfleet.errors import ConfigError
 if TYPE_CHECKING:
     from skyfleet.models.loading import LoadedModel
 
+_BUILT_IN = ("tiny", "smollm2")
+"""Models that need no download from a hub."""
 SCRIPTED = ("oracle", "null", "random")
 """Agents that need no model: the reference solution, one that does nothing, one at random."""
 
@@ -54,7 +57,7 @@ def resolve_model(model: Any, tokenizer: Any = None, *, where: str) -> ModelSour
     if isinstance(model, str | Path):
         if tokenizer is not None:
             raise ConfigError(f"{where}(tokenizer=...): {str(model)!r} has its own; leave it out")
-        return _resolve_path(str(model))
+        return _resolve_path(str(model), where)
     if isinstance(model, tuple) and len(model) == 2:
         model, tokenizer = model
     if hasattr(model, "state_dict") and hasattr(model, "config"):
@@ -97,7 +100,7 @@ def find_best_step(run: Path) -> int | None:
     return int(found[-1]) if found else None
 
 
-def _resolve_path(given: str) -> ModelSource:
+def _resolve_path(given: str, where: str) -> ModelSource:
     if given.startswith(("http://", "https://")):
         return ModelSource(url=given)
     path = Path(given).expanduser()
@@ -111,7 +114,30 @@ def _resolve_path(given: str) -> ModelSource:
         config = load_recorded_config(run / "config.yaml")
         return ModelSource(path=str(path), folder=path, run_config=config, step=int(number))
     folder = path if (path / "config.json").is_file() else None
+    if folder is None and given not in _BUILT_IN:
+        _check_name(given, path, where)
     return ModelSource(path=str(path) if path.is_dir() else given, folder=folder)
+
+
+def _check_name(given: str, path: Path, where: str) -> None:
+    """ConfigError for a mistyped path or name, which would be asked for on the Hugging Face hub."""
+    call = f"{where}(model={given!r})"
+    if path.is_dir():
+        raise ConfigError(f"{call}: the folder holds no model and no run; name one that does")
+    if given in SCRIPTED:
+        raise ConfigError(
+            f"{call}: a scripted agent only plays: sf.evaluate({given!r}, env, tasks)"
+        )
+    near = get_close_matches(given, [*_BUILT_IN, *SCRIPTED], n=1, cutoff=0.75)
+    if near:
+        raise ConfigError(f"{call}: no such model; did you mean {near[0]!r}?")
+    is_local = given.startswith((".", "~")) or path.is_absolute()
+    if is_local or (len(path.parts) > 1 and Path(path.parts[0]).is_dir()):
+        parent = path.parent
+        names = [p.name for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
+        close = get_close_matches(path.name, names, n=1)
+        hint = f"did you mean {str(parent / close[0])!r}?" if close else "check the path"
+        raise ConfigError(f"{call}: no such folder; {hint}")
 
 
 def _loaded(module: Any, tokenizer: Any, where: str) -> LoadedModel:
