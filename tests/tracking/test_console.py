@@ -49,6 +49,26 @@ def test_a_step_without_samples_names_the_ending_that_all_episodes_share() -> No
     assert summary(metrics | {"generate/ending_done": 1.0}) == "no learning signal"
 
 
+def test_a_step_whose_rewards_are_equal_says_so() -> None:
+    metrics = {"loss/num_samples": 8.0, "loss/avg_raw_advantages_abs": 0.0}
+    metrics |= {"train/min_reward": 0.5, "train/max_reward": 0.5}
+    assert summary(metrics) == "no learning signal: all rewards equal"
+    metrics["train/max_reward"] = 1.0
+    assert summary(metrics) == "no learning signal: all rewards of each task equal"
+    assert summary(metrics | {"loss/avg_raw_advantages_abs": 0.5}) == ""
+
+
+def test_a_step_without_grades_names_the_first_failure_on_its_line_only() -> None:
+    stream = io.StringIO()
+    console = ConsoleTracker(stream=stream)
+    console.explain("env_error: reward() failed\nKeyError: 'x'")
+    for step in (1, 2):
+        console.log({"loss/num_samples": 0.0, "generate/ending_length": 1.0}, step)
+    first, second = stream.getvalue().splitlines()
+    assert first == "step 1  no learning signal: env_error: reward() failed\\nKeyError: 'x'"
+    assert second == "step 2  no learning signal: every episode ended length"
+
+
 def test_a_resumed_phase_continues_its_count() -> None:
     stream = io.StringIO()
     with ConsoleTracker(stream=stream).progress("warm start", 10, done=8) as advance:

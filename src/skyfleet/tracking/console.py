@@ -41,9 +41,16 @@ class ConsoleTracker:
         self._screen = _Bars(stream) if stream.isatty() else _Lines(stream)
         self._training = _Phase("step", total=total_steps, done=done_steps, clock=clock)
         self._screen.open(self._training)
+        self._failure = ""
+
+    def explain(self, failure: str) -> None:
+        """Name on the next step's line why none of its episodes has a grade."""
+        self._failure = redact(failure)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        self._training.done, self._training.detail = step, summary(metrics)
+        self._training.done = step
+        self._training.detail = summary(metrics, failure=self._failure)
+        self._failure = ""
         if step == 0:
             self._training.restart()  # the estimate leaves out what ran before step 1
         self._screen.show(self._training)
@@ -74,10 +81,10 @@ class ConsoleTracker:
         self._screen.close()
 
 
-def summary(metrics: Mapping[str, float]) -> str:
+def summary(metrics: Mapping[str, float], *, failure: str = "") -> str:
     """`reward 0.412  pass@4 0.500  generate 12.1 s  train 3.0 s`, without what is not logged.
 
-    A step without a single training sample says so.
+    A step that teaches nothing says why; `failure` is the reason if no episode has a grade.
     """
     parts = []
     if isfinite(reward := metrics.get("reward/avg_raw_reward", nan)):
@@ -89,8 +96,13 @@ def summary(metrics: Mapping[str, float]) -> str:
     ]
     if metrics.get("loss/num_samples") == 0:
         endings = {k.removeprefix(ENDING): v for k, v in metrics.items() if k.startswith(ENDING)}
-        cause = next((ending for ending, v in endings.items() if v == 1 and ending != "done"), "")
-        parts.append(f"no learning signal{f': every episode ended {cause}' if cause else ''}")
+        ending = next((ending for ending, v in endings.items() if v == 1 and ending != "done"), "")
+        cause = failure or (f"every episode ended {ending}" if ending else "")
+        parts.append(f"no learning signal: {cause}" if cause else "no learning signal")
+    elif metrics.get("loss/avg_raw_advantages_abs") == 0:
+        differ = metrics.get("train/min_reward") != metrics.get("train/max_reward")
+        which = "rewards of each task" if differ else "rewards"
+        parts.append(f"no learning signal: all {which} equal")
     parts += [
         f"{label} {metrics[f'timing/{phase}']:.1f} s"
         for phase, label in PHASES.items()

@@ -18,7 +18,7 @@ from skyfleet.trainer.run import Run
 from skyfleet.trainer.saving import save_progress
 from skyfleet.trainer.sft import warm_start
 from skyfleet.trajectories.archive import EpisodeWriter, train_path
-from skyfleet.trajectories.trajectory import Group, Trajectory
+from skyfleet.trajectories.trajectory import Group, Trajectory, find_failure
 
 
 async def train(run: Run) -> None:
@@ -65,6 +65,8 @@ async def train_step(run: Run, step: int) -> list[Group]:
     run.exports.played(step, groups)
     if run.schedule.prints_example_at(step):
         run.console.note(format_example(step, groups))
+    if not any(group.graded for group in groups) and (failure := find_failure(groups)):
+        run.console.explain(failure)
     for group in groups:
         run.rollouts.sampler.observe(group.task_key, passed=group.n_passed, failed=group.n_failed)
     await learn(run, step, groups, kept)

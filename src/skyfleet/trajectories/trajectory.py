@@ -126,7 +126,12 @@ def describe_ungraded(groups: Sequence[Group]) -> str | None:
 
 def first_grading_error(groups: Sequence[Group]) -> str:
     """Return the error of the first attempt that failed and has no grade."""
+    return find_failure(groups) or "the environment gave no grade"
+
+
+def find_failure(groups: Sequence[Group]) -> str | None:
+    """The first failure of an attempt without a grade; None if none of them failed."""
     attempts = (attempt for group in groups for attempt in group.trajectories)
     failures = (attempt.failure for attempt in attempts if attempt.grade is None)
     first = next(filter(None, failures), None)
-    return f"{first.kind}: {first.detail}"[:300] if first else "the environment gave no grade"
+    return f"{first.kind}: {first.detail}"[:300] if first else None
