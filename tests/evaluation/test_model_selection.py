@@ -11,7 +11,11 @@ import pytest
 from tests.trajectories.making import group
 
 from skyfleet.errors import TaskError
-from skyfleet.evaluation.model_selection import ModelSelection, select_best_step
+from skyfleet.evaluation.model_selection import (
+    ModelSelection,
+    describe_best_step,
+    select_best_step,
+)
 from skyfleet.evaluation.report import EvalReport
 from skyfleet.evaluation.score import TaskOutcome
 
@@ -119,3 +123,9 @@ def test_a_run_that_improves_selects_a_later_step() -> None:
         reports = [sampled(i, rng.binomial(4, e).tolist(), 4) for i, e in enumerate(eased)]
         found += select_best_step(reports).step >= 4
     assert found >= 32
+
+
+def test_a_first_step_that_stays_the_best_says_why() -> None:
+    assert describe_best_step("val", 60) == "Best step, by val: 60."
+    says = "Best step, by val: 0 (no later step is significantly better)."
+    assert describe_best_step("val", 0) == says

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from skyfleet.api.runs import Run, load_run
 from skyfleet.api.tables import Table
 from skyfleet.api.train_plan import TrainArguments, TrainingPlan, plan_training
 from skyfleet.errors import require_torch
+from skyfleet.terminal import sanitize
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -55,7 +57,9 @@ def train(
     >>> result.step
     1
     """
-    return run_sync(_train("sf.train", model, env, arguments, partial_on_cancel=True))
+    result = run_sync(_train("sf.train", model, env, arguments, partial_on_cancel=True))
+    sys.stdout.write(f"The run is in {sanitize(str(result.folder))}.\n")
+    return result
 
 
 @show_arguments(TrainArguments)
@@ -168,12 +172,14 @@ class TrainResult:
     @property
     def comparison(self) -> Comparison:
         """Every evaluation set before training and after it, with a verdict."""
+        from skyfleet.evaluation.model_selection import describe_best_step
+
         compared = self.run.comparison
         notes = [*compared.notes, *self._notes]
         if self.interrupted:
             notes.append(f"Interrupted after step {self.step}; the run can be resumed.")
         elif compared.sets and self.best_step is not None:
-            notes.append(f"Best step, by {compared.sets[0].name}: {self.best_step}.")
+            notes.append(describe_best_step(compared.sets[0].name, self.best_step))
         return Comparison(compared.sets, notes)
 
     @property

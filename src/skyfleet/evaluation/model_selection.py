@@ -75,3 +75,9 @@ def select_best_step(reports: Sequence[EvalReport], *, alpha: float = ALPHA) -> 
         if candidate.is_better:
             incumbent = report
     return ModelSelection(step=incumbent.step, candidates=tuple(candidates))
+
+
+def describe_best_step(set_name: str, step: int) -> str:
+    """The sentence under a table that compares step 0 with a later one."""
+    kept = " (no later step is significantly better)" if step == 0 else ""
+    return f"Best step, by {set_name}: {step}{kept}."

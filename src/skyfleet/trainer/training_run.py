@@ -16,6 +16,7 @@ from skyfleet.config.keys import dump_yaml
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import TaskError
 from skyfleet.evaluation.compare import Comparison, compare
+from skyfleet.evaluation.model_selection import describe_best_step
 from skyfleet.evaluation.report import load_report
 from skyfleet.evaluation.table import comparison_table
 from skyfleet.storage.disk_full import explain_disk_full
@@ -121,7 +122,7 @@ def conclude(run: Run) -> TrainingOutcome:
     table = None
     if comparisons:
         best, deciding = run.state.best_step, next(iter(run.evaluator.sets))
-        table = comparison_table(comparisons) + f"\nBest step, by {deciding}: {best}.\n"
+        table = f"{comparison_table(comparisons)}\n{describe_best_step(deciding, best)}\n"
         write_atomically(run.folder / "results.md", table)
     return TrainingOutcome(
         folder=run.folder,
