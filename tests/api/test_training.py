@@ -84,6 +84,9 @@ def test_a_policy_generates_plays_and_is_saved(result: sf.TrainResult, tmp_path:
         env = sf.ToolEnv(reward=length)
         assert policy.rollout(env, TASKS[0]).reward in (0.0, 1.0, 2.0)
         saved = policy.save(tmp_path / "saved")
+    names = {path.name for path in saved.iterdir()}
+    assert "config.json" in names
+    assert "optimizer.pt" not in names
     loaded = sf.load_policy(saved)
     assert loaded.generate("Hello", sampling=sf.Sampling(max_tokens=2)).role == "assistant"
     loaded.close()
@@ -138,10 +141,11 @@ def test_several_attempts_are_sampled_whatever_else_sampling_says(result: sf.Tra
     assert evaluation.report.agent_info.temperature == 1.0
 
 
-def test_a_run_without_evaluations_has_no_best_step() -> None:
+def test_a_run_without_evaluations_has_no_best_step(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = {**SMALL, "tasks": TASKS[:4], "eval": False, "steps": 1}
     trained = sf.train("tiny", reward=length, **arguments)
     assert trained.best_step is None
+    assert capsys.readouterr().out.endswith(f"The run is in {trained.folder}.\n")
     with pytest.raises(sf.ConfigError, match="was never evaluated"):
         trained.run.policy("best")
 

@@ -50,10 +50,18 @@ class Policy(PolicyEngine):
         return rollout(self, env, task, sampling=sampling)
 
     def save(self, path: str | Path) -> Path:
-        """Write weights and tokenizer as Hugging Face's `from_pretrained` reads them."""
+        """Write weights and tokenizer as Hugging Face's `from_pretrained` reads them.
+
+        The state of the optimizer stays in the run's checkpoint.
+        """
         folder = Path(path).expanduser()
         if self.source.folder is not None:
-            shutil.copytree(self.source.folder, folder, dirs_exist_ok=True)
+            shutil.copytree(
+                self.source.folder,
+                folder,
+                ignore=shutil.ignore_patterns("optimizer.pt"),
+                dirs_exist_ok=True,
+            )
             return folder
         from skyfleet.models.loading import save_model
 
