@@ -212,7 +212,7 @@ def test_a_source_address_generates_its_tasks() -> None:
             "world:github?count=100000",
             "count=100000 is above the limit of 20,000; generate more with another seed",
         ),
-        ("world:github", "count=''"),
+        ("world:github", "count is missing: write world:github?count=100"),
         ("world:github?count=3&seed=-1", "seed='-1'; write a whole number of at least 0"),
         ("world:github?count=3&split=test", "split='test'"),
         ("github.json", "is not a world address; write world:<name>"),

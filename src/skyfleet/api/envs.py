@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from skyfleet.envs.env import Env, EnvFactory
@@ -71,6 +73,8 @@ def env(name: str, **settings: Any) -> EnvSpec:
             eval_tasks=name if is_chosen else f"{name}?split=unseen_tasks&count=120",
         )
     if colon:
+        if get_close_matches(env_class, ["world"], cutoff=0.75) and find_spec(env_class) is None:
+            raise ConfigError(f"env={name!r}: no such environment; did you mean world:{rest}?")
         if settings:
             raise ConfigError(
                 f"sf.env({name!r}, {', '.join(settings)}=...): a function of your own takes its "

@@ -125,11 +125,17 @@ def tasks_from_source(source: str) -> list[Task]:
         )
     if ":" in name:
         name = add_world(name, key="world").name
+    get_world(name)  # an unknown name is the mistake to report first
     defaults = {"split": "train", "seed": "0", "max_difficulty": "3"}
     options = defaults | dict(parse_qsl(query, keep_blank_values=True))
     if unknown := sorted(options.keys() - set(_OPTIONS)):
         raise ConfigError(
             f"{source!r}: {unknown[0]!r} is unknown; {_nearest(unknown[0], _OPTIONS)}"
+        )
+    if not options.get("count"):
+        example = f"{address}?{query}&count=100" if query and "count" not in options else ""
+        raise ConfigError(
+            f"{source!r}: count is missing: write {example or f'{address}?count=100'}"
         )
     splits = get_args(WorldSplit)
     split = next((known for known in splits if known == options["split"]), None)
