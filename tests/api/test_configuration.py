@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +189,14 @@ def test_tasks_of_every_kind_are_the_same_tasks(kind: str, tmp_path: Path) -> No
         ({"model": None}, r"sf.train\(model=...\): model is missing"),
         ({"tasks": None}, r"sf.train\(tasks=...\): tasks is missing"),
         ({"tasks": {"prompt": "Hello"}}, "pass a list"),
-        ({"learning_rate": 1.0}, r"sf.train\(learning_rate=...\) is not an argument"),
+        ({"learning_rate": 1.0}, r"sf.train\(learning_rate=...\) is not an argument; use lr="),
+        ({"num_generations": 8}, r"use algorithm=sf.GRPO\(group_size=...\)"),
+        ({"stepz": 8}, r"did you mean steps\?"),
+        ({"env": "wrold:github", "reward": None}, r"did you mean world:github\?"),
+        ({"env": "world:githb", "reward": None, "tasks": None}, r"did you mean github\?"),
+        ({"tasks": "world:github"}, "count is missing: write world:github\\?count=100"),
+        ({"tasks": "world:githb"}, r"did you mean github\?"),
+        ({"tasks": "world:github?split=train"}, r"write world:github\?split=train&count=100"),
         (
             {"config": "unknown"},
             "unknown is neither a file nor a preset; choose from fleet_qwen3_8b, generalise",
@@ -310,3 +318,32 @@ def test_a_folder_with_the_name_of_a_built_in_model_does_not_replace_it(
     (tmp_path / "tiny").mkdir()
     assert plan("tiny").config.trainer.policy.model.path == "tiny"
     assert plan("Qwen/Qwen3-0.6B").config.trainer.policy.model.path == "Qwen/Qwen3-0.6B"
+
+
+@pytest.mark.parametrize(
+    ("settings", "given", "says"),
+    [
+        (sf.GRPO, {"num_generations": 8}, "sf.GRPO(num_generations=...) is not an argument; use group_size="),
+        (sf.GRPO, {"beta": 0.1}, "use kl="),
+        (sf.Sampling, {"max_new_tokens": 4}, "sf.Sampling(max_new_tokens=...) is not an argument; use max_tokens="),
+        (sf.Sampling, {"temprature": 1.0}, "use temperature="),
+        (sf.LoRA, {"zzz": 1}, "the arguments are rank, alpha"),
+    ],
+)  # fmt: skip
+def test_an_unknown_setting_names_the_right_one(
+    settings: Any, given: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(sf.ConfigError) as raised:
+        settings(**given)
+    assert says in str(raised.value)
+    with pytest.raises(sf.ConfigError, match="pass it by name"):
+        settings(8)
+    assert "group_size" in str(inspect.signature(sf.GRPO))
+
+
+def test_a_tool_that_is_not_in_a_list_is_refused() -> None:
+    def press() -> str:
+        return "ok"
+
+    with pytest.raises(sf.ConfigError, match=r"tools=press\): pass a list: tools=\[press\]"):
+        sf.ToolEnv(tools=press, reward=lambda answer: 0.0)  # type: ignore[arg-type]

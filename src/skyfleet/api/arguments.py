@@ -3,13 +3,76 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from difflib import get_close_matches
+from functools import wraps
 from typing import Any, TypeVar
 
 from skyfleet.errors import ConfigError
 
 F = TypeVar("F", bound=Callable[..., Any])
+C = TypeVar("C", bound=type)
+
+_GROUP_SIZE, _KL = "algorithm=sf.GRPO(group_size=...)", "algorithm=sf.GRPO(kl=...)"
+_MAX_TOKENS = "sampling=sf.Sampling(max_tokens=...)"
+CALL_ALIASES: Mapping[str, str] = {
+    "learning_rate": "lr=",
+    "max_steps": "steps=",
+    "max_training_steps": "steps=",
+    "num_train_epochs": "steps=",
+    "epochs": "steps=",
+    "per_device_train_batch_size": "batch_size=",
+    "train_batch_size": "batch_size=",
+    "reward_funcs": "reward=",
+    "reward_fn": "reward=",
+    "dataset": "tasks=",
+    "train_dataset": "tasks=",
+    "train_data": "tasks=",
+    "eval_dataset": "eval=",
+    "val_data": "eval=",
+    "eval_interval": "eval_every=",
+    "eval_steps": "eval_every=",
+    "output_dir": "run_dir=",
+    "report_to": "trackers=",
+    "logger": "trackers=",
+    "peft_config": "lora=",
+    "num_generations": _GROUP_SIZE,
+    "n_samples_per_prompt": _GROUP_SIZE,
+    "group_size": _GROUP_SIZE,
+    "beta": _KL,
+    "kl": _KL,
+    "max_completion_length": _MAX_TOKENS,
+    "max_generate_length": _MAX_TOKENS,
+    "max_new_tokens": _MAX_TOKENS,
+    "max_tokens": _MAX_TOKENS,
+    "temperature": "sampling=sf.Sampling(temperature=...)",
+}
+"""Names of TRL and SkyRL, and ours, as arguments of `sf.train` and `sf.evaluate`."""
+
+SETTING_ALIASES: Mapping[str, str] = {
+    "num_generations": "group_size",
+    "n_samples_per_prompt": "group_size",
+    "beta": "kl",
+    "kl_loss_coef": "kl",
+    "epsilon": "clip",
+    "eps_clip_low": "clip",
+    "eps_clip_high": "clip",
+    "scale_rewards": "scale_by_std",
+    "grpo_norm_by_std": "scale_by_std",
+    "loss_type": "loss",
+    "policy_loss_type": "loss",
+    "advantage_estimator": "advantage",
+    "lambd": "gae_lambda",
+    "lam": "gae_lambda",
+    "max_new_tokens": "max_tokens",
+    "max_completion_length": "max_tokens",
+    "max_generate_length": "max_tokens",
+    "stop_strings": "stop",
+    "r": "rank",
+    "lora_alpha": "alpha",
+}
+"""The same for the fields of algorithms, `Sampling` and `LoRA`."""
 
 
 def show_arguments(declared: type) -> Callable[[F], F]:
@@ -32,9 +95,36 @@ def check_arguments(where: str, given: Mapping[str, Any], declared: type) -> Non
     """ConfigError for an argument that is not declared; `where` is the call."""
     known = list(declared.__annotations__)
     for name in sorted(given.keys() - set(known)):
+        alias = CALL_ALIASES.get(name, "")
+        if alias.partition("=")[0] in known:
+            raise ConfigError(f"{where}({name}=...) is not an argument; use {alias}")
         near = get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"the arguments are {', '.join(known)};"
         raise ConfigError(
             f"{where}({name}=...) is not an argument; {hint} A configuration key is set by "
             f'config={{"key": value}}'
         )
+
+
+def explain_arguments(cls: C) -> C:
+    """Make a dataclass raise ConfigError, with the right name, for an argument that it lacks."""
+    init, known = cls.__init__, [field.name for field in fields(cls)]
+
+    @wraps(init)
+    def checked(self: object, *args: Any, **given: Any) -> None:
+        where = f"sf.{type(self).__name__}"
+        if args:
+            raise ConfigError(f"{where}({args[0]!r:.60}): pass it by name; {_list(known)}")
+        for name in given.keys() - set(known):
+            alias = SETTING_ALIASES.get(name, "")
+            near = [alias] if alias in known else get_close_matches(name, known, n=1)
+            hint = f"use {near[0]}=" if near else _list(known)
+            raise ConfigError(f"{where}({name}=...) is not an argument; {hint}")
+        init(self, **given)
+
+    cls.__init__ = checked
+    return cls
+
+
+def _list(known: Sequence[str]) -> str:
+    return f"the arguments are {', '.join(known)}"

@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from skyfleet.api.arguments import explain_arguments
 from skyfleet.api.own_algorithms import Loss, register_advantage, register_loss
 from skyfleet.errors import ConfigError
 
 _ALGORITHM = "trainer.algorithm"
 
 
+@explain_arguments
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm:
     """The base of the algorithm settings. A field that is None keeps the configuration's value.
@@ -60,6 +62,7 @@ class Algorithm:
         return {f"{_ALGORITHM}.eps_clip_low": low, f"{_ALGORITHM}.eps_clip_high": high}
 
 
+@explain_arguments
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GRPO(Algorithm):
     """Group-relative policy optimization: an attempt is compared with the others at its task.
@@ -80,6 +83,7 @@ class GRPO(Algorithm):
         return keys
 
 
+@explain_arguments
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RLOO(Algorithm):
     """REINFORCE leave-one-out: an attempt is compared with the mean of the others.
@@ -92,6 +96,7 @@ class RLOO(Algorithm):
     preset: ClassVar[Mapping[str, Any]] = {f"{_ALGORITHM}.advantage_estimator": "rloo"}
 
 
+@explain_arguments
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DAPO(Algorithm):
     """GRPO with clip-higher, dynamic sampling, overlong filtering and no KL (arXiv 2503.14476).
@@ -112,6 +117,7 @@ class DAPO(Algorithm):
     }
 
 
+@explain_arguments
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GSPO(Algorithm):
     """Ratios per sequence instead of per token (arXiv 2507.18071).
@@ -130,6 +136,7 @@ class GSPO(Algorithm):
     }
 
 
+@explain_arguments
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CISPO(Algorithm):
     """Clips the importance weight, not the gradient (arXiv 2506.13585).
@@ -149,6 +156,7 @@ class CISPO(Algorithm):
         return {f"{prefix}_low": low, f"{prefix}_high": high}
 
 
+@explain_arguments
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PPO(Algorithm):
     """PPO with a critic and generalized advantage estimation; the critic starts as the policy.
@@ -172,6 +180,7 @@ class PPO(Algorithm):
         }
 
 
+@explain_arguments
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """How tokens are sampled; a field that is None keeps the configuration's value.
@@ -201,6 +210,7 @@ class Sampling:
         return {f"{section}.{name}": value for name, value in values.items() if value is not None}
 
 
+@explain_arguments
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoRA:
     """Train low-rank adapters instead of every weight.

@@ -108,6 +108,9 @@ class ToolEnv:
         max_turns: int | None = None,
         name: str | None = None,
     ) -> None:
+        if callable(tools):
+            given = name_function(tools)
+            raise ConfigError(f"sf.ToolEnv(tools={given}): pass a list: tools=[{given}]")
         self.tools = tuple(build_tool(function) for function in tools)
         names = [tool.spec.name for tool in self.tools]
         if twice := sorted({name for name in names if names.count(name) > 1}):
