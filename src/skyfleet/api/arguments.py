@@ -108,7 +108,7 @@ def check_arguments(where: str, given: Mapping[str, Any], declared: type) -> Non
 
 def explain_arguments(cls: C) -> C:
     """Make a dataclass raise ConfigError, with the right name, for an argument that it lacks."""
-    init, known = cls.__init__, [field.name for field in fields(cls)]
+    init, known = cls.__init__, [field.name for field in fields(cls)]  # type: ignore[misc]
 
     @wraps(init)
     def checked(self: object, *args: Any, **given: Any) -> None:
@@ -122,7 +122,7 @@ def explain_arguments(cls: C) -> C:
             raise ConfigError(f"{where}({name}=...) is not an argument; {hint}")
         init(self, **given)
 
-    cls.__init__ = checked
+    cls.__init__ = checked  # type: ignore[misc]
     return cls
 
 
