@@ -347,3 +347,18 @@ def test_a_tool_that_is_not_in_a_list_is_refused() -> None:
 
     with pytest.raises(sf.ConfigError, match=r"tools=press\): pass a list: tools=\[press\]"):
         sf.ToolEnv(tools=press, reward=lambda answer: 0.0)  # type: ignore[arg-type]
+
+
+def test_the_defaults_are_those_of_the_documentation() -> None:
+    config = plan("Qwen/Qwen3-0.6B").config
+    trainer, generator = config.trainer, config.generator
+    assert (trainer.policy.optimizer_config.lr, trainer.train_batch_size) == (1e-6, 4)
+    assert (trainer.epochs, trainer.max_training_steps, trainer.seed) == (20, None, 42)
+    assert (trainer.algorithm.advantage_estimator, trainer.algorithm.kl_loss_coef) == ("grpo", 1e-3)
+    assert (generator.n_samples_per_prompt, generator.eval_n_samples_per_prompt) == (4, 1)
+    sampling = generator.sampling_params
+    assert (sampling.temperature, sampling.max_generate_length) == (1.0, 1024)
+    assert (generator.backend, generator.eval_sampling_params.temperature) == ("embedded", 0.0)
+    tiny = plan("tiny").config
+    assert tiny.trainer.policy.optimizer_config.lr == 3e-4
+    assert tiny.generator.sampling_params.max_generate_length == 64
