@@ -154,8 +154,9 @@ async def test_the_clock_of_another_loop_is_stopped_too() -> None:
 
         asyncio.run(sleep())
 
-    async with EpisodeClock(0.2):
+    async with EpisodeClock(0.2) as clock:
         await asyncio.to_thread(wait)
+        assert not clock.has_expired
 
 
 async def test_a_verifiers_time_starts_with_its_worker() -> None:

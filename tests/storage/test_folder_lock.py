@@ -121,8 +121,11 @@ def test_the_owner_writes_a_heartbeat(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(folder_lock, "HEARTBEAT_SECONDS", 0.01)
     with hold(tmp_path):
         before = (tmp_path / LOCK).read_text()
-        while (tmp_path / LOCK).read_text() == before:
+        for _ in range(1000):
+            if (tmp_path / LOCK).read_text() != before:
+                break
             sleep(0.01)
+        assert (tmp_path / LOCK).read_text() != before
 
 
 def test_a_process_that_lost_its_folder_stops_before_it_saves(tmp_path: Path) -> None:

@@ -93,3 +93,4 @@ async def test_an_expiry_that_was_not_deferred_is_left_to_the_timer() -> None:
         await clock.expire_deferred()
         clock.extend(0.05)
         await asyncio.sleep(0)
+        assert not clock.has_expired
