@@ -42,7 +42,7 @@ from skyfleet.envs.openenv.server import openenv_app
 from skyfleet.envs.openenv.session import OpenEnvSettings
 from skyfleet.envs.tools import ToolError
 from skyfleet.envs.verifiers import writing
-from skyfleet.envs.verifiers.running import load_state, run_verifier
+from skyfleet.envs.verifiers.run_verifier import load_state, run_verifier
 from skyfleet.rollouts.episode import Limits, collect
 from skyfleet.rollouts.scripted_agents import oracle_policy
 from skyfleet.tasks.task import Task

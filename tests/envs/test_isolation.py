@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.fakes.counter_env import PRESS, TASK, CounterEnv
-from tests.fakes.scripted_engine import ScriptedEngine, speaking
+from tests.fakes.scripted_engine import ScriptedEngine, token_agent
 
 from skyfleet.chat.message import Message
 from skyfleet.envs import guard as guards
@@ -50,7 +50,7 @@ async def open_reporting(task: Task) -> Env:
 
 
 async def played(open_env: EnvFactory, mode: Mode, **limits: Any) -> Trajectory:
-    engine = speaking(ScriptedEngine(*LINES))
+    engine = token_agent(ScriptedEngine(*LINES))
     isolation = Isolation(mode=mode, worker_memory_gb=2)
     changed = replace(LIMITS, isolation=isolation, **limits)
     return await run_episode(TASK, open_env, engine, changed)
@@ -169,7 +169,7 @@ async def test_cancelling_the_run_ends_a_call_at_once_and_one_that_resists_after
         return Resisting()
 
     limits = replace(LIMITS, close_timeout_seconds=0.05)
-    policy = speaking(ScriptedEngine(*LINES))
+    policy = token_agent(ScriptedEngine(*LINES))
     running = asyncio.create_task(
         collect([TASK], open_env, policy, limits, n_samples=2, max_concurrent=2)
     )

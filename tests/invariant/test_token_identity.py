@@ -134,9 +134,9 @@ async def run_episodes(
     async def open_env(task: Task) -> FailingWorld:
         return FailingWorld(task, Random(rng.random()))
 
-    def start(task: Task, opening: Observation, session: str) -> TokenConversation:
+    def start(task: Task, observation: Observation, session: str) -> TokenConversation:
         return TokenConversation(
-            opening,
+            observation,
             engine=recorder,
             renderer=renderer,
             sampling=random_sampling(rng, renderer, temperature),

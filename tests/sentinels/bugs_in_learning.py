@@ -23,7 +23,7 @@ from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.learner import single
 from skyfleet.learner.batching import MicroBatch, mini_batches, pack
 from skyfleet.learner.critic import Critic
-from skyfleet.learner.single import SingleLearner
+from skyfleet.learner.single_device import SingleDeviceLearner
 from skyfleet.models.decoder import Decoder
 from skyfleet.rollouts.conversation import TokenConversation
 from skyfleet.trainer.run import Run
@@ -54,7 +54,7 @@ def raw_logprobs(run: Run, patch: Patch) -> None:
 
 
 def the_reference_ignores_the_temperature(run: Run, patch: Patch) -> None:
-    own = SingleLearner._logprobs
+    own = SingleDeviceLearner._logprobs
 
     def scored(self: Any, decoder: Decoder, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         if decoder is self.decoder:
@@ -63,7 +63,7 @@ def the_reference_ignores_the_temperature(run: Run, patch: Patch) -> None:
         hot._settings = replace(self._settings, temperature=1.0)
         return own(hot, decoder, batch)
 
-    patch.setattr(SingleLearner, "_logprobs", scored)
+    patch.setattr(SingleDeviceLearner, "_logprobs", scored)
 
 
 def change_settings(**changes: Callable[[Any], Any]) -> Callable[[Run, Patch], None]:
@@ -212,7 +212,9 @@ IN_LEARNING = (
         name="the reference is not renewed with the epoch",
         source="other",
         sentinel="reference",
-        plant=lambda run, patch: patch.setattr(SingleLearner, "renew_reference", lambda self: None),
+        plant=lambda run, patch: patch.setattr(
+            SingleDeviceLearner, "renew_reference", lambda self: None
+        ),
         settings=(KL, "trainer.update_ref_every_epoch=true"),
         after=1,
         shows_later=True,

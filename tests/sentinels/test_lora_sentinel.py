@@ -6,7 +6,7 @@ import pytest
 from tests.engines.test_embedded_engine import engine
 from tests.fakes.samples import random_groups
 from tests.learner.test_lora_learner import FAST, adapted
-from tests.learner.test_single_learner import learner, on_policy
+from tests.learner.test_single_device_learner import learner, on_policy
 
 from skyfleet.learner import single
 from skyfleet.sentinels.stages import SyncStage

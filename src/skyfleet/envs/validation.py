@@ -18,7 +18,7 @@ from typing import Any, TypeVar, get_args
 from skyfleet.chat.message import Image, Message, Part, Role, Text, ToolCall, ToolSpec
 from skyfleet.envs.env import Observation, Step
 from skyfleet.envs.values import format_value
-from skyfleet.envs.verifiers.running import SUCCESS_REWARD
+from skyfleet.envs.verifiers.run_verifier import SUCCESS_REWARD
 from skyfleet.errors import EnvError, EpisodeError, VerifierError
 from skyfleet.tasks.task import Grade
 

@@ -139,7 +139,7 @@ async def run_episode(
         task_key=task.key,
         env_key=task.env_key,
         sample=sample,
-        opening=episode.prompt,
+        prompt=episode.prompt,
         turns=tuple(episode.turns),
         transcripts=episode.conversation.transcripts if episode.conversation else (),
         ending=episode.ending,

@@ -30,7 +30,7 @@ from skyfleet.errors import CheckpointError
 from skyfleet.learner.critic import Critic
 from skyfleet.learner.factory import build_critic, build_learner
 from skyfleet.learner.policy_model import PolicyModel
-from skyfleet.learner.single import SingleLearner
+from skyfleet.learner.single_device import SingleDeviceLearner
 from skyfleet.models.loading import LoadedModel
 from skyfleet.rollouts.conversation import AgentFactory
 from skyfleet.sentinels.build import build_checker
@@ -174,7 +174,7 @@ async def assemble(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Learning:
     state: TrainerState
-    learner: SingleLearner
+    learner: SingleDeviceLearner
     critic: Critic | None
     losses: LossRecorder
 

@@ -214,14 +214,14 @@ def _optimizer(config: RunConfig, models: Models) -> Part:
 def _reference(config: RunConfig, models: Models, reference: ModelShape) -> Part:
     trainer = config.trainer
     # The base weights of an adapted policy are the reference (`learner/factory.py`).
-    shares = (
+    uses_policy_base = (
         trainer.policy.model.lora.rank
         and trainer.ref.model.path == trainer.policy.model.path
         and not (trainer.warm_start.steps or trainer.update_ref_every_epoch)
     )
     return Part(
         name="reference model",
-        n_bytes=0 if shares else reference.n_parameters * models.itemsize,
+        n_bytes=0 if uses_policy_base else reference.n_parameters * models.itemsize,
         remedy="trainer.algorithm.use_kl_loss=false and use_kl_in_reward=false, or a smaller model in trainer.ref.model.path",
     )
 
