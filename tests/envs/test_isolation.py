@@ -17,7 +17,8 @@ from tests.fakes.scripted_engine import ScriptedEngine, token_agent
 from skyfleet.chat.message import Message
 from skyfleet.envs import guard as guards
 from skyfleet.envs.env import Env, EnvFactory, Observation, Step
-from skyfleet.envs.guard import EnvGuard, Isolation, Mode, raised_by_code
+from skyfleet.envs.guard import EnvGuard, Isolation, Mode
+from skyfleet.envs.guarded_call import raised_by_code
 from skyfleet.envs.python_env import as_env_factory
 from skyfleet.envs.stalls import EnvInterrupt
 from skyfleet.envs.worker_env import kill_idle_workers
