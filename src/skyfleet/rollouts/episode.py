@@ -26,9 +26,8 @@ from skyfleet.envs.env import (
 )
 from skyfleet.envs.guard import EnvGuard, Isolation
 from skyfleet.envs.isolation import isolate
+from skyfleet.envs.message_validation import count_characters, cut_messages
 from skyfleet.envs.validation import (
-    count_characters,
-    cut_messages,
     validate_grade,
     validate_info,
     validate_observation,

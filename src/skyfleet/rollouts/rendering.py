@@ -11,7 +11,7 @@ from typing import TypeVar
 from skyfleet.chat.message import Message, UnsupportedMessageError
 from skyfleet.chat.renderer import Renderer
 from skyfleet.chat.tokenizer import use_tokenizer_copies
-from skyfleet.envs.validation import count_characters
+from skyfleet.envs.message_validation import count_characters
 from skyfleet.errors import EnvError
 
 LARGE_CHARACTERS = 65_536
