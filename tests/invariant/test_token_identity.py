@@ -19,8 +19,7 @@ from skyfleet.chat.transcript import Completion
 from skyfleet.engines.embedded import EmbeddedEngine
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import Observation, Step
-from skyfleet.learner.batching import pack
-from skyfleet.learner.logprobs import action_logprobs
+from skyfleet.learner.batching import action_logprobs, pack
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.tiny import build_tiny, train_tokenizer
 from skyfleet.rollouts.conversation import TokenConversation

@@ -28,9 +28,8 @@ from skyfleet.algorithms.reduction import (
 )
 from skyfleet.algorithms.sample import Sample
 from skyfleet.errors import OutOfMemoryError
-from skyfleet.learner.batching import pack
+from skyfleet.learner.batching import action_logprobs, pack
 from skyfleet.learner.critic import Critic
-from skyfleet.learner.logprobs import action_logprobs
 from skyfleet.learner.optimizer import OptimizerSettings, constant_with_warmup
 from skyfleet.learner.single_device import LearnerSettings, SingleDeviceLearner
 from skyfleet.models.decoder import Decoder

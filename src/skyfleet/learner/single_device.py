@@ -19,11 +19,16 @@ from skyfleet.algorithms.losses.policy_gradient import cross_entropy
 from skyfleet.algorithms.reduction import Reduction, token_mean
 from skyfleet.algorithms.sample import Sample, name_samples
 from skyfleet.errors import ModelError
-from skyfleet.learner.batching import MicroBatch, mini_batches, pack, sort_by_sample
+from skyfleet.learner.batching import (
+    MicroBatch,
+    action_logprobs,
+    mini_batches,
+    pack,
+    sort_by_sample,
+)
 from skyfleet.learner.critic import Critic
 from skyfleet.learner.gradients import gradient_metrics
 from skyfleet.learner.learner import LOGPROB_GAP, StepMetrics, StepReport
-from skyfleet.learner.logprobs import action_logprobs
 from skyfleet.learner.optimizer import CPUOffloaded, Optimizer, OptimizerSettings
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.lora import merge

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from skyfleet.config.root import RunConfig
+from skyfleet.learner.batching import default_chunk_size
 from skyfleet.learner.factory import max_tokens_per_microbatch
-from skyfleet.learner.logprobs import default_chunk_size
 from skyfleet.models.shape import ModelShape
 
 MIB = 2**20
@@ -311,7 +311,7 @@ def activations_per_token(shape: ModelShape, *, recomputes: bool) -> int:
 
 
 def _logits(config: RunConfig, models: Models, shape: ModelShape) -> Part:
-    """The head (`learner/logprobs.py`): copies of one chunk's logits, and of its gradient."""
+    """The head (`action_logprobs`): copies of one chunk's logits, and of its gradient."""
     chunk = config.trainer.loss_chunk_size or default_chunk_size(on_gpu=models.on_gpu)
     chunk = min(chunk, tokens_per_forward_pass(config))
     logits = 5 * chunk * shape.vocab_size * 4
