@@ -19,7 +19,7 @@ from skyfleet.envs.verifiers.run_verifier import (
     load_state,
     run_verifier,
 )
-from skyfleet.envs.verifiers.verifier_source import is_written_here, write_verifier
+from skyfleet.envs.verifiers.write_verifier import is_written_here, write_verifier
 from skyfleet.errors import VerifierError
 from skyfleet.worlds.catalog import generate_world_tasks, get_world
 from skyfleet.worlds.env import WorldEnv

@@ -159,12 +159,12 @@ def _build_config(
         problems += find_redacted(canonical.values)
     tree, unresolved = _build_tree(canonical.values, is_record=is_record)
     problems += unresolved.values()
-    config, conflicts, invalid_values = _validate(tree)
-    problems += invalid_values.values()
+    config, conflicts, invalid = _validate(tree)
+    problems += invalid.values()
     if config is None:
         raise ConfigError("\n".join(dict.fromkeys(problems)))
     # A key with a bad value holds its default here: a conflict with it is no news.
-    replaced = [*unresolved, *invalid_values]
+    replaced = [*unresolved, *invalid]
     conflicts += find_conflicts(config)
     problems += (line for line in conflicts if not any(key in line for key in replaced))
     if problems:
@@ -284,20 +284,18 @@ def _validate(tree: dict[str, Any]) -> tuple[RunConfig | None, list[str], dict[s
 
     A bad value is replaced by its default, so that the other problems are found in the same pass.
     """
-    invalid_values: dict[str, str] = {}
+    invalid: dict[str, str] = {}
     while True:
         conflicts: list[str] = []
         try:
-            return RunConfig.model_validate(tree, context=conflicts), conflicts, invalid_values
+            return RunConfig.model_validate(tree, context=conflicts), conflicts, invalid
         except ValidationError as error:
-            found = {
-                _find_key(problem["loc"]) for problem in error.errors()
-            } - invalid_values.keys()
+            found = {_find_key(problem["loc"]) for problem in error.errors()} - invalid.keys()
             keys = [key for key in known_keys() if key in found]
             for key in keys or sorted(found):
-                invalid_values[key] = _describe_invalid_value(key, tree)
+                invalid[key] = _describe_invalid_value(key, tree)
             if not keys:
-                return None, conflicts, invalid_values
+                return None, conflicts, invalid
             for key in keys:
                 path = tuple(key.split("."))
                 # Null first: a mapping would be merged into the bad value.

@@ -87,11 +87,8 @@ def parse_turn(text: str, start_tags: re.Pattern[str], parse_block: BlockParser)
     blocks: list[tuple[str, Block]] = []
     consumed = position = 0
     while start_tag := start_tags.search(text, position):
-        before, start, position = (
-            text[consumed : start_tag.start()],
-            start_tag.start(),
-            start_tag.end(),
-        )
+        start, position = start_tag.span()
+        before = text[consumed:start]
         if closing := REASONING_ENDS.get(start_tag[0]):
             close = text.find(closing, position)
             reasoning.append(text[position:] if close < 0 else text[position:close])

@@ -16,7 +16,7 @@ from skyfleet.envs.verifiers.run_verifier import (
     run_verifier,
 )
 from skyfleet.envs.verifiers.states import load_frozen_state
-from skyfleet.envs.verifiers.verifier_source import is_written_here
+from skyfleet.envs.verifiers.write_verifier import is_written_here
 from skyfleet.errors import VerifierError
 from skyfleet.tasks.task import Grade
 

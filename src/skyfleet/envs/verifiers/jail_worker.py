@@ -36,7 +36,7 @@ from skyfleet.envs.verifiers.run_verifier import (
     execute_verifier,
     load_state,
 )
-from skyfleet.envs.verifiers.verifier_source import write_verifier
+from skyfleet.envs.verifiers.write_verifier import write_verifier
 from skyfleet.errors import VerifierError
 
 MEMORY_BYTES = 512 * 2**20
