@@ -20,7 +20,7 @@ from skyfleet.chat.message import Message
 from skyfleet.engines import embedded
 from skyfleet.engines.sampler import sample_tokens
 from skyfleet.engines.sampling_params import SamplingParams
-from skyfleet.learner import single
+from skyfleet.learner import single_device
 from skyfleet.learner.batching import MicroBatch, mini_batches, pack
 from skyfleet.learner.critic import Critic
 from skyfleet.learner.single_device import SingleDeviceLearner
@@ -39,7 +39,7 @@ def change_batches(change: Callable[[MicroBatch], MicroBatch]) -> Callable[[Run,
     """Plants `change` between packing and loss."""
 
     def plant(run: Run, patch: Patch) -> None:
-        patch.setattr(single, "pack", lambda *a, **k: [change(b) for b in pack(*a, **k)])
+        patch.setattr(single_device, "pack", lambda *a, **k: [change(b) for b in pack(*a, **k)])
 
     return plant
 
@@ -82,7 +82,7 @@ def the_last_mini_batch_is_dropped(run: Run, patch: Patch) -> None:
     def dropped(samples: Sequence[Sample], prompts: int) -> list[list[Sample]]:
         return mini_batches(samples, prompts)[:-1]
 
-    patch.setattr(single, "mini_batches", dropped)
+    patch.setattr(single_device, "mini_batches", dropped)
 
 
 def the_critics_advantages_are_lost(run: Run, patch: Patch) -> None:
