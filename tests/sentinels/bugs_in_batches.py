@@ -19,7 +19,7 @@ from skyfleet.algorithms.estimator import Estimator
 from skyfleet.algorithms.filters import FilterResult, keep_graded
 from skyfleet.algorithms.sample import Sample
 from skyfleet.errors import VerifierError
-from skyfleet.rollouts import episode
+from skyfleet.rollouts import episode, grading
 from skyfleet.rollouts.episode import collect
 from skyfleet.rollouts.grading import EpisodeGrade
 from skyfleet.tasks.sampling import TaskSampler
@@ -104,7 +104,7 @@ def a_broken_verifier_scores_zero(run: Run, patch: Patch) -> None:
 
 
 def only_finished_episodes_are_graded(run: Run, patch: Patch) -> None:
-    own = episode.grade_episode
+    own = grading.grade_episode
 
     async def graded(env: Any, steps: Any, ending: Ending, **kwargs: Any) -> EpisodeGrade:
         if ending is Ending.DONE:
