@@ -87,7 +87,7 @@ def _episodes(count: int) -> Iterator[Trajectory]:
             task_key=f"task-{number // 8}",
             env_key=_ENVS[number // 8 % len(_ENVS)],
             sample=number % 8,
-            opening=(Message(role="user", content=" ".join(rng.choices(_WORDS, k=60))),),
+            prompt=(Message(role="user", content=" ".join(rng.choices(_WORDS, k=60))),),
             turns=turns,
             transcripts=(transcript,),
             ending=Ending.DONE,

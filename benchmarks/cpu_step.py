@@ -40,7 +40,7 @@ from skyfleet.engines.embedded import EmbeddedEngine
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import Observation, Step
 from skyfleet.learner.optimizer import OptimizerSettings
-from skyfleet.learner.single import LearnerSettings, SingleLearner
+from skyfleet.learner.single_device import LearnerSettings, SingleDeviceLearner
 from skyfleet.metrics.rollout_metrics import episode_metrics
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.tiny import build_tiny, train_tokenizer
@@ -99,7 +99,7 @@ class Workload:
         return build_tiny(self.tokenizer, {"num_hidden_layers": 2}, seed=17)
 
     def render_prompt(self, task: Task) -> list[int]:
-        return self.renderer.open([Message(role="user", content=task.prompt)], self.tools)
+        return self.renderer.render_prompt([Message(role="user", content=task.prompt)], self.tools)
 
     def script_turn(self, prompt: Sequence[int], sampled: Sequence[int]) -> list[int]:
         """Tokens to use instead of `sampled`: a tool call; in the last turn `sampled` with an end."""
@@ -107,7 +107,7 @@ class Workload:
         if n_done == self.n_calls:
             return [*sampled[:-1], self.tokenizer.eos_token_id]
         call = ToolCall(id="", name=TOOL.name, arguments={"topic": f"topic {n_done}"})
-        completions = self.renderer.write(Message(role="assistant", tool_calls=(call,)))
+        completions = self.renderer.render_completion(Message(role="assistant", tool_calls=(call,)))
         filler = self.tokenizer.encode(self.tasks[0].prompt)
         return [*islice(cycle(filler), TURN_LENGTH - len(completions)), *completions]
 
@@ -121,11 +121,11 @@ class CpuSeconds(NamedTuple):
 class NotesEnv:
     def __init__(self, task: Task, tools: tuple[ToolSpec, ...]) -> None:
         question = Message(role="user", content=task.prompt)
-        self._opening = Observation(messages=(question,), tools=tools)
+        self._observation = Observation(messages=(question,), tools=tools)
         self._notes, self._answer = Notes(), ""
 
     async def reset(self) -> Observation:
-        return self._opening
+        return self._observation
 
     async def step(self, action: Message) -> Step:
         self._answer = action.text
@@ -159,7 +159,7 @@ class ScriptedEngine(EmbeddedEngine):
         super()._append(request, token if scripted < 0 else scripted, logprob)
 
 
-def make_learner(decoder: Decoder) -> SingleLearner:
+def make_learner(decoder: Decoder) -> SingleDeviceLearner:
     optimizer = OptimizerSettings(lr=LR, weight_decay=WEIGHT_DECAY)
     settings = LearnerSettings(
         optimizer=optimizer,
@@ -170,7 +170,9 @@ def make_learner(decoder: Decoder) -> SingleLearner:
         policy_mini_batch_size=N_PROMPTS,
         max_tokens_per_microbatch=N_ROLLOUTS * MAX_LENGTH,
     )
-    return SingleLearner(decoder, settings, save_policy=lambda _: None, load_policy=lambda _: None)
+    return SingleDeviceLearner(
+        decoder, settings, save_policy=lambda _: None, load_policy=lambda _: None
+    )
 
 
 async def measure_skyfleet(workload: Workload, steps: int) -> CpuSeconds:
@@ -183,9 +185,13 @@ async def measure_skyfleet(workload: Workload, steps: int) -> CpuSeconds:
     async def open_env(task: Task) -> NotesEnv:
         return NotesEnv(task, workload.tools)
 
-    def policy(task: Task, opening: Observation, session: str) -> TokenConversation:
+    def policy(task: Task, observation: Observation, session: str) -> TokenConversation:
         return TokenConversation(
-            opening, engine=engine, renderer=workload.renderer, sampling=sampling, session=session
+            observation,
+            engine=engine,
+            renderer=workload.renderer,
+            sampling=sampling,
+            session=session,
         )
 
     async def step() -> CpuSeconds:

@@ -41,8 +41,8 @@ from skyfleet.envs.openenv.client import openenv_factory
 from skyfleet.envs.openenv.server import openenv_app
 from skyfleet.envs.openenv.session import OpenEnvSettings
 from skyfleet.envs.tools import ToolError
-from skyfleet.envs.verifiers import writing
-from skyfleet.envs.verifiers.running import load_state, run_verifier
+from skyfleet.envs.verifiers import write_verifier
+from skyfleet.envs.verifiers.run_verifier import load_state, run_verifier
 from skyfleet.rollouts.episode import Limits, collect
 from skyfleet.rollouts.scripted_agents import oracle_policy
 from skyfleet.tasks.task import Task
@@ -215,7 +215,10 @@ async def measure_all(asked: argparse.Namespace, tasks: list[Task]) -> None:
     )
     for jailed in (False, True):
         played = without_trust(tasks) if jailed else tasks
-        assert any(writing.is_written_here(task.verifier_code or "") for task in played) != jailed
+        assert (
+            any(write_verifier.is_written_here(task.verifier_code or "") for task in played)
+            != jailed
+        )
         for name, adapter in ADAPTERS.items():
             rates = [await episodes_per_second(adapter, played, n, asked.seconds) for n in AT_ONCE]
             cells = " | ".join(

@@ -9,7 +9,7 @@ tokens, no KL. One torch thread, `time.process_time` of the whole process.
 The clock runs from the beginning of training to the moment a batch has been sampled and rewarded
 whose mean reward is 0.95 or more, at most 100 steps. Both sides try the same learning rates on a
 separate seed and keep the fastest one; five other seeds are the table. Ours runs the functions of
-`skyfleet train` without its log and its archive: `collect`, `assign_credit`, `SingleLearner.step`.
+`skyfleet train` without its log and its archive: `collect`, `assign_credit`, `SingleDeviceLearner.step`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from skyfleet.engines.embedded import EmbeddedEngine
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import Observation, Step
 from skyfleet.learner.optimizer import OptimizerSettings
-from skyfleet.learner.single import LearnerSettings, SingleLearner
+from skyfleet.learner.single_device import LearnerSettings, SingleDeviceLearner
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.tiny import build_tiny
 from skyfleet.rollouts.conversation import TokenConversation
@@ -100,17 +100,17 @@ class Numbers:
 
     stop_token_ids: tuple[int, ...] = ()
 
-    def open(self, messages: Sequence[Message], tools: object) -> list[int]:
+    def render_prompt(self, messages: Sequence[Message], tools: object) -> list[int]:
         token_ids: list[int] = TOKENIZER.encode(messages[-1].text)
         return token_ids
 
-    def join(self, last_token: int, messages: Sequence[Message]) -> None:
+    def render_continuation(self, last_token: int, messages: Sequence[Message]) -> None:
         return None
 
     def parse(self, token_ids: Sequence[int], tools: object = ()) -> Message:
         return Message(role="assistant", content=self.text(token_ids))
 
-    def write(self, message: Message) -> list[int]:
+    def render_completion(self, message: Message) -> list[int]:
         token_ids: list[int] = TOKENIZER.encode(message.text)
         return token_ids
 
@@ -120,11 +120,11 @@ class Numbers:
 
 class EvenEnv:
     def __init__(self, task: Task) -> None:
-        self._opening = Observation(messages=(Message(role="user", content=task.prompt),))
+        self._observation = Observation(messages=(Message(role="user", content=task.prompt),))
         self._sampled: list[int] = []
 
     async def reset(self) -> Observation:
-        return self._opening
+        return self._observation
 
     async def step(self, action: Message) -> Step:
         self._sampled = TOKENIZER.convert_tokens_to_ids(action.text.split())
@@ -172,10 +172,10 @@ async def _learn(lr: float, seed: int) -> Learned:
         sampling = SamplingParams(max_generate_length=LENGTH, seed=seed * 1_000 + step)
 
         def policy(
-            task: Task, opening: Observation, session: str, sampling: SamplingParams = sampling
+            task: Task, observation: Observation, session: str, sampling: SamplingParams = sampling
         ) -> TokenConversation:
             return TokenConversation(
-                opening, engine=engine, renderer=numbers, sampling=sampling, session=session
+                observation, engine=engine, renderer=numbers, sampling=sampling, session=session
             )
 
         groups = await collect(
@@ -188,7 +188,7 @@ async def _learn(lr: float, seed: int) -> Learned:
     return Learned(inf, MAX_STEPS)
 
 
-def make_learner(decoder: Decoder, lr: float) -> SingleLearner:
+def make_learner(decoder: Decoder, lr: float) -> SingleDeviceLearner:
     optimizer = OptimizerSettings(lr=lr, weight_decay=0.0, max_grad_norm=1.0)
     settings = LearnerSettings(
         optimizer=optimizer,
@@ -199,7 +199,9 @@ def make_learner(decoder: Decoder, lr: float) -> SingleLearner:
         policy_mini_batch_size=N_PROMPTS,
         max_tokens_per_microbatch=N_ROLLOUTS * (PROMPT_LENGTH + LENGTH),
     )
-    return SingleLearner(decoder, settings, save_policy=lambda _: None, load_policy=lambda _: None)
+    return SingleDeviceLearner(
+        decoder, settings, save_policy=lambda _: None, load_policy=lambda _: None
+    )
 
 
 def learn_with_trl(lr: float, seed: int) -> Learned:

@@ -121,9 +121,9 @@ async def play(
     async def open_env(task: Task) -> Directed:
         return Directed(await open_world(task), task)
 
-    def policy(task: Task, opening: Observation, session: str) -> TokenConversation:
+    def policy(task: Task, observation: Observation, session: str) -> TokenConversation:
         return TokenConversation(
-            opening,
+            observation,
             engine=engine,
             renderer=renderer,
             sampling=sampling,

@@ -31,7 +31,7 @@ from skyfleet.engines.cuda.engine import CudaEngine
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import Observation, Step
 from skyfleet.learner.optimizer import OptimizerSettings
-from skyfleet.learner.single import LearnerSettings, SingleLearner
+from skyfleet.learner.single_device import LearnerSettings, SingleDeviceLearner
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.loading import LoadedModel, load_model, save_model
 from skyfleet.rollouts.conversation import TokenConversation
@@ -68,7 +68,7 @@ class PlainRenderer:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer, self._encode = tokenizer, PromptEncoder(tokenizer)
 
-    def open(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
+    def render_prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
         return self._encode([messages[-1].text])
 
     def parse(self, token_ids: Sequence[int], tools: Sequence[ToolSpec]) -> Message:
@@ -105,7 +105,7 @@ def compute_minimum_seconds(module: Any) -> dict[str, float]:
     }
 
 
-def build_engine_and_learner(loaded: LoadedModel) -> tuple[CudaEngine, SingleLearner]:
+def build_engine_and_learner(loaded: LoadedModel) -> tuple[CudaEngine, SingleDeviceLearner]:
     """Build both over the same tensors."""
     decoder = Decoder(loaded.module, max_positions=PROMPT_LENGTH + NEW_TOKENS)
     engine = CudaEngine(
@@ -116,7 +116,7 @@ def build_engine_and_learner(loaded: LoadedModel) -> tuple[CudaEngine, SingleLea
         max_num_batched_tokens=N_PROMPTS * PROMPT_LENGTH,
     )
     optimizer = OptimizerSettings(lr=LR)
-    learner = SingleLearner(
+    learner = SingleDeviceLearner(
         decoder,
         LearnerSettings(
             optimizer=optimizer,
@@ -134,16 +134,16 @@ def build_engine_and_learner(loaded: LoadedModel) -> tuple[CudaEngine, SingleLea
 
 
 async def measure_skyfleet(
-    loaded: LoadedModel, engine: CudaEngine, learner: SingleLearner, steps: int
+    loaded: LoadedModel, engine: CudaEngine, learner: SingleDeviceLearner, steps: int
 ) -> dict[str, Any]:
     renderer: Any = PlainRenderer(loaded.tokenizer)
     tasks = [
         Task(key=f"w1-{index}", prompt=prompt, env_key="w1")
         for index, prompt in enumerate(make_prompts(loaded.tokenizer))
     ]
-    assert {len(renderer.open([Message(role="user", content=t.prompt)], ())) for t in tasks} == {
-        PROMPT_LENGTH
-    }
+    assert {
+        len(renderer.render_prompt([Message(role="user", content=t.prompt)], ())) for t in tasks
+    } == {PROMPT_LENGTH}
     limits = Limits(max_turns=1, max_input_length=PROMPT_LENGTH, trajectory_timeout_seconds=900)
 
     async def open_env(task: Task) -> OneAnswer:
@@ -154,10 +154,10 @@ async def measure_skyfleet(
         sampling = SamplingParams(max_generate_length=NEW_TOKENS, seed=step)
 
         def policy(
-            task: Task, opening: Observation, session: str, sampling: SamplingParams = sampling
+            task: Task, observation: Observation, session: str, sampling: SamplingParams = sampling
         ) -> TokenConversation:
             return TokenConversation(
-                opening, engine=engine, renderer=renderer, sampling=sampling, session=session
+                observation, engine=engine, renderer=renderer, sampling=sampling, session=session
             )
 
         start = perf_counter()

@@ -22,8 +22,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from skyfleet.algorithms.sample import Sample
 from skyfleet.config.policy import Lora
-from skyfleet.learner.batching import MicroBatch, pack
-from skyfleet.learner.logprobs import action_logprobs
+from skyfleet.learner.batching import MicroBatch, action_logprobs, pack
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.lora import add_adapters
 

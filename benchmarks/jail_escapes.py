@@ -20,7 +20,7 @@ from benchmarks.jail_attempts import ANSWER, ATTEMPTS, PRELUDE, Attempt
 from skyfleet.envs.verifiers.confinement import probe_confinement
 from skyfleet.envs.verifiers.jail import Jail
 from skyfleet.envs.verifiers.jail_protocol import pack_frame, pack_verdict
-from skyfleet.envs.verifiers.running import Verdict
+from skyfleet.envs.verifiers.run_verifier import Verdict
 from skyfleet.errors import VerifierError
 
 NO_BWRAP = "/not/installed/bwrap"

@@ -27,7 +27,7 @@ from skyfleet.engines.factory import build_embedded_engine
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.registry import env_factory
 from skyfleet.learner.factory import build_critic, build_learner, max_tokens_per_microbatch
-from skyfleet.learner.single import SingleLearner
+from skyfleet.learner.single_device import SingleDeviceLearner
 from skyfleet.trainer.available_memory import GIB, AvailableMemory, read_cpu_memory
 from skyfleet.trainer.fit_memory import FittedConfig, fit_training
 from skyfleet.trainer.load_policy import load_policy_model
@@ -120,7 +120,7 @@ async def measure(config: RunConfig, fitted: FittedConfig, *, n_new: int) -> Non
     engine = build_embedded_engine(config, policy_model.decoder, policy_model.renderer)
     assert isinstance(engine, EmbeddedEngine)
     critic = build_critic(config, policy_model, total_steps=10)
-    learner: SingleLearner = build_learner(
+    learner: SingleDeviceLearner = build_learner(
         config, policy_model, lambda: Path("missing"), total_steps=10, critic=critic
     )
     samples = make_samples(config, policy_model.decoder.vocab_size)

@@ -36,16 +36,16 @@ class PrerenderedTokens:
 
     stop_token_ids: tuple[int, ...] = (0,)
 
-    def open(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
+    def render_prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
         return [5] * PROMPT_TOKENS
 
-    def join(self, last_token: int, messages: Sequence[Message]) -> list[int] | None:
+    def render_continuation(self, last_token: int, messages: Sequence[Message]) -> list[int] | None:
         return [6] * REPLY_TOKENS
 
     def parse(self, token_ids: Sequence[int], tools: Sequence[ToolSpec] = ()) -> Message:
         return ACTION
 
-    def write(self, message: Message) -> list[int]:
+    def render_completion(self, message: Message) -> list[int]:
         return [7] * TURN_TOKENS
 
     def text(self, token_ids: Sequence[int]) -> str:
@@ -110,9 +110,9 @@ async def run_episodes(n_episodes: int, n_turns: int, engine: ScriptedEngine) ->
     tasks = [Task(key=f"t{i}", env_key="room", prompt="?") for i in range(n_episodes)]
     limits = Limits(max_turns=n_turns, max_input_length=1 << 30, trajectory_timeout_seconds=900)
 
-    def policy(task: Task, opening: Observation, session: str) -> TokenConversation:
+    def policy(task: Task, prompt: Observation, session: str) -> TokenConversation:
         return TokenConversation(
-            opening, engine=engine, renderer=PrerenderedTokens(), sampling=SAMPLING, session=session
+            prompt, engine=engine, renderer=PrerenderedTokens(), sampling=SAMPLING, session=session
         )
 
     start = process_time()
@@ -124,19 +124,21 @@ async def run_episodes(n_episodes: int, n_turns: int, engine: ScriptedEngine) ->
 
 def render_conversation(renderer: Renderer, n_turns: int) -> tuple[int, float]:
     """Tokens and CPU-seconds of rendering one conversation turn by turn."""
-    opening = [Message(role="user", content="Look around and tell me what you see. " * 8)]
+    prompt = [Message(role="user", content="Look around and tell me what you see. " * 8)]
     # Every turn has its own text, because a renderer caches texts.
     rooms = [
         " ".join(f"Room {turn}.{n} has a door and a lamp." for n in range(6))
         for turn in range(n_turns)
     ]
     observations = [[Message(role="tool", content=room)] for room in rooms]
-    completion = renderer.write(ACTION)
+    completion = renderer.render_completion(ACTION)
     start = process_time()
-    n_tokens = len(renderer.open(opening, ()))
+    n_tokens = len(renderer.render_prompt(prompt, ()))
     for turn in range(n_turns):
         renderer.parse(completion)
-        n_tokens += len(completion) + len(renderer.join(completion[-1], observations[turn]) or ())
+        n_tokens += len(completion) + len(
+            renderer.render_continuation(completion[-1], observations[turn]) or ()
+        )
     return n_tokens, process_time() - start
 
 

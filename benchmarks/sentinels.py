@@ -79,10 +79,10 @@ class Coin:
     """Ends after one turn with a reward of 1 or 0 by chance."""
 
     def __init__(self, task: Task) -> None:
-        self._opening = Observation(messages=(Message(role="user", content=task.prompt),))
+        self._observation = Observation(messages=(Message(role="user", content=task.prompt),))
 
     async def reset(self) -> Observation:
-        return self._opening
+        return self._observation
 
     async def step(self, action: Message) -> Step:
         return Step(done=True)

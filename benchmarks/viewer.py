@@ -60,7 +60,7 @@ def made_up(number: int, random: Random) -> Trajectory:
         task_key=f"github-close-{number // 8:04d}",
         env_key=ENVS[number // 8 % len(ENVS)],
         sample=number % 8,
-        opening=(Message(role="user", content=f"Close the {subject}."),),
+        prompt=(Message(role="user", content=f"Close the {subject}."),),
         turns=tuple(turn() for _ in range(TURNS)),
         transcripts=(
             Transcript(

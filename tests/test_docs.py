@@ -23,7 +23,7 @@ _DOTTED_NAME = re.compile(r"(?<![\w./:-])[A-Za-z_]\w*(?:\.\w+)+")
 _IMPORT = re.compile(r"from (skyfleet[\w.]*) import (\([^)]*\)|[^\n(]*)")
 _FILE_ENDINGS = (".json", ".jsonl", ".yaml", ".toml", ".txt", ".html", ".py")
 _EXAMPLE_FILES = {"button.py", "shop.py", "test_shop.py"}
-"""Files that a page tells the reader to write."""
+"""Files that a page asks the reader to write."""
 
 
 def test_the_architecture_page_lists_every_package_in_its_layer() -> None:

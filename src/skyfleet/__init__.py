@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from skyfleet.api.comparison import Comparison as Comparison
     from skyfleet.api.comparison import Evaluation as Evaluation
     from skyfleet.api.comparison import compare as compare
+    from skyfleet.api.custom_algorithms import estimator as estimator
+    from skyfleet.api.custom_algorithms import loss as loss
     from skyfleet.api.envs import AgentEnv as AgentEnv
     from skyfleet.api.envs import env as env
     from skyfleet.api.evaluation import evaluate as evaluate
     from skyfleet.api.evaluation import evaluate_async as evaluate_async
     from skyfleet.api.evaluation import rollout as rollout
     from skyfleet.api.evaluation import rollout_async as rollout_async
-    from skyfleet.api.own_algorithms import estimator as estimator
-    from skyfleet.api.own_algorithms import loss as loss
     from skyfleet.api.policy import Policy as Policy
     from skyfleet.api.policy import load_policy as load_policy
     from skyfleet.api.runs import Run as Run
@@ -80,9 +80,9 @@ if TYPE_CHECKING:
 _MODULES = {
     "algorithms.losses.loss": ("LossInputs", "LossOutput"),
     "api.comparison": ("Comparison", "Evaluation", "compare"),
+    "api.custom_algorithms": ("estimator", "loss"),
     "api.envs": ("AgentEnv", "env"),
     "api.evaluation": ("evaluate", "evaluate_async", "rollout", "rollout_async"),
-    "api.own_algorithms": ("estimator", "loss"),
     "api.policy": ("Policy", "load_policy"),
     "api.runs": ("Run", "load_run"),
     "api.serving": ("Server", "serve"),

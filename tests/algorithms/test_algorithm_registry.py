@@ -78,7 +78,7 @@ def test_a_built_in_loss_logs_the_metrics_it_declares(name: str) -> None:
     if loss.build_selector:
         given = replace(given, selected_T=loss.build_selector(algorithm)(given))
     output = loss.build(algorithm)(given)
-    logged = {*output.metrics_T, *output.metrics_B, *output.spreads_T}
+    logged = {*output.metrics_T, *output.metrics_B, *output.stats_T}
     assert logged == set(loss.metrics or ())
     assert set(loss.filter_metrics) <= logged
 

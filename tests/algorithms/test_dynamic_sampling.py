@@ -13,7 +13,7 @@ from skyfleet.algorithms.filters import (
     check_sample_batches,
     fill_batch,
     merge_by_task,
-    punish_overlong,
+    penalize_overlong,
     replace_uninformative,
 )
 from skyfleet.errors import NoLearningSignalError
@@ -103,12 +103,12 @@ def test_the_reward_falls_over_the_last_tokens_before_the_limit(
     long = attempt(
         None if reward is None else 1.0, transcripts=tuple(transcript(n) for n in lengths)
     )
-    (punished,) = punish_overlong(
+    (penalized,) = penalize_overlong(
         [Group(task_key="t", env_key="github", trajectories=(long,))],
         max_len=9,
         buffer_len=3,
         penalty_factor=0.5,
     )
-    (got,) = punished.trajectories
+    (got,) = penalized.trajectories
     assert got.reward == pytest.approx(reward)
     assert got.success == long.success

@@ -46,7 +46,7 @@ def test_token_tis_weights_a_token_by_its_capped_ratio() -> None:
     assert weights(tis_ratio_type="token") == pytest.approx([2.0, 0.5, 1.1, 1.0, 0.9], abs=1e-5)
     correction = corrected(tis_ratio_type="token")
     assert correction.metrics_T["tis_token_clip_high_ratio"].tolist() == [1.0, 0.0, 0.0, 0.0, 0.0]
-    assert correction.spreads_T["is_ratio"].tolist() == pytest.approx(
+    assert correction.stats_T["is_ratio"].tolist() == pytest.approx(
         [4.0, 0.5, 1.1, 1.0, 0.9], abs=1e-5
     )
 
@@ -97,4 +97,4 @@ def test_the_weights_multiply_the_loss_and_the_metrics_are_merged() -> None:
     output = loss(given())
     assert output.loss_T.tolist() == pytest.approx([-2.0, -0.5, -1.1, -1.0, -0.9], abs=1e-5)
     assert {"importance_ratio", "tis_token_clip_high_ratio"} == output.metrics_T.keys()
-    assert {"is_ratio"} == output.spreads_T.keys()
+    assert {"is_ratio"} == output.stats_T.keys()

@@ -65,7 +65,7 @@ def test_cispo_clamps_the_weight_and_keeps_every_gradient() -> None:
     # -A clamp(r) logp: weights 5 and 1/2; older SkyRL's bounds would have made the second 1.
     assert output.loss_T.tolist() == pytest.approx([-5 * (log(8) - 1), log(0.5) - 1], abs=1e-5)
     assert output.metrics_T["ppo_clip_ratio"].tolist() == [1.0, 0.0]
-    assert output.spreads_T["cispo_ratio"].tolist() == pytest.approx([8.0, 0.5], abs=1e-5)
+    assert output.stats_T["cispo_ratio"].tolist() == pytest.approx([8.0, 0.5], abs=1e-5)
     assert gradients(given, output) == pytest.approx([-5.0, 1.0])
 
 

@@ -71,7 +71,7 @@ def counted_once(given: LossInputs) -> LossOutput:
 
 
 def spread_once(given: LossInputs) -> LossOutput:
-    return LossOutput(loss_T=-given.logprobs_T, spreads_T={"x": given.advantages_T[:1]})
+    return LossOutput(loss_T=-given.logprobs_T, stats_T={"x": given.advantages_T[:1]})
 
 
 def bare(given: LossInputs) -> Any:
@@ -91,7 +91,7 @@ def bare(given: LossInputs) -> Any:
         ),
         (
             "spread_once",
-            r"spread_once' returned spreads_T\['x'\] of shape \(1,\), expected \(2,\)",
+            r"spread_once' returned stats_T\['x'\] of shape \(1,\), expected \(2,\)",
         ),
         ("bare", "bare' returns a Tensor; return a LossOutput"),
     ],

@@ -99,7 +99,7 @@ def episode_with_text(text: str, *, won: bool) -> Trajectory:
         task_key=key,
         env_key=key,
         sample=0,
-        opening=(Message(role="system", content=text), Message(role="user", content=text)),
+        prompt=(Message(role="system", content=text), Message(role="user", content=text)),
         turns=(Turn(action=action, replies=(reply,), reward=0.0, engine_seconds=1.0),),
         transcripts=(),
         ending=Ending.DONE,

@@ -51,7 +51,10 @@ async def play(script: Script) -> Trajectory | None:
         trajectory_timeout_seconds=script.seconds,
     )
     episode = await run_episode(
-        script.task, script.open_env, lambda _task, opening, _: _Agent(script, opening), limits
+        script.task,
+        script.open_env,
+        lambda _task, observation, _: _Agent(script, observation),
+        limits,
     )
     refused = [any(reply.is_error for reply in turn.replies) for turn in episode.turns]
     as_meant = all(refused[n] for n in script.refused) and not any(refused[n] for n in script.taken)
@@ -60,10 +63,10 @@ async def play(script: Script) -> Trajectory | None:
 
 
 class _Agent:
-    def __init__(self, script: Script, opening: Observation) -> None:
+    def __init__(self, script: Script, observation: Observation) -> None:
         self._lines: Iterator[Line] = chain(script.lines, cycle(script.forever))
         self._left, self._cut_short = len(script.lines), script.cut_short
-        self._n_characters = sum(len(message.text) for message in opening.messages)
+        self._n_characters = sum(len(message.text) for message in observation.messages)
         self.finish: Finish = "stop"
 
     @property
@@ -87,7 +90,7 @@ class _Agent:
 
     def truncate_history(self, *, keep_recent_turns: int) -> None: ...
 
-    def restart(self, opening: Observation) -> None: ...
+    def restart(self, observation: Observation) -> None: ...
 
     async def close(self) -> None: ...
 

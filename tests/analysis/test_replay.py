@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 from tests.fakes.chars import END
-from tests.fakes.counter_env import PRESS, TASK, CounterEnv, opening
-from tests.fakes.scripted_engine import ScriptedEngine, speaking
+from tests.fakes.counter_env import PRESS, TASK, CounterEnv, make_factory
+from tests.fakes.scripted_engine import ScriptedEngine, token_agent
 
 from skyfleet.analysis.replay import first_difference, replay
 from skyfleet.chat.message import Message
@@ -43,12 +43,12 @@ class ForgivingEnv(CounterEnv):
 async def played(
     *lines: str, limits: Limits = LIMITS, engine: ScriptedEngine | None = None
 ) -> Trajectory:
-    policy = speaking(engine or ScriptedEngine(*lines))
-    return await run_episode(TASK, opening(CounterEnv()), policy, limits)
+    policy = token_agent(engine or ScriptedEngine(*lines))
+    return await run_episode(TASK, make_factory(CounterEnv()), policy, limits)
 
 
 async def replayed(trajectory: Trajectory, env: Env) -> str | None:
-    return (await replay(trajectory, TASK, opening(env))).difference
+    return (await replay(trajectory, TASK, make_factory(env))).difference
 
 
 @pytest.mark.parametrize("world", WORLD_NAMES)
@@ -74,7 +74,7 @@ async def test_every_ending_is_reproduced() -> None:
     endings = [episode.ending for episode in (done, cut, full, long)]
     assert endings == [Ending.DONE, Ending.MAX_TURNS, Ending.CONTEXT_FULL, Ending.LENGTH]
     for episode in (done, cut, full, long):
-        again = await replay(episode, TASK, opening(CounterEnv()))
+        again = await replay(episode, TASK, make_factory(CounterEnv()))
         assert again.difference is None
         assert again.replayed.ending is episode.ending
 
@@ -106,7 +106,7 @@ async def test_a_different_or_missing_grade_is_a_difference() -> None:
 
 async def test_an_environment_that_fails_to_open_is_a_difference() -> None:
     recorded = await played(PRESS % 1, "done")
-    assert str(await replayed(recorded, CounterEnv(breaks="reset"))).startswith("opening: ")
+    assert str(await replayed(recorded, CounterEnv(breaks="reset"))).startswith("prompt: ")
 
 
 async def test_a_longer_replay_is_a_difference() -> None:
@@ -118,9 +118,9 @@ async def test_a_longer_replay_is_a_difference() -> None:
 
 async def test_a_fork_repeats_the_recorded_turns_and_continues_with_the_other_policy() -> None:
     recorded = await played(PRESS % 1, PRESS % 5, "done")
-    other = speaking(ScriptedEngine(PRESS % 2, "done"))
+    other = token_agent(ScriptedEngine(PRESS % 2, "done"))
     policy = forked_policy(recorded, other, turn=1)
-    forked = await run_episode(TASK, opening(CounterEnv()), policy, LIMITS)
+    forked = await run_episode(TASK, make_factory(CounterEnv()), policy, LIMITS)
     assert [turn.action.text for turn in forked.turns][-1] == "done"
     assert [reply.text for turn in forked.turns for reply in turn.replies] == ["1", "3"]
     assert (recorded.success, forked.success) == (False, True)
@@ -130,8 +130,8 @@ async def test_a_fork_continues_from_the_sampled_tokens() -> None:
     # Rendering the message again would lose the spaces.
     recorded = await played(f"  {PRESS % 1}", PRESS % 5, "done")
     engine = ScriptedEngine(PRESS % 2, "done")
-    policy = forked_policy(recorded, speaking(engine), turn=1)
-    forked = await run_episode(TASK, opening(CounterEnv()), policy, LIMITS)
+    policy = forked_policy(recorded, token_agent(engine), turn=1)
+    forked = await run_episode(TASK, make_factory(CounterEnv()), policy, LIMITS)
     before = [*map(ord, "reach 3"), END, *map(ord, f"  {PRESS % 1}"), END, ord("1"), END]
     (transcript,) = forked.transcripts
     assert transcript.token_ids[: len(before)] == before
@@ -163,8 +163,8 @@ async def test_a_policy_with_another_tokenizer_continues_from_the_messages() -> 
     recorded = await played(f"  {PRESS % 1}", PRESS % 5, "done")
     strange = replace(recorded.transcripts[0], token_ids=[7] * len(recorded.transcripts[0]))
     recorded = replace(recorded, transcripts=(strange,))
-    policy = forked_policy(recorded, speaking(ScriptedEngine(PRESS % 2, "done")), turn=1)
-    forked = await run_episode(TASK, opening(CounterEnv()), policy, LIMITS)
+    policy = forked_policy(recorded, token_agent(ScriptedEngine(PRESS % 2, "done")), turn=1)
+    forked = await run_episode(TASK, make_factory(CounterEnv()), policy, LIMITS)
     assert forked.success
     assert not same_tokens(recorded, forked, turn=1)
     # CharRenderer renders only the text of a message.
@@ -173,15 +173,15 @@ async def test_a_policy_with_another_tokenizer_continues_from_the_messages() -> 
 
 async def test_a_fork_at_the_first_turn_only_runs_the_other_policy() -> None:
     recorded = await played(PRESS % 1, "done")
-    policy = forked_policy(recorded, speaking(ScriptedEngine(PRESS % 3, "done")), turn=0)
-    forked = await run_episode(TASK, opening(CounterEnv()), policy, LIMITS)
+    policy = forked_policy(recorded, token_agent(ScriptedEngine(PRESS % 3, "done")), turn=0)
+    forked = await run_episode(TASK, make_factory(CounterEnv()), policy, LIMITS)
     assert forked.success
 
 
 async def test_an_environment_with_different_replies_cannot_be_forked() -> None:
     recorded = await played(PRESS % 1, PRESS % 1, PRESS % 1, "done")
-    policy = forked_policy(recorded, speaking(ScriptedEngine("done")), turn=2)
-    forked = await run_episode(TASK, opening(OtherCounterEnv()), policy, LIMITS)
+    policy = forked_policy(recorded, token_agent(ScriptedEngine("done")), turn=2)
+    forked = await run_episode(TASK, make_factory(OtherCounterEnv()), policy, LIMITS)
     assert (forked.ending, forked.grade) == (Ending.FAILED, None)
     assert forked.failure is not None
     assert forked.failure.kind == "ReplayDiffersError"

@@ -32,7 +32,7 @@ def align(left: Trajectory, right: Trajectory) -> list[tuple[int | None, int | N
 def test_equal_episodes_have_no_difference() -> None:
     result = compare_episodes(rich(), rich())
     assert result["first_difference"] is None
-    assert result["same_opening"]
+    assert result["same_prompt"]
     assert [row["same_replies"] for row in result["rows"]] == [True] * 6
 
 

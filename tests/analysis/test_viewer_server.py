@@ -255,7 +255,7 @@ def test_failures_are_classified_in_the_background(client: httpx.Client) -> None
 
 def test_an_episode_has_all_its_data(client: httpx.Client) -> None:
     answer = ask(client, f"/api/episode/{RICH}")
-    assert [len(answer["opening"]), len(answer["turns"]), answer["n_turns"]] == [2, 6, 6]
+    assert [len(answer["prompt"]), len(answer["turns"]), answer["n_turns"]] == [2, 6, 6]
     (call,) = answer["turns"][4]["action"]["calls"]
     # A JavaScript number would round it to ...992.
     assert '"wait_ms": 9007199254740993' in call["arguments"]
@@ -275,7 +275,7 @@ def test_images_are_served_and_scriptable_types_are_not(client: httpx.Client) ->
     assert (answer.headers["Content-Type"], answer.content) == ("image/png", png(480, 270))
     assert client.get(f"/api/picture/{RICH}/1").status_code == 404
     assert client.get(f"/api/picture/{HOSTILE}/0").status_code == 404
-    (_, user) = ask(client, f"/api/episode/{HOSTILE}")["opening"]
+    (_, user) = ask(client, f"/api/episode/{HOSTILE}")["prompt"]
     assert user["parts"][1]["picture"] is None
 
 
@@ -295,7 +295,7 @@ def test_markup_in_episodes_is_returned_as_text(client: httpx.Client) -> None:
 
 def test_nan_and_half_a_surrogate_pair_are_served(tmp_path: Path) -> None:
     run = write_run(tmp_path, plain=1)
-    odd = attempt(float("nan"), opening=(Message(role="user", content="half \ud83d of it"),))
+    odd = attempt(float("nan"), prompt=(Message(role="user", content="half \ud83d of it"),))
     write(train_path(run / "trajectories", 7), [odd])
     with viewing(run) as server, httpx.Client(base_url=server.url) as client:
         (row,) = ask(client, "/api/episodes", step=7)["rows"]

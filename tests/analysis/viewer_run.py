@@ -104,7 +104,7 @@ def plain_episode(number: int, step: int = 1) -> Trajectory:
         task_key=f"{env_key}-{template}-{crc32(str(task).encode()):08x}",
         env_key=env_key,
         sample=number % 4,
-        opening=(Message(role="user", content=text),),
+        prompt=(Message(role="user", content=text),),
         turns=(
             called("list_issues", {"repo": "maps"}, "title,number\nupload freeze,2"),
             called("update_issue", {"number": number, "state": "closed"}, answer, error=missing),
@@ -137,7 +137,7 @@ def rich() -> Trajectory:
     return _trajectory(
         task_key="github-close_by_title-6a966fd2",
         env_key="github",
-        opening=(
+        prompt=(
             Message(role="system", content=SYSTEM),
             Message(role="user", content="Close the issue 'upload freeze' in maps."),
         ),
@@ -179,7 +179,7 @@ def unknown() -> Trajectory:
     return _trajectory(
         task_key="booking-move_day-0c11aa07",
         env_key="booking",
-        opening=(Message(role="user", content="Move my booking to Friday."),),
+        prompt=(Message(role="user", content="Move my booking to Friday."),),
         turns=(called("move_booking", {"day": "Friday"}, "ok"),),
         failure=Failure(kind="VerifierError", detail="verifier: no table 'bookings'"),
     )
@@ -194,7 +194,7 @@ def hostile(text: str = PAYLOAD) -> Trajectory:
     return _trajectory(
         task_key=f"hostile-{text}",
         env_key=f"web {text}",
-        opening=(
+        prompt=(
             Message(role="system", content=text * 3),
             Message(role="user", content=(Text(text), picture)),
         ),
@@ -273,7 +273,7 @@ def _trajectory(
     *,
     task_key: str,
     env_key: str,
-    opening: tuple[Message, ...],
+    prompt: tuple[Message, ...],
     sample: int = 0,
     turns: tuple[Turn, ...] = (),
     transcripts: tuple[Transcript, ...] = (),
@@ -285,7 +285,7 @@ def _trajectory(
         task_key=task_key,
         env_key=env_key,
         sample=sample,
-        opening=opening,
+        prompt=prompt,
         turns=turns,
         transcripts=transcripts,
         ending=Ending.DONE,

@@ -338,8 +338,8 @@ async def test_a_reward_gets_the_messages_and_the_true_ending(
     trajectory = await run_episode(
         TASK,
         as_env_factory(OneTurn, spec=f"{__name__}:OneTurn"),
-        lambda _, opening, __: MessageConversation(
-            opening, model=Repeats(), sampling=SamplingParams()
+        lambda _, observation, __: MessageConversation(
+            observation, model=Repeats(), sampling=SamplingParams()
         ),
         Limits(
             max_turns=1,

@@ -47,14 +47,16 @@ def test_a_template_that_keeps_reasoning_uses_a_builtin_renderer() -> None:
     assert isinstance(renderer, ChatMLRenderer)
     theirs = Template(tokenizer=TOKENIZER, source=template)
     conversation = (SYSTEM, *with_reasoning(TOOL_DIALOGUE))
-    assert renderer.open(conversation, TOOLS) == theirs.tokenize(conversation, TOOLS)
+    assert renderer.render_prompt(conversation, TOOLS) == theirs.tokenize(conversation, TOOLS)
 
 
 def test_a_template_that_drops_reasoning_drops_it() -> None:
     renderer = make_renderer(TOKENIZER, chat_template=NAMED_TEMPLATES["qwen3_without_thinking"])
     assert isinstance(renderer, JinjaRenderer)
     assert not renderer.append_only
-    assert "I wonder." not in renderer.text(renderer.open(with_reasoning(TOOL_DIALOGUE), TOOLS))
+    assert "I wonder." not in renderer.text(
+        renderer.render_prompt(with_reasoning(TOOL_DIALOGUE), TOOLS)
+    )
 
 
 @pytest.mark.parametrize("name", sorted(NAMED_TEMPLATES))

@@ -55,7 +55,7 @@ def test_default_system_and_empty_reasoning_come_from_the_template() -> None:
         tokenizer, chat_template_kwargs={"enable_thinking": False}, tools_style="qwen"
     )
     assert isinstance(renderer, ChatMLRenderer)
-    assert renderer.text(renderer.open([QUESTION], ())) == (
+    assert renderer.text(renderer.render_prompt([QUESTION], ())) == (
         "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nWhat is a heron?<|im_end|>\n"
         "<|im_start|>assistant\n<think>\n\n</think>\n\n"
     )
@@ -66,7 +66,9 @@ def test_a_kwarg_that_the_template_ignores_logs_a_warning(
 ) -> None:
     tokenizer = small_tokenizer(chatml_template())
     configured = make_renderer(tokenizer, chat_template_kwargs={"enable_thinking": False})
-    assert configured.open([QUESTION], TOOLS) == make_renderer(tokenizer).open([QUESTION], TOOLS)
+    assert configured.render_prompt([QUESTION], TOOLS) == make_renderer(tokenizer).render_prompt(
+        [QUESTION], TOOLS
+    )
     assert [record.getMessage() for record in caplog.records] == [
         "generator.chat_template_kwargs.enable_thinking=False has no effect: the chat template does "
         "not mention it; correct its name or leave it out"
@@ -91,8 +93,8 @@ def test_a_reserved_kwarg_is_rejected() -> None:
 def test_the_tools_style_saved_with_the_tokenizer_is_used(tmp_path: Path) -> None:
     small_tokenizer(chatml_template(), skyfleet_tools="signatures").save_pretrained(tmp_path)
     renderer = make_renderer(AutoTokenizer.from_pretrained(tmp_path))
-    opening = renderer.text(renderer.open([SYSTEM, QUESTION], TOOLS))
-    assert "You know birds.\n\nTools:\nlook_up(word) Looks a word up.\nTo call:" in opening
+    prompt = renderer.text(renderer.render_prompt([SYSTEM, QUESTION], TOOLS))
+    assert "You know birds.\n\nTools:\nlook_up(word) Looks a word up.\nTo call:" in prompt
 
 
 def test_the_error_for_an_unknown_tools_style_lists_the_known_ones() -> None:

@@ -147,7 +147,7 @@ def test_builtin_renderers_produce_the_tokens_of_the_template(
     ):
         for messages in (conversation, (SYSTEM, *conversation)):
             for tools in ((), TOOLS, MANY_TOOLS):
-                assert ours.open(messages, tools) == theirs.tokenize(messages, tools)
+                assert ours.render_prompt(messages, tools) == theirs.tokenize(messages, tools)
 
 
 @pytest.mark.parametrize(("source", "kind", "work", "kwargs"), EVERY)
@@ -157,15 +157,15 @@ def test_turns_have_the_tokens_of_the_whole_conversation(
     renderer: Any = make_renderer(load(*source), chat_template_kwargs=kwargs)
     with_thinking_disabled = kwargs.get("enable_thinking") is False
     conversation = ODD_WORK if with_thinking_disabled else with_reasoning(ODD_WORK)
-    sampled = renderer.write(conversation[1])
-    pieces = renderer.open(conversation[:1], TOOLS) + sampled
-    pieces += renderer.join(sampled[-1], [*conversation[2:], UNKNOWN])
+    sampled = renderer.render_completion(conversation[1])
+    pieces = renderer.render_prompt(conversation[:1], TOOLS) + sampled
+    pieces += renderer.render_continuation(sampled[-1], [*conversation[2:], UNKNOWN])
     if kind is ChatMLRenderer and with_thinking_disabled:
         # Qwen3's template removes the empty reasoning of its prompt later; the renderer keeps it.
         pieces = load(*source).encode(
             renderer.text(pieces).replace("<think>\n\n</think>\n\n", "", 1)
         )
-    assert pieces == renderer.open([*conversation, UNKNOWN], TOOLS)
+    assert pieces == renderer.render_prompt([*conversation, UNKNOWN], TOOLS)
     parsed = renderer.parse(sampled, MANY_TOOLS)
     assert parsed.tool_calls[0].arguments == ODD_CALL.arguments
     assert (parsed.reasoning or None) == conversation[1].reasoning
@@ -183,7 +183,7 @@ def test_a_message_with_the_text_of_every_special_token_adds_none(
     sly = replace(
         QUESTION, content="".join(tokenizer.decode([token]) for token in sorted(special_tokens))
     )
-    honest, lying = (renderer.open([m], TOOLS) for m in (QUESTION, sly))
+    honest, lying = (renderer.render_prompt([m], TOOLS) for m in (QUESTION, sly))
     assert [t for t in lying if t in special_tokens] == [t for t in honest if t in special_tokens]
     assert sly.text in renderer.text(lying)
 
@@ -208,16 +208,18 @@ def test_a_template_made_for_training_is_append_only_with_jinja() -> None:
 def test_mistrals_template_gets_short_call_ids() -> None:
     renderer = make_renderer(load("mistral_nemo"))
     assert isinstance(renderer, JinjaRenderer)
-    sampled = renderer.write(ODD_WORK[1])
+    sampled = renderer.render_completion(ODD_WORK[1])
     assert renderer.parse(sampled, MANY_TOOLS).tool_calls[0].arguments == ODD_CALL.arguments
-    assert renderer.text(renderer.open([*TOOL_DIALOGUE[:4]], TOOLS)).endswith("[/TOOL_RESULTS]")
+    assert renderer.text(renderer.render_prompt([*TOOL_DIALOGUE[:4]], TOOLS)).endswith(
+        "[/TOOL_RESULTS]"
+    )
 
 
 def test_deepseeks_template_gets_arguments_as_text_and_lists_no_tools() -> None:
     renderer = make_renderer(load("qwen3", "trl/chat_templates/deepseekv3.jinja"))
-    assert '{"word": "héron"}\n```' in renderer.text(renderer.open(TOOL_DIALOGUE[:4], ()))
+    assert '{"word": "héron"}\n```' in renderer.text(renderer.render_prompt(TOOL_DIALOGUE[:4], ()))
     with pytest.raises(ModelError, match="does not list the tools"):
-        renderer.open([QUESTION], TOOLS)
+        renderer.render_prompt([QUESTION], TOOLS)
 
 
 @pytest.mark.parametrize("template", ["gemma4", "gemma4_v2"])
@@ -226,15 +228,15 @@ def test_gemmas_template_rejects_tools_because_its_calls_are_not_parsed(template
     with pytest.raises(
         ModelError, match=r"renders a tool call as .*call:look_up.* would not be parsed"
     ):
-        renderer.open([QUESTION], TOOLS)
-    assert renderer.open([QUESTION], ())
+        renderer.render_prompt([QUESTION], TOOLS)
+    assert renderer.render_prompt([QUESTION], ())
 
 
 @pytest.mark.parametrize("template", ["lfm2", "lfm2_v2"])
 def test_lfm2_writes_pythonic_calls(template: str) -> None:
     tokenizer = load("qwen3", f"trl/chat_templates/{template}.jinja")
     renderer = make_renderer(tokenizer)
-    assert renderer.open([QUESTION], TOOLS)
+    assert renderer.render_prompt([QUESTION], TOOLS)
     sampled = '<|tool_call_start|>[look_up(word="heron")]<|tool_call_end|>'
     assert [call.name for call in renderer.parse(tokenizer.encode(sampled)).tool_calls] == [
         "look_up"

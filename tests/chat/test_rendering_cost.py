@@ -35,12 +35,12 @@ class CountingTokenizer:
 def test_a_hundred_turns_encode_each_character_once(template: str) -> None:
     tokenizer = CountingTokenizer(small_tokenizer(template))
     renderer = make_renderer(tokenizer)
-    transcript = renderer.open([QUESTION], TOOLS)
-    sampled = renderer.write(TOOL_DIALOGUE[1])
+    transcript = renderer.render_prompt([QUESTION], TOOLS)
+    sampled = renderer.render_completion(TOOL_DIALOGUE[1])
     tokenizer.n_characters = 0
     for turn in range(100):
         result = Message(role="tool", content=f"{turn:04} " * 50, tool_call_id="call_0")
-        following = renderer.join(sampled[-1], [result])
+        following = renderer.render_continuation(sampled[-1], [result])
         assert following is not None
         transcript += sampled + following
     added = "\n<|im_start|>user\n<tool_response>\n" + "0000 " * 50
@@ -53,13 +53,13 @@ def test_a_hundred_turns_encode_each_character_once(template: str) -> None:
 def test_a_prompt_is_encoded_once_and_a_long_result_is_not_cached() -> None:
     tokenizer = CountingTokenizer(small_tokenizer())
     encode = PromptEncoder(tokenizer)
-    opening = "the task"
+    prompt = "the task"
     for _ in range(8):
-        assert encode([opening]) == small_tokenizer().encode(opening)
-    assert tokenizer.n_characters == len(opening)
+        assert encode([prompt]) == small_tokenizer().encode(prompt)
+    assert tokenizer.n_characters == len(prompt)
     answer = "x" * 20_000
     assert encode([answer]) == encode([answer])
-    assert tokenizer.n_characters == len(opening) + 2 * len(answer)
+    assert tokenizer.n_characters == len(prompt) + 2 * len(answer)
 
 
 def test_the_cache_stays_small_after_thousands_of_results() -> None:

@@ -51,18 +51,20 @@ def test_calls_are_passed_in_the_encoding_that_the_template_accepts(template: st
     renderer = build_renderer(template)
     assert renderer.append_only
     odd = ToolCall(id="call_0", name="look_up", arguments={"word": '"é"', "n": [1, None]})
-    sampled = renderer.write(Message(role="assistant", tool_calls=(odd,)))
+    sampled = renderer.render_completion(Message(role="assistant", tool_calls=(odd,)))
     (parsed,) = renderer.parse(sampled, TOOLS).tool_calls
     assert (parsed.name, parsed.arguments) == (odd.name, odd.arguments)
-    following = renderer.join(sampled[-1], TOOL_DIALOGUE[2:3])
+    following = renderer.render_continuation(sampled[-1], TOOL_DIALOGUE[2:3])
     assert following is not None
-    assert renderer.open(TOOL_DIALOGUE[:1], TOOLS) + renderer.write(
+    assert renderer.render_prompt(TOOL_DIALOGUE[:1], TOOLS) + renderer.render_completion(
         CALL
-    ) + following == renderer.open([QUESTION, CALL, TOOL_DIALOGUE[2]], TOOLS)
+    ) + following == renderer.render_prompt([QUESTION, CALL, TOOL_DIALOGUE[2]], TOOLS)
 
 
 def test_a_call_and_its_result_have_the_same_short_id() -> None:
-    text = build_renderer(MISTRAL).text(build_renderer(MISTRAL).open(TOOL_DIALOGUE[:4], TOOLS))
+    text = build_renderer(MISTRAL).text(
+        build_renderer(MISTRAL).render_prompt(TOOL_DIALOGUE[:4], TOOLS)
+    )
     short = [shorten_call_id(call_id) for call_id in ("call_0", "call_1")]
     assert len({*short}) == 2
     assert all(f"{id}<|im_end|>" in text for id in short)
@@ -78,9 +80,9 @@ def test_tools_are_rejected_if_no_parser_reads_the_templates_calls() -> None:
         match=r"renders a tool call as .*call:look_up.*, which would not be parsed; give "
         r"generator.chat_template a template that renders calls as one of \['glm', ",
     ):
-        renderer.open([QUESTION], TOOLS)
+        renderer.render_prompt([QUESTION], TOOLS)
     assert renderer.append_only
-    assert renderer.open([QUESTION], ())
+    assert renderer.render_prompt([QUESTION], ())
 
 
 @pytest.mark.parametrize("parser", ["qwen3_coder", "pythonic"])
@@ -89,7 +91,7 @@ def test_the_error_for_a_wrong_parser_names_the_right_one(
 ) -> None:
     renderer = build_renderer(chatml_template(), parser)
     with pytest.raises(ModelError, match=r"not be parsed; set generator.tool_call_parser=hermes"):
-        renderer.open([QUESTION], TOOLS)
+        renderer.render_prompt([QUESTION], TOOLS)
 
 
 UNQUOTED = _TURNS.replace(
@@ -102,8 +104,8 @@ def test_a_configured_parser_is_used_if_no_parser_reads_the_template(
 ) -> None:
     """As vLLM's template for Llama 3.2, which omits the quotes that its prompt asks for."""
     with pytest.raises(ModelError, match=r"\(word=heron\).*, or set generator.tool_call_parser"):
-        build_renderer(UNQUOTED).open([QUESTION], TOOLS)
-    assert build_renderer(UNQUOTED, "pythonic").open([QUESTION], TOOLS)
+        build_renderer(UNQUOTED).render_prompt([QUESTION], TOOLS)
+    assert build_renderer(UNQUOTED, "pythonic").render_prompt([QUESTION], TOOLS)
     assert (
         "using the configured generator.tool_call_parser, although the chat template" in caplog.text
     )
@@ -117,16 +119,16 @@ def test_the_suggested_parser_is_tested_with_its_own_call_encoding() -> None:
         """+ call.function.arguments + '}]' }}""",
     ).replace("RESULT", "")
     with pytest.raises(ModelError, match=r"set generator.tool_call_parser=json_object"):
-        build_renderer(phi).open([QUESTION], TOOLS)
+        build_renderer(phi).render_prompt([QUESTION], TOOLS)
 
 
 def test_a_template_that_renders_no_calls_needs_a_configured_parser() -> None:
     with pytest.raises(ModelError, match=r"set generator.tool_call_parser to one of \['glm', "):
-        build_renderer(WRITES_NONE).open([QUESTION], TOOLS)
-    assert build_renderer(WRITES_NONE).open([QUESTION, ANSWER, QUESTION], ())
+        build_renderer(WRITES_NONE).render_prompt([QUESTION], TOOLS)
+    assert build_renderer(WRITES_NONE).render_prompt([QUESTION, ANSWER, QUESTION], ())
     renderer = build_renderer(WRITES_NONE, "pythonic")
-    assert renderer.open([QUESTION], TOOLS)
-    assert build_renderer("{#- <|tool_list_start|> #}" + WRITES_NONE).open(
+    assert renderer.render_prompt([QUESTION], TOOLS)
+    assert build_renderer("{#- <|tool_list_start|> #}" + WRITES_NONE).render_prompt(
         [QUESTION], TOOLS
     )  # LFM2
 
@@ -136,6 +138,6 @@ def test_a_tools_style_requires_a_parser_that_reads_hermes(
     template: str | None, style: str | None
 ) -> None:
     tokenizer = small_tokenizer(template)
-    with pytest.raises(ConfigError, match=r"='pythonic' with tools_style='\w+': the prompt tells"):
+    with pytest.raises(ConfigError, match=r"='pythonic' with tools_style='\w+': the prompt asks"):
         make_renderer(tokenizer, tool_call_parser="pythonic", tools_style=style)
     assert make_renderer(tokenizer, tool_call_parser="json_object", tools_style=style)

@@ -26,7 +26,7 @@ from skyfleet.rollouts.conversation import (
     TokenConversation,
 )
 from skyfleet.rollouts.episode import Limits, collect
-from skyfleet.rollouts.native import NativeConversation
+from skyfleet.rollouts.native_tool_calling import NativeToolConversation
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.trajectory import Trajectory
 
@@ -120,7 +120,7 @@ async def connect(
                 tries=tries,
             )
         )
-        return lambda task, observation, session: NativeConversation(
+        return lambda task, observation, session: NativeToolConversation(
             observation,
             engine=chat,
             sampling=SAMPLING,

@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
-from tests.fakes.counter_env import TASK, CounterEnv, opening
+from tests.fakes.counter_env import TASK, CounterEnv, make_factory
 from tests.fakes.serving import serving
 
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
@@ -161,9 +161,9 @@ async def test_a_truncated_reply_ends_the_episode_without_an_action(
     async with OpenAIChat(f"{server.url}/v1/", model="m") as model:
         trajectory = await run_episode(
             TASK,
-            opening(env),
-            lambda task, opening, session: MessageConversation(
-                opening, model=model, sampling=SAMPLING
+            make_factory(env),
+            lambda task, observation, session: MessageConversation(
+                observation, model=model, sampling=SAMPLING
             ),
             Limits(max_turns=3, max_input_length=100, trajectory_timeout_seconds=5),
         )

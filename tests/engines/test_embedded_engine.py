@@ -1,4 +1,4 @@
-"""The embedded engine says what a fresh forward pass says, however its work is batched."""
+"""The embedded engine returns what a fresh forward pass returns, however its work is batched."""
 
 from __future__ import annotations
 

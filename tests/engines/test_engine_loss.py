@@ -21,8 +21,8 @@ from tests.fakes.broken_http import (
     good_answer,
 )
 from tests.fakes.chars import CharRenderer
-from tests.fakes.counter_env import TASK, CounterEnv, opening
-from tests.fakes.scripted_engine import ScriptedEngine, speaking
+from tests.fakes.counter_env import TASK, CounterEnv, make_factory
+from tests.fakes.scripted_engine import ScriptedEngine, token_agent
 
 from skyfleet.chat.transcript import Completion
 from skyfleet.engines.engine import Engine
@@ -134,7 +134,7 @@ async def test_an_answer_that_comes_after_the_limit_is_not_used() -> None:
 
 async def test_an_engine_in_this_process_is_healthy_unless_it_raises() -> None:
     engine = ScriptedEngine("done", delay=60)
-    attempt = await run_episode(TASK, opening(CounterEnv()), speaking(engine), HASTY)
+    attempt = await run_episode(TASK, make_factory(CounterEnv()), token_agent(engine), HASTY)
     assert (attempt.ending, attempt.reward) == (Ending.TIMEOUT, 0.0)
 
 
@@ -149,7 +149,7 @@ async def test_an_environment_that_hangs_after_a_retried_request_has_no_grade() 
     task = Task(key=BROKEN, env_key="counter", prompt="count to 3")
     env: Env = Hanging(breaks="step", hangs=True)
     async with connected(recover) as engine:
-        attempt = await run_episode(task, opening(env), agent(engine), HASTY)
+        attempt = await run_episode(task, make_factory(env), agent(engine), HASTY)
     assert (attempt.ending, attempt.reward) == (Ending.FAILED, None)
     assert attempt.failure is not None
     assert "not finished after 1 s" in attempt.failure.detail
@@ -184,7 +184,7 @@ class FailingSlowly(ScriptedEngine):
 async def test_time_that_a_failed_engine_of_a_pool_took_is_lost() -> None:
     slow = ScriptedEngine("done", delay=60)
     pool = EnginePool([FailingSlowly(), slow])
-    attempt = await run_episode(TASK, opening(CounterEnv()), speaking(pool), HASTY)
+    attempt = await run_episode(TASK, make_factory(CounterEnv()), token_agent(pool), HASTY)
     assert attempt.reward is None
     assert attempt.failure is not None
     assert "of which 0.3 s were lost" in attempt.failure.detail

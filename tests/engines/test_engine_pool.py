@@ -7,8 +7,8 @@ import logging
 from collections.abc import Sequence
 
 import pytest
-from tests.fakes.counter_env import PRESS, TASK, CounterEnv, opening
-from tests.fakes.scripted_engine import ScriptedEngine, speaking
+from tests.fakes.counter_env import PRESS, TASK, CounterEnv, make_factory
+from tests.fakes.scripted_engine import ScriptedEngine, token_agent
 
 from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.chat.transcript import Completion, Finish
@@ -142,8 +142,8 @@ async def test_an_episode_survives_the_failure_of_its_engine() -> None:
     second = ScriptedEngine(*lines[1:])
     limits = Limits(max_turns=5, max_input_length=500, trajectory_timeout_seconds=5)
     env = CounterEnv()
-    policy = speaking(EnginePool([first, second]))
-    trajectory = await run_episode(TASK, opening(env), policy, limits)
+    policy = token_agent(EnginePool([first, second]))
+    trajectory = await run_episode(TASK, make_factory(env), policy, limits)
     assert trajectory.ending is Ending.DONE
     assert trajectory.grade is not None
     assert trajectory.grade.success

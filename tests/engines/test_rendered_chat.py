@@ -1,4 +1,4 @@
-"""Any engine speaks in messages and tools, and its very tokens go on from turn to turn."""
+"""Any engine can chat with messages and tools, and its exact tokens are kept from turn to turn."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def test_tools_are_rendered_and_the_reply_is_parsed() -> None:
     renderer = tiny_policy().renderer
     chat = chatting()
     reply = await chat.chat([HI], [TOOL], SAMPLING, session="s")
-    assert list(reply.prompt_token_ids) == renderer.open([HI], [TOOL])
+    assert list(reply.prompt_token_ids) == renderer.render_prompt([HI], [TOOL])
     assert "look_up" in renderer.text(reply.prompt_token_ids)
     assert reply.message == renderer.parse(reply.completion.token_ids, [TOOL])
 
@@ -52,7 +52,7 @@ async def test_a_changed_history_is_rendered_again() -> None:
     reply = await chat.chat([HI], (), SAMPLING, session="s")
     other = [HI, Message(role="assistant", content="something else"), ON]
     again = await chat.chat(other, (), SAMPLING, session="s")
-    assert list(again.prompt_token_ids) == tiny_policy().renderer.open(other, ())
+    assert list(again.prompt_token_ids) == tiny_policy().renderer.render_prompt(other, ())
     with_tool = await chat.chat([*other, again.message, ON], [TOOL], SAMPLING, session="s")
     assert "look_up" in tiny_policy().renderer.text(with_tool.prompt_token_ids)
     assert reply.completion.token_ids

@@ -198,7 +198,7 @@ async def test_a_conversation_with_tools_has_exact_tokens(vllm: VllmEngine) -> N
     chat = RenderedChat(vllm, renderer, max_input_length=CAPACITY)
     talk = [Message(role="user", content="Where?")]
     completion = await chat.chat(talk, [LOOK], SAMPLING, session="c")
-    assert list(completion.prompt_token_ids) == renderer.open(talk, [LOOK])
+    assert list(completion.prompt_token_ids) == renderer.render_prompt(talk, [LOOK])
     so_far = [*completion.prompt_token_ids, *completion.completion.token_ids]
     expected = logprobs_of(wide_policy().decoder, so_far, 12, temperature=0.8)
     assert completion.completion.logprobs == pytest.approx(expected.tolist(), abs=1e-4)

@@ -49,11 +49,11 @@ async def send(credentials: ApiCredentials, messages: Any, **more: Any) -> str:
         return answer.choices[0].message.content or ""
 
 
-def random_policy(task: Task, opening: Observation, session: str) -> Conversation:
+def random_policy(task: Task, observation: Observation, session: str) -> Conversation:
     """A policy that samples eight tokens per turn from a random model."""
     policy_model = tiny_policy()
     return TokenConversation(
-        opening,
+        observation,
         engine=policy_model.engine(capacity=2000),
         renderer=policy_model.renderer,
         sampling=SamplingParams(max_generate_length=8, seed=1, stop=("e",)),
@@ -69,9 +69,9 @@ async def play(open_env: EnvFactory, *, limits: Limits = LIMITS) -> Trajectory:
 
 
 def replies(*lines: str) -> AgentFactory:
-    def start(task: Task, opening: Observation, session: str) -> Conversation:
+    def start(task: Task, observation: Observation, session: str) -> Conversation:
         return TokenConversation(
-            opening,
+            observation,
             engine=ScriptedLines(list(lines)),
             renderer=tiny_policy().renderer,
             sampling=SamplingParams(),

@@ -990,9 +990,9 @@ class Result:
         return found
 
 
-def start_agent(task: Task, opening: Observation, session: str) -> TokenConversation:
+def start_agent(task: Task, observation: Observation, session: str) -> TokenConversation:
     return TokenConversation(
-        opening,
+        observation,
         engine=ScriptedEngine(PRESS % 3, "done", "done", "done", delay=0.02),
         renderer=CharRenderer(),
         sampling=SamplingParams(),

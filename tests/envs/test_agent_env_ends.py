@@ -79,9 +79,9 @@ async def test_a_client_timeout_fails_the_episode() -> None:
         await send(credentials, QUESTION)
         return 1.0
 
-    def start(task: Task, opening: Observation, session: str) -> Conversation:
+    def start(task: Task, observation: Observation, session: str) -> Conversation:
         return TokenConversation(
-            opening,
+            observation,
             engine=Slow(["one", "two"]),
             renderer=tiny_policy().renderer,
             sampling=SamplingParams(),

@@ -52,10 +52,10 @@ async def answer(env: ContextEnv, name: str, **arguments: Any) -> str:
 
 
 async def test_the_tools_are_shown_beside_the_envs_own() -> None:
-    opening = await ContextEnv(ShoutingEnv(), page_characters=10).reset()
-    names = [tool.name for tool in opening.tools]
+    observation = await ContextEnv(ShoutingEnv(), page_characters=10).reset()
+    names = [tool.name for tool in observation.tools]
     assert names == ["shout", "manage_context", "search_history", "view_tool_output"]
-    assert opening.tools[1].parameters == {
+    assert observation.tools[1].parameters == {
         "type": "object",
         "properties": {"keep_recent_turns": {"type": "integer", "minimum": 0}},
         "required": [],

@@ -214,11 +214,11 @@ async def test_reset_returns_text_and_tools_with_unique_names(
     case: Case,
 ) -> None:
     env = await case.open_env(case.task)
-    opening = await env.reset()
-    assert any(message.text for message in opening.messages)
-    names = [tool.name for tool in opening.tools]
+    observation = await env.reset()
+    assert any(message.text for message in observation.messages)
+    names = [tool.name for tool in observation.tools]
     assert len(set(names)) == len(names)
-    for tool in opening.tools:
+    for tool in observation.tools:
         Draft202012Validator.check_schema(tool.parameters)
         assert tool.parameters["type"] == "object"
     await close_env(env)

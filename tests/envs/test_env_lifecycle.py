@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 
 import pytest
-from tests.fakes.counter_env import TASK, CounterEnv, opening
+from tests.fakes.counter_env import TASK, CounterEnv, make_factory
 
 from skyfleet.envs.env import open_env_until
 from skyfleet.errors import EnvError, VerifierError, wrap_errors
@@ -16,7 +16,7 @@ async def test_an_env_is_closed_after_an_error_inside() -> None:
 
     async def broken() -> None:
         async with AsyncExitStack() as closing:
-            await open_env_until(closing, opening(env), TASK)
+            await open_env_until(closing, make_factory(env), TASK)
             raise KeyError("inside")
 
     with pytest.raises(KeyError):
@@ -26,7 +26,7 @@ async def test_an_env_is_closed_after_an_error_inside() -> None:
 
 async def test_an_env_that_will_not_open_is_named() -> None:
     with pytest.raises(EnvError, match=r"^opening counter: OSError: it broke$"):
-        await open_env_until(AsyncExitStack(), opening(CounterEnv(breaks="open")), TASK)
+        await open_env_until(AsyncExitStack(), make_factory(CounterEnv(breaks="open")), TASK)
 
 
 async def test_a_close_that_hangs_is_abandoned_and_logged(
@@ -34,7 +34,7 @@ async def test_a_close_that_hangs_is_abandoned_and_logged(
 ) -> None:
     env = CounterEnv(breaks="close", hangs=True)
     async with AsyncExitStack() as closing:
-        await open_env_until(closing, opening(env), TASK, close_timeout_seconds=0.01)
+        await open_env_until(closing, make_factory(env), TASK, close_timeout_seconds=0.01)
     assert "closing counter for task t: not finished after 0.01 s" in caplog.text
 
 

@@ -10,9 +10,8 @@ import pytest
 
 from skyfleet.chat.message import Message, Text, ToolCall, ToolSpec
 from skyfleet.envs.env import Observation, Step
+from skyfleet.envs.message_validation import count_characters, cut_messages
 from skyfleet.envs.validation import (
-    count_characters,
-    cut_messages,
     parse_grade,
     validate_grade,
     validate_observation,

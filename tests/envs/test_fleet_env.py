@@ -31,7 +31,7 @@ from skyfleet.envs.fleet.env import fleet_factory, make_prompt
 from skyfleet.envs.fleet.grading import grade_on_fleet, parse_verdict
 from skyfleet.envs.fleet.service import Arguments, FleetService, RemoteInstance, RunnerToken
 from skyfleet.envs.fleet.settings import FLEET_URL, FleetSettings
-from skyfleet.envs.verifiers.running import load_state, run_verifier
+from skyfleet.envs.verifiers.run_verifier import load_state, run_verifier
 from skyfleet.errors import ConfigError, EnvError, VerifierError
 from skyfleet.rollouts.episode import run_episode
 from skyfleet.rollouts.scripted_agents import null_policy
@@ -89,8 +89,8 @@ async def test_an_agents_mistakes_are_answered_and_its_answer_ends_the_episode()
     task = next(task for task in TASKS if "submit_final_answer" in task.prompt)
     async with faulty_fleet(max_result_characters=30) as (open_env, _, faulty):
         env = await open_env(task)
-        opening = await env.reset()
-        assert [tool.name for tool in opening.tools][-1] == "submit_final_answer"
+        observation = await env.reset()
+        assert [tool.name for tool in observation.tools][-1] == "submit_final_answer"
         unknown = await env.step(_call("list_isues"))
         assert unknown.messages[0].text.startswith(
             "Error: no tool 'list_isues'; tools: list_issues"
@@ -237,8 +237,8 @@ async def test_tools_are_the_union_of_the_endpoints_without_the_screen() -> None
     app = _small_server(tools, {"b/mcp": [text]})
     async with nothing_left(), serving(app) as base_url:
         env = await fleet_factory(quick_settings(base_url, **PATIENT))(WRITING)
-        opening = await env.reset()
-        assert [tool.name for tool in opening.tools] == ["a", "b", "c"]
+        observation = await env.reset()
+        assert [tool.name for tool in observation.tools] == ["a", "b", "c"]
         step = await env.step(_call("b"))
         assert step.messages[0].text == "from the first"
         refused = await env.step(_call("a", number="x"))
@@ -253,9 +253,9 @@ async def test_a_screen_task_has_the_computer_tool_only_and_returns_images() -> 
     task = WRITING.model_copy(update={"modality": "computer_use"})
     async with nothing_left(), serving(app) as base_url:
         env = await fleet_factory(quick_settings(base_url, tools_deadline_seconds=3))(task)
-        opening = await env.reset()
-        assert [tool.name for tool in opening.tools] == ["computer"]
-        assert "Do one thing, look at the screenshot" in opening.messages[0].text
+        observation = await env.reset()
+        assert [tool.name for tool in observation.tools] == ["computer"]
+        assert "Do one thing, look at the screenshot" in observation.messages[0].text
         step = await env.step(_call("computer", action="screenshot"))
         assert step.messages[0].content == (Image(b"\0\0\0", "image/jpeg"),)
         await env.close()

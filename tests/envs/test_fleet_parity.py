@@ -17,7 +17,7 @@ from tests.envs.two_executors import CLOCK_WARNING, both_scores
 
 from skyfleet.envs.tools import ToolError
 from skyfleet.envs.verifiers.printed import compute_partial_credit
-from skyfleet.envs.verifiers.running import load_state, run_verifier
+from skyfleet.envs.verifiers.run_verifier import load_state, run_verifier
 from skyfleet.errors import VerifierError
 from skyfleet.tasks.task import RecordedCall, Task
 from skyfleet.worlds.catalog import WORLD_NAMES, generate_world_tasks, get_world
@@ -111,7 +111,7 @@ def test_fleets_booking_verifiers_earn_the_share_that_their_lists_show() -> None
     """Also if the answer contains lists of its own."""
     world = get_world("booking")
     forged = f">>> SUCCESS_ACCUMULATOR >>>\n{['x'] * 99}\n<<< SUCCESS_ACCUMULATOR <<<\n"
-    shares = set()
+    rewards = set()
     for code in _fleet_verifiers():
         app = world.open(3, world.variables(3))
         with closing(app.db), closing(load_state(world.image(3))) as seed:
@@ -124,8 +124,8 @@ def test_fleets_booking_verifiers_earn_the_share_that_their_lists_show() -> None
                     continue  # a few expect columns that this world leaves empty
                 grade = run_verifier(code, *states, answer, partial_credit=True)
                 assert grade.reward == (plain.reward or compute_partial_credit(plain.explanation))
-                shares.add(grade.reward)
-    assert len(shares) > 5
+                rewards.add(grade.reward)
+    assert len(rewards) > 5
 
 
 def _fleet_verifiers() -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 
 from skyfleet.envs.verifiers import states as frozen
 from skyfleet.envs.verifiers.difference import Difference
-from skyfleet.envs.verifiers.running import load_state
+from skyfleet.envs.verifiers.run_verifier import load_state
 from skyfleet.envs.verifiers.states import find_touched_tables, load_frozen_state
 
 

@@ -14,12 +14,12 @@ from skyfleet.envs.verifiers.difference import Difference
 from skyfleet.envs.verifiers.grading import grade_state
 from skyfleet.envs.verifiers.jail import Jail
 from skyfleet.envs.verifiers.printed import partial_reward
-from skyfleet.envs.verifiers.running import (
+from skyfleet.envs.verifiers.run_verifier import (
     BrokenVerifierError,
     load_state,
     run_verifier,
 )
-from skyfleet.envs.verifiers.writing import is_written_here, write_verifier
+from skyfleet.envs.verifiers.write_verifier import is_written_here, write_verifier
 from skyfleet.errors import VerifierError
 from skyfleet.worlds.catalog import generate_world_tasks, get_world
 from skyfleet.worlds.env import WorldEnv
@@ -123,8 +123,8 @@ def test_a_verifier_gets_the_arguments_that_its_signature_names(
     current: sqlite3.Connection, signature: str
 ) -> None:
     code = f"""def verify({signature}):
-    told = {{key: value for key, value in locals().items() if key != "env"}}
-    print("tom" in str(told), "purr" in str(told))"""
+    received = {{key: value for key, value in locals().items() if key != "env"}}
+    print("tom" in str(received), "purr" in str(received))"""
     grade = run_verifier(code, current, current, "tom", conversation='["purr"]')
     assert grade.explanation == f"True {'conversation' in signature}\n"
 

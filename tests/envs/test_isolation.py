@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 from tests.fakes.counter_env import PRESS, TASK, CounterEnv
-from tests.fakes.scripted_engine import ScriptedEngine, speaking
+from tests.fakes.scripted_engine import ScriptedEngine, token_agent
 
 from skyfleet.chat.message import Message
-from skyfleet.envs import guard as guards
 from skyfleet.envs.env import Env, EnvFactory, Observation, Step
-from skyfleet.envs.guard import EnvGuard, Isolation, Mode, raised_by_code
+from skyfleet.envs.guard import EnvGuard, Isolation, Mode
+from skyfleet.envs.guarded_call import MAX_ABANDONED, AbandonedCalls, raised_by_code
 from skyfleet.envs.python_env import as_env_factory
 from skyfleet.envs.stalls import EnvInterrupt
 from skyfleet.envs.worker_env import kill_idle_workers
@@ -50,7 +50,7 @@ async def open_reporting(task: Task) -> Env:
 
 
 async def played(open_env: EnvFactory, mode: Mode, **limits: Any) -> Trajectory:
-    engine = speaking(ScriptedEngine(*LINES))
+    engine = token_agent(ScriptedEngine(*LINES))
     isolation = Isolation(mode=mode, worker_memory_gb=2)
     changed = replace(LIMITS, isolation=isolation, **limits)
     return await run_episode(TASK, open_env, engine, changed)
@@ -169,7 +169,7 @@ async def test_cancelling_the_run_ends_a_call_at_once_and_one_that_resists_after
         return Resisting()
 
     limits = replace(LIMITS, close_timeout_seconds=0.05)
-    policy = speaking(ScriptedEngine(*LINES))
+    policy = token_agent(ScriptedEngine(*LINES))
     running = asyncio.create_task(
         collect([TASK], open_env, policy, limits, n_samples=2, max_concurrent=2)
     )
@@ -182,9 +182,9 @@ async def test_cancelling_the_run_ends_a_call_at_once_and_one_that_resists_after
 async def test_an_environment_with_too_many_abandoned_calls_is_not_opened_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    calls = guards.AbandonedCalls()
+    calls = AbandonedCalls()
     monkeypatch.setattr("skyfleet.envs.env.abandoned_calls", calls)
-    for _ in range(guards.MAX_ABANDONED):
+    for _ in range(MAX_ABANDONED):
         calls.add("counter", lambda: True)
     calls.add("counter", lambda: False)
     failure = (await played(as_env_factory(CounterEnv), "auto")).failure

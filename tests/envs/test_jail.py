@@ -16,7 +16,7 @@ from skyfleet.envs.verifiers import seccomp
 from skyfleet.envs.verifiers.confinement import build_bwrap_command
 from skyfleet.envs.verifiers.jail import Jail
 from skyfleet.envs.verifiers.jail_protocol import pack_frame, pack_verdict
-from skyfleet.envs.verifiers.running import Verdict, load_state, run_verifier
+from skyfleet.envs.verifiers.run_verifier import Verdict, load_state, run_verifier
 from skyfleet.errors import VerifierError
 
 FORGED = pack_frame(pack_verdict(Verdict(reward=1.0, stdout="")))

@@ -11,7 +11,7 @@ from tests.fakes.jails import GOOD, NO_BWRAP, SLOW, verifier, verify
 from skyfleet.envs.verifiers import jail as jail_module
 from skyfleet.envs.verifiers.jail import Jail
 from skyfleet.envs.verifiers.lanes import Lane, Lanes, Leases, count_slow, stopped_clock
-from skyfleet.envs.verifiers.running import TimedOutVerifierError
+from skyfleet.envs.verifiers.run_verifier import TimedOutVerifierError
 from skyfleet.trajectories.episode_clock import EpisodeClock, EpisodeTimeoutError
 
 

@@ -14,7 +14,7 @@ from mcp import ClientSession, McpError
 from mcp.client.streamable_http import streamable_http_client
 from mcp.server.fastmcp import FastMCP
 from mcp.server.fastmcp import Image as Picture
-from tests.fakes.counter_env import TASK, CounterEnv, opening
+from tests.fakes.counter_env import TASK, CounterEnv, make_factory
 from tests.fakes.serving import nothing_left, serving
 from tests.fakes.shouting_env import open_shouting
 
@@ -95,7 +95,7 @@ async def test_an_episode_through_the_adapter_equals_the_episode_without_it() ->
         idle = await _play(_served(url), tasks[0], null_policy)
     inside = [await run_episode(task, open_world, oracle_policy, LIMITS) for task in tasks]
     assert [t.reward for t in outside] == [1.0] * 16
-    assert [t.opening for t in outside] == [t.opening for t in inside]
+    assert [t.prompt for t in outside] == [t.prompt for t in inside]
     assert [[turn.replies for turn in t.turns] for t in outside] == [
         [turn.replies for turn in t.turns] for t in inside
     ]
@@ -225,7 +225,7 @@ async def test_a_gateway_without_a_server_costs_one_episode() -> None:
 
 
 async def test_a_server_that_never_answers_costs_one_episode_its_deadline() -> None:
-    open_env = opening(CounterEnv(breaks="reset", hangs=True))
+    open_env = make_factory(CounterEnv(breaks="reset", hangs=True))
     async with nothing_left(), serving(mcp_app([TASK], open_env)) as url:
         complaint = _complaint(await _play(_served(url, call_timeout_seconds=0.2), TASK))
     assert complaint.endswith("initialize not answered in 0.2 s (call_timeout_seconds)")
@@ -246,7 +246,7 @@ async def test_an_unknown_task_is_one_sentence() -> None:
 
 
 async def test_a_grade_that_cannot_be_had_stays_unknown_with_its_cause() -> None:
-    open_env = opening(CounterEnv(breaks="grade"))
+    open_env = make_factory(CounterEnv(breaks="grade"))
     async with nothing_left(), serving(mcp_app([TASK], open_env)) as url:
         trajectory = await _play(_served(url), TASK, null_policy)
     assert (trajectory.grade, trajectory.ending) == (None, Ending.DONE)

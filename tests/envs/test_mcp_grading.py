@@ -16,7 +16,7 @@ from tests.fakes.counter_env import TASK
 from skyfleet.chat.message import Message
 from skyfleet.envs.mcp.grading import FinishedEpisode, by_function, by_verifier
 from skyfleet.envs.mcp.session import Session
-from skyfleet.envs.verifiers.running import load_state
+from skyfleet.envs.verifiers.run_verifier import load_state
 from skyfleet.errors import VerifierError
 from skyfleet.tasks.task import Grade, Task
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.fakes.counter_env import TASK, CounterEnv, opening
+from tests.fakes.counter_env import TASK, CounterEnv, make_factory
 from tests.fakes.serving import nothing_left, serving
 
 from skyfleet.envs.env import EnvFactory
@@ -44,7 +44,7 @@ async def _open(http: httpx.AsyncClient) -> str:
 
 
 async def test_a_body_that_is_no_message_is_rejected() -> None:
-    async with _served(opening(CounterEnv())) as http:
+    async with _served(make_factory(CounterEnv())) as http:
         for body in (b"", b"{", b"[]", b'{"id": {}}', b"[" * 100_000):
             answer = await http.post("/t/mcp", content=body)
             assert answer.status_code == 400
@@ -57,7 +57,7 @@ async def test_a_body_that_is_no_message_is_rejected() -> None:
 
 
 async def test_an_invalid_call_gets_an_error_answer() -> None:
-    async with _served(opening(CounterEnv())) as http:
+    async with _served(make_factory(CounterEnv())) as http:
         session = await _open(http)
         unknown = await _ask(http, "prompts/list", session)
         assert unknown.json()["error"] == {
@@ -72,14 +72,14 @@ async def test_an_invalid_call_gets_an_error_answer() -> None:
 
 @pytest.mark.parametrize(("asked", "given"), [("2025-03-26", "2025-03-26"), ("1", "2025-11-25")])
 async def test_the_version_is_the_clients_where_we_know_it(asked: str, given: str) -> None:
-    async with _served(opening(CounterEnv())) as http:
+    async with _served(make_factory(CounterEnv())) as http:
         answer = await _ask(http, "initialize", protocolVersion=asked)
         assert answer.json()["result"]["protocolVersion"] == given
 
 
 async def test_a_session_belongs_to_its_task_and_ends_with_delete() -> None:
     env = CounterEnv()
-    async with _served(opening(env)) as http:
+    async with _served(make_factory(env)) as http:
         session = await _open(http)
         elsewhere = await _ask(http, "ping", session, key="other")
         assert elsewhere.status_code == 404
@@ -109,12 +109,12 @@ async def test_an_episode_is_graded_once_and_over_then() -> None:
 
 
 async def test_an_env_that_breaks_is_one_error_and_one_that_will_not_open_no_session() -> None:
-    async with _served(opening(CounterEnv(breaks="step"))) as http:
+    async with _served(make_factory(CounterEnv(breaks="step"))) as http:
         answer = await _ask(http, "tools/call", await _open(http), name="press")
         error = {"code": -32603, "message": "step: OSError: it broke"}
         assert answer.json()["error"] == error
     env = CounterEnv(breaks="reset")
-    async with _served(opening(env), max_sessions=1) as http:
+    async with _served(make_factory(env), max_sessions=1) as http:
         for _ in range(2):
             answer = await _ask(http, "initialize")
             assert answer.json()["error"]["message"] == "reset: OSError: it broke"
@@ -124,7 +124,7 @@ async def test_an_env_that_breaks_is_one_error_and_one_that_will_not_open_no_ses
 
 async def test_sessions_are_limited_and_idle_ones_are_closed() -> None:
     env = CounterEnv()
-    async with _served(opening(env), max_sessions=1, idle_timeout_seconds=0.2) as http:
+    async with _served(make_factory(env), max_sessions=1, idle_timeout_seconds=0.2) as http:
         await _open(http)
         full = (await _ask(http, "initialize")).json()["error"]["message"]
         assert full == "all 1 sessions are open; close one or retry later"

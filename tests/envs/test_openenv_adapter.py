@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.fakes.counter_env import TASK, CounterEnv, opening
+from tests.fakes.counter_env import TASK, CounterEnv, make_factory
 from tests.fakes.serving import nothing_left, serving
 
 from skyfleet.chat.message import Message, ToolCall
@@ -81,10 +81,10 @@ async def test_an_episode_through_the_adapter_equals_the_episode_without_it() ->
     async with nothing_left(), serving(openenv_app(tasks, open_world, max_sessions=16)) as url:
         outside = await asyncio.gather(*(_play(url, task) for task in tasks))
         idle = await _play(url, tasks[0], null_policy)
-        tools = (await _opening(url, tasks[0])).tools
+        tools = (await _reset(url, tasks[0])).tools
     inside = [await run_episode(task, open_world, oracle_policy, LIMITS) for task in tasks]
     assert [t.reward for t in outside] == [1.0] * 16
-    assert [t.opening for t in outside] == [t.opening for t in inside]
+    assert [t.prompt for t in outside] == [t.prompt for t in inside]
     assert [[turn.replies for turn in t.turns] for t in outside] == [
         [turn.replies for turn in t.turns] for t in inside
     ]
@@ -92,7 +92,7 @@ async def test_an_episode_through_the_adapter_equals_the_episode_without_it() ->
     assert tools == (await (await open_world(tasks[0])).reset()).tools
 
 
-async def _opening(url: str, task: Task) -> EnvObservation:
+async def _reset(url: str, task: Task) -> EnvObservation:
     env = await openenv_factory(_settings(url))(task)
     try:
         return await env.reset()
@@ -145,7 +145,7 @@ async def test_the_steps_of_an_episode_are_limited_and_the_last_one_is_graded() 
 
 
 async def test_a_grade_that_cannot_be_had_stays_unknown_with_its_cause() -> None:
-    app = openenv_app([TASK], opening(CounterEnv(breaks="grade")), max_sessions=1)
+    app = openenv_app([TASK], make_factory(CounterEnv(breaks="grade")), max_sessions=1)
     async with nothing_left(), serving(app) as url:
         trajectory = await _play(url, TASK, null_policy)
     assert (trajectory.grade, trajectory.ending) == (None, Ending.DONE)
@@ -155,7 +155,7 @@ async def test_a_grade_that_cannot_be_had_stays_unknown_with_its_cause() -> None
 
 async def test_the_env_is_closed_with_its_socket_and_with_a_request_that_has_none() -> None:
     env = CounterEnv()
-    app = openenv_app([TASK], opening(env), max_sessions=1)
+    app = openenv_app([TASK], make_factory(env), max_sessions=1)
     async with nothing_left(), serving(app) as url:
         await _play(url, TASK, null_policy)
         async with httpx.AsyncClient() as http:

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
-from tests.fakes.counter_env import TASK, CounterEnv, opening
+from tests.fakes.counter_env import TASK, CounterEnv, make_factory
 from tests.fakes.serving import nothing_left, serving
 from tests.fakes.shouting_env import open_shouting
 
@@ -73,7 +73,7 @@ async def test_fifty_megabytes_are_cut_and_a_frame_over_the_limit_ends_the_episo
 
 
 async def test_a_server_that_hangs_costs_one_episode_its_deadline() -> None:
-    app = openenv_app([TASK], opening(CounterEnv(breaks="step", hangs=True)), max_sessions=1)
+    app = openenv_app([TASK], make_factory(CounterEnv(breaks="step", hangs=True)), max_sessions=1)
     call = TASK.model_validate(TASK.model_dump() | {"solution": [{"name": "press"}]})
     async with nothing_left(), serving(app) as url:
         complaint = await _complaint(url, call, message_timeout_seconds=0.2)
@@ -214,7 +214,7 @@ async def test_a_running_step_ends_before_its_env_is_closed() -> None:
             return await super().step(action)
 
     env = Slow()
-    served = ServedEnv({"t": TASK}, opening(env), 9)
+    served = ServedEnv({"t": TASK}, make_factory(env), 9)
     await served.reset_async(task_key="t")
     press = CallToolAction(tool_name="press", arguments={"by": 3})
     stepping = asyncio.create_task(served.step_async(press))

@@ -98,8 +98,8 @@ async def test_each_env_of_skyrl_gym_gives_a_right_answer_its_reward(
 ) -> None:
     with gym_case(env_id, tmp_path) as (settings, task):
         env = await skyrl_gym_factory(settings)(task)
-        opening = await env.reset()
-        assert any("Do it." in message.text for message in opening.messages)
+        observation = await env.reset()
+        assert any("Do it." in message.text for message in observation.messages)
         *before, last = [await env.step(_say(text)) for text in CASES[env_id].says]
         assert [step.done for step in before] == [False] * len(before)
         assert all(step.messages for step in before)
@@ -158,8 +158,8 @@ async def test_metrics_of_the_episode_are_taken_once_at_its_end(
     trajectory = await run_episode(
         TASK,
         skyrl_gym_factory(SkyrlGymSettings(env_id=f"{__name__}:OwnEnv", max_turns=4)),
-        lambda _, opening, __: MessageConversation(
-            opening, model=Says(), sampling=SamplingParams()
+        lambda _, observation, __: MessageConversation(
+            observation, model=Says(), sampling=SamplingParams()
         ),
         Limits(max_turns=max_turns, max_input_length=100, trajectory_timeout_seconds=0),
     )

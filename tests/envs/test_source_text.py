@@ -11,7 +11,7 @@ from tests.fakes.jails import SEED, verifier
 
 from skyfleet.envs.fleet.grading import parse_verdict
 from skyfleet.envs.verifiers.quoting import Quoted, find_quoted
-from skyfleet.envs.verifiers.running import load_state, run_verifier
+from skyfleet.envs.verifiers.run_verifier import load_state, run_verifier
 from skyfleet.errors import VerifierError
 from skyfleet.tasks.task import Grade
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from skyfleet.envs.verifiers.running import run_verifier
+from skyfleet.envs.verifiers.run_verifier import run_verifier
 from skyfleet.errors import VerifierError
 from skyfleet.worlds.database import Database
 

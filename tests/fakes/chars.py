@@ -14,11 +14,11 @@ END = 0
 class CharRenderer:
     stop_token_ids: tuple[int, ...] = (END,)
 
-    def open(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
+    def render_prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
         return [token for message in messages for token in (*map(ord, message.text), END)]
 
-    def join(self, last_token: int, messages: Sequence[Message]) -> list[int] | None:
-        return ([] if last_token == END else [END]) + self.open(messages, ())
+    def render_continuation(self, last_token: int, messages: Sequence[Message]) -> list[int] | None:
+        return ([] if last_token == END else [END]) + self.render_prompt(messages, ())
 
     def parse(self, token_ids: Sequence[int], tools: Sequence[ToolSpec] = ()) -> Message:
         text = self.text(token_ids)
@@ -28,7 +28,7 @@ class CharRenderer:
             return Message(role="assistant", content=text)
         return Message(role="assistant", tool_calls=(ToolCall(id="0", **call),))
 
-    def write(self, message: Message) -> list[int]:
+    def render_completion(self, message: Message) -> list[int]:
         return [*map(ord, message.text), END]
 
     def text(self, token_ids: Sequence[int]) -> str:

@@ -50,7 +50,7 @@ class CounterEnv:
         await asyncio.sleep(60)
 
 
-def opening(env: Env) -> EnvFactory:
+def make_factory(env: Env) -> EnvFactory:
     """Opens `env`, whatever the task; an env that breaks in `open` breaks here."""
 
     async def open_env(task: Task) -> Env:

@@ -1,4 +1,4 @@
-"""A CUDA engine over a small model, and a crowd that speaks to it."""
+"""A CUDA engine over a small model, and many concurrent requests to it."""
 
 from __future__ import annotations
 

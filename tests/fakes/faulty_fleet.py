@@ -65,7 +65,7 @@ class Faulty:
 
 
 async def _silent(message: Any) -> None:
-    """The work is done, and nobody hears of it."""
+    """The work is done, and no response is sent."""
 
 
 async def _cut(send: Any) -> None:

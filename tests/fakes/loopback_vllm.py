@@ -41,7 +41,7 @@ class WorkerExtension(WeightUpdateExtension):
 
 
 class LoopbackVllm:
-    """An ASGI app. `told` is what it was told, in order."""
+    """An ASGI app. `received` lists its requests, in order."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class LoopbackVllm:
             renderer=make_renderer(loaded.tokenizer),
         )
         self._engine = policy_model.engine(capacity=capacity)
-        self._speaking = policy_model.app(self._engine, max_model_len=capacity)
+        self._policy_app = policy_model.app(self._engine, max_model_len=capacity)
         steering = [
             Route("/is_sleeping", self._is_sleeping),
             *(Route(f"/{name}", self._receive, methods=["POST"]) for name in STEERED),
@@ -116,7 +116,7 @@ class LoopbackVllm:
     async def _generate(self, scope: Scope, receive: Receive, send: Send) -> None:
         received: list[Message] = []
 
-        async def overheard() -> Message:
+        async def replayed() -> Message:
             received.append(await receive())
             return received[-1]
 
@@ -125,7 +125,7 @@ class LoopbackVllm:
             why = "asleep or paused" if self._is_still else "no turns today"
             await failure(why)(scope, receive, send)
             return
-        await self._speaking(scope, overheard, send)
+        await self._policy_app(scope, replayed, send)
         if body := b"".join(message.get("body", b"") for message in received):
             self.salts.append(json.loads(body)["cache_salt"])
 

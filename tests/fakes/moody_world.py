@@ -16,7 +16,7 @@ class MoodyWorld(WorldEnv):
     """Rewards an odd number of letters, so that even a random policy has something to learn."""
 
     letters = 0
-    """Said so far, in turns that neither call a tool nor finish."""
+    """Generated so far, in turns that neither call a tool nor finish."""
 
     async def step(self, action: Message) -> Step:
         if DONE not in action.text and not action.tool_calls:

@@ -1,4 +1,4 @@
-"""ScriptedEngine: says its lines, whoever asks."""
+"""ScriptedEngine: returns its lines in order, whatever the prompt."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from skyfleet.tasks.task import Task
 
 
 class ScriptedEngine:
-    """Every session hears the lines from the first; an exception among them is raised."""
+    """Every session gets the lines from the first; an exception among them is raised."""
 
     def __init__(self, *lines: str | Exception, finish: Finish = "stop", delay: float = 0) -> None:
         self.policy_version = 0
@@ -49,12 +49,12 @@ class ScriptedEngine:
     async def wake(self) -> None: ...
 
 
-def speaking(engine: Engine) -> AgentFactory:
-    """A policy that speaks in characters through `engine`."""
+def token_agent(engine: Engine) -> AgentFactory:
+    """An agent whose tokens are the characters of `engine`'s text."""
 
-    def start(task: Task, opening: Observation, session: str) -> TokenConversation:
+    def start(task: Task, observation: Observation, session: str) -> TokenConversation:
         return TokenConversation(
-            opening,
+            observation,
             engine=engine,
             renderer=CharRenderer(),
             sampling=SamplingParams(),

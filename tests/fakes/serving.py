@@ -14,7 +14,7 @@ from typing import Any
 
 from skyfleet.chat.tokenizer import encode
 from skyfleet.config.root import RunConfig
-from skyfleet.envs.agent_env import LOCAL_ACCESS, LoopbackServer
+from skyfleet.envs.agent_gateway import LOCAL_ACCESS, LoopbackServer
 from skyfleet.serving.access import AccessPolicy
 from skyfleet.serving.server import serve_app
 from skyfleet.trainer.policy_client import open_inference_client

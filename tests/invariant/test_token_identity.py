@@ -19,8 +19,7 @@ from skyfleet.chat.transcript import Completion
 from skyfleet.engines.embedded import EmbeddedEngine
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import Observation, Step
-from skyfleet.learner.batching import pack
-from skyfleet.learner.logprobs import action_logprobs
+from skyfleet.learner.batching import action_logprobs, pack
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.tiny import build_tiny, train_tokenizer
 from skyfleet.rollouts.conversation import TokenConversation
@@ -134,9 +133,9 @@ async def run_episodes(
     async def open_env(task: Task) -> FailingWorld:
         return FailingWorld(task, Random(rng.random()))
 
-    def start(task: Task, opening: Observation, session: str) -> TokenConversation:
+    def start(task: Task, observation: Observation, session: str) -> TokenConversation:
         return TokenConversation(
-            opening,
+            observation,
             engine=recorder,
             renderer=renderer,
             sampling=random_sampling(rng, renderer, temperature),

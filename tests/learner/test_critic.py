@@ -12,7 +12,7 @@ import pytest
 import torch
 from tests.fakes.samples import random_groups
 from tests.fakes.small_models import logprobs_of, small_decoder
-from tests.learner.test_single_learner import SETTINGS, learner, on_policy
+from tests.learner.test_single_device_learner import SETTINGS, learner, on_policy
 
 from skyfleet.algorithms.advantages import generalized_advantage
 from skyfleet.algorithms.kl import RewardKl, fixed_control, k1

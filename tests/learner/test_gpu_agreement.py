@@ -21,8 +21,7 @@ from transformers import (
 from skyfleet.algorithms.sample import Sample
 from skyfleet.engines.cuda.engine import CudaEngine
 from skyfleet.engines.sampling_params import SamplingParams
-from skyfleet.learner.batching import pack
-from skyfleet.learner.logprobs import action_logprobs
+from skyfleet.learner.batching import action_logprobs, pack
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.packed import PackedAttention
 

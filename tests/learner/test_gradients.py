@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.fakes.samples import random_groups
 from tests.fakes.small_models import small_decoder
-from tests.learner.test_single_learner import SETTINGS, learner
+from tests.learner.test_single_device_learner import SETTINGS, learner
 from torch import nn
 
 from skyfleet.learner.gradients import gradient_metrics

@@ -13,7 +13,7 @@ import pytest
 import torch
 from tests.fakes.samples import random_groups, sample
 from tests.fakes.small_models import logits_of, small_decoder
-from tests.learner.test_single_learner import SETTINGS, learner, on_policy, updated
+from tests.learner.test_single_device_learner import SETTINGS, learner, on_policy, updated
 
 from skyfleet.algorithms.advantages import distillation, grpo
 from skyfleet.algorithms.credit_assignment import estimate_advantages
@@ -208,13 +208,13 @@ async def test_the_entropy_term_does_not_depend_on_the_micro_batches(chunk_size:
 
 @pytest.mark.parametrize("max_tokens", [1, 10_000])
 async def test_the_extremes_of_a_loss_metric_are_over_the_whole_step(max_tokens: int) -> None:
-    def telling(inputs: LossInputs) -> LossOutput:
-        return LossOutput(loss_T=-inputs.logprobs_T, spreads_T={"token": inputs.tokens_T})
+    def with_stats(inputs: LossInputs) -> LossOutput:
+        return LossOutput(loss_T=-inputs.logprobs_T, stats_T={"token": inputs.tokens_T})
 
     samples = random_groups(3)
     settings = replace(
         SETTINGS,
-        policy_loss=telling,
+        policy_loss=with_stats,
         policy_mini_batch_size=1,
         max_tokens_per_microbatch=max_tokens,
     )

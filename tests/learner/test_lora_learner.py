@@ -10,7 +10,7 @@ import torch
 from tests.engines.test_embedded_engine import PROMPT, SAMPLING, engine
 from tests.fakes.samples import random_groups, sample
 from tests.fakes.small_models import logprobs_of, small_decoder
-from tests.learner.test_single_learner import SETTINGS, learner, on_policy
+from tests.learner.test_single_device_learner import SETTINGS, learner, on_policy
 
 from skyfleet.algorithms.kl import k3
 from skyfleet.config.policy import Lora

@@ -144,7 +144,7 @@ def test_turns_and_tool_calls_are_counted_per_environment_and_overall() -> None:
 
 
 def test_a_failed_environment_start_is_counted_and_left_out_of_the_means() -> None:
-    unopened = attempt(None, opening=(), ending=Ending.FAILED)
+    unopened = attempt(None, prompt=(), ending=Ending.FAILED)
     metrics = episode_metrics(played(unopened, attempt(1.0, turns=(call_turn(),) * 4)))
     assert metrics["environment/github/env_init_failed"] == 1.0
     assert metrics["environment/total_env_init_failed"] == 1.0

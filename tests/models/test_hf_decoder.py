@@ -13,7 +13,7 @@ import transformers
 from tests.engines.test_embedded_engine import PROMPT, SAMPLING, engine
 from tests.fakes.samples import random_groups
 from tests.fakes.small_models import DIMENSIONS, VOCABULARY, logits_of, logprobs_of, seeded
-from tests.learner.test_single_learner import SETTINGS, learner, on_policy
+from tests.learner.test_single_device_learner import SETTINGS, learner, on_policy
 
 from skyfleet.errors import ModelError
 from skyfleet.learner.optimizer import OptimizerSettings

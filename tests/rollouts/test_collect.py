@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from tests.fakes.counter_env import CounterEnv
-from tests.fakes.scripted_engine import ScriptedEngine, speaking
+from tests.fakes.scripted_engine import ScriptedEngine, token_agent
 
 from skyfleet.envs.env import Observation
 from skyfleet.rollouts.episode import Limits, collect
@@ -33,7 +33,7 @@ async def test_groups_come_back_in_the_order_asked_with_all_their_attempts() -> 
     groups = await collect(
         TASKS,
         open_env,
-        speaking(ScriptedEngine("done")),
+        token_agent(ScriptedEngine("done")),
         LIMITS,
         n_samples=2,
         max_concurrent=8,
@@ -64,6 +64,6 @@ async def test_no_more_episodes_run_at_once_than_allowed() -> None:
         await asyncio.sleep(0.001)
         return Counted()
 
-    policy = speaking(ScriptedEngine("done"))
+    policy = token_agent(ScriptedEngine("done"))
     await collect(TASKS, open_env, policy, LIMITS, n_samples=3, max_concurrent=4)
     assert (most, open_now) == (4, 0)

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 from tests.fakes.chars import CharRenderer
-from tests.fakes.counter_env import PRESS, TASK, CounterEnv, opening
-from tests.fakes.scripted_engine import ScriptedEngine, speaking
+from tests.fakes.counter_env import PRESS, TASK, CounterEnv, make_factory
+from tests.fakes.scripted_engine import ScriptedEngine, token_agent
 
 from skyfleet.algorithms.advantages import grpo
 from skyfleet.algorithms.credit_assignment import assign_credit
@@ -41,7 +41,7 @@ def counting() -> ContextEnv:
 
 async def test_a_cut_starts_a_transcript_with_the_reason_and_the_prompt() -> None:
     trajectory = await run_episode(
-        TASK, opening(counting()), speaking(ScriptedEngine(*LINES)), LIMITS
+        TASK, make_factory(counting()), token_agent(ScriptedEngine(*LINES)), LIMITS
     )
     assert (trajectory.ending, trajectory.reward) == (Ending.DONE, 1.0)
     first, second = trajectory.transcripts
@@ -56,7 +56,7 @@ async def test_a_cut_starts_a_transcript_with_the_reason_and_the_prompt() -> Non
 async def test_every_transcript_of_a_cut_episode_is_trained_on() -> None:
     played = [
         await run_episode(
-            TASK, opening(counting()), speaking(ScriptedEngine(*lines)), LIMITS, sample=n
+            TASK, make_factory(counting()), token_agent(ScriptedEngine(*lines)), LIMITS, sample=n
         )
         for n, lines in enumerate((LINES, (*LINES[:2], "done")))
     ]
@@ -78,12 +78,12 @@ async def test_a_cut_makes_room_where_the_context_would_be_full() -> None:
     limits = replace(LIMITS, max_input_length=240)
     lines = (*(PRESS % 1,) * 3, CUT_TO % 0, *(PRESS % 1,) * 2, "done")
     trajectory = await run_episode(
-        TASK, opening(counting()), speaking(ScriptedEngine(*lines)), limits
+        TASK, make_factory(counting()), token_agent(ScriptedEngine(*lines)), limits
     )
     assert trajectory.ending is Ending.DONE
     assert len(trajectory.transcripts) == 2  # what follows a cut goes on where the cut began
     uncut = await run_episode(
-        TASK, opening(counting()), speaking(ScriptedEngine(*(PRESS % 1,) * 8)), limits
+        TASK, make_factory(counting()), token_agent(ScriptedEngine(*(PRESS % 1,) * 8)), limits
     )
     assert uncut.ending is Ending.CONTEXT_FULL
 
@@ -128,7 +128,7 @@ def in_words(model: Listening) -> AgentFactory:
 
 async def test_a_chat_model_gets_the_same_cut_history() -> None:
     model = Listening(*LINES)
-    trajectory = await run_episode(TASK, opening(counting()), in_words(model), LIMITS)
+    trajectory = await run_episode(TASK, make_factory(counting()), in_words(model), LIMITS)
     assert trajectory.transcripts == ()
     assert model.received[3] == ["reach 3", "", "1", "", "2", "", "3"]
     assert model.received[4] == ["reach 3", "", "3", "", result(1, 2)]
@@ -136,15 +136,15 @@ async def test_a_chat_model_gets_the_same_cut_history() -> None:
 
 async def test_a_cut_episode_replays_and_forks() -> None:
     recorded = await run_episode(
-        TASK, opening(counting()), speaking(ScriptedEngine(*LINES)), LIMITS
+        TASK, make_factory(counting()), token_agent(ScriptedEngine(*LINES)), LIMITS
     )
     limits = recorded_limits(recorded, timeout_seconds=5)
-    again = await run_episode(TASK, opening(counting()), recorded_policy(recorded), limits)
+    again = await run_episode(TASK, make_factory(counting()), recorded_policy(recorded), limits)
     assert [turn.replies for turn in again.turns] == [turn.replies for turn in recorded.turns]
 
     model = Listening("done")
     policy = forked_policy(recorded, in_words(model), turn=4)
-    forked = await run_episode(TASK, opening(counting()), policy, LIMITS)
+    forked = await run_episode(TASK, make_factory(counting()), policy, LIMITS)
     assert forked.reward == 1.0
     assert model.received == [["reach 3", "", "3", "", result(1, 2)]]
 
@@ -152,10 +152,10 @@ async def test_a_cut_episode_replays_and_forks() -> None:
 @pytest.mark.parametrize("turn", range(5))
 async def test_a_fork_of_a_cut_episode_goes_on_from_the_tokens_of_its_turn(turn: int) -> None:
     recorded = await run_episode(
-        TASK, opening(counting()), speaking(ScriptedEngine(*LINES)), LIMITS
+        TASK, make_factory(counting()), token_agent(ScriptedEngine(*LINES)), LIMITS
     )
-    policy = forked_policy(recorded, speaking(ScriptedEngine(*LINES[turn:])), turn=turn)
-    forked = await run_episode(TASK, opening(counting()), policy, LIMITS)
+    policy = forked_policy(recorded, token_agent(ScriptedEngine(*LINES[turn:])), turn=turn)
+    forked = await run_episode(TASK, make_factory(counting()), policy, LIMITS)
     assert same_tokens(recorded, forked, turn=turn)
     # The same lines once more: whatever follows is the same too, and so is where it is cut.
     assert [t.token_ids for t in forked.transcripts] == [
@@ -165,7 +165,7 @@ async def test_a_fork_of_a_cut_episode_goes_on_from_the_tokens_of_its_turn(turn:
 
 async def test_completions_without_a_gap_between_them_cannot_be_separated() -> None:
     recorded = await run_episode(
-        TASK, opening(counting()), speaking(ScriptedEngine(*LINES)), LIMITS
+        TASK, make_factory(counting()), token_agent(ScriptedEngine(*LINES)), LIMITS
     )
     first, second = recorded.transcripts
     merged = replace(first, loss_mask=[True] * len(first))
@@ -176,11 +176,11 @@ async def test_completions_without_a_gap_between_them_cannot_be_separated() -> N
 
 async def test_replayed_turns_are_cut_like_others() -> None:
     recorded = await run_episode(
-        TASK, opening(counting()), speaking(ScriptedEngine(*LINES)), LIMITS
+        TASK, make_factory(counting()), token_agent(ScriptedEngine(*LINES)), LIMITS
     )
     model = Listening(CUT_TO % 1, "done")
     policy = forked_policy(recorded, in_words(model), turn=3)
-    await run_episode(TASK, opening(counting()), policy, LIMITS)
+    await run_episode(TASK, make_factory(counting()), policy, LIMITS)
     assert model.received == [
         ["reach 3", "", "1", "", "2", "", "3"],
         ["reach 3", "", "3", "", result(1, 2)],

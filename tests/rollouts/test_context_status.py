@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.fakes.chars import CharRenderer
-from tests.fakes.counter_env import PRESS, TASK, CounterEnv, opening
+from tests.fakes.counter_env import PRESS, TASK, CounterEnv, make_factory
 from tests.fakes.scripted_engine import ScriptedEngine
 
 from skyfleet.chat.message import Image, Message, Text
@@ -43,7 +43,7 @@ def annotate(*lines: str) -> AgentFactory:
 
 async def test_the_line_follows_the_answer_and_is_not_trained_on() -> None:
     policy = annotate(PRESS % 3, "done")
-    trajectory = await run_episode(TASK, opening(CounterEnv()), policy, LIMITS)
+    trajectory = await run_episode(TASK, make_factory(CounterEnv()), policy, LIMITS)
     (transcript,) = trajectory.transcripts
     text = "".join(chr(token) if token else "|" for token in transcript.token_ids)
     output = f"reach 3|{PRESS % 3}|"
@@ -59,7 +59,7 @@ async def test_the_line_follows_the_answer_and_is_not_trained_on() -> None:
 async def test_after_a_cut_the_line_counts_the_remaining_tokens_and_every_turn() -> None:
     env = ContextEnv(CounterEnv(), page_characters=1000)
     policy = annotate(PRESS % 1, PRESS % 2, CUT_ALL, "done")
-    trajectory = await run_episode(TASK, opening(env), policy, LIMITS)
+    trajectory = await run_episode(TASK, make_factory(env), policy, LIMITS)
     _, second = trajectory.transcripts
     text = "".join(chr(token) if token else "|" for token in second.token_ids)
     # The call that cut is no words to this renderer: an empty message stands for it.
@@ -72,9 +72,9 @@ async def test_after_a_cut_the_line_counts_the_remaining_tokens_and_every_turn()
 @pytest.mark.parametrize("turn", range(4))
 async def test_a_fork_counts_as_many_turns_as_the_recorded_episode(turn: int) -> None:
     lines = (PRESS % 1, PRESS % 1, PRESS % 1, "done")
-    recorded = await run_episode(TASK, opening(CounterEnv()), annotate(*lines), LIMITS)
+    recorded = await run_episode(TASK, make_factory(CounterEnv()), annotate(*lines), LIMITS)
     policy = forked_policy(recorded, annotate(*lines[turn:]), turn=turn)
-    forked = await run_episode(TASK, opening(CounterEnv()), policy, LIMITS)
+    forked = await run_episode(TASK, make_factory(CounterEnv()), policy, LIMITS)
     assert [t.token_ids for t in forked.transcripts] == [t.token_ids for t in recorded.transcripts]
 
 

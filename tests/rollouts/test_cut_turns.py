@@ -18,7 +18,7 @@ from tests.chat.builtin_templates import (
     kimi_k2_template,
 )
 from tests.chat.small_tokenizer import chatml_template, small_tokenizer
-from tests.fakes.counter_env import PRESS, TASK, CounterEnv, opening
+from tests.fakes.counter_env import PRESS, TASK, CounterEnv, make_factory
 
 from skyfleet.algorithms.credit_assignment import assign_credit
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
@@ -115,7 +115,7 @@ def policy_of(engine: TokenLines, renderer: Renderer) -> AgentFactory:
 
 def written(renderer: Renderer, text: str) -> list[int]:
     """The tokens of a complete turn, its end included."""
-    return renderer.write(Message(role="assistant", content=text))
+    return renderer.render_completion(Message(role="assistant", content=text))
 
 
 async def run_counter(
@@ -125,7 +125,7 @@ async def run_counter(
     tokens = [(CHATML.encode(text), finish) for text, finish in lines]
     limits = replace(LIMITS, max_turns=max_turns)
     policy = policy_of(TokenLines(*tokens), renderer)
-    return await run_episode(TASK, opening(env or CounterEnv()), policy, limits)
+    return await run_episode(TASK, make_factory(env or CounterEnv()), policy, limits)
 
 
 CALL = f"<tool_call>\n{PRESS % 3}\n</tool_call>"
@@ -162,7 +162,7 @@ async def test_a_cut_tool_call_is_malformed() -> None:
 def test_no_cut_of_a_tool_call_is_read_as_another_call(name: str) -> None:
     renderer = make_renderer(RENDERERS[name])
     call = ToolCall(id="functions.press:0", name="press", arguments={"by": 345})
-    tokens = renderer.write(Message(role="assistant", tool_calls=(call,)))
+    tokens = renderer.render_completion(Message(role="assistant", tool_calls=(call,)))
     for end in range(len(tokens)):
         for one in renderer.parse(tokens[:end], [TOOL]).tool_calls:
             assert (one.name, one.arguments) == ("press", {"by": 345})
@@ -190,7 +190,7 @@ async def test_the_end_that_a_cut_turn_lacks_is_prompt_and_not_trained_on(name: 
     whole, last = written(renderer, "A heron is a bird"), written(renderer, "the end")
     cut = whole[: len(whole) - 3]
     engine, env = TokenLines((cut, "length"), (last, "stop")), PatientEnv()
-    trajectory = await run_episode(TASK, opening(env), policy_of(engine, renderer), LIMITS)
+    trajectory = await run_episode(TASK, make_factory(env), policy_of(engine, renderer), LIMITS)
     assert [turn.finish_reason for turn in trajectory.turns] == ["length", "stop"]
     (transcript,) = trajectory.transcripts
     first, second = engine.prompts
@@ -199,7 +199,7 @@ async def test_the_end_that_a_cut_turn_lacks_is_prompt_and_not_trained_on(name: 
     between = renderer.text(second[len(first) + len(cut) :])
     assert "go on" in between
     # What the template puts between two complete turns, the end of the first one included.
-    complete = renderer.join(whole[-1], [Message(role="user", content="go on")])
+    complete = renderer.render_continuation(whole[-1], [Message(role="user", content="go on")])
     assert complete is not None
     assert second[-len(complete) :] == complete
     sampled = [
@@ -229,7 +229,7 @@ async def test_an_episode_with_cut_turns_is_replayed_as_it_was() -> None:
     for trajectory in (done, stopped, continued):
         again = await run_episode(
             TASK,
-            opening(CounterEnv()),
+            make_factory(CounterEnv()),
             recorded_policy(trajectory),
             recorded_limits(trajectory, timeout_seconds=5),
         )

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 from tests.fakes.chars import CharRenderer
-from tests.fakes.counter_env import PRESS, TASK, CounterEnv, opening
-from tests.fakes.scripted_engine import ScriptedEngine, speaking
+from tests.fakes.counter_env import PRESS, TASK, CounterEnv, make_factory
+from tests.fakes.scripted_engine import ScriptedEngine, token_agent
 
 from skyfleet.chat.message import Message
 from skyfleet.engines.sampling_params import SamplingParams
@@ -30,7 +30,7 @@ def sampled_text(trajectory: Trajectory) -> str:
 
 async def test_the_transcript_is_what_the_engine_received_and_sampled() -> None:
     env, engine = CounterEnv(), ScriptedEngine(PRESS % 1, PRESS % 2, "done")
-    trajectory = await run_episode(TASK, opening(env), speaking(engine), LIMITS, sample=3)
+    trajectory = await run_episode(TASK, make_factory(env), token_agent(engine), LIMITS, sample=3)
     assert (trajectory.ending, trajectory.reward, trajectory.failure) == (Ending.DONE, 1.0, None)
     assert sampled_text(trajectory) == f"{PRESS % 1}|{PRESS % 2}|done|"
     (transcript,) = trajectory.transcripts
@@ -47,7 +47,7 @@ async def test_the_transcript_is_what_the_engine_received_and_sampled() -> None:
 async def test_the_last_turn_allowed_ends_the_episode_and_it_is_graded() -> None:
     engine = ScriptedEngine(PRESS % 1, PRESS % 2, "never said")
     limits = replace(LIMITS, max_turns=2)
-    trajectory = await run_episode(TASK, opening(CounterEnv()), speaking(engine), limits)
+    trajectory = await run_episode(TASK, make_factory(CounterEnv()), token_agent(engine), limits)
     assert (trajectory.ending, trajectory.reward) == (Ending.MAX_TURNS, 1.0)
     assert len(trajectory.turns) == 2
 
@@ -55,7 +55,7 @@ async def test_the_last_turn_allowed_ends_the_episode_and_it_is_graded() -> None
 async def test_a_turn_cut_by_its_length_is_given_to_the_environment_and_graded() -> None:
     env, engine = CounterEnv(), ScriptedEngine(PRESS % 3, finish="length")
     limits = replace(LIMITS, max_turns=1)
-    trajectory = await run_episode(TASK, opening(env), speaking(engine), limits)
+    trajectory = await run_episode(TASK, make_factory(env), token_agent(engine), limits)
     assert (trajectory.ending, trajectory.reward) == (Ending.LENGTH, 1.0)
     assert env.count == 3
     assert sampled_text(trajectory) == PRESS % 3
@@ -66,8 +66,8 @@ async def test_an_observer_sees_the_prompt_and_every_action_and_reply_in_order()
     seen: list[str] = []
     await run_episode(
         TASK,
-        opening(CounterEnv()),
-        speaking(ScriptedEngine(PRESS % 1, "done")),
+        make_factory(CounterEnv()),
+        token_agent(ScriptedEngine(PRESS % 1, "done")),
         LIMITS,
         on_messages=lambda messages: seen.extend(
             message.text or message.tool_calls[0].name for message in messages
@@ -79,7 +79,7 @@ async def test_an_observer_sees_the_prompt_and_every_action_and_reply_in_order()
 async def test_a_first_prompt_over_the_limit_ends_before_a_word_and_is_graded() -> None:
     engine = ScriptedEngine()
     limits = replace(LIMITS, max_input_length=len("reach 3"))  # the closing token is too much
-    trajectory = await run_episode(TASK, opening(CounterEnv()), speaking(engine), limits)
+    trajectory = await run_episode(TASK, make_factory(CounterEnv()), token_agent(engine), limits)
     assert (trajectory.ending, trajectory.reward) == (Ending.CONTEXT_FULL, 0.0)
     assert trajectory.turns == ()
     (transcript,) = trajectory.transcripts
@@ -89,7 +89,7 @@ async def test_a_first_prompt_over_the_limit_ends_before_a_word_and_is_graded() 
 async def test_a_prompt_of_exactly_the_limit_is_begun() -> None:
     limits = replace(LIMITS, max_input_length=len("reach 3|"))
     trajectory = await run_episode(
-        TASK, opening(CounterEnv()), speaking(ScriptedEngine("done")), limits
+        TASK, make_factory(CounterEnv()), token_agent(ScriptedEngine("done")), limits
     )
     assert trajectory.ending is Ending.DONE
 
@@ -100,7 +100,7 @@ async def test_a_reply_that_fills_the_context_ends_the_episode() -> None:
             return Step(messages=(Message(role="tool", content="x" * 2000),))
 
     trajectory = await run_episode(
-        TASK, opening(Talkative()), speaking(ScriptedEngine("hi")), LIMITS
+        TASK, make_factory(Talkative()), token_agent(ScriptedEngine("hi")), LIMITS
     )
     assert (trajectory.ending, trajectory.reward) == (Ending.CONTEXT_FULL, 0.0)
     assert len(trajectory.turns) == 1
@@ -108,7 +108,9 @@ async def test_a_reply_that_fills_the_context_ends_the_episode() -> None:
 
 async def test_a_turn_that_cannot_be_joined_begins_another_transcript() -> None:
     class Forgetful(CharRenderer):
-        def join(self, last_token: int, messages: Sequence[Message]) -> list[int] | None:
+        def render_continuation(
+            self, last_token: int, messages: Sequence[Message]
+        ) -> list[int] | None:
             return None
 
     engine = ScriptedEngine(PRESS % 3, "done")
@@ -122,7 +124,7 @@ async def test_a_turn_that_cannot_be_joined_begins_another_transcript() -> None:
             session=session,
         )
 
-    trajectory = await run_episode(TASK, opening(CounterEnv()), start, LIMITS)
+    trajectory = await run_episode(TASK, make_factory(CounterEnv()), start, LIMITS)
     first, second = trajectory.transcripts
     assert sum(first.loss_mask) == len(PRESS % 3) + 1
     assert sum(second.loss_mask) == len("done|")
@@ -132,14 +134,14 @@ async def test_a_turn_that_cannot_be_joined_begins_another_transcript() -> None:
 @pytest.mark.parametrize("finish", ["stop", "length"])
 async def test_an_empty_completion_is_an_action(finish: str) -> None:
     engine = ScriptedEngine("", finish=finish)  # type: ignore[arg-type]
-    trajectory = await run_episode(TASK, opening(CounterEnv()), speaking(engine), LIMITS)
+    trajectory = await run_episode(TASK, make_factory(CounterEnv()), token_agent(engine), LIMITS)
     assert trajectory.reward == 0.0
     assert trajectory.turns[0].action.text == ""
 
 
 async def test_an_aborted_turn_is_not_given_to_the_environment() -> None:
     engine = ScriptedEngine("I will ca", finish="abort")
-    trajectory = await run_episode(TASK, opening(CounterEnv()), speaking(engine), LIMITS)
+    trajectory = await run_episode(TASK, make_factory(CounterEnv()), token_agent(engine), LIMITS)
     assert trajectory.turns == ()
     assert "the engine aborted the turn after 9 tokens" in str(trajectory.failure)
     assert trajectory.reward is None

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.fakes.counter_env import PRESS, TASK, CounterEnv, Place, opening
-from tests.fakes.scripted_engine import ScriptedEngine, speaking
+from tests.fakes.counter_env import PRESS, TASK, CounterEnv, Place, make_factory
+from tests.fakes.scripted_engine import ScriptedEngine, token_agent
 
 from skyfleet.envs.env import Observation, Step
 from skyfleet.errors import ContextFullError, EngineError, EnvError, VerifierError
@@ -27,7 +27,7 @@ async def played(
     env: CounterEnv, limits: Limits = LIMITS, engine: ScriptedEngine | None = None
 ) -> Trajectory:
     trajectory = await run_episode(
-        TASK, opening(env), speaking(engine or ScriptedEngine(*LINES)), limits
+        TASK, make_factory(env), token_agent(engine or ScriptedEngine(*LINES)), limits
     )
     for transcript in trajectory.transcripts:
         n_tokens = len(transcript.token_ids)
@@ -112,7 +112,7 @@ async def test_turns_before_a_failure_are_kept() -> None:
     trajectory = await played(CounterEnv(breaks="step"))
     (transcript,) = trajectory.transcripts
     assert sum(transcript.loss_mask) == len(PRESS % 3) + 1
-    assert [message.text for message in trajectory.opening] == ["reach 3"]
+    assert [message.text for message in trajectory.prompt] == ["reach 3"]
 
 
 async def test_an_env_that_will_not_close_is_logged_and_its_grade_stands(
@@ -221,8 +221,8 @@ async def test_an_engines_own_bug_stops_the_run_after_closing_the_env(
     with pytest.raises(ExceptionGroup) as caught:
         await collect(
             [TASK],
-            opening(CounterEnv()),
-            speaking(ScriptedEngine(error)),
+            make_factory(CounterEnv()),
+            token_agent(ScriptedEngine(error)),
             limits,
             n_samples=2,
             max_concurrent=1,
@@ -242,7 +242,7 @@ async def test_one_failing_episode_does_not_touch_its_siblings() -> None:
     (group,) = await collect(
         [TASK],
         open_next,
-        speaking(ScriptedEngine(*LINES)),
+        token_agent(ScriptedEngine(*LINES)),
         LIMITS,
         n_samples=6,
         max_concurrent=6,
@@ -255,7 +255,9 @@ async def test_one_failing_episode_does_not_touch_its_siblings() -> None:
 async def test_cancellation_closes_the_env_and_leaves_no_task(place: Place) -> None:
     env, engine = CounterEnv(breaks=place, hangs=True), ScriptedEngine(*LINES)
     episodes = asyncio.create_task(
-        collect([TASK], opening(env), speaking(engine), LIMITS, n_samples=1, max_concurrent=1)
+        collect(
+            [TASK], make_factory(env), token_agent(engine), LIMITS, n_samples=1, max_concurrent=1
+        )
     )
     await asyncio.sleep(0.02)
     episodes.cancel()

@@ -115,9 +115,9 @@ async def played(rng: Random, engine: Babbling, *, one_message: bool) -> Traject
     )
     status = STATUS if rng.random() < 0.5 else None
 
-    def start(task: Task, opening: Observation, session: str) -> TokenConversation:
+    def start(task: Task, observation: Observation, session: str) -> TokenConversation:
         return conversation_class(
-            opening,
+            observation,
             engine=engine,
             renderer=RENDERER,
             sampling=SamplingParams(),
@@ -135,7 +135,7 @@ async def played(rng: Random, engine: Babbling, *, one_message: bool) -> Traject
 def check(trajectory: Trajectory, output: Sequence[Exchange]) -> None:
     """Every completion is in one transcript, after the prompt it was sampled from, and alone there."""
     left = list(output)
-    opening = trajectory.transcripts[0].token_ids[: len(output[0][0])]
+    prompt_ids = trajectory.transcripts[0].token_ids[: len(output[0][0])]
     for transcript in trajectory.transcripts:
         mask, logprobs = [False] * len(transcript), [0.0] * len(transcript)
         for version in transcript.policy_versions:
@@ -148,7 +148,7 @@ def check(trajectory: Trajectory, output: Sequence[Exchange]) -> None:
             logprobs[restart:end] = completion.logprobs
         assert transcript.loss_mask == mask
         assert transcript.logprobs == logprobs
-        assert transcript.token_ids[: len(opening)] == opening
+        assert transcript.token_ids[: len(prompt_ids)] == prompt_ids
         assert bool(transcript.reason) == (transcript is not trajectory.transcripts[0])
     assert left == []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tests.fakes.chars import END, CharRenderer
-from tests.fakes.counter_env import TASK, CounterEnv, opening
+from tests.fakes.counter_env import TASK, CounterEnv, make_factory
 
 from skyfleet.chat.message import Message, Role, ToolSpec
 from skyfleet.chat.renderer import Renderer
@@ -24,12 +24,12 @@ LIMITS = Limits(max_turns=8, max_input_length=1000, trajectory_timeout_seconds=5
 class Prompting(CharRenderer):
     """Opens as templates do: what comes last is no stop token."""
 
-    def open(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
-        return [*super().open(messages, tools), ord(">")]
+    def render_prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
+        return [*super().render_prompt(messages, tools), ord(">")]
 
 
 class Lines:
-    """Says its lines as they stand; `|` is the stop token."""
+    """Returns its lines unchanged; `|` is the stop token."""
 
     policy_version = 3
 
@@ -86,7 +86,7 @@ async def played(engine: Lines, renderer: Renderer | None = None) -> Trajectory:
             encode=lambda text: [*map(ord, text)],
         )
 
-    return await run_episode(TASK, opening(Oracle()), start, LIMITS)
+    return await run_episode(TASK, make_factory(Oracle()), start, LIMITS)
 
 
 async def test_observations_are_inserted_verbatim_between_the_sampled_texts() -> None:

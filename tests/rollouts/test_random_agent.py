@@ -7,7 +7,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from tests.fakes.counter_env import TASK, CounterEnv, opening
+from tests.fakes.counter_env import TASK, CounterEnv, make_factory
 
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.envs.agentdojo.env import open_agentdojo
@@ -149,7 +149,12 @@ async def test_the_same_seed_makes_the_same_calls_and_attempts_differ() -> None:
 async def test_without_tools_it_declares_that_it_is_done() -> None:
 
     (group,) = await collect(
-        [TASK], opening(CounterEnv()), random_policy(seed=0), LIMITS, n_samples=1, max_concurrent=1
+        [TASK],
+        make_factory(CounterEnv()),
+        random_policy(seed=0),
+        LIMITS,
+        n_samples=1,
+        max_concurrent=1,
     )
     assert [turn.action for turn in group.trajectories[0].turns] == [
         Message(role="assistant", content="<done>")

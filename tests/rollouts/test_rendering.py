@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.fakes.chars import CharRenderer
-from tests.fakes.counter_env import PRESS, TASK, CounterEnv, opening
+from tests.fakes.counter_env import PRESS, TASK, CounterEnv, make_factory
 from tests.fakes.scripted_engine import ScriptedEngine
 
 from skyfleet.chat.message import Image, Message, UnsupportedMessageError
@@ -50,13 +50,13 @@ class WatchedRenderer(CharRenderer):
         if any(not isinstance(message.content, str) for message in messages):
             raise UnsupportedMessageError("a tool message contains an image")
 
-    def open(self, messages: Any, tools: Any) -> list[int]:
+    def render_prompt(self, messages: Any, tools: Any) -> list[int]:
         self._note(messages)
-        return super().open(messages, tools)
+        return super().render_prompt(messages, tools)
 
-    def join(self, last_token: int, messages: Any) -> list[int] | None:
+    def render_continuation(self, last_token: int, messages: Any) -> list[int] | None:
         self._note(messages)
-        return super().join(last_token, messages)
+        return super().render_continuation(last_token, messages)
 
 
 async def played(env: CounterEnv, limits: Limits = LIMITS) -> tuple[Trajectory, WatchedRenderer]:
@@ -72,7 +72,7 @@ async def played(env: CounterEnv, limits: Limits = LIMITS) -> tuple[Trajectory, 
             max_input_length=limits.max_input_length,
         )
 
-    return await run_episode(TASK, opening(env), start_agent, limits), renderer
+    return await run_episode(TASK, make_factory(env), start_agent, limits), renderer
 
 
 @pytest.mark.parametrize("opens", [False, True])
@@ -96,7 +96,7 @@ async def test_a_text_that_cannot_fit_ends_the_episode_as_context_full(
     graded_as_it_stands = 0.0 if opens else 1.0
     assert (trajectory.ending, trajectory.reward) == (Ending.CONTEXT_FULL, graded_as_it_stands)
     assert renderer.threads == set(), "it is not rendered as a whole"
-    recorded = trajectory.opening if opens else trajectory.turns[0].replies
+    recorded = trajectory.prompt if opens else trajectory.turns[0].replies
     is_cut = n_characters > LIMITS.max_observation_chars
     assert len(recorded[0].text) <= (RECORDED_CHARACTERS + 100 if is_cut else n_characters)
 

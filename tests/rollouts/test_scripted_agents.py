@@ -37,5 +37,7 @@ async def test_the_solution_in_tokens_is_what_the_renderer_writes() -> None:
     (trajectory,) = group.trajectories
     (transcript,) = trajectory.transcripts
     pairs = zip(transcript.token_ids, transcript.loss_mask, strict=True)
-    written = [token for turn in trajectory.turns for token in renderer.write(turn.action)]
+    written = [
+        token for turn in trajectory.turns for token in renderer.render_completion(turn.action)
+    ]
     assert [token for token, chosen in pairs if chosen] == written

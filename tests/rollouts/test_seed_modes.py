@@ -23,7 +23,7 @@ LIMITS = Limits(max_turns=4, max_input_length=100_000, trajectory_timeout_second
 
 
 class Saying:
-    """Says its lines in tokens, `<|im_end|>` only where it stands in them."""
+    """Returns its lines as tokens, `<|im_end|>` only where it stands in them."""
 
     policy_version = 0
 
@@ -48,9 +48,9 @@ class Saying:
 
 
 async def played(engine: Saying, *, close_turns: bool = True) -> Trajectory:
-    def start(task: Task, opening: Observation, session: str) -> TokenConversation:
+    def start(task: Task, observation: Observation, session: str) -> TokenConversation:
         return TokenConversation(
-            opening,
+            observation,
             engine=engine,
             renderer=ChatMLRenderer(TOKENIZER, close_turns=close_turns),
             sampling=SamplingParams(),

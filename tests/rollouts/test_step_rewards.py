@@ -7,8 +7,8 @@ import math
 from typing import Any
 
 import pytest
-from tests.fakes.counter_env import PRESS, TASK, opening
-from tests.fakes.scripted_engine import ScriptedEngine, speaking
+from tests.fakes.counter_env import PRESS, TASK, make_factory
+from tests.fakes.scripted_engine import ScriptedEngine, token_agent
 
 from skyfleet.chat.message import Message
 from skyfleet.envs import validation
@@ -46,8 +46,8 @@ def step(reward: float, *, done: bool = False, **others: Any) -> Step:
 
 
 async def run(env: Env, open_env: EnvFactory | None = None) -> Trajectory:
-    policy = speaking(ScriptedEngine(*[PRESS % 1] * 8))
-    return await run_episode(TASK, open_env or opening(env), policy, LIMITS)
+    policy = token_agent(ScriptedEngine(*[PRESS % 1] * 8))
+    return await run_episode(TASK, open_env or make_factory(env), policy, LIMITS)
 
 
 async def test_an_environment_without_grade_earns_the_sum_of_its_step_rewards() -> None:

@@ -19,8 +19,9 @@ from skyfleet.algorithms.estimator import Estimator
 from skyfleet.algorithms.filters import FilterResult, keep_graded
 from skyfleet.algorithms.sample import Sample
 from skyfleet.errors import VerifierError
-from skyfleet.rollouts import episode
+from skyfleet.rollouts import episode, grading
 from skyfleet.rollouts.episode import collect
+from skyfleet.rollouts.grading import EpisodeGrade
 from skyfleet.tasks.sampling import TaskSampler
 from skyfleet.tasks.task import Grade, Task
 from skyfleet.trainer import assemble, rollouts
@@ -92,26 +93,25 @@ def verifiers_break(run: Run, patch: Patch) -> None:
 
 
 def a_broken_verifier_scores_zero(run: Run, patch: Patch) -> None:
-    own = episode._grade
+    own = episode.run_episode
 
-    async def zero(played: Any, env: Any, limits: Any, guard: Any) -> Any:
-        try:
-            return await own(played, env, limits, guard)
-        finally:
-            played.grade = played.grade or NO_GRADE
+    async def zero(*args: Any, **kwargs: Any) -> Trajectory:
+        attempt = await own(*args, **kwargs)
+        is_ungraded = attempt.grade is None and attempt.ending is not Ending.FAILED
+        return replace(attempt, grade=NO_GRADE) if is_ungraded else attempt
 
-    patch.setattr(episode, "_grade", zero)
+    patch.setattr(episode, "run_episode", zero)
 
 
 def only_finished_episodes_are_graded(run: Run, patch: Patch) -> None:
-    own = episode._grade
+    own = grading.grade_episode
 
-    async def graded(played: Any, env: Any, limits: Any, guard: Any) -> Any:
-        if played.ending is Ending.DONE:
-            return await own(played, env, limits, guard)
-        return False
+    async def graded(env: Any, steps: Any, ending: Ending, **kwargs: Any) -> EpisodeGrade:
+        if ending is Ending.DONE:
+            return await own(env, steps, ending, **kwargs)
+        return EpisodeGrade(grade=None, info={}, is_by_env=False)
 
-    patch.setattr(episode, "_grade", graded)
+    patch.setattr(episode, "grade_episode", graded)
 
 
 def unknown_is_kept_as_zero(run: Run, patch: Patch) -> None:

@@ -20,10 +20,10 @@ from skyfleet.chat.message import Message
 from skyfleet.engines import embedded
 from skyfleet.engines.sampler import sample_tokens
 from skyfleet.engines.sampling_params import SamplingParams
-from skyfleet.learner import single
+from skyfleet.learner import single_device
 from skyfleet.learner.batching import MicroBatch, mini_batches, pack
 from skyfleet.learner.critic import Critic
-from skyfleet.learner.single import SingleLearner
+from skyfleet.learner.single_device import SingleDeviceLearner
 from skyfleet.models.decoder import Decoder
 from skyfleet.rollouts.conversation import TokenConversation
 from skyfleet.trainer.run import Run
@@ -39,7 +39,7 @@ def change_batches(change: Callable[[MicroBatch], MicroBatch]) -> Callable[[Run,
     """Plants `change` between packing and loss."""
 
     def plant(run: Run, patch: Patch) -> None:
-        patch.setattr(single, "pack", lambda *a, **k: [change(b) for b in pack(*a, **k)])
+        patch.setattr(single_device, "pack", lambda *a, **k: [change(b) for b in pack(*a, **k)])
 
     return plant
 
@@ -54,7 +54,7 @@ def raw_logprobs(run: Run, patch: Patch) -> None:
 
 
 def the_reference_ignores_the_temperature(run: Run, patch: Patch) -> None:
-    own = SingleLearner._logprobs
+    own = SingleDeviceLearner._logprobs
 
     def scored(self: Any, decoder: Decoder, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         if decoder is self.decoder:
@@ -63,7 +63,7 @@ def the_reference_ignores_the_temperature(run: Run, patch: Patch) -> None:
         hot._settings = replace(self._settings, temperature=1.0)
         return own(hot, decoder, batch)
 
-    patch.setattr(SingleLearner, "_logprobs", scored)
+    patch.setattr(SingleDeviceLearner, "_logprobs", scored)
 
 
 def change_settings(**changes: Callable[[Any], Any]) -> Callable[[Run, Patch], None]:
@@ -82,7 +82,7 @@ def the_last_mini_batch_is_dropped(run: Run, patch: Patch) -> None:
     def dropped(samples: Sequence[Sample], prompts: int) -> list[list[Sample]]:
         return mini_batches(samples, prompts)[:-1]
 
-    patch.setattr(single, "mini_batches", dropped)
+    patch.setattr(single_device, "mini_batches", dropped)
 
 
 def the_critics_advantages_are_lost(run: Run, patch: Patch) -> None:
@@ -212,7 +212,9 @@ IN_LEARNING = (
         name="the reference is not renewed with the epoch",
         source="other",
         sentinel="reference",
-        plant=lambda run, patch: patch.setattr(SingleLearner, "renew_reference", lambda self: None),
+        plant=lambda run, patch: patch.setattr(
+            SingleDeviceLearner, "renew_reference", lambda self: None
+        ),
         settings=(KL, "trainer.update_ref_every_epoch=true"),
         after=1,
         shows_later=True,

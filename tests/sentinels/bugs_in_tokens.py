@@ -70,7 +70,7 @@ def text_is_retokenized(run: Run, patch: Patch) -> None:
         transcript = self._transcripts[-1]
         completion = await self._complete(transcript.token_ids)
         message: Message = self._renderer.parse(completion.token_ids, self._tools)
-        again = tuple(self._renderer.write(message))
+        again = tuple(self._renderer.render_completion(message))
         transcript.append_completion(
             replace(completion, token_ids=again, logprobs=(-1.0,) * len(again))
         )

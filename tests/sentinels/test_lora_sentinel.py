@@ -6,9 +6,9 @@ import pytest
 from tests.engines.test_embedded_engine import engine
 from tests.fakes.samples import random_groups
 from tests.learner.test_lora_learner import FAST, adapted
-from tests.learner.test_single_learner import learner, on_policy
+from tests.learner.test_single_device_learner import learner, on_policy
 
-from skyfleet.learner import single
+from skyfleet.learner import single_device
 from skyfleet.sentinels.stages import SyncStage
 from skyfleet.sentinels.sync_checks import engine_weights
 
@@ -18,7 +18,7 @@ async def test_adapters_that_are_not_merged_are_found(
     monkeypatch: pytest.MonkeyPatch, forgets: bool
 ) -> None:
     if forgets:
-        monkeypatch.setattr(single, "merge", lambda module: None)
+        monkeypatch.setattr(single_device, "merge", lambda module: None)
     decoder = adapted()
     student = learner(decoder, FAST)
     await student.step(on_policy(decoder, random_groups(2)))

@@ -18,7 +18,7 @@ from tests.serving.hostile_requests import LIMIT, TOKEN, Case, Kind, list_cases,
 
 from skyfleet.analysis.viewer.server import ViewerAccess
 from skyfleet.chat.message import Message
-from skyfleet.envs.agent_env import AgentGateway
+from skyfleet.envs.agent_gateway import AgentGateway
 from skyfleet.envs.mcp.server import mcp_app
 from skyfleet.envs.openenv.server import openenv_app
 from skyfleet.serving.access import AccessPolicy

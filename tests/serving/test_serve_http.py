@@ -261,6 +261,6 @@ def test_the_same_text_from_other_tokens_is_rendered_again_without_a_session_nam
     token_cache.store(messages, (), [1, 9, 3], session="t", client=None)
     observed = token_cache.build_prompt(longer, (), client=client)
     if client is None:
-        assert (observed.session, observed.token_ids) == (None, renderer.open(longer, ()))
+        assert (observed.session, observed.token_ids) == (None, renderer.render_prompt(longer, ()))
     else:
         assert (observed.session, observed.token_ids[:3]) == ("s", [1, 2, 3])

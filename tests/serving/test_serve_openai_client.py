@@ -27,11 +27,11 @@ LOOK: Any = {
 
 
 class OneLine:
-    """Says its line in the tiny tokenizer's tokens, as many at a time as it may."""
+    """Returns its line in the tiny tokenizer's tokens, as many at a time as it may."""
 
     def __init__(self, line: str, *, times: int = 1) -> None:
         self.policy_version = 0
-        tokens = tiny_policy().renderer.write(Message(role="assistant", content=line))
+        tokens = tiny_policy().renderer.render_completion(Message(role="assistant", content=line))
         self._turns = [list(tokens) for _ in range(times)]
 
     async def generate(
@@ -208,7 +208,7 @@ def test_an_id_written_by_the_model_is_kept_unless_it_repeats() -> None:
         return {"id": id, "type": "function", "function": {"name": "look", "arguments": "{}"}}
 
     renderer = tiny_policy().renderer
-    sampled = renderer.write(
+    sampled = renderer.render_completion(
         Message(role="assistant", content='<tool_call>{"name": "look", "id": "a7"}</tool_call>')
     )
     for before, observed in ((["b7"], "a7"), (["a7", "b7"], "functions.look:2")):
@@ -226,7 +226,7 @@ def test_an_id_written_by_the_model_is_kept_unless_it_repeats() -> None:
         body = ChatCompletionRequest.model_validate(
             {"model": MODEL, "messages": messages, "tools": [LOOK]}
         )
-        both = renderer.write(Message(role="assistant", content=again))
+        both = renderer.render_completion(Message(role="assistant", content=again))
         ids = [one["id"] for one in build_chat_message(body, renderer, both)["tool_calls"]]
         assert len({*ids, *before}) == 3
 

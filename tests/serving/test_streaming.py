@@ -63,7 +63,7 @@ async def deltas(
     in_reasoning: bool,
     renderer: Renderer = CHARS,
 ) -> list[dict[str, Any]]:
-    parts = slices(renderer.write(Message(role="assistant", content=line)), n)
+    parts = slices(renderer.render_completion(Message(role="assistant", content=line)), n)
     choices = stream_chat_choices(body, renderer, parts, in_reasoning=in_reasoning)
     return [choice["delta"] async for _, choice in choices]
 
@@ -89,7 +89,9 @@ async def test_the_deltas_of_a_stream_add_up_to_the_whole_response(
     for delta in await deltas(body, line, n=n, in_reasoning=in_reasoning):
         for key in streamed:
             streamed[key] += delta.get(key, "")
-    whole = build_chat_message(body, CHARS, CHARS.write(Message(role="assistant", content=line)))
+    whole = build_chat_message(
+        body, CHARS, CHARS.render_completion(Message(role="assistant", content=line))
+    )
     assert streamed == {key: whole.get(key) or "" for key in streamed}
 
 

@@ -20,7 +20,7 @@ from skyfleet.envs.env import Observation
 from skyfleet.envs.registry import env_factory
 from skyfleet.errors import ConfigError
 from skyfleet.rollouts.episode import collect
-from skyfleet.rollouts.native import NativeConversation
+from skyfleet.rollouts.native_tool_calling import NativeToolConversation
 from skyfleet.trainer.limits import build_limits
 from skyfleet.trainer.policy_client import open_inference_client
 from skyfleet.trainer.tasks import load_sources
@@ -99,13 +99,13 @@ async def test_native_tool_calling_trains_on_the_same_tokens(trained: Path, tmp_
 async def test_native_tool_calling_needs_the_generator_flag_and_the_environment_flag(
     trained: Path, flags: Sequence[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    opening = Observation(messages=(Message(role="user", content="Where?"),))
+    observation = Observation(messages=(Message(role="user", content="Where?"),))
     (task, *_) = load_sources([TRAIN], key="data.train_data")
     async with open_inference_client(
         small_config(trained, *flags), policy_folder(trained)
     ) as policy_client:
         start = policy_client.agent(SamplingParams(max_generate_length=4))
-        native = isinstance(start(task, opening, "s"), NativeConversation)
+        native = isinstance(start(task, observation, "s"), NativeToolConversation)
     assert native == (len(flags) == 2)
     assert ("has no effect while" in caplog.text) == (len(flags) == 1)
 

@@ -132,10 +132,10 @@ async def test_connections_and_the_episode_timeout_are_divided_among_servers(
         await connect(
             remote_config(model, one, two, more=("generator.trajectory_timeout_seconds=0",))
         )
-    shares = [(s["max_concurrent"], s["tries"], s["timeout_seconds"]) for s in made]
-    assert shares[:2] == [(512, 8, 900)] * 2
-    assert shares[2:6] == [(256, 3, 25)] * 4
-    assert {seconds for _, _, seconds in shares[6:]} == {900}
+    settings = [(s["max_concurrent"], s["tries"], s["timeout_seconds"]) for s in made]
+    assert settings[:2] == [(512, 8, 900)] * 2
+    assert settings[2:6] == [(256, 3, 25)] * 4
+    assert {seconds for _, _, seconds in settings[6:]} == {900}
 
 
 async def test_a_server_with_a_shorter_context_is_refused(model: Path) -> None:

@@ -19,15 +19,15 @@ from skyfleet.checkpoints.resume import find_checkpoint
 from skyfleet.envs import registry
 from skyfleet.errors import CheckpointError, ConfigError, ModelError
 from skyfleet.learner.learner import StepReport
-from skyfleet.learner.single import SingleLearner
-from skyfleet.trainer.resuming import FREE_KEYS
+from skyfleet.learner.single_device import SingleDeviceLearner
+from skyfleet.trainer.resuming import KEYS_MUTABLE_ON_RESUME
 from skyfleet.trainer.training_run import run_training
 from skyfleet.trajectories.index import list_file_entries
 
-WARM_START = "skyfleet.learner.single:SingleLearner.sft_step"
+WARM_START = "skyfleet.learner.single_device:SingleDeviceLearner.sft_step"
 ROLLOUT = "skyfleet.trainer.rollouts:collect"
 EVALUATION = "skyfleet.evaluation.evaluate:collect"
-LEARNING = "skyfleet.learner.single:SingleLearner.step"
+LEARNING = "skyfleet.learner.single_device:SingleDeviceLearner.step"
 PUSH, SLEEP, WAKE = (
     f"tests.fakes.copied_engine:{name}" for name in ("CopySync.push", "Copied.sleep", "Copied.wake")
 )
@@ -142,10 +142,10 @@ async def test_updated_weights_are_checkpointed_even_if_no_engine_received_them(
 async def test_ctrl_c_during_an_update_takes_effect_before_the_engine_is_called(
     copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, expected_step: int
 ) -> None:
-    learn = getattr(SingleLearner, method)
+    learn = getattr(SingleDeviceLearner, method)
     config = small_config(tmp_path, *VLLM, f"trainer.warm_start.steps={1 - expected_step}")
 
-    async def cancel_and_learn(self: SingleLearner, samples: Sequence[Sample]) -> StepReport:
+    async def cancel_and_learn(self: SingleDeviceLearner, samples: Sequence[Sample]) -> StepReport:
         task = asyncio.current_task()
         assert task is not None
         task.cancel()
@@ -156,7 +156,7 @@ async def test_ctrl_c_during_an_update_takes_effect_before_the_engine_is_called(
         raise ModelError("EngineDeadError")
 
     with monkeypatch.context() as patch:
-        patch.setattr(SingleLearner, method, cancel_and_learn)
+        patch.setattr(SingleDeviceLearner, method, cancel_and_learn)
         patch.setattr(copied_engine.CopySync, "push", raise_engine_dead)
         with pytest.raises(asyncio.CancelledError):
             await run_training(config)
@@ -233,4 +233,4 @@ def test_the_docs_list_the_keys_that_may_change_on_resume() -> None:
             (given, key) if dot and given in ("trainer", "generator") else (section, name)
         )
         named.add(f"{section}.{key}")
-    assert named == set(FREE_KEYS)
+    assert named == set(KEYS_MUTABLE_ON_RESUME)

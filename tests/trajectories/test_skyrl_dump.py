@@ -82,8 +82,8 @@ def test_a_source_with_a_slash_and_a_set_of_its_own_have_a_place(tmp_path: Path)
 
 def test_an_old_dump_is_split_into_messages_calls_and_results() -> None:
     won, lost, cut, failed = read_dump_file(OLD / "github.jsonl")
-    assert [m.role for m in won.opening] == ["system", "user"]
-    assert won.opening[1].text == "Close issue 7."
+    assert [m.role for m in won.prompt] == ["system", "user"]
+    assert won.prompt[1].text == "Close issue 7."
     first, last = won.turns
     assert (first.action.tool_calls[0].name, first.action.tool_calls[0].arguments) == (
         "close_issue",
@@ -121,7 +121,7 @@ def test_rows_without_a_task_key_are_identified_by_their_prompt(tmp_path: Path) 
     first, second, third = read_dump_file(tmp_path / "gym.jsonl")
     assert (first.task_key, first.env_key, third.sample) == (third.task_key, "gym", 1)
     assert first.task_key != second.task_key
-    assert [m.text for m in first.opening] == ["one"]
+    assert [m.text for m in first.prompt] == ["one"]
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"input_prompt": "a"}', '{"input_prompt": 3}'])

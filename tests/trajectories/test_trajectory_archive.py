@@ -184,7 +184,7 @@ def test_a_record_of_another_version_names_its_place(tmp_path: Path) -> None:
 
 
 def test_search_finds_what_an_episode_says_in_any_case_and_script(tmp_path: Path) -> None:
-    output = replace(ATTEMPTS[1], opening=(Message(role="user", content='Grüße an "Ümit"'),))
+    output = replace(ATTEMPTS[1], prompt=(Message(role="user", content='Grüße an "Ümit"'),))
     path = train_path(tmp_path, 1)
     with EpisodeWriter(path) as writer:
         for trajectory in (ATTEMPTS[0], output, ATTEMPTS[2]):

@@ -30,7 +30,7 @@ FULL = Trajectory(
     task_key="t/1",
     env_key="git/hub",
     sample=3,
-    opening=(Message(role="system", content=""), SCREEN),
+    prompt=(Message(role="system", content=""), SCREEN),
     turns=(
         Turn(action=ACTION, replies=(REPLY,), reward=0.1, engine_seconds=0.2, env_seconds=1 / 3),
         Turn(action=ACTION, replies=(), reward=0.0, engine_seconds=0.0, env_seconds=0.0),
@@ -55,7 +55,7 @@ def test_types_survive_too() -> None:
     again = from_record(json.loads(json.dumps(to_record(FULL))))
     assert again.ending is Ending.TIMEOUT
     assert again.transcripts[0].loss_mask[1] is True
-    assert again.opening[1].content == SCREEN.content
+    assert again.prompt[1].content == SCREEN.content
     assert again.turns[0].action.reasoning == ""
     assert again.turns[0].action.tool_calls[0].arguments["by"] == [1, 2.5, None]
 

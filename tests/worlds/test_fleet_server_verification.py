@@ -17,7 +17,7 @@ import pytest
 from tests.fakes.serving import serving
 
 from skyfleet.envs.fleet.bundles import pack
-from skyfleet.envs.verifiers.writing import write_verifier
+from skyfleet.envs.verifiers.write_verifier import write_verifier
 from skyfleet.worlds.fleet_server.server import build_fleet_app
 from skyfleet.worlds.fleet_server.verification import read_plain
 

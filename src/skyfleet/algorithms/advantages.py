@@ -91,9 +91,9 @@ def maxrl(rewards: Sequence[float]) -> list[float]:
 
 def _check_positive_rewards(config: RunConfig) -> Iterator[str]:
     algorithm = config.trainer.algorithm
-    punished = algorithm.overlong_buffer_len is not None
-    if algorithm.use_kl_in_reward or punished:
-        cause = "overlong_buffer_len" if punished else "use_kl_in_reward"
+    is_penalized = algorithm.overlong_buffer_len is not None
+    if algorithm.use_kl_in_reward or is_penalized:
+        cause = "overlong_buffer_len" if is_penalized else "use_kl_in_reward"
         yield (
             f"{ESTIMATOR_KEY}=maxrl divides by a group's mean reward, which trainer.algorithm.{cause} can "
             "push to 0 and below; unset that or use grpo"

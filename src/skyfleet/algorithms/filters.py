@@ -87,7 +87,7 @@ def zero_unfinished(groups: Iterable[Group]) -> tuple[Group, ...]:
     return _map_attempts(groups, zero)
 
 
-def punish_overlong(
+def penalize_overlong(
     groups: Iterable[Group], *, max_len: int, buffer_len: int, penalty_factor: float
 ) -> tuple[Group, ...]:
     """DAPO's soft overlong punishment (arXiv 2503.14476, eq. 13) for all tokens of an attempt.
@@ -96,7 +96,7 @@ def punish_overlong(
     `max_len` and beyond. Success does not change.
     """
 
-    def punish(trajectory: Trajectory) -> Trajectory:
+    def penalize(trajectory: Trajectory) -> Trajectory:
         if trajectory.grade is None:
             return trajectory
         n_sampled = sum(sum(transcript.loss_mask) for transcript in trajectory.transcripts)
@@ -104,7 +104,7 @@ def punish_overlong(
         reward = trajectory.grade.reward - penalty_factor * share
         return replace(trajectory, grade=replace(trajectory.grade, reward=reward))
 
-    return _map_attempts(groups, punish)
+    return _map_attempts(groups, penalize)
 
 
 def count_regraded(before: Iterable[Group], after: Iterable[Group]) -> int:
@@ -200,7 +200,7 @@ def build_filter(config: RunConfig) -> Callable[[Sequence[Group]], FilterResult]
             modified["zeroed"] = count_regraded(before, groups)
         if algorithm.overlong_buffer_len is not None:
             before = groups
-            groups = punish_overlong(
+            groups = penalize_overlong(
                 groups,
                 max_len=algorithm.overlong_max_len or generator.sampling_params.max_generate_length,
                 buffer_len=algorithm.overlong_buffer_len,

@@ -1,6 +1,6 @@
 """KL estimators, and KL as a penalty in the reward (`use_kl_in_reward`).
 
-The KL loss term (`use_kl_loss`) enters the loss in `skyfleet.learner.single`.
+The KL loss term (`use_kl_loss`) enters the loss in `skyfleet.learner.single_device`.
 """
 
 from __future__ import annotations

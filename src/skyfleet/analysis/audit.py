@@ -82,7 +82,7 @@ async def audit(
             judged[Suspicion.DOMINANT_MESSAGE] += 1
         elif task is not None:
             judged.update(applicable_checks(task))
-            findings += [_finding(entry, *reason) for reason in find_unearned(trajectory, task)]
+            findings += [_finding(entry, *reason) for reason in find_suspicions(trajectory, task)]
             if open_env is not None:
                 judged[Suspicion.REPLAY_FAILS] += 1
                 if reason := await _replay_failure(trajectory, task, open_env):
@@ -103,7 +103,7 @@ def applicable_checks(task: Task) -> list[Suspicion]:
     return [Suspicion.UNTOUCHED_STATE, *checks] if _needed_writes(task) else checks
 
 
-def find_unearned(trajectory: Trajectory, task: Task) -> Iterator[tuple[Suspicion, str]]:
+def find_suspicions(trajectory: Trajectory, task: Task) -> Iterator[tuple[Suspicion, str]]:
     """The suspicions that the calls of a pass raise."""
     succeeded = {call.name for call, is_error in answered_calls(trajectory) if not is_error}
     needed = _needed_writes(task)

@@ -184,7 +184,7 @@ def compute_failure_shifts(
 
     `([("t", FailureClass.LOOP)], [("t", None)])` gives `passed` 0 to 1, then loop 1 to 0.
     """
-    one, other = _shares(before), _shares(after)
+    one, other = _class_rates(before), _class_rates(after)
     tasks = [task for task in one if task in other]
     names = {name for task in tasks for side in (one, other) for name in side[task]}
     return [
@@ -197,8 +197,8 @@ def compute_failure_shifts(
 def _shift(
     name: str, one: Iterable[Mapping[str, float]], other: Iterable[Mapping[str, float]]
 ) -> FailureShift:
-    before = [shares.get(name, 0.0) for shares in one]
-    after = [shares.get(name, 0.0) for shares in other]
+    before = [rates.get(name, 0.0) for rates in one]
+    after = [rates.get(name, 0.0) for rates in other]
     # Rounded, so that thirds that cancel give exactly zero.
     differences = [round(b - a, 12) for a, b in zip(before, after, strict=True)]
     return FailureShift(
@@ -207,12 +207,12 @@ def _shift(
         before=fmean(before),
         after=fmean(after),
         difference=fmean(differences),
-        # Most shares are near 0, where the bootstrap is too narrow.
+        # Most rates are near 0, where the bootstrap is too narrow.
         interval=paired_difference(differences),
     )
 
 
-def _shares(episodes: Iterable[EpisodeOutcome]) -> dict[Hashable, dict[str, float]]:
+def _class_rates(episodes: Iterable[EpisodeOutcome]) -> dict[Hashable, dict[str, float]]:
     counts: dict[Hashable, Counter[str]] = defaultdict(Counter)
     for task, failure in episodes:
         counts[task][str(failure or PASSED)] += 1

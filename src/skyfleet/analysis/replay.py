@@ -40,8 +40,8 @@ async def replay(
 
 def first_difference(recorded: Trajectory, replayed: Trajectory) -> str | None:
     """One sentence, or None if the episodes are equal."""
-    if recorded.opening != replayed.opening:
-        return _describe("opening", recorded.opening, replayed.opening)
+    if recorded.prompt != replayed.prompt:
+        return _describe("prompt", recorded.prompt, replayed.prompt)
     pairs = zip(recorded.turns, replayed.turns, strict=False)
     for number, (one, other) in enumerate(pairs, start=1):
         if one.replies != other.replies:

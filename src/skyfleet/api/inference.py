@@ -77,7 +77,7 @@ class PolicyEngine:
         self.source = source
         self.config = config or inference_config(source, None)
         self._opened: OpenedEngine | None = None
-        self._opening = LoopLock()
+        self._lock = LoopLock()
         self.served_at: str | None = None
         """The URL of the server that uses the engine."""
 
@@ -103,7 +103,7 @@ class PolicyEngine:
 
     async def aclose(self) -> None:
         """Stop the engine, in the event loop where it runs."""
-        async with self._opening:
+        async with self._lock:
             await self._close()
 
     async def _close(self) -> None:
@@ -140,7 +140,7 @@ class PolicyEngine:
         `tasks` and `open_env` are only used to build the tiny model.
         """
         loop = asyncio.get_running_loop()
-        async with self._opening:
+        async with self._lock:
             if self._opened is not None and self._opened.loop is loop:
                 return self._opened
             if self._opened is not None and self.served_at is not None:
@@ -155,25 +155,25 @@ class PolicyEngine:
     async def _open(
         self, loop: asyncio.AbstractEventLoop, tasks: Sequence[Task], open_env: EnvFactory
     ) -> OpenedEngine:
-        async with AsyncExitStack() as opening:
+        async with AsyncExitStack() as stack:
             client: PolicyClient | None = None
             name: str | None
             if self.source.url is not None:
-                agent, name = await _connect_chat(self.source.url, self.config, opening)
+                agent, name = await _connect_chat(self.source.url, self.config, stack)
             else:
-                client = await self._start(opening, tasks, open_env)
+                client = await self._start(stack, tasks, open_env)
                 agent, name = client.agent, client.served_name
             return OpenedEngine(
-                loop=loop, closing=opening.pop_all(), agent=agent, client=client, served_name=name
+                loop=loop, closing=stack.pop_all(), agent=agent, client=client, served_name=name
             )
 
     async def _start(
-        self, opening: AsyncExitStack, tasks: Sequence[Task], open_env: EnvFactory
+        self, stack: AsyncExitStack, tasks: Sequence[Task], open_env: EnvFactory
     ) -> PolicyClient:
         require_torch()
         from skyfleet.trainer.policy_client import open_inference_client
 
-        client = await opening.enter_async_context(
+        client = await stack.enter_async_context(
             open_inference_client(
                 self.config,
                 self.source.folder,
@@ -208,7 +208,7 @@ def inference_config(
 
 
 async def _connect_chat(
-    url: str, config: RunConfig, opening: AsyncExitStack
+    url: str, config: RunConfig, stack: AsyncExitStack
 ) -> tuple[AgentBySampling, str]:
     """A model behind an OpenAI-compatible endpoint, and its name there; needs no torch."""
     from skyfleet.engines.factory import build_sampling_params
@@ -219,7 +219,7 @@ async def _connect_chat(
     api_key = read_api_key()
     seconds = config.generator.probe_timeout_seconds
     name = config.generator.served_model_name or await _find_model_name(url, api_key, seconds)
-    chat = await opening.enter_async_context(OpenAIChat(url, model=name, api_key=api_key))
+    chat = await stack.enter_async_context(OpenAIChat(url, model=name, api_key=api_key))
     sampled = build_sampling_params(config.generator.eval_sampling_params, seed=0)
     await _probe_endpoint(chat, url, replace(sampled, max_generate_length=16), seconds)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from skyfleet.api.arguments import explain_arguments
-from skyfleet.api.own_algorithms import Loss, register_advantage, register_loss
+from skyfleet.api.custom_algorithms import Loss, register_advantage, register_loss
 from skyfleet.errors import ConfigError
 
 _ALGORITHM = "trainer.algorithm"

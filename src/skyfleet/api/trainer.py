@@ -130,10 +130,10 @@ class Trainer:
         from skyfleet.trainer.loop import train_steps
         from skyfleet.trainer.training_run import open_training_run
 
-        opening = open_training_run(
+        context = open_training_run(
             self._plan.config, given=self._plan.given, on_progress=self._plan.report_progress
         )
-        self._run = await self._closing.enter_async_context(opening)
+        self._run = await self._closing.enter_async_context(context)
         self._steps = train_steps(self._run)
         return self
 

@@ -111,9 +111,9 @@ async def _run_with_callbacks(plan: TrainingPlan) -> TrainingOutcome:
     from skyfleet.trainer.loop import train_steps
     from skyfleet.trainer.training_run import conclude, open_training_run, write_run_report
 
-    opening = open_training_run(plan.config, given=plan.given, on_progress=plan.report_progress)
+    context = open_training_run(plan.config, given=plan.given, on_progress=plan.report_progress)
     try:
-        async with opening as run:
+        async with context as run:
             async for _ in train_steps(run):
                 try:
                     await plan.settle_callbacks(run)

@@ -66,7 +66,7 @@ class GLMRenderer(BuiltinRenderer):
         enable_thinking = not template.render([QUESTION]).endswith("</think>")
         return cls(template.tokenizer, enable_thinking=enable_thinking)
 
-    def join(self, last_token: int, messages: Sequence[Message]) -> list[int] | None:
+    def render_continuation(self, last_token: int, messages: Sequence[Message]) -> list[int] | None:
         """None if the turn ended with another role token than the next message begins with."""
         pieces = (*self._render_messages(messages), *self._generation_prompt())
         token_ids = self._encode(pieces)

@@ -75,7 +75,7 @@ class JinjaRenderer:
             )
         self._end = self.stop_token_ids[0]
         self._end_text = decode(self._tokenizer, [self._end]) if own_end is not None else ""
-        self.append_only = True  # so that the check below can call `join`
+        self.append_only = True  # so that the check below can call `render_continuation`
         self._call_mismatch: str | None = None
         rejects_two_calls = self._rejects(TOOL_DIALOGUE)
         self.reason = (
@@ -92,7 +92,7 @@ class JinjaRenderer:
         if not self.append_only:
             logger.warning("every turn will start a new transcript: %s", self.reason)
 
-    def open(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
+    def render_prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
         try:
             text = self._render(messages, tools)
         except UnsupportedConversationError as error:
@@ -110,7 +110,7 @@ class JinjaRenderer:
             raise ModelError(self._call_mismatch)
         return self._escaper.encode(text)
 
-    def join(self, last_token: int, messages: Sequence[Message]) -> list[int] | None:
+    def render_continuation(self, last_token: int, messages: Sequence[Message]) -> list[int] | None:
         following = self._render_following(messages) if self.append_only else None
         is_closed = last_token == self._end or not self._close_turns
         return following[1:] if following and is_closed else following
@@ -120,7 +120,7 @@ class JinjaRenderer:
         text = self.text(token_ids[:-1] if stopped else token_ids)
         return self._parse(THINK + text if self._opens_reasoning else text, tools).message
 
-    def write(self, message: Message) -> list[int]:
+    def render_completion(self, message: Message) -> list[int]:
         prompt = self._render([QUESTION])
         text = self._render_up_to_end([QUESTION, message])
         if not text.startswith(prompt):

@@ -17,11 +17,11 @@ from skyfleet.errors import ModelError
 class Renderer(Protocol):
     stop_token_ids: tuple[int, ...]
 
-    def open(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
+    def render_prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
         """Tokens of the whole conversation, ending with the generation prompt."""
         ...
 
-    def join(self, last_token: int, messages: Sequence[Message]) -> list[int] | None:
+    def render_continuation(self, last_token: int, messages: Sequence[Message]) -> list[int] | None:
         """Tokens that follow a sampled turn ending in `last_token`, up to the next generation prompt.
 
         None if the conversation cannot be continued token by token; the caller then starts a new
@@ -36,7 +36,7 @@ class Renderer(Protocol):
         """
         ...
 
-    def write(self, message: Message) -> list[int]:
+    def render_completion(self, message: Message) -> list[int]:
         """The tokens that the assistant would have to sample for `message`, stop token included.
 
         Built-in renderers raise ModelError if `parse` would return other tool calls.
@@ -84,11 +84,11 @@ class BuiltinRenderer(ABC):
         self._turn_end_ids, self._turn_end = self._known_ids(turn_ends), turn_ends[0]
         self._close_turns = close_turns
 
-    def open(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
+    def render_prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
         pieces = (*self._render_conversation(messages, tools), *self._generation_prompt())
         return self._encode(pieces)
 
-    def join(self, last_token: int, messages: Sequence[Message]) -> list[int] | None:
+    def render_continuation(self, last_token: int, messages: Sequence[Message]) -> list[int] | None:
         """A turn that was cut by length or by a stop string gets its missing end token."""
         pieces = (self._turn_end, *self._render_messages(messages), *self._generation_prompt())
         token_ids = self._encode(pieces)
@@ -99,7 +99,7 @@ class BuiltinRenderer(ABC):
         stopped = bool(token_ids) and token_ids[-1] in self.stop_token_ids
         return self._parse(self.text(token_ids[:-1] if stopped else token_ids), tools).message
 
-    def write(self, message: Message) -> list[int]:
+    def render_completion(self, message: Message) -> list[int]:
         token_ids = self._encode(self._render_turn(message))
         if message.tool_calls:
             parsed = self.parse(token_ids, list(map(_infer_spec, message.tool_calls)))

@@ -85,7 +85,7 @@ def make_renderer(
     if tool_call_parser and (style is not None or not template.text) and not parses_hermes(parse):
         raise ConfigError(
             f"generator.tool_call_parser={tool_call_parser!r} with tools_style={style or 'qwen'!r}: "
-            "the prompt tells the model to call tools in Hermes format; leave tool_call_parser out"
+            "the prompt asks the model to call tools in Hermes format; leave tool_call_parser out"
         )
     if not template.text:
         return _build_without_template(template, style or "qwen", parse, close_turns=close_turns)
@@ -144,7 +144,7 @@ def _match_builtin(
         try:
             renderer = chat_format.from_template(template, close_turns=close_turns)
             is_equal = all(
-                renderer.open(messages, tools) == template.tokenize(messages, tools)
+                renderer.render_prompt(messages, tools) == template.tokenize(messages, tools)
                 for probe, tools in probes
                 for messages in (probe, (SYSTEM, *probe))
             )

@@ -75,11 +75,12 @@ def find_append_only_violation(renderer: Renderer, dialogue: Sequence[Message]) 
         for messages, tools in probes:
             turns = [i for i, message in enumerate(messages) if message.role == "assistant"]
             for start, stop in zip(turns, [*turns[1:], len(messages)], strict=True):
-                completion = renderer.write(messages[start])
-                following = renderer.join(completion[-1], messages[start + 1 : stop])
-                prompt = renderer.open(messages[:start], tools)
+                completion = renderer.render_completion(messages[start])
+                following = renderer.render_continuation(completion[-1], messages[start + 1 : stop])
+                prompt = renderer.render_prompt(messages[:start], tools)
                 if following is None or (
-                    prompt + completion + following != renderer.open(messages[:stop], tools)
+                    prompt + completion + following
+                    != renderer.render_prompt(messages[:stop], tools)
                 ):
                     roles = ", ".join(message.role for message in messages[:stop])
                     return f"the chat template renders {roles} to other tokens than turn by turn"
@@ -151,7 +152,7 @@ def find_generation_mask_mismatch(template: Template, renderer: Renderer) -> str
         return None
     try:
         token_ids, mask = template.generation_mask([QUESTION, ANSWER])
-        sampled = renderer.write(ANSWER)
+        sampled = renderer.render_completion(ANSWER)
     except ModelError as error:
         return f"the chat template's generation blocks cannot be compared with a turn: {error}"
     masked = [token for token, is_in_block in zip(token_ids, mask, strict=True) if is_in_block]

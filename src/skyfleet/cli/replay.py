@@ -104,8 +104,8 @@ async def _fork(
 
     selected = select_agent(folder.config, agent, checkpoint)
     config = folder.config if isinstance(selected, str) else None
-    opening = open_agent(selected, ResolvedEnv(), [task], None, config, {}, where="skyfleet replay")
-    async with opening as opened:
+    context = open_agent(selected, ResolvedEnv(), [task], None, config, {}, where="skyfleet replay")
+    async with context as opened:
         forked = await run_episode(
             task,
             opened.open_env,

@@ -16,15 +16,14 @@ if TYPE_CHECKING:
     from skyfleet.tasks.manifest import Manifest
     from skyfleet.tasks.prepare import PreparedDataset, PrepareOptions
 
+Modality = Literal["tool_use", "computer_use", "browser_use", "all"]
 Names = Annotated[str, typer.Option(help="Comma-separated; empty means all.")]
 
 
 def prepare_command(
     tasks_json: Annotated[str, typer.Option(help="Rows: .json, .jsonl or .parquet; s3:// too.")],
     output_dir: Annotated[str, typer.Option(help="A folder of its own, or s3://.")] = "data/fleet",
-    modality: Annotated[
-        Literal["tool_use", "computer_use", "browser_use", "all"], typer.Option()
-    ] = "tool_use",
+    modality: Modality = "tool_use",
     eval_ratio: Annotated[float, typer.Option(min=0, max=1, help="Of each env.")] = 0.02,
     env_filter: Names = "",
     difficulty_filter: Names = "",

@@ -159,12 +159,12 @@ def _build_config(
         problems += find_redacted(canonical.values)
     tree, unresolved = _build_tree(canonical.values, is_record=is_record)
     problems += unresolved.values()
-    config, conflicts, misfits = _validate(tree)
-    problems += misfits.values()
+    config, conflicts, invalid = _validate(tree)
+    problems += invalid.values()
     if config is None:
         raise ConfigError("\n".join(dict.fromkeys(problems)))
     # A key with a bad value holds its default here: a conflict with it is no news.
-    replaced = [*unresolved, *misfits]
+    replaced = [*unresolved, *invalid]
     conflicts += find_conflicts(config)
     problems += (line for line in conflicts if not any(key in line for key in replaced))
     if problems:
@@ -284,18 +284,18 @@ def _validate(tree: dict[str, Any]) -> tuple[RunConfig | None, list[str], dict[s
 
     A bad value is replaced by its default, so that the other problems are found in the same pass.
     """
-    misfits: dict[str, str] = {}
+    invalid: dict[str, str] = {}
     while True:
         conflicts: list[str] = []
         try:
-            return RunConfig.model_validate(tree, context=conflicts), conflicts, misfits
+            return RunConfig.model_validate(tree, context=conflicts), conflicts, invalid
         except ValidationError as error:
-            found = {_find_key(problem["loc"]) for problem in error.errors()} - misfits.keys()
+            found = {_find_key(problem["loc"]) for problem in error.errors()} - invalid.keys()
             keys = [key for key in known_keys() if key in found]
             for key in keys or sorted(found):
-                misfits[key] = _describe_misfit(key, tree)
+                invalid[key] = _describe_invalid_value(key, tree)
             if not keys:
-                return None, conflicts, misfits
+                return None, conflicts, invalid
             for key in keys:
                 path = tuple(key.split("."))
                 # Null first: a mapping would be merged into the bad value.
@@ -317,7 +317,7 @@ def _find_key(location: tuple[int | str, ...]) -> str:
     return known[-1] if known else prefixes[-1]
 
 
-def _describe_misfit(name: str, tree: Mapping[str, Any]) -> str:
+def _describe_invalid_value(name: str, tree: Mapping[str, Any]) -> str:
     value: Any = tree
     for part in name.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None

@@ -113,7 +113,7 @@ class RenderedChat:
         if history is not None:
             n, token_ids = len(history.messages), history.token_ids
             if list(messages[:n]) == history.messages and tools == history.tools:
-                joined = self._renderer.join(token_ids[-1], messages[n:])
+                joined = self._renderer.render_continuation(token_ids[-1], messages[n:])
                 if joined is not None:
                     return [*token_ids, *joined]
-        return self._renderer.open(messages, tools)
+        return self._renderer.render_prompt(messages, tools)

@@ -110,7 +110,7 @@ def check_gpus(config: RunConfig, *, learns: bool) -> None:
 
 def vllm_settings(config: RunConfig, *, learns: bool) -> VllmSettings:
     generator = config.generator
-    shares = learns and config.trainer.placement.colocate_all and torch.cuda.is_available()
+    is_colocated = learns and config.trainer.placement.colocate_all and torch.cuda.is_available()
     return VllmSettings(
         max_model_len=config.max_episode_tokens,
         model_dtype=generator.model_dtype,
@@ -122,7 +122,7 @@ def vllm_settings(config: RunConfig, *, learns: bool) -> VllmSettings:
         max_num_batched_tokens=generator.max_num_batched_tokens,
         max_num_seqs=generator.max_num_seqs,
         # Weights are pushed after every sleep, so the old ones need not be kept.
-        sleep_level=2 if shares else 0,
+        sleep_level=2 if is_colocated else 0,
         seed=config.trainer.seed,
         trust_remote_code=config.trainer.policy.model.trust_remote_code,
         engine_init_kwargs=generator.engine_init_kwargs,

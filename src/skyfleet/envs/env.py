@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeGuard, runtime_checkable
 
 from skyfleet.chat.message import Message, ToolSpec
-from skyfleet.envs.guard import MAX_ABANDONED, EnvGuard, abandoned_calls
+from skyfleet.envs.guard import EnvGuard
+from skyfleet.envs.guarded_call import MAX_ABANDONED, abandoned_calls
 from skyfleet.envs.values import format_value
-from skyfleet.envs.verifiers.running import SUCCESS_REWARD
+from skyfleet.envs.verifiers.run_verifier import SUCCESS_REWARD
 from skyfleet.errors import EnvError, EpisodeError
 from skyfleet.tasks.task import Grade, Task
 from skyfleet.trajectories.trajectory import Ending

@@ -10,7 +10,8 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
-from skyfleet.envs.guard import abandoned_calls, current_guard
+from skyfleet.envs.guard import current_guard
+from skyfleet.envs.guarded_call import abandoned_calls
 from skyfleet.envs.stalls import EnvInterrupt, enter_thread, interrupt_thread, leave_thread
 from skyfleet.envs.values import format_value
 from skyfleet.errors import EnvError

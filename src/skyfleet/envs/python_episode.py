@@ -170,7 +170,7 @@ class PythonEpisode:
         self._task, self._calls, self._read_state = task, calls, read_state
         self._reset, self._step, self._grade, self._close = reset, step, grade, close
         self._tools: dict[str, PythonTool] = {}
-        self._opening: tuple[Message, ...] = ()
+        self._prompt: tuple[Message, ...] = ()
         self._turns: list[Turn] = []
         self._steps: list[protocol.Step] = []
         self._ending = Ending.MAX_TURNS
@@ -182,7 +182,7 @@ class PythonEpisode:
     async def reset(self) -> protocol.Observation:
         given = await call_by_name(self._calls, self._reset, task=self._task)
         observation = given if isinstance(given, protocol.Observation) else Observation(given)
-        self._opening, self._turns, self._steps = observation.messages, [], []
+        self._prompt, self._turns, self._steps = observation.messages, [], []
         return self._use_tools(observation)
 
     async def step(self, action: Message) -> protocol.Step:
@@ -261,7 +261,7 @@ class PythonEpisode:
             task_key=self._task.key,
             env_key=self._task.env_key,
             sample=0,
-            opening=self._opening,
+            prompt=self._prompt,
             turns=tuple(self._turns),
             transcripts=(),
             ending=protocol.episode_ending.get() or self._ending,

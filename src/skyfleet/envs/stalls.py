@@ -37,7 +37,10 @@ _SIGNAL = signal.SIGVTALRM
 """Interrupts a system call of the main thread; nothing else here uses this signal."""
 
 _PACKAGE = str(Path(__file__).parents[1])
-_GUARD = str(Path(__file__).with_name("guard.py"))
+_GUARD_FILES = tuple(
+    str(Path(__file__).with_name(f"{name}.py")) for name in ("guard", "guarded_call")
+)
+"""Their frames are between an environment and the event loop."""
 _LIBRARIES = (str(Path(asyncio.__file__).parents[1]), "<")
 """An environment's own line says more than that of the library it called."""
 
@@ -285,7 +288,7 @@ def find_line(thread_id: int) -> str:
     """The line of the environment that the thread is in, as `file:line`; empty if in none."""
     frame = sys._current_frames().get(thread_id)
     found: FrameType | None = None
-    while frame is not None and frame.f_code.co_filename != _GUARD:
+    while frame is not None and frame.f_code.co_filename not in _GUARD_FILES:
         if not frame.f_code.co_filename.startswith((_PACKAGE, *_LIBRARIES)):
             return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
         found = found or frame

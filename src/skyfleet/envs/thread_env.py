@@ -9,7 +9,8 @@ from typing import Any
 
 from skyfleet.chat.message import Message
 from skyfleet.envs.env import Env, EnvFactory, Observation, Step, close_env, grade_env
-from skyfleet.envs.guard import EnvGuard, abandoned_calls, current_guard, install_task_factory
+from skyfleet.envs.guard import EnvGuard, current_guard, install_task_factory
+from skyfleet.envs.guarded_call import abandoned_calls
 from skyfleet.envs.stalls import enter_thread, interrupt_thread, leave_thread
 from skyfleet.errors import EnvError, EpisodeError, VerifierError
 from skyfleet.tasks.task import Grade, Task

@@ -17,10 +17,9 @@ from typing import Any
 from skyfleet.config.imports import import_named
 from skyfleet.envs.env import Env, Observation, Step, close_env, episode_ending, grade_env
 from skyfleet.envs.guard import EnvGuard, install_task_factory
+from skyfleet.envs.message_validation import count_characters, cut_messages
 from skyfleet.envs.python_env import as_env_factory
 from skyfleet.envs.validation import (
-    count_characters,
-    cut_messages,
     validate_grade,
     validate_observation,
     validate_step,

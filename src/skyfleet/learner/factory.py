@@ -20,7 +20,7 @@ from skyfleet.errors import CheckpointError, ConfigError
 from skyfleet.learner.critic import Critic, CriticSettings
 from skyfleet.learner.optimizer import OptimizerSettings, build_lr_schedule, linear_to_a_tenth
 from skyfleet.learner.policy_model import PolicyModel, rope_overrides
-from skyfleet.learner.single import LearnerSettings, SingleLearner
+from skyfleet.learner.single_device import LearnerSettings, SingleDeviceLearner
 from skyfleet.models.adapter_files import load_adapters, reject_adapter_checkpoint
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.hf_decoder import make_decoder
@@ -37,7 +37,7 @@ def build_learner(
     critic: Critic | None = None,
     wrap_settings: Callable[[LearnerSettings], LearnerSettings] = lambda settings: settings,
     memory_plan: str = "",
-) -> SingleLearner:
+) -> SingleDeviceLearner:
     """The learner of a run of `total_steps` steps.
 
     `reference_folder` returns the folder of the policy that is the KL reference. Sentinels wrap the
@@ -48,7 +48,7 @@ def build_learner(
     module, lora = policy_model.loaded.module, config.trainer.policy.model.lora
     if lora.rank:
         add_adapters(module, lora, seed=config.trainer.seed)
-    return SingleLearner(
+    return SingleDeviceLearner(
         policy_model.decoder,
         wrap_settings(
             build_learner_settings(config, policy_model.decoder, total_steps=total_steps)

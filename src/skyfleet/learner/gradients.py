@@ -77,8 +77,8 @@ def _effective_rank(gradient_FE: Tensor) -> Tensor:
         return gram.new_tensor(nan)
     values = torch.linalg.eigvalsh(gram).clamp(min=0).sqrt()
     values = values * (values > _NOISE * values.max())
-    shares = values / values.sum().clamp(min=1e-30)
-    rank: Tensor = torch.special.entr(shares).sum().exp() * (values.sum() > 0)
+    probabilities = values / values.sum().clamp(min=1e-30)
+    rank: Tensor = torch.special.entr(probabilities).sum().exp() * (values.sum() > 0)
     return rank
 
 

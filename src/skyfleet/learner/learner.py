@@ -57,26 +57,26 @@ class StepMetrics:
     def __init__(self) -> None:
         self._updates: dict[str, list[float]] = defaultdict(list)
         # Values, not their summaries: the deviation is over all tokens of the step.
-        self._spreads: dict[str, list[Tensor]] = defaultdict(list)
+        self._stats: dict[str, list[Tensor]] = defaultdict(list)
 
-    def add(self, metrics: Mapping[str, float], spreads: Sequence[Mapping[str, Tensor]]) -> None:
+    def add(self, metrics: Mapping[str, float], stats: Sequence[Mapping[str, Tensor]]) -> None:
         """The metrics of one update, and per-token values of each of its micro-batches."""
         parts: dict[str, list[Tensor]] = defaultdict(list)
-        for micro_batch in spreads:
+        for micro_batch in stats:
             for name, values_N in micro_batch.items():
                 parts[name].append(values_N.float())
         if self._updates:
             # After an update the gap measures how far the policy moved, not how well they agree.
             parts.pop(LOGPROB_GAP, None)
         for name, micro_batches in parts.items():
-            self._spreads[name].append(torch.cat(micro_batches))
+            self._stats[name].append(torch.cat(micro_batches))
         for name, value in metrics.items():
             self._updates[name].append(value)
 
     def compute(self) -> dict[str, float]:
         """`policy/*`: means over updates; deviations and extremes over all tokens of the step."""
         metrics = {name: sum(values) / len(values) for name, values in self._updates.items()}
-        for name, updates in self._spreads.items():
+        for name, updates in self._stats.items():
             metrics |= _summarize(name, updates)
         return {f"policy/{name}": value for name, value in metrics.items()}
 

@@ -124,11 +124,11 @@ def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 def _ending_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
     counts = Counter(episode.ending for episode in episodes)
-    shares = {
+    rates = {
         metric_key("generate", f"ending_{ending}"): counts[ending] / len(episodes)
         for ending in Ending
     }
-    return shares | {metric_key("generate", "trajectory_timeouts"): float(counts[Ending.TIMEOUT])}
+    return rates | {metric_key("generate", "trajectory_timeouts"): float(counts[Ending.TIMEOUT])}
 
 
 def _token_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
@@ -204,7 +204,7 @@ def _info_means(episodes: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _env_init_failed(episode: Trajectory) -> bool:
-    return episode.ending is Ending.FAILED and not episode.opening
+    return episode.ending is Ending.FAILED and not episode.prompt
 
 
 def _was_abandoned(episode: Trajectory) -> bool:

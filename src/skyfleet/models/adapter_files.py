@@ -61,13 +61,13 @@ def load_adapters(module: nn.Module, folder: Path) -> None:
         )
     _check_settings(module, folder / FOLDER / _CONFIG)
     saved, own = load_file(path), _tensors(adapters(module))
-    misfits = sorted(
+    mismatched = sorted(
         {n for n in own if n not in saved or own[n].shape != saved[n].shape} | saved.keys() - own
     )
-    if misfits:
+    if mismatched:
         raise ModelError(
             f"the adapters in {path} do not match trainer.policy.model.lora "
-            f"(first mismatch: {misfits[0]}); use the settings they were trained with"
+            f"(first mismatch: {mismatched[0]}); use the settings they were trained with"
         )
     with torch.no_grad():
         for name, parameter in own.items():

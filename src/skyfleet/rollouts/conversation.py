@@ -131,8 +131,8 @@ class Conversation(Protocol):
         """Keep only the prompt, the last turn and so many turns before it."""
         ...
 
-    def restart(self, opening: Observation) -> None:
-        """Continue from `opening` alone."""
+    def restart(self, observation: Observation) -> None:
+        """Continue from `observation` alone."""
         ...
 
     async def generate(self) -> Message:
@@ -159,7 +159,7 @@ class TokenConversation:
 
     def __init__(
         self,
-        opening: Observation,
+        observation: Observation,
         *,
         engine: Engine,
         renderer: Renderer,
@@ -172,10 +172,10 @@ class TokenConversation:
         self._engine, self._renderer = engine, renderer
         self._sampling, self._session = sampling, session
         self._max_input_length, self._is_full = max_input_length, False
-        self._history, self._tools = History(opening), opening.tools
+        self._history, self._tools = History(observation), observation.tools
         self._status, self._is_cut = status, False
         self._transcripts: list[Transcript] = []
-        self._start_transcript(opening, reason="")
+        self._start_transcript(observation, reason="")
         self.finish: Finish = "stop"
 
     @property
@@ -219,10 +219,10 @@ class TokenConversation:
     def truncate_history(self, *, keep_recent_turns: int) -> None:
         self._is_cut = self._history.cut(keep_recent_turns=keep_recent_turns)
 
-    def restart(self, opening: Observation) -> None:
-        self._history, self._tools = self._history.restart(opening), opening.tools
+    def restart(self, observation: Observation) -> None:
+        self._history, self._tools = self._history.restart(observation), observation.tools
         self._is_cut = False
-        self._start_transcript(opening, reason=RESTARTED)
+        self._start_transcript(observation, reason=RESTARTED)
 
     async def close(self) -> None:
         await self._engine.release(self._session)
@@ -234,31 +234,31 @@ class TokenConversation:
         limit = self._max_input_length
         return limit is not None and exceeds(self._renderer, messages, limit)
 
-    def _start_transcript(self, opening: Observation, *, reason: str) -> None:
-        if self._exceeds_context(opening.messages):
+    def _start_transcript(self, observation: Observation, *, reason: str) -> None:
+        if self._exceeds_context(observation.messages):
             self._is_full = True
             return
-        token_ids = self._render_prompt(opening)
+        token_ids = self._render_prompt(observation)
         self._transcripts.append(Transcript(reason=reason))
         self._transcripts[-1].append_prompt(token_ids)
 
     def _render_prompt(self, prompt: Observation) -> Sequence[int]:
         if isinstance(prompt, ResumedObservation) and prompt.prompt_token_ids is not None:
             return prompt.prompt_token_ids
-        return self._renderer.open(prompt.messages, prompt.tools)
+        return self._renderer.render_prompt(prompt.messages, prompt.tools)
 
     def _render_next(self, messages: Sequence[Message]) -> tuple[list[int], str]:
         """Return the tokens to append, or all tokens of a new transcript and the reason for it.
 
-        `Renderer.join` closes a turn that the token limit cut: the missing end-of-turn token is
+        `Renderer.render_continuation` closes a turn that the token limit cut: the missing end-of-turn token is
         part of the prompt, so it is not trained on.
         """
         so_far = self._transcripts[-1].token_ids
         if not self._is_cut:
-            joined = self._renderer.join(so_far[-1], messages)
+            joined = self._renderer.render_continuation(so_far[-1], messages)
             if joined is not None:
                 return joined, ""
-        whole = self._renderer.open([*self._history.messages, *messages], self._tools)
+        whole = self._renderer.render_prompt([*self._history.messages, *messages], self._tools)
         if self._is_cut:
             return whole, HISTORY_CUT
         if not self._tools and whole[: len(so_far)] == so_far:
@@ -279,9 +279,11 @@ class TokenConversation:
 class MessageConversation:
     """Asks a ChatModel for messages; for teachers and baselines, without tokens to train on."""
 
-    def __init__(self, opening: Observation, *, model: ChatModel, sampling: SamplingParams) -> None:
+    def __init__(
+        self, observation: Observation, *, model: ChatModel, sampling: SamplingParams
+    ) -> None:
         self._model, self._sampling = model, sampling
-        self._history, self._tools = History(opening), opening.tools
+        self._history, self._tools = History(observation), observation.tools
         self.finish: Finish = "stop"
 
     @property
@@ -307,7 +309,7 @@ class MessageConversation:
     def truncate_history(self, *, keep_recent_turns: int) -> None:
         self._history.cut(keep_recent_turns=keep_recent_turns)
 
-    def restart(self, opening: Observation) -> None:
-        self._history, self._tools = self._history.restart(opening), opening.tools
+    def restart(self, observation: Observation) -> None:
+        self._history, self._tools = self._history.restart(observation), observation.tools
 
     async def close(self) -> None: ...

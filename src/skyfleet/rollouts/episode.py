@@ -3,62 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import isclose
 from time import perf_counter
-from weakref import WeakSet
 
 from skyfleet.chat.message import Message
-from skyfleet.envs.env import (
-    Env,
-    EnvFactory,
-    Observation,
-    Step,
-    episode_ending,
-    episode_info,
-    grade_env,
-    is_graded_by_env,
-    open_env_until,
-)
+from skyfleet.envs.env import Env, EnvFactory, Observation, Step, open_env_until
 from skyfleet.envs.guard import EnvGuard, Isolation
 from skyfleet.envs.isolation import isolate
-from skyfleet.envs.validation import (
-    count_characters,
-    cut_messages,
-    validate_grade,
-    validate_info,
-    validate_observation,
-    validate_step,
-)
+from skyfleet.envs.message_validation import count_characters, cut_messages
+from skyfleet.envs.validation import validate_observation, validate_step
 from skyfleet.errors import (
     AbandonedCallError,
     ContextFullError,
     EngineError,
     EnvError,
     EpisodeError,
-    VerifierError,
-    wrap_errors,
 )
 from skyfleet.rollouts.conversation import AgentFactory, Conversation
+from skyfleet.rollouts.grading import EpisodeGrade, check_step_rewards, grade_episode
 from skyfleet.rollouts.rendering import render
 from skyfleet.tasks.task import Grade, Task
 from skyfleet.trajectories.episode_clock import EpisodeClock, EpisodeTimeoutError
 from skyfleet.trajectories.trajectory import Ending, Failure, Group, Trajectory, Turn
-
-logger = logging.getLogger(__name__)
 
 OnMessages = Callable[[Sequence[Message]], None]
 """Observes an episode: called with the prompt, then with each action and each reply as they come."""
 
 RECORDED_CHARACTERS = 10_000
 """What is recorded of an observation that is too long for any agent."""
-
-_warned_factories: WeakSet[EnvFactory] = WeakSet()
-"""Factories whose step rewards did not add up to a grade; a run has one factory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +67,12 @@ class _Episode:
         self.ending = Ending.FAILED
         self.grade: Grade | None = None
         self.failure: Failure | None = None
+
+    def add_grade(self, graded: EpisodeGrade) -> None:
+        if graded.info and self.turns:
+            last = self.turns[-1]
+            self.turns[-1] = replace(last, info={**last.info, **graded.info})
+        self.grade = graded.grade
 
     async def release(self) -> None:
         if self.conversation is not None:
@@ -131,15 +112,23 @@ async def run_episode(
                 env = await _run_in_time(
                     episode, closing, task, open_env, policy, limits, sample, guard
                 )
-                if await _grade(episode, env, limits, guard):
-                    _check_step_rewards(episode, task, open_env)
+                graded = await grade_episode(
+                    env,
+                    episode.steps,
+                    episode.ending,
+                    guard=guard,
+                    timeout_seconds=limits.trajectory_timeout_seconds,
+                )
+                episode.add_grade(graded)
+                if graded.is_by_env:
+                    check_step_rewards(episode.steps, graded.grade, task, open_env)
             except EpisodeError as error:
                 episode.failure = Failure.of(error)
     return Trajectory(
         task_key=task.key,
         env_key=task.env_key,
         sample=sample,
-        opening=episode.prompt,
+        prompt=episode.prompt,
         turns=tuple(episode.turns),
         transcripts=episode.conversation.transcripts if episode.conversation else (),
         ending=episode.ending,
@@ -279,50 +268,6 @@ def _continue(conversation: Conversation, step: Step) -> None:
         conversation.observe(step.messages)
     else:
         conversation.restart(step.opening)
-
-
-async def _grade(episode: _Episode, env: Env, limits: Limits, guard: EnvGuard) -> bool:
-    """Grade the episode; whether the environment has a grade of its own."""
-
-    async def grade() -> tuple[Grade | None, bool]:
-        info: dict[str, float] = {}
-        tokens = episode_ending.set(episode.ending), episode_info.set(info)
-        try:
-            graded = validate_grade(await grade_env(env, episode.steps))
-        finally:
-            episode_ending.reset(tokens[0])
-            episode_info.reset(tokens[1])
-        if info and episode.turns:
-            last = episode.turns[-1]
-            episode.turns[-1] = replace(last, info={**last.info, **validate_info(info)})
-        return graded, is_graded_by_env(env)
-
-    with wrap_errors(VerifierError, "grade"):
-        async with EpisodeClock(limits.trajectory_timeout_seconds):
-            graded: tuple[Grade | None, bool] = await guard.call(VerifierError, "grade", grade)
-    episode.grade, is_own = graded
-    return is_own
-
-
-def _check_step_rewards(episode: _Episode, task: Task, open_env: EnvFactory) -> None:
-    """Warn once per run if step rewards exist and do not add up to the grade."""
-    rewards = [step.reward for step in episode.steps]
-    if episode.grade is None or not any(rewards):
-        return
-    total, graded = sum(rewards), episode.grade.reward
-    if isclose(total, graded, rel_tol=1e-6, abs_tol=1e-6) or open_env in _warned_factories:
-        return
-    with suppress(TypeError):  # a callable that has no weak references is reported every time
-        _warned_factories.add(open_env)
-    logger.warning(
-        "task %s of %s: the step rewards add up to %g and grade() returned %g; the grade is the "
-        "episode's reward. Return step rewards that add up to it, or none. "
-        "This is logged once per run",
-        task.key,
-        task.env_key,
-        total,
-        graded,
-    )
 
 
 async def collect(

@@ -29,14 +29,16 @@ def forked_policy(trajectory: Trajectory, policy: AgentFactory, *, turn: int) ->
             "fork at one of them"
         )
 
-    def start(task: Task, opening: Observation, session: str) -> ForkedConversation:
+    def start(task: Task, observation: Observation, session: str) -> ForkedConversation:
         def hand_over(history: History) -> Conversation:
             # Rendered again, the messages may give other tokens than those that were sampled.
-            has_same_prompt = _starts_equally(policy(task, opening, session), trajectory)
+            has_same_prompt = _starts_equally(policy(task, observation, session), trajectory)
             token_ids = tokens_before(trajectory, turn) if has_same_prompt else None
-            return policy(task, history.resume(opening.tools, prompt_token_ids=token_ids), session)
+            return policy(
+                task, history.resume(observation.tools, prompt_token_ids=token_ids), session
+            )
 
-        return ForkedConversation(trajectory, turn, History(opening), hand_over)
+        return ForkedConversation(trajectory, turn, History(observation), hand_over)
 
     return start
 
@@ -127,13 +129,13 @@ class ForkedConversation:
         else:
             self._history.cut(keep_recent_turns=keep_recent_turns)
 
-    def restart(self, opening: Observation) -> None:
+    def restart(self, observation: Observation) -> None:
         if self._other is None:
             raise ReplayDiffersError(
                 "the environment restarted the conversation before the turn to fork at; "
                 "fork at an earlier turn"
             )
-        self._other.restart(opening)
+        self._other.restart(observation)
 
     async def close(self) -> None:
         if self._other is not None:

@@ -23,7 +23,7 @@ STOP_REMOVED = "a sampled stop token was removed: the message continues"
 class OneMessageConversation(TokenConversation):
     def __init__(
         self,
-        opening: Observation,
+        observation: Observation,
         *,
         engine: Engine,
         renderer: Renderer,
@@ -35,7 +35,7 @@ class OneMessageConversation(TokenConversation):
     ) -> None:
         """`encode` tokenises plain text without special tokens."""
         super().__init__(
-            opening,
+            observation,
             engine=engine,
             renderer=renderer,
             sampling=sampling,
@@ -59,8 +59,8 @@ class OneMessageConversation(TokenConversation):
         self._removed = slice(starts[0], kept[0])
         self._turn_starts = [at - kept[0] + starts[0] for at in kept]
 
-    def restart(self, opening: Observation) -> None:
-        super().restart(opening)
+    def restart(self, observation: Observation) -> None:
+        super().restart(observation)
         self._turn_starts, self._removed = [], slice(0, 0)
 
     def _render_next(self, messages: Sequence[Message]) -> tuple[list[int], str]:

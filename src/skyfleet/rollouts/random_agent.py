@@ -25,9 +25,9 @@ _MAX_DEPTH = 4
 def random_policy(*, seed: int) -> AgentFactory:
     """Make the same calls for the same seed and session; attempts at a task differ."""
 
-    def start(task: Task, opening: Observation, session: str) -> MessageConversation:
+    def start(task: Task, observation: Observation, session: str) -> MessageConversation:
         model = RandomModel(Random(f"random caller/{seed}/{session}"))
-        return MessageConversation(opening, model=model, sampling=SamplingParams())
+        return MessageConversation(observation, model=model, sampling=SamplingParams())
 
     return start
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 from skyfleet.chat.message import Message, UnsupportedMessageError
 from skyfleet.chat.renderer import Renderer
 from skyfleet.chat.tokenizer import use_tokenizer_copies
-from skyfleet.envs.validation import count_characters
+from skyfleet.envs.message_validation import count_characters
 from skyfleet.errors import EnvError
 
 LARGE_CHARACTERS = 65_536
@@ -45,14 +45,14 @@ def exceeds(renderer: Renderer, messages: Sequence[Message], max_tokens: int) ->
     """Whether long messages have more tokens than that, without tokenizing much more than that."""
     if count_characters(messages) <= LARGE_CHARACTERS:
         return False
-    n_around = len(renderer.open([Message(role="user", content="")], ()))
+    n_around = len(renderer.render_prompt([Message(role="user", content="")], ()))
     total = 0
     for message in messages:
         text = message.text
         for start in range(0, len(text), _CHUNK_CHARACTERS):
             chunk = Message(role="user", content=text[start : start + _CHUNK_CHARACTERS])
             # A cut may split a token, so a chunk has a few more than in the whole text.
-            total += len(renderer.open([chunk], ())) - n_around - _CUT_TOKENS
+            total += len(renderer.render_prompt([chunk], ())) - n_around - _CUT_TOKENS
             if total > max_tokens:
                 return True
     return False

@@ -19,9 +19,9 @@ from skyfleet.trajectories.trajectory import Ending, Trajectory
 def reference_policy(renderer: Renderer) -> AgentFactory:
     """Sample the tokens of the reference solution, so that its transcripts can be trained on."""
 
-    def start(task: Task, opening: Observation, session: str) -> TokenConversation:
+    def start(task: Task, observation: Observation, session: str) -> TokenConversation:
         return TokenConversation(
-            opening,
+            observation,
             engine=ReferenceEngine(task.solution, renderer),
             renderer=renderer,
             sampling=SamplingParams(),
@@ -31,16 +31,16 @@ def reference_policy(renderer: Renderer) -> AgentFactory:
     return start
 
 
-def oracle_policy(task: Task, opening: Observation, session: str) -> MessageConversation:
+def oracle_policy(task: Task, observation: Observation, session: str) -> MessageConversation:
     """Send the messages of the reference solution; needs no tokenizer."""
     return MessageConversation(
-        opening, model=ReferenceModel(task.solution), sampling=SamplingParams()
+        observation, model=ReferenceModel(task.solution), sampling=SamplingParams()
     )
 
 
-def null_policy(task: Task, opening: Observation, session: str) -> MessageConversation:
+def null_policy(task: Task, observation: Observation, session: str) -> MessageConversation:
     """Declare at once that it is done. A task that it passes measures nothing."""
-    return MessageConversation(opening, model=ReferenceModel(()), sampling=SamplingParams())
+    return MessageConversation(observation, model=ReferenceModel(()), sampling=SamplingParams())
 
 
 class ReferenceModel:
@@ -70,7 +70,7 @@ class ReferenceEngine:
     async def generate(
         self, token_ids: Sequence[int], sampling: SamplingParams, *, session: str
     ) -> Completion:
-        written = tuple(self._renderer.write(await self._model.reply((), (), sampling)))
+        written = tuple(self._renderer.render_completion(await self._model.reply((), (), sampling)))
         return Completion(
             token_ids=written, logprobs=(0.0,) * len(written), finish="stop", policy_version=0
         )
@@ -113,7 +113,7 @@ class RecordedConversation:
 
     def truncate_history(self, *, keep_recent_turns: int) -> None: ...
 
-    def restart(self, opening: Observation) -> None: ...
+    def restart(self, observation: Observation) -> None: ...
 
     async def close(self) -> None: ...
 
@@ -121,7 +121,7 @@ class RecordedConversation:
 def recorded_policy(trajectory: Trajectory) -> AgentFactory:
     """Replay the trajectory; use the `recorded_limits` of the same trajectory."""
 
-    def start(task: Task, opening: Observation, session: str) -> RecordedConversation:
+    def start(task: Task, observation: Observation, session: str) -> RecordedConversation:
         return RecordedConversation(trajectory)
 
     return start

@@ -55,7 +55,7 @@ def _check_counts(stage: AdvantageStage) -> Finding | None:
     keys = {group.task_key for group in kept.groups}
     if len(keys) != len(kept.groups) and len(considered) == len({g.task_key for g in considered}):
         return found(
-            "two groups to train on have the same key, so they would be credited as one",
+            "two groups to train on have the same key, so they would be one group",
             groups=len(kept.groups),
             keys=len(keys),
         )

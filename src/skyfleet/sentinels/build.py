@@ -11,7 +11,7 @@ from skyfleet.algorithms.registry import get_estimator, get_policy_loss
 from skyfleet.config.root import RunConfig
 from skyfleet.engines.engine import Engine
 from skyfleet.learner.factory import has_exact_logprobs
-from skyfleet.learner.single import SingleLearner
+from skyfleet.learner.single_device import SingleDeviceLearner
 from skyfleet.models.decoder import Decoder
 from skyfleet.rollouts.episode import Limits
 from skyfleet.sentinels.checker import InvariantChecker
@@ -29,7 +29,7 @@ def build_checker(
     config: RunConfig,
     decoder: Decoder,
     engines: Sequence[Engine],
-    learner: SingleLearner,
+    learner: SingleDeviceLearner,
     limits: Limits,
     *,
     envs: Collection[str],

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from skyfleet.algorithms.kl import KlEstimator
 from skyfleet.algorithms.losses.loss import LossFunction, LossInputs, LossOutput, sequence_sum
-from skyfleet.learner.single import LearnerSettings
+from skyfleet.learner.single_device import LearnerSettings
 
 
 @dataclass(slots=True)

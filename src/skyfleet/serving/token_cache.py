@@ -48,10 +48,10 @@ class TokenCache:
             session, token_ids = self._entries.get(key, ("", array("i")))
             if token_ids:
                 self._entries.move_to_end(key)
-                following = self._renderer.join(token_ids[-1], messages[n_cached:])
+                following = self._renderer.render_continuation(token_ids[-1], messages[n_cached:])
                 if following is not None:
                     return CachedPrompt(token_ids=[*token_ids, *following], session=session)
-        return CachedPrompt(token_ids=self._renderer.open(messages, tools), session=None)
+        return CachedPrompt(token_ids=self._renderer.render_prompt(messages, tools), session=None)
 
     def store(
         self,

@@ -50,7 +50,7 @@ class Owner(BaseModel):
     """Of the kernel: containers of one machine have the same."""
     pid: int
     process_start: str
-    """Tells the process from a later one with the same id."""
+    """Distinguishes the process from a later one with the same id."""
     since: str
     token: str
     heartbeat: int = 0
@@ -248,7 +248,7 @@ def _has_no_live_owner(file: int) -> bool:
 @cache
 def _warn_unsupported() -> None:
     logger.warning(
-        "the file system of the run folder does not support locks, so two runs are told apart by "
+        "the file system of the run folder does not support locks, so two runs are distinguished by "
         "process id and heartbeat only; start at most one run per folder"
     )
 

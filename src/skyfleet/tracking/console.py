@@ -212,7 +212,7 @@ def format_example(step: int, groups: Iterable[Group]) -> str:
     reward = "reward unknown" if best.reward is None else f"reward {best.reward:g}"
     header = f"step {step}, {best.task_key}: {best.ending}, {reward}"
     messages = [
-        *best.opening,
+        *best.prompt,
         *(message for turn in best.turns for message in (turn.action, *turn.replies)),
     ]
     return "\n".join([header, *(line for message in messages for line in _format(message))])

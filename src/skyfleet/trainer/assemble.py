@@ -30,7 +30,7 @@ from skyfleet.errors import CheckpointError
 from skyfleet.learner.critic import Critic
 from skyfleet.learner.factory import build_critic, build_learner
 from skyfleet.learner.policy_model import PolicyModel
-from skyfleet.learner.single import SingleLearner
+from skyfleet.learner.single_device import SingleDeviceLearner
 from skyfleet.models.loading import LoadedModel
 from skyfleet.rollouts.conversation import AgentFactory
 from skyfleet.sentinels.build import build_checker
@@ -90,27 +90,14 @@ async def assemble(
     every slow part.
     """
     given = given or GivenObjects()
-    check_trainable(config)
-    for sentence in find_training_warnings(config):
-        logger.warning("%s", sentence)
-    # References are checked first: generating tasks can take minutes.
-    open_env = given.open_env or env_factory(config)
-    check_references(config, model_is_given=given.model is not None)
-    build_policy_loss(config.trainer.algorithm)
-    starts_vllm = config.generator.backend == "vllm" and not config.generator.is_remote
-    if starts_vllm:
-        check_gpus(config, learns=True)
+    open_env = _check_config(config, given)
     fitted = fit_training(config, model=given.model)
     fitted.log_changes()
     config = fitted.config
     state = TrainerState()
     if checkpoint:
         load_checkpoint(checkpoint, {"trainer": JsonPart(state)})
-    on_progress("loading the training and evaluation tasks")
-    tasks = load_run_tasks(config, train_tasks=given.train_tasks, eval_sets=given.eval_sets)
-    if given.open_env is None:
-        check_task_classes(config, tasks.all)
-        check_verifiers(config, tasks.all)
+    tasks = _load_tasks(config, given, on_progress)
     policy_folder = checkpoint.folder / "policy" if checkpoint else None
     on_progress(f"loading the policy: {policy_folder or config.trainer.policy.model.path}")
     # LoRA adapters are loaded onto the base weights, not onto weights merged with them.
@@ -129,7 +116,7 @@ async def assemble(
         if warm
         else await _collect_demonstrations(config, tasks, open_env, policy_model, on_progress)
     )
-    if starts_vllm:
+    if _starts_vllm(config):
         on_progress("starting vLLM")
     async with AsyncExitStack() as opened:
         policy_client = await opened.enter_async_context(
@@ -147,15 +134,6 @@ async def assemble(
             load_checkpoint(checkpoint, parts)
             for engine in policy_client.engines:
                 engine.policy_version = learning.learner.policy_version
-        inference = Inference(
-            engines=policy_client.engines,
-            sync=build_weight_sync(config, policy_model.loaded.module, policy_client.engine),
-            offload=build_engine_offload(config, policy_client.engine),
-        )
-        if config.generator.is_remote:
-            # Remote servers hold other weights: their own, or those of an earlier run.
-            on_progress("pushing the policy to the servers")
-            await inference.push(learning.learner)
         run = _build_run(
             config,
             tasks,
@@ -163,7 +141,7 @@ async def assemble(
             policy_model,
             learning,
             policy_client,
-            inference,
+            await _connect_inference(config, policy_model, policy_client, learning, on_progress),
             given.callbacks,
             resume_step=state.logged_step if checkpoint else None,
         )
@@ -171,10 +149,55 @@ async def assemble(
         return replace(run, warm_start=warm_start, locks=locks, opened=opened.pop_all())
 
 
+def _check_config(config: RunConfig, given: GivenObjects) -> EnvFactory:
+    """Everything that can be checked before tasks are generated, which can take minutes."""
+    check_trainable(config)
+    for sentence in find_training_warnings(config):
+        logger.warning("%s", sentence)
+    open_env = given.open_env or env_factory(config)
+    check_references(config, model_is_given=given.model is not None)
+    build_policy_loss(config.trainer.algorithm)
+    if _starts_vllm(config):
+        check_gpus(config, learns=True)
+    return open_env
+
+
+def _starts_vllm(config: RunConfig) -> bool:
+    return config.generator.backend == "vllm" and not config.generator.is_remote
+
+
+def _load_tasks(config: RunConfig, given: GivenObjects, on_progress: OnProgress) -> RunTasks:
+    on_progress("loading the training and evaluation tasks")
+    tasks = load_run_tasks(config, train_tasks=given.train_tasks, eval_sets=given.eval_sets)
+    if given.open_env is None:
+        check_task_classes(config, tasks.all)
+        check_verifiers(config, tasks.all)
+    return tasks
+
+
+async def _connect_inference(
+    config: RunConfig,
+    policy_model: PolicyModel,
+    policy_client: PolicyClient,
+    learning: _Learning,
+    on_progress: OnProgress,
+) -> Inference:
+    inference = Inference(
+        engines=policy_client.engines,
+        sync=build_weight_sync(config, policy_model.loaded.module, policy_client.engine),
+        offload=build_engine_offload(config, policy_client.engine),
+    )
+    if config.generator.is_remote:
+        # Remote servers hold other weights: their own, or those of an earlier run.
+        on_progress("pushing the policy to the servers")
+        await inference.push(learning.learner)
+    return inference
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Learning:
     state: TrainerState
-    learner: SingleLearner
+    learner: SingleDeviceLearner
     critic: Critic | None
     losses: LossRecorder
 

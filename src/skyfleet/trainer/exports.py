@@ -37,19 +37,19 @@ class Exports:
             training_trajectories=trainer.dump_training_trajectories,
         )
 
-    def played(self, step: int, groups: Sequence[Group]) -> None:
+    def dump_trajectories(self, step: int, groups: Sequence[Group]) -> None:
         if self.training_trajectories:
             path = self.folder / "dumped_training_trajectories" / f"global_step_{step}.jsonl"
             write_training_dump(path, step, groups, text=self.text)
 
-    def credited(self, step: int, samples: Sequence[Sample]) -> None:
+    def dump_training_input(self, step: int, samples: Sequence[Sample]) -> None:
         """The learner's input as plain dictionaries, which any Python unpickles."""
         if self.data_batch:
             path = self.folder / "dumped_data" / f"global_step_{step}_training_input.pkl"
             make_folder(path.parent)
             write_atomically(path, pickle.dumps([asdict(sample) for sample in samples]))
 
-    def policy(self, step: int) -> None:
+    def export_policy(self, step: int) -> None:
         with atomic_folder(self._policy_folder(step)) as draft:
             self.save_policy(draft)
 

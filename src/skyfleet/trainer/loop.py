@@ -62,7 +62,7 @@ async def train_step(run: Run, step: int) -> list[Group]:
         groups, kept = await run.rollouts.collect(step, store)
         await run.inference.verify()
     run.checker.check_rollouts(step, groups)
-    run.exports.played(step, groups)
+    run.exports.dump_trajectories(step, groups)
     if run.schedule.prints_example_at(step):
         run.console.note(format_example(step, groups))
     if not any(group.graded for group in groups) and (failure := find_failure(groups)):
@@ -78,7 +78,7 @@ async def learn(run: Run, step: int, groups: Sequence[Group], kept: FilterResult
     run.log.add(trained_reward_metrics(kept.groups) | kept.metrics)
     samples = run.compute_samples(kept.groups)
     run.checker.check_advantages(groups, kept, samples)
-    run.exports.credited(step, samples)
+    run.exports.dump_training_input(step, samples)
     measured = advantage_metrics(samples)
     if not samples:
         complete_update(run, step, measured)
@@ -137,7 +137,7 @@ async def finish_step(run: Run, *, stopping: bool = False) -> dict[str, float]:
 def export_policy(run: Run, step: int, *, again: bool = True) -> None:
     if run.schedule.exports_at(step) and (again or not run.exports.has_policy(step)):
         with run.log.timed("save_hf_model"):
-            run.exports.policy(step)
+            run.exports.export_policy(step)
 
 
 async def evaluate_step(run: Run, step: int) -> None:

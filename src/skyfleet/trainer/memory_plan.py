@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from skyfleet.config.root import RunConfig
+from skyfleet.learner.batching import default_chunk_size
 from skyfleet.learner.factory import max_tokens_per_microbatch
-from skyfleet.learner.logprobs import default_chunk_size
 from skyfleet.models.shape import ModelShape
 
 MIB = 2**20
@@ -214,14 +214,14 @@ def _optimizer(config: RunConfig, models: Models) -> Part:
 def _reference(config: RunConfig, models: Models, reference: ModelShape) -> Part:
     trainer = config.trainer
     # The base weights of an adapted policy are the reference (`learner/factory.py`).
-    shares = (
+    uses_policy_base = (
         trainer.policy.model.lora.rank
         and trainer.ref.model.path == trainer.policy.model.path
         and not (trainer.warm_start.steps or trainer.update_ref_every_epoch)
     )
     return Part(
         name="reference model",
-        n_bytes=0 if shares else reference.n_parameters * models.itemsize,
+        n_bytes=0 if uses_policy_base else reference.n_parameters * models.itemsize,
         remedy="trainer.algorithm.use_kl_loss=false and use_kl_in_reward=false, or a smaller model in trainer.ref.model.path",
     )
 
@@ -311,7 +311,7 @@ def activations_per_token(shape: ModelShape, *, recomputes: bool) -> int:
 
 
 def _logits(config: RunConfig, models: Models, shape: ModelShape) -> Part:
-    """The head (`learner/logprobs.py`): copies of one chunk's logits, and of its gradient."""
+    """The head (`action_logprobs`): copies of one chunk's logits, and of its gradient."""
     chunk = config.trainer.loss_chunk_size or default_chunk_size(on_gpu=models.on_gpu)
     chunk = min(chunk, tokens_per_forward_pass(config))
     logits = 5 * chunk * shape.vocab_size * 4

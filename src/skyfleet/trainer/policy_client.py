@@ -40,7 +40,7 @@ from skyfleet.rollouts.conversation import (
     Conversation,
     TokenConversation,
 )
-from skyfleet.rollouts.native import NativeConversation
+from skyfleet.rollouts.native_tool_calling import NativeToolConversation
 from skyfleet.rollouts.one_message import OneMessageConversation
 from skyfleet.tasks.task import Task
 from skyfleet.trainer.fit_memory import fit_inference
@@ -89,7 +89,7 @@ class PolicyClient:
         def start(task: Task, observation: Observation, session: str) -> Conversation:
             native = observation.use_native_tool_calling
             if self.native if native is None else native:
-                return NativeConversation(
+                return NativeToolConversation(
                     observation,
                     engine=chat,
                     sampling=sampling,

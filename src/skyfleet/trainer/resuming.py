@@ -24,7 +24,7 @@ from skyfleet.trajectories.archive import remove_episodes_after
 CONFIG, METRICS = "config.yaml", "metrics.jsonl"
 
 # Keys that may change when a run is resumed: duration, intervals, outputs, servers.
-FREE_KEYS = (
+KEYS_MUTABLE_ON_RESUME = (
     "trainer.epochs",
     "trainer.max_training_steps",
     "trainer.algorithm.dynamic_sampling.max_sample_batches",
@@ -153,7 +153,7 @@ def reject_other_run(config: RunConfig) -> None:
     changed = {
         key: values
         for key, values in diff(load_recorded_config(path), config).items()
-        if key not in FREE_KEYS and not differs_in_secrets_only(*values)
+        if key not in KEYS_MUTABLE_ON_RESUME and not differs_in_secrets_only(*values)
     }
     if changed:
         key, (before, now) = next(iter(changed.items()))

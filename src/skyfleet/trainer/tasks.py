@@ -202,7 +202,7 @@ def drop_long_prompts(config: RunConfig, tasks: RunTasks, renderer: Renderer) ->
         return tasks
 
     def count_tokens(task: Task) -> int:
-        return len(renderer.open([_to_message(message) for message in task.chat], ()))
+        return len(renderer.render_prompt([_to_message(message) for message in task.chat], ()))
 
     train, n_dropped = drop_long(tasks.train, count_tokens, limit)
     eval_sets: dict[str, Sequence[Task]] = {}

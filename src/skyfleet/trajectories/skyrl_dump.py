@@ -210,7 +210,7 @@ def _parse_trajectory(row: Mapping[str, Any], source: str, key: str, sample: int
         task_key=key,
         env_key=source,
         sample=sample,
-        opening=split_messages(row["input_prompt"]),
+        prompt=split_messages(row["input_prompt"]),
         turns=read_response(row["output_response"]),
         transcripts=(),
         ending=Ending(ours.get("ending", ending)),

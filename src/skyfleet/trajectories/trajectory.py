@@ -59,7 +59,7 @@ class Trajectory:
     env_key: str
     sample: int
     """The index of the attempt in its group."""
-    opening: tuple[Message, ...]
+    prompt: tuple[Message, ...]
     """The messages the episode started with."""
     turns: tuple[Turn, ...]
     transcripts: tuple[Transcript, ...]
@@ -75,7 +75,7 @@ class Trajectory:
     def messages(self) -> tuple[Message, ...]:
         """Everything in order: the prompt, then each action and the replies to it."""
         exchanged = (message for turn in self.turns for message in (turn.action, *turn.replies))
-        return (*self.opening, *exchanged)
+        return (*self.prompt, *exchanged)
 
     @property
     def reward(self) -> float | None:

@@ -16,7 +16,7 @@ from random import Random
 from skyfleet.envs.tool_turns import SUBMIT_NAME
 from skyfleet.envs.tools import ToolError
 from skyfleet.envs.verifiers.difference import Change, Difference
-from skyfleet.envs.verifiers.writing import write_verifier
+from skyfleet.envs.verifiers.write_verifier import write_verifier
 from skyfleet.tasks.task import RecordedCall, Task
 from skyfleet.worlds.database import Database
 from skyfleet.worlds.toolkit import App

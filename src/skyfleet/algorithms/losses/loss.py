@@ -75,7 +75,7 @@ class LossOutput:
     """Name -> one value per token, averaged over all action tokens."""
     metrics_B: dict[str, Tensor] = field(default_factory=dict)
     """Name -> one value per sequence, averaged over all sequences."""
-    spreads_T: dict[str, Tensor] = field(default_factory=dict)
+    stats_T: dict[str, Tensor] = field(default_factory=dict)
     """Name -> one value per token, logged as `_mean`, `_std`, `_max` and `_min`."""
 
 
@@ -163,14 +163,14 @@ def _check_output(
     expected = [("loss_T", output.loss_T, tokens)]
     expected += [(f"metrics_T[{key!r}]", x, tokens) for key, x in output.metrics_T.items()]
     expected += [(f"metrics_B[{key!r}]", x, sequences) for key, x in output.metrics_B.items()]
-    expected += [(f"spreads_T[{key!r}]", x, tokens) for key, x in output.spreads_T.items()]
+    expected += [(f"stats_T[{key!r}]", x, tokens) for key, x in output.stats_T.items()]
     for field_name, values, shape in expected:
         if values.shape != shape:
             raise ConfigError(
                 f"{setting} returned {field_name} of shape {tuple(values.shape)}, expected "
                 f"{tuple(shape)}; leave the mean to trainer.algorithm.loss_reduction"
             )
-    logged = {*output.metrics_T, *output.metrics_B, *output.spreads_T}
+    logged = {*output.metrics_T, *output.metrics_B, *output.stats_T}
     if metrics is not None and (undeclared := sorted(logged - set(metrics))):
         raise ConfigError(
             f"{setting} logs the metric {undeclared[0]!r}, which it does not declare; it declares "

@@ -30,7 +30,7 @@ class Correction:
     weights_T: Tensor
     metrics_T: dict[str, Tensor]
     metrics_B: dict[str, Tensor]
-    spreads_T: dict[str, Tensor]
+    stats_T: dict[str, Tensor]
 
 
 def with_correction(policy_loss: LossFunction, rules: OffPolicyCorrection) -> LossFunction:
@@ -46,7 +46,7 @@ def _corrected(
         loss_T=output.loss_T * correction.weights_T,
         metrics_T=output.metrics_T | correction.metrics_T,
         metrics_B=output.metrics_B | correction.metrics_B,
-        spreads_T=output.spreads_T | correction.spreads_T,
+        stats_T=output.stats_T | correction.stats_T,
     )
 
 
@@ -91,7 +91,7 @@ def correct(inputs: LossInputs, rules: OffPolicyCorrection) -> Correction:
         weights_T=weights_T,
         metrics_T=metrics_T,
         metrics_B=metrics_B,
-        spreads_T={"is_ratio": ratio_T},
+        stats_T={"is_ratio": ratio_T},
     )
 
 

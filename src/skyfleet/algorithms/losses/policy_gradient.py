@@ -73,7 +73,7 @@ def cispo(
             "ppo_clip_ratio": (clamped_T != ratio_T).float(),
             "cispo_ratio_clamped_mean": clamped_T,
         },
-        spreads_T={"cispo_ratio": ratio_T},
+        stats_T={"cispo_ratio": ratio_T},
     )
 
 

@@ -37,8 +37,10 @@ def histogram(title: str, samples: Sequence[Sample]) -> Html:
         return figure(title, tag("p", "No values.", class_="none"))
     everything = [value for sample in known for value in sample.values]
     edges = _edges(everything)
-    shares = [_shares(sample.values, edges) for sample in known]
-    _, top = round_range(share for sample_shares in shares for share in sample_shares)
+    fractions = [_bin_fractions(sample.values, edges) for sample in known]
+    _, top = round_range(
+        fraction for sample_fractions in fractions for fraction in sample_fractions
+    )
     y = Scale(low=0.0, high=top, start=_HEIGHT - _BOTTOM, end=_TOP)
     slot_width = (_WIDTH - _LEFT - _RIGHT) / len(edges)
     width = min(_MAX_BAR_WIDTH, slot_width * 0.8 / len(known))
@@ -49,10 +51,10 @@ def histogram(title: str, samples: Sequence[Sample]) -> Html:
         if len(edges) <= 8 or index % 2 == 0:
             edge = number(edges[index])
             parts.append(tag("text", edge, x=round(middle, 1), y=_HEIGHT - 8, class_="tick middle"))
-        for position, (sample, sample_shares) in enumerate(zip(known, shares, strict=True)):
+        for position, (sample, sample_fractions) in enumerate(zip(known, fractions, strict=True)):
             left = middle + (position - len(known) / 2) * width
-            text = f"{sample.label}, {name}: {percent(sample_shares[index])}"
-            parts.append(_bar(text, left, width, y(sample_shares[index]), sample.style))
+            text = f"{sample.label}, {name}: {percent(sample_fractions[index])}"
+            parts.append(_bar(text, left, width, y(sample_fractions[index]), sample.style))
     label = f"{title}: {', '.join(sample.label for sample in known)}"
     return figure(title, svg(label, join(parts), width=_WIDTH, height=_HEIGHT, navigable=True))
 
@@ -110,7 +112,7 @@ def _names(values: Sequence[float], edges: Sequence[float]) -> list[str]:
     return [*ranges, f"{starts[-1]} or more"]
 
 
-def _shares(values: Sequence[float], edges: Sequence[float]) -> list[float]:
+def _bin_fractions(values: Sequence[float], edges: Sequence[float]) -> list[float]:
     counts = [0] * len(edges)
     for value in values:
         # A small tolerance, so that 0.3 lies in the range that starts at 3 x 0.1.

@@ -135,9 +135,9 @@ def _cards(findings: RunFindings) -> Iterator[Html]:
 def _failure_table(title: str, one: EvaluatedSet) -> Html:
     if one.pair is None:
         (end,) = one.ends
-        shares = compute_failure_shifts(end.outcomes, end.outcomes)
+        shifts = compute_failure_shifts(end.outcomes, end.outcomes)
         head = columns("Outcome", f"Step {end.step}", text=("Outcome",))
-        return table(title, head, [(shift.name, percent(shift.after)) for shift in shares])
+        return table(title, head, [(shift.name, percent(shift.after)) for shift in shifts])
     before, after = one.pair
     shifts = compute_failure_shifts(before.outcomes, after.outcomes)
     if not shifts:

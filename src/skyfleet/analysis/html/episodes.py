@@ -71,7 +71,7 @@ def _fold_episode(run: ReportRun, entry: Entry, episode: Trajectory) -> Html:
 
 
 def _episode(episode: Trajectory) -> Html:
-    messages = [_message(message) for message in episode.opening]
+    messages = [_message(message) for message in episode.prompt]
     for turn in episode.turns[:_MAX_TURNS]:
         messages += [_message(turn.action), *(_message(reply) for reply in turn.replies)]
     cut = len(episode.turns) - _MAX_TURNS

@@ -58,7 +58,7 @@ def episode(trajectory: Trajectory) -> Json:
         },
         "failure_detail": failure.detail if failure else "",
         "why": [_evidence(e) for e in (why.primary, *why.others)] if why else [],
-        "opening": [_message(message, pictures) for message in trajectory.opening],
+        "prompt": [_message(message, pictures) for message in trajectory.prompt],
         "turns": [_turn(turn, pictures) for turn in trajectory.turns],
         "transcripts": len(trajectory.transcripts),
     }
@@ -66,7 +66,7 @@ def episode(trajectory: Trajectory) -> Json:
 
 def picture(trajectory: Trajectory, number: int) -> tuple[str, bytes] | None:
     """The media type and bytes of the n-th image of an episode, counted from 0."""
-    messages = [*trajectory.opening]
+    messages = [*trajectory.prompt]
     for turn in trajectory.turns:
         messages += [turn.action, *turn.replies]
     images = [

@@ -24,11 +24,11 @@ Piece = tuple[str, bool]
 
 def compare_episodes(left: Trajectory, right: Trajectory) -> dict[str, Any]:
     """Turns side by side; equal actions are aligned where their order allows it."""
-    prompts = (_join_texts(left.opening), _join_texts(right.opening))
+    prompts = (_join_texts(left.prompt), _join_texts(right.prompt))
     numbers = (count(1), count(1))
     return {
-        "same_opening": prompts[0] == prompts[1],
-        "opening": dict(zip(_SIDES, diff_words(*prompts), strict=True)),
+        "same_prompt": prompts[0] == prompts[1],
+        "prompt": dict(zip(_SIDES, diff_words(*prompts), strict=True)),
         "rows": [_row(pair, numbers) for pair in align_turns(left, right)],
         "first_difference": find_first_divergence(left, right),
     }

@@ -42,7 +42,7 @@ def find_passage(trajectory: Trajectory, text: str) -> str | None:
 def _passages(trajectory: Trajectory) -> Iterator[str]:
     yield trajectory.task_key
     yield trajectory.env_key
-    for message in trajectory.opening:
+    for message in trajectory.prompt:
         yield from _message_texts(message)
     for turn in trajectory.turns:
         for message in (turn.action, *turn.replies):

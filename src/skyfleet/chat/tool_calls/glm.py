@@ -16,7 +16,7 @@ from skyfleet.chat.tokenizer import SpecialToken
 from skyfleet.chat.tool_calls.parser import (
     Block,
     ParsedTurn,
-    compile_openings,
+    compile_start_tags,
     parse_turn,
     read_until,
     skip_space,
@@ -32,14 +32,14 @@ _OPEN, _CLOSE = SpecialToken("<tool_call>"), SpecialToken("</tool_call>")
 _KEY, _END_KEY = SpecialToken("<arg_key>"), SpecialToken("</arg_key>")
 _VALUE, _END_VALUE = SpecialToken("<arg_value>"), SpecialToken("</arg_value>")
 
-_OPENINGS = compile_openings("<tool_call>")
+_START_TAGS = compile_start_tags("<tool_call>")
 _NAME = re.compile(r"\s*(?P<name>[^\s<>]+)\s*")
 _ARGUMENT = re.compile(r"<arg_key>(?P<key>[^<>]+)</arg_key>\s*<arg_value>")
 _BOUNDARY = re.compile(r"</tool_call>|(?=<tool_call>|</?think>|<\|)")
 
 
 def parse_glm(text: str, /, tools: Sequence[ToolSpec] = ()) -> ParsedTurn:
-    return parse_turn(text, _OPENINGS, partial(_parse_block, tools))
+    return parse_turn(text, _START_TAGS, partial(_parse_block, tools))
 
 
 def write_glm(calls: Sequence[ToolCall], /) -> Iterator[str]:
@@ -50,8 +50,8 @@ def write_glm(calls: Sequence[ToolCall], /) -> Iterator[str]:
         yield _CLOSE
 
 
-def _parse_block(tools: Sequence[ToolSpec], text: str, opening: re.Match[str]) -> Block:
-    position = opening.end()
+def _parse_block(tools: Sequence[ToolSpec], text: str, start_tag: re.Match[str]) -> Block:
+    position = start_tag.end()
     try:
         head = _NAME.match(text, position)
         if head is None:

@@ -10,19 +10,19 @@ from skyfleet.chat.tokenizer import SpecialToken
 from skyfleet.chat.tool_calls.parser import (
     Block,
     ParsedTurn,
-    compile_openings,
+    compile_start_tags,
     parse_json_block,
     parse_turn,
 )
 from skyfleet.chat.tool_calls.strict_json import encode, parse_call
 
 _OPEN, _CLOSE = SpecialToken("<tool_call>"), SpecialToken("</tool_call>")
-_OPENINGS = compile_openings("<tool_call>|<function_call>")
+_START_TAGS = compile_start_tags("<tool_call>|<function_call>")
 _BOUNDARY = re.compile(r"</?(?:tool_call|function_call|think)>|<\|")
 
 
 def parse_hermes(text: str, /, tools: Sequence[ToolSpec] = ()) -> ParsedTurn:
-    return parse_turn(text, _OPENINGS, _parse_block)
+    return parse_turn(text, _START_TAGS, _parse_block)
 
 
 def write_hermes(calls: Sequence[ToolCall], /) -> Iterator[str]:

@@ -16,7 +16,7 @@ from skyfleet.chat.tokenizer import SpecialToken
 from skyfleet.chat.tool_calls.parser import (
     Block,
     ParsedTurn,
-    compile_openings,
+    compile_start_tags,
     parse_json_block,
     parse_turn,
 )
@@ -27,7 +27,7 @@ _END_SECTION = SpecialToken("<|tool_calls_section_end|>")
 _CALL, _END_CALL = SpecialToken("<|tool_call_begin|>"), SpecialToken("<|tool_call_end|>")
 _ARGUMENTS = SpecialToken("<|tool_call_argument_begin|>")
 
-_OPENINGS = compile_openings(rf"{re.escape(_SECTION)}|{re.escape(_CALL)}")
+_START_TAGS = compile_start_tags(rf"{re.escape(_SECTION)}|{re.escape(_CALL)}")
 _ID = re.compile(r"(?:functions\.)?(?P<name>[^\s<|]+):\d+")
 _HEADER = re.compile(rf"\s*(?P<id>{_ID.pattern})\s*{re.escape(_ARGUMENTS)}")
 _FIRST_CALL = re.compile(rf"\s*{re.escape(_CALL)}")
@@ -36,7 +36,7 @@ _BOUNDARY = re.compile(r"</?think>|<\|tool_call(?:_begin|_end|s_section_begin|s_
 
 
 def parse_kimi_k2(text: str, /, tools: Sequence[ToolSpec] = ()) -> ParsedTurn:
-    return parse_turn(text, _OPENINGS, _parse_block)
+    return parse_turn(text, _START_TAGS, _parse_block)
 
 
 def write_kimi_k2(calls: Sequence[ToolCall], /) -> Iterator[str]:
@@ -48,11 +48,11 @@ def write_kimi_k2(calls: Sequence[ToolCall], /) -> Iterator[str]:
     yield _END_SECTION
 
 
-def _parse_block(text: str, opening: re.Match[str]) -> Block:
-    first = _FIRST_CALL.match(text, opening.end()) if opening[0] == _SECTION else opening
+def _parse_block(text: str, start_tag: re.Match[str]) -> Block:
+    first = _FIRST_CALL.match(text, start_tag.end()) if start_tag[0] == _SECTION else start_tag
     header = _HEADER.match(text, first.end()) if first else None
     if header is None:
-        stop = _BOUNDARY.search(text, first.end() if first else opening.end())
+        stop = _BOUNDARY.search(text, first.end() if first else start_tag.end())
         end = len(text) if stop is None else stop.start()
         end += len(_END_CALL) if stop and stop[0] == _END_CALL else 0
         return _include_section_end(text, Block(end=end, malformed=True))

@@ -16,7 +16,7 @@ from skyfleet.chat.tool_calls.parser import (
     SPECIAL,
     Block,
     ParsedTurn,
-    compile_openings,
+    compile_start_tags,
     parse_turn,
     skip_space,
 )
@@ -30,7 +30,7 @@ from skyfleet.chat.tool_calls.strict_json import (
     parse_call,
 )
 
-_OPENINGS = compile_openings(r"```(?:json)?\s*\{|\{")
+_START_TAGS = compile_start_tags(r"```(?:json)?\s*\{|\{")
 _FENCE_END = re.compile(r"\s*```")
 _CALL_BEGINNING = re.compile(r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"(?:name|tool)"\s*:')
 _BOUNDARY = re.compile(r"</?think>|<\|")
@@ -39,7 +39,7 @@ _LENIENT_DECODER = json.JSONDecoder(parse_int=str)
 
 
 def parse_json_object(text: str, /, tools: Sequence[ToolSpec] = ()) -> ParsedTurn:
-    return parse_turn(text, _OPENINGS, _parse_block)
+    return parse_turn(text, _START_TAGS, _parse_block)
 
 
 def write_json_object(calls: Sequence[ToolCall], /) -> Iterator[str]:
@@ -67,9 +67,9 @@ def parse_object(text: str, start: int) -> Block:
         return Block(end=end, malformed=True)
 
 
-def _parse_block(text: str, opening: re.Match[str]) -> Block:
-    block = parse_object(text, opening.end() - 1)
-    fence = _FENCE_END.match(text, block.end) if opening[0].startswith("```") else None
+def _parse_block(text: str, start_tag: re.Match[str]) -> Block:
+    block = parse_object(text, start_tag.end() - 1)
+    fence = _FENCE_END.match(text, block.end) if start_tag[0].startswith("```") else None
     return replace(block, end=fence.end()) if fence else block
 
 
@@ -89,12 +89,12 @@ def _find_boundary(text: str, start: int) -> int:
 
 
 _TAG = "<|python_tag|>"
-_TAG_OPENINGS = compile_openings(rf"{re.escape(_TAG)}|\{{")
+_TAGGED_STARTS = compile_start_tags(rf"{re.escape(_TAG)}|\{{")
 _SEPARATOR = re.compile(rf"\s*;(?=\s*(?:\{{|{re.escape(_TAG)}|\Z))")
 
 
 def parse_llama3_json(text: str, /, tools: Sequence[ToolSpec] = ()) -> ParsedTurn:
-    return parse_turn(text, _TAG_OPENINGS, _parse_tagged_block)
+    return parse_turn(text, _TAGGED_STARTS, _parse_tagged_block)
 
 
 def write_llama3_json(calls: Sequence[ToolCall], /) -> Iterator[str]:
@@ -103,9 +103,9 @@ def write_llama3_json(calls: Sequence[ToolCall], /) -> Iterator[str]:
     )
 
 
-def _parse_tagged_block(text: str, opening: re.Match[str]) -> Block:
-    tagged = opening[0] == _TAG
-    start = skip_space(text, opening.end()) if tagged else opening.start()
+def _parse_tagged_block(text: str, start_tag: re.Match[str]) -> Block:
+    tagged = start_tag[0] == _TAG
+    start = skip_space(text, start_tag.end()) if tagged else start_tag.start()
     block = parse_object(text, start) if text.startswith("{", start) else Block(end=start)
     if block.calls:
         separator = _SEPARATOR.match(text, block.end)

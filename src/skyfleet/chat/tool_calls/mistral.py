@@ -14,7 +14,7 @@ from skyfleet.chat.tool_calls.parser import (
     SPECIAL,
     Block,
     ParsedTurn,
-    compile_openings,
+    compile_start_tags,
     parse_turn,
     skip_space,
 )
@@ -28,7 +28,7 @@ from skyfleet.chat.tool_calls.strict_json import (
 )
 
 _CALLS, _ARGS = SpecialToken("[TOOL_CALLS]"), SpecialToken("[ARGS]")
-_OPENINGS = compile_openings(r"\[THINK\]|\[/THINK\]|\[TOOL_CALLS\]")
+_START_TAGS = compile_start_tags(r"\[THINK\]|\[/THINK\]|\[TOOL_CALLS\]")
 _HEADER = re.compile(
     r"(?P<name>[^\s\[\]{}<]+)\s*(?:\[CALL_ID\]\s*(?P<id>[^\s\[\]{}]+)\s*)?(?:\[ARGS\]\s*)?(?=\{)"
 )
@@ -36,7 +36,7 @@ _BOUNDARY = re.compile(r"\[TOOL_CALLS\]|\[/?THINK\]|</?think>|<\|")
 
 
 def parse_mistral(text: str, /, tools: Sequence[ToolSpec] = ()) -> ParsedTurn:
-    return parse_turn(text, _OPENINGS, _parse_block)
+    return parse_turn(text, _START_TAGS, _parse_block)
 
 
 def write_mistral(calls: Sequence[ToolCall], /) -> Iterator[str]:
@@ -44,8 +44,8 @@ def write_mistral(calls: Sequence[ToolCall], /) -> Iterator[str]:
         yield from (_CALLS, call.name, _ARGS, encode(dict(call.arguments)))
 
 
-def _parse_block(text: str, opening: re.Match[str]) -> Block:
-    start = skip_space(text, opening.end())
+def _parse_block(text: str, start_tag: re.Match[str]) -> Block:
+    start = skip_space(text, start_tag.end())
     header = _HEADER.match(text, start)
     if header:
         start = header.end()

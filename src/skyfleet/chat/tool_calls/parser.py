@@ -59,7 +59,7 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """The result of an opening tag; with neither calls nor malformed it is ordinary text."""
+    """The result of a start tag; with neither calls nor malformed it is ordinary text."""
 
     end: int
     calls: tuple[ToolCall, ...] = ()
@@ -71,12 +71,12 @@ class Block:
 BlockParser = Callable[[str, re.Match[str]], Block]
 
 
-def compile_openings(openings: str) -> re.Pattern[str]:
-    """A pattern of the reasoning tags and the format's own `openings`."""
-    return re.compile(f"{THINK}|{END_THINK}|{openings}")
+def compile_start_tags(start_tags: str) -> re.Pattern[str]:
+    """A pattern of the reasoning tags and the format's own `start_tags`."""
+    return re.compile(f"{THINK}|{END_THINK}|{start_tags}")
 
 
-def parse_turn(text: str, openings: re.Pattern[str], parse_block: BlockParser) -> ParsedTurn:
+def parse_turn(text: str, start_tags: re.Pattern[str], parse_block: BlockParser) -> ParsedTurn:
     """Split `text` into reasoning, content, calls and malformed calls.
 
     A `</think>` without a `<think>` closes reasoning that the chat template opened: all text before
@@ -86,14 +86,15 @@ def parse_turn(text: str, openings: re.Pattern[str], parse_block: BlockParser) -
     content: list[str] = []
     blocks: list[tuple[str, Block]] = []
     consumed = position = 0
-    while opening := openings.search(text, position):
-        before, start, position = text[consumed : opening.start()], opening.start(), opening.end()
-        if closing := REASONING_ENDS.get(opening[0]):
+    while start_tag := start_tags.search(text, position):
+        start, position = start_tag.span()
+        before = text[consumed:start]
+        if closing := REASONING_ENDS.get(start_tag[0]):
             close = text.find(closing, position)
             reasoning.append(text[position:] if close < 0 else text[position:close])
             position = len(text) if close < 0 else close + len(closing)
-        elif opening[0] not in REASONING_ENDS.values():
-            block = parse_block(text, opening)
+        elif start_tag[0] not in REASONING_ENDS.values():
+            block = parse_block(text, start_tag)
             position = block.end
             if not (block.calls or block.malformed):
                 continue

@@ -17,7 +17,7 @@ from skyfleet.chat.tool_calls.parser import (
     SPECIAL,
     Block,
     ParsedTurn,
-    compile_openings,
+    compile_start_tags,
     parse_turn,
     skip_space,
 )
@@ -27,7 +27,7 @@ _CLOSING = {"<|tool_call_start|>": "<|tool_call_end|>", "<|python_start|>": "<|p
 _WORD = r"[^\W\d]\w*"
 # Text has brackets too: without a tag the first call must have keyword arguments or none.
 _LIST = rf"\[(?=\s*{_WORD}(?:\.{_WORD})*\(\s*(?:\)|{_WORD}\s*=))"
-_OPENINGS = compile_openings("|".join([*map(re.escape, _CLOSING), _LIST]))
+_START_TAGS = compile_start_tags("|".join([*map(re.escape, _CLOSING), _LIST]))
 _BOUNDARY = re.compile(r"</?think>|<\|")
 _STRING = (
     r"'''(?:[^\\]|\\.)*?(?:'''|\Z)|\"\"\"(?:[^\\]|\\.)*?(?:\"\"\"|\Z)"
@@ -43,7 +43,7 @@ _UNREADABLE = (ValueError, SyntaxError, RecursionError, MemoryError)
 
 
 def parse_pythonic(text: str, /, tools: Sequence[ToolSpec] = ()) -> ParsedTurn:
-    return parse_turn(text, _OPENINGS, _parse_block)
+    return parse_turn(text, _START_TAGS, _parse_block)
 
 
 def write_pythonic(calls: Sequence[ToolCall], /) -> Iterator[str]:
@@ -55,9 +55,9 @@ def _format_call(call: ToolCall) -> str:
     return f"{call.name}({arguments})"
 
 
-def _parse_block(text: str, opening: re.Match[str]) -> Block:
-    closing = _CLOSING.get(opening[0], "")
-    start = skip_space(text, opening.end()) if closing else opening.start()
+def _parse_block(text: str, start_tag: re.Match[str]) -> Block:
+    closing = _CLOSING.get(start_tag[0], "")
+    start = skip_space(text, start_tag.end()) if closing else start_tag.start()
     end = find_closing_bracket(text, start, _TOKENS)[0] if text.startswith("[", start) else None
     if end is not None:
         return _build_block(text[start:end], _skip_closing(text, end, closing))

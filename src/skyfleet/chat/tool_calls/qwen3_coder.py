@@ -17,7 +17,7 @@ from skyfleet.chat.tokenizer import SpecialToken
 from skyfleet.chat.tool_calls.parser import (
     Block,
     ParsedTurn,
-    compile_openings,
+    compile_start_tags,
     parse_turn,
     read_until,
 )
@@ -29,7 +29,7 @@ from skyfleet.chat.tool_calls.strict_json import (
 )
 
 _OPEN, _CLOSE = SpecialToken("<tool_call>"), SpecialToken("</tool_call>")
-_OPENINGS = compile_openings(r"<tool_call>|<function=")
+_START_TAGS = compile_start_tags(r"<tool_call>|<function=")
 _FUNCTION = re.compile(r"(?:<tool_call>\s*)?<function=(?P<name>[^<>\n]+)>")
 _PARAMETER = re.compile(r"\s*<parameter=(?P<key>[^<>\n]+)>\n?")
 _END = re.compile(r"\s*</function>(?:\s*</tool_call>)?")
@@ -37,7 +37,7 @@ _BOUNDARY = re.compile(r"</tool_call>|(?=<tool_call>|<function=|</?think>|<\|)")
 
 
 def parse_qwen3_coder(text: str, /, tools: Sequence[ToolSpec] = ()) -> ParsedTurn:
-    return parse_turn(text, _OPENINGS, partial(_parse_block, tools))
+    return parse_turn(text, _START_TAGS, partial(_parse_block, tools))
 
 
 def write_qwen3_coder(calls: Sequence[ToolCall], /) -> Iterator[str]:
@@ -48,10 +48,10 @@ def write_qwen3_coder(calls: Sequence[ToolCall], /) -> Iterator[str]:
         yield from ("</function>\n", _CLOSE)
 
 
-def _parse_block(tools: Sequence[ToolSpec], text: str, opening: re.Match[str]) -> Block:
-    position = opening.end()
+def _parse_block(tools: Sequence[ToolSpec], text: str, start_tag: re.Match[str]) -> Block:
+    position = start_tag.end()
     try:
-        function = _FUNCTION.match(text, opening.start())
+        function = _FUNCTION.match(text, start_tag.start())
         if function is None:
             raise ValueError("a call must name a function")
         name, position = function["name"].strip(), function.end()

@@ -15,7 +15,7 @@ from skyfleet.envs.fleet.service import Arguments, FleetService, RemoteInstance
 from skyfleet.envs.verifiers.conversation import conversation_json
 from skyfleet.envs.verifiers.printed import compute_partial_credit, find_judge_error
 from skyfleet.envs.verifiers.quoting import QUOTED_NOTE, Quoted, find_quoted
-from skyfleet.envs.verifiers.running import (
+from skyfleet.envs.verifiers.run_verifier import (
     SUCCESS_REWARD,
     VERIFIER_NAME,
     TimedOutVerifierError,

@@ -23,7 +23,7 @@ from skyfleet.envs.tool_turns import SUBMIT_NAME
 from skyfleet.envs.validation import Reward, parse_grade
 from skyfleet.envs.verifiers.conversation import conversation_json
 from skyfleet.envs.verifiers.grading import grade_state
-from skyfleet.envs.verifiers.running import load_state
+from skyfleet.envs.verifiers.run_verifier import load_state
 from skyfleet.errors import ConfigError, VerifierError
 from skyfleet.tasks.task import Grade, Task
 

@@ -22,7 +22,7 @@ from skyfleet.envs.env import EnvFactory, Observation, Step
 from skyfleet.envs.openenv.session import ActionRejectedError, OpenEnvSettings, Session, StepResult
 from skyfleet.envs.tls import tls_context
 from skyfleet.envs.tool_turns import SYSTEM, run_tool_calls
-from skyfleet.envs.verifiers.running import SUCCESS_REWARD
+from skyfleet.envs.verifiers.run_verifier import SUCCESS_REWARD
 from skyfleet.errors import EnvError, VerifierError
 from skyfleet.tasks.task import Grade, Task
 

@@ -18,8 +18,8 @@ from pathlib import Path
 import skyfleet
 from skyfleet.config.environment import Environment
 from skyfleet.config.root import RunConfig
-from skyfleet.envs.verifiers.running import BrokenVerifierError
-from skyfleet.envs.verifiers.writing import is_written_here
+from skyfleet.envs.verifiers.run_verifier import BrokenVerifierError
+from skyfleet.envs.verifiers.write_verifier import is_written_here
 from skyfleet.errors import ConfigError
 from skyfleet.tasks.task import Task
 

@@ -10,13 +10,13 @@ import sqlite3
 from functools import cache
 
 from skyfleet.envs.verifiers.jail import Jail
-from skyfleet.envs.verifiers.running import (
+from skyfleet.envs.verifiers.run_verifier import (
     BrokenVerifierError,
     TimedOutVerifierError,
     run_verifier,
 )
 from skyfleet.envs.verifiers.states import load_frozen_state
-from skyfleet.envs.verifiers.writing import is_written_here
+from skyfleet.envs.verifiers.write_verifier import is_written_here
 from skyfleet.errors import VerifierError
 from skyfleet.tasks.task import Grade
 

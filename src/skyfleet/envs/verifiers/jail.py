@@ -24,7 +24,7 @@ from skyfleet.envs.verifiers.confinement import (
 from skyfleet.envs.verifiers.jail_process import JailProcess
 from skyfleet.envs.verifiers.jail_protocol import VerifyRequest, pack_request, unpack_reply
 from skyfleet.envs.verifiers.lanes import SOFT_SECONDS, Lanes, Leases, count_slow, stopped_clock
-from skyfleet.envs.verifiers.running import SUCCESS_REWARD, TimedOutVerifierError
+from skyfleet.envs.verifiers.run_verifier import SUCCESS_REWARD, TimedOutVerifierError
 from skyfleet.errors import VerifierError
 from skyfleet.tasks.task import Grade
 

@@ -11,7 +11,7 @@ import math
 from dataclasses import asdict, dataclass
 from struct import Struct
 
-from skyfleet.envs.verifiers.running import (
+from skyfleet.envs.verifiers.run_verifier import (
     BrokenVerifierError,
     TimedOutVerifierError,
     Verdict,

@@ -31,12 +31,12 @@ from skyfleet.envs.verifiers.jail_protocol import (
     unpack_request,
     unpack_timeout_seconds,
 )
-from skyfleet.envs.verifiers.running import (
+from skyfleet.envs.verifiers.run_verifier import (
     TimedOutVerifierError,
     execute_verifier,
     load_state,
 )
-from skyfleet.envs.verifiers.writing import write_verifier
+from skyfleet.envs.verifiers.write_verifier import write_verifier
 from skyfleet.errors import VerifierError
 
 MEMORY_BYTES = 512 * 2**20

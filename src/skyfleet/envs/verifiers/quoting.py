@@ -1,4 +1,4 @@
-"""Find text of an agent that a remote verifier's output could not be told apart from.
+"""Find text of an agent that could be mistaken for a remote verifier's output.
 
 A remote service returns a verifier's output as one text, in which a quoted answer looks like the
 verifier's own lines. So if the agent wrote anything like a result line, plainly or escaped, none

@@ -65,7 +65,7 @@ def read_cached(
 
 
 def find_touched_tables(before: sqlite3.Connection, after: sqlite3.Connection) -> set[str] | None:
-    """Return the tables that may have changed; no other table has. None: the pages do not tell.
+    """Return the tables that may have changed; no other table has. None: the pages do not show it.
 
     SQLite stores each table in pages of its own. A changed row changes its page, and a new page
     hangs on an old one, so a table with identical pages has not changed. A virtual table (full

@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field
 
 from skyfleet.envs.fleet.bundles import digest, unpack
 from skyfleet.envs.verifiers.grading import shared_jail
-from skyfleet.envs.verifiers.running import TimedOutVerifierError
+from skyfleet.envs.verifiers.run_verifier import TimedOutVerifierError
 from skyfleet.errors import VerifierError
 from skyfleet.tasks.task import Grade
 from skyfleet.worlds.fleet_server.http import HttpError

@@ -10,9 +10,9 @@ export function comparison(both, linkTo) {
       el("p", { class: "muted" }, sentence(both))),
     el("div", { class: "pairs" },
       side(left, linkTo), side(right, linkTo),
-      ...(both.same_opening
-        ? [prompt(both.opening.left, "cell both")]
-        : ["left", "right"].map((name) => prompt(both.opening[name], "cell"))),
+      ...(both.same_prompt
+        ? [prompt(both.prompt.left, "cell both")]
+        : ["left", "right"].map((name) => prompt(both.prompt[name], "cell"))),
       ...rows.flatMap((row, n) => [
         n === firstDifference ? el("p", { class: "parting", id: "parting" }, "First different action") : null,
         cell(row, "left"), cell(row, "right"),
@@ -20,9 +20,9 @@ export function comparison(both, linkTo) {
   ];
 }
 
-function sentence({ left, right, rows, first_difference: firstDifference, same_opening }) {
+function sentence({ left, right, rows, first_difference: firstDifference, same_prompt }) {
   const tasks = left.task === right.task ? "The same task. " : "Different tasks. ";
-  const prompts = same_opening ? "" : "Their prompts differ. ";
+  const prompts = same_prompt ? "" : "Their prompts differ. ";
   if (firstDifference === null) return `${tasks}${prompts}All actions are equal.`;
   const alike = rows.filter((row) => row.same_action).length;
   return `${tasks}${prompts}First difference at turn ${firstDifference + 1}; ${alike} of ${rows.length} turns have the same action.`;

@@ -9,11 +9,11 @@ export function conversation(episode) {
   return [
     verdict(episode),
     el("div", { class: "talk" },
-      ...episode.opening.map(opening),
+      ...episode.prompt.map(promptMessage),
       ...episode.turns.map((turn, n) => turnBlock(turn, n + 1, episode.id))),
   ];
 
-  function opening(message) {
+  function promptMessage(message) {
     const parts = messageParts(message, episode.id);
     const long = message.parts.reduce((sum, part) => sum + (part.text?.length ?? 0), 0) > FOLDED_FROM;
     const body = message.role === "system" && long

@@ -1,4 +1,4 @@
-"""NativeConversation: chats with a ChatEngine, which renders the tools and parses the calls.
+"""NativeToolConversation: chats with a ChatEngine, which renders the tools and parses the calls.
 
 The tokens are the engine's own. If its next prompt does not start with all tokens so far, because
 its template rewrites earlier turns, a new transcript begins.
@@ -17,10 +17,10 @@ from skyfleet.errors import ContextFullError
 from skyfleet.rollouts.conversation import HISTORY_CUT, RESTARTED, REWRITTEN, History
 
 
-class NativeConversation:
+class NativeToolConversation:
     def __init__(
         self,
-        opening: Observation,
+        observation: Observation,
         *,
         engine: ChatEngine,
         sampling: SamplingParams,
@@ -29,7 +29,7 @@ class NativeConversation:
     ) -> None:
         self._engine, self._sampling, self._session = engine, sampling, session
         self._max_input_length = max_input_length
-        self._history, self._tools = History(opening), opening.tools
+        self._history, self._tools = History(observation), observation.tools
         self._is_cut = self._is_restarted = False
         self._transcripts: list[Transcript] = []
         self.finish: Finish = "stop"
@@ -67,8 +67,8 @@ class NativeConversation:
         # |=, because a turn without tokens between two cuts starts no transcript.
         self._is_cut |= self._history.cut(keep_recent_turns=keep_recent_turns)
 
-    def restart(self, opening: Observation) -> None:
-        self._history, self._tools = self._history.restart(opening), opening.tools
+    def restart(self, observation: Observation) -> None:
+        self._history, self._tools = self._history.restart(observation), observation.tools
         self._is_restarted = True
 
     async def close(self) -> None:

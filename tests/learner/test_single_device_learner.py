@@ -28,11 +28,10 @@ from skyfleet.algorithms.reduction import (
 )
 from skyfleet.algorithms.sample import Sample
 from skyfleet.errors import OutOfMemoryError
-from skyfleet.learner.batching import pack
+from skyfleet.learner.batching import action_logprobs, pack
 from skyfleet.learner.critic import Critic
-from skyfleet.learner.logprobs import action_logprobs
 from skyfleet.learner.optimizer import OptimizerSettings, constant_with_warmup
-from skyfleet.learner.single import LearnerSettings, SingleLearner
+from skyfleet.learner.single_device import LearnerSettings, SingleDeviceLearner
 from skyfleet.models.decoder import Decoder
 
 SETTINGS = LearnerSettings(
@@ -52,14 +51,14 @@ def learner(
     *,
     make_reference: Callable[[], Decoder] | None = None,
     critic: Critic | None = None,
-) -> SingleLearner:
+) -> SingleDeviceLearner:
     def save(folder: Path) -> None:
         torch.save(decoder.module.state_dict(), folder / "weights.pt")
 
     def load(folder: Path) -> None:
         decoder.module.load_state_dict(torch.load(folder / "weights.pt", weights_only=True))
 
-    return SingleLearner(
+    return SingleDeviceLearner(
         decoder,
         settings,
         make_reference=make_reference,

@@ -1,4 +1,4 @@
-"""SingleLearner: policy, optimizer and, if configured, KL reference and critic on one device."""
+"""SingleDeviceLearner: policy, optimizer and, if configured, KL reference and critic on one device."""
 
 from __future__ import annotations
 
@@ -19,11 +19,16 @@ from skyfleet.algorithms.losses.policy_gradient import cross_entropy
 from skyfleet.algorithms.reduction import Reduction, token_mean
 from skyfleet.algorithms.sample import Sample, name_samples
 from skyfleet.errors import ModelError
-from skyfleet.learner.batching import MicroBatch, mini_batches, pack, sort_by_sample
+from skyfleet.learner.batching import (
+    MicroBatch,
+    action_logprobs,
+    mini_batches,
+    pack,
+    sort_by_sample,
+)
 from skyfleet.learner.critic import Critic
 from skyfleet.learner.gradients import gradient_metrics
 from skyfleet.learner.learner import LOGPROB_GAP, StepMetrics, StepReport
-from skyfleet.learner.logprobs import action_logprobs
 from skyfleet.learner.optimizer import CPUOffloaded, Optimizer, OptimizerSettings
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.lora import merge
@@ -69,7 +74,7 @@ class LearnerSettings:
     """Keep the weights of the reference on the CPU between steps."""
 
 
-class SingleLearner:
+class SingleDeviceLearner:
     def __init__(
         self,
         decoder: Decoder,
@@ -126,10 +131,10 @@ class SingleLearner:
         updates = StepMetrics()
         for _ in range(settings.update_epochs_per_batch):
             for mini_batch in mini_batches(samples, settings.policy_mini_batch_size):
-                update, spreads = self._update(
+                update, stats = self._update(
                     mini_batch, settings.policy_loss, settings.reduce, settings.select
                 )
-                updates.add(update, spreads)
+                updates.add(update, stats)
         self.policy_version += 1
         self._is_within_update, self._reward_kl_coef = False, reward_kl_coef
         if self._critic is not None:
@@ -232,22 +237,22 @@ class SingleLearner:
         batches = self._pack(samples, reduce(counts, [s.task_key for s in samples]))
         selected = self._select(batches, select) if select else [None] * len(batches)
         sums: dict[str, float] = defaultdict(float)
-        spreads: list[dict[str, Tensor]] = []
+        stats: list[dict[str, Tensor]] = []
         for batch, selected_N in zip(batches, selected, strict=True):
             with name_samples([samples[index] for index in batch.members]):
-                shares, spread = self._forward_backward(
+                batch_metrics, batch_stats = self._forward_backward(
                     batch, policy_loss, selected_N, sum(counts), len(samples)
                 )
-            for name, value in shares.items():
+            for name, value in batch_metrics.items():
                 sums[name] += value
-            spreads.append(spread)
+            stats.append(batch_stats)
         if self._settings.track_extra_gradient_metrics:
             sums |= gradient_metrics(self.decoder.module.named_parameters())
         sums["policy_lr"] = self._optimizer.lr
         self._is_within_update = True
         sums["grad_norm"] = self._optimizer.apply()
         merge(self.decoder.module)
-        return dict(sums), spreads
+        return dict(sums), stats
 
     def _select(self, batches: Sequence[MicroBatch], select: Selector) -> list[Tensor | None]:
         """Run the selector on all tokens of the mini-batch, in the order of the samples."""
@@ -268,18 +273,18 @@ class SingleLearner:
         n_tokens: int,
         n_sequences: int,
     ) -> tuple[dict[str, float], dict[str, Tensor]]:
-        """Add the gradients of one micro-batch. Returns its share of every metric, and its spreads."""
+        """Add the gradients of one micro-batch. Returns its share of each metric, and its `stats_T`."""
         logprobs_N, entropy_N = self._logprobs(self.decoder, batch)
         output = policy_loss(batch.loss_inputs(logprobs_N, selected_N))
         policy_loss_share = loss = (output.loss_T * batch.weights_N).sum()
-        shares = {"policy_loss": policy_loss_share}
+        metrics = {"policy_loss": policy_loss_share}
         if self._settings.kl is not None and self._reference is not None:
             with torch.no_grad():
                 ref_logprobs_N, _ = self._logprobs(self._reference, batch)
             kl = (self._settings.kl(logprobs_N, ref_logprobs_N) * batch.kl_weights_N).sum()
             # The KL term (use_kl_loss) enters the loss here.
             loss = loss + self._settings.kl_loss_coef * kl
-            shares["policy_kl"] = kl
+            metrics["policy_kl"] = kl
         entropy = entropy_N.sum() / n_tokens
         if self._settings.entropy_loss_coef != 0:
             loss = loss - self._settings.entropy_loss_coef * entropy
@@ -289,13 +294,13 @@ class SingleLearner:
                 "detaching it"
             )
         loss.backward()
-        shares |= {"final_loss": loss, "policy_entropy": entropy}
-        spreads = {name: x.detach() for name, x in output.spreads_T.items()}
+        metrics |= {"final_loss": loss, "policy_entropy": entropy}
+        stats = {name: x.detach() for name, x in output.stats_T.items()}
         if self._settings.comparable_logprobs:
-            spreads[LOGPROB_GAP] = (logprobs_N.detach() - batch.behaviour_logprobs_N).abs()
-        shares |= {name: x.sum() / n_tokens for name, x in output.metrics_T.items()}
-        shares |= {name: x.sum() / n_sequences for name, x in output.metrics_B.items()}
-        return {name: float(share.detach()) for name, share in shares.items()}, spreads
+            stats[LOGPROB_GAP] = (logprobs_N.detach() - batch.behaviour_logprobs_N).abs()
+        metrics |= {name: x.sum() / n_tokens for name, x in output.metrics_T.items()}
+        metrics |= {name: x.sum() / n_sequences for name, x in output.metrics_B.items()}
+        return {name: float(value.detach()) for name, value in metrics.items()}, stats
 
     def _compute_logprobs(self, decoder: Decoder, samples: Sequence[Sample]) -> list[list[float]]:
         """The logprobs of the action tokens of each sample under `decoder`."""

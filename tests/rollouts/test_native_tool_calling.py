@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tests.fakes.counter_env import TASK, CounterEnv, opening
+from tests.fakes.counter_env import TASK, CounterEnv, make_factory
 from tests.fakes.serving import serving
 from tests.fakes.small_models import logprobs_of
 from tests.fakes.tiny_policy import MODEL, tiny_policy
@@ -18,7 +18,7 @@ from skyfleet.envs.context_env import ContextEnv
 from skyfleet.envs.env import Observation
 from skyfleet.rollouts.conversation import HISTORY_CUT, REWRITTEN, AgentFactory
 from skyfleet.rollouts.episode import Limits, run_episode
-from skyfleet.rollouts.native import NativeConversation
+from skyfleet.rollouts.native_tool_calling import NativeToolConversation
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.trajectory import Ending
 
@@ -26,7 +26,7 @@ LIMITS = Limits(max_turns=4, max_input_length=100, trajectory_timeout_seconds=5)
 
 
 class Script:
-    """Says its lines with the tokens they come with."""
+    """Returns its lines with their tokens."""
 
     def __init__(self, *lines: tuple[Message, Sequence[int], Sequence[int]]) -> None:
         self.policy_version = 0
@@ -60,10 +60,10 @@ class Script:
         self.released.append(session)
 
 
-def speaking(engine: ChatEngine, sampling: SamplingParams | None = None) -> AgentFactory:
-    def start(task: Task, opening: Observation, session: str) -> NativeConversation:
-        return NativeConversation(
-            opening,
+def native_agent(engine: ChatEngine, sampling: SamplingParams | None = None) -> AgentFactory:
+    def start(task: Task, observation: Observation, session: str) -> NativeToolConversation:
+        return NativeToolConversation(
+            observation,
             engine=engine,
             sampling=sampling or SamplingParams(),
             session=session,
@@ -88,7 +88,7 @@ async def test_a_prompt_that_continues_the_tokens_so_far_grows_one_transcript() 
         (press(2), [1, 2, 3, 4, 5], [6]),
         (DONE, [1, 2, 3, 4, 5, 6, 7], [8]),
     )
-    trajectory = await run_episode(TASK, opening(CounterEnv()), speaking(script), LIMITS)
+    trajectory = await run_episode(TASK, make_factory(CounterEnv()), native_agent(script), LIMITS)
     assert trajectory.ending is Ending.DONE
     assert trajectory.grade is not None
     assert trajectory.grade.success
@@ -102,7 +102,7 @@ async def test_a_prompt_that_continues_the_tokens_so_far_grows_one_transcript() 
 
 async def test_a_prompt_that_rewrites_the_past_begins_another_transcript() -> None:
     script = Script((press(3), [1, 2], [3, 4]), (DONE, [1, 2, 9], [8]))
-    trajectory = await run_episode(TASK, opening(CounterEnv()), speaking(script), LIMITS)
+    trajectory = await run_episode(TASK, make_factory(CounterEnv()), native_agent(script), LIMITS)
     assert [t.token_ids for t in trajectory.transcripts] == [[1, 2, 3, 4], [1, 2, 9, 8]]
     assert [t.policy_versions for t in trajectory.transcripts] == [[0], [1]]
     assert [t.reason for t in trajectory.transcripts] == ["", REWRITTEN]
@@ -111,7 +111,7 @@ async def test_a_prompt_that_rewrites_the_past_begins_another_transcript() -> No
 async def test_an_empty_answer_is_an_empty_turn_without_tokens() -> None:
     nothing = Message(role="assistant")
     trajectory = await run_episode(
-        TASK, opening(CounterEnv()), speaking(Script((nothing, [], []))), LIMITS
+        TASK, make_factory(CounterEnv()), native_agent(Script((nothing, [], []))), LIMITS
     )
     assert trajectory.ending is Ending.DONE
     assert [turn.action for turn in trajectory.turns] == [nothing]
@@ -121,21 +121,21 @@ async def test_an_empty_answer_is_an_empty_turn_without_tokens() -> None:
 async def test_a_turn_cut_by_its_length_is_given_to_the_environment() -> None:
     script = Script((press(3), [1], [2]), (DONE, [1, 2, 9], [8]))
     script.finish = "length"
-    trajectory = await run_episode(TASK, opening(CounterEnv()), speaking(script), LIMITS)
+    trajectory = await run_episode(TASK, make_factory(CounterEnv()), native_agent(script), LIMITS)
     assert (trajectory.ending, trajectory.reward) == (Ending.LENGTH, 1.0)
     assert [turn.finish_reason for turn in trajectory.turns] == ["length", "length"]
 
 
 async def test_an_episode_with_a_full_context_takes_no_more_turns() -> None:
     script = Script((press(1), range(99), range(10)), (DONE, [], []))
-    trajectory = await run_episode(TASK, opening(CounterEnv()), speaking(script), LIMITS)
+    trajectory = await run_episode(TASK, make_factory(CounterEnv()), native_agent(script), LIMITS)
     assert trajectory.ending is Ending.CONTEXT_FULL
     assert len(trajectory.turns) == 1
 
 
 async def test_an_answer_to_a_prompt_over_the_limit_is_no_turn_and_not_trained_on() -> None:
     script = Script((press(3), [1, 2], [3, 4]), (DONE, range(101), [8]))
-    trajectory = await run_episode(TASK, opening(CounterEnv()), speaking(script), LIMITS)
+    trajectory = await run_episode(TASK, make_factory(CounterEnv()), native_agent(script), LIMITS)
     assert (trajectory.ending, trajectory.reward) == (Ending.CONTEXT_FULL, 1.0)
     assert len(trajectory.turns) == 1
     assert [t.token_ids for t in trajectory.transcripts] == [[1, 2, 3, 4]]
@@ -143,7 +143,7 @@ async def test_an_answer_to_a_prompt_over_the_limit_is_no_turn_and_not_trained_o
 
 async def test_a_prompt_of_exactly_the_limit_is_answered() -> None:
     script = Script((DONE, range(100), [8]))
-    trajectory = await run_episode(TASK, opening(CounterEnv()), speaking(script), LIMITS)
+    trajectory = await run_episode(TASK, make_factory(CounterEnv()), native_agent(script), LIMITS)
     assert trajectory.ending is Ending.DONE
     assert len(trajectory.transcripts) == 1
 
@@ -154,7 +154,7 @@ async def test_a_cut_history_is_what_the_engine_is_sent_and_why_another_transcri
         (press(3), [1, 2], [3, 4]), (cut, range(1, 90), range(90, 105)), (DONE, [1, 2, 9], [8])
     )
     env = ContextEnv(CounterEnv(), page_characters=1000)
-    trajectory = await run_episode(TASK, opening(env), speaking(script), LIMITS)
+    trajectory = await run_episode(TASK, make_factory(env), native_agent(script), LIMITS)
     # The second turn filled the context, and the third was sampled all the same.
     assert trajectory.ending is Ending.DONE
     assert script.received == [
@@ -174,12 +174,12 @@ async def test_a_cut_explains_the_next_transcript_and_no_other() -> None:
         (DONE, [7], [8]),
     )
     env = ContextEnv(CounterEnv(), page_characters=1000)
-    trajectory = await run_episode(TASK, opening(env), speaking(script), LIMITS)
+    trajectory = await run_episode(TASK, make_factory(env), native_agent(script), LIMITS)
     assert [t.reason for t in trajectory.transcripts] == ["", HISTORY_CUT, REWRITTEN]
 
 
 async def test_a_turn_without_tokens_does_not_hide_the_cut_before_it() -> None:
-    conversation = speaking(
+    conversation = native_agent(
         Script(
             (press(1), [1], [2]), (press(1), [1, 2, 3], [4]), (press(1), [1], []), (DONE, [1], [8])
         )
@@ -199,7 +199,7 @@ async def test_our_server_keeps_an_episode_in_one_transcript_with_its_exact_toke
         serving(policy_model.app(policy_model.engine())) as url,
         OpenAIChatEngine(f"{url}/v1", model=MODEL) as engine,
     ):
-        conversation = NativeConversation(
+        conversation = NativeToolConversation(
             Observation(messages=(Message(role="user", content="hi"),)),
             engine=engine,
             sampling=sampling,
@@ -254,7 +254,7 @@ async def test_sessions_with_equal_messages_continue_from_their_own_reasoning() 
         OpenAIChatEngine(f"{url}/v1", model=MODEL) as client,
     ):
         both = [
-            NativeConversation(
+            NativeToolConversation(
                 Observation(messages=(asked,), tools=(look,)),
                 engine=client,
                 sampling=SamplingParams(max_generate_length=200),
@@ -280,7 +280,7 @@ async def test_a_call_that_our_server_could_not_parse_is_malformed() -> None:
         serving(tiny_policy().app(Wondering('{"name": "look", "argu'), max_model_len=4000)) as url,
         OpenAIChatEngine(f"{url}/v1", model=MODEL) as client,
     ):
-        conversation = NativeConversation(
+        conversation = NativeToolConversation(
             Observation(messages=(Message(role="user", content="hi"),), tools=(look,)),
             engine=client,
             sampling=SamplingParams(max_generate_length=200),

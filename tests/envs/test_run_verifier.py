@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from skyfleet.envs.verifiers.running import (
+from skyfleet.envs.verifiers.run_verifier import (
     contains_number,
     extract_numbers,
     normalized_contains,
