@@ -116,12 +116,7 @@ async def assemble(
     # LoRA adapters are loaded onto the base weights, not onto weights merged with them.
     weights_folder = None if config.trainer.policy.model.lora.rank else policy_folder
     policy_model = await load_policy_model(
-        config,
-        tasks.train,
-        open_env,
-        policy_folder=weights_folder,
-        tokenizer_folder=policy_folder,
-        model=given.model,
+        config, tasks.train, open_env, policy_folder=weights_folder, model=given.model
     )
     tasks = drop_long_prompts(config, tasks, policy_model.renderer)
     # Before an engine starts, because the reference may not load.

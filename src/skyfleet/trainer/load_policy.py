@@ -19,7 +19,7 @@ from skyfleet.envs.env import EnvFactory
 from skyfleet.errors import ConfigError
 from skyfleet.learner.policy_model import PolicyModel, choose_device, choose_dtype, rope_overrides
 from skyfleet.models.hf_decoder import make_decoder
-from skyfleet.models.loading import LoadedModel, load_model, load_tokenizer
+from skyfleet.models.loading import LoadedModel, load_model
 from skyfleet.models.tiny import DIMENSIONS, build_tiny, train_tokenizer
 from skyfleet.rollouts.episode import Limits, collect
 from skyfleet.rollouts.scripted_agents import reference_policy
@@ -65,18 +65,16 @@ async def load_policy_model(
     open_env: EnvFactory,
     *,
     policy_folder: Path | None = None,
-    tokenizer_folder: Path | None = None,
     model: LoadedModel | None = None,
 ) -> PolicyModel:
     """Load `policy_folder`, or take `model`, or load the configured path.
 
-    `train_tasks` and `open_env` are only used to build the tiny model. If that is built again, for
-    the adapters of a checkpoint, `tokenizer_folder` has the tokenizer that they were trained with.
+    `train_tasks` and `open_env` are only used to build the tiny model.
     """
     if model is not None and policy_folder is None:
         loaded = model
     else:
-        loaded = await _load(config, train_tasks, open_env, policy_folder, tokenizer_folder)
+        loaded = await _load(config, train_tasks, open_env, policy_folder)
     return PolicyModel(
         loaded=loaded,
         decoder=make_decoder(loaded.module, max_positions=config.max_episode_tokens),
@@ -96,22 +94,12 @@ def build_renderer(generator: GeneratorConfig, tokenizer: Any) -> Renderer:
 
 
 async def _load(
-    config: RunConfig,
-    train_tasks: Sequence[Task],
-    open_env: EnvFactory,
-    folder: Path | None,
-    tokenizer_folder: Path | None,
+    config: RunConfig, train_tasks: Sequence[Task], open_env: EnvFactory, folder: Path | None
 ) -> LoadedModel:
     path = str(folder) if folder else config.trainer.policy.model.path
     device = choose_device(config.trainer.device)
     dtype = choose_dtype(config.trainer.bf16, device)
     overrides = config.trainer.policy.model_config_kwargs
-    if path == "tiny" and tokenizer_folder is not None:
-        tokenizer = load_tokenizer(str(tokenizer_folder))
-        _forget_loading(tokenizer, tokenizer_folder)
-        module = build_tiny(tokenizer, overrides, seed=config.trainer.seed)
-        module.to(device=device, dtype=dtype)
-        return LoadedModel(module=module, tokenizer=tokenizer)
     if path == "tiny":
         if not train_tasks:
             raise ConfigError(
