@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from skyfleet.algorithms.losses.loss import LossInputs as LossInputs
     from skyfleet.algorithms.losses.loss import LossOutput as LossOutput
+    from skyfleet.algorithms.sample import Sample as Sample
     from skyfleet.api.comparison import Comparison as Comparison
     from skyfleet.api.comparison import Evaluation as Evaluation
     from skyfleet.api.comparison import compare as compare
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "algorithms.losses.loss": ("LossInputs", "LossOutput"),
+    "algorithms.sample": ("Sample",),
     "api.comparison": ("Comparison", "Evaluation", "compare"),
     "api.custom_algorithms": ("estimator", "loss"),
     "api.envs": ("AgentEnv", "env"),

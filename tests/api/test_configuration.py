@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 import skyfleet as sf
 from skyfleet.algorithms.registry import build_advantage_estimator
 from skyfleet.api.config import read_config
+from skyfleet.api.models import resolve_model
 from skyfleet.api.tasks import load_given_tasks
-from skyfleet.api.train_plan import TrainingPlan, plan_training
+from skyfleet.api.train_plan import TrainArguments, TrainingPlan, plan_training
 from skyfleet.config.keys import dump_yaml
 from skyfleet.config.loading import load_config
 from skyfleet.config.root import RunConfig
@@ -306,18 +308,26 @@ def test_a_mistyped_model_is_refused_before_the_hub_is_asked(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "weather").mkdir(parents=True)
+    (tmp_path / "runs" / "weather" / "config.yaml").touch()
     with pytest.raises(sf.ConfigError) as raised:
         sf.evaluate(model, reward=lambda answer: 0.0, tasks=TASKS[:1])
     assert f"sf.evaluate(model={model!r}): {says}" in str(raised.value)
 
 
-def test_a_folder_with_the_name_of_a_built_in_model_does_not_replace_it(
+def test_only_a_folder_with_a_model_replaces_a_built_in_model_or_one_on_the_hub(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny").mkdir()
     assert plan("tiny").config.trainer.policy.model.path == "tiny"
-    assert plan("Qwen/Qwen3-0.6B").config.trainer.policy.model.path == "Qwen/Qwen3-0.6B"
+    name, other = "Qwen/Qwen3-0.6B", tmp_path / "Qwen" / "Qwen3-0.6B-tuned"
+    other.mkdir(parents=True)
+    assert plan(name).config.trainer.policy.model.path == name
+    (other / "config.json").write_text("{}")
+    assert resolve_model(name, where="sf.train").folder is None
+    Path(name).mkdir()
+    (Path(name) / "config.json").write_text("{}")
+    assert resolve_model(name, where="sf.train").folder == Path(name)
 
 
 @pytest.mark.parametrize(
@@ -347,6 +357,19 @@ def test_a_tool_that_is_not_in_a_list_is_refused() -> None:
 
     with pytest.raises(sf.ConfigError, match=r"tools=press\): pass a list: tools=\[press\]"):
         sf.ToolEnv(tools=press, reward=lambda answer: 0.0)  # type: ignore[arg-type]
+
+
+def test_help_shows_the_defaults_of_the_documentation() -> None:
+    page = (ROOT / "docs" / "python_api.md").read_text(encoding="utf-8")
+    table = re.findall(r"^\| `(\w+)` \| (.+?) \| .* \|$", page, re.MULTILINE)
+    documented = {
+        name: default for name, default in table if name in TrainArguments.__annotations__
+    }
+    shown = re.findall(r"^ {8}(\w+) {2,}(.+)$", sf.train.__doc__ or "", re.MULTILINE)
+    assert [(name, re.sub('["`]', "", text)) for name, text in shown] == [
+        (name, re.sub('["`]', "", text)) for name, text in documented.items()
+    ]
+    assert len(shown) == 15
 
 
 def test_the_defaults_are_those_of_the_documentation() -> None:

@@ -45,7 +45,7 @@ def test_every_block_of_the_page_runs_in_a_notebook_and_objects_render(
         "webbrowser.open = lambda url: True"
     )
     shown = (
-        "first = result\nresult.comparison",
+        "result.comparison",
         "result",
         'result.metrics.plot("reward/avg_raw_reward")',
         "result.run.trajectories()[0]",
@@ -55,6 +55,8 @@ def test_every_block_of_the_page_runs_in_a_notebook_and_objects_render(
     outputs = run_cells([running, blocks[0], *shown, *blocks[1:]], tmp_path, monkeypatch)
     assert "| val | env" in find_text(outputs[1])
     assert "<progress value='1' max='1'>" in find_html(outputs[1])
+    assert "step 1/1" in find_html(outputs[1])
+    assert "step 1/1" not in find_text(outputs[1])  # the bar replaces the lines
     assert "<table>" in find_html(outputs[2])
     assert "<table>" in find_html(outputs[3])
     assert "<svg" in find_html(outputs[4])

@@ -52,10 +52,13 @@ def test_no_server_listens_beyond_this_machine_without_a_token(
         app([*command, "--host", host], standalone_mode=False)
 
 
-def test_the_python_api_refuses_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_python_api_refuses_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SKYFLEET_API_KEY", raising=False)
     with pytest.raises(ConfigError, match=r"sf\.serve: host='0\.0\.0\.0' lets other machines use"):
         sf.serve("tiny", host="0.0.0.0", port=0)
+    run = sf.load_run(write_run(tmp_path, plain=1))
+    with pytest.raises(ConfigError, match=r"run\.view\(host='0\.0\.0\.0'\) .* pass token="):
+        run.view(host="0.0.0.0", open_browser=False)
 
 
 def test_loopback_addresses_are_recognised_in_every_spelling() -> None:

@@ -18,6 +18,7 @@ from transformers import PretrainedConfig
 
 from skyfleet.cli.agents import find_policy_folder
 from skyfleet.config.root import RunConfig
+from skyfleet.config.warnings import find_warnings
 from skyfleet.envs import registry
 from skyfleet.envs.registry import env_factory
 from skyfleet.errors import ConfigError, ModelError
@@ -77,6 +78,28 @@ async def test_adapters_are_trained_saved_and_resumed(base: Path, tmp_path: Path
     before, after = weights(base), weights(last)
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert moved == {f"{name}.weight" for name in described["target_modules"]}
+
+
+async def test_adapters_of_the_tiny_model_are_resumed_and_its_random_weights_stay(
+    tmp_path: Path,
+) -> None:
+    overrides = (*LORA, "trainer.warm_start.steps=0", "trainer.eval_interval=-1")
+    straight, broken = (
+        small_config(tmp_path / name, *overrides) for name in ("straight", "broken")
+    )
+    assert [w for w in find_warnings(straight) if "adapts the random weights" in w]
+    await run_training(straight)
+    await interrupt_training(broken, "skyfleet.trainer.rollouts:collect", call=3, loops=3)
+    await run_training(broken)
+    metrics = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("straight", "broken")]
+    assert metrics[0] == metrics[1]
+    before, after = (
+        weights(tmp_path / "straight" / "checkpoints" / f"global_step_{step}" / "policy")
+        for step in (0, 3)
+    )
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved
+    assert all(name.endswith("proj.weight") for name in moved)
 
 
 async def test_a_checkpoint_with_adapters_is_evaluated_like_any_other(
@@ -188,7 +211,6 @@ async def test_a_run_with_rope_scaling_trains_and_saves_its_config(
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (["trainer.policy.model.lora.rank=4"], r"lora.rank=4 adapts a trained model"),
         (["trainer.rope_scaling.factor=2"], r"rope_scaling extends the context of a trained"),
         (["trainer.rope_scaling.factor=1"], r"trainer.rope_scaling.factor=1: it takes .*above 1"),
         (["trainer.rope_scaling.rope_type=ntk"], r"rope_type='ntk': it takes yarn"),

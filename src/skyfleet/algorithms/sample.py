@@ -12,7 +12,25 @@ _N_NAMED = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One sequence. Action tokens are those the policy sampled; the others are its observations."""
+    """One sequence. Action tokens are those the policy sampled; the others are its observations.
+
+    An estimator with `scope="batch"` gets all samples of a step and returns them with advantages:
+
+    >>> import dataclasses, skyfleet as sf
+    >>> @sf.estimator(scope="batch")
+    ... def raw_rewards(samples):
+    ...     return [
+    ...         dataclasses.replace(s, advantages=s.scatter_to_tokens(
+    ...             [s.group_rewards[s.attempt]] * s.n_action_tokens))
+    ...         for s in samples
+    ...     ]
+    >>> sample = sf.Sample(
+    ...     task_key="sum", env_key="env", token_ids=(5, 6, 7), loss_mask=(False, True, True),
+    ...     logprobs=(0.0, -0.5, -0.1), advantages=(0.0, 0.0, 0.0), policy_version=0,
+    ...     attempt=1, group_rewards=(0.0, 1.0))
+    >>> raw_rewards([sample])[0].advantages
+    (0.0, 1.0, 1.0)
+    """
 
     task_key: str
     env_key: str

@@ -63,7 +63,7 @@ def estimator(function: Callable[..., Any] | None = None, *, scope: Scope = "gro
     """Make an advantage estimator of a function from rewards to advantages.
 
     With `scope="group"` it gets the rewards of one task's attempts and returns one advantage per
-    attempt. With `scope="batch"` it gets all `Sample`s of a step and returns them with advantages.
+    attempt. With `scope="batch"` it gets all `sf.Sample`s of a step and returns them with advantages.
 
     >>> import skyfleet as sf
     >>> @sf.estimator

@@ -15,7 +15,6 @@ from skyfleet.api.background import CallbackTasks, run_sync
 from skyfleet.api.comparison import Evaluation
 from skyfleet.api.config import ConfigLike
 from skyfleet.api.envs import resolve_env
-from skyfleet.api.notebook import in_notebook
 from skyfleet.api.settings import Sampling, check_sampling
 from skyfleet.api.tasks import DEFAULT_ENV_KEY, as_task, load_given_tasks
 from skyfleet.api.trajectories import Trajectory
@@ -187,7 +186,7 @@ def _keep_episodes(
 ) -> Iterator[Callable[[records.Trajectory], None]]:
     """What is called with each episode as it ends, so that an interruption loses none."""
     from skyfleet.evaluation.report import open_episodes, prepare_output
-    from skyfleet.tracking.console import ConsoleTracker
+    from skyfleet.tracking.console import ConsoleTracker, in_notebook
 
     output, progress = arguments.get("output"), arguments.get("progress")
     on_episode = arguments.get("on_episode")

@@ -132,11 +132,12 @@ def _check_name(given: str, path: Path, where: str) -> None:
     if near:
         raise ConfigError(f"{call}: no such model; did you mean {near[0]!r}?")
     is_local = given.startswith((".", "~")) or path.is_absolute()
-    if is_local or (len(path.parts) > 1 and Path(path.parts[0]).is_dir()):
-        parent = path.parent
-        names = [p.name for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
-        close = get_close_matches(path.name, names, n=1)
-        hint = f"did you mean {str(parent / close[0])!r}?" if close else "check the path"
+    is_local = is_local or (len(path.parts) > 2 and Path(path.parts[0]).is_dir())
+    folders = [p for p in path.parent.glob("*") if p.is_dir()] if len(path.parts) > 1 else []
+    close = get_close_matches(path.name, [p.name for p in folders], n=1)
+    # A name on the hub has two parts too, and a folder may be named like an organisation there.
+    if is_local or (close and (path.parent / close[0] / "config.yaml").is_file()):
+        hint = f"did you mean {str(path.parent / close[0])!r}?" if close else "check the path"
         raise ConfigError(f"{call}: no such folder; {hint}")
 
 

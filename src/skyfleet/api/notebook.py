@@ -1,21 +1,15 @@
-"""A progress bar for notebooks, where the console can only print lines."""
+"""A progress bar for notebooks, where the console would print one line per step."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from html import escape
 from typing import Any
 
-from skyfleet.tracking.console import summary
+from skyfleet.redaction import redact
+from skyfleet.tracking.console import in_notebook, summary
 from skyfleet.trainer.callbacks import StepResult
-
-
-def in_notebook() -> bool:
-    """Whether this process is a Jupyter kernel."""
-    shell = sys.modules.get("IPython")
-    instance: Any = shell.get_ipython() if shell is not None else None
-    return getattr(instance, "kernel", None) is not None
+from skyfleet.trajectories.trajectory import find_failure
 
 
 def show_progress(
@@ -49,5 +43,7 @@ class _Bar:
     def _html(self, step: StepResult) -> str:
         limit = f" max='{self._total}'" if self._total else ""
         of = f"/{self._total}" if self._total else ""
-        text = escape(f"step {step.number}{of}  {summary(step.metrics)}")
+        failure = None if any(g.graded for g in step.groups) else find_failure(step.groups)
+        line = summary(step.metrics, failure=redact(failure or ""))
+        text = escape(f"step {step.number}{of}  {line}")
         return f"<progress value='{step.number}'{limit}></progress> <code>{text}</code>"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import webbrowser
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from skyfleet.analysis.run_folder import RunFolder, open_run
 from skyfleet.api.comparison import Comparison, Evaluation, compare_reports
@@ -18,6 +19,9 @@ from skyfleet.api.trajectories import Trajectories
 from skyfleet.config.keys import flatten
 from skyfleet.errors import ConfigError
 from skyfleet.trajectories.entry import Entry
+
+if TYPE_CHECKING:
+    from skyfleet.analysis.viewer.server import ViewerAccess
 
 
 class Run:
@@ -139,9 +143,35 @@ class Run:
         page = self.path if output is None else Path(output)
         return page / "report.html" if page.is_dir() else page
 
-    def view(self, *, port: int = 0, open_browser: bool = True) -> Viewer:
-        """Start the trajectory viewer in the background and open it in the browser."""
-        viewer = Viewer(self._folder, port)
+    def view(
+        self,
+        *,
+        port: int = 0,
+        open_browser: bool = True,
+        episode: str | None = None,
+        host: str = "127.0.0.1",
+        token: str | None = None,
+        allowed_hosts: Sequence[str] = (),
+    ) -> Viewer:
+        """Start the trajectory viewer in the background and open it in the browser.
+
+        `episode` opens one, such as eval/val/40/3. A browser logs in once with the `token`, if there
+        is one; a `host` beyond this machine needs it. `allowed_hosts` are further names that browsers
+        may use for this viewer. In a script, `run.view().wait()`.
+        """
+        from skyfleet.analysis.viewer.server import ViewerAccess
+        from skyfleet.serving.access import is_loopback
+        from skyfleet.trajectories.index import find_entry
+
+        if token is None and not is_loopback(host):
+            raise ConfigError(
+                f"run.view(host={host!r}) lets other machines read the run; pass token=, or use "
+                "host='127.0.0.1'"
+            )
+        access = ViewerAccess(host, token=token, allowed_hosts=allowed_hosts)
+        if episode is not None:
+            find_entry(self._folder.trajectories, episode)  # fails now if there is none
+        viewer = Viewer(self._folder, port, episode=episode, access=access)
         if open_browser:
             viewer.open()
         return viewer
@@ -194,20 +224,39 @@ class Report:
 
 
 class Viewer:
-    """The trajectory viewer, serving in the background; `stop()` ends it."""
+    """The trajectory viewer, serving in the background; `stop` ends it, `wait` blocks until Ctrl-C."""
 
-    def __init__(self, folder: RunFolder, port: int) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        port: int,
+        *,
+        episode: str | None = None,
+        access: ViewerAccess,
+    ) -> None:
         from skyfleet.analysis.viewer.api import Viewer as ViewerApi
         from skyfleet.analysis.viewer.server import ViewerServer
 
         self._api = ViewerApi(folder)
-        self._server = ViewerServer(self._api, port)
-        self.url = self._server.url
-        Thread(target=self._server.serve_forever, name="skyfleet viewer", daemon=True).start()
+        self._server = ViewerServer(self._api, port, access=access)
+        self.root_url = self._server.url
+        """The address of the viewer; `url` is that of the episode to open, if one was named."""
+        self.url = self._server.episode_url(episode) if episode is not None else self.root_url
+        self._thread = Thread(
+            target=self._server.serve_forever, name="skyfleet viewer", daemon=True
+        )
+        self._thread.start()
 
     def open(self) -> None:
         """Open the viewer in the browser."""
         webbrowser.open(self.url)
+
+    def wait(self) -> None:
+        """Block until Ctrl-C, then stop."""
+        try:
+            self._thread.join()
+        except KeyboardInterrupt:
+            self.stop()
 
     def stop(self) -> None:
         self._server.shutdown()

@@ -45,6 +45,24 @@ def train(
     config: any other keys, a YAML path or a preset to start from, or a list of these.
     on_episode, on_step, on_evaluation: callbacks; one that returns `sf.STOP` ends the run.
 
+    An argument that is left out or None has its default:
+
+        tasks           the environment's own, if it has any
+        eval            a tenth of at least 50 tasks
+        algorithm       GRPO, 4 attempts per task, KL 0.001
+        sampling        temperature 1, 1,024 tokens per turn ("tiny": 64)
+        eval_sampling   greedy; temperature 1 if eval_attempts is above 1
+        eval_attempts   1
+        lr              1e-6 ("tiny": 3e-4)
+        batch_size      4 tasks
+        steps           20 epochs
+        eval_every      before the first step and after the last
+        lora            every weight is trained
+        engine          embedded
+        trackers        the console and metrics.jsonl
+        seed            42
+        run_dir         a new folder under runs/
+
     Every argument sets configuration keys, which docs/python_api.md lists. Ctrl-C saves a
     checkpoint and returns a partial result.
 

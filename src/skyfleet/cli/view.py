@@ -24,20 +24,22 @@ def view_command(
     allow_host: AllowHost = None,
 ) -> None:
     """Read a run's episodes in the browser, also while it trains."""
-    from skyfleet.analysis.run_folder import open_run
-    from skyfleet.analysis.viewer.api import Viewer
-    from skyfleet.analysis.viewer.server import ViewerAccess, open_viewer
-    from skyfleet.serving.access import read_token
-    from skyfleet.trajectories.index import find_entry
+    from skyfleet.api.runs import load_run
+    from skyfleet.serving.access import check_bind, read_token
 
     token = read_token()
-    access = ViewerAccess(host, token=token, allowed_hosts=allow_host or ())
-    folder = open_run(run)
-    if episode:
-        find_entry(folder.trajectories, episode)  # fails now if there is none
-    with open_viewer(Viewer(folder), port, access=access) as server, suppress(KeyboardInterrupt):
-        url = server.episode_url(episode) if episode else server.url
+    check_bind(host, token)  # before a run that is not there
+    opened = load_run(run)
+    viewer = opened.view(
+        port=port,
+        open_browser=False,
+        episode=episode,
+        host=host,
+        token=token,
+        allowed_hosts=allow_host or (),
+    )
+    with suppress(KeyboardInterrupt):
         if token is not None:
-            print(f"log in once at {server.url}?token=<SKYFLEET_API_KEY>")
-        print(f"serving {folder.path} at {url}\nCtrl-C stops it", flush=True)
-        server.serve_forever()
+            print(f"log in once at {viewer.root_url}?token=<SKYFLEET_API_KEY>")
+        print(f"serving {opened.path} at {viewer.url}\nCtrl-C stops it", flush=True)
+        viewer.wait()

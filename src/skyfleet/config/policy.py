@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -32,13 +31,6 @@ class Model(Section):
     """Execute the Python code of a model that brings its own, with your rights; for policy, \
 reference model, critic and vLLM."""
     lora: Lora = Lora()
-
-    def find_problems(self) -> Iterator[str]:
-        if self.lora.rank and self.path == "tiny":
-            yield (
-                f"trainer.policy.model.lora.rank={self.lora.rank} adapts a trained model, and "
-                "trainer.policy.model.path=tiny has random weights; set the rank to 0"
-            )
 
 
 class RefModel(Section):

@@ -167,9 +167,19 @@ def warn_temperatures_differ(config: RunConfig) -> Iterator[str]:
         )
 
 
+def warn_adapted_random_weights(config: RunConfig) -> Iterator[str]:
+    model = config.trainer.policy.model
+    if model.lora.rank and model.path == "tiny":
+        yield (
+            f"trainer.policy.model.lora.rank={model.lora.rank} adapts the random weights of "
+            "trainer.policy.model.path=tiny, which stay as they are; to train them, set the rank to 0"
+        )
+
+
 WARNINGS: tuple[Callable[[RunConfig], Iterator[str]], ...] = (
     warn_values_without_effect,
     warn_unused_keys,
     warn_greedy_evaluation,
     warn_temperatures_differ,
+    warn_adapted_random_weights,
 )

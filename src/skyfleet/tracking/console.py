@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from math import isfinite, nan
 from time import monotonic
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from skyfleet.chat.message import Message
 from skyfleet.redaction import redact
@@ -24,6 +24,13 @@ PASS_AT = "reward/avg_pass_at_"
 ENDING = "generate/ending_"
 PHASES = {"generate": "generate", "train_critic_and_policy": "train"}
 """The timings that a line shows, and what it calls them."""
+
+
+def in_notebook() -> bool:
+    """Whether this process is a Jupyter kernel."""
+    shell = sys.modules.get("IPython")
+    instance: Any = shell.get_ipython() if shell is not None else None
+    return getattr(instance, "kernel", None) is not None
 
 
 class ConsoleTracker:
@@ -53,7 +60,8 @@ class ConsoleTracker:
         self._failure = ""
         if step == 0:
             self._training.restart()  # the estimate leaves out what ran before step 1
-        self._screen.show(self._training)
+        if not in_notebook():  # a notebook has a bar of its own
+            self._screen.show(self._training)
 
     def note(self, text: str) -> None:
         """Print a line, above the bars on a terminal."""
