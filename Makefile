@@ -2,7 +2,7 @@
 PYTHON ?= python3
 MODEL ?= tiny
 PRESET_tiny = tiny
-PRESET_smollm2 = smollm2
+PRESET_smollm2 = smollm2_cpu
 VENV = .venv/bin
 INSTALL = $(VENV)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 

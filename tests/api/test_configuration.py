@@ -258,6 +258,7 @@ def test_every_preset_loads_under_its_run_name() -> None:
         "tiny": "local_tiny_cpu",
         "generalise": "generalise",
         "smollm2": "smollm2_135m",
+        "smollm2_cpu": "smollm2_135m_cpu",
         "smollm2_h200": "smollm2_135m_h200",
         "fleet_qwen3_8b": "fleet_tool_use_qwen3_8b",
     }

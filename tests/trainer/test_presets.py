@@ -17,7 +17,7 @@ from skyfleet.trainer.tasks import check_disjoint, load_sources, load_training_t
 ROOT = Path(__file__).parents[2]
 PRESETS = sorted((ROOT / "src/skyfleet/presets").glob("*.yaml"))
 RUN_NAMES = {
-    *("local_tiny_cpu", "generalise", "smollm2_135m", "smollm2_135m_h200"),
+    *("local_tiny_cpu", "generalise", "smollm2_135m", "smollm2_135m_cpu", "smollm2_135m_h200"),
     "fleet_tool_use_qwen3_8b",
 }
 WORLD_PRESETS = [path for path in PRESETS if "world:" in path.read_text()]
