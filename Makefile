@@ -16,10 +16,11 @@ train: .venv/$(MODEL)
 	$(VENV)/skyfleet train $(PRESET_$(MODEL)) $(ARGS)
 
 # Two workers with one thread each: two OpenMP threads per process would wait for each other.
+# Each takes half of the tests in order, so it builds a file's fixtures once; the first to end steals.
 test: .venv/dev
-	OMP_NUM_THREADS=1 $(VENV)/pytest -n 2 --dist loadfile -m 'not gpu and not network and not exhaustive'
+	OMP_NUM_THREADS=1 $(VENV)/pytest -n 2 --dist worksteal -m 'not gpu and not network and not exhaustive'
 
-# Every hostile environment, broken server and escape attempt: about half an hour.
+# Every hostile environment, broken server, escape attempt and interruption: about half an hour.
 exhaustive: .venv/dev
 	OMP_NUM_THREADS=1 $(VENV)/pytest -n 2 --dist load -m exhaustive
 

@@ -103,6 +103,7 @@ def test_every_control_has_an_accessible_name(page: Any) -> None:
     assert all(names)
 
 
+@pytest.mark.exhaustive
 def test_the_screenshots_are_small_and_differ(
     browser: Any, server: ViewerServer, run: Path, tmp_path: Path
 ) -> None:

@@ -34,25 +34,37 @@ def find_text(outputs: list[Any]) -> str:
     return "".join(output.get("text", "") for output in outputs)
 
 
+RUNNING = """
+import asyncio, webbrowser
+assert asyncio.get_running_loop().is_running()
+webbrowser.open = lambda url: True
+"""
+SHOWN = (
+    "first = result\nresult.comparison",
+    "result",
+    'result.metrics.plot("reward/avg_raw_reward")',
+    "result.run.trajectories()[0]",
+    "(await sf.evaluate_async('null', env, tasks)).success_rate",
+)
+INTERRUPTED = """
+import os, signal, skyfleet as sf
+def interrupt(step):
+    if step.number == 1:
+        os.kill(os.getpid(), signal.SIGINT)
+result = sf.train("tiny", reward=lambda answer: 0.0, tasks=[{"prompt": f"Say {n}."} for n in range(4)],
+                  eval=False, steps=500, batch_size=2, algorithm=sf.GRPO(group_size=2, kl=0),
+                  sampling=sf.Sampling(max_tokens=4), on_step=interrupt)
+"""
+
+
 @pytest.mark.filterwarnings("ignore")
-def test_every_block_of_the_page_runs_in_a_notebook_and_objects_render(
+def test_objects_render_and_a_kernel_interrupt_returns_a_partial_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One kernel for both: it takes as long to start as the cells to run."""
     monkeypatch.setenv("WANDB_MODE", "disabled")
-    running = (
-        "import asyncio, webbrowser\n"
-        "assert asyncio.get_running_loop().is_running()\n"
-        "webbrowser.open = lambda url: True"
-    )
-    shown = (
-        "result.comparison",
-        "result",
-        'result.metrics.plot("reward/avg_raw_reward")',
-        "result.run.trajectories()[0]",
-        "(await sf.evaluate_async('null', env, tasks)).success_rate",
-    )
-    blocks = [shrink(block) for block in BLOCKS]
-    outputs = run_cells([running, blocks[0], *shown, *blocks[1:]], tmp_path, monkeypatch)
+    cells = [RUNNING, shrink(BLOCKS[0]), *SHOWN, INTERRUPTED, "result.interrupted", "result"]
+    outputs = run_cells(cells, tmp_path, monkeypatch)
     assert "| val | env" in find_text(outputs[1])
     assert "<progress value='1' max='1'>" in find_html(outputs[1])
     assert "step 1/1" in find_html(outputs[1])
@@ -62,21 +74,15 @@ def test_every_block_of_the_page_runs_in_a_notebook_and_objects_render(
     assert "<svg" in find_html(outputs[4])
     assert "<details" in find_html(outputs[5])
     assert outputs[6][-1]["data"]["text/plain"] == "0.0"
+    assert outputs[8][0]["data"]["text/plain"] == "True"
+    assert "interrupted" in outputs[9][0]["data"]["text/plain"]
 
 
+@pytest.mark.exhaustive  # test_documentation.py runs the blocks without a kernel
 @pytest.mark.filterwarnings("ignore")
-def test_a_kernel_interrupt_returns_a_partial_result(
+def test_every_block_of_the_page_runs_in_a_notebook(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = """
-import os, signal, skyfleet as sf
-def interrupt(step):
-    if step.number == 1:
-        os.kill(os.getpid(), signal.SIGINT)
-result = sf.train("tiny", reward=lambda answer: 0.0, tasks=[{"prompt": f"Say {n}."} for n in range(4)],
-                  eval=False, steps=500, batch_size=2, algorithm=sf.GRPO(group_size=2, kl=0),
-                  sampling=sf.Sampling(max_tokens=4), on_step=interrupt)
-"""
-    outputs = run_cells([script, "result.interrupted", "result"], tmp_path, monkeypatch)
-    assert outputs[1][0]["data"]["text/plain"] == "True"
-    assert "interrupted" in outputs[2][0]["data"]["text/plain"]
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    first, *others = map(shrink, BLOCKS)
+    run_cells([RUNNING, first, "first = result", *others], tmp_path, monkeypatch)

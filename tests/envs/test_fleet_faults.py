@@ -35,8 +35,19 @@ from skyfleet.worlds.fleet_server.server import build_fleet_app
 _TOKEN = "/v1/runner-auth/token"
 
 
-@pytest.mark.parametrize("fault", ["refuse", "hang", "cut"])
-@pytest.mark.parametrize("place", ["/v1/env/instances", "tools/list", "tools/call"])
+FAULTS = ("refuse", "hang", "cut")
+PLACES = ("/v1/env/instances", "tools/list", "tools/call")
+
+
+@pytest.mark.parametrize(
+    ("place", "fault"),
+    [
+        # Every fault and every place once, the other pairs where there is time.
+        pytest.param(place, fault, marks=() if row == column else pytest.mark.exhaustive)
+        for row, place in enumerate(PLACES)
+        for column, fault in enumerate(FAULTS)
+    ],
+)
 async def test_a_server_fault_fails_one_episode_and_not_the_next(place: str, fault: str) -> None:
     broken = True
 

@@ -13,17 +13,13 @@ QUICK = [
     and name not in HUGE_KINDS
 ]
 SAMPLE = (
-    "step blocks: waits for an event",
     "step blocks: spins and catches all",
     "child blocks",
     "step is cancelled by a child",
     "step uncancels",
-    "step gathered children swallow",
     "close swallows cancellation",
     "child exits",
-    "task group exits",
     "step of 50 MB",
-    "step of 8 MB",
     "sync: step spins",
     "process: kills itself",
 )

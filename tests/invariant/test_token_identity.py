@@ -29,7 +29,7 @@ from skyfleet.trajectories.trajectory import Ending, Group
 from skyfleet.worlds.catalog import WORLD_NAMES, generate_world_tasks, get_world
 from skyfleet.worlds.env import WorldEnv
 
-N_TASKS = 50
+N_TASKS = 20
 N_SAMPLES = 20
 LIMITS = Limits(max_turns=3, max_input_length=520, trajectory_timeout_seconds=0)
 DIMENSIONS = {
@@ -177,8 +177,8 @@ async def test_the_learner_trains_on_exactly_the_tokens_the_engine_sampled() -> 
                 n_tokens += len(sampled)
             assert next(new_samples, None) is None
         assert max_logprob_gap(decoder, samples, temperature) < 1e-5
-    assert n_episodes == N_TASKS * N_SAMPLES == 1000
-    assert n_tokens > 5000
+    assert n_episodes == N_TASKS * N_SAMPLES == 400
+    assert n_tokens > 2000
     assert endings == {
         Ending.DONE,
         Ending.MAX_TURNS,

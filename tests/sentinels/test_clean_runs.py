@@ -35,7 +35,7 @@ async def test_20_clean_steps_have_no_findings(tmp_path: Path) -> None:
     assert status == {f"sentinel/{sentinel.name}": 0.0 for sentinel in SENTINELS}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 async def test_200_clean_steps_have_no_findings(tmp_path: Path) -> None:
     await check_clean(tmp_path, 200, KL, f"{ALGORITHM}.zero_variance_filter=true", PAIRS)
 
@@ -50,6 +50,7 @@ async def test_200_clean_steps_have_no_findings(tmp_path: Path) -> None:
         ("generator.sampling_params.top_p=0.8",),
         ("trainer.bf16=true", KL),
         ("trainer.update_ref_every_epoch=true", "trainer.train_batch_size=8", KL),
+        (f"{ALGORITHM}.zero_variance_filter=true", PAIRS, KL),
         (f"{ALGORITHM}.dynamic_sampling.type=filter", PAIRS),
         (f"{ALGORITHM}.dynamic_sampling.type=replace", PAIRS),
         (f"{ALGORITHM}.advantage_estimator=rloo",),

@@ -86,7 +86,7 @@ async def run_episodes(config: RunConfig) -> list[Trajectory]:
     return [attempt for group in groups for attempt in group.trajectories]
 
 
-@pytest.mark.parametrize("native", [(), NATIVE])
+@pytest.mark.parametrize("native", [pytest.param((), marks=pytest.mark.exhaustive), NATIVE])
 async def test_a_server_that_hangs_loses_no_episode(
     model: Path, native: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:

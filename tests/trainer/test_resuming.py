@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 from tests.fakes import copied_engine
 from tests.fakes.copied_engine import VLLM, stand_for_vllm
 from tests.fakes.moody_world import open_moody
@@ -73,20 +74,27 @@ async def test_the_seed_decides_every_byte_of_the_metrics(straight: Path, tmp_pa
     assert metrics(tmp_path / "same") == metrics(straight) != metrics(tmp_path / "other")
 
 
+def exhaustive(*place: object) -> ParameterSet:
+    """A place that differs from a default one only in its number."""
+    return pytest.param(*place, marks=pytest.mark.exhaustive)
+
+
+# Those in the first rollouts and evaluations are also in
+# test_a_run_can_be_interrupted_repeatedly.
 @pytest.mark.parametrize(
     ("within", "call", "loops"),
     [
-        (WARM_START, 1, 0),
-        (WARM_START, 2, 1),
-        (WARM_START, 3, 0),  # the last
-        (WARM_START, 3, 1),
-        (ROLLOUT, 1, 3),
+        exhaustive(WARM_START, 1, 0),
+        exhaustive(WARM_START, 2, 1),
+        exhaustive(WARM_START, 3, 0),
+        (WARM_START, 3, 1),  # the last
+        exhaustive(ROLLOUT, 1, 3),
         (ROLLOUT, 2, 12),
-        (ROLLOUT, 3, 3),
-        (EVALUATION, 1, 3),  # before training, the first set
-        (EVALUATION, 2, 3),  # before training, when the first set is done
-        (EVALUATION, 3, 3),  # after step 2
-        (EVALUATION, 4, 3),
+        exhaustive(ROLLOUT, 3, 3),
+        exhaustive(EVALUATION, 1, 3),  # before training, the first set
+        exhaustive(EVALUATION, 2, 3),  # before training, when the first set is done
+        exhaustive(EVALUATION, 3, 3),  # after step 2
+        (EVALUATION, 4, 3),  # after step 2, when the first set is done
         (EVALUATION, 6, 3),  # after the last step
     ],
 )
@@ -115,13 +123,13 @@ def copied(_moody: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
     ("within", "call", "loops", "expected_step"),
     [
         (PUSH, 1, 1, 0),  # after the warm start
-        (WAKE, 1, 1, 0),
+        exhaustive(WAKE, 1, 1, 0),
         (SLEEP, 3, 1, 1),
         (LEARNING, 2, 0, 2),
         (PUSH, 3, 2, 2),
-        (PUSH, 4, 1, 3),
-        (WAKE, 3, 1, 2),
-        (WAKE, 4, 1, 3),
+        exhaustive(PUSH, 4, 1, 3),
+        exhaustive(WAKE, 3, 1, 2),
+        (WAKE, 4, 1, 3),  # after the last step
     ],
 )
 async def test_updated_weights_are_checkpointed_even_if_no_engine_received_them(
@@ -177,31 +185,29 @@ async def test_a_run_can_be_interrupted_repeatedly(straight: Path, tmp_path: Pat
 
 
 async def test_a_finished_run_can_be_extended(tmp_path: Path) -> None:
+    await run_training(small_config(tmp_path, "trainer.max_training_steps=1"))
+    assert [row["step"] for row in rows(tmp_path)] == [0, 1]
     await run_training(small_config(tmp_path, "trainer.max_training_steps=2"))
     assert [row["step"] for row in rows(tmp_path)] == [0, 1, 2]
-    await run_training(small_config(tmp_path))
-    assert [row["step"] for row in rows(tmp_path)] == [0, 1, 2, 3]
 
 
-async def test_a_changed_configuration_is_not_resumed(tmp_path: Path) -> None:
-    await run_training(small_config(tmp_path))
-    changed = small_config(tmp_path, "trainer.policy.optimizer_config.lr=0.5")
+async def test_a_changed_configuration_is_not_resumed(straight: Path) -> None:
+    changed = small_config(straight, "trainer.policy.optimizer_config.lr=0.5")
     with pytest.raises(
         ConfigError, match=r"started with trainer.policy.optimizer_config.lr=0.01 and"
     ):
         await run_training(changed)
 
 
-async def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
-    await run_training(small_config(tmp_path))
+async def test_two_runs_do_not_share_a_folder(straight: Path) -> None:
     with pytest.raises(ConfigError, match="already holds a run"):
-        await run_training(small_config(tmp_path, "trainer.resume_mode=none"))
+        await run_training(small_config(straight, "trainer.resume_mode=none"))
 
 
 async def test_a_run_killed_before_its_first_row_starts_over(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("")
-    await run_training(small_config(tmp_path))
-    assert [row["step"] for row in rows(tmp_path)] == [0, 1, 2, 3]
+    await run_training(small_config(tmp_path, "trainer.max_training_steps=1"))
+    assert [row["step"] for row in rows(tmp_path)] == [0, 1]
 
 
 async def test_resuming_before_a_later_checkpoint_is_refused(

@@ -23,7 +23,7 @@ every_world = pytest.mark.parametrize("name", WORLD_NAMES)
 
 @cache
 def all_tasks(name: str) -> list[Task]:
-    return generate_world_tasks(name, split="all", count=200)
+    return generate_world_tasks(name, split="all", count=120)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +31,16 @@ class Episode:
     grade: Grade
     texts: list[str]
     errors: int
+
+
+async def _play_all(name: str) -> list[tuple[Task, Episode]]:
+    """Every task with the episode of its reference solution, which three tests look at."""
+    if name not in _played:
+        _played[name] = [(task, await _play(task)) for task in all_tasks(name)]
+    return _played[name]
+
+
+_played: dict[str, list[tuple[Task, Episode]]] = {}
 
 
 async def _play(task: Task, *, idle: bool = False) -> Episode:
@@ -68,8 +78,7 @@ def _tokens(texts: list[str]) -> int:
 
 @every_world
 async def test_the_reference_solution_passes_and_doing_nothing_fails(name: str) -> None:
-    for task in all_tasks(name):
-        played = await _play(task)
+    for task, played in await _play_all(name):
         assert played.grade.success, (task.key, played.grade.explanation)
         assert not (await _play(task, idle=True)).grade.success, task.key
 
@@ -77,9 +86,9 @@ async def test_the_reference_solution_passes_and_doing_nothing_fails(name: str) 
 @every_world
 async def test_every_argument_of_a_solution_can_be_looked_up(name: str) -> None:
     choices = str([spec.parameters for spec in get_world(name).toolkit.specs])
-    for task in all_tasks(name):
+    for task, played in await _play_all(name):
         known = ""
-        _system, *texts = (await _play(task)).texts
+        _system, *texts = played.texts
         for text in texts:
             if not text.startswith("<tool_call>"):
                 known += f" {text}"
@@ -94,7 +103,7 @@ async def test_every_argument_of_a_solution_can_be_looked_up(name: str) -> None:
 @every_world
 async def test_episodes_are_short_enough_for_a_small_model(name: str) -> None:
     tasks = all_tasks(name)
-    lengths = [_tokens((await _play(task)).texts) for task in tasks]
+    lengths = [_tokens(played.texts) for _, played in await _play_all(name)]
     assert statistics.median(lengths) <= 260
     assert max(lengths) <= 700
     assert max(len(task.prompt.split()) for task in tasks) <= 60
@@ -103,11 +112,14 @@ async def test_episodes_are_short_enough_for_a_small_model(name: str) -> None:
 
 @every_world
 async def test_every_world_has_lookup_question_and_error_recovery_tasks(name: str) -> None:
-    tasks = generate_world_tasks(name, split="train", count=200)
+    tasks = generate_world_tasks(name, split="train", count=120)
     assert {task.difficulty for task in tasks} == {1, 2, 3}
     assert any(task.solution[-1].name == "submit_final_answer" for task in tasks)
-    played = [await _play(task) for task in tasks]
-    assert any(one.errors for one in played)
+    for task in tasks:
+        if (await _play(task)).errors:
+            break
+    else:
+        pytest.fail("no reference solution recovers from an error")
     reads = [task for task in tasks if re.match("list_|get_", task.solution[0].name)]
     assert len(reads) > 0.7 * len(tasks)
 
@@ -130,23 +142,23 @@ def test_templates_are_balanced_and_some_are_never_trained_on(name: str) -> None
     assert len(templates) >= 6
     assert len(held_out) >= 2
     trained = {template.name for template in templates} - held_out | {"two_errands"}
-    train = generate_world_tasks(name, split="train", count=10 * len(trained))
+    train = generate_world_tasks(name, split="train", count=4 * len(trained))
     drawn = [task.metadata["template"] for task in train]
     assert set(drawn) == trained
-    assert {drawn.count(template) for template in drawn} == {10}
-    unseen = generate_world_tasks(name, split="unseen_templates", count=30)
+    assert {drawn.count(template) for template in drawn} == {4}
+    unseen = generate_world_tasks(name, split="unseen_templates", count=12)
     assert {task.metadata["template"] for task in unseen} == held_out
 
 
 @every_world
 def test_splits_share_no_task_whatever_the_seed(name: str) -> None:
-    train = generate_world_tasks(name, split="train", count=150, seed=0)
-    unseen = generate_world_tasks(name, split="unseen_tasks", count=50, seed=1)
-    held_out = generate_world_tasks(name, split="unseen_templates", count=50, seed=0)
+    train = generate_world_tasks(name, split="train", count=60, seed=0)
+    unseen = generate_world_tasks(name, split="unseen_tasks", count=20, seed=1)
+    held_out = generate_world_tasks(name, split="unseen_templates", count=20, seed=0)
     keys = [task.key for task in train + unseen + held_out]
-    assert len(keys) == len(set(keys)) == 250
+    assert len(keys) == len(set(keys)) == 100
     instructions = {(task.prompt, task.data_key) for task in train + unseen + held_out}
-    assert len(instructions) == 250
+    assert len(instructions) == 100
 
 
 @every_world
@@ -185,9 +197,9 @@ def test_no_two_worlds_have_a_tool_of_the_same_name() -> None:
 
 @every_world
 def test_tasks_depend_on_the_seed_and_not_on_the_count(name: str) -> None:
-    few = generate_world_tasks(name, split="train", count=20, seed=3)
-    assert generate_world_tasks(name, split="train", count=50, seed=3)[:20] == few
-    assert generate_world_tasks(name, split="train", count=20, seed=4) != few
+    few = generate_world_tasks(name, split="train", count=10, seed=3)
+    assert generate_world_tasks(name, split="train", count=25, seed=3)[:10] == few
+    assert generate_world_tasks(name, split="train", count=10, seed=4) != few
     assert re.fullmatch(rf"{name}-[a-z_]+-[0-9a-f]{{8}}", few[0].key)
     assert len({task.data_key for task in few}) > 5
 
@@ -241,14 +253,14 @@ def test_max_difficulty_limits_the_tasks() -> None:
 
 def test_nearly_every_task_has_its_own_database() -> None:
     """Repeated answers could be memorized instead of looked up."""
-    tasks = generate_world_tasks("booking", split="train", count=300)
-    assert len({task.data_key for task in tasks}) > 290
+    tasks = generate_world_tasks("booking", split="train", count=100)
+    assert len({task.data_key for task in tasks}) > 97
 
 
 @every_world
 def test_no_prompt_with_the_same_solution_is_in_both_train_and_unseen_tasks(name: str) -> None:
     def instructions(split: Literal["train", "unseen_tasks"]) -> set[str]:
-        tasks = generate_world_tasks(name, split=split, count=200, max_difficulty=1)
+        tasks = generate_world_tasks(name, split=split, count=60, max_difficulty=1)
         return {f"{task.prompt} {task.solution}" for task in tasks}
 
     assert not instructions("train") & instructions("unseen_tasks")
