@@ -177,7 +177,10 @@ class Soak:
 
     async def _prepare(self) -> None:
         """Write the tasks, and warm-start the policy that every training starts from."""
-        for name, split, count in (("train", "train", N_TRAIN), ("held_out", UNSEEN, self.n_held_out)):
+        for name, split, count in (
+            ("train", "train", N_TRAIN),
+            ("held_out", UNSEEN, self.n_held_out),
+        ):
             sources = [f"{world}?split={split}&count={count}&max_difficulty=1" for world in WORLDS]
             tasks = [task for source in sources for task in tasks_from_source(f"world:{source}")]
             write_tasks(self.folder / f"{name}.json", tasks)
@@ -193,10 +196,13 @@ class Soak:
                 "trainer.eval_interval=-1",
             ]
             code = await self.without.run(command, run, url=self.urls["healthy"])
-            assert code == 0, f"the warm start ended with exit code {code}; see {self.folder}/output"
+            assert code == 0, (
+                f"the warm start ended with exit code {code}; see {self.folder}/output"
+            )
             self.base = run / "checkpoints" / "global_step_0" / "policy"
 
-    def _command(self, run: Path, seed: int, *, steps: int, keep: int) -> list[str]:
+    def _command(self, run: Path, seed: int, steps: int, *, keeps_all: bool = False) -> list[str]:
+        """With faults it saves every second step; without, every one is saved and stays."""
         return [
             *("train", "tiny"),
             *self._data,
@@ -210,13 +216,13 @@ class Soak:
             "trainer.train_batch_size=16",
             "trainer.policy_mini_batch_size=16",
             "trainer.eval_interval=-1",
-            "trainer.ckpt_interval=2",
-            f"trainer.max_ckpts_to_keep={keep}",
+            f"trainer.ckpt_interval={1 if keeps_all else 2}",
+            f"trainer.max_ckpts_to_keep={-1 if keeps_all else 2}",
         ]
 
     async def _train_with_faults(self) -> None:
         run, loop = self.folder / "faults", asyncio.get_running_loop()
-        command = self._command(run, self.seed, steps=self.steps, keep=2)
+        command = self._command(run, self.seed, self.steps)
         while (left := self.end - time.monotonic()) > 0:
             timers = [
                 loop.call_later(left, self.with_faults.end, signal.SIGTERM),
@@ -238,7 +244,7 @@ class Soak:
         run = self.folder / "faults"
         saved = find_checkpoint(run / "checkpoints", "latest")
         assert saved is not None, "no checkpoint was saved"
-        command = self._command(run, self.seed, steps=saved.step, keep=2)
+        command = self._command(run, self.seed, saved.step)
         code = await self.with_faults.run(command, run, url=self.urls["healthy"])
         self.note("settled", code=code, step=saved.step)
         return saved.step
@@ -250,7 +256,7 @@ class Soak:
         while not runs or (not self.is_over and self.end - time.monotonic() > longest):
             seed, started = self.seed + len(runs), time.monotonic()
             run = self.folder / f"healthy_{seed}"
-            command = self._command(run, seed, steps=self.steps, keep=-1)
+            command = self._command(run, seed, self.steps, keeps_all=True)
             code = await self.without.run(command, run, url=self.urls["healthy"])
             assert code == 0, f"a training without faults ended with exit code {code}"
             longest = max(longest, time.monotonic() - started)

@@ -124,7 +124,9 @@ class Faults:
         errors: str | None = None,
         newline: str | None = None,
     ) -> Any:
-        buffered = io.BufferedWriter(_FaultyFile(self, file, mode.replace("b", "").replace("t", "")))
+        buffered = io.BufferedWriter(
+            _FaultyFile(self, file, mode.replace("b", "").replace("t", ""))
+        )
         if "b" in mode:
             return buffered
         return io.TextIOWrapper(buffered, encoding or "utf-8", errors, newline, buffering == 1)

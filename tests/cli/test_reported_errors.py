@@ -24,7 +24,10 @@ def run_and_raise(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("error", "printed"),
     [
-        (ConfigError("trainer.seed='x'; write a number"), "skyfleet: trainer.seed='x'; write a number\n"),
+        (
+            ConfigError("trainer.seed='x'; write a number"),
+            "skyfleet: trainer.seed='x'; write a number\n",
+        ),
         (BROKEN, SENTENCE),
         (ExceptionGroup("episodes", [BROKEN, BROKEN]), SENTENCE),
         (ExceptionGroup("steps", [ExceptionGroup("episodes", [BROKEN])]), SENTENCE),

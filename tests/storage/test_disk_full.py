@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from skyfleet.errors import DiskFullError
+from skyfleet.errors import CheckpointError, DiskFullError
 from skyfleet.storage.disk_full import explain_disk_full
 from skyfleet.storage.folder_lock import FolderLock
 from skyfleet.storage.local import make_folder, write_atomically
@@ -73,3 +73,9 @@ def test_other_errors_pass_unchanged(tmp_path: Path) -> None:
     # The text alone is not enough: an environment may quote another machine's error.
     with pytest.raises(RuntimeError, match="No space"), explain_disk_full(tmp_path):
         raise RuntimeError("the server answered: No space left on device")
+
+
+def test_the_sentence_of_a_checkpoint_that_was_not_saved_stays(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="global_step_1 is intact"):  # noqa: SIM117
+        with explain_disk_full(tmp_path):
+            raise CheckpointError("global_step_1 is intact") from OSError(errno.ENOSPC, "full")
