@@ -37,7 +37,7 @@ WORLDS = ("booking", "github", "reddit")
 REMOTE = "reddit"
 """Its episodes are played over HTTP, on a Fleet-compatible server."""
 UNSEEN = "unseen_tasks"
-N_TRAIN, ATTEMPTS = 80, 4
+N_TRAIN, ATTEMPTS = 360, 4
 STOP_SECONDS = 60
 
 
@@ -213,8 +213,6 @@ class Soak:
             f"trainer.run_path={run}",
             f"trainer.seed={seed}",
             f"trainer.max_training_steps={steps}",
-            "trainer.train_batch_size=16",
-            "trainer.policy_mini_batch_size=16",
             "trainer.eval_interval=-1",
             f"trainer.ckpt_interval={1 if keeps_all else 2}",
             f"trainer.max_ckpts_to_keep={-1 if keeps_all else 2}",

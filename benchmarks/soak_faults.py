@@ -91,11 +91,11 @@ class Faults:
     def _install_disk(self, folder: Path) -> None:
         fsync, replace, rename, open_file = os.fsync, os.replace, os.rename, io.open
 
-        def faulty_fsync(file: Any) -> None:
-            number = file if isinstance(file, int) else file.fileno()
+        def faulty_fsync(fd: Any) -> None:
+            number = fd if isinstance(fd, int) else fd.fileno()
             if _is_inside(os.readlink(f"/proc/self/fd/{number}"), folder):
                 self.check_disk("fsync")  # the system names no file either
-            fsync(file)
+            fsync(fd)
 
         def faulty_move(move: Callable[..., None]) -> Callable[..., None]:
             def moved(source: Any, target: Any, **named: Any) -> None:
@@ -113,7 +113,7 @@ class Faults:
             return self._open_written(file, mode, *arguments, **named)
 
         os.fsync, os.replace, os.rename = faulty_fsync, faulty_move(replace), faulty_move(rename)
-        io.open = builtins.open = faulty_open  # type: ignore[assignment]
+        io.open = builtins.open = faulty_open
 
     def _open_written(
         self,

@@ -45,7 +45,8 @@ def find_cause(output: Path, code: int, folder: Path) -> str:
     if "Traceback (most recent call last)" in text:
         return f"TRACEBACK {text.strip().splitlines()[-1]}"
     if not sentence:
-        return f"exit code {code}: {text.strip().splitlines()[-1][:200] if text.strip() else ''}"
+        last = text.strip().splitlines()[-1][:200] if text.strip() else ""
+        sentence = f"exit code {code}: {last}"
     return sentence.replace(str(folder), "FOLDER")
 
 
@@ -53,6 +54,7 @@ def generalize(cause: str) -> str:
     """The cause without numbers, so that equal ones are counted together."""
     cause = re.sub(r"\([\d.]+ of [\d.]+ MB are free[^)]*\)", "", cause)
     cause = cause.partition("\n")[0].partition("; free some space")[0].partition("; fix that")[0]
+    cause = cause.partition(". To resume")[0]
     return re.sub(r"\d+", "N", cause).strip()[:160]
 
 
@@ -113,8 +115,17 @@ def _list_checks(folder: Path, step: int) -> Iterable[str]:
     ]
     failed = [episode for episode in episodes if episode.failure is not None]
     ungraded = [episode for episode in episodes if episode.grade is None]
-    graded = [e for e in failed if e.grade is not None and INJECTED in (e.failure or e).detail]  # type: ignore[union-attr]
-    drafts = [p.name for p in run.rglob(".*") if p.suffix in (".draft", ".replaced", ".lock")]
+    graded = [
+        episode
+        for episode in failed
+        if episode.grade is not None
+        and INJECTED in (episode.failure.detail if episode.failure else "")
+    ]
+    drafts = [
+        path.name
+        for path in run.rglob(".*")
+        if path.suffix in (".draft", ".replaced") or path.name == ".lock"
+    ]
     findings = Counter(row["sentinel"] for row in read_rows(run / "sentinels.jsonl"))
     unexpected = {name: n for name, n in findings.items() if name not in EXPECTED_FINDINGS}
     outputs = sorted((folder / "output").glob("faults_*.txt"))
@@ -187,7 +198,7 @@ def _list_learning(folder: Path, step: int, healthy: Sequence[Path]) -> Iterable
 def _describe_reward(run: Path, step: int) -> str:
     """The mean over tasks of the graded attempts' rewards, with its interval."""
     rates: list[float] = []
-    for number in range(step - step // 4 + (step < 4), step + 1):
+    for number in range(step - max(1, step // 4) + 1, step + 1):
         by_task: dict[str, list[float]] = {}
         for episode in read_trajectories(train_path(run / "trajectories", number)):
             if episode.grade is not None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from skyfleet.chat.renderers import make_renderer
-from skyfleet.envs.env import Env
+from skyfleet.envs.env import Env, EnvFactory
 from skyfleet.errors import EnvError, TaskError
 from skyfleet.models.tiny import train_tokenizer
 from skyfleet.rollouts.episode import Limits
@@ -21,7 +21,7 @@ RENDERER = make_renderer(train_tokenizer([], vocab_size=0))
 TASKS = generate_world_tasks("github", split="train", count=4)
 
 
-def fail_for(fails: Callable[[int, int], bool]) -> Callable[[Task], object]:
+def fail_for(fails: Callable[[int, int], bool]) -> EnvFactory:
     """Opens fail by the index of the task and the number of the try, from 0."""
     opened: Counter[str] = Counter()
 
