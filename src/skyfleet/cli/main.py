@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -74,33 +73,39 @@ def main() -> None:
     try:
         app()
     except SkyfleetError as error:
-        _fail([error])
+        _fail(error)
     except OSError as error:
-        if error.filename is None:
+        if not _is_explained(error):
             raise
-        _fail([OSError(f"{error.filename}: {error.strerror}")])
+        _fail(error)
     except BaseExceptionGroup as group:
-        ours, others = group.split(SkyfleetError)
-        if ours is None or others is not None:
+        explained, others = group.split(_is_explained)
+        if explained is None or others is not None:
             raise
-        _fail(_leaves(ours))
+        # Concurrent episodes usually fail for one reason.
+        _fail(_find_leaf(explained), *getattr(group, "__notes__", ()))
 
 
-def _fail(errors: Sequence[BaseException]) -> None:
-    for error in errors[:1]:
-        # A message may quote model output or a downloaded file.
-        text = "\n".join([str(error), *getattr(error, "__notes__", ())])
-        lines = map(sanitize, redact(text).splitlines())
-        print("skyfleet: " + "\n".join(lines), file=sys.stderr)
+def _is_explained(error: BaseException) -> bool:
+    """Its text says what happened to what."""
+    return isinstance(error, SkyfleetError) or (
+        isinstance(error, OSError) and error.filename is not None
+    )
+
+
+def _fail(error: BaseException, *notes: str) -> None:
+    first = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+    # A message may quote model output or a downloaded file.
+    text = "\n".join([first, *getattr(error, "__notes__", ()), *notes])
+    lines = map(sanitize, redact(text).splitlines())
+    print("skyfleet: " + "\n".join(lines), file=sys.stderr)
     raise SystemExit(2)
 
 
-def _leaves(group: BaseExceptionGroup[SkyfleetError]) -> list[BaseException]:
-    """All exceptions of the group; concurrent episodes usually fail for one reason."""
-    leaves: list[BaseException] = []
-    for error in group.exceptions:
-        leaves.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
-    return leaves
+def _find_leaf(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 if __name__ == "__main__":
