@@ -205,7 +205,7 @@ async def _converse(
     sample: int,
     guard: EnvGuard,
 ) -> Ending:
-    n_characters = count_characters(observation.messages)
+    n_characters = count_characters(observation.messages, observation.tools)
     if not limits.allows(n_characters):
         episode.prompt = cut_messages(observation.messages, RECORDED_CHARACTERS)
         episode.on_messages(episode.prompt)
@@ -235,7 +235,7 @@ async def _run_turns(
         # The environment also receives a message that the token limit cut: it may hold the answer.
         step: Step = await guard.call(EnvError, "step", _step, env, action, convert=validate_step)
         replies = step.opening.messages if step.opening else step.messages
-        n_characters = count_characters(replies)
+        n_characters = count_characters(replies, step.opening.tools if step.opening else ())
         if is_too_long := not limits.allows(n_characters):
             replies = cut_messages(replies, RECORDED_CHARACTERS)
         is_cut = conversation.finish == "length"

@@ -164,9 +164,7 @@ def _find_section(stdout: str, app: str, tracker: Tracker | None) -> str:
 
 def _find_blocks(stdout: str, kind: str) -> Iterator[str]:
     """Yield what stands in the accumulators of this kind; each is a printed Python list."""
-    return _find_between(
-        stdout, f">>> {kind}_ACCUMULATOR >>>\n", f"\n<<< {kind}_ACCUMULATOR <<<"
-    )
+    return _find_between(stdout, f">>> {kind}_ACCUMULATOR >>>\n", f"\n<<< {kind}_ACCUMULATOR <<<")
 
 
 def _find_between(text: str, opener: str, closer: str) -> Iterator[str]:
