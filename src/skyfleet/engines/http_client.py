@@ -71,6 +71,8 @@ class UnsupportedParameterError(RequestRejectedError):
 class ContextLengthError(RequestRejectedError, ContextFullError):
     """The conversation exceeds the context length of the server."""
 
+    is_by_server = True
+
 
 def auth_header(api_key: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {api_key}"} if api_key else {}

@@ -228,7 +228,13 @@ async def _run_turns(
         start = perf_counter()
         try:
             action = await conversation.generate()
-        except ContextFullError:
+        except ContextFullError as error:
+            if error.is_by_server and not turns:
+                # The agent has not acted: zero would score the server's configuration.
+                raise EngineError(
+                    "the server calls the first prompt too long; raise its context length, or lower "
+                    f"max_generate_length: {error}"
+                ) from error
             return Ending.CONTEXT_FULL
         generated = perf_counter()
         episode.on_messages((action,))
