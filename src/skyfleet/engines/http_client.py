@@ -162,7 +162,10 @@ class RetryingClient:
         await self._wait_for_connection()
         self._running.add(request)
         try:
-            with deferring_expiry(lambda: request.seconds_until_unanswered(self._times)):
+            with (
+                request.lateness,
+                deferring_expiry(lambda: request.seconds_until_unanswered(self._times)),
+            ):
                 answer = await self._post_in_time(request)
             await expire_deferred()
             return answer

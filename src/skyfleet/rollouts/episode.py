@@ -175,7 +175,7 @@ async def _run_in_time(
             # The agent has not acted, so there is nothing to grade; zero would be wrong.
             stage = "reset" if env else f"opening {task.env_key}"
             raise EnvError(f"{stage}: {error}") from None
-        if clock.engine_loss_seconds > 0:
+        if clock.would_have_finished:
             # Without the failed requests the agent might have finished, so zero would be wrong.
             problem = f" ({clock.engine_problem})" if clock.engine_problem else ""
             raise EngineError(
