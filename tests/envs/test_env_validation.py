@@ -133,6 +133,7 @@ def test_everything_in_a_message_is_counted_and_cut(message: Message) -> None:
     assert len(LONG) <= count_characters((message,)) < len(LONG) + 100
     cut = cut_messages((USER, message, USER), 1_000)
     assert 1_000 <= count_characters(cut) < 1_200
+    assert count_characters(cut_messages((message, message), 1_000)) < 1_200
     assert validate_step(Step(messages=cut)).messages == cut
 
 

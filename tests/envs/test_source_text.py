@@ -262,6 +262,8 @@ def test_a_judge_error_that_the_source_reports_is_an_unknown_grade(
         "def verify(env):\n    return len('App ' * 2 + '!') == 9 and 'App'[0] + 'x' == 'Ax'",
         "def verify(env):\n    env.db('seed').table('pets').eq('name', 'App').assert_none()",
         "def verify(env):\n    print('a', end=''); print(1, None, sep='', end='\\n')",
+        "def verify(env):\n    return str(*[b'a', 'ascii']) + str(1) + repr('1') == \"a1'1'\"",
+        "def verify(env):\n    return {'1': 'SUCCESS'}[str(1)].upper().lower() == 'success'",
     ],
 )
 def test_tracked_source_computes_what_it_did(database: Connection, code: str) -> None:

@@ -240,38 +240,41 @@ def cut_messages(messages: Iterable[Message], max_characters: int) -> tuple[Mess
     for message in messages:
         if left <= 0:
             break
-        text = message.text
-        note = f"\n(cut: the first {left:,} of {len(text):,} characters)"
-        cut = text[:left] + (note if len(text) > left else "")
-        reasoning = message.reasoning and message.reasoning[:left]
-        left -= len(text)
-        calls, malformed, left = _cut_calls(message, left)
-        kept.append(
-            replace(
-                message,
-                content=cut,
-                reasoning=reasoning,
-                tool_calls=calls,
-                malformed_calls=malformed,
-                tool_call_id=message.tool_call_id and message.tool_call_id[:max_characters],
-            )
-        )
+        cut, left = _cut_message(message, left)
+        kept.append(cut)
     return tuple(kept)
 
 
-def _cut_calls(message: Message, left: int) -> tuple[tuple[ToolCall, ...], tuple[str, ...], int]:
-    """Keep the calls that fit, and the beginning of the first that does not, as malformed."""
+def _cut_message(message: Message, left: int) -> tuple[Message, int]:
+    """Keep so many characters; the beginning of the first call that does not fit is malformed."""
+
+    def take(text: str) -> str:
+        nonlocal left
+        taken, left = text[: max(0, left)], left - len(text)
+        return taken
+
+    text = message.text
+    note = f"\n(cut: the first {left:,} of {len(text):,} characters)" if len(text) > left else ""
+    content = take(text) + note
+    reasoning = None if message.reasoning is None else take(message.reasoning)
+    tool_call_id = None if message.tool_call_id is None else take(message.tool_call_id)
     calls: list[ToolCall] = []
     malformed: list[str] = []
     for call in message.tool_calls:
-        text = format_call(call)
-        if len(text) <= left:
+        formatted = format_call(call)
+        is_whole = len(formatted) <= left
+        taken = take(formatted)
+        if is_whole:
             calls.append(call)
-        elif left > 0:
-            malformed.append(text[:left])
-        left -= len(text)
-    for text in message.malformed_calls:
-        if left > 0:
-            malformed.append(text[:left])
-        left -= len(text)
-    return tuple(calls), tuple(malformed), left
+        elif taken:
+            malformed.append(taken)
+    malformed += filter(None, map(take, message.malformed_calls))
+    cut = replace(
+        message,
+        content=content,
+        reasoning=reasoning,
+        tool_call_id=tool_call_id,
+        tool_calls=tuple(calls),
+        malformed_calls=tuple(malformed),
+    )
+    return cut, left

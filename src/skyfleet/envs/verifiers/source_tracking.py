@@ -40,7 +40,9 @@ class _Rewriter(ast.NodeTransformer):
         if MARKERS.search("".join(_literals(node.func))):
             return self._track(node)
         match node:
-            case ast.Call(func=ast.Name(id="str" | "repr"), args=[value], keywords=[]):
+            case ast.Call(func=ast.Name(id="str" | "repr"), args=[value], keywords=[]) if (
+                not isinstance(value, ast.Starred)
+            ):
                 return _call(node, "show_number", [node.func, self.visit(value)])
         return self.generic_visit(node)
 
