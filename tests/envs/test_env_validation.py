@@ -138,10 +138,11 @@ def test_everything_in_a_message_is_counted_and_cut(message: Message) -> None:
 
 
 def test_tools_are_counted_with_their_schemas() -> None:
-    def tool(name: str, description: str = "", **schema: Any) -> ToolSpec:
-        return ToolSpec(name=name, description=description, parameters=schema)
-
-    tools = (tool("a", LONG), tool("b", note=LONG), tool("c", **{LONG: 1}))
+    tools = (
+        ToolSpec(name="a", description=LONG, parameters={}),
+        ToolSpec(name="b", description="", parameters={"note": LONG}),
+        ToolSpec(name="c", description="", parameters={LONG: 1}),
+    )
     messages = (Message(role="user", content="hello"),)
     for _ in range(2):
         assert 3 * len(LONG) < count_characters(messages, tools) < 3 * len(LONG) + 100
