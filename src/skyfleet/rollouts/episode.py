@@ -175,7 +175,7 @@ async def _run_in_time(
             # The agent has not acted, so there is nothing to grade; zero would be wrong.
             stage = "reset" if env else f"opening {task.env_key}"
             raise EnvError(f"{stage}: {error}") from None
-        if clock.engine_loss_seconds > 0:
+        if clock.would_have_finished:
             # Without the failed requests the agent might have finished, so zero would be wrong.
             problem = f" ({clock.engine_problem})" if clock.engine_problem else ""
             raise EngineError(
@@ -205,7 +205,7 @@ async def _converse(
     sample: int,
     guard: EnvGuard,
 ) -> Ending:
-    n_characters = count_characters(observation.messages)
+    n_characters = count_characters(observation.messages, observation.tools)
     if not limits.allows(n_characters):
         episode.prompt = cut_messages(observation.messages, RECORDED_CHARACTERS)
         episode.on_messages(episode.prompt)
@@ -228,14 +228,20 @@ async def _run_turns(
         start = perf_counter()
         try:
             action = await conversation.generate()
-        except ContextFullError:
+        except ContextFullError as error:
+            if error.is_by_server and not turns:
+                # The agent has not acted: zero would score the server's configuration.
+                raise EngineError(
+                    "the server calls the first prompt too long; raise its context length, or lower "
+                    f"max_generate_length: {error}"
+                ) from error
             return Ending.CONTEXT_FULL
         generated = perf_counter()
         episode.on_messages((action,))
         # The environment also receives a message that the token limit cut: it may hold the answer.
         step: Step = await guard.call(EnvError, "step", _step, env, action, convert=validate_step)
         replies = step.opening.messages if step.opening else step.messages
-        n_characters = count_characters(replies)
+        n_characters = count_characters(replies, step.opening.tools if step.opening else ())
         if is_too_long := not limits.allows(n_characters):
             replies = cut_messages(replies, RECORDED_CHARACTERS)
         is_cut = conversation.finish == "length"
