@@ -6,6 +6,7 @@ import ast
 import io
 import logging
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,15 @@ def test_the_console_escapes_notes_phases_and_examples() -> None:
     console.log({name: 0.5, f"generate/ending_{EVERYTHING}": 1.0, "loss/num_samples": 0.0}, 1)
     assert "owned" in stream.getvalue()
     assert_safe(stream.getvalue())
+
+
+def test_a_long_message_of_an_example_is_cut() -> None:
+    trajectory = attempt(1.0)
+    page = Message(role="user", content="x" * 1_000_000)
+    group = Group(task_key="t", env_key="e", trajectories=(replace(trajectory, prompt=(page,)),))
+    example = format_example(1, [group])
+    assert len(example) < 21_000
+    assert "xxx... (980007 more characters)" in example
 
 
 def test_tables_escape_names() -> None:
