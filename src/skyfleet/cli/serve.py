@@ -11,7 +11,13 @@ import typer
 from skyfleet.cli.agents import CheckpointPath, describe_agent, select_policy
 from skyfleet.cli.arguments import AllowHost, ConfigArgs, DryRun, config_from, show_plan
 from skyfleet.errors import ConfigError
-from skyfleet.serving.access import TOKEN_VARIABLE, check_bind, read_token
+from skyfleet.serving.access import (
+    TOKEN_VARIABLE,
+    build_access_policy,
+    check_bind,
+    format_url,
+    read_token,
+)
 from skyfleet.terminal import print
 
 
@@ -31,9 +37,10 @@ def serve_command(
     """Serve a checkpoint or a model over an OpenAI-compatible API."""
     config = config_from(config_args)
     model = name or config.trainer.run_name
-    url = f"http://{host}:{port}/v1"
+    url = f"{format_url(host, port)}/v1"
     api_key = read_token()
     check_bind(host, api_key)
+    build_access_policy(host, token=api_key, allowed_hosts=allow_host or ())  # checks the names
     if dry_run:
         show_plan(config, [f"would serve {model} at {url}"])
         return
