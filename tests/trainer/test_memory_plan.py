@@ -185,6 +185,27 @@ def test_serving_weights_that_cannot_fit_is_refused(tmp_path: Path) -> None:
     assert fit_inference(config, available=memory(64)).plan
 
 
+@pytest.mark.parametrize(
+    "command", [["evaluate"], ["serve"], ["rollout", "world:github?split=train&count=1"]]
+)
+def test_a_dry_run_of_inference_plans_its_memory(
+    tmp_path: Path, eight_gib: list[str], command: list[str]
+) -> None:
+    settings = tmp_path / "run.yaml"
+    settings.write_text(f"{SETTINGS}\n")
+
+    def run(*arguments: str) -> str:
+        line = [*command, str(settings), f"trainer.run_path={tmp_path / 'run'}", *arguments]
+        return CliRunner().invoke(app, [*line, "--dry-run"], catch_exceptions=False).output
+
+    assert "\n# the run needs " in run(use("llama_135m"), PLAIN)
+    assert "8.0 GiB (a test)" in run("--checkpoint", str(SHAPES / "llama_135m"))
+    for large in ((use("llama_8b"), PLAIN), ("--checkpoint", str(SHAPES / "llama_8b"))):
+        with pytest.raises(ConfigError, match=r"weights 29.9 GiB.*and it can have 8.0 GiB"):
+            run(*large)
+    assert not [path for path in eight_gib if path.endswith((".safetensors", ".bin", ".gguf"))]
+
+
 @pytest.mark.parametrize(("itemsize", "moments"), [(2, 12), (4, 8)])
 def test_an_offloaded_optimizer_is_on_the_gpu_during_its_step(
     tmp_path: Path, itemsize: int, moments: int
