@@ -18,11 +18,11 @@ from skyfleet.errors import ConfigError, EnvError, ModelError
 from skyfleet.evaluation.agent_info import AgentInfo
 from skyfleet.redaction import (
     hash_secret,
-    looks_secret,
     redact,
     redact_patterns,
     redact_value,
 )
+from skyfleet.secret_names import looks_secret
 from skyfleet.terminal import RedactingFilter
 from skyfleet.trajectories.trajectory import Failure
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 GIB = 2**30
-_CACHED = ("inactive_file", "active_file", "slab_reclaimable")
+_CACHED: tuple[str, ...] = ("inactive_file", "active_file", "slab_reclaimable")
 """What the kernel drops before it kills a process. Files in shared memory are not among them."""
 
 
