@@ -26,7 +26,7 @@ from skyfleet.cli.view import view_command
 from skyfleet.cli.worlds import worlds_app
 from skyfleet.errors import SkyfleetError
 from skyfleet.redaction import redact
-from skyfleet.terminal import print, sanitize
+from skyfleet.terminal import install_thread_hook, print, print_traceback, sanitize
 
 app = typer.Typer(
     name="skyfleet",
@@ -70,20 +70,25 @@ app.add_typer(config_app)
 
 def main() -> None:
     """Run a command; a user's mistake prints one sentence and exits with code 2."""
+    install_thread_hook()
     try:
         app()
-    except SkyfleetError as error:
-        _fail(error)
-    except OSError as error:
-        if not _is_explained(error):
-            raise
-        _fail(error)
-    except BaseExceptionGroup as group:
-        explained, others = group.split(_is_explained)
+    except (Exception, BaseExceptionGroup) as error:
+        explained, others = _split(error)
         if explained is None or others is not None:
-            raise
+            # Its message may quote model output or a password too.
+            print_traceback(error)
+            raise SystemExit(1) from None
         # Concurrent episodes usually fail for one reason.
-        _fail(_find_leaf(explained), *getattr(group, "__notes__", ()))
+        leaf = _find_leaf(explained)
+        _fail(leaf, *(() if leaf is error else getattr(error, "__notes__", ())))
+
+
+def _split(error: BaseException) -> tuple[BaseException | None, BaseException | None]:
+    """The part of an error that its sentence explains, and the part that needs a traceback."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.split(_is_explained)
+    return (error, None) if _is_explained(error) else (None, error)
 
 
 def _is_explained(error: BaseException) -> bool:
