@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from tests.fakes import failing_loss
 from tests.fakes.crash_runs import SETTINGS, describe_run, install_env, list_differences
 from tests.fakes.small_runs import rows
+from tests.trainer.interrupting import interrupt_training
 
 from skyfleet.checkpoints.resume import find_checkpoint
 from skyfleet.config.loading import load_config
@@ -22,14 +24,18 @@ from skyfleet.config.root import RunConfig
 from skyfleet.envs import registry
 from skyfleet.errors import CheckpointError, ConfigError, SkyfleetError
 from skyfleet.learner.optimizer import Optimizer
+from skyfleet.tracking.tracker import JsonlTracker
 from skyfleet.trainer.assemble import GivenObjects
 from skyfleet.trainer.callbacks import Callbacks, StepResult
+from skyfleet.trainer.exports import Exports
+from skyfleet.trainer.run import TrainerState
 from skyfleet.trainer.training_run import open_training_run, run_training
 
 SHORT = (
     *("trainer.max_training_steps=2", "trainer.ckpt_interval=1", "trainer.hf_save_interval=1"),
     *("trainer.eval_interval=2", "trainer.warm_start.steps=1"),
 )
+ROLLOUT = "skyfleet.trainer.rollouts:collect"
 LOSS = "trainer.algorithm.policy_loss_type=tests.fakes.failing_loss:fail_sometimes"
 
 
@@ -232,6 +238,53 @@ async def test_an_error_in_a_callback_saves_the_step_and_the_run_ends_as_without
     assert "global_step_1 holds everything learnt" in caught.value.__notes__[1]
     await run_training(config(tmp_path))
     assert list_differences(expected, describe_run(tmp_path)) == []
+
+
+def fail_once(error: Exception, function: Callable[..., Any], *, call: int) -> Callable[..., Any]:
+    calls = count(1)
+
+    def call_or_fail(*args: Any) -> Any:
+        if next(calls) == call:
+            raise error
+        return function(*args)
+
+    return call_or_fail
+
+
+@pytest.mark.parametrize("name", ["export_policy", "sync"])
+async def test_an_error_after_the_row_is_logged_does_not_log_it_again(
+    expected: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Exports begin at step 1, and each save from step 0 on syncs the rows first."""
+    owner, call = (Exports, 1) if name == "export_policy" else (JsonlTracker, 2)
+    error = PermissionError(13, "Permission denied")
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, fail_once(error, getattr(owner, name), call=call))
+        with pytest.raises(PermissionError) as caught:
+            await run_training(config(tmp_path))
+    (note,) = caught.value.__notes__
+    assert note.startswith("saving or exporting step 1 failed: ")
+    await run_training(config(tmp_path))
+    assert list_differences(expected, describe_run(tmp_path)) == []
+
+
+async def test_an_export_that_was_moved_away_is_written_again(
+    expected: dict[str, Any], tmp_path: Path
+) -> None:
+    await interrupt_training(config(tmp_path), ROLLOUT, call=2, loops=3)
+    shutil.rmtree(tmp_path / "run" / "exports" / "global_step_1")
+    await run_training(config(tmp_path))
+    assert list_differences(expected, describe_run(tmp_path)) == []
+
+
+def test_metrics_of_a_logged_row_are_not_pending() -> None:
+    """Checkpoints of earlier versions have them."""
+    kept = {"timing/save_checkpoints": 1.0, "timing/save_hf_model": 2.0}
+    logged = {"timing/generate": 3.0, "reward/avg_raw_reward": 0.5}
+    for logged_step, expected in ((1, logged | kept), (2, kept)):
+        state = TrainerState(step=2, logged_step=logged_step, pending_metrics=logged | kept)
+        assert state.take_pending_metrics() == expected
+        assert state.pending_metrics == {}
 
 
 @pytest.fixture

@@ -29,24 +29,24 @@ async def train(run: Run) -> None:
 
 async def train_steps(run: Run) -> AsyncIterator[StepResult]:
     """Train step by step. Whatever ends the run early, what was learnt is saved first."""
-    run.log.add(run.state.pending_metrics)
-    run.state.pending_metrics = {}
+    run.log.add(run.state.take_pending_metrics())
     run.mark_resume_point()
     try:
         await warm_start(run)
         await finish_step(run)
     except BaseException as error:
-        save_progress(run, error)
+        save_progress(run, error, run.state.step)
         raise
     while run.state.step < run.schedule.total_steps and not run.callbacks.stop_requested:
+        step = run.state.step + 1
         try:
             run.mark_resume_point()
-            groups = await train_step(run, run.state.step + 1)
+            groups = await train_step(run, step)
             result = StepResult(number=run.state.step, groups=groups, metrics=run.log.pending)
             run.callbacks.step(result)
             result.metrics.update(await finish_step(run, stopping=run.callbacks.stop_requested))
         except BaseException as error:
-            save_progress(run, error)
+            save_progress(run, error, step)
             raise
         yield result
 
@@ -121,6 +121,8 @@ async def finish_step(run: Run, *, stopping: bool = False) -> dict[str, float]:
     row = run.log.pending
     run.log.commit(step)
     run.state.logged_step = step
+    # The row has these metrics now: an error while saving must not put them into the next one.
+    run.mark_resume_point()
     renews_reference = run.schedule.renews_reference_at(step)
     if renews_reference:
         run.state.reference_step = step

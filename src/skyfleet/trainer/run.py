@@ -27,6 +27,9 @@ from skyfleet.trajectories.trajectory import Group
 from skyfleet.weight_sync.sync import WeightSync
 
 
+_SAVE_TIMINGS = frozenset({"timing/save_checkpoints", "timing/save_hf_model"})
+
+
 @dataclass(slots=True)
 class TrainerState:
     """The progress of a run, as a checkpoint stores it."""
@@ -43,6 +46,15 @@ class TrainerState:
     """The checkpoint whose policy is the KL reference."""
     pending_metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of an interrupted step that were not logged yet."""
+
+    def take_pending_metrics(self) -> dict[str, float]:
+        """The metrics that the next row starts with."""
+        pending, self.pending_metrics = self.pending_metrics, {}
+        if self.logged_step < self.step:
+            return pending
+        # Of the next step nothing is kept but what saving the last one took. Checkpoints of earlier
+        # versions may have the metrics of a row that was logged already.
+        return {name: value for name, value in pending.items() if name in _SAVE_TIMINGS}
 
     def state_dict(self) -> dict[str, Any]:
         return asdict(self)
