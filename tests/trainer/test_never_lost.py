@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import shutil
@@ -28,6 +29,7 @@ from skyfleet.tracking.tracker import JsonlTracker
 from skyfleet.trainer.assemble import GivenObjects
 from skyfleet.trainer.callbacks import Callbacks, StepResult
 from skyfleet.trainer.exports import Exports
+from skyfleet.trainer.loop import train_steps
 from skyfleet.trainer.run import TrainerState
 from skyfleet.trainer.training_run import open_training_run, run_training
 
@@ -179,6 +181,19 @@ async def test_a_second_process_is_refused_and_the_first_goes_on(tmp_path: Path)
             await run_training(shared)
         assert list_paths(tmp_path) == before
         run.save()
+
+
+async def test_a_process_that_lost_its_folder_writes_nothing_more(tmp_path: Path) -> None:
+    async with open_training_run(config(tmp_path, "trainer.ckpt_interval=-1")) as run:
+        steps = train_steps(run)
+        await anext(steps)
+        lock = tmp_path / "run" / ".lock"
+        lock.write_text(json.dumps(json.loads(lock.read_text()) | {"token": "another"}))
+        before = {path: path.stat().st_mtime_ns for path in list_paths(tmp_path)}
+        with pytest.raises(CheckpointError, match="was taken over by process"):
+            await anext(steps)
+        assert {path: path.stat().st_mtime_ns for path in list_paths(tmp_path)} == before
+    assert lock.exists(), "it is the lock of the other process now"
 
 
 async def test_a_damaged_checkpoint_is_never_loaded(

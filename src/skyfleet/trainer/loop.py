@@ -53,6 +53,7 @@ async def train_steps(run: Run) -> AsyncIterator[StepResult]:
 
 async def train_step(run: Run, step: int) -> list[Group]:
     path = train_path(run.folder / "trajectories", step)
+    run.check_locks()
     with run.log.timed("rollout"), EpisodeWriter(path) as archive:
 
         def store(trajectory: Trajectory) -> None:
@@ -113,12 +114,14 @@ async def finish_step(run: Run, *, stopping: bool = False) -> dict[str, float]:
         export_policy(run, step, again=False)
         return {}
     if run.schedule.evaluates_at(step) or (stopping and run.schedule.eval_interval > 0):
+        run.check_locks()
         with run.log.timed("eval"):
             await evaluate_step(run, step)
     run.log.add(
         {"trainer/global_step": float(step), "trainer/epoch": float(run.rollouts.sampler.epoch)}
     )
     row = run.log.pending
+    run.check_locks()
     run.log.commit(step)
     run.state.logged_step = step
     # The row has these metrics now: an error while saving must not put them into the next one.

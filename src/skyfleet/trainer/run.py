@@ -140,9 +140,13 @@ class Run:
         self.rollouts.sampler.load_state_dict(self.resume_point.data)
         self.state.pending_metrics = dict(self.resume_point.metrics)
 
-    def save(self) -> Checkpoint:
+    def check_locks(self) -> None:
+        """Before the run writes: raise if another process has taken over one of its folders."""
         for lock in self.locks:
             lock.check()
+
+    def save(self) -> Checkpoint:
+        self.check_locks()
         # What a checkpoint follows must not be less durable than the checkpoint.
         self.log.sync()
         self.checker.sync()
