@@ -30,7 +30,7 @@ from skyfleet.trainer.assemble import GivenObjects
 from skyfleet.trainer.callbacks import Callbacks, StepResult
 from skyfleet.trainer.exports import Exports
 from skyfleet.trainer.loop import train_steps
-from skyfleet.trainer.run import TrainerState
+from skyfleet.trainer.resuming import find_resume_checkpoint
 from skyfleet.trainer.training_run import open_training_run, run_training
 
 SHORT = (
@@ -183,6 +183,40 @@ async def test_a_second_process_is_refused_and_the_first_goes_on(tmp_path: Path)
         run.save()
 
 
+async def test_the_same_command_resumes_a_killed_run_that_began_from_a_checkpoint(
+    straight: Path, tmp_path: Path
+) -> None:
+    def fork(step: int) -> RunConfig:
+        path = straight / "run" / "checkpoints" / f"global_step_{step}"
+        overrides = ("trainer.resume_mode=from_path", f"trainer.resume_path={path}")
+        return config(tmp_path, "trainer.max_training_steps=3", "data.val_data=[]", *overrides)
+
+    async with open_training_run(fork(1)) as run:
+        await anext(train_steps(run))
+    with pytest.raises(ConfigError, match="is step 0 and .*global_step_2 is later; move it away"):
+        await run_training(fork(0))
+    sentences: list[str] = []
+    await run_training(fork(1), on_progress=sentences.append)
+    own = tmp_path / "run" / "checkpoints"
+    assert sentences[0].endswith(f"at step 2 from {own / 'global_step_2'}")
+    assert [row["step"] for row in rows(tmp_path / "run")] == [2, 3]
+    for folder in own.glob("global_step_*"):
+        shutil.rmtree(folder)
+    assert find_resume_checkpoint(fork(1)) is not None, "resume_path, as at the first start"
+
+
+async def test_a_resumed_run_may_use_less_memory(straight: Path, tmp_path: Path) -> None:
+    move_run(straight, tmp_path)
+    changed = (
+        *("trainer.max_tokens_per_microbatch=1100", "trainer.gradient_checkpointing=true"),
+        *("trainer.policy.optimizer_config.offload_after_step=true", "generator.max_num_seqs=4"),
+        *("trainer.loss_chunk_size=64", "generator.max_num_batched_tokens=2048"),
+        *("environment.isolation=thread", "environment.verifier.allow_unconfined=true"),
+    )
+    await run_training(config(tmp_path, "trainer.max_training_steps=3", *changed))
+    assert [row["step"] for row in rows(tmp_path / "run")] == [0, 1, 2, 3]
+
+
 async def test_a_process_that_lost_its_folder_writes_nothing_more(tmp_path: Path) -> None:
     async with open_training_run(config(tmp_path, "trainer.ckpt_interval=-1")) as run:
         steps = train_steps(run)
@@ -290,16 +324,6 @@ async def test_an_export_that_was_moved_away_is_written_again(
     shutil.rmtree(tmp_path / "run" / "exports" / "global_step_1")
     await run_training(config(tmp_path))
     assert list_differences(expected, describe_run(tmp_path)) == []
-
-
-def test_metrics_of_a_logged_row_are_not_pending() -> None:
-    """Checkpoints of earlier versions have them."""
-    kept = {"timing/save_checkpoints": 1.0, "timing/save_hf_model": 2.0}
-    logged = {"timing/generate": 3.0, "reward/avg_raw_reward": 0.5}
-    for logged_step, expected in ((1, logged | kept), (2, kept)):
-        state = TrainerState(step=2, logged_step=logged_step, pending_metrics=logged | kept)
-        assert state.take_pending_metrics() == expected
-        assert state.pending_metrics == {}
 
 
 @pytest.fixture
