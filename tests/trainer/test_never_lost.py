@@ -193,7 +193,7 @@ async def test_the_same_command_resumes_a_killed_run_that_began_from_a_checkpoin
 
     async with open_training_run(fork(1)) as run:
         await anext(train_steps(run))
-    with pytest.raises(ConfigError, match="is step 0 and .*global_step_2 is later; move it away"):
+    with pytest.raises(ConfigError, match=r"is step 0 and .*global_step_2 is later; move it away"):
         await run_training(fork(0))
     sentences: list[str] = []
     await run_training(fork(1), on_progress=sentences.append)

@@ -26,7 +26,6 @@ from skyfleet.trainer.tasks import Schedule
 from skyfleet.trajectories.trajectory import Group
 from skyfleet.weight_sync.sync import WeightSync
 
-
 _SAVE_TIMINGS = frozenset({"timing/save_checkpoints", "timing/save_hf_model"})
 
 
