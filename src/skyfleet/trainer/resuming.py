@@ -196,7 +196,7 @@ def reject_other_run(config: RunConfig) -> None:
     changed = {
         key: values
         for key, values in diff(load_recorded_config(path), config).items()
-        if key not in KEYS_MUTABLE_ON_RESUME and not differs_in_secrets_only(*values)
+        if key not in KEYS_MUTABLE_ON_RESUME and not differs_in_secrets_only(key, *values)
     }
     if changed:
         key, (before, now) = next(iter(changed.items()))
