@@ -46,6 +46,9 @@ class TrainerState:
     pending_metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of an interrupted step that were not logged yet."""
 
+    fitted_settings: dict[str, Sequence[Any]] = field(default_factory=dict)
+    """What was lowered to fit into memory: see `refit_memory`."""
+
     def take_pending_metrics(self) -> dict[str, float]:
         """The metrics that the next row starts with."""
         pending, self.pending_metrics = self.pending_metrics, {}
@@ -56,7 +59,10 @@ class TrainerState:
         return {name: value for name, value in pending.items() if name in _SAVE_TIMINGS}
 
     def state_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        state = asdict(self)
+        if not self.fitted_settings:
+            del state["fitted_settings"]
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name, value in state.items():
