@@ -58,7 +58,11 @@ def test_an_error_that_names_its_subject_is_one_sentence_and_its_notes(
     ],
 )
 def test_an_error_that_says_nothing_about_its_subject_keeps_its_traceback(
-    error: Exception, monkeypatch: pytest.MonkeyPatch
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(type(error)):
+    with pytest.raises(SystemExit) as end:
         run_and_raise(error, monkeypatch)
+    assert end.value.code == 1
+    printed = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in printed
+    assert type(error).__name__ in printed

@@ -65,6 +65,26 @@ def test_an_error_of_a_connection_gets_no_file_name(tmp_path: Path) -> None:
     assert caught.value.filename is None
 
 
+def test_a_file_on_another_file_system_is_named_instead(tmp_path: Path) -> None:
+    elsewhere = pytest.raises(DiskFullError, match=r"^/dev/shm/torch_1 was not written: No space")
+    with elsewhere, explain_disk_full(tmp_path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/dev/shm/torch_1")
+    here = pytest.raises(DiskFullError, match=rf"^{tmp_path}/a was not written: No space")
+    with here, explain_disk_full(tmp_path / "a"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / ".a.draft"))
+
+
+def test_a_full_disk_that_was_handled_is_not_the_cause(tmp_path: Path) -> None:
+    def recover() -> None:
+        try:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            raise ValueError("another mistake") from None
+
+    with pytest.raises(ValueError, match="another mistake"), explain_disk_full(tmp_path):
+        recover()
+
+
 def test_other_errors_pass_unchanged(tmp_path: Path) -> None:
     error = OSError(errno.EIO, "Input/output error")
     with pytest.raises(OSError, match="Input/output") as caught, explain_disk_full(tmp_path):

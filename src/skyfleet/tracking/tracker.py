@@ -135,9 +135,10 @@ def _reopen(path: Path, resume_step: int | None) -> TextIO:
     if resume_step is None:
         write_atomically(path, b"")
         return path.open("a", encoding="utf-8")
-    steps = [read_step(row) for row in truncate_rows(path, resume_step)]
-    # A run that resumes another run's checkpoint in a new folder has no rows at all.
-    if steps and (missing := find_missing(steps, resume_step)):
+    steps = [read_step(row) for row in truncate_rows(path, resume_step, one_per_step=True)]
+    # A run that began from another run's checkpoint has no rows of the steps before it.
+    missing = [step for step in find_missing(steps, resume_step) if steps and step > steps[0]]
+    if missing:
         logger.warning(
             "%s has no row for %d of the steps before step %d, the first is step %d: the file was "
             "changed or damaged outside the run, which goes on without them",
