@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -17,6 +16,7 @@ from skyfleet.envs.values import format_value
 from skyfleet.envs.verifiers.run_verifier import SUCCESS_REWARD
 from skyfleet.errors import EnvError, EpisodeError
 from skyfleet.tasks.task import Grade, Task
+from skyfleet.trajectories.episode_clock import EpisodeClock
 from skyfleet.trajectories.trajectory import Ending
 
 logger = logging.getLogger(__name__)
@@ -160,7 +160,7 @@ async def close_env(env: Env) -> None:
 async def _close_logged(env: Env, task: Task, guard: EnvGuard, timeout_seconds: float) -> None:
     """Log a close that fails or hangs: the episode is over either way."""
     try:
-        async with asyncio.timeout(timeout_seconds):
+        async with EpisodeClock(timeout_seconds):
             await guard.call(EnvError, "close", close_env, env)
     except TimeoutError:
         logger.warning(

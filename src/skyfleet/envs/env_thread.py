@@ -13,7 +13,7 @@ from typing import Any
 from skyfleet.envs.guard import current_guard
 from skyfleet.envs.guarded_call import abandoned_calls
 from skyfleet.envs.stalls import EnvInterrupt, enter_thread, interrupt_thread, leave_thread
-from skyfleet.envs.values import format_value
+from skyfleet.envs.values import describe_error, format_value
 from skyfleet.errors import EnvError
 
 
@@ -86,6 +86,10 @@ class EnvThread:
         self._running = future
         try:
             result = call()
+        except StopIteration as error:
+            # A future cannot hold it: whoever waits would wait for ever.
+            self._running = None
+            future.set_exception(RuntimeError(f"it raised {describe_error(error)}"))
         except Exception as error:
             self._running = None
             future.set_exception(error)

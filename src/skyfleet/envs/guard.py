@@ -12,6 +12,7 @@ import inspect
 import logging
 from asyncio import CancelledError
 from collections.abc import Callable, Coroutine
+from contextlib import nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import CoroutineType, TracebackType
@@ -57,15 +58,18 @@ class EnvGuard:
         "__weakref__",
         "_is_entered",
         "_monitor",
+        "_n_requests",
         "abandoned",
         "cancel_grace_seconds",
         "clock",
+        "count_requests",
         "during",
         "env_key",
         "is_closing",
         "is_isolated",
         "isolation",
         "limit_seconds",
+        "must_end",
         "on_stall",
         "own_cancels",
         "task",
@@ -92,8 +96,15 @@ class EnvGuard:
         self.during = "opening"
         self.clock: EpisodeClock | None = None
         self.task: asyncio.Task[Any] | None = None
+        self.count_requests: Callable[[], int] | None = None
+        """How often the run has cancelled `task`; None if only the environment's own cancellations
+        are known."""
+        self._n_requests = 0
+        """Cancellations by the run and by a clock, when the call began."""
         self.own_cancels = 0
-        """How often the environment cancelled the task of its own episode."""
+        """How often the environment was seen to cancel the task of its own episode."""
+        self.must_end = False
+        """The call that runs is interrupted if it holds its thread."""
         self.abandoned = self.is_closing = False
         self.on_stall: Callable[[float, bool], None] | None = None
         """Set by the factory that opened the environment; called if it blocks."""
@@ -124,7 +135,7 @@ class EnvGuard:
 
     def has_expired(self, held_seconds: float) -> bool:
         """Whether a call that has held a thread for so long is beyond the episode's limit."""
-        if self.clock is not None and self.clock.has_expired:
+        if self.must_end or (self.clock is not None and self.clock.has_expired):
             return True
         return 0 < self.limit_seconds < held_seconds
 
@@ -141,13 +152,18 @@ class EnvGuard:
         Whatever it raises becomes an EpisodeError, by default `kind`. Only the cancellation of the
         episode and the user's Ctrl-C pass through.
         """
-        self.during, self.clock, self.own_cancels = during, current_clock.get(), 0
         if not self._is_entered:  # its calls may come from several tasks
-            self.task, self._monitor = asyncio.current_task(), find_monitor()
+            self.task, self._monitor, self.own_cancels = asyncio.current_task(), find_monitor(), 0
         task, monitor = self.task, self._monitor
         assert task is not None
         assert monitor is not None
-        previous, n_cancels = current_guard.set(self), task.cancelling()
+        self._n_requests = n_cancels = 0
+        if task.cancelling():
+            self._n_requests = self._count_requests()
+            await self._settle_before(during)
+            n_cancels = task.cancelling()
+        self.during, self.clock, self.must_end = during, current_clock.get(), False
+        previous = current_guard.set(self)
         inner, is_over, result = None, False, None
         try:
             # Most calls end without waiting; for them this is all there is.
@@ -161,24 +177,76 @@ class EnvGuard:
                 is_over, result = inner is not None, stop.value
             finally:
                 if (held := monitor.stop() - since) > STALL_SECONDS:
-                    self.give_back(held)
+                    self.give_back(held, monitor)
                 self.own_cancels += max(0, task.cancelling() - n_cancels)
             if not is_over:
                 result = await GuardedCall(self, monitor, task, n_cancels, inner).drive(result)
-            elif self.own_cancels:
+            elif task.cancelling() > n_cancels:
                 await GuardedCall(self, monitor, task, n_cancels, inner).settle()
-            return result if convert is None else convert(result)
-        except EpisodeError:
-            raise
+            return result if convert is None else self._measure(monitor, convert, result)
         except BaseException as error:
-            if isinstance(error, CancelledError) and task.cancelling() > n_cancels:
+            if isinstance(error, CancelledError) and self.is_cancelled(task, n_cancels):
                 await GuardedCall(self, monitor, task, n_cancels, inner).settle()
+                raise
+            if _is_plain(error):
                 raise
             if self.is_closing or is_ctrl_c(error):
                 raise
-            raise self._wrap(error, kind) from error
+            raise self._describe(monitor, error, kind) from error
         finally:
             current_guard.reset(previous)
+
+    async def settle(self) -> None:
+        """After a cancellation that arrived between two calls: EnvError if it is the environment's.
+
+        A task group or a time limit that it entered and has not left cancels the episode's task at
+        any time. The run's cancellation, or a clock's, goes on as it is.
+        """
+        if self.task is not None and self._monitor is not None:
+            await GuardedCall(self, self._monitor, self.task, 0, None).settle()
+
+    async def _settle_before(self, during: str) -> None:
+        if self.count_requests is not None:
+            with suppress(EnvError) if during == "close" else nullcontext():
+                await self.settle()
+
+    def _count_requests(self) -> int:
+        clock = current_clock.get()
+        by_clock = 0 if clock is None else clock.count_cancels(self.task)
+        return by_clock + (0 if self.count_requests is None else self.count_requests())
+
+    def is_cancelled(self, task: asyncio.Task[Any], n_cancels: int) -> bool:
+        """Whether the run or a clock has cancelled the task since the call began."""
+        if self.count_requests is None:
+            return task.cancelling() > n_cancels
+        return self._count_requests() > self._n_requests
+
+    def count_own_cancels(self, task: asyncio.Task[Any], n_cancels: int) -> int:
+        """How many cancellations of the task are the environment's own, and not undone.
+
+        Cancel scopes of anyio do both.
+        """
+        if self.count_requests is None:
+            return max(0, min(self.own_cancels, task.cancelling() - n_cancels))
+        return max(0, task.cancelling() - self._count_requests())
+
+    def _measure(self, monitor: LoopMonitor, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function that may run the environment's code: methods of what it returned."""
+        since = monitor.start(self)
+        try:
+            return function(*args)
+        finally:
+            if (held := monitor.stop() - since) > STALL_SECONDS:
+                self.give_back(held, monitor)
+
+    def _describe(
+        self, monitor: LoopMonitor, error: BaseException, kind: type[EpisodeError]
+    ) -> EpisodeError:
+        try:
+            described: EpisodeError = self._measure(monitor, self._wrap, error, kind)
+        except BaseException:  # the interrupt of an endless __str__
+            return kind(f"{self.during}: an exception without a text")
+        return described
 
     def _wrap(self, error: BaseException, kind: type[EpisodeError]) -> EpisodeError:
         if isinstance(error, EnvInterrupt):
@@ -201,9 +269,8 @@ class EnvGuard:
             "write async def"
         )
 
-    def give_back(self, seconds: float) -> None:
+    def give_back(self, seconds: float, monitor: LoopMonitor) -> None:
         """Its environment held the event loop: the other episodes get that time back."""
-        monitor = self._monitor or find_monitor()
         give_back(seconds, except_for=[current_clock.get()])
         if (stall := monitor.explain_stall(seconds)) is not None:
             self.report_stall(seconds, stall.line, holds_interpreter=stall.holds_interpreter)
@@ -230,6 +297,14 @@ class EnvGuard:
             self.task_key,
             "process" if holds_interpreter else "thread",
         )
+
+
+def _is_plain(error: BaseException) -> bool:
+    """Whether it is an EpisodeError whose text takes none of the environment's code."""
+    if not isinstance(error, EpisodeError):
+        return False
+    has_own_text = type(error).__str__ is not EpisodeError.__str__
+    return not has_own_text and all(type(argument) is str for argument in error.args)
 
 
 async def _await(awaitable: Any) -> Any:
@@ -266,7 +341,7 @@ def install_task_factory(loop: asyncio.AbstractEventLoop) -> None:
 async def _run_inner(guard: EnvGuard, coro: Coroutine[Any, Any, Any]) -> Any:
     task = asyncio.current_task()
     assert task is not None
-    monitor = guard._monitor or find_monitor()
+    monitor = find_monitor()  # not the guard's: it may belong to another event loop
     call = GuardedCall(guard, monitor, task, task.cancelling(), coro)
     try:
         is_over, result = call.start()

@@ -58,7 +58,11 @@ class CallGuard(Holder, Protocol):
     is_closing: bool
     cancel_grace_seconds: float
 
-    def give_back(self, seconds: float) -> None: ...
+    def give_back(self, seconds: float, monitor: LoopMonitor) -> None: ...
+
+    def count_own_cancels(self, task: asyncio.Task[Any], n_cancels: int) -> int: ...
+
+    def is_cancelled(self, task: asyncio.Task[Any], n_cancels: int) -> bool: ...
 
 
 class GuardedCall:
@@ -117,11 +121,13 @@ class GuardedCall:
                     resume = partial(inner.throw, error)
                 is_over, awaited = self._run(resume)
                 if is_over:
+                    self._end()
                     yield from self.settle()
                     if self.cancelled is not None:
                         raise self.cancelled
                     return awaited
         except CancelledError:
+            self._end()
             yield from self.settle()
             raise
         finally:
@@ -130,7 +136,11 @@ class GuardedCall:
     def _run(self, resume: Callable[[], Any]) -> tuple[bool, Any]:
         """Run the environment until it waits or ends: (ended, result or what it waits for)."""
         monitor, guard = self._monitor, self._guard
-        episode = guard.task or self._task
+        # Its own cancellations of the episode, seen from the tasks that it started as well; a task
+        # of another event loop may change at any time.
+        episode = guard.task
+        if episode is None or episode.get_loop() is not monitor.loop:
+            episode = self._task
         n_cancels = episode.cancelling()
         since = monitor.start(guard)
         try:
@@ -140,7 +150,7 @@ class GuardedCall:
         finally:
             held = monitor.stop() - since
             if held > STALL_SECONDS:
-                guard.give_back(held)
+                guard.give_back(held, monitor)
             if episode.cancelling() > n_cancels:
                 guard.own_cancels += episode.cancelling() - n_cancels
             if self.cancelled is not None:
@@ -166,32 +176,31 @@ class GuardedCall:
         try:
             yield from _stand_in(awaited)
         except CancelledError as error:
-            if not awaited.cancel():
+            if self._gives_up or not awaited.cancel():
                 raise
             self._expect_end(error)
             yield from _stand_in(awaited)
 
-    @property
-    def _is_cancelled_by_itself(self) -> bool:
-        """Whether only the environment has cancelled the task of its episode, and has not undone it.
-
-        Cancel scopes of anyio do both.
-        """
-        more = self._task.cancelling() - self._n_cancels
-        return self._task is self._guard.task and 0 < more <= self._guard.own_cancels
-
     @coroutine
     def settle(self) -> Generator[Any, None, None]:
-        """Undo a cancellation of the environment's own, which would look like that of the run."""
-        if not self._is_cancelled_by_itself:
+        """Undo cancellations of the environment's own, which would look like those of the run.
+
+        They are undone in any case; then a cancellation by the run or the clock goes on as one, and
+        without any the environment has failed.
+        """
+        guard, task = self._guard, self._task
+        if task is not guard.task or not (n := guard.count_own_cancels(task, self._n_cancels)):
             return
-        while self._is_cancelled_by_itself:
-            self._task.uncancel()
+        for _ in range(n):
+            task.uncancel()
         with suppress(CancelledError):
             yield  # a request that is still pending in the task arrives here
-        if self._task.cancelling() > self._n_cancels:
+        if guard.is_cancelled(task, self._n_cancels):
             raise CancelledError
-        raise EnvError(f"{self._guard.during}: it cancelled the task that runs its episode")
+        raise EnvError(
+            f"{guard.during}: it cancelled the task that runs its episode; exit a task group or a "
+            "time limit in the call that entered it"
+        )
 
     def _expect_end(self, error: CancelledError) -> None:
         """Give the call its grace period from the first cancellation on."""
