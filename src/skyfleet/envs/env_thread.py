@@ -41,11 +41,15 @@ class EnvThread:
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
         guard = current_guard.get()
         async with self._slots:
-            enter_thread(guard)
+            enter_thread(guard, self._thread)
             try:
                 return await asyncio.wrap_future(self._put(partial(function, *args)))
             finally:
                 leave_thread(guard)
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        """Make a call without a slot, which goes on when its caller is cancelled."""
+        return asyncio.wrap_future(self._put(partial(function, *args)))
 
     def interrupt(self) -> None:
         """Interrupt a call that was abandoned and still runs; one that waits in C goes on."""

@@ -133,6 +133,12 @@ class EnvGuard:
         """Whether its environment runs now, seen from another thread."""
         return self._monitor is not None and self._monitor.running is self
 
+    @property
+    def held_since(self) -> float | None:
+        """Since when its environment runs without a pause, seen from another thread."""
+        monitor = self._monitor
+        return monitor.since if monitor is not None and monitor.running is self else None
+
     def has_expired(self, held_seconds: float) -> bool:
         """Whether a call that has held a thread for so long is beyond the episode's limit."""
         if self.must_end or (self.clock is not None and self.clock.has_expired):
@@ -250,10 +256,11 @@ class EnvGuard:
 
     def _wrap(self, error: BaseException, kind: type[EpisodeError]) -> EpisodeError:
         if isinstance(error, EnvInterrupt):
+            remedy = "" if self.is_isolated else ", or set environment.isolation=thread"
             return EnvError(
                 f"{self.during}: held its thread beyond the limit of {self.limit_seconds:g} s "
-                "(generator.trajectory_timeout_seconds) and was interrupted; await what takes long, "
-                "or set environment.isolation=thread"
+                "(generator.trajectory_timeout_seconds) and was interrupted; await what takes "
+                f"long{remedy}"
             )
         if isinstance(error, CancelledError):
             return kind(f"{self.during}: CancelledError: it cancelled a task that it waits for")

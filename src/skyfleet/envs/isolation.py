@@ -56,6 +56,7 @@ class MovableFactory:
                 return await open_in_worker(
                     self._packed,
                     task,
+                    guard,
                     memory_gb=isolation.worker_memory_gb,
                     max_characters=isolation.max_observation_chars,
                 )
@@ -65,9 +66,7 @@ class MovableFactory:
                 )
         if place is Place.LOOP:
             return await self._open_env(task)
-        return await open_in_thread(
-            self._open_env, task, guard, on_other_loop=partial(self._stay, isolation, task.env_key)
-        )
+        return await open_in_thread(self._open_env, task, guard)
 
     def _stay(self, isolation: Isolation, env_key: str) -> None:
         if isolation.mode == "auto":

@@ -15,20 +15,22 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event, Lock, Thread, _DummyThread, current_thread, get_ident, main_thread
+from threading import Event, Lock, Thread, current_thread, get_ident, main_thread
 from time import perf_counter
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 from weakref import WeakKeyDictionary, ref
 
 from skyfleet.trajectories.episode_clock import EpisodeClock, running_clocks
 
 if sys.platform == "linux":
-    from time import clock_gettime, pthread_getcpuclockid
+    from time import clock_gettime
 
 STALL_SECONDS = 0.25
 """How long an environment may hold the event loop before it counts as blocking."""
 _WATCH_SECONDS = 0.1
+_THREAD_CLOCK = 6
+"""Linux: the flags of a clock that counts the processor time of one thread."""
 _IDLE_SECONDS = 1.0
 """The watchdog thread ends after so long without an episode."""
 _INTERRUPT_SECONDS = 1.0
@@ -47,6 +49,11 @@ _LIBRARIES = (str(Path(asyncio.__file__).parents[1]), "<")
 
 class EnvInterrupt(BaseException):
     """Raised inside an environment that blocks a thread after the limit of its episode."""
+
+
+def is_interrupted(error: BaseException | None) -> TypeGuard[BaseException]:
+    """Whether a call failed because it held its thread after the limit of its episode."""
+    return error is not None and isinstance(error.__cause__, EnvInterrupt)
 
 
 class Holder(Protocol):
@@ -69,6 +76,16 @@ class Stall:
     """No other thread could run."""
 
 
+def read_cpu_seconds(thread: Thread) -> float:
+    """The processor time of a thread; 0 where the system does not say, or after its end."""
+    if sys.platform != "linux" or thread.native_id is None:
+        return 0.0
+    # The clock that pthread_getcpuclockid returns, which is undefined for a thread that has ended.
+    with suppress(OSError):
+        return clock_gettime((~thread.native_id << 3) | _THREAD_CLOCK)
+    return 0.0
+
+
 class LoopMonitor:
     """What runs in one event loop: the guard that holds it now, and since when."""
 
@@ -79,7 +96,7 @@ class LoopMonitor:
         self.since = 0.0
         self._lines: list[str] = []
         """Where the running call was each time the watchdog looked."""
-        self._cpu_seconds = self._read_cpu_seconds()
+        self._cpu_seconds = read_cpu_seconds(self._thread)
         """Of the loop's thread, when the watchdog looked last."""
         self.lock = Lock()
         """Held while the watchdog interrupts, so that no interrupt is left for others."""
@@ -121,16 +138,12 @@ class LoopMonitor:
         lines, self._lines = self._lines, []
         if len(lines) > 1:
             return Stall(line=lines[-1], holds_interpreter=False)
-        computed = self._read_cpu_seconds() - self._cpu_seconds
-        return Stall(line="", holds_interpreter=True) if computed > seconds / 2 else None
+        is_computing = self.read_computed_seconds() > seconds / 2
+        return Stall(line="", holds_interpreter=True) if is_computing else None
 
-    def _read_cpu_seconds(self) -> float:
-        """The processor time of the loop's thread; 0 where the system does not say."""
-        # The system call is undefined for a thread that has ended, which a dummy does not know.
-        is_known = self._thread.is_alive() and not isinstance(self._thread, _DummyThread)
-        if sys.platform != "linux" or not is_known:
-            return 0.0
-        return clock_gettime(pthread_getcpuclockid(self.thread_id))
+    def read_computed_seconds(self) -> float:
+        """How much the loop's thread has computed since the watchdog looked last."""
+        return read_cpu_seconds(self._thread) - self._cpu_seconds
 
     def _clear_interrupts(self) -> None:
         with self.lock:
@@ -146,7 +159,7 @@ class LoopMonitor:
         guard, since = self.running, self.since
         if guard is None or now - since < _WATCH_SECONDS:
             self._lines = []
-            self._cpu_seconds = self._read_cpu_seconds()
+            self._cpu_seconds = read_cpu_seconds(self._thread)
             return
         if line := find_line(self.thread_id):
             self._lines.append(line)
@@ -183,6 +196,23 @@ class LoopMonitor:
         if event == "line":
             raise EnvInterrupt
         return self._trace
+
+
+class _InThread:
+    """The thread that runs an environment's code, and how much it has computed."""
+
+    def __init__(self, thread: Thread) -> None:
+        self._thread = thread
+        self._seconds = self._latest = read_cpu_seconds(thread)
+
+    def measure(self) -> None:
+        """Called by the watchdog each time it looks."""
+        self._seconds, self._latest = self._latest, read_cpu_seconds(self._thread)
+
+    @property
+    def computed_seconds(self) -> float:
+        """Between the last two times that the watchdog looked."""
+        return self._latest - self._seconds
 
 
 class _Watchdog:
@@ -227,12 +257,15 @@ class _Watchdog:
                 if not monitors:
                     self._thread = None
                     return
+            for state in tuple(_in_threads.values()):
+                state.measure()
             for monitor in monitors:
                 # A loop may be closed and its thread may end while this runs.
                 with suppress(OSError, RuntimeError):
-                    monitor.watch(now)
                     if late > STALL_SECONDS and monitor.running is None:
-                        monitor.loop.call_soon_threadsafe(_give_back_held_interpreter, late)
+                        computed = monitor.read_computed_seconds()
+                        monitor.loop.call_soon_threadsafe(_give_back_lost, late, computed)
+                    monitor.watch(now)
 
 
 _watchdog = _Watchdog()
@@ -240,8 +273,8 @@ watch, unwatch = _watchdog.add, _watchdog.remove
 
 _monitors: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopMonitor] = WeakKeyDictionary()
 _main_monitor: list[LoopMonitor] = []
-_in_threads: dict[Holder, float] = {}
-"""Environments whose blocking code runs in a thread now, and since when."""
+_in_threads: dict[Holder, _InThread] = {}
+"""Environments whose blocking code runs in a thread now."""
 
 
 def find_monitor() -> LoopMonitor:
@@ -263,9 +296,9 @@ def give_back(seconds: float, *, except_for: Iterable[object] = ()) -> None:
             clock.extend(seconds)
 
 
-def enter_thread(guard: Holder | None) -> None:
+def enter_thread(guard: Holder | None, thread: Thread) -> None:
     if guard is not None:
-        _in_threads[guard] = perf_counter()
+        _in_threads[guard] = _InThread(thread)
 
 
 def leave_thread(guard: Holder | None) -> None:
@@ -273,12 +306,17 @@ def leave_thread(guard: Holder | None) -> None:
         _in_threads.pop(guard, None)
 
 
-def _give_back_held_interpreter(seconds: float) -> None:
-    """No thread ran for so long: code in a thread held the interpreter lock all the time."""
-    start = perf_counter() - seconds
-    culprits = [guard for guard, since in _in_threads.items() if since < start + _WATCH_SECONDS]
-    if not culprits:
-        return
+def _give_back_lost(seconds: float, computed_seconds: float) -> None:
+    """The watchdog could not run for so long; the loop's thread computed for `computed_seconds`.
+
+    A thread that computed all the time held the interpreter lock. If none did, the process was
+    stopped or the machine was busy, which is nobody's time.
+    """
+    culprits = [
+        guard for guard, state in _in_threads.items() if state.computed_seconds > seconds / 2
+    ]
+    if not culprits and computed_seconds > seconds / 2:
+        return  # code in this loop; what an environment holds is measured when it runs
     give_back(seconds, except_for=[guard.clock for guard in culprits])
     if len(culprits) == 1:
         culprits[0].report_stall(seconds, "", holds_interpreter=True)

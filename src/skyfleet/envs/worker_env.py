@@ -17,7 +17,7 @@ import struct
 import subprocess
 import sys
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
@@ -29,6 +29,8 @@ from typing import Any
 from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.envs.env import Observation, Step, episode_ending
 from skyfleet.envs.env_thread import EnvThread
+from skyfleet.envs.guard import EnvGuard, current_guard
+from skyfleet.envs.stalls import EnvInterrupt, is_interrupted
 from skyfleet.envs.values import format_value
 from skyfleet.errors import EnvError, EpisodeError, VerifierError
 from skyfleet.tasks.task import Grade, Task
@@ -41,6 +43,8 @@ SILENT_SECONDS = 60.0
 """A worker that has sent nothing for so long is killed."""
 MAX_REPLY_BYTES = 512 * 2**20
 _MAX_SOURCE_BYTES = 64 * 2**20
+_CANCEL_SECONDS = 2.0
+"""A worker that does not acknowledge a cancellation for so long is killed."""
 _MAX_IDLE = 16
 _IDLE_SECONDS = 30.0
 _MAIN = (
@@ -54,8 +58,17 @@ class NotMovableError(Exception):
 
 def pack_source(source: object) -> bytes:
     """Pickle what a worker makes the environment's factory of: a `module:name` or an object."""
-    if isinstance(source, str):
-        return pickle.dumps(source)
+    return pickle.dumps(source) if isinstance(source, str) else _pack(source)
+
+
+def pack_task(task: Task) -> bytes:
+    try:
+        return pickle.dumps(task)
+    except Exception:  # whatever its metadata holds, such as a function without a name
+        return _pack(task)
+
+
+def _pack(source: object) -> bytes:
     try:
         import cloudpickle
     except ImportError:
@@ -95,7 +108,8 @@ class Worker:
             start_new_session=True,
         )
         self._n_requests = 0
-        self._lock = Lock()
+        self._lock, self._write_lock = Lock(), Lock()
+        self.last_heard = monotonic()
 
     @property
     def is_alive(self) -> bool:
@@ -106,11 +120,9 @@ class Worker:
         with self._lock:
             self._n_requests += 1
             number = self._n_requests
-            sent = json.dumps({"id": number, **request}).encode()
-            assert self._process.stdin is not None
             try:
-                self._process.stdin.write(LENGTH.pack(len(sent)) + sent)
-                self._process.stdin.flush()
+                with self._write_lock:
+                    self._send({"id": number, **request})
                 while True:
                     reply = json.loads(self._receive())
                     if reply["id"] == number:
@@ -120,14 +132,31 @@ class Worker:
                 raise EnvError(f"the worker process {self._describe_end(error)}") from None
 
     def cancel(self) -> None:
-        """Ask the worker to cancel the call that runs."""
-        if self.is_alive:
-            self._process.send_signal(signal.SIGINT)
+        """Ask the worker to cancel the call that runs, or to interrupt it if it blocks."""
+        if not self._write_lock.acquire(blocking=False):
+            self.kill()  # it does not even read its request
+            return
+        try:
+            self._send({"method": "cancel"})
+        except (OSError, ValueError):
+            pass  # it has ended
+        finally:
+            self._write_lock.release()
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        sent = json.dumps(message).encode()
+        assert self._process.stdin is not None
+        self._process.stdin.write(LENGTH.pack(len(sent)) + sent)
+        self._process.stdin.flush()
 
     def kill(self) -> None:
         """Kill the process and all that it started, and reap it."""
+        started = list(_find_descendants(self._process.pid)) if self.is_alive else []
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
+        for pid in started:  # those with a session of their own
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             # What is buffered cannot be written any more.
@@ -157,7 +186,7 @@ class Worker:
             if not (part := os.read(descriptor, min(n_bytes - len(received), 1 << 20))):
                 raise EOFError
             received += part
-            silent_since = monotonic()
+            self.last_heard = silent_since = monotonic()
         return bytes(received)
 
     def _describe_end(self, error: Exception) -> str:
@@ -167,6 +196,16 @@ class Worker:
         if code is not None and code < 0:
             return f"was ended by {signal.Signals(-code).name}"
         return f"ended with exit code {code}"
+
+
+def _find_descendants(pid: int) -> Iterator[int]:
+    """The processes that `pid` started, and those that they started; none where /proc is missing."""
+    with suppress(OSError, ValueError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/children") as file:
+                for child in map(int, file.read().split()):
+                    yield child
+                    yield from _find_descendants(child)
 
 
 class _IdleWorkers:
@@ -235,23 +274,42 @@ class WorkerEnv:
     async def close(self) -> None:
         if self._is_closed:
             return
-        self._is_closed = True
+        self._is_closed = is_reusable = True
         try:
-            await self._call({"method": "close"})
-            _idle.put(self._packed, self._worker)
+            if self._worker.is_alive:
+                is_reusable = (await self._call({"method": "close"}))["is_reusable"]
+                if is_reusable:
+                    _idle.put(self._packed, self._worker)
         except BaseException:
-            self._worker.kill()
+            is_reusable = False
             raise
         finally:
+            if not (is_reusable and self._worker.is_alive):
+                self._worker.kill()
             self._thread.end()
 
     async def _call(self, request: Mapping[str, Any]) -> Any:
+        waiting = self._thread.submit(self._worker.exchange, request)
         try:
-            return await self._thread.call(self._worker.exchange, request)
+            return await asyncio.shield(waiting)
         except asyncio.CancelledError:
-            # Its reply, if one comes, is skipped by the next request.
-            self._worker.cancel()
+            if not waiting.done():
+                await self._cancel(waiting)
             raise
+
+    async def _cancel(self, waiting: asyncio.Future[Any]) -> None:
+        """Cancel the call and wait for its end. A worker that blocks ends itself or is killed."""
+        self._worker.cancel()
+        start = monotonic()
+        while not waiting.done():
+            await asyncio.wait({waiting}, timeout=_CANCEL_SECONDS / 4)
+            if self._worker.last_heard < start < monotonic() - _CANCEL_SECONDS:
+                self._worker.kill()
+        error = waiting.exception()
+        if is_interrupted(error):
+            raise error
+        if not self._worker.is_alive and (guard := current_guard.get()) is not None:
+            guard.abandoned = True
 
 
 @cache
@@ -261,23 +319,23 @@ def _starter() -> ThreadPoolExecutor:
 
 
 async def open_in_worker(
-    packed: bytes, task: Task, *, memory_gb: float, max_characters: int
+    packed: bytes, task: Task, guard: EnvGuard, *, memory_gb: float, max_characters: int
 ) -> WorkerEnv:
     """Open the environment in an idle worker of the same kind, or in a new one."""
+    packed_task = pack_task(task)
     thread = EnvThread(f"env worker {task.key}", asyncio.Semaphore(1))
     worker: Worker | None = None
     try:
-        worker = _idle.take(packed, memory_gb)
-        if worker is None:
-            loop = asyncio.get_running_loop()
-            worker = await loop.run_in_executor(_starter(), Worker, memory_gb)
+        worker = _idle.take(packed, memory_gb) or await _start_worker(memory_gb)
         env = WorkerEnv(worker, thread, packed)
         await env._call(
             {
                 "method": "open",
                 "source": b64encode(packed).decode(),
-                "task": b64encode(pickle.dumps(task)).decode(),
+                "task": b64encode(packed_task).decode(),
                 "max_characters": max_characters,
+                "limit_seconds": guard.limit_seconds,
+                "cancel_grace_seconds": guard.cancel_grace_seconds,
             }
         )
     except BaseException:
@@ -288,11 +346,32 @@ async def open_in_worker(
     return env
 
 
+async def _start_worker(memory_gb: float) -> Worker:
+    loop = asyncio.get_running_loop()
+    starting = loop.run_in_executor(_starter(), Worker, memory_gb)
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        starting.add_done_callback(_kill_started)
+        raise
+
+
+def _kill_started(starting: asyncio.Future[Worker]) -> None:
+    """Nobody waits for this worker any more."""
+    if not starting.cancelled() and starting.exception() is None:
+        starting.result().kill()
+
+
 def _read_result(reply: Mapping[str, Any]) -> Any:
     if "error" not in reply:
         return reply["result"]
+    detail = str(reply["detail"])
+    if reply["error"] == "NotMovableError":
+        raise NotMovableError(detail)
+    if reply["error"] == "EnvInterrupt":
+        raise EnvError(detail) from EnvInterrupt()
     kind: type[EpisodeError] = VerifierError if reply["error"] == "VerifierError" else EnvError
-    raise kind(str(reply["detail"]))
+    raise kind(detail)
 
 
 def _read_observation(record: Any) -> Observation:
