@@ -771,6 +771,13 @@ class EndlessEnvError(EnvError):
     __str__ = EndlessText.__str__
 
 
+add("step blocks a thread: spins", {"step": doing(spin)}, detail=HELD, mode="thread")
+add(
+    "step blocks a thread: sleeps",
+    {"step": doing(lambda: time.sleep(3 * LIMIT_SECONDS))},
+    detail=ABANDONED,
+    mode="thread",
+)
 add("open blocks", open_blocks, detail=HELD)
 add("info blocks", {"step": returning(lambda: Step(info=EndlessItems(a=1.0)))}, detail=HELD)
 add("error blocks", {"step": raising(EndlessText)}, detail="it has no text")
@@ -835,6 +842,12 @@ async def callback_raises(self: Any, action: Message) -> Any:
     return await Base.step(self, action)
 
 
+async def callback_blocks(self: Any) -> Any:
+    asyncio.get_running_loop().call_later(0.05, time.sleep, 2 * LIMIT_SECONDS)
+    return await Base.reset(self)
+
+
+add("callback blocks", {"reset": callback_blocks}, Ending.DONE, 1.0)
 add("child exits", {"step": starting(child_exits)}, Ending.DONE, 1.0)
 add("child raises KeyboardInterrupt", {"step": starting(child_interrupts)}, Ending.DONE, 1.0)
 add("child fails", {"step": starting(child_fails)}, Ending.DONE, 1.0)
@@ -1000,16 +1013,16 @@ PROCESS: dict[str, tuple[Callable[[], Any], Ending, float | None, str]] = {
     "exits at once": (exit_at_once, Ending.FAILED, None, "exit code 9"),
     "kills itself": (kill_itself, Ending.FAILED, None, "SIGKILL"),
     "reads address 0": (read_address_zero, Ending.FAILED, None, "SIGSEGV"),
-    "takes all memory": (take_memory, Ending.FAILED, None, "MemoryError"),
-    "holds the interpreter": (hold_interpreter, Ending.TIMEOUT, None, ""),
+    "takes all memory": (take_memory, Ending.FAILED, None, "MemoryError: .*worker_memory_gb=1.5"),
+    "holds the interpreter": (hold_interpreter, Ending.FAILED, None, ""),
     "interrupts itself": (interrupt_itself, Ending.FAILED, None, "cancelled"),
     "closes descriptors": (close_descriptors, Ending.FAILED, None, "ended"),
     "forks and exits": (fork, Ending.FAILED, None, "exit code 1"),
     "stops the loop": (stop_loop, Ending.FAILED, None, "cancelled|ended"),
     "cancels all tasks": (cancel_all, Ending.FAILED, None, ""),
     "raises SystemExit": (lambda: sys.exit(1), Ending.FAILED, None, "SystemExit"),
-    "spins": (spin, Ending.TIMEOUT, None, ""),
-    "sleeps": (lambda: time.sleep(60), Ending.TIMEOUT, None, ""),
+    "spins": (spin, Ending.FAILED, None, HELD),
+    "sleeps": (lambda: time.sleep(60), Ending.FAILED, None, HELD),
     "reads its input": (print_much, Ending.DONE, 1.0, ""),
 }
 

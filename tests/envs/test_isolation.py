@@ -184,12 +184,16 @@ async def test_an_environment_with_too_many_abandoned_calls_is_not_opened_again(
 ) -> None:
     calls = AbandonedCalls()
     monkeypatch.setattr("skyfleet.envs.env.abandoned_calls", calls)
+    factory = as_env_factory(CounterEnv)
+    key = ("counter", id(factory))
     for _ in range(MAX_ABANDONED):
-        calls.add("counter", lambda: True)
-    calls.add("counter", lambda: False)
-    failure = (await played(as_env_factory(CounterEnv), "auto")).failure
+        calls.add(key, lambda: True)
+    calls.add(key, lambda: False)
+    failure = (await played(factory, "auto")).failure
     assert failure is not None
     assert "32 of its calls were abandoned and still run" in failure.detail
+    other = await played(as_env_factory(CounterEnv), "auto")
+    assert other.reward == 1.0, "another environment of the same name is opened"
 
 
 def test_the_users_ctrl_c_is_not_mistaken_for_the_environments_own() -> None:

@@ -105,13 +105,15 @@ async def open_env_until(
     close_timeout_seconds: float = 30,
 ) -> Env:
     """Open the environment of `task` and close it when `closing` is closed."""
-    if (n := abandoned_calls.count(task.env_key)) >= MAX_ABANDONED:
+    if guard is None:
+        guard = EnvGuard(task.env_key, task.key)
+        guard.calls_key = (task.env_key, id(open_env))
+    if (n := abandoned_calls.count(guard.calls_key)) >= MAX_ABANDONED:
         raise EnvError(
             f"opening {task.env_key}: {n} of its calls were abandoned and still run, so it is not "
             "opened again; let its methods end when they are cancelled, or set "
             "environment.isolation=process"
         )
-    guard = guard or EnvGuard(task.env_key, task.key)
     env: Env = await guard.call(EnvError, f"opening {task.env_key}", open_env, task)
     closing.push_async_callback(_close_logged, env, task, guard, close_timeout_seconds)
     if not (hasattr(type(env), "reset") or hasattr(env, "reset")):

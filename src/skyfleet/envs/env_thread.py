@@ -10,10 +10,11 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
-from skyfleet.envs.guard import current_guard
 from skyfleet.envs.guarded_call import abandoned_calls
-from skyfleet.envs.stalls import EnvInterrupt, enter_thread, interrupt_thread, leave_thread
+from skyfleet.envs.stalls import EnvInterrupt, interrupt_thread
+from skyfleet.envs.task_factory import current_guard
 from skyfleet.envs.values import describe_error, format_value
+from skyfleet.envs.watchdog import enter_thread, leave_thread
 from skyfleet.errors import EnvError
 
 
@@ -67,7 +68,7 @@ class EnvThread:
         if self._running is not None:
             self.interrupt()
             if (guard := current_guard.get()) is not None:
-                abandoned_calls.add(guard.env_key, self._thread.is_alive)
+                abandoned_calls.add(guard.calls_key, self._thread.is_alive)
 
     def _put(self, call: Callable[[], Any]) -> Future[Any]:
         self._latest = Future()

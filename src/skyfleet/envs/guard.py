@@ -11,9 +11,8 @@ import asyncio
 import inspect
 import logging
 from asyncio import CancelledError
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from contextvars import ContextVar
 from dataclasses import dataclass
 from types import CoroutineType, TracebackType
 from typing import Any, Literal
@@ -25,10 +24,10 @@ from skyfleet.envs.stalls import (
     LoopMonitor,
     find_monitor,
     give_back,
-    unwatch,
-    watch,
 )
+from skyfleet.envs.task_factory import current_guard, install_task_factory
 from skyfleet.envs.values import describe_error, format_value
+from skyfleet.envs.watchdog import unwatch, watch
 from skyfleet.errors import EnvError, EpisodeError
 from skyfleet.trajectories.episode_clock import EpisodeClock, current_clock
 
@@ -60,6 +59,7 @@ class EnvGuard:
         "_monitor",
         "_n_requests",
         "abandoned",
+        "calls_key",
         "cancel_grace_seconds",
         "clock",
         "count_requests",
@@ -89,6 +89,8 @@ class EnvGuard:
         """A call that was cancelled gets `cancel_grace_seconds` to end."""
         self.env_key, self.task_key = env_key, task_key
         self.limit_seconds, self.cancel_grace_seconds = limit_seconds, cancel_grace_seconds
+        self.calls_key: tuple[str, int] = (env_key, 0)
+        """Under which abandoned calls count: the environment and what opens it."""
         self.isolation = isolation
         """How the environment's factory may isolate it; None: not at all."""
         self.is_isolated = is_isolated
@@ -106,7 +108,7 @@ class EnvGuard:
         self.must_end = False
         """The call that runs is interrupted if it holds its thread."""
         self.abandoned = self.is_closing = False
-        self.on_stall: Callable[[float, bool], None] | None = None
+        self.on_stall: Callable[[bool], None] | None = None
         """Set by the factory that opened the environment; called if it blocks."""
         self._monitor: LoopMonitor | None = None
         self._is_entered = False
@@ -115,6 +117,7 @@ class EnvGuard:
         self._monitor = monitor = find_monitor()
         self.task, self._is_entered = asyncio.current_task(), True
         install_task_factory(monitor.loop)
+        monitor.is_isolated = self.is_isolated
         watch(monitor)
         return self
 
@@ -287,7 +290,7 @@ class EnvGuard:
         if self.is_isolated:
             return
         if self.on_stall is not None:
-            self.on_stall(seconds, holds_interpreter)
+            self.on_stall(holds_interpreter)
         if (self.env_key, self.during) in _warned:
             return
         _warned.add((self.env_key, self.during))
@@ -316,44 +319,3 @@ def _is_plain(error: BaseException) -> bool:
 
 async def _await(awaitable: Any) -> Any:
     return await awaitable
-
-
-current_guard: ContextVar[EnvGuard | None] = ContextVar("current_guard", default=None)
-"""The guard whose environment is being called; tasks that the environment starts inherit it."""
-
-
-def install_task_factory(loop: asyncio.AbstractEventLoop) -> None:
-    """Drive the tasks that environments start: sys.exit in one would end the event loop."""
-    present = loop.get_task_factory()
-    if getattr(present, "guards_environments", False):
-        return
-
-    def create(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
-        guard = current_guard.get()
-        is_inner = guard is not None and inspect.iscoroutine(coro)
-        run = _run_inner(guard, coro) if guard is not None and is_inner else coro
-        if present is not None:
-            task = present(loop, run, **options)
-        else:
-            task = asyncio.Task(run, loop=loop, **options)
-        if is_inner:
-            # A task that is cancelled before it starts never reaches the coroutine.
-            task.add_done_callback(lambda _: coro.close())
-        return task
-
-    create.guards_environments = True  # type: ignore[attr-defined]
-    loop.set_task_factory(create)
-
-
-async def _run_inner(guard: EnvGuard, coro: Coroutine[Any, Any, Any]) -> Any:
-    task = asyncio.current_task()
-    assert task is not None
-    monitor = find_monitor()  # not the guard's: it may belong to another event loop
-    call = GuardedCall(guard, monitor, task, task.cancelling(), coro)
-    try:
-        is_over, result = call.start()
-        return result if is_over else await call.drive(result)
-    except (SystemExit, KeyboardInterrupt, EnvInterrupt) as error:
-        if is_ctrl_c(error):
-            raise
-        raise EnvError(f"a task of the environment: {describe_error(error)}") from None

@@ -30,16 +30,19 @@ class AbandonedCalls:
     """The calls of each environment that were given up and still run."""
 
     def __init__(self) -> None:
-        self._is_alive: dict[str, list[Callable[[], bool]]] = {}
+        self._is_alive: dict[tuple[str, int], list[Callable[[], bool]]] = {}
 
-    def add(self, env_key: str, is_alive: Callable[[], bool]) -> None:
-        self._is_alive.setdefault(env_key, []).append(is_alive)
+    def add(self, key: tuple[str, int], is_alive: Callable[[], bool]) -> None:
+        """`key` is an environment's and that of what opens it: another may have the same name."""
+        self._is_alive.setdefault(key, []).append(is_alive)
 
-    def count(self, env_key: str) -> int:
-        if env_key not in self._is_alive:
+    def count(self, key: tuple[str, int]) -> int:
+        if key not in self._is_alive:
             return 0
-        alive = [is_alive for is_alive in self._is_alive[env_key] if is_alive()]
-        self._is_alive[env_key] = alive
+        if alive := [is_alive for is_alive in self._is_alive[key] if is_alive()]:
+            self._is_alive[key] = alive
+        else:
+            del self._is_alive[key]
         return len(alive)
 
 
@@ -51,6 +54,7 @@ class CallGuard(Holder, Protocol):
 
     env_key: str
     task_key: str
+    calls_key: tuple[str, int]
     during: str
     task: asyncio.Task[Any] | None
     own_cancels: int
@@ -222,7 +226,7 @@ class GuardedCall:
                 self._run(one.close)
         # One that ignores even GeneratorExit is kept: collecting it would resume it.
         if alive := [one for one in chain if inspect.getcoroutinestate(one) != CORO_CLOSED]:
-            abandoned_calls.add(guard.env_key, lambda: bool(alive))
+            abandoned_calls.add(guard.calls_key, lambda: bool(alive))
         logger.warning(
             "environment %s ignored its cancellation for %g s in %s (task %s); the call was "
             "abandoned, and %d of its calls still run",
@@ -230,7 +234,7 @@ class GuardedCall:
             guard.cancel_grace_seconds,
             guard.during,
             guard.task_key,
-            abandoned_calls.count(guard.env_key),
+            abandoned_calls.count(guard.calls_key),
         )
 
     def _end(self) -> None:

@@ -1,8 +1,8 @@
 """Detect environments that block the event loop, and interrupt those whose time is over.
 
 A blocking call in an async method stops every episode. `EnvGuard` measures how long the environment
-held the loop each time it ran, and gives that time back to the other episodes. A watchdog thread
-samples where a long one is, and interrupts it when the limit of its own episode is over.
+held the loop each time it ran, and gives that time back to the other episodes. The thread of
+`envs/watchdog.py` samples where a long one is, and interrupts it when its episode's limit is over.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event, Lock, Thread, current_thread, get_ident, main_thread
+from threading import Lock, Thread, current_thread, get_ident, main_thread
 from time import perf_counter
 from types import FrameType
 from typing import Any, Protocol, TypeGuard
@@ -28,11 +28,9 @@ if sys.platform == "linux":
 
 STALL_SECONDS = 0.25
 """How long an environment may hold the event loop before it counts as blocking."""
-_WATCH_SECONDS = 0.1
+WATCH_SECONDS = 0.1
 _THREAD_CLOCK = 6
 """Linux: the flags of a clock that counts the processor time of one thread."""
-_IDLE_SECONDS = 1.0
-"""The watchdog thread ends after so long without an episode."""
 _INTERRUPT_SECONDS = 1.0
 """Between two attempts to interrupt a call."""
 _SIGNAL = signal.SIGVTALRM
@@ -43,6 +41,11 @@ _GUARD_FILES = tuple(
     str(Path(__file__).with_name(f"{name}.py")) for name in ("guard", "guarded_call")
 )
 """Their frames are between an environment and the event loop."""
+_LOOP_FILES = tuple(
+    str(Path(asyncio.__file__).with_name(f"{name}.py"))
+    for name in ("events", "base_events", "runners")
+)
+"""Their frames call the callbacks of an event loop."""
 _LIBRARIES = (str(Path(asyncio.__file__).parents[1]), "<")
 """An environment's own line says more than that of the library it called."""
 
@@ -107,6 +110,8 @@ class LoopMonitor:
         self._last_interrupt = 0.0
         self.n_episodes = 0
         self.is_watched = False
+        self.is_isolated = False
+        """Whether the loop runs one environment and nothing else."""
         self.idle_since = perf_counter()
 
     @property
@@ -157,7 +162,7 @@ class LoopMonitor:
     def watch(self, now: float) -> None:
         """Called by the watchdog thread."""
         guard, since = self.running, self.since
-        if guard is None or now - since < _WATCH_SECONDS:
+        if guard is None or now - since < WATCH_SECONDS:
             self._lines = []
             self._cpu_seconds = read_cpu_seconds(self._thread)
             return
@@ -198,83 +203,8 @@ class LoopMonitor:
         return self._trace
 
 
-class _InThread:
-    """The thread that runs an environment's code, and how much it has computed."""
-
-    def __init__(self, thread: Thread) -> None:
-        self._thread = thread
-        self._seconds = self._latest = read_cpu_seconds(thread)
-
-    def measure(self) -> None:
-        """Called by the watchdog each time it looks."""
-        self._seconds, self._latest = self._latest, read_cpu_seconds(self._thread)
-
-    @property
-    def computed_seconds(self) -> float:
-        """Between the last two times that the watchdog looked."""
-        return self._latest - self._seconds
-
-
-class _Watchdog:
-    """One thread for all event loops; it ends when no episode runs."""
-
-    def __init__(self) -> None:
-        self._lock, self._wake = Lock(), Event()
-        self._monitors: set[LoopMonitor] = set()
-        self._thread: Thread | None = None
-
-    def add(self, monitor: LoopMonitor) -> None:
-        """Watch the loop while it runs episodes, and a moment longer: short ones follow at once."""
-        monitor.n_episodes += 1
-        if monitor.is_watched:
-            return
-        if monitor.is_main:
-            _install_handler()
-        with self._lock:
-            monitor.is_watched = True
-            self._monitors.add(monitor)
-            if self._thread is None:
-                self._thread = Thread(target=self._watch, name="skyfleet watchdog", daemon=True)
-                self._thread.start()
-
-    def remove(self, monitor: LoopMonitor) -> None:
-        monitor.n_episodes -= 1
-
-    def _watch(self) -> None:
-        last = perf_counter()
-        while True:
-            self._wake.wait(_WATCH_SECONDS)
-            now = perf_counter()
-            late, last = now - last - _WATCH_SECONDS, now
-            with self._lock:
-                for monitor in tuple(self._monitors):
-                    if monitor.n_episodes:
-                        monitor.idle_since = now
-                    elif now - monitor.idle_since > _IDLE_SECONDS:
-                        monitor.is_watched = False
-                        self._monitors.discard(monitor)
-                monitors = tuple(self._monitors)
-                if not monitors:
-                    self._thread = None
-                    return
-            for state in tuple(_in_threads.values()):
-                state.measure()
-            for monitor in monitors:
-                # A loop may be closed and its thread may end while this runs.
-                with suppress(OSError, RuntimeError):
-                    if late > STALL_SECONDS and monitor.running is None:
-                        computed = monitor.read_computed_seconds()
-                        monitor.loop.call_soon_threadsafe(_give_back_lost, late, computed)
-                    monitor.watch(now)
-
-
-_watchdog = _Watchdog()
-watch, unwatch = _watchdog.add, _watchdog.remove
-
 _monitors: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopMonitor] = WeakKeyDictionary()
 _main_monitor: list[LoopMonitor] = []
-_in_threads: dict[Holder, _InThread] = {}
-"""Environments whose blocking code runs in a thread now."""
 
 
 def find_monitor() -> LoopMonitor:
@@ -296,30 +226,21 @@ def give_back(seconds: float, *, except_for: Iterable[object] = ()) -> None:
             clock.extend(seconds)
 
 
-def enter_thread(guard: Holder | None, thread: Thread) -> None:
-    if guard is not None:
-        _in_threads[guard] = _InThread(thread)
+def find_callback(thread_id: int) -> str | None:
+    """The line of a callback that the event loop of the thread runs; None if it runs a task of ours.
 
-
-def leave_thread(guard: Holder | None) -> None:
-    if guard is not None:
-        _in_threads.pop(guard, None)
-
-
-def _give_back_lost(seconds: float, computed_seconds: float) -> None:
-    """The watchdog could not run for so long; the loop's thread computed for `computed_seconds`.
-
-    A thread that computed all the time held the interpreter lock. If none did, the process was
-    stopped or the machine was busy, which is nobody's time.
+    Empty if the callback is no Python code.
     """
-    culprits = [
-        guard for guard, state in _in_threads.items() if state.computed_seconds > seconds / 2
-    ]
-    if not culprits and computed_seconds > seconds / 2:
-        return  # code in this loop; what an environment holds is measured when it runs
-    give_back(seconds, except_for=[guard.clock for guard in culprits])
-    if len(culprits) == 1:
-        culprits[0].report_stall(seconds, "", holds_interpreter=True)
+    frame = sys._current_frames().get(thread_id)
+    line = ""
+    while frame is not None and not frame.f_code.co_filename.startswith(_PACKAGE):
+        name = frame.f_code.co_filename
+        if name in _LOOP_FILES:
+            return line
+        if not line and not name.startswith(_LIBRARIES):
+            line = f"{Path(name).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None
 
 
 def find_line(thread_id: int) -> str:
@@ -346,7 +267,7 @@ def _set_exception(thread_id: int, kind: type[BaseException] | None) -> None:
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), value)
 
 
-def _install_handler() -> None:
+def install_handler() -> None:
     if signal.getsignal(_SIGNAL) is not _handle:
         signal.signal(_SIGNAL, _handle)
 

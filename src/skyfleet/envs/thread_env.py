@@ -21,9 +21,11 @@ from skyfleet.envs.env import (
     grade_env,
 )
 from skyfleet.envs.env_task import EnvCall, EnvTask
-from skyfleet.envs.guard import EnvGuard, current_guard, install_task_factory
+from skyfleet.envs.guard import EnvGuard
 from skyfleet.envs.guarded_call import abandoned_calls
-from skyfleet.envs.stalls import enter_thread, is_interrupted, leave_thread
+from skyfleet.envs.stalls import is_interrupted
+from skyfleet.envs.task_factory import current_guard, install_task_factory
+from skyfleet.envs.watchdog import enter_thread, leave_thread
 from skyfleet.errors import EnvError, EpisodeError, VerifierError
 from skyfleet.tasks.task import Grade, Task
 from skyfleet.trajectories.episode_clock import current_clock
@@ -70,9 +72,7 @@ class LoopThread:
         self, kind: type[EpisodeError], during: str, function: Callable[..., Any], *args: Any
     ) -> EnvCall:
         variables = [(variable, variable.get()) for variable in _VARIABLES]
-        call = EnvCall(
-            kind=kind, during=during, function=function, args=args, variables=variables
-        )
+        call = EnvCall(kind=kind, during=during, function=function, args=args, variables=variables)
         self._loop.call_soon_threadsafe(self._task.put, call)
         return call
 
@@ -99,7 +99,7 @@ class LoopThread:
         with suppress(RuntimeError):  # it has ended
             self._loop.call_soon_threadsafe(self._end)
         if self._guard.holds_loop:
-            abandoned_calls.add(self._guard.env_key, self._thread.is_alive)
+            abandoned_calls.add(self._guard.calls_key, self._thread.is_alive)
 
     def _end(self) -> None:
         self._task.end()
@@ -177,6 +177,7 @@ async def open_in_thread(open_env: EnvFactory, task: Task, guard: EnvGuard) -> T
         cancel_grace_seconds=guard.cancel_grace_seconds,
         is_isolated=True,
     )
+    inner.calls_key = guard.calls_key
     thread = LoopThread(inner)
     try:
         env = await thread.call(EnvError, f"opening {task.env_key}", open_env, task)

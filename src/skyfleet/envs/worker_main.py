@@ -10,8 +10,8 @@ import pickle
 import resource
 import signal
 from base64 import b64decode
-from contextlib import suppress
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from threading import Event, Lock, Thread, Timer
 from typing import Any
@@ -19,17 +19,18 @@ from typing import Any
 from skyfleet.config.imports import import_named
 from skyfleet.envs.env import Env, Observation, Step, close_env, episode_ending, grade_env
 from skyfleet.envs.env_task import EnvCall, EnvTask
-from skyfleet.envs.guard import EnvGuard, install_task_factory
+from skyfleet.envs.guard import EnvGuard
 from skyfleet.envs.message_validation import count_characters, cut_messages
 from skyfleet.envs.python_env import as_env_factory
 from skyfleet.envs.stalls import EnvInterrupt
+from skyfleet.envs.task_factory import install_task_factory
 from skyfleet.envs.validation import (
     validate_grade,
     validate_observation,
     validate_step,
 )
 from skyfleet.envs.values import describe_error
-from skyfleet.envs.worker_env import HEARTBEAT_SECONDS, LENGTH, NotMovableError
+from skyfleet.envs.worker_process import HEARTBEAT_SECONDS, LENGTH, NotMovableError
 from skyfleet.errors import EnvError, EpisodeError, VerifierError
 from skyfleet.trajectories.records import message_from_record, message_to_record
 from skyfleet.trajectories.trajectory import Ending

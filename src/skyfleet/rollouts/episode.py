@@ -105,6 +105,7 @@ async def run_episode(
         cancel_grace_seconds=limits.close_timeout_seconds,
         isolation=limits.isolation,
     )
+    guard.calls_key = (task.env_key, id(open_env))
     run_task = asyncio.current_task()
     assert run_task is not None
     n_cancels = run_task.cancelling()
