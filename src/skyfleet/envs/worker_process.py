@@ -136,7 +136,7 @@ class Worker:
 
     def kill(self) -> None:
         """Kill the process and all that it started, and reap it."""
-        started = list(_find_descendants(self._process.pid)) if self.is_alive else []
+        started = list(find_descendants(self._process.pid)) if self.is_alive else []
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         for pid in started:  # those with a session of their own
@@ -183,14 +183,14 @@ class Worker:
         return f"ended with exit code {code}"
 
 
-def _find_descendants(pid: int) -> Iterator[int]:
+def find_descendants(pid: int) -> Iterator[int]:
     """The processes that `pid` started, and those that they started; none where /proc is missing."""
     with suppress(OSError, ValueError):
         for task in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{task}/children") as file:
                 for child in map(int, file.read().split()):
                     yield child
-                    yield from _find_descendants(child)
+                    yield from find_descendants(child)
 
 
 def _read_result(reply: Mapping[str, Any]) -> Any:
