@@ -1021,8 +1021,8 @@ PROCESS: dict[str, tuple[Callable[[], Any], Ending, float | None, str]] = {
     "stops the loop": (stop_loop, Ending.FAILED, None, "cancelled|ended"),
     "cancels all tasks": (cancel_all, Ending.FAILED, None, ""),
     "raises SystemExit": (lambda: sys.exit(1), Ending.FAILED, None, "SystemExit"),
-    "spins": (spin, Ending.FAILED, None, HELD),
-    "sleeps": (lambda: time.sleep(60), Ending.FAILED, None, HELD),
+    "spins": (spin, Ending.FAILED, None, f"{HELD}|{ABANDONED}"),
+    "sleeps": (lambda: time.sleep(60), Ending.FAILED, None, f"{HELD}|{ABANDONED}"),
     "reads its input": (print_much, Ending.DONE, 1.0, ""),
 }
 

@@ -89,8 +89,9 @@ async def test_an_episode_is_the_same_wherever_its_environment_runs() -> None:
 
 
 async def test_later_episodes_of_an_environment_that_blocks_start_in_a_thread(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("skyfleet.envs.stalls._warned", set())
     factory = as_env_factory(Blocking)
     places = [place(await played(factory, "auto")) for _ in range(3)]
     assert places == ["loop", "loop", "thread"]

@@ -13,8 +13,7 @@ from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
 from typing import Any
 
-from skyfleet.envs.guard import EnvGuard
-from skyfleet.envs.task_factory import current_guard
+from skyfleet.envs.guard import EnvGuard, current_guard
 from skyfleet.errors import EpisodeError
 
 

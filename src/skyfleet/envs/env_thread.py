@@ -10,12 +10,18 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
+from skyfleet.envs.guard import current_guard
 from skyfleet.envs.guarded_call import abandoned_calls
 from skyfleet.envs.stalls import EnvInterrupt, interrupt_thread
-from skyfleet.envs.task_factory import current_guard
 from skyfleet.envs.values import describe_error, format_value
 from skyfleet.envs.watchdog import enter_thread, leave_thread
 from skyfleet.errors import EnvError
+
+
+def mark_retrieved(future: asyncio.Future[Any]) -> None:
+    """An error that came after its call was abandoned is not logged."""
+    if not future.cancelled():
+        future.exception()
 
 
 class EnvThread:
@@ -50,7 +56,9 @@ class EnvThread:
 
     def submit(self, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         """Make a call without a slot, which goes on when its caller is cancelled."""
-        return asyncio.wrap_future(self._put(partial(function, *args)))
+        future = asyncio.wrap_future(self._put(partial(function, *args)))
+        future.add_done_callback(mark_retrieved)
+        return future
 
     def interrupt(self) -> None:
         """Interrupt a call that was abandoned and still runs; one that waits in C goes on."""

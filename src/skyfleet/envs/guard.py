@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from asyncio import CancelledError
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import nullcontext, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import CoroutineType, TracebackType
 from typing import Any, Literal
@@ -24,14 +24,12 @@ from skyfleet.envs.stalls import (
     LoopMonitor,
     find_monitor,
     give_back,
+    log_stall,
 )
-from skyfleet.envs.task_factory import current_guard, install_task_factory
 from skyfleet.envs.values import describe_error, format_value
 from skyfleet.envs.watchdog import unwatch, watch
 from skyfleet.errors import EnvError, EpisodeError
 from skyfleet.trajectories.episode_clock import EpisodeClock, current_clock
-
-logger = logging.getLogger(__name__)
 
 Mode = Literal["auto", "none", "thread", "process"]
 
@@ -45,9 +43,6 @@ class Isolation:
     """Address space of a worker process."""
     max_observation_chars: int = 0
     """A worker cuts longer observations before it sends them; 0 cuts nothing."""
-
-
-_warned: set[tuple[str, str]] = set()
 
 
 class EnvGuard:
@@ -194,16 +189,19 @@ class EnvGuard:
                 await GuardedCall(self, monitor, task, n_cancels, inner).settle()
             return result if convert is None else self._measure(monitor, convert, result)
         except BaseException as error:
-            if isinstance(error, CancelledError) and self.is_cancelled(task, n_cancels):
+            if isinstance(error, CancelledError) and task.cancelling() > n_cancels:
                 await GuardedCall(self, monitor, task, n_cancels, inner).settle()
-                raise
-            if _is_plain(error):
-                raise
-            if self.is_closing or is_ctrl_c(error):
+            if self._passes(error, task, n_cancels):
                 raise
             raise self._describe(monitor, error, kind) from error
         finally:
             current_guard.reset(previous)
+
+    def _passes(self, error: BaseException, task: asyncio.Task[Any], n_cancels: int) -> bool:
+        """Whether an exception leaves the call as it is."""
+        if isinstance(error, CancelledError) and self.is_cancelled(task, n_cancels):
+            return True
+        return _is_plain(error) or self.is_closing or is_ctrl_c(error)
 
     async def settle(self) -> None:
         """After a cancellation that arrived between two calls: EnvError if it is the environment's.
@@ -291,22 +289,7 @@ class EnvGuard:
             return
         if self.on_stall is not None:
             self.on_stall(holds_interpreter)
-        if (self.env_key, self.during) in _warned:
-            return
-        _warned.add((self.env_key, self.during))
-        where = f" at {line}" if line else ""
-        what = "the interpreter lock" if holds_interpreter else "the event loop"
-        logger.warning(
-            "environment %s held %s for %.1f s in %s%s (task %s); the other episodes get the time "
-            "back. Await what takes long, or set environment.isolation to %s",
-            self.env_key,
-            what,
-            seconds,
-            self.during,
-            where,
-            self.task_key,
-            "process" if holds_interpreter else "thread",
-        )
+        log_stall(self, seconds, line, holds_interpreter=holds_interpreter)
 
 
 def _is_plain(error: BaseException) -> bool:
@@ -319,3 +302,44 @@ def _is_plain(error: BaseException) -> bool:
 
 async def _await(awaitable: Any) -> Any:
     return await awaitable
+
+
+current_guard: ContextVar[EnvGuard | None] = ContextVar("current_guard", default=None)
+"""The guard whose environment is being called; tasks that the environment starts inherit it."""
+
+
+def install_task_factory(loop: asyncio.AbstractEventLoop) -> None:
+    """Drive the tasks that environments start: sys.exit in one would end the event loop."""
+    present = loop.get_task_factory()
+    if getattr(present, "guards_environments", False):
+        return
+
+    def create(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
+        guard = current_guard.get()
+        is_inner = guard is not None and inspect.iscoroutine(coro)
+        run = _run_inner(guard, coro) if guard is not None and is_inner else coro
+        if present is not None:
+            task = present(loop, run, **options)
+        else:
+            task = asyncio.Task(run, loop=loop, **options)
+        if is_inner:
+            # A task that is cancelled before it starts never reaches the coroutine.
+            task.add_done_callback(lambda _: coro.close())
+        return task
+
+    create.guards_environments = True  # type: ignore[attr-defined]
+    loop.set_task_factory(create)
+
+
+async def _run_inner(guard: EnvGuard, coro: Coroutine[Any, Any, Any]) -> Any:
+    task = asyncio.current_task()
+    assert task is not None
+    monitor = find_monitor()  # not the guard's: it may belong to another event loop
+    call = GuardedCall(guard, monitor, task, task.cancelling(), coro)
+    try:
+        is_over, result = call.start()
+        return result if is_over else await call.drive(result)
+    except (SystemExit, KeyboardInterrupt, EnvInterrupt) as error:
+        if is_ctrl_c(error):
+            raise
+        raise EnvError(f"a task of the environment: {describe_error(error)}") from None

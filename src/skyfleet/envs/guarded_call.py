@@ -52,10 +52,7 @@ abandoned_calls = AbandonedCalls()
 class CallGuard(Holder, Protocol):
     """The guard of the episode that a call belongs to."""
 
-    env_key: str
-    task_key: str
     calls_key: tuple[str, int]
-    during: str
     task: asyncio.Task[Any] | None
     own_cancels: int
     abandoned: bool

@@ -19,8 +19,7 @@ from weakref import WeakKeyDictionary
 
 from skyfleet.chat.message import Message
 from skyfleet.envs.env import Env, EnvFactory, Observation, Step
-from skyfleet.envs.guard import Isolation, Mode
-from skyfleet.envs.task_factory import current_guard
+from skyfleet.envs.guard import Isolation, Mode, current_guard
 from skyfleet.envs.thread_env import ThreadEnv, open_in_thread
 from skyfleet.envs.worker_env import WorkerEnv, open_in_worker
 from skyfleet.envs.worker_process import NotMovableError, pack_source

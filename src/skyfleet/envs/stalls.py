@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import logging
 import signal
 import sys
 from collections.abc import Iterable
@@ -25,6 +26,8 @@ from skyfleet.trajectories.episode_clock import EpisodeClock, running_clocks
 
 if sys.platform == "linux":
     from time import clock_gettime
+
+logger = logging.getLogger(__name__)
 
 STALL_SECONDS = 0.25
 """How long an environment may hold the event loop before it counts as blocking."""
@@ -62,6 +65,9 @@ def is_interrupted(error: BaseException | None) -> TypeGuard[BaseException]:
 class Holder(Protocol):
     """The guard of an environment that holds an event loop or a thread."""
 
+    env_key: str
+    task_key: str
+    during: str
     clock: EpisodeClock | None
 
     def has_expired(self, held_seconds: float) -> bool: ...
@@ -205,6 +211,7 @@ class LoopMonitor:
 
 _monitors: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopMonitor] = WeakKeyDictionary()
 _main_monitor: list[LoopMonitor] = []
+_warned: set[tuple[str, str]] = set()
 
 
 def find_monitor() -> LoopMonitor:
@@ -224,6 +231,26 @@ def give_back(seconds: float, *, except_for: Iterable[object] = ()) -> None:
     for clock in running_clocks():
         if id(clock) not in culprits:
             clock.extend(seconds)
+
+
+def log_stall(guard: Holder, seconds: float, line: str, *, holds_interpreter: bool) -> None:
+    """Name the environment and what it did, once for each of its methods."""
+    if (guard.env_key, guard.during) in _warned:
+        return
+    _warned.add((guard.env_key, guard.during))
+    where = f" at {line}" if line else ""
+    what = "the interpreter lock" if holds_interpreter else "the event loop"
+    logger.warning(
+        "environment %s held %s for %.1f s in %s%s (task %s); the other episodes get the time "
+        "back. Await what takes long, or set environment.isolation to %s",
+        guard.env_key,
+        what,
+        seconds,
+        guard.during,
+        where,
+        guard.task_key,
+        "process" if holds_interpreter else "thread",
+    )
 
 
 def find_callback(thread_id: int) -> str | None:

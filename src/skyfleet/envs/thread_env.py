@@ -21,10 +21,10 @@ from skyfleet.envs.env import (
     grade_env,
 )
 from skyfleet.envs.env_task import EnvCall, EnvTask
-from skyfleet.envs.guard import EnvGuard
+from skyfleet.envs.env_thread import mark_retrieved
+from skyfleet.envs.guard import EnvGuard, current_guard, install_task_factory
 from skyfleet.envs.guarded_call import abandoned_calls
 from skyfleet.envs.stalls import is_interrupted
-from skyfleet.envs.task_factory import current_guard, install_task_factory
 from skyfleet.envs.watchdog import enter_thread, leave_thread
 from skyfleet.errors import EnvError, EpisodeError, VerifierError
 from skyfleet.tasks.task import Grade, Task
@@ -58,6 +58,7 @@ class LoopThread:
         outer = current_guard.get()
         call = self.put(kind, during, function, *args)
         waiting = asyncio.wrap_future(call.future)
+        waiting.add_done_callback(mark_retrieved)
         enter_thread(outer, self._thread)
         try:
             return await asyncio.shield(waiting)

@@ -15,9 +15,8 @@ from typing import Any
 from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.envs.env import Observation, Step, episode_ending
 from skyfleet.envs.env_thread import EnvThread
-from skyfleet.envs.guard import EnvGuard
+from skyfleet.envs.guard import EnvGuard, current_guard
 from skyfleet.envs.stalls import is_interrupted
-from skyfleet.envs.task_factory import current_guard
 from skyfleet.envs.values import format_value
 from skyfleet.envs.worker_process import Worker, pack_task
 from skyfleet.errors import EnvError
@@ -77,6 +76,8 @@ class WorkerEnv:
     def __init__(self, worker: Worker, thread: EnvThread, packed: bytes) -> None:
         self._worker, self._thread, self._packed = worker, thread, packed
         self._is_closed = False
+        self._waiting: asyncio.Future[Any] | None = None
+        """The reply to the last request."""
 
     async def reset(self) -> Observation:
         return _read_observation(await self._call({"method": "reset"}))
@@ -98,6 +99,8 @@ class WorkerEnv:
             return
         self._is_closed = is_reusable = True
         try:
+            if self._waiting is not None and not self._waiting.done():
+                self._worker.kill()  # that call was abandoned
             if self._worker.is_alive:
                 is_reusable = (await self._call({"method": "close"}))["is_reusable"]
                 if is_reusable:
@@ -111,11 +114,11 @@ class WorkerEnv:
             self._thread.end()
 
     async def _call(self, request: Mapping[str, Any]) -> Any:
-        waiting = self._thread.submit(self._worker.exchange, request)
+        self._waiting = waiting = self._thread.submit(self._worker.exchange, request)
         try:
             return await asyncio.shield(waiting)
         except asyncio.CancelledError:
-            if not waiting.done():
+            if not waiting.done() and not self._is_closed:  # a worker that does not close is killed
                 await self._cancel(waiting)
             raise
 
@@ -125,7 +128,7 @@ class WorkerEnv:
         start = monotonic()
         while not waiting.done():
             await asyncio.wait({waiting}, timeout=_CANCEL_SECONDS / 4)
-            if self._worker.last_heard < start < monotonic() - _CANCEL_SECONDS:
+            if self._worker.last_message_at < start < monotonic() - _CANCEL_SECONDS:
                 self._worker.kill()
         error = waiting.exception()
         if is_interrupted(error):

@@ -19,11 +19,10 @@ from typing import Any
 from skyfleet.config.imports import import_named
 from skyfleet.envs.env import Env, Observation, Step, close_env, episode_ending, grade_env
 from skyfleet.envs.env_task import EnvCall, EnvTask
-from skyfleet.envs.guard import EnvGuard
+from skyfleet.envs.guard import EnvGuard, install_task_factory
 from skyfleet.envs.message_validation import count_characters, cut_messages
 from skyfleet.envs.python_env import as_env_factory
 from skyfleet.envs.stalls import EnvInterrupt
-from skyfleet.envs.task_factory import install_task_factory
 from skyfleet.envs.validation import (
     validate_grade,
     validate_observation,
@@ -105,6 +104,8 @@ class _Server:
         self._steps: list[Step] = []
         self._max_characters = 0
         self._running: EnvCall | None = None
+        self._cancelled_id = 0
+        """The last request that the other end has cancelled."""
 
     async def serve(self) -> None:
         self._loop = loop = asyncio.get_running_loop()
@@ -115,6 +116,8 @@ class _Server:
         while (request := await queue.get()) is not None:
             self._writer.request_id = request["id"]
             try:
+                if request["id"] == self._cancelled_id:
+                    raise asyncio.CancelledError
                 self._writer.reply(result=await self._answer(request))
             except asyncio.CancelledError:
                 self._writer.fail(f"{self._guard.during}: cancelled")
@@ -142,18 +145,18 @@ class _Server:
             except EOFError:
                 os._exit(0)  # the process that started this one is gone or done with it
             if request["method"] == "cancel":
-                self._cancel()
+                self._cancel(request["id"])
             else:
                 self._loop.call_soon_threadsafe(queue.put_nowait, request)
 
-    def _cancel(self) -> None:
+    def _cancel(self, number: int) -> None:
         """In the thread that reads: the environment may block the event loop."""
-        number = self._writer.request_id
-        if number is None:
-            return
+        self._cancelled_id = number
+        self._writer.acknowledge()
+        if self._writer.request_id != number:
+            return  # it has its reply, or has not begun
         self._guard.must_end = True
         self._loop.call_soon_threadsafe(self._cancel_call)
-        self._writer.acknowledge()
 
         def end_blocked() -> None:
             if self._writer.request_id == number and self._guard.holds_loop:
@@ -232,8 +235,8 @@ class _Server:
         """End what the environment has left in the event loop; False if something remains."""
         assert self._task is not None
         self._task.end()
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        await asyncio.wait(left, timeout=0.1)
+        if left := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(left, timeout=0.1)
         if left := asyncio.all_tasks() - {asyncio.current_task()}:
             for task in left:
                 task.cancel()

@@ -94,7 +94,7 @@ class Worker:
         )
         self._n_requests = 0
         self._lock, self._write_lock = Lock(), Lock()
-        self.last_heard = monotonic()
+        self.last_message_at = monotonic()
 
     @property
     def is_alive(self) -> bool:
@@ -122,7 +122,7 @@ class Worker:
             self.kill()  # it does not even read its request
             return
         try:
-            self._send({"method": "cancel"})
+            self._send({"method": "cancel", "id": self._n_requests})
         except (OSError, ValueError):
             pass  # it has ended
         finally:
@@ -171,7 +171,7 @@ class Worker:
             if not (part := os.read(descriptor, min(n_bytes - len(received), 1 << 20))):
                 raise EOFError
             received += part
-            self.last_heard = silent_since = monotonic()
+            self.last_message_at = silent_since = monotonic()
         return bytes(received)
 
     def _describe_end(self, error: Exception) -> str:

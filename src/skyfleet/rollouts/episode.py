@@ -112,9 +112,7 @@ async def run_episode(
     guard.count_requests = lambda: run_task.cancelling() - n_cancels
     # A task of its own: only the run cancels this one, so what else cancels the episode is known
     # to be its environment.
-    playing = asyncio.create_task(
-        _play(episode, task, open_env, policy, limits, sample, guard), name=f"episode {task.key}"
-    )
+    playing = asyncio.create_task(_play(episode, task, open_env, policy, limits, sample, guard))
     try:
         await playing
         if run_task.cancelling() > n_cancels:
