@@ -121,9 +121,9 @@ async def run_episode(
         if run_task.cancelling() > n_cancels or not episode.has_started:
             raise
         # Its environment cancels every wait, also those after a failure.
-        episode.failure = episode.failure or Failure.of(
-            EnvError(f"{guard.during}: it cancelled the task that runs its episode")
-        )
+        if episode.failure is None and episode.grade is None:
+            reason = f"{guard.during}: it cancelled the task that runs its episode"
+            episode.failure = Failure.of(EnvError(reason))
     finally:
         # In this task, and last: an engine that hangs does not keep the environment open.
         await episode.release()
@@ -203,7 +203,9 @@ async def _run_in_time(
                 )
             except asyncio.CancelledError:
                 await guard.settle()
-                raise
+                if guard.is_cancelled_from_outside:
+                    raise
+                raise EngineError("the engine cancelled a request that it had accepted") from None
     except EpisodeTimeoutError as error:
         if guard.abandoned:
             reason = f"{guard.during}: {error}; it ignored its cancellation"
