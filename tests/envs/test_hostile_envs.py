@@ -24,6 +24,7 @@ SAMPLE = (
     "reset leaves a task group that fails",
     "reset leaves a time limit",
     "reset cancels without end",
+    "what open returns blocks",
     "info blocks",
     "error blocks",
     "env error blocks",

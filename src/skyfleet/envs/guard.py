@@ -347,4 +347,5 @@ async def _run_inner(guard: EnvGuard, coro: Coroutine[Any, Any, Any]) -> Any:
     except (SystemExit, KeyboardInterrupt, EnvInterrupt) as error:
         if is_ctrl_c(error):
             raise
-        raise EnvError(f"a task of the environment: {describe_error(error)}") from None
+        text = guard._measure(monitor, describe_error, error)
+        raise EnvError(f"a task of the environment: {text}") from None
