@@ -219,6 +219,18 @@ async def test_no_completion_fails_the_episode() -> None:
     assert engine.released == ["t/0"]
 
 
+async def test_a_request_that_the_engine_cancels_fails_its_episode_and_not_the_run() -> None:
+    class Cancelling(ScriptedEngine):
+        async def generate(self, *args: Any, **options: Any) -> Any:
+            request = asyncio.get_running_loop().create_future()
+            request.cancel()
+            await request
+
+    trajectory = await played(CounterEnv(), engine=Cancelling())
+    assert (trajectory.ending, trajectory.grade) == (Ending.FAILED, None)
+    assert outcome(trajectory)[2] == "EngineError"
+
+
 @pytest.mark.parametrize("error", [RuntimeError("CUDA error"), TimeoutError("from elsewhere")])
 @pytest.mark.parametrize("seconds", [0.0, 5.0])
 async def test_an_engines_own_bug_stops_the_run_after_closing_the_env(
