@@ -27,7 +27,7 @@ from benchmarks.soak_faults import Faults, FaultyNetwork
 from benchmarks.soak_report import count_calls, find_cause, read_rows, write_results
 
 from skyfleet.checkpoints.resume import find_checkpoint
-from skyfleet.envs.agent_env import LoopbackServer
+from skyfleet.envs.agent_gateway import LoopbackServer
 from skyfleet.tasks.loading import write_tasks
 from skyfleet.worlds.catalog import tasks_from_source
 from skyfleet.worlds.fleet_server.server import build_fleet_app
