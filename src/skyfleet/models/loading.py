@@ -88,6 +88,20 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
         ) from error
 
 
+def read_vocab_size(path: str, tokenizer: Any, *, trust_remote_code: bool = False) -> int:
+    """Token ids that the model of `tokenizer` can sample; its own configuration may pad them."""
+    n_tokens = len(tokenizer)
+    if path == "smollm2":
+        return n_tokens
+    try:
+        config = AutoConfig.from_pretrained(
+            str(Path(path).expanduser()), trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError):  # a folder or repository of a tokenizer only
+        return n_tokens
+    return max(n_tokens, getattr(config.get_text_config(), "vocab_size", None) or 0)
+
+
 def save_model(loaded: LoadedModel, folder: Path) -> None:
     """Write `folder` for `from_pretrained`, with adapters merged and also in a subfolder of their
     own."""
