@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import io
 import logging
+import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,7 @@ from skyfleet.evaluation.table import score_table
 from skyfleet.redaction import remember_secrets
 from skyfleet.tasks.loading import write_tasks
 from skyfleet.tasks.task import Task
-from skyfleet.terminal import RedactingFilter, sanitize, sanitize_lines
+from skyfleet.terminal import RedactingFilter, add_note, sanitize, sanitize_lines
 from skyfleet.terminal import print as print_safely
 from skyfleet.tracking.console import ConsoleTracker, format_example
 from skyfleet.trajectories.trajectory import Group
@@ -113,6 +115,15 @@ def test_the_console_escapes_notes_phases_and_examples() -> None:
     assert_safe(stream.getvalue())
 
 
+def test_a_long_message_of_an_example_is_cut() -> None:
+    trajectory = attempt(1.0)
+    page = Message(role="user", content="x" * 1_000_000)
+    group = Group(task_key="t", env_key="e", trajectories=(replace(trajectory, prompt=(page,)),))
+    example = format_example(1, [group])
+    assert len(example) < 21_000
+    assert "xxx... (980007 more characters)" in example
+
+
 def test_tables_escape_names() -> None:
     trajectory = attempt(1.0, task_key=EVERYTHING, env_key=EVERYTHING)
     group = Group(task_key=EVERYTHING, env_key=EVERYTHING, trajectories=(trajectory,))
@@ -137,6 +148,63 @@ def test_errors_and_log_records_are_escaped(
     record = logging.LogRecord("skyfleet.x", 30, "f", 1, "%s", (EVERYTHING,), kind)
     assert RedactingFilter().filter(record)
     assert_safe(logging.Formatter().format(record))
+
+
+class _Unprintable:
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize(
+    ("message", "arguments", "expected"),
+    [
+        ("%d items", ("many",), "%d items ('many',)"),
+        ("100% done of %s and %s", (f"x {EVERYTHING}",), "100% done of"),
+        ("%s", (_Unprintable(),), "a log record of lib cannot be formatted: RuntimeError"),
+        (_Unprintable(), (), "a log record of lib cannot be formatted: RuntimeError"),
+    ],
+)
+def test_a_malformed_log_call_does_not_raise_into_its_caller(
+    message: object, arguments: tuple[object, ...], expected: str
+) -> None:
+    record = logging.LogRecord("lib", 30, "f", 1, message, arguments, None)
+    assert RedactingFilter().filter(record)
+    assert record.getMessage().startswith(expected)
+    assert_safe(record.getMessage())
+
+
+def test_an_uncaught_exception_is_redacted_and_escaped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        error = RuntimeError(f"{EVERYTHING} https://me:hunter2hunter2@host/")
+        error.add_note(f"task {EVERYTHING}")
+        raise error
+
+    monkeypatch.setattr("skyfleet.cli.main.app", fail)
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    with pytest.raises(SystemExit) as exited:
+        main()
+    assert exited.value.code == 1
+    thread = threading.Thread(target=fail)
+    thread.start()
+    thread.join()
+    output = capsys.readouterr().err
+    assert output.count("RuntimeError: ") == 2
+    assert "owned" in output
+    assert "hunter2" not in output
+    assert_safe(output)
+
+
+def test_a_note_on_an_exception_is_redacted_and_escaped() -> None:
+    error = ValueError("x")
+    add_note(error, f"task {EVERYTHING} at https://me:hunter2hunter2@host/")
+    (note,) = error.__notes__
+    assert_safe(note)
+    assert "hunter2" not in note
+    assert "\n" not in note
 
 
 def test_every_command_prints_through_the_terminal_module() -> None:

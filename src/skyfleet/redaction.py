@@ -10,9 +10,11 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
+
+from skyfleet.secret_names import looks_secret
 
 MARK = re.compile(r"<redacted sha256:[0-9a-f]{8}>")
 OLD_MARK = "**********"
@@ -21,41 +23,6 @@ MIN_KNOWN_CHARACTERS = 6
 """A shorter secret is redacted where its place shows it, and not wherever it occurs."""
 
 Mask = Callable[[str], str]
-
-_SECRET = re.compile(
-    "password|passwd|pwd|passphrase|passcode|secrets?|token|apikey|authtoken|accesstoken|secretkey|"
-    "authorization|auth|credentials?|cookie|bearer|signature|sig|jwt"
-)
-_LABEL = re.compile(
-    "file|path|dir|folder|url|uri|ids?|names?|count|limit|length|len|size|budget|type|ttl|seconds|"
-    "mode|index|level|method|scheme|sock|socket|variable|var|tokens"
-)
-"""The last word of a name that holds no secret, such as password_file."""
-_MODEL_TOKEN = re.compile(
-    "eos|bos|pad|unk|sep|cls|mask|stop|image|video|audio|start|end|special|think|first|last|next|"
-    "new|begin|tool|decoder|prompt|per"
-)
-"""What stands before `token` in the vocabulary of a model, such as eos_token."""
-_DATA_KEY = re.compile(
-    "task|env|data|group|sort|primary|foreign|partition|lookup|answer|prompt|label|dict|row|cache|"
-    "index|reward|public|value|input|output|image|target|message|metric|column|field|set"
-)
-"""What stands before `key` in a name of data, such as task_key."""
-_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-
-
-@cache
-def looks_secret(name: str) -> bool:
-    """Whether a value of this name is a secret: api_key, DB_PASSWORD, X-Auth-Token."""
-    words = [word.lower() for word in _WORD.findall(name)]
-    if not words or _LABEL.fullmatch(words[-1]):
-        return False
-    before = words[-2] if len(words) > 1 else ""
-    if words[-1] == "token":
-        return not _MODEL_TOKEN.fullmatch(before)
-    if words[-1] in ("key", "keys"):
-        return not _DATA_KEY.fullmatch(before)
-    return any(map(_SECRET.fullmatch, words))
 
 
 def hash_secret(secret: str) -> str:
@@ -69,50 +36,90 @@ def hash_secret(secret: str) -> str:
 # Each pattern has the groups `a` (before), `s` (the secret) and `z` (after). Repetitions are bounded,
 # so that the time for a long text is proportional to its length.
 _M = MARK.pattern
-_VALUE = rf"(?P<s>{_M}|[^\s\"'<>;]{{1,4096}})(?P<z>)"
-_SCHEME = r"(?i)(?P<a>(?<![a-z0-9+.-])[a-z][a-z0-9+.-]{0,30}://[^\s/?#:@]{0,256}:)"
+
+
+def _word(stops: str) -> str:
+    """Everything but spaces and `stops`; a semicolon ends it before a space and before `name=`."""
+    part = rf"[^\s;{stops}]{{1,4096}}"
+    return rf"{part}(?:;(?![\w.% -]{{1,64}}=){part}){{0,16}}"
+
+
+_QUOTES = "\"'<>"
+_VALUE = rf"(?P<s>{_M}|{_word(_QUOTES)})(?P<z>)"
+_QUOTED = r"(?<=\")[^\"\n]{1,999}(?=\")|(?<=')[^'\n]{1,999}(?=')"
+"""In quotes, spaces belong to the value."""
+_QUOTED_VALUE = rf"(?P<s>{_M}|{_QUOTED}|{_word(_QUOTES)})(?P<z>)"
+_SCHEME = r"(?i)(?P<a>(?:(?<![a-z0-9+.-])[a-z][a-z0-9+.-]{0,30}:|(?<![\w:/]))//[^\s/?#:@]{0,256}:)"
+_OPTION = r"[\s'\"]-{name}(?:['\"],)?\s{{0,4}}['\"]?"
+_COMMAND = r"(?P<a>\b(?:{tools})\b[^\n|;&]{{0,200}}?{option})"
 _ALWAYS = tuple(
     re.compile(pattern, re.DOTALL)
     for pattern in (
         # scheme://user:password@host, whose password may contain @, or else a slash
-        rf"{_SCHEME}(?P<s>(?:{_M}|[^\s/?#]){{1,256}})(?P<z>@)",
-        rf"{_SCHEME}(?!\d{{0,5}}(?:[/?#\s]|$))(?P<s>(?:{_M}|[^\s@<>\"']){{1,256}})(?P<z>@)",
+        rf"{_SCHEME}(?P<s>{_M}|[^\s/?#]{{1,256}})(?P<z>@)",
+        rf"{_SCHEME}(?!\d{{0,5}}(?:[/?#\s]|$))(?P<s>{_M}|[^\s@<>\"']{{1,256}}+)(?P<z>@)",
         # user:password@host:80 without a scheme
         rf"(?P<a>(?<![\w/@.{{+-])[\w.+-]{{1,64}}:)(?P<s>{_M}|[^\s/@:\"'<>]{{1,256}})"
         r"(?P<z>@[\w.-]{1,256}(?::\d|/))",
         # https://token@host
         rf"(?i)(?P<a>\b(?:https?|wss?)://)(?P<s>{_M}|[^\s/?#:@]{{1,256}})(?P<z>@)",
+        # Webhooks, whose path is the secret
+        r"(?i)(?P<a>\b(?:hooks\.slack\.com/(?:services|workflows|triggers)|webhook\.office\.com|"
+        rf"discord(?:app)?\.com/api/webhooks)/)(?P<s>{_M}|[\w%@/.-]{{1,512}})(?P<z>)",
+        rf"(?i)(?P<a>\bapi\.telegram\.org/(?:file/)?bot)(?P<s>{_M}|[\w:%-]{{1,256}})(?P<z>)",
+        r"(?i)(?P<a>\b(?:set-)?cookie[\"']?\s{0,8}[:=]\s{0,8}[\"']?)"
+        rf"(?P<s>{_M}|[\w.!#$%&*+^|~-]{{1,64}}=[^\s;\"'<>]{{0,4096}}(?:;\s{{0,8}}[^\s;\"'<>]{{1,4096}}){{0,64}})"
+        r"(?P<z>)",
         r"(?i)(?P<a>\b(?:proxy-)?(?:authorization|x-api-key|api-key|x-auth-token|cookie|set-cookie)"
         rf"[\"']?\s{{0,8}}[:=]\s{{0,8}}[\"']?(?:(?:bearer|basic|token)\s{{1,8}})?){_VALUE}",
         r"(?i)(?P<a>\bbearer\s{1,8})(?P<s>[\w.~+/=-]{6,4096})(?P<z>)",
+        # mysql -pX, curl -u user:X, redis-cli -a X
+        _COMMAND.format(
+            tools=r"mysql\w{0,16}|mariadb[\w-]{0,16}|sshpass|mongo\w{0,16}",
+            option=_OPTION.format(name="p"),
+        )
+        + rf"(?![\d.:/]{{1,32}}(?:/\w\w\w)?(?:[\s'\"]|$)){_VALUE}",
+        _COMMAND.format(
+            tools="curl|wget|lftp",
+            option=r"[\s'\"](?:-u|-U|--user|--proxy-user)(?:['\"],)?[\s=]{0,4}['\"]?[^\s:,'\"]{1,128}[:,]",
+        )
+        + _VALUE,
+        _COMMAND.format(tools="redis-cli", option=_OPTION.format(name="a")) + _VALUE,
         r"(?P<a>)(?P<s>\bsk-[\w-]{16,256}|\bgh[pousr]_\w{20,256}|\bgithub_pat_\w{20,256}|"
         r"\bhf_\w{16,256}|\bglpat-[\w-]{16,256}|\bxox[abprs]-[\w-]{10,256}|\bAKIA[0-9A-Z]{16}\b|"
-        r"\bAIza[\w-]{30,256}|\beyJ[\w-]{8,999}\.[\w-]{8,4096}\.[\w-]{1,999}|"
-        r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.{0,9999}?(?:-----END|\Z))(?P<z>)",
+        r"\bAIza[\w-]{30,256}|\beyJ[\w-]{8,999}+\.[\w-]{8,4096}+\.[\w-]{1,999})(?P<z>)",
     )
 )
 _NAMED = tuple(
     re.compile(pattern)
     for pattern in (
-        # ?token=...
-        rf"(?P<a>[?&;#](?P<name>[\w.%-]{{1,64}})=)(?P<s>{_M}|[^&#\s\"'<>]{{1,4096}})(?P<z>)",
+        # ?token=... and ;PWD=...
+        rf"(?P<a>[?&;#](?P<name>[\w.%-]{{1,64}})=)(?P<s>{_M}|{_word('&#' + _QUOTES)})(?P<z>)",
         # "password": "..."
         r"(?P<a>(?P<q>[\"'])(?P<name>[\w.-]{1,64})(?P=q)\s{0,8}:\s{0,8}(?P<r>[\"']))"
         rf"(?P<s>{_M}|[^\n]{{1,999}}?)(?P<z>(?P=r))",
-        # --password ... and PASSWORD=...
-        rf"(?P<a>(?<!\S)--?(?P<name>[A-Za-z][\w-]{{0,63}})(?:=|\s{{1,8}})[\"']?){_VALUE}",
-        rf"(?P<a>(?<![\w?&;#.-])(?P<name>[A-Za-z_][\w.-]{{0,127}})=[\"']?){_VALUE}",
+        # --password ..., '--password', '...' and PASSWORD=...
+        r"(?P<a>(?<![^\s'\"])--?(?P<name>[A-Za-z][\w-]{0,63})"
+        rf"(?:=|\s{{1,8}}(?!--?[A-Za-z])|['\"],\s{{1,8}}(?!['\"]-))[\"']?){_QUOTED_VALUE}",
+        rf"(?P<a>(?<![\w?&;#.-])(?P<name>[A-Za-z_][\w.-]{{0,127}})=[\"']?){_QUOTED_VALUE}",
     )
 )
 _HINTS = re.compile(
-    r"://|=|:|(?i:bearer)|--|-----BEGIN|sk-|gh[pousr]_|github_pat_|hf_|glpat-|xox|AKIA|AIza|eyJ"
+    r"://|=|:|(?i:bearer)|--|[\s'\"]-[pua]|sk-|gh[pousr]_|github_pat_|hf_|glpat-|xox|AKIA|AIza|eyJ|"
+    r"hooks\.slack|webhook|telegram"
 )
 _PLAIN_NAMES = frozenset({"key", "keys", "signature", "auth"})
 """In prose `key=value` is an example and not a secret; in a query it is one."""
+_COUNT = re.compile(r"(?i).{1,3}|[\d.,/%+-]*[./%][\d.,/%+-]*|true|false|none|null")
+"""What `pass=` counts or says in prose, such as 0.43 or 12/20."""
+_PEM = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----")
+_PEM_CHARACTERS = 9999
 
 
 def redact_patterns(text: str, mask: Mask = hash_secret) -> str:
     """Replace the secrets that their place or their form shows."""
+    if "-----BEGIN" in text:
+        text = _redact_pem(text, mask)
     if not _HINTS.search(text):
         return text
     for rules, is_named in ((_ALWAYS, False), (_NAMED, True)):
@@ -127,9 +134,25 @@ def _replace(found: re.Match[str], *, is_named: bool, mask: Mask) -> str:
         name, in_query = unquote(groups["name"]).rsplit(".", 1)[-1], groups["a"][0] in "?&;#"
         if not looks_secret(name) or (name in _PLAIN_NAMES and not in_query):
             return found[0]
+        if name.lower().endswith("pass") and not in_query and _COUNT.fullmatch(groups["s"]):
+            return found[0]
     if groups["s"].startswith("${"):
         return found[0]
     return f"{groups['a']}{mask(groups['s'])}{groups['z']}"
+
+
+def _redact_pem(text: str, mask: Mask) -> str:
+    """Private keys, up to their end or that of the text."""
+    parts: list[str] = []
+    done = 0
+    while found := _PEM.search(text, done):
+        start = found.start()
+        limit = start + _PEM_CHARACTERS
+        end = text.find("-----END", found.end(), limit)
+        end = min(limit, len(text)) if end < 0 else end + len("-----END")
+        parts += text[done:start], mask(text[start:end])
+        done = end
+    return "".join([*parts, text[done:]])
 
 
 def redact_value(
@@ -154,10 +177,11 @@ def redact_value(
 def _redact_command(words: Sequence[Any], mask: Mask, *, is_secret: bool) -> list[Any]:
     """A list may be a command: `--password X`, `-pX`, `-u user:X`, `TOKEN=X`."""
     redacted: list[Any] = []
-    before = ""
+    before = tool = ""
     for word in words:
         if isinstance(word, str) and not is_secret and not word.startswith("${"):
-            redacted.append(_redact_word(word, before, mask))
+            redacted.append(_redact_word(word, before, mask, tool=tool))
+            tool = "redis-cli" if word.endswith("redis-cli") else tool
         else:
             redacted.append(redact_value(word, mask, is_secret=is_secret))
         before = word if isinstance(word, str) else ""
@@ -165,17 +189,25 @@ def _redact_command(words: Sequence[Any], mask: Mask, *, is_secret: bool) -> lis
 
 
 _PORT = re.compile(r"[\d.:\[\]/-]*(?:/tcp|/udp)?")
+_LOGIN = re.compile(r"(-u|--user=|--proxy-user=|)([^\s:=-][^\s:]*):(.+)", re.DOTALL)
+"""`-uuser:X`, `--user=user:X`, and `user:X` after one of these options."""
 
 
-def _redact_word(word: str, before: str, mask: Mask) -> str:
+def _redact_word(word: str, before: str, mask: Mask, *, tool: str) -> str:
     if before.startswith("-") and "=" not in before and not word.startswith("-"):
-        if looks_secret(before):
+        if looks_secret(before) or (before == "-a" and tool == "redis-cli"):
             return mask(word)
         if before == "-p" and not _PORT.fullmatch(word):
             return mask(word)
-        if before in ("-u", "--user") and ":" in word:
-            user, _, password = word.partition(":")
-            return f"{user}:{mask(password)}"
+        if before in ("-H", "--header") and looks_secret(word.partition(":")[0]):
+            name, colon, value = word.partition(":")
+            kept = re.match(r"\s*(?:(?:bearer|basic|token)\s+)?", value, re.IGNORECASE)
+            start = kept.end() if kept else 0
+            return f"{name}{colon}{value[:start]}{mask(value[start:])}"
+    option = "-u" if word.startswith("-u") else word.partition("=")[0] if "=" in word else before
+    found = _LOGIN.fullmatch(word) if option in ("-u", "--user", "--proxy-user") else None
+    if found and not _PORT.fullmatch(f"{found[2]}:{found[3]}"):  # docker --user 1000:1000
+        return f"{found[1]}{found[2]}:{mask(found[3])}"
     if word.startswith("-p") and len(word) > 2 and word[2] != "=" and not _PORT.fullmatch(word[2:]):
         return f"-p{mask(word[2:])}"
     return redact_patterns(word, mask)

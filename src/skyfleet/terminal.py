@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
+import traceback
 from functools import cache
 from typing import TextIO
 
@@ -50,11 +52,46 @@ class RedactingFilter(logging.Filter):
     """Redacts log records and escapes their control characters; add it to a logging handler."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        record.msg, record.args = sanitize_lines(redact(record.getMessage())), None
+        record.msg, record.args = sanitize_lines(redact(_format_message(record))), None
         if record.exc_info and not record.exc_text:
-            text = logging.Formatter().formatException(record.exc_info)
-            record.exc_text = sanitize_lines(redact(text))
+            record.exc_text = logging.Formatter().formatException(record.exc_info)
+        if record.exc_text:
+            record.exc_text = sanitize_lines(redact(record.exc_text))
+        if record.stack_info:
+            record.stack_info = sanitize_lines(redact(record.stack_info))
         return True
+
+
+def _format_message(record: logging.LogRecord) -> str:
+    """The message; a filter must not raise into the code that logs, however wrong its call is."""
+    try:
+        return record.getMessage()
+    except Exception:
+        pass
+    try:
+        return f"{record.msg} {record.args!r}"
+    except Exception as error:
+        return f"a log record of {record.name} cannot be formatted: {type(error).__name__}"
+
+
+def add_note(error: BaseException, text: str) -> None:
+    """Add a note, redacted and escaped, to an exception that Python or a notebook may print."""
+    error.add_note(sanitize(redact(text)))
+
+
+def print_traceback(error: BaseException) -> None:
+    """Print Python's traceback to stderr, redacted and escaped."""
+    sys.stderr.write(sanitize_lines(redact("".join(traceback.format_exception(error)))))
+
+
+def install_thread_hook() -> None:
+    """Print what ends a thread through `print_traceback`; for commands, whose process is ours."""
+
+    def hook(arguments: threading.ExceptHookArgs) -> None:
+        if arguments.exc_value is not None and arguments.exc_type is not SystemExit:
+            print_traceback(arguments.exc_value)
+
+    threading.excepthook = hook
 
 
 @cache

@@ -18,11 +18,11 @@ from skyfleet.errors import ConfigError, EnvError, ModelError
 from skyfleet.evaluation.agent_info import AgentInfo
 from skyfleet.redaction import (
     hash_secret,
-    looks_secret,
     redact,
     redact_patterns,
     redact_value,
 )
+from skyfleet.secret_names import looks_secret
 from skyfleet.terminal import RedactingFilter
 from skyfleet.trajectories.trajectory import Failure
 
@@ -41,6 +41,9 @@ MARK = hash_secret(SECRET)
         "client_secret",
         "key",
         "token",
+        *("PGPASSWORD", "dbpassword", "ROOTPASSWORD", "passwords", "MYSQL_PWD", "dbpwd", "db_pw"),
+        *("pass", "DB_PASS", "db_pass", "SMTP_PASS", "userPass", "SSHPASS", "privatekey"),
+        *("api_tokens", "auth_tokens", "clientsecret", "cookies"),
     ],
 )
 def test_names_of_secrets_are_recognised(name: str) -> None:
@@ -57,6 +60,8 @@ def test_names_of_secrets_are_recognised(name: str) -> None:
         "env_key",
         "password_file",
         "keyboard",
+        *("n_tokens", "prompt_tokens", "PGPASSFILE", "GIT_ASKPASS", "OLDPWD", "compass", "bypass"),
+        *("FAIL_TO_PASS", "avg_pass_at_4", "pass_threshold", "pass_rate", "forward_pass", "passes"),
     ],
 )
 def test_other_names_are_not(name: str) -> None:
@@ -82,6 +87,33 @@ def test_other_names_are_not(name: str) -> None:
         f"env_config={{'password': '{SECRET}', 'count': 9}}",
         f'{{"api_key": "{SECRET}"}}',
         f"environment.x.api_key={SECRET!r} is unknown",
+        f"serve --verbose --password {SECRET}",
+        f"serve -q --password={SECRET}",
+        f"-v --api-key {SECRET}",
+        f"serve --pass {SECRET}",
+        f"serve --password 'with spaces {SECRET}' --port 80",
+        f'PASSWORD="with spaces {SECRET}" run',
+        f"PASSWORD=semi;{SECRET}; run",
+        f"Command '['serve', '-v', '--password', '{SECRET}']' returned 1",
+        f"Driver={{ODBC}};Server=h;UID=sa;PWD={SECRET}",
+        f"Server=h;User Id=sa;Password={SECRET};Encrypt=yes",
+        f"jdbc:sqlserver://h;user=u;password={SECRET}",
+        f"https://host/?user=u;token={SECRET}",
+        f"https://host/?pass={SECRET}",
+        f"//me:{SECRET}@host/path",
+        f"Cookie: a=b; session={SECRET}",
+        f"Set-Cookie: theme=x; sid={SECRET}; Path=/",
+        f"mysql -uroot -p{SECRET} db",
+        f"sshpass -p {SECRET} ssh -p 22 host",
+        f"curl -u me:{SECRET} http://h",
+        f"curl -ume:{SECRET}",
+        f"curl --user=me:{SECRET}",
+        f"redis-cli -h host -a {SECRET}",
+        f"https://hooks.slack.com/services/T00000000/B00000000/{SECRET}",
+        f"https://api.telegram.org/bot123456:{SECRET}/sendMessage",
+        f"PGPASSWORD={SECRET} psql",
+        f"-----BEGIN PRIVATE KEY-----\n{SECRET}\n-----END PRIVATE KEY-----",
+        f"-----BEGIN PRIVATE KEY-----\n{SECRET}",
         "ghp_abcdefghijklmnopqrstuvwxyz0123456789",
         "sk-abcdefghijklmnopqrstuvwxyz",
     ],
@@ -105,6 +137,10 @@ def test_a_secret_in_a_text_is_replaced_and_stays_replaced(text: str) -> None:
         "task_key='github-close-1' is unknown; did you mean 'github-close-2'?",
         "eos_token=<|im_end|>",
         "https://user:${oc.env:PW}@host",
+        "pass=12 fail=3, eval_pass=0.43, PASS=12/20, pass=true",
+        "docker run --name mysql -p 3306:3306 mysql:8 --verbose",
+        "docker run --user 1000:1000 curlimages/curl --verbose http://h",
+        "x --verbose --debug run; a;b;c",
     ],
 )
 def test_other_texts_are_unchanged(text: str) -> None:
@@ -113,10 +149,27 @@ def test_other_texts_are_unchanged(text: str) -> None:
 
 @pytest.mark.parametrize(
     "part",
-    ["a", "a.", "a+a:", "x://a:", "'a': '", "--token ", "a=", "eyJ-", "sk-", "=", "?a&", "@a:"],
+    [
+        *(
+            "a",
+            "a.",
+            "a+a:",
+            "x://a:",
+            "//a:",
+            "'a': '",
+            "--token ",
+            "--a ",
+            "a=",
+            "eyJ-",
+            "sk-",
+            "=",
+        ),
+        *("?a&", "@a:", "curl -u ", "mysql -p", "cookie: a=b;", ";a=b", "a='b ", "token=a;"),
+        *("-----BEGIN PRIVATE KEY-----", "-----BEGIN ", "api.telegram.org/bot1:"),
+    ],
 )
 def test_a_long_text_takes_time_in_proportion_to_its_length(part: str) -> None:
-    assert redact(part * (30_000 // len(part)))  # bounded repetitions: not quadratic
+    assert redact(part * (60_000 // len(part)))  # bounded repetitions: not quadratic
 
 
 @pytest.mark.parametrize(
@@ -126,6 +179,16 @@ def test_a_long_text_takes_time_in_proportion_to_its_length(part: str) -> None:
         (["sshpass", "-p", SECRET, "ssh", "-p", "22"], ["sshpass", "-p", MARK, "ssh", "-p", "22"]),
         (["serve", "--token", SECRET], ["serve", "--token", MARK]),
         (["curl", "-u", f"me:{SECRET}"], ["curl", "-u", f"me:{MARK}"]),
+        (["curl", f"-ume:{SECRET}"], ["curl", f"-ume:{MARK}"]),
+        (["curl", f"--user=me:{SECRET}"], ["curl", f"--user=me:{MARK}"]),
+        (["curl", "-H", f"X-Token: {SECRET}"], ["curl", "-H", f"X-Token: {MARK}"]),
+        (["redis-cli", "-a", SECRET, "ping"], ["redis-cli", "-a", MARK, "ping"]),
+        (["ls", "-a", "folder"], ["ls", "-a", "folder"]),
+        (["docker", "run", "--user", "1000:1000"], ["docker", "run", "--user", "1000:1000"]),
+        (["serve", "--verbose", "--pass", SECRET], ["serve", "--verbose", "--pass", MARK]),
+        (["bash", "-c", f"mysql -p{SECRET} db"], ["bash", "-c", f"mysql -p{MARK} db"]),
+        (["sh", "-c", f"curl -u me:{SECRET} h"], ["sh", "-c", f"curl -u me:{MARK} h"]),
+        (["sh", "-c", f"serve -v --password {SECRET}"], ["sh", "-c", f"serve -v --password {MARK}"]),
         (["docker", "-p", "80:80", "-e", f"TOKEN={SECRET}"], ["docker", "-p", "80:80", "-e", f"TOKEN={MARK}"]),
         (["sh", "-c", f"export KEY_ID=a PASSWORD={SECRET}; run"], ["sh", "-c", f"export KEY_ID=a PASSWORD={MARK}; run"]),
     ],
@@ -147,6 +210,10 @@ SETTINGS = {
     "environment.openenv.headers.Authorization": f"Bearer {SECRET}",
     "environment.skyrl_gym.env_config.password": SECRET,
     "environment.skyrl_gym.env_config.database.secret": SECRET,
+    "environment.skyrl_gym.env_config.db_pass": SECRET,
+    "environment.skyrl_gym.env_config.PGPASSWORD": SECRET,
+    "environment.skyrl_gym.env_config.api_tokens": f"['{SECRET}']",
+    "environment.skyrl_gym.env_config.odbc": f"'Server=h;UID=sa;PWD={SECRET}'",
     "environment.skyrl_gym.env_config.dsn": f"postgres://me:{SECRET}@host/db",
     "environment.skyrl_gym.fleet_task.api_key": SECRET,
     "generator.remote_inference_engine_urls": f"['me:{SECRET}@host:80', 'http://u:{SECRET}@h/v1']",

@@ -23,7 +23,13 @@ from skyfleet.envs.openenv.server import openenv_app
 from skyfleet.envs.registry import env_factory
 from skyfleet.errors import ConfigError, EnvError
 from skyfleet.serving import guard, listening
-from skyfleet.serving.access import AccessPolicy, build_access_policy, is_loopback, read_token
+from skyfleet.serving.access import (
+    AccessPolicy,
+    build_access_policy,
+    format_url,
+    is_loopback,
+    read_token,
+)
 from skyfleet.trainer.tasks import load_sources
 from skyfleet.worlds.catalog import open_world
 
@@ -84,6 +90,51 @@ def test_a_server_on_all_interfaces_answers_to_addresses_and_allowed_names_only(
     refusal = policy.check("GET", "/", [(b"host", b"evil.example")])
     assert refusal is not None
     assert refusal.status == 403
+
+
+@pytest.mark.parametrize(
+    ("given", "host"),
+    [
+        ("Train.Example:8443", "train.example"),
+        ("train.example", "train.example:8443"),
+        ("192.0.2.7:80", "192.0.2.7"),
+        ("[2001:db8::1]:80", "[2001:db8::1]:8000"),
+        ("2001:db8::1", "[2001:db8::1]"),
+    ],
+)
+def test_an_allowed_host_is_allowed_with_every_port(given: str, host: str) -> None:
+    policy = build_access_policy("127.0.0.1", token=None, allowed_hosts=[given])
+    assert policy.check("GET", "/", [(b"host", host.encode())]) is None
+
+
+@pytest.mark.parametrize("given", ["https://train.example", "a b", "train.example/x", "", "a:b"])
+@pytest.mark.parametrize("command", [["serve"], ["worlds", "serve", SOURCE]])
+def test_an_allowed_host_that_no_header_can_match_is_refused(
+    given: str, command: Sequence[str]
+) -> None:
+    with pytest.raises(ConfigError, match=r"--allow-host .* is not the name of a host; give one"):
+        app([*command, "--allow-host", given, "--dry-run"], standalone_mode=False)
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]", "127.0.0.1"])
+def test_every_server_listens_on_ipv4_and_ipv6(host: str, tmp_path: Path) -> None:
+    if ":" in host and not _has_ipv6():
+        pytest.skip("needs IPv6")
+    with sf.serve("tiny", host=host, port=0) as served:
+        assert host.strip("[]") in served.url
+        assert httpx.get(served.url.replace("/v1", "/health")).status_code == 200
+    with viewing(write_run(tmp_path, plain=4), access=ViewerAccess(host)) as viewer:
+        assert httpx.get(viewer.url).status_code == 200
+    assert format_url(host, 80) == f"http://{'[::1]' if ':' in host else host}:80"
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
 
 
 def test_pages_of_the_same_origin_and_links_to_a_page_are_served() -> None:

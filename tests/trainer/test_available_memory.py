@@ -43,6 +43,29 @@ def folder(root: Path, files: dict[str, str]) -> Path:
             5,
             "cgroup's limit of 8.0 GiB",
         ),
+        # Cached files count as free however recently they were read; shared memory does not.
+        (
+            {
+                "proc/self/cgroup": "0::/\n",
+                "sys/fs/cgroup/memory.max": f"{12 * GIB}\n",
+                "sys/fs/cgroup/memory.current": f"{11 * GIB}\n",
+                "sys/fs/cgroup/memory.stat": f"file {8 * GIB}\nshmem {2 * GIB}\n"
+                f"inactive_file {GIB}\nactive_file {5 * GIB}\nslab_reclaimable {GIB}\n",
+            },
+            9,
+            "cgroup's limit of 12.0 GiB",
+        ),
+        (
+            {
+                "proc/self/cgroup": "4:memory:/\n",
+                f"{V1}/memory.limit_in_bytes": f"{8 * GIB}\n",
+                f"{V1}/memory.usage_in_bytes": f"{7 * GIB}\n",
+                f"{V1}/memory.stat": f"active_file 1\ntotal_active_file {4 * GIB}\n"
+                f"total_inactive_file {GIB}\n",
+            },
+            7,
+            "cgroup's limit of 8.0 GiB",
+        ),
         # A container sees the host's path, and its own group at the mount.
         (
             {

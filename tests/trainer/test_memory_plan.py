@@ -23,7 +23,7 @@ from skyfleet.models.shape import read_model_shape, shape_of_module
 from skyfleet.trainer import fit_memory
 from skyfleet.trainer.available_memory import GIB, AvailableMemory
 from skyfleet.trainer.fit_memory import fit_inference, fit_training
-from skyfleet.trainer.memory_plan import activations_per_token
+from skyfleet.trainer.memory_plan import Models, activations_per_token, plan_training
 from skyfleet.trainer.training_run import run_training
 
 SHAPES = Path(__file__).parents[1] / "assets" / "model_shapes"
@@ -185,6 +185,56 @@ def test_serving_weights_that_cannot_fit_is_refused(tmp_path: Path) -> None:
     assert fit_inference(config, available=memory(64)).plan
 
 
+@pytest.mark.parametrize(
+    "command", [["evaluate"], ["serve"], ["rollout", "world:github?split=train&count=1"]]
+)
+def test_a_dry_run_of_inference_plans_its_memory(
+    tmp_path: Path, eight_gib: list[str], command: list[str]
+) -> None:
+    settings = tmp_path / "run.yaml"
+    settings.write_text(f"{SETTINGS}\n")
+
+    def run(*arguments: str) -> str:
+        line = [*command, str(settings), f"trainer.run_path={tmp_path / 'run'}", *arguments]
+        return CliRunner().invoke(app, [*line, "--dry-run"], catch_exceptions=False).output
+
+    assert "\n# the run needs " in run(use("llama_135m"), PLAIN)
+    assert "8.0 GiB (a test)" in run("--checkpoint", str(SHAPES / "llama_135m"))
+    for large in ((use("llama_8b"), PLAIN), ("--checkpoint", str(SHAPES / "llama_8b"))):
+        with pytest.raises(ConfigError, match=r"weights 29.9 GiB.*and it can have 8.0 GiB"):
+            run(*large)
+    assert not [path for path in eight_gib if path.endswith((".safetensors", ".bin", ".gguf"))]
+
+
+@pytest.mark.parametrize(("itemsize", "moments"), [(2, 12), (4, 8)])
+def test_an_offloaded_optimizer_is_on_the_gpu_during_its_step(
+    tmp_path: Path, itemsize: int, moments: int
+) -> None:
+    shape = read_model_shape(str(SHAPES / "llama_8b"), {})
+    assert shape is not None
+    models = Models(policy=shape, critic=shape, on_gpu=True, itemsize=itemsize)
+    # Between steps neither the policy's optimizer nor the critic's is there; in one, only its own.
+    overrides = [
+        "trainer.policy.optimizer_config.offload_after_step=true",
+        "trainer.critic.optimizer_config.offload_after_step=true",
+    ]
+    plan = plan_training(small_config(tmp_path, *overrides), models, rows=1)
+    n = shape.n_parameters
+    (cache,) = (part.n_bytes for part in plan.held if part.name == "KV cache")
+    assert plan.peak_bytes == 2 * itemsize * n + (4 + moments) * n + cache
+    assert plan.learner_bytes == plan.peak_bytes - cache - itemsize * n
+    both = plan_training(small_config(tmp_path), models, rows=1)
+    assert both.peak_bytes > plan.peak_bytes + moments * n
+    config = small_config(
+        tmp_path, use("llama_8b"), PLAIN, "trainer.policy.model.lora.rank=8", overrides[0]
+    )
+    lora = read_model_shape(str(SHAPES / "llama_8b"), {}, lora=config.trainer.policy.model.lora)
+    assert lora is not None
+    adapted = plan_training(config, Models(policy=lora, on_gpu=True, itemsize=itemsize), rows=1)
+    steps = [phase[1].n_bytes for phase in adapted.phases if "step" in phase[1].name]
+    assert steps == [8 * lora.n_adapter_parameters]
+
+
 @pytest.mark.parametrize("preset", ["tiny", "smollm2"])
 def test_with_enough_memory_no_setting_changes(preset: str) -> None:
     config = load_config_file(preset, ["trainer.device=cpu"])
@@ -212,8 +262,24 @@ def test_a_preset_shrinks_to_the_memory_there_is() -> None:
 
 def test_an_override_is_refused_rather_than_changed() -> None:
     explicit = load_config_file("smollm2", ["trainer.device=cpu", "generator.max_num_seqs=256"])
-    with pytest.raises(ConfigError, match=r"KV cache .*use a lower generator\.max_num_seqs"):
-        fit_training(explicit, available=memory(8))
+    for fit in (fit_training, fit_inference):
+        with pytest.raises(ConfigError, match=r"KV cache .*use a lower generator\.max_num_seqs"):
+            fit(explicit, available=memory(8))
+    lowered = fit_inference(
+        load_config_file("smollm2", ["trainer.device=cpu"]), available=memory(8)
+    )
+    assert lowered.config.generator.max_num_seqs < 256
+    assert len(lowered.changes) == 1
+
+
+def test_an_override_of_more_sequences_than_ever_run_is_kept() -> None:
+    few = ["trainer.device=cpu", "generator.max_num_seqs=256", "trainer.train_batch_size=4"]
+    few += ["trainer.policy_mini_batch_size=4", "generator.n_samples_per_prompt=4"]
+    with pytest.raises(ConfigError, match="KV cache"):  # an evaluation may run 256
+        fit_training(load_config_file("smollm2", few), available=memory(8))
+    few += ["trainer.eval_before_train=false", "trainer.eval_interval=-1"]
+    fitted = fit_training(load_config_file("smollm2", few), available=memory(8))
+    assert fitted.config.generator.max_num_seqs == 256
 
 
 def test_a_model_whose_shape_is_unknown_is_not_refused(tmp_path: Path) -> None:

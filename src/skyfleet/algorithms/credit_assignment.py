@@ -20,6 +20,7 @@ from skyfleet.algorithms.sample import Sample, find_action_spans, name_samples
 from skyfleet.chat.transcript import Transcript
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError
+from skyfleet.terminal import add_note
 from skyfleet.trajectories.trajectory import Group, Trajectory, Turn
 
 
@@ -130,7 +131,7 @@ def _group_advantages(
     try:
         advantages = list(map(float, estimator(rewards)))
     except Exception as error:
-        error.add_note(f"raised by the advantage estimator on task {task_key}, rewards {rewards}")
+        add_note(error, f"raised by the advantage estimator on task {task_key}, rewards {rewards}")
         raise
     if len(advantages) != len(rewards):
         raise ConfigError(

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import compress
 
+from skyfleet.terminal import add_note
+
 _N_NAMED = 4
 
 
@@ -108,7 +110,7 @@ def name_samples(samples: Sequence[Sample]) -> Iterator[None]:
     except Exception as error:
         named = [f"task {s.task_key}, attempt {s.attempt}" for s in samples[:_N_NAMED]]
         more = f" and {len(samples) - _N_NAMED} more" if len(samples) > _N_NAMED else ""
-        error.add_note(f"raised on {len(samples)} samples: {'; '.join(named)}{more}")
+        add_note(error, f"raised on {len(samples)} samples: {'; '.join(named)}{more}")
         raise
 
 

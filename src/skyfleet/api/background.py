@@ -10,6 +10,8 @@ from inspect import isawaitable
 from threading import Event, Thread, current_thread
 from typing import Any, TypeVar
 
+from skyfleet.terminal import add_note
+
 T = TypeVar("T")
 
 _THREAD = "skyfleet loop"
@@ -119,7 +121,7 @@ async def _name_failure(awaitable: Awaitable[Any], callback: object) -> Any:
     try:
         return await awaitable
     except Exception as error:
-        error.add_note(f"raised by the callback {getattr(callback, '__name__', callback)}")
+        add_note(error, f"raised by the callback {getattr(callback, '__name__', callback)}")
         raise
 
 

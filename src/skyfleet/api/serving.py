@@ -13,7 +13,15 @@ from skyfleet.api.config import ConfigLike
 from skyfleet.api.inference import PolicyEngine, inference_config, open_no_env
 from skyfleet.api.models import resolve_model
 from skyfleet.errors import ConfigError
-from skyfleet.serving.access import build_access_policy, check_bind, read_token
+from skyfleet.serving.access import (
+    AccessPolicy,
+    build_access_policy,
+    check_bind,
+    choose_family,
+    format_url,
+    read_token,
+    strip_brackets,
+)
 
 
 class Server:
@@ -106,18 +114,27 @@ def serve(
         policy = owned = PolicyEngine(source, inference_config(source, config))
     if policy.source.url is not None or policy.config.generator.is_remote:
         raise ConfigError(f"sf.serve: {policy.source.name} is served already; use its URL")
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    access = build_access_policy(host, token=None, allowed_hosts=allowed_hosts)
+    listening = _bind(strip_brackets(host), port)
+    try:
+        model_name = name or policy.config.trainer.run_name
+        return run_sync(_serve(policy, owned, listening, model_name, token, access))
+    except BaseException:
+        listening.close()
+        raise
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    listening = socket.socket(choose_family(host), socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
     except OSError as error:
-        raise ConfigError(f"sf.serve(port={port}): {error.strerror}; choose another") from None
-    try:
-        model_name = name or policy.config.trainer.run_name
-        return run_sync(_serve(policy, owned, listening, model_name, token, host, allowed_hosts))
-    except BaseException:
         listening.close()
-        raise
+        raise ConfigError(
+            f"sf.serve(host={host!r}, port={port}): {error.strerror}; choose another"
+        ) from None
+    return listening
 
 
 async def _serve(
@@ -126,8 +143,7 @@ async def _serve(
     listening: socket.socket,
     name: str,
     token: str | None,
-    bound_host: str,
-    allowed_hosts: Sequence[str],
+    access: AccessPolicy,
 ) -> Server:
     from skyfleet.chat.tokenizer import encode
     from skyfleet.serving.listening import build_server
@@ -149,11 +165,10 @@ async def _serve(
         max_sessions=generator.max_num_seqs,
         template_kwargs=generator.chat_template_kwargs,
     )
-    access = build_access_policy(bound_host, token=None, allowed_hosts=allowed_hosts)
     uvicorn_server = build_server(app, access, log_level="warning")
     host, port = listening.getsockname()[:2]
     server = Server(
-        f"http://{host}:{port}/v1", name, uvicorn_server, policy, owns_policy=owned is not None
+        f"{format_url(host, port)}/v1", name, uvicorn_server, policy, owns_policy=owned is not None
     )
     await server.start(listening)
     policy.served_at = server.url

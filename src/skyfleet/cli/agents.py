@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from skyfleet.errors import ConfigError
+from skyfleet.errors import ConfigError, require_torch
 
 if TYPE_CHECKING:
     from skyfleet.api.models import ModelSource
@@ -56,6 +56,18 @@ def select_policy(config: RunConfig, checkpoint: Path | None) -> Policy:
             "a server has its own weights; remove --checkpoint or change the backend"
         )
     return Policy(ModelSource(path=config.trainer.policy.model.path), config)
+
+
+def plan_memory(agent: Policy | str) -> list[str]:
+    """The memory plan of the engine, for a dry run; ConfigError if the engine cannot fit."""
+    if isinstance(agent, str) or agent.source.url is not None:
+        return []
+    if agent.config.generator.backend != "embedded":
+        return []
+    require_torch()
+    from skyfleet.trainer.fit_memory import fit_inference
+
+    return fit_inference(agent.config, agent.source.folder, may_download=False).notes()
 
 
 def describe_agent(agent: Policy | str) -> str:

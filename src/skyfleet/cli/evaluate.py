@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skyfleet.cli.agents import Agent, CheckpointPath, select_agent
+from skyfleet.cli.agents import Agent, CheckpointPath, plan_memory, select_agent
 from skyfleet.cli.arguments import ConfigArgs, DryRun, config_from, show_plan
 from skyfleet.cli.interrupting import cancel_on_ctrl_c, exit_interrupted
 from skyfleet.cli.run_tasks import check_eval_verifiers, find_trained_envs
@@ -63,7 +63,7 @@ def evaluate_command(
     else:
         selected, described = select_agent(config, agent, checkpoint), str(checkpoint or agent)
     if dry_run:
-        plan = [f"would score {described} on {', '.join(chosen)}"]
+        plan = [f"would score {described} on {', '.join(chosen)}", *plan_memory(selected)]
         show_plan(config, plan if agent != "policy" else [*plan, *warn_greedy_evaluation(config)])
         return
     arguments: EvaluateArguments = {

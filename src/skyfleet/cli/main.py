@@ -27,7 +27,7 @@ from skyfleet.cli.view import view_command
 from skyfleet.cli.worlds import worlds_app
 from skyfleet.errors import SkyfleetError
 from skyfleet.redaction import redact
-from skyfleet.terminal import print, sanitize
+from skyfleet.terminal import install_thread_hook, print, print_traceback, sanitize
 
 app = typer.Typer(
     name="skyfleet",
@@ -71,19 +71,27 @@ app.add_typer(config_app)
 
 def main() -> None:
     """Run a command; a user's mistake prints one sentence and exits with code 2."""
+    install_thread_hook()
     try:
         app()
-    except SkyfleetError as error:
-        _fail([error])
-    except OSError as error:
-        if error.filename is None:
-            raise
-        _fail([OSError(f"{error.filename}: {error.strerror}")])
-    except BaseExceptionGroup as group:
-        ours, others = group.split(SkyfleetError)
-        if ours is None or others is not None:
-            raise
-        _fail(_leaves(ours))
+    except (Exception, BaseExceptionGroup) as error:
+        if sentences := _find_sentences(error):
+            _fail(sentences)
+        # Its message may quote model output or a password too.
+        print_traceback(error)
+        raise SystemExit(1) from None
+
+
+def _find_sentences(error: BaseException) -> list[BaseException]:
+    """The errors that a user can correct; empty if the traceback is needed."""
+    if isinstance(error, SkyfleetError):
+        return [error]
+    if isinstance(error, OSError) and error.filename is not None:
+        return [OSError(f"{error.filename}: {error.strerror}")]
+    if isinstance(error, ExceptionGroup):
+        ours, others = error.split(SkyfleetError)
+        return _leaves(ours) if ours is not None and others is None else []
+    return []
 
 
 def _fail(errors: Sequence[BaseException]) -> None:

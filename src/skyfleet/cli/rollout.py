@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skyfleet.cli.agents import Agent, CheckpointPath, describe_agent, select_agent
+from skyfleet.cli.agents import Agent, CheckpointPath, describe_agent, plan_memory, select_agent
 from skyfleet.cli.arguments import ConfigArgs, DryRun, config_from, show_plan
 from skyfleet.errors import ConfigError, TaskError
 from skyfleet.terminal import sanitize, sanitize_lines
@@ -47,7 +47,8 @@ def rollout_command(
         raise TaskError(f"{source} has no task {key!r}; `skyfleet tasks list` shows its keys")
     check_verifiers(config, tasks[:1])
     if dry_run:
-        show_plan(config, [f"would run {tasks[0].key} with {checkpoint or agent}"])
+        plan = [f"would run {tasks[0].key} with {checkpoint or agent}", *plan_memory(selected)]
+        show_plan(config, plan)
         return
     asyncio.run(_rollout(config, tasks[0], selected, Console(highlight=False)))
 

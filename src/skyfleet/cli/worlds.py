@@ -13,7 +13,14 @@ import typer
 
 from skyfleet.cli.arguments import AllowHost, DryRun
 from skyfleet.errors import ConfigError
-from skyfleet.serving.access import build_access_policy, check_bind, read_token
+from skyfleet.serving.access import (
+    build_access_policy,
+    check_bind,
+    choose_family,
+    format_url,
+    read_token,
+    strip_brackets,
+)
 from skyfleet.terminal import print
 
 if TYPE_CHECKING:
@@ -87,26 +94,27 @@ def serve_command(
     token = None if protocol == "fleet" else read_token()
     if protocol != "fleet":
         check_bind(host, token)
+    access = build_access_policy(host, token=token, allowed_hosts=allow_host or ())
+    host, url = strip_brackets(host), format_url(host, port)
     tasks = load_sources(sources, key="SOURCE")
     for task in tasks:
         get_world(task.env_key)  # fails before a client gets a task that cannot be opened
     check_verifiers(RunConfig(), tasks)
     if dry_run:
-        print(f"would serve {len(tasks)} tasks at http://{host}:{port} by {protocol}")
+        print(f"would serve {len(tasks)} tasks at {url} by {protocol}")
         return
     app = _app(protocol, tasks, max_sessions=max_sessions, ttl_seconds=ttl_seconds)
     from skyfleet.serving.listening import build_server
 
     check_free(host, port)
-    what = f"serving {len(tasks)} tasks at http://{host}:{port} by {protocol}; Ctrl-C stops it"
+    what = f"serving {len(tasks)} tasks at {url} by {protocol}; Ctrl-C stops it"
     print(what, flush=True)
-    access = build_access_policy(host, token=token, allowed_hosts=allow_host or ())
     with suppress(KeyboardInterrupt):
         build_server(app, access, host=host, port=port, log_level="warning").run()
 
 
 def check_free(host: str, port: int) -> None:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+    with socket.socket(choose_family(host)) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))

@@ -133,15 +133,45 @@ def build_access_policy(
     allowed_hosts: Iterable[str] = (),
     open_paths: Iterable[str] = ("/health",),
 ) -> AccessPolicy:
-    """The policy of a server that listens on `host`."""
+    """The policy of a server that listens on `host`; ports of `allowed_hosts` are ignored."""
+    host = strip_brackets(host)
     is_wildcard = host in ("", "0.0.0.0", "::", "0")
-    names = {host.lower().strip("[]")} if not is_wildcard else {socket.gethostname().lower()}
+    names = {host.lower()} if not is_wildcard else {socket.gethostname().lower()}
     return AccessPolicy(
-        hosts=LOOPBACK_NAMES | names | {name.lower().strip("[]") for name in allowed_hosts},
+        hosts=LOOPBACK_NAMES | names | set(map(_read_name, allowed_hosts)),
         allows_addresses=is_wildcard,
         token=token,
         open_paths=frozenset(open_paths),
     )
+
+
+def _read_name(given: str) -> str:
+    """The name in `name`, `name:port`, `[::1]:port` or `::1`, as a Host header has it."""
+    name = given.strip().lower()
+    if _is_address(name):
+        return name
+    match = _HOST.fullmatch(name)
+    if match is None:
+        raise ConfigError(
+            f"--allow-host {given!r} is not the name of a host; give one such as train.example"
+        )
+    return str(match["ipv6"] or match["name"])
+
+
+def strip_brackets(host: str) -> str:
+    """`::1` for `[::1]`."""
+    return host.removeprefix("[").removesuffix("]")
+
+
+def choose_family(host: str) -> socket.AddressFamily:
+    """Of the socket that listens on `host`."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def format_url(host: str, port: int) -> str:
+    """`http://[::1]:8000`: an IPv6 address needs brackets in a URL."""
+    host = strip_brackets(host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def check_bind(

@@ -25,6 +25,9 @@ ENDING = "generate/ending_"
 PHASES = {"generate": "generate", "train_critic_and_policy": "train"}
 """The timings that a line shows, and what it calls them."""
 
+_MAX_CHARACTERS = 20_000
+"""Of a message in an example."""
+
 
 def in_notebook() -> bool:
     """Whether this process is a Jupyter kernel."""
@@ -227,8 +230,14 @@ def format_example(step: int, groups: Iterable[Group]) -> str:
 
 
 def _format(message: Message) -> Iterator[str]:
-    yield f"[{message.role}] {message.text}".rstrip()
+    yield _cut(f"[{message.role}] {message.text}".rstrip())
     for call in message.tool_calls:
-        yield f"-> {call.name}({dict(call.arguments)})"
+        yield _cut(f"-> {call.name}({dict(call.arguments)})")
     for text in message.malformed_calls:
-        yield f"?? {text}"
+        yield _cut(f"?? {text}")
+
+
+def _cut(text: str) -> str:
+    """A page of a megabyte would fill the terminal, and be searched for secrets."""
+    n_more = len(text) - _MAX_CHARACTERS
+    return f"{text[:_MAX_CHARACTERS]}... ({n_more} more characters)" if n_more > 0 else text

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 GIB = 2**30
+_CACHED: tuple[str, ...] = ("inactive_file", "active_file", "slab_reclaimable")
+"""What the kernel drops before it kills a process. Files in shared memory are not among them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +63,11 @@ def _cgroups(root: Path, held: int) -> Iterator[tuple[int, str]]:
     for line in _read_lines(root / "proc/self/cgroup"):
         number, controllers, path = line.split(":", 2)
         if number == "0":
-            files = ("memory.max", "memory.current", "inactive_file")
+            files, cached = ("memory.max", "memory.current"), _CACHED
             mounts = [base, base / "unified"]
         elif "memory" in controllers.split(","):
-            files = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            files = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            cached = tuple(f"total_{name}" for name in _CACHED)
             mounts = [base / "memory"]
         else:
             continue
@@ -72,19 +75,19 @@ def _cgroups(root: Path, held: int) -> Iterator[tuple[int, str]]:
         for mount in mounts:
             # In a container the path may be the host's, and the mount is our own group.
             for end in range(len(parts) + 1):
-                yield from _cgroup_limit(mount.joinpath(*parts[:end]), *files, held)
+                yield from _cgroup_limit(mount.joinpath(*parts[:end]), *files, cached, held)
 
 
 def _cgroup_limit(
-    folder: Path, limit_file: str, usage_file: str, cache: str, held: int
+    folder: Path, limit_file: str, usage_file: str, cached: Sequence[str], held: int
 ) -> Iterator[tuple[int, str]]:
     limit, usage = _read_number(folder / limit_file), _read_number(folder / usage_file)
     # Version 1 writes "no limit" as a number near 2**63.
     if limit is None or limit >= 2**60:
         return
     stat = dict(line.split(" ", 1) for line in _read_lines(folder / "memory.stat") if " " in line)
-    # The kernel drops cached files before it kills a process.
-    others = max(0, (usage or 0) - int(stat.get(cache, "0")) - held)
+    n_cached = sum(int(stat.get(name, "0")) for name in cached)
+    others = max(0, (usage or 0) - n_cached - held)
     yield max(0, limit - others), f"the cgroup's limit of {format_gib(limit)}"
 
 

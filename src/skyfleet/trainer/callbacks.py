@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from skyfleet.evaluation.report import EvalReport
+from skyfleet.terminal import add_note
 from skyfleet.trajectories.trajectory import Group, Trajectory
 
 
@@ -78,7 +79,7 @@ class Callbacks:
         try:
             returned = callback(value)
         except Exception as error:
-            error.add_note(f"raised by {place}")
+            add_note(error, f"raised by {place}")
             raise
         if returned is STOP:
             self.stop_requested = True

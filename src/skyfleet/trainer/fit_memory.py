@@ -100,19 +100,20 @@ def fit_training(
     if available is None:
         return FittedConfig(config=config)
     config, changes = _fit_update(config, models, available)
-    rows = _count_rows(config, models, available, plan_training(config, models, rows=0))
-    episodes = config.trainer.train_batch_size * config.generator.n_samples_per_prompt
-    if _ROWS in config.override_keys:
-        rows = max(rows, min(config.generator.max_num_seqs, episodes))
+    is_fixed = _ROWS in config.override_keys
+    if is_fixed:
+        rows = _count_running(config)
+    else:
+        rows = _count_rows(config, models, available, plan_training(config, models, rows=0))
     plan = plan_training(config, models, rows=rows)
     _refuse_misfit(plan, available)
     if plan.peak_bytes > _left(available):
         changes.append("memory is tight, and the run may not finish")
-    if rows < min(config.generator.max_num_seqs, episodes):
-        changes.append(_describe_rows(config, rows))
-    return FittedConfig(
-        config=_set(config, _ROWS, rows), plan=plan, available=available, changes=tuple(changes)
-    )
+    if not is_fixed:
+        if rows < min(config.generator.max_num_seqs, _count_episodes(config)):
+            changes.append(_describe_rows(config, rows))
+        config = _set(config, _ROWS, rows)
+    return FittedConfig(config=config, plan=plan, available=available, changes=tuple(changes))
 
 
 def fit_inference(
@@ -136,7 +137,9 @@ def fit_inference(
     available = available or _read_available(models)
     if available is None:
         return FittedConfig(config=config)
-    rows = _count_rows(config, models, available, plan_inference(config, models, rows=0))
+    rows = config.generator.max_num_seqs
+    if _ROWS not in config.override_keys:
+        rows = _count_rows(config, models, available, plan_inference(config, models, rows=0))
     changes = [_describe_rows(config, rows)] if rows < config.generator.max_num_seqs else []
     plan = plan_inference(config, models, rows=rows)
     _refuse_misfit(plan, available)
@@ -185,6 +188,20 @@ def _count_rows(
         return wanted
     # A power of two, so that a little more or less free memory changes nothing on resume.
     return 1 << (rows.bit_length() - 1) if rows > 0 else 1
+
+
+def _count_episodes(config: RunConfig) -> int:
+    """Of a training step."""
+    return config.trainer.train_batch_size * config.generator.n_samples_per_prompt
+
+
+def _count_running(config: RunConfig) -> int:
+    """The most sequences at once; how many tasks an evaluation has is not known yet."""
+    trainer, rows = config.trainer, config.generator.max_num_seqs
+    evaluates = trainer.eval_before_train or trainer.eval_interval > 0
+    if evaluates and config.data.eval_sets:
+        return rows
+    return min(rows, _count_episodes(config))
 
 
 def _refuse_misfit(plan: MemoryPlan, available: AvailableMemory) -> None:

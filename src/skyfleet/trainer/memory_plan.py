@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from skyfleet.config.policy import OptimizerConfig
 from skyfleet.config.root import RunConfig
 from skyfleet.learner.batching import default_chunk_size
 from skyfleet.learner.factory import max_tokens_per_microbatch
@@ -99,17 +100,18 @@ def plan_training(config: RunConfig, models: Models, *, rows: int) -> MemoryPlan
         held += [part for part in generation if part.name == _KV_CACHE]
         generation = [part for part in generation if part.name != _KV_CACHE]
     n_trained = policy.n_adapter_parameters or policy.n_parameters
-    update = [
-        Part(name="gradients", n_bytes=4 * n_trained, remedy=_USE_LORA),
-        _activations(config, models, policy),
-        _logits(config, models, policy),
-    ]
-    phases = [tuple(generation), tuple(update)]
+    gradients = Part(name="gradients", n_bytes=4 * n_trained, remedy=_USE_LORA)
+    update = (gradients, _activations(config, models, policy), _logits(config, models, policy))
+    phases = [tuple(generation), update]
+    if _offloads(models, config.trainer.policy.optimizer_config):
+        phases.append((gradients, _onloaded(models, policy, remedy=_USE_LORA)))
     if (critic := models.critic) is not None:
         gradients = Part(
             name="gradients of the critic", n_bytes=4 * critic.n_parameters, remedy=_NO_CRITIC
         )
         phases.append((gradients, _activations(config, models, critic)))
+        if _offloads(models, config.trainer.critic.optimizer_config):
+            phases.append((gradients, _onloaded(models, critic, remedy=_NO_CRITIC)))
     return MemoryPlan(held=tuple(held), phases=tuple(phases))
 
 
@@ -184,26 +186,38 @@ def _loading(models: Models) -> list[Part]:
     return [Part(name="dequantised weights", n_bytes=4 * models.policy.n_parameters)]
 
 
-def _optimizer_bytes(n_trained: int, *, itemsize: int, offloads: bool) -> int:
+def _optimizer_bytes(n_trained: int, *, itemsize: int) -> int:
     """Two moments, and float32 copies of other weights (`learner/optimizer.py`)."""
-    if offloads:
-        return 0
     return n_trained * (8 if itemsize == 4 else 12)
 
 
+def _offloads(models: Models, settings: OptimizerConfig) -> bool:
+    return models.on_gpu and settings.offload_after_step
+
+
+def _onloaded(models: Models, shape: ModelShape, *, remedy: str) -> Part:
+    """`Optimizer.apply` brings an offloaded optimizer back to the GPU for its step."""
+    adapters = shape.n_adapter_parameters
+    n_bytes = _optimizer_bytes(
+        adapters or shape.n_parameters, itemsize=4 if adapters else models.itemsize
+    )
+    return Part(name="optimizer during its step", n_bytes=n_bytes, remedy=remedy)
+
+
 def _optimizer(config: RunConfig, models: Models) -> Part:
-    policy, settings = models.policy, config.trainer.policy.optimizer_config
-    offloads = models.on_gpu and settings.offload_after_step
+    policy = models.policy
+    offloads = _offloads(models, config.trainer.policy.optimizer_config)
     if not policy.n_adapter_parameters:
-        n_bytes = _optimizer_bytes(policy.n_parameters, itemsize=models.itemsize, offloads=offloads)
+        n_bytes = _optimizer_bytes(policy.n_parameters, itemsize=models.itemsize)
         remedy = _USE_LORA
         if models.on_gpu:
             remedy += " or trainer.policy.optimizer_config.offload_after_step=true"
-        return Part(name="optimizer", n_bytes=n_bytes, remedy=remedy)
+        return Part(name="optimizer", n_bytes=0 if offloads else n_bytes, remedy=remedy)
     # Adapters are float32; the weights that they are merged into are kept twice (`models/lora.py`).
     adapters = policy.n_adapter_parameters
-    n_bytes = 4 * adapters + _optimizer_bytes(adapters, itemsize=4, offloads=offloads)
-    n_bytes += policy.n_adapted * models.itemsize
+    n_bytes = 4 * adapters + policy.n_adapted * models.itemsize
+    if not offloads:
+        n_bytes += _optimizer_bytes(adapters, itemsize=4)
     return Part(
         name="LoRA adapters and base weights",
         n_bytes=n_bytes,
@@ -227,10 +241,10 @@ def _reference(config: RunConfig, models: Models, reference: ModelShape) -> Part
 
 
 def _critic(config: RunConfig, models: Models, critic: ModelShape) -> Part:
-    offloads = models.on_gpu and config.trainer.critic.optimizer_config.offload_after_step
-    weights = critic.n_parameters * models.itemsize
-    moments = _optimizer_bytes(critic.n_parameters, itemsize=models.itemsize, offloads=offloads)
-    return Part(name="critic and its optimizer", n_bytes=weights + moments, remedy=_NO_CRITIC)
+    n_bytes = critic.n_parameters * models.itemsize
+    if not _offloads(models, config.trainer.critic.optimizer_config):
+        n_bytes += _optimizer_bytes(critic.n_parameters, itemsize=models.itemsize)
+    return Part(name="critic and its optimizer", n_bytes=n_bytes, remedy=_NO_CRITIC)
 
 
 def _generation(config: RunConfig, models: Models, *, rows: int) -> list[Part]:

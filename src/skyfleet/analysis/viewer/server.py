@@ -25,7 +25,15 @@ from urllib.parse import parse_qsl, quote, unquote
 
 from skyfleet.analysis.viewer.api import Viewer
 from skyfleet.errors import ConfigError, SkyfleetError
-from skyfleet.serving.access import Headers, build_access_policy, check_bind, find_values
+from skyfleet.serving.access import (
+    Headers,
+    build_access_policy,
+    check_bind,
+    choose_family,
+    find_values,
+    format_url,
+    strip_brackets,
+)
 from skyfleet.trajectories.records import RecordError
 
 logger = logging.getLogger(__name__)
@@ -56,7 +64,7 @@ class ViewerAccess:
         self, host: str = HOST, *, token: str | None = None, allowed_hosts: Iterable[str] = ()
     ) -> None:
         check_bind(host, token)
-        self.host = host
+        self.host = strip_brackets(host)
         policy = build_access_policy(host, token=token, allowed_hosts=allowed_hosts, open_paths=())
         self.policy = replace(policy, max_body_bytes=0)
         # Cookies are shared by all ports of a host; a name of its own keeps viewers apart.
@@ -89,7 +97,7 @@ class ViewerServer(ThreadingHTTPServer):
         self.viewer, self.access = viewer, access or ViewerAccess()
         self._waiting: dict[socket.socket, float] = {}
         self._slots = BoundedSemaphore(MAX_CONNECTIONS)
-        self.address_family = socket.AF_INET6 if ":" in self.access.host else socket.AF_INET
+        self.address_family = choose_family(self.access.host)
         folder = files("skyfleet.analysis.viewer") / "static"
         self.static = {file.name: file.read_bytes() for file in folder.iterdir()}
         try:
@@ -99,8 +107,7 @@ class ViewerServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        host = f"[{self.access.host}]" if ":" in self.access.host else self.access.host
-        return f"http://{host}:{self.server_port}/"
+        return f"{format_url(self.access.host, self.server_port)}/"
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if self._slots.acquire(blocking=False):
