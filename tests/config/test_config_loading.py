@@ -231,7 +231,6 @@ def test_input_that_cannot_be_parsed_is_quoted_without_its_secrets(
 ) -> None:
     (problem,) = find_problems(text, *overrides)
     assert "hunter2" not in problem
-    assert "..." in problem
 
 
 def test_broken_yaml_is_one_sentence() -> None:

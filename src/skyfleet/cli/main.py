@@ -27,6 +27,7 @@ from skyfleet.cli.view import view_command
 from skyfleet.cli.worlds import worlds_app
 from skyfleet.errors import SkyfleetError
 from skyfleet.redaction import redact
+from skyfleet.streams import remember_streams, restore_streams
 from skyfleet.terminal import install_thread_hook, print, print_traceback, sanitize
 
 app = typer.Typer(
@@ -71,6 +72,7 @@ app.add_typer(config_app)
 
 def main() -> None:
     """Run a command; a user's mistake prints one sentence and exits with code 2."""
+    remember_streams()
     install_thread_hook()
     try:
         app()
@@ -95,6 +97,7 @@ def _find_sentences(error: BaseException) -> list[BaseException]:
 
 
 def _fail(errors: Sequence[BaseException]) -> None:
+    restore_streams()
     for error in errors[:1]:
         # A message may quote model output or a downloaded file.
         text = "\n".join([str(error), *getattr(error, "__notes__", ())])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from skyfleet.chat.message import Message
 from skyfleet.redaction import redact
+from skyfleet.streams import LastingStream, open_stdout, remember_streams
 from skyfleet.terminal import sanitize, sanitize_lines
 from skyfleet.trajectories.trajectory import Group
 
@@ -47,7 +48,8 @@ class ConsoleTracker:
         stream: TextIO | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        stream, self._clock = stream or sys.stdout, clock
+        remember_streams()
+        stream, self._clock = LastingStream(stream or open_stdout()), clock
         self._screen = _Bars(stream) if stream.isatty() else _Lines(stream)
         self._training = _Phase("step", total=total_steps, done=done_steps, clock=clock)
         self._screen.open(self._training)
